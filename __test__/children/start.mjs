@@ -1,0 +1,83 @@
+// The test's side of a process: start it, hear it, stop it, see how it ended.
+import { spawn } from 'node:child_process'
+import { createInterface } from 'node:readline'
+import { fileURLToPath } from 'node:url'
+
+const folder = new URL('.', import.meta.url)
+
+/**
+ * Starts `children/<script>.mjs` with a task, and kills it when the test `t` is over.
+ *
+ * With `orders: false` nothing but its own work keeps the process alive: it has no input that it could wait for.
+ */
+export function start(t, script, task, { orders = true } = {}) {
+  const child = new Child(script, task, orders)
+  t.after(() => child.kill('SIGKILL'))
+  return child
+}
+
+class Child {
+  #process
+  #script
+  #inbox = []
+  #hear = () => {}
+  said = []
+  stderr = ''
+
+  constructor(script, task, orders) {
+    this.#script = script
+    const args = ['--no-warnings=ExperimentalWarning', fileURLToPath(new URL(`${script}.mjs`, folder)), JSON.stringify(task)]
+    this.#process = spawn(process.execPath, args, { stdio: [orders ? 'pipe' : 'ignore', 'pipe', 'pipe'] })
+    // A process that was killed cannot be told anything any more, which is no error of the test.
+    this.#process.stdin?.on('error', () => {})
+    this.#process.stderr.setEncoding('utf8').on('data', (text) => (this.stderr += text))
+    createInterface({ input: this.#process.stdout }).on('line', (line) => {
+      const message = JSON.parse(line)
+      this.said.push(message)
+      this.#inbox.push(message)
+      this.#hear()
+    })
+    /** Resolves to `{ code, signal }` once the process has ended and all it said was heard. */
+    this.ended = new Promise((resolve) => this.#process.once('close', (code, signal) => resolve({ code, signal })))
+    this.ended.then((end) => {
+      this.end = end
+      this.#hear()
+    })
+  }
+
+  get pid() {
+    return this.#process.pid
+  }
+
+  kill(signal) {
+    return this.#process.kill(signal)
+  }
+
+  tell(line) {
+    this.#process.stdin.write(`${line}\n`)
+  }
+
+  /** Ends its input: a script that waits for orders then ends. */
+  dismiss() {
+    this.#process.stdin.end()
+    return this.ended
+  }
+
+  /** The next message that has the property `key`, and what stands there; messages before it are dropped. */
+  async next(key, limitMs = 60_000) {
+    const deadline = Date.now() + limitMs
+    for (;;) {
+      while (this.#inbox.length > 0) {
+        const message = this.#inbox.shift()
+        if (message.error !== undefined) throw new Error(`${this.#script} failed: ${message.error}`)
+        if (Object.hasOwn(message, key)) return message[key]
+      }
+      if (this.end) throw new Error(`${this.#script} ended (${JSON.stringify(this.end)}) before it said ${key}. ${this.stderr}`)
+      if (Date.now() > deadline) throw new Error(`${this.#script} did not say ${key} within ${limitMs} ms. ${this.stderr}`)
+      await new Promise((resolve) => {
+        const timer = setTimeout(resolve, 1000)
+        this.#hear = () => (clearTimeout(timer), resolve())
+      })
+    }
+  }
+}

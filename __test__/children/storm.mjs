@@ -1,0 +1,17 @@
+// Takes, extends and gives back locks without a pause, until it is killed.
+import { open, say, task } from './kit.mjs'
+
+const locks = await open()
+let turns = 0
+async function turn(name) {
+  for (;;) {
+    const lock = await locks.acquire([name, `${name}:more`], { ttlMs: task.ttlMs, waitMs: 60_000 })
+    await lock.extend(task.ttlMs + 1)
+    await lock.release()
+    if (++turns === 40) say({ going: true })
+  }
+}
+await Promise.all(Array.from({ length: 16 }, (_, index) => turn(`${task.name}:${index % 10}`))).catch((error) => {
+  say({ error: String(error) })
+  process.exit(1)
+})

@@ -1,0 +1,50 @@
+// One worker thread.
+import { once } from 'node:events'
+import { parentPort, workerData } from 'node:worker_threads'
+import { open } from './kit.mjs'
+import { count } from './thread-count.mjs'
+
+const { name, role } = workerData
+const locks = await open()
+const ready = () => parentPort.postMessage('ready')
+
+const roles = {
+  async hold() {
+    const lock = await locks.acquire(`${name}:${Math.random()}`, { ttlMs: 100 })
+    lock.signal.addEventListener('abort', () => {})
+    setInterval(() => {}, 1000)
+    ready()
+  },
+  async wait() {
+    locks.acquire(name, { ttlMs: 1000, waitMs: Infinity }).catch(() => {})
+    while (locks.stats().waiting === 0) await new Promise((resolve) => setTimeout(resolve, 5))
+    ready()
+  },
+  async storm() {
+    const turn = async (key) => {
+      for (;;) await (await locks.acquire(`${name}:${key}`, { waitMs: Infinity })).release()
+    }
+    for (let index = 0; index < 20; index++) turn(index % 12)
+    setTimeout(ready, 100)
+  },
+  async turn() {
+    await (await locks.acquire(name)).release()
+    ready()
+  },
+  async exit() {
+    await locks.acquire(`${name}:${Math.random()}`, { ttlMs: 100 })
+    ready()
+    process.exit()
+  },
+  // Ends by itself with a lease that goes on being renewed until then.
+  async leave() {
+    await locks.acquire(`${name}:${Math.random()}`, { ttlMs: 100 })
+    ready()
+  },
+  async count() {
+    const [counter] = await once(parentPort, 'message')
+    await count(locks, counter, workerData)
+    await locks.close()
+  },
+}
+await roles[role]()

@@ -1,0 +1,61 @@
+// Loads the addon in worker threads, and in the main thread or not.
+import { once } from 'node:events'
+import { Worker } from 'node:worker_threads'
+import { say, task } from './threads-kit.mjs'
+
+const worker = (role) =>
+  new Worker(new URL('thread.mjs', import.meta.url), { workerData: { ...task, role }, argv: [process.argv[2]] })
+const told = async (thread) => (await once(thread, 'message'))[0]
+
+const ways = {
+  // Renewals are under way, and a loss would want to fire an event in the worker.
+  async midLease() {
+    const thread = worker('hold')
+    await told(thread)
+    say({ code: await thread.terminate() })
+  },
+  async midWait() {
+    const { open } = await import('./kit.mjs')
+    const locks = await open()
+    const lock = await locks.acquire(task.name)
+    const thread = worker('wait')
+    await told(thread)
+    await thread.terminate()
+    // What the thread asked for in vain is in nobody's way.
+    await lock.release()
+    await (await locks.acquire(task.name)).release()
+    await locks.close()
+  },
+  async midCalls() {
+    for (let round = 0; round < 5; round++) {
+      const thread = worker('storm')
+      await told(thread)
+      await thread.terminate()
+    }
+  },
+  // The main thread never loads the addon: the end of each worker may unload the library.
+  async reload() {
+    for (let round = 0; round < 10; round++) {
+      const thread = worker(['hold', 'turn', 'exit', 'leave'][round % 4])
+      await told(thread)
+      if (round % 4 === 0) await thread.terminate()
+      else await once(thread, 'exit')
+    }
+  },
+  async together() {
+    const { open } = await import('./kit.mjs')
+    const locks = await open()
+    const counter = new Int32Array(new SharedArrayBuffer(4))
+    const threads = Array.from({ length: 3 }, () => worker('count'))
+    const ended = threads.map((thread) => once(thread, 'exit'))
+    for (const thread of threads) thread.postMessage(counter)
+    const { count } = await import('./thread-count.mjs')
+    await count(locks, counter, task)
+    await Promise.all(ended)
+    say({ count: counter[0] })
+    await locks.close()
+  },
+}
+
+await ways[task.way]()
+say({ done: true })

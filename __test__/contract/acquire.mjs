@@ -1,0 +1,243 @@
+// acquire and tryAcquire: waiting, waking, order, and giving up without leaving anything.
+import assert from 'node:assert/strict'
+import { assertFree, assertGrowing, rejection, rejects, sleep, SOON_MS, timed, until, waiting } from '../tools.mjs'
+
+export function acquire(test) {
+  test('tryAcquire is one try', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.tryAcquire('one')
+    assert.equal(lock.isHeld, true)
+    assert.equal(await a.tryAcquire('one'), null)
+    assert.equal(await b.tryAcquire('one', { waitMs: 60_000 }), null)
+    assert.equal(await lock.release(), true)
+    const next = await b.tryAcquire('one')
+    assert.equal(await next.release(), true)
+  })
+
+  test('tryAcquire has one winner among many at once', async (place) => {
+    const services = await place.connectAll(3)
+    const locks = await Promise.all(Array.from({ length: 30 }, (_, i) => services[i % 3].tryAcquire('race')))
+    const won = locks.filter((lock) => lock !== null)
+    assert.equal(won.length, 1)
+    assert.equal(await won[0].release(), true)
+  })
+
+  test('acquire gives up after waitMs with LOCK_TIMEOUT', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('busy')
+    for (const service of [a, b]) {
+      for (const waitMs of [0, 1, 250]) {
+        const call = rejects(service.acquire('busy', { waitMs }), 'LOCK_TIMEOUT', { key: 'busy', retryable: true })
+        assert.ok((await timed(call)) >= waitMs - 5, `gave up before ${waitMs} ms`)
+        assert.match((await call).message, /busy/)
+      }
+    }
+    assert.equal(await lock.release(), true)
+    await assertFree(b, 'busy')
+    assert.equal(b.stats().waiting, 0)
+  })
+
+  test('acquire with waitMs 0 takes a free name', async (place) => {
+    const a = await place.connect()
+    const lock = await a.acquire('free', { waitMs: 0 })
+    assert.equal(await lock.release(), true)
+  })
+
+  test('a waiter is woken by the release of another service', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    for (let round = 0; round < 3; round++) {
+      const lock = await a.acquire('woken')
+      const next = b.acquire('woken', { waitMs: Infinity })
+      await waiting(b, 1)
+      await sleep(50 * round)
+      assert.equal(await lock.release(), true)
+      const took = await timed(next)
+      assert.ok(took < SOON_MS, `woken after ${took} ms`)
+      assert.equal(await (await next).release(), true)
+    }
+  })
+
+  test('a waiter is woken by releaseLock, forceRelease, close, and expiry', async (place) => {
+    const [a, b, c] = await place.connectAll(3)
+    const wakers = [
+      () => a.releaseLock('woken'),
+      () => c.forceRelease('woken'),
+      () => {},
+      () => a.close(),
+    ]
+    for (const [round, wake] of wakers.entries()) {
+      assert.equal(await a.acquireLock('woken', round === 2 ? 0.5 : 60), true)
+      const next = b.acquire('woken', { waitMs: 60_000 })
+      await waiting(b, 1)
+      await wake()
+      const took = await timed(next)
+      assert.ok(took < SOON_MS, `woken after ${took} ms in round ${round}`)
+      assert.equal(await (await next).release(), true)
+    }
+  })
+
+  test('the waiters of one service are served in the order of arrival', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('line')
+    const served = []
+    const calls = []
+    for (let i = 0; i < 8; i++) {
+      const call = b.using('line', { waitMs: 60_000 }, ({ fencingToken }) => served.push([i, fencingToken]))
+      calls.push(call)
+      await waiting(b, i + 1)
+    }
+    assert.equal(await lock.release(), true)
+    await Promise.all(calls)
+    assert.deepEqual(served.map(([i]) => i), [0, 1, 2, 3, 4, 5, 6, 7])
+    assertGrowing([lock.fencingToken, ...served.map(([, token]) => token)])
+  })
+
+  test('the waiters of all services are served in the order of arrival, where the store keeps a queue', async (place, t) => {
+    if (!place.ordered) return t.skip('this store keeps no queue')
+    const services = await place.connectAll(4)
+    const lock = await services[0].acquire('queue')
+    const served = []
+    const calls = []
+    for (let i = 0; i < 12; i++) {
+      const service = services[i % 4]
+      const before = service.stats().waiting
+      calls.push(service.using('queue', { waitMs: 60_000 }, async () => {
+        served.push(i)
+        await sleep(2)
+      }))
+      await waiting(service, before + 1)
+      // Counted as waiting is the call whose first try was answered, and with it its place in the queue.
+    }
+    assert.equal(await lock.release(), true)
+    // A single try never passes a waiter.
+    assert.equal(await services[1].tryAcquire('queue'), null)
+    await Promise.all(calls)
+    assert.deepEqual(served, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
+  })
+
+  test('a hundred waiters of one service on one name', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('crowd')
+    const tokens = []
+    let inside = 0
+    const calls = Array.from({ length: 100 }, () => b.using('crowd', { waitMs: 80_000 }, async ({ fencingToken }) => {
+      assert.equal(++inside, 1)
+      tokens.push(fencingToken)
+      await sleep(1)
+      inside--
+    }))
+    await waiting(b, 100)
+    assert.equal(await lock.release(), true)
+    await Promise.all(calls)
+    assert.equal(tokens.length, 100)
+    assertGrowing([lock.fencingToken, ...tokens])
+    assert.equal(b.stats().waiting, 0)
+    assert.equal(b.stats().held, 0)
+  })
+
+  test('one holder at a time: services and an unprotected counter', async (place) => {
+    const services = await place.connectAll(3)
+    const tokens = []
+    let counter = 0
+    const work = async (service) => {
+      for (let i = 0; i < 8; i++) {
+        await service.using('counter', { waitMs: 60_000 }, async ({ fencingToken }) => {
+          const read = counter
+          tokens.push(fencingToken)
+          await sleep(1)
+          counter = read + 1
+        })
+      }
+    }
+    await Promise.all(services.flatMap((service) => [work(service), work(service)]))
+    assert.equal(counter, 48)
+    assertGrowing(tokens)
+  })
+
+  test('a wait that timed out leaves nothing', async (place) => {
+    const [a, b, c] = await place.connectAll(3)
+    const lock = await a.acquire('left')
+    await rejects(b.acquire('left', { waitMs: 100 }), 'LOCK_TIMEOUT')
+    assert.equal(await lock.release(), true)
+    await assertFree(c, 'left')
+    assert.equal(b.stats().held, 0)
+  })
+
+  test('an aborted wait rejects with the reason and leaves nothing', async (place) => {
+    const [a, b, c] = await place.connectAll(3)
+    const lock = await a.acquire('left')
+    for (const settle of [() => {}, () => sleep(20), () => waiting(b, 1)]) {
+      const controller = new AbortController()
+      const call = rejection(b.acquire('left', { waitMs: Infinity, signal: controller.signal }))
+      await settle()
+      const reason = new Error('enough')
+      controller.abort(reason)
+      assert.equal(await call, reason)
+    }
+    await waiting(b, 0)
+    assert.equal(await lock.release(), true)
+    await assertFree(c, 'left')
+    assert.equal(b.stats().held, 0)
+  })
+
+  test('the one behind a waiter that gave up is served', async (place) => {
+    const [a, b, c] = await place.connectAll(3)
+    const lock = await a.acquire('chain')
+    const controller = new AbortController()
+    const gone = rejection(b.acquire('chain', { waitMs: Infinity, signal: controller.signal }))
+    await waiting(b, 1)
+    const next = c.acquire('chain', { waitMs: 60_000 })
+    await waiting(c, 1)
+    controller.abort()
+    await gone
+    assert.equal(await lock.release(), true)
+    const took = await timed(next)
+    assert.ok(took < SOON_MS, `served after ${took} ms`)
+    assert.equal(await (await next).release(), true)
+  })
+
+  test('an abort at any moment of a free acquisition leaves no lock that nobody knows of', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    for (let round = 0; round < 24; round++) {
+      const controller = new AbortController()
+      const reason = new Error(`round ${round}`)
+      const call = a.acquire('mayfly', { waitMs: 60_000, signal: controller.signal })
+      const abort = () => controller.abort(reason)
+      if (round % 4 === 0) abort()
+      else if (round % 4 === 1) setImmediate(abort)
+      else setTimeout(abort, round / 8)
+      const outcome = await call.catch((thrown) => thrown)
+      if (outcome === reason) await assertFree(b, 'mayfly')
+      else assert.equal(await outcome.release(), true)
+    }
+    await until('nothing is held', async () => a.stats().held === 0 && (await b.list()).length === 0)
+  })
+
+  test('a ttl of one millisecond never leaves a lock', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    for (let round = 0; round < 5; round++) {
+      assert.equal(await a.tryAcquire('blink', { ttlMs: 1 }), null)
+    }
+    const late = await rejects(a.acquire('blink', { ttlMs: 1, waitMs: 200 }), 'LOCK_TIMEOUT', { key: 'blink' })
+    assert.match(late.message, /too short/)
+    await assertFree(b, 'blink')
+    assert.deepEqual(await b.list(), [])
+    assert.equal(a.stats().held, 0)
+  })
+
+  test('names are compared byte by byte', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const names = [
+      'x', 'X', ' x', 'x ', 'x\n', 'x\0', '\0', 'n'.repeat(512), `${'n'.repeat(511)}m`, 'é', 'e\u0301', 'É', 'ß', 'ss',
+      '鎖'.repeat(170), '🔒'.repeat(128), '{}', '{x}', '{x}y', '*', '?', '[x]', '%', '_', '\\', '"', "'", '`', ':', '/', '.',
+      '$where', '$$NOW', 'a.b', '__proto__', 'constructor', 'null', '1', '1.0', 'lock:x', '\u200b', '\ufeff', '\x7f',
+    ]
+    const locks = await Promise.all(names.map((name) => a.acquire(name, { waitMs: 5000 })))
+    for (const [i, name] of names.entries()) {
+      assert.equal(locks[i].name, name)
+      assert.equal((await b.inspect(name))?.fencingToken, locks[i].fencingToken, JSON.stringify(name))
+    }
+    assert.deepEqual((await b.list()).map((info) => info.name).sort(), [...names].sort())
+    assert.deepEqual(await Promise.all(locks.map((lock) => lock.release())), names.map(() => true))
+  })
+}

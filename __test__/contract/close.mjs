@@ -1,0 +1,122 @@
+// close: releases what is held, ends the waits, and is the end.
+import assert from 'node:assert/strict'
+import { assertFree, rejection, rejects, sleep, SOON_MS, timed, waiting } from '../tools.mjs'
+
+export function close(test) {
+  test('close releases what is held', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('held')
+    const set = await a.acquire(['s1', 's2'], { renew: false })
+    const { signal } = lock
+    assert.equal(await a.acquireLock('gist', 60), true)
+    assert.equal(await a.close(), undefined)
+    assert.deepEqual(await b.list(), [])
+    assert.deepEqual([lock.isHeld, set.isHeld], [false, false])
+    assert.equal(signal.aborted, false)
+    assert.equal(await lock.release(), false)
+    assert.equal(await lock[Symbol.asyncDispose](), undefined)
+    await rejects(lock.extend(60_000), 'LOCK_CLOSED')
+    assert.equal(a.stats().held, 0)
+    assert.equal(a.stats().released, 3)
+  })
+
+  test('close may be called again, and at the same time', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    await a.acquire('held')
+    const answers = await Promise.all([a.close(), a.close(), a.close()])
+    assert.deepEqual(answers, [undefined, undefined, undefined])
+    assert.deepEqual(await b.list(), [])
+    assert.equal(await a.close(), undefined)
+  })
+
+  test('close ends the waits with LOCK_CLOSED', async (place) => {
+    const [a, b, c] = await place.connectAll(3)
+    const lock = await a.acquire('busy')
+    const never = () => assert.fail('fn was called')
+    const calls = [
+      b.acquire('busy', { waitMs: Infinity }),
+      b.acquire(['free', 'busy']),
+      b.using('busy', never),
+      b.acquireAndExecute({ name: 'busy', waitMs: 60_000 }, never),
+    ].map((call) => rejects(call, 'LOCK_CLOSED'))
+    await waiting(b, 4)
+    await b.close()
+    await Promise.all(calls)
+    await lock.release()
+    await assertFree(c, 'busy')
+    await assertFree(c, 'free')
+  })
+
+  test('after close every call rejects with LOCK_CLOSED', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const json = (await b.acquire('theirs', { renew: false })).toJSON()
+    await a.close()
+    const never = () => assert.fail('fn was called')
+    for (const call of [
+      () => a.acquireLock('late'),
+      () => a.releaseLock('late'),
+      () => a.acquireAndExecute('late', never),
+      () => a.acquireAndExecute({ name: 'late' }, never),
+      () => a.acquire('late'),
+      () => a.tryAcquire('late'),
+      () => a.using('late', never),
+      () => a.restore(json),
+      () => a.inspect('late'),
+      () => a.list(),
+      () => a.forceRelease('theirs'),
+    ]) {
+      await rejects(call(), 'LOCK_CLOSED', { retryable: false })
+    }
+    assert.equal(a.stats().held, 0)
+    assert.deepEqual((await b.list()).map((info) => info.name), ['theirs'])
+  })
+
+  test('close under a running using frees the lock, and the result stands', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const given = await a.using('running', async (lock) => {
+      await a.close()
+      assert.equal(lock.isHeld, false)
+      await assertFree(b, 'running')
+      return 'done'
+    })
+    assert.equal(given, 'done')
+  })
+
+  test('another service gets the name of a closed one at once', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    await a.acquire('next')
+    const next = b.acquire('next', { waitMs: 60_000 })
+    await waiting(b, 1)
+    await a.close()
+    const took = await timed(next)
+    assert.ok(took < SOON_MS, `after ${took} ms`)
+    assert.equal(await (await next).release(), true)
+  })
+
+  test('a close that crosses an acquisition leaves no lock', async (place) => {
+    const b = await place.connect()
+    for (let round = 0; round < 12; round++) {
+      const a = await place.connect()
+      const calls = [a.acquire('crossed'), a.tryAcquire('tried'), a.acquireLock('gist'), a.acquire(['c1', 'c2'])]
+      const settled = Promise.allSettled(calls)
+      if (round % 3 === 1) await null
+      if (round % 3 === 2) await sleep(round / 4)
+      await a.close()
+      for (const { status, reason, value } of await settled) {
+        if (status === 'rejected') assert.equal(reason.code, 'LOCK_CLOSED')
+        else if (typeof value === 'object' && value !== null) assert.equal(value.isHeld, false)
+      }
+      for (const name of ['crossed', 'tried', 'gist', 'c1', 'c2']) assert.equal(await b.inspect(name), null, name)
+    }
+  })
+
+  test('close does not disturb other services of the store', async (place) => {
+    const [a, b, c] = await place.connectAll(3)
+    const lock = await b.acquire('kept', { ttlMs: 900 })
+    const wait = rejection(c.acquire('kept', { waitMs: 2500 }))
+    await a.close()
+    assert.equal((await wait).code, 'LOCK_TIMEOUT')
+    assert.equal(lock.isHeld, true)
+    assert.equal(await lock.release(), true)
+  })
+}

@@ -1,0 +1,227 @@
+// The gist's three functions: seconds, one try, not re-entrant, never a stranger's lock.
+import assert from 'node:assert/strict'
+import { assertFree, rejection, sleep, timed, until } from '../tools.mjs'
+
+export function gist(test) {
+  test('acquireLock is true once, for one service, and not re-entrant', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    assert.equal(await a.acquireLock('report', 60), true)
+    assert.equal(await b.acquireLock('report', 60), false)
+    assert.equal(await a.acquireLock('report', 60), false)
+    assert.equal(await b.acquireLock('other', 60), true)
+    assert.equal(await a.releaseLock('report'), true)
+    assert.equal(await b.acquireLock('report', 60), true)
+  })
+
+  test('acquireLock has one winner among many at once', async (place) => {
+    const services = await place.connectAll(3)
+    for (let round = 0; round < 3; round++) {
+      const calls = Array.from({ length: 30 }, (_, i) => services[i % 3].acquireLock('race', 60))
+      const answers = await Promise.all(calls)
+      assert.equal(answers.filter(Boolean).length, 1)
+      assert.equal(await services[answers.indexOf(true) % 3].releaseLock('race'), true)
+    }
+  })
+
+  test('acquireLock holds 30 s unless told otherwise', async (place) => {
+    const a = await place.connect()
+    assert.equal(await a.acquireLock('default'), true)
+    assert.equal(await a.acquireLock('undefined', undefined), true)
+    for (const name of ['default', 'undefined']) {
+      const { remainingMs } = await a.inspect(name)
+      assert.ok(remainingMs > 20_000 && remainingMs <= 30_000, `${remainingMs} ms`)
+    }
+  })
+
+  test('acquireLock takes fractions of seconds, and is not renewed', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    assert.equal(await a.acquireLock('short', 1.5), true)
+    const { remainingMs } = await b.inspect('short')
+    assert.ok(remainingMs > 0 && remainingMs <= 1500, `${remainingMs} ms`)
+    await until('the end of the ttl', () => b.acquireLock('short', 60))
+    assert.equal(await a.acquireLock('short', 60), false)
+  })
+
+  test('a ttl of one millisecond leaves no lock', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    assert.equal(typeof (await a.acquireLock('blink', 0.001)), 'boolean')
+    assert.equal(typeof (await a.acquireLock('flash', 0.0000001)), 'boolean')
+    await assertFree(b, 'blink')
+    await assertFree(b, 'flash')
+    assert.deepEqual(await b.list(), [])
+  })
+
+  test('releaseLock frees what this service took, once', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    assert.equal(await a.releaseLock('never'), false)
+    assert.equal(await a.acquireLock('mine', 60), true)
+    assert.equal(await a.releaseLock('mine'), true)
+    assert.equal(await a.releaseLock('mine'), false)
+    await assertFree(b, 'mine')
+  })
+
+  test('releaseLock never frees a stranger’s lock', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    assert.equal(await a.acquireLock('theirs', 60), true)
+    assert.equal(await b.releaseLock('theirs'), false)
+    assert.equal(await b.acquireLock('theirs', 60), false)
+    // Nor one that the same service took in another way.
+    const lock = await a.acquire('lock')
+    assert.equal(await a.releaseLock('lock'), false)
+    assert.equal(await b.tryAcquire('lock'), null)
+    assert.equal(await lock.release(), true)
+  })
+
+  test('releaseLock is false after expiry, and after a take-over', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    assert.equal(await a.acquireLock('expired', 0.2), true)
+    await until('expiry', async () => (await b.inspect('expired')) === null)
+    assert.equal(await a.releaseLock('expired'), false)
+
+    assert.equal(await a.acquireLock('taken', 0.2), true)
+    await until('take-over', () => b.acquireLock('taken', 60))
+    assert.equal(await a.releaseLock('taken'), false)
+    assert.equal(await a.acquireLock('taken', 60), false, 'b must hold it still')
+    assert.equal(await b.releaseLock('taken'), true)
+  })
+
+  test('releaseLock is false after forceRelease', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    assert.equal(await a.acquireLock('forced', 60), true)
+    assert.equal(await b.forceRelease('forced'), true)
+    assert.equal(await b.acquireLock('forced', 60), true)
+    assert.equal(await a.releaseLock('forced'), false)
+    assert.equal(await a.acquireLock('forced', 60), false)
+  })
+
+  test('a service takes its own name again after expiry', async (place) => {
+    const a = await place.connect()
+    assert.equal(await a.acquireLock('again', 0.1), true)
+    await until('expiry', () => a.acquireLock('again', 60))
+    assert.equal(await a.releaseLock('again'), true)
+    assert.equal(await a.inspect('again'), null)
+  })
+
+  test('acquireAndExecute runs under the lock in each of its forms', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const forms = [
+      [60_000, (fn) => a.acquireAndExecute({ name: 'job', ttlSeconds: 60 }, fn)],
+      [30_000, (fn) => a.acquireAndExecute({ name: 'job' }, fn)],
+      [7500, (fn) => a.acquireAndExecute('job', 7.5, fn)],
+      [30_000, (fn) => a.acquireAndExecute('job', undefined, fn)],
+      [30_000, (fn) => a.acquireAndExecute('job', fn)],
+    ]
+    for (const [ttl, call] of forms) {
+      const result = { any: 'object' }
+      const given = await call(async (...args) => {
+        assert.equal(args.length, 1)
+        const [{ signal, fencingToken, name, isHeld }] = args
+        assert.equal(signal.aborted, false)
+        assert.equal(typeof fencingToken, 'bigint')
+        assert.equal(name, 'job')
+        assert.equal(isHeld, true)
+        const info = await b.inspect('job')
+        assert.equal(info.fencingToken, fencingToken)
+        assert.ok(info.remainingMs <= ttl && info.remainingMs > ttl - 5000, `${info.remainingMs} of ${ttl} ms`)
+        assert.equal(await b.acquireLock('job'), false)
+        return result
+      })
+      assert.equal(given, result)
+      await assertFree(b, 'job')
+    }
+  })
+
+  test('acquireAndExecute gives undefined without calling fn when busy', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    await a.acquireLock('busy', 60)
+    const never = () => assert.fail('fn was called')
+    for (const service of [a, b]) {
+      assert.equal(await service.acquireAndExecute('busy', never), undefined)
+      assert.equal(await service.acquireAndExecute('busy', 5, never), undefined)
+      assert.equal(await service.acquireAndExecute({ name: 'busy' }, never), undefined)
+    }
+    // Not re-entrant either.
+    const outer = await a.acquireAndExecute('nested', async () => {
+      assert.equal(await a.acquireAndExecute('nested', never), undefined)
+      return 'outer'
+    })
+    assert.equal(outer, 'outer')
+  })
+
+  test('acquireAndExecute releases and passes on the same thing when fn throws', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const thrown = new Error('from the job')
+    const sync = () => {
+      throw thrown
+    }
+    const async = async () => {
+      await sleep(1)
+      throw thrown
+    }
+    for (const fn of [sync, async]) {
+      assert.equal(await rejection(a.acquireAndExecute('throws', fn)), thrown)
+      await assertFree(b, 'throws')
+    }
+  })
+
+  test('acquireAndExecute is not renewed: its ttl is the longest that it blocks the next', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const done = await a.acquireAndExecute('long', 0.3, async (lock) => {
+      const next = await b.acquire('long', { waitMs: 10_000 })
+      assert.equal(lock.isHeld, false)
+      assert.equal(lock.signal.aborted, true)
+      return next
+    })
+    assert.equal(done.isHeld, true, 'a must not have freed what b holds')
+    assert.equal(await a.tryAcquire('long'), null)
+    assert.equal(await done.release(), true)
+  })
+
+  test('acquireAndExecute renews when told to', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const renewed = await a.acquireAndExecute({ name: 'kept', ttlSeconds: 1.2, renew: true }, async (lock) => {
+      const end = Date.now() + 3000
+      while (Date.now() < end) {
+        assert.equal(await b.acquireLock('kept'), false)
+        await sleep(50)
+      }
+      return lock.isHeld
+    })
+    assert.equal(renewed, true)
+  })
+
+  test('acquireAndExecute waits when told to', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('wait')
+    const busy = b.acquireAndExecute({ name: 'wait', waitMs: 150 }, () => assert.fail('fn was called'))
+    assert.ok((await timed(busy)) >= 145)
+    assert.equal(await busy, undefined)
+    const patient = b.acquireAndExecute({ name: 'wait', waitMs: 10_000 }, () => 'done')
+    await until('b waits', () => b.stats().waiting === 1)
+    await lock.release()
+    assert.equal(await patient, 'done')
+  })
+
+  test('acquireAndExecute ends its wait with the reason of the signal', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('aborted')
+    const controller = new AbortController()
+    const options = { name: 'aborted', waitMs: Infinity, signal: controller.signal }
+    const call = rejection(b.acquireAndExecute(options, () => assert.fail('fn was called')))
+    await until('b waits', () => b.stats().waiting === 1)
+    const reason = { any: 'thing' }
+    controller.abort(reason)
+    assert.equal(await call, reason)
+    await lock.release()
+    await assertFree(a, 'aborted')
+  })
+
+  test('acquireAndExecute keeps the name busy for minHoldMs', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const began = performance.now()
+    assert.equal(await a.acquireAndExecute({ name: 'skewed', ttlSeconds: 60, minHoldMs: 1000 }, () => 'ran'), 'ran')
+    assert.equal(await b.acquireAndExecute('skewed', () => 'ran again'), undefined)
+    await until('the end of minHoldMs', () => b.acquireAndExecute('skewed', () => 'ran again'))
+    assert.ok(performance.now() - began >= 990, 'freed too early')
+  })
+}

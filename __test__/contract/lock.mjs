@@ -1,0 +1,230 @@
+// The Lock object: every member, and what becomes of it when the lease is lost.
+import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { assertFree, assertGrowing, assertLockError, rejects, sleep, SOON_MS, until } from '../tools.mjs'
+
+export function lock(test) {
+  test('a lock shows what it is', async (place) => {
+    const a = await place.connect()
+    const [lock, other] = [await a.acquire('order:42', { ttlMs: 60_000 }), await a.acquire('order:43')]
+    assert.equal(lock.name, 'order:42')
+    assert.deepEqual(lock.names, ['order:42'])
+    assert.match(lock.token, /^[0-9a-f]{32}$/)
+    assert.notEqual(lock.token, other.token)
+    assert.equal(typeof lock.fencingToken, 'bigint')
+    assert.ok(lock.fencingToken > 0n && lock.fencingToken < 2n ** 53n)
+    assert.ok(lock.remainingMs > 40_000 && lock.remainingMs <= 60_000 * 0.99 - 2, `${lock.remainingMs} ms`)
+    assert.equal(lock.isHeld, true)
+    assert.ok(lock.signal instanceof AbortSignal)
+    assert.equal(lock.signal, lock.signal)
+    assert.equal(lock.signal.aborted, false)
+    assert.deepEqual([await lock.release(), await other.release()], [true, true])
+  })
+
+  test('release counts from the call on, once, and never aborts the signal', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('freed')
+    const { signal } = lock
+    const [first, second] = [lock.release(), lock.release()]
+    assert.equal(lock.isHeld, false)
+    assert.equal(lock.remainingMs, 0)
+    assert.deepEqual(await Promise.all([first, second]), [true, false])
+    assert.equal(await lock.release(), false)
+    await assertFree(b, 'freed')
+    await sleep(20)
+    assert.equal(signal.aborted, false)
+    assert.equal(lock.signal.aborted, false)
+  })
+
+  test('asyncDispose releases, and never rejects', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('disposed')
+    assert.equal(await lock[Symbol.asyncDispose](), undefined)
+    assert.equal(lock.isHeld, false)
+    await assertFree(b, 'disposed')
+    assert.equal(await lock[Symbol.asyncDispose](), undefined)
+    const lost = await a.acquire('disposed')
+    await b.forceRelease('disposed')
+    const theirs = await b.acquire('disposed')
+    assert.equal(await lost[Symbol.asyncDispose](), undefined)
+    assert.equal(await a.tryAcquire('disposed'), null)
+    await theirs.release()
+  })
+
+  test('extend makes a lease last longer, and never shorter', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('longer', { ttlMs: 5000, renew: false })
+    assert.equal(await lock.extend(60_000), undefined)
+    assert.ok(lock.remainingMs > 40_000, `${lock.remainingMs} ms`)
+    assert.ok((await b.inspect('longer')).remainingMs > 40_000)
+    await lock.extend(10)
+    assert.ok(lock.remainingMs > 30_000, `${lock.remainingMs} ms`)
+    assert.ok((await b.inspect('longer')).remainingMs > 30_000)
+    assert.equal(await lock.release(), true)
+  })
+
+  test('extend sets what later renewals ask for', async (place) => {
+    const a = await place.connect()
+    const lock = await a.acquire('raised', { ttlMs: 900 })
+    await lock.extend(1800)
+    assert.equal(lock.toJSON().ttlMs, 1800)
+    const before = a.stats().renewed
+    await until('a renewal', () => a.stats().renewed > before)
+    assert.ok(lock.remainingMs > 900, `${lock.remainingMs} ms`)
+    assert.equal(await lock.release(), true)
+  })
+
+  test('extend rejects with LOCK_LOST when the lease is gone', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lost = { key: 'gone' }
+    const expired = await a.acquire('gone', { ttlMs: 100, renew: false })
+    const theirs = await b.acquire('gone', { waitMs: 10_000 })
+    await rejects(expired.extend(60_000), 'LOCK_LOST', lost)
+    assert.equal(theirs.isHeld, true)
+    assert.equal(await theirs.release(), true)
+    await rejects(theirs.extend(60_000), 'LOCK_LOST', lost)
+
+    const forced = await a.acquire('gone')
+    await b.forceRelease('gone')
+    const next = await b.acquire('gone')
+    await rejects(forced.extend(60_000), 'LOCK_LOST', lost)
+    assert.equal(forced.isHeld, false)
+    assert.equal(forced.signal.aborted, true)
+    assert.equal(await forced.release(), false)
+    assert.equal((await a.inspect('gone')).fencingToken, next.fencingToken)
+    assert.equal(await next.release(), true)
+  })
+
+  test('a lock that was freed by force is lost at its next renewal', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('forced', { ttlMs: 900 })
+    let fired = 0
+    lock.signal.addEventListener('abort', () => fired++)
+    const aborted = once(lock.signal, 'abort')
+    assert.equal(await b.forceRelease('forced'), true)
+    const theirs = await b.acquire('forced')
+    await aborted
+    assertLockError(lock.signal.reason, 'LOCK_LOST', { key: 'forced' })
+    assert.equal(lock.isHeld, false)
+    assert.equal(lock.remainingMs, 0)
+    assert.equal(await lock.release(), false)
+    await sleep(50)
+    assert.equal(fired, 1)
+    assert.equal(theirs.isHeld, true)
+    assert.equal((await a.inspect('forced')).fencingToken, theirs.fencingToken)
+    assert.equal(await theirs.release(), true)
+  })
+
+  test('a lease says lost before the store gives the name away', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    for (let round = 0; round < 4; round++) {
+      const lock = await a.acquire('cautious', { ttlMs: 300, renew: false })
+      const { signal } = lock
+      const next = await b.acquire('cautious', { waitMs: 10_000 })
+      assert.equal(lock.isHeld, false)
+      assert.equal(lock.remainingMs, 0)
+      assert.equal(signal.aborted, true)
+      assertLockError(signal.reason, 'LOCK_LOST', { key: 'cautious' })
+      assert.equal(await lock.release(), false)
+      assert.equal(next.isHeld, true)
+      assert.equal(await next.release(), true)
+    }
+  })
+
+  test('the signal of a lock that was lost before it was asked for is aborted', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('late', { ttlMs: 100, renew: false })
+    await until('the loss', () => !lock.isHeld)
+    assert.equal(lock.signal.aborted, true)
+    assertLockError(lock.signal.reason, 'LOCK_LOST')
+    assert.throws(() => lock.signal.throwIfAborted(), { code: 'LOCK_LOST' })
+    await assertFree(b, 'late')
+  })
+
+  test('fencing tokens grow across release, expiry, forceRelease, close and reconnection', async (place) => {
+    const tokens = []
+    let a = await place.connect()
+    const b = await place.connect()
+    const take = async (service, options) => {
+      const lock = await service.acquire('fence', { waitMs: 10_000, ...options })
+      tokens.push(lock.fencingToken)
+      return lock
+    }
+    for (let round = 0; round < 3; round++) {
+      await (await take(a)).release()
+      await take(b, { ttlMs: 150, renew: false })
+      await take(a)
+      await b.forceRelease('fence')
+      await take(b)
+      await a.forceRelease('fence')
+      await a.using('fence', (lock) => tokens.push(lock.fencingToken))
+      assert.equal(await a.acquireAndExecute('fence', (lock) => tokens.push(lock.fencingToken)), tokens.length)
+      assert.equal(await b.acquireLock('fence'), true)
+      tokens.push((await a.inspect('fence')).fencingToken)
+      await b.releaseLock('fence')
+      await take(a)
+      await a.close()
+      a = await place.connect()
+    }
+    // With nobody connected in between.
+    await place.closeServices()
+    a = await place.connect()
+    await (await take(a)).release()
+    assertGrowing(tokens)
+  })
+
+  test('toJSON is what restore takes in another service', async (place) => {
+    const [a, b, c] = await place.connectAll(3)
+    const metadata = { job: 'report', tags: ['ä', 1, null] }
+    const lock = await a.acquire('handed', { ttlMs: 20_000, renew: false, metadata })
+    const json = lock.toJSON()
+    assert.deepEqual(json, {
+      names: ['handed'],
+      token: lock.token,
+      fencingToken: String(lock.fencingToken),
+      ttlMs: 20_000,
+      renew: false,
+      metadata,
+    })
+    const theirs = await b.restore(JSON.stringify(lock))
+    assert.equal(theirs.token, lock.token)
+    assert.equal(theirs.fencingToken, lock.fencingToken)
+    assert.equal(theirs.isHeld, true)
+    assert.deepEqual(theirs.toJSON(), json)
+    assert.deepEqual((await c.inspect('handed')).metadata, metadata)
+    assert.equal(await c.tryAcquire('handed'), null)
+    await theirs.extend(60_000)
+    assert.equal(await theirs.release(), true)
+    assert.equal(await lock.release(), false)
+    await assertFree(c, 'handed')
+  })
+
+  test('a restored lock is renewed if the first one was to be', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const json = (await a.acquire('kept', { ttlMs: 60_000 })).toJSON()
+    assert.equal(json.renew, true)
+    const lock = await b.restore({ ...json, ttlMs: 1200 })
+    assert.equal(b.stats().held, 1)
+    await until('two renewals', () => b.stats().renewed >= 2)
+    assert.equal(lock.isHeld, true)
+    assert.equal(await lock.release(), true)
+  })
+
+  test('restore rejects with LOCK_LOST when the lease is gone', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('gone', { renew: false })
+    const json = lock.toJSON()
+    const stranger = { ...json, token: '0'.repeat(32) }
+    await rejects(b.restore(stranger), 'LOCK_LOST', { key: 'gone' })
+    await rejects(b.restore({ ...json, names: ['gone', 'more'] }), 'LOCK_LOST', { key: 'gone' })
+    assert.equal(await b.inspect('more'), null)
+    assert.equal(await b.tryAcquire('gone', { waitMs: SOON_MS }), null)
+    assert.equal(await lock.release(), true)
+    await rejects(b.restore(json), 'LOCK_LOST', { key: 'gone' })
+    const next = await a.acquire('gone')
+    await rejects(b.restore(JSON.stringify(json)), 'LOCK_LOST', { key: 'gone' })
+    assert.equal(next.isHeld, true)
+    assert.equal(await next.release(), true)
+    assert.equal(b.stats().held, 0)
+  })
+}

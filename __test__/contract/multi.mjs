@@ -1,0 +1,146 @@
+// Several names at once: all or nothing, and no deadlock between overlapping sets.
+import assert from 'node:assert/strict'
+import { assertFree, assertGrowing, rejection, rejects, sleep, SOON_MS, timed, until, waiting } from '../tools.mjs'
+
+export function multi(test) {
+  test('several names are taken and freed together', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire(['m2', 'm1', 'm2'])
+    assert.equal(lock.name, 'm2')
+    assert.deepEqual(lock.names, ['m2', 'm1'])
+    for (const name of lock.names) {
+      assert.equal(await b.tryAcquire(name), null)
+      assert.equal((await b.inspect(name)).fencingToken, lock.fencingToken)
+    }
+    assert.equal(await lock.release(), true)
+    for (const name of lock.names) await assertFree(b, name)
+  })
+
+  test('all or nothing', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const held = await a.acquire('m2')
+    for (const names of [['m1', 'm2', 'm3'], ['m3', 'm2'], ['m2', 'm9']]) {
+      assert.equal(await b.tryAcquire(names), null)
+      await rejects(b.acquire(names, { waitMs: 60 }), 'LOCK_TIMEOUT', { key: names[0] })
+    }
+    for (const name of ['m1', 'm3', 'm9']) await assertFree(a, name)
+    assert.deepEqual((await a.list()).map((info) => info.name), ['m2'])
+    assert.equal(await held.release(), true)
+  })
+
+  test('a frozen array of one name, and a hundred names', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const one = await a.acquire(Object.freeze(['only']))
+    assert.deepEqual(one.names, ['only'])
+    const names = Array.from({ length: 100 }, (_, i) => `many:${i}`)
+    const many = await a.acquire(names)
+    assert.deepEqual(many.names, names)
+    assert.equal(await b.tryAcquire(['other', 'many:99']), null)
+    assert.equal((await b.list({ prefix: 'many:' })).length, 100)
+    assert.deepEqual([await one.release(), await many.release()], [true, true])
+  })
+
+  test('a set waits until each of its names is free', async (place) => {
+    const [a, b, c] = await place.connectAll(3)
+    const [first, second] = [await a.acquire('m1'), await b.acquire('m2')]
+    let isIn = false
+    const both = c.acquire(['m1', 'm2'], { waitMs: 60_000 }).then((lock) => ((isIn = true), lock))
+    await waiting(c, 1)
+    await first.release()
+    await sleep(100)
+    assert.equal(isIn, false)
+    await second.release()
+    const took = await timed(both)
+    assert.ok(took < SOON_MS, `woken after ${took} ms`)
+    assert.equal(await (await both).release(), true)
+  })
+
+  test('an aborted wait for a set leaves nothing', async (place) => {
+    const [a, b, c] = await place.connectAll(3)
+    const held = await a.acquire('m2')
+    const controller = new AbortController()
+    const call = rejection(b.acquire(['m1', 'm2', 'm3'], { waitMs: Infinity, signal: controller.signal }))
+    await waiting(b, 1)
+    controller.abort('enough')
+    assert.equal(await call, 'enough')
+    await assertFree(c, 'm1')
+    await assertFree(c, 'm3')
+    await held.release()
+    await assertFree(c, 'm2')
+  })
+
+  test('overlapping sets never deadlock, and exclude each other', async (place) => {
+    const services = await place.connectAll(3)
+    const sets = [['m1', 'm2'], ['m2', 'm3'], ['m3', 'm1'], ['m3', 'm2', 'm1'], ['m1'], ['m2', 'm4']]
+    const inside = new Map()
+    const tokens = new Map()
+    const work = async (index) => {
+      for (let round = 0; round < 6; round++) {
+        const names = sets[(index + round) % sets.length]
+        await services[index % 3].using(names, { waitMs: 80_000 }, async ({ fencingToken }) => {
+          for (const name of names) {
+            assert.equal(inside.get(name) ?? 0, 0, `two holders of ${name}`)
+            inside.set(name, 1)
+            tokens.set(name, [...(tokens.get(name) ?? []), fencingToken])
+          }
+          await sleep(index % 3)
+          for (const name of names) inside.set(name, 0)
+        })
+      }
+    }
+    await Promise.all(sets.map((_, index) => work(index)))
+    for (const seen of tokens.values()) assertGrowing(seen)
+  })
+
+  test('a set’s fencing token is larger than any of its names had before', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const tokens = []
+    for (const names of ['m1', 'm2', ['m1', 'm2'], 'm1', ['m2', 'm3'], ['m1', 'm3'], 'm2', ['m1', 'm2', 'm3']]) {
+      for (const service of [a, b]) {
+        const lock = await service.acquire(names)
+        tokens.push([lock.names, lock.fencingToken])
+        await lock.release()
+      }
+    }
+    for (const name of ['m1', 'm2', 'm3']) {
+      assertGrowing(tokens.filter(([names]) => names.includes(name)).map(([, token]) => token))
+    }
+  })
+
+  test('a set that lost one of its names is lost, and gives back the others', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire(['m1', 'm2'], { ttlMs: 60_000 })
+    assert.equal(await b.forceRelease('m2'), true)
+    const theirs = await b.acquire('m2')
+    await rejects(lock.extend(60_000), 'LOCK_LOST', { key: 'm1' })
+    assert.equal(lock.isHeld, false)
+    assert.equal(await lock.release(), false)
+    await assertFree(b, 'm1')
+    assert.equal(await a.tryAcquire('m2'), null)
+
+    const second = await a.acquire(['m1', 'm3'])
+    assert.equal(await b.forceRelease('m3'), true)
+    assert.equal(await second.release(), false)
+    await until('m1 is free', async () => (await b.inspect('m1')) === null)
+    assert.equal(await theirs.release(), true)
+  })
+
+  test('a set expires as a whole', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    await a.acquire(['m1', 'm2'], { ttlMs: 200, renew: false })
+    const next = await b.acquire(['m2', 'm1'], { waitMs: 10_000 })
+    assert.equal(await next.release(), true)
+  })
+
+  test('a set is handed over as a whole', async (place) => {
+    const [a, b, c] = await place.connectAll(3)
+    const lock = await a.acquire(['m2', 'm1'], { renew: false })
+    const theirs = await b.restore(lock.toJSON())
+    assert.deepEqual(theirs.names, ['m2', 'm1'])
+    assert.equal(await c.tryAcquire('m1'), null)
+    assert.equal(await theirs.release(), true)
+    assert.equal(await lock.release(), false)
+    const next = await c.acquire(['m1', 'm2'], { waitMs: SOON_MS })
+    assert.equal(await next.release(), true)
+  })
+}

@@ -1,0 +1,244 @@
+// Every option of acquire, and the defaults of a service.
+import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { Worker } from 'node:worker_threads'
+import { assertFree, assertLockError, rejects, sleep, timed, until } from '../tools.mjs'
+
+export function options(test) {
+  test('a lease lasts 30 s and is renewed unless told otherwise', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('default', undefined)
+    const { remainingMs } = await b.inspect('default')
+    assert.ok(remainingMs > 20_000 && remainingMs <= 30_000, `${remainingMs} ms`)
+    assert.deepEqual([lock.toJSON().ttlMs, lock.toJSON().renew], [30_000, true])
+    assert.equal((await b.tryAcquire('other', { ttlMs: undefined, renew: undefined, metadata: undefined })).isHeld, true)
+    assert.equal(await lock.release(), true)
+  })
+
+  test('renew: the lease outlives its ttl', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const locks = [await a.acquire('kept', { ttlMs: 1200 }), await a.tryAcquire('tried', { ttlMs: 1200, renew: true })]
+    const end = Date.now() + 3600
+    while (Date.now() < end) {
+      assert.equal(await b.tryAcquire('kept'), null)
+      assert.equal(await b.tryAcquire('tried'), null)
+      await sleep(40)
+    }
+    for (const lock of locks) {
+      assert.equal(lock.isHeld, true)
+      assert.equal(await lock.release(), true)
+    }
+    assert.ok(a.stats().renewed >= 4)
+    assert.equal(a.stats().lost, 0)
+  })
+
+  test('renew: false lets it end', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('ends', { ttlMs: 400, renew: false })
+    const next = await b.acquire('ends', { waitMs: 10_000 })
+    assert.equal(lock.isHeld, false)
+    assert.equal(a.stats().renewed, 0)
+    assert.equal(await lock.release(), false)
+    assert.equal(await next.release(), true)
+  })
+
+  test('a renewal never re-creates a lock that vanished', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('vanished', { ttlMs: 600 })
+    assert.equal(await b.forceRelease('vanished'), true)
+    await until('the loss', () => !lock.isHeld)
+    await sleep(300)
+    assert.equal(await b.inspect('vanished'), null)
+    assert.equal(a.stats().renewed, 0)
+  })
+
+  test('maxHoldMs ends a lease that is renewed', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const began = performance.now()
+    const lock = await a.acquire('most', { ttlMs: 900, maxHoldMs: 2000 })
+    const lost = once(lock.signal, 'abort')
+    await sleep(1000)
+    assert.equal(await b.tryAcquire('most'), null)
+    assert.ok((await timed(b.acquire('most', { waitMs: 20_000 }))) > 100)
+    // The lease began when it was asked for, a little before the lock was there.
+    assert.ok(performance.now() - began >= 1800, 'ended before its time')
+    await lost
+    assertLockError(lock.signal.reason, 'LOCK_LOST', { key: 'most' })
+    assert.match(lock.signal.reason.message, /maxHoldMs/)
+    assert.equal(await lock.release(), false)
+    await rejects(lock.extend(60_000), 'LOCK_LOST')
+  })
+
+  test('maxHoldMs shortens the ttl and what extend asks for', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('most', { ttlMs: 60_000, maxHoldMs: 5000 })
+    assert.ok(lock.remainingMs <= 5000, `${lock.remainingMs} ms`)
+    await lock.extend(60_000)
+    assert.ok(lock.remainingMs <= 5000, `${lock.remainingMs} ms`)
+    assert.ok((await b.inspect('most')).remainingMs <= 5000)
+    assert.equal(await lock.release(), true)
+  })
+
+  /** A worker that holds `stalled` with a blocked event loop until `open()` is called. */
+  async function stall(place, acquire, body) {
+    const gate = new Int32Array(new SharedArrayBuffer(4))
+    const workerData = { target: place.target, connect: place.options, acquire, gate }
+    const worker = new Worker(new URL('stall-worker.mjs', import.meta.url), { workerData })
+    const exited = once(worker, 'exit')
+    try {
+      const [held] = await once(worker, 'message')
+      assert.equal(held, 'held')
+      const told = once(worker, 'message')
+      const open = async () => {
+        Atomics.store(gate, 0, 1)
+        Atomics.notify(gate, 0)
+        return (await told)[0]
+      }
+      await body(open)
+      const [code] = await exited
+      assert.equal(code, 0)
+    } finally {
+      await worker.terminate()
+    }
+  }
+
+  test('renewal goes on while the event loop is blocked', async (place) => {
+    const b = await place.connect()
+    await stall(place, { ttlMs: 1000 }, async (open) => {
+      const end = Date.now() + 4000
+      while (Date.now() < end) {
+        assert.equal(await b.tryAcquire('stalled'), null)
+        await sleep(40)
+      }
+      assert.deepEqual(await open(), { isHeld: true, isAborted: false })
+    })
+  })
+
+  test('stallLimitMs: a loop that does not answer for so long lets go', async (place) => {
+    const b = await place.connect()
+    await stall(place, { ttlMs: 900, stallLimitMs: 700 }, async (open) => {
+      const lock = await b.acquire('stalled', { waitMs: 30_000 })
+      assert.deepEqual(await open(), { isHeld: false, isAborted: true })
+      assert.equal(lock.isHeld, true)
+      assert.equal(await lock.release(), true)
+    })
+  })
+
+  test('minHoldMs keeps the name busy after an early release', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const began = performance.now()
+    const lock = await a.acquire('skewed', { minHoldMs: 1500 })
+    assert.equal(await lock.release(), true)
+    assert.equal(lock.isHeld, false)
+    assert.equal(await lock.release(), false)
+    for (const service of [a, b]) assert.equal(await service.tryAcquire('skewed'), null)
+    await rejects(lock.extend(60_000), 'LOCK_LOST')
+    await rejects(b.restore(lock.toJSON()), 'LOCK_LOST')
+    const next = await b.acquire('skewed', { waitMs: 20_000 })
+    assert.ok(performance.now() - began >= 1490, 'freed too early')
+    assert.ok(performance.now() - began < 10_000, 'the ttl of 30 s went on')
+    assert.ok(next.fencingToken > lock.fencingToken)
+    assert.equal(await next.release(), true)
+  })
+
+  test('minHoldMs may be longer than the ttl, and forceRelease ends it', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('skewed', { ttlMs: 500, minHoldMs: 60_000 })
+    assert.equal(await lock.release(), true)
+    await sleep(800)
+    assert.equal(await b.tryAcquire('skewed'), null)
+    assert.equal(await b.forceRelease('skewed'), true)
+    await assertFree(b, 'skewed')
+  })
+
+  test('minHoldMs does nothing once it is over, or to a wait', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('passed', { minHoldMs: 100 })
+    const late = rejects(b.acquire('passed', { waitMs: 150, minHoldMs: 60_000 }), 'LOCK_TIMEOUT')
+    await late
+    assert.equal(await lock.release(), true)
+    assert.equal(await b.inspect('passed'), null)
+  })
+
+  test('metadata is kept beside the lock', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const values = [
+      { job: 'report', nested: { list: [1, 2.5, -0, true, null, 'ä"\\\n'] } }, 'text', '', 0, 1.5, false, true, [], {},
+      ['鎖🔒', '$where', 'a.b', { $set: 1, 'a.b': 2 }], 'm'.repeat(16_382),
+    ]
+    for (const [i, metadata] of values.entries()) {
+      const lock = await a.acquire(`meta:${i}`, { metadata })
+      assert.deepEqual((await b.inspect(`meta:${i}`)).metadata, JSON.parse(JSON.stringify(metadata)))
+      assert.deepEqual(lock.toJSON().metadata, JSON.parse(JSON.stringify(metadata)))
+    }
+    const all = await b.list({ prefix: 'meta:' })
+    assert.equal(all.length, values.length)
+    const without = await a.acquire('none', { metadata: null })
+    assert.equal((await b.inspect('none')).metadata, null)
+    assert.equal('metadata' in without.toJSON(), false)
+  })
+
+  test('metadata does not outlive its lock', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    await (await a.acquire('next', { metadata: 'first' })).release()
+    await a.acquire('next', { ttlMs: 100, renew: false, metadata: 'second' })
+    const lock = await b.acquire('next', { waitMs: 10_000 })
+    assert.equal((await a.inspect('next')).metadata, null)
+    assert.equal(await lock.release(), true)
+  })
+
+  test('a service’s defaults count where a call says nothing', async (place) => {
+    const defaults = { ttlMs: 4000, waitMs: 60, renew: false, minHoldMs: 0, maxHoldMs: 60_000, stallLimitMs: 60_000 }
+    const [a, b] = [await place.connect({ defaults }), await place.connect()]
+    const lock = await a.acquire('defaults')
+    assert.deepEqual([lock.toJSON().ttlMs, lock.toJSON().renew], [4000, false])
+    assert.ok((await b.inspect('defaults')).remainingMs <= 4000)
+    const short = rejects(a.acquire('defaults'), 'LOCK_TIMEOUT')
+    await rejects(a.using('defaults', () => assert.fail('fn was called')), 'LOCK_TIMEOUT')
+    assert.match((await short).message, /60 ms/)
+    const own = await a.acquire('own', { ttlMs: 20_000, renew: true })
+    assert.deepEqual([own.toJSON().ttlMs, own.toJSON().renew], [20_000, true])
+    assert.ok((await b.inspect('own')).remainingMs > 4000)
+    // The gist's functions make one try and are not renewed, whatever the defaults say.
+    const eager = await place.connect({ defaults: { ttlMs: 4000, waitMs: 60_000, renew: true } })
+    assert.equal(await eager.acquireLock('defaults'), false)
+    assert.equal(await eager.acquireAndExecute('defaults', () => 'ran'), undefined)
+    assert.equal(await eager.acquireLock('gist'), true)
+    assert.ok((await b.inspect('gist')).remainingMs <= 4000)
+    await eager.acquireAndExecute('job', async (held) => {
+      assert.equal(held.toJSON().renew, false)
+      assert.ok((await b.inspect('job')).remainingMs <= 4000)
+    })
+  })
+
+  test('defaults of minHoldMs and maxHoldMs count for every way to take a lock', async (place) => {
+    place.leaves = true
+    const b = await place.connect()
+    const kept = await place.connect({ defaults: { minHoldMs: 60_000 } })
+    await (await kept.acquire('acquire')).release()
+    await kept.using('using', () => {})
+    await kept.acquireAndExecute('execute', () => {})
+    assert.equal(await kept.acquireLock('gist'), true)
+    assert.equal(await kept.releaseLock('gist'), true)
+    for (const name of ['acquire', 'using', 'execute', 'gist']) assert.equal(await b.tryAcquire(name), null, name)
+    const short = await place.connect({ defaults: { maxHoldMs: 3000 } })
+    assert.equal(await short.acquireLock('most', 60), true)
+    assert.ok((await b.inspect('most')).remainingMs <= 3000)
+  })
+
+  test('keyPrefix keeps apart what has the same name', async (place) => {
+    const prefix = place.options.keyPrefix ?? ''
+    const a = await place.connect({ keyPrefix: `${prefix}one:` })
+    const [b, c] = await place.connectAll(2, { keyPrefix: `${prefix}two:` })
+    const [first, second] = [await a.acquire('same'), await b.acquire('same', { waitMs: 0 })]
+    assert.equal(await c.tryAcquire('same'), null)
+    for (const [service, lock] of [[a, first], [b, second]]) {
+      const all = await service.list()
+      assert.deepEqual(all.map((info) => info.name), ['same'])
+      assert.equal(all[0].fencingToken, lock.fencingToken)
+    }
+    assert.equal(await first.release(), true)
+    assert.equal((await c.inspect('same')).name, 'same')
+    assert.equal(await second.release(), true)
+  })
+}

@@ -1,0 +1,96 @@
+// Small tools that most tests need.
+import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { fileURLToPath } from 'node:url'
+
+export { sleep }
+
+/** The package as a child process imports it. */
+export const INDEX = new URL('../index.js', import.meta.url).href
+
+/** A wake-up that only the safety poll (every 5 s) or the end of a 30 s lease brought would take longer than this. */
+export const SOON_MS = 3000
+
+/** Waits until `check` gives something truthy, and returns it. */
+export async function until(what, check, withinMs = 15_000) {
+  const end = Date.now() + withinMs
+  for (;;) {
+    const value = await check()
+    if (value) return value
+    assert.ok(Date.now() < end, `not within ${withinMs} ms: ${what}`)
+    await sleep(5)
+  }
+}
+
+/** What a promise rejects with, whatever that is. */
+export async function rejection(promise) {
+  let value
+  try {
+    value = await promise
+  } catch (thrown) {
+    return thrown
+  }
+  assert.fail(`expected a rejection, got ${typeof value === 'object' ? 'an object' : String(value)}`)
+}
+
+/** Checks the whole shape of an error of holdfast. */
+export function assertLockError(error, code, expected = {}) {
+  assert.ok(error instanceof Error, `an Error, got ${String(error)}`)
+  assert.equal(error.code, code, error.message)
+  assert.equal(error.name, 'LockError')
+  assert.equal(typeof error.message, 'string')
+  assert.ok(error.message.length > 0)
+  assert.equal(typeof error.retryable, 'boolean')
+  for (const [field, value] of Object.entries(expected)) assert.equal(error[field], value, `error.${field}`)
+}
+
+/** A promise must reject with this code; gives the error. */
+export async function rejects(promise, code, expected) {
+  const error = await rejection(promise)
+  assertLockError(error, code, expected)
+  return error
+}
+
+/** Waits until a service counts so many waiting calls. */
+export const waiting = (service, count) => until(`${count} waiting`, () => service.stats().waiting === count)
+
+/** The name is free for everybody, at once or as soon as a clean-up on its way has arrived. */
+export async function assertFree(service, name) {
+  const lock = await service.acquire(name, { waitMs: SOON_MS })
+  assert.equal(await lock.release(), true)
+}
+
+/** How long a promise took, in milliseconds. */
+export async function timed(promise) {
+  const start = performance.now()
+  await promise
+  return performance.now() - start
+}
+
+/** Numbers (or bigints) that strictly grow. */
+export function assertGrowing(values) {
+  for (let i = 1; i < values.length; i++) assert.ok(values[i] > values[i - 1], `${values[i]} after ${values[i - 1]}`)
+}
+
+/**
+ * Runs JavaScript in a process of its own, and gives its stdout, stderr and exit code. `args` are at
+ * `process.argv[1]` and on.
+ */
+export function runNode(code, { args = [], env = {}, flags = [], commonjs = false } = {}) {
+  const type = commonjs ? 'commonjs' : 'module'
+  const argv = [...flags, `--input-type=${type}`, '-e', code, '--', ...args]
+  const options = { env: { ...process.env, ...env }, cwd: fileURLToPath(new URL('.', import.meta.url)), timeout: 60_000 }
+  return new Promise((resolve) => {
+    execFile(process.execPath, argv, options, (error, stdout, stderr) => {
+      resolve({ code: error ? (error.code ?? error.signal) : 0, stdout, stderr })
+    })
+  })
+}
+
+/** As `runNode`, for code that must succeed: gives what it printed. */
+export async function output(code, options) {
+  const { code: status, stdout, stderr } = await runNode(code, options)
+  assert.equal(status, 0, stderr)
+  return stdout.trim()
+}

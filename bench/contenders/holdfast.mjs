@@ -1,0 +1,20 @@
+// holdfast itself: owner check, fencing token, expiry by the store's clock.
+import { createRequire } from 'node:module'
+
+const { LockService } = createRequire(import.meta.url)('../../index.js')
+
+export const does = 'owner check, fencing token'
+
+export async function connect(url) {
+  const locks = await LockService.connect(url)
+  return {
+    async pair(name) {
+      if (!(await locks.acquireLock(name, 30))) throw new Error(`${name} was busy`)
+      if (!(await locks.releaseLock(name))) throw new Error(`${name} was lost`)
+    },
+    async tryHeld(name) {
+      if (await locks.acquireLock(name, 30)) throw new Error(`${name} was not busy`)
+    },
+    close: () => locks.close(),
+  }
+}

@@ -1,0 +1,26 @@
+// redlock 5 on one node, without retries, which is its fastest setting for these two measurements.
+import Redis from 'ioredis'
+import Redlock from 'redlock'
+
+export const does = 'owner check; no fencing token'
+
+export async function connect(url) {
+  const redis = new Redis(url)
+  const redlock = new Redlock([redis], { retryCount: 0 })
+  redlock.on('error', () => {})
+  return {
+    async pair(name) {
+      const lock = await redlock.acquire([name], 30_000)
+      await lock.release()
+    },
+    async tryHeld(name) {
+      await redlock.acquire([name], 30_000).then(
+        () => {
+          throw new Error(`${name} was not busy`)
+        },
+        () => {},
+      )
+    },
+    close: () => redlock.quit(),
+  }
+}

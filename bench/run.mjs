@@ -1,0 +1,86 @@
+// Measures every contender in one run: processes of their own, taken in turn, several rounds, medians.
+//
+//   npm run bench               writes bench/results.md
+//   npm run bench -- --quick    a smoke test: that every contender works, not how fast
+import { fork } from 'node:child_process'
+import { writeFileSync } from 'node:fs'
+import { cpus } from 'node:os'
+import { fileURLToPath } from 'node:url'
+import { installDependencies } from '../scripts/setup.mjs'
+import { startMongod, startRedis } from '../scripts/servers.mjs'
+import { contenderVersions, serverVersion, table } from './report.mjs'
+
+const quick = process.argv.includes('--quick')
+const here = new URL('.', import.meta.url)
+const ROUNDS = quick ? 1 : 7
+const MS = quick ? 100 : 1000
+const WARM_UP_MS = quick ? 50 : 1500
+const IN_FLIGHT = [1, 64, 1024]
+
+installDependencies('bench')
+
+const fields = [
+  { store: 'redis', start: startRedis, contenders: ['holdfast', 'ioredis', 'redlock', 'redis-semaphore'] },
+  { store: 'mongodb', start: startMongod, contenders: ['holdfast', 'gist'] },
+]
+
+function start(module, url) {
+  const child = fork(fileURLToPath(new URL('contender.mjs', here)), [module, url])
+  const answer = () =>
+    new Promise((resolve, reject) => {
+      child.once('message', resolve)
+      child.once('exit', (code) => reject(new Error(`${module} ended with ${code}`)))
+    })
+  const ready = answer()
+  return {
+    module,
+    ready,
+    ask(message) {
+      const answered = answer()
+      child.send(message)
+      return answered.finally(() => child.removeAllListeners('exit'))
+    },
+    close() {
+      return new Promise((resolve) => {
+        child.once('exit', resolve)
+        child.send({ what: 'close' })
+      })
+    },
+  }
+}
+
+const sections = []
+for (const { store, start: startServer, contenders } of fields) {
+  const server = await startServer()
+  const running = contenders.map((module) => start(module, server.url))
+  await Promise.all(running.map((contender) => contender.ready))
+  const results = {}
+  const loads = IN_FLIGHT.map((inFlight) => ({ what: 'pair', inFlight }))
+  for (const load of loads) {
+    for (const contender of running) await contender.ask({ ...load, ms: WARM_UP_MS })
+    for (let round = 0; round < ROUNDS; round++) {
+      // Whoever goes first in a round goes last in the next: a drift of the machine hits all alike.
+      const order = round % 2 === 0 ? running : [...running].reverse()
+      for (const contender of order) {
+        const result = await contender.ask({ ...load, ms: MS })
+        ;((results[contender.module] ??= {})[load.inFlight] ??= []).push(result)
+      }
+    }
+  }
+  await Promise.all(running.map((contender) => contender.close()))
+  sections.push(await table({ store, version: await serverVersion(store, server.url), results, inFlight: IN_FLIGHT }))
+  await server.stop()
+}
+
+const report = [
+  '# Benchmark',
+  '',
+  `${cpus().length} × ${cpus()[0].model}, Node ${process.version}, servers on loopback. ${ROUNDS} rounds of ${MS} ms per ` +
+    'cell, interleaved; medians, with the range in brackets. A pair is one acquire and one release of a free name.',
+  '',
+  `Versions: ${contenderVersions()}.`,
+  '',
+  ...sections,
+].join('\n')
+console.log(report)
+if (!quick) writeFileSync(new URL('results.md', here), report)

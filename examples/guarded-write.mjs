@@ -1,0 +1,67 @@
+// A holder that overslept its lease, and the write that was refused because of its fencing token.
+//
+//   node examples/guarded-write.mjs                                     all of it in this process, no server
+//   node examples/guarded-write.mjs mongodb://127.0.0.1:27017/test      locks and account in MongoDB (npm install mongodb)
+import { setTimeout as sleep } from 'node:timers/promises'
+import { LockService } from '../index.js' // from 'holdfast' in a project of your own
+
+const url = process.argv[2]
+const account = url ? await mongoAccount(url) : memoryAccount()
+// Two services, as two instances would have them.
+const [slow, quick] = await Promise.all([LockService.connect(url ?? 'memory:'), LockService.connect(url ?? 'memory:')])
+
+// Unrenewed, as if this process stood still: a suspended machine, a container without CPU.
+const stale = await slow.acquire('account:7', { ttlMs: 300, renew: false })
+const seen = await account.balance()
+console.log(`slow   token ${stale.fencingToken}: reads ${seen}, and oversleeps`)
+await sleep(600)
+
+const fresh = await quick.acquire('account:7')
+const balance = await account.balance()
+const written = await account.write(balance - 10, fresh.fencingToken)
+console.log(`quick  token ${fresh.fencingToken}: reads ${balance}, writes ${balance - 10}: ${written ? 'done' : 'refused'}`)
+await fresh.release()
+
+// It should look at `stale.isHeld` first, which is false by now. But however late it looks, its write may arrive later
+// still, so the database has to look, too.
+const overwritten = await account.write(seen - 50, stale.fencingToken)
+console.log(`slow   token ${stale.fencingToken}: wakes up, writes ${seen - 50}: ${overwritten ? 'done' : 'refused'}`)
+console.log(`the balance is ${await account.balance()}`)
+
+await Promise.all([slow.close(), quick.close(), account.close()])
+// 90 is right; 50 would mean that the withdrawal of 10 was forgotten.
+process.exitCode = written && !overwritten ? 0 : 1
+
+/** A row with the guard that every database can carry out: UPDATE … WHERE fence <= $token. */
+function memoryAccount() {
+  const row = { balance: 100, fence: 0n }
+  return {
+    balance: async () => row.balance,
+    write: async (balance, fence) => {
+      if (row.fence > fence) return false
+      Object.assign(row, { balance, fence })
+      return true
+    },
+    close: async () => {},
+  }
+}
+
+async function mongoAccount(url) {
+  const { Long, MongoClient, ObjectId } = await import('mongodb')
+  const client = await MongoClient.connect(url)
+  const accounts = client.db().collection('holdfast_example')
+  const _id = new ObjectId()
+  await accounts.insertOne({ _id, balance: 100, fence: Long.ZERO })
+  return {
+    balance: async () => (await accounts.findOne({ _id })).balance,
+    write: async (balance, token) => {
+      const fence = Long.fromBigInt(token)
+      const { matchedCount } = await accounts.updateOne({ _id, fence: { $lte: fence } }, { $set: { balance, fence } })
+      return matchedCount === 1
+    },
+    close: async () => {
+      await accounts.deleteOne({ _id })
+      await client.close()
+    },
+  }
+}

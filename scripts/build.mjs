@@ -1,0 +1,20 @@
+// Builds the addon: the `.node` file, `native.js` (the loader that napi generates) and `index.d.ts`. Arguments go to
+// `napi build`, for instance `--release`.
+import { execFileSync } from 'node:child_process'
+import { readFileSync, writeFileSync } from 'node:fs'
+import { fileURLToPath } from 'node:url'
+import { installDependencies } from './setup.mjs'
+
+process.chdir(fileURLToPath(new URL('..', import.meta.url)))
+installDependencies()
+
+const cli = 'node_modules/@napi-rs/cli/dist/cli.js'
+const args = ['build', '--platform', '--js', 'native.js', '--dts', 'index.d.ts', ...process.argv.slice(2)]
+execFileSync(process.execPath, [cli, ...args], { stdio: 'inherit' })
+
+// The types stand in src/js/types.d.ts; napi adds the classes that exist at run time. Two things it cannot know: which
+// artifact was loaded is no part of this package's API, and neither class can be made with `new`.
+let types = readFileSync('index.d.ts', 'utf8')
+types = types.replace(/\/\*\*(?:(?!\*\/)[\s\S])*\*\/\nexport declare const __napiBindingTarget[^\n]*\n+/, '')
+types = types.replace(/^(export declare class \w+) \{\}$/gm, '$1 {\n  private constructor()\n}')
+writeFileSync('index.d.ts', types)

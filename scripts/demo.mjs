@@ -1,0 +1,78 @@
+// `npm run demo`: four real processes race for the 18:00 report, three times over. The holder of the second round is
+// killed in the middle of its job. What comes out at the end is computed from a record of what happened.
+//
+//   HOLDFAST_URL=redis://…  or  mongodb://…   the same there; without it, on the embedded store in a temp folder
+//   HOLDFAST_DEMO_SABOTAGE=1                  the processes ignore the lock, and the verdict must say so
+//   --no-build                                take the addon as it is
+import { randomBytes } from 'node:crypto'
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { ensureBuilt } from './demo/build.mjs'
+import { Crew } from './demo/crew.mjs'
+import { TTL_MS } from './demo/job.mjs'
+import { Ledger, judge } from './demo/ledger.mjs'
+import { Screen } from './demo/screen.mjs'
+
+const KILL_ROUND = 1
+const screen = new Screen(process.stdout)
+
+const give = (status, message) => {
+  console.error(`demo: ${message}`)
+  process.exit(status)
+}
+if (Number(process.versions.node.split('.')[0]) < 20) give(1, `holdfast needs Node 20 or newer, this is ${process.version}`)
+
+try {
+  if (!process.argv.includes('--no-build')) ensureBuilt((text) => console.error(`demo: ${text}`))
+} catch (error) {
+  give(1, error.message)
+}
+
+const folder = mkdtempSync(join(tmpdir(), 'holdfast-demo-'))
+process.on('exit', () => rmSync(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 }))
+
+const given = process.env.HOLDFAST_URL
+if (given?.startsWith('memory:')) give(1, 'memory: is a store of one process, and this needs one that four can share')
+// As in any URL, what would mean something else is escaped.
+const embedded = `sqlite:${join(folder, 'locks.sqlite').replace(/[%?]/g, encodeURIComponent)}`
+const url = given || embedded
+// Passwords are nobody's business.
+const shown = given ? given.replace(/\/\/.*@/, '//').replace(/\?.*/, '') : `the embedded store, ${embedded}`
+
+// Unique, so that no run meets what another one left (a fence lives on for a day), nor anybody's real lock.
+const run = randomBytes(4).toString('hex')
+const names = ['mon', 'tue', 'wed'].map((day) => `demo-${run}:report:${day}:18:00`)
+
+const ledger = new Ledger()
+const crew = new Crew({ url, ledger, screen })
+for (const signal of ['SIGINT', 'SIGTERM']) {
+  process.once(signal, () => {
+    crew.end('SIGKILL')
+    process.exit(1)
+  })
+}
+
+screen.print(`Four processes, three days, one report each day at 18:00. Store: ${shown}`)
+screen.print(`Each one takes the lock (lease ${TTL_MS / 1000} s, renewed), looks for the report, and makes it if it is not there.`)
+screen.print('The look is what keeps a late one from making it again: the lock alone is free once the first has released.')
+if (process.env.HOLDFAST_DEMO_SABOTAGE === '1') screen.print('SABOTAGE: they ignore the lock.')
+
+try {
+  await Promise.all(['A', 'B', 'C', 'D'].map((worker) => crew.hire(worker)))
+  for (const [index, name] of names.entries()) {
+    const killing = index === KILL_ROUND
+    screen.round(`Round ${index + 1}: ${name}${killing ? ', and the one that wins is killed' : ''}`)
+    await crew.race(name, { killing })
+  }
+  screen.round('Late: one comes when all is over (its clock is slow), and the lock is free')
+  await crew.comeLate(names.at(-1))
+} catch (error) {
+  crew.end('SIGKILL')
+  give(1, error.message)
+}
+await crew.end()
+
+const verdict = judge(ledger.entries, names, KILL_ROUND)
+screen.verdict(verdict)
+process.exitCode = verdict.every(({ ok }) => ok) ? 0 : 1

@@ -1,0 +1,49 @@
+// Makes sure that the addon is there and not older than its sources, so that the demo is one command on a fresh machine
+// and starts at once on any other.
+import { execFileSync } from 'node:child_process'
+import { readdirSync, statSync } from 'node:fs'
+import { join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+
+const root = fileURLToPath(new URL('../..', import.meta.url))
+const SOURCES = ['src', 'Cargo.toml', 'Cargo.lock', 'build.rs']
+
+/** Builds the addon when it is missing or stale. Throws an error of one sentence when that cannot be done. */
+export function ensureBuilt(say) {
+  const why = reasonToBuild(root)
+  if (!why) return
+  requireRust()
+  say(`${why}: building it (a debug build; the first one takes minutes)`)
+  try {
+    execFileSync(process.execPath, [join(root, 'scripts', 'build.mjs')], { stdio: ['ignore', 2, 2] })
+  } catch (cause) {
+    throw new Error('the build failed, see above', { cause })
+  }
+}
+
+/** Why the checkout in `folder` needs a build; `undefined` when it does not. */
+export function reasonToBuild(folder) {
+  const own = `holdfast.${process.platform}-${process.arch}`
+  const addons = readdirSync(folder).filter((file) => file.startsWith(own) && file.endsWith('.node'))
+  if (addons.length === 0) return 'there is no addon yet'
+  const built = newest(addons.map((file) => join(folder, file)))
+  if (built < newest(SOURCES.map((source) => join(folder, source)))) return 'the addon is older than its sources'
+}
+
+function newest(paths) {
+  const times = paths.map((path) => {
+    const found = statSync(path, { throwIfNoEntry: false })
+    if (!found) return 0
+    if (!found.isDirectory()) return found.mtimeMs
+    return newest(readdirSync(path).map((file) => join(path, file)))
+  })
+  return Math.max(0, ...times)
+}
+
+function requireRust() {
+  try {
+    execFileSync('cargo', ['--version'], { stdio: 'ignore' })
+  } catch (cause) {
+    throw new Error('building the addon needs Rust, and there is no cargo on the PATH: install it with rustup', { cause })
+  }
+}

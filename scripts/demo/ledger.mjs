@@ -1,0 +1,100 @@
+// The database of the demo: the reports, who may write them, and a record of everything that happened. The verdict is
+// computed from that record alone.
+//
+// Whoever enters, starts, stores or leaves waits for the answer before it goes on. So the record's order is the real one:
+// an entry that follows a missing leave was made while the other was still inside.
+
+/** One round's report, and its record. */
+export class Ledger {
+  entries = []
+  #reports = new Map()
+  #newest = new Map()
+
+  note(what, name, worker, more = {}) {
+    this.entries.push({ what, name, worker, at: performance.now(), ...more })
+  }
+
+  enter(name, worker, token) {
+    this.note('enter', name, worker, { token })
+    if (token > (this.#newest.get(name) ?? 0n)) this.#newest.set(name, token)
+  }
+
+  find(name) {
+    return this.#reports.has(name)
+  }
+
+  /** A guarded write: nobody with an older token than the newest that was seen, and never a second time. */
+  store(name, worker, token) {
+    this.note('finish', name, worker, { token })
+    if (token < (this.#newest.get(name) ?? 0n) || this.#reports.has(name)) return false
+    this.#reports.set(name, { worker, token })
+    return true
+  }
+}
+
+/**
+ * What the record shows, as lines of a verdict: `{ ok, text, faults }`.
+ * @param entries the record: `enter`, `start`, `finish`, `leave`, `killed`, `failed`
+ * @param names the rounds' locks; the holder of `names[killRound]` was to be killed in the middle of its job
+ */
+export function judge(entries, names, killRound) {
+  const rounds = names.map((name) => entries.filter((entry) => entry.name === name))
+  return [once(rounds), alone(rounds), growing(rounds), takenOver(rounds[killRound]), unharmed(entries)]
+}
+
+const label = (index) => `round ${index + 1}`
+const line = (text, faults) => ({ ok: faults.length === 0, text, faults })
+
+function once(rounds) {
+  const runs = rounds.map((round) => round.filter(({ what }) => what === 'finish').length)
+  const faults = runs.flatMap((count, index) => (count === 1 ? [] : [`${label(index)}: it ran to its end ${count} times`]))
+  const good = runs.filter((count) => count === 1).length
+  return line(`the job ran to its end exactly once in ${good} of ${rounds.length} rounds`, faults)
+}
+
+function alone(rounds) {
+  const most = rounds.map((round) => {
+    const inside = new Set()
+    let max = 0
+    for (const { what, worker } of round) {
+      if (what === 'enter') inside.add(worker)
+      if (what === 'leave' || what === 'killed' || what === 'failed') inside.delete(worker)
+      max = Math.max(max, inside.size)
+    }
+    return max
+  })
+  const faults = most.flatMap((count, index) => (count <= 1 ? [] : [`${label(index)}: ${count} at the same time`]))
+  const grants = rounds.flat().filter(({ what }) => what === 'enter').length
+  return line(`${grants} times a process held a lock, and at most ${Math.max(...most)} at a time`, faults)
+}
+
+function growing(rounds) {
+  const faults = rounds.flatMap((round, index) => {
+    const tokens = round.filter(({ what }) => what === 'enter').map(({ token }) => token)
+    const falls = tokens.filter((token, i) => i > 0 && token <= tokens[i - 1]).length
+    return falls === 0 ? [] : [`${label(index)}: ${tokens.join(', ')}`]
+  })
+  const good = rounds.length - faults.length
+  return line(`fencing tokens grew from each holder to the next in ${good} of ${rounds.length} rounds`, faults)
+}
+
+function takenOver(round) {
+  const killed = round.find(({ what }) => what === 'killed')
+  if (!killed) return line('nobody was killed in the middle of the job', ['the demo meant to'])
+  const began = round.some(({ what, worker }) => what === 'start' && worker === killed.worker)
+  const ended = round.some(({ what, worker }) => what === 'finish' && worker === killed.worker)
+  const next = round.find((entry) => entry.what === 'enter' && entry.at > killed.at)
+  const finisher = round.find((entry) => entry.what === 'finish' && entry.at > killed.at)
+  const faults = []
+  if (!began || ended) faults.push(`${killed.worker} was not in the middle of the job`)
+  if (!next || !finisher) faults.push('nobody took over')
+  const seconds = next ? ((next.at - killed.at) / 1000).toFixed(1) : '?'
+  return line(`${killed.worker} was killed in the middle of its job, ${next?.worker ?? 'nobody'} took over ${seconds} s later`, faults)
+}
+
+function unharmed(entries) {
+  // A lease that was lost and left to the next one is the lock at work, not a failure.
+  const failed = entries.filter(({ what, code }) => what === 'failed' && code !== 'LOCK_LOST')
+  const faults = failed.map(({ worker, message }) => `${worker}: ${message}`)
+  return line(`${failed.length} processes failed`, faults)
+}

@@ -1,0 +1,97 @@
+// What the demo shows: in a terminal a few lines per round that change in place, on a pipe a log.
+import { STEPS, TTL_MS } from './job.mjs'
+
+const COLOURS = { green: 32, red: 31, yellow: 33, cyan: 36, dim: 2, bold: 1 }
+
+export class Screen {
+  #out
+  #live
+  #start = performance.now()
+  #rows = new Map()
+  #drawn = 0
+
+  constructor(out) {
+    this.#out = out
+    this.#live = Boolean(out.isTTY) && process.env.TERM !== 'dumb'
+    // Whoever read as much as it wanted (head, a closed terminal) is no failure.
+    out.on('error', () => {})
+  }
+
+  paint(colour, text) {
+    const plain = !this.#live || process.env.NO_COLOR
+    return plain ? text : `\x1b[${COLOURS[colour]}m${text}\x1b[0m`
+  }
+
+  print(text = '') {
+    this.#out.write(`${text}\n`)
+  }
+
+  round(title) {
+    this.#rows = new Map()
+    this.#drawn = 0
+    this.print()
+    this.print(this.paint('bold', title))
+  }
+
+  /** Something to show with a process's next state. */
+  know(worker, more) {
+    const row = { ...this.#rows.get(worker), ...more }
+    this.#rows.set(worker, row)
+    return row
+  }
+
+  /** What a process does now. `state`: waits, works, stored, aside, refused, killed, failed. */
+  show(worker, state, more = {}) {
+    const row = this.know(worker, { state, ...more })
+    if (this.#live) return this.#draw()
+    if (state === 'works' && row.step > 0) return
+    const seconds = ((performance.now() - this.#start) / 1000).toFixed(2).padStart(6)
+    this.print(`${seconds} s  ${this.#line(worker, row)}`)
+  }
+
+  #draw() {
+    if (this.#drawn > 0) this.#out.write(`\x1b[${this.#drawn}A`)
+    for (const [worker, row] of this.#rows) this.#out.write(`\x1b[2K  ${this.#line(worker, row)}\n`)
+    this.#drawn = this.#rows.size
+  }
+
+  #line(worker, row) {
+    // A line that wraps would spoil the next drawing.
+    const width = this.#live ? (this.#out.columns ?? 80) - 3 : Infinity
+    const [colour, text] = describe(row)
+    const line = `${worker}  pid ${String(row.pid).padEnd(7)}  ${text}`
+    return this.paint(colour, line.slice(0, width))
+  }
+
+  verdict(lines) {
+    this.print()
+    this.print(this.paint('bold', 'Verdict, from the record of what happened'))
+    for (const { ok, text, faults } of lines) {
+      this.print(`  ${ok ? this.paint('green', 'ok  ') : this.paint('red', 'FAIL')}  ${text}`)
+      for (const fault of faults) this.print(`          ${fault}`)
+    }
+    const good = lines.every(({ ok }) => ok)
+    this.print(good ? this.paint('green', 'PASS') : this.paint('red', 'FAIL: the lock did not keep what it promises'))
+  }
+}
+
+function describe({ state, token, step = 0, message }) {
+  const bar = `${'█'.repeat(step)}${'░'.repeat(STEPS - step)}`
+  const holds = `fencing token ${token}`
+  switch (state) {
+    case 'waits':
+      return ['dim', 'waits for the lock']
+    case 'works':
+      return ['cyan', `won          ${bar}  ${holds}`]
+    case 'stored':
+      return ['green', `won          ${bar}  ${holds}, report stored`]
+    case 'aside':
+      return ['dim', `stood aside  the report was there when it got the lock (${holds})`]
+    case 'refused':
+      return ['red', `refused      the report was there when it wanted to store its own (${holds})`]
+    case 'killed':
+      return ['red', `killed       ${bar}  SIGKILL in the middle of the job (${holds}); its lease ends within ${TTL_MS / 1000} s`]
+    default:
+      return ['red', `failed       ${message}`]
+  }
+}

@@ -1,0 +1,37 @@
+// One of the demo's four processes. It takes part in a round when it is told to, and asks its parent, which plays the
+// database, over the channel between them.
+import { LockService } from '../../index.js'
+import { nobodysLocks, report } from './job.mjs'
+
+const send = (message) => new Promise((resolve) => process.send(message, resolve))
+const asked = new Map()
+let lastId = 0
+
+const ask = (verb) => (...args) =>
+  new Promise((resolve) => {
+    asked.set(++lastId, resolve)
+    process.send({ type: 'ask', id: lastId, verb, args })
+  })
+
+const verbs = ['enter', 'find', 'start', 'progress', 'store', 'leave']
+const database = Object.fromEntries(verbs.map((verb) => [verb, ask(verb)]))
+
+try {
+  // The store is what HOLDFAST_URL says.
+  const service = await LockService.connect()
+  const locks = process.env.HOLDFAST_DEMO_SABOTAGE === '1' ? nobodysLocks : service
+
+  process.on('message', async (message) => {
+    if (message.type === 'answer') return asked.get(message.id)(message.value)
+    try {
+      await send({ type: 'outcome', outcome: await report(locks, database, message.name) })
+    } catch (error) {
+      await send({ type: 'outcome', outcome: 'failed', code: error.code, message: error.message })
+    }
+  })
+  process.once('disconnect', () => service.close())
+  await send({ type: 'ready' })
+} catch (error) {
+  await send({ type: 'unfit', message: error.message })
+  process.disconnect()
+}

@@ -1,0 +1,119 @@
+//! The local clock: monotonic, and it counts the time that the machine sleeps.
+//!
+//! `std::time::Instant` stands still while a laptop or a virtual machine is suspended (`CLOCK_MONOTONIC` on Linux), and
+//! a lease measured with it would look alive after the store gave the name away. `clock_gettime(2)` names
+//! `CLOCK_BOOTTIME` as the clock that goes on; on macOS `CLOCK_MONOTONIC` does (`clock_gettime(3)` there), on Windows
+//! the performance counter behind `Instant` does.
+//!
+//! In the crate's own tests the clock is tokio's, so that paused time reaches it.
+
+use std::time::Duration;
+
+/// A point in time on the local clock. Meaningful within this process only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Moment(Duration);
+
+impl Moment {
+    /// The present.
+    pub fn now() -> Self {
+        #[cfg(test)]
+        return Moment(tests::paused_now());
+        #[cfg(not(test))]
+        return Moment(boot_time());
+    }
+
+    /// How long until this moment; zero when it has passed.
+    pub fn remaining(self) -> Duration {
+        self.0.saturating_sub(Self::now().0)
+    }
+
+    /// How long since this moment; zero when it is ahead.
+    pub fn elapsed(self) -> Duration {
+        Self::now().0.saturating_sub(self.0)
+    }
+
+    /// Whether this moment has come.
+    pub fn is_past(self) -> bool {
+        Self::now() >= self
+    }
+
+    /// Whole nanoseconds since the clock's origin, for storing in an atomic.
+    pub fn to_nanos(self) -> u64 {
+        u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// The inverse of [`Moment::to_nanos`].
+    pub fn from_nanos(nanos: u64) -> Self {
+        Moment(Duration::from_nanos(nanos))
+    }
+}
+
+impl std::ops::Add<Duration> for Moment {
+    type Output = Moment;
+    fn add(self, rhs: Duration) -> Moment {
+        Moment(self.0.saturating_add(rhs))
+    }
+}
+
+impl std::ops::Sub<Duration> for Moment {
+    type Output = Moment;
+    fn sub(self, rhs: Duration) -> Moment {
+        Moment(self.0.saturating_sub(rhs))
+    }
+}
+
+#[cfg(unix)]
+#[cfg_attr(test, allow(dead_code))]
+fn boot_time() -> Duration {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const CLOCK: libc::clockid_t = libc::CLOCK_BOOTTIME;
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const CLOCK: libc::clockid_t = libc::CLOCK_MONOTONIC;
+    let mut ts = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `ts` is a valid, writable timespec, and both clock ids exist on every kernel that Node 20 runs on.
+    unsafe { libc::clock_gettime(CLOCK, &mut ts) };
+    Duration::new(ts.tv_sec as u64, ts.tv_nsec as u32)
+}
+
+#[cfg(not(unix))]
+#[cfg_attr(test, allow(dead_code))]
+fn boot_time() -> Duration {
+    use std::sync::OnceLock;
+    use std::time::Instant;
+    static ORIGIN: OnceLock<Instant> = OnceLock::new();
+    ORIGIN.get_or_init(Instant::now).elapsed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::OnceLock;
+    use tokio::time::Instant;
+
+    pub(super) fn paused_now() -> Duration {
+        static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
+        let origin = *ORIGIN.get_or_init(std::time::Instant::now);
+        // An hour ahead: a paused clock starts before the origin, and subtracting must not stop at zero.
+        (Instant::now().into_std() + Duration::from_secs(3600)).saturating_duration_since(origin)
+    }
+
+    #[test]
+    fn boot_time_advances_with_real_time() {
+        let before = boot_time();
+        std::thread::sleep(Duration::from_millis(20));
+        let passed = boot_time() - before;
+        assert!(passed >= Duration::from_millis(19), "only {passed:?} passed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn remaining_and_elapsed_are_each_others_mirror() {
+        let later = Moment::now() + Duration::from_secs(5);
+        assert_eq!(later.remaining(), Duration::from_secs(5));
+        assert!(!later.is_past());
+        tokio::time::advance(Duration::from_secs(6)).await;
+        assert_eq!(later.remaining(), Duration::ZERO);
+        assert_eq!(later.elapsed(), Duration::from_secs(1));
+        assert!(later.is_past());
+        assert_eq!(Moment::from_nanos(later.to_nanos()), later);
+    }
+}

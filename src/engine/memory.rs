@@ -1,0 +1,343 @@
+//! `memory:` a store inside this process, for unit tests. One per name, shared by every service (and every worker
+//! thread) of the process.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use tokio::sync::Notify;
+
+use super::{Acquired, Engine, Released, Renewed, Result, SharedEngine, Subscription};
+use crate::clock::Moment;
+use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
+
+/// The longest that a silent waiter keeps its place.
+const LIVENESS: Duration = Duration::from_millis(4500);
+/// A place that lapsed is remembered for so long, so that a waiter that was merely slow comes back to it.
+const LAPSED_PLACE_KEPT: Duration = Duration::from_secs(60);
+
+static STORES: LazyLock<Mutex<HashMap<String, Weak<MemoryEngine>>>> = LazyLock::new(Mutex::default);
+
+/// The engine behind `memory:` URLs.
+#[derive(Default)]
+pub struct MemoryEngine {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared(Mutex<State>);
+
+impl Shared {
+    /// The state. A panic elsewhere leaves it whole: every verb changes it in one go.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for MemoryEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("MemoryEngine")
+    }
+}
+
+#[derive(Default)]
+struct State {
+    held: BTreeMap<Key, Held>,
+    /// The waiters of each name, by ticket, that is in the order of arrival.
+    queues: HashMap<Key, BTreeMap<u64, Place>>,
+    /// Where each waiter stands: one name at a time.
+    places: HashMap<OwnerToken, (Key, u64)>,
+    subscribers: HashMap<OwnerToken, Arc<Notify>>,
+    last_ticket: u64,
+    last_fence: u64,
+    next_sweep: usize,
+}
+
+struct Held {
+    /// `None` once the owner has let go of a name that stays busy for its minimum hold.
+    owner: Option<OwnerToken>,
+    until: Moment,
+    fence: Fence,
+    holder: Holder,
+    metadata: Option<Arc<str>>,
+}
+
+struct Place {
+    owner: OwnerToken,
+    alive_until: Moment,
+}
+
+impl MemoryEngine {
+    /// The store of this name, made when nobody has it.
+    pub fn named(name: &str) -> SharedEngine {
+        let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(engine) = stores.get(name).and_then(Weak::upgrade) {
+            return engine;
+        }
+        stores.retain(|_, engine| engine.strong_count() > 0);
+        let engine = Arc::new(MemoryEngine::default());
+        stores.insert(name.to_owned(), Arc::downgrade(&engine));
+        engine
+    }
+}
+
+/// Microseconds since 1970: fences grow across restarts of the process, too.
+fn wall_clock() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+impl State {
+    fn holder(&self, key: &Key) -> Option<&Held> {
+        self.held.get(key).filter(|held| !held.until.is_past())
+    }
+
+    /// The first live waiter of a name.
+    fn first_live(&self, key: &Key) -> Option<(u64, &Place)> {
+        self.queues.get(key)?.iter().find(|(_, place)| !place.alive_until.is_past()).map(|(ticket, place)| (*ticket, place))
+    }
+
+    /// Why `key` cannot be had by `owner`, and for how long at most; `None` when it can.
+    fn obstacle(&self, key: &Key, owner: &OwnerToken, ticket: Option<u64>) -> Option<Duration> {
+        if let Some(held) = self.holder(key) {
+            return if held.owner.as_ref() == Some(owner) { None } else { Some(held.until.remaining()) };
+        }
+        match self.first_live(key) {
+            Some((first, place)) if place.owner != *owner && ticket.is_none_or(|mine| first < mine) => {
+                Some(place.alive_until.remaining())
+            }
+            _ => None,
+        }
+    }
+
+    /// Wakes the first live waiter of a name, if the name is free.
+    fn tell_next(&self, key: &Key) {
+        if self.holder(key).is_none()
+            && let Some((_, place)) = self.first_live(key)
+            && let Some(notify) = self.subscribers.get(&place.owner)
+        {
+            notify.notify_one();
+        }
+    }
+
+    /// Takes the claim's place in the queue of `key`, with the ticket it has or a new one.
+    fn enqueue(&mut self, claim: &Claim, key: &Key) {
+        let alive_until = Moment::now() + liveness(claim.ttl);
+        let moved = self.places.get(&claim.owner).filter(|(at, _)| at != key).cloned();
+        let ticket = match self.places.get(&claim.owner) {
+            Some((_, ticket)) => *ticket,
+            None => {
+                self.last_ticket += 1;
+                self.last_ticket
+            }
+        };
+        if moved.is_some() {
+            self.leave(&claim.owner);
+        }
+        self.places.insert(claim.owner.clone(), (key.clone(), ticket));
+        let queue = self.queues.entry(key.clone()).or_default();
+        queue.retain(|_, place| place.alive_until.elapsed() < LAPSED_PLACE_KEPT);
+        queue.insert(ticket, Place { owner: claim.owner.clone(), alive_until });
+    }
+
+    /// Gives up the owner's place, and tells whoever is next there.
+    fn leave(&mut self, owner: &OwnerToken) {
+        let Some((key, ticket)) = self.places.remove(owner) else { return };
+        if let Some(queue) = self.queues.get_mut(&key) {
+            queue.remove(&ticket);
+            if queue.is_empty() {
+                self.queues.remove(&key);
+            }
+        }
+        self.tell_next(&key);
+    }
+
+    /// Forgets names past their end once in a while, so that one-time names leave nothing behind.
+    fn sweep(&mut self) {
+        if self.held.len() >= self.next_sweep {
+            self.held.retain(|_, held| !held.until.is_past());
+            let places = &mut self.places;
+            self.queues.retain(|_, queue| {
+                queue.retain(|_, place| {
+                    let keep = place.alive_until.elapsed() < LAPSED_PLACE_KEPT;
+                    if !keep {
+                        places.remove(&place.owner);
+                    }
+                    keep
+                });
+                !queue.is_empty()
+            });
+            self.next_sweep = (self.held.len() * 2).max(1024);
+        }
+    }
+
+    fn info(&self, key: &Key) -> Option<LockInfo> {
+        let held = self.holder(key)?;
+        Some(LockInfo {
+            name: key.as_str().to_owned(),
+            remaining: Some(held.until.remaining()),
+            fence: Some(held.fence),
+            holder: Some(held.holder.clone()),
+            metadata: held.metadata.as_deref().map(str::to_owned),
+        })
+    }
+}
+
+fn liveness(ttl: Ttl) -> Duration {
+    ttl.duration().min(LIVENESS)
+}
+
+#[async_trait]
+impl Engine for MemoryEngine {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    fn ordered(&self) -> bool {
+        true
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
+        let mut state = self.shared.lock();
+        state.sweep();
+        let ticket = state.places.get(&claim.owner).map(|(_, ticket)| *ticket);
+        for key in claim.keys() {
+            if let Some(wait) = state.obstacle(key, &claim.owner, ticket) {
+                let mut retry_after = wait;
+                if claim.waiting {
+                    state.enqueue(claim, key);
+                    // The place lapses unless its owner shows up again.
+                    retry_after = wait.min(liveness(claim.ttl) / 3);
+                }
+                return Ok(Acquired::Held { key: key.clone(), retry_after: Some(retry_after) });
+            }
+        }
+        // A name that is held here is held by this owner: a retry after a lost reply, which keeps its fence.
+        let mine: Option<Vec<Fence>> = claim.keys().iter().map(|key| state.holder(key).map(|held| held.fence)).collect();
+        let fence = mine.and_then(|fences| fences.into_iter().max()).unwrap_or_else(|| {
+            state.last_fence = (state.last_fence + 1).max(wall_clock().as_micros() as u64);
+            Fence(state.last_fence)
+        });
+        for key in claim.keys() {
+            let since_ms = match state.holder(key) {
+                Some(held) => held.holder.since_ms,
+                None => wall_clock().as_millis() as u64,
+            };
+            let held = Held {
+                owner: Some(claim.owner.clone()),
+                until: Moment::now() + claim.ttl.duration(),
+                fence,
+                holder: Holder { process: Process::clone(&claim.process), since_ms },
+                metadata: claim.metadata.clone(),
+            };
+            state.held.insert(key.clone(), held);
+        }
+        state.leave(&claim.owner);
+        Ok(Acquired::Granted { fence })
+    }
+
+    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
+        let mut state = self.shared.lock();
+        let held = |state: &State, key| state.holder(key).is_some_and(|h| h.owner.as_ref() == Some(&claim.owner));
+        if !claim.keys().iter().all(|key| held(&state, key)) {
+            return Ok(Renewed::Lost);
+        }
+        let until = Moment::now() + ttl.duration();
+        for key in claim.keys() {
+            if let Some(held) = state.held.get_mut(key) {
+                held.until = held.until.max(until);
+            }
+        }
+        Ok(Renewed::Extended)
+    }
+
+    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
+        let mut state = self.shared.lock();
+        let mut answer = Released::Freed;
+        for key in claim.keys() {
+            let ours = state.held.get(key).is_some_and(|held| held.owner.as_ref() == Some(&claim.owner));
+            let live = ours && state.holder(key).is_some();
+            if !live {
+                answer = Released::NotHeld;
+            }
+            if live && !keep.is_zero() {
+                if let Some(held) = state.held.get_mut(key) {
+                    held.owner = None;
+                    held.until = Moment::now() + keep;
+                }
+                // The lease may be shorter now than the waiters were told.
+                if let Some((_, place)) = state.first_live(key)
+                    && let Some(notify) = state.subscribers.get(&place.owner)
+                {
+                    notify.notify_one();
+                }
+            } else if ours {
+                state.held.remove(key);
+                state.tell_next(key);
+            }
+        }
+        state.leave(&claim.owner);
+        Ok(answer)
+    }
+
+    async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
+        let notify = self.shared.lock().subscribers.entry(claim.owner.clone()).or_default().clone();
+        Ok(Box::new(MemorySubscription { owner: claim.owner.clone(), notify, shared: self.shared.clone() }))
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
+        Ok(self.shared.lock().info(key))
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        let state = self.shared.lock();
+        Ok(state.held.keys().filter(|key| key.as_str().starts_with(prefix)).filter_map(|key| state.info(key)).collect())
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool> {
+        let mut state = self.shared.lock();
+        let live = state.holder(key).is_some();
+        state.held.remove(key);
+        state.tell_next(key);
+        Ok(live)
+    }
+
+    async fn close(&self) {}
+}
+
+struct MemorySubscription {
+    owner: OwnerToken,
+    notify: Arc<Notify>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for MemorySubscription {
+    fn drop(&mut self) {
+        self.shared.lock().subscribers.remove(&self.owner);
+    }
+}
+
+#[async_trait]
+impl Subscription for MemorySubscription {
+    async fn changed(&mut self) {
+        self.notify.notified().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    crate::engine::contract::contract_tests!(async |prefix: String| {
+        let engine = MemoryEngine::named(&prefix);
+        Some((engine.clone(), engine))
+    });
+
+    #[test]
+    fn a_store_is_shared_by_name() {
+        let one = MemoryEngine::named("same");
+        assert!(Arc::ptr_eq(&one, &MemoryEngine::named("same")));
+        assert!(!Arc::ptr_eq(&one, &MemoryEngine::named("other")));
+    }
+}

@@ -1,0 +1,131 @@
+//! The narrow trait that every store implements, its answer types, and the one place that knows which stores there are.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::error::EngineError;
+use crate::model::{Claim, Fence, Key, LockInfo, Ttl};
+
+mod config;
+#[cfg(test)]
+pub(crate) mod contract;
+#[cfg(feature = "memory")]
+pub mod memory;
+#[cfg(feature = "mongodb")]
+pub mod mongodb;
+#[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(feature = "sqlite")]
+pub mod sql;
+
+pub use config::{EngineConfig, Settings, TlsFiles, connect};
+
+/// What an engine answers: its answer, or how the store failed.
+pub type Result<T> = std::result::Result<T, EngineError>;
+
+/// The answer to one try. Busy is an answer, not an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Acquired {
+    /// Every name of the claim is held by it now.
+    Granted {
+        /// Larger than every fence that any of the names was granted with before.
+        fence: Fence,
+    },
+    /// At least one name is busy, and the claim holds nothing.
+    Held {
+        /// The (first) busy name: the one to watch.
+        key: Key,
+        /// When a new try is worthwhile even if nothing is heard until then: what the holder's lease still lasts, or
+        /// what a silent waiter ahead may still take. `None`: the store does not know (a lock that never expires).
+        retry_after: Option<Duration>,
+    },
+}
+
+/// The answer to a renewal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Renewed {
+    /// Every name now lasts at least the ttl asked for.
+    Extended,
+    /// At least one name is not held by this owner any more (expired, deleted, taken over).
+    Lost,
+}
+
+/// The answer to a release.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Released {
+    /// The claim held its names, and holds them no more.
+    Freed,
+    /// The claim did not hold (all of) its names. What it still held of them is freed, too.
+    NotHeld,
+}
+
+/// A subscription to changes of one name. Dropping it ends it.
+#[async_trait]
+pub trait Subscription: Send {
+    /// Waits until a new try may be worthwhile. A hint, no more: it may come without need, and a lost one is made good
+    /// by the service's own safety poll. A change that happened between the subscription and this call is not missed.
+    async fn changed(&mut self);
+}
+
+/// One store.
+///
+/// # Contract
+/// The cases in `contract.rs` are the contract; every engine passes all of them. In words:
+///
+/// - Nothing here waits for a busy name, and nothing retries: only the service does. An engine keeps (and re-opens) its
+///   connection, and gives an error when the store cannot be reached; how long to wait for an answer is the service's.
+/// - Every answer is by the store's clock. A lease past its end is free at once, whatever still lies in the store.
+/// - Each verb may be called again with the same claim after an error, because the reply may be lost after the store
+///   did the work: `try_acquire` by the owner that holds the names already is `Granted` with the fence it was granted
+///   with, and lasts the full ttl from then on.
+/// - A future may be dropped at any point without harm to other calls; the work may or may not be done then.
+/// - A claim of several names is held as a whole or not at all.
+#[async_trait]
+pub trait Engine: Send + Sync + fmt::Debug {
+    /// The store's name: module, feature and URL scheme.
+    fn name(&self) -> &'static str;
+
+    /// Whether the store serves waiters in the order of their first try (`claim.waiting`). Where it does not, the
+    /// service lets one waiter per name and process through.
+    fn ordered(&self) -> bool;
+
+    /// One try for all names of the claim.
+    ///
+    /// # Behavior
+    /// In an ordered store a try never passes a live waiter that came before it. With `claim.waiting`, a busy try takes
+    /// (or keeps alive) a place in the queue of the name that it answers; a place whose owner does not try again
+    /// lapses after a time no longer than the claim's ttl.
+    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired>;
+
+    /// Makes every name of the claim last at least `ttl` from now on. Never shortens a lease, so that a renewal that is
+    /// carried out late cannot undo a longer one; never re-creates a lock that vanished.
+    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed>;
+
+    /// Frees what the claim holds, gives up its place in the queue, and tells whoever is next.
+    ///
+    /// # Behavior
+    /// With `keep` over zero, names that are held stay busy for so long instead of being freed at once, and nobody can
+    /// renew or release them any more than a stranger's (the owner is still named, but it has let go).
+    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released>;
+
+    /// Subscribes to changes of `key`, on behalf of `claim`. When this returns, no change after it is missed.
+    async fn subscribe(&self, claim: &Claim, key: &Key) -> Result<Box<dyn Subscription>>;
+
+    /// Who holds a name. `None` when it is free (or past its end).
+    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>>;
+
+    /// Everything held whose name starts with `prefix` (literal text), sorted by name.
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>>;
+
+    /// Frees a name whoever holds it, and tells whoever is next. `false` when nobody held it.
+    async fn force_release(&self, key: &Key) -> Result<bool>;
+
+    /// Gives back connections and threads. Later calls may fail.
+    async fn close(&self);
+}
+
+/// A store that can be shared by the tasks of a service.
+pub type SharedEngine = Arc<dyn Engine>;

@@ -1,0 +1,201 @@
+//! From a config to an engine: options, the first talk, and the TTL index.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use mongodb::bson::{Document, doc};
+use mongodb::event::EventHandler;
+use mongodb::event::sdam::SdamEvent;
+use mongodb::options::{
+    Acknowledgment, ClientOptions, CollectionOptions, IndexOptions, ReadConcern, ReadPreference, SelectionCriteria,
+};
+use mongodb::{Client, Collection, IndexModel};
+
+use super::documents::EXPIRES_AT;
+use super::failure::{ENGINE, Failure};
+use super::fence::Clock;
+use super::watch::Watcher;
+use super::{MongodbConfig, MongodbEngine, Outcome};
+use crate::engine::Result;
+use crate::error::EngineError;
+
+const OP: &str = "connect";
+/// MongoDB 4.4, the first whose `findAndModify` can show `$$NOW` in its answer.
+const OLDEST_WIRE_VERSION: i32 = 9;
+/// The connections that one engine opens at most, unless the URL says otherwise. The driver's own default of 10 would
+/// make a crowd of callers queue behind each other's waits for the majority.
+const POOL: u32 = 64;
+/// NamespaceNotFound.
+const NO_COLLECTION: i32 = 26;
+/// IndexOptionsConflict.
+const OTHER_OPTIONS: i32 = 85;
+/// IndexKeySpecsConflict.
+const OTHER_KEYS: i32 = 86;
+
+impl MongodbEngine {
+    /// Connects: finds the servers, asks one what it is, and makes sure of the TTL index.
+    ///
+    /// # Behavior
+    /// A `mongodb+srv` name is resolved here. Gives up when no server is found in nine tenths of the time that
+    /// connecting may take, so that there is time left to say why.
+    ///
+    /// # Errors
+    /// Retryable when no server can be reached; not retryable when the password, a right, a certificate, the replica
+    /// set's name, the server's version or the collection's indexes are wrong.
+    pub async fn connect(config: MongodbConfig) -> Result<Arc<Self>> {
+        let seen = Arc::new(Mutex::new(None));
+        let mut options = options(&config).await.map_err(|error| Failure(error).during(OP))?;
+        let wanted = options.repl_set_name.clone();
+        options.sdam_event_handler = Some(note_set_name(seen.clone()));
+        // Bad certificate files are found here.
+        let client =
+            Client::with_options(options).map_err(|error| EngineError::new(ENGINE, OP, false, Failure(error)))?;
+        let database = client.database(&config.database);
+        let hello = match database.run_command(doc! { "hello": 1 }).await.map_err(Failure) {
+            Ok(hello) => hello,
+            Err(failure) => return Err(unreachable(failure, wanted, &seen)),
+        };
+        if hello.get_i32("maxWireVersion").unwrap_or(0) < OLDEST_WIRE_VERSION {
+            return Err(EngineError::new(ENGINE, OP, false, "MongoDB 4.4 or newer is needed"));
+        }
+        let is_cluster = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
+        let locks = database.collection_with_options(&config.collection, collection_options(&config));
+        ensure_index(&locks).await?;
+        Ok(Arc::new(MongodbEngine {
+            watcher: is_cluster.then(|| Watcher::new(locks.clone())),
+            clock: if is_cluster { Clock::Cluster } else { Clock::Process },
+            prefix: config.prefix,
+            client,
+            locks,
+        }))
+    }
+}
+
+async fn options(config: &MongodbConfig) -> mongodb::error::Result<ClientOptions> {
+    let mut options = ClientOptions::parse(config.connection.clone()).await?;
+    // Less than the limit of whoever waits for this: the driver's reason is worth more than "no answer".
+    let selection = config.timeout.mul_f64(0.9);
+    options.server_selection_timeout = Some(
+        options
+            .server_selection_timeout
+            .map_or(selection, |own| own.min(selection)),
+    );
+    options.connect_timeout.get_or_insert(config.timeout);
+    options.max_pool_size.get_or_insert(POOL);
+    options.app_name.get_or_insert_with(|| "holdfast".to_owned());
+    Ok(options)
+}
+
+fn collection_options(config: &MongodbConfig) -> CollectionOptions {
+    let mut write_concern = config.connection.write_concern.clone().unwrap_or_default();
+    write_concern.w.get_or_insert(Acknowledgment::Majority);
+    CollectionOptions::builder()
+        .write_concern(write_concern)
+        // What a try sees is the primary's present, so that is what an inspection shows.
+        .read_concern(ReadConcern::local())
+        .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
+        .build()
+}
+
+/// Remembers which replica set the servers say they belong to: the driver drops those of another set without a word.
+fn note_set_name(seen: Arc<Mutex<Option<String>>>) -> EventHandler<SdamEvent> {
+    EventHandler::callback(move |event| {
+        if let SdamEvent::ServerHeartbeatSucceeded(heartbeat) = event {
+            let name = heartbeat
+                .reply
+                .get_str("setName")
+                .map_or("no replica set".to_owned(), |name| format!("{name:?}"));
+            *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(name);
+        }
+    })
+}
+
+/// Why the first command failed.
+fn unreachable(failure: Failure, wanted: Option<String>, seen: &Mutex<Option<String>>) -> EngineError {
+    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).take();
+    match (wanted, seen) {
+        (Some(wanted), Some(seen)) if failure.is_server_selection() && seen != format!("{wanted:?}") => {
+            EngineError::new(
+                ENGINE,
+                OP,
+                false,
+                format!("the URL asks for the replica set {wanted:?}, but the server that answers belongs to {seen}"),
+            )
+        }
+        _ => failure.during(OP),
+    }
+}
+
+/// Makes the TTL index, which removes what crashed holders left behind and what gist processes wait for.
+///
+/// # Behavior
+/// One that stands already is fine under any name, and so is a missing right to make one when one stands, or when it may
+/// not even be looked up: locks work without it.
+///
+/// # Errors
+/// Not retryable when an index on `expiresAt` has other options.
+pub(super) async fn ensure_index(locks: &Collection<Document>) -> Result<()> {
+    let index = IndexModel::builder()
+        .keys(doc! { EXPIRES_AT: 1 })
+        .options(IndexOptions::builder().expire_after(Duration::ZERO).build())
+        .build();
+    let failure = match locks.create_index(index).await.map_err(Failure) {
+        Ok(_) => return Ok(()),
+        Err(failure) => failure,
+    };
+    let is_in_the_way = matches!(failure.code(), Some(OTHER_OPTIONS | OTHER_KEYS));
+    if !is_in_the_way && !failure.is_unauthorized() {
+        return Err(failure.during(OP));
+    }
+    match stands(locks).await {
+        Ok(true) => Ok(()),
+        Ok(false) if is_in_the_way => Err(EngineError::new(
+            ENGINE,
+            OP,
+            false,
+            format!(
+                "the collection {:?} has an index that is in the way of the TTL index {{ expiresAt: 1 }} with \
+             expireAfterSeconds: 0, drop it or name another collection: {failure}",
+                locks.name(),
+            ),
+        )),
+        Ok(false) => Err(EngineError::new(
+            ENGINE,
+            OP,
+            false,
+            format!(
+                "the collection {:?} has no TTL index {{ expiresAt: 1 }} with expireAfterSeconds: 0, and none can be made: \
+             {failure}",
+                locks.name(),
+            ),
+        )),
+        Err(looking) if looking.is_unauthorized() && failure.is_unauthorized() => {
+            tracing::warn!(
+                collection = locks.name(),
+                "may neither make nor look up the TTL index on expiresAt"
+            );
+            Ok(())
+        }
+        Err(looking) => Err(looking.during(OP)),
+    }
+}
+
+/// Whether the TTL index stands, under whatever name.
+async fn stands(locks: &Collection<Document>) -> Outcome<bool> {
+    let indexes = match list_indexes(locks).await {
+        Err(failure) if failure.code() == Some(NO_COLLECTION) => return Ok(false),
+        indexes => indexes?,
+    };
+    Ok(indexes.iter().any(|index| {
+        let options = index.options.as_ref();
+        let ends_at_once = options.and_then(|options| options.expire_after) == Some(Duration::ZERO);
+        let is_partial = options.is_some_and(|options| options.partial_filter_expression.is_some());
+        let is_on_the_end = index.keys.len() == 1 && index.keys.contains_key(EXPIRES_AT);
+        is_on_the_end && ends_at_once && !is_partial
+    }))
+}
+
+async fn list_indexes(locks: &Collection<Document>) -> Outcome<Vec<IndexModel>> {
+    Ok(locks.list_indexes().await?.try_collect().await?)
+}

@@ -1,0 +1,233 @@
+//! What is read from and written into the collection: filters, pipelines, and the fields of a document.
+//!
+//! The lock's document is the gist's own, with more fields:
+//! `{ _id: name, expiresAt, owner, fence, holder: { host, pid, since }, metadata }`. One without an `owner` is a
+//! gist process's, and never ours.
+//!
+//! Whatever a user wrote goes into a pipeline as a `$literal`: a name or a text that starts with `$` is no expression.
+
+use std::time::Duration;
+
+use mongodb::bson::{Bson, DateTime, Document, doc};
+
+use super::fence::{Clock, Stamp};
+use crate::model::{Claim, Holder, LockInfo, OwnerToken, Process, Ttl};
+
+pub(super) const EXPIRES_AT: &str = "expiresAt";
+pub(super) const FENCE: &str = "fence";
+pub(super) const HOLDER: &str = "holder";
+pub(super) const OWNER: &str = "owner";
+pub(super) const SINCE: &str = "holder.since";
+/// What the owner of a name that was released but stays busy is called: no token looks like it.
+pub(super) const KEPT: &str = "-kept";
+/// The server's clock as an answer shows it.
+const NOW: &str = "now";
+/// A field that no document has. A filter that asks for null there matches every document, and the one that an upsert
+/// makes *has* the null: only so can the pipeline tell a missing document from a bare `{ _id }` that somebody inserted.
+const ABSENT: &str = "holdfastAbsent";
+
+/// A document that counts as free: past its end by the server's clock. One without a proper end never is.
+fn expired() -> Document {
+    doc! { "$and": [{ "$eq": [{ "$type": "$expiresAt" }, "date"] }, { "$lte": ["$expiresAt", "$$NOW"] }] }
+}
+
+fn from_now(duration: Duration) -> Document {
+    doc! { "$add": ["$$NOW", millis(duration)] }
+}
+
+/// Never less than what is left.
+fn extended(ttl: Ttl) -> Document {
+    doc! { "$max": ["$expiresAt", from_now(ttl.duration())] }
+}
+
+fn millis(duration: Duration) -> i64 {
+    duration.as_nanos().div_ceil(1_000_000).min(1 << 40) as i64
+}
+
+/// The filter of a try.
+pub(super) fn one_or_none(id: &str) -> Document {
+    doc! { "_id": id, ABSENT: Bson::Null }
+}
+
+/// The pipeline of a try: extends what is this owner's already, takes over what is missing or expired, and leaves
+/// everything else as it is (the server then writes nothing: no oplog entry, no event).
+pub(super) fn take(claim: &Claim) -> Vec<Document> {
+    let mut taken = doc! {
+        "_id": "$_id",
+        EXPIRES_AT: from_now(claim.ttl.duration()),
+        OWNER: { "$literal": claim.owner.as_str() },
+        HOLDER: {
+            "host": { "$literal": claim.process.host.as_str() },
+            "pid": { "$literal": i64::from(claim.process.pid) },
+            "since": "$$NOW",
+        },
+    };
+    if let Some(metadata) = &claim.metadata {
+        taken.insert("metadata", doc! { "$literal": &**metadata });
+    }
+    let missing = doc! { "$eq": [{ "$type": format!("${ABSENT}") }, "null"] };
+    vec![doc! { "$replaceWith": { "$switch": {
+        "branches": [
+            {
+                "case": { "$eq": ["$owner", { "$literal": claim.owner.as_str() }] },
+                "then": { "$mergeObjects": ["$$ROOT", { EXPIRES_AT: extended(claim.ttl) }] },
+            },
+            { "case": { "$or": [missing, expired()] }, "then": taken },
+        ],
+        "default": "$$ROOT",
+    } } }]
+}
+
+/// The pipeline of a renewal.
+pub(super) fn extend(ttl: Ttl) -> Vec<Document> {
+    vec![doc! { "$set": { EXPIRES_AT: extended(ttl) } }]
+}
+
+/// The pipeline of a release that keeps the names busy a while longer.
+pub(super) fn let_go(owner: &OwnerToken, keep: Duration) -> Vec<Document> {
+    let owner = format!("{}{KEPT}", owner.as_str());
+    vec![doc! { "$set": { OWNER: { "$literal": owner }, EXPIRES_AT: from_now(keep) } }]
+}
+
+/// The documents of these names that are this owner's, expired or not.
+pub(super) fn owned(ids: &[String], owner: &OwnerToken) -> Document {
+    let mut filter = match ids {
+        [id] => doc! { "_id": id.as_str() },
+        ids => doc! { "_id": { "$in": ids } },
+    };
+    filter.insert(OWNER, owner.as_str());
+    filter
+}
+
+/// The documents of these names that this owner holds.
+pub(super) fn held_by(ids: &[String], owner: &OwnerToken) -> Document {
+    let mut filter = owned(ids, owner);
+    filter.insert("$expr", doc! { "$gt": ["$expiresAt", "$$NOW"] });
+    filter
+}
+
+/// Narrows a filter to documents that somebody holds.
+pub(super) fn busy(mut filter: Document) -> Document {
+    filter.insert("$expr", doc! { "$not": [expired()] });
+    filter
+}
+
+/// Ids that start with a prefix, byte by byte.
+pub(super) fn starting_with(prefix: &str) -> Document {
+    let mut range = doc! { "$gte": prefix, "$type": "string" };
+    if let Some(end) = after_all_with(prefix) {
+        range.insert("$lt", end);
+    }
+    doc! { "_id": range }
+}
+
+/// The smallest text behind all that start with `prefix`. Texts are compared by their UTF-8 bytes, whose order is that
+/// of the code points. `None`: nothing is behind them.
+fn after_all_with(prefix: &str) -> Option<String> {
+    let mut chars: Vec<char> = prefix.chars().collect();
+    while let Some(last) = chars.pop() {
+        let next = match last {
+            '\u{D7FF}' => Some('\u{E000}'),
+            last => char::from_u32(last as u32 + 1),
+        };
+        if let Some(next) = next {
+            chars.push(next);
+            return Some(chars.into_iter().collect());
+        }
+    }
+    None
+}
+
+/// What a try and an inspection want to know of a document.
+pub(super) fn shown() -> Document {
+    doc! { OWNER: 1, FENCE: 1, EXPIRES_AT: 1, HOLDER: 1, "metadata": 1, NOW: "$$NOW" }
+}
+
+/// Whose document it is.
+pub(super) fn is_owned_by(document: &Document, owner: &OwnerToken) -> bool {
+    document.get_str(OWNER).is_ok_and(|found| found == owner.as_str())
+}
+
+/// How long a document keeps its name busy, by the server's clock. `None`: for ever.
+pub(super) fn remaining(document: &Document) -> Option<Duration> {
+    let end: &DateTime = document.get_datetime(EXPIRES_AT).ok()?;
+    let now: &DateTime = document.get_datetime(NOW).ok()?;
+    let left = end.timestamp_millis().saturating_sub(now.timestamp_millis());
+    Some(Duration::from_millis(u64::try_from(left).unwrap_or(0)))
+}
+
+/// The name that a document is about. `None`: it has no text for an id.
+pub(super) fn id(document: &Document) -> Option<&str> {
+    document.get_str("_id").ok()
+}
+
+/// A document as users see it.
+pub(super) fn info(name: &str, document: &Document, clock: Clock) -> LockInfo {
+    let ours = document.get_str(OWNER).is_ok();
+    LockInfo {
+        name: name.to_owned(),
+        remaining: remaining(document),
+        fence: Stamp::of(document).filter(|_| ours).map(|stamp| stamp.fence(clock)),
+        holder: document.get_document(HOLDER).ok().and_then(holder).filter(|_| ours),
+        metadata: document.get_str("metadata").ok().filter(|_| ours).map(str::to_owned),
+    }
+}
+
+fn holder(document: &Document) -> Option<Holder> {
+    let pid = match document.get("pid")? {
+        Bson::Int64(pid) => u32::try_from(*pid).ok()?,
+        Bson::Int32(pid) => u32::try_from(*pid).ok()?,
+        _ => return None,
+    };
+    let since_ms = u64::try_from(document.get_datetime("since").ok()?.timestamp_millis()).ok()?;
+    Some(Holder {
+        process: Process {
+            host: document.get_str("host").ok()?.to_owned(),
+            pid,
+        },
+        since_ms,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_behind_a_prefix() {
+        assert_eq!(after_all_with(""), None);
+        assert_eq!(after_all_with("a*").as_deref(), Some("a+"));
+        assert_eq!(after_all_with("é").as_deref(), Some("ê"));
+        assert_eq!(
+            after_all_with("a\u{D7FF}").as_deref(),
+            Some("a\u{E000}"),
+            "there are no characters in between"
+        );
+        assert_eq!(
+            after_all_with("a\u{10FFFF}").as_deref(),
+            Some("b"),
+            "the last character has no successor"
+        );
+        assert_eq!(after_all_with("\u{10FFFF}\u{10FFFF}"), None);
+        assert!(after_all_with("a\u{7F}").is_some_and(|end| end.as_bytes() > "a\u{7F}\u{10FFFF}".as_bytes()));
+    }
+
+    #[test]
+    fn part_milliseconds_round_up_and_no_length_overflows() {
+        assert_eq!(millis(Duration::from_micros(1)), 1);
+        assert_eq!(millis(Duration::from_millis(7)), 7);
+        assert!(millis(Duration::MAX) > 0);
+    }
+
+    #[test]
+    fn a_gist_document_tells_only_how_long() {
+        let gist = doc! { "_id": "n", "expiresAt": DateTime::from_millis(5000), "now": DateTime::from_millis(3000) };
+        let info = info("n", &gist, Clock::Cluster);
+        assert_eq!(info.remaining, Some(Duration::from_secs(2)));
+        assert_eq!((info.fence, info.holder, info.metadata), (None, None, None));
+        assert_eq!(
+            remaining(&doc! { "_id": "n", "expiresAt": "soon", "now": DateTime::from_millis(1) }),
+            None
+        );
+    }
+}

@@ -1,0 +1,194 @@
+//! Which failures pass by themselves, and how they are told.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use mongodb::error::{Error, ErrorKind, RETRYABLE_WRITE_ERROR, WriteFailure};
+
+use crate::error::EngineError;
+
+/// The engine's name in errors.
+pub(super) const ENGINE: &str = "mongodb";
+
+/// Somebody else was faster: two upserts of one missing document.
+const DUPLICATE_KEY: i32 = 11000;
+const UNAUTHORIZED: i32 = 13;
+const AUTHENTICATION_FAILED: i32 = 18;
+
+/// Answers of a server that will be back: elections, shutdowns, start-up, trouble between the members, time-outs, overload.
+const PASSING: [i32; 22] = [
+    6,     // HostUnreachable
+    7,     // HostNotFound
+    50,    // MaxTimeMSExpired
+    64,    // WriteConcernFailed: the members did not acknowledge within wtimeoutMS
+    89,    // NetworkTimeout
+    91,    // ShutdownInProgress
+    94,    // NotYetInitialized
+    112,   // WriteConflict
+    133,   // FailedToSatisfyReadPreference
+    134,   // ReadConcernMajorityNotAvailableYet
+    189,   // PrimarySteppedDown
+    202,   // NetworkInterfaceExceededTimeLimit
+    262,   // ExceededTimeLimit
+    462,   // IngressRequestRateLimitExceeded
+    9001,  // SocketException
+    10107, // NotWritablePrimary
+    11600, // InterruptedAtShutdown
+    11601, // Interrupted: an operator ended the command
+    11602, // InterruptedDueToReplStateChange
+    13388, // StaleConfig
+    13435, // NotPrimaryNoSecondaryOk
+    13436, // NotPrimaryOrSecondary
+];
+
+/// Answers that mean that change streams cannot be had here: CommandNotFound, CommandNotSupported, FailedToParse of an
+/// unknown stage, and "only supported on replica sets".
+const NO_CHANGE_STREAMS: [i32; 4] = [59, 115, 40324, 40573];
+
+/// A driver's error that tells what happened without the driver's inner life.
+#[derive(Debug, Clone)]
+pub(super) struct Failure(pub(super) Error);
+
+impl Failure {
+    /// The failure as the layers above see it.
+    pub(super) fn during(self, op: &'static str) -> EngineError {
+        EngineError::new(ENGINE, op, self.retryable(), self)
+    }
+
+    /// Whether the same call may succeed later without a human's help.
+    pub(super) fn retryable(&self) -> bool {
+        match &*self.0.kind {
+            ErrorKind::Io(error) => !is_about_certificates(&error.to_string()),
+            ErrorKind::ServerSelection { message, .. } => !is_about_certificates(message),
+            ErrorKind::ConnectionPoolCleared { .. } | ErrorKind::DnsResolve { .. } => true,
+            _ => {
+                self.0.contains_label(RETRYABLE_WRITE_ERROR) || self.code().is_some_and(|code| PASSING.contains(&code))
+            }
+        }
+    }
+
+    /// Two upserts met.
+    pub(super) fn is_duplicate_key(&self) -> bool {
+        self.code() == Some(DUPLICATE_KEY)
+    }
+
+    /// The user may not do this.
+    pub(super) fn is_unauthorized(&self) -> bool {
+        self.code() == Some(UNAUTHORIZED)
+    }
+
+    /// The server has no change streams (for this user).
+    pub(super) fn is_without_change_streams(&self) -> bool {
+        self.is_unauthorized() || self.code().is_some_and(|code| NO_CHANGE_STREAMS.contains(&code))
+    }
+
+    /// No server was found in time.
+    pub(super) fn is_server_selection(&self) -> bool {
+        matches!(&*self.0.kind, ErrorKind::ServerSelection { .. })
+    }
+
+    /// The server's code.
+    pub(super) fn code(&self) -> Option<i32> {
+        match &*self.0.kind {
+            ErrorKind::Command(error) => Some(error.code),
+            ErrorKind::Write(WriteFailure::WriteError(error)) => Some(error.code),
+            ErrorKind::Write(WriteFailure::WriteConcernError(error)) => Some(error.code),
+            _ => None,
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Failure(error)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.code() {
+            Some(UNAUTHORIZED) => f.write_str("the user has not the right to do this: ")?,
+            Some(AUTHENTICATION_FAILED) => f.write_str("the user or the password is wrong: ")?,
+            _ => {}
+        }
+        match &*self.0.kind {
+            ErrorKind::Authentication { message, .. } => write!(f, "cannot authenticate: {message}"),
+            ErrorKind::Command(error) => write!(f, "{} (code {})", error.message, error.code),
+            ErrorKind::Write(WriteFailure::WriteError(error)) => write!(f, "{} (code {})", error.message, error.code),
+            ErrorKind::Write(WriteFailure::WriteConcernError(error)) => {
+                write!(
+                    f,
+                    "the write concern was not met: {} (code {})",
+                    error.message, error.code
+                )
+            }
+            kind => f.write_str(&without_inner_life(&kind.to_string())),
+        }
+    }
+}
+
+impl StdError for Failure {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0.source()
+    }
+}
+
+/// Whether rustls is at the bottom of it. The driver passes its errors on as text.
+fn is_about_certificates(message: &str) -> bool {
+    ["certificate", "received fatal alert", "received corrupt message"]
+        .iter()
+        .any(|sign| message.contains(sign))
+}
+
+/// The text without the labels and replies that the driver appends to every error that is part of another one.
+fn without_inner_life(message: &str) -> String {
+    const START: &str = ", labels: {";
+    const END: &str = "server response: None";
+    let mut shown = String::with_capacity(message.len());
+    let mut rest = message;
+    while let Some(start) = rest.find(START) {
+        let Some(length) = rest[start..].find(END) else { break };
+        shown.push_str(&rest[..start]);
+        rest = &rest[start + length + END.len()..];
+    }
+    shown.push_str(rest);
+    shown.replace("Error: Kind: ", "Error: ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn io(kind: std::io::ErrorKind, text: &str) -> Failure {
+        Failure(std::io::Error::new(kind, text.to_owned()).into())
+    }
+
+    #[test]
+    fn an_outage_passes_and_a_bad_certificate_does_not() {
+        assert!(io(std::io::ErrorKind::ConnectionRefused, "refused").retryable());
+        assert!(
+            !io(
+                std::io::ErrorKind::InvalidData,
+                "invalid peer certificate: UnknownIssuer"
+            )
+            .retryable()
+        );
+        assert!(!Failure(Error::custom("anything else")).retryable());
+    }
+
+    #[test]
+    fn messages_leave_out_what_helps_nobody() {
+        let raw = "Server selection timeout: No available servers. Topology: { Type: Unknown, Servers: [ { Address: h:1, \
+                   Type: Unknown, Error: Kind: I/O error: Connection refused (os error 111), labels: {\"A\", \"B\"}, \
+                   source: None, server response: None } ] }";
+        assert_eq!(
+            without_inner_life(raw),
+            "Server selection timeout: No available servers. Topology: { Type: Unknown, Servers: [ { Address: h:1, \
+             Type: Unknown, Error: I/O error: Connection refused (os error 111) } ] }"
+        );
+        assert_eq!(
+            without_inner_life("x, labels: {} and no end"),
+            "x, labels: {} and no end"
+        );
+    }
+}

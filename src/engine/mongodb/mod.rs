@@ -1,0 +1,182 @@
+//! MongoDB: standalone, replica set or sharded cluster, 4.4 or newer. One document per held lock, the gist's own, and the
+//! server's clock.
+//!
+//! - `config.rs`: where a store is, from its URL; `connect.rs`: from there to an engine.
+//! - `acquire.rs`: one try. `fence.rs`: where its fencing token comes from, and why it is right.
+//! - `documents.rs`: filters, pipelines, and the fields of a document.
+//! - `watch.rs`: wake-up by a change stream; `poll.rs`: by a look now and then, where there is none.
+//! - `failure.rs`: which failures pass by themselves.
+//!
+//! # Whose clock
+//! Every verb compares with, and counts from, `$$NOW`: the wall clock of the primary at the moment when the command
+//! starts. A command that is held up afterwards has an older present, which errs on the safe side: it sees a lease as
+//! live that just ended, and a lease that it grants ends earlier, though never before the request's sending plus the ttl.
+//! On a sharded cluster it is the router that says what `$$NOW` is: keep the clocks of routers in step.
+//!
+//! # Beside the gist
+//! The gist inserts `{ _id: name, expiresAt }` and takes a duplicate key for busy; it frees by `deleteOne({ _id })`, and
+//! relies on the TTL index for what expired. Every lock here is such a document, a release deletes it, and an expired one
+//! of the gist's counts as free at once: the two exclude each other for as long as both are in use.
+
+mod acquire;
+mod config;
+mod connect;
+mod documents;
+mod failure;
+mod fence;
+mod poll;
+#[cfg(test)]
+mod tests;
+mod watch;
+
+use std::fmt;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::TryStreamExt;
+use mongodb::bson::{Document, doc};
+use mongodb::{Client, Collection};
+
+pub use self::config::MongodbConfig;
+use self::failure::{ENGINE, Failure};
+use self::fence::Clock;
+use self::poll::Poll;
+use self::watch::Watcher;
+use super::{Acquired, Engine, Released, Renewed, Result, Subscription};
+use crate::model::{Claim, Key, LockInfo, Ttl};
+
+/// What the driver says.
+type Outcome<T> = std::result::Result<T, Failure>;
+
+/// The engine behind `mongodb:` URLs.
+pub struct MongodbEngine {
+    client: Client,
+    /// Write concern of the URL (default: majority), reads from the primary.
+    locks: Collection<Document>,
+    prefix: String,
+    clock: Clock,
+    /// `None`: a standalone server, which has no change streams.
+    watcher: Option<Watcher>,
+}
+
+impl fmt::Debug for MongodbEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MongodbEngine({})", self.locks.namespace())
+    }
+}
+
+impl MongodbEngine {
+    fn id(&self, key: &Key) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    fn ids(&self, claim: &Claim) -> Vec<String> {
+        claim.keys().iter().map(|key| self.id(key)).collect()
+    }
+
+    /// A renewal. One name: `update_one`, which the driver sends again by itself after a fail-over.
+    async fn extend(&self, claim: &Claim, ttl: Ttl) -> Outcome<Renewed> {
+        let ids = self.ids(claim);
+        let (held, extend) = (documents::held_by(&ids, &claim.owner), documents::extend(ttl));
+        let updated = match ids.len() {
+            1 => self.locks.update_one(held, extend).await?,
+            _ => self.locks.update_many(held, extend).await?,
+        };
+        Ok(if updated.matched_count == ids.len() as u64 { Renewed::Extended } else { Renewed::Lost })
+    }
+
+    async fn free(&self, claim: &Claim, keep: Duration) -> Outcome<Released> {
+        let ids = self.ids(claim);
+        let held = documents::held_by(&ids, &claim.owner);
+        let let_go = documents::let_go(&claim.owner, keep);
+        let freed = match (keep.is_zero(), ids.len()) {
+            (true, 1) => self.locks.delete_one(held).await?.deleted_count,
+            (true, _) => self.locks.delete_many(held).await?.deleted_count,
+            (false, 1) => self.locks.update_one(held, let_go).await?.matched_count,
+            (false, _) => self.locks.update_many(held, let_go).await?.matched_count,
+        };
+        if freed == ids.len() as u64 {
+            return Ok(Released::Freed);
+        }
+        // What expired is free for everybody here, but a gist process would have to wait for the TTL monitor.
+        self.locks.delete_many(documents::owned(&ids, &claim.owner)).await?;
+        Ok(Released::NotHeld)
+    }
+
+    async fn look_up(&self, key: &Key) -> Outcome<Option<LockInfo>> {
+        let filter = documents::busy(doc! { "_id": self.id(key) });
+        let document = self.locks.find_one(filter).projection(documents::shown()).await?;
+        Ok(document.map(|document| documents::info(key.as_str(), &document, self.clock)))
+    }
+
+    async fn look_up_all(&self, prefix: &str) -> Outcome<Vec<LockInfo>> {
+        let filter = documents::busy(documents::starting_with(&format!("{}{prefix}", self.prefix)));
+        let mut found = self.locks.find(filter).projection(documents::shown()).sort(doc! { "_id": 1 }).await?;
+        let mut locks = Vec::new();
+        while let Some(document) = found.try_next().await? {
+            // A longer prefix than the engine's own is part of the name.
+            if let Some(name) = documents::id(&document).and_then(|id| id.strip_prefix(&self.prefix)) {
+                locks.push(documents::info(name, &document, self.clock));
+            }
+        }
+        Ok(locks)
+    }
+
+    async fn force(&self, key: &Key) -> Outcome<bool> {
+        let deleted = self.locks.delete_one(documents::busy(doc! { "_id": self.id(key) })).await?;
+        Ok(deleted.deleted_count == 1)
+    }
+}
+
+#[async_trait]
+impl Engine for MongodbEngine {
+    fn name(&self) -> &'static str {
+        ENGINE
+    }
+
+    fn ordered(&self) -> bool {
+        false
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
+        self.acquire(claim).await.map_err(|failure| failure.during("acquire"))
+    }
+
+    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
+        self.extend(claim, ttl).await.map_err(|failure| failure.during("renew"))
+    }
+
+    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
+        self.free(claim, keep).await.map_err(|failure| failure.during("release"))
+    }
+
+    async fn subscribe(&self, _claim: &Claim, key: &Key) -> Result<Box<dyn Subscription>> {
+        let Some(watcher) = &self.watcher else { return Ok(Box::new(Poll::default())) };
+        match watcher.subscribe(self.id(key)).await {
+            Ok(subscription) => Ok(Box::new(subscription)),
+            Err(failure) if failure.is_without_change_streams() => Ok(Box::new(Poll::default())),
+            Err(failure) => Err(failure.during("subscribe")),
+        }
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
+        self.look_up(key).await.map_err(|failure| failure.during("inspect"))
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        self.look_up_all(prefix).await.map_err(|failure| failure.during("list"))
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool> {
+        self.force(key).await.map_err(|failure| failure.during("force_release"))
+    }
+
+    async fn close(&self) {
+        /// A server that does not answer is left without a good-bye.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        if let Some(watcher) = &self.watcher {
+            watcher.close();
+        }
+        let _ = tokio::time::timeout(PATIENCE, self.client.clone().shutdown().immediate(true)).await;
+    }
+}

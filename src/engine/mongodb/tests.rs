@@ -1,0 +1,458 @@
+//! The contract on a standalone server and on a replica set, and what is special about MongoDB.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mongodb::bson::{DateTime, Document, doc};
+use mongodb::options::IndexOptions;
+use mongodb::{Collection, IndexModel};
+
+use super::{MongodbConfig, MongodbEngine};
+use crate::engine::{Acquired, Engine, Released, Renewed, Settings, SharedEngine};
+use crate::error::EngineError;
+use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
+
+const STANDALONE: &str = "HOLDFAST_TEST_MONGODB_URL";
+const REPLICA_SET: &str = "HOLDFAST_TEST_MONGODB_RS_URL";
+const LONG: Duration = Duration::from_secs(30);
+
+/// The server's URL. `None`, said aloud: there is no server here.
+fn url(variable: &str) -> Option<String> {
+    let url = std::env::var(variable).ok();
+    if url.is_none() {
+        assert!(std::env::var_os("CI").is_none(), "{variable} is not set");
+        eprintln!("skipped: {variable} is not set");
+    }
+    url
+}
+
+async fn connect(url: &str, settings: &Settings) -> Result<Arc<MongodbEngine>, EngineError> {
+    MongodbEngine::connect(MongodbConfig::parse(url, settings).unwrap()).await
+}
+
+async fn open(variable: &str, prefix: String) -> Option<(SharedEngine, SharedEngine)> {
+    let url = url(variable)?;
+    let settings = Settings {
+        key_prefix: Some(prefix),
+        ..Settings::default()
+    };
+    Some((
+        connect(&url, &settings).await.unwrap(),
+        connect(&url, &settings).await.unwrap(),
+    ))
+}
+
+mod standalone {
+    crate::engine::contract::contract_tests!(|prefix| super::open(super::STANDALONE, prefix));
+}
+
+mod replica_set {
+    crate::engine::contract::contract_tests!(|prefix| super::open(super::REPLICA_SET, prefix));
+}
+
+/// Calls a case once per deployment, with an engine whose collection is its own, and drops the collection.
+macro_rules! on_both {
+    ($($case:ident),* $(,)?) => { $(
+        mod $case {
+            #[tokio::test]
+            async fn standalone() {
+                super::with_own_collection(super::STANDALONE, super::cases::$case).await;
+            }
+            #[tokio::test]
+            async fn replica_set() {
+                super::with_own_collection(super::REPLICA_SET, super::cases::$case).await;
+            }
+        }
+    )* };
+}
+
+on_both!(
+    a_gist_process_and_this_one_exclude_each_other,
+    a_document_without_a_proper_end_is_never_taken,
+    what_a_user_wrote_is_no_expression,
+    fences_grow_in_the_order_of_the_holders,
+    a_retry_finds_the_same_fence_as_an_inspection,
+    an_unstamped_leftover_of_this_owner_is_granted,
+    leftovers_of_this_owner_are_removed_by_its_release,
+    the_ttl_index_is_made_or_found,
+);
+
+async fn with_own_collection<F: Future<Output = ()>>(variable: &str, case: impl FnOnce(Arc<MongodbEngine>) -> F) {
+    let Some(url) = url(variable) else { return };
+    let settings = Settings {
+        collection: format!("t{}", OwnerToken::fresh().as_str()),
+        ..Settings::default()
+    };
+    let engine = connect(&url, &settings).await.unwrap();
+    case(engine.clone()).await;
+    engine.locks.drop().await.unwrap();
+    engine.close().await;
+}
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+fn claim(names: &[&str], ttl: Duration) -> Claim {
+    let keys: Vec<Key> = names.iter().map(|name| key(name)).collect();
+    Claim::new(
+        &keys,
+        OwnerToken::fresh(),
+        Ttl::new(ttl).unwrap(),
+        Arc::new(Process::current()),
+    )
+}
+
+async fn granted(engine: &MongodbEngine, claim: &Claim) -> Fence {
+    match engine.try_acquire(claim).await.unwrap() {
+        Acquired::Granted { fence } => fence,
+        held => panic!("expected a grant of {:?}, got {held:?}", claim.keys()),
+    }
+}
+
+async fn busy(engine: &MongodbEngine, claim: &Claim) -> Option<Duration> {
+    match engine.try_acquire(claim).await.unwrap() {
+        Acquired::Held { retry_after, .. } => retry_after,
+        granted => panic!("expected busy for {:?}, got {granted:?}", claim.keys()),
+    }
+}
+
+/// What the gist does with the official driver.
+async fn gist_acquires(locks: &Collection<Document>, name: &str, ttl: Duration) -> bool {
+    let expires_at = DateTime::from_millis(DateTime::now().timestamp_millis() + ttl.as_millis() as i64);
+    match locks.insert_one(doc! { "_id": name, "expiresAt": expires_at }).await {
+        Ok(_) => true,
+        Err(error) => {
+            assert!(error.to_string().contains("11000"), "{error}");
+            false
+        }
+    }
+}
+
+async fn document(engine: &MongodbEngine, name: &str) -> Option<Document> {
+    engine.locks.find_one(doc! { "_id": name }).await.unwrap()
+}
+
+mod cases {
+    use super::*;
+
+    pub(super) async fn a_gist_process_and_this_one_exclude_each_other(engine: Arc<MongodbEngine>) {
+        let locks = &engine.locks;
+        let ours = claim(&["n"], LONG);
+        granted(&engine, &ours).await;
+        assert!(!gist_acquires(locks, "n", LONG).await);
+        assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
+        assert_eq!(document(&engine, "n").await, None, "a gist process would wait for it");
+
+        assert!(gist_acquires(locks, "n", LONG).await);
+        assert!(busy(&engine, &claim(&["n"], LONG)).await.unwrap() > LONG / 2);
+        let info = engine.inspect(&key("n")).await.unwrap().unwrap();
+        assert_eq!((info.fence, info.holder, info.metadata), (None, None, None));
+        assert_eq!(engine.renew(&ours, ours.ttl).await.unwrap(), Renewed::Lost);
+        assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::NotHeld);
+        locks.delete_one(doc! { "_id": "n" }).await.unwrap();
+        granted(&engine, &ours).await;
+        // The gist frees anybody's.
+        locks.delete_one(doc! { "_id": "n" }).await.unwrap();
+        assert_eq!(engine.renew(&ours, ours.ttl).await.unwrap(), Renewed::Lost);
+
+        // The TTL monitor may come first: its leftover need not be there, but must not be in the way.
+        assert!(gist_acquires(locks, "n", Duration::from_millis(50)).await);
+        tokio::time::sleep(Duration::from_millis(80)).await;
+        let short = claim(&["n"], Duration::from_millis(50));
+        granted(&engine, &short).await;
+        let deadline = Instant::now() + Duration::from_secs(90);
+        while !gist_acquires(locks, "n", LONG).await {
+            assert!(Instant::now() < deadline, "the TTL index does not clean up");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    pub(super) async fn a_document_without_a_proper_end_is_never_taken(engine: Arc<MongodbEngine>) {
+        for (name, other) in [
+            ("bare", doc! {}),
+            ("text", doc! { "expiresAt": "soon" }),
+            ("null", doc! { "expiresAt": null }),
+        ] {
+            let mut foreign = doc! { "_id": name };
+            foreign.extend(other);
+            engine.locks.insert_one(&foreign).await.unwrap();
+            assert_eq!(busy(&engine, &claim(&[name], LONG)).await, None, "{name}");
+            assert_eq!(document(&engine, name).await, Some(foreign));
+            assert_eq!(engine.inspect(&key(name)).await.unwrap().unwrap().remaining, None);
+            assert!(engine.force_release(&key(name)).await.unwrap());
+            granted(&engine, &claim(&[name], LONG)).await;
+        }
+    }
+
+    pub(super) async fn what_a_user_wrote_is_no_expression(engine: Arc<MongodbEngine>) {
+        for text in ["$$NOW", "$owner", "$literal", "{\"$add\":[1]}", "a.b", "nul\0nul"] {
+            let mut ours = claim(&[text], LONG);
+            ours.metadata = Some(text.into());
+            ours.process = Arc::new(Process {
+                host: text.to_owned(),
+                pid: u32::MAX,
+            });
+            granted(&engine, &ours).await;
+            let info = engine.inspect(&key(text)).await.unwrap().unwrap();
+            assert_eq!((info.name.as_str(), info.metadata.as_deref()), (text, Some(text)));
+            assert_eq!(info.holder.unwrap().process, *ours.process);
+            assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
+        }
+    }
+
+    pub(super) async fn fences_grow_in_the_order_of_the_holders(engine: Arc<MongodbEngine>) {
+        let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let mut tasks = Vec::new();
+        for task in 0..8 {
+            let (engine, seen) = (engine.clone(), seen.clone());
+            tasks.push(tokio::spawn(async move {
+                for round in 0..12 {
+                    let names: &[&str] = if (task + round) % 3 == 0 { &["m", "n"] } else { &["n"] };
+                    let ours = claim(names, LONG);
+                    let fence = loop {
+                        if let Acquired::Granted { fence } = engine.try_acquire(&ours).await.unwrap() {
+                            break fence;
+                        }
+                        tokio::time::sleep(Duration::from_micros(fastrand::u64(200..3000))).await;
+                    };
+                    seen.lock().unwrap().push(fence);
+                    assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
+                }
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+        let seen = seen.lock().unwrap();
+        assert_eq!(seen.len(), 96);
+        assert!(seen.windows(2).all(|pair| pair[0] < pair[1]), "{seen:?}");
+    }
+
+    pub(super) async fn a_retry_finds_the_same_fence_as_an_inspection(engine: Arc<MongodbEngine>) {
+        for names in [&["n"][..], &["m", "n", "o"]] {
+            let ours = claim(names, LONG);
+            let fence = granted(&engine, &ours).await;
+            assert_eq!(granted(&engine, &ours).await, fence);
+            for name in names {
+                assert_eq!(
+                    engine.inspect(&key(name)).await.unwrap().unwrap().fence,
+                    Some(fence),
+                    "{name}"
+                );
+            }
+            engine.release(&ours, Duration::ZERO).await.unwrap();
+        }
+    }
+
+    /// The first step of a try was done, its second was not.
+    pub(super) async fn an_unstamped_leftover_of_this_owner_is_granted(engine: Arc<MongodbEngine>) {
+        let ours = claim(&["m", "n"], LONG);
+        let first = granted(&engine, &ours).await;
+        engine
+            .locks
+            .update_one(doc! { "_id": "n" }, doc! { "$unset": { "fence": 1 } })
+            .await
+            .unwrap();
+        let second = granted(&engine, &ours).await;
+        assert!(
+            second > first,
+            "nobody knows whether somebody else had \"n\" in between"
+        );
+        for name in ["m", "n"] {
+            assert_eq!(
+                engine.inspect(&key(name)).await.unwrap().unwrap().fence,
+                Some(second),
+                "{name}"
+            );
+        }
+    }
+
+    pub(super) async fn leftovers_of_this_owner_are_removed_by_its_release(engine: Arc<MongodbEngine>) {
+        for keep in [Duration::ZERO, LONG] {
+            let ours = claim(&["m", "n"], LONG);
+            granted(&engine, &ours).await;
+            let past = DateTime::from_millis(DateTime::now().timestamp_millis() - 10);
+            engine
+                .locks
+                .update_one(doc! { "_id": "m" }, doc! { "$set": { "expiresAt": past } })
+                .await
+                .unwrap();
+            assert_eq!(engine.release(&ours, keep).await.unwrap(), Released::NotHeld);
+            assert_eq!(document(&engine, "m").await, None);
+            assert_eq!(document(&engine, "n").await.is_some(), keep == LONG);
+        }
+    }
+
+    pub(super) async fn the_ttl_index_is_made_or_found(engine: Arc<MongodbEngine>) {
+        let ttl = |name: &str, after: Option<u64>| {
+            let options = IndexOptions::builder()
+                .name(name.to_owned())
+                .expire_after(after.map(Duration::from_secs));
+            IndexModel::builder()
+                .keys(doc! { "expiresAt": 1 })
+                .options(options.build())
+                .build()
+        };
+        let locks = &engine.locks;
+        super::super::connect::ensure_index(locks).await.unwrap();
+        assert_eq!(locks.list_index_names().await.unwrap(), ["_id_", "expiresAt_1"]);
+        locks.drop_indexes().await.unwrap();
+        locks.create_index(ttl("mine", Some(0))).await.unwrap();
+        super::super::connect::ensure_index(locks).await.unwrap();
+        assert_eq!(locks.list_index_names().await.unwrap(), ["_id_", "mine"]);
+        for after in [None, Some(3600)] {
+            locks.drop_indexes().await.unwrap();
+            locks.create_index(ttl("mine", after)).await.unwrap();
+            let error = super::super::connect::ensure_index(locks).await.unwrap_err();
+            assert!(!error.retryable);
+            assert!(error.to_string().contains("expireAfterSeconds: 0"), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_busy_try_writes_nothing() {
+    with_own_collection(REPLICA_SET, |engine| async move {
+        granted(&engine, &claim(&["n"], LONG)).await;
+        let oplog: Collection<Document> = engine.client.database("local").collection("oplog.rs");
+        let entries = || async {
+            oplog
+                .count_documents(doc! { "ns": engine.locks.namespace().to_string() })
+                .await
+                .unwrap()
+        };
+        let before = entries().await;
+        for _ in 0..10 {
+            busy(&engine, &claim(&["n"], LONG)).await;
+        }
+        assert_eq!(entries().await, before);
+    })
+    .await;
+}
+
+/// What the stream leaves out, what it tells, and that it closes and opens by need.
+#[tokio::test]
+async fn only_what_frees_a_name_wakes_its_waiters() {
+    with_own_collection(REPLICA_SET, |engine| async move {
+        let waiter = claim(&["n"], LONG);
+        let mut subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
+        let mut elsewhere = engine.subscribe(&waiter, &key("m")).await.unwrap();
+        let holder = claim(&["n"], LONG);
+        granted(&engine, &holder).await;
+        granted(&engine, &holder).await;
+        engine.renew(&holder, Ttl::clamped(LONG * 2)).await.unwrap();
+        busy(&engine, &waiter).await;
+        let quiet = tokio::time::timeout(Duration::from_millis(500), subscription.changed()).await;
+        assert!(quiet.is_err(), "woken without need");
+        let released = Instant::now();
+        engine.release(&holder, Duration::ZERO).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(5), subscription.changed())
+            .await
+            .unwrap();
+        assert!(released.elapsed() < Duration::from_secs(1), "{:?}", released.elapsed());
+        assert!(gist_acquires(&engine.locks, "n", LONG).await);
+        engine.locks.delete_one(doc! { "_id": "n" }).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(5), subscription.changed())
+            .await
+            .unwrap();
+        let quiet = tokio::time::timeout(Duration::from_millis(50), elsewhere.changed()).await;
+        assert!(quiet.is_err(), "woken for another name");
+
+        let watcher = engine.watcher.as_ref().unwrap();
+        assert!(watcher.is_open());
+        drop((subscription, elsewhere));
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while watcher.is_open() {
+            assert!(Instant::now() < deadline, "the stream stays open without need");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let mut again = engine.subscribe(&waiter, &key("n")).await.unwrap();
+        granted(&engine, &holder).await;
+        engine.force_release(&key("n")).await.unwrap();
+        tokio::time::timeout(Duration::from_secs(5), again.changed())
+            .await
+            .unwrap();
+    })
+    .await;
+}
+
+/// Dropping the collection ends a stream as surely as a broken connection does.
+#[tokio::test]
+async fn a_stream_that_ended_is_opened_again_and_everybody_gets_a_hint() {
+    with_own_collection(REPLICA_SET, |engine| async move {
+        let waiter = claim(&["n"], LONG);
+        let mut subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
+        engine.locks.drop().await.unwrap();
+        tokio::time::timeout(Duration::from_secs(10), subscription.changed())
+            .await
+            .expect("no hint");
+        let deadline = Instant::now() + Duration::from_secs(30);
+        loop {
+            // The hint may have come with the old stream: the new one has to carry the change itself.
+            let holder = claim(&["n"], LONG);
+            granted(&engine, &holder).await;
+            engine.release(&holder, Duration::ZERO).await.unwrap();
+            if tokio::time::timeout(Duration::from_secs(1), subscription.changed())
+                .await
+                .is_ok()
+            {
+                break;
+            }
+            assert!(Instant::now() < deadline, "no new stream");
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_closed_engine_says_so() {
+    for variable in [STANDALONE, REPLICA_SET] {
+        with_own_collection(variable, |engine| async move {
+            let other = connect(&url(variable).unwrap(), &Settings::default()).await.unwrap();
+            let started = Instant::now();
+            let mut subscription = other.subscribe(&claim(&["n"], LONG), &key("n")).await.unwrap();
+            other.close().await;
+            other.close().await;
+            assert!(started.elapsed() < Duration::from_secs(4), "{:?}", started.elapsed());
+            let error = other.try_acquire(&claim(&["n"], LONG)).await.unwrap_err();
+            assert!(!error.retryable && error.to_string().contains("shut down"), "{error}");
+            let _ = tokio::time::timeout(Duration::from_millis(20), subscription.changed()).await;
+            granted(&engine, &claim(&["n"], LONG)).await;
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_told_in_time() {
+    let settings = Settings {
+        store_timeout: Duration::from_millis(700),
+        ..Settings::default()
+    };
+    let started = Instant::now();
+    let error = connect("mongodb://u:secret@127.0.0.1:1/db", &settings)
+        .await
+        .unwrap_err();
+    assert!(started.elapsed() < settings.store_timeout, "{:?}", started.elapsed());
+    assert!(error.retryable);
+    let told = error.to_string();
+    assert!(
+        told.contains("onnection refused") && !told.contains("labels") && !told.contains("secret"),
+        "{told}"
+    );
+}
+
+#[tokio::test]
+async fn another_replica_set_is_a_mistake_of_the_url() {
+    let Some(url) = url(REPLICA_SET) else { return };
+    let mut address = url.split('?').next().unwrap().to_owned();
+    address.push_str("?replicaSet=another");
+    let settings = Settings {
+        store_timeout: Duration::from_millis(1500),
+        ..Settings::default()
+    };
+    let error = connect(&address, &settings).await.unwrap_err();
+    assert!(!error.retryable, "{error}");
+    assert!(error.to_string().contains("\"another\""), "{error}");
+}

@@ -1,0 +1,282 @@
+//! The one connection of an engine: opened when a call needs it, shared by every call, replaced when it broke.
+//!
+//! Commands and pushes travel on one RESP3 connection. A second one for pub/sub would double what a fleet of services
+//! costs the server, would need its own reconnection, and could be dead without a call ever noticing.
+//!
+//! The driver's `ConnectionManager` is not used: it retries by a rule of its own, and does not replace a connection that
+//! is open but silent (a proxy that lost its other side, a peer that vanished without a word).
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, PushInfo, PushKind, RedisError, Value};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::config::RedisConfig;
+use super::failure::Failure;
+use super::health::Health;
+use super::subscription::Topics;
+
+/// How many calls may be on their way to the driver's task before the next one has to wait. Its default is 50.
+const QUEUE: usize = 1024;
+/// Pauses between the attempts to reconnect on behalf of subscribers.
+const FIRST_PAUSE: Duration = Duration::from_millis(25);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+
+/// An open connection.
+pub(super) struct Connection {
+    pub(super) multiplexed: MultiplexedConnection,
+    /// Counts the connections of the engine, from 1.
+    pub(super) generation: u64,
+    pub(super) health: Arc<Health>,
+}
+
+type Opening = Shared<BoxFuture<'static, Result<Arc<Connection>, Failure>>>;
+
+enum Slot {
+    Empty,
+    /// One attempt that everybody waits for.
+    Opening(Opening),
+    Open(Arc<Connection>),
+    Closed,
+}
+
+struct State {
+    slot: Slot,
+    /// Of the connection in the slot, or the last one.
+    generation: u64,
+    /// Whether a task reconnects on behalf of subscribers.
+    restoring: bool,
+}
+
+/// The engine's way to its server.
+pub(super) struct Link {
+    config: RedisConfig,
+    address: Arc<str>,
+    /// Subscriptions may be dropped where no runtime is entered.
+    pub(super) runtime: Handle,
+    state: Mutex<State>,
+    pub(super) topics: Topics,
+}
+
+impl Link {
+    /// A link that opens its connection with the first call. Must be made within a runtime.
+    pub(super) fn new(config: RedisConfig) -> Arc<Self> {
+        Arc::new(Link {
+            address: config.address().into(),
+            config,
+            runtime: Handle::current(),
+            state: Mutex::new(State {
+                slot: Slot::Empty,
+                generation: 0,
+                restoring: false,
+            }),
+            topics: Topics::default(),
+        })
+    }
+
+    /// The longest that anything may take on a living connection.
+    pub(super) fn limit(&self) -> Duration {
+        self.config.limit
+    }
+
+    /// How long a connection may be silent while calls wait. A little under the limit: the service's own timer starts
+    /// before the call does, and the call that it ends is to count as one that got no reply.
+    pub(super) fn patience(&self) -> Duration {
+        self.config.limit - self.config.limit / 16
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The current connection; a fresh one where there is none or it is lost.
+    pub(super) async fn connection(self: &Arc<Self>) -> Result<Arc<Connection>, Failure> {
+        let opening = {
+            let mut state = self.state();
+            match &state.slot {
+                Slot::Open(connection) if !connection.health.is_lost(self.patience()) => return Ok(connection.clone()),
+                Slot::Opening(opening) => opening.clone(),
+                Slot::Closed => return Err(Failure::Closed),
+                Slot::Open(_) | Slot::Empty => self.start(&mut state),
+            }
+        };
+        opening.await
+    }
+
+    /// The current connection, if there is one or will be without this caller's doing.
+    pub(super) async fn existing(&self) -> Option<Arc<Connection>> {
+        let opening = match &self.state().slot {
+            Slot::Open(connection) if !connection.health.is_dead() => return Some(connection.clone()),
+            Slot::Opening(opening) => opening.clone(),
+            _ => return None,
+        };
+        opening.await.ok()
+    }
+
+    /// Begins to open the next connection, in a task of its own: the caller who began it may give up, the others not.
+    fn start(self: &Arc<Self>, state: &mut State) -> Opening {
+        state.generation += 1;
+        let (link, generation) = (self.clone(), state.generation);
+        let (done, result) = oneshot::channel();
+        self.runtime.spawn(async move {
+            let opened = tokio::time::timeout(link.limit(), link.open(generation)).await;
+            let opened =
+                opened.unwrap_or_else(|_| Err(link.cannot_connect(io::Error::from(io::ErrorKind::TimedOut).into())));
+            // Nobody waits any more: that is fine.
+            let _ = done.send(link.publish(generation, opened));
+        });
+        let opening = async move { result.await.unwrap_or(Err(Failure::Closed)) }
+            .boxed()
+            .shared();
+        state.slot = Slot::Opening(opening.clone());
+        opening
+    }
+
+    fn cannot_connect(&self, error: RedisError) -> Failure {
+        Failure::Connect {
+            address: self.address.clone(),
+            error,
+        }
+    }
+
+    async fn open(self: &Arc<Self>, generation: u64) -> Result<Arc<Connection>, Failure> {
+        let health = Arc::new(Health::new());
+        let options = AsyncConnectionConfig::new()
+            // The service times its calls. The driver's own 500 ms would make failures of slow replies.
+            .set_response_timeout(None)
+            .set_connection_timeout(None)
+            .set_pipeline_buffer_size(QUEUE)
+            .set_push_sender(listener(self, &health, generation));
+        let opening = async {
+            self.config
+                .client()?
+                .get_multiplexed_async_connection_with_config(&options)
+                .await
+        };
+        let multiplexed = opening.await.map_err(|error| self.cannot_connect(error))?;
+        let connection = Arc::new(Connection {
+            multiplexed,
+            generation,
+            health,
+        });
+        self.resubscribe(&connection)
+            .await
+            .map_err(|error| self.cannot_connect(error))?;
+        Ok(connection)
+    }
+
+    /// Puts the outcome of an attempt into the slot.
+    fn publish(
+        self: &Arc<Self>,
+        generation: u64,
+        opened: Result<Arc<Connection>, Failure>,
+    ) -> Result<Arc<Connection>, Failure> {
+        let mut state = self.state();
+        if matches!(state.slot, Slot::Closed) {
+            return Err(Failure::Closed);
+        }
+        match &opened {
+            Ok(connection) if !connection.health.is_dead() => {
+                state.slot = Slot::Open(connection.clone());
+                drop(state);
+                if generation > 1 {
+                    // What happened while there was no connection is not known.
+                    self.topics.hint_all();
+                }
+            }
+            _ => {
+                state.slot = Slot::Empty;
+                self.restore(&mut state);
+            }
+        }
+        opened
+    }
+
+    /// Takes a connection out of the slot, if it is (still) the current one.
+    pub(super) fn lose(self: &Arc<Self>, generation: u64) {
+        let mut state = self.state();
+        let Slot::Open(connection) = &state.slot else { return };
+        if connection.generation != generation {
+            return;
+        }
+        connection.health.mark_dead();
+        let lost = std::mem::replace(&mut state.slot, Slot::Empty);
+        self.restore(&mut state);
+        drop(state);
+        tracing::debug!(address = &*self.address, generation, "connection given up");
+        drop(lost);
+    }
+
+    /// Sees to it that a lost connection comes back without a call, if there are subscribers who count on it.
+    fn restore(self: &Arc<Self>, state: &mut State) {
+        if state.restoring || self.topics.is_empty() {
+            return;
+        }
+        state.restoring = true;
+        self.runtime.spawn(keep_trying(Arc::downgrade(self)));
+    }
+
+    /// Gives back the connection as soon as the calls on it have ended, and refuses new ones.
+    pub(super) fn close(&self) {
+        let last = std::mem::replace(&mut self.state().slot, Slot::Closed);
+        drop(last);
+    }
+}
+
+/// Reconnects until there is a connection, or nobody who would miss it.
+async fn keep_trying(link: Weak<Link>) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        // With jitter, so that the many clients of a server that restarted do not come all at once.
+        tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        let Some(link) = link.upgrade() else { return };
+        let outcome = link.connection().await;
+        let mut state = link.state();
+        let settled = match &state.slot {
+            Slot::Open(connection) => !connection.health.is_dead(),
+            Slot::Closed => true,
+            _ => link.topics.is_empty(),
+        };
+        if settled {
+            state.restoring = false;
+            return;
+        }
+        drop(state);
+        if let Err(failure) = outcome {
+            tracing::debug!(%failure, "still no connection for the waiting");
+        }
+    }
+}
+
+/// What the driver calls with everything that the server says unasked. It must not block.
+fn listener(
+    link: &Arc<Link>,
+    health: &Arc<Health>,
+    generation: u64,
+) -> impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static {
+    let (link, health) = (Arc::downgrade(link), health.clone());
+    move |push| {
+        match (push.kind, push.data.first()) {
+            (PushKind::Disconnection, _) => {
+                health.mark_dead();
+                if let Some(link) = link.upgrade() {
+                    link.lose(generation);
+                }
+            }
+            (PushKind::Message, Some(Value::BulkString(channel))) => {
+                if let Some(link) = link.upgrade() {
+                    link.topics.hint(channel);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

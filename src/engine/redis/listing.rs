@@ -1,0 +1,186 @@
+//! Looking at locks: one by name, or all that share a prefix.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use redis::Value;
+
+use super::RedisEngine;
+use super::failure::Failure;
+use super::keys::Part;
+use super::scripts::INSPECT;
+use crate::model::{Fence, Holder, LockInfo, Process};
+
+/// How many keys the server looks at per SCAN, and so the longest that it is kept from others by one.
+const SCANNED_AT_ONCE: usize = 1000;
+/// How many locks are read in one go.
+const READ_AT_ONCE: usize = 100;
+const ALL: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
+
+impl RedisEngine {
+    /// Reads one name.
+    pub(super) async fn look_at(&self, name: &str) -> Result<Option<LockInfo>, Failure> {
+        let call = INSPECT.call(&self.layout, &ALL, std::iter::once(name));
+        match self.link.run(&INSPECT, &call).await? {
+            Value::Nil => Ok(None),
+            row => info(name, &row).map(Some).ok_or(Failure::Unexpected("of inspect.lua")),
+        }
+    }
+
+    /// Reads every name with a prefix, sorted.
+    pub(super) async fn look_for(&self, prefix: &str) -> Result<Vec<LockInfo>, Failure> {
+        let names = self.scan(prefix).await?;
+        let mut found = Vec::with_capacity(names.len());
+        for some in names.chunks(READ_AT_ONCE) {
+            // One script per name, sent together: one script for all would keep the server from others for longer, and
+            // would not do in a cluster.
+            for outcome in join_all(some.iter().map(|name| self.look_at(name))).await {
+                match outcome {
+                    Ok(info) => found.extend(info),
+                    // It has become something else since the scan.
+                    Err(failure) if failure.is_wrong_type() => {}
+                    Err(failure) => return Err(failure),
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The names of all keys that may be locks with a prefix, sorted, without repeats (SCAN gives some).
+    async fn scan(&self, prefix: &str) -> Result<Vec<String>, Failure> {
+        let pattern = self.layout.pattern(prefix);
+        let mut names = Vec::new();
+        let mut cursor = b"0".to_vec();
+        loop {
+            let mut cmd = redis::cmd("SCAN");
+            cmd.arg(&cursor)
+                .arg("MATCH")
+                .arg(&pattern)
+                .arg("COUNT")
+                .arg(SCANNED_AT_ONCE)
+                .arg("TYPE")
+                .arg("string");
+            let page = self.link.call(&cmd).await?.into_sequence().ok();
+            let Some([Value::BulkString(next), Value::Array(keys)]) = page.as_deref() else {
+                return Err(Failure::Unexpected("of SCAN"));
+            };
+            // Names are UTF-8: another key is no lock of this engine's.
+            let keys = keys.iter().filter_map(text).filter_map(|key| self.layout.name_of(key));
+            names.extend(keys.filter(|name| name.starts_with(prefix)).map(str::to_owned));
+            if next == b"0" {
+                break;
+            }
+            cursor.clone_from(next);
+        }
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+}
+
+/// The answer of `inspect.lua`.
+fn info(name: &str, row: &Value) -> Option<LockInfo> {
+    let Value::Array(row) = row else { return None };
+    let [Value::BulkString(value), Value::Int(left), record, metadata] = row.as_slice() else {
+        return None;
+    };
+    // The companions are believed only where they speak of the token that holds the lock: another tool may have taken
+    // the name since, and knows nothing of them.
+    let holds = |token: &str| {
+        let rest = value.strip_prefix(token.as_bytes());
+        rest.is_some_and(|rest| matches!(rest, b"" | b"-kept"))
+    };
+    let grant = text(record).and_then(grant).filter(|(token, ..)| holds(token));
+    let metadata = text(metadata)
+        .and_then(|text| text.split_once(' '))
+        .filter(|(token, _)| holds(token));
+    let (fence, holder) = grant.map(|(_, fence, holder)| (fence, holder)).unzip();
+    Some(LockInfo {
+        name: name.to_owned(),
+        remaining: u64::try_from(*left).ok().map(Duration::from_millis),
+        fence,
+        holder,
+        metadata: metadata.map(|(_, json)| json.to_owned()),
+    })
+}
+
+/// `<fence> <token> <since ms> <pid> <host>`.
+fn grant(record: &str) -> Option<(&str, Fence, Holder)> {
+    let mut fields = record.splitn(5, ' ');
+    let fence = Fence(fields.next()?.parse().ok()?);
+    let token = fields.next()?;
+    let since_ms = fields.next()?.parse().ok()?;
+    let pid = fields.next()?.parse().ok()?;
+    let host = fields.next()?.to_owned();
+    Some((
+        token,
+        fence,
+        Holder {
+            process: Process { host, pid },
+            since_ms,
+        },
+    ))
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.into())
+    }
+
+    #[test]
+    fn companions_are_believed_only_for_the_token_that_holds() {
+        let record = bulk("17 abc 1700000000000 4711 a host");
+        let metadata = bulk("abc {\"a\": 1}");
+        for (value, ours) in [
+            ("abc", true),
+            ("abc-kept", true),
+            ("other", false),
+            ("abcd", false),
+            ("ab", false),
+            ("", false),
+        ] {
+            let row = Value::Array(vec![bulk(value), Value::Int(1500), record.clone(), metadata.clone()]);
+            let info = info("n", &row).unwrap();
+            assert_eq!(info.remaining, Some(Duration::from_millis(1500)));
+            assert_eq!(info.fence, ours.then_some(Fence(17)), "{value}");
+            assert_eq!(info.metadata.as_deref(), ours.then_some("{\"a\": 1}"), "{value}");
+            let holder = info
+                .holder
+                .map(|holder| (holder.process.host, holder.process.pid, holder.since_ms));
+            assert_eq!(
+                holder,
+                ours.then(|| ("a host".into(), 4711, 1_700_000_000_000)),
+                "{value}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_lock_without_expiry_or_companions_is_shown_as_such() {
+        let row = Value::Array(vec![
+            Value::BulkString(vec![0xff]),
+            Value::Int(-1),
+            Value::Nil,
+            bulk("garbage"),
+        ]);
+        let expected = LockInfo {
+            name: "n".into(),
+            remaining: None,
+            fence: None,
+            holder: None,
+            metadata: None,
+        };
+        assert_eq!(info("n", &row), Some(expected));
+        assert_eq!(info("n", &Value::Nil), None);
+    }
+}

@@ -1,0 +1,245 @@
+//! Redis and Valkey: one node, from version 6.2 on.
+//!
+//! # Behavior
+//! Every verb is one script and one round trip, for any number of names, and goes by the server's clock. The lock's key
+//! holds the owner's token and nothing else, so that it excludes, and is excluded by, every other tool that does
+//! `SET key token NX PX`. What lies where is told in `keys.rs`.
+//!
+//! # Deployment
+//! The server needs `maxmemory-policy noeviction` (or room enough): an evicted key is a lock that was given away. A user
+//! with no more rights than needed, for the prefix `lock:`:
+//!
+//! ```text
+//! ACL SETUSER holdfast on >PASSWORD resetkeys resetchannels -@all
+//!     ~lock:* ~holdfast:* &holdfast:free:*
+//!     +eval +evalsha +get +set +del +mget +pttl +pexpire +time +publish +subscribe +unsubscribe +scan +select
+//! ```
+//!
+//! `+scan` is for `list` only, and `+select` for a database other than 0. (`HELLO` and `AUTH` are open to everybody.)
+
+mod calls;
+mod config;
+mod connection;
+mod failure;
+mod health;
+mod keys;
+mod listing;
+mod scripts;
+mod slots;
+mod subscription;
+#[cfg(test)]
+mod tests;
+mod tls;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use redis::Value;
+
+pub use config::RedisConfig;
+
+use self::connection::Link;
+use self::failure::{ENGINE, Failure};
+use self::keys::{Layout, Part};
+use self::scripts::{ACQUIRE, FORCE_RELEASE, RELEASE, RENEW, Script};
+use super::{Acquired, Engine, Released, Renewed, Result, Subscription};
+use crate::model::{Claim, Fence, Key, LockInfo, Ttl};
+
+/// How long the last fence of a name outlives its last lease: after that, the server's clock alone keeps fences growing.
+const FENCE_KEPT_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// The engine behind `redis://` and `rediss://`.
+pub struct RedisEngine {
+    link: Arc<Link>,
+    layout: Layout,
+}
+
+impl fmt::Debug for RedisEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisEngine")
+            .field("layout", &self.layout)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RedisEngine {
+    /// Connects, and makes sure that the server is new enough.
+    ///
+    /// # Errors
+    /// When the server cannot be reached or refuses the login, or is older than Redis 6.2.
+    pub async fn connect(config: RedisConfig) -> Result<Arc<Self>> {
+        let layout = config.layout.clone();
+        let link = Link::new(config);
+        check_version(&link)
+            .await
+            .map_err(|failure| failure.during("connect"))?;
+        Ok(Arc::new(RedisEngine { link, layout }))
+    }
+
+    /// The call of a script with the keys of every name of a claim, and its first argument.
+    fn call(&self, script: &Script, parts: &[Part], claim: &Claim) -> redis::Cmd {
+        let mut call = script.call(&self.layout, parts, claim.keys().iter().map(Key::as_str));
+        call.arg(claim.owner.as_str());
+        call
+    }
+
+    async fn acquire(&self, claim: &Claim) -> std::result::Result<Acquired, Failure> {
+        const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
+        let parts = if claim.metadata.is_some() {
+            &PARTS[..]
+        } else {
+            &PARTS[..2]
+        };
+        let ttl = claim.ttl.as_millis();
+        let mut call = self.call(&ACQUIRE, parts, claim);
+        call.arg(ttl)
+            .arg(ttl + FENCE_KEPT_MS)
+            .arg(claim.process.pid)
+            .arg(&claim.process.host);
+        if let Some(metadata) = &claim.metadata {
+            call.arg(&**metadata);
+        }
+        match self.link.run(&ACQUIRE, &call).await? {
+            Value::Int(fence) if fence > 0 => Ok(Acquired::Granted {
+                fence: Fence(fence as u64),
+            }),
+            Value::Array(held) => match held[..] {
+                [Value::Int(index @ 1..), Value::Int(left)] if index as usize <= claim.keys().len() => {
+                    Ok(Acquired::Held {
+                        key: claim.keys()[index as usize - 1].clone(),
+                        retry_after: retry_after(left),
+                    })
+                }
+                _ => Err(Failure::Unexpected("of acquire.lua")),
+            },
+            _ => Err(Failure::Unexpected("of acquire.lua")),
+        }
+    }
+
+    async fn prolong(&self, claim: &Claim, ttl: Ttl) -> std::result::Result<Renewed, Failure> {
+        let mut call = self.call(&RENEW, &[Part::Lock, Part::Fence, Part::Metadata], claim);
+        call.arg(ttl.as_millis()).arg(ttl.as_millis() + FENCE_KEPT_MS);
+        match self.link.run(&RENEW, &call).await? {
+            Value::Int(1) => Ok(Renewed::Extended),
+            Value::Int(0) => Ok(Renewed::Lost),
+            _ => Err(Failure::Unexpected("of renew.lua")),
+        }
+    }
+
+    async fn let_go(&self, claim: &Claim, keep: Duration) -> std::result::Result<Released, Failure> {
+        const PARTS: [Part; 3] = [Part::Lock, Part::Metadata, Part::Fence];
+        let call = if keep.is_zero() {
+            self.call(&RELEASE, &PARTS[..2], claim)
+        } else {
+            let keep = Ttl::clamped(keep).as_millis();
+            let mut call = self.call(&RELEASE, &PARTS, claim);
+            call.arg(keep).arg(keep + FENCE_KEPT_MS);
+            call
+        };
+        match self.link.run(&RELEASE, &call).await? {
+            Value::Int(1) => Ok(Released::Freed),
+            Value::Int(0) => Ok(Released::NotHeld),
+            _ => Err(Failure::Unexpected("of release.lua")),
+        }
+    }
+
+    async fn free(&self, key: &Key) -> std::result::Result<bool, Failure> {
+        let call = FORCE_RELEASE.call(
+            &self.layout,
+            &[Part::Lock, Part::Metadata],
+            std::iter::once(key.as_str()),
+        );
+        match self.link.run(&FORCE_RELEASE, &call).await? {
+            Value::Int(freed) => Ok(freed == 1),
+            _ => Err(Failure::Unexpected("of force_release.lua")),
+        }
+    }
+}
+
+/// When a busy name is worth another try, from its PTTL: negative when it never expires. A key in its last millisecond
+/// has a PTTL of 0, and is still busy.
+fn retry_after(left: i64) -> Option<Duration> {
+    u64::try_from(left).ok().map(|left| Duration::from_millis(left.max(1)))
+}
+
+/// Asks for the version. The login has said `HELLO` already, but the driver keeps the answer to itself.
+async fn check_version(link: &Arc<Link>) -> std::result::Result<(), Failure> {
+    let mut hello = redis::cmd("HELLO");
+    hello.arg(3);
+    let Value::Map(fields) = link.call(&hello).await? else {
+        return Err(Failure::Unexpected("of HELLO"));
+    };
+    let version = fields.iter().find_map(|field| match field {
+        (Value::BulkString(name), Value::BulkString(version)) if name == b"version" => {
+            std::str::from_utf8(version).ok()
+        }
+        _ => None,
+    });
+    match version {
+        Some(version) if is_too_old(version) => Err(Failure::TooOld(version.to_owned())),
+        // What calls itself otherwise is taken at its word that it speaks RESP3.
+        _ => Ok(()),
+    }
+}
+
+fn is_too_old(version: &str) -> bool {
+    let mut numbers = version.split('.').map(str::parse::<u32>);
+    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < (6, 2))
+}
+
+#[async_trait]
+impl Engine for RedisEngine {
+    fn name(&self) -> &'static str {
+        ENGINE
+    }
+
+    fn ordered(&self) -> bool {
+        false
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
+        self.acquire(claim).await.map_err(|failure| failure.during("acquire"))
+    }
+
+    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
+        self.prolong(claim, ttl)
+            .await
+            .map_err(|failure| failure.during("renew"))
+    }
+
+    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
+        self.let_go(claim, keep)
+            .await
+            .map_err(|failure| failure.during("release"))
+    }
+
+    async fn subscribe(&self, _claim: &Claim, key: &Key) -> Result<Box<dyn Subscription>> {
+        let channel = self.layout.channel(key.as_str());
+        let subscription = self
+            .link
+            .subscribe(channel)
+            .await
+            .map_err(|failure| failure.during("subscribe"))?;
+        Ok(Box::new(subscription))
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
+        self.look_at(key.as_str())
+            .await
+            .map_err(|failure| failure.during("inspect"))
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        self.look_for(prefix).await.map_err(|failure| failure.during("list"))
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool> {
+        self.free(key).await.map_err(|failure| failure.during("force release"))
+    }
+
+    async fn close(&self) {
+        self.link.close();
+    }
+}

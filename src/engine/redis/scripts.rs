@@ -1,0 +1,71 @@
+//! The scripts, one per verb, and how a call of one is put into a command.
+
+use std::sync::LazyLock;
+
+use redis::{Arg, Cmd};
+
+use super::keys::{Layout, Part, companion};
+
+/// A script and the SHA1 by which the server knows it.
+pub(super) struct Script {
+    source: &'static str,
+    sha: String,
+}
+
+macro_rules! scripts {
+    ($($name:ident = $file:literal;)*) => {
+        $(
+            #[doc = concat!("`", $file, "`: what it takes and answers is in its header.")]
+            pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
+                let source = include_str!($file);
+                Script { source, sha: redis::Script::new(source).get_hash().to_owned() }
+            });
+        )*
+    };
+}
+
+scripts! {
+    ACQUIRE = "acquire.lua";
+    RENEW = "renew.lua";
+    RELEASE = "release.lua";
+    FORCE_RELEASE = "force_release.lua";
+    INSPECT = "inspect.lua";
+}
+
+impl Script {
+    /// `EVALSHA` with the keys of every name, part by part. The caller appends the arguments.
+    pub(super) fn call<'n>(
+        &self,
+        layout: &Layout,
+        parts: &[Part],
+        names: impl ExactSizeIterator<Item = &'n str> + Clone,
+    ) -> Cmd {
+        const COMMON: usize = 160;
+        const PER_KEY: usize = 40;
+        let count = names.len() * parts.len();
+        let bytes: usize = names.clone().map(|name| name.len() + PER_KEY).sum();
+        let mut cmd = Cmd::with_capacity(count + 8, bytes * parts.len() + COMMON);
+        cmd.arg("EVALSHA").arg(&self.sha).arg(count);
+        let (mut lock, mut key) = (String::with_capacity(2 * PER_KEY), String::with_capacity(4 * PER_KEY));
+        for part in parts {
+            for name in names.clone() {
+                layout.lock(name, &mut lock);
+                companion(*part, &lock, &mut key);
+                cmd.arg(&key);
+            }
+        }
+        cmd
+    }
+
+    /// The same call with the script's text, for a server that does not know the script (any more).
+    pub(super) fn with_source(&self, call: &Cmd) -> Cmd {
+        let mut cmd = Cmd::new();
+        cmd.arg("EVAL").arg(self.source);
+        for arg in call.args_iter().skip(2) {
+            if let Arg::Simple(bytes) = arg {
+                cmd.arg(bytes);
+            }
+        }
+        cmd
+    }
+}

@@ -1,0 +1,204 @@
+//! Who waits for which channel, and keeping the server's idea of that the same as ours.
+//!
+//! A channel is subscribed once however many wait for it, and is unsubscribed when the last of them is gone. A new
+//! connection subscribes to everything that is waited for before any call sees it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use redis::{ErrorKind, RedisResult};
+use tokio::sync::watch;
+
+use super::connection::{Connection, Link};
+use super::failure::Failure;
+use crate::engine::Subscription;
+
+/// How many channels are named in one SUBSCRIBE.
+const AT_ONCE: usize = 500;
+
+/// One channel that somebody waits for.
+struct Topic {
+    channel: Arc<str>,
+    /// Hints to everybody who waits. Who begins to wait sees only what comes after.
+    hints: watch::Sender<()>,
+    /// SUBSCRIBE and UNSUBSCRIBE of one channel take turns, so that they cannot overtake each other.
+    turn: tokio::sync::Mutex<()>,
+    /// The connection on which the server confirmed the subscription; 0: on none.
+    confirmed: AtomicU64,
+}
+
+/// Every channel that somebody waits for.
+#[derive(Default)]
+pub(super) struct Topics(Mutex<HashMap<Arc<str>, Arc<Topic>>>);
+
+impl Topics {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Arc<Topic>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// Wakes everybody who waits for a channel.
+    pub(super) fn hint(&self, channel: &[u8]) {
+        if let Some(topic) = std::str::from_utf8(channel)
+            .ok()
+            .and_then(|channel| self.lock().get(channel).cloned())
+        {
+            topic.hints.send_replace(());
+        }
+    }
+
+    /// Wakes everybody.
+    pub(super) fn hint_all(&self) {
+        for topic in self.lock().values() {
+            topic.hints.send_replace(());
+        }
+    }
+
+    fn enrol(&self, channel: String) -> (Arc<Topic>, watch::Receiver<()>) {
+        let channel: Arc<str> = channel.into();
+        let mut topics = self.lock();
+        let topic = topics.entry(channel.clone()).or_insert_with(|| {
+            Arc::new(Topic {
+                channel,
+                hints: watch::Sender::new(()),
+                turn: tokio::sync::Mutex::new(()),
+                confirmed: AtomicU64::new(0),
+            })
+        });
+        // Under the lock, so that a topic with a receiver is never taken off the map.
+        (topic.clone(), topic.hints.subscribe())
+    }
+
+    /// Whether nobody waits for a topic that is still on the map.
+    fn is_idle(&self, topic: &Arc<Topic>) -> bool {
+        let topics = self.lock();
+        topic.hints.receiver_count() == 0
+            && topics
+                .get(&topic.channel)
+                .is_some_and(|known| Arc::ptr_eq(known, topic))
+    }
+
+    /// Takes a topic off the map, unless somebody waits for it again.
+    fn forget(&self, topic: &Topic) {
+        let mut topics = self.lock();
+        if topic.hints.receiver_count() == 0 {
+            topics.remove(&topic.channel);
+        }
+    }
+
+    fn wanted(&self) -> Vec<Arc<Topic>> {
+        self.lock()
+            .values()
+            .filter(|topic| topic.hints.receiver_count() > 0)
+            .cloned()
+            .collect()
+    }
+}
+
+impl Link {
+    /// Begins to wait for a channel. When this returns, the server has confirmed it.
+    pub(super) async fn subscribe(self: &Arc<Self>, channel: String) -> Result<RedisSubscription, Failure> {
+        let (topic, hints) = self.topics.enrol(channel);
+        // From here on, whatever ends this future takes the subscription back.
+        let subscription = RedisSubscription {
+            link: self.clone(),
+            topic: topic.clone(),
+            hints: Some(hints),
+        };
+        let _turn = topic.turn.lock().await;
+        let connection = self.connection().await?;
+        if topic.confirmed.load(Ordering::Relaxed) != connection.generation {
+            let mut multiplexed = connection.multiplexed.clone();
+            self.in_time(&connection, multiplexed.subscribe(&*topic.channel))
+                .await?;
+            topic.confirmed.store(connection.generation, Ordering::Relaxed);
+        }
+        Ok(subscription)
+    }
+
+    /// Tells the server that nobody waits for a channel any more, if that is still so.
+    async fn unsubscribe(self: Arc<Self>, topic: Arc<Topic>) {
+        let _turn = topic.turn.lock().await;
+        if self.topics.is_idle(&topic) {
+            // A connection that is being opened may have subscribed to it. Without one there is nothing to end.
+            if let Some(connection) = self.existing().await {
+                let mut multiplexed = connection.multiplexed.clone();
+                let ended = self
+                    .in_time(&connection, multiplexed.unsubscribe(&*topic.channel))
+                    .await;
+                if let Err(failure) = ended {
+                    tracing::debug!(%failure, channel = &*topic.channel, "could not unsubscribe");
+                }
+            }
+            // After the reply: whoever waits for this turn has to subscribe anew.
+            topic.confirmed.store(0, Ordering::Relaxed);
+            self.topics.forget(&topic);
+        }
+    }
+
+    /// Subscribes a new connection to everything that is waited for.
+    pub(super) async fn resubscribe(&self, connection: &Connection) -> RedisResult<()> {
+        let topics = self.topics.wanted();
+        for some in topics.chunks(AT_ONCE) {
+            let channels: Vec<&str> = some.iter().map(|topic| &*topic.channel).collect();
+            match connection.multiplexed.clone().subscribe(&channels).await {
+                Ok(()) => {
+                    for topic in some {
+                        topic.confirmed.store(connection.generation, Ordering::Relaxed);
+                    }
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) => return Err(error),
+                // Locks still work without hints: the service looks again now and then.
+                Err(error) => tracing::warn!(%error, "the server refused a subscription"),
+            }
+        }
+        Ok(())
+    }
+
+    /// (Un)subscribing within the limit, since others may wait for the turn.
+    async fn in_time(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        reply: impl Future<Output = RedisResult<()>>,
+    ) -> Result<(), Failure> {
+        let exchange = self.exchange(connection, reply);
+        match tokio::time::timeout(self.limit(), exchange).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)).into()),
+        }
+    }
+}
+
+/// A subscription to one channel.
+pub(super) struct RedisSubscription {
+    link: Arc<Link>,
+    topic: Arc<Topic>,
+    /// `None` only while it is dropped.
+    hints: Option<watch::Receiver<()>>,
+}
+
+#[async_trait]
+impl Subscription for RedisSubscription {
+    async fn changed(&mut self) {
+        if let Some(hints) = &mut self.hints {
+            // The sender lives in the topic, which lives in `self`: this cannot fail.
+            let _ = hints.changed().await;
+        }
+    }
+}
+
+impl Drop for RedisSubscription {
+    fn drop(&mut self) {
+        self.hints = None;
+        if self.link.topics.is_idle(&self.topic) {
+            self.link
+                .runtime
+                .spawn(self.link.clone().unsubscribe(self.topic.clone()));
+        }
+    }
+}

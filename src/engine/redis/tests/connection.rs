@@ -1,0 +1,198 @@
+//! Subscriptions, and one connection for everything.
+
+use super::*;
+use crate::engine::Subscription;
+
+async fn subscribers(other: &mut Other) -> i64 {
+    let (_, count): (String, i64) = other.run("PUBSUB NUMSUB holdfast:free:lock:n").await;
+    count
+}
+
+async fn woken(subscription: &mut Box<dyn Subscription>) -> bool {
+    tokio::time::timeout(Duration::from_secs(5), subscription.changed())
+        .await
+        .is_ok()
+}
+
+async fn left_asleep(subscription: &mut Box<dyn Subscription>) -> bool {
+    tokio::time::timeout(Duration::from_millis(100), subscription.changed())
+        .await
+        .is_err()
+}
+
+#[tokio::test]
+async fn a_channel_is_subscribed_once_and_given_back() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let waiter = claim("n");
+    let mut first = ours.subscribe(&waiter, &key("n")).await.unwrap();
+    assert_eq!(
+        subscribers(&mut other).await,
+        1,
+        "confirmed by the server when subscribe returns"
+    );
+    let mut second = ours.subscribe(&waiter, &key("n")).await.unwrap();
+    assert_eq!(subscribers(&mut other).await, 1);
+    assert!(left_asleep(&mut first).await);
+    let holder = claim("n");
+    take(&ours, &holder).await;
+    free(&ours, &holder).await;
+    assert!(woken(&mut first).await);
+    assert!(woken(&mut second).await);
+    assert!(left_asleep(&mut second).await, "one change, one hint");
+
+    drop(first);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(subscribers(&mut other).await, 1, "somebody still waits");
+    other.run::<()>("PUBLISH holdfast:free:lock:n x").await;
+    assert!(woken(&mut second).await);
+    drop(second);
+    eventually("the channel is given back", async || subscribers(&mut other).await == 0).await;
+    assert!(ours.link.topics.is_empty());
+    let clients: String = other.run("CLIENT LIST").await;
+    assert_eq!(clients.lines().count(), 2, "ours and the other's: {clients}");
+}
+
+#[tokio::test]
+async fn coming_and_going_never_loses_a_subscription() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let waiter = claim("n");
+    for round in 0..200u64 {
+        // Some give up in the middle of subscribing.
+        let _ = tokio::time::timeout(Duration::from_micros(round * 10), ours.subscribe(&waiter, &key("n"))).await;
+        let mut stays = ours.subscribe(&waiter, &key("n")).await.unwrap();
+        if round % 3 == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(
+            other.run::<i64>("PUBLISH holdfast:free:lock:n x").await,
+            1,
+            "round {round}"
+        );
+        assert!(woken(&mut stays).await, "round {round}");
+    }
+    eventually("the channel is given back", async || subscribers(&mut other).await == 0).await;
+    assert!(ours.link.topics.is_empty());
+}
+
+#[tokio::test]
+async fn subscribers_survive_a_lost_connection() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let mut waiting = Vec::new();
+    for i in 0..1200 {
+        // More than one SUBSCRIBE can name.
+        waiting.push(ours.subscribe(&claim("n"), &key(&format!("other{i}"))).await.unwrap());
+    }
+    let mut subscription = ours.subscribe(&claim("n"), &key("n")).await.unwrap();
+    let gone = ours.subscribe(&claim("n"), &key("gone")).await.unwrap();
+    other.run::<()>("CLIENT KILL TYPE pubsub").await;
+    drop(gone);
+    assert!(
+        woken(&mut subscription).await,
+        "nobody knows what was missed, so look again"
+    );
+    assert_eq!(subscribers(&mut other).await, 1);
+    for subscription in &mut waiting {
+        assert!(woken(subscription).await);
+    }
+    assert!(left_asleep(&mut subscription).await);
+    other.run::<()>("PUBLISH holdfast:free:lock:n x").await;
+    assert!(woken(&mut subscription).await);
+    eventually("nothing is left of who went meanwhile", async || {
+        other.run::<Vec<String>>("PUBSUB CHANNELS *gone").await.is_empty()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lost_connection_is_noticed_by_the_next_call_at_the_latest() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let held = claim("n");
+    take(&ours, &held).await;
+    for _ in 0..5 {
+        other.run::<()>("CLIENT KILL TYPE normal SKIPME yes").await;
+        match ours.release(&claim("n"), Duration::ZERO).await {
+            Ok(released) => assert_eq!(released, Released::NotHeld),
+            Err(error) => {
+                assert!(error.retryable, "{error}");
+                ours.inspect(&key("n")).await.unwrap();
+            }
+        }
+    }
+    free(&ours, &held).await;
+}
+
+#[tokio::test]
+async fn many_calls_at_once_share_one_connection_even_from_nothing() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let before: String = other.run("INFO stats").await;
+    other.run::<()>("CLIENT KILL TYPE normal SKIPME yes").await;
+    eventually("the loss is known", async || ours.link.existing().await.is_none()).await;
+    let claims: Vec<Claim> = (0..300).map(|i| claim(&format!("n{i}"))).collect();
+    let tries = claims.iter().map(|claim| ours.try_acquire(claim));
+    for outcome in futures_util::future::join_all(tries).await {
+        assert!(matches!(outcome.unwrap(), Acquired::Granted { .. }));
+    }
+    let after: String = other.run("INFO stats").await;
+    let connections = |stats: &str| {
+        stats
+            .lines()
+            .find_map(|line| line.strip_prefix("total_connections_received:")?.parse::<u64>().ok())
+            .unwrap()
+    };
+    assert_eq!(connections(&after), connections(&before) + 1);
+}
+
+#[tokio::test]
+async fn a_flushed_script_cache_is_filled_again() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let flushing = async {
+        for _ in 0..200 {
+            other.run::<()>("SCRIPT FLUSH").await;
+        }
+    };
+    let locking = async {
+        for _ in 0..100 {
+            let ours_now = claim("n");
+            take(&ours, &ours_now).await;
+            ours.renew(&ours_now, ours_now.ttl).await.unwrap();
+            ours.inspect(&key("n")).await.unwrap().unwrap();
+            ours.list("").await.unwrap();
+            free(&ours, &ours_now).await;
+            assert!(!ours.force_release(&key("n")).await.unwrap());
+        }
+    };
+    tokio::join!(flushing, locking);
+    let other_again: String = server.other().await.run("INFO commandstats").await;
+    let sources = other_again
+        .lines()
+        .find(|line| line.starts_with("cmdstat_eval:"))
+        .expect("texts were sent")
+        .to_owned();
+    eprintln!("{sources}");
+}
+
+#[tokio::test]
+async fn a_closed_engine_refuses_calls_and_leaves_nothing_behind() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let subscription = ours.subscribe(&claim("n"), &key("n")).await.unwrap();
+    ours.close().await;
+    let error = ours.try_acquire(&claim("n")).await.unwrap_err();
+    assert!(!error.retryable);
+    assert_eq!(
+        error.to_string(),
+        "redis: acquire failed: the connection was closed by this side"
+    );
+    eventually("the connection is gone", async || {
+        other.run::<String>("CLIENT LIST").await.lines().count() == 1
+    })
+    .await;
+    drop(subscription);
+    ours.close().await;
+}

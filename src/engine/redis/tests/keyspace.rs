@@ -1,0 +1,214 @@
+//! What lies in the server, as other tools see it.
+
+use super::*;
+use crate::engine::Renewed;
+
+fn token(claim: &Claim) -> String {
+    claim.owner.as_str().to_owned()
+}
+
+#[tokio::test]
+async fn the_lock_is_what_other_tools_write_and_respect() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let mut first = claim("n");
+    first.metadata = Some("{}".into());
+    take(&ours, &first).await;
+    assert_eq!(other.run::<String>("GET lock:n").await, token(&first));
+    let left: i64 = other.run("PTTL lock:n").await;
+    assert!((29_000..=30_000).contains(&left), "{left}");
+    assert_eq!(other.run::<Option<String>>("SET lock:n theirs NX PX 5000").await, None);
+    free(&ours, &first).await;
+    assert_eq!(
+        other.run::<Vec<String>>("KEYS *").await,
+        ["holdfast:fence:{lock:n}"],
+        "the metadata goes with the lock"
+    );
+
+    assert_eq!(
+        other
+            .run::<Option<String>>("SET lock:n theirs NX PX 5000")
+            .await
+            .as_deref(),
+        Some("OK")
+    );
+    let second = claim("n");
+    let Acquired::Held { key: busy, retry_after } = ours.try_acquire(&second).await.unwrap() else {
+        panic!()
+    };
+    assert_eq!(busy, key("n"));
+    assert!((Duration::from_secs(4)..=Duration::from_secs(5)).contains(&retry_after.unwrap()));
+    let seen = ours.inspect(&key("n")).await.unwrap().unwrap();
+    assert_eq!(
+        (seen.fence, seen.holder, seen.metadata),
+        (None, None, None),
+        "the companions speak of the one before"
+    );
+    assert!(seen.remaining.is_some());
+    assert_eq!(ours.release(&second, Duration::ZERO).await.unwrap(), Released::NotHeld);
+    assert_eq!(other.run::<String>("GET lock:n").await, "theirs");
+
+    other.run::<()>("PERSIST lock:n").await;
+    assert!(matches!(
+        ours.try_acquire(&second).await.unwrap(),
+        Acquired::Held { retry_after: None, .. }
+    ));
+    assert_eq!(ours.inspect(&key("n")).await.unwrap().unwrap().remaining, None);
+    assert_eq!(ours.list("").await.unwrap().len(), 1);
+    assert!(ours.force_release(&key("n")).await.unwrap());
+    take(&ours, &second).await;
+}
+
+#[tokio::test]
+async fn a_fence_outlives_its_lease_by_a_day_and_grows_past_what_is_written() {
+    const DAY: i64 = 24 * 60 * 60 * 1000;
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let first = claim("n");
+    let fence = take(&ours, &first).await;
+    let record: String = other.run("GET holdfast:fence:{lock:n}").await;
+    assert!(
+        record.starts_with(&format!("{} {} ", fence.0, token(&first))),
+        "{record}"
+    );
+    let left = async |other: &mut Other| other.run::<i64>("PTTL holdfast:fence:{lock:n}").await - DAY;
+    assert!((29_000..=30_000).contains(&left(&mut other).await));
+    assert_eq!(
+        ours.renew(&first, Ttl::clamped(2 * LONG)).await.unwrap(),
+        Renewed::Extended
+    );
+    assert!((59_000..=60_000).contains(&left(&mut other).await));
+    assert_eq!(ours.release(&first, 4 * LONG).await.unwrap(), Released::Freed);
+    assert!((119_000..=120_000).contains(&left(&mut other).await));
+    let kept = ours.inspect(&key("n")).await.unwrap().unwrap();
+    assert_eq!(kept.fence, Some(fence), "who keeps a name busy is still told");
+
+    // A clock that was set back: the last fence counts.
+    other.run::<()>("DEL lock:n").await;
+    other
+        .args::<()>(&["SET", "holdfast:fence:{lock:n}", "9000000000000000 abc 1 1 host"])
+        .await;
+    assert_eq!(take(&ours, &claim("n")).await, Fence(9_000_000_000_000_001));
+    // Garbage does not count, and does not get in the way.
+    other.run::<()>("SET holdfast:fence:{lock:m} garbage").await;
+    assert!(take(&ours, &claim("m")).await > fence);
+}
+
+#[tokio::test]
+async fn a_retry_of_a_holder_whose_companion_was_evicted_is_granted() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let first = claim("n");
+    let fence = take(&ours, &first).await;
+    other.run::<()>("DEL holdfast:fence:{lock:n}").await;
+    assert!(take(&ours, &first).await > fence);
+}
+
+#[tokio::test]
+async fn metadata_is_the_holders_own() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let mut first = claim("n");
+    first.metadata = Some("{\"a\":1}".into());
+    take(&ours, &first).await;
+    let lasts_as_long = async |other: &mut Other| {
+        let lock: i64 = other.run("PTTL lock:n").await;
+        let metadata: i64 = other.run("PTTL holdfast:metadata:{lock:n}").await;
+        assert!(metadata > 0 && (lock - metadata).abs() < 1000, "{lock} {metadata}");
+    };
+    lasts_as_long(&mut other).await;
+    ours.renew(&first, Ttl::clamped(2 * LONG)).await.unwrap();
+    lasts_as_long(&mut other).await;
+    // Somebody deletes the lock by hand, and the next holder has nothing to say.
+    other.run::<()>("DEL lock:n").await;
+    take(&ours, &claim("n")).await;
+    assert_eq!(ours.inspect(&key("n")).await.unwrap().unwrap().metadata, None);
+}
+
+#[tokio::test]
+async fn a_key_of_another_type_is_an_error_and_left_alone() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    other.run::<()>("HSET lock:n field 1").await;
+    let both = Claim::new(
+        &[key("a"), key("n")],
+        OwnerToken::fresh(),
+        Ttl::clamped(LONG),
+        Arc::new(Process::current()),
+    );
+    for error in [
+        ours.try_acquire(&claim("n")).await.unwrap_err(),
+        ours.try_acquire(&both).await.unwrap_err(),
+        ours.inspect(&key("n")).await.unwrap_err(),
+        ours.force_release(&key("n")).await.unwrap_err(),
+    ] {
+        assert!(!error.retryable, "{error}");
+        let shown = error.to_string();
+        assert!(
+            shown.contains("holds something that is no lock: ") && shown.contains("WRONGTYPE"),
+            "{shown}"
+        );
+    }
+    assert_eq!(ours.list("").await.unwrap(), []);
+    assert_eq!(other.run::<String>("TYPE lock:n").await, "hash");
+    assert_eq!(other.run::<i64>("DBSIZE").await, 1);
+}
+
+#[tokio::test]
+async fn an_empty_prefix_keeps_names_and_companions_apart() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let ours = engine(&server.url(), "").await;
+    let mut other = server.other().await;
+    let names = [
+        "n",
+        "holdfast:fence:{n}",
+        "holdfast:lock:n",
+        "holdfast:metadata:{n}",
+        "holdfast:",
+    ];
+    let claims = names.map(|name| {
+        let mut ours = claim(name);
+        ours.metadata = Some("1".into());
+        ours
+    });
+    for ours_now in &claims {
+        take(&ours, ours_now).await;
+    }
+    other.run::<()>("LPUSH list 1").await;
+    let listed = async |prefix: &str| {
+        ours.list(prefix)
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|info| info.name)
+            .collect::<Vec<_>>()
+    };
+    let mut sorted = names.to_vec();
+    sorted.sort_unstable();
+    assert_eq!(listed("").await, sorted);
+    assert_eq!(listed("holdfast:f").await, ["holdfast:fence:{n}"]);
+    assert_eq!(listed("hold").await, sorted[..4]);
+    assert_eq!(other.run::<String>("GET n").await, token(&claims[0]));
+    for ours_now in &claims {
+        assert!(matches!(
+            ours.try_acquire(&claim(ours_now.keys()[0].as_str())).await.unwrap(),
+            Acquired::Held { .. }
+        ));
+        free(&ours, ours_now).await;
+    }
+    assert_eq!(listed("").await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_long_list_is_complete_and_without_repeats() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let script =
+        "for i = 1, 3000 do redis.call('SET', 'lock:' .. i, 'x', 'PX', 60000) redis.call('SET', 'no:' .. i, 'x') end";
+    other.args::<()>(&["EVAL", script, "0"]).await;
+    let names: Vec<String> = ours.list("").await.unwrap().into_iter().map(|info| info.name).collect();
+    let mut expected: Vec<String> = (1..=3000).map(|i| i.to_string()).collect();
+    expected.sort_unstable();
+    assert_eq!(names, expected);
+    assert_eq!(ours.list("299").await.unwrap().len(), 11);
+}

@@ -1,0 +1,200 @@
+//! The contract on a real server, and what is special about this one.
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::redis::FromRedisValue;
+
+use super::{RedisConfig, RedisEngine};
+use crate::engine::{Acquired, Engine, Released, Settings, SharedEngine};
+use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
+
+mod connection;
+mod keyspace;
+mod outage;
+mod security;
+mod speed;
+
+const URL: &str = "HOLDFAST_TEST_REDIS_URL";
+const LONG: Duration = Duration::from_secs(30);
+
+crate::engine::contract::contract_tests!(async |prefix: String| {
+    let url = url()?;
+    let a: SharedEngine = engine(&url, &prefix).await;
+    let b: SharedEngine = engine(&url, &prefix).await;
+    Some((a, b))
+});
+
+/// Says that a test could not run. Where `CI` is set that is a failure.
+fn skip(why: &str) {
+    assert!(std::env::var_os("CI").is_none(), "{why}");
+    eprintln!("skipped: {why}");
+}
+
+fn url() -> Option<String> {
+    let url = std::env::var(URL).ok();
+    if url.is_none() {
+        skip(&format!("{URL} is not set"));
+    }
+    url
+}
+
+fn settings(prefix: &str) -> Settings {
+    Settings {
+        key_prefix: Some(prefix.to_owned()),
+        ..Settings::default()
+    }
+}
+
+async fn engine(url: &str, prefix: &str) -> Arc<RedisEngine> {
+    RedisEngine::connect(RedisConfig::parse(url, &settings(prefix)).unwrap())
+        .await
+        .unwrap()
+}
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+fn claim(name: &str) -> Claim {
+    Claim::new(
+        &[key(name)],
+        OwnerToken::fresh(),
+        Ttl::clamped(LONG),
+        Arc::new(Process::current()),
+    )
+}
+
+async fn take(engine: &RedisEngine, claim: &Claim) -> Fence {
+    match engine.try_acquire(claim).await.unwrap() {
+        Acquired::Granted { fence } => fence,
+        held => panic!("{held:?}"),
+    }
+}
+
+async fn free(engine: &RedisEngine, claim: &Claim) {
+    assert_eq!(engine.release(claim, Duration::ZERO).await.unwrap(), Released::Freed);
+}
+
+/// Waits for something that comes about in the background.
+async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    while !holds().await {
+        assert!(tokio::time::Instant::now() < deadline, "not within 10 s: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Another tool's connection.
+struct Other(::redis::aio::MultiplexedConnection);
+
+impl Other {
+    async fn connect(url: &str) -> Self {
+        let options = ::redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(20)));
+        let client = ::redis::Client::open(url).unwrap();
+        Other(
+            client
+                .get_multiplexed_async_connection_with_config(&options)
+                .await
+                .unwrap(),
+        )
+    }
+
+    /// Runs a command whose arguments have no blanks.
+    async fn run<T: FromRedisValue>(&mut self, line: &str) -> T {
+        self.args(&line.split(' ').collect::<Vec<_>>()).await
+    }
+
+    async fn args<T: FromRedisValue>(&mut self, args: &[&str]) -> T {
+        let mut cmd = ::redis::Cmd::new();
+        cmd.arg(args);
+        cmd.query_async(&mut self.0)
+            .await
+            .unwrap_or_else(|error| panic!("{args:?}: {error}"))
+    }
+}
+
+/// A server of a test's own.
+struct Server {
+    process: Child,
+    port: u16,
+    dir: tempfile::TempDir,
+}
+
+impl Server {
+    /// Starts one. `None`, having said so, where `redis-server` is not on the path.
+    async fn start(options: &[&str]) -> Option<Self> {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let dir = tempfile::tempdir().unwrap();
+        let process = spawn(port, dir.path(), options)?;
+        let mut server = Server { process, port, dir };
+        server.answers().await.then_some(server)
+    }
+
+    /// Waits until the server listens. `false`, having said so, when it has ended instead.
+    async fn answers(&mut self) -> bool {
+        let mut ended = false;
+        eventually("a server that listens", async || {
+            ended = self.process.try_wait().unwrap().is_some();
+            ended || tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_ok()
+        })
+        .await;
+        if ended {
+            skip("redis-server cannot do what it is asked for (TLS, most likely)");
+        }
+        !ended
+    }
+
+    /// Stops the server as a crash would, and starts it again with nothing in it.
+    async fn restart(&mut self) {
+        self.stop();
+        self.process = spawn(self.port, self.dir.path(), &[]).unwrap();
+        assert!(self.answers().await);
+    }
+
+    fn stop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    async fn engine(&self) -> Arc<RedisEngine> {
+        engine(&self.url(), "lock:").await
+    }
+
+    async fn other(&self) -> Other {
+        Other::connect(&self.url()).await
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn spawn(port: u16, dir: &Path, options: &[&str]) -> Option<Child> {
+    let mut command = Command::new("redis-server");
+    if !options.contains(&"--tls-port") {
+        command.arg("--port").arg(port.to_string());
+    }
+    command
+        .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"])
+        .arg(dir);
+    for option in options {
+        command.arg(option.replace("PORT", &port.to_string()));
+    }
+    match command.stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
+        Ok(process) => Some(process),
+        Err(error) => {
+            skip(&format!("no redis-server: {error}"));
+            None
+        }
+    }
+}

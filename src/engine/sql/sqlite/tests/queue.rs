@@ -1,0 +1,198 @@
+//! Leases, the order of waiters, and what is left behind.
+
+use super::*;
+
+#[tokio::test]
+async fn one_time_names_leave_nothing_behind() {
+    let folder = folder();
+    let engine = open(folder.path()).await;
+    for round in 0..300 {
+        assert!(
+            granted(
+                &engine,
+                &claim(&[&format!("once-{round}"), &format!("twice-{round}")], 1)
+            )
+            .await
+        );
+    }
+    let waiter = waiting(&["busy"], 1);
+    assert!(granted(&engine, &claim(&["busy"], 60_000)).await);
+    assert!(!granted(&engine, &waiter).await);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let mut raw = raw(folder.path()).await;
+    let left = count(&mut raw, "locks").await;
+    assert!(left < 50, "{left} rows were left while names came");
+    // Each further grant removes what has expired, and the place, whose minute is over.
+    raw.execute("UPDATE locks_waiters SET alive_until = alive_until - 61000")
+        .await
+        .unwrap();
+    for round in 0..left {
+        let last = claim(&[&format!("more-{round}")], 60_000);
+        assert!(granted(&engine, &last).await);
+        engine.release(&last, Duration::ZERO).await.unwrap();
+    }
+    assert_eq!(count(&mut raw, "locks").await, 1);
+    assert_eq!(count(&mut raw, "locks_waiters").await, 0);
+    assert_eq!(count(&mut raw, "locks_fence").await, 1);
+}
+
+/// Without a further call, too.
+#[tokio::test]
+async fn a_sweep_goes_on_until_nothing_is_left() {
+    let folder = folder();
+    let engine = open(folder.path()).await;
+    let names: Vec<String> = (0..1200).map(|n| n.to_string()).collect();
+    let many: Vec<&str> = names.iter().map(String::as_str).collect();
+    assert!(granted(&engine, &claim(&many, 1)).await);
+    assert!(granted(&engine, &claim(&["stays"], 60_000)).await);
+    engine.close().await;
+    let statements = Arc::new(Statements::new("locks"));
+    let mut file = File::new(config(folder.path(), &Settings::default()), statements.clone());
+    let verbs = Verbs {
+        statements,
+        wakes: Arc::default(),
+        prefix: String::new(),
+    };
+    let (connection, _) = file.connection().await.unwrap();
+    let mut rounds = 1;
+    while verbs
+        .sweep(&mut statements::Transaction::new(connection))
+        .await
+        .unwrap()
+    {
+        rounds += 1;
+    }
+    assert_eq!(rounds, 3);
+    assert_eq!(count(&mut raw(folder.path()).await, "locks").await, 1);
+}
+
+/// A claim that asks again has its lease from the clock of that moment, whatever little is left of it.
+#[tokio::test]
+async fn a_retry_at_the_last_moment_is_consistent() {
+    let folder = folder();
+    let engine = open(folder.path()).await;
+    for _ in 0..30 {
+        let ours = claim(&["n", "m"], 5);
+        assert!(granted(&engine, &ours).await);
+        tokio::time::sleep(Duration::from_micros(fastrand::u64(2000..5500))).await;
+        let mut again = ours.clone();
+        again.ttl = Ttl::clamped(Duration::from_secs(60));
+        assert!(granted(&engine, &again).await);
+        assert_eq!(engine.release(&again, Duration::ZERO).await.unwrap(), Released::Freed);
+    }
+}
+
+#[tokio::test]
+async fn only_the_first_waiter_is_told() {
+    let folder = folder();
+    let (a, b) = (open(folder.path()).await, open(folder.path()).await);
+    let holder = claim(&["n"], 60_000);
+    assert!(granted(&a, &holder).await);
+    let (first, second) = (waiting(&["n"], 60_000), waiting(&["n"], 60_000));
+    let mut told_first = b.subscribe(&first, &key("n")).await.unwrap();
+    let mut told_second = b.subscribe(&second, &key("n")).await.unwrap();
+    assert!(!granted(&b, &first).await);
+    assert!(!granted(&b, &second).await);
+    a.release(&holder, Duration::ZERO).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(5), told_first.changed())
+        .await
+        .expect("the first was not told");
+    assert!(
+        tokio::time::timeout(Duration::from_millis(100), told_second.changed())
+            .await
+            .is_err()
+    );
+    assert!(!granted(&b, &second).await);
+    assert!(granted(&b, &first).await);
+}
+
+#[tokio::test]
+async fn a_set_that_moves_on_tells_whom_it_leaves() {
+    let folder = folder();
+    let (a, b) = (open(folder.path()).await, open(folder.path()).await);
+    let (on_a, on_b) = (claim(&["a"], 60_000), claim(&["b"], 60_000));
+    assert!(granted(&a, &on_a).await && granted(&a, &on_b).await);
+    let (set, behind) = (waiting(&["a", "b"], 60_000), waiting(&["a"], 60_000));
+    let mut told = b.subscribe(&behind, &key("a")).await.unwrap();
+    assert!(!granted(&a, &set).await);
+    assert!(!granted(&b, &behind).await);
+    a.release(&on_a, Duration::ZERO).await.unwrap();
+    assert!(
+        tokio::time::timeout(Duration::from_millis(100), told.changed())
+            .await
+            .is_err(),
+        "the set is first"
+    );
+    assert!(!granted(&a, &set).await);
+    tokio::time::timeout(Duration::from_secs(5), told.changed())
+        .await
+        .expect("the one behind was not told");
+    assert!(granted(&b, &behind).await);
+}
+
+/// A claim is held as a whole or not at all, even when a part of it was taken away.
+#[tokio::test]
+async fn a_claim_that_lost_a_part_lets_go_of_the_rest() {
+    let folder = folder();
+    let engine = open(folder.path()).await;
+    let set = waiting(&["a", "b"], 60_000);
+    assert!(granted(&engine, &set).await);
+    assert!(engine.force_release(&key("b")).await.unwrap());
+    let other = claim(&["b"], 60_000);
+    assert!(granted(&engine, &other).await);
+    let answer = engine.try_acquire(&set).await.unwrap();
+    assert!(
+        matches!(&answer, Acquired::Held { key: busy, .. } if *busy == key("b")),
+        "{answer:?}"
+    );
+    assert_eq!(engine.inspect(&key("a")).await.unwrap(), None);
+    engine.release(&other, Duration::ZERO).await.unwrap();
+    assert!(
+        !granted(&engine, &claim(&["b"], 60_000)).await,
+        "the set has a place in the queue"
+    );
+    assert!(granted(&engine, &set).await);
+}
+
+/// However many leases and waiters there are, no call walks through all of them.
+#[tokio::test]
+async fn no_statement_scans_a_table() {
+    let folder = folder();
+    open(folder.path()).await;
+    let mut raw = raw(folder.path()).await;
+    let files = [
+        include_str!("../look.sql"),
+        include_str!("../grant.sql"),
+        include_str!("../grant_again.sql"),
+        include_str!("../enqueue.sql"),
+        include_str!("../renew.sql"),
+        include_str!("../release.sql"),
+        include_str!("../force_release.sql"),
+        include_str!("../sweep.sql"),
+    ];
+    let lines = files
+        .iter()
+        .flat_map(|file| file.lines())
+        .filter(|line| !line.starts_with("--"));
+    let text = lines.collect::<Vec<_>>().join("\n").replace("{table}", "locks");
+    for statement in text.split(';').filter(|statement| !statement.trim().is_empty()) {
+        let explain = format!("EXPLAIN QUERY PLAN {statement}");
+        let steps = raw.fetch_all(sqlx::query(sqlx::AssertSqlSafe(explain))).await.unwrap();
+        for step in steps {
+            let step: String = step.get("detail");
+            let harmless = [
+                "claimed VIRTUAL",
+                "clock",
+                "concerned",
+                "fence",
+                "locks_fence",
+                "CONSTANT ROW",
+            ];
+            let scanned = step.strip_prefix("SCAN ");
+            assert!(
+                scanned.is_none_or(|table| harmless.iter().any(|word| table.starts_with(word))),
+                "{step} in {statement}"
+            );
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! The file and the engine around it: who shares it, what can be wrong with it.
+
+use super::*;
+
+#[tokio::test]
+async fn prefixes_keep_services_apart() {
+    let folder = folder();
+    let settings = |prefix: &str| Settings {
+        key_prefix: Some(prefix.into()),
+        ..Settings::default()
+    };
+    let a = SqliteEngine::connect(config(folder.path(), &settings("a:")))
+        .await
+        .unwrap();
+    let b = SqliteEngine::connect(config(folder.path(), &settings("b:")))
+        .await
+        .unwrap();
+    assert!(granted(&a, &claim(&["n", "m"], 60_000)).await);
+    assert!(granted(&b, &claim(&["n"], 60_000)).await);
+    let names = async |engine: &SqliteEngine, prefix| {
+        engine
+            .list(prefix)
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|info| info.name)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(names(&a, "").await, ["m", "n"]);
+    assert_eq!(names(&b, "").await, ["n"]);
+    assert_eq!(names(&a, "n").await, ["n"]);
+    assert_eq!(a.inspect(&key("m")).await.unwrap().unwrap().name, "m");
+    let all = open(folder.path()).await;
+    assert_eq!(names(&all, "").await, ["a:m", "a:n", "b:n"]);
+}
+
+#[tokio::test]
+async fn a_table_of_its_own_is_a_store_of_its_own() {
+    let folder = folder();
+    let settings = Settings {
+        table: "Order".into(),
+        ..Settings::default()
+    };
+    let own = SqliteEngine::connect(config(folder.path(), &settings)).await.unwrap();
+    assert!(granted(&own, &claim(&["n"], 60_000)).await);
+    assert!(granted(&*open(folder.path()).await, &claim(&["n"], 60_000)).await);
+    assert_eq!(count(&mut raw(folder.path()).await, "\"Order\"").await, 1);
+}
+
+#[tokio::test]
+async fn a_deleted_file_is_noticed() {
+    let folder = folder();
+    let (a, b) = (open(folder.path()).await, open(folder.path()).await);
+    let before = claim(&["n"], 60_000);
+    assert!(granted(&a, &before).await);
+    let waiter = waiting(&["n"], 60_000);
+    let mut told = a.subscribe(&waiter, &key("n")).await.unwrap();
+    std::fs::remove_dir_all(folder.path().join("deep")).unwrap();
+    if cfg!(unix) {
+        assert!(
+            granted(&b, &claim(&["n"], 60_000)).await,
+            "b sees the new file, which is empty"
+        );
+        assert_eq!(a.renew(&before, before.ttl).await.unwrap(), Renewed::Lost, "so does a");
+        told.changed().await;
+        assert!(!granted(&a, &waiter).await);
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_is_busy_for_too_long_is_a_retryable_error() {
+    let folder = folder();
+    let settings = Settings {
+        store_timeout: Duration::from_millis(150),
+        ..Settings::default()
+    };
+    let engine = SqliteEngine::connect(config(folder.path(), &settings)).await.unwrap();
+    let mut stranger = raw(folder.path()).await;
+    stranger.execute("BEGIN IMMEDIATE").await.unwrap();
+    let ours = claim(&["n"], 60_000);
+    let started = Instant::now();
+    let (acquired, renewed) = tokio::join!(engine.try_acquire(&ours), engine.renew(&ours, ours.ttl));
+    let (acquired, renewed) = (acquired.unwrap_err(), renewed.unwrap_err());
+    assert!(acquired.retryable && renewed.retryable, "{acquired}");
+    assert!(acquired.to_string().contains("acquire") && renewed.to_string().contains("renew"));
+    assert!(started.elapsed() >= Duration::from_millis(150));
+    assert_eq!(engine.inspect(&key("n")).await.unwrap(), None, "reading needs no lock");
+    stranger.execute("ROLLBACK").await.unwrap();
+    assert!(granted(&engine, &ours).await);
+}
+
+#[tokio::test]
+async fn what_a_human_must_mend_is_not_retryable() {
+    let folder = folder();
+    let file = folder.path().join("deep/locks.sqlite");
+    let refused = async |what: &str| {
+        let error = SqliteEngine::connect(config(folder.path(), &Settings::default()))
+            .await
+            .unwrap_err();
+        assert!(!error.retryable, "{error}");
+        let message = error.to_string();
+        assert!(message.contains(what) && message.contains("locks.sqlite"), "{message}");
+    };
+    std::fs::write(folder.path().join("deep"), "a file where the folder should be").unwrap();
+    refused("folder").await;
+    std::fs::remove_file(folder.path().join("deep")).unwrap();
+    std::fs::create_dir_all(&file).unwrap();
+    refused("unable to open").await;
+    std::fs::remove_dir(&file).unwrap();
+    std::fs::write(&file, "no database, but long enough to be taken for one".repeat(100)).unwrap();
+    refused("not a database").await;
+    std::fs::remove_file(&file).unwrap();
+    let mut theirs = SqliteConnectOptions::new()
+        .filename(&file)
+        .create_if_missing(true)
+        .connect()
+        .await
+        .unwrap();
+    theirs
+        .execute("CREATE TABLE locks (door TEXT, key TEXT)")
+        .await
+        .unwrap();
+    refused("no such column").await;
+    assert_eq!(
+        count(&mut theirs, "sqlite_schema").await,
+        1,
+        "somebody else's file got tables of ours"
+    );
+    theirs.close().await.unwrap();
+}
+
+/// One call that fails for a reason of its own takes nobody with it.
+#[tokio::test]
+async fn a_bad_call_fails_alone() {
+    let folder = folder();
+    let engine = open(folder.path()).await;
+    raw(folder.path())
+        .await
+        .execute(
+            "CREATE TRIGGER bad BEFORE INSERT ON locks WHEN new.name = x'626164' BEGIN SELECT raise(ABORT, 'bad'); END",
+        )
+        .await
+        .unwrap();
+    let claims = [
+        claim(&["good"], 60_000),
+        claim(&["bad"], 60_000),
+        claim(&["fine"], 60_000),
+    ];
+    let (good, bad, fine) = tokio::join!(
+        engine.try_acquire(&claims[0]),
+        engine.try_acquire(&claims[1]),
+        engine.try_acquire(&claims[2])
+    );
+    assert!(matches!(good.unwrap(), Acquired::Granted { .. }));
+    assert!(!bad.unwrap_err().retryable);
+    assert!(matches!(fine.unwrap(), Acquired::Granted { .. }));
+}
+
+#[tokio::test]
+async fn closing_answers_what_was_asked_and_refuses_the_rest() {
+    let folder = folder();
+    let engine = open(folder.path()).await;
+    let ours = claim(&["n"], 60_000);
+    let (acquired, ()) = tokio::join!(engine.try_acquire(&ours), engine.close());
+    assert!(matches!(acquired.unwrap(), Acquired::Granted { .. }));
+    engine.close().await;
+    assert!(!engine.try_acquire(&ours).await.unwrap_err().retryable);
+    assert!(
+        !folder.path().join("deep/locks.sqlite-wal").exists(),
+        "the last connection cleans up"
+    );
+    assert_eq!(
+        open(folder.path()).await.release(&ours, Duration::ZERO).await.unwrap(),
+        Released::Freed
+    );
+}
+
+#[tokio::test]
+#[cfg(unix)]
+async fn the_default_folder_is_for_this_user_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = folder();
+    let config = SqliteConfig {
+        own_folder: true,
+        ..config(folder.path(), &Settings::default())
+    };
+    SqliteEngine::connect(config).await.unwrap();
+    let mode = std::fs::metadata(folder.path().join("deep"))
+        .unwrap()
+        .permissions()
+        .mode();
+    assert_eq!(mode & 0o777, 0o700);
+}

@@ -1,0 +1,291 @@
+//! What each verb reads and writes within a transaction.
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::Row;
+use sqlx::sqlite::SqliteRow;
+
+use super::statements::{Answers, Statements, Transaction};
+use crate::engine::sql::rules::{self, Lease, Name, Sight, Verdict, millis};
+use crate::engine::sql::wake::{Address, Wakes};
+use crate::engine::{Acquired, Released, Renewed};
+use crate::model::{Claim, Fence, Holder, Key, LockInfo, Process, Ttl};
+
+/// What the verbs need beside the transaction.
+pub(super) struct Verbs {
+    pub statements: Arc<Statements>,
+    pub wakes: Arc<Wakes>,
+    /// Put in front of every name.
+    pub prefix: String,
+}
+
+/// One verb within a transaction.
+pub(super) struct Call<'a, 'c> {
+    pub transaction: &'a mut Transaction<'c>,
+    /// Whether the transaction ends with this verb, which then commits with its last script and saves an exchange.
+    pub last: bool,
+    /// Whom to tell once the transaction is committed.
+    pub told: &'a mut Vec<Address>,
+}
+
+impl Verbs {
+    /// Tells every waiter when the connection is a new one: whatever they wait for may have happened meanwhile.
+    pub(super) fn greet(&self, fresh: bool) {
+        if fresh {
+            self.wakes.tell_all();
+        }
+    }
+
+    pub(super) async fn try_acquire(&self, call: Call<'_, '_>, claim: &Claim) -> sqlx::Result<Acquired> {
+        let Call {
+            transaction,
+            last,
+            told,
+        } = call;
+        let (names, owner) = (self.names(claim.keys()), claim.owner.as_str());
+        let look = transaction
+            .run(&self.statements.look, false, |q| {
+                q.bind(names.clone()).bind(owner.to_owned())
+            })
+            .await?;
+        let sight = sight(rows(&look, 0))?;
+        let liveness = claim
+            .waiting
+            .then(|| Duration::from_millis(rules::liveness_ms(claim.ttl)));
+        match rules::judge(&sight, liveness) {
+            Verdict::Grant { fence } => {
+                let ttl = claim.ttl.as_millis() as i64;
+                let process = &claim.process;
+                transaction
+                    .run(&self.statements.grant, last, |q| {
+                        q.bind(names)
+                            .bind(owner.to_owned())
+                            .bind(fence.0 as i64)
+                            .bind(sight.now)
+                            .bind(ttl)
+                            .bind(process.host.clone())
+                            .bind(i64::from(process.pid))
+                            .bind(claim.metadata.as_deref().map(str::to_owned))
+                            .bind(sight.now - rules::LAPSED_PLACE_KEPT_MS)
+                    })
+                    .await?;
+                Ok(Acquired::Granted { fence })
+            }
+            Verdict::Again { fence } => {
+                let expires_at = sight.now + claim.ttl.as_millis() as i64;
+                transaction
+                    .run(&self.statements.grant_again, last, |q| {
+                        q.bind(names).bind(owner.to_owned()).bind(expires_at)
+                    })
+                    .await?;
+                Ok(Acquired::Granted { fence })
+            }
+            Verdict::Busy {
+                index,
+                retry_after,
+                holds_some,
+            } => {
+                if holds_some {
+                    let call = Call {
+                        transaction: &mut *transaction,
+                        last: last && liveness.is_none(),
+                        told,
+                    };
+                    self.release(call, claim, Duration::ZERO).await?;
+                }
+                let key = claim.keys()[index].clone();
+                if let Some(liveness) = liveness {
+                    let address = self.wakes.address(&claim.owner);
+                    let answers = transaction
+                        .run(&self.statements.enqueue, last, |q| {
+                            q.bind(owner.to_owned())
+                                .bind(self.name(&key))
+                                .bind(sight.now)
+                                .bind(sight.now + liveness.as_millis() as i64)
+                                .bind(address.and_then(|address| address.port).map(i64::from))
+                                .bind(address.map(|address| address.id as i64))
+                                .bind(sight.now - rules::LAPSED_PLACE_KEPT_MS)
+                        })
+                        .await?;
+                    read_addresses(&answers, told)?;
+                }
+                Ok(Acquired::Held {
+                    key,
+                    retry_after: Some(retry_after),
+                })
+            }
+        }
+    }
+
+    pub(super) async fn renew(&self, call: Call<'_, '_>, claim: &Claim, ttl: Ttl) -> sqlx::Result<Renewed> {
+        let answers = call
+            .transaction
+            .run(&self.statements.renew, call.last, |q| {
+                q.bind(self.names(claim.keys()))
+                    .bind(claim.owner.as_str().to_owned())
+                    .bind(ttl.as_millis() as i64)
+            })
+            .await?;
+        let extended = answers
+            .first()
+            .is_some_and(|answer| answer.changed == claim.keys().len() as u64);
+        Ok(if extended { Renewed::Extended } else { Renewed::Lost })
+    }
+
+    pub(super) async fn release(&self, call: Call<'_, '_>, claim: &Claim, keep: Duration) -> sqlx::Result<Released> {
+        // Whole milliseconds, rounded up: a keep that is not zero stays one.
+        let keep_ms = i64::try_from(keep.as_nanos().div_ceil(1_000_000))
+            .unwrap_or(i64::MAX)
+            .min(MAX_KEEP_MS);
+        let answers = call
+            .transaction
+            .run(&self.statements.release, call.last, |q| {
+                q.bind(self.names(claim.keys()))
+                    .bind(claim.owner.as_str().to_owned())
+                    .bind(keep_ms)
+            })
+            .await?;
+        read_addresses(&answers, call.told)?;
+        let mut held = rows(&answers, 1).len();
+        for row in rows(&answers, 2) {
+            held += usize::from(row.try_get::<bool, _>(0)?);
+        }
+        Ok(if held == claim.keys().len() {
+            Released::Freed
+        } else {
+            Released::NotHeld
+        })
+    }
+
+    pub(super) async fn force_release(&self, call: Call<'_, '_>, key: &Key) -> sqlx::Result<bool> {
+        let statement = &self.statements.force_release;
+        let answers = call
+            .transaction
+            .run(statement, call.last, |q| q.bind(self.name(key)))
+            .await?;
+        read_addresses(&answers, call.told)?;
+        rows(&answers, 1).first().map_or(Ok(false), |row| row.try_get(0))
+    }
+
+    /// Removes some of what is past its end, and says whether there may be more.
+    pub(super) async fn sweep(&self, transaction: &mut Transaction<'_>) -> sqlx::Result<bool> {
+        let answers = transaction
+            .run(&self.statements.sweep, true, |q| q.bind(rules::LAPSED_PLACE_KEPT_MS))
+            .await?;
+        Ok(answers.iter().any(|answer| answer.changed >= SWEEP_LIMIT))
+    }
+
+    pub(super) async fn inspect(&self, transaction: &mut Transaction<'_>, key: &Key) -> sqlx::Result<Option<LockInfo>> {
+        let name = self.name(key);
+        // The next name in byte order is this one with a zero byte behind it.
+        let end = [name.as_slice(), &[0]].concat();
+        Ok(self.between(transaction, name, Some(end)).await?.pop())
+    }
+
+    pub(super) async fn list(&self, transaction: &mut Transaction<'_>, prefix: &str) -> sqlx::Result<Vec<LockInfo>> {
+        let start = [self.prefix.as_bytes(), prefix.as_bytes()].concat();
+        // UTF-8 has no byte 255, so that the last byte can grow by one without a carry.
+        let end = start.split_last().map(|(byte, rest)| [rest, &[byte + 1]].concat());
+        self.between(transaction, start, end).await
+    }
+
+    async fn between(
+        &self,
+        transaction: &mut Transaction<'_>,
+        start: Vec<u8>,
+        end: Option<Vec<u8>>,
+    ) -> sqlx::Result<Vec<LockInfo>> {
+        let answers = transaction
+            .read(&self.statements.list, |q| q.bind(start).bind(end))
+            .await?;
+        rows(&answers, 0).iter().map(|row| self.info(row)).collect()
+    }
+
+    fn info(&self, row: &SqliteRow) -> sqlx::Result<LockInfo> {
+        let name = row.try_get::<Vec<u8>, _>(0)?;
+        let process = Process {
+            host: row.try_get(3)?,
+            pid: row.try_get::<i64, _>(4)? as u32,
+        };
+        Ok(LockInfo {
+            name: String::from_utf8_lossy(name.get(self.prefix.len()..).unwrap_or_default()).into_owned(),
+            remaining: Some(millis(row.try_get(1)?)),
+            fence: Some(Fence(row.try_get::<i64, _>(2)? as u64)),
+            holder: Some(Holder {
+                process,
+                since_ms: row.try_get::<i64, _>(5)? as u64,
+            }),
+            metadata: row.try_get(6)?,
+        })
+    }
+
+    /// A name as it stands in the store.
+    fn name(&self, key: &Key) -> Vec<u8> {
+        [self.prefix.as_bytes(), key.as_str().as_bytes()].concat()
+    }
+
+    /// Several names as one argument. JSON cannot carry bytes (and SQLite's stops at a zero), hence the hexadecimal.
+    fn names(&self, keys: &[Key]) -> String {
+        let mut json = String::with_capacity(keys.iter().map(|key| key.as_str().len() * 2 + 3).sum::<usize>() + 2);
+        for key in keys {
+            json.push_str(if json.is_empty() { "[\"" } else { "\",\"" });
+            for byte in self.prefix.bytes().chain(key.as_str().bytes()) {
+                // Writing to a String cannot fail.
+                let _ = write!(json, "{byte:02x}");
+            }
+        }
+        json.push_str("\"]");
+        json
+    }
+}
+
+/// How many rows `sweep.sql` removes at most of each table.
+const SWEEP_LIMIT: u64 = 500;
+
+/// Some 292 years, so that adding the clock does not overflow.
+const MAX_KEEP_MS: i64 = i64::MAX / 1_000_000;
+
+/// The rows of one of a script's statements.
+fn rows(answers: &Answers, statement: usize) -> &[SqliteRow] {
+    answers.get(statement).map_or(&[], |answer| answer.rows.as_slice())
+}
+
+fn sight(rows: &[SqliteRow]) -> sqlx::Result<Sight> {
+    // No row at all means that the row of the last fence is gone.
+    let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+    let names = rows.iter().map(|row| {
+        let lease = match row.try_get::<Option<bool>, _>(2)? {
+            Some(mine) => Some(Lease {
+                mine,
+                expires_at: row.try_get(3)?,
+                fence: row.try_get::<i64, _>(4)? as u64,
+            }),
+            None => None,
+        };
+        Ok(Name {
+            lease,
+            ahead_until: row.try_get(5)?,
+        })
+    });
+    Ok(Sight {
+        now: first.try_get(0)?,
+        last_fence: first.try_get::<i64, _>(1)? as u64,
+        names: names.collect::<sqlx::Result<_>>()?,
+    })
+}
+
+/// Whom a script's first statement says to tell.
+fn read_addresses(answers: &Answers, told: &mut Vec<Address>) -> sqlx::Result<()> {
+    for row in rows(answers, 0) {
+        let Some(id) = row.try_get::<Option<i64>, _>(1)? else {
+            continue;
+        };
+        let port = row
+            .try_get::<Option<i64>, _>(0)?
+            .and_then(|port| u16::try_from(port).ok());
+        told.push(Address { port, id: id as u64 });
+    }
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! `Lock`: a held lock as JavaScript sees it. Its types and documentation stand in `types.d.ts`.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use napi::bindgen_prelude::*;
+use napi_derive::napi;
+
+use super::options::ttl_ms;
+use super::promise::{Bridge, Deferred};
+use super::signal::LossSignal;
+use super::value::{self, Answer, Kept, Thrown, Value, array, bigint, boolean, number, object, set, string, undefined};
+use crate::service::{Lease, Locks};
+
+/// A held lock.
+#[napi(custom_finalize)]
+pub struct Lock {
+    lease: Arc<Lease>,
+    locks: Locks,
+    bridge: Rc<Bridge>,
+    signal: Option<Kept>,
+}
+
+impl ObjectFinalize for Lock {}
+
+/// Hands a raw value to napi's own return conversion.
+pub(super) fn returned<'env>(env: &Env, answer: Answer<Value>) -> Result<Unknown<'env>> {
+    match answer {
+        // SAFETY: the value belongs to the handle scope of the running call.
+        Ok(value) => unsafe { Unknown::from_napi_value(env.raw(), value) },
+        Err(thrown) => {
+            let value = thrown.into_value(env);
+            // SAFETY: as above; napi passes a pending exception on.
+            unsafe { napi::sys::napi_throw(env.raw(), value) };
+            Err(Error::new(Status::PendingException, ""))
+        }
+    }
+}
+
+impl Lock {
+    /// A new JavaScript object for a lease.
+    pub(super) fn instance(env: &Env, bridge: &Rc<Bridge>, locks: &Locks, lease: Arc<Lease>) -> Answer<Value> {
+        let lock = Lock { lease, locks: locks.clone(), bridge: bridge.clone(), signal: None };
+        let made = lock.into_instance(env).and_then(|instance| {
+            // SAFETY: the instance belongs to the open handle scope.
+            unsafe { ClassInstance::to_napi_value(env.raw(), instance) }
+        });
+        made.map_err(|error| {
+            let text = string(env, &error.reason);
+            text.map_or_else(|thrown| thrown, Thrown::Js)
+        })
+    }
+
+    /// Frees the lease; the promise gets what `settle` makes of the answer.
+    fn free(
+        &self,
+        env: &Env,
+        settle: impl FnOnce(&Env, std::result::Result<bool, crate::error::LockError>) -> Answer<Value> + Send + 'static,
+    ) -> Value {
+        let (deferred, promise) = Deferred::new(env);
+        let (locks, lease) = (self.locks.clone(), self.lease.clone());
+        let let_go = locks.let_go(&lease);
+        self.bridge.call(
+            env,
+            async move { locks.finish_release(&lease, let_go).await },
+            move |env, released| {
+                let answer = settle(env, released);
+                deferred.settle(env, answer);
+            },
+        );
+        promise
+    }
+}
+
+#[napi]
+impl Lock {
+    #[napi(getter, skip_typescript)]
+    pub fn name<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+        returned(env, string(env, self.lease.names()[0].as_str()))
+    }
+
+    #[napi(getter, skip_typescript)]
+    pub fn names<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+        returned(env, array(env, self.lease.names().iter().map(|name| string(env, name.as_str()))))
+    }
+
+    #[napi(getter, skip_typescript)]
+    pub fn token<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+        returned(env, string(env, self.lease.token()))
+    }
+
+    #[napi(getter, skip_typescript)]
+    pub fn fencing_token<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+        returned(env, bigint(env, self.lease.fence().0))
+    }
+
+    #[napi(getter, skip_typescript)]
+    pub fn remaining_ms(&self) -> f64 {
+        self.lease.remaining().as_secs_f64() * 1000.0
+    }
+
+    #[napi(getter, skip_typescript)]
+    pub fn is_held(&self) -> bool {
+        self.lease.is_held()
+    }
+
+    #[napi(getter, skip_typescript)]
+    pub fn signal<'env>(&mut self, env: &'env Env) -> Result<Unknown<'env>> {
+        let answer = match &self.signal {
+            Some(signal) => signal.value(env),
+            None => LossSignal::new(env, self.bridge.shared(), &self.lease).and_then(|signal| {
+                self.signal = Some(Kept::new(env, self.bridge.shared(), signal)?);
+                Ok(signal)
+            }),
+        };
+        returned(env, answer)
+    }
+
+    #[napi(skip_typescript)]
+    pub fn extend<'env>(&self, env: &'env Env, ttl: Unknown<'env>) -> Result<Unknown<'env>> {
+        let ttl = match ttl_ms(env, ttl.raw()) {
+            Ok(ttl) => ttl,
+            Err(thrown) => return returned(env, Ok(Deferred::rejected(env, thrown))),
+        };
+        let (deferred, promise) = Deferred::new(env);
+        let (locks, lease) = (self.locks.clone(), self.lease.clone());
+        self.bridge.call(
+            env,
+            async move { locks.extend(&lease, ttl).await },
+            move |env, extended| {
+                deferred.settle(env, extended.map(|()| undefined(env)).map_err(Thrown::Lock));
+            },
+        );
+        returned(env, Ok(promise))
+    }
+
+    #[napi(skip_typescript)]
+    pub fn release<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+        let promise = self.free(env, |env, released| Ok(boolean(env, released?)));
+        returned(env, Ok(promise))
+    }
+
+    /// A release that fails does not hide what the block did: it goes on in the background.
+    #[napi(well_known_symbol = "asyncDispose", skip_typescript)]
+    pub fn async_dispose<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+        let promise = self.free(env, |env, _| Ok(undefined(env)));
+        returned(env, Ok(promise))
+    }
+
+    #[napi(js_name = "toJSON", skip_typescript)]
+    pub fn to_json<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+        returned(env, json(env, &self.lease))
+    }
+}
+
+fn json(env: &Env, lease: &Lease) -> Answer<Value> {
+    let json = object(env)?;
+    set(env, json, "names", array(env, lease.names().iter().map(|name| string(env, name.as_str())))?)?;
+    set(env, json, "token", string(env, lease.token())?)?;
+    set(env, json, "fencingToken", string(env, &lease.fence().0.to_string())?)?;
+    set(env, json, "ttlMs", number(env, lease.ttl().as_millis() as f64)?)?;
+    set(env, json, "renew", boolean(env, lease.options().renew))?;
+    if let Some(metadata) = lease.metadata() {
+        set(env, json, "metadata", parsed(env, metadata)?)?;
+    }
+    Ok(json)
+}
+
+/// JSON text as a value.
+pub(super) fn parsed(env: &Env, json: &str) -> Answer<Value> {
+    value::invoke(env, value::global(env, "JSON")?, "parse", &[string(env, json)?])
+}

@@ -1,0 +1,328 @@
+//! The one bridge between a Rust future and a promise.
+//!
+//! # Behavior
+//! Each JavaScript environment (the main thread, a worker) has one native I/O thread with a current-thread runtime.
+//! Calls go there through an inbox that is drained once per wake-up; results come back through an outbox, and one
+//! wake-up of the event loop settles every promise that is ready. A thread hop costs more than all the rest of a call,
+//! so it is shared by whatever is ready at the same time.
+//!
+//! The event loop is held open while calls are outstanding, and by nothing else: leases, events and signs of life never
+//! keep a process from exiting.
+
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::ptr;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use futures_util::FutureExt;
+use napi::{Env, sys};
+use tokio::sync::Notify;
+
+use super::value::{Answer, Thrown, Value};
+use crate::error::{EngineError, LockError};
+
+type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
+type Task = Box<dyn FnOnce(&Env) + Send>;
+
+/// Work for the JavaScript thread.
+enum Delivery {
+    /// The answer to a call: the event loop was held open for it.
+    Reply(Task),
+    /// Anything else.
+    Notice(Task),
+}
+
+/// What the two threads share.
+pub(super) struct Shared {
+    inbox: Mutex<Vec<Job>>,
+    arrived: Notify,
+    outbox: Mutex<Vec<Delivery>>,
+    ready: Notify,
+    /// Whether the event loop has been woken and has not come round yet.
+    signalled: AtomicBool,
+    /// References to delete when the JavaScript thread comes round.
+    discarded: Mutex<Vec<usize>>,
+    /// `None` once the environment is being torn down; whoever calls it holds the lock.
+    doorbell: Mutex<Option<Doorbell>>,
+    stop: Notify,
+}
+
+/// The threadsafe function that wakes the event loop.
+struct Doorbell(sys::napi_threadsafe_function);
+
+// SAFETY: Node-API lets any thread call a threadsafe function.
+unsafe impl Send for Doorbell {}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn deliver(&self, delivery: Delivery) {
+        lock(&self.outbox).push(delivery);
+        self.ready.notify_one();
+    }
+
+    /// Has `task` run on the JavaScript thread soon, without holding the event loop open for it.
+    pub(super) fn notice(&self, task: impl FnOnce(&Env) + Send + 'static) {
+        self.deliver(Delivery::Notice(Box::new(task)));
+    }
+
+    /// Has a reference deleted the next time the JavaScript thread comes round.
+    pub(super) fn discard(&self, reference: sys::napi_ref) {
+        lock(&self.discarded).push(reference as usize);
+    }
+
+    fn ring(&self) {
+        if lock(&self.outbox).is_empty() || self.signalled.swap(true, AcqRel) {
+            return;
+        }
+        if let Some(Doorbell(function)) = &*lock(&self.doorbell) {
+            // SAFETY: the function is live while the lock holds `Some`.
+            unsafe {
+                sys::napi_call_threadsafe_function(*function, ptr::null_mut(), sys::ThreadsafeFunctionCallMode::nonblocking)
+            };
+        }
+    }
+}
+
+/// The JavaScript thread's end of the bridge.
+pub(super) struct Bridge {
+    shared: Arc<Shared>,
+    function: sys::napi_threadsafe_function,
+    outstanding: RefCell<u32>,
+    thread: RefCell<Option<JoinHandle<()>>>,
+}
+
+thread_local! {
+    /// The bridge of this thread's environment, made by the first call.
+    static BRIDGE: RefCell<Option<Rc<Bridge>>> = const { RefCell::new(None) };
+}
+
+impl Bridge {
+    /// The bridge of this environment; the first call starts its I/O thread.
+    pub(super) fn get(env: &Env) -> Answer<Rc<Bridge>> {
+        if let Some(bridge) = BRIDGE.with_borrow(Clone::clone) {
+            return Ok(bridge);
+        }
+        let bridge = Bridge::start(env)?;
+        BRIDGE.set(Some(bridge.clone()));
+        Ok(bridge)
+    }
+
+    fn start(env: &Env) -> Answer<Rc<Bridge>> {
+        let failed = |why: &dyn std::fmt::Display| {
+            Thrown::Lock(LockError::store(EngineError::new("holdfast", "start", false, why.to_string())))
+        };
+        super::pin_library();
+        let shared = Arc::new(Shared {
+            inbox: Mutex::default(),
+            arrived: Notify::new(),
+            outbox: Mutex::default(),
+            ready: Notify::new(),
+            signalled: AtomicBool::new(false),
+            discarded: Mutex::default(),
+            doorbell: Mutex::new(None),
+            stop: Notify::new(),
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| failed(&error))?;
+        let name = super::value::string(env, "holdfast")?;
+        let mut function = ptr::null_mut();
+        // SAFETY: `env` is the live environment of this thread; the function is given back in `tear_down`.
+        let status = unsafe {
+            sys::napi_create_threadsafe_function(
+                env.raw(),
+                ptr::null_mut(),
+                ptr::null_mut(),
+                name,
+                0,
+                1,
+                ptr::null_mut(),
+                None,
+                ptr::null_mut(),
+                Some(come_round),
+                &mut function,
+            )
+        };
+        if status != sys::Status::napi_ok {
+            return Err(failed(&format!("Node-API status {status}")));
+        }
+        // SAFETY: the function was made just now.
+        unsafe { sys::napi_unref_threadsafe_function(env.raw(), function) };
+        *lock(&shared.doorbell) = Some(Doorbell(function));
+        let theirs = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name("holdfast-io".into())
+            .spawn(move || {
+                runtime.block_on(serve(theirs));
+                // A look-up of a host name may be blocking a helper thread: the process does not wait for it.
+                runtime.shutdown_background();
+            })
+            .map_err(|error| failed(&error))?;
+        let bridge = Rc::new(Bridge {
+            shared,
+            function,
+            outstanding: RefCell::new(0),
+            thread: RefCell::new(Some(thread)),
+        });
+        // SAFETY: the hook runs on this thread, once, when the environment goes away.
+        unsafe { sys::napi_add_env_cleanup_hook(env.raw(), Some(tear_down), ptr::null_mut()) };
+        Ok(bridge)
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Runs `work` on the I/O thread, then `settle` on this one. The event loop stays open until then.
+    pub(super) fn call<T: Send + 'static>(
+        &self,
+        env: &Env,
+        work: impl Future<Output = Result<T, LockError>> + Send + 'static,
+        settle: impl FnOnce(&Env, Result<T, LockError>) + Send + 'static,
+    ) {
+        let mut outstanding = self.outstanding.borrow_mut();
+        if *outstanding == 0 {
+            // SAFETY: the function is live until `tear_down`, after which this thread runs no JavaScript.
+            unsafe { sys::napi_ref_threadsafe_function(env.raw(), self.function) };
+        }
+        *outstanding += 1;
+        let shared = self.shared.clone();
+        let job = async move {
+            let result = match AssertUnwindSafe(work).catch_unwind().await {
+                Ok(result) => result,
+                Err(panic) => Err(panicked(&*panic)),
+            };
+            shared.deliver(Delivery::Reply(Box::new(move |env| settle(env, result))));
+        };
+        lock(&self.shared.inbox).push(Box::pin(job));
+        self.shared.arrived.notify_one();
+    }
+
+    fn replied(&self, env: &Env, replies: u32) {
+        let mut outstanding = self.outstanding.borrow_mut();
+        *outstanding -= replies;
+        if replies > 0 && *outstanding == 0 {
+            // SAFETY: as in `call`.
+            unsafe { sys::napi_unref_threadsafe_function(env.raw(), self.function) };
+        }
+    }
+}
+
+fn panicked(panic: &(dyn std::any::Any + Send)) -> LockError {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+    LockError::store(EngineError::new("holdfast", "call", false, format!("a bug in holdfast: {text}")))
+}
+
+/// The I/O thread's main loop.
+async fn serve(shared: Arc<Shared>) {
+    let deliveries = shared.clone();
+    // The flusher runs after all tasks that were ready in the same pass: their results leave in one wake-up.
+    tokio::spawn(async move {
+        loop {
+            deliveries.ready.notified().await;
+            deliveries.ring();
+        }
+    });
+    loop {
+        tokio::select! {
+            biased;
+            () = shared.stop.notified() => return,
+            () = shared.arrived.notified() => {}
+        }
+        let jobs = std::mem::take(&mut *lock(&shared.inbox));
+        for job in jobs {
+            tokio::spawn(job);
+        }
+    }
+}
+
+/// The event loop came round: settle everything that is ready.
+unsafe extern "C" fn come_round(raw: sys::napi_env, _: Value, _: *mut c_void, _: *mut c_void) {
+    if raw.is_null() {
+        return;
+    }
+    let env = Env::from_raw(raw);
+    let Some(bridge) = BRIDGE.with_borrow(Clone::clone) else { return };
+    let shared = &bridge.shared;
+    shared.signalled.store(false, Release);
+    let deliveries = std::mem::take(&mut *lock(&shared.outbox));
+    let mut replies = 0;
+    for delivery in deliveries {
+        let mut scope = ptr::null_mut();
+        // SAFETY: opened and closed in pairs on this thread; keeps a long batch from piling up handles.
+        unsafe { sys::napi_open_handle_scope(raw, &mut scope) };
+        match delivery {
+            Delivery::Reply(task) => {
+                replies += 1;
+                task(&env);
+            }
+            Delivery::Notice(task) => task(&env),
+        }
+        // SAFETY: as above.
+        unsafe { sys::napi_close_handle_scope(raw, scope) };
+    }
+    for reference in std::mem::take(&mut *lock(&shared.discarded)) {
+        // SAFETY: each reference is put on the list once, by the owner that gave it up.
+        unsafe { sys::napi_delete_reference(raw, reference as sys::napi_ref) };
+    }
+    bridge.replied(&env, replies);
+}
+
+/// The environment goes away: no call may reach it any more, and the I/O thread must have left this library's code
+/// before a worker's end unloads it.
+unsafe extern "C" fn tear_down(_: *mut c_void) {
+    let Some(bridge) = BRIDGE.take() else { return };
+    *lock(&bridge.shared.doorbell) = None;
+    bridge.shared.stop.notify_one();
+    if let Some(thread) = bridge.thread.take() {
+        // A thread that panicked is gone as well.
+        let _ = thread.join();
+    }
+    lock(&bridge.shared.outbox).clear();
+    lock(&bridge.shared.inbox).clear();
+    // SAFETY: nobody has the function any more.
+    unsafe { sys::napi_release_threadsafe_function(bridge.function, sys::ThreadsafeFunctionReleaseMode::abort) };
+}
+
+/// The two ends of a promise: this one settles it, once, on the JavaScript thread.
+pub(super) struct Deferred(sys::napi_deferred);
+
+// SAFETY: it travels through the I/O thread inside a task, and is used on the JavaScript thread only.
+unsafe impl Send for Deferred {}
+
+impl Deferred {
+    /// A new promise.
+    pub(super) fn new(env: &Env) -> (Self, Value) {
+        let (mut deferred, mut promise) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: `env` is the live environment of this thread.
+        unsafe { sys::napi_create_promise(env.raw(), &mut deferred, &mut promise) };
+        (Deferred(deferred), promise)
+    }
+
+    /// A promise that is rejected already.
+    pub(super) fn rejected(env: &Env, thrown: Thrown) -> Value {
+        let (deferred, promise) = Deferred::new(env);
+        deferred.settle(env, Err(thrown));
+        promise
+    }
+
+    pub(super) fn settle(self, env: &Env, answer: Answer<Value>) {
+        // SAFETY: a deferred is settled once: this takes it.
+        unsafe {
+            match answer {
+                Ok(value) => sys::napi_resolve_deferred(env.raw(), self.0, value),
+                Err(thrown) => sys::napi_reject_deferred(env.raw(), self.0, thrown.into_value(env)),
+            }
+        };
+    }
+}

@@ -1,0 +1,369 @@
+/// <reference lib="es2020" />
+/// <reference lib="esnext.disposable" />
+
+/**
+ * The platform's `AbortSignal` where its types are loaded (the DOM library, `@types/node`), else the part of it that
+ * holdfast uses.
+ */
+export type Signal = typeof globalThis extends { AbortSignal: { prototype: infer T } } ? T : SignalLike
+
+/** What holdfast asks of an `AbortSignal`. Signals of other realms and of polyfills fit. */
+export interface SignalLike {
+  readonly aborted: boolean
+  readonly reason?: any
+  addEventListener(type: 'abort', listener: () => void): void
+  removeEventListener(type: 'abort', listener: () => void): void
+}
+
+/** What `JSON.stringify` carries. */
+export type Json = string | number | boolean | null | readonly Json[] | { readonly [key: string]: Json | undefined }
+
+/**
+ * - `LOCK_INVALID_ARGUMENT`: an argument is outside what the function takes; nothing reached the store.
+ * - `LOCK_TIMEOUT`: the name stayed busy for all of `waitMs`. Only `acquire` and `using` reject with it.
+ * - `LOCK_LOST`: the lease ended before it was released.
+ * - `LOCK_CLOSED`: the `LockService` is closed.
+ * - `LOCK_STORE`: the store failed, or did not answer within `storeTimeoutMs`.
+ */
+export type LockErrorCode = 'LOCK_INVALID_ARGUMENT' | 'LOCK_TIMEOUT' | 'LOCK_LOST' | 'LOCK_CLOSED' | 'LOCK_STORE'
+
+/**
+ * What every rejection of holdfast is: a real `Error`, told apart by `code`. (An aborted wait rejects with
+ * `signal.reason` itself instead.) There is no class to compare with: test `error.code`.
+ */
+export interface LockError extends Error {
+  readonly name: 'LockError'
+  readonly code: LockErrorCode
+  /** Whether the same call may succeed later without a change to it. */
+  readonly retryable: boolean
+  /** The lock's name, where the error concerns one. */
+  readonly key?: string
+  /** The store (`redis`, `mongodb`, `sqlite`, …), where the error came from it. */
+  readonly engine?: string
+  /** What the store's driver said; for `using`, what `fn` threw when the lock was lost as well. */
+  readonly cause?: unknown
+}
+
+/** How a lock is taken with `acquire`, `tryAcquire` and `using`. Times are in milliseconds. */
+export interface AcquireOptions {
+  /**
+   * How long the lease lasts from each grant and renewal: more than 0, at most 2147483648 (2^31) ms.
+   * @default 30000
+   */
+  ttlMs?: number
+  /**
+   * How long to wait for a busy name; `Infinity` is allowed, 0 is one try. `tryAcquire` does not wait, whatever this says.
+   * @default 10000
+   */
+  waitMs?: number
+  /**
+   * Whether a native thread renews the lease at a third of its ttl, also while the event loop is blocked.
+   * @default true
+   */
+  renew?: boolean
+  /** Ends the wait: the promise rejects with `signal.reason`, and nothing is left in the store. */
+  signal?: SignalLike
+  /**
+   * The lease ends at the latest so long after it was acquired, renewed or not.
+   * @default no limit
+   */
+  maxHoldMs?: number
+  /**
+   * Renewal pauses while the event loop has not answered for so long: a process that hangs for good must not hold its
+   * locks for ever.
+   * @default 300000
+   */
+  stallLimitMs?: number
+  /**
+   * A release before so much time has passed keeps the name busy until then: for short jobs on machines whose clocks
+   * differ, which would otherwise run one after the other.
+   * @default 0
+   */
+  minHoldMs?: number
+  /** Kept beside the lock while it is held, and shown by `inspect` and `list`. At most 16384 bytes of JSON. */
+  metadata?: Json
+}
+
+/** The object form of `acquireAndExecute`. */
+export interface ExecuteOptions {
+  /** The lock's name: 1 to 512 bytes of UTF-8. */
+  name: string
+  /**
+   * The lease in **seconds** (fractions allowed): the longest that the job blocks the next one unless `renew` is set.
+   * @default 30
+   */
+  ttlSeconds?: number
+  /**
+   * How long to wait for a busy name, in milliseconds.
+   * @default 0
+   */
+  waitMs?: number
+  /**
+   * Whether the lease is renewed while `fn` runs.
+   * @default false
+   */
+  renew?: boolean
+  /**
+   * A job that ends sooner keeps the name busy until then, in milliseconds.
+   * @default 0
+   */
+  minHoldMs?: number
+  /** Ends the wait; the promise rejects with `signal.reason`. */
+  signal?: SignalLike
+}
+
+/** PEM files for `rediss://` and for MongoDB with TLS. */
+export interface TlsOptions {
+  /** The authorities to trust instead of the system's. */
+  caFile?: string
+  /** The client's certificate. For MongoDB one file holds certificate and key. */
+  certFile?: string
+  /** The client's private key (Redis). */
+  keyFile?: string
+  /**
+   * Accept any certificate. For tests only.
+   * @default false
+   */
+  insecure?: boolean
+}
+
+/** The defaults of one service, where its calls do not say otherwise. */
+export type Defaults = Pick<
+  AcquireOptions,
+  'ttlMs' | 'waitMs' | 'renew' | 'maxHoldMs' | 'stallLimitMs' | 'minHoldMs'
+>
+
+/** How to connect. */
+export interface ConnectOptions {
+  /**
+   * Put in front of every name in the store. May be empty.
+   * @default 'lock:' on Redis, '' elsewhere
+   */
+  keyPrefix?: string
+  /**
+   * MongoDB's collection.
+   * @default 'locks'
+   */
+  collection?: string
+  /**
+   * The table of a SQL store (SQLite among them).
+   * @default 'locks'
+   */
+  table?: string
+  /**
+   * The longest that one call waits for the store, in milliseconds, before it rejects with `LOCK_STORE`.
+   * @default 5000
+   */
+  storeTimeoutMs?: number
+  /**
+   * Defaults for the calls of this service. `ttlMs` counts for the gist's functions, too; `waitMs` and `renew` do not:
+   * those make one try and are not renewed.
+   */
+  defaults?: Defaults
+  /** Certificates. */
+  tls?: TlsOptions
+  /** Told of every lease. What it throws is reported as a warning and changes nothing. */
+  onEvent?: (event: LockEvent) => void
+}
+
+/** What `onEvent` is told. */
+export interface LockEvent {
+  /**
+   * - `acquired`: a lease was granted.
+   * - `released`: its holder released it.
+   * - `renewed`: it was renewed.
+   * - `lost`: it ended before it was released.
+   * - `waiting`: a call found its name busy and waits.
+   */
+  readonly type: 'acquired' | 'released' | 'renewed' | 'lost' | 'waiting'
+  /** The first of `names`. */
+  readonly name: string
+  readonly names: readonly string[]
+  /** Absent while waiting. */
+  readonly fencingToken?: bigint
+  /** `acquired`: how long the call took to get it, in milliseconds. */
+  readonly waitedMs?: number
+  /** `released` and `lost`: for how long it was held, in milliseconds. */
+  readonly heldMs?: number
+  /** `lost`: why. */
+  readonly reason?: string
+}
+
+/** What is known of a held lock. */
+export interface LockInfo {
+  readonly name: string
+  /** How long the lease still lasts by the store's clock; `Infinity` for another tool's lock that never expires. */
+  readonly remainingMs: number
+  /** `null` when another tool holds the name. */
+  readonly fencingToken: bigint | null
+  /** Who holds it; `null` when another tool does. `since` is by the store's clock. */
+  readonly holder: { readonly host: string; readonly pid: number; readonly since: Date } | null
+  /** What the holder gave as `metadata`, else `null`. */
+  readonly metadata: Json
+}
+
+/** Counts since `connect`; `held` and `waiting` are those of this moment. */
+export interface LockStats {
+  readonly held: number
+  /** Calls that wait for a busy name. */
+  readonly waiting: number
+  readonly acquired: number
+  /** Calls that ended with the name busy. */
+  readonly busy: number
+  readonly released: number
+  readonly renewed: number
+  readonly lost: number
+  /** Operations that the store failed or did not answer in time, those that were tried again included. */
+  readonly storeErrors: number
+}
+
+/** What `lock.toJSON()` gives and `locks.restore()` takes. */
+export interface LockJson {
+  readonly names: readonly string[]
+  readonly token: string
+  /** The fencing token in decimal digits: JSON has no bigint. */
+  readonly fencingToken: string
+  readonly ttlMs: number
+  readonly renew: boolean
+  readonly metadata?: Json
+}
+
+/**
+ * A held lock. Release it with `release()`, or let `await using` do it.
+ *
+ * @example
+ * await using lock = await locks.acquire('order:42', { ttlMs: 30_000 })
+ */
+export interface Lock extends AsyncDisposable {
+  /** The (first) name. */
+  readonly name: string
+  /** All names, in the order given, without repeats. */
+  readonly names: string[]
+  /** The owner: 32 random hexadecimal digits, fresh per acquisition. */
+  readonly token: string
+  /**
+   * Strictly larger than that of every earlier holder of the name. Store it with what you write, and refuse a write
+   * that carries a smaller one than is stored: a holder that outlived its lease can then do no harm.
+   */
+  readonly fencingToken: bigint
+  /**
+   * How long the lease still counts for this process, in milliseconds; 0 once it is released or lost. The cautious
+   * view: counted from the sending of the request, less 1 % and 2 ms.
+   */
+  readonly remainingMs: number
+  /** Whether the lease still counts. True to the clock at any line, also right after the process was suspended. */
+  readonly isHeld: boolean
+  /** Aborts when the lease is lost, with a `LOCK_LOST` error as `reason`. Never on a normal release. */
+  readonly signal: Signal
+  /**
+   * Makes the lease last at least `ttlMs` milliseconds from now on, and each later renewal ask for it. Never shortens.
+   * @throws `LOCK_LOST` when the lease is gone, `LOCK_STORE`, `LOCK_CLOSED`
+   */
+  extend(ttlMs: number): Promise<void>
+  /**
+   * Frees the lock. `true`: the store held it and freed it. `false`: it was released before, or is lost. From the call
+   * on `isHeld` is false.
+   * @throws `LOCK_STORE` when the store did not take the release in time; it is tried again in the background
+   */
+  release(): Promise<boolean>
+  /** As `release()`, but never rejects: a failing store does not hide what the block did. */
+  [Symbol.asyncDispose](): Promise<void>
+  /**
+   * What another process needs to take the lock over with `locks.restore()`. The token in it is the right to release:
+   * treat it as a secret.
+   */
+  toJSON(): LockJson
+}
+
+/** A lock service over one store. Make one per process with `LockService.connect`. */
+export interface LockService {
+  /**
+   * The gist's: one try, held until released or expired, not renewed. A name that this service holds is busy for itself
+   * too.
+   * @param ttlSeconds in **seconds**, fractions allowed @default 30
+   * @returns `true`: held by this service. `false`: somebody holds it
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
+  acquireLock(name: string, ttlSeconds?: number): Promise<boolean>
+  /**
+   * The gist's: frees what `acquireLock` of this service took, and never somebody else's lock.
+   * @returns `false` when this service held nothing (never taken, expired, taken over)
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
+  releaseLock(name: string): Promise<boolean>
+  /**
+   * The gist's: one try; calls `fn` under the lock, releases, and passes on what `fn` returned or threw. Not renewed
+   * unless asked for: the ttl is the longest that the job blocks the next one.
+   * @returns `undefined`, without calling `fn`, when the name is busy
+   * @throws what `fn` throws, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
+  acquireAndExecute<T>(options: ExecuteOptions, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>
+  acquireAndExecute<T>(
+    name: string,
+    ttlSeconds: number | undefined,
+    fn: (lock: Lock) => T | PromiseLike<T>,
+  ): Promise<T | undefined>
+  acquireAndExecute<T>(name: string, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>
+
+  /**
+   * Takes a lock, or several names all or nothing, and waits for it.
+   * @throws `LOCK_TIMEOUT` when it is still busy after `waitMs`, `signal.reason` when aborted, `LOCK_STORE`,
+   * `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
+  acquire(names: string | readonly string[], options?: AcquireOptions): Promise<Lock>
+  /**
+   * One try.
+   * @returns `null` when a name is busy
+   * @throws `signal.reason` when aborted, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
+  tryAcquire(names: string | readonly string[], options?: AcquireOptions): Promise<Lock | null>
+  /**
+   * Acquires, renews, runs `fn`, releases.
+   * @throws `LOCK_LOST` once `fn` has settled when the lease was lost under it (`cause`: what `fn` threw, if it did),
+   * else what `fn` throws; `LOCK_TIMEOUT`, `signal.reason`, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
+  using<T>(
+    names: string | readonly string[],
+    options: AcquireOptions | undefined,
+    fn: (lock: Lock) => T | PromiseLike<T>,
+  ): Promise<T>
+  using<T>(names: string | readonly string[], fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>
+
+  /**
+   * Takes over a lock that was acquired elsewhere, from its `toJSON()` (or the text of it). Whoever hands a lock over
+   * stops using it.
+   * @throws `LOCK_LOST` when the lease is gone, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
+  restore(json: LockJson | string): Promise<Lock>
+  /** Who holds a name; `null` when it is free. */
+  inspect(name: string): Promise<LockInfo | null>
+  /** Everything held whose name starts with `prefix` (literal text, no pattern), sorted by name in byte order. */
+  list(options?: { prefix?: string }): Promise<LockInfo[]>
+  /** Frees a name whoever holds it; its holder learns of it at its next renewal. `false` when nobody did. */
+  forceRelease(name: string): Promise<boolean>
+  /** This service's counters. */
+  stats(): LockStats
+  /**
+   * Releases what is held, ends the waits with `LOCK_CLOSED`, gives back connections. Later calls reject with
+   * `LOCK_CLOSED`. May be called again.
+   */
+  close(): Promise<void>
+}
+
+export declare namespace LockService {
+  /**
+   * Connects, and talks to the store once before it resolves.
+   *
+   * | target | store |
+   * |---|---|
+   * | none | `HOLDFAST_URL` from the environment if set, else a SQLite file in the user's state folder |
+   * | `memory:` or `memory:NAME` | this process only, for unit tests |
+   * | `sqlite:PATH` | every process on this machine |
+   * | `redis://`, `rediss://` | Redis 6.2 or later, one node |
+   * | `mongodb://`, `mongodb+srv://` | MongoDB 4.4 or later: standalone or replica set |
+   *
+   * @throws `LOCK_STORE` when the store cannot be reached within `storeTimeoutMs`, `LOCK_INVALID_ARGUMENT`
+   */
+  function connect(target?: string | readonly string[], options?: ConnectOptions): Promise<LockService>
+  function connect(options: ConnectOptions & { url?: string | readonly string[] }): Promise<LockService>
+}

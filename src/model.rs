@@ -1,0 +1,244 @@
+//! The words every layer shares. Each type checks its rule when it is made, so that no layer below checks it again.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::LockError;
+
+/// The longest name, in bytes of UTF-8.
+pub const MAX_KEY_BYTES: usize = 512;
+/// The longest ttl: 2^31 milliseconds, some 24.8 days.
+pub const MAX_TTL: Duration = Duration::from_millis(1 << 31);
+
+/// A lock's name: 1 to 512 bytes of UTF-8, compared byte by byte.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(Arc<str>);
+
+impl Key {
+    /// Checks the length.
+    ///
+    /// # Errors
+    /// `LOCK_INVALID_ARGUMENT` for an empty name or one over 512 bytes.
+    pub fn new(name: &str) -> Result<Self, LockError> {
+        match name.len() {
+            0 => Err(LockError::invalid("name", "must not be empty", "\"\"")),
+            1..=MAX_KEY_BYTES => Ok(Key(name.into())),
+            n => Err(LockError::invalid("name", "must be at most 512 bytes of UTF-8", format_args!("{n} bytes"))),
+        }
+    }
+
+    /// The name as the user wrote it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Who owns a lease: a fresh random value per acquisition, 32 hexadecimal digits (a version 4 UUID, RFC 9562).
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct OwnerToken(Arc<str>);
+
+impl OwnerToken {
+    /// A new one that nobody has.
+    pub fn fresh() -> Self {
+        let mut buffer = [0u8; 32];
+        OwnerToken((&*uuid::Uuid::new_v4().simple().encode_lower(&mut buffer)).into())
+    }
+
+    /// One that came from `Lock.toJSON()`.
+    ///
+    /// # Errors
+    /// `LOCK_INVALID_ARGUMENT` unless it is 32 lower-case hexadecimal digits.
+    pub fn parse(token: &str) -> Result<Self, LockError> {
+        if token.len() == 32 && token.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+            Ok(OwnerToken(token.into()))
+        } else {
+            Err(LockError::invalid("token", "must be 32 hexadecimal digits", format_args!("{token:?}")))
+        }
+    }
+
+    /// The 32 digits.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// A fencing token: a number that strictly grows from holder to holder of a name.
+///
+/// Every store builds it from its clock in microseconds, so that it stays below 2^53 until the year 2255 and fits a
+/// signed 64-bit column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fence(pub u64);
+
+/// How long a lease lasts: over zero, at most 2^31 ms, whole milliseconds (rounded up).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ttl(Duration);
+
+impl Ttl {
+    /// Checks the range, and rounds up to a whole millisecond, the unit of every store.
+    ///
+    /// # Errors
+    /// `LOCK_INVALID_ARGUMENT` for zero or more than 2^31 ms.
+    pub fn new(ttl: Duration) -> Result<Self, LockError> {
+        if ttl.is_zero() || ttl > MAX_TTL {
+            return Err(LockError::invalid(
+                "ttl",
+                "must be more than 0 and at most 2147483648 ms",
+                format_args!("{} ms", ttl.as_secs_f64() * 1000.0),
+            ));
+        }
+        Ok(Self::clamped(ttl))
+    }
+
+    /// The nearest valid ttl.
+    pub fn clamped(ttl: Duration) -> Self {
+        let ms = ttl.as_nanos().div_ceil(1_000_000).clamp(1, MAX_TTL.as_millis());
+        Ttl(Duration::from_millis(ms as u64))
+    }
+
+    /// The length.
+    pub fn duration(self) -> Duration {
+        self.0
+    }
+
+    /// The length in whole milliseconds, as stores take it.
+    pub fn as_millis(self) -> u64 {
+        self.0.as_millis() as u64
+    }
+
+    /// What of the ttl the local view may count on: less 1 % and 2 ms, for clocks that run at different speeds and for
+    /// the store's resolution of a millisecond (the drift allowance of the Redlock description in Redis's manual).
+    pub fn cautious(self) -> Duration {
+        self.0.saturating_sub(self.0 / 100 + Duration::from_millis(2))
+    }
+}
+
+/// The process that takes a lock, as `inspect` shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// The host's name.
+    pub host: String,
+    /// The process id there.
+    pub pid: u32,
+}
+
+impl Process {
+    /// This process.
+    pub fn current() -> Self {
+        Process { host: gethostname::gethostname().to_string_lossy().into_owned(), pid: std::process::id() }
+    }
+}
+
+/// One wish to hold one or several names, all or nothing: what every verb of an engine is about.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// The names, sorted and without repeats: one order for everybody, so that overlapping claims cannot deadlock.
+    keys: Arc<[Key]>,
+    /// Who asks. Fresh per acquisition; every retry of the same acquisition carries the same one.
+    pub owner: OwnerToken,
+    /// How long the lease lasts from the moment the store grants or renews it.
+    pub ttl: Ttl,
+    /// Whether the asker is ready to wait: where the store keeps a queue, a busy try takes a place in it.
+    pub waiting: bool,
+    /// Who shows up in `inspect`.
+    pub process: Arc<Process>,
+    /// The user's own JSON text, kept beside the lock while it is held.
+    pub metadata: Option<Arc<str>>,
+}
+
+impl Claim {
+    /// A claim on `keys` (in any order, repeats allowed), not waiting, without metadata.
+    pub fn new(keys: &[Key], owner: OwnerToken, ttl: Ttl, process: Arc<Process>) -> Self {
+        let mut keys = keys.to_vec();
+        keys.sort();
+        keys.dedup();
+        Claim { keys: keys.into(), owner, ttl, waiting: false, process, metadata: None }
+    }
+
+    /// The names, sorted, without repeats, at least one.
+    pub fn keys(&self) -> &[Key] {
+        &self.keys
+    }
+}
+
+/// What is known of a held lock.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LockInfo {
+    /// The lock's name.
+    pub name: String,
+    /// How long the lease still lasts by the store's clock. `None`: it never expires (another tool wrote it so).
+    pub remaining: Option<Duration>,
+    /// The holder's fencing token. `None` when another tool holds the name.
+    pub fence: Option<Fence>,
+    /// Who holds it. `None` when another tool does.
+    pub holder: Option<Holder>,
+    /// The holder's metadata, JSON text.
+    pub metadata: Option<String>,
+}
+
+/// Who holds a lock, and since when.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// The process.
+    pub process: Process,
+    /// When the lease was granted, by the store's clock: milliseconds since 1970-01-01 UTC.
+    pub since_ms: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Code;
+
+    #[test]
+    fn keys_take_1_to_512_bytes() {
+        assert_eq!(Key::new("").unwrap_err().code, Code::InvalidArgument);
+        assert!(Key::new("a").is_ok());
+        assert!(Key::new(&"x".repeat(512)).is_ok());
+        assert!(Key::new(&"x".repeat(513)).unwrap_err().message.contains("513 bytes"));
+        assert!(Key::new(&"é".repeat(257)).is_err(), "bytes count, not characters");
+    }
+
+    #[test]
+    fn tokens_are_fresh_and_well_formed() {
+        let (a, b) = (OwnerToken::fresh(), OwnerToken::fresh());
+        assert_ne!(a, b);
+        assert_eq!(OwnerToken::parse(a.as_str()).unwrap(), a);
+        for bad in ["", "abc", &"g".repeat(32), &"A".repeat(32), &"a".repeat(33)] {
+            assert!(OwnerToken::parse(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn ttl_rounds_up_and_has_limits() {
+        assert!(Ttl::new(Duration::ZERO).is_err());
+        assert!(Ttl::new(MAX_TTL).is_ok());
+        assert!(Ttl::new(MAX_TTL + Duration::from_millis(1)).is_err());
+        assert_eq!(Ttl::new(Duration::from_micros(1)).unwrap().as_millis(), 1);
+        assert_eq!(Ttl::new(Duration::from_micros(1500)).unwrap().as_millis(), 2);
+    }
+
+    #[test]
+    fn the_cautious_view_is_shorter_by_one_percent_and_two_ms() {
+        assert_eq!(Ttl::clamped(Duration::from_secs(10)).cautious(), Duration::from_millis(9898));
+        assert_eq!(Ttl::clamped(Duration::from_millis(1)).cautious(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_claim_sorts_its_keys() {
+        let key = |s| Key::new(s).unwrap();
+        let claim = Claim::new(
+            &[key("b"), key("a"), key("b")],
+            OwnerToken::fresh(),
+            Ttl::clamped(MAX_TTL),
+            Arc::new(Process::current()),
+        );
+        assert_eq!(claim.keys(), &[key("a"), key("b")]);
+    }
+}

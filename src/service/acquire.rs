@@ -1,0 +1,331 @@
+//! The waiting loop: try, wait for a change, try again, until granted, out of time, aborted or closed; and the clean-up
+//! after whoever gives up.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Inner;
+use super::backoff::Backoff;
+use super::event::{Event, EventKind, add, sub};
+use super::lease::Lease;
+use super::line::Place;
+use super::options::{AcquireOptions, LEAST_STORE_PATIENCE, SAFETY_POLL, Wait};
+use crate::clock::Moment;
+use crate::engine::{Acquired, Result as EngineResult, Subscription};
+use crate::error::{EngineError, LockError};
+use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
+
+/// How an acquisition ended, if not with an error.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The lock is held.
+    Acquired(Arc<Lease>),
+    /// It was busy for as long as the caller was ready to wait.
+    Busy {
+        /// How often the store granted it, but too late for the grant to be of use: a ttl too short for this store.
+        too_late: u32,
+    },
+    /// The caller's signal came first.
+    Aborted,
+}
+
+type Try = Pin<Box<dyn Future<Output = EngineResult<Acquired>> + Send>>;
+
+/// What ended one try.
+enum Tried {
+    Granted { fence: Fence, sent: Moment },
+    Held { key: Key, retry_after: Option<Duration> },
+    Failed(EngineError),
+    GaveUp(Stop),
+}
+
+enum Stop {
+    Aborted,
+    Closed,
+}
+
+/// One acquisition under way.
+struct Acquisition<'a> {
+    inner: &'a Arc<Inner>,
+    claim: Claim,
+    names: Arc<[Key]>,
+    options: AcquireOptions,
+    abort: CancellationToken,
+    /// When waiting ends. `None`: never.
+    deadline: Option<Instant>,
+    /// The longest silence of the store that this call endures.
+    patience: Duration,
+    /// A try failed (or is under way): the store may hold the claim without our knowing.
+    uncertain: bool,
+    /// Whether the call counts as waiting.
+    waiting: bool,
+    too_late: u32,
+}
+
+/// Takes `names` (without repeats, at least one).
+pub(super) async fn acquire(
+    inner: &Arc<Inner>,
+    names: Arc<[Key]>,
+    options: AcquireOptions,
+    abort: CancellationToken,
+) -> Result<Outcome, LockError> {
+    let started = Instant::now();
+    let ttl = options.max_hold.map_or(options.ttl, |most| Ttl::clamped(most.min(options.ttl.duration())));
+    let mut claim = Claim::new(&names, OwnerToken::fresh(), ttl, inner.process.clone());
+    claim.metadata = options.metadata.clone();
+    claim.waiting = options.wait != Wait::No;
+    let (deadline, patience) = match options.wait {
+        Wait::No => (Some(started), inner.store_timeout),
+        Wait::Forever => (None, inner.store_timeout),
+        Wait::For(wait) => (started.checked_add(wait), inner.store_timeout.min(wait.max(LEAST_STORE_PATIENCE))),
+    };
+    let (uncertain, waiting, too_late) = (false, false, 0);
+    let mut call =
+        Acquisition { inner, claim, names, options, abort, deadline, patience, uncertain, waiting, too_late };
+    let outcome = call.run(started).await;
+    if call.waiting {
+        sub(&inner.counters.waiting);
+    }
+    match outcome {
+        Ok(Outcome::Acquired(lease)) => Ok(Outcome::Acquired(lease)),
+        other => {
+            call.give_up();
+            if let Ok(Outcome::Busy { .. }) = other {
+                add(&inner.counters.busy);
+            }
+            other.map_err(|error| error.with_key(call.names[0].as_str()))
+        }
+    }
+}
+
+impl Acquisition<'_> {
+    async fn run(&mut self, started: Instant) -> Result<Outcome, LockError> {
+        let inner = self.inner;
+        let ordered = inner.engine.ordered();
+        let waits = self.claim.waiting;
+        let mut subscription: Option<Box<dyn Subscription>> = None;
+        let mut place: Option<Place> = None;
+        let mut backoff = Backoff::for_store();
+        let mut answered_at = Instant::now();
+        if waits && ordered {
+            // By owner, and before the first try takes a place in the queue.
+            let first = self.claim.keys()[0].clone();
+            subscription = inner.engine.subscribe(&self.claim, &first).await.ok();
+        } else if waits && let [only] = self.claim.keys() && inner.lines.is_occupied(only) {
+            place = Some(inner.lines.enter(only));
+        }
+        loop {
+            if let Some(place) = &place {
+                self.begin_waiting();
+                while !place.is_first() {
+                    if let Some(end) = self.pause(place.told()).await {
+                        return end;
+                    }
+                }
+            }
+            match self.try_once(answered_at).await {
+                Tried::Granted { fence, sent } => {
+                    answered_at = Instant::now();
+                    let lease =
+                        Lease::new(self.claim.clone(), self.names.clone(), fence, sent, self.options.clone());
+                    if lease.is_held() {
+                        inner.adopt(&lease, started.elapsed());
+                        return Ok(Outcome::Acquired(lease));
+                    }
+                    // Validity was gone on return. The next try is a new acquisition, with an owner of its own.
+                    self.too_late += 1;
+                    inner.free_in_background(self.claim.clone(), None);
+                    self.claim.owner = OwnerToken::fresh();
+                    if !waits {
+                        return Ok(self.busy());
+                    }
+                    if ordered {
+                        let first = self.claim.keys()[0].clone();
+                        subscription = inner.engine.subscribe(&self.claim, &first).await.ok();
+                    }
+                    if let Some(end) = self.pause(tokio::time::sleep(backoff.pause())).await {
+                        return end;
+                    }
+                }
+                Tried::Held { key, retry_after } => {
+                    answered_at = Instant::now();
+                    backoff = Backoff::for_store();
+                    self.uncertain = false;
+                    if !waits {
+                        return Ok(self.busy());
+                    }
+                    self.begin_waiting();
+                    if !ordered {
+                        if place.as_ref().is_none_or(|place| *place.key() != key) {
+                            subscription = None;
+                            let next = inner.lines.enter(&key);
+                            let first = next.is_first();
+                            place = Some(next);
+                            if !first {
+                                continue;
+                            }
+                        }
+                        if subscription.is_none() {
+                            match self.subscribe(&key).await {
+                                Ok(new) => {
+                                    subscription = Some(new);
+                                    // What changed between the busy answer and the subscription told nobody.
+                                    continue;
+                                }
+                                Err(end) => return end,
+                            }
+                        }
+                    }
+                    let poll = tokio::time::sleep(next_poll(retry_after));
+                    let change = async {
+                        tokio::select! {
+                            () = changed(&mut subscription) => {}
+                            () = nudged(place.as_ref()) => {}
+                            () = poll => {}
+                        }
+                    };
+                    if let Some(end) = self.pause(change).await {
+                        return end;
+                    }
+                }
+                Tried::Failed(error) => {
+                    let pause = backoff.pause();
+                    if !error.retryable || answered_at.elapsed() + pause >= self.patience {
+                        return Err(LockError::store(error));
+                    }
+                    if let Some(stop) = self.stopped(tokio::time::sleep(pause)).await {
+                        return stop.end();
+                    }
+                }
+                Tried::GaveUp(stop) => return stop.end(),
+            }
+        }
+    }
+
+    /// One try, for as long as the store may stay silent. A try that is given up goes on by itself, and is undone when
+    /// its answer comes: a release on another connection could overtake it.
+    async fn try_once(&mut self, answered_at: Instant) -> Tried {
+        let (engine, claim) = (self.inner.engine.clone(), self.claim.clone());
+        let mut trying: Try = Box::pin(async move { engine.try_acquire(&claim).await });
+        let sent = Moment::now();
+        let patience = self.patience.saturating_sub(answered_at.elapsed()).max(Duration::from_millis(1));
+        let tried = tokio::select! {
+            biased;
+            answer = &mut trying => match answer {
+                Ok(Acquired::Granted { fence }) => return Tried::Granted { fence, sent },
+                Ok(Acquired::Held { key, retry_after }) => return Tried::Held { key, retry_after },
+                Err(error) => {
+                    add(&self.inner.counters.store_errors);
+                    self.uncertain = true;
+                    return Tried::Failed(error);
+                }
+            },
+            () = self.abort.cancelled() => Tried::GaveUp(Stop::Aborted),
+            () = self.inner.closing.cancelled() => Tried::GaveUp(Stop::Closed),
+            () = tokio::time::sleep(patience) => {
+                add(&self.inner.counters.store_errors);
+                Tried::Failed(EngineError::no_answer(self.inner.engine.name(), "acquire", self.patience))
+            }
+        };
+        self.uncertain = false;
+        let (inner, claim) = (self.inner.clone(), self.claim.clone());
+        self.inner.background.spawn(async move {
+            let _ = trying.await;
+            inner.free(claim, None).await;
+        });
+        tried
+    }
+
+    async fn subscribe(&mut self, key: &Key) -> Result<Box<dyn Subscription>, Result<Outcome, LockError>> {
+        let inner = self.inner;
+        let claim = self.claim.clone();
+        let subscribing = inner.with_store("subscribe", self.patience, || inner.engine.subscribe(&claim, key));
+        tokio::select! {
+            answer = subscribing => answer.map_err(Err),
+            () = self.abort.cancelled() => Err(Stop::Aborted.end()),
+            () = inner.closing.cancelled() => Err(Stop::Closed.end()),
+        }
+    }
+
+    /// Waits for `change`, but no longer than the caller does. `Some`: the acquisition has ended.
+    async fn pause(&self, change: impl Future<Output = ()>) -> Option<Result<Outcome, LockError>> {
+        let out_of_time = async {
+            match self.deadline {
+                Some(deadline) => tokio::time::sleep_until(deadline).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = self.abort.cancelled() => Some(Stop::Aborted.end()),
+            () = self.inner.closing.cancelled() => Some(Stop::Closed.end()),
+            () = out_of_time => Some(Ok(self.busy())),
+            () = change => None,
+        }
+    }
+
+    /// Waits for `change` past the caller's deadline, too: the store, not the lock, is what is waited for.
+    async fn stopped(&self, change: impl Future<Output = ()>) -> Option<Stop> {
+        tokio::select! {
+            biased;
+            () = self.abort.cancelled() => Some(Stop::Aborted),
+            () = self.inner.closing.cancelled() => Some(Stop::Closed),
+            () = change => None,
+        }
+    }
+
+    fn busy(&self) -> Outcome {
+        Outcome::Busy { too_late: self.too_late }
+    }
+
+    fn begin_waiting(&mut self) {
+        if !self.waiting {
+            self.waiting = true;
+            add(&self.inner.counters.waiting);
+            let names = self.names.clone();
+            self.inner.emit(|| Event { kind: EventKind::Waiting, names, fence: None, duration: None, reason: None });
+        }
+    }
+
+    /// Leaves nothing behind: no place in a queue, no lock that nobody knows of.
+    fn give_up(&mut self) {
+        let queued = self.waiting && self.inner.engine.ordered();
+        if self.uncertain || queued {
+            self.inner.free_in_background(self.claim.clone(), None);
+        }
+    }
+}
+
+impl Stop {
+    fn end(self) -> Result<Outcome, LockError> {
+        match self {
+            Stop::Aborted => Ok(Outcome::Aborted),
+            Stop::Closed => Err(LockError::closed()),
+        }
+    }
+}
+
+async fn changed(subscription: &mut Option<Box<dyn Subscription>>) {
+    match subscription {
+        Some(subscription) => subscription.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn nudged(place: Option<&Place>) {
+    match place {
+        Some(place) => place.told().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// When to try again although nothing was heard: when the lease that is in the way ends, a little later than the store
+/// said so that its clock has surely passed that point, and now and then in any case.
+fn next_poll(retry_after: Option<Duration>) -> Duration {
+    let jitter = Duration::from_micros(fastrand::u64(500..3_000));
+    retry_after.map_or(SAFETY_POLL, |after| after.min(SAFETY_POLL)) + jitter
+}

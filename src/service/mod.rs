@@ -1,0 +1,369 @@
+//! The service: waiting, leases, renewal, clean-up, over any engine.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::clock::Moment;
+use crate::engine::{Renewed, Result as EngineResult, SharedEngine};
+use crate::error::{EngineError, LockError};
+use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Process, Ttl};
+
+mod acquire;
+pub(crate) mod backoff;
+mod event;
+mod keeper;
+mod lease;
+mod line;
+mod options;
+mod pulse;
+#[cfg(test)]
+mod tests;
+
+pub use acquire::Outcome;
+pub use event::{Event, EventKind, EventSink, Stats};
+pub use lease::{Lease, LetGo, LossSink};
+pub use options::{
+    AcquireOptions, DEFAULT_STALL_LIMIT, DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, DEFAULT_WAIT, Wait,
+};
+pub use pulse::Pulse;
+
+use backoff::Backoff;
+use event::{Counters, EventKind as Kind, add};
+use keeper::Keeper;
+use line::Lines;
+
+/// A lock service over one store. Clones share it.
+#[derive(Clone)]
+pub struct Locks {
+    inner: Arc<Inner>,
+}
+
+impl fmt::Debug for Locks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Locks").field("engine", &self.inner.engine).finish_non_exhaustive()
+    }
+}
+
+struct Inner {
+    engine: SharedEngine,
+    process: Arc<Process>,
+    store_timeout: Duration,
+    events: Option<EventSink>,
+    pulse: Arc<Pulse>,
+    counters: Counters,
+    keeper: Keeper,
+    lines: Arc<Lines>,
+    /// What the gist's `acquireLock` holds, by name: its `releaseLock` has nothing else to go by.
+    gist: Mutex<HashMap<Key, Arc<Lease>>>,
+    closing: CancellationToken,
+    closed: tokio::sync::OnceCell<()>,
+    /// Renewals, and the clean-up after calls that gave up.
+    background: TaskTracker,
+}
+
+impl Locks {
+    /// A service over `engine`. Call it on the runtime that shall carry its tasks.
+    ///
+    /// `store_timeout` is the longest that one call waits for the store.
+    pub fn new(engine: SharedEngine, store_timeout: Duration, pulse: Arc<Pulse>, events: Option<EventSink>) -> Self {
+        let inner = Arc::new(Inner {
+            engine,
+            process: Arc::new(Process::current()),
+            store_timeout,
+            events,
+            pulse,
+            counters: Counters::default(),
+            keeper: Keeper::default(),
+            lines: Arc::default(),
+            gist: Mutex::default(),
+            closing: CancellationToken::new(),
+            closed: tokio::sync::OnceCell::new(),
+            background: TaskTracker::new(),
+        });
+        tokio::spawn(Keeper::run(inner.clone()));
+        Locks { inner }
+    }
+
+    /// The store's name.
+    pub fn engine_name(&self) -> &'static str {
+        self.inner.engine.name()
+    }
+
+    /// Takes all of `names`, or none.
+    ///
+    /// # Behavior
+    /// Waits as `options.wait` says; `abort` ends the wait. Repeats among the names count once.
+    ///
+    /// # Errors
+    /// `LOCK_STORE`, `LOCK_CLOSED`. Busy is an [`Outcome`].
+    pub async fn acquire(
+        &self,
+        names: &[Key],
+        options: AcquireOptions,
+        abort: CancellationToken,
+    ) -> Result<Outcome, LockError> {
+        self.inner.open()?;
+        let mut unique: Vec<Key> = Vec::with_capacity(names.len());
+        for name in names {
+            if !unique.contains(name) {
+                unique.push(name.clone());
+            }
+        }
+        acquire::acquire(&self.inner, unique.into(), options, abort).await
+    }
+
+    /// The gist's `acquireLock`: one try, not renewed (whatever the options say), released by name.
+    ///
+    /// # Errors
+    /// `LOCK_STORE`, `LOCK_CLOSED`.
+    pub async fn acquire_by_name(&self, name: Key, options: AcquireOptions) -> Result<bool, LockError> {
+        let options = AcquireOptions { wait: Wait::No, renew: false, ..options };
+        match self.acquire(std::slice::from_ref(&name), options, CancellationToken::new()).await? {
+            Outcome::Acquired(lease) => {
+                self.inner.gist().insert(name, lease);
+                Ok(true)
+            }
+            Outcome::Busy { .. } | Outcome::Aborted => Ok(false),
+        }
+    }
+
+    /// The gist's `releaseLock`: frees what [`Locks::acquire_by_name`] took. `false` when this service holds no such
+    /// lease (any more).
+    ///
+    /// # Errors
+    /// `LOCK_STORE`, `LOCK_CLOSED`.
+    pub async fn release_by_name(&self, name: &Key) -> Result<bool, LockError> {
+        self.inner.open()?;
+        let lease = self.inner.gist().remove(name);
+        match lease {
+            Some(lease) => self.release(&lease).await,
+            None => Ok(false),
+        }
+    }
+
+    /// Frees a lease. `false` when it was released before, or is gone.
+    ///
+    /// # Errors
+    /// `LOCK_STORE`; the release then goes on in the background until the lease has ended anyway.
+    pub async fn release(&self, lease: &Arc<Lease>) -> Result<bool, LockError> {
+        self.finish_release(lease, self.let_go(lease)).await
+    }
+
+    /// The first half of a release: from here on the lease counts no more. Does not block, and may be called on any
+    /// thread.
+    pub fn let_go(&self, lease: &Lease) -> LetGo {
+        lease.let_go(&self.inner)
+    }
+
+    /// The second half: tells the store.
+    ///
+    /// # Errors
+    /// As [`Locks::release`].
+    pub async fn finish_release(&self, lease: &Arc<Lease>, let_go: LetGo) -> Result<bool, LockError> {
+        lease.finish_release(&self.inner, let_go).await
+    }
+
+    /// Makes a lease last at least `ttl` from now on. Never shortens it.
+    ///
+    /// # Errors
+    /// `LOCK_LOST` when it is gone, `LOCK_STORE`, `LOCK_CLOSED`.
+    pub async fn extend(&self, lease: &Arc<Lease>, ttl: Ttl) -> Result<(), LockError> {
+        self.inner.open()?;
+        lease.extend(&self.inner, ttl).await
+    }
+
+    /// Takes over a lease that another process acquired, by its owner token.
+    ///
+    /// # Errors
+    /// `LOCK_LOST` when the store does not hold it (any more), `LOCK_STORE`, `LOCK_CLOSED`.
+    pub async fn restore(
+        &self,
+        names: &[Key],
+        owner: OwnerToken,
+        fence: Fence,
+        options: AcquireOptions,
+    ) -> Result<Arc<Lease>, LockError> {
+        let inner = &self.inner;
+        inner.open()?;
+        let mut claim = Claim::new(names, owner, options.ttl, inner.process.clone());
+        claim.metadata = options.metadata.clone();
+        let mut sent = Moment::now();
+        let answer = inner
+            .with_store("renew", inner.store_timeout, || {
+                sent = Moment::now();
+                inner.engine.renew(&claim, claim.ttl)
+            })
+            .await?;
+        let first = names.first().map_or("", Key::as_str);
+        let lease = Lease::new(claim, names.into(), fence, sent, options);
+        if answer == Renewed::Lost || !lease.is_held() {
+            return Err(LockError::lost(first, format!("the lock {first:?} is lost: the store does not hold it any more")));
+        }
+        inner.adopt(&lease, Duration::ZERO);
+        Ok(lease)
+    }
+
+    /// Who holds a name; `None` when it is free.
+    ///
+    /// # Errors
+    /// `LOCK_STORE`, `LOCK_CLOSED`.
+    pub async fn inspect(&self, name: &Key) -> Result<Option<LockInfo>, LockError> {
+        let inner = &self.inner;
+        inner.open()?;
+        inner.with_store("inspect", inner.store_timeout, || inner.engine.inspect(name)).await
+    }
+
+    /// Everything held whose name starts with `prefix`, sorted by name.
+    ///
+    /// # Errors
+    /// `LOCK_STORE`, `LOCK_CLOSED`.
+    pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>, LockError> {
+        let inner = &self.inner;
+        inner.open()?;
+        inner.with_store("list", inner.store_timeout, || inner.engine.list(prefix)).await
+    }
+
+    /// Frees a name whoever holds it. `false` when nobody did.
+    ///
+    /// # Errors
+    /// `LOCK_STORE`, `LOCK_CLOSED`.
+    pub async fn force_release(&self, name: &Key) -> Result<bool, LockError> {
+        let inner = &self.inner;
+        inner.open()?;
+        let freed = inner.with_store("force_release", inner.store_timeout, || inner.engine.force_release(name)).await?;
+        inner.lines.nudge(name);
+        Ok(freed)
+    }
+
+    /// The service's counters.
+    pub fn stats(&self) -> Stats {
+        self.inner.counters.read()
+    }
+
+    /// Releases what is held, ends the waits with `LOCK_CLOSED`, and gives back the store. Later calls reject with
+    /// `LOCK_CLOSED`. May be called again.
+    pub async fn close(&self) {
+        let inner = &self.inner;
+        inner
+            .closed
+            .get_or_init(|| async {
+                inner.closing.cancel();
+                let releases = inner.keeper.held().into_iter().map(|lease| async move {
+                    if let Err(error) = self.release(&lease).await {
+                        tracing::debug!(%error, "a lease could not be released at close; it ends by itself");
+                    }
+                });
+                futures_util::future::join_all(releases).await;
+                inner.gist().clear();
+                inner.background.close();
+                let _ = tokio::time::timeout(inner.store_timeout, inner.background.wait()).await;
+                let _ = tokio::time::timeout(inner.store_timeout, inner.engine.close()).await;
+            })
+            .await;
+    }
+}
+
+impl Inner {
+    fn open(&self) -> Result<(), LockError> {
+        if self.closing.is_cancelled() { Err(LockError::closed()) } else { Ok(()) }
+    }
+
+    fn gist(&self) -> MutexGuard<'_, HashMap<Key, Arc<Lease>>> {
+        self.gist.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn forget_gist(&self, lease: &Lease) {
+        let name = &lease.names()[0];
+        let mut gist = self.gist();
+        if gist.get(name).is_some_and(|held| std::ptr::eq(&**held, lease)) {
+            gist.remove(name);
+        }
+    }
+
+    fn emit(&self, event: impl FnOnce() -> Event) {
+        if let Some(sink) = &self.events {
+            sink(event());
+        }
+    }
+
+    /// Counts a new lease as held, and has it looked after.
+    fn adopt(&self, lease: &Arc<Lease>, waited: Duration) {
+        add(&self.counters.acquired);
+        add(&self.counters.held);
+        self.keeper.schedule(lease);
+        self.emit(|| lease.event(Kind::Acquired, Some(waited), None));
+    }
+
+    /// Has the store do something that may be done again, until it answers or `limit` is over.
+    async fn with_store<T, F>(
+        &self,
+        op: &'static str,
+        limit: Duration,
+        mut call: impl FnMut() -> F,
+    ) -> Result<T, LockError>
+    where
+        F: Future<Output = EngineResult<T>>,
+    {
+        let started = tokio::time::Instant::now();
+        let mut backoff = Backoff::for_store();
+        loop {
+            let left = limit.saturating_sub(started.elapsed());
+            let error = match tokio::time::timeout(left, call()).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(error)) => error,
+                Err(_) => EngineError::no_answer(self.engine.name(), op, limit),
+            };
+            add(&self.counters.store_errors);
+            let pause = backoff.pause();
+            if !error.retryable || started.elapsed() + pause >= limit {
+                return Err(LockError::store(error));
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Frees a claim that nobody will ask for any more, or that may have been granted without our knowing.
+    fn free_in_background(self: &Arc<Self>, claim: Claim, kept_until: Option<Moment>) {
+        let inner = self.clone();
+        self.background.spawn(async move { inner.free(claim, kept_until).await });
+    }
+
+    /// Tries to free a claim until the store has answered, for as long as it could last there.
+    ///
+    /// # Behavior
+    /// After an outage a request that was given up may still lie in a buffer on its way to the store, and be carried out
+    /// after the release: hence the release is repeated some time later when the first attempt failed.
+    async fn free(self: Arc<Self>, claim: Claim, kept_until: Option<Moment>) {
+        let end = Moment::now() + claim.ttl.duration().max(Duration::from_secs(1));
+        let keep = || kept_until.map_or(Duration::ZERO, Moment::remaining);
+        let mut backoff = Backoff::for_store();
+        let mut failed = false;
+        loop {
+            let released = tokio::time::timeout(self.store_timeout, self.engine.release(&claim, keep())).await;
+            match released {
+                Ok(Ok(_)) => {
+                    for key in claim.keys() {
+                        self.lines.nudge(key);
+                    }
+                    if !failed || end.is_past() {
+                        return;
+                    }
+                    failed = false;
+                    tokio::time::sleep(Duration::from_millis(500)).await;
+                    continue;
+                }
+                Ok(Err(error)) if !error.retryable => return,
+                Ok(Err(_)) | Err(_) => failed = true,
+            }
+            if end.is_past() {
+                return;
+            }
+            tokio::time::sleep(backoff.pause()).await;
+        }
+    }
+}

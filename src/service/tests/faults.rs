@@ -1,0 +1,270 @@
+//! A memory engine that misbehaves on demand, and the cases of a store in trouble.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+
+use async_trait::async_trait;
+
+use super::*;
+use crate::engine::memory::MemoryEngine;
+use crate::engine::{Acquired, Engine, Released, Renewed, Result as EngineResult, SharedEngine, Subscription};
+use crate::error::EngineError;
+use crate::model::{Claim, LockInfo};
+
+/// What happens to the calls from now on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Fault {
+    None,
+    /// Refused at once; nothing is done.
+    Refuse,
+    /// Done, but the reply is lost.
+    LoseReply,
+    /// No answer, ever; nothing is done.
+    Hang,
+    /// Done at once, answered so much later.
+    SlowReply(u64),
+    /// A failure that only a human mends.
+    Fatal,
+}
+
+#[derive(Debug)]
+pub(super) struct Faulty {
+    store: SharedEngine,
+    fault: Mutex<Fault>,
+    unordered: AtomicBool,
+    pub(super) tries: AtomicU32,
+    pub(super) renewals: AtomicU32,
+}
+
+impl Faulty {
+    pub(super) fn new(name: &str) -> Self {
+        Faulty {
+            store: MemoryEngine::named(name),
+            fault: Mutex::new(Fault::None),
+            unordered: AtomicBool::new(false),
+            tries: AtomicU32::new(0),
+            renewals: AtomicU32::new(0),
+        }
+    }
+
+    pub(super) fn store(&self) -> &SharedEngine {
+        &self.store
+    }
+
+    pub(super) fn set(&self, fault: Fault) {
+        *self.fault.lock().unwrap() = fault;
+    }
+
+    pub(super) fn hang(&self) {
+        self.set(Fault::Hang);
+    }
+
+    /// Behaves like a store that keeps no queue: waiters are told of every change, and take no place.
+    pub(super) fn keep_no_queue(&self) {
+        self.unordered.store(true, SeqCst);
+    }
+
+    async fn through<T: Send>(&self, op: &'static str, call: impl Future<Output = EngineResult<T>> + Send) -> EngineResult<T> {
+        let fault = *self.fault.lock().unwrap();
+        match fault {
+            Fault::None => call.await,
+            Fault::Refuse => Err(EngineError::new("faulty", op, true, "refused")),
+            Fault::Fatal => Err(EngineError::new("faulty", op, false, "wrong password")),
+            Fault::LoseReply => {
+                call.await?;
+                Err(EngineError::new("faulty", op, true, "the reply was lost"))
+            }
+            Fault::Hang => std::future::pending().await,
+            Fault::SlowReply(delay) => {
+                let answer = call.await;
+                tokio::time::sleep(ms(delay)).await;
+                answer
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Engine for Faulty {
+    fn name(&self) -> &'static str {
+        "faulty"
+    }
+
+    fn ordered(&self) -> bool {
+        !self.unordered.load(SeqCst)
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> EngineResult<Acquired> {
+        self.tries.fetch_add(1, SeqCst);
+        let mut claim = claim.clone();
+        claim.waiting &= self.ordered();
+        self.through("acquire", self.store.try_acquire(&claim)).await
+    }
+
+    async fn renew(&self, claim: &Claim, ttl: Ttl) -> EngineResult<Renewed> {
+        self.renewals.fetch_add(1, SeqCst);
+        self.through("renew", self.store.renew(claim, ttl)).await
+    }
+
+    async fn release(&self, claim: &Claim, keep: Duration) -> EngineResult<Released> {
+        self.through("release", self.store.release(claim, keep)).await
+    }
+
+    async fn subscribe(&self, claim: &Claim, key: &Key) -> EngineResult<Box<dyn Subscription>> {
+        if self.ordered() {
+            return self.store.subscribe(claim, key).await;
+        }
+        Ok(Box::new(Silent))
+    }
+
+    async fn inspect(&self, key: &Key) -> EngineResult<Option<LockInfo>> {
+        self.through("inspect", self.store.inspect(key)).await
+    }
+
+    async fn list(&self, prefix: &str) -> EngineResult<Vec<LockInfo>> {
+        self.store.list(prefix).await
+    }
+
+    async fn force_release(&self, key: &Key) -> EngineResult<bool> {
+        self.store.force_release(key).await
+    }
+
+    async fn close(&self) {}
+}
+
+/// A subscription that hears nothing: what is left is the service's own doing.
+struct Silent;
+
+#[async_trait]
+impl Subscription for Silent {
+    async fn changed(&mut self) {
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_store_is_an_error_within_the_limit() {
+    let (engine, locks) = service();
+    for fault in [Fault::Refuse, Fault::Hang] {
+        engine.set(fault);
+        let started = tokio::time::Instant::now();
+        let error = attempt(&locks, "n", options(30_000, 0)).await.unwrap_err();
+        assert_eq!((error.code, error.retryable, error.engine), (Code::Store, true, Some("faulty")), "{fault:?}");
+        assert_eq!(error.key.as_deref(), Some("n"));
+        assert!(started.elapsed() <= STORE_TIMEOUT, "{fault:?}: {:?}", started.elapsed());
+        let started = tokio::time::Instant::now();
+        let error = attempt(&locks, "n", options(30_000, 2000)).await.unwrap_err();
+        assert_eq!(error.code, Code::Store, "{fault:?}");
+        assert!(started.elapsed() <= ms(2000), "{fault:?}: {:?}", started.elapsed());
+        assert_eq!(locks.inspect(&key("n")).await.unwrap_err().code, Code::Store, "{fault:?}");
+    }
+    assert!(locks.stats().store_errors >= 6);
+    engine.set(Fault::None);
+    take(&locks, "n", options(1000, 0)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_only_a_human_mends_is_not_tried_again() {
+    let (engine, locks) = service();
+    engine.set(Fault::Fatal);
+    let started = tokio::time::Instant::now();
+    let error = attempt(&locks, "n", options(30_000, 9000)).await.unwrap_err();
+    assert_eq!((error.code, error.retryable), (Code::Store, false));
+    assert_eq!(started.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_outage_is_ridden_out() {
+    let (engine, locks) = service();
+    engine.set(Fault::Refuse);
+    let taking = {
+        let locks = locks.clone();
+        tokio::spawn(async move { attempt(&locks, "n", options(30_000, 0)).await })
+    };
+    tokio::time::sleep(ms(700)).await;
+    engine.set(Fault::None);
+    assert!(matches!(taking.await.unwrap().unwrap(), Outcome::Acquired(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retry_after_a_lost_reply_does_not_block_itself() {
+    let (engine, locks) = service();
+    engine.set(Fault::LoseReply);
+    let taking = {
+        let locks = locks.clone();
+        tokio::spawn(async move { attempt(&locks, "n", options(30_000, 0)).await })
+    };
+    settle().await;
+    assert!(held_in_store(&engine, "n").await, "the store applied it");
+    engine.set(Fault::None);
+    let Outcome::Acquired(lease) = taking.await.unwrap().unwrap() else { panic!("blocked by itself") };
+    assert!(locks.release(&lease).await.unwrap());
+    assert!(!held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_replies_all_along_leave_no_lock_behind() {
+    let (engine, locks) = service();
+    engine.set(Fault::LoseReply);
+    assert_eq!(code(attempt(&locks, "n", options(3_600_000, 0)).await), Code::Store);
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(1000)).await;
+    assert!(!held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_comes_after_giving_up_goes_back() {
+    let (engine, locks) = service();
+    engine.set(Fault::SlowReply(7000));
+    assert_eq!(code(attempt(&locks, "n", options(3_600_000, 0)).await), Code::Store);
+    assert!(held_in_store(&engine, "n").await);
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(3000)).await;
+    assert!(!held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_abort_in_flight_leaves_nothing() {
+    let (engine, locks) = service();
+    engine.set(Fault::SlowReply(100));
+    let abort = CancellationToken::new();
+    let taking = {
+        let (locks, abort) = (locks.clone(), abort.clone());
+        tokio::spawn(async move { locks.acquire(&[key("n"), key("m")], options(3_600_000, 9000), abort).await })
+    };
+    settle().await;
+    assert!(held_in_store(&engine, "n").await);
+    abort.cancel();
+    assert!(matches!(taking.await.unwrap().unwrap(), Outcome::Aborted));
+    tokio::time::sleep(ms(500)).await;
+    for name in ["n", "m"] {
+        assert!(!held_in_store(&engine, name).await, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn validity_that_is_gone_on_return_is_no_grant() {
+    let (engine, locks) = service();
+    engine.set(Fault::SlowReply(100));
+    assert!(matches!(attempt(&locks, "n", options(90, 0)).await.unwrap(), Outcome::Busy { too_late: 1 }));
+    let outcome = attempt(&locks, "n", options(90, 1000)).await.unwrap();
+    assert!(matches!(outcome, Outcome::Busy { too_late: 2.. }), "{outcome:?}");
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(500)).await;
+    assert!(!held_in_store(&engine, "n").await);
+    assert_eq!(locks.stats().acquired, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_the_store_did_not_take_goes_on_in_the_background() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    engine.set(Fault::Refuse);
+    let error = locks.release(&lease).await.unwrap_err();
+    assert_eq!((error.code, error.retryable), (Code::Store, true));
+    assert!(!lease.is_held());
+    assert!(lease.loss().is_none(), "let go, not lost");
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(1000)).await;
+    assert!(!held_in_store(&engine, "n").await);
+}

@@ -1,0 +1,221 @@
+//! Leases: renewal, loss, and the limits of both.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+use super::faults::Fault;
+use super::*;
+use crate::service::{Event, EventKind};
+
+fn loss_of(lease: &Arc<Lease>) -> Arc<Mutex<Option<LockError>>> {
+    let seen = Arc::new(Mutex::new(None));
+    let sink = seen.clone();
+    lease.on_loss(Box::new(move |loss| *sink.lock().unwrap() = Some(loss)));
+    seen
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_renewed_at_a_third_of_its_ttl() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(900, 0)).await;
+    tokio::time::sleep(ms(9050)).await;
+    assert!(lease.is_held());
+    let renewals = engine.renewals.load(SeqCst);
+    assert!((29..=31).contains(&renewals), "{renewals} renewals in ten ttls");
+    assert!(is_busy(&another(&engine), "n").await);
+    assert!(locks.release(&lease).await.unwrap());
+    tokio::time::sleep(ms(2000)).await;
+    assert_eq!(engine.renewals.load(SeqCst), renewals, "a released lease is renewed no more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_local_view_ends_before_the_stores() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", AcquireOptions { renew: false, ..options(10_000, 0) }).await;
+    let loss = loss_of(&lease);
+    assert!(lease.remaining() <= ms(9898));
+    tokio::time::sleep(ms(9890)).await;
+    assert!(lease.is_held());
+    tokio::time::sleep(ms(20)).await;
+    assert!(!lease.is_held());
+    settle().await;
+    assert_eq!(loss.lock().unwrap().as_ref().unwrap().code, Code::Lost);
+    assert!(held_in_store(&engine, "n").await, "the store has not given it away yet");
+    assert!(!locks.release(&lease).await.unwrap(), "too late to count as a release");
+    assert!(!held_in_store(&engine, "n").await, "but the name need not stay busy");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_renewal_is_not_yet_a_loss() {
+    let (engine, locks) = service();
+    for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
+        let lease = take(&locks, "n", options(3000, 0)).await;
+        let loss = loss_of(&lease);
+        engine.set(fault);
+        tokio::time::sleep(ms(2400)).await;
+        assert!(lease.is_held(), "{fault:?}");
+        engine.set(Fault::None);
+        tokio::time::sleep(ms(60_000)).await;
+        assert!(lease.is_held(), "{fault:?}");
+        assert!(loss.lock().unwrap().is_none(), "{fault:?}");
+        assert!(locks.release(&lease).await.unwrap(), "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_longer_than_the_lease_is_a_loss_in_time() {
+    let (engine, locks) = service();
+    for fault in [Fault::Refuse, Fault::Hang] {
+        let lease = take(&locks, "n", options(3000, 0)).await;
+        let loss = loss_of(&lease);
+        engine.set(fault);
+        tokio::time::sleep(ms(2980)).await;
+        let loss = loss.lock().unwrap().take().unwrap_or_else(|| panic!("{fault:?}: no loss"));
+        assert_eq!((loss.code, loss.key.as_deref()), (Code::Lost, Some("n")));
+        assert!(loss.cause.is_some(), "{fault:?}: {loss}");
+        assert!(held_in_store(&engine, "n").await, "{fault:?}: told before the store gives it away");
+        engine.set(Fault::None);
+        tokio::time::sleep(ms(5000)).await;
+        assert!(!held_in_store(&engine, "n").await, "{fault:?}: a renewal re-created it, or nobody freed it");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_vanished_lock_is_lost_at_the_next_renewal() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(3000, 0)).await;
+    let loss = loss_of(&lease);
+    assert!(another(&engine).force_release(&key("n")).await.unwrap());
+    tokio::time::sleep(ms(1010)).await;
+    assert_eq!(loss.lock().unwrap().as_ref().unwrap().code, Code::Lost);
+    assert!(!lease.is_held());
+    assert!(!held_in_store(&engine, "n").await);
+    assert_eq!(locks.extend(&lease, Ttl::clamped(ms(1000))).await.unwrap_err().code, Code::Lost);
+    assert!(!locks.release(&lease).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_is_told_to_whoever_asks_later() {
+    let (_, locks) = service();
+    let lease = take(&locks, "n", AcquireOptions { renew: false, ..options(100, 0) }).await;
+    tokio::time::sleep(ms(200)).await;
+    assert!(loss_of(&lease).lock().unwrap().is_some());
+    let released = take(&locks, "m", options(100, 0)).await;
+    let loss = loss_of(&released);
+    locks.release(&released).await.unwrap();
+    tokio::time::sleep(ms(500)).await;
+    assert!(loss.lock().unwrap().is_none(), "a release is no loss");
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_hold_ends_a_lease_that_is_renewed() {
+    let (engine, locks) = service();
+    let limited = AcquireOptions { max_hold: Some(ms(2000)), ..options(900, 0) };
+    let lease = take(&locks, "n", limited).await;
+    tokio::time::sleep(ms(1900)).await;
+    assert!(lease.is_held());
+    tokio::time::sleep(ms(120)).await;
+    assert!(!lease.is_held());
+    assert!(lease.loss().unwrap().message.contains("maxHoldMs"));
+    tokio::time::sleep(ms(50)).await;
+    assert!(!is_busy(&another(&engine), "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn min_hold_keeps_the_name_busy() {
+    let (engine, locks) = service();
+    let short = AcquireOptions { min_hold: ms(1000), ..options(30_000, 0) };
+    let lease = take(&locks, "n", short.clone()).await;
+    tokio::time::sleep(ms(300)).await;
+    assert!(locks.release(&lease).await.unwrap());
+    assert!(!lease.is_held());
+    let other = another(&engine);
+    tokio::time::sleep(ms(650)).await;
+    assert!(is_busy(&other, "n").await);
+    tokio::time::sleep(ms(60)).await;
+    assert!(!is_busy(&other, "n").await);
+    tokio::time::sleep(ms(100)).await;
+    let lease = take(&locks, "n", short).await;
+    tokio::time::sleep(ms(1100)).await;
+    assert!(locks.release(&lease).await.unwrap());
+    assert!(!is_busy(&other, "n").await, "past the minimum a release frees at once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewal_pauses_while_the_event_loop_is_silent_for_too_long() {
+    let engine = Arc::new(Faulty::new(OwnerToken::fresh().as_str()));
+    let alive = Arc::new(AtomicBool::new(true));
+    let pulse = Arc::new_cyclic(|pulse: &std::sync::Weak<Pulse>| {
+        let (pulse, alive) = (pulse.clone(), alive.clone());
+        Pulse::new(move || {
+            if alive.load(SeqCst)
+                && let Some(pulse) = pulse.upgrade()
+            {
+                tokio::spawn(async move { pulse.answered() });
+            }
+        })
+    });
+    let locks = Locks::new(engine.clone(), STORE_TIMEOUT, pulse.clone(), None);
+    let limited = AcquireOptions { stall_limit: ms(5000), ..options(900, 0) };
+    let lease = take(&locks, "n", limited).await;
+    tokio::time::sleep(ms(20_000)).await;
+    assert!(lease.is_held(), "an event loop that answers keeps its leases");
+    alive.store(false, SeqCst);
+    tokio::time::sleep(ms(4500)).await;
+    assert!(lease.is_held(), "a loop that is busy for a while keeps them, too");
+    tokio::time::sleep(ms(2500)).await;
+    assert!(!lease.is_held());
+    assert!(!is_busy(&another(&engine), "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn extend_adds_time_and_raises_later_renewals() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", AcquireOptions { renew: false, ..options(1000, 0) }).await;
+    locks.extend(&lease, Ttl::clamped(ms(10_000))).await.unwrap();
+    assert!(lease.remaining() > ms(9800));
+    locks.extend(&lease, Ttl::clamped(ms(100))).await.unwrap();
+    assert!(lease.remaining() > ms(9800), "never shortens");
+    tokio::time::sleep(ms(9000)).await;
+    assert!(lease.is_held());
+    assert_eq!(engine.renewals.load(SeqCst), 2, "an extended lease is not renewed if it was not to be");
+    tokio::time::sleep(ms(1000)).await;
+    assert_eq!(locks.extend(&lease, Ttl::clamped(ms(1000))).await.unwrap_err().code, Code::Lost);
+    locks.release(&lease).await.unwrap();
+    let released = take(&locks, "n", options(1000, 0)).await;
+    locks.release(&released).await.unwrap();
+    assert_eq!(locks.extend(&released, Ttl::clamped(ms(1000))).await.unwrap_err().code, Code::Lost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_waits_for_the_renewal_in_flight() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(900, 0)).await;
+    engine.set(Fault::SlowReply(40));
+    tokio::time::sleep(ms(310)).await;
+    assert!(locks.release(&lease).await.unwrap());
+    assert!(!held_in_store(&engine, "n").await);
+    tokio::time::sleep(ms(2000)).await;
+    assert!(!held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_tell_the_story_in_order() {
+    let engine = Arc::new(Faulty::new(OwnerToken::fresh().as_str()));
+    let story: Arc<Mutex<Vec<(EventKind, String)>>> = Arc::default();
+    let told = story.clone();
+    let sink = move |event: Event| {
+        assert_eq!(event.fence.is_none(), event.kind == EventKind::Waiting);
+        told.lock().unwrap().push((event.kind, event.names[0].to_string()));
+    };
+    let locks = Locks::new(engine, STORE_TIMEOUT, Arc::new(Pulse::new(|| {})), Some(Arc::new(sink)));
+    let lease = take(&locks, "n", options(900, 0)).await;
+    tokio::time::sleep(ms(310)).await;
+    assert!(matches!(attempt(&locks, "n", options(900, 50)).await.unwrap(), Outcome::Busy { .. }));
+    locks.release(&lease).await.unwrap();
+    take(&locks, "m", AcquireOptions { renew: false, ..options(100, 0) }).await;
+    tokio::time::sleep(ms(200)).await;
+    use EventKind::{Acquired, Lost, Released, Renewed, Waiting};
+    let expected = [(Acquired, "n"), (Renewed, "n"), (Waiting, "n"), (Released, "n"), (Acquired, "m"), (Lost, "m")];
+    assert_eq!(*story.lock().unwrap(), expected.map(|(kind, name)| (kind, name.to_owned())));
+}

@@ -1,0 +1,166 @@
+//! The service over the memory engine, in paused time: every pause is exact, and no test waits for real.
+
+mod faults;
+mod leases;
+mod waiting;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use self::faults::Faulty;
+use super::{AcquireOptions, Lease, Locks, Outcome, Pulse, Wait};
+use crate::engine::Engine;
+use crate::error::{Code, LockError};
+use crate::model::{Key, OwnerToken, Ttl};
+
+const STORE_TIMEOUT: Duration = Duration::from_secs(5);
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+/// A store of its own behind a wrapper that can misbehave, and a service over it.
+fn service() -> (Arc<Faulty>, Locks) {
+    let engine = Arc::new(Faulty::new(OwnerToken::fresh().as_str()));
+    let locks = another(&engine);
+    (engine, locks)
+}
+
+fn another(engine: &Arc<Faulty>) -> Locks {
+    Locks::new(engine.clone(), STORE_TIMEOUT, Arc::new(Pulse::new(|| {})), None)
+}
+
+fn options(ttl: u64, wait: u64) -> AcquireOptions {
+    AcquireOptions {
+        ttl: Ttl::clamped(ms(ttl)),
+        wait: if wait == 0 { Wait::No } else { Wait::For(ms(wait)) },
+        ..AcquireOptions::default()
+    }
+}
+
+async fn attempt(locks: &Locks, name: &str, options: AcquireOptions) -> Result<Outcome, LockError> {
+    locks.acquire(&[key(name)], options, CancellationToken::new()).await
+}
+
+async fn take(locks: &Locks, name: &str, options: AcquireOptions) -> Arc<Lease> {
+    match attempt(locks, name, options).await.unwrap() {
+        Outcome::Acquired(lease) => lease,
+        other => panic!("expected {name} to be granted, got {other:?}"),
+    }
+}
+
+/// Whether one try finds the name busy; what it takes, it gives back.
+async fn is_busy(locks: &Locks, name: &str) -> bool {
+    match attempt(locks, name, options(1000, 0)).await.unwrap() {
+        Outcome::Acquired(lease) => {
+            locks.release(&lease).await.unwrap();
+            false
+        }
+        _ => true,
+    }
+}
+
+/// What the store itself says, past every fault.
+async fn held_in_store(engine: &Faulty, name: &str) -> bool {
+    engine.store().inspect(&key(name)).await.unwrap().is_some()
+}
+
+/// Lets tasks that are ready run, without any time passing.
+async fn settle() {
+    for _ in 0..50 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn code(result: Result<Outcome, LockError>) -> Code {
+    result.unwrap_err().code
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_gist_takes_and_frees_by_name() {
+    let (engine, locks) = service();
+    let other = another(&engine);
+    let ttl = || options(1000, 0);
+    assert!(!locks.release_by_name(&key("n")).await.unwrap(), "never taken");
+    assert!(locks.acquire_by_name(key("n"), ttl()).await.unwrap());
+    assert!(!locks.acquire_by_name(key("n"), ttl()).await.unwrap(), "busy for itself, too");
+    assert!(!other.acquire_by_name(key("n"), ttl()).await.unwrap());
+    assert!(!other.release_by_name(&key("n")).await.unwrap(), "a stranger's lock");
+    assert!(locks.release_by_name(&key("n")).await.unwrap());
+    assert!(!locks.release_by_name(&key("n")).await.unwrap(), "released before");
+
+    assert!(locks.acquire_by_name(key("n"), ttl()).await.unwrap());
+    tokio::time::sleep(ms(1001)).await;
+    assert!(other.acquire_by_name(key("n"), ttl()).await.unwrap(), "not renewed");
+    assert!(!locks.release_by_name(&key("n")).await.unwrap(), "taken over");
+    assert!(held_in_store(&engine, "n").await, "the successor keeps it");
+    assert_eq!(locks.stats().lost, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_time_names_leave_nothing_in_the_service() {
+    let (_, locks) = service();
+    for i in 0..100 {
+        assert!(locks.acquire_by_name(key(&format!("n{i}")), options(50, 0)).await.unwrap());
+    }
+    tokio::time::sleep(ms(300)).await;
+    assert!(locks.inner.gist().is_empty());
+    assert!(locks.inner.keeper.held().is_empty());
+    assert_eq!(locks.stats().held, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_releases_and_ends_the_waits() {
+    let (engine, locks) = service();
+    let other = another(&engine);
+    take(&locks, "mine", options(30_000, 0)).await;
+    assert!(locks.acquire_by_name(key("gist"), options(30_000, 0)).await.unwrap());
+    take(&other, "theirs", options(30_000, 0)).await;
+    let waiting = {
+        let locks = locks.clone();
+        tokio::spawn(async move { attempt(&locks, "theirs", options(1000, 60_000)).await })
+    };
+    settle().await;
+    assert_eq!(locks.stats().waiting, 1);
+    tokio::join!(locks.close(), locks.close());
+    assert_eq!(code(waiting.await.unwrap()), Code::Closed);
+    for name in ["mine", "gist"] {
+        assert!(!held_in_store(&engine, name).await, "{name}");
+    }
+    assert_eq!(code(attempt(&locks, "mine", options(1000, 0)).await), Code::Closed);
+    assert_eq!(locks.inspect(&key("mine")).await.unwrap_err().code, Code::Closed);
+    assert_eq!(locks.release_by_name(&key("gist")).await.unwrap_err().code, Code::Closed);
+    assert_eq!(locks.stats().waiting, 0);
+    locks.close().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_ends_within_its_limit_when_the_store_is_dead() {
+    let (engine, locks) = service();
+    take(&locks, "n", options(30_000, 0)).await;
+    engine.hang();
+    let started = tokio::time::Instant::now();
+    locks.close().await;
+    assert!(started.elapsed() <= STORE_TIMEOUT * 3, "{:?}", started.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_is_restored_elsewhere() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(1000, 0)).await;
+    let other = another(&engine);
+    let owner = OwnerToken::parse(lease.token()).unwrap();
+    let restored = other.restore(&[key("n")], owner.clone(), lease.fence(), options(1000, 0)).await.unwrap();
+    assert!(restored.is_held());
+    assert_eq!(restored.fence(), lease.fence());
+    assert!(other.release(&restored).await.unwrap());
+    let gone = other.restore(&[key("n")], owner, lease.fence(), options(1000, 0)).await.unwrap_err();
+    assert_eq!(gone.code, Code::Lost);
+    assert_eq!(gone.key.as_deref(), Some("n"));
+}

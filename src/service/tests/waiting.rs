@@ -1,0 +1,169 @@
+//! Waiting: order, deadlines, aborts, and what is left behind.
+
+use std::sync::Mutex;
+use std::sync::atomic::Ordering::SeqCst;
+
+use super::*;
+
+fn waiter(locks: &Locks, name: &'static str, wait: u64) -> tokio::task::JoinHandle<Result<Outcome, LockError>> {
+    let locks = locks.clone();
+    tokio::spawn(async move { attempt(&locks, name, options(30_000, wait)).await })
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_ends_on_time_and_leaves_the_queue() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(30_000, 0)).await;
+    let started = tokio::time::Instant::now();
+    let outcome = attempt(&locks, "n", options(1000, 250)).await.unwrap();
+    assert!(matches!(outcome, Outcome::Busy { too_late: 0 }), "{outcome:?}");
+    assert_eq!(started.elapsed(), ms(250));
+    settle().await;
+    locks.release(&lease).await.unwrap();
+    let other = another(&engine);
+    take(&other, "n", options(1000, 0)).await;
+    let stats = locks.stats();
+    assert_eq!((stats.waiting, stats.busy), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_for_ever_ends_with_the_lease_in_the_way() {
+    let (engine, locks) = service();
+    let dead = AcquireOptions { renew: false, ..options(3_600_000, 0) };
+    take(&locks, "n", dead).await;
+    let other = another(&engine);
+    let patient = AcquireOptions { wait: Wait::Forever, ..options(1000, 0) };
+    let started = tokio::time::Instant::now();
+    take(&other, "n", patient).await;
+    assert!(started.elapsed() >= ms(3_600_000) && started.elapsed() < ms(3_600_100), "{:?}", started.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiters_are_served_in_order_across_services() {
+    let (engine, locks) = service();
+    let other = another(&engine);
+    let first = take(&locks, "n", options(30_000, 0)).await;
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for i in 0..20 {
+        let (locks, served) = (if i % 3 == 0 { locks.clone() } else { other.clone() }, served.clone());
+        tasks.push(tokio::spawn(async move {
+            let lease = take(&locks, "n", options(30_000, 60_000)).await;
+            served.lock().unwrap().push(i);
+            tokio::time::sleep(ms(10)).await;
+            assert!(locks.release(&lease).await.unwrap());
+        }));
+        settle().await;
+    }
+    let started = tokio::time::Instant::now();
+    locks.release(&first).await.unwrap();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(*served.lock().unwrap(), (0..20).collect::<Vec<_>>());
+    assert_eq!(started.elapsed(), ms(200), "each was woken by the release before it, not by a poll");
+}
+
+/// Where the store keeps no queue, the waiters of a process form one line: one contender per process and name.
+#[tokio::test(start_paused = true)]
+async fn local_waiters_form_one_line() {
+    let (engine, locks) = service();
+    engine.keep_no_queue();
+    let first = take(&locks, "n", options(30_000, 0)).await;
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for i in 0..50 {
+        let (locks, served) = (locks.clone(), served.clone());
+        tasks.push(tokio::spawn(async move {
+            let lease = take(&locks, "n", options(30_000, 60_000)).await;
+            served.lock().unwrap().push(i);
+            assert!(locks.release(&lease).await.unwrap());
+        }));
+        settle().await;
+    }
+    let before = engine.tries.load(SeqCst);
+    assert!(before <= 4, "{before} tries by 50 waiters of one process");
+    tokio::time::sleep(ms(20_000)).await;
+    let polls = engine.tries.load(SeqCst) - before;
+    assert!(polls <= 4, "{polls} commands while 50 waiters waited 20 s");
+    locks.release(&first).await.unwrap();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(*served.lock().unwrap(), (0..50).collect::<Vec<_>>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_leaves_the_line_lets_the_next_through() {
+    let (engine, locks) = service();
+    engine.keep_no_queue();
+    let first = take(&locks, "n", options(30_000, 0)).await;
+    let abort = CancellationToken::new();
+    let aborted = {
+        let (locks, abort) = (locks.clone(), abort.clone());
+        tokio::spawn(async move { locks.acquire(&[key("n")], options(30_000, 60_000), abort).await })
+    };
+    settle().await;
+    let hasty = waiter(&locks, "n", 100);
+    settle().await;
+    let patient = waiter(&locks, "n", 60_000);
+    settle().await;
+    abort.cancel();
+    assert!(matches!(aborted.await.unwrap().unwrap(), Outcome::Aborted));
+    assert!(matches!(hasty.await.unwrap().unwrap(), Outcome::Busy { .. }));
+    locks.release(&first).await.unwrap();
+    assert!(matches!(patient.await.unwrap().unwrap(), Outcome::Acquired(_)));
+    assert_eq!(locks.stats().waiting, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_aborted_waiter_blocks_nobody() {
+    let (engine, locks) = service();
+    let other = another(&engine);
+    let lease = take(&locks, "n", options(30_000, 0)).await;
+    let abort = CancellationToken::new();
+    let aborted = {
+        let (locks, abort) = (other.clone(), abort.clone());
+        tokio::spawn(async move { locks.acquire(&[key("n")], options(30_000, 60_000), abort).await })
+    };
+    settle().await;
+    abort.cancel();
+    assert!(matches!(aborted.await.unwrap().unwrap(), Outcome::Aborted));
+    locks.release(&lease).await.unwrap();
+    settle().await;
+    assert!(!is_busy(&locks, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn repeated_names_count_once() {
+    let (_, locks) = service();
+    let outcome = locks.acquire(&[key("b"), key("a"), key("b")], options(1000, 0), CancellationToken::new()).await;
+    let Outcome::Acquired(lease) = outcome.unwrap() else { panic!("a repeat blocks itself") };
+    assert_eq!(lease.names().as_ref(), [key("b"), key("a")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn overlapping_sets_all_get_their_turn() {
+    let (engine, locks) = service();
+    let other = another(&engine);
+    let sets = [vec!["a", "b"], vec!["b", "c"], vec!["c", "a"], vec!["a"], vec!["c", "b", "a"]];
+    for unordered in [false, true] {
+        if unordered {
+            engine.keep_no_queue();
+        }
+        let mut tasks = Vec::new();
+        for (i, set) in sets.iter().cycle().take(20).enumerate() {
+            let locks = if i % 2 == 0 { locks.clone() } else { other.clone() };
+            let keys: Vec<Key> = set.iter().map(|name| key(name)).collect();
+            tasks.push(tokio::spawn(async move {
+                let outcome = locks.acquire(&keys, options(30_000, 600_000), CancellationToken::new()).await.unwrap();
+                let Outcome::Acquired(lease) = outcome else { panic!("starved: {outcome:?}") };
+                tokio::time::sleep(ms(5)).await;
+                assert!(locks.release(&lease).await.unwrap());
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+    }
+}
