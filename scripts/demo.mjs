@@ -53,19 +53,19 @@ for (const signal of ['SIGINT', 'SIGTERM']) {
   })
 }
 
-screen.print(`Four processes, three days, one report each day at 18:00. Store: ${shown}`)
-screen.print(`Each one takes the lock (lease ${TTL_MS / 1000} s, renewed), looks for the report, and makes it if it is not there.`)
-screen.print('The look is what keeps a late one from making it again: the lock alone is free once the first has released.')
+screen.print(`Four processes, three days, one report a day, at 18:00. Store: ${shown}`)
+screen.print(`Each one takes the lock (lease ${TTL_MS / 1000} s, renewed), looks for the report, and makes it if there is none.`)
+screen.print('The look keeps a late one from making it again: once the first has released, the lock is free.')
 if (process.env.HOLDFAST_DEMO_SABOTAGE === '1') screen.print('SABOTAGE: they ignore the lock.')
 
 try {
   await Promise.all(['A', 'B', 'C', 'D'].map((worker) => crew.hire(worker)))
   for (const [index, name] of names.entries()) {
     const killing = index === KILL_ROUND
-    screen.round(`Round ${index + 1}: ${name}${killing ? ', and the one that wins is killed' : ''}`)
+    screen.round(`Round ${index + 1}: ${name}${killing ? '. Who wins is killed in the middle of the job' : ''}`)
     await crew.race(name, { killing })
   }
-  screen.round('Late: one comes when all is over (its clock is slow), and the lock is free')
+  screen.round('Late: one comes when all is over, its clock is slow')
   await crew.comeLate(names.at(-1))
 } catch (error) {
   crew.end('SIGKILL')

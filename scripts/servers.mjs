@@ -5,7 +5,7 @@
 //   node scripts/servers.mjs run -- CMD ARGS…   run a command with the test URLs in its environment
 import { execFile, spawn } from 'node:child_process'
 import { closeSync, openSync, readFileSync, realpathSync, rmSync, writeFileSync } from 'node:fs'
-import { mkdtemp, rm, writeFile } from 'node:fs/promises'
+import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises'
 import net from 'node:net'
 import { tmpdir } from 'node:os'
 import { basename, join } from 'node:path'
@@ -156,8 +156,11 @@ class Server {
     await this.#end('SIGKILL')
   }
 
-  pause() {
-    if (this.#isUp) this.#child.kill('SIGSTOP')
+  async pause() {
+    if (!this.#isUp) return
+    this.#child.kill('SIGSTOP')
+    // On a busy machine a thread of the server may run on for a while after the signal was sent.
+    while (this.#isUp && !(await isStopped(this.pid))) await sleep(1)
   }
 
   resume() {
@@ -215,6 +218,13 @@ class Server {
     await this.#exited
     clearTimeout(patience)
   }
+}
+
+// Only Linux tells of every thread; elsewhere the signal has to do.
+async function isStopped(pid) {
+  const threads = await readdir(`/proc/${pid}/task`).catch(() => [])
+  const stats = await Promise.all(threads.map((thread) => readFile(`/proc/${pid}/task/${thread}/stat`, 'utf8').catch(() => ') T')))
+  return stats.every((stat) => /.*\) T/s.test(stat))
 }
 
 // mongod buries what went wrong under a page about shutting down in good order.

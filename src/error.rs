@@ -51,7 +51,14 @@ pub struct LockError {
 
 impl LockError {
     fn new(code: Code, message: impl Into<String>) -> Self {
-        LockError { code, message: message.into(), key: None, engine: None, retryable: false, cause: None }
+        LockError {
+            code,
+            message: message.into(),
+            key: None,
+            engine: None,
+            retryable: false,
+            cause: None,
+        }
     }
 
     /// `LOCK_INVALID_ARGUMENT`: names the argument and shows the value.
@@ -61,12 +68,19 @@ impl LockError {
 
     /// `LOCK_TIMEOUT`.
     pub fn timeout(key: &str, message: impl Into<String>) -> Self {
-        LockError { key: Some(key.to_owned()), retryable: true, ..Self::new(Code::Timeout, message) }
+        LockError {
+            key: Some(key.to_owned()),
+            retryable: true,
+            ..Self::new(Code::Timeout, message)
+        }
     }
 
     /// `LOCK_LOST`.
     pub fn lost(key: &str, message: impl Into<String>) -> Self {
-        LockError { key: Some(key.to_owned()), ..Self::new(Code::Lost, message) }
+        LockError {
+            key: Some(key.to_owned()),
+            ..Self::new(Code::Lost, message)
+        }
     }
 
     /// `LOCK_CLOSED`.
@@ -130,7 +144,12 @@ impl EngineError {
         retryable: bool,
         source: impl Into<Box<dyn StdError + Send + Sync>>,
     ) -> Self {
-        EngineError { engine, op, retryable, source: source.into() }
+        EngineError {
+            engine,
+            op,
+            retryable,
+            source: source.into(),
+        }
     }
 
     /// The store gave no answer within the limit.

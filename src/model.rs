@@ -24,7 +24,11 @@ impl Key {
         match name.len() {
             0 => Err(LockError::invalid("name", "must not be empty", "\"\"")),
             1..=MAX_KEY_BYTES => Ok(Key(name.into())),
-            n => Err(LockError::invalid("name", "must be at most 512 bytes of UTF-8", format_args!("{n} bytes"))),
+            n => Err(LockError::invalid(
+                "name",
+                "must be at most 512 bytes of UTF-8",
+                format_args!("{n} bytes"),
+            )),
         }
     }
 
@@ -59,7 +63,11 @@ impl OwnerToken {
         if token.len() == 32 && token.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
             Ok(OwnerToken(token.into()))
         } else {
-            Err(LockError::invalid("token", "must be 32 hexadecimal digits", format_args!("{token:?}")))
+            Err(LockError::invalid(
+                "token",
+                "must be 32 hexadecimal digits",
+                format_args!("{token:?}"),
+            ))
         }
     }
 
@@ -131,7 +139,10 @@ pub struct Process {
 impl Process {
     /// This process.
     pub fn current() -> Self {
-        Process { host: gethostname::gethostname().to_string_lossy().into_owned(), pid: std::process::id() }
+        Process {
+            host: gethostname::gethostname().to_string_lossy().into_owned(),
+            pid: std::process::id(),
+        }
     }
 }
 
@@ -158,7 +169,14 @@ impl Claim {
         let mut keys = keys.to_vec();
         keys.sort();
         keys.dedup();
-        Claim { keys: keys.into(), owner, ttl, waiting: false, process, metadata: None }
+        Claim {
+            keys: keys.into(),
+            owner,
+            ttl,
+            waiting: false,
+            process,
+            metadata: None,
+        }
     }
 
     /// The names, sorted, without repeats, at least one.
@@ -226,7 +244,10 @@ mod tests {
 
     #[test]
     fn the_cautious_view_is_shorter_by_one_percent_and_two_ms() {
-        assert_eq!(Ttl::clamped(Duration::from_secs(10)).cautious(), Duration::from_millis(9898));
+        assert_eq!(
+            Ttl::clamped(Duration::from_secs(10)).cautious(),
+            Duration::from_millis(9898)
+        );
         assert_eq!(Ttl::clamped(Duration::from_millis(1)).cautious(), Duration::ZERO);
     }
 

@@ -16,7 +16,7 @@ const roles = {
     ready()
   },
   async wait() {
-    locks.acquire(name, { ttlMs: 1000, waitMs: Infinity }).catch(() => {})
+    locks.acquire(name, { ttlMs: 1000, waitMs: Infinity })
     while (locks.stats().waiting === 0) await new Promise((resolve) => setTimeout(resolve, 5))
     ready()
   },

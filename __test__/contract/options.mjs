@@ -164,7 +164,7 @@ export function options(test) {
     const [a, b] = await place.connectAll(2)
     const values = [
       { job: 'report', nested: { list: [1, 2.5, -0, true, null, 'ä"\\\n'] } }, 'text', '', 0, 1.5, false, true, [], {},
-      ['鎖🔒', '$where', 'a.b', { $set: 1, 'a.b': 2 }], 'm'.repeat(16_382),
+      ['鎖🔒', '$where', 'a.b', { $set: 1, 'a.b': 2 }], 'm'.repeat(16_382), 'a lone surrogate: \ud800', 'a NUL: \0',
     ]
     for (const [i, metadata] of values.entries()) {
       const lock = await a.acquire(`meta:${i}`, { metadata })

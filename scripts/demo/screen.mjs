@@ -1,5 +1,5 @@
 // What the demo shows: in a terminal a few lines per round that change in place, on a pipe a log.
-import { STEPS, TTL_MS } from './job.mjs'
+import { STEPS } from './job.mjs'
 
 const COLOURS = { green: 32, red: 31, yellow: 33, cyan: 36, dim: 2, bold: 1 }
 
@@ -68,29 +68,28 @@ export class Screen {
     this.print(this.paint('bold', 'Verdict, from the record of what happened'))
     for (const { ok, text, faults } of lines) {
       this.print(`  ${ok ? this.paint('green', 'ok  ') : this.paint('red', 'FAIL')}  ${text}`)
-      for (const fault of faults) this.print(`          ${fault}`)
+      for (const fault of new Set(faults)) this.print(`          ${fault}`)
     }
     const good = lines.every(({ ok }) => ok)
-    this.print(good ? this.paint('green', 'PASS') : this.paint('red', 'FAIL: the lock did not keep what it promises'))
+    this.print(good ? this.paint('green', 'PASS') : this.paint('red', 'FAIL: this is not what a lock promises'))
   }
 }
 
 function describe({ state, token, step = 0, message }) {
   const bar = `${'█'.repeat(step)}${'░'.repeat(STEPS - step)}`
-  const holds = `fencing token ${token}`
   switch (state) {
     case 'waits':
       return ['dim', 'waits for the lock']
     case 'works':
-      return ['cyan', `won          ${bar}  ${holds}`]
+      return ['cyan', `won          ${bar}  token ${token}`]
     case 'stored':
-      return ['green', `won          ${bar}  ${holds}, report stored`]
+      return ['green', `done         ${bar}  token ${token}, report stored`]
     case 'aside':
-      return ['dim', `stood aside  the report was there when it got the lock (${holds})`]
+      return ['dim', `stood aside  token ${token}, found the report`]
     case 'refused':
-      return ['red', `refused      the report was there when it wanted to store its own (${holds})`]
+      return ['red', `refused      token ${token}, the report was there by then`]
     case 'killed':
-      return ['red', `killed       ${bar}  SIGKILL in the middle of the job (${holds}); its lease ends within ${TTL_MS / 1000} s`]
+      return ['red', `killed       ${bar}  token ${token}, SIGKILL`]
     default:
       return ['red', `failed       ${message}`]
   }

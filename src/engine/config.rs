@@ -76,9 +76,19 @@ impl EngineConfig {
     pub fn parse(urls: &[String], settings: &Settings) -> Result<Self, LockError> {
         let url = match urls {
             #[cfg(feature = "sqlite")]
-            [] => return Ok(EngineConfig::Sqlite(super::sql::SqliteConfig::in_state_folder(settings)?)),
+            [] => {
+                return Ok(EngineConfig::Sqlite(super::sql::SqliteConfig::in_state_folder(
+                    settings,
+                )?));
+            }
             #[cfg(not(feature = "sqlite"))]
-            [] => return Err(LockError::invalid("target", "is needed: this build has no embedded store", "nothing")),
+            [] => {
+                return Err(LockError::invalid(
+                    "target",
+                    "is needed: this build has no embedded store",
+                    "nothing",
+                ));
+            }
             [one] => one.as_str(),
             many => {
                 return Err(LockError::invalid(
@@ -99,16 +109,22 @@ impl EngineConfig {
             #[cfg(feature = "sqlite")]
             "sqlite" => Ok(EngineConfig::Sqlite(super::sql::SqliteConfig::parse(url, settings)?)),
             #[cfg(feature = "redis")]
-            "redis" | "rediss" => Ok(EngineConfig::Redis(Box::new(super::redis::RedisConfig::parse(url, settings)?))),
+            "redis" | "rediss" => Ok(EngineConfig::Redis(Box::new(super::redis::RedisConfig::parse(
+                url, settings,
+            )?))),
             #[cfg(feature = "mongodb")]
-            "mongodb" | "mongodb+srv" => {
-                Ok(EngineConfig::Mongodb(Box::new(super::mongodb::MongodbConfig::parse(url, settings)?)))
-            }
+            "mongodb" | "mongodb+srv" => Ok(EngineConfig::Mongodb(Box::new(super::mongodb::MongodbConfig::parse(
+                url, settings,
+            )?))),
             _ if !url.contains(':') => {
                 // Without a scheme the whole text may be anything, a password included: it is not shown.
                 Err(LockError::invalid("target", RULE, "a text without a scheme"))
             }
-            other => Err(LockError::invalid("target", RULE, format_args!("the scheme \"{other}:\""))),
+            other => Err(LockError::invalid(
+                "target",
+                RULE,
+                format_args!("the scheme \"{other}:\""),
+            )),
         }
     }
 }
@@ -119,7 +135,10 @@ const RULE: &str = "must be a URL that starts with memory:, sqlite:, redis://, r
 ///
 /// # Errors
 /// `LOCK_STORE` when the store cannot be reached or refuses, within `settings.store_timeout`.
-#[cfg_attr(not(any(feature = "sqlite", feature = "redis", feature = "mongodb")), allow(unused_variables))]
+#[cfg_attr(
+    not(any(feature = "sqlite", feature = "redis", feature = "mongodb")),
+    allow(unused_variables)
+)]
 pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<SharedEngine, LockError> {
     let limit = settings.store_timeout;
     match config {
@@ -130,7 +149,9 @@ pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<Shared
         #[cfg(feature = "redis")]
         EngineConfig::Redis(config) => within("redis", limit, super::redis::RedisEngine::connect(*config)).await,
         #[cfg(feature = "mongodb")]
-        EngineConfig::Mongodb(config) => within("mongodb", limit, super::mongodb::MongodbEngine::connect(*config)).await,
+        EngineConfig::Mongodb(config) => {
+            within("mongodb", limit, super::mongodb::MongodbEngine::connect(*config)).await
+        }
     }
 }
 
@@ -144,6 +165,8 @@ async fn within<E: super::Engine + 'static>(
     match tokio::time::timeout(limit, opening).await {
         Ok(Ok(engine)) => Ok(engine),
         Ok(Err(error)) => Err(LockError::store(error)),
-        Err(_) => Err(LockError::store(crate::error::EngineError::no_answer(engine, "connect", limit))),
+        Err(_) => Err(LockError::store(crate::error::EngineError::no_answer(
+            engine, "connect", limit,
+        ))),
     }
 }

@@ -57,7 +57,12 @@ fn key(name: &str) -> Key {
 
 fn claim(names: &[&str], ttl: Duration) -> Claim {
     let keys: Vec<Key> = names.iter().map(|name| key(name)).collect();
-    Claim::new(&keys, OwnerToken::fresh(), Ttl::new(ttl).unwrap(), Arc::new(Process::current()))
+    Claim::new(
+        &keys,
+        OwnerToken::fresh(),
+        Ttl::new(ttl).unwrap(),
+        Arc::new(Process::current()),
+    )
 }
 
 fn waiting(names: &[&str], ttl: Duration) -> Claim {
@@ -94,7 +99,11 @@ pub(crate) async fn one_holder(s: Stores) {
     let (first, second) = (claim(&["n"], LONG), claim(&["n"], LONG));
     take(&s.a, &first).await;
     assert_eq!(busy(&s.b, &second).await.0, key("n"));
-    assert_eq!(busy(&s.a, &second).await.0, key("n"), "the same process is no exception");
+    assert_eq!(
+        busy(&s.a, &second).await.0,
+        key("n"),
+        "the same process is no exception"
+    );
     assert_eq!(free(&s.a, &first).await, Released::Freed);
     take(&s.b, &second).await;
     assert_eq!(busy(&s.a, &first).await.0, key("n"));
@@ -108,8 +117,16 @@ pub(crate) async fn only_the_owner_releases(s: Stores) {
     assert_eq!(free(&s.b, &stranger).await, Released::NotHeld);
     assert_eq!(s.b.renew(&stranger, stranger.ttl).await.unwrap(), Renewed::Lost);
     busy(&s.b, &stranger).await;
-    assert_eq!(free(&s.b, &holder).await, Released::Freed, "the owner is known by its token, not by its connection");
-    assert_eq!(free(&s.a, &holder).await, Released::NotHeld, "a second release frees nothing");
+    assert_eq!(
+        free(&s.b, &holder).await,
+        Released::Freed,
+        "the owner is known by its token, not by its connection"
+    );
+    assert_eq!(
+        free(&s.a, &holder).await,
+        Released::NotHeld,
+        "a second release frees nothing"
+    );
     let never = claim(&["never-taken"], LONG);
     assert_eq!(free(&s.a, &never).await, Released::NotHeld);
 }
@@ -122,7 +139,10 @@ pub(crate) async fn expiry_frees_at_once(s: Stores) {
     busy(&s.b, &second).await;
     sleep(SHORT + Duration::from_millis(30)).await;
     take(&s.b, &second).await;
-    assert!(granted.elapsed() < SHORT + Duration::from_secs(20), "this machine is too slow for the test to mean anything");
+    assert!(
+        granted.elapsed() < SHORT + Duration::from_secs(20),
+        "this machine is too slow for the test to mean anything"
+    );
     assert_eq!(free(&s.a, &first).await, Released::NotHeld);
     busy(&s.a, &claim(&["n"], LONG)).await;
     free(&s.b, &second).await;
@@ -229,7 +249,11 @@ pub(crate) async fn several_names_are_all_or_nothing(s: Stores) {
     let set = claim(&["c", "a", "b"], LONG);
     assert_eq!(busy(&s.b, &set).await.0, key("b"));
     for name in ["a", "c"] {
-        assert_eq!(s.a.inspect(&key(name)).await.unwrap(), None, "{name} was left behind by a busy try");
+        assert_eq!(
+            s.a.inspect(&key(name)).await.unwrap(),
+            None,
+            "{name} was left behind by a busy try"
+        );
     }
     free(&s.a, &middle).await;
     take(&s.b, &set).await;
@@ -250,7 +274,11 @@ pub(crate) async fn several_names_share_one_fence_and_one_fate(s: Stores) {
     let set = claim(&["a", "b"], SHORT);
     let fence = take(&s.a, &set).await;
     for name in ["a", "b"] {
-        assert_eq!(s.b.inspect(&key(name)).await.unwrap().unwrap().fence, Some(fence), "{name}");
+        assert_eq!(
+            s.b.inspect(&key(name)).await.unwrap().unwrap().fence,
+            Some(fence),
+            "{name}"
+        );
     }
     assert_eq!(s.a.renew(&set, Ttl::clamped(LONG)).await.unwrap(), Renewed::Extended);
     sleep(SHORT).await;
@@ -271,7 +299,10 @@ pub(crate) async fn force_release_frees_anybody(s: Stores) {
     assert_eq!(s.a.inspect(&key("n")).await.unwrap(), None);
     take(&s.b, &claim(&["n"], Duration::from_millis(30))).await;
     sleep(Duration::from_millis(50)).await;
-    assert!(!s.a.force_release(&key("n")).await.unwrap(), "an expired lock is nobody's");
+    assert!(
+        !s.a.force_release(&key("n")).await.unwrap(),
+        "an expired lock is nobody's"
+    );
 }
 
 pub(crate) async fn inspect_tells_who_and_how_long(s: Stores) {
@@ -284,24 +315,48 @@ pub(crate) async fn inspect_tells_who_and_how_long(s: Stores) {
     assert_eq!(info.name, "n");
     assert_eq!(info.fence, Some(fence));
     let remaining = info.remaining.unwrap();
-    assert!(remaining <= LONG && remaining > LONG - Duration::from_secs(10), "{remaining:?}");
+    assert!(
+        remaining <= LONG && remaining > LONG - Duration::from_secs(10),
+        "{remaining:?}"
+    );
     let holder = info.holder.unwrap();
     assert_eq!(holder.process, Process::current());
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_millis() as u64;
-    assert!(holder.since_ms.abs_diff(now) < 60_000, "{} is not about {now}", holder.since_ms);
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_millis() as u64;
+    assert!(
+        holder.since_ms.abs_diff(now) < 60_000,
+        "{} is not about {now}",
+        holder.since_ms
+    );
     assert_eq!(info.metadata.as_deref(), Some(metadata));
     s.a.renew(&ours, Ttl::clamped(LONG * 2)).await.unwrap();
     let renewed = s.b.inspect(&key("n")).await.unwrap().unwrap();
-    assert_eq!(renewed.metadata.as_deref(), Some(metadata), "a renewal keeps the metadata");
-    assert_eq!(renewed.holder.unwrap().since_ms, holder.since_ms, "a renewal keeps the time of the grant");
+    assert_eq!(
+        renewed.metadata.as_deref(),
+        Some(metadata),
+        "a renewal keeps the metadata"
+    );
+    assert_eq!(
+        renewed.holder.unwrap().since_ms,
+        holder.since_ms,
+        "a renewal keeps the time of the grant"
+    );
     free(&s.a, &ours).await;
     let without = claim(&["n"], SHORT);
     take(&s.b, &without).await;
-    assert_eq!(s.a.inspect(&key("n")).await.unwrap().unwrap().metadata, None, "the next holder's metadata is its own");
+    assert_eq!(
+        s.a.inspect(&key("n")).await.unwrap().unwrap().metadata,
+        None,
+        "the next holder's metadata is its own"
+    );
 }
 
 pub(crate) async fn list_takes_the_prefix_literally(s: Stores) {
-    let names = ["a*b", "a*c", "axb", "a%b", "a_b", "a[x]b", "a?b", "a.b", "a\\b", "b", "é1", "é2"];
+    let names = [
+        "a*b", "a*c", "axb", "a%b", "a_b", "a[x]b", "a?b", "a.b", "a\\b", "b", "é1", "é2",
+    ];
     for name in names {
         take(&s.a, &claim(&[name], LONG)).await;
     }
@@ -310,7 +365,14 @@ pub(crate) async fn list_takes_the_prefix_literally(s: Stores) {
     sleep(Duration::from_millis(60)).await;
     let listed = |prefix: &'static str| {
         let b = s.b.clone();
-        async move { b.list(prefix).await.unwrap().into_iter().map(|info| info.name).collect::<Vec<_>>() }
+        async move {
+            b.list(prefix)
+                .await
+                .unwrap()
+                .into_iter()
+                .map(|info| info.name)
+                .collect::<Vec<_>>()
+        }
     };
     assert_eq!(listed("a*").await, ["a*b", "a*c"]);
     assert_eq!(listed("a%").await, ["a%b"]);
@@ -331,8 +393,9 @@ pub(crate) async fn odd_names_are_kept_apart(s: Stores) {
     let long_one = "x".repeat(512);
     let long_two = format!("{}y", "x".repeat(511));
     let names: Vec<&str> = vec![
-        "a", "A", "á", "a\u{301}", " a", "a ", "a\n", "a\r\n", "a\0", "a\0b", "{a}", "{}", "{}a", "a{", "a}", "}a{", "{a}b", "*",
-        "**", "$a", ".a", "a.b", "日本", "💥", "ß", "SS", "ſ", "'", "\"", "\\", "%", "_", "1", "01", &long_one, &long_two,
+        "a", "A", "á", "a\u{301}", " a", "a ", "a\n", "a\r\n", "a\0", "a\0b", "{a}", "{}", "{}a", "a{", "a}", "}a{",
+        "{a}b", "*", "**", "$a", ".a", "a.b", "日本", "💥", "ß", "SS", "ſ", "'", "\"", "\\", "%", "_", "1", "01",
+        &long_one, &long_two,
     ];
     let mut fences = BTreeSet::new();
     let claims: Vec<Claim> = names.iter().map(|name| claim(&[name], LONG)).collect();
@@ -340,7 +403,10 @@ pub(crate) async fn odd_names_are_kept_apart(s: Stores) {
         fences.insert(take(&s.a, ours).await.0);
     }
     let listed: BTreeSet<String> = s.b.list("").await.unwrap().into_iter().map(|info| info.name).collect();
-    assert_eq!(listed, names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>());
+    assert_eq!(
+        listed,
+        names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>()
+    );
     for (name, ours) in names.iter().zip(&claims) {
         busy(&s.b, &claim(&[name], LONG)).await;
         assert_eq!(s.b.renew(ours, ours.ttl).await.unwrap(), Renewed::Extended, "{name:?}");
@@ -373,7 +439,10 @@ pub(crate) async fn long_ttl(s: Stores) {
     let (_, retry_after) = busy(&s.b, &claim(&["n"], LONG)).await;
     assert!(retry_after.is_none_or(|after| after <= crate::model::MAX_TTL));
     let info = s.b.inspect(&key("n")).await.unwrap().unwrap();
-    assert!(info.remaining.unwrap() > crate::model::MAX_TTL - Duration::from_secs(60), "{info:?}");
+    assert!(
+        info.remaining.unwrap() > crate::model::MAX_TTL - Duration::from_secs(60),
+        "{info:?}"
+    );
     assert_eq!(s.a.renew(&ours, ours.ttl).await.unwrap(), Renewed::Extended);
     assert_eq!(free(&s.a, &ours).await, Released::Freed);
 }
@@ -387,7 +456,11 @@ pub(crate) async fn a_kept_name_stays_busy(s: Stores) {
     let (_, retry_after) = busy(&s.b, &claim(&["n"], LONG)).await;
     assert!(retry_after.unwrap() <= SHORT, "{retry_after:?}");
     busy(&s.b, &claim(&["m"], LONG)).await;
-    assert_eq!(s.a.renew(&ours, ours.ttl).await.unwrap(), Renewed::Lost, "the owner has let go");
+    assert_eq!(
+        s.a.renew(&ours, ours.ttl).await.unwrap(),
+        Renewed::Lost,
+        "the owner has let go"
+    );
     assert_eq!(free(&s.a, &ours).await, Released::NotHeld, "the owner has let go");
     if released.elapsed() < SHORT {
         busy(&s.b, &claim(&["n"], LONG)).await;
@@ -398,7 +471,9 @@ pub(crate) async fn a_kept_name_stays_busy(s: Stores) {
 
 /// What wakes a waiter is not missed between the subscription and the wait. The safety net of a test: 5 s.
 async fn woken(subscription: &mut Box<dyn super::Subscription>) {
-    tokio::time::timeout(Duration::from_secs(5), subscription.changed()).await.expect("no wake-up within 5 s");
+    tokio::time::timeout(Duration::from_secs(5), subscription.changed())
+        .await
+        .expect("no wake-up within 5 s");
 }
 
 /// The trap: a wake-up between the failed try and the subscription.
@@ -432,7 +507,10 @@ pub(crate) async fn a_kept_release_wakes_waiters(s: Stores) {
         match s.b.try_acquire(&waiter).await.unwrap() {
             Acquired::Granted { .. } => break,
             Acquired::Held { retry_after, .. } => {
-                assert!(retry_after.unwrap() <= SHORT, "the shorter lease is not seen: {retry_after:?}");
+                assert!(
+                    retry_after.unwrap() <= SHORT,
+                    "the shorter lease is not seen: {retry_after:?}"
+                );
                 assert!(Instant::now() < deadline, "still busy");
                 sleep(retry_after.unwrap().min(Duration::from_millis(50))).await;
             }
@@ -500,7 +578,9 @@ pub(crate) async fn overlapping_sets_never_deadlock(s: Stores) {
             task.await.unwrap();
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), all).await.expect("a deadlock");
+    tokio::time::timeout(Duration::from_secs(30), all)
+        .await
+        .expect("a deadlock");
 }
 
 pub(crate) async fn renewal_racing_release_leaves_nothing(s: Stores) {
@@ -510,7 +590,11 @@ pub(crate) async fn renewal_racing_release_leaves_nothing(s: Stores) {
         let (renewed, released) = tokio::join!(s.b.renew(&ours, ours.ttl), s.a.release(&ours, Duration::ZERO));
         renewed.unwrap();
         assert_eq!(released.unwrap(), Released::Freed);
-        assert_eq!(s.a.inspect(&key("n")).await.unwrap(), None, "a renewal re-created the lock");
+        assert_eq!(
+            s.a.inspect(&key("n")).await.unwrap(),
+            None,
+            "a renewal re-created the lock"
+        );
     }
 }
 
@@ -623,7 +707,11 @@ pub(crate) async fn a_set_does_not_block_names_it_does_not_wait_on(s: Stores) {
     busy(&s.a, &late_on_b).await;
     free(&s.a, &on_a).await;
     woken(&mut told).await;
-    assert_eq!(busy(&s.b, &set).await.0, key("b"), "the set moves on to the next busy name");
+    assert_eq!(
+        busy(&s.b, &set).await.0,
+        key("b"),
+        "the set moves on to the next busy name"
+    );
     let passing = claim(&["a"], LONG);
     take(&s.a, &passing).await;
     free(&s.a, &passing).await;

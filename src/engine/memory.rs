@@ -95,13 +95,21 @@ impl State {
 
     /// The first live waiter of a name.
     fn first_live(&self, key: &Key) -> Option<(u64, &Place)> {
-        self.queues.get(key)?.iter().find(|(_, place)| !place.alive_until.is_past()).map(|(ticket, place)| (*ticket, place))
+        self.queues
+            .get(key)?
+            .iter()
+            .find(|(_, place)| !place.alive_until.is_past())
+            .map(|(ticket, place)| (*ticket, place))
     }
 
     /// Why `key` cannot be had by `owner`, and for how long at most; `None` when it can.
     fn obstacle(&self, key: &Key, owner: &OwnerToken, ticket: Option<u64>) -> Option<Duration> {
         if let Some(held) = self.holder(key) {
-            return if held.owner.as_ref() == Some(owner) { None } else { Some(held.until.remaining()) };
+            return if held.owner.as_ref() == Some(owner) {
+                None
+            } else {
+                Some(held.until.remaining())
+            };
         }
         match self.first_live(key) {
             Some((first, place)) if place.owner != *owner && ticket.is_none_or(|mine| first < mine) => {
@@ -138,12 +146,20 @@ impl State {
         self.places.insert(claim.owner.clone(), (key.clone(), ticket));
         let queue = self.queues.entry(key.clone()).or_default();
         queue.retain(|_, place| place.alive_until.elapsed() < LAPSED_PLACE_KEPT);
-        queue.insert(ticket, Place { owner: claim.owner.clone(), alive_until });
+        queue.insert(
+            ticket,
+            Place {
+                owner: claim.owner.clone(),
+                alive_until,
+            },
+        );
     }
 
     /// Gives up the owner's place, and tells whoever is next there.
     fn leave(&mut self, owner: &OwnerToken) {
-        let Some((key, ticket)) = self.places.remove(owner) else { return };
+        let Some((key, ticket)) = self.places.remove(owner) else {
+            return;
+        };
         if let Some(queue) = self.queues.get_mut(&key) {
             queue.remove(&ticket);
             if queue.is_empty() {
@@ -210,11 +226,18 @@ impl Engine for MemoryEngine {
                     // The place lapses unless its owner shows up again.
                     retry_after = wait.min(liveness(claim.ttl) / 3);
                 }
-                return Ok(Acquired::Held { key: key.clone(), retry_after: Some(retry_after) });
+                return Ok(Acquired::Held {
+                    key: key.clone(),
+                    retry_after: Some(retry_after),
+                });
             }
         }
         // A name that is held here is held by this owner: a retry after a lost reply, which keeps its fence.
-        let mine: Option<Vec<Fence>> = claim.keys().iter().map(|key| state.holder(key).map(|held| held.fence)).collect();
+        let mine: Option<Vec<Fence>> = claim
+            .keys()
+            .iter()
+            .map(|key| state.holder(key).map(|held| held.fence))
+            .collect();
         let fence = mine.and_then(|fences| fences.into_iter().max()).unwrap_or_else(|| {
             state.last_fence = (state.last_fence + 1).max(wall_clock().as_micros() as u64);
             Fence(state.last_fence)
@@ -228,7 +251,10 @@ impl Engine for MemoryEngine {
                 owner: Some(claim.owner.clone()),
                 until: Moment::now() + claim.ttl.duration(),
                 fence,
-                holder: Holder { process: Process::clone(&claim.process), since_ms },
+                holder: Holder {
+                    process: Process::clone(&claim.process),
+                    since_ms,
+                },
                 metadata: claim.metadata.clone(),
             };
             state.held.insert(key.clone(), held);
@@ -239,7 +265,11 @@ impl Engine for MemoryEngine {
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
         let mut state = self.shared.lock();
-        let held = |state: &State, key| state.holder(key).is_some_and(|h| h.owner.as_ref() == Some(&claim.owner));
+        let held = |state: &State, key| {
+            state
+                .holder(key)
+                .is_some_and(|h| h.owner.as_ref() == Some(&claim.owner))
+        };
         if !claim.keys().iter().all(|key| held(&state, key)) {
             return Ok(Renewed::Lost);
         }
@@ -256,7 +286,10 @@ impl Engine for MemoryEngine {
         let mut state = self.shared.lock();
         let mut answer = Released::Freed;
         for key in claim.keys() {
-            let ours = state.held.get(key).is_some_and(|held| held.owner.as_ref() == Some(&claim.owner));
+            let ours = state
+                .held
+                .get(key)
+                .is_some_and(|held| held.owner.as_ref() == Some(&claim.owner));
             let live = ours && state.holder(key).is_some();
             if !live {
                 answer = Released::NotHeld;
@@ -282,8 +315,18 @@ impl Engine for MemoryEngine {
     }
 
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
-        let notify = self.shared.lock().subscribers.entry(claim.owner.clone()).or_default().clone();
-        Ok(Box::new(MemorySubscription { owner: claim.owner.clone(), notify, shared: self.shared.clone() }))
+        let notify = self
+            .shared
+            .lock()
+            .subscribers
+            .entry(claim.owner.clone())
+            .or_default()
+            .clone();
+        Ok(Box::new(MemorySubscription {
+            owner: claim.owner.clone(),
+            notify,
+            shared: self.shared.clone(),
+        }))
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
@@ -292,7 +335,12 @@ impl Engine for MemoryEngine {
 
     async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
         let state = self.shared.lock();
-        Ok(state.held.keys().filter(|key| key.as_str().starts_with(prefix)).filter_map(|key| state.info(key)).collect())
+        Ok(state
+            .held
+            .keys()
+            .filter(|key| key.as_str().starts_with(prefix))
+            .filter_map(|key| state.info(key))
+            .collect())
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {

@@ -25,10 +25,25 @@ pub(super) struct Request {
     pub(super) pulse: Arc<Pulse>,
 }
 
-const OPTIONS: &[&str] =
-    &["keyPrefix", "collection", "table", "storeTimeoutMs", "defaults", "tls", "onEvent"];
-const OPTIONS_WITH_URL: &[&str] =
-    &["url", "keyPrefix", "collection", "table", "storeTimeoutMs", "defaults", "tls", "onEvent"];
+const OPTIONS: &[&str] = &[
+    "keyPrefix",
+    "collection",
+    "table",
+    "storeTimeoutMs",
+    "defaults",
+    "tls",
+    "onEvent",
+];
+const OPTIONS_WITH_URL: &[&str] = &[
+    "url",
+    "keyPrefix",
+    "collection",
+    "table",
+    "storeTimeoutMs",
+    "defaults",
+    "tls",
+    "onEvent",
+];
 const TLS: &[&str] = &["caFile", "certFile", "keyFile", "insecure"];
 
 impl Request {
@@ -79,18 +94,32 @@ impl Request {
             None => None,
         };
         let config = EngineConfig::parse(&urls, &settings)?;
-        Ok(Request { config, settings, defaults, events, pulse: pulse(shared.clone()) })
+        Ok(Request {
+            config,
+            settings,
+            defaults,
+            events,
+            pulse: pulse(shared.clone()),
+        })
     }
 }
 
 fn non_empty(argument: &str, value: String) -> Answer<String> {
-    if value.is_empty() { Err(LockError::invalid(argument, "must not be empty", "\"\"").into()) } else { Ok(value) }
+    if value.is_empty() {
+        Err(LockError::invalid(argument, "must not be empty", "\"\"").into())
+    } else {
+        Ok(value)
+    }
 }
 
 /// The target's URLs; those of the environment when there is no target.
 fn urls(env: &Env, target: Option<Value>) -> Answer<Vec<String>> {
     let Some(target) = target else {
-        return Ok(std::env::var("HOLDFAST_URL").ok().filter(|url| !url.is_empty()).into_iter().collect());
+        return Ok(std::env::var("HOLDFAST_URL")
+            .ok()
+            .filter(|url| !url.is_empty())
+            .into_iter()
+            .collect());
     };
     match kind(env, target) {
         Kind::String => Ok(vec![text(env, "target", target)?]),
@@ -143,7 +172,7 @@ fn deliver(env: &Env, callback: &Kept, event: &Event) -> Answer<()> {
     let returned = call(env, undefined(env), callback.value(env)?, &[event_object(env, event)?])?;
     if kind(env, returned) == Kind::Object && kind(env, get(env, returned, "then")?) == Kind::Function {
         let promise = invoke(env, global(env, "Promise")?, "resolve", &[returned])?;
-        let report = function(env, "", |env, reason| {
+        let report = function(env, "", |env, _, reason| {
             warn(env, WARNING, reason);
             Ok(undefined(env))
         })?;
@@ -156,12 +185,21 @@ fn event_object(env: &Env, event: &Event) -> Answer<Value> {
     let result = object(env)?;
     set(env, result, "type", string(env, event.kind.as_str())?)?;
     set(env, result, "name", string(env, event.names[0].as_str())?)?;
-    set(env, result, "names", array(env, event.names.iter().map(|name| string(env, name.as_str())))?)?;
+    set(
+        env,
+        result,
+        "names",
+        array(env, event.names.iter().map(|name| string(env, name.as_str())))?,
+    )?;
     if let Some(fence) = event.fence {
         set(env, result, "fencingToken", bigint(env, fence.0)?)?;
     }
     if let Some(duration) = event.duration {
-        let name = if event.kind == EventKind::Acquired { "waitedMs" } else { "heldMs" };
+        let name = if event.kind == EventKind::Acquired {
+            "waitedMs"
+        } else {
+            "heldMs"
+        };
         set(env, result, name, millis(env, duration)?)?;
     }
     if let Some(reason) = &event.reason {

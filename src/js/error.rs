@@ -20,7 +20,12 @@ pub(super) fn to_js(env: &Env, error: &LockError) -> Value {
 fn build(env: &Env, error: &LockError) -> Answer<Value> {
     let value = plain(env, &error.message)?;
     hide(env, value, "name", string(env, "LockError")?);
-    hide(env, value, "stack", string(env, &format!("LockError [{}]: {}", error.code.as_str(), error.message))?);
+    hide(
+        env,
+        value,
+        "stack",
+        string(env, &format!("LockError [{}]: {}", error.code.as_str(), error.message))?,
+    );
     set(env, value, "code", string(env, error.code.as_str())?)?;
     set(env, value, "retryable", super::value::boolean(env, error.retryable))?;
     if let Some(key) = &error.key {

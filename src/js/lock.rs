@@ -40,7 +40,12 @@ pub(super) fn returned<'env>(env: &Env, answer: Answer<Value>) -> Result<Unknown
 impl Lock {
     /// A new JavaScript object for a lease.
     pub(super) fn instance(env: &Env, bridge: &Rc<Bridge>, locks: &Locks, lease: Arc<Lease>) -> Answer<Value> {
-        let lock = Lock { lease, locks: locks.clone(), bridge: bridge.clone(), signal: None };
+        let lock = Lock {
+            lease,
+            locks: locks.clone(),
+            bridge: bridge.clone(),
+            signal: None,
+        };
         let made = lock.into_instance(env).and_then(|instance| {
             // SAFETY: the instance belongs to the open handle scope.
             unsafe { ClassInstance::to_napi_value(env.raw(), instance) }
@@ -81,7 +86,10 @@ impl Lock {
 
     #[napi(getter, skip_typescript)]
     pub fn names<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
-        returned(env, array(env, self.lease.names().iter().map(|name| string(env, name.as_str()))))
+        returned(
+            env,
+            array(env, self.lease.names().iter().map(|name| string(env, name.as_str()))),
+        )
     }
 
     #[napi(getter, skip_typescript)]
@@ -155,7 +163,12 @@ impl Lock {
 
 fn json(env: &Env, lease: &Lease) -> Answer<Value> {
     let json = object(env)?;
-    set(env, json, "names", array(env, lease.names().iter().map(|name| string(env, name.as_str())))?)?;
+    set(
+        env,
+        json,
+        "names",
+        array(env, lease.names().iter().map(|name| string(env, name.as_str())))?,
+    )?;
     set(env, json, "token", string(env, lease.token())?)?;
     set(env, json, "fencingToken", string(env, &lease.fence().0.to_string())?)?;
     set(env, json, "ttlMs", number(env, lease.ttl().as_millis() as f64)?)?;

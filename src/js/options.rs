@@ -28,7 +28,12 @@ pub(super) fn text(env: &Env, argument: &str, value: Value) -> Answer<String> {
     }
     match read_string(env, value)? {
         Some(text) => Ok(text),
-        None => invalid(env, argument, "must be well-formed Unicode (it has a lone surrogate)", value),
+        None => invalid(
+            env,
+            argument,
+            "must be well-formed Unicode (it has a lone surrogate)",
+            value,
+        ),
     }
 }
 
@@ -57,7 +62,11 @@ pub(super) fn names(env: &Env, value: Value) -> Answer<Vec<Key>> {
 
 /// A function.
 pub(super) fn callback(env: &Env, argument: &str, value: Value) -> Answer<Value> {
-    if kind(env, value) == Kind::Function { Ok(value) } else { invalid(env, argument, "must be a function", value) }
+    if kind(env, value) == Kind::Function {
+        Ok(value)
+    } else {
+        invalid(env, argument, "must be a function", value)
+    }
 }
 
 fn finite(env: &Env, argument: &str, rule: &str, value: Value) -> Answer<f64> {
@@ -82,12 +91,24 @@ fn ttl(env: &Env, argument: &str, rule: &str, unit: f64, value: Value) -> Answer
 
 /// The gist's ttl.
 pub(super) fn ttl_seconds(env: &Env, value: Value) -> Answer<Ttl> {
-    ttl(env, "ttlSeconds", "must be a number of seconds, more than 0 and at most 2147483.648", 1000.0, value)
+    ttl(
+        env,
+        "ttlSeconds",
+        "must be a number of seconds, more than 0 and at most 2147483.648",
+        1000.0,
+        value,
+    )
 }
 
 /// A ttl in milliseconds.
 pub(super) fn ttl_ms(env: &Env, value: Value) -> Answer<Ttl> {
-    ttl(env, "ttlMs", "must be a number of milliseconds, more than 0 and at most 2147483648", 1.0, value)
+    ttl(
+        env,
+        "ttlMs",
+        "must be a number of milliseconds, more than 0 and at most 2147483648",
+        1.0,
+        value,
+    )
 }
 
 /// A span of time: zero or more milliseconds, at most `MAX_TTL`.
@@ -103,8 +124,14 @@ fn span(env: &Env, argument: &str, value: Value) -> Answer<Duration> {
 
 /// A span that may not be zero.
 fn positive_span(env: &Env, argument: &str, value: Value) -> Answer<Duration> {
-    ttl(env, argument, "must be a number of milliseconds, more than 0 and at most 2147483648", 1.0, value)
-        .map(Ttl::duration)
+    ttl(
+        env,
+        argument,
+        "must be a number of milliseconds, more than 0 and at most 2147483648",
+        1.0,
+        value,
+    )
+    .map(Ttl::duration)
 }
 
 fn wait(env: &Env, value: Value) -> Answer<Wait> {
@@ -120,7 +147,9 @@ fn wait(env: &Env, value: Value) -> Answer<Wait> {
         return Ok(Wait::No);
     }
     // Whatever is past the clock's range is for ever in all but name.
-    let span = Duration::try_from_secs_f64(ms / 1000.0).ok().filter(|span| span.as_secs() < 1 << 40);
+    let span = Duration::try_from_secs_f64(ms / 1000.0)
+        .ok()
+        .filter(|span| span.as_secs() < 1 << 40);
     Ok(span.map_or(Wait::Forever, Wait::For))
 }
 
@@ -186,12 +215,16 @@ impl<'a> Options<'a> {
     }
 
     pub(super) fn positive_span(&self, name: &str) -> Answer<Option<Duration>> {
-        self.get(name)?.map(|value| positive_span(self.env, name, value)).transpose()
+        self.get(name)?
+            .map(|value| positive_span(self.env, name, value))
+            .transpose()
     }
 
     /// The caller's abort signal.
     pub(super) fn signal(&self) -> Answer<Option<Value>> {
-        let Some(value) = self.get("signal")? else { return Ok(None) };
+        let Some(value) = self.get("signal")? else {
+            return Ok(None);
+        };
         signal::check(self.env, value)?;
         Ok(Some(value))
     }
@@ -229,8 +262,16 @@ impl<'a> Options<'a> {
 }
 
 /// The options of `acquire`, `tryAcquire` (which does not wait, whatever they say) and `using`.
-pub(super) const ACQUIRE: &[&str] =
-    &["ttlMs", "waitMs", "renew", "signal", "maxHoldMs", "stallLimitMs", "minHoldMs", "metadata"];
+pub(super) const ACQUIRE: &[&str] = &[
+    "ttlMs",
+    "waitMs",
+    "renew",
+    "signal",
+    "maxHoldMs",
+    "stallLimitMs",
+    "minHoldMs",
+    "metadata",
+];
 /// The object form of `acquireAndExecute`.
 pub(super) const EXECUTE: &[&str] = &["name", "ttlSeconds", "waitMs", "renew", "minHoldMs", "signal"];
 /// `connect`'s `defaults`.

@@ -85,7 +85,11 @@ impl Shared {
         if let Some(Doorbell(function)) = &*lock(&self.doorbell) {
             // SAFETY: the function is live while the lock holds `Some`.
             unsafe {
-                sys::napi_call_threadsafe_function(*function, ptr::null_mut(), sys::ThreadsafeFunctionCallMode::nonblocking)
+                sys::napi_call_threadsafe_function(
+                    *function,
+                    ptr::null_mut(),
+                    sys::ThreadsafeFunctionCallMode::nonblocking,
+                )
             };
         }
     }
@@ -117,7 +121,12 @@ impl Bridge {
 
     fn start(env: &Env) -> Answer<Rc<Bridge>> {
         let failed = |why: &dyn std::fmt::Display| {
-            Thrown::Lock(LockError::store(EngineError::new("holdfast", "start", false, why.to_string())))
+            Thrown::Lock(LockError::store(EngineError::new(
+                "holdfast",
+                "start",
+                false,
+                why.to_string(),
+            )))
         };
         super::pin_library();
         let shared = Arc::new(Shared {
@@ -219,8 +228,15 @@ impl Bridge {
 
 fn panicked(panic: &(dyn std::any::Any + Send)) -> LockError {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-    LockError::store(EngineError::new("holdfast", "call", false, format!("a bug in holdfast: {text}")))
+    let text = text
+        .or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_default();
+    LockError::store(EngineError::new(
+        "holdfast",
+        "call",
+        false,
+        format!("a bug in holdfast: {text}"),
+    ))
 }
 
 /// The I/O thread's main loop.
@@ -252,7 +268,9 @@ unsafe extern "C" fn come_round(raw: sys::napi_env, _: Value, _: *mut c_void, _:
         return;
     }
     let env = Env::from_raw(raw);
-    let Some(bridge) = BRIDGE.with_borrow(Clone::clone) else { return };
+    let Some(bridge) = BRIDGE.with_borrow(Clone::clone) else {
+        return;
+    };
     let shared = &bridge.shared;
     shared.signalled.store(false, Release);
     let deliveries = std::mem::take(&mut *lock(&shared.outbox));

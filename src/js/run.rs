@@ -9,9 +9,7 @@ use napi::Env;
 use super::error::{hide, to_js};
 use super::lock::Lock;
 use super::promise::{Bridge, Deferred};
-use super::value::{
-    Answer, Kept, Kind, Thrown, Value, call, function, get, global, invoke, kind, undefined,
-};
+use super::value::{Answer, Kept, Kind, Thrown, Value, call, function, get, global, invoke, kind, undefined};
 use crate::error::LockError;
 use crate::service::{Lease, Locks};
 
@@ -74,7 +72,13 @@ impl Run {
             Ok(kept) => kept,
             Err(thrown) => return self.deferred.settle(env, Err(thrown)),
         };
-        let Run { bridge, locks, lease, on_loss, deferred } = self;
+        let Run {
+            bridge,
+            locks,
+            lease,
+            on_loss,
+            deferred,
+        } = self;
         let released_before = lease.is_released();
         let loss = lease.loss();
         let let_go = locks.let_go(&lease);
@@ -95,7 +99,10 @@ impl Run {
 
 fn lost_at_release(lease: &Lease) -> LockError {
     let name = lease.names()[0].as_str();
-    LockError::lost(name, format!("the lock {name:?} is lost: it was gone from the store when it was released"))
+    LockError::lost(
+        name,
+        format!("the lock {name:?} is lost: it was gone from the store when it was released"),
+    )
 }
 
 fn conclude(env: &Env, kept: &Kept, threw: bool, loss: Option<LockError>) -> Answer<Value> {
@@ -118,7 +125,7 @@ fn settled(env: &Env, value: Value, pending: &Rc<Cell<Option<Run>>>) -> Answer<(
     let promise = invoke(env, global(env, "Promise")?, "resolve", &[value])?;
     let resume = |did: fn(Value) -> Did| {
         let pending = pending.clone();
-        function(env, "", move |env, value| {
+        function(env, "", move |env, _, value| {
             if let Some(run) = pending.take() {
                 run.finish(env, did(value));
             }

@@ -124,7 +124,11 @@ impl LockService {
     }
 
     fn execute(&self, env: &Env, first: Value, second: Value, third: Value) -> Answer<Value> {
-        let gist = AcquireOptions { wait: Wait::No, renew: false, ..self.defaults.clone() };
+        let gist = AcquireOptions {
+            wait: Wait::No,
+            renew: false,
+            ..self.defaults.clone()
+        };
         let (key, options, signal, function) = if kind(env, first) == Kind::Object {
             let options = Options::new(env, "options", first, EXECUTE)?;
             let key = match options.get("name")? {
@@ -158,7 +162,13 @@ impl LockService {
         let (first, wait) = (names[0].clone(), options.wait);
         let settle: Settle = Box::new(move |env, bridge, locks, deferred, outcome| match outcome {
             Ok(lease) => {
-                let run = Run { bridge: bridge.clone(), locks: locks.clone(), lease, on_loss, deferred };
+                let run = Run {
+                    bridge: bridge.clone(),
+                    locks: locks.clone(),
+                    lease,
+                    on_loss,
+                    deferred,
+                };
                 match function.value(env) {
                     Ok(function) => run.start(env, function),
                     Err(thrown) => run.deferred.settle(env, Err(thrown)),
@@ -173,7 +183,8 @@ impl LockService {
     fn restored(&self, env: &Env, json: Value) -> Answer<Value> {
         let json = if kind(env, json) == Kind::String {
             let source = text(env, "json", json)?;
-            parsed(env, &source).map_err(|_| LockError::invalid("json", "must be what Lock.toJSON() gave", "other text"))?
+            parsed(env, &source)
+                .map_err(|_| LockError::invalid("json", "must be what Lock.toJSON() gave", "other text"))?
         } else {
             json
         };
@@ -182,12 +193,15 @@ impl LockService {
         }
         let fields = ["names", "token", "fencingToken", "ttlMs", "renew", "metadata"];
         let options = Options::new(env, "json", json, &fields)?;
-        let missing = |field: &str| LockError::invalid("json", "must be what Lock.toJSON() gave", format!("no {field}"));
+        let missing =
+            |field: &str| LockError::invalid("json", "must be what Lock.toJSON() gave", format!("no {field}"));
         let keys = names(env, options.get("names")?.ok_or_else(|| missing("names"))?)?;
         let owner = OwnerToken::parse(&options.text("token")?.ok_or_else(|| missing("token"))?)?;
         let fence = options.text("fencingToken")?.ok_or_else(|| missing("fencingToken"))?;
         let Ok(fence) = fence.parse().map(Fence) else {
-            return Err(LockError::invalid("fencingToken", "must be a whole number as text", format!("{fence:?}")).into());
+            return Err(
+                LockError::invalid("fencingToken", "must be a whole number as text", format!("{fence:?}")).into(),
+            );
         };
         let options = options.acquire(&self.defaults)?;
         let (deferred, promise) = Deferred::new(env);
@@ -214,7 +228,13 @@ impl LockService {
         promise(env, || {
             let bridge = Bridge::get(env)?;
             let request = Request::read(env, bridge.shared(), target.raw(), options.raw())?;
-            let Request { config, settings, defaults, events, pulse } = request;
+            let Request {
+                config,
+                settings,
+                defaults,
+                events,
+                pulse,
+            } = request;
             let (deferred, promise) = Deferred::new(env);
             let work = async move {
                 let engine = crate::engine::connect(config, &settings).await?;
@@ -222,7 +242,11 @@ impl LockService {
             };
             bridge.call(env, work, move |env, locks| {
                 let service = locks.map_err(Thrown::Lock).and_then(|locks| {
-                    let service = LockService { locks, bridge: Bridge::get(env)?, defaults };
+                    let service = LockService {
+                        locks,
+                        bridge: Bridge::get(env)?,
+                        defaults,
+                    };
                     let made = service.into_instance(env).and_then(|instance| {
                         // SAFETY: the instance belongs to the open handle scope.
                         unsafe { ClassInstance::to_napi_value(env.raw(), instance) }
@@ -236,12 +260,7 @@ impl LockService {
     }
 
     #[napi(skip_typescript)]
-    pub fn acquire_lock<'env>(
-        &self,
-        env: &'env Env,
-        lock: Unknown<'env>,
-        ttl: Unknown<'env>,
-    ) -> Result<Unknown<'env>> {
+    pub fn acquire_lock<'env>(&self, env: &'env Env, lock: Unknown<'env>, ttl: Unknown<'env>) -> Result<Unknown<'env>> {
         promise(env, || {
             let key = name(env, lock.raw())?;
             let mut options = self.defaults.clone();
@@ -249,7 +268,11 @@ impl LockService {
                 options.ttl = ttl_seconds(env, ttl.raw())?;
             }
             let locks = self.locks.clone();
-            Ok(self.ask(env, async move { locks.acquire_by_name(key, options).await }, |env, held| Ok(boolean(env, held))))
+            Ok(self.ask(
+                env,
+                async move { locks.acquire_by_name(key, options).await },
+                |env, held| Ok(boolean(env, held)),
+            ))
         })
     }
 
@@ -258,7 +281,11 @@ impl LockService {
         promise(env, || {
             let key = name(env, lock.raw())?;
             let locks = self.locks.clone();
-            Ok(self.ask(env, async move { locks.release_by_name(&key).await }, |env, freed| Ok(boolean(env, freed))))
+            Ok(
+                self.ask(env, async move { locks.release_by_name(&key).await }, |env, freed| {
+                    Ok(boolean(env, freed))
+                }),
+            )
         })
     }
 
@@ -274,12 +301,7 @@ impl LockService {
     }
 
     #[napi(skip_typescript)]
-    pub fn acquire<'env>(
-        &self,
-        env: &'env Env,
-        lock: Unknown<'env>,
-        options: Unknown<'env>,
-    ) -> Result<Unknown<'env>> {
+    pub fn acquire<'env>(&self, env: &'env Env, lock: Unknown<'env>, options: Unknown<'env>) -> Result<Unknown<'env>> {
         promise(env, || {
             let keys = names(env, lock.raw())?;
             let given = Options::new(env, "options", options.raw(), ACQUIRE)?;
@@ -306,7 +328,10 @@ impl LockService {
         promise(env, || {
             let keys = names(env, lock.raw())?;
             let given = Options::new(env, "options", options.raw(), ACQUIRE)?;
-            let options = AcquireOptions { wait: Wait::No, ..given.acquire(&self.defaults)? };
+            let options = AcquireOptions {
+                wait: Wait::No,
+                ..given.acquire(&self.defaults)?
+            };
             let settle: Settle = Box::new(|env, bridge, locks, deferred, outcome| {
                 let answer = match outcome {
                     Ok(lease) => Lock::instance(env, bridge, locks, lease),
@@ -329,11 +354,21 @@ impl LockService {
         promise(env, || {
             let keys = names(env, lock.raw())?;
             let short = kind(env, second.raw()) == Kind::Function && kind(env, third.raw()) == Kind::Undefined;
-            let (given, function) =
-                if short { (undefined(env), second.raw()) } else { (second.raw(), third.raw()) };
+            let (given, function) = if short {
+                (undefined(env), second.raw())
+            } else {
+                (second.raw(), third.raw())
+            };
             let given = Options::new(env, "options", given, ACQUIRE)?;
             let function = callback(env, "fn", function)?;
-            self.run(env, keys, given.acquire(&self.defaults)?, given.signal()?, function, OnLoss::Reject)
+            self.run(
+                env,
+                keys,
+                given.acquire(&self.defaults)?,
+                given.signal()?,
+                function,
+                OnLoss::Reject,
+            )
         })
     }
 
@@ -347,10 +382,12 @@ impl LockService {
         promise(env, || {
             let key = name(env, lock.raw())?;
             let locks = self.locks.clone();
-            Ok(self.ask(env, async move { locks.inspect(&key).await }, |env, info| match info {
-                Some(info) => info_object(env, &info),
-                None => Ok(null(env)),
-            }))
+            Ok(
+                self.ask(env, async move { locks.inspect(&key).await }, |env, info| match info {
+                    Some(info) => info_object(env, &info),
+                    None => Ok(null(env)),
+                }),
+            )
         })
     }
 
@@ -371,7 +408,11 @@ impl LockService {
         promise(env, || {
             let key = name(env, lock.raw())?;
             let locks = self.locks.clone();
-            Ok(self.ask(env, async move { locks.force_release(&key).await }, |env, freed| Ok(boolean(env, freed))))
+            Ok(
+                self.ask(env, async move { locks.force_release(&key).await }, |env, freed| {
+                    Ok(boolean(env, freed))
+                }),
+            )
         })
     }
 
@@ -431,7 +472,10 @@ fn info_object(env: &Env, info: &LockInfo) -> Answer<Value> {
         None => null(env),
     };
     set(env, result, "holder", holder)?;
-    let metadata = info.metadata.as_deref().map_or_else(|| Ok(null(env)), |json| parsed(env, json))?;
+    let metadata = info
+        .metadata
+        .as_deref()
+        .map_or_else(|| Ok(null(env)), |json| parsed(env, json))?;
     set(env, result, "metadata", metadata)?;
     Ok(result)
 }

@@ -1,6 +1,5 @@
 //! The two directions of `AbortSignal`: the caller's, which ends a wait, and a lock's own, which tells of its loss.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use napi::Env;
@@ -9,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::error::to_js;
 use super::promise::{Deferred, Shared};
 use super::value::{
-    Answer, Kept, Kind, Thrown, Value, boolean, call, construct, describe, function, get, global, invoke, kind,
+    Answer, Kept, Kind, Thrown, Value, boolean, construct, delete, describe, function, get, global, invoke, kind,
     read_bool, string, undefined,
 };
 use crate::error::LockError;
@@ -27,7 +26,11 @@ pub(super) fn check(env: &Env, value: Value) -> Answer<()> {
         && kind(env, get(env, value, "aborted")?) == Kind::Boolean
         && kind(env, get(env, value, "addEventListener")?) == Kind::Function
         && kind(env, get(env, value, "removeEventListener")?) == Kind::Function;
-    if fits { Ok(()) } else { Err(LockError::invalid("signal", "must be an AbortSignal", describe(env, value)).into()) }
+    if fits {
+        Ok(())
+    } else {
+        Err(LockError::invalid("signal", "must be an AbortSignal", describe(env, value)).into())
+    }
 }
 
 impl Abortable {
@@ -43,7 +46,10 @@ impl Abortable {
         abort: &CancellationToken,
     ) -> Result<Self, (Deferred, Thrown)> {
         let deferred = Arc::new(Mutex::new(Some(deferred)));
-        let mut this = Abortable { deferred, listener: None };
+        let mut this = Abortable {
+            deferred,
+            listener: None,
+        };
         let Some(signal) = signal else { return Ok(this) };
         match this.listen(env, shared, signal, abort) {
             Ok(()) => Ok(this),
@@ -62,7 +68,7 @@ impl Abortable {
         let kept_signal = Kept::new(env, shared, signal)?;
         let (deferred, abort) = (self.deferred.clone(), abort.clone());
         let own_signal = Kept::new(env, shared, signal)?;
-        let listener = function(env, "onAbort", move |env, _event| {
+        let listener = function(env, "onAbort", move |env, _, _event| {
             if let Some(deferred) = take(&deferred) {
                 abort.cancel();
                 let reason = own_signal.value(env).and_then(|signal| get(env, signal, "reason"));
@@ -96,38 +102,30 @@ fn take(deferred: &Mutex<Option<Deferred>>) -> Option<Deferred> {
 /// The `AbortController` behind `lock.signal`, for as long as the lease may be lost.
 pub(super) struct LossSignal {
     lease: Arc<Lease>,
-    aborted: AtomicBool,
     controller: Mutex<Option<Kept>>,
 }
+
+/// What of the signal looks at the clock when it is asked.
+const LIVE: [&str; 3] = ["aborted", "reason", "throwIfAborted"];
 
 impl LossSignal {
     /// Makes the signal of a lease.
     ///
     /// # Behavior
-    /// The signal's `aborted` looks at the clock when it is read. After the process was suspended the event that tells
-    /// of the loss waits its turn in the event loop, and the user's code may run before it: whoever asks is told the
-    /// truth at once, and asking fires the event.
+    /// After the process was suspended the event that tells of the loss waits its turn in the event loop, and the user's
+    /// code may run before it. So, until the loss, the signal's own `aborted`, `reason` and `throwIfAborted` look at the
+    /// clock when they are asked: whoever asks is told the truth at once, and asking fires the event. With the loss they
+    /// go away, and the signal is an ordinary one.
     pub(super) fn new(env: &Env, shared: &Arc<Shared>, lease: &Arc<Lease>) -> Answer<Value> {
         let controller = construct(env, global(env, "AbortController")?)?;
         let signal = get(env, controller, "signal")?;
         let this = Arc::new(LossSignal {
             lease: lease.clone(),
-            aborted: AtomicBool::new(false),
             controller: Mutex::new(Some(Kept::new(env, shared, controller)?)),
         });
-        let asked = this.clone();
-        let getter = function(env, "aborted", move |env, _| {
-            if let Some(loss) = asked.lease.loss() {
-                asked.abort(env, &loss);
-            }
-            Ok(boolean(env, asked.aborted.load(Relaxed)))
-        })?;
-        let descriptor = super::value::object(env)?;
-        super::value::set(env, descriptor, "get", getter)?;
-        super::value::set(env, descriptor, "configurable", boolean(env, true))?;
-        let object = global(env, "Object")?;
-        invoke(env, object, "defineProperty", &[signal, string(env, "aborted")?, descriptor])?;
-
+        for name in LIVE {
+            this.watch(env, signal, name)?;
+        }
         let ended = Ended(this.clone());
         let bridge = shared.clone();
         lease.on_loss(Box::new(move |loss| {
@@ -136,19 +134,56 @@ impl LossSignal {
                 drop(ended);
             });
         }));
-        if let Some(loss) = lease.loss() {
-            this.abort(env, &loss);
-        }
+        this.look(env);
         Ok(signal)
+    }
+
+    /// Puts a live stand-in for one of the signal's own members on it.
+    fn watch(self: &Arc<Self>, env: &Env, signal: Value, name: &'static str) -> Answer<()> {
+        let live = self.clone();
+        let stand_in = function(env, name, move |env, this, _| {
+            if live.look(env) {
+                // The stand-ins are gone: this is the signal's own answer.
+                return match name {
+                    "throwIfAborted" => invoke(env, this, name, &[]),
+                    _ => get(env, this, name),
+                };
+            }
+            Ok(if name == "aborted" {
+                boolean(env, false)
+            } else {
+                undefined(env)
+            })
+        })?;
+        let descriptor = super::value::object(env)?;
+        let kind = if name == "throwIfAborted" { "value" } else { "get" };
+        super::value::set(env, descriptor, kind, stand_in)?;
+        super::value::set(env, descriptor, "configurable", boolean(env, true))?;
+        let object = global(env, "Object")?;
+        invoke(env, object, "defineProperty", &[signal, string(env, name)?, descriptor])?;
+        Ok(())
+    }
+
+    /// Whether the lease is lost by the clock; if so, the signal is aborted when this returns.
+    fn look(&self, env: &Env) -> bool {
+        match self.lease.loss() {
+            Some(loss) => {
+                self.abort(env, &loss);
+                true
+            }
+            None => false,
+        }
     }
 
     fn abort(&self, env: &Env, loss: &LockError) {
         let controller = self.controller.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(controller) = controller else { return };
-        self.aborted.store(true, Relaxed);
         let fired = controller.value(env).and_then(|controller| {
-            let abort = get(env, controller, "abort")?;
-            call(env, controller, abort, &[to_js(env, loss)])
+            let signal = get(env, controller, "signal")?;
+            for name in LIVE {
+                delete(env, signal, name)?;
+            }
+            invoke(env, controller, "abort", &[to_js(env, loss)])
         });
         // Node reports what a listener throws by itself; nothing else can fail here.
         drop(fired);

@@ -129,7 +129,10 @@ pub(super) fn bigint(env: &Env, value: u64) -> Answer<Value> {
 }
 
 pub(super) fn string(env: &Env, value: &str) -> Answer<Value> {
-    out!(env, napi_create_string_utf8(value.as_ptr().cast(), value.len() as isize))
+    out!(
+        env,
+        napi_create_string_utf8(value.as_ptr().cast(), value.len() as isize)
+    )
 }
 
 pub(super) fn object(env: &Env) -> Answer<Value> {
@@ -140,7 +143,9 @@ pub(super) fn array(env: &Env, items: impl IntoIterator<Item = Answer<Value>>) -
     let array = out!(env, napi_create_array())?;
     for (index, item) in items.into_iter().enumerate() {
         // SAFETY: as in `out!`.
-        check(env, unsafe { sys::napi_set_element(env.raw(), array, index as u32, item?) })?;
+        check(env, unsafe {
+            sys::napi_set_element(env.raw(), array, index as u32, item?)
+        })?;
     }
     Ok(array)
 }
@@ -148,8 +153,12 @@ pub(super) fn array(env: &Env, items: impl IntoIterator<Item = Answer<Value>>) -
 pub(super) fn elements(env: &Env, array: Value) -> Answer<Vec<Value>> {
     let mut length = 0;
     // SAFETY: as in `out!`.
-    check(env, unsafe { sys::napi_get_array_length(env.raw(), array, &mut length) })?;
-    (0..length).map(|index| out!(env, napi_get_element(array, index))).collect()
+    check(env, unsafe {
+        sys::napi_get_array_length(env.raw(), array, &mut length)
+    })?;
+    (0..length)
+        .map(|index| out!(env, napi_get_element(array, index)))
+        .collect()
 }
 
 pub(super) fn get(env: &Env, object: Value, name: &str) -> Answer<Value> {
@@ -174,7 +183,10 @@ pub(super) fn keys(env: &Env, object: Value) -> Answer<Vec<String>> {
             sys::KeyConversion::numbers_to_strings
         )
     )?;
-    elements(env, names)?.into_iter().map(|name| read_lossy(env, name)).collect()
+    elements(env, names)?
+        .into_iter()
+        .map(|name| read_lossy(env, name))
+        .collect()
 }
 
 pub(super) fn read_bool(env: &Env, value: Value) -> Answer<bool> {
@@ -187,7 +199,9 @@ pub(super) fn read_bool(env: &Env, value: Value) -> Answer<bool> {
 pub(super) fn read_number(env: &Env, value: Value) -> Answer<f64> {
     let mut result = 0.0;
     // SAFETY: as in `out!`.
-    check(env, unsafe { sys::napi_get_value_double(env.raw(), value, &mut result) })?;
+    check(env, unsafe {
+        sys::napi_get_value_double(env.raw(), value, &mut result)
+    })?;
     Ok(result)
 }
 
@@ -195,12 +209,13 @@ pub(super) fn read_number(env: &Env, value: Value) -> Answer<f64> {
 fn read_utf16(env: &Env, value: Value) -> Answer<Vec<u16>> {
     let mut length = 0;
     // SAFETY: as in `out!`; a null buffer asks for the length.
-    check(env, unsafe { sys::napi_get_value_string_utf16(env.raw(), value, ptr::null_mut(), 0, &mut length) })?;
+    check(env, unsafe {
+        sys::napi_get_value_string_utf16(env.raw(), value, ptr::null_mut(), 0, &mut length)
+    })?;
     let mut units = vec![0u16; length + 1];
     // SAFETY: the buffer has room for the text and its terminator.
-    let status = unsafe {
-        sys::napi_get_value_string_utf16(env.raw(), value, units.as_mut_ptr(), units.len(), &mut length)
-    };
+    let status =
+        unsafe { sys::napi_get_value_string_utf16(env.raw(), value, units.as_mut_ptr(), units.len(), &mut length) };
     check(env, status)?;
     units.truncate(length);
     Ok(units)
@@ -229,6 +244,15 @@ pub(super) fn read_lossy(env: &Env, value: Value) -> Answer<String> {
     Ok(String::from_utf16_lossy(&read_utf16(env, value)?))
 }
 
+/// `delete object.name`.
+pub(super) fn delete(env: &Env, object: Value, name: &str) -> Answer<()> {
+    let key = string(env, name)?;
+    // SAFETY: as in `out!`; whether there was such a property is of no interest.
+    check(env, unsafe {
+        sys::napi_delete_property(env.raw(), object, key, ptr::null_mut())
+    })
+}
+
 /// Calls a function.
 pub(super) fn call(env: &Env, this: Value, function: Value, args: &[Value]) -> Answer<Value> {
     out!(env, napi_call_function(this, function, args.len(), args.as_ptr()))
@@ -251,24 +275,24 @@ pub(super) fn construct(env: &Env, constructor: Value) -> Answer<Value> {
     out!(env, napi_new_instance(constructor, 0, ptr::null()))
 }
 
-/// A function backed by `body`, which gets the arguments' first. What `body` fails with is thrown.
+/// A function backed by `body`, which gets `this` and the first argument. What `body` fails with is thrown.
 pub(super) fn function<F>(env: &Env, name: &str, body: F) -> Answer<Value>
 where
-    F: Fn(&Env, Value) -> Answer<Value> + 'static,
+    F: Fn(&Env, Value, Value) -> Answer<Value> + 'static,
 {
     unsafe extern "C" fn trampoline<F>(raw: sys::napi_env, info: sys::napi_callback_info) -> Value
     where
-        F: Fn(&Env, Value) -> Answer<Value> + 'static,
+        F: Fn(&Env, Value, Value) -> Answer<Value> + 'static,
     {
         let env = Env::from_raw(raw);
-        let mut first = ptr::null_mut();
+        let (mut this, mut first) = (ptr::null_mut(), ptr::null_mut());
         let mut count = 1;
         let mut data = ptr::null_mut();
         // SAFETY: `info` is what Node-API passed to this very call; a missing argument is filled with `undefined`.
-        unsafe { sys::napi_get_cb_info(raw, info, &mut count, &mut first, ptr::null_mut(), &mut data) };
+        unsafe { sys::napi_get_cb_info(raw, info, &mut count, &mut first, &mut this, &mut data) };
         // SAFETY: `data` is the box made below, which lives as long as the function.
         let body = unsafe { &*data.cast::<F>() };
-        match body(&env, first) {
+        match body(&env, this, first) {
             Ok(value) => value,
             Err(thrown) => {
                 let value = thrown.into_value(&env);
@@ -285,7 +309,12 @@ where
     let data: *mut F = Box::into_raw(Box::new(body));
     let made = out!(
         env,
-        napi_create_function(name.as_ptr().cast(), name.len() as isize, Some(trampoline::<F>), data.cast())
+        napi_create_function(
+            name.as_ptr().cast(),
+            name.len() as isize,
+            Some(trampoline::<F>),
+            data.cast()
+        )
     );
     let function = match made {
         Ok(function) => function,
@@ -297,7 +326,14 @@ where
     };
     // SAFETY: as in `out!`.
     let status = unsafe {
-        sys::napi_add_finalizer(env.raw(), function, data.cast(), Some(drop_body::<F>), ptr::null_mut(), ptr::null_mut())
+        sys::napi_add_finalizer(
+            env.raw(),
+            function,
+            data.cast(),
+            Some(drop_body::<F>),
+            ptr::null_mut(),
+            ptr::null_mut(),
+        )
     };
     check(env, status)?;
     Ok(function)
@@ -318,7 +354,10 @@ impl Kept {
     /// Keeps an object or a function.
     pub(super) fn new(env: &Env, shared: &Arc<Shared>, value: Value) -> Answer<Self> {
         let reference = out!(env, napi_create_reference(value, 1))?;
-        Ok(Kept { reference, shared: shared.clone() })
+        Ok(Kept {
+            reference,
+            shared: shared.clone(),
+        })
     }
 
     /// Keeps any value, a primitive too (which Node-API's references do not take), by way of an array around it.

@@ -74,18 +74,33 @@ pub(super) async fn acquire(
     abort: CancellationToken,
 ) -> Result<Outcome, LockError> {
     let started = Instant::now();
-    let ttl = options.max_hold.map_or(options.ttl, |most| Ttl::clamped(most.min(options.ttl.duration())));
+    let ttl = options
+        .max_hold
+        .map_or(options.ttl, |most| Ttl::clamped(most.min(options.ttl.duration())));
     let mut claim = Claim::new(&names, OwnerToken::fresh(), ttl, inner.process.clone());
     claim.metadata = options.metadata.clone();
     claim.waiting = options.wait != Wait::No;
     let (deadline, patience) = match options.wait {
         Wait::No => (Some(started), inner.store_timeout),
         Wait::Forever => (None, inner.store_timeout),
-        Wait::For(wait) => (started.checked_add(wait), inner.store_timeout.min(wait.max(LEAST_STORE_PATIENCE))),
+        Wait::For(wait) => (
+            started.checked_add(wait),
+            inner.store_timeout.min(wait.max(LEAST_STORE_PATIENCE)),
+        ),
     };
     let (uncertain, waiting, too_late) = (false, false, 0);
-    let mut call =
-        Acquisition { inner, claim, names, options, abort, deadline, patience, uncertain, waiting, too_late };
+    let mut call = Acquisition {
+        inner,
+        claim,
+        names,
+        options,
+        abort,
+        deadline,
+        patience,
+        uncertain,
+        waiting,
+        too_late,
+    };
     let outcome = call.run(started).await;
     if call.waiting {
         sub(&inner.counters.waiting);
@@ -115,7 +130,10 @@ impl Acquisition<'_> {
             // By owner, and before the first try takes a place in the queue.
             let first = self.claim.keys()[0].clone();
             subscription = inner.engine.subscribe(&self.claim, &first).await.ok();
-        } else if waits && let [only] = self.claim.keys() && inner.lines.is_occupied(only) {
+        } else if waits
+            && let [only] = self.claim.keys()
+            && inner.lines.is_occupied(only)
+        {
             place = Some(inner.lines.enter(only));
         }
         loop {
@@ -130,8 +148,13 @@ impl Acquisition<'_> {
             match self.try_once(answered_at).await {
                 Tried::Granted { fence, sent } => {
                     answered_at = Instant::now();
-                    let lease =
-                        Lease::new(self.claim.clone(), self.names.clone(), fence, sent, self.options.clone());
+                    let lease = Lease::new(
+                        self.claim.clone(),
+                        self.names.clone(),
+                        fence,
+                        sent,
+                        self.options.clone(),
+                    );
                     if lease.is_held() {
                         inner.adopt(&lease, started.elapsed());
                         return Ok(Outcome::Acquired(lease));
@@ -212,7 +235,10 @@ impl Acquisition<'_> {
         let (engine, claim) = (self.inner.engine.clone(), self.claim.clone());
         let mut trying: Try = Box::pin(async move { engine.try_acquire(&claim).await });
         let sent = Moment::now();
-        let patience = self.patience.saturating_sub(answered_at.elapsed()).max(Duration::from_millis(1));
+        let patience = self
+            .patience
+            .saturating_sub(answered_at.elapsed())
+            .max(Duration::from_millis(1));
         let tried = tokio::select! {
             biased;
             answer = &mut trying => match answer {
@@ -279,7 +305,9 @@ impl Acquisition<'_> {
     }
 
     fn busy(&self) -> Outcome {
-        Outcome::Busy { too_late: self.too_late }
+        Outcome::Busy {
+            too_late: self.too_late,
+        }
     }
 
     fn begin_waiting(&mut self) {
@@ -287,7 +315,13 @@ impl Acquisition<'_> {
             self.waiting = true;
             add(&self.inner.counters.waiting);
             let names = self.names.clone();
-            self.inner.emit(|| Event { kind: EventKind::Waiting, names, fence: None, duration: None, reason: None });
+            self.inner.emit(|| Event {
+                kind: EventKind::Waiting,
+                names,
+                fence: None,
+                duration: None,
+                reason: None,
+            });
         }
     }
 

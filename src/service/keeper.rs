@@ -30,7 +30,9 @@ impl Keeper {
         if let Some(slot) = lease.slot() {
             schedule.remove(&slot);
         }
-        let slot = lease.next_event().map(|at| (at.to_nanos(), self.sequence.fetch_add(1, Relaxed)));
+        let slot = lease
+            .next_event()
+            .map(|at| (at.to_nanos(), self.sequence.fetch_add(1, Relaxed)));
         lease.set_slot(slot);
         if let Some(slot) = slot {
             schedule.insert(slot, lease.clone());

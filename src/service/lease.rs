@@ -71,13 +71,22 @@ pub enum LetGo {
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lease").field("names", &self.names).field("fence", &self.fence).finish_non_exhaustive()
+        f.debug_struct("Lease")
+            .field("names", &self.names)
+            .field("fence", &self.fence)
+            .finish_non_exhaustive()
     }
 }
 
 impl Lease {
     /// A lease whose granting request was sent at `sent`.
-    pub(super) fn new(claim: Claim, names: Arc<[Key]>, fence: Fence, sent: Moment, options: AcquireOptions) -> Arc<Self> {
+    pub(super) fn new(
+        claim: Claim,
+        names: Arc<[Key]>,
+        fence: Fence,
+        sent: Moment,
+        options: AcquireOptions,
+    ) -> Arc<Self> {
         let ttl = claim.ttl;
         let state = State {
             phase: Phase::Held,
@@ -90,7 +99,15 @@ impl Lease {
             on_loss: None,
         };
         let ops = tokio::sync::Mutex::new(());
-        Arc::new(Lease { claim, names, fence, acquired_at: Moment::now(), options, state: Mutex::new(state), ops })
+        Arc::new(Lease {
+            claim,
+            names,
+            fence,
+            acquired_at: Moment::now(),
+            options,
+            state: Mutex::new(state),
+            ops,
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -131,7 +148,11 @@ impl Lease {
     /// right after the process or the machine was suspended: it is computed from the clock, not from a timer.
     pub fn remaining(&self) -> Duration {
         let state = self.state();
-        if matches!(state.phase, Phase::Held) { state.deadline.remaining() } else { Duration::ZERO }
+        if matches!(state.phase, Phase::Held) {
+            state.deadline.remaining()
+        } else {
+            Duration::ZERO
+        }
     }
 
     /// Whether the lease still counts.
@@ -214,11 +235,13 @@ impl Lease {
             let _alone = self.ops.lock().await;
             let (ttl, limit) = {
                 let state = self.state();
-                if !matches!(state.phase, Phase::Held) {
+                if !matches!(state.phase, Phase::Held) || state.deadline.is_past() {
                     return;
                 }
                 // Several tries fit into what is left of the lease.
-                let limit = (state.ttl.duration() / 6).max(LEAST_RENEWAL_LIMIT).min(inner.store_timeout);
+                let limit = (state.ttl.duration() / 6)
+                    .max(LEAST_RENEWAL_LIMIT)
+                    .min(inner.store_timeout);
                 (self.capped(state.ttl), limit)
             };
             let Some(ttl) = ttl else { return };
@@ -235,6 +258,12 @@ impl Lease {
     fn renewed(&self, inner: &Arc<Inner>, answer: Result<Renewed, EngineError>, sent: Moment, ttl: Ttl) {
         let mut state = self.state();
         match answer {
+            // A deadline that has passed is final: whoever asked has been told so.
+            Ok(Renewed::Extended) if matches!(state.phase, Phase::Held) && state.deadline.is_past() => {
+                let error = self.expired(&state);
+                drop(state);
+                self.lose(inner, error);
+            }
             Ok(Renewed::Extended) if matches!(state.phase, Phase::Held) => {
                 state.deadline = state.deadline.max(sent + ttl.cautious());
                 let next = sent + state.ttl.duration() / 3;
@@ -256,7 +285,10 @@ impl Lease {
             }
             Ok(Renewed::Lost) => {
                 drop(state);
-                self.lose(inner, self.lost("it is gone from the store: expired, deleted, or taken over"));
+                self.lose(
+                    inner,
+                    self.lost("it is gone from the store: expired, deleted, or taken over"),
+                );
             }
             Err(error) => {
                 add(&inner.counters.store_errors);
@@ -291,7 +323,9 @@ impl Lease {
         if let Some(loss) = self.loss() {
             return Err(loss);
         }
-        let Some(asked) = self.capped(ttl) else { return Err(self.lost("maxHoldMs is over")) };
+        let Some(asked) = self.capped(ttl) else {
+            return Err(self.lost("maxHoldMs is over"));
+        };
         let mut sent = Moment::now();
         let answer = inner
             .with_store("renew", inner.store_timeout, || {
@@ -363,7 +397,13 @@ impl Lease {
         } else {
             add(&inner.counters.lost);
             let why = self.lost("it was gone from the store when it was released");
-            inner.emit(|| self.event(EventKind::Lost, Some(self.acquired_at.elapsed()), Some(why.message.into())));
+            inner.emit(|| {
+                self.event(
+                    EventKind::Lost,
+                    Some(self.acquired_at.elapsed()),
+                    Some(why.message.into()),
+                )
+            });
         }
         Ok(freed)
     }
@@ -371,14 +411,18 @@ impl Lease {
     async fn free(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<bool, LockError> {
         let _alone = self.ops.lock().await;
         let kept_until = self.acquired_at + self.options.min_hold;
-        let released =
-            inner.with_store("release", inner.store_timeout, || inner.engine.release(&self.claim, kept_until.remaining()));
+        let mut calls = 0;
+        let released = inner.with_store("release", inner.store_timeout, || {
+            calls += 1;
+            inner.engine.release(&self.claim, kept_until.remaining())
+        });
         match released.await {
             Ok(answer) => {
                 for key in self.claim.keys() {
                     inner.lines.nudge(key);
                 }
-                Ok(answer == Released::Freed)
+                // After a lost reply the store finds nothing to free, because the call before did it.
+                Ok(answer == Released::Freed || calls > 1)
             }
             Err(error) => {
                 inner.free_in_background(self.claim.clone(), Some(kept_until));
@@ -405,7 +449,13 @@ impl Lease {
             // A renewal whose reply was lost may have made it last at the store.
             inner.free_in_background(self.claim.clone(), None);
         }
-        inner.emit(|| self.event(EventKind::Lost, Some(self.acquired_at.elapsed()), Some(error.message.as_str().into())));
+        inner.emit(|| {
+            self.event(
+                EventKind::Lost,
+                Some(self.acquired_at.elapsed()),
+                Some(error.message.as_str().into()),
+            )
+        });
         if let Some(sink) = sink {
             sink(error);
         }
@@ -435,7 +485,13 @@ impl Lease {
     }
 
     pub(super) fn event(&self, kind: EventKind, duration: Option<Duration>, reason: Option<Arc<str>>) -> Event {
-        Event { kind, names: self.names.clone(), fence: Some(self.fence), duration, reason }
+        Event {
+            kind,
+            names: self.names.clone(),
+            fence: Some(self.fence),
+            duration,
+            reason,
+        }
     }
 }
 

@@ -29,7 +29,11 @@ impl Lines {
     pub(super) fn enter(self: &Arc<Self>, key: &Key) -> Place {
         let me = Arc::new(Notify::new());
         self.lock().entry(key.clone()).or_default().push_back(me.clone());
-        Place { lines: self.clone(), key: key.clone(), me }
+        Place {
+            lines: self.clone(),
+            key: key.clone(),
+            me,
+        }
     }
 
     /// Whether anybody stands in the line of `key`.
@@ -54,7 +58,10 @@ impl Place {
     /// Whether everybody in front has gone.
     pub(super) fn is_first(&self) -> bool {
         let lines = self.lines.lock();
-        lines.get(&self.key).and_then(VecDeque::front).is_some_and(|first| Arc::ptr_eq(first, &self.me))
+        lines
+            .get(&self.key)
+            .and_then(VecDeque::front)
+            .is_some_and(|first| Arc::ptr_eq(first, &self.me))
     }
 
     /// Waits until this place has become the first, or the name was freed here. May return without need.

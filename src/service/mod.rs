@@ -27,9 +27,7 @@ mod tests;
 pub use acquire::Outcome;
 pub use event::{Event, EventKind, EventSink, Stats};
 pub use lease::{Lease, LetGo, LossSink};
-pub use options::{
-    AcquireOptions, DEFAULT_STALL_LIMIT, DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, DEFAULT_WAIT, Wait,
-};
+pub use options::{AcquireOptions, DEFAULT_STALL_LIMIT, DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, DEFAULT_WAIT, Wait};
 pub use pulse::Pulse;
 
 use backoff::Backoff;
@@ -45,7 +43,9 @@ pub struct Locks {
 
 impl fmt::Debug for Locks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Locks").field("engine", &self.inner.engine).finish_non_exhaustive()
+        f.debug_struct("Locks")
+            .field("engine", &self.inner.engine)
+            .finish_non_exhaustive()
     }
 }
 
@@ -122,8 +122,15 @@ impl Locks {
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
     pub async fn acquire_by_name(&self, name: Key, options: AcquireOptions) -> Result<bool, LockError> {
-        let options = AcquireOptions { wait: Wait::No, renew: false, ..options };
-        match self.acquire(std::slice::from_ref(&name), options, CancellationToken::new()).await? {
+        let options = AcquireOptions {
+            wait: Wait::No,
+            renew: false,
+            ..options
+        };
+        match self
+            .acquire(std::slice::from_ref(&name), options, CancellationToken::new())
+            .await?
+        {
             Outcome::Acquired(lease) => {
                 self.inner.gist().insert(name, lease);
                 Ok(true)
@@ -202,7 +209,10 @@ impl Locks {
         let first = names.first().map_or("", Key::as_str);
         let lease = Lease::new(claim, names.into(), fence, sent, options);
         if answer == Renewed::Lost || !lease.is_held() {
-            return Err(LockError::lost(first, format!("the lock {first:?} is lost: the store does not hold it any more")));
+            return Err(LockError::lost(
+                first,
+                format!("the lock {first:?} is lost: the store does not hold it any more"),
+            ));
         }
         inner.adopt(&lease, Duration::ZERO);
         Ok(lease)
@@ -215,7 +225,9 @@ impl Locks {
     pub async fn inspect(&self, name: &Key) -> Result<Option<LockInfo>, LockError> {
         let inner = &self.inner;
         inner.open()?;
-        inner.with_store("inspect", inner.store_timeout, || inner.engine.inspect(name)).await
+        inner
+            .with_store("inspect", inner.store_timeout, || inner.engine.inspect(name))
+            .await
     }
 
     /// Everything held whose name starts with `prefix`, sorted by name.
@@ -225,7 +237,9 @@ impl Locks {
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>, LockError> {
         let inner = &self.inner;
         inner.open()?;
-        inner.with_store("list", inner.store_timeout, || inner.engine.list(prefix)).await
+        inner
+            .with_store("list", inner.store_timeout, || inner.engine.list(prefix))
+            .await
     }
 
     /// Frees a name whoever holds it. `false` when nobody did.
@@ -235,7 +249,11 @@ impl Locks {
     pub async fn force_release(&self, name: &Key) -> Result<bool, LockError> {
         let inner = &self.inner;
         inner.open()?;
-        let freed = inner.with_store("force_release", inner.store_timeout, || inner.engine.force_release(name)).await?;
+        let freed = inner
+            .with_store("force_release", inner.store_timeout, || {
+                inner.engine.force_release(name)
+            })
+            .await?;
         inner.lines.nudge(name);
         Ok(freed)
     }
@@ -270,7 +288,11 @@ impl Locks {
 
 impl Inner {
     fn open(&self) -> Result<(), LockError> {
-        if self.closing.is_cancelled() { Err(LockError::closed()) } else { Ok(()) }
+        if self.closing.is_cancelled() {
+            Err(LockError::closed())
+        } else {
+            Ok(())
+        }
     }
 
     fn gist(&self) -> MutexGuard<'_, HashMap<Key, Arc<Lease>>> {
@@ -330,7 +352,8 @@ impl Inner {
     /// Frees a claim that nobody will ask for any more, or that may have been granted without our knowing.
     fn free_in_background(self: &Arc<Self>, claim: Claim, kept_until: Option<Moment>) {
         let inner = self.clone();
-        self.background.spawn(async move { inner.free(claim, kept_until).await });
+        self.background
+            .spawn(async move { inner.free(claim, kept_until).await });
     }
 
     /// Tries to free a claim until the store has answered, for as long as it could last there.

@@ -25,7 +25,10 @@ impl fmt::Debug for Pulse {
 impl Pulse {
     /// `ask` makes the event loop call [`Pulse::answered`] as soon as it comes round. It must not block.
     pub fn new(ask: impl Fn() + Send + Sync + 'static) -> Self {
-        Pulse { asked: AtomicU64::new(0), ask: Box::new(ask) }
+        Pulse {
+            asked: AtomicU64::new(0),
+            ask: Box::new(ask),
+        }
     }
 
     /// The event loop came round.
@@ -35,7 +38,11 @@ impl Pulse {
 
     /// Asks, unless an answer is due already.
     pub(super) fn check(&self) {
-        if self.asked.compare_exchange(0, Moment::now().to_nanos(), Relaxed, Relaxed).is_ok() {
+        if self
+            .asked
+            .compare_exchange(0, Moment::now().to_nanos(), Relaxed, Relaxed)
+            .is_ok()
+        {
             (self.ask)();
         }
     }

@@ -82,7 +82,11 @@ impl MongodbEngine {
             1 => self.locks.update_one(held, extend).await?,
             _ => self.locks.update_many(held, extend).await?,
         };
-        Ok(if updated.matched_count == ids.len() as u64 { Renewed::Extended } else { Renewed::Lost })
+        Ok(if updated.matched_count == ids.len() as u64 {
+            Renewed::Extended
+        } else {
+            Renewed::Lost
+        })
     }
 
     async fn free(&self, claim: &Claim, keep: Duration) -> Outcome<Released> {
@@ -111,7 +115,12 @@ impl MongodbEngine {
 
     async fn look_up_all(&self, prefix: &str) -> Outcome<Vec<LockInfo>> {
         let filter = documents::busy(documents::starting_with(&format!("{}{prefix}", self.prefix)));
-        let mut found = self.locks.find(filter).projection(documents::shown()).sort(doc! { "_id": 1 }).await?;
+        let mut found = self
+            .locks
+            .find(filter)
+            .projection(documents::shown())
+            .sort(doc! { "_id": 1 })
+            .await?;
         let mut locks = Vec::new();
         while let Some(document) = found.try_next().await? {
             // A longer prefix than the engine's own is part of the name.
@@ -123,7 +132,10 @@ impl MongodbEngine {
     }
 
     async fn force(&self, key: &Key) -> Outcome<bool> {
-        let deleted = self.locks.delete_one(documents::busy(doc! { "_id": self.id(key) })).await?;
+        let deleted = self
+            .locks
+            .delete_one(documents::busy(doc! { "_id": self.id(key) }))
+            .await?;
         Ok(deleted.deleted_count == 1)
     }
 }
@@ -147,11 +159,15 @@ impl Engine for MongodbEngine {
     }
 
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        self.free(claim, keep).await.map_err(|failure| failure.during("release"))
+        self.free(claim, keep)
+            .await
+            .map_err(|failure| failure.during("release"))
     }
 
     async fn subscribe(&self, _claim: &Claim, key: &Key) -> Result<Box<dyn Subscription>> {
-        let Some(watcher) = &self.watcher else { return Ok(Box::new(Poll::default())) };
+        let Some(watcher) = &self.watcher else {
+            return Ok(Box::new(Poll::default()));
+        };
         match watcher.subscribe(self.id(key)).await {
             Ok(subscription) => Ok(Box::new(subscription)),
             Err(failure) if failure.is_without_change_streams() => Ok(Box::new(Poll::default())),

@@ -18,6 +18,7 @@ use mongodb::Collection;
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::change_stream::ChangeStream;
 use mongodb::error::ErrorKind;
+use mongodb::options::ReadConcern;
 use serde::Deserialize;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -123,13 +124,13 @@ impl Shared {
             doc! { "$match": telling },
             doc! { "$project": { "_id": 1, "documentKey._id": 1 } },
         ];
-        Ok(self
+        // A change stream reads what the majority has, and refuses to be asked for less.
+        let watch = self
             .locks
             .watch()
             .pipeline(pipeline)
-            .max_await_time(REQUEST)
-            .await?
-            .with_type())
+            .read_concern(ReadConcern::majority());
+        Ok(watch.max_await_time(REQUEST).await?.with_type())
     }
 
     /// Keeps the stream open until nobody waits any more.

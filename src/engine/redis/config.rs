@@ -15,7 +15,7 @@ use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 
 const DEFAULT_PREFIX: &str = "lock:";
-/// An idle connection is probed after so long, and is given up when nothing came back for [`PEER_SILENCE`]: firewalls
+/// An idle connection is probed after so long, and is given up when nothing comes back: firewalls
 /// and NAT tables forget idle connections without telling.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);

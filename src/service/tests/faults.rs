@@ -64,7 +64,11 @@ impl Faulty {
         self.unordered.store(true, SeqCst);
     }
 
-    async fn through<T: Send>(&self, op: &'static str, call: impl Future<Output = EngineResult<T>> + Send) -> EngineResult<T> {
+    async fn through<T: Send>(
+        &self,
+        op: &'static str,
+        call: impl Future<Output = EngineResult<T>> + Send,
+    ) -> EngineResult<T> {
         let fault = *self.fault.lock().unwrap();
         match fault {
             Fault::None => call.await,
@@ -149,14 +153,22 @@ async fn a_dead_store_is_an_error_within_the_limit() {
         engine.set(fault);
         let started = tokio::time::Instant::now();
         let error = attempt(&locks, "n", options(30_000, 0)).await.unwrap_err();
-        assert_eq!((error.code, error.retryable, error.engine), (Code::Store, true, Some("faulty")), "{fault:?}");
+        assert_eq!(
+            (error.code, error.retryable, error.engine),
+            (Code::Store, true, Some("faulty")),
+            "{fault:?}"
+        );
         assert_eq!(error.key.as_deref(), Some("n"));
         assert!(started.elapsed() <= STORE_TIMEOUT, "{fault:?}: {:?}", started.elapsed());
         let started = tokio::time::Instant::now();
         let error = attempt(&locks, "n", options(30_000, 2000)).await.unwrap_err();
         assert_eq!(error.code, Code::Store, "{fault:?}");
         assert!(started.elapsed() <= ms(2000), "{fault:?}: {:?}", started.elapsed());
-        assert_eq!(locks.inspect(&key("n")).await.unwrap_err().code, Code::Store, "{fault:?}");
+        assert_eq!(
+            locks.inspect(&key("n")).await.unwrap_err().code,
+            Code::Store,
+            "{fault:?}"
+        );
     }
     assert!(locks.stats().store_errors >= 6);
     engine.set(Fault::None);
@@ -197,7 +209,9 @@ async fn a_retry_after_a_lost_reply_does_not_block_itself() {
     settle().await;
     assert!(held_in_store(&engine, "n").await, "the store applied it");
     engine.set(Fault::None);
-    let Outcome::Acquired(lease) = taking.await.unwrap().unwrap() else { panic!("blocked by itself") };
+    let Outcome::Acquired(lease) = taking.await.unwrap().unwrap() else {
+        panic!("blocked by itself")
+    };
     assert!(locks.release(&lease).await.unwrap());
     assert!(!held_in_store(&engine, "n").await);
 }
@@ -230,7 +244,11 @@ async fn an_abort_in_flight_leaves_nothing() {
     let abort = CancellationToken::new();
     let taking = {
         let (locks, abort) = (locks.clone(), abort.clone());
-        tokio::spawn(async move { locks.acquire(&[key("n"), key("m")], options(3_600_000, 9000), abort).await })
+        tokio::spawn(async move {
+            locks
+                .acquire(&[key("n"), key("m")], options(3_600_000, 9000), abort)
+                .await
+        })
     };
     settle().await;
     assert!(held_in_store(&engine, "n").await);
@@ -246,7 +264,10 @@ async fn an_abort_in_flight_leaves_nothing() {
 async fn validity_that_is_gone_on_return_is_no_grant() {
     let (engine, locks) = service();
     engine.set(Fault::SlowReply(100));
-    assert!(matches!(attempt(&locks, "n", options(90, 0)).await.unwrap(), Outcome::Busy { too_late: 1 }));
+    assert!(matches!(
+        attempt(&locks, "n", options(90, 0)).await.unwrap(),
+        Outcome::Busy { too_late: 1 }
+    ));
     let outcome = attempt(&locks, "n", options(90, 1000)).await.unwrap();
     assert!(matches!(outcome, Outcome::Busy { too_late: 2.. }), "{outcome:?}");
     engine.set(Fault::None);

@@ -25,13 +25,25 @@ async fn a_lease_is_renewed_at_a_third_of_its_ttl() {
     assert!(is_busy(&another(&engine), "n").await);
     assert!(locks.release(&lease).await.unwrap());
     tokio::time::sleep(ms(2000)).await;
-    assert_eq!(engine.renewals.load(SeqCst), renewals, "a released lease is renewed no more");
+    assert_eq!(
+        engine.renewals.load(SeqCst),
+        renewals,
+        "a released lease is renewed no more"
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_local_view_ends_before_the_stores() {
     let (engine, locks) = service();
-    let lease = take(&locks, "n", AcquireOptions { renew: false, ..options(10_000, 0) }).await;
+    let lease = take(
+        &locks,
+        "n",
+        AcquireOptions {
+            renew: false,
+            ..options(10_000, 0)
+        },
+    )
+    .await;
     let loss = loss_of(&lease);
     assert!(lease.remaining() <= ms(9898));
     tokio::time::sleep(ms(9890)).await;
@@ -70,13 +82,23 @@ async fn an_outage_longer_than_the_lease_is_a_loss_in_time() {
         let loss = loss_of(&lease);
         engine.set(fault);
         tokio::time::sleep(ms(2980)).await;
-        let loss = loss.lock().unwrap().take().unwrap_or_else(|| panic!("{fault:?}: no loss"));
+        let loss = loss
+            .lock()
+            .unwrap()
+            .take()
+            .unwrap_or_else(|| panic!("{fault:?}: no loss"));
         assert_eq!((loss.code, loss.key.as_deref()), (Code::Lost, Some("n")));
         assert!(loss.cause.is_some(), "{fault:?}: {loss}");
-        assert!(held_in_store(&engine, "n").await, "{fault:?}: told before the store gives it away");
+        assert!(
+            held_in_store(&engine, "n").await,
+            "{fault:?}: told before the store gives it away"
+        );
         engine.set(Fault::None);
         tokio::time::sleep(ms(5000)).await;
-        assert!(!held_in_store(&engine, "n").await, "{fault:?}: a renewal re-created it, or nobody freed it");
+        assert!(
+            !held_in_store(&engine, "n").await,
+            "{fault:?}: a renewal re-created it, or nobody freed it"
+        );
     }
 }
 
@@ -90,14 +112,25 @@ async fn a_vanished_lock_is_lost_at_the_next_renewal() {
     assert_eq!(loss.lock().unwrap().as_ref().unwrap().code, Code::Lost);
     assert!(!lease.is_held());
     assert!(!held_in_store(&engine, "n").await);
-    assert_eq!(locks.extend(&lease, Ttl::clamped(ms(1000))).await.unwrap_err().code, Code::Lost);
+    assert_eq!(
+        locks.extend(&lease, Ttl::clamped(ms(1000))).await.unwrap_err().code,
+        Code::Lost
+    );
     assert!(!locks.release(&lease).await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_loss_is_told_to_whoever_asks_later() {
     let (_, locks) = service();
-    let lease = take(&locks, "n", AcquireOptions { renew: false, ..options(100, 0) }).await;
+    let lease = take(
+        &locks,
+        "n",
+        AcquireOptions {
+            renew: false,
+            ..options(100, 0)
+        },
+    )
+    .await;
     tokio::time::sleep(ms(200)).await;
     assert!(loss_of(&lease).lock().unwrap().is_some());
     let released = take(&locks, "m", options(100, 0)).await;
@@ -110,7 +143,10 @@ async fn a_loss_is_told_to_whoever_asks_later() {
 #[tokio::test(start_paused = true)]
 async fn max_hold_ends_a_lease_that_is_renewed() {
     let (engine, locks) = service();
-    let limited = AcquireOptions { max_hold: Some(ms(2000)), ..options(900, 0) };
+    let limited = AcquireOptions {
+        max_hold: Some(ms(2000)),
+        ..options(900, 0)
+    };
     let lease = take(&locks, "n", limited).await;
     tokio::time::sleep(ms(1900)).await;
     assert!(lease.is_held());
@@ -124,7 +160,10 @@ async fn max_hold_ends_a_lease_that_is_renewed() {
 #[tokio::test(start_paused = true)]
 async fn min_hold_keeps_the_name_busy() {
     let (engine, locks) = service();
-    let short = AcquireOptions { min_hold: ms(1000), ..options(30_000, 0) };
+    let short = AcquireOptions {
+        min_hold: ms(1000),
+        ..options(30_000, 0)
+    };
     let lease = take(&locks, "n", short.clone()).await;
     tokio::time::sleep(ms(300)).await;
     assert!(locks.release(&lease).await.unwrap());
@@ -156,7 +195,10 @@ async fn renewal_pauses_while_the_event_loop_is_silent_for_too_long() {
         })
     });
     let locks = Locks::new(engine.clone(), STORE_TIMEOUT, pulse.clone(), None);
-    let limited = AcquireOptions { stall_limit: ms(5000), ..options(900, 0) };
+    let limited = AcquireOptions {
+        stall_limit: ms(5000),
+        ..options(900, 0)
+    };
     let lease = take(&locks, "n", limited).await;
     tokio::time::sleep(ms(20_000)).await;
     assert!(lease.is_held(), "an event loop that answers keeps its leases");
@@ -171,20 +213,38 @@ async fn renewal_pauses_while_the_event_loop_is_silent_for_too_long() {
 #[tokio::test(start_paused = true)]
 async fn extend_adds_time_and_raises_later_renewals() {
     let (engine, locks) = service();
-    let lease = take(&locks, "n", AcquireOptions { renew: false, ..options(1000, 0) }).await;
+    let lease = take(
+        &locks,
+        "n",
+        AcquireOptions {
+            renew: false,
+            ..options(1000, 0)
+        },
+    )
+    .await;
     locks.extend(&lease, Ttl::clamped(ms(10_000))).await.unwrap();
     assert!(lease.remaining() > ms(9800));
     locks.extend(&lease, Ttl::clamped(ms(100))).await.unwrap();
     assert!(lease.remaining() > ms(9800), "never shortens");
     tokio::time::sleep(ms(9000)).await;
     assert!(lease.is_held());
-    assert_eq!(engine.renewals.load(SeqCst), 2, "an extended lease is not renewed if it was not to be");
+    assert_eq!(
+        engine.renewals.load(SeqCst),
+        2,
+        "an extended lease is not renewed if it was not to be"
+    );
     tokio::time::sleep(ms(1000)).await;
-    assert_eq!(locks.extend(&lease, Ttl::clamped(ms(1000))).await.unwrap_err().code, Code::Lost);
+    assert_eq!(
+        locks.extend(&lease, Ttl::clamped(ms(1000))).await.unwrap_err().code,
+        Code::Lost
+    );
     locks.release(&lease).await.unwrap();
     let released = take(&locks, "n", options(1000, 0)).await;
     locks.release(&released).await.unwrap();
-    assert_eq!(locks.extend(&released, Ttl::clamped(ms(1000))).await.unwrap_err().code, Code::Lost);
+    assert_eq!(
+        locks.extend(&released, Ttl::clamped(ms(1000))).await.unwrap_err().code,
+        Code::Lost
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -211,11 +271,32 @@ async fn events_tell_the_story_in_order() {
     let locks = Locks::new(engine, STORE_TIMEOUT, Arc::new(Pulse::new(|| {})), Some(Arc::new(sink)));
     let lease = take(&locks, "n", options(900, 0)).await;
     tokio::time::sleep(ms(310)).await;
-    assert!(matches!(attempt(&locks, "n", options(900, 50)).await.unwrap(), Outcome::Busy { .. }));
+    assert!(matches!(
+        attempt(&locks, "n", options(900, 50)).await.unwrap(),
+        Outcome::Busy { .. }
+    ));
     locks.release(&lease).await.unwrap();
-    take(&locks, "m", AcquireOptions { renew: false, ..options(100, 0) }).await;
+    take(
+        &locks,
+        "m",
+        AcquireOptions {
+            renew: false,
+            ..options(100, 0)
+        },
+    )
+    .await;
     tokio::time::sleep(ms(200)).await;
     use EventKind::{Acquired, Lost, Released, Renewed, Waiting};
-    let expected = [(Acquired, "n"), (Renewed, "n"), (Waiting, "n"), (Released, "n"), (Acquired, "m"), (Lost, "m")];
-    assert_eq!(*story.lock().unwrap(), expected.map(|(kind, name)| (kind, name.to_owned())));
+    let expected = [
+        (Acquired, "n"),
+        (Renewed, "n"),
+        (Waiting, "n"),
+        (Released, "n"),
+        (Acquired, "m"),
+        (Lost, "m"),
+    ];
+    assert_eq!(
+        *story.lock().unwrap(),
+        expected.map(|(kind, name)| (kind, name.to_owned()))
+    );
 }

@@ -89,7 +89,10 @@ async fn the_gist_takes_and_frees_by_name() {
     let ttl = || options(1000, 0);
     assert!(!locks.release_by_name(&key("n")).await.unwrap(), "never taken");
     assert!(locks.acquire_by_name(key("n"), ttl()).await.unwrap());
-    assert!(!locks.acquire_by_name(key("n"), ttl()).await.unwrap(), "busy for itself, too");
+    assert!(
+        !locks.acquire_by_name(key("n"), ttl()).await.unwrap(),
+        "busy for itself, too"
+    );
     assert!(!other.acquire_by_name(key("n"), ttl()).await.unwrap());
     assert!(!other.release_by_name(&key("n")).await.unwrap(), "a stranger's lock");
     assert!(locks.release_by_name(&key("n")).await.unwrap());
@@ -107,7 +110,12 @@ async fn the_gist_takes_and_frees_by_name() {
 async fn one_time_names_leave_nothing_in_the_service() {
     let (_, locks) = service();
     for i in 0..100 {
-        assert!(locks.acquire_by_name(key(&format!("n{i}")), options(50, 0)).await.unwrap());
+        assert!(
+            locks
+                .acquire_by_name(key(&format!("n{i}")), options(50, 0))
+                .await
+                .unwrap()
+        );
     }
     tokio::time::sleep(ms(300)).await;
     assert!(locks.inner.gist().is_empty());
@@ -135,7 +143,10 @@ async fn close_releases_and_ends_the_waits() {
     }
     assert_eq!(code(attempt(&locks, "mine", options(1000, 0)).await), Code::Closed);
     assert_eq!(locks.inspect(&key("mine")).await.unwrap_err().code, Code::Closed);
-    assert_eq!(locks.release_by_name(&key("gist")).await.unwrap_err().code, Code::Closed);
+    assert_eq!(
+        locks.release_by_name(&key("gist")).await.unwrap_err().code,
+        Code::Closed
+    );
     assert_eq!(locks.stats().waiting, 0);
     locks.close().await;
 }
@@ -156,11 +167,17 @@ async fn a_lock_is_restored_elsewhere() {
     let lease = take(&locks, "n", options(1000, 0)).await;
     let other = another(&engine);
     let owner = OwnerToken::parse(lease.token()).unwrap();
-    let restored = other.restore(&[key("n")], owner.clone(), lease.fence(), options(1000, 0)).await.unwrap();
+    let restored = other
+        .restore(&[key("n")], owner.clone(), lease.fence(), options(1000, 0))
+        .await
+        .unwrap();
     assert!(restored.is_held());
     assert_eq!(restored.fence(), lease.fence());
     assert!(other.release(&restored).await.unwrap());
-    let gone = other.restore(&[key("n")], owner, lease.fence(), options(1000, 0)).await.unwrap_err();
+    let gone = other
+        .restore(&[key("n")], owner, lease.fence(), options(1000, 0))
+        .await
+        .unwrap_err();
     assert_eq!(gone.code, Code::Lost);
     assert_eq!(gone.key.as_deref(), Some("n"));
 }

@@ -29,13 +29,23 @@ async fn a_wait_ends_on_time_and_leaves_the_queue() {
 #[tokio::test(start_paused = true)]
 async fn waiting_for_ever_ends_with_the_lease_in_the_way() {
     let (engine, locks) = service();
-    let dead = AcquireOptions { renew: false, ..options(3_600_000, 0) };
+    let dead = AcquireOptions {
+        renew: false,
+        ..options(3_600_000, 0)
+    };
     take(&locks, "n", dead).await;
     let other = another(&engine);
-    let patient = AcquireOptions { wait: Wait::Forever, ..options(1000, 0) };
+    let patient = AcquireOptions {
+        wait: Wait::Forever,
+        ..options(1000, 0)
+    };
     let started = tokio::time::Instant::now();
     take(&other, "n", patient).await;
-    assert!(started.elapsed() >= ms(3_600_000) && started.elapsed() < ms(3_600_100), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() >= ms(3_600_000) && started.elapsed() < ms(3_600_100),
+        "{:?}",
+        started.elapsed()
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -61,7 +71,11 @@ async fn waiters_are_served_in_order_across_services() {
         task.await.unwrap();
     }
     assert_eq!(*served.lock().unwrap(), (0..20).collect::<Vec<_>>());
-    assert_eq!(started.elapsed(), ms(200), "each was woken by the release before it, not by a poll");
+    assert_eq!(
+        started.elapsed(),
+        ms(200),
+        "each was woken by the release before it, not by a poll"
+    );
 }
 
 /// Where the store keeps no queue, the waiters of a process form one line: one contender per process and name.
@@ -137,8 +151,16 @@ async fn an_aborted_waiter_blocks_nobody() {
 #[tokio::test(start_paused = true)]
 async fn repeated_names_count_once() {
     let (_, locks) = service();
-    let outcome = locks.acquire(&[key("b"), key("a"), key("b")], options(1000, 0), CancellationToken::new()).await;
-    let Outcome::Acquired(lease) = outcome.unwrap() else { panic!("a repeat blocks itself") };
+    let outcome = locks
+        .acquire(
+            &[key("b"), key("a"), key("b")],
+            options(1000, 0),
+            CancellationToken::new(),
+        )
+        .await;
+    let Outcome::Acquired(lease) = outcome.unwrap() else {
+        panic!("a repeat blocks itself")
+    };
     assert_eq!(lease.names().as_ref(), [key("b"), key("a")]);
 }
 
@@ -146,7 +168,13 @@ async fn repeated_names_count_once() {
 async fn overlapping_sets_all_get_their_turn() {
     let (engine, locks) = service();
     let other = another(&engine);
-    let sets = [vec!["a", "b"], vec!["b", "c"], vec!["c", "a"], vec!["a"], vec!["c", "b", "a"]];
+    let sets = [
+        vec!["a", "b"],
+        vec!["b", "c"],
+        vec!["c", "a"],
+        vec!["a"],
+        vec!["c", "b", "a"],
+    ];
     for unordered in [false, true] {
         if unordered {
             engine.keep_no_queue();
@@ -156,8 +184,13 @@ async fn overlapping_sets_all_get_their_turn() {
             let locks = if i % 2 == 0 { locks.clone() } else { other.clone() };
             let keys: Vec<Key> = set.iter().map(|name| key(name)).collect();
             tasks.push(tokio::spawn(async move {
-                let outcome = locks.acquire(&keys, options(30_000, 600_000), CancellationToken::new()).await.unwrap();
-                let Outcome::Acquired(lease) = outcome else { panic!("starved: {outcome:?}") };
+                let outcome = locks
+                    .acquire(&keys, options(30_000, 600_000), CancellationToken::new())
+                    .await
+                    .unwrap();
+                let Outcome::Acquired(lease) = outcome else {
+                    panic!("starved: {outcome:?}")
+                };
                 tokio::time::sleep(ms(5)).await;
                 assert!(locks.release(&lease).await.unwrap());
             }));

@@ -107,6 +107,41 @@ async fn subscribers_survive_a_lost_connection() {
 }
 
 #[tokio::test]
+async fn subscribing_amid_lost_connections_leaves_no_channel_behind() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let until = tokio::time::Instant::now() + Duration::from_secs(2);
+    let coming_and_going = (0..20).map(|i| {
+        let ours = ours.clone();
+        async move {
+            while tokio::time::Instant::now() < until {
+                let patience = Duration::from_micros(fastrand::u64(1..3000));
+                let subscribing = ours.subscribe(&claim("n"), &key(&format!("n{}", i % 4))).await;
+                if let Ok(mut subscription) = subscribing {
+                    let _ = tokio::time::timeout(patience, subscription.changed()).await;
+                }
+            }
+        }
+    });
+    let killing = async {
+        while tokio::time::Instant::now() < until {
+            other.run::<()>("CLIENT KILL TYPE pubsub").await;
+            other.run::<()>("CLIENT KILL TYPE normal SKIPME yes").await;
+            tokio::time::sleep(Duration::from_millis(fastrand::u64(1..40))).await;
+        }
+    };
+    tokio::join!(futures_util::future::join_all(coming_and_going), killing);
+    eventually("nobody waits", async || ours.link.topics.is_empty()).await;
+    let mut last = ours.subscribe(&claim("n"), &key("n")).await.unwrap();
+    eventually("only the last channel is left", async || {
+        other.run::<Vec<String>>("PUBSUB CHANNELS *").await == ["holdfast:free:lock:n"]
+    })
+    .await;
+    assert_eq!(other.run::<i64>("PUBLISH holdfast:free:lock:n x").await, 1);
+    assert!(woken(&mut last).await);
+}
+
+#[tokio::test]
 async fn a_lost_connection_is_noticed_by_the_next_call_at_the_latest() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);

@@ -1,0 +1,176 @@
+// The caller's AbortSignal: it ends the wait with its own reason, and no listener stays behind.
+import assert from 'node:assert/strict'
+import { getEventListeners } from 'node:events'
+import { assertFree, rejection, rejects, sleep, until, waiting } from '../tools.mjs'
+
+const listeners = (signal) => getEventListeners(signal, 'abort').length
+
+/** After an abort the listener goes when the native side has given up, a moment later. */
+const noListener = (signal) => until('the listener is gone', () => listeners(signal) === 0)
+
+export function abort(test) {
+  const ways = {
+    acquire: (service, name, signal) => service.acquire(name, { waitMs: Infinity, signal }),
+    tryAcquire: (service, name, signal) => service.tryAcquire(name, { signal }),
+    using: (service, name, signal) => service.using(name, { waitMs: Infinity, signal }, () => 'ran'),
+    acquireAndExecute: (service, name, signal) =>
+      service.acquireAndExecute({ name, waitMs: Infinity, signal }, () => 'ran'),
+  }
+
+  for (const [way, call] of Object.entries(ways)) {
+    test(`${way}: aborted before`, async (place) => {
+      const a = await place.connect()
+      const reasons = [new Error('mine'), 'text', 0, null, false, Symbol('reason'), { any: 'object' }, () => {}]
+      for (const reason of reasons) {
+        const signal = AbortSignal.abort(reason)
+        assert.equal(await rejection(call(a, 'never', signal)), reason)
+        assert.equal(listeners(signal), 0)
+      }
+      assert.equal((await rejection(call(a, 'never', AbortSignal.abort()))).name, 'AbortError')
+      assert.equal(a.stats().acquired, 0)
+      assert.equal(a.stats().busy, 0)
+      assert.equal(await a.inspect('never'), null)
+    })
+
+    test(`${way}: no listener stays behind when the call is over`, async (place) => {
+      const [a, b] = await place.connectAll(2)
+      const { signal } = new AbortController()
+      const free = await call(a, 'free', signal)
+      assert.equal(listeners(signal), 0)
+      await free.release?.()
+      const lock = await a.acquire('busy')
+      const short = {
+        acquire: () => rejects(b.acquire('busy', { waitMs: 5, signal }), 'LOCK_TIMEOUT'),
+        tryAcquire: () => b.tryAcquire('busy', { signal }),
+        using: () => rejects(b.using('busy', { waitMs: 5, signal }, () => {}), 'LOCK_TIMEOUT'),
+        acquireAndExecute: () => b.acquireAndExecute({ name: 'busy', waitMs: 5, signal }, () => {}),
+      }
+      await short[way]()
+      assert.equal(listeners(signal), 0)
+      await lock.release()
+      await b.close()
+      await rejects(call(b, 'free', signal), 'LOCK_CLOSED')
+      assert.equal(listeners(signal), 0)
+    })
+  }
+
+  for (const way of ['acquire', 'using', 'acquireAndExecute']) {
+    test(`${way}: aborted while it waits`, async (place) => {
+      const [a, b] = await place.connectAll(2)
+      const lock = await a.acquire('busy')
+      for (const reason of [new Error('mine'), 'text', 0, null, { any: 'object' }]) {
+        const controller = new AbortController()
+        const outcome = rejection(ways[way](b, 'busy', controller.signal))
+        await waiting(b, 1)
+        assert.equal(listeners(controller.signal), 1)
+        controller.abort(reason)
+        assert.equal(await outcome, reason)
+        await noListener(controller.signal)
+        await waiting(b, 0)
+      }
+      await lock.release()
+      await assertFree(b, 'busy')
+    })
+  }
+
+  test('AbortSignal.timeout ends a wait with its TimeoutError', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('busy')
+    const signal = AbortSignal.timeout(30)
+    const error = await rejection(b.acquire('busy', { waitMs: Infinity, signal }))
+    assert.equal(error, signal.reason)
+    assert.equal(error.name, 'TimeoutError')
+    await lock.release()
+  })
+
+  test('one signal ends many waits', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('busy')
+    const controller = new AbortController()
+    const waits = Array.from({ length: 5 }, () => b.acquire('busy', { waitMs: Infinity, signal: controller.signal }))
+    await waiting(b, 5)
+    const reason = new Error('all of you')
+    controller.abort(reason)
+    assert.deepEqual(await Promise.all(waits.map(rejection)), waits.map(() => reason))
+    await lock.release()
+    await assertFree(a, 'busy')
+  })
+
+  test('an abort after the grant changes nothing', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const controller = new AbortController()
+    const lock = await a.acquire('mine', { signal: controller.signal })
+    const ran = a.using('ran', { signal: controller.signal }, async (held) => {
+      controller.abort()
+      await sleep(20)
+      assert.equal(held.isHeld, true)
+      assert.equal(held.signal.aborted, false)
+      return 'done'
+    })
+    assert.equal(await ran, 'done')
+    assert.equal(lock.isHeld, true)
+    assert.equal(await b.tryAcquire('mine'), null)
+    assert.equal(await lock.release(), true)
+  })
+
+  test('an abort in the tick of the grant leaves no lock', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    for (const [way, call] of Object.entries(ways)) {
+      const controller = new AbortController()
+      const outcome = rejection(call(a, `tick:${way}`, controller.signal))
+      // The native thread grants while this one is busy: the answer lies ready when the abort comes.
+      const end = performance.now() + 100
+      while (performance.now() < end);
+      const reason = new Error('too late')
+      controller.abort(reason)
+      assert.equal(await outcome, reason)
+      await noListener(controller.signal)
+      await until('the lock goes back', async () => (await b.inspect(`tick:${way}`)) === null)
+    }
+    assert.ok(a.stats().acquired > 0, 'the grant was to come before the abort')
+    assert.equal(a.stats().held, 0)
+  })
+
+  test('whatever behaves like a signal is one', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('busy')
+    const added = []
+    const signal = {
+      aborted: false,
+      reason: undefined,
+      addEventListener: (type, listener) => added.push([type, listener]),
+      removeEventListener: (type, listener) => {
+        added.splice(added.findIndex(([t, l]) => t === type && l === listener), 1)
+      },
+    }
+    const outcome = rejection(b.acquire('busy', { signal }))
+    await waiting(b, 1)
+    assert.equal(added.length, 1)
+    const [type, listener] = added[0]
+    assert.equal(type, 'abort')
+    listener()
+    assert.equal(await outcome, undefined)
+    await until('the listener is gone', () => added.length === 0)
+    listener()
+    await lock.release()
+  })
+
+  test('a signal that throws rejects the call with what it threw', async (place) => {
+    const a = await place.connect()
+    const thrown = new Error('from the signal')
+    const fail = () => {
+      throw thrown
+    }
+    const whole = { aborted: false, addEventListener() {}, removeEventListener() {} }
+    const broken = [
+      Object.defineProperty({ ...whole }, 'aborted', { get: fail }),
+      Object.defineProperty({ ...whole }, 'addEventListener', { get: fail }),
+      { ...whole, addEventListener: fail },
+      Object.defineProperty({ ...whole, aborted: true }, 'reason', { get: fail }),
+    ]
+    for (const signal of broken) assert.equal(await rejection(a.acquire('x', { signal })), thrown)
+    assert.equal(await a.inspect('x'), null)
+    const lock = await a.acquire('x', { signal: { ...whole, removeEventListener: fail } })
+    assert.equal(await lock.release(), true)
+  })
+}

@@ -1,0 +1,113 @@
+// The package as others load it, and the store that is there when nobody names one.
+import assert from 'node:assert/strict'
+import { existsSync, mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { once } from 'node:events'
+import { spawn } from 'node:child_process'
+import { createInterface } from 'node:readline'
+import { random } from '../stores.mjs'
+import { INDEX, output, runNode } from '../tools.mjs'
+
+const USE = `
+  const locks = await LockService.connect('memory:')
+  const lock = await locks.acquire('x')
+  console.log(lock instanceof Lock, locks instanceof LockService, await lock.release(), typeof LockService.connect)
+  await locks.close()`
+
+/** A state folder of its own, and the environment that has it used. */
+function stateFolder(t) {
+  const folder = mkdtempSync(join(tmpdir(), 'holdfast-state-'))
+  t.after(() => rmSync(folder, { recursive: true, force: true }))
+  // Where Linux, macOS and Windows keep it.
+  return { folder, env: { XDG_STATE_HOME: folder, HOME: folder, LOCALAPPDATA: folder, HOLDFAST_URL: '' } }
+}
+
+/** A process that holds `x` on the store that it connects to, until its stdin ends. */
+async function holder(t, env) {
+  const code = `
+    import { LockService } from '${INDEX}'
+    const locks = await LockService.connect()
+    const lock = await locks.acquire('x')
+    console.log(lock.fencingToken)
+    process.stdin.on('end', async () => { await lock.release(); await locks.close() }).resume()`
+  const child = spawn(process.execPath, ['--input-type=module', '-e', code], { env: { ...process.env, ...env } })
+  t.after(() => child.kill('SIGKILL'))
+  const lines = createInterface({ input: child.stdout })[Symbol.asyncIterator]()
+  const { value } = await lines.next()
+  return { token: value, end: () => (child.stdin.end(), once(child, 'exit')) }
+}
+
+const LOOK = `
+  import { LockService } from '${INDEX}'
+  const locks = await LockService.connect()
+  console.log((await locks.inspect('x'))?.fencingToken ?? 'free')
+  await locks.close()`
+
+export function modules(test) {
+  test('CommonJS require', async () => {
+    const code = `const { Lock, LockService } = require('../index.js'); (async () => {${USE}})()`
+    assert.equal(await output(code, { commonjs: true }), 'true true true function')
+  })
+
+  test('ESM named imports, default import, and import()', async () => {
+    assert.equal(await output(`import { Lock, LockService } from '${INDEX}'; ${USE}`), 'true true true function')
+    assert.equal(await output(`import all from '${INDEX}'; const { Lock, LockService } = all; ${USE}`), 'true true true function')
+    assert.equal(await output(`const { Lock, LockService } = await import('${INDEX}'); ${USE}`), 'true true true function')
+    const names = `import * as all from '${INDEX}'; console.log(Object.keys(all).sort().join())`
+    assert.equal(await output(names), 'Lock,LockService,default')
+  })
+
+  test('require and import give the same classes', async () => {
+    const code = `
+      import { createRequire } from 'node:module'
+      import { LockService } from '${INDEX}'
+      console.log(createRequire('${INDEX}')('./index.js').LockService === LockService)`
+    assert.equal(await output(code), 'true')
+  })
+
+  test('how long loading takes', async (_, t) => {
+    const code = `
+      const start = performance.now()
+      await import('${INDEX}')
+      console.log((performance.now() - start).toFixed(1))`
+    // Told, not judged: that is a matter of the machine.
+    t.diagnostic(`loading takes ${await output(code)} ms`)
+  })
+
+  test('without a target the embedded store of this user is used, by every process', async (_, t) => {
+    const { folder, env } = stateFolder(t)
+    const first = await holder(t, env)
+    if (process.platform === 'linux') assert.ok(existsSync(join(folder, 'holdfast', 'locks.sqlite')))
+    assert.equal(await output(LOOK, { env }), first.token)
+    assert.equal(await output(LOOK, { env: stateFolder(t).env }), 'free', 'another user’s store')
+    assert.deepEqual(await first.end(), [0, null])
+    assert.equal(await output(LOOK, { env }), 'free')
+  })
+
+  test('HOLDFAST_URL says where the store is when there is no target', async (_, t) => {
+    const { folder, env } = stateFolder(t)
+    const url = `sqlite:${join(folder, `${random()}.sqlite`)}`
+    const first = await holder(t, { ...env, HOLDFAST_URL: url })
+    assert.equal(await output(LOOK, { env: { ...env, HOLDFAST_URL: url } }), first.token)
+    assert.equal(await output(LOOK, { env }), 'free', 'the embedded store is another one')
+    const options = LOOK.replace('connect()', 'connect({ storeTimeoutMs: 4000 })')
+    assert.equal(await output(options, { env: { ...env, HOLDFAST_URL: url } }), first.token)
+    const list = LOOK.replace('connect()', 'connect(undefined, {})')
+    assert.equal(await output(list, { env: { ...env, HOLDFAST_URL: url } }), first.token)
+    const named = LOOK.replace('connect()', `connect({ url: 'memory:' })`)
+    assert.equal(await output(named, { env: { ...env, HOLDFAST_URL: url } }), 'free', 'a target goes before')
+    await first.end()
+  })
+
+  test('a bad HOLDFAST_URL is an error that does not show its password', async (_, t) => {
+    const code = `
+      import { LockService } from '${INDEX}'
+      await LockService.connect().catch((error) => console.log(error.code, error.message))`
+    for (const url of ['gopher://user:hunter2@host', 'redis://user:hunter2@host/notanumber', 'hunter2']) {
+      const { stdout } = await runNode(code, { env: { ...stateFolder(t).env, HOLDFAST_URL: url } })
+      assert.match(stdout, /^LOCK_INVALID_ARGUMENT target /)
+      assert.doesNotMatch(stdout, /hunter2/)
+    }
+  })
+}

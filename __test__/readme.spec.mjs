@@ -1,0 +1,198 @@
+// The README is run, not believed: every block by its language, every table by the code that it tells of. A block in a
+// language without a runner is a failure.
+import assert from 'node:assert/strict'
+import { existsSync, readdirSync, statSync } from 'node:fs'
+import { mkdtemp, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { dirname, join } from 'node:path'
+import { after, before, describe, test } from 'node:test'
+import { blocksOf, membersOf, read, root, rowsOf } from './readme/blocks.mjs'
+import { runMongosh, runRedis } from './readme/permissions.mjs'
+import { Project, node } from './readme/run.mjs'
+import { rejection } from './tools.mjs'
+
+const TIMEOUT_MS = 120_000
+const blocks = blocksOf('README.md')
+
+/** What a block must have done, beside ending well. Each text is in one block only. */
+const EXPECTED = [
+  ['locks.inspect(', {}, ({ did, stdout }) => {
+    assert.equal(stdout, 'null []\n')
+    assert.deepEqual(did.charge.map(({ order, aborted }) => [order, aborted]), [['order:42', false], ['order:42', false]])
+    assert.ok(BigInt(did.charge[1].token) > BigInt(did.charge[0].token))
+  }],
+  // The second time is the instance with the slow clock.
+  ['reports.findOne', { times: 2 }, ({ did }) => assert.deepEqual([did.makeReport, did.reports], [1, 1])],
+  ['minHoldMs: 60_000', { times: 2 }, ({ did }) => assert.equal(did.sendReport, 1)],
+  ['accounts.updateOne', {}, ({ did }) => assert.equal(did.balance, 90)],
+  ['placeOrder', {}, ({ did }) => assert.equal(did.placeOrder, 1)],
+  ['onEvent', {}, ({ stdout }) => assert.equal(stdout, '')],
+  ['LockError }', {}, ({ stdout }) => assert.equal(stdout, '1 done LOCK_INVALID_ARGUMENT false\n')],
+]
+
+let project
+before(() => (project = new Project()))
+after(() => project?.close())
+
+async function runExpecting(run, code) {
+  const [, options, check] = EXPECTED.find(([text]) => code.includes(text)) ?? [undefined, {}, () => {}]
+  check(await run(code, options))
+}
+
+const RUNNERS = {
+  js: ({ code }) => runExpecting((...args) => project.js(...args), code),
+  ts: ({ code }) => runExpecting((...args) => project.ts(...args), code),
+  diff: runDiff,
+  sh: runShell,
+  redis: ({ code }, t) => runRedis(code, t),
+  mongosh: ({ code }, t) => runMongosh(code, t),
+}
+
+describe('every block of the README', { concurrency: 2 }, () => {
+  for (const block of blocks) {
+    test(`line ${block.line}, ${block.language || 'no language'}`, { timeout: TIMEOUT_MS }, (t) => {
+      const run = RUNNERS[block.language]
+      assert.ok(run, `no test runs a block of the language "${block.language}"`)
+      return run(block, t)
+    })
+  }
+})
+
+test('every expectation is of one block', () => {
+  for (const [text] of EXPECTED) assert.equal(blocks.filter(({ code }) => code.includes(text)).length, 1, text)
+})
+
+/** Both sides are what a reader may have; each does the job twice. */
+async function runDiff({ code }) {
+  const lines = code.split('\n')
+  for (const line of lines) assert.match(line, /^([ +-]|$)/, 'a line of a diff')
+  for (const [own, other] of ['-+', '+-']) {
+    const side = lines.filter((line) => !line.startsWith(other)).map((line) => line.replace(own, ' ').slice(1)).join('\n')
+    await project.check(side)
+    const { did } = await project.js(side)
+    assert.equal(did.sendReport, 2, `the side of ${own}`)
+  }
+}
+
+/** Commands of which each is one of the few that a test knows to be right. */
+async function runShell({ code }) {
+  const { name, scripts } = JSON.parse(read('package.json'))
+  for (const line of code.trim().split('\n')) {
+    const command = line.replace(/^(\w+=\S+ )+/, '')
+    if (command === `npm install ${name}`) continue
+    const script = command.match(/^npm (?:run )?([\w:]+)$/)?.[1]
+    const file = (script ? scripts[script] : command)?.match(/^node (\S+)/)?.[1]
+    assert.ok(file && existsSync(join(root, file)), `${line}: no such command`)
+    // The scripts have tests of their own.
+    if (!script) await node([file], root, {})
+  }
+}
+
+test('a write that comes too late is refused in the example', { timeout: TIMEOUT_MS }, async () => {
+  const { code } = blocks.find(({ code }) => code.includes('accounts.updateOne'))
+  const later = (2n ** 62n).toString()
+  const error = await rejection(project.js(code, { env: { README_FENCE: later } }))
+  assert.match(error.message, /a later holder has written already/)
+})
+
+describe('every example', { concurrency: 2 }, () => {
+  const files = readdirSync(join(root, 'examples')).filter((file) => file.endsWith('.mjs'))
+  const inFolder = async (body) => {
+    const folder = await mkdtemp(join(tmpdir(), 'holdfast-test-'))
+    try {
+      await body(folder, { HOLDFAST_URL: `sqlite:${join(folder, 'locks.sqlite')}` })
+    } finally {
+      await rm(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 })
+    }
+  }
+  const start = async (file, args, env) => (await node([join('examples', file), ...args], root, env)).stdout
+
+  const tests = {
+    'guarded-write.mjs': async () => {
+      for (const url of [undefined, process.env.HOLDFAST_TEST_MONGODB_URL]) {
+        const stdout = await start('guarded-write.mjs', url ? [url] : [], {})
+        assert.match(stdout, /^quick .*: done\nslow .*: refused\nthe balance is 90$/m)
+      }
+    },
+    'scheduled-job.mjs': () =>
+      inFolder(async (folder, env) => {
+        const once = () => start('scheduled-job.mjs', [folder], env)
+        const outcomes = [...(await Promise.all([once(), once(), once()])), await once()]
+        assert.equal(outcomes.filter((text) => /^\d+ made the report: 276\n$/.test(text)).length, 1, outcomes.join(''))
+        const maker = outcomes.find((text) => text.includes('made the report:')).split(' ')[0]
+        assert.equal(outcomes.filter((text) => text.includes(`stood aside: process ${maker} made`)).length, 3, outcomes.join(''))
+      }),
+    'hand-over.mjs': () =>
+      inFolder(async (folder, env) => {
+        const stdout = await start('hand-over.mjs', [], env)
+        assert.match(stdout, /^(\d+) took upload:\1, fencing token (\d+)\n(\d+) goes on with it, fencing token \2\n\3 released it: true\n\1 sees that it is free\n$/)
+      }),
+  }
+  for (const file of files) {
+    test(file, { timeout: TIMEOUT_MS }, () => {
+      assert.ok(tests[file], `no test runs examples/${file}`)
+      return tests[file]()
+    })
+  }
+})
+
+describe('every table of the README', () => {
+  const rows = rowsOf('README.md')
+  const plain = (cell) => cell.replaceAll('`', '')
+
+  /** The rows of the table that begins after a text. */
+  function tableAfter(text) {
+    const section = read('README.md').split(text)[1]
+    assert.ok(section, text)
+    const [table] = section.match(/(^\|.*\|\n)+/m)
+    return table.trim().split('\n').slice(2).map((line) => line.slice(1, -1).split('|').map((cell) => plain(cell.trim())))
+  }
+
+  for (const [heading, type, more] of [
+    ['`acquire`, `tryAcquire` and `using`; times in milliseconds:', 'AcquireOptions', []],
+    ['`acquireAndExecute({ … }, fn)`:', 'ExecuteOptions', []],
+    ['`LockService.connect(target, { … })`, or `connect({ url, … })`:', 'ConnectOptions', []],
+  ]) {
+    test(`has every member of ${type} with its default`, () => {
+      const told = new Map(tableAfter(heading).map(([name, value]) => [name, value]))
+      assert.deepEqual([...told.entries()].sort(), [...membersOf(type).entries(), ...more].sort())
+    })
+  }
+
+  test('has every error code', () => {
+    const codes = read('src/js/types.d.ts').match(/^export type LockErrorCode = (.*)$/m)[1].match(/LOCK_\w+/g)
+    assert.deepEqual(tableAfter('has a `code`:').map(([code]) => code).sort(), codes.sort())
+  })
+
+  test('has every member of a lock and of a service somewhere', () => {
+    const text = read('README.md')
+    for (const member of [...membersOf('Lock').keys(), ...membersOf('LockService').keys()]) {
+      assert.match(text, new RegExp(`\\b${member}\\b`), member)
+    }
+    assert.ok(membersOf('Lock').size >= 10 && membersOf('LockService').size >= 10)
+  })
+
+  test('has as many cells in each row as in its head', () => {
+    assert.ok(rows.length > 30)
+    for (const table of read('README.md').match(/(^\|.*\|\n)+/gm)) {
+      const widths = table.trim().split('\n').map((line) => line.split('|').length)
+      assert.equal(new Set(widths).size, 1, table)
+    }
+  })
+})
+
+test('links lead somewhere', () => {
+  for (const path of ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/ARCHITECTURE.md']) {
+    for (const [, link] of read(path).matchAll(/\]\(([^)#]+)(?:#[^)]*)?\)/g)) {
+      if (/^https?:/.test(link)) continue
+      assert.ok(statSync(join(root, dirname(path), link), { throwIfNoEntry: false }), `${path}: ${link}`)
+    }
+  }
+})
+
+test('the commands of CONTRIBUTING.md exist', () => {
+  const { scripts } = JSON.parse(read('package.json'))
+  const commands = [...read('CONTRIBUTING.md').matchAll(/\bnpm (?:run )?(test|demo|check|bench|build[\w:]*)\b/g)]
+  assert.ok(commands.length > 3)
+  for (const [command, script] of commands) assert.ok(scripts[script], command)
+})

@@ -1,0 +1,15 @@
+// Stands in a project's node_modules as `holdfast`: the package itself, but the servers of the README's examples are the
+// tests' own, or `memory:` where there are none.
+const { randomBytes } = require('node:crypto')
+const { Lock, LockService } = require(`${process.env.README_ROOT}/index.js`)
+
+const SERVERS = { redis: process.env.HOLDFAST_TEST_REDIS_URL, mongodb: process.env.HOLDFAST_TEST_MONGODB_URL }
+const options = { keyPrefix: `readme:${randomBytes(6).toString('hex')}:` }
+
+exports.Lock = Lock
+exports.LockService = {
+  connect(target, given) {
+    const server = SERVERS[/^(\w+):/.exec(target)?.[1]]
+    return server ? LockService.connect(server, { ...options, ...given }) : LockService.connect('memory:readme', given)
+  },
+}

@@ -1,0 +1,75 @@
+// Runs the README's JavaScript and TypeScript as a reader would: `holdfast` installed in node_modules, the reader's own
+// functions and collections (scaffold.mjs) around it.
+import { execFile } from 'node:child_process'
+import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { fileURLToPath } from 'node:url'
+import { root } from './blocks.mjs'
+
+const SCAFFOLD = new URL('scaffold.mjs', import.meta.url).href
+const TIMEOUT_MS = 60_000
+
+/** A folder that looks like a reader's project. */
+export class Project {
+  #modules = 0
+
+  constructor() {
+    this.folder = mkdtempSync(join(tmpdir(), 'holdfast-test-'))
+    const own = join(this.folder, 'node_modules', 'holdfast')
+    mkdirSync(own, { recursive: true })
+    writeFileSync(join(this.folder, 'package.json'), '{ "type": "module" }')
+    writeFileSync(join(own, 'package.json'), '{ "name": "holdfast", "main": "index.js", "types": "index.d.ts" }')
+    cpSync(join(root, 'index.d.ts'), join(own, 'index.d.ts'))
+    cpSync(fileURLToPath(new URL('installed.cjs', import.meta.url)), join(own, 'index.js'))
+    cpSync(fileURLToPath(new URL('distributed-locks.mjs', import.meta.url)), join(this.folder, 'distributed-locks.js'))
+    cpSync(fileURLToPath(new URL('scaffold.d.ts', import.meta.url)), join(this.folder, 'scaffold.d.ts'))
+  }
+
+  close() {
+    rmSync(this.folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 })
+  }
+
+  /** Runs a module, `times` times in one process; gives what it printed and what it did to its surroundings. */
+  async js(code, { times = 1, env = {} } = {}) {
+    const file = join(this.folder, `block-${++this.#modules}.js`)
+    writeFileSync(file, code)
+    return this.#start(file, times, env)
+  }
+
+  /** Checks the syntax alone. */
+  async check(code) {
+    const file = join(this.folder, `checked-${++this.#modules}.js`)
+    writeFileSync(file, code)
+    await node(['--check', file], this.folder, {})
+  }
+
+  /** Compiles strictly, then runs. */
+  async ts(code, options = {}) {
+    const name = `block-${++this.#modules}`
+    writeFileSync(join(this.folder, `${name}.ts`), code)
+    const compiler = join(root, 'node_modules', 'typescript', 'bin', 'tsc')
+    const options_ = ['--strict', '--noUncheckedIndexedAccess', '--target', 'es2022', '--module', 'nodenext', '--lib', 'es2022']
+    const types = ['--types', 'node', '--typeRoots', join(root, 'node_modules', '@types')]
+    await node([compiler, ...options_, ...types, `${name}.ts`, 'scaffold.d.ts'], this.folder, {})
+    return this.#start(join(this.folder, `${name}.js`), options.times ?? 1, options.env ?? {})
+  }
+
+  async #start(file, times, env) {
+    const report = join(this.folder, 'report.json')
+    const own = { README_FILE: file, README_TIMES: String(times), README_REPORT: report, README_ROOT: root, ...env }
+    const output = await node(['--input-type=module', '-e', `await import(${JSON.stringify(SCAFFOLD)})`], this.folder, own)
+    return { ...output, did: JSON.parse(readFileSync(report, 'utf8')) }
+  }
+}
+
+/** Runs Node; an exit status other than 0, or anything on stderr, is a failure. */
+export function node(args, cwd, env) {
+  return new Promise((resolve, reject) => {
+    execFile(process.execPath, args, { cwd, env: { ...process.env, ...env }, timeout: TIMEOUT_MS }, (error, stdout, stderr) => {
+      if (error) reject(new Error(`${stdout}${stderr || error.message}`))
+      else if (stderr) reject(new Error(`it printed to stderr: ${stderr}`))
+      else resolve({ stdout })
+    })
+  })
+}

@@ -1,0 +1,55 @@
+// What the README's examples take for granted: the reader's functions, collections, and a connected service. Then runs
+// the example, and reports what it did.
+import { createRequire } from 'node:module'
+import { writeFileSync } from 'node:fs'
+import { pathToFileURL } from 'node:url'
+
+const { README_FILE, README_TIMES, README_REPORT, README_FENCE = '0' } = process.env
+const { LockService } = createRequire(README_FILE)('holdfast')
+const did = { sendReport: 0, makeReport: 0, placeOrder: 0, charge: [], reports: 0, balance: 100 }
+
+/** As much of a MongoDB collection as the examples need. */
+function collection() {
+  const documents = new Map()
+  return {
+    documents,
+    findOne: async ({ _id }) => documents.get(_id) ?? null,
+    async insertOne(document) {
+      if (documents.has(document._id)) throw Object.assign(new Error('duplicate key'), { code: 11000 })
+      documents.set(document._id, document)
+    },
+    deleteOne: async ({ _id }) => ({ deletedCount: Number(documents.delete(_id)) }),
+    async updateOne({ _id, fence: { $lte } }, { $set }) {
+      const found = documents.get(_id)
+      if (!found || found.fence > $lte) return { matchedCount: 0 }
+      Object.assign(found, $set)
+      return { matchedCount: 1 }
+    },
+  }
+}
+
+const accounts = collection()
+await accounts.insertOne({ _id: 7, balance: 100, fence: BigInt(README_FENCE) })
+const reports = collection()
+const locks = await LockService.connect('memory:')
+
+Object.assign(globalThis, {
+  LockService,
+  locks,
+  accounts,
+  reports,
+  client: { db: () => ({ collection }) },
+  sendReport: async () => void did.sendReport++,
+  makeReport: async () => `report ${++did.makeReport}`,
+  placeOrder: async () => void did.placeOrder++,
+  charge: async (order, { signal, fencingToken }) => {
+    did.charge.push({ order, aborted: signal.aborted, token: String(fencingToken) })
+    return 'receipt'
+  },
+})
+
+for (let i = 0; i < Number(README_TIMES); i++) await import(`${pathToFileURL(README_FILE)}?${i}`)
+did.reports = reports.documents.size
+did.balance = accounts.documents.get(7).balance
+await locks.close()
+writeFileSync(README_REPORT, JSON.stringify(did))
