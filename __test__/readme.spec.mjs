@@ -196,3 +196,19 @@ test('the commands of CONTRIBUTING.md exist', () => {
   assert.ok(commands.length > 3)
   for (const [command, script] of commands) assert.ok(scripts[script], command)
 })
+
+test('the files that the documents name are there', () => {
+  const all = ['src', '__test__', 'scripts', 'examples', 'docs'].flatMap((folder) =>
+    readdirSync(join(root, folder), { recursive: true }).map((path) => join(folder, path).replaceAll('\\', '/')),
+  )
+  const isThere = (path) => existsSync(join(root, path)) || all.some((file) => file.endsWith(`/${path}`))
+  // The store in the recipe is one that is not there yet.
+  const invented = new Set(['src/engine/etcd.rs'])
+  for (const document of ['docs/ARCHITECTURE.md', 'CONTRIBUTING.md', 'README.md']) {
+    const named = [...read(document).matchAll(/(?<![\w/.*])[\w./-]+\.(?:rs|lua|sql|mjs|ts|js|toml|json)\b/g)].map(([path]) => path)
+    assert.ok(named.length > 0)
+    const missing = named.filter((path) => !isThere(path) && !invented.has(path))
+    // What the README's examples import is the reader's own.
+    assert.deepEqual(missing.filter((path) => path !== './distributed-locks.js'), [], document)
+  }
+})

@@ -56,7 +56,8 @@ export class Project {
   }
 
   async #start(file, times, env) {
-    const report = join(this.folder, 'report.json')
+    // Of this run alone: others run at the same time.
+    const report = join(this.folder, `report-${++this.#modules}.json`)
     const own = { README_FILE: file, README_TIMES: String(times), README_REPORT: report, README_ROOT: root, ...env }
     const output = await node(['--input-type=module', '-e', `await import(${JSON.stringify(SCAFFOLD)})`], this.folder, own)
     return { ...output, did: JSON.parse(readFileSync(report, 'utf8')) }

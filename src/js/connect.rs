@@ -62,8 +62,10 @@ impl Request {
             _ => (Some(target), Options::new(env, "options", options, OPTIONS)?),
         };
         let urls = urls(env, target)?;
-        let mut settings = Settings::default();
-        settings.key_prefix = options.text("keyPrefix")?;
+        let mut settings = Settings {
+            key_prefix: options.text("keyPrefix")?,
+            ..Settings::default()
+        };
         if let Some(collection) = options.text("collection")? {
             settings.collection = non_empty("collection", collection)?;
         }

@@ -116,7 +116,7 @@ impl Lock {
     pub fn signal<'env>(&mut self, env: &'env Env) -> Result<Unknown<'env>> {
         let answer = match &self.signal {
             Some(signal) => signal.value(env),
-            None => LossSignal::new(env, self.bridge.shared(), &self.lease).and_then(|signal| {
+            None => LossSignal::signal_of(env, self.bridge.shared(), &self.lease).and_then(|signal| {
                 self.signal = Some(Kept::new(env, self.bridge.shared(), signal)?);
                 Ok(signal)
             }),

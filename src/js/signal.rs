@@ -116,7 +116,7 @@ impl LossSignal {
     /// code may run before it. So, until the loss, the signal's own `aborted`, `reason` and `throwIfAborted` look at the
     /// clock when they are asked: whoever asks is told the truth at once, and asking fires the event. With the loss they
     /// go away, and the signal is an ordinary one.
-    pub(super) fn new(env: &Env, shared: &Arc<Shared>, lease: &Arc<Lease>) -> Answer<Value> {
+    pub(super) fn signal_of(env: &Env, shared: &Arc<Shared>, lease: &Arc<Lease>) -> Answer<Value> {
         let controller = construct(env, global(env, "AbortController")?)?;
         let signal = get(env, controller, "signal")?;
         let this = Arc::new(LossSignal {

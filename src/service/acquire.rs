@@ -260,7 +260,12 @@ impl Acquisition<'_> {
         self.uncertain = false;
         let (inner, claim) = (self.inner.clone(), self.claim.clone());
         self.inner.background.spawn(async move {
-            let _ = trying.await;
+            if tokio::time::timeout(inner.store_timeout, &mut trying).await.is_err() {
+                // The answer may never come, for instance when only the replies are lost: what the store has done so far
+                // is undone now, and what it may yet do when the answer comes.
+                inner.clone().free(claim.clone(), None).await;
+                let _ = tokio::time::timeout(claim.ttl.duration(), trying).await;
+            }
             inner.free(claim, None).await;
         });
         tried

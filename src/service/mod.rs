@@ -1,21 +1,21 @@
 //! The service: waiting, leases, renewal, clean-up, over any engine.
 
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::clock::Moment;
-use crate::engine::{Renewed, Result as EngineResult, SharedEngine};
-use crate::error::{EngineError, LockError};
+use crate::engine::{Renewed, SharedEngine};
+use crate::error::LockError;
 use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Process, Ttl};
 
 mod acquire;
 pub(crate) mod backoff;
 mod event;
+mod inner;
 mod keeper;
 mod lease;
 mod line;
@@ -30,10 +30,9 @@ pub use lease::{Lease, LetGo, LossSink};
 pub use options::{AcquireOptions, DEFAULT_STALL_LIMIT, DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, DEFAULT_WAIT, Wait};
 pub use pulse::Pulse;
 
-use backoff::Backoff;
-use event::{Counters, EventKind as Kind, add};
+use event::Counters;
+use inner::Inner;
 use keeper::Keeper;
-use line::Lines;
 
 /// A lock service over one store. Clones share it.
 #[derive(Clone)]
@@ -47,23 +46,6 @@ impl fmt::Debug for Locks {
             .field("engine", &self.inner.engine)
             .finish_non_exhaustive()
     }
-}
-
-struct Inner {
-    engine: SharedEngine,
-    process: Arc<Process>,
-    store_timeout: Duration,
-    events: Option<EventSink>,
-    pulse: Arc<Pulse>,
-    counters: Counters,
-    keeper: Keeper,
-    lines: Arc<Lines>,
-    /// What the gist's `acquireLock` holds, by name: its `releaseLock` has nothing else to go by.
-    gist: Mutex<HashMap<Key, Arc<Lease>>>,
-    closing: CancellationToken,
-    closed: tokio::sync::OnceCell<()>,
-    /// Renewals, and the clean-up after calls that gave up.
-    background: TaskTracker,
 }
 
 impl Locks {
@@ -283,110 +265,5 @@ impl Locks {
                 let _ = tokio::time::timeout(inner.store_timeout, inner.engine.close()).await;
             })
             .await;
-    }
-}
-
-impl Inner {
-    fn open(&self) -> Result<(), LockError> {
-        if self.closing.is_cancelled() {
-            Err(LockError::closed())
-        } else {
-            Ok(())
-        }
-    }
-
-    fn gist(&self) -> MutexGuard<'_, HashMap<Key, Arc<Lease>>> {
-        self.gist.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn forget_gist(&self, lease: &Lease) {
-        let name = &lease.names()[0];
-        let mut gist = self.gist();
-        if gist.get(name).is_some_and(|held| std::ptr::eq(&**held, lease)) {
-            gist.remove(name);
-        }
-    }
-
-    fn emit(&self, event: impl FnOnce() -> Event) {
-        if let Some(sink) = &self.events {
-            sink(event());
-        }
-    }
-
-    /// Counts a new lease as held, and has it looked after.
-    fn adopt(&self, lease: &Arc<Lease>, waited: Duration) {
-        add(&self.counters.acquired);
-        add(&self.counters.held);
-        self.keeper.schedule(lease);
-        self.emit(|| lease.event(Kind::Acquired, Some(waited), None));
-    }
-
-    /// Has the store do something that may be done again, until it answers or `limit` is over.
-    async fn with_store<T, F>(
-        &self,
-        op: &'static str,
-        limit: Duration,
-        mut call: impl FnMut() -> F,
-    ) -> Result<T, LockError>
-    where
-        F: Future<Output = EngineResult<T>>,
-    {
-        let started = tokio::time::Instant::now();
-        let mut backoff = Backoff::for_store();
-        loop {
-            let left = limit.saturating_sub(started.elapsed());
-            let error = match tokio::time::timeout(left, call()).await {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(error)) => error,
-                Err(_) => EngineError::no_answer(self.engine.name(), op, limit),
-            };
-            add(&self.counters.store_errors);
-            let pause = backoff.pause();
-            if !error.retryable || started.elapsed() + pause >= limit {
-                return Err(LockError::store(error));
-            }
-            tokio::time::sleep(pause).await;
-        }
-    }
-
-    /// Frees a claim that nobody will ask for any more, or that may have been granted without our knowing.
-    fn free_in_background(self: &Arc<Self>, claim: Claim, kept_until: Option<Moment>) {
-        let inner = self.clone();
-        self.background
-            .spawn(async move { inner.free(claim, kept_until).await });
-    }
-
-    /// Tries to free a claim until the store has answered, for as long as it could last there.
-    ///
-    /// # Behavior
-    /// After an outage a request that was given up may still lie in a buffer on its way to the store, and be carried out
-    /// after the release: hence the release is repeated some time later when the first attempt failed.
-    async fn free(self: Arc<Self>, claim: Claim, kept_until: Option<Moment>) {
-        let end = Moment::now() + claim.ttl.duration().max(Duration::from_secs(1));
-        let keep = || kept_until.map_or(Duration::ZERO, Moment::remaining);
-        let mut backoff = Backoff::for_store();
-        let mut failed = false;
-        loop {
-            let released = tokio::time::timeout(self.store_timeout, self.engine.release(&claim, keep())).await;
-            match released {
-                Ok(Ok(_)) => {
-                    for key in claim.keys() {
-                        self.lines.nudge(key);
-                    }
-                    if !failed || end.is_past() {
-                        return;
-                    }
-                    failed = false;
-                    tokio::time::sleep(Duration::from_millis(500)).await;
-                    continue;
-                }
-                Ok(Err(error)) if !error.retryable => return,
-                Ok(Err(_)) | Err(_) => failed = true,
-            }
-            if end.is_past() {
-                return;
-            }
-            tokio::time::sleep(backoff.pause()).await;
-        }
     }
 }

@@ -236,7 +236,7 @@ impl Engine for RedisEngine {
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {
-        self.free(key).await.map_err(|failure| failure.during("force release"))
+        self.free(key).await.map_err(|failure| failure.during("force_release"))
     }
 
     async fn close(&self) {

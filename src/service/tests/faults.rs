@@ -21,6 +21,8 @@ pub(super) enum Fault {
     LoseReply,
     /// No answer, ever; nothing is done.
     Hang,
+    /// Done, and never answered.
+    Swallow,
     /// Done at once, answered so much later.
     SlowReply(u64),
     /// A failure that only a human mends.
@@ -79,6 +81,10 @@ impl Faulty {
                 Err(EngineError::new("faulty", op, true, "the reply was lost"))
             }
             Fault::Hang => std::future::pending().await,
+            Fault::Swallow => {
+                call.await?;
+                std::future::pending().await
+            }
             Fault::SlowReply(delay) => {
                 let answer = call.await;
                 tokio::time::sleep(ms(delay)).await;
@@ -235,6 +241,33 @@ async fn a_grant_that_comes_after_giving_up_goes_back() {
     engine.set(Fault::None);
     tokio::time::sleep(ms(3000)).await;
     assert!(!held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_never_comes_leaves_no_lock_behind() {
+    let (engine, locks) = service();
+    engine.set(Fault::Swallow);
+    assert_eq!(code(attempt(&locks, "n", options(3_600_000, 0)).await), Code::Store);
+    assert!(held_in_store(&engine, "n").await);
+    engine.set(Fault::None);
+    tokio::time::sleep(STORE_TIMEOUT + ms(100)).await;
+    assert!(!held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_whose_reply_is_lost_is_a_release() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    engine.set(Fault::LoseReply);
+    let releasing = {
+        let (locks, lease) = (locks.clone(), lease.clone());
+        tokio::spawn(async move { locks.release(&lease).await })
+    };
+    settle().await;
+    assert!(!held_in_store(&engine, "n").await);
+    engine.set(Fault::None);
+    assert!(releasing.await.unwrap().unwrap());
+    assert_eq!((locks.stats().released, locks.stats().lost), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]

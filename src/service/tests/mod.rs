@@ -11,7 +11,6 @@ use tokio_util::sync::CancellationToken;
 
 use self::faults::Faulty;
 use super::{AcquireOptions, Lease, Locks, Outcome, Pulse, Wait};
-use crate::engine::Engine;
 use crate::error::{Code, LockError};
 use crate::model::{Key, OwnerToken, Ttl};
 

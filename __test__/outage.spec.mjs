@@ -1,0 +1,274 @@
+// Stores that are away, hang or start anew: a clear error in time, leases that end when they must, and service again.
+import assert from 'node:assert/strict'
+import net from 'node:net'
+import { LockService } from '../index.js'
+import { SERVERS, SLACK_MS, scenes, startProxy } from './proxy.mjs'
+import { rejects, sleep, until, waiting } from './tools.mjs'
+
+const STORE_TIMEOUT_MS = 800
+
+/** Every call that asks the store; each must end in time, with the code for it. */
+async function allFail(kind, locks, { held, gist }) {
+  const json = held.toJSON()
+  let ran = 0
+  const run = () => ran++
+  const calls = {
+    acquire: () => locks.acquire('a', { waitMs: 60_000, ttlMs: 60_000 }),
+    'acquire of two': () => locks.acquire(['b', 'c'], { ttlMs: 60_000 }),
+    'acquire, wait 0': () => locks.acquire('d', { waitMs: 0, ttlMs: 60_000 }),
+    tryAcquire: () => locks.tryAcquire('e', { ttlMs: 60_000 }),
+    using: () => locks.using('f', { ttlMs: 60_000 }, run),
+    acquireAndExecute: () => locks.acquireAndExecute('g', 60, run),
+    acquireLock: () => locks.acquireLock('h', 60),
+    releaseLock: () => locks.releaseLock(gist),
+    inspect: () => locks.inspect('i'),
+    list: () => locks.list(),
+    forceRelease: () => locks.forceRelease('j'),
+    restore: () => locks.restore({ ...json, names: ['k'], token: '0'.repeat(32) }),
+    extend: () => held.extend(120_000),
+  }
+  const startedAt = performance.now()
+  await Promise.all(
+    Object.entries(calls).map(async ([what, call]) => {
+      const error = await rejects(call(), 'LOCK_STORE', { retryable: true, engine: kind }).catch((error) => {
+        throw new Error(`${what}: ${error.message}`, { cause: error })
+      })
+      const tookMs = performance.now() - startedAt
+      assert.ok(tookMs < STORE_TIMEOUT_MS + SLACK_MS, `${what} took ${tookMs} ms`)
+      assert.ok(error.cause instanceof Error, what)
+    }),
+  )
+  assert.equal(ran, 0)
+  // The lease is longer than the outage.
+  assert.equal(held.isHeld, true)
+  await rejects(held.release(), 'LOCK_STORE', { retryable: true, key: 'held' })
+  assert.equal(held.isHeld, false)
+}
+
+async function worksAgain(locks) {
+  await until('the store is back', () => locks.inspect('any').then(() => true, () => false))
+  assert.equal(await locks.using('again', (lock) => lock.isHeld), true)
+  assert.equal(await locks.acquireLock('again', 60), true)
+  assert.equal(await locks.releaseLock('again'), true)
+}
+
+const nothingLeft = (direct) => until('nothing left', async () => (await direct.list()).length === 0, 20_000)
+
+async function prepare(scene, options) {
+  const locks = await scene.warm({ storeTimeoutMs: STORE_TIMEOUT_MS, ...options })
+  const held = await locks.acquire('held', { ttlMs: 60_000 })
+  assert.equal(await locks.acquireLock('gist', 60), true)
+  return { locks, held, gist: 'gist' }
+}
+
+for (const kind of Object.keys(SERVERS)) {
+  scenes(kind, 'outages', {}, (test) => {
+    test('a store that refuses connections', async ({ proxy, direct, ...scene }) => {
+      const { locks, ...own } = await prepare(scene)
+      await proxy.down()
+      await allFail(kind, locks, own)
+      await proxy.up()
+      await worksAgain(locks)
+      await nothingLeft(direct)
+    })
+
+    test('a network that swallows everything', async ({ proxy, direct, ...scene }) => {
+      const { locks, ...own } = await prepare(scene)
+      proxy.freeze()
+      await allFail(kind, locks, own)
+      proxy.resume()
+      await worksAgain(locks)
+      await nothingLeft(direct)
+    })
+
+    test('connect to a port where nobody listens', async () => {
+      const proxy = await startProxy(1)
+      await proxy.down()
+      const startedAt = performance.now()
+      const call = LockService.connect(SERVERS[kind].url(proxy.port), { storeTimeoutMs: STORE_TIMEOUT_MS })
+      await rejects(call, 'LOCK_STORE', { retryable: true, engine: kind })
+      assert.ok(performance.now() - startedAt < STORE_TIMEOUT_MS + SLACK_MS)
+    })
+
+    test('connect where nobody answers', async ({ proxy }) => {
+      proxy.freeze()
+      const startedAt = performance.now()
+      const call = LockService.connect(SERVERS[kind].url(proxy.port), { storeTimeoutMs: STORE_TIMEOUT_MS })
+      await rejects(call, 'LOCK_STORE', { retryable: true, engine: kind })
+      assert.ok(performance.now() - startedAt < STORE_TIMEOUT_MS + SLACK_MS)
+    })
+
+    test('close() of a service whose store is away ends in time', async ({ proxy, direct, ...scene }) => {
+      const { locks } = await prepare(scene)
+      const waiter = rejects(locks.acquire('held', { waitMs: 60_000 }), 'LOCK_CLOSED')
+      await waiting(locks, 1)
+      await proxy.down()
+      const startedAt = performance.now()
+      await locks.close()
+      await waiter
+      // Its releases, what goes on in the background, its connections: each has the store's time.
+      assert.ok(performance.now() - startedAt < 3 * STORE_TIMEOUT_MS + SLACK_MS)
+      for (const name of ['held', 'gist']) await direct.forceRelease(name)
+    })
+
+    const outages = {
+      'refused connections': [(proxy) => proxy.down(), (proxy) => proxy.up()],
+      silence: [(proxy) => proxy.freeze(), (proxy) => proxy.resume()],
+    }
+    for (const [what, [begin, end]] of Object.entries(outages)) {
+      test(`${what} for less than the lease: it is not lost, and is renewed again`, async ({ proxy, direct, ...scene }) => {
+        const ttlMs = 4000
+        const locks = await scene.warm()
+        const lock = await locks.acquire('name', { ttlMs })
+        await begin(proxy)
+        await sleep(2000)
+        const { renewed } = locks.stats()
+        await end(proxy)
+        await until('it is renewed again', () => locks.stats().renewed > renewed)
+        await sleep(ttlMs)
+        assert.equal(lock.isHeld, true)
+        assert.equal(lock.signal.aborted, false)
+        assert.equal((await direct.inspect('name')).fencingToken, lock.fencingToken)
+        assert.equal(locks.stats().lost, 0)
+        assert.equal(await lock.release(), true)
+      })
+
+      test(`${what} for longer than the lease: it is lost here before it is at the store`, async ({ proxy, direct, ...scene }) => {
+        const ttlMs = 4000
+        const locks = await scene.warm()
+        const lock = await locks.acquire('name', { ttlMs })
+        await begin(proxy)
+        // When the store will give it away: looked at from before the question, so that it is never later than shown.
+        let storeEnd = 0
+        for (let look = 0; look < 10; look++) {
+          const askedAt = performance.now()
+          storeEnd = Math.max(storeEnd, askedAt + (await direct.inspect('name')).remainingMs)
+        }
+        const localEnd = performance.now() + lock.remainingMs
+        assert.ok(localEnd < storeEnd, `here ${localEnd}, at the store ${storeEnd}`)
+
+        const taken = direct.acquire('name', { waitMs: 60_000 }).then((lock) => ({ lock, at: performance.now() }))
+        const abortedAt = await new Promise((resolve) => {
+          lock.signal.addEventListener('abort', () => resolve(performance.now()))
+        })
+        assert.ok(abortedAt > localEnd - 20, `${localEnd - abortedAt} ms too early`)
+        assert.ok(abortedAt < localEnd + SLACK_MS, `${abortedAt - localEnd} ms too late`)
+        assert.equal(lock.isHeld, false)
+        assert.equal(lock.signal.reason.code, 'LOCK_LOST')
+        assert.equal(lock.signal.reason.key, 'name')
+
+        const next = await taken
+        assert.ok(next.at > localEnd)
+        assert.ok(next.lock.fencingToken > lock.fencingToken)
+        await end(proxy)
+        await worksAgain(locks)
+        await sleep(500)
+        // Neither renewed nor cleaned up by whoever lost it.
+        assert.equal((await direct.inspect('name')).fencingToken, next.lock.fencingToken)
+        await rejects(lock.extend(1000), 'LOCK_LOST')
+        assert.equal(await lock.release(), false)
+        assert.equal(await next.lock.release(), true)
+      })
+
+      test(`${what}: who waited is served when the store is back`, async ({ proxy, direct, ...scene }) => {
+        const locks = await scene.warm({ storeTimeoutMs: 4000 })
+        const held = await direct.acquire('name', { ttlMs: 60_000 })
+        const calls = Array.from({ length: 3 }, () => locks.acquire('name', { waitMs: 60_000 }))
+        await waiting(locks, 3)
+        await begin(proxy)
+        await held.release()
+        await sleep(1500)
+        await end(proxy)
+        const backAt = performance.now()
+        for (const call of calls) assert.equal(await (await call).release(), true)
+        // Woken, or by the safety poll of 5 s.
+        assert.ok(performance.now() - backAt < 5000 + SLACK_MS, `${performance.now() - backAt} ms`)
+      })
+    }
+  })
+
+  scenes(kind, 'servers that stop', { serverPerTest: true }, (test) => {
+    test('a server that hangs', async ({ server, direct, ...scene }) => {
+      const { locks, ...own } = await prepare(scene)
+      server.pause()
+      try {
+        await allFail(kind, locks, own)
+        const call = LockService.connect(SERVERS[kind].url(server.port), { storeTimeoutMs: STORE_TIMEOUT_MS })
+        await rejects(call, 'LOCK_STORE', { retryable: true, engine: kind })
+      } finally {
+        server.resume()
+      }
+      await worksAgain(locks)
+      // What the calls asked for was carried out late: it is given back all the same.
+      await nothingLeft(direct)
+    })
+
+    test('a server that starts anew', async ({ server, direct, ...scene }) => {
+      const locks = await scene.warm({ storeTimeoutMs: 15_000 })
+      const long = await locks.acquire('long', { ttlMs: 60_000 })
+      const short = await locks.acquire('short', { ttlMs: 1000 })
+      const waiter = direct.acquire('short', { waitMs: 60_000 })
+      await waiting(direct, 1)
+      const before = long.fencingToken
+      await server.restart()
+      const next = await waiter
+      assert.ok(next.fencingToken > short.fencingToken)
+      assert.equal(await next.release(), true)
+      if (kind === 'redis') {
+        // It kept nothing: the lease is found gone, and is not made again.
+        await rejects(long.extend(70_000), 'LOCK_LOST')
+        assert.equal(long.signal.aborted, true)
+        assert.equal(await direct.inspect('long'), null)
+      } else {
+        await long.extend(70_000)
+        assert.equal((await direct.inspect('long')).fencingToken, before)
+        assert.equal(await direct.tryAcquire('long'), null)
+        assert.equal(await long.release(), true)
+      }
+      await worksAgain(locks)
+      const again = await locks.acquire('long')
+      assert.ok(again.fencingToken > before)
+      await again.release()
+    })
+
+    if (kind === 'redis') return
+    test('a crash does not take away what was granted', async ({ server, direct, ...scene }) => {
+      const locks = await scene.warm({ storeTimeoutMs: 15_000 })
+      const lock = await locks.acquire('name', { ttlMs: 60_000 })
+      await server.kill()
+      await server.restart()
+      await until('it is back', () => direct.inspect('name').then((info) => info, () => null))
+      assert.equal(await direct.tryAcquire('name'), null)
+      assert.equal(await lock.release(), true)
+      const next = await direct.acquire('name')
+      assert.ok(next.fencingToken > lock.fencingToken)
+      await next.release()
+    })
+  })
+}
+
+scenes('redis', 'scripts', { serverPerTest: true }, (test) => {
+  test('the script cache is emptied in the middle of everything', async ({ server, ...scene }) => {
+    const locks = await scene.warm()
+    const admin = net.connect(server.port, '127.0.0.1')
+    let [flushes, isOver] = [0, false]
+    admin.setEncoding('utf8').on('data', (text) => (flushes += text.split('+OK').length - 1))
+    const flushing = (async () => {
+      for (; !isOver; await sleep(2)) admin.write('SCRIPT FLUSH\r\n')
+    })()
+    const work = async (index) => {
+      for (let turn = 0; turn < 30; turn++) {
+        const lock = await locks.acquire([`n:${index % 5}`, `m:${index}`], { waitMs: 60_000 })
+        await lock.extend(40_000)
+        assert.notEqual(await locks.inspect(`m:${index}`), null)
+        assert.equal(await lock.release(), true)
+      }
+    }
+    await Promise.all(Array.from({ length: 10 }, (_, index) => work(index)))
+    isOver = true
+    await flushing
+    admin.destroy()
+    assert.ok(flushes > 10, `only ${flushes} flushes`)
+    assert.equal(locks.stats().storeErrors, 0)
+  })
+})

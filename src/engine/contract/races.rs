@@ -1,0 +1,87 @@
+//! Many at once, and callers that go away.
+
+use super::*;
+
+/// Promise 1 under load: an unprotected counter.
+pub(crate) async fn claims_racing_for_one_name_never_overlap(s: Stores) {
+    const TASKS: usize = 8;
+    const ROUNDS: usize = 10;
+    let counter = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let mut tasks = Vec::new();
+    for task in 0..TASKS {
+        let engine = if task % 2 == 0 { s.a.clone() } else { s.b.clone() };
+        let counter = counter.clone();
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..ROUNDS {
+                let ours = claim(&["n"], LONG);
+                while !matches!(engine.try_acquire(&ours).await.unwrap(), Acquired::Granted { .. }) {
+                    sleep(Duration::from_millis(fastrand::u64(1..8))).await;
+                }
+                let seen = counter.load(std::sync::atomic::Ordering::SeqCst);
+                sleep(Duration::from_millis(1)).await;
+                counter.store(seen + 1, std::sync::atomic::Ordering::SeqCst);
+                assert_eq!(free(&engine, &ours).await, Released::Freed);
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(counter.load(std::sync::atomic::Ordering::SeqCst), TASKS * ROUNDS);
+}
+
+pub(crate) async fn overlapping_sets_never_deadlock(s: Stores) {
+    let sets: [&[&str]; 4] = [&["a", "b"], &["b", "c"], &["c", "a"], &["c", "b", "a"]];
+    let mut tasks = Vec::new();
+    for (task, set) in sets.into_iter().enumerate() {
+        let engine = if task % 2 == 0 { s.a.clone() } else { s.b.clone() };
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..5 {
+                let ours = waiting(set, LONG);
+                while !matches!(engine.try_acquire(&ours).await.unwrap(), Acquired::Granted { .. }) {
+                    sleep(Duration::from_millis(fastrand::u64(1..8))).await;
+                }
+                sleep(Duration::from_millis(1)).await;
+                assert_eq!(free(&engine, &ours).await, Released::Freed);
+            }
+        }));
+    }
+    let all = async {
+        for task in tasks {
+            task.await.unwrap();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), all)
+        .await
+        .expect("a deadlock");
+}
+
+pub(crate) async fn renewal_racing_release_leaves_nothing(s: Stores) {
+    for _ in 0..20 {
+        let ours = claim(&["n"], LONG);
+        take(&s.a, &ours).await;
+        let (renewed, released) = tokio::join!(s.b.renew(&ours, ours.ttl), s.a.release(&ours, Duration::ZERO));
+        renewed.unwrap();
+        assert_eq!(released.unwrap(), Released::Freed);
+        assert_eq!(
+            s.a.inspect(&key("n")).await.unwrap(),
+            None,
+            "a renewal re-created the lock"
+        );
+    }
+}
+
+/// A caller that goes away in the middle of a call leaves at most what it asked for, which its owner token can release.
+pub(crate) async fn a_dropped_call_leaves_no_harm(s: Stores) {
+    for round in 0..20u64 {
+        let ours = claim(&["n"], LONG);
+        let _ = tokio::time::timeout(Duration::from_micros(round * 40), s.a.try_acquire(&ours)).await;
+        // Whatever is still on its way has arrived after this.
+        sleep(Duration::from_millis(10)).await;
+        free(&s.a, &ours).await;
+        assert_eq!(s.b.inspect(&key("n")).await.unwrap(), None, "round {round}");
+    }
+    let last = claim(&["n"], LONG);
+    take(&s.a, &last).await;
+    free(&s.a, &last).await;
+}

@@ -1,0 +1,141 @@
+//! What the parts of a service share, and how they talk to the store.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::backoff::Backoff;
+use super::event::{Counters, Event, EventKind, EventSink, add};
+use super::keeper::Keeper;
+use super::lease::Lease;
+use super::line::Lines;
+use super::pulse::Pulse;
+use crate::clock::Moment;
+use crate::engine::{Result as EngineResult, SharedEngine};
+use crate::error::{EngineError, LockError};
+use crate::model::{Claim, Key, Process};
+
+pub(super) struct Inner {
+    pub(super) engine: SharedEngine,
+    pub(super) process: Arc<Process>,
+    pub(super) store_timeout: Duration,
+    pub(super) events: Option<EventSink>,
+    pub(super) pulse: Arc<Pulse>,
+    pub(super) counters: Counters,
+    pub(super) keeper: Keeper,
+    pub(super) lines: Arc<Lines>,
+    /// What the gist's `acquireLock` holds, by name: its `releaseLock` has nothing else to go by.
+    pub(super) gist: Mutex<HashMap<Key, Arc<Lease>>>,
+    pub(super) closing: CancellationToken,
+    pub(super) closed: tokio::sync::OnceCell<()>,
+    /// Renewals, and the clean-up after calls that gave up.
+    pub(super) background: TaskTracker,
+}
+
+impl Inner {
+    pub(super) fn open(&self) -> Result<(), LockError> {
+        if self.closing.is_cancelled() {
+            Err(LockError::closed())
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(super) fn gist(&self) -> MutexGuard<'_, HashMap<Key, Arc<Lease>>> {
+        self.gist.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn forget_gist(&self, lease: &Lease) {
+        let name = &lease.names()[0];
+        let mut gist = self.gist();
+        if gist.get(name).is_some_and(|held| std::ptr::eq(&**held, lease)) {
+            gist.remove(name);
+        }
+    }
+
+    pub(super) fn emit(&self, event: impl FnOnce() -> Event) {
+        if let Some(sink) = &self.events {
+            sink(event());
+        }
+    }
+
+    /// Counts a new lease as held, and has it looked after.
+    pub(super) fn adopt(&self, lease: &Arc<Lease>, waited: Duration) {
+        add(&self.counters.acquired);
+        add(&self.counters.held);
+        self.keeper.schedule(lease);
+        self.emit(|| lease.event(EventKind::Acquired, Some(waited), None));
+    }
+
+    /// Has the store do something that may be done again, until it answers or `limit` is over.
+    pub(super) async fn with_store<T, F>(
+        &self,
+        op: &'static str,
+        limit: Duration,
+        mut call: impl FnMut() -> F,
+    ) -> Result<T, LockError>
+    where
+        F: Future<Output = EngineResult<T>>,
+    {
+        let started = tokio::time::Instant::now();
+        let mut backoff = Backoff::for_store();
+        loop {
+            let left = limit.saturating_sub(started.elapsed());
+            let error = match tokio::time::timeout(left, call()).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(error)) => error,
+                Err(_) => EngineError::no_answer(self.engine.name(), op, limit),
+            };
+            add(&self.counters.store_errors);
+            let pause = backoff.pause();
+            if !error.retryable || started.elapsed() + pause >= limit {
+                return Err(LockError::store(error));
+            }
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Frees a claim that nobody will ask for any more, or that may have been granted without our knowing.
+    pub(super) fn free_in_background(self: &Arc<Self>, claim: Claim, kept_until: Option<Moment>) {
+        let inner = self.clone();
+        self.background
+            .spawn(async move { inner.free(claim, kept_until).await });
+    }
+
+    /// Tries to free a claim until the store has answered, for as long as it could last there.
+    ///
+    /// # Behavior
+    /// After an outage a request that was given up may still lie in a buffer on its way to the store, and be carried out
+    /// after the release: hence the release is repeated some time later when the first attempt failed.
+    pub(super) async fn free(self: Arc<Self>, claim: Claim, kept_until: Option<Moment>) {
+        let end = Moment::now() + claim.ttl.duration().max(Duration::from_secs(1));
+        let keep = || kept_until.map_or(Duration::ZERO, Moment::remaining);
+        let mut backoff = Backoff::for_store();
+        let mut failed = false;
+        loop {
+            let released = tokio::time::timeout(self.store_timeout, self.engine.release(&claim, keep())).await;
+            match released {
+                Ok(Ok(_)) => {
+                    for key in claim.keys() {
+                        self.lines.nudge(key);
+                    }
+                    if !failed || end.is_past() {
+                        return;
+                    }
+                    failed = false;
+                    tokio::time::sleep(Duration::from_millis(500)).await;
+                    continue;
+                }
+                Ok(Err(error)) if !error.retryable => return,
+                Ok(Err(_)) | Err(_) => failed = true,
+            }
+            if end.is_past() {
+                return;
+            }
+            tokio::time::sleep(backoff.pause()).await;
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! A held lock: its local deadline, its renewal, its loss.
+//!
+//! The local view is the cautious one. A lease counts from the moment at which the request that granted (or renewed) it
+//! was *sent*, less an allowance for drift ([`Ttl::cautious`]). A failed renewal is *unknown*, not lost: it is tried
+//! again until the local deadline, and only then is the lease lost.
+
+mod release;
+mod renewal;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::Inner;
+use super::backoff::Backoff;
+use super::event::{Event, EventKind, add, sub};
+use super::options::AcquireOptions;
+use crate::clock::Moment;
+use crate::error::{EngineError, LockError};
+use crate::model::{Claim, Fence, Key, Ttl};
+
+pub use release::LetGo;
+use renewal::renewal_backoff;
+
+/// Called once when a lease is lost, on the I/O thread.
+pub type LossSink = Box<dyn FnOnce(LockError) + Send>;
+
+/// A lock that was granted.
+pub struct Lease {
+    /// What the store knows it by.
+    pub(super) claim: Claim,
+    /// The names as the caller gave them, without repeats.
+    names: Arc<[Key]>,
+    fence: Fence,
+    acquired_at: Moment,
+    options: AcquireOptions,
+    state: Mutex<State>,
+    /// Renewals, extensions and the release of one lease never overlap at the store.
+    ops: tokio::sync::Mutex<()>,
+}
+
+struct State {
+    phase: Phase,
+    /// The lease counts until then, for this process.
+    deadline: Moment,
+    /// When to renew next. `None`: never again.
+    renew_at: Option<Moment>,
+    /// What each renewal asks for; `extend` may raise it.
+    ttl: Ttl,
+    backoff: Backoff,
+    last_failure: Option<Arc<EngineError>>,
+    /// Where the keeper's schedule has this lease.
+    slot: Option<(u64, u64)>,
+    on_loss: Option<LossSink>,
+}
+
+enum Phase {
+    Held,
+    Released,
+    Lost(LockError),
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lease")
+            .field("names", &self.names)
+            .field("fence", &self.fence)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Lease {
+    /// A lease whose granting request was sent at `sent`.
+    pub(super) fn new(
+        claim: Claim,
+        names: Arc<[Key]>,
+        fence: Fence,
+        sent: Moment,
+        options: AcquireOptions,
+    ) -> Arc<Self> {
+        let ttl = claim.ttl;
+        let state = State {
+            phase: Phase::Held,
+            deadline: sent + ttl.cautious(),
+            renew_at: options.renew.then(|| sent + ttl.duration() / 3),
+            ttl,
+            backoff: renewal_backoff(ttl),
+            last_failure: None,
+            slot: None,
+            on_loss: None,
+        };
+        let ops = tokio::sync::Mutex::new(());
+        Arc::new(Lease {
+            claim,
+            names,
+            fence,
+            acquired_at: Moment::now(),
+            options,
+            state: Mutex::new(state),
+            ops,
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The names as the caller gave them, without repeats; at least one.
+    pub fn names(&self) -> &Arc<[Key]> {
+        &self.names
+    }
+
+    /// The owner token at the store.
+    pub fn token(&self) -> &str {
+        self.claim.owner.as_str()
+    }
+
+    /// The fencing token.
+    pub fn fence(&self) -> Fence {
+        self.fence
+    }
+
+    /// What each renewal asks for.
+    pub fn ttl(&self) -> Ttl {
+        self.state().ttl
+    }
+
+    /// How the lease was asked for.
+    pub fn options(&self) -> &AcquireOptions {
+        &self.options
+    }
+
+    /// The metadata it was acquired with.
+    pub fn metadata(&self) -> Option<&str> {
+        self.claim.metadata.as_deref()
+    }
+
+    /// How long the lease still counts for this process; zero once it is released or lost. True at any instant, also
+    /// right after the process or the machine was suspended: it is computed from the clock, not from a timer.
+    pub fn remaining(&self) -> Duration {
+        let state = self.state();
+        if matches!(state.phase, Phase::Held) {
+            state.deadline.remaining()
+        } else {
+            Duration::ZERO
+        }
+    }
+
+    /// Whether the lease still counts.
+    pub fn is_held(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    /// Why the lease is gone although it was not released; `None` while it is held and after a release.
+    pub fn loss(&self) -> Option<LockError> {
+        let state = self.state();
+        match &state.phase {
+            Phase::Lost(error) => Some(error.clone()),
+            Phase::Held if state.deadline.is_past() => Some(self.expired(&state)),
+            _ => None,
+        }
+    }
+
+    /// Whether the holder released it, as opposed to losing it.
+    pub fn is_released(&self) -> bool {
+        matches!(self.state().phase, Phase::Released)
+    }
+
+    /// Has `sink` called when the lease is lost; at once when it is already. Never after a release.
+    pub fn on_loss(&self, sink: LossSink) {
+        let mut state = self.state();
+        match &state.phase {
+            Phase::Lost(error) => {
+                let error = error.clone();
+                drop(state);
+                sink(error);
+            }
+            Phase::Held => state.on_loss = Some(sink),
+            Phase::Released => {}
+        }
+    }
+
+    pub(super) fn slot(&self) -> Option<(u64, u64)> {
+        self.state().slot
+    }
+
+    pub(super) fn set_slot(&self, slot: Option<(u64, u64)>) {
+        self.state().slot = slot;
+    }
+
+    /// When the keeper must look at this lease next. `None` once it is over.
+    pub(super) fn next_event(&self) -> Option<Moment> {
+        let state = self.state();
+        match state.phase {
+            Phase::Held => Some(state.renew_at.map_or(state.deadline, |at| at.min(state.deadline))),
+            _ => None,
+        }
+    }
+
+    fn lose(&self, inner: &Arc<Inner>, error: LockError) {
+        let sink = {
+            let mut state = self.state();
+            if !matches!(state.phase, Phase::Held) {
+                return;
+            }
+            state.phase = Phase::Lost(error.clone());
+            state.renew_at = None;
+            state.on_loss.take()
+        };
+        inner.keeper.forget(self);
+        inner.forget_gist(self);
+        sub(&inner.counters.held);
+        add(&inner.counters.lost);
+        if self.options.renew {
+            // A renewal whose reply was lost may have made it last at the store.
+            inner.free_in_background(self.claim.clone(), None);
+        }
+        inner.emit(|| {
+            self.event(
+                EventKind::Lost,
+                Some(self.acquired_at.elapsed()),
+                Some(error.message.as_str().into()),
+            )
+        });
+        if let Some(sink) = sink {
+            sink(error);
+        }
+    }
+
+    fn expired(&self, state: &State) -> LockError {
+        if let Some(failure) = &state.last_failure {
+            let mut error = self.lost(&format!("it could not be renewed in time ({failure})"));
+            error.engine = Some(failure.engine);
+            error.cause = Some(failure.clone());
+            return error;
+        }
+        let drift = state.ttl.duration() - state.ttl.cautious();
+        if self.ends_at().is_some_and(|end| end.remaining() <= drift) {
+            return self.lost("maxHoldMs is over");
+        }
+        self.lost(if self.options.renew {
+            "it could not be renewed in time (the process was suspended, or its event loop was silent for stallLimitMs)"
+        } else {
+            "its ttl is over, and it was not to be renewed"
+        })
+    }
+
+    fn lost(&self, why: &str) -> LockError {
+        let name = self.names[0].as_str();
+        LockError::lost(name, format!("the lock {name:?} is lost: {why}"))
+    }
+
+    pub(super) fn event(&self, kind: EventKind, duration: Option<Duration>, reason: Option<Arc<str>>) -> Event {
+        Event {
+            kind,
+            names: self.names.clone(),
+            fence: Some(self.fence),
+            duration,
+            reason,
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Release, in two steps: the lease counts no more from the first, and the second tells the store.
+
+use std::sync::Arc;
+
+use super::{Lease, Phase};
+use crate::engine::Released;
+use crate::error::LockError;
+use crate::service::Inner;
+use crate::service::event::{EventKind, add, sub};
+
+/// What a release found.
+#[derive(Debug)]
+pub enum LetGo {
+    /// The lease counted until now.
+    Now,
+    /// It was released before.
+    Before,
+    /// It is lost.
+    TooLate(LockError),
+}
+
+impl Lease {
+    /// The first half of a release: from here on the lease counts no more.
+    pub(in crate::service) fn let_go(&self, inner: &Inner) -> LetGo {
+        {
+            let mut state = self.state();
+            match &state.phase {
+                Phase::Released => return LetGo::Before,
+                Phase::Lost(loss) => return LetGo::TooLate(loss.clone()),
+                Phase::Held if state.deadline.is_past() => return LetGo::TooLate(self.expired(&state)),
+                Phase::Held => {
+                    state.phase = Phase::Released;
+                    state.on_loss = None;
+                }
+            }
+        }
+        inner.keeper.forget(self);
+        sub(&inner.counters.held);
+        LetGo::Now
+    }
+
+    /// The second half: tells the store.
+    ///
+    /// # Behavior
+    /// `true`: the store held it and freed it. `false`: it was released before, or is gone. When the store fails, the
+    /// release goes on in the background until the lease has ended anyway.
+    ///
+    /// # Errors
+    /// `LOCK_STORE` when the store did not take the release in time.
+    pub(in crate::service) async fn finish_release(
+        self: &Arc<Self>,
+        inner: &Arc<Inner>,
+        let_go: LetGo,
+    ) -> Result<bool, LockError> {
+        match let_go {
+            LetGo::Now => {}
+            LetGo::Before => return Ok(false),
+            LetGo::TooLate(loss) => {
+                self.lose(inner, loss);
+                // The store may hold it for a moment longer than the cautious view does.
+                self.free(inner).await?;
+                return Ok(false);
+            }
+        }
+        let freed = self.free(inner).await?;
+        if freed {
+            add(&inner.counters.released);
+            inner.emit(|| self.event(EventKind::Released, Some(self.acquired_at.elapsed()), None));
+        } else {
+            add(&inner.counters.lost);
+            let why = self.lost("it was gone from the store when it was released");
+            inner.emit(|| {
+                self.event(
+                    EventKind::Lost,
+                    Some(self.acquired_at.elapsed()),
+                    Some(why.message.into()),
+                )
+            });
+        }
+        Ok(freed)
+    }
+
+    async fn free(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<bool, LockError> {
+        let _alone = self.ops.lock().await;
+        let kept_until = self.acquired_at + self.options.min_hold;
+        let mut calls = 0;
+        let released = inner.with_store("release", inner.store_timeout, || {
+            calls += 1;
+            inner.engine.release(&self.claim, kept_until.remaining())
+        });
+        match released.await {
+            Ok(answer) => {
+                for key in self.claim.keys() {
+                    inner.lines.nudge(key);
+                }
+                // After a lost reply the store finds nothing to free, because the call before did it.
+                Ok(answer == Released::Freed || calls > 1)
+            }
+            Err(error) => {
+                inner.free_in_background(self.claim.clone(), Some(kept_until));
+                Err(error.with_key(self.names[0].as_str()))
+            }
+        }
+    }
+}

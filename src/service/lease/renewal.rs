@@ -1,0 +1,170 @@
+//! Renewal at a third of the ttl, and `extend`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Lease, Phase};
+use crate::clock::Moment;
+use crate::engine::Renewed;
+use crate::error::{EngineError, LockError};
+use crate::model::Ttl;
+use crate::service::Inner;
+use crate::service::backoff::Backoff;
+use crate::service::event::{EventKind, add};
+
+/// A renewal is given at least this long for an answer, however short the ttl.
+const LEAST_RENEWAL_LIMIT: Duration = Duration::from_millis(100);
+
+impl Lease {
+    /// Does what is due: declares the loss, or starts a renewal.
+    pub(in crate::service) fn look_after(self: &Arc<Self>, inner: &Arc<Inner>) {
+        let mut state = self.state();
+        if !matches!(state.phase, Phase::Held) {
+            return;
+        }
+        if state.deadline.is_past() {
+            let error = self.expired(&state);
+            drop(state);
+            self.lose(inner, error);
+        } else if state.renew_at.is_some_and(Moment::is_past) {
+            if inner.pulse.silence() > self.options.stall_limit {
+                // Renewal pauses; it goes on if the event loop answers before the deadline.
+                state.renew_at = Some(Moment::now() + state.backoff.pause());
+            } else {
+                inner.pulse.check();
+                // The renewal itself says when the next one is due.
+                state.renew_at = None;
+                drop(state);
+                inner.background.spawn(self.clone().renew(inner.clone()));
+            }
+        }
+    }
+
+    async fn renew(self: Arc<Self>, inner: Arc<Inner>) {
+        {
+            let _alone = self.ops.lock().await;
+            let (ttl, limit) = {
+                let state = self.state();
+                if !matches!(state.phase, Phase::Held) || state.deadline.is_past() {
+                    return;
+                }
+                // Several tries fit into what is left of the lease.
+                let limit = (state.ttl.duration() / 6)
+                    .max(LEAST_RENEWAL_LIMIT)
+                    .min(inner.store_timeout);
+                (self.capped(state.ttl), limit)
+            };
+            let Some(ttl) = ttl else { return };
+            let sent = Moment::now();
+            let answer = match tokio::time::timeout(limit, inner.engine.renew(&self.claim, ttl)).await {
+                Ok(answer) => answer,
+                Err(_) => Err(EngineError::no_answer(inner.engine.name(), "renew", limit)),
+            };
+            self.renewed(&inner, answer, sent, ttl);
+        }
+        inner.keeper.schedule(&self);
+    }
+
+    fn renewed(&self, inner: &Arc<Inner>, answer: Result<Renewed, EngineError>, sent: Moment, ttl: Ttl) {
+        let mut state = self.state();
+        match answer {
+            // A deadline that has passed is final: whoever asked has been told so.
+            Ok(Renewed::Extended) if matches!(state.phase, Phase::Held) && state.deadline.is_past() => {
+                let error = self.expired(&state);
+                drop(state);
+                self.lose(inner, error);
+            }
+            Ok(Renewed::Extended) if matches!(state.phase, Phase::Held) => {
+                state.deadline = state.deadline.max(sent + ttl.cautious());
+                let next = sent + state.ttl.duration() / 3;
+                let goes_on = self.options.renew && self.ends_at().is_none_or(|end| next < end);
+                state.renew_at = goes_on.then_some(next);
+                state.backoff = renewal_backoff(state.ttl);
+                state.last_failure = None;
+                drop(state);
+                add(&inner.counters.renewed);
+                inner.emit(|| self.event(EventKind::Renewed, None, None));
+            }
+            Ok(Renewed::Extended) => {
+                let lost = matches!(state.phase, Phase::Lost(_));
+                drop(state);
+                if lost {
+                    // Lost here meanwhile: nothing may be left held that nobody knows of.
+                    inner.free_in_background(self.claim.clone(), None);
+                }
+            }
+            Ok(Renewed::Lost) => {
+                drop(state);
+                self.lose(
+                    inner,
+                    self.lost("it is gone from the store: expired, deleted, or taken over"),
+                );
+            }
+            Err(error) => {
+                add(&inner.counters.store_errors);
+                tracing::debug!(%error, name = %self.names[0], "a renewal failed and is tried again");
+                state.renew_at = Some(Moment::now() + state.backoff.pause());
+                state.last_failure = Some(Arc::new(error));
+            }
+        }
+    }
+
+    /// When `max_hold` ends the lease.
+    pub(super) fn ends_at(&self) -> Option<Moment> {
+        self.options.max_hold.map(|most| self.acquired_at + most)
+    }
+
+    /// The ttl, shortened so that the lease does not outlast `max_hold`. `None` once that is over.
+    fn capped(&self, ttl: Ttl) -> Option<Ttl> {
+        let Some(end) = self.ends_at() else { return Some(ttl) };
+        let left = end.remaining();
+        (!left.is_zero()).then(|| Ttl::clamped(left.min(ttl.duration())))
+    }
+
+    /// Makes the lease last at least `ttl` from now on, and each later renewal ask for it.
+    ///
+    /// # Errors
+    /// `LOCK_LOST` when it is gone (or was released), `LOCK_STORE` when the store failed.
+    pub(in crate::service) async fn extend(self: &Arc<Self>, inner: &Arc<Inner>, ttl: Ttl) -> Result<(), LockError> {
+        let _alone = self.ops.lock().await;
+        if let Phase::Released = self.state().phase {
+            return Err(self.lost("it was released"));
+        }
+        if let Some(loss) = self.loss() {
+            return Err(loss);
+        }
+        let Some(asked) = self.capped(ttl) else {
+            return Err(self.lost("maxHoldMs is over"));
+        };
+        let mut sent = Moment::now();
+        let answer = inner
+            .with_store("renew", inner.store_timeout, || {
+                sent = Moment::now();
+                inner.engine.renew(&self.claim, asked)
+            })
+            .await
+            .map_err(|error| error.with_key(self.names[0].as_str()))?;
+        match answer {
+            Renewed::Extended => {
+                self.state().ttl = ttl;
+                self.renewed(inner, Ok(answer), sent, asked);
+                if let Some(loss) = self.loss() {
+                    return Err(loss);
+                }
+                inner.keeper.schedule(self);
+                Ok(())
+            }
+            Renewed::Lost => {
+                let error = self.lost("it is gone from the store: expired, deleted, or taken over");
+                self.lose(inner, error.clone());
+                Err(error)
+            }
+        }
+    }
+}
+
+/// A failed renewal is tried again soon, but not so often that a struggling store is kept from recovering.
+pub(super) fn renewal_backoff(ttl: Ttl) -> Backoff {
+    let most = (ttl.duration() / 6).clamp(Duration::from_millis(5), Duration::from_secs(2));
+    Backoff::new((most / 8).max(Duration::from_millis(2)), most)
+}
