@@ -118,16 +118,17 @@ class Proxy {
   }
 
   /**
-   * The answer to the next request with `text` in it gets lost, and whatever comes after it on that connection: a wire
-   * does not lose parts of what it carries. Resolves when the server has answered, so that it has done the work.
+   * The answer to the next request with `text` in it (after `skip` others) gets lost, and whatever comes after it on that
+   * connection: a wire does not lose parts of what it carries. Resolves to `true` when the server has answered, so that
+   * it has done the work.
    */
-  loseReply(text) {
-    return new Promise((resolve) => this.#traps.push({ text, resolve }))
+  loseReply(text, skip = 0) {
+    return new Promise((resolve) => this.#traps.push({ text, skip, resolve: () => resolve(true) }))
   }
 
   saw(pair, data) {
     const index = this.#traps.findIndex(({ text }) => data.includes(text))
-    if (index >= 0) pair.isLosing = this.#traps.splice(index, 1)[0].resolve
+    if (index >= 0 && this.#traps[index].skip-- === 0) pair.isLosing = this.#traps.splice(index, 1)[0].resolve
   }
 
   answered(pair) {
@@ -172,12 +173,15 @@ class Scene {
     return this
   }
 
-  // These two are properties, so that a test can take out what it needs and pass the rest on.
+  // These are properties, so that a test can take out what it needs and pass the rest on.
   connect = async (options, port = this.proxy.port) => {
     const service = await LockService.connect(SERVERS[this.kind].url(port), { ...this.options, ...options })
     this.#services.push(service)
     return service
   }
+
+  /** What a name is called in the store, which no other part of a request contains. */
+  key = (name) => `${this.options.keyPrefix}${name}`
 
   /** A service behind the proxy that has done everything once, so that nothing is left to be set up (scripts, pools). */
   warm = async (options) => {

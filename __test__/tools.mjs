@@ -37,7 +37,7 @@ export async function rejection(promise) {
 /** Checks the whole shape of an error of holdfast. */
 export function assertLockError(error, code, expected = {}) {
   assert.ok(error instanceof Error, `an Error, got ${String(error)}`)
-  assert.equal(error.code, code, error.message)
+  assert.ok(error.code === code, `${code}, got ${error.code}: ${error.message}`)
   assert.equal(error.name, 'LockError')
   assert.equal(typeof error.message, 'string')
   assert.ok(error.message.length > 0)

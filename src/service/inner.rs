@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::backoff::Backoff;
 use super::event::{Counters, Event, EventKind, EventSink, add};
@@ -31,16 +32,21 @@ pub(super) struct Inner {
     pub(super) gist: Mutex<HashMap<Key, Arc<Lease>>>,
     pub(super) closing: CancellationToken,
     pub(super) closed: tokio::sync::OnceCell<()>,
+    /// Calls under way: `close` waits for them, because each may still leave a lease or a clean-up.
+    pub(super) calls: TaskTracker,
     /// Renewals, and the clean-up after calls that gave up.
     pub(super) background: TaskTracker,
 }
 
 impl Inner {
-    pub(super) fn open(&self) -> Result<(), LockError> {
+    /// Begins a call, which lasts as long as the token.
+    pub(super) fn open(&self) -> Result<TaskTrackerToken, LockError> {
+        // The token comes first: a close from here on waits for this call.
+        let token = self.calls.token();
         if self.closing.is_cancelled() {
             Err(LockError::closed())
         } else {
-            Ok(())
+            Ok(token)
         }
     }
 

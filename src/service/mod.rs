@@ -65,6 +65,7 @@ impl Locks {
             gist: Mutex::default(),
             closing: CancellationToken::new(),
             closed: tokio::sync::OnceCell::new(),
+            calls: TaskTracker::new(),
             background: TaskTracker::new(),
         });
         tokio::spawn(Keeper::run(inner.clone()));
@@ -89,7 +90,7 @@ impl Locks {
         options: AcquireOptions,
         abort: CancellationToken,
     ) -> Result<Outcome, LockError> {
-        self.inner.open()?;
+        let _call = self.inner.open()?;
         let mut unique: Vec<Key> = Vec::with_capacity(names.len());
         for name in names {
             if !unique.contains(name) {
@@ -127,7 +128,7 @@ impl Locks {
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
     pub async fn release_by_name(&self, name: &Key) -> Result<bool, LockError> {
-        self.inner.open()?;
+        let _call = self.inner.open()?;
         let lease = self.inner.gist().remove(name);
         match lease {
             Some(lease) => self.release(&lease).await,
@@ -162,7 +163,7 @@ impl Locks {
     /// # Errors
     /// `LOCK_LOST` when it is gone, `LOCK_STORE`, `LOCK_CLOSED`.
     pub async fn extend(&self, lease: &Arc<Lease>, ttl: Ttl) -> Result<(), LockError> {
-        self.inner.open()?;
+        let _call = self.inner.open()?;
         lease.extend(&self.inner, ttl).await
     }
 
@@ -178,7 +179,7 @@ impl Locks {
         options: AcquireOptions,
     ) -> Result<Arc<Lease>, LockError> {
         let inner = &self.inner;
-        inner.open()?;
+        let _call = inner.open()?;
         let mut claim = Claim::new(names, owner, options.ttl, inner.process.clone());
         claim.metadata = options.metadata.clone();
         let mut sent = Moment::now();
@@ -206,7 +207,7 @@ impl Locks {
     /// `LOCK_STORE`, `LOCK_CLOSED`.
     pub async fn inspect(&self, name: &Key) -> Result<Option<LockInfo>, LockError> {
         let inner = &self.inner;
-        inner.open()?;
+        let _call = inner.open()?;
         inner
             .with_store("inspect", inner.store_timeout, || inner.engine.inspect(name))
             .await
@@ -218,7 +219,7 @@ impl Locks {
     /// `LOCK_STORE`, `LOCK_CLOSED`.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>, LockError> {
         let inner = &self.inner;
-        inner.open()?;
+        let _call = inner.open()?;
         inner
             .with_store("list", inner.store_timeout, || inner.engine.list(prefix))
             .await
@@ -230,7 +231,7 @@ impl Locks {
     /// `LOCK_STORE`, `LOCK_CLOSED`.
     pub async fn force_release(&self, name: &Key) -> Result<bool, LockError> {
         let inner = &self.inner;
-        inner.open()?;
+        let _call = inner.open()?;
         let freed = inner
             .with_store("force_release", inner.store_timeout, || {
                 inner.engine.force_release(name)
@@ -253,6 +254,8 @@ impl Locks {
             .closed
             .get_or_init(|| async {
                 inner.closing.cancel();
+                inner.calls.close();
+                let _ = tokio::time::timeout(inner.store_timeout, inner.calls.wait()).await;
                 let releases = inner.keeper.held().into_iter().map(|lease| async move {
                     if let Err(error) = self.release(&lease).await {
                         tracing::debug!(%error, "a lease could not be released at close; it ends by itself");

@@ -1,5 +1,6 @@
 //! Which failures pass by themselves, and how they are told.
 
+use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
 
@@ -113,7 +114,7 @@ impl fmt::Display for Failure {
         }
         match &*self.0.kind {
             ErrorKind::Authentication { message, .. } => write!(f, "cannot authenticate: {message}"),
-            ErrorKind::Command(error) => write!(f, "{} (code {})", error.message, error.code),
+            ErrorKind::Command(error) => write!(f, "{} (code {})", without_command(&error.message), error.code),
             ErrorKind::Write(WriteFailure::WriteError(error)) => write!(f, "{} (code {})", error.message, error.code),
             ErrorKind::Write(WriteFailure::WriteConcernError(error)) => {
                 write!(
@@ -138,6 +139,17 @@ fn is_about_certificates(message: &str) -> bool {
     ["certificate", "received fatal alert", "received corrupt message"]
         .iter()
         .any(|sign| message.contains(sign))
+}
+
+/// The text without the whole command, owner token and all, that the server quotes when it refuses one.
+fn without_command(message: &str) -> Cow<'_, str> {
+    match message.split_once(" to execute command { ") {
+        Some((before, command)) => {
+            let name = command.split(':').next().unwrap_or_default();
+            Cow::Owned(format!("{before} to execute {name}"))
+        }
+        None => Cow::Borrowed(message),
+    }
 }
 
 /// The text without the labels and replies that the driver appends to every error that is part of another one.

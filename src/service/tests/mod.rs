@@ -150,6 +150,46 @@ async fn close_releases_and_ends_the_waits() {
     locks.close().await;
 }
 
+/// A close that crosses an acquisition, wherever it stands, leaves no lock and no place in a queue.
+#[tokio::test(start_paused = true)]
+async fn close_in_the_middle_of_an_acquisition_leaves_nothing() {
+    for slow in [0, 20] {
+        for yields in 0..12 {
+            let (engine, locks) = service();
+            let other = another(&engine);
+            take(&other, "busy", options(30_000, 0)).await;
+            engine.set(faults::Fault::SlowReply(slow));
+            let mut calls = Vec::new();
+            for name in ["free", "busy", "gist"] {
+                let locks = locks.clone();
+                calls.push(tokio::spawn(async move {
+                    match name {
+                        "gist" => locks.acquire_by_name(key(name), options(30_000, 0)).await.map(|_| ()),
+                        _ => attempt(&locks, name, options(30_000, 60_000)).await.map(|_| ()),
+                    }
+                }));
+            }
+            for _ in 0..yields {
+                tokio::task::yield_now().await;
+            }
+            locks.close().await;
+            for call in calls {
+                let _ = call.await.unwrap();
+            }
+            engine.set(faults::Fault::None);
+            settle().await;
+            for name in ["free", "gist"] {
+                assert!(!held_in_store(&engine, name).await, "{name} after {yields} yields");
+            }
+            other.force_release(&key("busy")).await.unwrap();
+            assert!(
+                !is_busy(&other, "busy").await,
+                "a place in the queue stayed after {yields} yields"
+            );
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn close_ends_within_its_limit_when_the_store_is_dead() {
     let (engine, locks) = service();

@@ -1,0 +1,115 @@
+// Bad input: each call is refused with a code and a message that names the argument and shows the value, and nothing
+// reaches the store.
+import assert from 'node:assert/strict'
+import { it } from 'node:test'
+import { inspect } from 'node:util'
+import { LockService } from '../index.js'
+import { calls, extensions, tokens } from './bad-input/calls.mjs'
+import { connections, secret } from './bad-input/connections.mjs'
+import { KINDS, suite } from './stores.mjs'
+import { assertLockError, rejection, rejects } from './tools.mjs'
+
+/** Runs one bad call; gives what is wrong with its rejection, if anything is. */
+async function complaint(call, argument, isShown) {
+  try {
+    const promise = call()
+    assert.ok(promise instanceof Promise, 'it must give a promise')
+    const error = await rejection(promise)
+    assertLockError(error, 'LOCK_INVALID_ARGUMENT', { retryable: false, key: undefined, engine: undefined })
+    assert.ok(error.message.startsWith(`${argument} `), `it must name ${argument}: ${error.message}`)
+    assert.ok(isShown(error.message), `it must show the value: ${error.message}`)
+  } catch (failure) {
+    return failure.message
+  }
+}
+
+const show = (value) => inspect(value, { depth: 3, breakLength: Infinity, maxStringLength: 60, maxArrayLength: 5 })
+const noComplaints = (complaints) => assert.ok(complaints.length === 0, `\n${complaints.join('\n')}`)
+
+/** Runs all rows of a table, and tells of all that fail. */
+async function refuseAll(rows, perform, isShown) {
+  const complaints = []
+  for (const row of rows) {
+    const [call, argument, shown] = perform(row)
+    const text = await complaint(call, argument, (message) => isShown(message, shown))
+    if (text) complaints.push(`${show(row)}: ${text}`)
+  }
+  noComplaints(complaints)
+}
+
+for (const kind of Object.keys(KINDS)) {
+  suite(kind, 'bad input', (test) => {
+    test('every bad call is refused, and the store is untouched', async (place, t) => {
+      const [a, b] = await place.connectAll(2)
+      const lock = await b.acquire('held', { metadata: { untouched: true } })
+      const before = await b.inspect('held')
+      const rows = calls(lock.toJSON())
+      assert.ok(rows.length >= 100)
+      t.diagnostic(`${rows.length} bad calls`)
+      const exactly = (message, shown) => message.endsWith(`, got ${shown}`)
+      await refuseAll(rows, ([name, args, argument, shown]) => [() => a[name](...args), argument, shown], exactly)
+      await refuseAll(extensions, ([ttlMs, shown]) => [() => lock.extend(ttlMs), 'ttlMs', shown], exactly)
+      const json = lock.toJSON()
+      await refuseAll(tokens, (token) => [() => a.restore({ ...json, token }), 'token', token], (message, token) => {
+        return token.length < 4 || !message.includes(token)
+      })
+
+      const zero = { held: 0, waiting: 0, acquired: 0, busy: 0, released: 0, renewed: 0, lost: 0, storeErrors: 0 }
+      assert.deepEqual(a.stats(), zero)
+      const after = await b.inspect('held')
+      assert.deepEqual({ ...after, remainingMs: 0 }, { ...before, remainingMs: 0 })
+      assert.deepEqual((await a.list()).map((info) => info.name), ['held'])
+      assert.equal(await lock.release(), true)
+      assert.deepEqual(await a.list(), [])
+    })
+
+    test('what is barely good is taken', async (place) => {
+      const a = await place.connect()
+      const goodOnes = [
+        { ttlMs: 2 ** 31 }, { ttlMs: 1234.5 }, { waitMs: 0 }, { waitMs: Infinity }, { waitMs: 2 ** 53 }, { waitMs: 1e300 },
+        { maxHoldMs: 2 ** 31 }, { stallLimitMs: 2 ** 31 }, { minHoldMs: 0 }, { minHoldMs: -0 }, { metadata: 'm'.repeat(16_382) },
+        { ttlMs: undefined, waitMs: undefined, renew: undefined, signal: undefined, metadata: undefined }, {}, undefined,
+      ]
+      for (const options of goodOnes) {
+        const lock = await a.acquire('good', options)
+        assert.equal(await lock.release(), true, inspect(options))
+      }
+      assert.equal(await a.acquireLock('good', 2147483.648), true)
+      assert.equal(await a.releaseLock('good'), true)
+      const many = Array.from({ length: 1000 }, (_, i) => `n${i}`)
+      assert.equal(await (await a.acquire(many, { ttlMs: 600_000 })).release(), true)
+    })
+  })
+}
+
+it('every bad connection is refused, and no password is shown', async () => {
+  const complaints = []
+  for (const [args, argument, shown] of connections) {
+    const error = await LockService.connect(...args).then(
+      (service) => service.close().then(() => new Error('it connected')),
+      (thrown) => thrown,
+    )
+    try {
+      assertLockError(error, 'LOCK_INVALID_ARGUMENT', { retryable: false })
+      assert.ok(error.message.startsWith(`${argument} `), `it must name ${argument}: ${error.message}`)
+      assert.match(error.message, shown)
+      assert.ok(!inspect(error, { depth: 9, showHidden: true }).includes(secret), 'the password is shown')
+    } catch (failure) {
+      complaints.push(`${show(args)}: ${failure.message}`)
+    }
+  }
+  noComplaints(complaints)
+})
+
+it('a store that cannot be reached is LOCK_STORE, and no password is shown', async () => {
+  for (const [url, engine] of [
+    [`redis://user:${secret}@127.0.0.1:1`, 'redis'],
+    [`mongodb://user:${secret}@127.0.0.1:1/db`, 'mongodb'],
+    ['sqlite:/dev/null/never/locks.sqlite', 'sqlite'],
+  ]) {
+    const call = LockService.connect(url, { storeTimeoutMs: 800 })
+    const error = await rejects(call, 'LOCK_STORE', { engine })
+    assert.ok(error.cause instanceof Error, engine)
+    assert.ok(!inspect(error, { depth: 9, showHidden: true }).includes(secret), 'the password is shown')
+  }
+})
