@@ -15,6 +15,9 @@ export interface SignalLike {
   removeEventListener(type: 'abort', listener: () => void): void
 }
 
+/** Where a store is: a URL as text, or a `URL` object. */
+export type Target = string | { readonly href: string }
+
 /** What `JSON.stringify` carries. */
 export type Json = string | number | boolean | null | readonly Json[] | { readonly [key: string]: Json | undefined }
 
@@ -364,8 +367,8 @@ export declare namespace LockService {
    *
    * @throws `LOCK_STORE` when the store cannot be reached within `storeTimeoutMs`, `LOCK_INVALID_ARGUMENT`
    */
-  function connect(target?: string | readonly string[], options?: ConnectOptions): Promise<LockService>
-  function connect(options: ConnectOptions & { url?: string | readonly string[] }): Promise<LockService>
+  function connect(target?: Target | readonly Target[], options?: ConnectOptions): Promise<LockService>
+  function connect(options: ConnectOptions & { url?: Target | readonly Target[] }): Promise<LockService>
 }
 
 /** A held lock. */

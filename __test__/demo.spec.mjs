@@ -127,7 +127,8 @@ describe('the verdict', () => {
   })
 
   test('sees a job that ran twice, or never', () => {
-    const [twice] = verdict((entries) => entries.splice(at(entries, 'leave', 'one', 'B'), 0, { what: 'finish', name: 'one', worker: 'B', token: 6n }))
+    const again = { what: 'finish', name: 'one', worker: 'B', token: 6n }
+    const [twice] = verdict((entries) => entries.splice(at(entries, 'leave', 'one', 'B'), 0, again))
     assert.equal(twice, false)
     const [never] = verdict((entries) => entries.splice(at(entries, 'finish', 'one', 'A'), 1))
     assert.equal(never, false)
@@ -156,7 +157,8 @@ describe('the verdict', () => {
   })
 
   test('sees a failure, but takes a lost lease for what it is', () => {
-    const unharmed = (more) => verdict((entries) => entries.push({ what: 'failed', name: 'two', worker: 'C', ...more }))[4]
+    const failed = { what: 'failed', name: 'two', worker: 'C' }
+    const unharmed = (more) => verdict((entries) => entries.push({ ...failed, ...more }))[4]
     assert.equal(unharmed({ message: 'the process ended' }), false)
     assert.equal(unharmed({ code: 'LOCK_LOST', message: 'lost' }), true)
   })
@@ -202,7 +204,7 @@ describe('the display', () => {
     screen.show('A', 'waits', { pid: 7 })
     for (const step of [0, 1, 2]) screen.show('A', 'works', { step })
     screen.show('A', 'killed')
-    assert.deepEqual(out.text.trim().split('\n').slice(1).map((line) => line.match(/pid \d+ +(\w+)/)[1]), ['waits', 'won', 'killed'])
+    assert.deepEqual([...out.text.matchAll(/pid \d+ +(\w+)/g)].map(([, state]) => state), ['waits', 'won', 'killed'])
   })
 })
 
@@ -212,7 +214,8 @@ test('the addon is built when it is missing or older than a source, and not othe
     const addon = join(folder, `holdfast.${process.platform}-${process.arch}-abi.node`)
     const source = join(folder, 'src', 'deep', 'lib.rs')
     mkdirSync(join(folder, 'src', 'deep'), { recursive: true })
-    for (const file of [source, join(folder, 'Cargo.toml'), join(folder, 'holdfast.some-other.node')]) writeFileSync(file, '')
+    const others = ['Cargo.toml', 'holdfast.some-other.node'].map((name) => join(folder, name))
+    for (const file of [source, ...others]) writeFileSync(file, '')
     assert.match(reasonToBuild(folder), /no addon/)
     writeFileSync(addon, '')
     const [now, later] = [new Date(), new Date(Date.now() + 60_000)]

@@ -1,7 +1,7 @@
 // A holder that overslept its lease, and the write that was refused because of its fencing token.
 //
-//   node examples/guarded-write.mjs                                     all of it in this process, no server
-//   node examples/guarded-write.mjs mongodb://127.0.0.1:27017/test      locks and account in MongoDB (npm install mongodb)
+//   node examples/guarded-write.mjs                                   all of it in this process, no server
+//   node examples/guarded-write.mjs mongodb://127.0.0.1:27017/test    locks and account there (npm install mongodb)
 import { setTimeout as sleep } from 'node:timers/promises'
 import { LockService } from '../index.js' // from 'holdfast' in a project of your own
 
@@ -19,7 +19,8 @@ await sleep(600)
 const fresh = await quick.acquire('account:7')
 const balance = await account.balance()
 const written = await account.write(balance - 10, fresh.fencingToken)
-console.log(`quick  token ${fresh.fencingToken}: reads ${balance}, writes ${balance - 10}: ${written ? 'done' : 'refused'}`)
+const outcome = written ? 'done' : 'refused'
+console.log(`quick  token ${fresh.fencingToken}: reads ${balance}, writes ${balance - 10}: ${outcome}`)
 await fresh.release()
 
 // It should look at `stale.isHeld` first, which is false by now. But however late it looks, its write may arrive later

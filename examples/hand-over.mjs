@@ -2,7 +2,7 @@
 //
 //   node examples/hand-over.mjs
 //
-// The locks are in the store that HOLDFAST_URL names, else in the embedded one, which the processes of this machine share.
+// The locks are in the store that HOLDFAST_URL names, else in the embedded one, which this machine's processes share.
 import { fork } from 'node:child_process'
 import { once } from 'node:events'
 import { fileURLToPath } from 'node:url'

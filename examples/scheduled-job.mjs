@@ -2,7 +2,7 @@
 //
 //   node examples/scheduled-job.mjs FOLDER        in several terminals at once; the report of the day goes to FOLDER
 //
-// The locks are in the store that HOLDFAST_URL names, else in the embedded one, which the processes of this machine share.
+// The locks are in the store that HOLDFAST_URL names, else in the embedded one, which this machine's processes share.
 import { mkdir, readFile, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { LockService } from '../index.js' // from 'holdfast' in a project of your own
@@ -15,14 +15,16 @@ const locks = await LockService.connect()
 await mkdir(folder, { recursive: true })
 
 // Every instance waits for its turn, so that one takes over should the first die in the middle of the job.
-const outcome = await locks.using(`report:${day}`, { ttlMs: 30_000, waitMs: 120_000 }, async ({ fencingToken, signal }) => {
+const options = { ttlMs: 30_000, waitMs: 120_000 }
+const outcome = await locks.using(`report:${day}`, options, async ({ fencingToken, signal }) => {
   // The lock alone would let an instance with a slow clock do it all again, once the first has released.
   const earlier = await readFile(file, 'utf8').catch(() => undefined)
   if (earlier) return `stood aside: process ${JSON.parse(earlier).pid} made the report`
 
   const total = await addUp(signal)
   // 'wx': never over a report that is there already.
-  await writeFile(file, JSON.stringify({ day, total, pid: process.pid, fencingToken: String(fencingToken) }), { flag: 'wx' })
+  const report = { day, total, pid: process.pid, fencingToken: String(fencingToken) }
+  await writeFile(file, JSON.stringify(report), { flag: 'wx' })
   return `made the report: ${total}`
 })
 console.log(`${process.pid} ${outcome}`)

@@ -21,7 +21,8 @@ const give = (status, message) => {
   console.error(`demo: ${message}`)
   process.exit(status)
 }
-if (Number(process.versions.node.split('.')[0]) < 20) give(1, `holdfast needs Node 20 or newer, this is ${process.version}`)
+const [major] = process.versions.node.split('.')
+if (Number(major) < 20) give(1, `holdfast needs Node 20 or newer, this is ${process.version}`)
 
 try {
   if (!process.argv.includes('--no-build')) ensureBuilt((text) => console.error(`demo: ${text}`))
@@ -54,7 +55,7 @@ for (const signal of ['SIGINT', 'SIGTERM']) {
 }
 
 screen.print(`Four processes, three days, one report a day, at 18:00. Store: ${shown}`)
-screen.print(`Each one takes the lock (lease ${TTL_MS / 1000} s, renewed), looks for the report, and makes it if there is none.`)
+screen.print(`Each takes the lock (lease ${TTL_MS / 1000} s, renewed), looks for the report, makes it if there is none.`)
 screen.print('The look keeps a late one from making it again: once the first has released, the lock is free.')
 if (process.env.HOLDFAST_DEMO_SABOTAGE === '1') screen.print('SABOTAGE: they ignore the lock.')
 

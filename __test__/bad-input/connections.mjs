@@ -82,7 +82,7 @@ export const connections = [
   [[Symbol('t')], 'target', symbol],
   [[5n], 'target', symbol],
   [[''], 'target', RULE],
-  [['redis'], 'target', RULE],
+  [['redis'], 'target', /redis:\/\//],
   [[PASSWORD], 'target', RULE],
   [['host:6379'], 'target', RULE],
   [['\ud800'], 'target', shown('"\ufffd"')],

@@ -33,12 +33,13 @@ export const rowsOf = (path) =>
 
 /** The body of an interface in the package's types. */
 export function interfaceOf(name) {
-  const body = read('src/js/types.d.ts').match(new RegExp(`^export interface ${name} (?:extends [^{]*)?\\{\\n([\\s\\S]*?)^\\}`, 'm'))
+  const pattern = new RegExp(`^export interface ${name} (?:extends [^{]*)?\\{\\n([\\s\\S]*?)^\\}`, 'm')
+  const body = read('src/js/types.d.ts').match(pattern)
   if (!body) throw new Error(`no interface ${name}`)
   return body[1]
 }
 
-/** The members of an interface, each with its `@default`, `'none'` where it is optional without one, else `'required'`. */
+/** The members of an interface, each with its `@default`; without one `'none'` if it is optional, else `'required'`. */
 export function membersOf(name) {
   const members = new Map()
   const pattern = /^ {2}(?:\/\*\*([\s\S]*?)\*\/\n {2})?(?:readonly )?(\w+)(\??)[:(<]/gm

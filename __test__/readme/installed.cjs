@@ -1,5 +1,5 @@
-// Stands in a project's node_modules as `holdfast`: the package itself, but the servers of the README's examples are the
-// tests' own, or `memory:` where there are none.
+// Stands in a project's node_modules as `holdfast`: the package itself, but the servers of the README's examples are
+// the tests' own, or `memory:` where there are none.
 const { randomBytes } = require('node:crypto')
 const { Lock, LockService } = require(`${process.env.README_ROOT}/index.js`)
 

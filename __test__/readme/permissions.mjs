@@ -1,4 +1,4 @@
-// Runs the README's permissions: a server that asks for a password, the user from the README, and every verb in its name.
+// Runs the README's permissions: a server that asks who is there, the user from the README, and every verb in its name.
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
@@ -52,14 +52,16 @@ async function useEveryVerb(url) {
 const oneLine = (text) => text.trim().split(/\s+/).join(' ')
 
 export async function runRedis(code, t) {
-  const inSource = read('src/engine/redis/mod.rs').match(/^\/\/! ```text\n([\s\S]*?)^\/\/! ```/m)[1].replace(/^\/\/! ?/gm, '')
-  assert.equal(oneLine(code), oneLine(inSource), 'the same as in src/engine/redis/mod.rs')
+  const [, inSource] = read('src/engine/redis/mod.rs').match(/^\/\/! ```text\n([\s\S]*?)^\/\/! ```/m)
+  assert.equal(oneLine(code), oneLine(inSource.replace(/^\/\/! ?/gm, '')), 'the same as in src/engine/redis/mod.rs')
   if (!(await has(locateRedis, 'REDIS', t))) return
   const server = await startRedis()
   try {
     const password = randomBytes(8).toString('hex')
     assert.equal(await redisSays(server.port, [oneLine(code).replace('PASSWORD', password)]), '+OK')
-    for (const database of ['', '/3']) await useEveryVerb(`redis://holdfast:${password}@127.0.0.1:${server.port}${database}`)
+    for (const database of ['', '/3']) {
+      await useEveryVerb(`redis://holdfast:${password}@127.0.0.1:${server.port}${database}`)
+    }
     const denied = await redisSays(server.port, [`AUTH holdfast ${password}`, 'GET somebody-elses'])
     assert.match(denied, /^-NOPERM/, 'no more than it needs')
   } finally {
@@ -71,7 +73,8 @@ export async function runRedis(code, t) {
 function redisSays(port, commands) {
   return new Promise((resolve, reject) => {
     let heard = ''
-    const socket = net.connect(port, '127.0.0.1', () => socket.write(commands.map((command) => `${command}\r\n`).join('')))
+    const socket = net.connect(port, '127.0.0.1')
+    socket.write(commands.map((command) => `${command}\r\n`).join(''))
     socket.once('error', reject).on('data', (data) => {
       heard += data
       const answers = heard.split('\r\n').slice(0, -1)

@@ -49,9 +49,9 @@ export class Project {
     const name = `block-${++this.#modules}`
     writeFileSync(join(this.folder, `${name}.ts`), code)
     const compiler = join(root, 'node_modules', 'typescript', 'bin', 'tsc')
-    const options_ = ['--strict', '--noUncheckedIndexedAccess', '--target', 'es2022', '--module', 'nodenext', '--lib', 'es2022']
-    const types = ['--types', 'node', '--typeRoots', join(root, 'node_modules', '@types')]
-    await node([compiler, ...options_, ...types, `${name}.ts`, 'scaffold.d.ts'], this.folder, {})
+    const language = ['--strict', '--noUncheckedIndexedAccess', '--target', 'es2022', '--module', 'nodenext']
+    const types = ['--lib', 'es2022', '--types', 'node', '--typeRoots', join(root, 'node_modules', '@types')]
+    await node([compiler, ...language, ...types, `${name}.ts`, 'scaffold.d.ts'], this.folder, {})
     return this.#start(join(this.folder, `${name}.js`), options.times ?? 1, options.env ?? {})
   }
 
@@ -59,7 +59,8 @@ export class Project {
     // Of this run alone: others run at the same time.
     const report = join(this.folder, `report-${++this.#modules}.json`)
     const own = { README_FILE: file, README_TIMES: String(times), README_REPORT: report, README_ROOT: root, ...env }
-    const output = await node(['--input-type=module', '-e', `await import(${JSON.stringify(SCAFFOLD)})`], this.folder, own)
+    const code = `await import(${JSON.stringify(SCAFFOLD)})`
+    const output = await node(['--input-type=module', '-e', code], this.folder, own)
     return { ...output, did: JSON.parse(readFileSync(report, 'utf8')) }
   }
 }
@@ -67,7 +68,8 @@ export class Project {
 /** Runs Node; an exit status other than 0, or anything on stderr, is a failure. */
 export function node(args, cwd, env) {
   return new Promise((resolve, reject) => {
-    execFile(process.execPath, args, { cwd, env: { ...process.env, ...env }, timeout: TIMEOUT_MS }, (error, stdout, stderr) => {
+    const options = { cwd, env: { ...process.env, ...env }, timeout: TIMEOUT_MS }
+    execFile(process.execPath, args, options, (error, stdout, stderr) => {
       if (error) reject(new Error(`${stdout}${stderr || error.message}`))
       else if (stderr) reject(new Error(`it printed to stderr: ${stderr}`))
       else resolve({ stdout })

@@ -1,10 +1,11 @@
 // What the README's examples take for granted: the reader's functions, collections, and a connected service. Then runs
 // the example, and reports what it did.
-import { createRequire } from 'node:module'
+import { randomBytes } from 'node:crypto'
 import { writeFileSync } from 'node:fs'
+import { createRequire } from 'node:module'
 import { pathToFileURL } from 'node:url'
 
-const { README_FILE, README_TIMES, README_REPORT, README_FENCE = '0' } = process.env
+const { README_FILE, README_TIMES, README_REPORT, README_FENCE = '0', HOLDFAST_TEST_MONGODB_URL } = process.env
 const { LockService } = createRequire(README_FILE)('holdfast')
 const did = { sendReport: 0, makeReport: 0, placeOrder: 0, charge: [], reports: 0, balance: 100 }
 
@@ -28,7 +29,9 @@ function collection() {
   }
 }
 
-const accounts = collection()
+// The real driver where there is a server: what it makes of a bigint is part of the example.
+const mongo = HOLDFAST_TEST_MONGODB_URL && (await (await import('mongodb')).MongoClient.connect(HOLDFAST_TEST_MONGODB_URL))
+const accounts = mongo ? mongo.db().collection(`readme_${randomBytes(6).toString('hex')}`) : collection()
 await accounts.insertOne({ _id: 7, balance: 100, fence: BigInt(README_FENCE) })
 const reports = collection()
 const locks = await LockService.connect('memory:')
@@ -48,8 +51,13 @@ Object.assign(globalThis, {
   },
 })
 
-for (let i = 0; i < Number(README_TIMES); i++) await import(`${pathToFileURL(README_FILE)}?${i}`)
-did.reports = reports.documents.size
-did.balance = accounts.documents.get(7).balance
-await locks.close()
+try {
+  for (let i = 0; i < Number(README_TIMES); i++) await import(`${pathToFileURL(README_FILE)}?${i}`)
+  did.reports = reports.documents.size
+  did.balance = (await accounts.findOne({ _id: 7 })).balance
+} finally {
+  if (mongo) await accounts.drop()
+  await mongo?.close()
+  await locks.close()
+}
 writeFileSync(README_REPORT, JSON.stringify(did))

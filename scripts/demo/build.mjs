@@ -44,6 +44,6 @@ function requireRust() {
   try {
     execFileSync('cargo', ['--version'], { stdio: 'ignore' })
   } catch (cause) {
-    throw new Error('building the addon needs Rust, and there is no cargo on the PATH: install it with rustup', { cause })
+    throw new Error('building the addon needs Rust, and there is no cargo on the PATH: install Rust', { cause })
   }
 }

@@ -31,7 +31,7 @@ export class Crew {
     this.#members.set(worker, member)
     const ready = new Promise((resolve, reject) => {
       child.once('message', ({ type, message }) => (type === 'ready' ? resolve() : reject(new Error(message))))
-      child.once('exit', (code, signal) => reject(new Error(`process ${worker} ended while starting (${signal ?? code})`)))
+      child.once('exit', (code, signal) => reject(new Error(`process ${worker} ended at once (${signal ?? code})`)))
     })
     await within(START_LIMIT_MS, `process ${worker} did not start`, ready)
     child.on('message', (message) => this.#hear(worker, member, message))
@@ -63,7 +63,8 @@ export class Crew {
 
   /** Ends what still runs: by closing its channel, or by a signal. */
   async end(signal) {
-    const members = [...this.#members.values()].filter(({ child }) => child.exitCode === null && child.signalCode === null)
+    const runs = ({ child }) => child.exitCode === null && child.signalCode === null
+    const members = [...this.#members.values()].filter(runs)
     for (const { child } of members) {
       if (signal) child.kill(signal)
       else child.disconnect()
@@ -102,7 +103,7 @@ export class Crew {
         return ledger.note('start', name, worker)
       case 'progress':
         this.#screen.show(worker, 'works', { step: argument })
-        // It waits for an answer, so that it is in the middle of its job when it is killed, however busy the machine is.
+        // It waits for an answer, and so is in the middle of its job when it is killed, however busy the machine is.
         if (argument === FATAL_STEP && this.#doomed === name) return this.#kill(worker)
         return
       case 'store':

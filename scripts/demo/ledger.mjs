@@ -1,8 +1,8 @@
 // The database of the demo: the reports, who may write them, and a record of everything that happened. The verdict is
 // computed from that record alone.
 //
-// Whoever enters, starts, stores or leaves waits for the answer before it goes on. So the record's order is the real one:
-// an entry that follows a missing leave was made while the other was still inside.
+// Whoever enters, starts, stores or leaves waits for the answer before it goes on. So the record's order is the real
+// one: an entry that follows a missing leave was made while the other was still inside.
 
 /** One round's report, and its record. */
 export class Ledger {
@@ -47,7 +47,7 @@ const line = (text, faults) => ({ ok: faults.length === 0, text, faults })
 
 function once(rounds) {
   const runs = rounds.map((round) => round.filter(({ what }) => what === 'finish').length)
-  const faults = runs.flatMap((count, index) => (count === 1 ? [] : [`${label(index)}: it ran to its end ${count} times`]))
+  const faults = runs.flatMap((count, index) => (count === 1 ? [] : [`${label(index)}: ${count} times`]))
   const good = runs.filter((count) => count === 1).length
   return line(`the job ran to its end exactly once in ${good} of ${rounds.length} rounds`, faults)
 }
@@ -89,7 +89,8 @@ function takenOver(round) {
   if (!began || ended) faults.push(`${killed.worker} was not in the middle of the job`)
   if (!next || !finisher) faults.push('nobody took over')
   const seconds = next ? ((next.at - killed.at) / 1000).toFixed(1) : '?'
-  return line(`${killed.worker} was killed in the middle of its job, ${next?.worker ?? 'nobody'} took over ${seconds} s later`, faults)
+  const heir = next?.worker ?? 'nobody'
+  return line(`${killed.worker} was killed in the middle of its job, ${heir} took over ${seconds} s later`, faults)
 }
 
 function unharmed(entries) {

@@ -14,7 +14,7 @@ use super::run::{OnLoss, Run};
 use super::service::LockService;
 use super::signal::Abortable;
 use super::value::{
-    Answer, Kept, Kind, Thrown, Value, bigint, describe, kind, null, number, object, set, string, undefined,
+    Answer, Context, Kept, Kind, Thrown, Value, bigint, describe, kind, null, number, object, set, string, undefined,
 };
 use crate::error::LockError;
 use crate::model::{Fence, Key, LockInfo, OwnerToken};
@@ -141,6 +141,7 @@ impl LockService {
         on_loss: OnLoss,
     ) -> Answer<Value> {
         let function = Kept::new(env, self.bridge.shared(), function)?;
+        let context = Context::current(env, self.bridge.shared())?;
         let (first, wait) = (names[0].clone(), options.wait);
         let settle: Settle = Box::new(move |env, bridge, locks, deferred, outcome| match outcome {
             Ok(lease) => {
@@ -152,7 +153,7 @@ impl LockService {
                     deferred,
                 };
                 match function.value(env) {
-                    Ok(function) => run.start(env, function),
+                    Ok(function) => run.start(env, &context, function),
                     Err(thrown) => run.deferred.settle(env, Err(thrown)),
                 }
             }

@@ -50,6 +50,11 @@ impl Request {
     /// Reads `connect(target?, options?)`.
     pub(super) fn read(env: &Env, shared: &Arc<Shared>, target: Value, options: Value) -> Answer<Self> {
         let (target, options) = match kind(env, target) {
+            // A `URL` object is as good as its text.
+            Kind::Object if kind(env, get(env, target, "href")?) == Kind::String => (
+                Some(get(env, target, "href")?),
+                Options::new(env, "options", options, OPTIONS)?,
+            ),
             Kind::Object => {
                 if kind(env, options) != Kind::Undefined {
                     let rule = "must be absent when the target is an options object";
@@ -124,19 +129,29 @@ fn urls(env: &Env, target: Option<Value>) -> Answer<Vec<String>> {
             .collect());
     };
     match kind(env, target) {
-        Kind::String => Ok(vec![text(env, "target", target)?]),
+        Kind::String | Kind::Object => Ok(vec![url(env, target)?]),
         Kind::Array => {
             let items = elements(env, target)?;
             if items.is_empty() {
                 return Err(LockError::invalid("target", "must not be an empty list", "[]").into());
             }
-            items.into_iter().map(|item| text(env, "target", item)).collect()
+            items.into_iter().map(|item| url(env, item)).collect()
         }
         _ => {
             let rule = "must be a URL, a list of URLs, or an options object";
             Err(LockError::invalid("target", rule, describe(env, target)).into())
         }
     }
+}
+
+/// A URL as text, or the text of a `URL` object.
+fn url(env: &Env, value: Value) -> Answer<String> {
+    let value = if kind(env, value) == Kind::Object {
+        get(env, value, "href")?
+    } else {
+        value
+    };
+    text(env, "target", value)
 }
 
 /// Asks the event loop for a sign of life without holding it open.

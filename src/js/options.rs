@@ -170,6 +170,19 @@ fn metadata(env: &Env, value: Value) -> Answer<Option<std::sync::Arc<str>>> {
     Ok(Some(json.into()))
 }
 
+/// Whether an object is one of the caller's own making: `{…}` of any realm, without a prototype, or a class of options. A
+/// promise that was not awaited, a `Map`, a `URL` have nothing that would be read, and must not pass as "no options".
+fn is_plain(env: &Env, value: Value) -> Answer<bool> {
+    let object = global(env, "Object")?;
+    let text = invoke(
+        env,
+        get(env, get(env, object, "prototype")?, "toString")?,
+        "call",
+        &[value],
+    )?;
+    Ok(read_string(env, text)?.as_deref() == Some("[object Object]"))
+}
+
 /// An options object, or nothing. Properties that are `undefined` count as absent; unknown ones are refused, because a
 /// misspelt option is a lock that does not do what its user thinks.
 pub(super) struct Options<'a> {
@@ -181,8 +194,8 @@ impl<'a> Options<'a> {
     pub(super) fn new(env: &'a Env, argument: &str, value: Value, known: &[&str]) -> Answer<Self> {
         let object = match kind(env, value) {
             Kind::Undefined => None,
-            Kind::Object => Some(value),
-            _ => return invalid(env, argument, "must be an object", value),
+            Kind::Object if is_plain(env, value)? => Some(value),
+            _ => return invalid(env, argument, "must be a plain object", value),
         };
         if let Some(object) = object {
             for name in keys(env, object)? {

@@ -37,6 +37,15 @@ enum Delivery {
     Notice(Task),
 }
 
+/// What only the JavaScript thread may delete.
+pub(super) enum Discarded {
+    Reference(sys::napi_ref),
+    Context(sys::napi_async_context),
+}
+
+// SAFETY: off the JavaScript thread it is only ever moved.
+unsafe impl Send for Discarded {}
+
 /// What the two threads share.
 pub(super) struct Shared {
     inbox: Mutex<Vec<Job>>,
@@ -45,8 +54,8 @@ pub(super) struct Shared {
     ready: Notify,
     /// Whether the event loop has been woken and has not come round yet.
     signalled: AtomicBool,
-    /// References to delete when the JavaScript thread comes round.
-    discarded: Mutex<Vec<usize>>,
+    /// What to delete when the JavaScript thread comes round.
+    discarded: Mutex<Vec<Discarded>>,
     /// `None` once the environment is being torn down; whoever calls it holds the lock.
     doorbell: Mutex<Option<Doorbell>>,
     stop: Notify,
@@ -73,9 +82,9 @@ impl Shared {
         self.deliver(Delivery::Notice(Box::new(task)));
     }
 
-    /// Has a reference deleted the next time the JavaScript thread comes round.
-    pub(super) fn discard(&self, reference: sys::napi_ref) {
-        lock(&self.discarded).push(reference as usize);
+    /// Has something deleted the next time the JavaScript thread comes round.
+    pub(super) fn discard(&self, discarded: Discarded) {
+        lock(&self.discarded).push(discarded);
     }
 
     fn ring(&self) {
@@ -279,19 +288,28 @@ unsafe extern "C" fn come_round(raw: sys::napi_env, _: Value, _: *mut c_void, _:
         let mut scope = ptr::null_mut();
         // SAFETY: opened and closed in pairs on this thread; keeps a long batch from piling up handles.
         unsafe { sys::napi_open_handle_scope(raw, &mut scope) };
-        match delivery {
+        let task = match delivery {
             Delivery::Reply(task) => {
                 replies += 1;
-                task(&env);
+                task
             }
-            Delivery::Notice(task) => task(&env),
+            Delivery::Notice(task) => task,
+        };
+        // A panic must not unwind into Node, and must not keep the rest of the batch from its answers.
+        if std::panic::catch_unwind(AssertUnwindSafe(|| task(&env))).is_err() {
+            tracing::error!("a bug in holdfast: an answer could not be delivered");
         }
         // SAFETY: as above.
         unsafe { sys::napi_close_handle_scope(raw, scope) };
     }
-    for reference in std::mem::take(&mut *lock(&shared.discarded)) {
-        // SAFETY: each reference is put on the list once, by the owner that gave it up.
-        unsafe { sys::napi_delete_reference(raw, reference as sys::napi_ref) };
+    for discarded in std::mem::take(&mut *lock(&shared.discarded)) {
+        // SAFETY: each is put on the list once, by the owner that gave it up.
+        unsafe {
+            match discarded {
+                Discarded::Reference(reference) => sys::napi_delete_reference(raw, reference),
+                Discarded::Context(context) => sys::napi_async_destroy(raw, context),
+            }
+        };
     }
     bridge.replied(&env, replies);
 }

@@ -9,7 +9,7 @@ use napi::Env;
 use super::error::{hide, to_js};
 use super::lock::Lock;
 use super::promise::{Bridge, Deferred};
-use super::value::{Answer, Kept, Kind, Thrown, Value, call, function, get, global, invoke, kind, undefined};
+use super::value::{Answer, Context, Kept, Kind, Thrown, Value, call, function, get, global, invoke, kind, undefined};
 use crate::error::LockError;
 use crate::service::{Lease, Locks};
 
@@ -39,9 +39,9 @@ enum Did {
 
 impl Run {
     /// Calls the function with the lock, waits for what it returns, releases, and settles the promise.
-    pub(super) fn start(self, env: &Env, callback: Value) {
+    pub(super) fn start(self, env: &Env, context: &Context, callback: Value) {
         let called = Lock::instance(env, &self.bridge, &self.locks, self.lease.clone())
-            .and_then(|lock| call(env, undefined(env), callback, &[lock]));
+            .and_then(|lock| context.enter(env, || call(env, undefined(env), callback, &[lock])));
         match called {
             // A function that throws before it returns a promise releases, too.
             Err(thrown) => {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use napi::{Env, sys};
 
 use super::error::to_js;
-use super::promise::Shared;
+use super::promise::{Discarded, Shared};
 use crate::error::LockError;
 
 pub(super) type Value = sys::napi_value;
@@ -44,10 +44,12 @@ fn check(env: &Env, status: sys::napi_status) -> Answer<()> {
     if status == sys::Status::napi_ok {
         return Ok(());
     }
-    let mut exception = ptr::null_mut();
+    let (mut pending, mut exception) = (false, ptr::null_mut());
     // SAFETY: `env` is the live environment of the calling thread.
-    let taken = unsafe { sys::napi_get_and_clear_last_exception(env.raw(), &mut exception) };
-    if taken == sys::Status::napi_ok && !exception.is_null() && kind(env, exception) != Kind::Undefined {
+    unsafe { sys::napi_is_exception_pending(env.raw(), &mut pending) };
+    if pending {
+        // SAFETY: as above.
+        unsafe { sys::napi_get_and_clear_last_exception(env.raw(), &mut exception) };
         return Err(Thrown::Js(exception));
     }
     Err(LockError::invalid("a value", "could not be read", format_args!("Node-API status {status}")).into())
@@ -339,6 +341,43 @@ where
     Ok(function)
 }
 
+/// The asynchronous context of a call, so that a callback of the user's sees the same `AsyncLocalStorage` as its caller.
+pub(super) struct Context {
+    context: sys::napi_async_context,
+    shared: Arc<Shared>,
+}
+
+// SAFETY: off the JavaScript thread the context is only ever put on the list of what is to be deleted.
+unsafe impl Send for Context {}
+
+impl Context {
+    /// The context of the running code.
+    pub(super) fn current(env: &Env, shared: &Arc<Shared>) -> Answer<Self> {
+        let name = string(env, "holdfast")?;
+        let context = out!(env, napi_async_init(ptr::null_mut(), name))?;
+        Ok(Context {
+            context,
+            shared: shared.clone(),
+        })
+    }
+
+    /// Runs `body` in the context.
+    pub(super) fn enter<T>(&self, env: &Env, body: impl FnOnce() -> Answer<T>) -> Answer<T> {
+        let resource = object(env)?;
+        let scope = out!(env, napi_open_callback_scope(resource, self.context))?;
+        let answer = body();
+        // SAFETY: opened and closed in pairs on this thread.
+        unsafe { sys::napi_close_callback_scope(env.raw(), scope) };
+        answer
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.shared.discard(Discarded::Context(self.context));
+    }
+}
+
 /// Keeps a value alive across calls. Made and read on the JavaScript thread; may be dropped on any.
 pub(super) struct Kept {
     reference: sys::napi_ref,
@@ -379,7 +418,7 @@ impl Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        self.shared.discard(self.reference);
+        self.shared.discard(Discarded::Reference(self.reference));
     }
 }
 

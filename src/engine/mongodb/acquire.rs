@@ -20,8 +20,9 @@ const SOON: Duration = Duration::from_millis(1);
 
 /// What became of one name.
 enum Taken {
-    /// It is this owner's: newly taken (no stamp), or its since an earlier try.
+    /// It is this owner's: newly taken (no stamp), or held since an earlier try.
     Ours(Option<Stamp>),
+    /// It is somebody else's, for so long.
     Busy(Option<Duration>),
 }
 
@@ -75,7 +76,7 @@ impl MongodbEngine {
             .find_one_and_update(documents::one_or_none(&id), documents::take(claim))
             .upsert(true)
             .return_document(ReturnDocument::After)
-            .projection(documents::shown())
+            .projection(documents::seen())
             .write_concern(WriteConcern::builder().w(Acknowledgment::Nodes(1)).build())
             .await
             .map_err(Failure::from);
@@ -85,7 +86,7 @@ impl MongodbEngine {
                 // Somebody inserted the document while this try was about to.
                 self.locks
                     .find_one(documents::busy(doc! { "_id": id }))
-                    .projection(documents::shown())
+                    .projection(documents::seen())
                     .await?
             }
             Err(failure) => return Err(failure),

@@ -1,37 +1,29 @@
-//! From a config to an engine: options, the first talk, and the TTL index.
+//! From a config to an engine: options, and the first talk.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
-use futures_util::TryStreamExt;
-use mongodb::bson::{Document, doc};
+use mongodb::Client;
+use mongodb::bson::doc;
 use mongodb::event::EventHandler;
 use mongodb::event::sdam::SdamEvent;
 use mongodb::options::{
-    Acknowledgment, ClientOptions, CollectionOptions, IndexOptions, ReadConcern, ReadPreference, SelectionCriteria,
+    Acknowledgment, ClientOptions, CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria,
 };
-use mongodb::{Client, Collection, IndexModel};
 
-use super::documents::EXPIRES_AT;
 use super::failure::{ENGINE, Failure};
 use super::fence::Clock;
 use super::watch::Watcher;
-use super::{MongodbConfig, MongodbEngine, Outcome};
+use super::{MongodbConfig, MongodbEngine, index};
 use crate::engine::Result;
 use crate::error::EngineError;
 
-const OP: &str = "connect";
+/// What this is called in errors.
+pub(super) const OP: &str = "connect";
 /// MongoDB 4.4, the first whose `findAndModify` can show `$$NOW` in its answer.
 const OLDEST_WIRE_VERSION: i32 = 9;
 /// The connections that one engine opens at most, unless the URL says otherwise. The driver's own default of 10 would
 /// make a crowd of callers queue behind each other's waits for the majority.
 const POOL: u32 = 64;
-/// NamespaceNotFound.
-const NO_COLLECTION: i32 = 26;
-/// IndexOptionsConflict.
-const OTHER_OPTIONS: i32 = 85;
-/// IndexKeySpecsConflict.
-const OTHER_KEYS: i32 = 86;
 
 impl MongodbEngine {
     /// Connects: finds the servers, asks one what it is, and makes sure of the TTL index.
@@ -61,7 +53,7 @@ impl MongodbEngine {
         }
         let is_cluster = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
         let locks = database.collection_with_options(&config.collection, collection_options(&config));
-        ensure_index(&locks).await?;
+        index::ensure(&locks).await?;
         Ok(Arc::new(MongodbEngine {
             watcher: is_cluster.then(|| Watcher::new(locks.clone())),
             clock: if is_cluster { Clock::Cluster } else { Clock::Process },
@@ -125,77 +117,4 @@ fn unreachable(failure: Failure, wanted: Option<String>, seen: &Mutex<Option<Str
         }
         _ => failure.during(OP),
     }
-}
-
-/// Makes the TTL index, which removes what crashed holders left behind and what gist processes wait for.
-///
-/// # Behavior
-/// One that stands already is fine under any name, and so is a missing right to make one when one stands, or when it may
-/// not even be looked up: locks work without it.
-///
-/// # Errors
-/// Not retryable when an index on `expiresAt` has other options.
-pub(super) async fn ensure_index(locks: &Collection<Document>) -> Result<()> {
-    let index = IndexModel::builder()
-        .keys(doc! { EXPIRES_AT: 1 })
-        .options(IndexOptions::builder().expire_after(Duration::ZERO).build())
-        .build();
-    let failure = match locks.create_index(index).await.map_err(Failure) {
-        Ok(_) => return Ok(()),
-        Err(failure) => failure,
-    };
-    let is_in_the_way = matches!(failure.code(), Some(OTHER_OPTIONS | OTHER_KEYS));
-    if !is_in_the_way && !failure.is_unauthorized() {
-        return Err(failure.during(OP));
-    }
-    match stands(locks).await {
-        Ok(true) => Ok(()),
-        Ok(false) if is_in_the_way => Err(EngineError::new(
-            ENGINE,
-            OP,
-            false,
-            format!(
-                "the collection {:?} has an index that is in the way of the TTL index {{ expiresAt: 1 }} with \
-             expireAfterSeconds: 0, drop it or name another collection: {failure}",
-                locks.name(),
-            ),
-        )),
-        Ok(false) => Err(EngineError::new(
-            ENGINE,
-            OP,
-            false,
-            format!(
-                "the collection {:?} has no TTL index {{ expiresAt: 1 }} with expireAfterSeconds: 0, and none can be made: \
-             {failure}",
-                locks.name(),
-            ),
-        )),
-        Err(looking) if looking.is_unauthorized() && failure.is_unauthorized() => {
-            tracing::warn!(
-                collection = locks.name(),
-                "may neither make nor look up the TTL index on expiresAt"
-            );
-            Ok(())
-        }
-        Err(looking) => Err(looking.during(OP)),
-    }
-}
-
-/// Whether the TTL index stands, under whatever name.
-async fn stands(locks: &Collection<Document>) -> Outcome<bool> {
-    let indexes = match list_indexes(locks).await {
-        Err(failure) if failure.code() == Some(NO_COLLECTION) => return Ok(false),
-        indexes => indexes?,
-    };
-    Ok(indexes.iter().any(|index| {
-        let options = index.options.as_ref();
-        let ends_at_once = options.and_then(|options| options.expire_after) == Some(Duration::ZERO);
-        let is_partial = options.is_some_and(|options| options.partial_filter_expression.is_some());
-        let is_on_the_end = index.keys.len() == 1 && index.keys.contains_key(EXPIRES_AT);
-        is_on_the_end && ends_at_once && !is_partial
-    }))
-}
-
-async fn list_indexes(locks: &Collection<Document>) -> Outcome<Vec<IndexModel>> {
-    Ok(locks.list_indexes().await?.try_collect().await?)
 }

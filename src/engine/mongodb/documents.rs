@@ -138,7 +138,12 @@ fn after_all_with(prefix: &str) -> Option<String> {
     None
 }
 
-/// What a try and an inspection want to know of a document.
+/// What a try wants to know of a document.
+pub(super) fn seen() -> Document {
+    doc! { OWNER: 1, FENCE: 1, EXPIRES_AT: 1, SINCE: 1, NOW: "$$NOW" }
+}
+
+/// What an inspection wants to know of a document.
 pub(super) fn shown() -> Document {
     doc! { OWNER: 1, FENCE: 1, EXPIRES_AT: 1, HOLDER: 1, "metadata": 1, NOW: "$$NOW" }
 }

@@ -1,7 +1,8 @@
 //! MongoDB: standalone, replica set or sharded cluster, 4.4 or newer. One document per held lock, the gist's own, and the
 //! server's clock.
 //!
-//! - `config.rs`: where a store is, from its URL; `connect.rs`: from there to an engine.
+//! - `config.rs`: where a store is, from its URL (`url.rs`: that text); `connect.rs`: from there to an engine; `index.rs`: the
+//!   TTL index.
 //! - `acquire.rs`: one try. `fence.rs`: where its fencing token comes from, and why it is right.
 //! - `documents.rs`: filters, pipelines, and the fields of a document.
 //! - `watch.rs`: wake-up by a change stream; `poll.rs`: by a look now and then, where there is none.
@@ -11,7 +12,9 @@
 //! Every verb compares with, and counts from, `$$NOW`: the wall clock of the primary at the moment when the command
 //! starts. A command that is held up afterwards has an older present, which errs on the safe side: it sees a lease as
 //! live that just ended, and a lease that it grants ends earlier, though never before the request's sending plus the ttl.
-//! On a sharded cluster it is the router that says what `$$NOW` is: keep the clocks of routers in step.
+//! On a sharded cluster it is the router that says what `$$NOW` is, and after a fail-over it is another member: keep the
+//! clocks of routers and members in step, because a lease that began by one of them may end by another. Fencing tokens
+//! do not depend on that.
 //!
 //! # Beside the gist
 //! The gist inserts `{ _id: name, expiresAt }` and takes a duplicate key for busy; it frees by `deleteOne({ _id })`, and
@@ -24,9 +27,11 @@ mod connect;
 mod documents;
 mod failure;
 mod fence;
+mod index;
 mod poll;
 #[cfg(test)]
 mod tests;
+mod url;
 mod watch;
 
 use std::fmt;

@@ -40,7 +40,6 @@ const REQUEST: Duration = Duration::from_secs(30);
 /// The pauses between attempts to open the stream.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-
 /// How long a server that has no change streams (for this user) is not asked again.
 const REFUSAL: Duration = Duration::from_secs(60);
 
@@ -97,6 +96,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Tells where the stream is, unless that was told for good.
+    fn tell(&self, phase: Phase) {
+        let state = self.lock();
+        if !state.is_closed {
+            self.phase.send_replace(phase);
+        }
+    }
+
     fn hint(&self, id: &str) {
         if let Some(subscribers) = self.lock().subscribers.get(id) {
             subscribers.iter().for_each(|(_, hint)| hint.notify_one());
@@ -140,21 +147,25 @@ impl Shared {
             attempt += 1;
             match self.open().await {
                 Ok(stream) => {
-                    pause = FIRST_PAUSE;
-                    self.phase.send_replace(Phase::Open);
+                    let opened = Instant::now();
+                    self.tell(Phase::Open);
                     if attempt > 1 {
                         self.hint_everybody();
                     }
                     if self.pass_on(stream).await.is_break() {
                         return;
                     }
-                    self.phase.send_replace(Phase::Closed);
+                    self.tell(Phase::Closed);
+                    // One that breaks again and again is opened as seldom as one that cannot be opened.
+                    if opened.elapsed() > LONGEST_PAUSE {
+                        pause = FIRST_PAUSE;
+                    }
                 }
                 Err(failure) => {
                     if failure.is_without_change_streams() {
                         self.lock().refused = Some((Instant::now() + REFUSAL, failure.clone()));
                     }
-                    self.phase.send_replace(Phase::Broken(attempt, failure));
+                    self.tell(Phase::Broken(attempt, failure));
                     if self.retire_unless_wanted() {
                         return;
                     }

@@ -1,0 +1,251 @@
+// The well-known gist, on the official driver, against ours, on one collection of one database: in a rolling deployment
+// instances of both run side by side.
+import assert from 'node:assert/strict'
+import { MongoClient } from 'mongodb'
+import { random, serverUrl, suite } from './stores.mjs'
+import { assertGrowing, rejects, sleep, SOON_MS, timed, until, waiting } from './tools.mjs'
+
+/** The gist: a document per lock, a duplicate key means busy, and the TTL monitor frees what has expired. */
+class Gist {
+  #locks
+
+  constructor(collection) {
+    this.#locks = collection
+  }
+
+  async start() {
+    await this.#locks.createIndex({ expiresAt: 1 }, { expireAfterSeconds: 0 })
+  }
+
+  async acquireLock(name, ttlSeconds) {
+    try {
+      await this.#locks.insertOne({ _id: name, expiresAt: new Date(Date.now() + ttlSeconds * 1000) })
+      return true
+    } catch (error) {
+      if (error.code === 11000) return false
+      throw error
+    }
+  }
+
+  async releaseLock(name) {
+    await this.#locks.deleteOne({ _id: name })
+  }
+}
+
+/** A test on a database of its own, with our default collection. */
+const onDatabase = (kind, body) => async (place, t) => {
+  const url = new URL(serverUrl(kind))
+  url.pathname = `/holdfast_gist_${random()}`
+  place.target = url.href
+  place.options = {}
+  const client = await MongoClient.connect(place.target)
+  const collection = client.db().collection('locks')
+  try {
+    await body({ place, t, collection, gist: new Gist(collection) })
+    await collection.deleteMany({})
+  } finally {
+    await place.closeServices()
+    await client.db().dropDatabase()
+    await client.close()
+  }
+}
+
+// The monitor of the tests' own server comes round every second, that of others every minute.
+const MONITOR_MS = 80_000
+
+function sideBySide(kind, test) {
+  const both = (name, body) => test(name, onDatabase(kind, body))
+
+  both('ours excludes the gist', async ({ place, gist }) => {
+    const ours = await place.connect()
+    await gist.start()
+    assert.equal(await ours.acquireLock('n1', 60), true)
+    const lock = await ours.acquire(['n2', 'n3'])
+    for (const name of ['n1', 'n2', 'n3']) assert.equal(await gist.acquireLock(name, 60), false)
+    assert.equal(await gist.acquireLock('n4', 60), true)
+    assert.equal(await ours.releaseLock('n1'), true)
+    assert.equal(await lock.release(), true)
+    for (const name of ['n1', 'n2', 'n3']) assert.equal(await gist.acquireLock(name, 60), true)
+  })
+
+  both('the gist excludes ours', async ({ place, gist }) => {
+    await gist.start()
+    const ours = await place.connect()
+    assert.equal(await gist.acquireLock('n', 60), true)
+    assert.equal(await ours.acquireLock('n', 60), false)
+    assert.equal(await ours.tryAcquire('n'), null)
+    assert.equal(await ours.tryAcquire(['m', 'n']), null)
+    assert.equal(await ours.acquireAndExecute('n', () => assert.fail('fn was called')), undefined)
+    await rejects(ours.acquire('n', { waitMs: 100 }), 'LOCK_TIMEOUT')
+    assert.equal(await gist.acquireLock('n', 60), false)
+    await gist.releaseLock('n')
+    assert.equal(await ours.acquireLock('n', 60), true)
+    assert.equal(await ours.acquireLock('m', 60), true)
+  })
+
+  both('our document is the gist’s own, and the index is made', async ({ place, gist, collection }) => {
+    const ours = await place.connect()
+    const began = Date.now()
+    const lock = await ours.acquire('n', { ttlMs: 20_000, metadata: 'm' })
+    const document = await collection.findOne({ _id: 'n' })
+    assert.ok(document.expiresAt instanceof Date)
+    const left = document.expiresAt.getTime() - began
+    assert.ok(left > 10_000 && left < 60_000, `${left} ms`)
+    assert.equal(await lock.release(), true)
+    assert.equal(await collection.countDocuments(), 0)
+    await gist.start()
+    await place.connect()
+    const indexes = (await collection.indexes()).filter(({ key }) => key.expiresAt)
+    assert.deepEqual(indexes.map(({ key, expireAfterSeconds }) => [key, expireAfterSeconds]), [[{ expiresAt: 1 }, 0]])
+  })
+
+  both('ours shows what the gist holds, and may free it by force', async ({ place, gist, collection }) => {
+    const ours = await place.connect()
+    await gist.acquireLock('theirs', 60)
+    await collection.insertOne({ _id: 'for ever' })
+    const info = await ours.inspect('theirs')
+    assert.ok(info.remainingMs > 30_000 && info.remainingMs < 90_000, `${info.remainingMs} ms`)
+    assert.deepEqual({ ...info, remainingMs: 0 }, { name: 'theirs', remainingMs: 0, fencingToken: null, holder: null, metadata: null })
+    assert.equal((await ours.inspect('for ever')).remainingMs, Infinity)
+    assert.equal(await ours.tryAcquire('for ever'), null)
+    assert.deepEqual((await ours.list()).map(({ name }) => name), ['for ever', 'theirs'])
+    for (const name of ['for ever', 'theirs']) assert.equal(await ours.forceRelease(name), true)
+    assert.equal(await gist.acquireLock('theirs', 60), true)
+  })
+
+  both('a waiter of ours is woken when the gist releases', async ({ place, gist }) => {
+    const ours = await place.connect()
+    await gist.acquireLock('n', 60)
+    const wait = ours.acquire('n', { waitMs: 60_000 })
+    await waiting(ours, 1)
+    await gist.releaseLock('n')
+    const took = await timed(wait)
+    assert.ok(took < SOON_MS, `after ${took} ms`)
+    assert.equal(await gist.acquireLock('n', 60), false)
+    assert.equal(await (await wait).release(), true)
+  })
+
+  both('the gist gets what expired of ours once the TTL monitor came round', async ({ place, gist, collection }) => {
+    const ours = await place.connect()
+    assert.equal(await ours.acquireLock('n', 0.3), true)
+    const began = Date.now()
+    await until('the TTL monitor', () => gist.acquireLock('n', 60), MONITOR_MS)
+    assert.ok(Date.now() - began >= 250, 'freed before its time')
+    // Its late holder frees nothing, and renews nothing.
+    assert.equal(await ours.releaseLock('n'), false)
+    const { expiresAt } = await collection.findOne({ _id: 'n' })
+    assert.equal(await gist.acquireLock('n', 60), false)
+    await sleep(100)
+    assert.deepEqual((await collection.findOne({ _id: 'n' })).expiresAt, expiresAt)
+  })
+
+  both('ours takes over what expired of the gist’s before the TTL monitor comes round', async ({ place, gist, collection }) => {
+    const ours = await place.connect()
+    await gist.start()
+    const tokens = []
+    for (let isShown = false; !isShown; ) {
+      const name = `n${tokens.length}`
+      await collection.deleteMany({})
+      // As long as this one is there, the monitor has not come round.
+      await gist.acquireLock('canary', -10)
+      await gist.acquireLock(name, -5)
+      assert.equal(await gist.acquireLock(name, 60), false, 'the gist waits for the monitor')
+      assert.equal(await ours.inspect(name), null)
+      const lock = await ours.tryAcquire(name)
+      assert.equal(lock?.isHeld, true)
+      tokens.push(lock.fencingToken)
+      isShown = (await collection.findOne({ _id: 'canary' })) !== null
+      assert.equal(await gist.acquireLock(name, 60), false)
+      assert.ok((await ours.inspect(name)).remainingMs > 10_000)
+      assert.equal(await lock.release(), true)
+      assert.ok(tokens.length < 50, 'the monitor was always first')
+    }
+    assertGrowing(tokens)
+  })
+
+  both('a waiter of ours takes over when the gist’s document expires', async ({ place, gist }) => {
+    const ours = await place.connect()
+    await gist.acquireLock('n', 1)
+    const began = Date.now()
+    const lock = await ours.acquire('n', { waitMs: 30_000 })
+    assert.ok(Date.now() - began < 1000 + SOON_MS, `after ${Date.now() - began} ms`)
+    assert.equal(await gist.acquireLock('n', 60), false)
+    assert.equal(await lock.release(), true)
+  })
+
+  both('ours frees nothing of the gist’s', async ({ place, gist, collection }) => {
+    const ours = await place.connect()
+    await gist.acquireLock('n', 60)
+    assert.equal(await ours.releaseLock('n'), false)
+    const before = await collection.findOne({ _id: 'n' })
+    await rejects(ours.acquire('n', { waitMs: 50 }), 'LOCK_TIMEOUT')
+    await rejects(ours.restore({ names: ['n'], token: 'a'.repeat(32), fencingToken: '1', ttlMs: 1000, renew: false }), 'LOCK_LOST')
+    await ours.close()
+    assert.deepEqual(await collection.findOne({ _id: 'n' }), before)
+  })
+
+  both('the gist frees anybody’s, and ours learns of it', async ({ place, gist, collection }) => {
+    const ours = await place.connect()
+    const [lock, renewed] = [await ours.acquire('n1'), await ours.acquire('n2', { ttlMs: 900 })]
+    const used = ours.using('n3', async () => {
+      await gist.releaseLock('n3')
+      await gist.acquireLock('n3', 60)
+    })
+    await rejects(used, 'LOCK_LOST', { key: 'n3' })
+    await gist.releaseLock('n1')
+    await gist.releaseLock('n2')
+    assert.equal(await gist.acquireLock('n1', 60), true)
+    assert.equal(await gist.acquireLock('n2', 60), true)
+    const all = () => collection.find().sort({ _id: 1 }).toArray()
+    const before = await all()
+    await rejects(lock.extend(60_000), 'LOCK_LOST')
+    await until('a renewal finds it gone', () => renewed.signal.aborted)
+    assert.deepEqual([await lock.release(), await renewed.release()], [false, false])
+    assert.deepEqual(await all(), before, 'the gist’s own documents stay as they are')
+    assert.equal(before.length, 3)
+  })
+
+  both('tokens grow across the gist’s locks in between', async ({ place, gist }) => {
+    const ours = await place.connect()
+    const tokens = []
+    for (let round = 0; round < 4; round++) {
+      await ours.using('n', ({ fencingToken }) => tokens.push(fencingToken))
+      assert.equal(await gist.acquireLock('n', 60), true)
+      await gist.releaseLock('n')
+      await gist.acquireLock('n', -1)
+    }
+    assertGrowing(tokens)
+  })
+
+  both('both in one deployment: an unprotected counter adds up', async ({ place, gist }) => {
+    const services = await place.connectAll(2)
+    await gist.start()
+    let counter = 0
+    const add = async () => {
+      const read = counter
+      await sleep(2)
+      counter = read + 1
+    }
+    const gistWorker = async () => {
+      for (let i = 0; i < 12; i++) {
+        await until('the gist’s turn', () => gist.acquireLock('counter', 60), 60_000)
+        await add()
+        await gist.releaseLock('counter')
+      }
+    }
+    const oldWay = async (service) => {
+      for (let i = 0; i < 12; i++) {
+        await until('our turn', () => service.acquireLock('counter', 60), 60_000)
+        await add()
+        assert.equal(await service.releaseLock('counter'), true)
+      }
+    }
+    const newWay = async (service) => {
+      for (let i = 0; i < 12; i++) await service.using('counter', { waitMs: 60_000 }, add)
+    }
+    await Promise.all([gistWorker(), gistWorker(), oldWay(services[0]), newWay(services[0]), newWay(services[1])])
+    assert.equal(counter, 60)
+  })
+}
+
+for (const kind of ['mongodb', 'mongodb-replica-set']) suite(kind, 'beside the gist', (test) => sideBySide(kind, test))

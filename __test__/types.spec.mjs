@@ -1,0 +1,126 @@
+// index.d.ts is exact: it compiles under `strict` with and without the DOM library and @types/node.
+import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
+import { copyFile, mkdir, mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
+import { createRequire } from 'node:module'
+import { tmpdir } from 'node:os'
+import { dirname, join, resolve } from 'node:path'
+import { describe, it } from 'node:test'
+import { fileURLToPath } from 'node:url'
+import { LockService } from '../index.js'
+
+const root = fileURLToPath(new URL('..', import.meta.url))
+const folder = join(root, '__test__', 'types')
+const manifest = createRequire(import.meta.url).resolve('typescript/package.json')
+const { bin } = JSON.parse(await readFile(manifest, 'utf8'))
+const tsc = join(dirname(manifest), bin.tsc)
+
+const strict = {
+  strict: true,
+  noUncheckedIndexedAccess: true,
+  noImplicitOverride: true,
+  noPropertyAccessFromIndexSignature: true,
+  // Our own declarations are what is tested.
+  skipLibCheck: false,
+  noEmit: true,
+  module: 'nodenext',
+  moduleResolution: 'nodenext',
+  typeRoots: [join(root, 'node_modules', '@types')],
+}
+
+async function inFolder(body) {
+  const temp = await mkdtemp(join(tmpdir(), 'holdfast-types-'))
+  try {
+    return await body(temp)
+  } finally {
+    await rm(temp, { recursive: true, force: true })
+  }
+}
+
+/** Compiles files under some options; gives the compiler's complaints. */
+const compile = (files, options) =>
+  // In a folder of its own, so that no other configuration is found on the way up.
+  inFolder(async (temp) => {
+    const project = join(temp, 'tsconfig.json')
+    const compilerOptions = { ...strict, ...options }
+    await writeFile(project, JSON.stringify({ compilerOptions, files: files.map((file) => resolve(folder, file)) }))
+    return await new Promise((settle) => {
+      const argv = [tsc, '-p', project, '--pretty', 'false']
+      execFile(process.execPath, argv, { cwd: temp, timeout: 120_000 }, (error, stdout) => {
+        settle({ status: error ? (error.code ?? error.signal) : 0, stdout: stdout.trim() })
+      })
+    })
+  })
+
+const compiles = async (files, options) => assert.deepEqual(await compile(files, options), { status: 0, stdout: '' })
+
+// `await using` needs its names, which ES2022 lacks: index.d.ts brings them.
+const configurations = {
+  'ES2022 alone': [{ target: 'es2022', lib: ['es2022'], types: [] }, 'signals-none.ts'],
+  'with the DOM': [{ target: 'es2022', lib: ['es2022', 'dom'], types: [] }, 'signals-platform.ts'],
+  'with @types/node': [{ target: 'es2022', lib: ['es2022'], types: ['node'] }, 'signals-platform.ts'],
+  'with the DOM and @types/node': [{ target: 'esnext', lib: ['esnext', 'dom'], types: ['node'] }, 'signals-platform.ts'],
+}
+
+const [withNode] = configurations['with @types/node']
+
+describe('types', { concurrency: 2 }, () => {
+  for (const [name, [options, signals]] of Object.entries(configurations)) {
+    it(`everything that a user may write compiles: ${name}`, () => compiles(['usage.ts', signals], options))
+    it(`mistakes are refused: ${name}`, () => compiles(['mistakes.ts'], options))
+  }
+
+  it('what counts as absent may be undefined under exactOptionalPropertyTypes', () => {
+    return compiles(['exact.ts', 'usage.ts'], { ...withNode, exactOptionalPropertyTypes: true })
+  })
+
+  it('a bundler’s resolution changes nothing', () => {
+    const bundler = { module: 'esnext', moduleResolution: 'bundler', verbatimModuleSyntax: true, isolatedModules: true }
+    return compiles(['usage.ts', 'signals-platform.ts'], { ...withNode, ...bundler })
+  })
+
+  it('installed, it is imported by name from ES modules and from CommonJS', () =>
+    inFolder(async (temp) => {
+      const installed = join(temp, 'node_modules', 'holdfast')
+      await mkdir(installed, { recursive: true })
+      for (const file of ['package.json', 'index.d.ts']) await copyFile(join(root, file), join(installed, file))
+      const use = 'export const held = async (): Promise<boolean> => (await (await LockService.connect()).acquire("n")).isHeld\n'
+      await writeFile(join(temp, 'named.mts'), `import { LockService, type Lock } from 'holdfast'\nexport type L = Lock\n${use}`)
+      await writeFile(join(temp, 'whole.mts'), `import holdfast from 'holdfast'\nconst { LockService } = holdfast\n${use}`)
+      await writeFile(join(temp, 'named.cts'), `import { LockService, type Lock } from 'holdfast'\nexport type L = Lock\n${use}`)
+      await writeFile(join(temp, 'whole.cts'), `import holdfast = require('holdfast')\nconst { LockService } = holdfast\n${use}`)
+      await compiles(['named.mts', 'whole.mts', 'named.cts', 'whole.cts'].map((file) => join(temp, file)), withNode)
+    }))
+
+  it('the compiler would complain', () =>
+    inFolder(async (temp) => {
+      const file = join(temp, 'wrong.ts')
+      await writeFile(file, `import { LockService } from '${root}index.js'\nexport const wrong: number = LockService.connect()\n`)
+      const { status, stdout } = await compile([file], withNode)
+      assert.notEqual(status, 0)
+      assert.match(stdout, /wrong\.ts.*TS2322/)
+    }))
+
+  it('the declarations name every member that there is, and no more', async () => {
+    const declarations = await readFile(join(root, 'index.d.ts'), 'utf8')
+    const membersOf = (name) => {
+      const [, body] = declarations.match(new RegExp(`^export interface ${name} .*?\\{\\n(.*?)\\n\\}`, 'ms'))
+      return [...new Set([...body.matchAll(/^ {2}(?:readonly )?(\w+)\b(?:<\w+>)?[(:]/gm)].map((match) => match[1]))].sort()
+    }
+    const service = await LockService.connect('memory:')
+    const lock = await service.acquire('x')
+    const actual = (object) => Object.getOwnPropertyNames(Object.getPrototypeOf(object)).filter((name) => name !== 'constructor').sort()
+    assert.deepEqual(actual(lock), membersOf('Lock'))
+    assert.deepEqual(actual(service), membersOf('LockService'))
+    assert.deepEqual(Object.keys(service.stats()).sort(), membersOf('LockStats'))
+    assert.deepEqual(Object.keys(await service.inspect('x')).sort(), membersOf('LockInfo'))
+    await service.close()
+  })
+
+  it('every option’s default and unit is in the comments', async () => {
+    const declarations = await readFile(join(root, 'index.d.ts'), 'utf8')
+    const optional = [...declarations.matchAll(/\/\*\*((?:(?!\*\/).)*)\*\/\n {2}(\w+)\?: (number|boolean)/gs)]
+    assert.ok(optional.length >= 10)
+    for (const [, comment, name] of optional) assert.match(comment, /@default|seconds\./, name)
+  })
+})

@@ -1,0 +1,154 @@
+// What the compiler must refuse: an expectation that does not come true is an error of its own.
+import { Lock, LockService } from '../../index.js'
+import type { AcquireOptions, ConnectOptions, ExecuteOptions, LockEvent, LockInfo, LockStats } from '../../index.js'
+
+export async function connections() {
+  // @ts-expect-error services are connected, not made
+  new LockService()
+  // @ts-expect-error locks are acquired, not made
+  new Lock()
+  // @ts-expect-error a target is text
+  LockService.connect(5)
+  // @ts-expect-error or a list of texts
+  LockService.connect([5])
+  // @ts-expect-error null is no target
+  LockService.connect(null)
+  // @ts-expect-error an unknown option
+  LockService.connect('memory:', { prefix: 'p' })
+  // @ts-expect-error the target is there already
+  LockService.connect('memory:', { url: 'memory:' })
+  // @ts-expect-error an options object is the only argument
+  LockService.connect({ url: 'memory:' }, {})
+  // @ts-expect-error an unknown option
+  LockService.connect({ uri: 'memory:' })
+  // @ts-expect-error a URL object is no options object
+  LockService.connect({ href: 'redis://host' })
+  // @ts-expect-error milliseconds are a number
+  LockService.connect('memory:', { storeTimeoutMs: '5' })
+  // @ts-expect-error a signal is no default
+  LockService.connect('memory:', { defaults: { signal: undefined } })
+  // @ts-expect-error metadata is no default
+  LockService.connect('memory:', { defaults: { metadata: 'm' } })
+  // @ts-expect-error the gist's unit has no place here
+  LockService.connect('memory:', { defaults: { ttlSeconds: 5 } })
+  // @ts-expect-error an unknown TLS option
+  LockService.connect('rediss://h', { tls: { ca: 'file' } })
+  // @ts-expect-error there is no such event
+  LockService.connect('memory:', { onEvent: ({ type }) => type === 'expired' })
+  // @ts-expect-error no function
+  LockService.connect('memory:', { onEvent: true })
+  // @ts-expect-error a promise is not the service
+  LockService.connect().acquire('n')
+}
+
+export async function calls(locks: LockService, lock: Lock, readonly: readonly string[]) {
+  // @ts-expect-error a name is needed
+  locks.acquireLock()
+  // @ts-expect-error one name
+  locks.acquireLock(['a'])
+  // @ts-expect-error seconds are a number
+  locks.acquireLock('n', '60')
+  // @ts-expect-error no options here
+  locks.acquireLock('n', { ttlSeconds: 60 })
+  // @ts-expect-error busy is false, not a lock
+  ;(await locks.acquireLock('n')).release()
+
+  // @ts-expect-error fn is missing
+  locks.acquireAndExecute('n')
+  // @ts-expect-error fn is missing
+  locks.acquireAndExecute('n', 60)
+  // @ts-expect-error fn is missing
+  locks.acquireAndExecute({ name: 'n' })
+  // @ts-expect-error the name is missing
+  locks.acquireAndExecute({ ttlSeconds: 60 }, () => {})
+  // @ts-expect-error fn comes last
+  locks.acquireAndExecute('n', () => {}, 60)
+  // @ts-expect-error an unknown option
+  locks.acquireAndExecute({ name: 'n', ttlMs: 60 }, () => {})
+  // @ts-expect-error one name
+  locks.acquireAndExecute(['a'], () => {})
+  // @ts-expect-error null is no ttl
+  locks.acquireAndExecute('n', null, () => {})
+  // @ts-expect-error the result may be undefined
+  ;(await locks.acquireAndExecute('n', () => 'text')).length
+  // @ts-expect-error the result is fn's
+  const wrong: Promise<number | undefined> = locks.acquireAndExecute('n', () => 'text')
+
+  // @ts-expect-error names are texts
+  locks.acquire(5)
+  // @ts-expect-error names are texts
+  locks.acquire(['a', 5])
+  // @ts-expect-error an unknown option
+  locks.acquire('n', { ttl: 5 })
+  // @ts-expect-error the gist's unit has no place here
+  locks.acquire('n', { ttlSeconds: 5 })
+  // @ts-expect-error milliseconds are a number
+  locks.acquire('n', { ttlMs: '5' })
+  // @ts-expect-error milliseconds are no bigint
+  locks.acquire('n', { waitMs: 5n })
+  // @ts-expect-error true or false
+  locks.acquire('n', { renew: 1 })
+  // @ts-expect-error no signal
+  locks.acquire('n', { signal: {} })
+  // @ts-expect-error JSON has no functions
+  locks.acquire('n', { metadata: () => {} })
+  // @ts-expect-error JSON has no bigint
+  locks.acquire('n', { metadata: { id: 5n } })
+  // @ts-expect-error null are no options
+  locks.acquire('n', null)
+  // @ts-expect-error it may be null
+  ;(await locks.tryAcquire('n')).release()
+
+  // @ts-expect-error fn is missing
+  locks.using('n')
+  // @ts-expect-error fn is missing
+  locks.using('n', { ttlMs: 5 })
+  // @ts-expect-error fn comes last
+  locks.using('n', () => {}, { ttlMs: 5 })
+  // @ts-expect-error fn gets the lock alone
+  locks.using('n', (held: Lock, more: string) => {})
+  // @ts-expect-error the result is fn's
+  const length: Promise<string> = locks.using('n', () => 5)
+
+  // @ts-expect-error the ttl is missing
+  lock.extend()
+  // @ts-expect-error milliseconds are a number
+  lock.extend('5')
+  // @ts-expect-error a lock cannot be given another name
+  lock.name = 'other'
+  // @ts-expect-error a fencing token is a bigint
+  const token: number = lock.fencingToken
+  // @ts-expect-error it is disposed of asynchronously
+  using disposed = lock
+  // @ts-expect-error not all of what toJSON gives
+  locks.restore({ names: ['n'] })
+  // @ts-expect-error a name is needed
+  locks.inspect()
+  // @ts-expect-error it may be null
+  ;(await locks.inspect('n')).holder
+  // @ts-expect-error the holder may be another tool
+  ;(await locks.list())[0]!.holder.host
+  // @ts-expect-error options, not a prefix
+  locks.list('prefix')
+  // @ts-expect-error an unknown option
+  locks.list({ name: 'n' })
+  // @ts-expect-error there is no such method
+  locks.lock('n')
+  return [wrong, length, token, disposed, readonly]
+}
+
+export function readonlyParts(event: LockEvent, info: LockInfo, stats: LockStats) {
+  // @ts-expect-error what is told is not to be changed
+  event.type = 'lost'
+  // @ts-expect-error what is told is not to be changed
+  info.remainingMs = 5
+  // @ts-expect-error what is told is not to be changed
+  stats.held = 0
+}
+
+// @ts-expect-error an unknown option
+export const acquire: AcquireOptions = { timeoutMs: 5 }
+// @ts-expect-error the name is missing
+export const execute: ExecuteOptions = { ttlSeconds: 5 }
+// @ts-expect-error a single text
+export const connect: ConnectOptions = { keyPrefix: ['p'] }

@@ -1,0 +1,186 @@
+// Everything that a user may write, with the exact type that comes out. Compiled, never run.
+import { LockService } from '../../index.js'
+import type {
+  AcquireOptions,
+  ConnectOptions,
+  Defaults,
+  ExecuteOptions,
+  Json,
+  Lock,
+  LockError,
+  LockErrorCode,
+  LockEvent,
+  LockInfo,
+  LockJson,
+  LockStats,
+  Signal,
+  SignalLike,
+  TlsOptions,
+} from '../../index.js'
+
+/** True only for the very same type: neither `any` nor a wider one passes. */
+type Equal<A, B> = (<T>() => T extends A ? 1 : 2) extends <T>() => T extends B ? 1 : 2 ? true : false
+declare function same<A, B>(equal: Equal<A, B>): void
+declare const signal: SignalLike
+
+export async function connections() {
+  const tls: TlsOptions = { caFile: 'ca', certFile: 'cert', keyFile: 'key', insecure: true }
+  const defaults: Defaults = { ttlMs: 1, waitMs: Infinity, renew: false, maxHoldMs: 1, stallLimitMs: 1, minHoldMs: 0 }
+  const onEvent = (event: LockEvent) => void event
+  const options: ConnectOptions = { keyPrefix: '', collection: 'c', table: 't', storeTimeoutMs: 1, defaults, tls, onEvent }
+  const urls = ['redis://a', 'redis://b'] as const
+  const calls = [
+    LockService.connect(),
+    LockService.connect('memory:'),
+    LockService.connect(undefined, options),
+    LockService.connect('memory:', options),
+    LockService.connect(urls),
+    LockService.connect([...urls], {}),
+    LockService.connect({}),
+    LockService.connect(options),
+    LockService.connect({ url: 'memory:', ...options }),
+    LockService.connect({ url: urls }),
+    LockService.connect({ onEvent: async () => {} }),
+    LockService.connect({ onEvent: (event) => same<typeof event, LockEvent>(true) }),
+  ]
+  same<typeof calls, Promise<LockService>[]>(true)
+}
+
+export async function theGist(locks: LockService) {
+  const calls = [locks.acquireLock('n'), locks.acquireLock('n', 0.5), locks.acquireLock('n', undefined), locks.releaseLock('n')]
+  same<typeof calls, Promise<boolean>[]>(true)
+
+  const options: ExecuteOptions = { name: 'n', ttlSeconds: 0.5, waitMs: 1, renew: true, minHoldMs: 1, signal }
+  const [number, text, nothing, list] = await Promise.all([
+    locks.acquireAndExecute(options, async () => 5),
+    locks.acquireAndExecute('n', 60, () => 'text' as const),
+    locks.acquireAndExecute('n', () => {}),
+    locks.acquireAndExecute('n', undefined, async (lock) => lock.names),
+  ])
+  same<typeof number, number | undefined>(true)
+  same<typeof text, 'text' | undefined>(true)
+  same<typeof nothing, void | undefined>(true)
+  same<typeof list, string[] | undefined>(true)
+  const given = locks.acquireAndExecute({ name: 'n' }, ({ signal, fencingToken }) => ({ signal, fencingToken }))
+  same<typeof given, Promise<{ signal: Signal; fencingToken: bigint } | undefined>>(true)
+  const explicit = await locks.acquireAndExecute<Date | null>('n', async () => null)
+  same<typeof explicit, Date | null | undefined>(true)
+  const either = await locks.acquireAndExecute('n', (): number | Promise<number> => 5)
+  same<typeof either, number | undefined>(true)
+}
+
+export async function pastTheGist(locks: LockService) {
+  const metadata: Json = { job: 'report', list: [1, 'two', null, { deep: true }], missing: undefined }
+  const all: AcquireOptions = { ttlMs: 1, waitMs: Infinity, renew: true, signal, maxHoldMs: 1, stallLimitMs: 1, minHoldMs: 1, metadata }
+  const names = ['a', 'b'] as const
+  const lock = await locks.acquire('n')
+  same<typeof lock, Lock>(true)
+  const locked = [locks.acquire('n', all), locks.acquire(names), locks.acquire([...names], {}), locks.acquire('n', undefined)]
+  same<typeof locked, Promise<Lock>[]>(true)
+  const maybe = await locks.tryAcquire(names, all)
+  same<typeof maybe, Lock | null>(true)
+  if (maybe) same<typeof maybe, Lock>(true)
+
+  const number = await locks.using('n', async () => 5)
+  same<typeof number, number>(true)
+  const token = await locks.using(names, all, (held) => held.fencingToken)
+  same<typeof token, bigint>(true)
+  const nothing = await locks.using('n', undefined, () => {})
+  same<typeof nothing, void>(true)
+  const thenable = await locks.using('n', {}, (): PromiseLike<string> => Promise.resolve('text'))
+  same<typeof thenable, string>(true)
+  await locks.using('n', async (held) => same<typeof held, Lock>(true))
+}
+
+export async function aLock(lock: Lock) {
+  same<Lock['name'], string>(true)
+  same<Lock['names'], string[]>(true)
+  same<Lock['token'], string>(true)
+  same<Lock['fencingToken'], bigint>(true)
+  same<Lock['remainingMs'], number>(true)
+  same<Lock['isHeld'], boolean>(true)
+  same<Lock['signal'], Signal>(true)
+  same<ReturnType<Lock['extend']>, Promise<void>>(true)
+  same<ReturnType<Lock['release']>, Promise<boolean>>(true)
+  same<ReturnType<Lock['toJSON']>, LockJson>(true)
+  same<Lock[typeof Symbol.asyncDispose], () => Promise<void>>(true)
+  await lock.extend(5)
+  lock.signal.addEventListener('abort', () => {})
+  lock.signal.removeEventListener('abort', () => {})
+  same<typeof lock.signal.aborted, boolean>(true)
+  // A lock's signal is good for another wait.
+  const options: AcquireOptions = { signal: lock.signal }
+  void options
+}
+
+export async function disposed(locks: LockService) {
+  await using lock = await locks.acquire('n')
+  await using maybe = await locks.tryAcquire('n')
+  const disposables: AsyncDisposable[] = [lock]
+  return [maybe?.isHeld, disposables]
+}
+
+export async function looking(locks: LockService, lock: Lock) {
+  const restored = [locks.restore(lock.toJSON()), locks.restore(JSON.stringify(lock))]
+  same<typeof restored, Promise<Lock>[]>(true)
+  const info = await locks.inspect('n')
+  same<typeof info, LockInfo | null>(true)
+  const lists = [locks.list(), locks.list({}), locks.list({ prefix: 'p' })]
+  same<typeof lists, Promise<LockInfo[]>[]>(true)
+  const freed = await locks.forceRelease('n')
+  same<typeof freed, boolean>(true)
+  const stats = locks.stats()
+  same<typeof stats, LockStats>(true)
+  same<keyof LockStats, 'held' | 'waiting' | 'acquired' | 'busy' | 'released' | 'renewed' | 'lost' | 'storeErrors'>(true)
+  same<LockStats[keyof LockStats], number>(true)
+  same<ReturnType<LockService['close']>, Promise<void>>(true)
+
+  same<LockInfo['fencingToken'], bigint | null>(true)
+  same<NonNullable<LockInfo['holder']>['since'], Date>(true)
+  same<LockInfo['metadata'], Json>(true)
+  same<LockJson['fencingToken'], string>(true)
+}
+
+export function events(event: LockEvent) {
+  same<LockEvent['type'], 'acquired' | 'released' | 'renewed' | 'lost' | 'waiting'>(true)
+  same<typeof event.fencingToken, bigint | undefined>(true)
+  same<typeof event.waitedMs, number | undefined>(true)
+  same<typeof event.heldMs, number | undefined>(true)
+  same<typeof event.reason, string | undefined>(true)
+  same<typeof event.names, readonly string[]>(true)
+}
+
+export async function failures(locks: LockService) {
+  try {
+    await locks.acquire('n')
+  } catch (caught) {
+    const error = caught as LockError
+    same<typeof error.code, LockErrorCode>(true)
+    same<typeof error.name, 'LockError'>(true)
+    same<typeof error.retryable, boolean>(true)
+    same<typeof error.key, string | undefined>(true)
+    same<typeof error.engine, string | undefined>(true)
+    same<typeof error.cause, unknown>(true)
+    const plain: Error = error
+    void plain
+    switch (error.code) {
+      case 'LOCK_INVALID_ARGUMENT':
+      case 'LOCK_TIMEOUT':
+      case 'LOCK_LOST':
+      case 'LOCK_CLOSED':
+      case 'LOCK_STORE':
+        return true
+      default:
+        same<typeof error.code, never>(true)
+    }
+  }
+}
+
+/** A service is an ordinary type: it can be a parameter, a field, and a stand-in in somebody's unit test. */
+export class Report {
+  constructor(private readonly locks: Pick<LockService, 'acquireAndExecute'>) {}
+
+  run = () => this.locks.acquireAndExecute('report', 60, async ({ isHeld }) => isHeld)
+}
+
+export const isLock = (value: unknown): value is Lock => value instanceof Object && 'fencingToken' in value
