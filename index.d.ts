@@ -53,38 +53,38 @@ export interface AcquireOptions {
    * How long the lease lasts from each grant and renewal: more than 0, at most 2147483648 (2^31) ms.
    * @default 30000
    */
-  ttlMs?: number
+  ttlMs?: number | undefined
   /**
    * How long to wait for a busy name; `Infinity` is allowed, 0 is one try. `tryAcquire` does not wait, whatever this says.
    * @default 10000
    */
-  waitMs?: number
+  waitMs?: number | undefined
   /**
    * Whether a native thread renews the lease at a third of its ttl, also while the event loop is blocked.
    * @default true
    */
-  renew?: boolean
+  renew?: boolean | undefined
   /** Ends the wait: the promise rejects with `signal.reason`, and nothing is left in the store. */
-  signal?: SignalLike
+  signal?: SignalLike | undefined
   /**
    * The lease ends at the latest so long after it was acquired, renewed or not.
    * @default no limit
    */
-  maxHoldMs?: number
+  maxHoldMs?: number | undefined
   /**
    * Renewal pauses while the event loop has not answered for so long: a process that hangs for good must not hold its
    * locks for ever.
    * @default 300000
    */
-  stallLimitMs?: number
+  stallLimitMs?: number | undefined
   /**
    * A release before so much time has passed keeps the name busy until then: for short jobs on machines whose clocks
    * differ, which would otherwise run one after the other.
    * @default 0
    */
-  minHoldMs?: number
+  minHoldMs?: number | undefined
   /** Kept beside the lock while it is held, and shown by `inspect` and `list`. At most 16384 bytes of JSON. */
-  metadata?: Json
+  metadata?: Json | object | undefined
 }
 
 /** The object form of `acquireAndExecute`. */
@@ -95,39 +95,39 @@ export interface ExecuteOptions {
    * The lease in **seconds** (fractions allowed): the longest that the job blocks the next one unless `renew` is set.
    * @default 30
    */
-  ttlSeconds?: number
+  ttlSeconds?: number | undefined
   /**
    * How long to wait for a busy name, in milliseconds.
    * @default 0
    */
-  waitMs?: number
+  waitMs?: number | undefined
   /**
    * Whether the lease is renewed while `fn` runs.
    * @default false
    */
-  renew?: boolean
+  renew?: boolean | undefined
   /**
    * A job that ends sooner keeps the name busy until then, in milliseconds.
    * @default 0
    */
-  minHoldMs?: number
+  minHoldMs?: number | undefined
   /** Ends the wait; the promise rejects with `signal.reason`. */
-  signal?: SignalLike
+  signal?: SignalLike | undefined
 }
 
 /** PEM files for `rediss://` and for MongoDB with TLS. */
 export interface TlsOptions {
   /** The authorities to trust instead of the system's. */
-  caFile?: string
+  caFile?: string | undefined
   /** The client's certificate. For MongoDB one file holds certificate and key. */
-  certFile?: string
+  certFile?: string | undefined
   /** The client's private key (Redis). */
-  keyFile?: string
+  keyFile?: string | undefined
   /**
    * Accept any certificate. For tests only.
    * @default false
    */
-  insecure?: boolean
+  insecure?: boolean | undefined
 }
 
 /** The defaults of one service, where its calls do not say otherwise. */
@@ -142,31 +142,31 @@ export interface ConnectOptions {
    * Put in front of every name in the store. May be empty.
    * @default 'lock:' on Redis, '' elsewhere
    */
-  keyPrefix?: string
+  keyPrefix?: string | undefined
   /**
    * MongoDB's collection.
    * @default 'locks'
    */
-  collection?: string
+  collection?: string | undefined
   /**
    * The table of a SQL store (SQLite among them).
    * @default 'locks'
    */
-  table?: string
+  table?: string | undefined
   /**
    * The longest that one call waits for the store, in milliseconds, before it rejects with `LOCK_STORE`.
    * @default 5000
    */
-  storeTimeoutMs?: number
+  storeTimeoutMs?: number | undefined
   /**
    * Defaults for the calls of this service. `ttlMs` counts for the gist's functions, too; `waitMs` and `renew` do not:
    * those make one try and are not renewed.
    */
-  defaults?: Defaults
+  defaults?: Defaults | undefined
   /** Certificates. */
-  tls?: TlsOptions
+  tls?: TlsOptions | undefined
   /** Told of every lease. What it throws is reported as a warning and changes nothing. */
-  onEvent?: (event: LockEvent) => void
+  onEvent?: ((event: LockEvent) => void) | undefined
 }
 
 /** What `onEvent` is told. */
@@ -278,8 +278,11 @@ export interface Lock extends AsyncDisposable {
   toJSON(): LockJson
 }
 
-/** A lock service over one store. Make one per process with `LockService.connect`. */
-export interface LockService {
+/**
+ * A lock service over one store. Make one per process with `LockService.connect`. Its methods want their `this`: pass
+ * `(name) => locks.acquireLock(name)` round, not `locks.acquireLock`.
+ */
+export interface LockService extends AsyncDisposable {
   /**
    * The gist's: one try, held until released or expired, not renewed. A name that this service holds is busy for itself
    * too.
@@ -341,7 +344,7 @@ export interface LockService {
   /** Who holds a name; `null` when it is free. */
   inspect(name: string): Promise<LockInfo | null>
   /** Everything held whose name starts with `prefix` (literal text, no pattern), sorted by name in byte order. */
-  list(options?: { prefix?: string }): Promise<LockInfo[]>
+  list(options?: { prefix?: string | undefined }): Promise<LockInfo[]>
   /** Frees a name whoever holds it; its holder learns of it at its next renewal. `false` when nobody did. */
   forceRelease(name: string): Promise<boolean>
   /** This service's counters. */
@@ -351,6 +354,8 @@ export interface LockService {
    * `LOCK_CLOSED`. May be called again.
    */
   close(): Promise<void>
+  /** As `close()`. */
+  [Symbol.asyncDispose](): Promise<void>
 }
 
 export declare namespace LockService {
@@ -368,7 +373,7 @@ export declare namespace LockService {
    * @throws `LOCK_STORE` when the store cannot be reached within `storeTimeoutMs`, `LOCK_INVALID_ARGUMENT`
    */
   function connect(target?: Target | readonly Target[], options?: ConnectOptions): Promise<LockService>
-  function connect(options: ConnectOptions & { url?: Target | readonly Target[] }): Promise<LockService>
+  function connect(options: ConnectOptions & { url?: Target | readonly Target[] | undefined }): Promise<LockService>
 }
 
 /** A held lock. */

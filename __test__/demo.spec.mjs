@@ -34,12 +34,16 @@ function assertGood({ status, stdout, stderr, left }) {
   assert.equal(status, 0, stdout + stderr)
   assert.equal(stderr, '')
   assert.deepEqual(left, [])
-  // Three rounds, the killed one's half-done one, and the late one.
   assert.equal(count(stdout, /report stored$/gm), 3, stdout)
   assert.equal(count(stdout, / killed .* SIGKILL$/gm), 1, stdout)
-  assert.equal(count(stdout, / stood aside .*, found the report$/gm), 3 + 2 + 3 + 1, stdout)
+  // On a machine that stands still for longer than a lease, one may be lost; the verdict then takes the next one's job.
+  if (!stdout.includes(' is lost: ')) {
+    // Three rounds, the second of them without the one that was killed, and the late one.
+    assert.equal(count(stdout, / stood aside .*, found the report$/gm), 3 + 2 + 3 + 1, stdout)
+    assert.match(stdout, /ok {4}13 times a process held a lock/)
+  }
   assert.match(stdout, /ok {4}the job ran to its end exactly once in 3 of 3 rounds/)
-  assert.match(stdout, /ok {4}13 times a process held a lock, and at most 1 at a time/)
+  assert.match(stdout, /ok {4}\d+ times a process held a lock, and at most 1 at a time/)
   assert.match(stdout, /ok {4}fencing tokens grew from each holder to the next in 3 of 3 rounds/)
   assert.match(stdout, /ok {4}[A-D] was killed in the middle of its job, [A-D] took over \d+\.\d s later/)
   assert.match(stdout, /\nPASS\n$/)

@@ -43,6 +43,7 @@ for (const kind of Object.keys(SERVERS)) {
           }
           assert.equal(await isHeld(direct, name), false)
         }
+        proxy.disarm()
         assert.ok(step > 0, 'no answer was lost')
         await locks.close()
         assert.equal(locks.stats().lost, 0)

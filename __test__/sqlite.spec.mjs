@@ -1,3 +1,51 @@
+import assert from 'node:assert/strict'
+import { chdir, cwd } from 'node:process'
+import { existsSync, readdirSync } from 'node:fs'
+import { dirname, join } from 'node:path'
+import { LockService } from '../index.js'
 import { contract } from './contract.mjs'
+import { suite } from './stores.mjs'
+import { rejects } from './tools.mjs'
 
 contract('sqlite')
+
+suite('sqlite', 'the file', (test) => {
+  test('tables keep apart what has the same name', async (place) => {
+    const [a, b] = [await place.connect({ table: 'one' }), await place.connect({ table: 'two' })]
+    const c = await place.connect({ table: 'one' })
+    const lock = await a.acquire('same')
+    assert.equal(await c.tryAcquire('same'), null)
+    assert.deepEqual(await b.list(), [])
+    const other = await b.acquire('same', { waitMs: 0 })
+    assert.deepEqual([await lock.release(), await other.release()], [true, true])
+  })
+
+  test('missing folders are made, and spaces and umlauts in a path are no matter', async (place) => {
+    const path = join(dirname(place.target.slice('sqlite:'.length)), 'a new folder', 'ä?%', 'löcks.sqlite')
+    const urls = [`sqlite:${path.replace('?%', '%3F%25')}`, `sqlite://${encodeURI(path).replace('?%25', '%3F%25')}`]
+    const [a, b] = await Promise.all(urls.map((url) => LockService.connect(url)))
+    const lock = await a.acquire('x')
+    assert.ok(existsSync(path), readdirSync(dirname(path)).join())
+    assert.equal(await b.tryAcquire('x'), null)
+    await Promise.all([a.close(), b.close()])
+    assert.equal(lock.isHeld, false)
+  })
+
+  test('a relative path counts from the working directory of the moment', async (place) => {
+    const before = cwd()
+    chdir(dirname(place.target.slice('sqlite:'.length)))
+    const call = LockService.connect('sqlite:locks.sqlite')
+    chdir(before)
+    const [a, b] = [await call, await place.connect()]
+    const lock = await a.acquire('x')
+    assert.equal(await b.tryAcquire('x'), null)
+    assert.equal(await lock.release(), true)
+    await a.close()
+  })
+
+  test('a file that is no database is LOCK_STORE', async () => {
+    const url = new URL(import.meta.url)
+    const error = await rejects(LockService.connect(`sqlite:${url.pathname}`), 'LOCK_STORE', { engine: 'sqlite', retryable: false })
+    assert.ok(error.cause instanceof Error)
+  })
+})

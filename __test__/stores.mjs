@@ -35,7 +35,7 @@ export function missing(kind) {
 
 // One collection per test file; the tests in it differ by prefix.
 const collection = `test_${random()}`
-const used = new Set()
+const used = new Map()
 
 /** A fresh, empty store. `connect()` may be called as often as a test wants; `close()` ends whatever is open. */
 export class Place {
@@ -56,9 +56,14 @@ export class Place {
       this.options.keyPrefix = `test:${random()}:`
       if (this.engine === 'mongodb') {
         this.options.collection = collection
-        used.add(kind)
+        this.alsoUses(collection)
       }
     }
+  }
+
+  /** Has a MongoDB collection removed when the tests of this file are over. */
+  alsoUses(name) {
+    used.set(this.kind, (used.get(this.kind) ?? new Set()).add(name))
   }
 
   async connect(options = {}) {
@@ -90,9 +95,9 @@ export class Place {
 async function dropCollections() {
   if (used.size === 0) return
   const { MongoClient } = await import('mongodb')
-  for (const kind of used) {
+  for (const [kind, names] of used) {
     const client = await MongoClient.connect(serverUrl(kind))
-    await client.db().dropCollection(collection)
+    for (const name of names) await client.db().dropCollection(name)
     await client.close()
   }
 }

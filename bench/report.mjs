@@ -5,7 +5,7 @@ const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.l
 
 function version(name) {
   const file = new URL(`node_modules/${name}/package.json`, import.meta.url)
-  return JSON.parse(readFileSync(file, 'utf8')).version
+  return JSON.parse(readFileSync(file, 'utf8')).version.replace(/^v/, '')
 }
 
 export function contenderVersions() {

@@ -55,7 +55,7 @@ for (const signal of ['SIGINT', 'SIGTERM']) {
 }
 
 screen.print(`Four processes, three days, one report a day, at 18:00. Store: ${shown}`)
-screen.print(`Each takes the lock (lease ${TTL_MS / 1000} s, renewed), looks for the report, makes it if there is none.`)
+screen.print(`Each takes the lock (${TTL_MS / 1000} s, renewed), looks for the report, and makes it if it is missing.`)
 screen.print('The look keeps a late one from making it again: once the first has released, the lock is free.')
 if (process.env.HOLDFAST_DEMO_SABOTAGE === '1') screen.print('SABOTAGE: they ignore the lock.')
 

@@ -92,9 +92,11 @@ export const connections = [
   [[['memory:', 'memory:']], 'target', shown('2 URLs')],
   [[[`redis://:${PASSWORD}@one`, `redis://:${PASSWORD}@two`, `redis://:${PASSWORD}@three`]], 'target', shown('3 URLs')],
   // Objects that are no options, and would pass for an empty set of them: the store would be another one than was meant.
-  [[new URL(`redis://user:${PASSWORD}@host`)], 'target', /./],
+  [[{ href: 5 }], 'target', /./],
   [[Promise.resolve('memory:')], 'target', /./],
   [[new Map([['url', 'memory:']])], 'target', /./],
+  [[new URL(`gopher://user:${PASSWORD}@host`)], 'target', new RegExp(`${RULE.source}.*"gopher:"`)],
+  [[new URL(`redis://host/${PASSWORD}`)], 'target', /redis:\/\//],
   [[new String('memory:')], 'target', /./],
   ...options,
 ]

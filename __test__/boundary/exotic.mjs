@@ -80,6 +80,18 @@ export function exotic(test) {
     }
   })
 
+  test('a target may be a URL object', async (place) => {
+    const a = await place.connect()
+    const lock = await a.acquire('x')
+    const url = new URL(place.target)
+    for (const args of [[url], [[url]], [{ url }], [{ url: [url] }], [url, { storeTimeoutMs: 5000 }], [[place.target]]]) {
+      const b = await LockService.connect(...args)
+      assert.equal((await b.inspect('x'))?.fencingToken, lock.fencingToken)
+      await b.close()
+    }
+    assert.equal(await lock.release(), true)
+  })
+
   test('a proxy whose traps throw rejects the call with what they threw', async (place) => {
     const a = await place.connect()
     for (const trap of ['ownKeys', 'get', 'getOwnPropertyDescriptor']) {

@@ -30,7 +30,8 @@ function collection() {
 }
 
 // The real driver where there is a server: what it makes of a bigint is part of the example.
-const mongo = HOLDFAST_TEST_MONGODB_URL && (await (await import('mongodb')).MongoClient.connect(HOLDFAST_TEST_MONGODB_URL))
+const { MongoClient } = HOLDFAST_TEST_MONGODB_URL ? await import('mongodb') : {}
+const mongo = await MongoClient?.connect(HOLDFAST_TEST_MONGODB_URL)
 const accounts = mongo ? mongo.db().collection(`readme_${randomBytes(6).toString('hex')}`) : collection()
 await accounts.insertOne({ _id: 7, balance: 100, fence: BigInt(README_FENCE) })
 const reports = collection()

@@ -21,8 +21,12 @@ export async function connections() {
   LockService.connect({ url: 'memory:' }, {})
   // @ts-expect-error an unknown option
   LockService.connect({ uri: 'memory:' })
-  // @ts-expect-error a URL object is no options object
-  LockService.connect({ href: 'redis://host' })
+  // @ts-expect-error no URL object either
+  LockService.connect({ href: 5 })
+  // @ts-expect-error a promise of a target is no target
+  LockService.connect(Promise.resolve('memory:'))
+  // @ts-expect-error two targets
+  LockService.connect({ href: 'memory:', url: 'memory:' })
   // @ts-expect-error milliseconds are a number
   LockService.connect('memory:', { storeTimeoutMs: '5' })
   // @ts-expect-error a signal is no default

@@ -15,6 +15,8 @@ export async function signals(locks: LockService, lock: Lock) {
   await locks.using('n', { signal: AbortSignal.abort() }, async ({ signal }) => fetch('http://localhost', { signal }))
   await locks.acquireAndExecute({ name: 'n', signal: lock.signal }, async ({ signal }) => signal.throwIfAborted())
   lock.signal.addEventListener('abort', () => {}, { once: true })
+  await LockService.connect(new URL('memory:'))
+  await LockService.connect({ url: new URL('memory:') })
   const reason: unknown = lock.signal.reason
   return reason
 }

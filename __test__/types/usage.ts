@@ -15,6 +15,7 @@ import type {
   LockStats,
   Signal,
   SignalLike,
+  Target,
   TlsOptions,
 } from '../../index.js'
 
@@ -29,7 +30,11 @@ export async function connections() {
   const onEvent = (event: LockEvent) => void event
   const options: ConnectOptions = { keyPrefix: '', collection: 'c', table: 't', storeTimeoutMs: 1, defaults, tls, onEvent }
   const urls = ['redis://a', 'redis://b'] as const
+  const target: Target = { href: 'redis://a' }
   const calls = [
+    LockService.connect(target),
+    LockService.connect([target, 'redis://b'], options),
+    LockService.connect({ url: [target] }),
     LockService.connect(),
     LockService.connect('memory:'),
     LockService.connect(undefined, options),

@@ -79,6 +79,14 @@ impl Lock {
 
 #[napi]
 impl Lock {
+    #[napi(constructor, skip_typescript)]
+    pub fn refuse() -> Result<Self> {
+        Err(Error::new(
+            Status::GenericFailure,
+            "a Lock comes from acquire, tryAcquire, using or restore of a LockService",
+        ))
+    }
+
     #[napi(getter, skip_typescript)]
     pub fn name<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
         returned(env, string(env, self.lease.names()[0].as_str()))
@@ -153,6 +161,25 @@ impl Lock {
     pub fn async_dispose<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
         let promise = self.free(env, |env, _| Ok(undefined(env)));
         returned(env, Ok(promise))
+    }
+
+    /// What `console.log` shows; never the token, which is the right to release.
+    #[napi(symbol_for = "nodejs.util.inspect.custom", skip_typescript)]
+    pub fn inspected<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+        let build = || {
+            let shown = object(env)?;
+            set(
+                env,
+                shown,
+                "names",
+                array(env, self.lease.names().iter().map(|name| string(env, name.as_str())))?,
+            )?;
+            set(env, shown, "fencingToken", bigint(env, self.lease.fence().0)?)?;
+            set(env, shown, "isHeld", boolean(env, self.lease.is_held()))?;
+            set(env, shown, "remainingMs", number(env, self.remaining_ms())?)?;
+            Ok(shown)
+        };
+        returned(env, build())
     }
 
     #[napi(js_name = "toJSON", skip_typescript)]

@@ -158,10 +158,11 @@ fn metadata(env: &Env, value: Value) -> Answer<Option<std::sync::Arc<str>>> {
     if matches!(kind(env, value), Kind::Undefined | Kind::Null) {
         return Ok(None);
     }
-    let json = invoke(env, global(env, "JSON")?, "stringify", &[value])?;
-    if kind(env, json) != Kind::String {
+    // A circular object or a bigint makes `stringify` throw; a function or a symbol gives nothing.
+    let json = invoke(env, global(env, "JSON")?, "stringify", &[value]).ok();
+    let Some(json) = json.filter(|json| kind(env, *json) == Kind::String) else {
         return invalid(env, "metadata", "must be a value that JSON can carry", value);
-    }
+    };
     let json = text(env, "metadata", json)?;
     if json.len() > MAX_METADATA_BYTES {
         let bytes = format!("{} bytes", json.len());

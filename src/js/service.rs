@@ -34,6 +34,14 @@ fn promise<'env>(env: &Env, body: impl FnOnce() -> Answer<Value>) -> Result<Unkn
 
 #[napi]
 impl LockService {
+    #[napi(constructor, skip_typescript)]
+    pub fn refuse() -> Result<Self> {
+        Err(Error::new(
+            Status::GenericFailure,
+            "a LockService is made with `await LockService.connect(…)`, not with new",
+        ))
+    }
+
     #[napi(skip_typescript)]
     pub fn connect<'env>(env: &'env Env, target: Unknown<'env>, options: Unknown<'env>) -> Result<Unknown<'env>> {
         promise(env, || {
@@ -245,6 +253,25 @@ impl LockService {
                 set(env, result, name, number(env, count as f64)?)?;
             }
             Ok(result)
+        };
+        returned(env, build())
+    }
+
+    /// `await using locks = await LockService.connect()`.
+    #[napi(well_known_symbol = "asyncDispose", skip_typescript)]
+    pub fn async_dispose<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+        self.close(env)
+    }
+
+    /// What `console.log` shows.
+    #[napi(symbol_for = "nodejs.util.inspect.custom", skip_typescript)]
+    pub fn inspected<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+        let build = || {
+            let shown = object(env)?;
+            set(env, shown, "engine", string(env, self.locks.engine_name())?)?;
+            set(env, shown, "held", number(env, self.locks.stats().held as f64)?)?;
+            set(env, shown, "waiting", number(env, self.locks.stats().waiting as f64)?)?;
+            Ok(shown)
         };
         returned(env, build())
     }

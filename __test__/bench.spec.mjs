@@ -1,0 +1,27 @@
+// The benchmark works for every contender. How fast they are is no test's business.
+import assert from 'node:assert/strict'
+import { execFile } from 'node:child_process'
+import { test } from 'node:test'
+import { fileURLToPath } from 'node:url'
+import { promisify } from 'node:util'
+
+const root = fileURLToPath(new URL('..', import.meta.url))
+const CONTENDERS = { Redis: ['holdfast', 'ioredis', 'redlock', 'redis-semaphore'], MongoDB: ['holdfast', 'gist'] }
+
+test('npm run bench -- --quick measures every contender at every load', { timeout: 300_000 }, async () => {
+  const { stdout } = await promisify(execFile)(process.execPath, ['bench/run.mjs', '--quick'], { cwd: root })
+  const sections = stdout.split(/^## /m).slice(1)
+  assert.equal(sections.length, 2)
+  for (const section of sections) {
+    const contenders = CONTENDERS[section.split(' ', 1)[0]]
+    const loads = section.split(/^### /m).slice(1)
+    assert.deepEqual(loads.map((load) => load.split('\n', 1)[0]), ['1 in flight', '64 in flight', '1024 in flight'])
+    for (const load of loads) {
+      const rows = load.split('\n').filter((line) => /^\| [a-z]/.test(line)).map((line) => line.split('|').map((cell) => cell.trim()))
+      assert.deepEqual(rows.map(([, name]) => name), contenders)
+      for (const [, name, ...cells] of rows) {
+        for (const cell of cells.slice(0, 6)) assert.ok(parseFloat(cell) > 0, `${name}: ${cell}`)
+      }
+    }
+  }
+})
