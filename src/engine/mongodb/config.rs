@@ -181,6 +181,16 @@ mod tests {
             "mongodb://h/?nonsense=1&tlsCertificateKeyFilePassword=secret",
             "mongodb://h/?authMechanism=MONGODB-AWS&authMechanismProperties=AWS_SESSION_TOKEN:secret,secret",
             "mongodb+srv://user:secret@h:1/db",
+            "mongodb:",
+            "mongodb://",
+            "mongodb:secret",
+            "mongodb://user:secret@",
+            "mongodb://us@er:secret@h",
+            "mongodb://user:a%secret@h",
+            "mongodb://user:secret@h/?replicaSet",
+            "mongodb://user:secret@h/?tls=maybe",
+            "mongodb://h:0",
+            "mongodb://h:port",
         ] {
             let message = refused(url);
             assert!(

@@ -1,0 +1,34 @@
+// The layer greps pass on this tree, and fail where a layer is crossed.
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { fileURLToPath } from 'node:url'
+import { checkLayers, violations } from '../scripts/layers.mjs'
+
+test('the house keeps its layers', () => {
+  assert.deepEqual(checkLayers(fileURLToPath(new URL('../src', import.meta.url))), [])
+})
+
+const crossings = [
+  ['service/acquire.rs', 'use napi::Env;'],
+  ['engine/redis/mod.rs', 'use napi_derive::napi;'],
+  ['service/mod.rs', 'use redis::cmd;'],
+  ['js/lock.rs', 'let client = ::mongodb::Client::new();'],
+  ['engine/memory.rs', 'sqlx::query("select 1")'],
+  ['engine/redis/mod.rs', 'use crate::engine::memory::MemoryEngine;'],
+  ['engine/sql/mod.rs', 'use crate::service::Locks;'],
+  ['service/mod.rs', 'use crate::engine::redis::RedisEngine;'],
+  ['service/lease/mod.rs', 'use crate::js::value;'],
+  ['js/service.rs', 'use crate::engine::Engine;'],
+  ['model.rs', 'use crate::engine::Engine;'],
+]
+for (const [path, line] of crossings) {
+  test(`${path} may not say: ${line}`, () => assert.equal(violations(path, `fn f() {}\n${line}\n`).length, 1))
+}
+
+test('what is allowed is allowed', () => {
+  assert.deepEqual(violations('js/lock.rs', 'use napi::Env;'), [])
+  assert.deepEqual(violations('engine/redis/mod.rs', 'use redis::cmd;'), [])
+  assert.deepEqual(violations('engine/config.rs', 'super::redis::RedisConfig::parse(url)'), [])
+  assert.deepEqual(violations('service/mod.rs', '// as redis::Client does'), [])
+  assert.deepEqual(violations('js/connect.rs', 'use crate::engine::{EngineConfig, Settings};'), [])
+})

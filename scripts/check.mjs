@@ -1,0 +1,73 @@
+// `npm run check`: format, lints, layers, docs, generated files in step, and then every test. What CI runs.
+import { readFileSync } from 'node:fs'
+import { fileURLToPath } from 'node:url'
+import { execFileSync } from 'node:child_process'
+import { installDependencies } from './setup.mjs'
+import { checkLayers } from './layers.mjs'
+import { run, test } from './test.mjs'
+
+process.chdir(fileURLToPath(new URL('..', import.meta.url)))
+const STORES = ['memory', 'sqlite', 'redis', 'mongodb']
+const GENERATED = ['index.d.ts', 'native.js']
+/** A file that a person wrote and that is longer than this wants splitting. */
+const MOST_LINES = 500
+
+async function step(name, check) {
+  const started = Date.now()
+  console.log(`\n== ${name}`)
+  await check()
+  console.log(`== ${name}: ${((Date.now() - started) / 1000).toFixed(1)} s`)
+}
+
+async function must(command, args, env) {
+  const { code } = await run(command, args, env)
+  if (code !== 0) throw new Error(`${command} ${args.join(' ')} ended with ${code}`)
+}
+
+function mustBeEmpty(problems) {
+  if (problems.length > 0) throw new Error(problems.join('\n'))
+}
+
+const clippy = (...features) =>
+  must('cargo', ['clippy', '--quiet', '--all-targets', '--no-default-features', '--features', features.join(), '--', '-D', 'warnings'])
+
+const tracked = () =>
+  execFileSync('git', ['ls-files'], { encoding: 'utf8' })
+    .split('\n')
+    .filter((file) => /\.(rs|lua|sql|m?js|ts|json|md|toml|ya?ml|lock)$|^\.ci\/run$|^\.npmrc$/.test(file))
+
+installDependencies()
+await step('format', () => must('cargo', ['fmt', '--check']))
+await step('lints, all stores', () => clippy(...STORES, 'node'))
+for (const store of STORES) {
+  // The service's tests stand on the memory store.
+  await step(`lints, ${store} alone`, () => clippy(...new Set(['memory', store])))
+}
+await step('layers', () => mustBeEmpty(checkLayers('src')))
+await step('documentation', () =>
+  must('cargo', ['doc', '--quiet', '--no-deps', '--document-private-items'], { RUSTDOCFLAGS: '-D warnings' }),
+)
+await step('sizes, and what does not belong in a commit', () => {
+  const problems = []
+  for (const file of tracked()) {
+    const text = readFileSync(file, 'utf8')
+    const lines = text.split('\n').length
+    if (/\.(rs|mjs)$/.test(file) && lines > MOST_LINES) problems.push(`${file} has ${lines} lines, more than ${MOST_LINES}`)
+    // The patterns are put together here so that this file does not match itself.
+    const registry = new RegExp(['registry\\.npmjs', 'index\\.crates', 'static\\.crates', 'files\\.pythonhosted'].join('|'))
+    if (registry.test(text)) problems.push(`${file} names the host of a package registry`)
+    if (new RegExp('/' + 'work/').test(text)) problems.push(`${file} has a path of one machine`)
+  }
+  mustBeEmpty(problems)
+})
+await step('generated files are in step', async () => {
+  const before = GENERATED.map((file) => readFileSync(file, 'utf8'))
+  await must(process.execPath, ['scripts/build.mjs'])
+  mustBeEmpty(
+    GENERATED.filter((file, i) => readFileSync(file, 'utf8') !== before[i]).map((file) => `${file} was not what the build makes`),
+  )
+})
+
+// Last, so that the count closes the output.
+console.log('\n== tests')
+if ((await test({ build: false })) > 0) process.exitCode = 1

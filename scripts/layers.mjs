@@ -1,0 +1,52 @@
+// The layers of the house (docs/ARCHITECTURE.md), as greps: who may not name whom.
+import { readdirSync, readFileSync } from 'node:fs'
+import { join, relative, sep } from 'node:path'
+
+const engines = { redis: 'redis', mongodb: 'mongodb', sql: 'sqlx' }
+
+/** What a file may not contain, by its path below `src/`. */
+function forbidden(path) {
+  const rules = []
+  const [top, second] = path.split('/')
+  if (top !== 'js' && path !== 'lib.rs') rules.push([/\bnapi(_derive)?(::|\b.*;)/, 'napi belongs to js/ and lib.rs'])
+  for (const [engine, driver] of Object.entries(engines)) {
+    if (path.startsWith(`engine/${engine}/`)) continue
+    // `super::redis::…` and `crate::engine::redis::…` are our own modules, told apart by what stands in front.
+    rules.push([new RegExp(`(?<![\\w:])(::)?${driver}::`), `the driver ${driver} belongs to engine/${engine}/`])
+  }
+  if (top === 'engine' && second in engines) {
+    const siblings = ['memory', ...Object.keys(engines)].filter((name) => name !== second).join('|')
+    rules.push([new RegExp(`\\bengine::(${siblings})\\b`), 'an engine knows no sibling'])
+    rules.push([/\bcrate::(service|js)\b/, 'an engine knows no layer above it'])
+  }
+  const inTests = path.startsWith('service/tests/')
+  if (top === 'service' && !inTests) {
+    rules.push([/\bengine::(memory|redis|mongodb|sql|config)\b/, 'the service knows the trait, not the engines'])
+    rules.push([/\bcrate::js\b/, 'the service knows no layer above it'])
+  }
+  if (top === 'js') {
+    rules.push([/\bengine::(memory|redis|mongodb|sql|Engine|Acquired|Renewed|Released)\b/, 'js/ knows of L1 only the configuration'])
+  }
+  if (['error.rs', 'model.rs', 'clock.rs'].includes(path)) {
+    rules.push([/\bcrate::(engine|service|js)\b/, 'the words know no layer above them'])
+  }
+  return rules
+}
+
+/** The violations in one file. */
+export function violations(path, text) {
+  const code = text.split('\n').map((line) => line.replace(/\/\/.*$/, ''))
+  return forbidden(path).flatMap(([pattern, why]) =>
+    code.flatMap((line, i) => (pattern.test(line) ? [`src/${path}:${i + 1}: ${why}: ${line.trim()}`] : [])),
+  )
+}
+
+/** The violations in a whole tree. */
+export function checkLayers(src) {
+  return readdirSync(src, { recursive: true, withFileTypes: true })
+    .filter((entry) => entry.isFile() && entry.name.endsWith('.rs'))
+    .flatMap((entry) => {
+      const file = join(entry.parentPath ?? entry.path, entry.name)
+      return violations(relative(src, file).split(sep).join('/'), readFileSync(file, 'utf8'))
+    })
+}

@@ -1,0 +1,97 @@
+// `npm test`: sets up, builds the addon, brings up the servers, runs the Rust and the Node tests on every store, and ends
+// with a count.
+import { spawn } from 'node:child_process'
+import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { fileURLToPath, pathToFileURL } from 'node:url'
+import { installDependencies } from './setup.mjs'
+import { testServers } from './servers.mjs'
+
+const root = fileURLToPath(new URL('..', import.meta.url))
+
+/** Runs a command with its output shown; gives its exit code and what it printed to stdout. */
+export function run(command, args, env = {}) {
+  return new Promise((resolve, reject) => {
+    const child = spawn(command, args, {
+      cwd: root,
+      env: { ...process.env, ...env },
+      stdio: ['ignore', 'pipe', 'inherit'],
+      shell: process.platform === 'win32' && command === 'npm',
+    })
+    let output = ''
+    child.stdout.on('data', (chunk) => {
+      output += chunk
+      process.stdout.write(chunk)
+    })
+    child.on('error', reject)
+    child.on('close', (code) => resolve({ code, output }))
+  })
+}
+
+const sum = (text, pattern) => [...text.matchAll(pattern)].reduce((total, [, count]) => total + Number(count), 0)
+
+async function rustTests(env) {
+  const features = ['--no-default-features', '--features', 'memory,sqlite,redis,mongodb']
+  const { code, output } = await run('cargo', ['test', ...features], { ...env, RUST_BACKTRACE: '0' })
+  const failed = sum(output, /^test result: .* (\d+) failed;/gm)
+  return {
+    passed: sum(output, /^test result: \w+\. (\d+) passed;/gm),
+    // A build that fails, or a run that dies, has no line to count.
+    failed: failed === 0 && code !== 0 ? 1 : failed,
+    skipped: [...output.matchAll(/^test (\S+) \.\.\. ignored(.*)$/gm)].map(([, name, why]) => `${name}${why}`),
+  }
+}
+
+async function nodeTests(env) {
+  const folder = mkdtempSync(join(tmpdir(), 'holdfast-test-'))
+  const tap = join(folder, 'tap')
+  const specs = readdirSync(join(root, '__test__')).filter((name) => name.endsWith('.spec.mjs'))
+  const reporters = ['spec', 'stdout', 'tap', tap]
+  const { code } = await run(
+    process.execPath,
+    [
+      '--test',
+      '--test-concurrency=2',
+      ...reporters.map((value, i) => (i % 2 === 0 ? `--test-reporter=${value}` : `--test-reporter-destination=${value}`)),
+      ...specs.map((name) => `__test__/${name}`),
+    ],
+    env,
+  )
+  const report = readFileSync(tap, 'utf8')
+  rmSync(folder, { recursive: true })
+  const count = (word) => sum(report, new RegExp(`^# ${word} (\\d+)$`, 'gm'))
+  const failed = count('fail') + count('cancelled')
+  return {
+    passed: count('pass'),
+    failed: failed === 0 && code !== 0 ? 1 : failed,
+    skipped: [...report.matchAll(/^\s*ok \d+ - (.*) # SKIP(.*)$/gm)].map(([, name, why]) => `${name}:${why}`),
+  }
+}
+
+/** Runs everything; gives the number of failures. */
+export async function test({ build = true } = {}) {
+  installDependencies()
+  if (build && (await run(process.execPath, ['scripts/build.mjs'])).code !== 0) throw new Error('the addon does not build')
+  const servers = await testServers().catch((error) => {
+    // On a laptop the stores that can be had are tested, and the rest shows up as skipped.
+    if (process.env.CI) throw error
+    console.error(`No servers: ${error.message}`)
+    return { env: {}, stop() {} }
+  })
+  try {
+    const results = [await rustTests(servers.env), await nodeTests(servers.env)]
+    const skipped = results.flatMap((result) => result.skipped)
+    const total = (field) => results.reduce((count, result) => count + result[field], 0)
+    console.log()
+    for (const line of skipped) console.log(`skipped: ${line}`)
+    console.log(`${total('passed')} passed, ${total('failed')} failed, ${skipped.length} skipped`)
+    return total('failed')
+  } finally {
+    await servers.stop()
+  }
+}
+
+if (import.meta.url === pathToFileURL(process.argv[1]).href) {
+  process.exitCode = (await test({ build: !process.argv.includes('--no-build') })) === 0 ? 0 : 1
+}
