@@ -94,10 +94,10 @@ export async function calls(locks: LockService, lock: Lock, readonly: readonly s
   locks.acquire('n', { renew: 1 })
   // @ts-expect-error no signal
   locks.acquire('n', { signal: {} })
-  // @ts-expect-error JSON has no functions
-  locks.acquire('n', { metadata: () => {} })
   // @ts-expect-error JSON has no bigint
-  locks.acquire('n', { metadata: { id: 5n } })
+  locks.acquire('n', { metadata: 5n })
+  // @ts-expect-error JSON has no symbols
+  locks.acquire('n', { metadata: Symbol('m') })
   // @ts-expect-error null are no options
   locks.acquire('n', null)
   // @ts-expect-error it may be null

@@ -77,6 +77,12 @@ export async function theGist(locks: LockService) {
 export async function pastTheGist(locks: LockService) {
   const metadata: Json = { job: 'report', list: [1, 'two', null, { deep: true }], missing: undefined }
   const all: AcquireOptions = { ttlMs: 1, waitMs: Infinity, renew: true, signal, maxHoldMs: 1, stallLimitMs: 1, minHoldMs: 1, metadata }
+  interface Job {
+    id: number
+    tags?: string[]
+  }
+  const job: Job = { id: 1 }
+  await locks.acquire('n', { metadata: job })
   const names = ['a', 'b'] as const
   const lock = await locks.acquire('n')
   same<typeof lock, Lock>(true)

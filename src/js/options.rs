@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use napi::Env;
 
+use super::error::{hide, to_js};
 use super::signal;
 use super::value::{
-    Answer, Kind, Value, describe, elements, get, global, invoke, keys, kind, read_bool, read_number, read_string,
+    Answer, Kind, Thrown, Value, describe, elements, get, global, invoke, keys, kind, read_bool, read_number,
+    read_string,
 };
 use crate::error::LockError;
 use crate::model::{Key, MAX_TTL, Ttl};
@@ -158,10 +160,17 @@ fn metadata(env: &Env, value: Value) -> Answer<Option<std::sync::Arc<str>>> {
     if matches!(kind(env, value), Kind::Undefined | Kind::Null) {
         return Ok(None);
     }
-    // A circular object or a bigint makes `stringify` throw; a function or a symbol gives nothing.
-    let json = invoke(env, global(env, "JSON")?, "stringify", &[value]).ok();
-    let Some(json) = json.filter(|json| kind(env, *json) == Kind::String) else {
-        return invalid(env, "metadata", "must be a value that JSON can carry", value);
+    let rule = "must be a value that JSON can carry";
+    let json = match invoke(env, global(env, "JSON")?, "stringify", &[value]) {
+        Ok(json) if kind(env, json) == Kind::String => json,
+        // A function or a symbol has no JSON.
+        Ok(_) => return invalid(env, "metadata", rule, value),
+        // A circular object or a bigint makes `stringify` throw, or the value's own `toJSON` does.
+        Err(thrown) => {
+            let error = to_js(env, &LockError::invalid("metadata", rule, describe(env, value)));
+            hide(env, error, "cause", thrown.into_value(env));
+            return Err(Thrown::Js(error));
+        }
     };
     let json = text(env, "metadata", json)?;
     if json.len() > MAX_METADATA_BYTES {
