@@ -63,10 +63,11 @@ impl OwnerToken {
         if token.len() == 32 && token.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
             Ok(OwnerToken(token.into()))
         } else {
+            // The value itself stays out of messages: it may be a token with a typing error.
             Err(LockError::invalid(
                 "token",
-                "must be 32 hexadecimal digits",
-                format_args!("{token:?}"),
+                "must be 32 hexadecimal digits in lower case",
+                format_args!("{} characters", token.chars().count()),
             ))
         }
     }
