@@ -173,14 +173,15 @@ for (const kind of Object.keys(SERVERS)) {
       test(`${what}: who waited is served when the store is back`, async ({ proxy, direct, ...scene }) => {
         const locks = await scene.warm({ storeTimeoutMs: 4000 })
         const held = await direct.acquire('name', { ttlMs: 60_000 })
-        const calls = Array.from({ length: 3 }, () => locks.acquire('name', { waitMs: 60_000 }))
+        const turn = async () => (await locks.acquire('name', { waitMs: 60_000 })).release()
+        const turns = Promise.all(Array.from({ length: 3 }, turn))
         await waiting(locks, 3)
         await begin(proxy)
         await held.release()
         await sleep(1500)
         await end(proxy)
         const backAt = performance.now()
-        for (const call of calls) assert.equal(await (await call).release(), true)
+        assert.deepEqual(await turns, [true, true, true])
         // Woken, or by the safety poll of 5 s.
         assert.ok(performance.now() - backAt < 5000 + SLACK_MS, `${performance.now() - backAt} ms`)
       })

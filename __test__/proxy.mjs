@@ -54,8 +54,11 @@ class Pair {
 
   cut() {
     if (!this.proxy.pairs.delete(this)) return
-    this.client.resetAndDestroy()
-    this.server.resetAndDestroy()
+    for (const socket of [this.client, this.server]) {
+      // A socket that is about to end takes no reset: Node 20 would then wait for its handle for ever at exit.
+      if (socket.writableEnded) socket.destroy()
+      else socket.resetAndDestroy()
+    }
   }
 }
 

@@ -92,6 +92,35 @@ describe('types', { concurrency: 2 }, () => {
       await compiles(['named.mts', 'whole.mts', 'named.cts', 'whole.cts'].map((file) => join(temp, file)), withNode)
     }))
 
+  it('await using releases at the end of its block, down-levelled by the compiler', () =>
+    inFolder(async (temp) => {
+      const file = join(temp, 'block.mts')
+      await writeFile(file, `
+        import { LockService } from '${root}index.js'
+        const [locks, other] = [await LockService.connect('memory:'), await LockService.connect('memory:')]
+        const held = async () => (await other.inspect('x')) !== null
+        const seen: boolean[] = []
+        {
+          await using lock = await locks.acquire('x')
+          seen.push(lock.isHeld, await held())
+        }
+        seen.push(await held())
+        try {
+          await using lock = await locks.tryAcquire('x')
+          await using busy = await other.tryAcquire('x')
+          seen.push(lock !== null, busy === null)
+          throw new Error('from the block')
+        } catch (error) {
+          seen.push((error as Error).message === 'from the block')
+        }
+        seen.push(await held())
+        console.log(seen.join())
+        await Promise.all([locks.close(), other.close()])`)
+      await compiles([file], { ...withNode, noEmit: false, outDir: temp, rootDir: '/' , allowImportingTsExtensions: false })
+      const { stdout } = await run(process.execPath, [join(temp, file.replace('.mts', '.mjs'))])
+      assert.equal(stdout.trim(), 'true,true,false,true,true,true,false')
+    }))
+
   it('the compiler would complain', () =>
     inFolder(async (temp) => {
       const file = join(temp, 'wrong.ts')

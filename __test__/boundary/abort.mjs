@@ -173,4 +173,45 @@ export function abort(test) {
     const lock = await a.acquire('x', { signal: { ...whole, removeEventListener: fail } })
     assert.equal(await lock.release(), true)
   })
+
+  test('a lock’s own signal tells of a loss in the very tick, whatever is asked of it', async (place) => {
+    const a = await place.connect()
+    const questions = {
+      aborted: (signal) => signal.aborted && 'LOCK_LOST',
+      reason: (signal) => signal.reason?.code,
+      throwIfAborted(signal) {
+        try {
+          signal.throwIfAborted()
+        } catch (error) {
+          return error.code
+        }
+      },
+    }
+    for (const [what, ask] of Object.entries(questions)) {
+      const lock = await a.acquire(what, { ttlMs: 60, renew: false })
+      const { signal } = lock
+      assert.equal(signal.aborted, false)
+      // No event can have come while the loop was blocked, or the process stopped: the question is what counts.
+      const end = performance.now() + 80
+      while (performance.now() < end);
+      assert.equal(ask(signal), 'LOCK_LOST', what)
+      assert.equal(lock.isHeld, false)
+    }
+  })
+
+  test('a lock’s own signal works where signals do', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const busy = await b.acquire('busy')
+    const lock = await a.acquire('lost', { ttlMs: 300 })
+    const any = AbortSignal.any([lock.signal, new AbortController().signal])
+    const wait = rejection(a.acquire('busy', { waitMs: Infinity, signal: lock.signal }))
+    const nap = rejection(sleep(60_000, undefined, { signal: any }))
+    await b.forceRelease('lost')
+    const reason = await wait
+    assert.equal(reason.code, 'LOCK_LOST')
+    assert.equal(reason, lock.signal.reason)
+    assert.equal((await nap).cause, reason)
+    assert.equal(any.reason, reason)
+    assert.equal(await busy.release(), true)
+  })
 }

@@ -4,11 +4,13 @@ import { assertFree, assertGrowing, rejection, rejects, sleep, SOON_MS, timed, u
 
 export function acquire(test) {
   test('tryAcquire is one try', async (place) => {
-    const [a, b] = await place.connectAll(2)
+    const events = []
+    const [a, b] = [await place.connect(), await place.connect({ onEvent: ({ type }) => events.push(type) })]
     const lock = await a.tryAcquire('one')
     assert.equal(lock.isHeld, true)
     assert.equal(await a.tryAcquire('one'), null)
     assert.equal(await b.tryAcquire('one', { waitMs: 60_000 }), null)
+    assert.deepEqual(events, [], 'it waited')
     assert.equal(await lock.release(), true)
     const next = await b.tryAcquire('one')
     assert.equal(await next.release(), true)

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use napi::Env;
 use tokio_util::sync::CancellationToken;
 
+use super::abort::Abortable;
 use super::connect::millis;
 use super::lock::{Lock, parsed};
 use super::options::{EXECUTE, Options, callback, name, names, text, ttl_seconds};
 use super::promise::{Bridge, Deferred};
 use super::run::{OnLoss, Run};
 use super::service::LockService;
-use super::signal::Abortable;
 use super::value::{
     Answer, Context, Kept, Kind, Thrown, Value, bigint, describe, kind, null, number, object, set, string, undefined,
 };

@@ -1,5 +1,6 @@
 //! The JavaScript boundary: the only place, beside `lib.rs`, that knows napi.
 
+mod abort;
 mod calls;
 mod connect;
 mod error;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use napi::Env;
 
+use super::abort;
 use super::error::{hide, to_js};
-use super::signal;
 use super::value::{
     Answer, Kind, Thrown, Value, describe, elements, get, global, invoke, keys, kind, read_bool, read_number,
     read_string,
@@ -248,7 +248,7 @@ impl<'a> Options<'a> {
         let Some(value) = self.get("signal")? else {
             return Ok(None);
         };
-        signal::check(self.env, value)?;
+        abort::check(self.env, value)?;
         Ok(Some(value))
     }
 

@@ -1,103 +1,17 @@
-//! The two directions of `AbortSignal`: the caller's, which ends a wait, and a lock's own, which tells of its loss.
+//! A lock's own `AbortSignal`, which tells of its loss.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use napi::Env;
-use tokio_util::sync::CancellationToken;
 
 use super::error::to_js;
-use super::promise::{Deferred, Shared};
+use super::promise::Shared;
 use super::value::{
-    Answer, Kept, Kind, Thrown, Value, boolean, construct, delete, describe, function, get, global, invoke, kind,
-    read_bool, string, undefined,
+    Answer, Kept, Kind, Value, boolean, construct, delete, describe, function, get, global, invoke, kind, string,
+    undefined,
 };
 use crate::error::LockError;
 use crate::service::Lease;
-
-/// A promise that either its answer or the caller's signal settles, whichever is first.
-pub(super) struct Abortable {
-    deferred: Arc<Mutex<Option<Deferred>>>,
-    listener: Option<(Kept, Kept)>,
-}
-
-/// Checks that a value is an `AbortSignal`, by what it can do: signals of other realms and polyfills count.
-pub(super) fn check(env: &Env, value: Value) -> Answer<()> {
-    let fits = kind(env, value) == Kind::Object
-        && kind(env, get(env, value, "aborted")?) == Kind::Boolean
-        && kind(env, get(env, value, "addEventListener")?) == Kind::Function
-        && kind(env, get(env, value, "removeEventListener")?) == Kind::Function;
-    if fits {
-        Ok(())
-    } else {
-        Err(LockError::invalid("signal", "must be an AbortSignal", describe(env, value)).into())
-    }
-}
-
-impl Abortable {
-    /// Arms the signal, if there is one: an abort rejects the promise with `signal.reason` itself, and cancels `abort`.
-    ///
-    /// # Errors
-    /// The reason, when the signal is aborted already.
-    pub(super) fn new(
-        env: &Env,
-        shared: &Arc<Shared>,
-        deferred: Deferred,
-        signal: Option<Value>,
-        abort: &CancellationToken,
-    ) -> Result<Self, (Deferred, Thrown)> {
-        let deferred = Arc::new(Mutex::new(Some(deferred)));
-        let mut this = Abortable {
-            deferred,
-            listener: None,
-        };
-        let Some(signal) = signal else { return Ok(this) };
-        match this.listen(env, shared, signal, abort) {
-            Ok(()) => Ok(this),
-            Err(thrown) => match take(&this.deferred) {
-                Some(deferred) => Err((deferred, thrown)),
-                // The signal was aborted by one of its own getters meanwhile; the promise is settled.
-                None => Ok(this),
-            },
-        }
-    }
-
-    fn listen(&mut self, env: &Env, shared: &Arc<Shared>, signal: Value, abort: &CancellationToken) -> Answer<()> {
-        if read_bool(env, get(env, signal, "aborted")?)? {
-            return Err(Thrown::Js(get(env, signal, "reason")?));
-        }
-        let kept_signal = Kept::new(env, shared, signal)?;
-        let (deferred, abort) = (self.deferred.clone(), abort.clone());
-        let own_signal = Kept::new(env, shared, signal)?;
-        let listener = function(env, "onAbort", move |env, _, _event| {
-            if let Some(deferred) = take(&deferred) {
-                abort.cancel();
-                let reason = own_signal.value(env).and_then(|signal| get(env, signal, "reason"));
-                deferred.settle(env, Err(reason.map_or_else(|thrown| thrown, Thrown::Js)));
-            }
-            Ok(undefined(env))
-        })?;
-        invoke(env, signal, "addEventListener", &[string(env, "abort")?, listener])?;
-        self.listener = Some((kept_signal, Kept::new(env, shared, listener)?));
-        Ok(())
-    }
-
-    /// Takes the listener off the signal, and hands out the promise, unless the signal has settled it.
-    pub(super) fn disarm(self, env: &Env) -> Option<Deferred> {
-        if let Some((signal, listener)) = &self.listener {
-            let removed = signal.value(env).and_then(|signal| {
-                let args = [string(env, "abort")?, listener.value(env)?];
-                invoke(env, signal, "removeEventListener", &args)
-            });
-            // A signal whose own method throws keeps a listener that does nothing any more.
-            drop(removed);
-        }
-        take(&self.deferred)
-    }
-}
-
-fn take(deferred: &Mutex<Option<Deferred>>) -> Option<Deferred> {
-    deferred.lock().unwrap_or_else(PoisonError::into_inner).take()
-}
 
 /// The `AbortController` behind `lock.signal`, for as long as the lease may be lost.
 pub(super) struct LossSignal {

@@ -125,7 +125,8 @@ impl Acquisition<'_> {
         let mut subscription: Option<Box<dyn Subscription>> = None;
         let mut place: Option<Place> = None;
         let mut backoff = Backoff::for_store();
-        let mut answered_at = Instant::now();
+        // Since when the store owes an answer. Only asking counts: a wait in between is no silence of the store.
+        let mut asking_since: Option<Instant> = None;
         if waits && ordered {
             // By owner, and before the first try takes a place in the queue.
             let first = self.claim.keys()[0].clone();
@@ -145,9 +146,10 @@ impl Acquisition<'_> {
                     }
                 }
             }
-            match self.try_once(answered_at).await {
+            let since = *asking_since.get_or_insert_with(Instant::now);
+            match self.try_once(since).await {
                 Tried::Granted { fence, sent } => {
-                    answered_at = Instant::now();
+                    asking_since = None;
                     let lease = Lease::new(
                         self.claim.clone(),
                         self.names.clone(),
@@ -175,7 +177,7 @@ impl Acquisition<'_> {
                     }
                 }
                 Tried::Held { key, retry_after } => {
-                    answered_at = Instant::now();
+                    asking_since = None;
                     backoff = Backoff::for_store();
                     self.uncertain = false;
                     if !waits {
@@ -217,7 +219,7 @@ impl Acquisition<'_> {
                 }
                 Tried::Failed(error) => {
                     let pause = backoff.pause();
-                    if !error.retryable || answered_at.elapsed() + pause >= self.patience {
+                    if !error.retryable || since.elapsed() + pause >= self.patience {
                         return Err(LockError::store(error));
                     }
                     if let Some(stop) = self.stopped(tokio::time::sleep(pause)).await {
@@ -231,13 +233,13 @@ impl Acquisition<'_> {
 
     /// One try, for as long as the store may stay silent. A try that is given up goes on by itself, and is undone when
     /// its answer comes: a release on another connection could overtake it.
-    async fn try_once(&mut self, answered_at: Instant) -> Tried {
+    async fn try_once(&mut self, since: Instant) -> Tried {
         let (engine, claim) = (self.inner.engine.clone(), self.claim.clone());
         let mut trying: Try = Box::pin(async move { engine.try_acquire(&claim).await });
         let sent = Moment::now();
         let patience = self
             .patience
-            .saturating_sub(answered_at.elapsed())
+            .saturating_sub(since.elapsed())
             .max(Duration::from_millis(1));
         let tried = tokio::select! {
             biased;

@@ -21,7 +21,7 @@ mod lease;
 mod line;
 mod options;
 mod pulse;
-#[cfg(test)]
+#[cfg(all(test, feature = "memory"))]
 mod tests;
 
 pub use acquire::Outcome;

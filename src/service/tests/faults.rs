@@ -204,6 +204,36 @@ async fn a_short_outage_is_ridden_out() {
     assert!(matches!(taking.await.unwrap().unwrap(), Outcome::Acquired(_)));
 }
 
+/// The store is quiet while a call waits for its turn; that is no silence of the store.
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_is_no_silence_of_the_store() {
+    let (engine, locks) = service();
+    for unordered in [false, true] {
+        if unordered {
+            engine.keep_no_queue();
+        }
+        let holder = take(&locks, "n", options(30_000, 0)).await;
+        engine.set(Fault::SlowReply(50));
+        for (wait, seconds) in [(1000, 1), (40_000, 40)] {
+            let started = tokio::time::Instant::now();
+            let waits = [
+                attempt(&locks, "n", options(900, wait)),
+                attempt(&locks, "n", options(900, wait)),
+            ];
+            for outcome in futures_util::future::join_all(waits).await {
+                assert!(
+                    matches!(outcome.unwrap(), Outcome::Busy { .. }),
+                    "unordered: {unordered}"
+                );
+            }
+            assert!(started.elapsed() >= Duration::from_secs(seconds));
+        }
+        engine.set(Fault::None);
+        settle().await;
+        locks.release(&holder).await.unwrap();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_retry_after_a_lost_reply_does_not_block_itself() {
     let (engine, locks) = service();
