@@ -10,6 +10,12 @@ import { assertGrowing, sleep, until, waiting } from './tools.mjs'
 /** What a child must know to use the store of a test. */
 const taskFor = (place, more) => ({ url: place.target, options: place.options, ...more })
 
+/** A wait whose end matters only if the test gets that far: what went wrong before is what it has to show. */
+function later(promise) {
+  promise.catch(() => {})
+  return promise
+}
+
 /** A process must end by itself, and long before any lease would let it go. */
 async function ends(child, { code = 0, signal = null } = {}) {
   const end = await Promise.race([child.ended, sleep(20_000, undefined, { ref: false })])
@@ -46,7 +52,7 @@ for (const kind of ['sqlite', 'redis', 'mongodb', 'mongodb-replica-set']) {
       const locks = await place.connect()
       const holder = start(t, 'hold', taskFor(place, { names: 'n', acquire: { ttlMs } }))
       const fence = BigInt(await holder.next('held'))
-      const waiter = locks.acquire('n', { waitMs: 60_000 })
+      const waiter = later(locks.acquire('n', { waitMs: 60_000 }))
       let [tries, wins, isOver] = [0, 0, false]
       const trying = (async () => {
         for (; !isOver; tries++) if (await locks.tryAcquire('n')) wins++
@@ -75,7 +81,7 @@ for (const kind of ['sqlite', 'redis', 'mongodb', 'mongodb-replica-set']) {
       const fence = BigInt(await holder.next('held'))
       // Long enough for the lease to be a renewed one.
       await sleep(ttlMs / 2)
-      const waiters = ['n', 'm'].map((name) => locks.acquire(name, { waitMs: 60_000 }))
+      const waiters = ['n', 'm'].map((name) => later(locks.acquire(name, { waitMs: 60_000 })))
       await waiting(locks, 2)
       holder.kill('SIGKILL')
       const killedAt = performance.now()
@@ -98,7 +104,7 @@ for (const kind of ['sqlite', 'redis', 'mongodb', 'mongodb-replica-set']) {
       await first.next('ready')
       first.tell(JSON.stringify({ name: 'n', ttlMs }))
       assert.equal(await first.next('waiting'), 'n')
-      const second = locks.acquire('n', { waitMs: 60_000 })
+      const second = later(locks.acquire('n', { waitMs: 60_000 }))
       await waiting(locks, 1)
       first.kill('SIGKILL')
       await first.ended

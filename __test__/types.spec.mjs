@@ -7,6 +7,7 @@ import { tmpdir } from 'node:os'
 import { dirname, join, resolve } from 'node:path'
 import { describe, it } from 'node:test'
 import { fileURLToPath } from 'node:url'
+import { promisify } from 'node:util'
 import { LockService } from '../index.js'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
@@ -116,8 +117,8 @@ describe('types', { concurrency: 2 }, () => {
         seen.push(await held())
         console.log(seen.join())
         await Promise.all([locks.close(), other.close()])`)
-      await compiles([file], { ...withNode, noEmit: false, outDir: temp, rootDir: '/' , allowImportingTsExtensions: false })
-      const { stdout } = await run(process.execPath, [join(temp, file.replace('.mts', '.mjs'))])
+      await compiles([file], { ...withNode, noEmit: false })
+      const { stdout } = await promisify(execFile)(process.execPath, [file.replace('.mts', '.mjs')])
       assert.equal(stdout.trim(), 'true,true,false,true,true,true,false')
     }))
 

@@ -10,7 +10,7 @@ const ready = () => parentPort.postMessage('ready')
 
 const roles = {
   async hold() {
-    const lock = await locks.acquire(`${name}:${Math.random()}`, { ttlMs: 100 })
+    const lock = await locks.acquire(`${name}:${Math.random()}`, { ttlMs: 400 })
     lock.signal.addEventListener('abort', () => {})
     setInterval(() => {}, 1000)
     ready()
@@ -32,13 +32,13 @@ const roles = {
     ready()
   },
   async exit() {
-    await locks.acquire(`${name}:${Math.random()}`, { ttlMs: 100 })
+    await locks.acquire(`${name}:${Math.random()}`, { ttlMs: 400 })
     ready()
     process.exit()
   },
   // Ends by itself with a lease that goes on being renewed until then.
   async leave() {
-    await locks.acquire(`${name}:${Math.random()}`, { ttlMs: 100 })
+    await locks.acquire(`${name}:${Math.random()}`, { ttlMs: 400 })
     ready()
   },
   async count() {

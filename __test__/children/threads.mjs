@@ -37,9 +37,10 @@ const ways = {
   async reload() {
     for (let round = 0; round < 10; round++) {
       const thread = worker(['hold', 'turn', 'exit', 'leave'][round % 4])
+      const ended = once(thread, 'exit')
       await told(thread)
-      if (round % 4 === 0) await thread.terminate()
-      else await once(thread, 'exit')
+      if (round % 4 === 0) thread.terminate()
+      await ended
     }
   },
   async together() {

@@ -12,7 +12,10 @@ export function close(test) {
     assert.equal(await a.close(), undefined)
     assert.deepEqual(await b.list(), [])
     assert.deepEqual([lock.isHeld, set.isHeld], [false, false])
-    assert.equal(signal.aborted, false)
+    // Whoever works under a lock did not let go of it: to its holder it is lost.
+    assert.equal(signal.aborted, true)
+    assert.equal(signal.reason.code, 'LOCK_LOST')
+    assert.match(signal.reason.message, /closed/)
     assert.equal(await lock.release(), false)
     assert.equal(await lock[Symbol.asyncDispose](), undefined)
     await rejects(lock.extend(60_000), 'LOCK_CLOSED')
@@ -71,15 +74,49 @@ export function close(test) {
     assert.deepEqual((await b.list()).map((info) => info.name), ['theirs'])
   })
 
-  test('close under a running using frees the lock, and the result stands', async (place) => {
+  test('close under a running using takes the lock away, and says so', async (place) => {
     const [a, b] = await place.connectAll(2)
-    const given = await a.using('running', async (lock) => {
+    const taken = await rejection(
+      a.using('running', async (lock) => {
+        await a.close()
+        assert.equal(lock.isHeld, false)
+        assert.equal(lock.signal.aborted, true)
+        await assertFree(b, 'running')
+      }),
+    )
+    assert.equal(taken.code, 'LOCK_LOST')
+  })
+
+  test('close under a running acquireAndExecute takes the lock away, and the result stands', async (place) => {
+    const a = await place.connect()
+    const given = await a.acquireAndExecute('running', async (lock) => {
+      const told = new Promise((resolve) => lock.signal.addEventListener('abort', resolve))
       await a.close()
-      assert.equal(lock.isHeld, false)
-      await assertFree(b, 'running')
-      return 'done'
+      await told
+      return lock.signal.reason.code
     })
-    assert.equal(given, 'done')
+    assert.equal(given, 'LOCK_LOST')
+  })
+
+  test('no job starts under a lock that a close has taken away', async (place) => {
+    const b = await place.connect()
+    for (let round = 0; round < 12; round++) {
+      const a = await place.connect()
+      const started = []
+      const calls = ['c1', 'c2', 'c3'].flatMap((name) => [
+        a.using(name, (lock) => void started.push(lock.isHeld)),
+        a.acquireAndExecute(`${name}x`, (lock) => void started.push(lock.isHeld)),
+      ])
+      const settled = Promise.allSettled(calls)
+      if (round % 3 === 1) await null
+      if (round % 3 === 2) await sleep(round / 4)
+      await a.close()
+      for (const { status, reason } of await settled) {
+        if (status === 'rejected') assert.ok(['LOCK_CLOSED', 'LOCK_LOST'].includes(reason.code), reason.code)
+      }
+      assert.ok(!started.includes(false), 'a job began without its lock')
+      assert.deepEqual(await b.list(), [])
+    }
   })
 
   test('another service gets the name of a closed one at once', async (place) => {

@@ -3,16 +3,15 @@
 //! However many calls wait with one signal (a service's own shutdown signal, say), it carries one listener: Node warns of
 //! a leak when an event target gets more than ten.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use napi::Env;
 use tokio_util::sync::CancellationToken;
 
-use super::promise::{Deferred, Shared};
+use super::promise::{Bridge, Deferred};
 use super::value::{
-    Answer, Kept, Kind, Thrown, Value, construct, describe, function, get, global, invoke, kind, number, read_bool,
+    Answer, Kept, Kind, Thrown, Value, construct, describe, function, get, global, invoke, kind, read_bool,
     read_number, string, undefined,
 };
 use crate::error::LockError;
@@ -49,17 +48,13 @@ struct Member {
     abort: CancellationToken,
 }
 
+/// All signals that calls wait with in one environment.
 #[derive(Default)]
-struct Groups {
+pub(super) struct Groups {
     /// A `WeakMap` from signals to the numbers of their groups.
     numbers: Option<Kept>,
     groups: BTreeMap<u64, Group>,
     last: u64,
-}
-
-thread_local! {
-    /// The groups of this thread's environment.
-    static GROUPS: RefCell<Groups> = RefCell::default();
 }
 
 impl Abortable {
@@ -69,7 +64,7 @@ impl Abortable {
     /// The reason, when the signal is aborted already.
     pub(super) fn new(
         env: &Env,
-        shared: &Arc<Shared>,
+        bridge: &Bridge,
         deferred: Deferred,
         signal: Option<Value>,
         abort: &CancellationToken,
@@ -77,7 +72,7 @@ impl Abortable {
         let deferred = Arc::new(Mutex::new(Some(deferred)));
         let mut this = Abortable { deferred, place: None };
         let Some(signal) = signal else { return Ok(this) };
-        match this.listen(env, shared, signal, abort) {
+        match this.listen(env, bridge, signal, abort) {
             Ok(()) => Ok(this),
             Err(thrown) => match take(&this.deferred) {
                 Some(deferred) => Err((deferred, thrown)),
@@ -87,66 +82,80 @@ impl Abortable {
         }
     }
 
-    fn listen(&mut self, env: &Env, shared: &Arc<Shared>, signal: Value, abort: &CancellationToken) -> Answer<()> {
+    fn listen(&mut self, env: &Env, bridge: &Bridge, signal: Value, abort: &CancellationToken) -> Answer<()> {
         if read_bool(env, get(env, signal, "aborted")?)? {
             return Err(Thrown::Js(get(env, signal, "reason")?));
         }
-        let numbers = numbers(env, shared)?;
+        let numbers = numbers(env, bridge)?;
         let known = invoke(env, numbers, "get", &[signal])?;
-        let group = if kind(env, known) == Kind::Number {
-            read_number(env, known)? as u64
+        let joined = if kind(env, known) == Kind::Number {
+            Some(read_number(env, known)? as u64)
         } else {
-            let group = fresh();
-            let listener = function(env, "onAbort", move |env, _, _event| {
-                aborted(env, group);
-                Ok(undefined(env))
-            })?;
-            let kept = (Kept::new(env, shared, signal)?, Kept::new(env, shared, listener)?);
-            invoke(env, numbers, "set", &[signal, number(env, group as f64)?])?;
-            GROUPS.with_borrow_mut(|groups| {
-                let (signal, listener) = kept;
-                let members = BTreeMap::new();
-                groups.groups.insert(
-                    group,
-                    Group {
-                        signal,
-                        listener,
-                        members,
-                    },
-                );
-            });
-            if let Err(thrown) = invoke(env, signal, "addEventListener", &[string(env, "abort")?, listener]) {
-                forget(env, group);
-                return Err(thrown);
-            }
-            group
+            None
         };
-        let member = fresh();
-        let (deferred, abort) = (self.deferred.clone(), abort.clone());
-        GROUPS.with_borrow_mut(|groups| {
-            if let Some(group) = groups.groups.get_mut(&group) {
-                group.members.insert(member, Member { deferred, abort });
-            }
-        });
-        self.place = Some((group, member));
+        let number = joined.unwrap_or_else(|| bridge.signals.borrow_mut().fresh());
+        let listener = match joined {
+            Some(_) => None,
+            None => Some(function(env, "onAbort", move |env, _, _event| {
+                aborted(env, number);
+                Ok(undefined(env))
+            })?),
+        };
+        if let Some(listener) = listener {
+            let shared = bridge.shared();
+            let (signal_kept, listener) = (Kept::new(env, shared, signal)?, Kept::new(env, shared, listener)?);
+            invoke(
+                env,
+                numbers,
+                "set",
+                &[signal, super::value::number(env, number as f64)?],
+            )?;
+            let (signal, members) = (signal_kept, BTreeMap::new());
+            let group = Group {
+                signal,
+                listener,
+                members,
+            };
+            bridge.signals.borrow_mut().groups.insert(number, group);
+        }
+        // The member comes before the listener: a signal may call back at once.
+        let member = bridge.signals.borrow_mut().fresh();
+        if let Some(group) = bridge.signals.borrow_mut().groups.get_mut(&number) {
+            let (deferred, abort) = (self.deferred.clone(), abort.clone());
+            group.members.insert(member, Member { deferred, abort });
+        }
+        self.place = Some((number, member));
+        if let Some(listener) = listener
+            && let Err(thrown) = invoke(env, signal, "addEventListener", &[string(env, "abort")?, listener])
+        {
+            forget(env, bridge, number);
+            return Err(thrown);
+        }
         Ok(())
     }
 
     /// Leaves the signal, and hands out the promise, unless the signal has settled it.
-    pub(super) fn disarm(self, env: &Env) -> Option<Deferred> {
+    pub(super) fn disarm(self, env: &Env, bridge: &Bridge) -> Option<Deferred> {
         if let Some((number, member)) = self.place {
-            let last = GROUPS.with_borrow_mut(|groups| {
-                let Some(group) = groups.groups.get_mut(&number) else {
-                    return false;
-                };
-                group.members.remove(&member);
-                group.members.is_empty()
-            });
+            let last = match bridge.signals.borrow_mut().groups.get_mut(&number) {
+                Some(group) => {
+                    group.members.remove(&member);
+                    group.members.is_empty()
+                }
+                None => false,
+            };
             if last {
-                forget(env, number);
+                forget(env, bridge, number);
             }
         }
         take(&self.deferred)
+    }
+}
+
+impl Groups {
+    fn fresh(&mut self) -> u64 {
+        self.last += 1;
+        self.last
     }
 }
 
@@ -154,30 +163,19 @@ fn take(deferred: &Mutex<Option<Deferred>>) -> Option<Deferred> {
     deferred.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-fn fresh() -> u64 {
-    GROUPS.with_borrow_mut(|groups| {
-        groups.last += 1;
-        groups.last
-    })
-}
-
-fn numbers(env: &Env, shared: &Arc<Shared>) -> Answer<Value> {
-    if let Some(map) = GROUPS.with_borrow(|groups| groups.numbers.as_ref().map(|kept| kept.value(env))) {
+fn numbers(env: &Env, bridge: &Bridge) -> Answer<Value> {
+    if let Some(map) = bridge.signals.borrow().numbers.as_ref().map(|kept| kept.value(env)) {
         return map;
     }
     let map = construct(env, global(env, "WeakMap")?)?;
-    let kept = Kept::new(env, shared, map)?;
-    GROUPS.with_borrow_mut(|groups| groups.numbers = Some(kept));
+    bridge.signals.borrow_mut().numbers = Some(Kept::new(env, bridge.shared(), map)?);
     Ok(map)
 }
 
 /// Takes the listener off a signal that no call waits with any more. No borrow is held while JavaScript runs.
-fn forget(env: &Env, number: u64) -> Option<Group> {
-    let (group, map) = GROUPS.with_borrow_mut(|groups| {
-        let map = groups.numbers.as_ref().map(|kept| kept.value(env));
-        (groups.groups.remove(&number), map)
-    });
-    let group = group?;
+fn forget(env: &Env, bridge: &Bridge, number: u64) -> Option<Group> {
+    let group = bridge.signals.borrow_mut().groups.remove(&number)?;
+    let map = bridge.signals.borrow().numbers.as_ref().map(|kept| kept.value(env));
     let removed = group.signal.value(env).and_then(|signal| {
         if let Some(Ok(map)) = map {
             invoke(env, map, "delete", &[signal])?;
@@ -196,7 +194,10 @@ fn forget(env: &Env, number: u64) -> Option<Group> {
 
 /// The signal was aborted: every call that waits with it rejects with its reason.
 fn aborted(env: &Env, number: u64) {
-    let Some(group) = forget(env, number) else { return };
+    let Ok(bridge) = Bridge::get(env) else { return };
+    let Some(group) = forget(env, &bridge, number) else {
+        return;
+    };
     for member in group.members.into_values() {
         if let Some(deferred) = take(&member.deferred) {
             member.abort.cancel();

@@ -33,7 +33,11 @@ impl LockService {
         make: impl FnOnce(&Env, T) -> Answer<Value> + Send + 'static,
     ) -> Value {
         let (deferred, promise) = Deferred::new(env);
+        let locks = self.locks.clone();
         self.bridge.call(env, work, move |env, result| {
+            if let Ok(bridge) = Bridge::get(env) {
+                linger(env, &bridge, &locks);
+            }
             let answer = result.map_err(Thrown::Lock).and_then(|result| make(env, result));
             deferred.settle(env, answer);
         });
@@ -51,7 +55,7 @@ impl LockService {
     ) -> Answer<Value> {
         let (deferred, promise) = Deferred::new(env);
         let abort = CancellationToken::new();
-        let abortable = match Abortable::new(env, self.bridge.shared(), deferred, signal, &abort) {
+        let abortable = match Abortable::new(env, &self.bridge, deferred, signal, &abort) {
             Ok(abortable) => abortable,
             Err((deferred, thrown)) => {
                 deferred.settle(env, Err(thrown));
@@ -64,8 +68,19 @@ impl LockService {
             env,
             async move { locks.acquire(&names, options, abort).await },
             move |env, outcome| {
-                let deferred = abortable.disarm(env);
+                let Ok(bridge) = Bridge::get(env) else { return };
+                let deferred = abortable.disarm(env, &bridge);
+                linger(env, &bridge, &theirs);
                 let outcome = match outcome {
+                    // What ended on its way here is not handed out, and no job starts under it.
+                    Ok(Outcome::Acquired(lease)) if !lease.is_held() => {
+                        if let Some(deferred) = deferred {
+                            let loss = lease.loss().filter(|_| !theirs.is_closed());
+                            let error = loss.unwrap_or_else(LockError::closed);
+                            deferred.settle(env, Err(error.into()));
+                        }
+                        return;
+                    }
                     Ok(Outcome::Acquired(lease)) => Ok(lease),
                     Ok(Outcome::Busy { too_late }) => Err(too_late),
                     Ok(Outcome::Aborted) => return,
@@ -76,7 +91,6 @@ impl LockService {
                         return;
                     }
                 };
-                let Ok(bridge) = Bridge::get(env) else { return };
                 match (deferred, outcome) {
                     (Some(deferred), outcome) => settle(env, &bridge, &theirs, deferred, outcome),
                     // Granted in the very moment of the abort: nobody knows of it, so it goes back.
@@ -201,6 +215,18 @@ impl LockService {
             },
         );
         Ok(promise)
+    }
+}
+
+/// Holds the event loop open while a clean-up is under way: a process that has nothing else to do must not leave a lock
+/// behind that nobody knows of.
+pub(super) fn linger(env: &Env, bridge: &Bridge, locks: &Locks) {
+    if let Some(cleaned_up) = locks.clean_up() {
+        let cleaned_up = async move {
+            cleaned_up.await;
+            Ok(())
+        };
+        bridge.call(env, cleaned_up, |_, _| {});
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use napi::bindgen_prelude::*;
 use napi_derive::napi;
 
+use super::calls::linger;
 use super::options::ttl_ms;
 use super::promise::{Bridge, Deferred};
 use super::signal::LossSignal;
@@ -64,11 +65,15 @@ impl Lock {
     ) -> Value {
         let (deferred, promise) = Deferred::new(env);
         let (locks, lease) = (self.locks.clone(), self.lease.clone());
+        let theirs = locks.clone();
         let let_go = locks.let_go(&lease);
         self.bridge.call(
             env,
             async move { locks.finish_release(&lease, let_go).await },
             move |env, released| {
+                if let Ok(bridge) = Bridge::get(env) {
+                    linger(env, &bridge, &theirs);
+                }
                 let answer = settle(env, released);
                 deferred.settle(env, answer);
             },

@@ -10,6 +10,7 @@
 //! keep a process from exiting.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -23,6 +24,7 @@ use futures_util::FutureExt;
 use napi::{Env, sys};
 use tokio::sync::Notify;
 
+use super::abort::Groups;
 use super::value::{Answer, Thrown, Value};
 use crate::error::{EngineError, LockError};
 
@@ -110,21 +112,28 @@ pub(super) struct Bridge {
     function: sys::napi_threadsafe_function,
     outstanding: RefCell<u32>,
     thread: RefCell<Option<JoinHandle<()>>>,
+    /// The callers' abort signals.
+    pub(super) signals: RefCell<Groups>,
 }
 
 thread_local! {
-    /// The bridge of this thread's environment, made by the first call.
-    static BRIDGE: RefCell<Option<Rc<Bridge>>> = const { RefCell::new(None) };
+    /// The bridges of this thread's environments, made by the first call in each. An addon that is loaded again (a test
+    /// runner that clears the module cache) gets an environment of its own on the same thread.
+    static BRIDGES: RefCell<HashMap<sys::napi_env, Rc<Bridge>>> = RefCell::default();
+}
+
+fn bridge_of(env: sys::napi_env) -> Option<Rc<Bridge>> {
+    BRIDGES.with_borrow(|bridges| bridges.get(&env).cloned())
 }
 
 impl Bridge {
     /// The bridge of this environment; the first call starts its I/O thread.
     pub(super) fn get(env: &Env) -> Answer<Rc<Bridge>> {
-        if let Some(bridge) = BRIDGE.with_borrow(Clone::clone) {
+        if let Some(bridge) = bridge_of(env.raw()) {
             return Ok(bridge);
         }
         let bridge = Bridge::start(env)?;
-        BRIDGE.set(Some(bridge.clone()));
+        BRIDGES.with_borrow_mut(|bridges| bridges.insert(env.raw(), bridge.clone()));
         Ok(bridge)
     }
 
@@ -190,9 +199,10 @@ impl Bridge {
             function,
             outstanding: RefCell::new(0),
             thread: RefCell::new(Some(thread)),
+            signals: RefCell::default(),
         });
         // SAFETY: the hook runs on this thread, once, when the environment goes away.
-        unsafe { sys::napi_add_env_cleanup_hook(env.raw(), Some(tear_down), ptr::null_mut()) };
+        unsafe { sys::napi_add_env_cleanup_hook(env.raw(), Some(tear_down), env.raw().cast()) };
         Ok(bridge)
     }
 
@@ -277,7 +287,7 @@ unsafe extern "C" fn come_round(raw: sys::napi_env, _: Value, _: *mut c_void, _:
         return;
     }
     let env = Env::from_raw(raw);
-    let Some(bridge) = BRIDGE.with_borrow(Clone::clone) else {
+    let Some(bridge) = bridge_of(raw) else {
         return;
     };
     let shared = &bridge.shared;
@@ -316,8 +326,10 @@ unsafe extern "C" fn come_round(raw: sys::napi_env, _: Value, _: *mut c_void, _:
 
 /// The environment goes away: no call may reach it any more, and the I/O thread must have left this library's code
 /// before a worker's end unloads it.
-unsafe extern "C" fn tear_down(_: *mut c_void) {
-    let Some(bridge) = BRIDGE.take() else { return };
+unsafe extern "C" fn tear_down(env: *mut c_void) {
+    let Some(bridge) = BRIDGES.with_borrow_mut(|bridges| bridges.remove(&env.cast())) else {
+        return;
+    };
     *lock(&bridge.shared.doorbell) = None;
     bridge.shared.stop.notify_one();
     if let Some(thread) = bridge.thread.take() {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use napi::Env;
 
+use super::calls::linger;
 use super::error::{hide, to_js};
 use super::lock::Lock;
 use super::promise::{Bridge, Deferred};
@@ -81,12 +82,16 @@ impl Run {
         } = self;
         let released_before = lease.is_released();
         let loss = lease.loss();
+        let theirs = locks.clone();
         let let_go = locks.let_go(&lease);
         let released = lease.clone();
         bridge.call(
             env,
             async move { locks.finish_release(&lease, let_go).await },
             move |env, answer| {
+                if let Ok(bridge) = Bridge::get(env) {
+                    linger(env, &bridge, &theirs);
+                }
                 // A release that the store did not take goes on in the background; the job is done all the same.
                 let gone = !released_before && matches!(answer, Ok(false));
                 let loss = loss.or_else(|| gone.then(|| lost_at_release(&released)));

@@ -351,7 +351,8 @@ export interface LockService extends AsyncDisposable {
   stats(): LockStats
   /**
    * Releases what is held, ends the waits with `LOCK_CLOSED`, gives back connections. Later calls reject with
-   * `LOCK_CLOSED`. May be called again.
+   * `LOCK_CLOSED`. May be called again. Whoever still works under a lock did not let go of it: its `signal` aborts with
+   * `LOCK_LOST`, and `using` rejects with it.
    */
   close(): Promise<void>
   /** As `close()`. */

@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::Inner;
 use super::backoff::Backoff;
 use super::event::{Event, EventKind, add, sub};
+use super::inner::Lapsed;
 use super::lease::Lease;
 use super::line::Place;
 use super::options::{AcquireOptions, LEAST_STORE_PATIENCE, SAFETY_POLL, Wait};
@@ -59,7 +60,7 @@ struct Acquisition<'a> {
     deadline: Option<Instant>,
     /// The longest silence of the store that this call endures.
     patience: Duration,
-    /// A try failed (or is under way): the store may hold the claim without our knowing.
+    /// A try failed, and may yet be carried out: the store may come to hold the claim without our knowing.
     uncertain: bool,
     /// Whether the call counts as waiting.
     waiting: bool,
@@ -156,6 +157,7 @@ impl Acquisition<'_> {
                         fence,
                         sent,
                         self.options.clone(),
+                        self.uncertain,
                     );
                     if lease.is_held() {
                         inner.adopt(&lease, started.elapsed());
@@ -163,8 +165,9 @@ impl Acquisition<'_> {
                     }
                     // Validity was gone on return. The next try is a new acquisition, with an owner of its own.
                     self.too_late += 1;
-                    inner.free_in_background(self.claim.clone(), None);
+                    inner.free_in_background(self.lapsed());
                     self.claim.owner = OwnerToken::fresh();
+                    self.uncertain = false;
                     if !waits {
                         return Ok(self.busy());
                     }
@@ -179,7 +182,6 @@ impl Acquisition<'_> {
                 Tried::Held { key, retry_after } => {
                     asking_since = None;
                     backoff = Backoff::for_store();
-                    self.uncertain = false;
                     if !waits {
                         return Ok(self.busy());
                     }
@@ -259,16 +261,25 @@ impl Acquisition<'_> {
                 Tried::Failed(EngineError::no_answer(self.inner.engine.name(), "acquire", self.patience))
             }
         };
+        let (inner, mut lapsed) = (self.inner.clone(), self.lapsed());
+        // The clean-up that begins here is the one for this claim.
         self.uncertain = false;
-        let (inner, claim) = (self.inner.clone(), self.claim.clone());
-        self.inner.background.spawn(async move {
-            if tokio::time::timeout(inner.store_timeout, &mut trying).await.is_err() {
+        self.inner.clean_up(async move {
+            let mut answer = tokio::time::timeout(inner.store_timeout, &mut trying).await;
+            if answer.is_err() {
                 // The answer may never come, for instance when only the replies are lost: what the store has done so far
                 // is undone now, and what it may yet do when the answer comes.
-                inner.clone().free(claim.clone(), None).await;
-                let _ = tokio::time::timeout(claim.ttl.duration(), trying).await;
+                inner
+                    .clone()
+                    .free(Lapsed {
+                        doubtful: false,
+                        ..lapsed.clone()
+                    })
+                    .await;
+                answer = tokio::time::timeout(lapsed.claim.ttl.duration(), trying).await;
             }
-            inner.free(claim, None).await;
+            lapsed.doubtful |= !matches!(answer, Ok(Ok(_)));
+            inner.free(lapsed).await;
         });
         tried
     }
@@ -336,7 +347,16 @@ impl Acquisition<'_> {
     fn give_up(&mut self) {
         let queued = self.waiting && self.inner.engine.ordered();
         if self.uncertain || queued {
-            self.inner.free_in_background(self.claim.clone(), None);
+            self.inner.free_in_background(self.lapsed());
+        }
+    }
+
+    fn lapsed(&self) -> Lapsed {
+        let (claim, kept_until, doubtful) = (self.claim.clone(), None, self.uncertain);
+        Lapsed {
+            claim,
+            kept_until,
+            doubtful,
         }
     }
 }

@@ -1,9 +1,11 @@
 //! What the parts of a service share, and how they talk to the store.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -34,6 +36,10 @@ pub(super) struct Inner {
     pub(super) closed: tokio::sync::OnceCell<()>,
     /// Calls under way: `close` waits for them, because each may still leave a lease or a clean-up.
     pub(super) calls: TaskTracker,
+    /// How many clean-ups are under way.
+    pub(super) cleanups: watch::Sender<usize>,
+    /// Whether somebody waits for them already.
+    pub(super) cleanups_awaited: AtomicBool,
     /// Renewals, and the clean-up after calls that gave up.
     pub(super) background: TaskTracker,
 }
@@ -104,44 +110,88 @@ impl Inner {
         }
     }
 
+    /// Starts a clean-up, which [`Locks::clean_up`](super::Locks::clean_up) waits for.
+    pub(super) fn clean_up(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
+        self.cleanups.send_modify(|count| *count += 1);
+        let under_way = CleanUp(self.clone());
+        self.background.spawn(async move {
+            let _under_way = under_way;
+            work.await;
+        });
+    }
+
     /// Frees a claim that nobody will ask for any more, or that may have been granted without our knowing.
-    pub(super) fn free_in_background(self: &Arc<Self>, claim: Claim, kept_until: Option<Moment>) {
+    pub(super) fn free_in_background(self: &Arc<Self>, lapsed: Lapsed) {
         let inner = self.clone();
-        self.background
-            .spawn(async move { inner.free(claim, kept_until).await });
+        self.clean_up(async move { inner.free(lapsed).await });
     }
 
     /// Tries to free a claim until the store has answered, for as long as it could last there.
-    ///
-    /// # Behavior
-    /// After an outage a request that was given up may still lie in a buffer on its way to the store, and be carried out
-    /// after the release: hence the release is repeated some time later when the first attempt failed.
-    pub(super) async fn free(self: Arc<Self>, claim: Claim, kept_until: Option<Moment>) {
-        let end = Moment::now() + claim.ttl.duration().max(Duration::from_secs(1));
-        let keep = || kept_until.map_or(Duration::ZERO, Moment::remaining);
+    pub(super) async fn free(self: Arc<Self>, mut lapsed: Lapsed) {
+        let end = Moment::now() + lapsed.claim.ttl.duration().max(Duration::from_secs(1));
         let mut backoff = Backoff::for_store();
-        let mut failed = false;
         loop {
-            let released = tokio::time::timeout(self.store_timeout, self.engine.release(&claim, keep())).await;
+            let keep = lapsed.kept_until.map_or(Duration::ZERO, Moment::remaining);
+            let released = tokio::time::timeout(self.store_timeout, self.engine.release(&lapsed.claim, keep)).await;
             match released {
                 Ok(Ok(_)) => {
-                    for key in claim.keys() {
+                    for key in lapsed.claim.keys() {
                         self.lines.nudge(key);
                     }
-                    if !failed || end.is_past() {
-                        return;
-                    }
-                    failed = false;
-                    tokio::time::sleep(Duration::from_millis(500)).await;
-                    continue;
+                    break;
                 }
                 Ok(Err(error)) if !error.retryable => return,
-                Ok(Err(_)) | Err(_) => failed = true,
+                Ok(Err(_)) | Err(_) => lapsed.doubtful = true,
             }
             if end.is_past() {
                 return;
             }
             tokio::time::sleep(backoff.pause()).await;
         }
+        if lapsed.doubtful {
+            let inner = self.clone();
+            self.background
+                .spawn(async move { inner.free_again(lapsed.claim).await });
+        }
+    }
+
+    /// Frees a claim again and again for a while.
+    ///
+    /// # Behavior
+    /// After an outage a request that was given up may still lie in a buffer on its way to the store, and be carried out
+    /// after the release. Its owner is nobody's any more, so that a release too many does no harm.
+    async fn free_again(self: Arc<Self>, claim: Claim) {
+        let end = Moment::now() + claim.ttl.duration().min(DOUBT);
+        let mut pauses = Backoff::new(Duration::from_millis(500), Duration::from_secs(15));
+        while !end.is_past() && !self.closing.is_cancelled() {
+            tokio::select! {
+                () = tokio::time::sleep(pauses.pause()) => {}
+                () = self.closing.cancelled() => {}
+            }
+            let _ = tokio::time::timeout(self.store_timeout, self.engine.release(&claim, Duration::ZERO)).await;
+        }
+    }
+}
+
+/// For how long a request that failed may still be carried out: longer than a broken connection's data lives anywhere.
+const DOUBT: Duration = Duration::from_secs(120);
+
+/// A claim that is to be freed behind its caller's back.
+#[derive(Debug, Clone)]
+pub(super) struct Lapsed {
+    /// Its ttl is the longest that the store may keep it.
+    pub(super) claim: Claim,
+    /// The name stays busy until then.
+    pub(super) kept_until: Option<Moment>,
+    /// A request for it failed, and may yet be carried out.
+    pub(super) doubtful: bool,
+}
+
+/// A clean-up under way, however it ends.
+struct CleanUp(Arc<Inner>);
+
+impl Drop for CleanUp {
+    fn drop(&mut self) {
+        self.0.cleanups.send_modify(|count| *count -= 1);
     }
 }

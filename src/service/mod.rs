@@ -1,6 +1,7 @@
 //! The service: waiting, leases, renewal, clean-up, over any engine.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -66,6 +67,8 @@ impl Locks {
             closing: CancellationToken::new(),
             closed: tokio::sync::OnceCell::new(),
             calls: TaskTracker::new(),
+            cleanups: tokio::sync::watch::Sender::new(0),
+            cleanups_awaited: AtomicBool::new(false),
             background: TaskTracker::new(),
         });
         tokio::spawn(Keeper::run(inner.clone()));
@@ -114,6 +117,8 @@ impl Locks {
             .acquire(std::slice::from_ref(&name), options, CancellationToken::new())
             .await?
         {
+            // A close in this very moment has released it, or will.
+            Outcome::Acquired(_) if self.inner.closing.is_cancelled() => Err(LockError::closed()),
             Outcome::Acquired(lease) => {
                 self.inner.gist().insert(name, lease);
                 Ok(true)
@@ -190,7 +195,7 @@ impl Locks {
             })
             .await?;
         let first = names.first().map_or("", Key::as_str);
-        let lease = Lease::new(claim, names.into(), fence, sent, options);
+        let lease = Lease::new(claim, names.into(), fence, sent, options, false);
         if answer == Renewed::Lost || !lease.is_held() {
             return Err(LockError::lost(
                 first,
@@ -211,6 +216,7 @@ impl Locks {
         inner
             .with_store("inspect", inner.store_timeout, || inner.engine.inspect(name))
             .await
+            .map_err(|error| error.with_key(name.as_str()))
     }
 
     /// Everything held whose name starts with `prefix`, sorted by name.
@@ -246,8 +252,30 @@ impl Locks {
         self.inner.counters.read()
     }
 
+    /// Whether the service is closed, or about to be.
+    pub fn is_closed(&self) -> bool {
+        self.inner.closing.is_cancelled()
+    }
+
+    /// The clean-up after calls that gave up, while it is under way: a wait until nothing is left of it, but no longer
+    /// than one call waits for the store. `None` when there is none, or somebody waits for it already.
+    pub fn clean_up(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
+        let inner = self.inner.clone();
+        if *inner.cleanups.borrow() == 0 || inner.cleanups_awaited.swap(true, AcqRel) {
+            return None;
+        }
+        Some(async move {
+            let mut cleanups = inner.cleanups.subscribe();
+            let _ = tokio::time::timeout(inner.store_timeout, cleanups.wait_for(|count| *count == 0)).await;
+            inner.cleanups_awaited.store(false, Release);
+        })
+    }
+
     /// Releases what is held, ends the waits with `LOCK_CLOSED`, and gives back the store. Later calls reject with
     /// `LOCK_CLOSED`. May be called again.
+    ///
+    /// # Behavior
+    /// Whoever works under a lease at that moment did not let go of it: to its holder the lease is lost.
     pub async fn close(&self) {
         let inner = &self.inner;
         inner
@@ -257,7 +285,7 @@ impl Locks {
                 inner.calls.close();
                 let _ = tokio::time::timeout(inner.store_timeout, inner.calls.wait()).await;
                 let releases = inner.keeper.held().into_iter().map(|lease| async move {
-                    if let Err(error) = self.release(&lease).await {
+                    if let Err(error) = lease.end(inner).await {
                         tracing::debug!(%error, "a lease could not be released at close; it ends by itself");
                     }
                 });

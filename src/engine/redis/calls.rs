@@ -7,6 +7,7 @@ use redis::{Cmd, RedisResult, Value};
 use super::connection::{Connection, Link};
 use super::failure::{Failure, spoils_connection};
 use super::scripts::Script;
+use crate::clock::Moment;
 
 impl Link {
     /// Runs a script, with its text where the server does not know it (a first call, a restart, `SCRIPT FLUSH`).
@@ -50,10 +51,11 @@ impl Link {
     }
 }
 
-/// A call that waits for its reply. Dropped without one after all patience, it takes the connection with it.
+/// A call that waits for its reply. Dropped without one, it may take the connection with it.
 struct Waiting<'a> {
     link: &'a Arc<Link>,
     connection: &'a Connection,
+    sent: Moment,
     answered: bool,
 }
 
@@ -63,6 +65,7 @@ impl<'a> Waiting<'a> {
         Waiting {
             link,
             connection,
+            sent: Moment::now(),
             answered: false,
         }
     }
@@ -72,7 +75,7 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         if self.answered {
             self.connection.health.heard();
-        } else if self.connection.health.given_up(self.link.patience()) {
+        } else if self.connection.health.given_up(self.sent, self.link.patience()) {
             self.link.lose(self.connection.generation);
         }
     }

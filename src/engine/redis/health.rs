@@ -21,13 +21,22 @@ struct Unanswered {
     calls: usize,
     /// Since when nothing was heard while they waited: a server replies in the order of the calls.
     since: Moment,
+    /// How many callers in a row gave up after a telling time, with nothing heard in between.
+    given_up: u32,
 }
+
+/// A call that waited less than this tells nothing about the connection when it is given up.
+const TELLING: Duration = Duration::from_millis(75);
+/// So many callers in a row that gave up in silence make a connection suspect. A renewal waits for a part of its lease
+/// only, and must find a better connection while the lease lasts.
+const SUSPECT: u32 = 2;
 
 impl Health {
     pub(super) fn new() -> Self {
         let unanswered = Unanswered {
             calls: 0,
             since: Moment::now(),
+            given_up: 0,
         };
         Health {
             dead: AtomicBool::new(false),
@@ -67,13 +76,19 @@ impl Health {
         let mut unanswered = self.unanswered();
         unanswered.calls -= 1;
         unanswered.since = Moment::now();
+        unanswered.given_up = 0;
     }
 
-    /// A call was given up by its caller. Answers whether that was for a silence as long as `patience`.
-    pub(super) fn given_up(&self, patience: Duration) -> bool {
+    /// A call sent at `sent` was given up by its caller. Answers whether the connection should be given up with it: for
+    /// a silence as long as `patience`, or because several callers in a row met with silence.
+    pub(super) fn given_up(&self, sent: Moment, patience: Duration) -> bool {
         let mut unanswered = self.unanswered();
         unanswered.calls -= 1;
-        unanswered.since.elapsed() >= patience
+        let silence = sent.elapsed().min(unanswered.since.elapsed());
+        if silence >= TELLING {
+            unanswered.given_up += 1;
+        }
+        unanswered.since.elapsed() >= patience || unanswered.given_up >= SUSPECT
     }
 }
 
@@ -112,15 +127,26 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_caller_who_gives_up_early_proves_nothing() {
+    async fn one_caller_who_gives_up_proves_nothing_and_two_in_a_row_do() {
         let health = Health::new();
+        let give_up = async |wait: Duration| {
+            let sent = Moment::now();
+            health.sent();
+            tokio::time::advance(wait).await;
+            health.given_up(sent, PATIENCE)
+        };
+        let long = Duration::from_millis(500);
+        assert!(!give_up(long).await);
         health.sent();
-        pass(4).await;
-        assert!(!health.given_up(PATIENCE));
-        pass(60).await;
-        assert!(!health.is_lost(PATIENCE));
-        health.sent();
+        health.heard();
+        assert!(!give_up(long).await, "something was heard in between");
+        assert!(!give_up(Duration::from_millis(10)).await, "that was no time to answer");
+        assert!(give_up(long).await);
+        assert!(Health::new().unanswered().given_up == 0);
+        let patient = Health::new();
+        let sent = Moment::now();
+        patient.sent();
         pass(5).await;
-        assert!(health.given_up(PATIENCE));
+        assert!(patient.given_up(sent, PATIENCE));
     }
 }

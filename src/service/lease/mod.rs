@@ -14,6 +14,7 @@ use std::time::Duration;
 use super::Inner;
 use super::backoff::Backoff;
 use super::event::{Event, EventKind, add, sub};
+use super::inner::Lapsed;
 use super::options::AcquireOptions;
 use crate::clock::Moment;
 use crate::error::{EngineError, LockError};
@@ -34,6 +35,8 @@ pub struct Lease {
     fence: Fence,
     acquired_at: Moment,
     options: AcquireOptions,
+    /// A try for this claim failed before the one that was granted, and may yet be carried out.
+    doubtful: bool,
     state: Mutex<State>,
     /// Renewals, extensions and the release of one lease never overlap at the store.
     ops: tokio::sync::Mutex<()>,
@@ -47,6 +50,8 @@ struct State {
     renew_at: Option<Moment>,
     /// What each renewal asks for; `extend` may raise it.
     ttl: Ttl,
+    /// The longest that the store was ever asked for: how long the lease may lie there.
+    longest: Ttl,
     backoff: Backoff,
     last_failure: Option<Arc<EngineError>>,
     /// Where the keeper's schedule has this lease.
@@ -70,13 +75,14 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
-    /// A lease whose granting request was sent at `sent`.
+    /// A lease whose granting request was sent at `sent`. `doubtful`: an earlier one failed, and may yet be carried out.
     pub(super) fn new(
         claim: Claim,
         names: Arc<[Key]>,
         fence: Fence,
         sent: Moment,
         options: AcquireOptions,
+        doubtful: bool,
     ) -> Arc<Self> {
         let ttl = claim.ttl;
         let state = State {
@@ -84,6 +90,7 @@ impl Lease {
             deadline: sent + ttl.cautious(),
             renew_at: options.renew.then(|| sent + ttl.duration() / 3),
             ttl,
+            longest: ttl,
             backoff: renewal_backoff(ttl),
             last_failure: None,
             slot: None,
@@ -96,6 +103,7 @@ impl Lease {
             fence,
             acquired_at: Moment::now(),
             options,
+            doubtful,
             state: Mutex::new(state),
             ops,
         })
@@ -197,6 +205,18 @@ impl Lease {
         }
     }
 
+    /// The claim as it may lie in the store.
+    fn lapsed(&self, kept_until: Option<Moment>) -> Lapsed {
+        let mut claim = self.claim.clone();
+        claim.ttl = claim.ttl.max(self.state().longest);
+        let doubtful = self.doubtful;
+        Lapsed {
+            claim,
+            kept_until,
+            doubtful,
+        }
+    }
+
     fn lose(&self, inner: &Arc<Inner>, error: LockError) {
         let sink = {
             let mut state = self.state();
@@ -211,9 +231,10 @@ impl Lease {
         inner.forget_gist(self);
         sub(&inner.counters.held);
         add(&inner.counters.lost);
-        if self.options.renew {
-            // A renewal whose reply was lost may have made it last at the store.
-            inner.free_in_background(self.claim.clone(), None);
+        let lapsed = self.lapsed(None);
+        if self.options.renew || lapsed.doubtful || lapsed.claim.ttl > self.claim.ttl {
+            // A renewal or an extension whose reply was lost may have made it last at the store.
+            inner.free_in_background(lapsed);
         }
         inner.emit(|| {
             self.event(

@@ -57,11 +57,46 @@ impl Lease {
             LetGo::Before => return Ok(false),
             LetGo::TooLate(loss) => {
                 self.lose(inner, loss);
+                if inner.closing.is_cancelled() {
+                    // What was held is freed by the close, and the engine may be gone.
+                    return Ok(false);
+                }
                 // The store may hold it for a moment longer than the cautious view does.
                 self.free(inner).await?;
                 return Ok(false);
             }
         }
+        self.tell_store(inner).await
+    }
+
+    /// The release of a lease that its holder did not ask for, because the service closes: freed at the store, lost to
+    /// its holder.
+    ///
+    /// # Errors
+    /// As [`Lease::finish_release`].
+    pub(in crate::service) async fn end(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<bool, LockError> {
+        if let Some(loss) = self.loss() {
+            self.lose(inner, loss);
+            return Ok(false);
+        }
+        let loss = self.lost("its LockService was closed");
+        let sink = {
+            let mut state = self.state();
+            if !matches!(state.phase, Phase::Held) {
+                return Ok(false);
+            }
+            state.phase = Phase::Lost(loss.clone());
+            state.on_loss.take()
+        };
+        inner.keeper.forget(self);
+        sub(&inner.counters.held);
+        if let Some(sink) = sink {
+            sink(loss);
+        }
+        self.tell_store(inner).await
+    }
+
+    async fn tell_store(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<bool, LockError> {
         let freed = self.free(inner).await?;
         if freed {
             add(&inner.counters.released);
@@ -93,11 +128,14 @@ impl Lease {
                 for key in self.claim.keys() {
                     inner.lines.nudge(key);
                 }
+                if self.doubtful {
+                    inner.free_in_background(self.lapsed(Some(kept_until)));
+                }
                 // After a lost reply the store finds nothing to free, because the call before did it.
                 Ok(answer == Released::Freed || calls > 1)
             }
             Err(error) => {
-                inner.free_in_background(self.claim.clone(), Some(kept_until));
+                inner.free_in_background(self.lapsed(Some(kept_until)));
                 Err(error.with_key(self.names[0].as_str()))
             }
         }

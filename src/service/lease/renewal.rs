@@ -90,7 +90,7 @@ impl Lease {
                 drop(state);
                 if lost {
                     // Lost here meanwhile: nothing may be left held that nobody knows of.
-                    inner.free_in_background(self.claim.clone(), None);
+                    inner.free_in_background(self.lapsed(None));
                 }
             }
             Ok(Renewed::Lost) => {
@@ -136,6 +136,10 @@ impl Lease {
         let Some(asked) = self.capped(ttl) else {
             return Err(self.lost("maxHoldMs is over"));
         };
+        {
+            let mut state = self.state();
+            state.longest = state.longest.max(asked);
+        }
         let mut sent = Moment::now();
         let answer = inner
             .with_store("renew", inner.store_timeout, || {

@@ -25,6 +25,8 @@ pub(super) enum Fault {
     Swallow,
     /// Done at once, answered so much later.
     SlowReply(u64),
+    /// Acquire: fails at once, and is carried out so much later, as from a buffer on the way.
+    Late(u64),
     /// A failure that only a human mends.
     Fatal,
 }
@@ -75,6 +77,7 @@ impl Faulty {
         match fault {
             Fault::None => call.await,
             Fault::Refuse => Err(EngineError::new("faulty", op, true, "refused")),
+            Fault::Late(_) => Err(EngineError::new("faulty", op, true, "the connection broke")),
             Fault::Fatal => Err(EngineError::new("faulty", op, false, "wrong password")),
             Fault::LoseReply => {
                 call.await?;
@@ -108,6 +111,13 @@ impl Engine for Faulty {
         self.tries.fetch_add(1, SeqCst);
         let mut claim = claim.clone();
         claim.waiting &= self.ordered();
+        if let Fault::Late(delay) = *self.fault.lock().unwrap() {
+            let (store, claim) = (self.store.clone(), claim.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(ms(delay)).await;
+                store.try_acquire(&claim).await
+            });
+        }
         self.through("acquire", self.store.try_acquire(&claim)).await
     }
 
@@ -281,6 +291,82 @@ async fn an_answer_that_never_comes_leaves_no_lock_behind() {
     assert!(held_in_store(&engine, "n").await);
     engine.set(Fault::None);
     tokio::time::sleep(STORE_TIMEOUT + ms(100)).await;
+    assert!(!held_in_store(&engine, "n").await);
+}
+
+/// A failed try may be carried out long after its caller gave up, or has released what a later try got.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_arrives_late_leaves_no_lock_behind() {
+    let (engine, locks) = service();
+    engine.keep_no_queue();
+    let other = another(&engine);
+    let holder = take(&other, "n", options(30_000, 0)).await;
+    engine.set(Fault::Late(3000));
+    let busy = {
+        let locks = locks.clone();
+        tokio::spawn(async move { attempt(&locks, "n", options(600_000, 1500)).await })
+    };
+    let granted = {
+        let locks = locks.clone();
+        tokio::spawn(async move { take(&locks, "m", options(600_000, 0)).await })
+    };
+    settle().await;
+    engine.set(Fault::None);
+    assert!(matches!(busy.await.unwrap().unwrap(), Outcome::Busy { .. }));
+    assert!(locks.release(&granted.await.unwrap()).await.unwrap());
+    other.release(&holder).await.unwrap();
+    for name in ["n", "m"] {
+        assert!(!held_in_store(&engine, name).await, "{name}");
+    }
+    tokio::time::sleep(ms(2000)).await;
+    tokio::time::sleep(ms(30_000)).await;
+    for name in ["n", "m"] {
+        assert!(!held_in_store(&engine, name).await, "{name}: the late try holds it");
+    }
+    let started = tokio::time::Instant::now();
+    locks.close().await;
+    assert!(started.elapsed() < ms(100), "doubts keep no close waiting");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extended_lease_is_freed_for_as_long_as_it_lasts() {
+    let (engine, locks) = service();
+    for renew in [true, false] {
+        let lease = take(
+            &locks,
+            "n",
+            AcquireOptions {
+                renew,
+                ..options(1000, 0)
+            },
+        )
+        .await;
+        locks.extend(&lease, Ttl::clamped(ms(600_000))).await.unwrap();
+        engine.set(Fault::Refuse);
+        assert_eq!(locks.release(&lease).await.unwrap_err().code, Code::Store);
+        tokio::time::sleep(ms(20_000)).await;
+        engine.set(Fault::None);
+        tokio::time::sleep(ms(1000)).await;
+        assert!(!held_in_store(&engine, "n").await);
+    }
+    // An extension whose reply is lost lasts at the store, if not here.
+    let lease = take(
+        &locks,
+        "n",
+        AcquireOptions {
+            renew: false,
+            ..options(1000, 0)
+        },
+    )
+    .await;
+    engine.set(Fault::LoseReply);
+    assert_eq!(
+        locks.extend(&lease, Ttl::clamped(ms(600_000))).await.unwrap_err().code,
+        Code::Store
+    );
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(2000)).await;
+    assert!(!lease.is_held());
     assert!(!held_in_store(&engine, "n").await);
 }
 

@@ -126,7 +126,10 @@ async fn one_time_names_leave_nothing_in_the_service() {
 async fn close_releases_and_ends_the_waits() {
     let (engine, locks) = service();
     let other = another(&engine);
-    take(&locks, "mine", options(30_000, 0)).await;
+    let mine = take(&locks, "mine", options(30_000, 0)).await;
+    let told: Arc<std::sync::Mutex<Option<LockError>>> = Arc::default();
+    let sink = told.clone();
+    mine.on_loss(Box::new(move |loss| *sink.lock().unwrap() = Some(loss)));
     assert!(locks.acquire_by_name(key("gist"), options(30_000, 0)).await.unwrap());
     take(&other, "theirs", options(30_000, 0)).await;
     let waiting = {
@@ -137,6 +140,14 @@ async fn close_releases_and_ends_the_waits() {
     assert_eq!(locks.stats().waiting, 1);
     tokio::join!(locks.close(), locks.close());
     assert_eq!(code(waiting.await.unwrap()), Code::Closed);
+    assert!(!mine.is_held());
+    let told = told
+        .lock()
+        .unwrap()
+        .take()
+        .expect("whoever works under a lease learns that it was taken away");
+    assert_eq!(told.code, Code::Lost);
+    assert!(told.message.contains("closed"), "{told}");
     for name in ["mine", "gist"] {
         assert!(!held_in_store(&engine, name).await, "{name}");
     }

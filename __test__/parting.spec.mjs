@@ -1,0 +1,109 @@
+// What a process, or an environment, leaves behind when it goes: nothing that nobody knows of.
+import assert from 'node:assert/strict'
+import { execFile, fork } from 'node:child_process'
+import { once } from 'node:events'
+import { after, before, test } from 'node:test'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { promisify } from 'node:util'
+import { LockService } from '../index.js'
+import { startRedis } from '../scripts/servers.mjs'
+import { startProxy } from './proxy.mjs'
+
+const run = promisify(execFile)
+const index = new URL('../index.js', import.meta.url).href
+let redis
+let proxy
+
+before(async () => {
+  redis = await startRedis()
+  proxy = await startProxy(redis.port)
+})
+after(async () => {
+  await proxy.close()
+  await redis.stop()
+})
+
+/** Runs a module in a process of its own, which has nothing else to do. */
+const node = (source) => run(process.execPath, ['--input-type=module', '-e', source], { timeout: 60_000 })
+
+test('a process that gives up in flight and has nothing else to do gives the lock back before it exits', async () => {
+  const locks = await LockService.connect(redis.url)
+  const child = fork(new URL('children/give-up.mjs', import.meta.url), [`redis://127.0.0.1:${proxy.port}`])
+  const exited = once(child, 'exit')
+  await once(child, 'message')
+  proxy.hold()
+  child.send('acquire')
+  while ((await locks.inspect('parting')) === null) await sleep(10)
+  child.send('abort')
+  await once(child, 'message')
+  // The caller has its rejection, and the process nothing else to do; the store has granted what nobody wants any more.
+  await sleep(300)
+  assert.notEqual(await locks.inspect('parting'), null)
+  proxy.resume()
+  assert.deepEqual(await exited, [0, null])
+  assert.equal(await locks.inspect('parting'), null)
+  await locks.close()
+})
+
+test('one signal for many calls has one listener', async () => {
+  const locks = await LockService.connect('memory:parting')
+  const warnings = []
+  const collect = (warning) => warnings.push(warning.name)
+  process.on('warning', collect)
+  const abort = new AbortController()
+  await allReject(locks, abort)
+  process.off('warning', collect)
+  assert.deepEqual(warnings.filter((name) => name === 'MaxListenersExceededWarning'), [])
+  await locks.close()
+})
+
+async function allReject(locks, abort) {
+  const holder = await locks.acquire('busy')
+  const waits = Array.from({ length: 40 }, () => locks.acquire('busy', { waitMs: 60_000, signal: abort.signal }))
+  const settled = Promise.allSettled(waits)
+  await sleep(50)
+  const reason = new Error('shutting down')
+  abort.abort(reason)
+  for (const { status, reason: got } of await settled) {
+    assert.equal(status, 'rejected')
+    assert.equal(got, reason)
+  }
+  await holder.release()
+}
+
+test('a signal that calls back while it is being listened to is not missed', async () => {
+  const locks = await LockService.connect('memory:parting')
+  const reason = new Error('at once')
+  const signal = {
+    aborted: false,
+    reason,
+    addEventListener: (_type, listener) => listener.call(signal),
+    removeEventListener() {},
+  }
+  await assert.rejects(locks.acquire('eager', { signal }), (error) => error === reason)
+  await sleep(50)
+  assert.equal(await locks.inspect('eager'), null)
+  await locks.close()
+})
+
+test('the addon may be loaded again in one thread', async () => {
+  const { stdout } = await node(`
+    import { createRequire } from 'node:module'
+    import { fileURLToPath } from 'node:url'
+    const require = createRequire('${index}')
+    const path = fileURLToPath('${index}')
+    const load = () => {
+      for (const key of Object.keys(require.cache)) if (key.includes('holdfast') || key.startsWith(path.slice(0, -8))) delete require.cache[key]
+      return require(path).LockService
+    }
+    const services = []
+    for (let i = 0; i < 3; i++) services.push(await load().connect('memory:again'))
+    for (const locks of services) console.log(await locks.using('n', async (lock) => (await null, lock.isHeld)))
+    const lock = await services[0].acquire('n')
+    console.log(await services[2].tryAcquire('n'))
+    await lock.release()
+    await Promise.all(services.map((locks) => locks.close()))
+    console.log('end')
+  `)
+  assert.deepEqual(stdout.trim().split('\n'), ['true', 'true', 'true', 'null', 'end'])
+})
