@@ -9,8 +9,8 @@ import { run, test } from './test.mjs'
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
 const STORES = ['memory', 'sqlite', 'redis', 'mongodb']
 const GENERATED = ['index.d.ts', 'native.js']
-/** A file that a person wrote and that is longer than this wants splitting. */
-const MOST_LINES = 500
+/** A file that a person wrote is better split when it is longer than the one, and must be when it is longer than the other. */
+const [MANY_LINES, MOST_LINES] = [300, 500]
 
 async function step(name, check) {
   const started = Date.now()
@@ -28,8 +28,8 @@ function mustBeEmpty(problems) {
   if (problems.length > 0) throw new Error(problems.join('\n'))
 }
 
-const clippy = (...features) =>
-  must('cargo', ['clippy', '--quiet', '--all-targets', '--no-default-features', '--features', features.join(), '--', '-D', 'warnings'])
+const clippy = (targets, ...features) =>
+  must('cargo', ['clippy', '--quiet', targets, '--no-default-features', '--features', features.join(), '--', '-D', 'warnings'])
 
 const tracked = () =>
   execFileSync('git', ['ls-files'], { encoding: 'utf8' })
@@ -38,10 +38,13 @@ const tracked = () =>
 
 installDependencies()
 await step('format', () => must('cargo', ['fmt', '--check']))
-await step('lints, all stores', () => clippy(...STORES, 'node'))
+await step('lints, all stores', () => clippy('--all-targets', ...STORES, 'node'))
 for (const store of STORES) {
-  // The service's tests stand on the memory store.
-  await step(`lints, ${store} alone`, () => clippy(...new Set(['memory', store])))
+  await step(`lints, ${store} alone`, async () => {
+    await clippy('--lib', store)
+    // The service's tests stand on the memory store.
+    await clippy('--all-targets', ...new Set(['memory', store]))
+  })
 }
 await step('layers', () => mustBeEmpty(checkLayers('src')))
 await step('documentation', () =>
@@ -52,11 +55,14 @@ await step('sizes, and what does not belong in a commit', () => {
   for (const file of tracked()) {
     const text = readFileSync(file, 'utf8')
     const lines = text.split('\n').length
-    if (/\.(rs|mjs)$/.test(file) && lines > MOST_LINES) problems.push(`${file} has ${lines} lines, more than ${MOST_LINES}`)
+    if (/\.(rs|mjs)$/.test(file) && lines > MANY_LINES) {
+      if (lines > MOST_LINES) problems.push(`${file} has ${lines} lines, more than ${MOST_LINES}`)
+      else console.log(`${file} has ${lines} lines`)
+    }
     // The patterns are put together here so that this file does not match itself.
     const registry = new RegExp(['registry\\.npmjs', 'index\\.crates', 'static\\.crates', 'files\\.pythonhosted'].join('|'))
     if (registry.test(text)) problems.push(`${file} names the host of a package registry`)
-    if (new RegExp('/' + 'work/').test(text)) problems.push(`${file} has a path of one machine`)
+    if (new RegExp('/' + '(work|root|home/\\w+|Users/\\w+)/').test(text)) problems.push(`${file} has a path of one machine`)
   }
   mustBeEmpty(problems)
 })

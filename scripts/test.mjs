@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath, pathToFileURL } from 'node:url'
 import { installDependencies } from './setup.mjs'
-import { testServers } from './servers.mjs'
+import { startMongod, startRedis, testServers } from './servers.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 
@@ -33,13 +33,16 @@ const sum = (text, pattern) => [...text.matchAll(pattern)].reduce((total, [, cou
 
 async function rustTests(env) {
   const features = ['--no-default-features', '--features', 'memory,sqlite,redis,mongodb']
-  const { code, output } = await run('cargo', ['test', ...features], { ...env, RUST_BACKTRACE: '0' })
+  // With what the tests print: one that finds no server passes, and says so.
+  const { code, output } = await run('cargo', ['test', ...features, '--', '--show-output'], { ...env, RUST_BACKTRACE: '0' })
   const failed = sum(output, /^test result: .* (\d+) failed;/gm)
+  const unserved = [...output.matchAll(/^---- (\S+) stdout ----\r?\nskipped: (.*)$/gm)]
+  const ignored = [...output.matchAll(/^test (\S+) \.\.\. ignored(?:, )?(.*)$/gm)]
   return {
-    passed: sum(output, /^test result: \w+\. (\d+) passed;/gm),
+    passed: sum(output, /^test result: \w+\. (\d+) passed;/gm) - unserved.length,
     // A build that fails, or a run that dies, has no line to count.
     failed: failed === 0 && code !== 0 ? 1 : failed,
-    skipped: [...output.matchAll(/^test (\S+) \.\.\. ignored(.*)$/gm)].map(([, name, why]) => `${name}${why}`),
+    skipped: [...unserved, ...ignored].map(([, name, why]) => `${name}: ${why}`),
   }
 }
 
@@ -53,6 +56,8 @@ async function nodeTests(env) {
     [
       '--test',
       '--test-concurrency=2',
+      // A process that does not end is a failure, too.
+      '--test-timeout=600000',
       ...reporters.map((value, i) => (i % 2 === 0 ? `--test-reporter=${value}` : `--test-reporter-destination=${value}`)),
       ...specs.map((name) => `__test__/${name}`),
     ],
@@ -65,20 +70,39 @@ async function nodeTests(env) {
   return {
     passed: count('pass'),
     failed: failed === 0 && code !== 0 ? 1 : failed,
-    skipped: [...report.matchAll(/^\s*ok \d+ - (.*) # SKIP(.*)$/gm)].map(([, name, why]) => `${name}:${why}`),
+    skipped: [...report.matchAll(/^\s*ok \d+ - (.*) # SKIP ?(.*)$/gm)].map(([, name, why]) => `${name}: ${why}`),
   }
+}
+
+/** The servers, or on a laptop those of them that can be had: what needs another one is then skipped, and says so. */
+async function bringUp() {
+  if (process.env.CI) return testServers()
+  const wanted = {
+    HOLDFAST_TEST_REDIS_URL: () => startRedis(),
+    HOLDFAST_TEST_MONGODB_URL: () => startMongod(),
+    HOLDFAST_TEST_MONGODB_RS_URL: () => startMongod({ replicaSet: true }),
+  }
+  const [env, servers] = [{}, []]
+  await Promise.all(
+    Object.entries(wanted).map(async ([variable, start]) => {
+      if (process.env[variable]) return
+      try {
+        const server = await start()
+        servers.push(server)
+        env[variable] = server.url
+      } catch (error) {
+        console.error(`${variable} stays empty: ${error.message}`)
+      }
+    }),
+  )
+  return { env, stop: () => Promise.all(servers.map((server) => server.stop())) }
 }
 
 /** Runs everything; gives the number of failures. */
 export async function test({ build = true } = {}) {
   installDependencies()
   if (build && (await run(process.execPath, ['scripts/build.mjs'])).code !== 0) throw new Error('the addon does not build')
-  const servers = await testServers().catch((error) => {
-    // On a laptop the stores that can be had are tested, and the rest shows up as skipped.
-    if (process.env.CI) throw error
-    console.error(`No servers: ${error.message}`)
-    return { env: {}, stop() {} }
-  })
+  const servers = await bringUp()
   try {
     const results = [await rustTests(servers.env), await nodeTests(servers.env)]
     const skipped = results.flatMap((result) => result.skipped)

@@ -282,6 +282,26 @@ impl Engine for MemoryEngine {
         Ok(Renewed::Extended)
     }
 
+    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
+        let mut state = self.shared.lock();
+        let held = |key| {
+            let owner = state.holder(key).and_then(|held| held.owner.as_ref());
+            owner.is_some_and(|owner| *owner == claim.owner || owner == to)
+        };
+        if !claim.keys().iter().all(held) {
+            return Ok(Renewed::Lost);
+        }
+        let until = Moment::now() + claim.ttl.duration();
+        for key in claim.keys() {
+            if let Some(held) = state.held.get_mut(key) {
+                held.owner = Some(to.clone());
+                held.until = held.until.max(until);
+                held.holder.process = Process::clone(&claim.process);
+            }
+        }
+        Ok(Renewed::Extended)
+    }
+
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
         let mut state = self.shared.lock();
         let mut answer = Released::Freed;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::error::EngineError;
-use crate::model::{Claim, Fence, Key, LockInfo, Ttl};
+use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
 
 mod config;
 #[cfg(test)]
@@ -44,7 +44,7 @@ pub enum Acquired {
     },
 }
 
-/// The answer to a renewal.
+/// The answer to a renewal, and to a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Renewed {
     /// Every name now lasts at least the ttl asked for.
@@ -103,6 +103,15 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Makes every name of the claim last at least `ttl` from now on. Never shortens a lease, so that a renewal that is
     /// carried out late cannot undo a longer one; never re-creates a lock that vanished.
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed>;
+
+    /// Makes `to` the owner of every name of the claim, in the place of `claim.owner`.
+    ///
+    /// # Behavior
+    /// `Lost`, with nothing changed, unless every name is held by `claim.owner`, or by `to` already (a retry after a lost
+    /// reply). Each then lasts at least `claim.ttl` from now on, and never less than it did; its holder is
+    /// `claim.process`. Fence, metadata and the time of the grant stay: it is the same lease in other hands. The old owner
+    /// is a stranger from then on, who can neither renew nor release it.
+    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed>;
 
     /// Frees what the claim holds, gives up its place in the queue, and tells whoever is next.
     ///

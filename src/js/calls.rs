@@ -168,7 +168,7 @@ impl LockService {
                 };
                 match function.value(env) {
                     Ok(function) => run.start(env, &context, function),
-                    Err(thrown) => run.deferred.settle(env, Err(thrown)),
+                    Err(thrown) => run.fail(env, thrown),
                 }
             }
             Err(_) if on_loss == OnLoss::PassOn => deferred.settle(env, Ok(undefined(env))),

@@ -9,8 +9,8 @@ use super::options::{self, Options, text};
 use super::promise::Shared;
 use super::signal::warn;
 use super::value::{
-    Answer, Kept, Kind, Value, array, bigint, call, describe, elements, function, get, global, invoke, kind, number,
-    object, set, string, undefined,
+    Answer, Kept, Kind, Value, array, bigint, call, describe, elements, function, get, global, invoke, kind, length,
+    number, object, set, string, undefined,
 };
 use crate::engine::{EngineConfig, Settings, TlsFiles};
 use crate::error::LockError;
@@ -44,6 +44,8 @@ const OPTIONS_WITH_URL: &[&str] = &[
     "tls",
     "onEvent",
 ];
+/// The longest list of URLs.
+const MAX_URLS: u32 = 100;
 const TLS: &[&str] = &["caFile", "certFile", "keyFile", "insecure"];
 
 impl Request {
@@ -131,6 +133,11 @@ fn urls(env: &Env, target: Option<Value>) -> Answer<Vec<String>> {
     match kind(env, target) {
         Kind::String | Kind::Object => Ok(vec![url(env, target)?]),
         Kind::Array => {
+            let count = length(env, target)?;
+            if count > MAX_URLS {
+                let got = format!("{count} URLs");
+                return Err(LockError::invalid("target", "must be at most 100 URLs", got).into());
+            }
             let items = elements(env, target)?;
             if items.is_empty() {
                 return Err(LockError::invalid("target", "must not be an empty list", "[]").into());

@@ -1,5 +1,6 @@
 //! `Lock`: a held lock as JavaScript sees it. Its types and documentation stand in `types.d.ts`.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ pub struct Lock {
     lease: Arc<Lease>,
     locks: Locks,
     bridge: Rc<Bridge>,
-    signal: Option<Kept>,
+    signal: OnceCell<Kept>,
 }
 
 impl ObjectFinalize for Lock {}
@@ -41,19 +42,22 @@ pub(super) fn returned<'env>(env: &Env, answer: Answer<Value>) -> Result<Unknown
 impl Lock {
     /// A new JavaScript object for a lease.
     pub(super) fn instance(env: &Env, bridge: &Rc<Bridge>, locks: &Locks, lease: Arc<Lease>) -> Answer<Value> {
+        let unclaimed = (locks.clone(), lease.clone());
         let lock = Lock {
             lease,
             locks: locks.clone(),
             bridge: bridge.clone(),
-            signal: None,
+            signal: OnceCell::new(),
         };
         let made = lock.into_instance(env).and_then(|instance| {
             // SAFETY: the instance belongs to the open handle scope.
             unsafe { ClassInstance::to_napi_value(env.raw(), instance) }
         });
         made.map_err(|error| {
-            let text = string(env, &error.reason);
-            text.map_or_else(|thrown| thrown, Thrown::Js)
+            // Nobody gets this lease: it must not be renewed for ever.
+            let (locks, lease) = unclaimed;
+            bridge.call(env, async move { locks.release(&lease).await }, |_, _| {});
+            string(env, &error.reason).map_or_else(|thrown| thrown, Thrown::Js)
         })
     }
 
@@ -126,12 +130,13 @@ impl Lock {
     }
 
     #[napi(getter, skip_typescript)]
-    pub fn signal<'env>(&mut self, env: &'env Env) -> Result<Unknown<'env>> {
-        let answer = match &self.signal {
+    pub fn signal<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+        let answer = match self.signal.get() {
             Some(signal) => signal.value(env),
             None => LossSignal::signal_of(env, self.bridge.shared(), &self.lease).and_then(|signal| {
-                self.signal = Some(Kept::new(env, self.bridge.shared(), signal)?);
-                Ok(signal)
+                let kept = Kept::new(env, self.bridge.shared(), signal)?;
+                // Making a signal runs JavaScript, which may have asked for this one.
+                self.signal.get_or_init(|| kept).value(env)
             }),
         };
         returned(env, answer)

@@ -7,7 +7,7 @@ use napi::Env;
 use super::abort;
 use super::error::{hide, to_js};
 use super::value::{
-    Answer, Kind, Thrown, Value, describe, elements, get, global, invoke, keys, kind, read_bool, read_number,
+    Answer, Kind, Thrown, Value, describe, elements, get, global, invoke, keys, kind, length, read_bool, read_number,
     read_string,
 };
 use crate::error::LockError;
@@ -17,7 +17,7 @@ use crate::service::{AcquireOptions, Wait};
 /// The most metadata a lock carries, in bytes of JSON.
 const MAX_METADATA_BYTES: usize = 16 * 1024;
 /// The most names one lock may have.
-const MAX_NAMES: usize = 1000;
+const MAX_NAMES: u32 = 1000;
 
 fn invalid<T>(env: &Env, argument: &str, rule: &str, value: Value) -> Answer<T> {
     Err(LockError::invalid(argument, rule, describe(env, value)).into())
@@ -49,13 +49,15 @@ pub(super) fn names(env: &Env, value: Value) -> Answer<Vec<Key>> {
     match kind(env, value) {
         Kind::String => Ok(vec![name(env, value)?]),
         Kind::Array => {
-            let items = elements(env, value)?;
-            if items.is_empty() {
+            // Before anything is read: a huge array must not block the event loop.
+            let count = length(env, value)?;
+            if count == 0 {
                 return Err(LockError::invalid("names", "must not be empty", "[]").into());
             }
-            if items.len() > MAX_NAMES {
-                return Err(LockError::invalid("names", "must be at most 1000 names", items.len()).into());
+            if count > MAX_NAMES {
+                return Err(LockError::invalid("names", "must be at most 1000 names", count).into());
             }
+            let items = elements(env, value)?;
             items.into_iter().map(|item| name(env, item)).collect()
         }
         _ => invalid(env, "names", "must be a string or an array of strings", value),

@@ -45,10 +45,7 @@ impl Run {
             .and_then(|lock| context.enter(env, || call(env, undefined(env), callback, &[lock])));
         match called {
             // A function that throws before it returns a promise releases, too.
-            Err(thrown) => {
-                let value = thrown.into_value(env);
-                self.finish(env, Did::Throw(value));
-            }
+            Err(thrown) => self.fail(env, thrown),
             Ok(value) if !matches!(kind(env, value), Kind::Object | Kind::Array | Kind::Function) => {
                 self.finish(env, Did::Return(value));
             }
@@ -57,11 +54,16 @@ impl Run {
                 if let Err(thrown) = settled(env, value, &pending)
                     && let Some(run) = pending.take()
                 {
-                    let value = thrown.into_value(env);
-                    run.finish(env, Did::Throw(value));
+                    run.fail(env, thrown);
                 }
             }
         }
+    }
+
+    /// Releases without having called the function.
+    pub(super) fn fail(self, env: &Env, thrown: Thrown) {
+        let value = thrown.into_value(env);
+        self.finish(env, Did::Throw(value));
     }
 
     fn finish(self, env: &Env, did: Did) {

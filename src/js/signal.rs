@@ -78,20 +78,19 @@ impl LossSignal {
         Ok(())
     }
 
-    /// Whether the lease is lost by the clock; if so, the signal is aborted when this returns.
+    /// Whether the signal was aborted by this: the lease is lost by the clock, and nobody had told yet.
     fn look(&self, env: &Env) -> bool {
         match self.lease.loss() {
-            Some(loss) => {
-                self.abort(env, &loss);
-                true
-            }
+            Some(loss) => self.abort(env, &loss),
             None => false,
         }
     }
 
-    fn abort(&self, env: &Env, loss: &LockError) {
+    fn abort(&self, env: &Env, loss: &LockError) -> bool {
         let controller = self.controller.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(controller) = controller else { return };
+        let Some(controller) = controller else {
+            return false;
+        };
         let fired = controller.value(env).and_then(|controller| {
             let signal = get(env, controller, "signal")?;
             for name in LIVE {
@@ -99,8 +98,8 @@ impl LossSignal {
             }
             invoke(env, controller, "abort", &[to_js(env, loss)])
         });
-        // Node reports what a listener throws by itself; nothing else can fail here.
-        drop(fired);
+        // Node reports what a listener throws by itself. Where something else failed, the stand-ins may be there still.
+        fired.is_ok()
     }
 }
 

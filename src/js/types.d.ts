@@ -242,7 +242,7 @@ export interface Lock extends AsyncDisposable {
   readonly name: string
   /** All names, in the order given, without repeats. */
   readonly names: string[]
-  /** The owner: 32 random hexadecimal digits, fresh per acquisition. */
+  /** The owner: 32 random hexadecimal digits, fresh per acquisition and per `restore()`. */
   readonly token: string
   /**
    * Strictly larger than that of every earlier holder of the name. Store it with what you write, and refuse a write
@@ -272,8 +272,8 @@ export interface Lock extends AsyncDisposable {
   /** As `release()`, but never rejects: a failing store does not hide what the block did. */
   [Symbol.asyncDispose](): Promise<void>
   /**
-   * What another process needs to take the lock over with `locks.restore()`. The token in it is the right to release:
-   * treat it as a secret.
+   * What another process needs to take the lock over with `locks.restore()`. The token in it is the right to do so:
+   * treat it as a secret. It is good for one `restore()`.
    */
   toJSON(): LockJson
 }
@@ -336,9 +336,11 @@ export interface LockService extends AsyncDisposable {
   using<T>(names: string | readonly string[], fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>
 
   /**
-   * Takes over a lock that was acquired elsewhere, from its `toJSON()` (or the text of it). Whoever hands a lock over
-   * stops using it.
-   * @throws `LOCK_LOST` when the lease is gone, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   * Takes over a lock that was acquired elsewhere, from its `toJSON()` (or the text of it), and gives it a fresh token.
+   * Whoever had it before can neither extend nor free it from then on, and learns of the loss at its next renewal, or at
+   * its next use: hand a lock over only when you are done with it.
+   * @throws `LOCK_LOST` when the lease is gone (taken over before, too), `LOCK_STORE`, `LOCK_CLOSED`,
+   * `LOCK_INVALID_ARGUMENT`
    */
   restore(json: LockJson | string): Promise<Lock>
   /** Who holds a name; `null` when it is free. */

@@ -152,13 +152,17 @@ pub(super) fn array(env: &Env, items: impl IntoIterator<Item = Answer<Value>>) -
     Ok(array)
 }
 
-pub(super) fn elements(env: &Env, array: Value) -> Answer<Vec<Value>> {
+pub(super) fn length(env: &Env, array: Value) -> Answer<u32> {
     let mut length = 0;
     // SAFETY: as in `out!`.
     check(env, unsafe {
         sys::napi_get_array_length(env.raw(), array, &mut length)
     })?;
-    (0..length)
+    Ok(length)
+}
+
+pub(super) fn elements(env: &Env, array: Value) -> Answer<Vec<Value>> {
+    (0..length(env, array)?)
         .map(|index| out!(env, napi_get_element(array, index)))
         .collect()
 }

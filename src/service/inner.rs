@@ -140,7 +140,7 @@ impl Inner {
                     }
                     break;
                 }
-                Ok(Err(error)) if !error.retryable => return,
+                // Also what only a human mends (a full disk, say) may be mended while the lease lasts.
                 Ok(Err(_)) | Err(_) => lapsed.doubtful = true,
             }
             if end.is_past() {
@@ -155,26 +155,29 @@ impl Inner {
         }
     }
 
-    /// Frees a claim again and again for a while.
+    /// Frees a claim a few times more.
     ///
     /// # Behavior
     /// After an outage a request that was given up may still lie in a buffer on its way to the store, and be carried out
     /// after the release. Its owner is nobody's any more, so that a release too many does no harm.
     async fn free_again(self: Arc<Self>, claim: Claim) {
-        let end = Moment::now() + claim.ttl.duration().min(DOUBT);
-        let mut pauses = Backoff::new(Duration::from_millis(500), Duration::from_secs(15));
-        while !end.is_past() && !self.closing.is_cancelled() {
+        for pause in DOUBTS {
             tokio::select! {
-                () = tokio::time::sleep(pauses.pause()) => {}
-                () = self.closing.cancelled() => {}
+                () = tokio::time::sleep(pause.min(claim.ttl.duration())) => {}
+                () = self.closing.cancelled() => return,
             }
             let _ = tokio::time::timeout(self.store_timeout, self.engine.release(&claim, Duration::ZERO)).await;
         }
     }
 }
 
-/// For how long a request that failed may still be carried out: longer than a broken connection's data lives anywhere.
-const DOUBT: Duration = Duration::from_secs(120);
+/// When a claim is freed again after a request for it failed: what a broken connection left behind anywhere is carried
+/// out, or gone, within a minute or so.
+const DOUBTS: [Duration; 3] = [
+    Duration::from_millis(500),
+    Duration::from_secs(5),
+    Duration::from_secs(60),
+];
 
 /// A claim that is to be freed behind its caller's back.
 #[derive(Debug, Clone)]

@@ -32,7 +32,7 @@ pub use options::{AcquireOptions, DEFAULT_STALL_LIMIT, DEFAULT_STORE_TIMEOUT, DE
 pub use pulse::Pulse;
 
 use event::Counters;
-use inner::Inner;
+use inner::{Inner, Lapsed};
 use keeper::Keeper;
 
 /// A lock service over one store. Clones share it.
@@ -172,10 +172,15 @@ impl Locks {
         lease.extend(&self.inner, ttl).await
     }
 
-    /// Takes over a lease that another process acquired, by its owner token.
+    /// Takes over a lease that was acquired elsewhere, by its owner token.
+    ///
+    /// # Behavior
+    /// The lease goes on under a fresh owner token. Whoever had it before can neither renew nor release it any more, and
+    /// finds it lost at the next renewal. When the store fails, what it may have handed over is freed in the background:
+    /// nobody knows the fresh token.
     ///
     /// # Errors
-    /// `LOCK_LOST` when the store does not hold it (any more), `LOCK_STORE`, `LOCK_CLOSED`.
+    /// `LOCK_LOST` when the store does not hold it (any more) for that token, `LOCK_STORE`, `LOCK_CLOSED`.
     pub async fn restore(
         &self,
         names: &[Key],
@@ -187,23 +192,38 @@ impl Locks {
         let _call = inner.open()?;
         let mut claim = Claim::new(names, owner, options.ttl, inner.process.clone());
         claim.metadata = options.metadata.clone();
-        let mut sent = Moment::now();
+        let ours = OwnerToken::fresh();
+        let (mut sent, mut calls) = (Moment::now(), 0);
         let answer = inner
-            .with_store("renew", inner.store_timeout, || {
+            .with_store("transfer", inner.store_timeout, || {
                 sent = Moment::now();
-                inner.engine.renew(&claim, claim.ttl)
+                calls += 1;
+                inner.engine.transfer(&claim, &ours)
             })
-            .await?;
+            .await;
+        claim.owner = ours;
         let first = names.first().map_or("", Key::as_str);
-        let lease = Lease::new(claim, names.into(), fence, sent, options, false);
-        if answer == Renewed::Lost || !lease.is_held() {
-            return Err(LockError::lost(
+        // Attempts that failed are no doubt: once one is through, a late one finds nothing of the old owner's.
+        let lease = Lease::new(claim.clone(), names.into(), fence, sent, options, false);
+        if matches!(answer, Ok(Renewed::Extended)) && lease.is_held() {
+            inner.adopt(&lease, Duration::ZERO);
+            return Ok(lease);
+        }
+        if calls > 1 || !matches!(answer, Ok(Renewed::Lost)) {
+            // It may be ours all the same, by an attempt whose answer was lost or came too late.
+            inner.free_in_background(Lapsed {
+                claim,
+                kept_until: None,
+                doubtful: answer.is_err(),
+            });
+        }
+        Err(match answer {
+            Err(error) => error.with_key(first),
+            Ok(_) => LockError::lost(
                 first,
                 format!("the lock {first:?} is lost: the store does not hold it any more"),
-            ));
-        }
-        inner.adopt(&lease, Duration::ZERO);
-        Ok(lease)
+            ),
+        })
     }
 
     /// Who holds a name; `None` when it is free.
@@ -242,7 +262,8 @@ impl Locks {
             .with_store("force_release", inner.store_timeout, || {
                 inner.engine.force_release(name)
             })
-            .await?;
+            .await
+            .map_err(|error| error.with_key(name.as_str()))?;
         inner.lines.nudge(name);
         Ok(freed)
     }

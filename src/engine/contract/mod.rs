@@ -7,6 +7,7 @@ mod leases;
 mod names;
 mod queue;
 mod races;
+mod transfer;
 mod waking;
 
 use std::sync::Arc;
@@ -20,6 +21,7 @@ pub(crate) use leases::*;
 pub(crate) use names::*;
 pub(crate) use queue::*;
 pub(crate) use races::*;
+pub(crate) use transfer::*;
 pub(crate) use waking::*;
 
 /// Stamps out every case for one engine. The argument is an async closure from a fresh prefix (to keep this test's names
@@ -38,6 +40,10 @@ macro_rules! contract_tests {
             overlapping_sets_never_deadlock, renewal_racing_release_leaves_nothing, a_dropped_call_leaves_no_harm,
             waiters_are_served_in_order, a_try_never_passes_the_queue, a_dead_waiter_is_passed_over,
             giving_up_leaves_the_queue, a_set_does_not_block_names_it_does_not_wait_on,
+            a_transfer_changes_the_owner_and_nothing_else, a_transfer_is_idempotent,
+            a_transfer_of_what_is_gone_changes_nothing, a_transfer_of_several_names_is_all_or_nothing,
+            a_transfer_extends_and_never_shortens, transfers_racing_for_one_lease_have_one_winner,
+            a_transfer_racing_a_forced_release_leaves_one_owner, a_transferred_lock_wakes_its_waiters,
         );
     };
     (@each $open:expr; $($case:ident),* $(,)?) => {

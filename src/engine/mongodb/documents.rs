@@ -83,6 +83,27 @@ pub(super) fn extend(ttl: Ttl) -> Vec<Document> {
     vec![doc! { "$set": { EXPIRES_AT: extended(ttl) } }]
 }
 
+/// The pipeline of a transfer, which leaves the end of the lease as it is. `process`: fields of the holder.
+pub(super) fn hand_over(to: &OwnerToken, process: &Document) -> Vec<Document> {
+    let mut set = doc! { OWNER: { "$literal": to.as_str() } };
+    for (field, value) in process {
+        set.insert(format!("{HOLDER}.{field}"), doc! { "$literal": value.clone() });
+    }
+    vec![doc! { "$set": set }]
+}
+
+/// The fields of a holder that say which process it is.
+pub(super) fn process(process: &Process) -> Document {
+    doc! { "host": process.host.as_str(), "pid": i64::from(process.pid) }
+}
+
+/// The same of a document's holder.
+pub(super) fn process_of(document: &Document) -> Document {
+    let mut process = document.get_document(HOLDER).cloned().unwrap_or_default();
+    process.remove("since");
+    process
+}
+
 /// The pipeline of a release that keeps the names busy a while longer.
 pub(super) fn let_go(owner: &OwnerToken, keep: Duration) -> Vec<Document> {
     let owner = format!("{}{KEPT}", owner.as_str());
@@ -103,6 +124,13 @@ pub(super) fn owned(ids: &[String], owner: &OwnerToken) -> Document {
 pub(super) fn held_by(ids: &[String], owner: &OwnerToken) -> Document {
     let mut filter = owned(ids, owner);
     filter.insert("$expr", doc! { "$gt": ["$expiresAt", "$$NOW"] });
+    filter
+}
+
+/// The documents of these names that one of these owners holds.
+pub(super) fn held_by_either(ids: &[String], owners: [&OwnerToken; 2]) -> Document {
+    let mut filter = held_by(ids, owners[0]);
+    filter.insert(OWNER, doc! { "$in": owners.map(OwnerToken::as_str).to_vec() });
     filter
 }
 

@@ -4,6 +4,7 @@
 //! - `config.rs`: where a store is, from its URL (`url.rs`: that text); `connect.rs`: from there to an engine; `index.rs`: the
 //!   TTL index.
 //! - `acquire.rs`: one try. `fence.rs`: where its fencing token comes from, and why it is right.
+//! - `transfer.rs`: a lease goes into other hands.
 //! - `documents.rs`: filters, pipelines, and the fields of a document.
 //! - `watch.rs`: wake-up by a change stream; `poll.rs`: by a look now and then, where there is none.
 //! - `failure.rs`: which failures pass by themselves.
@@ -31,6 +32,7 @@ mod index;
 mod poll;
 #[cfg(test)]
 mod tests;
+mod transfer;
 mod url;
 mod watch;
 
@@ -48,7 +50,7 @@ use self::fence::Clock;
 use self::poll::Poll;
 use self::watch::Watcher;
 use super::{Acquired, Engine, Released, Renewed, Result, Subscription};
-use crate::model::{Claim, Key, LockInfo, Ttl};
+use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// What the driver says.
 type Outcome<T> = std::result::Result<T, Failure>;
@@ -161,6 +163,12 @@ impl Engine for MongodbEngine {
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
         self.extend(claim, ttl).await.map_err(|failure| failure.during("renew"))
+    }
+
+    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
+        self.hand_over(claim, to)
+            .await
+            .map_err(|failure| failure.during("transfer"))
     }
 
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {

@@ -23,6 +23,8 @@ struct Unanswered {
     since: Moment,
     /// How many callers in a row gave up after a telling time, with nothing heard in between.
     given_up: u32,
+    /// When the last of them did. Calls that wait side by side count once.
+    last_given_up: Option<Moment>,
 }
 
 /// A call that waited less than this tells nothing about the connection when it is given up.
@@ -37,6 +39,7 @@ impl Health {
             calls: 0,
             since: Moment::now(),
             given_up: 0,
+            last_given_up: None,
         };
         Health {
             dead: AtomicBool::new(false),
@@ -85,8 +88,9 @@ impl Health {
         let mut unanswered = self.unanswered();
         unanswered.calls -= 1;
         let silence = sent.elapsed().min(unanswered.since.elapsed());
-        if silence >= TELLING {
+        if silence >= TELLING && unanswered.last_given_up.is_none_or(|last| last <= sent) {
             unanswered.given_up += 1;
+            unanswered.last_given_up = Some(Moment::now());
         }
         unanswered.since.elapsed() >= patience || unanswered.given_up >= SUSPECT
     }

@@ -43,9 +43,9 @@ pub use config::RedisConfig;
 use self::connection::Link;
 use self::failure::{ENGINE, Failure};
 use self::keys::{Layout, Part};
-use self::scripts::{ACQUIRE, FORCE_RELEASE, RELEASE, RENEW, Script};
+use self::scripts::{ACQUIRE, FORCE_RELEASE, RELEASE, RENEW, Script, TRANSFER};
 use super::{Acquired, Engine, Released, Renewed, Result, Subscription};
-use crate::model::{Claim, Fence, Key, LockInfo, Ttl};
+use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
 
 /// How long the last fence of a name outlives its last lease: after that, the server's clock alone keeps fences growing.
 const FENCE_KEPT_MS: u64 = 24 * 60 * 60 * 1000;
@@ -128,6 +128,21 @@ impl RedisEngine {
         }
     }
 
+    async fn hand_over(&self, claim: &Claim, to: &OwnerToken) -> std::result::Result<Renewed, Failure> {
+        let ttl = claim.ttl.as_millis();
+        let mut call = self.call(&TRANSFER, &[Part::Lock, Part::Fence, Part::Metadata], claim);
+        call.arg(to.as_str())
+            .arg(ttl)
+            .arg(ttl + FENCE_KEPT_MS)
+            .arg(claim.process.pid)
+            .arg(&claim.process.host);
+        match self.link.run(&TRANSFER, &call).await? {
+            Value::Int(1) => Ok(Renewed::Extended),
+            Value::Int(0) => Ok(Renewed::Lost),
+            _ => Err(Failure::Unexpected("of transfer.lua")),
+        }
+    }
+
     async fn let_go(&self, claim: &Claim, keep: Duration) -> std::result::Result<Released, Failure> {
         const PARTS: [Part; 3] = [Part::Lock, Part::Metadata, Part::Fence];
         let call = if keep.is_zero() {
@@ -207,6 +222,12 @@ impl Engine for RedisEngine {
         self.prolong(claim, ttl)
             .await
             .map_err(|failure| failure.during("renew"))
+    }
+
+    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
+        self.hand_over(claim, to)
+            .await
+            .map_err(|failure| failure.during("transfer"))
     }
 
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {

@@ -27,6 +27,7 @@ macro_rules! scripts {
 scripts! {
     ACQUIRE = "acquire.lua";
     RENEW = "renew.lua";
+    TRANSFER = "transfer.lua";
     RELEASE = "release.lua";
     FORCE_RELEASE = "force_release.lua";
     INSPECT = "inspect.lua";

@@ -116,10 +116,13 @@ impl Lease {
     }
 
     async fn free(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<bool, LockError> {
-        let _alone = self.ops.lock().await;
+        let started = tokio::time::Instant::now();
+        // A renewal that hangs must not hold the release up for longer than the store may take; it never re-creates.
+        let _alone = tokio::time::timeout(inner.store_timeout / 2, self.ops.lock()).await;
+        let left = inner.store_timeout.saturating_sub(started.elapsed());
         let kept_until = self.acquired_at + self.options.min_hold;
         let mut calls = 0;
-        let released = inner.with_store("release", inner.store_timeout, || {
+        let released = inner.with_store("release", left, || {
             calls += 1;
             inner.engine.release(&self.claim, kept_until.remaining())
         });

@@ -12,6 +12,11 @@ use crate::service::Inner;
 use crate::service::backoff::Backoff;
 use crate::service::event::{EventKind, add};
 
+/// How long one renewal waits for its answer: several tries fit into what is left of the lease.
+fn renewal_limit(ttl: Ttl) -> Duration {
+    (ttl.duration() / 6).max(LEAST_RENEWAL_LIMIT)
+}
+
 /// A renewal is given at least this long for an answer, however short the ttl.
 const LEAST_RENEWAL_LIMIT: Duration = Duration::from_millis(100);
 
@@ -48,10 +53,7 @@ impl Lease {
                 if !matches!(state.phase, Phase::Held) || state.deadline.is_past() {
                     return;
                 }
-                // Several tries fit into what is left of the lease.
-                let limit = (state.ttl.duration() / 6)
-                    .max(LEAST_RENEWAL_LIMIT)
-                    .min(inner.store_timeout);
+                let limit = renewal_limit(state.ttl).min(inner.store_timeout);
                 (self.capped(state.ttl), limit)
             };
             let Some(ttl) = ttl else { return };
@@ -136,15 +138,22 @@ impl Lease {
         let Some(asked) = self.capped(ttl) else {
             return Err(self.lost("maxHoldMs is over"));
         };
-        {
+        let limit = {
             let mut state = self.state();
             state.longest = state.longest.max(asked);
-        }
+            renewal_limit(state.ttl)
+        };
         let mut sent = Moment::now();
         let answer = inner
             .with_store("renew", inner.store_timeout, || {
                 sent = Moment::now();
-                inner.engine.renew(&self.claim, asked)
+                async move {
+                    // No longer than a renewal waits: the lease must not run out under an extension.
+                    match tokio::time::timeout(limit, inner.engine.renew(&self.claim, asked)).await {
+                        Ok(answer) => answer,
+                        Err(_) => Err(EngineError::no_answer(inner.engine.name(), "renew", limit)),
+                    }
+                }
             })
             .await
             .map_err(|error| error.with_key(self.names[0].as_str()))?;

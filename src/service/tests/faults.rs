@@ -126,6 +126,10 @@ impl Engine for Faulty {
         self.through("renew", self.store.renew(claim, ttl)).await
     }
 
+    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> EngineResult<Renewed> {
+        self.through("transfer", self.store.transfer(claim, to)).await
+    }
+
     async fn release(&self, claim: &Claim, keep: Duration) -> EngineResult<Released> {
         self.through("release", self.store.release(claim, keep)).await
     }
@@ -318,8 +322,7 @@ async fn a_try_that_arrives_late_leaves_no_lock_behind() {
     for name in ["n", "m"] {
         assert!(!held_in_store(&engine, name).await, "{name}");
     }
-    tokio::time::sleep(ms(2000)).await;
-    tokio::time::sleep(ms(30_000)).await;
+    tokio::time::sleep(ms(6000)).await;
     for name in ["n", "m"] {
         assert!(!held_in_store(&engine, name).await, "{name}: the late try holds it");
     }
@@ -437,4 +440,71 @@ async fn a_release_that_the_store_did_not_take_goes_on_in_the_background() {
     engine.set(Fault::None);
     tokio::time::sleep(ms(1000)).await;
     assert!(!held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restore_whose_reply_is_lost_finds_itself_the_holder() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    let other = another(&engine);
+    engine.set(Fault::LoseReply);
+    let restoring = {
+        let (other, lease) = (other.clone(), lease.clone());
+        tokio::spawn(async move { restore(&other, &["n"], &lease, 60_000).await })
+    };
+    settle().await;
+    engine.set(Fault::None);
+    let restored = restoring.await.unwrap().unwrap();
+    assert!(!locks.release(&lease).await.unwrap());
+    assert!(held_in_store(&engine, "n").await);
+    assert!(other.release(&restored).await.unwrap());
+}
+
+/// Its fresh token is known to nobody else.
+#[tokio::test(start_paused = true)]
+async fn a_restore_that_gave_up_leaves_no_lock_behind() {
+    for fault in [Fault::LoseReply, Fault::Swallow, Fault::SlowReply(7000)] {
+        let (engine, locks) = service();
+        let lease = take(&locks, "n", options(3_600_000, 0)).await;
+        let other = another(&engine);
+        engine.set(fault);
+        let error = restore(&other, &["n"], &lease, 3_600_000).await.unwrap_err();
+        assert_eq!(
+            (error.code, error.key.as_deref()),
+            (Code::Store, Some("n")),
+            "{fault:?}"
+        );
+        engine.set(Fault::None);
+        tokio::time::sleep(STORE_TIMEOUT + ms(3000)).await;
+        assert!(!held_in_store(&engine, "n").await, "{fault:?}");
+        assert_eq!(other.stats().held, 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restore_that_the_store_refused_leaves_the_lock_where_it_was() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    let other = another(&engine);
+    engine.set(Fault::Refuse);
+    let error = restore(&other, &["n"], &lease, 60_000).await.unwrap_err();
+    assert_eq!((error.code, error.retryable), (Code::Store, true));
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(3000)).await;
+    assert!(lease.is_held() && held_in_store(&engine, "n").await);
+    let restored = restore(&other, &["n"], &lease, 60_000).await.unwrap();
+    assert!(other.release(&restored).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restore_that_is_answered_too_late_gives_back() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    let other = another(&engine);
+    engine.set(Fault::SlowReply(100));
+    assert_eq!(restore(&other, &["n"], &lease, 90).await.unwrap_err().code, Code::Lost);
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(500)).await;
+    assert!(!held_in_store(&engine, "n").await);
+    assert_eq!(other.stats().held, 0);
 }

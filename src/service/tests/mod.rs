@@ -211,23 +211,67 @@ async fn close_ends_within_its_limit_when_the_store_is_dead() {
     assert!(started.elapsed() <= STORE_TIMEOUT * 3, "{:?}", started.elapsed());
 }
 
+async fn restore(locks: &Locks, names: &[&str], lease: &Lease, ttl: u64) -> Result<Arc<Lease>, LockError> {
+    let names: Vec<Key> = names.iter().map(|name| key(name)).collect();
+    let owner = OwnerToken::parse(lease.token()).unwrap();
+    locks.restore(&names, owner, lease.fence(), options(ttl, 0)).await
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lock_is_restored_elsewhere() {
     let (engine, locks) = service();
     let lease = take(&locks, "n", options(1000, 0)).await;
     let other = another(&engine);
-    let owner = OwnerToken::parse(lease.token()).unwrap();
-    let restored = other
-        .restore(&[key("n")], owner.clone(), lease.fence(), options(1000, 0))
-        .await
-        .unwrap();
+    let restored = restore(&other, &["n"], &lease, 1000).await.unwrap();
     assert!(restored.is_held());
     assert_eq!(restored.fence(), lease.fence());
+    assert_ne!(restored.token(), lease.token());
+    let twice = restore(&other, &["n"], &lease, 1000).await.unwrap_err();
+    assert_eq!((twice.code, twice.key.as_deref()), (Code::Lost, Some("n")));
     assert!(other.release(&restored).await.unwrap());
-    let gone = other
-        .restore(&[key("n")], owner, lease.fence(), options(1000, 0))
-        .await
-        .unwrap_err();
-    assert_eq!(gone.code, Code::Lost);
-    assert_eq!(gone.key.as_deref(), Some("n"));
+    let gone = restore(&other, &["n"], &restored, 1000).await.unwrap_err();
+    assert_eq!((gone.code, gone.key.as_deref()), (Code::Lost, Some("n")));
+    assert_eq!(other.stats().held, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_had_a_restored_lock_loses_it_and_cannot_free_it() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(3000, 0)).await;
+    let unused = take(&locks, "m", options(60_000, 0)).await;
+    let told = Arc::new(std::sync::Mutex::new(None));
+    let sink = told.clone();
+    lease.on_loss(Box::new(move |loss| *sink.lock().unwrap() = Some(loss)));
+    let other = another(&engine);
+    let restored = restore(&other, &["n"], &lease, 3000).await.unwrap();
+    let second = restore(&other, &["m"], &unused, 60_000).await.unwrap();
+    assert!(lease.is_held(), "it has not heard of it yet");
+    tokio::time::sleep(ms(1100)).await;
+    assert!(!lease.is_held(), "its next renewal told it");
+    assert_eq!(told.lock().unwrap().take().unwrap().code, Code::Lost);
+    assert!(!locks.release(&lease).await.unwrap());
+    let error = locks.extend(&unused, unused.ttl()).await.unwrap_err();
+    assert_eq!(error.code, Code::Lost, "so does its next use");
+    locks.close().await;
+    tokio::time::sleep(ms(10_000)).await;
+    for (name, held) in [("n", &restored), ("m", &second)] {
+        assert!(held.is_held(), "{name} is renewed by its new holder");
+        assert!(held_in_store(&engine, name).await, "{name}");
+        assert!(is_busy(&other, name).await, "{name}");
+    }
+    assert!(other.release(&restored).await.unwrap());
+    assert!(other.release(&second).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_close_does_not_free_what_was_handed_over() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    let other = another(&engine);
+    let restored = restore(&other, &["n"], &lease, 60_000).await.unwrap();
+    locks.close().await;
+    assert!(held_in_store(&engine, "n").await);
+    assert!(restored.is_held());
+    assert!(other.release(&restored).await.unwrap());
+    assert!(!held_in_store(&engine, "n").await);
 }

@@ -64,7 +64,7 @@ async fn a_fence_outlives_its_lease_by_a_day_and_grows_past_what_is_written() {
     const DAY: i64 = 24 * 60 * 60 * 1000;
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
-    let first = claim("n");
+    let mut first = claim("n");
     let fence = take(&ours, &first).await;
     let record: String = other.run("GET holdfast:fence:{lock:n}").await;
     assert!(
@@ -78,6 +78,16 @@ async fn a_fence_outlives_its_lease_by_a_day_and_grows_past_what_is_written() {
         Renewed::Extended
     );
     assert!((59_000..=60_000).contains(&left(&mut other).await));
+    first.ttl = Ttl::clamped(3 * LONG);
+    let to = OwnerToken::fresh();
+    assert_eq!(ours.transfer(&first, &to).await.unwrap(), Renewed::Extended);
+    assert!((89_000..=90_000).contains(&left(&mut other).await));
+    let record = record.replace(&token(&first), to.as_str());
+    assert_eq!(other.run::<String>("GET holdfast:fence:{lock:n}").await, record);
+    first.ttl = Ttl::clamped(LONG);
+    first.owner = to.clone();
+    assert_eq!(ours.transfer(&first, &to).await.unwrap(), Renewed::Extended);
+    assert!((89_000..=90_000).contains(&left(&mut other).await));
     assert_eq!(ours.release(&first, 4 * LONG).await.unwrap(), Released::Freed);
     assert!((119_000..=120_000).contains(&left(&mut other).await));
     let kept = ours.inspect(&key("n")).await.unwrap().unwrap();
@@ -104,6 +114,30 @@ async fn a_retry_of_a_holder_whose_companion_was_evicted_is_granted() {
     assert!(take(&ours, &first).await > fence);
 }
 
+/// What a transfer does not find, or what speaks of somebody else, it leaves alone.
+#[tokio::test]
+async fn a_transfer_makes_up_no_companions() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let (first, to) = (claim("n"), OwnerToken::fresh());
+    take(&ours, &first).await;
+    other.run::<()>("DEL holdfast:fence:{lock:n}").await;
+    other.run::<()>("SET holdfast:metadata:{lock:n} abc").await;
+    other.run::<()>("PERSIST lock:n").await;
+    assert_eq!(ours.transfer(&first, &to).await.unwrap(), Renewed::Extended);
+    assert_eq!(other.run::<String>("GET lock:n").await, to.as_str());
+    assert_eq!(other.run::<i64>("PTTL lock:n").await, -1);
+    assert_eq!(other.run::<i64>("EXISTS holdfast:fence:{lock:n}").await, 0);
+    assert_eq!(other.run::<String>("GET holdfast:metadata:{lock:n}").await, "abc");
+    let third = OwnerToken::fresh();
+    other.run::<()>("DEL holdfast:metadata:{lock:n}").await;
+    other.run::<()>("HSET holdfast:metadata:{lock:n} field 1").await;
+    let mut second = first.clone();
+    second.owner = to;
+    assert_eq!(ours.transfer(&second, &third).await.unwrap(), Renewed::Extended);
+    assert_eq!(other.run::<String>("TYPE holdfast:metadata:{lock:n}").await, "hash");
+}
+
 #[tokio::test]
 async fn metadata_is_the_holders_own() {
     let Some(server) = Server::start(&[]).await else { return };
@@ -119,6 +153,15 @@ async fn metadata_is_the_holders_own() {
     lasts_as_long(&mut other).await;
     ours.renew(&first, Ttl::clamped(2 * LONG)).await.unwrap();
     lasts_as_long(&mut other).await;
+    let to = OwnerToken::fresh();
+    first.ttl = Ttl::clamped(3 * LONG);
+    assert_eq!(ours.transfer(&first, &to).await.unwrap(), Renewed::Extended);
+    lasts_as_long(&mut other).await;
+    assert_eq!(other.run::<String>("GET lock:n").await, to.as_str());
+    assert_eq!(
+        other.run::<String>("GET holdfast:metadata:{lock:n}").await,
+        format!("{} {{\"a\":1}}", to.as_str())
+    );
     // Somebody deletes the lock by hand, and the next holder has nothing to say.
     other.run::<()>("DEL lock:n").await;
     take(&ours, &claim("n")).await;
@@ -141,6 +184,7 @@ async fn a_key_of_another_type_is_an_error_and_left_alone() {
         ours.try_acquire(&both).await.unwrap_err(),
         ours.inspect(&key("n")).await.unwrap_err(),
         ours.force_release(&key("n")).await.unwrap_err(),
+        ours.transfer(&claim("n"), &OwnerToken::fresh()).await.unwrap_err(),
     ] {
         assert!(!error.retryable, "{error}");
         let shown = error.to_string();

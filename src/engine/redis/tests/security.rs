@@ -57,6 +57,9 @@ async fn the_documented_user_can_do_everything_and_no_more_than_that() {
             ours.renew(&first, Ttl::clamped(2 * LONG)).await.unwrap(),
             Renewed::Extended
         );
+        let to = OwnerToken::fresh();
+        assert_eq!(ours.transfer(&first, &to).await.unwrap(), Renewed::Extended);
+        first.owner = to;
         assert!(ours.inspect(&key(name)).await.unwrap().unwrap().metadata.is_some());
         assert_eq!(ours.list("").await.unwrap().len(), 1);
         free(&ours, &first).await;

@@ -31,7 +31,7 @@ use super::config::SqliteConfig;
 use super::wake::Wakes;
 use crate::engine::{Acquired, Engine, Released, Renewed, Result, Subscription};
 use crate::error::EngineError;
-use crate::model::{Claim, Key, LockInfo, Ttl};
+use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 mod failure;
 mod file;
@@ -138,6 +138,11 @@ impl Engine for SqliteEngine {
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
         self.call("renew", |reply| Job::Renew(claim.clone(), ttl, reply)).await
+    }
+
+    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
+        self.call("transfer", |reply| Job::Transfer(claim.clone(), to.clone(), reply))
+            .await
     }
 
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {

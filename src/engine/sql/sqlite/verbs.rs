@@ -11,7 +11,7 @@ use super::statements::{Answers, Statements, Transaction};
 use crate::engine::sql::rules::{self, Lease, Name, Sight, Verdict, millis};
 use crate::engine::sql::wake::{Address, Wakes};
 use crate::engine::{Acquired, Released, Renewed};
-use crate::model::{Claim, Fence, Holder, Key, LockInfo, Process, Ttl};
+use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
 
 /// What the verbs need beside the transaction.
 pub(super) struct Verbs {
@@ -128,10 +128,22 @@ impl Verbs {
                     .bind(ttl.as_millis() as i64)
             })
             .await?;
-        let extended = answers
-            .first()
-            .is_some_and(|answer| answer.changed == claim.keys().len() as u64);
-        Ok(if extended { Renewed::Extended } else { Renewed::Lost })
+        Ok(renewed(&answers, claim))
+    }
+
+    pub(super) async fn transfer(&self, call: Call<'_, '_>, claim: &Claim, to: &OwnerToken) -> sqlx::Result<Renewed> {
+        let answers = call
+            .transaction
+            .run(&self.statements.transfer, call.last, |q| {
+                q.bind(self.names(claim.keys()))
+                    .bind(claim.owner.as_str().to_owned())
+                    .bind(to.as_str().to_owned())
+                    .bind(claim.ttl.as_millis() as i64)
+                    .bind(claim.process.host.clone())
+                    .bind(i64::from(claim.process.pid))
+            })
+            .await?;
+        Ok(renewed(&answers, claim))
     }
 
     pub(super) async fn release(&self, call: Call<'_, '_>, claim: &Claim, keep: Duration) -> sqlx::Result<Released> {
@@ -274,6 +286,16 @@ fn sight(rows: &[SqliteRow]) -> sqlx::Result<Sight> {
         last_fence: first.try_get::<i64, _>(1)? as u64,
         names: names.collect::<sqlx::Result<_>>()?,
     })
+}
+
+/// What a script that changes every lease of a claim or none of them did.
+fn renewed(answers: &Answers, claim: &Claim) -> Renewed {
+    let all = claim.keys().len() as u64;
+    if answers.first().is_some_and(|answer| answer.changed == all) {
+        Renewed::Extended
+    } else {
+        Renewed::Lost
+    }
 }
 
 /// Whom a script's first statement says to tell.

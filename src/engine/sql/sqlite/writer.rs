@@ -15,7 +15,7 @@ use super::statements::Transaction;
 use super::verbs::{Call, Verbs};
 use crate::engine::sql::wake::Address;
 use crate::engine::{Acquired, Released, Renewed, Result};
-use crate::model::{Claim, Key, LockInfo, Ttl};
+use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// How many calls share a transaction at most. They save each other its begin and its end; other processes wait for it.
 const BATCH: usize = 64;
@@ -53,6 +53,7 @@ impl<T> Reply<T> {
 pub(super) enum Job {
     TryAcquire(Claim, Reply<Acquired>),
     Renew(Claim, Ttl, Reply<Renewed>),
+    Transfer(Claim, OwnerToken, Reply<Renewed>),
     Release(Claim, Duration, Reply<Released>),
     ForceRelease(Key, Reply<bool>),
     Inspect(Key, Reply<Option<LockInfo>>),
@@ -64,6 +65,7 @@ impl Job {
         match self {
             Job::TryAcquire(claim, reply) => reply.answer = Some(verbs.try_acquire(call, claim).await?),
             Job::Renew(claim, ttl, reply) => reply.answer = Some(verbs.renew(call, claim, *ttl).await?),
+            Job::Transfer(claim, to, reply) => reply.answer = Some(verbs.transfer(call, claim, to).await?),
             Job::Release(claim, keep, reply) => reply.answer = Some(verbs.release(call, claim, *keep).await?),
             Job::ForceRelease(key, reply) => reply.answer = Some(verbs.force_release(call, key).await?),
             Job::Inspect(key, reply) => reply.answer = Some(verbs.inspect(call.transaction, key).await?),
@@ -76,6 +78,7 @@ impl Job {
         match self {
             Job::TryAcquire(_, reply) => reply.send("acquire", failure),
             Job::Renew(_, _, reply) => reply.send("renew", failure),
+            Job::Transfer(_, _, reply) => reply.send("transfer", failure),
             Job::Release(_, _, reply) => reply.send("release", failure),
             Job::ForceRelease(_, reply) => reply.send("forceRelease", failure),
             Job::Inspect(_, reply) => reply.send("inspect", failure),

@@ -166,6 +166,7 @@ async fn no_statement_scans_a_table() {
         include_str!("../grant_again.sql"),
         include_str!("../enqueue.sql"),
         include_str!("../renew.sql"),
+        include_str!("../transfer.sql"),
         include_str!("../release.sql"),
         include_str!("../force_release.sql"),
         include_str!("../sweep.sql"),
