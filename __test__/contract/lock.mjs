@@ -187,16 +187,32 @@ export function lock(test) {
       metadata,
     })
     const theirs = await b.restore(JSON.stringify(lock))
-    assert.equal(theirs.token, lock.token)
+    assert.notEqual(theirs.token, lock.token)
     assert.equal(theirs.fencingToken, lock.fencingToken)
     assert.equal(theirs.isHeld, true)
-    assert.deepEqual(theirs.toJSON(), json)
+    assert.deepEqual(theirs.toJSON(), { ...json, token: theirs.token })
     assert.deepEqual((await c.inspect('handed')).metadata, metadata)
     assert.equal(await c.tryAcquire('handed'), null)
     await theirs.extend(60_000)
     assert.equal(await theirs.release(), true)
     assert.equal(await lock.release(), false)
     await assertFree(c, 'handed')
+  })
+
+  test('whoever handed a lock over has it no more: neither its renewal nor its close touches it', async (place) => {
+    const [a, b, c] = await place.connectAll(3)
+    const lock = await a.acquire('handed', { ttlMs: 900 })
+    const told = new Promise((resolve) => lock.signal.addEventListener('abort', resolve))
+    const theirs = await b.restore(lock.toJSON())
+    const keep = setTimeout(() => {}, 60_000)
+    await told
+    clearTimeout(keep)
+    assert.equal(lock.signal.reason.code, 'LOCK_LOST')
+    assert.equal(await lock.release(), false)
+    await a.close()
+    assert.equal(theirs.isHeld, true)
+    assert.equal(await c.tryAcquire('handed'), null)
+    assert.equal(await theirs.release(), true)
   })
 
   test('a restored lock is renewed if the first one was to be', async (place) => {
