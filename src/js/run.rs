@@ -42,7 +42,7 @@ impl Run {
     /// Calls the function with the lock, waits for what it returns, releases, and settles the promise.
     pub(super) fn start(self, env: &Env, context: &Context, callback: Value) {
         let called = Lock::instance(env, &self.bridge, &self.locks, self.lease.clone())
-            .and_then(|lock| context.enter(env, || call(env, undefined(env), callback, &[lock])));
+            .and_then(|lock| context.enter(|| call(env, undefined(env), callback, &[lock])));
         match called {
             // A function that throws before it returns a promise releases, too.
             Err(thrown) => self.fail(env, thrown),

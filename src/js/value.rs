@@ -347,6 +347,8 @@ where
 
 /// The asynchronous context of a call, so that a callback of the user's sees the same `AsyncLocalStorage` as its caller.
 pub(super) struct Context {
+    /// The environment it was made in: an addon that is loaded twice has two on one thread, and Node counts in each.
+    env: sys::napi_env,
     context: sys::napi_async_context,
     shared: Arc<Shared>,
 }
@@ -360,13 +362,15 @@ impl Context {
         let name = string(env, "holdfast")?;
         let context = out!(env, napi_async_init(ptr::null_mut(), name))?;
         Ok(Context {
+            env: env.raw(),
             context,
             shared: shared.clone(),
         })
     }
 
     /// Runs `body` in the context.
-    pub(super) fn enter<T>(&self, env: &Env, body: impl FnOnce() -> Answer<T>) -> Answer<T> {
+    pub(super) fn enter<T>(&self, body: impl FnOnce() -> Answer<T>) -> Answer<T> {
+        let env = &Env::from_raw(self.env);
         let resource = object(env)?;
         let scope = out!(env, napi_open_callback_scope(resource, self.context))?;
         let answer = body();

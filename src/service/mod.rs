@@ -28,7 +28,7 @@ mod tests;
 pub use acquire::Outcome;
 pub use event::{Event, EventKind, EventSink, Stats};
 pub use lease::{Lease, LetGo, LossSink};
-pub use options::{AcquireOptions, DEFAULT_STALL_LIMIT, DEFAULT_STORE_TIMEOUT, DEFAULT_TTL, DEFAULT_WAIT, Wait};
+pub use options::{AcquireOptions, Wait};
 pub use pulse::Pulse;
 
 use event::Counters;

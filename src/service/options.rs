@@ -1,4 +1,5 @@
-//! What a caller may ask for, and every default in one place.
+//! What a caller may ask for, and every default of it in one place. (What a store is told stands with its settings, in
+//! `engine/config.rs`.)
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,13 +7,11 @@ use std::time::Duration;
 use crate::model::Ttl;
 
 /// How long a lease lasts when the caller does not say: 30 s (both for `ttlMs` and for the gist's `ttlSeconds`).
-pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
+const DEFAULT_TTL: Duration = Duration::from_secs(30);
 /// How long `acquire` and `using` wait when the caller does not say.
-pub const DEFAULT_WAIT: Duration = Duration::from_secs(10);
+const DEFAULT_WAIT: Duration = Duration::from_secs(10);
 /// How long the event loop may be silent before its leases are renewed no more.
-pub const DEFAULT_STALL_LIMIT: Duration = Duration::from_secs(300);
-/// The longest that one call waits for the store.
-pub const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(5);
+const DEFAULT_STALL_LIMIT: Duration = Duration::from_secs(300);
 
 /// A call that waits for a busy name gives the store at least this long for an answer, however short its own wait is.
 pub(super) const LEAST_STORE_PATIENCE: Duration = Duration::from_secs(1);

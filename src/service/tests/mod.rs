@@ -2,6 +2,7 @@
 
 mod faults;
 mod leases;
+mod outages;
 mod waiting;
 
 use std::sync::Arc;

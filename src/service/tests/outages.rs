@@ -1,0 +1,347 @@
+//! A store in trouble: outages, lost replies, answers that come too late or never.
+
+use super::faults::Fault;
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_store_is_an_error_within_the_limit() {
+    let (engine, locks) = service();
+    for fault in [Fault::Refuse, Fault::Hang] {
+        engine.set(fault);
+        let started = tokio::time::Instant::now();
+        let error = attempt(&locks, "n", options(30_000, 0)).await.unwrap_err();
+        assert_eq!(
+            (error.code, error.retryable, error.engine),
+            (Code::Store, true, Some("faulty")),
+            "{fault:?}"
+        );
+        assert_eq!(error.key.as_deref(), Some("n"));
+        assert!(started.elapsed() <= STORE_TIMEOUT, "{fault:?}: {:?}", started.elapsed());
+        let started = tokio::time::Instant::now();
+        let error = attempt(&locks, "n", options(30_000, 2000)).await.unwrap_err();
+        assert_eq!(error.code, Code::Store, "{fault:?}");
+        assert!(started.elapsed() <= ms(2000), "{fault:?}: {:?}", started.elapsed());
+        assert_eq!(
+            locks.inspect(&key("n")).await.unwrap_err().code,
+            Code::Store,
+            "{fault:?}"
+        );
+    }
+    assert!(locks.stats().store_errors >= 6);
+    engine.set(Fault::None);
+    take(&locks, "n", options(1000, 0)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_only_a_human_mends_is_not_tried_again() {
+    let (engine, locks) = service();
+    engine.set(Fault::Fatal);
+    let started = tokio::time::Instant::now();
+    let error = attempt(&locks, "n", options(30_000, 9000)).await.unwrap_err();
+    assert_eq!((error.code, error.retryable), (Code::Store, false));
+    assert_eq!(started.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_outage_is_ridden_out() {
+    let (engine, locks) = service();
+    engine.set(Fault::Refuse);
+    let taking = {
+        let locks = locks.clone();
+        tokio::spawn(async move { attempt(&locks, "n", options(30_000, 0)).await })
+    };
+    tokio::time::sleep(ms(700)).await;
+    engine.set(Fault::None);
+    assert!(matches!(taking.await.unwrap().unwrap(), Outcome::Acquired(_)));
+}
+
+/// The store is quiet while a call waits for its turn; that is no silence of the store.
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_is_no_silence_of_the_store() {
+    let (engine, locks) = service();
+    for unordered in [false, true] {
+        if unordered {
+            engine.keep_no_queue();
+        }
+        let holder = take(&locks, "n", options(30_000, 0)).await;
+        engine.set(Fault::SlowReply(50));
+        for (wait, seconds) in [(1000, 1), (40_000, 40)] {
+            let started = tokio::time::Instant::now();
+            let waits = [
+                attempt(&locks, "n", options(900, wait)),
+                attempt(&locks, "n", options(900, wait)),
+            ];
+            for outcome in futures_util::future::join_all(waits).await {
+                assert!(
+                    matches!(outcome.unwrap(), Outcome::Busy { .. }),
+                    "unordered: {unordered}"
+                );
+            }
+            assert!(started.elapsed() >= Duration::from_secs(seconds));
+        }
+        engine.set(Fault::None);
+        settle().await;
+        locks.release(&holder).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retry_after_a_lost_reply_does_not_block_itself() {
+    let (engine, locks) = service();
+    engine.set(Fault::LoseReply);
+    let taking = {
+        let locks = locks.clone();
+        tokio::spawn(async move { attempt(&locks, "n", options(30_000, 0)).await })
+    };
+    settle().await;
+    assert!(held_in_store(&engine, "n").await, "the store applied it");
+    engine.set(Fault::None);
+    let Outcome::Acquired(lease) = taking.await.unwrap().unwrap() else {
+        panic!("blocked by itself")
+    };
+    assert!(locks.release(&lease).await.unwrap());
+    assert!(!held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_replies_all_along_leave_no_lock_behind() {
+    let (engine, locks) = service();
+    engine.set(Fault::LoseReply);
+    assert_eq!(code(attempt(&locks, "n", options(3_600_000, 0)).await), Code::Store);
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(1000)).await;
+    assert!(!held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_comes_after_giving_up_goes_back() {
+    let (engine, locks) = service();
+    engine.set(Fault::SlowReply(7000));
+    assert_eq!(code(attempt(&locks, "n", options(3_600_000, 0)).await), Code::Store);
+    assert!(held_in_store(&engine, "n").await);
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(3000)).await;
+    assert!(!held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_never_comes_leaves_no_lock_behind() {
+    let (engine, locks) = service();
+    engine.set(Fault::Swallow);
+    assert_eq!(code(attempt(&locks, "n", options(3_600_000, 0)).await), Code::Store);
+    assert!(held_in_store(&engine, "n").await);
+    engine.set(Fault::None);
+    tokio::time::sleep(STORE_TIMEOUT + ms(100)).await;
+    assert!(!held_in_store(&engine, "n").await);
+}
+
+/// A failed try may be carried out long after its caller gave up, or has released what a later try got.
+#[tokio::test(start_paused = true)]
+async fn a_try_that_arrives_late_leaves_no_lock_behind() {
+    let (engine, locks) = service();
+    engine.keep_no_queue();
+    let other = another(&engine);
+    let holder = take(&other, "n", options(30_000, 0)).await;
+    engine.set(Fault::Late(3000));
+    let busy = {
+        let locks = locks.clone();
+        tokio::spawn(async move { attempt(&locks, "n", options(600_000, 1500)).await })
+    };
+    let granted = {
+        let locks = locks.clone();
+        tokio::spawn(async move { take(&locks, "m", options(600_000, 0)).await })
+    };
+    settle().await;
+    engine.set(Fault::None);
+    assert!(matches!(busy.await.unwrap().unwrap(), Outcome::Busy { .. }));
+    assert!(locks.release(&granted.await.unwrap()).await.unwrap());
+    other.release(&holder).await.unwrap();
+    for name in ["n", "m"] {
+        assert!(!held_in_store(&engine, name).await, "{name}");
+    }
+    tokio::time::sleep(ms(6000)).await;
+    for name in ["n", "m"] {
+        assert!(!held_in_store(&engine, name).await, "{name}: the late try holds it");
+    }
+    let started = tokio::time::Instant::now();
+    locks.close().await;
+    assert!(started.elapsed() < ms(100), "doubts keep no close waiting");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extended_lease_is_freed_for_as_long_as_it_lasts() {
+    let (engine, locks) = service();
+    for renew in [true, false] {
+        let lease = take(
+            &locks,
+            "n",
+            AcquireOptions {
+                renew,
+                ..options(1000, 0)
+            },
+        )
+        .await;
+        locks.extend(&lease, Ttl::clamped(ms(600_000))).await.unwrap();
+        engine.set(Fault::Refuse);
+        assert_eq!(locks.release(&lease).await.unwrap_err().code, Code::Store);
+        tokio::time::sleep(ms(20_000)).await;
+        engine.set(Fault::None);
+        tokio::time::sleep(ms(1000)).await;
+        assert!(!held_in_store(&engine, "n").await);
+    }
+    // An extension whose reply is lost lasts at the store, if not here.
+    let lease = take(
+        &locks,
+        "n",
+        AcquireOptions {
+            renew: false,
+            ..options(1000, 0)
+        },
+    )
+    .await;
+    engine.set(Fault::LoseReply);
+    assert_eq!(
+        locks.extend(&lease, Ttl::clamped(ms(600_000))).await.unwrap_err().code,
+        Code::Store
+    );
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(2000)).await;
+    assert!(!lease.is_held());
+    assert!(!held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_whose_reply_is_lost_is_a_release() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    engine.set(Fault::LoseReply);
+    let releasing = {
+        let (locks, lease) = (locks.clone(), lease.clone());
+        tokio::spawn(async move { locks.release(&lease).await })
+    };
+    settle().await;
+    assert!(!held_in_store(&engine, "n").await);
+    engine.set(Fault::None);
+    assert!(releasing.await.unwrap().unwrap());
+    assert_eq!((locks.stats().released, locks.stats().lost), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_abort_in_flight_leaves_nothing() {
+    let (engine, locks) = service();
+    engine.set(Fault::SlowReply(100));
+    let abort = CancellationToken::new();
+    let taking = {
+        let (locks, abort) = (locks.clone(), abort.clone());
+        tokio::spawn(async move {
+            locks
+                .acquire(&[key("n"), key("m")], options(3_600_000, 9000), abort)
+                .await
+        })
+    };
+    settle().await;
+    assert!(held_in_store(&engine, "n").await);
+    abort.cancel();
+    assert!(matches!(taking.await.unwrap().unwrap(), Outcome::Aborted));
+    tokio::time::sleep(ms(500)).await;
+    for name in ["n", "m"] {
+        assert!(!held_in_store(&engine, name).await, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn validity_that_is_gone_on_return_is_no_grant() {
+    let (engine, locks) = service();
+    engine.set(Fault::SlowReply(100));
+    assert!(matches!(
+        attempt(&locks, "n", options(90, 0)).await.unwrap(),
+        Outcome::Busy { too_late: 1 }
+    ));
+    let outcome = attempt(&locks, "n", options(90, 1000)).await.unwrap();
+    assert!(matches!(outcome, Outcome::Busy { too_late: 2.. }), "{outcome:?}");
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(500)).await;
+    assert!(!held_in_store(&engine, "n").await);
+    assert_eq!(locks.stats().acquired, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_the_store_did_not_take_goes_on_in_the_background() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    engine.set(Fault::Refuse);
+    let error = locks.release(&lease).await.unwrap_err();
+    assert_eq!((error.code, error.retryable), (Code::Store, true));
+    assert!(!lease.is_held());
+    assert!(lease.loss().is_none(), "let go, not lost");
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(1000)).await;
+    assert!(!held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restore_whose_reply_is_lost_finds_itself_the_holder() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    let other = another(&engine);
+    engine.set(Fault::LoseReply);
+    let restoring = {
+        let (other, lease) = (other.clone(), lease.clone());
+        tokio::spawn(async move { restore(&other, &["n"], &lease, 60_000).await })
+    };
+    settle().await;
+    engine.set(Fault::None);
+    let restored = restoring.await.unwrap().unwrap();
+    assert!(!locks.release(&lease).await.unwrap());
+    assert!(held_in_store(&engine, "n").await);
+    assert!(other.release(&restored).await.unwrap());
+}
+
+/// Its fresh token is known to nobody else.
+#[tokio::test(start_paused = true)]
+async fn a_restore_that_gave_up_leaves_no_lock_behind() {
+    for fault in [Fault::LoseReply, Fault::Swallow, Fault::SlowReply(7000)] {
+        let (engine, locks) = service();
+        let lease = take(&locks, "n", options(3_600_000, 0)).await;
+        let other = another(&engine);
+        engine.set(fault);
+        let error = restore(&other, &["n"], &lease, 3_600_000).await.unwrap_err();
+        assert_eq!(
+            (error.code, error.key.as_deref()),
+            (Code::Store, Some("n")),
+            "{fault:?}"
+        );
+        engine.set(Fault::None);
+        tokio::time::sleep(STORE_TIMEOUT + ms(3000)).await;
+        assert!(!held_in_store(&engine, "n").await, "{fault:?}");
+        assert_eq!(other.stats().held, 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restore_that_the_store_refused_leaves_the_lock_where_it_was() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    let other = another(&engine);
+    engine.set(Fault::Refuse);
+    let error = restore(&other, &["n"], &lease, 60_000).await.unwrap_err();
+    assert_eq!((error.code, error.retryable), (Code::Store, true));
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(3000)).await;
+    assert!(lease.is_held() && held_in_store(&engine, "n").await);
+    let restored = restore(&other, &["n"], &lease, 60_000).await.unwrap();
+    assert!(other.release(&restored).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restore_that_is_answered_too_late_gives_back() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    let other = another(&engine);
+    engine.set(Fault::SlowReply(100));
+    assert_eq!(restore(&other, &["n"], &lease, 90).await.unwrap_err().code, Code::Lost);
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(500)).await;
+    assert!(!held_in_store(&engine, "n").await);
+    assert_eq!(other.stats().held, 0);
+}
