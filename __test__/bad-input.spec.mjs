@@ -23,7 +23,8 @@ async function complaint(call, argument, isShown) {
   }
 }
 
-const show = (value) => inspect(value, { depth: 3, compact: 9, breakLength: Infinity, maxStringLength: 60, maxArrayLength: 5 })
+const onOneLine = { depth: 3, compact: 9, breakLength: Infinity, maxStringLength: 60, maxArrayLength: 5 }
+const show = (value) => inspect(value, onOneLine)
 const noComplaints = (complaints) => assert.ok(complaints.length === 0, `\n${complaints.join('\n')}`)
 
 /** Runs all rows of a table, and tells of all that fail. */
@@ -66,9 +67,10 @@ for (const kind of Object.keys(KINDS)) {
     test('what is barely good is taken', async (place) => {
       const a = await place.connect()
       const goodOnes = [
-        { ttlMs: 2 ** 31 }, { ttlMs: 1234.5 }, { waitMs: 0 }, { waitMs: Infinity }, { waitMs: 2 ** 53 }, { waitMs: 1e300 },
-        { maxHoldMs: 2 ** 31 }, { stallLimitMs: 2 ** 31 }, { minHoldMs: 0 }, { minHoldMs: -0 }, { metadata: 'm'.repeat(16_382) },
-        { ttlMs: undefined, waitMs: undefined, renew: undefined, signal: undefined, metadata: undefined }, {}, undefined,
+        { ttlMs: 2 ** 31 }, { ttlMs: 1234.5 }, { waitMs: 0 }, { waitMs: Infinity }, { waitMs: 2 ** 53 },
+        { waitMs: 1e300 }, { maxHoldMs: 2 ** 31 }, { stallLimitMs: 2 ** 31 }, { minHoldMs: 0 }, { minHoldMs: -0 },
+        { metadata: 'm'.repeat(16_382) }, { ttlMs: undefined, waitMs: undefined, renew: undefined, signal: undefined },
+        {}, undefined,
       ]
       for (const options of goodOnes) {
         const lock = await a.acquire('good', options)

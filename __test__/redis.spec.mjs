@@ -9,7 +9,8 @@ contract('redis')
 /** One command by another tool, which knows nothing of holdfast. */
 function command(...words) {
   const { hostname, port } = new URL(serverUrl('redis'))
-  const request = `*${words.length}\r\n${words.map((word) => `$${Buffer.byteLength(`${word}`)}\r\n${word}\r\n`).join('')}`
+  const bulk = (word) => `$${Buffer.byteLength(`${word}`)}\r\n${word}\r\n`
+  const request = `*${words.length}\r\n${words.map(bulk).join('')}`
   return new Promise((resolve, reject) => {
     const socket = net.connect({ host: hostname, port: Number(port || 6379) })
     socket.once('error', reject)

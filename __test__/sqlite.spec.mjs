@@ -45,7 +45,8 @@ suite('sqlite', 'the file', (test) => {
 
   test('a file that is no database is LOCK_STORE', async () => {
     const url = new URL(import.meta.url)
-    const error = await rejects(LockService.connect(`sqlite:${url.pathname}`), 'LOCK_STORE', { engine: 'sqlite', retryable: false })
+    const call = LockService.connect(`sqlite:${url.pathname}`)
+    const error = await rejects(call, 'LOCK_STORE', { engine: 'sqlite', retryable: false })
     assert.ok(error.cause instanceof Error)
   })
 })

@@ -105,9 +105,9 @@ async function dropCollections() {
 const TIMEOUT_MS = 90_000
 
 /**
- * A group of tests on one kind of store. `define` gets a function that declares a test: `test(title, body)`, whose body
- * gets a fresh `Place`, and must leave nothing locked there once its services are closed, unless it says
- * `place.leaves = true`.
+ * A group of tests on one kind of store. `define` gets a function that declares a test, and what is known of the kind:
+ * `test(title, body)`, whose body gets a fresh `Place`, and must leave nothing locked there once its services are
+ * closed, unless it says `place.leaves = true`.
  */
 export function suite(kind, title, define) {
   const reason = missing(kind)
@@ -120,7 +120,8 @@ export function suite(kind, title, define) {
   }
   // Most tests wait for a ttl most of the time.
   describe(`${kind}: ${title}`, { concurrency: 4 }, () => {
-    define((name, body) => it(name, { timeout: TIMEOUT_MS }, (t) => inPlace(kind, (place) => body(place, t))))
+    const test = (name, body) => it(name, { timeout: TIMEOUT_MS }, (t) => inPlace(kind, (place) => body(place, t)))
+    define(test, KINDS[kind])
   })
 }
 

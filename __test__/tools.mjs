@@ -80,7 +80,8 @@ export function assertGrowing(values) {
 export function runNode(code, { args = [], env = {}, flags = [], commonjs = false } = {}) {
   const type = commonjs ? 'commonjs' : 'module'
   const argv = [...flags, `--input-type=${type}`, '-e', code, '--', ...args]
-  const options = { env: { ...process.env, ...env }, cwd: fileURLToPath(new URL('.', import.meta.url)), timeout: 60_000 }
+  const cwd = fileURLToPath(new URL('.', import.meta.url))
+  const options = { env: { ...process.env, ...env }, cwd, timeout: 60_000 }
   return new Promise((resolve) => {
     execFile(process.execPath, argv, options, (error, stdout, stderr) => {
       resolve({ code: error ? (error.code ?? error.signal) : 0, stdout, stderr })

@@ -60,7 +60,7 @@ const configurations = {
   'ES2022 alone': [{ target: 'es2022', lib: ['es2022'], types: [] }, 'signals-none.ts'],
   'with the DOM': [{ target: 'es2022', lib: ['es2022', 'dom'], types: [] }, 'signals-platform.ts'],
   'with @types/node': [{ target: 'es2022', lib: ['es2022'], types: ['node'] }, 'signals-platform.ts'],
-  'with the DOM and @types/node': [{ target: 'esnext', lib: ['esnext', 'dom'], types: ['node'] }, 'signals-platform.ts'],
+  'with everything': [{ target: 'esnext', lib: ['esnext', 'dom'], types: ['node'] }, 'signals-platform.ts'],
 }
 
 const [withNode] = configurations['with @types/node']
@@ -85,12 +85,18 @@ describe('types', { concurrency: 2 }, () => {
       const installed = join(temp, 'node_modules', 'holdfast')
       await mkdir(installed, { recursive: true })
       for (const file of ['package.json', 'index.d.ts']) await copyFile(join(root, file), join(installed, file))
-      const use = 'export const held = async (): Promise<boolean> => (await (await LockService.connect()).acquire("n")).isHeld\n'
-      await writeFile(join(temp, 'named.mts'), `import { LockService, type Lock } from 'holdfast'\nexport type L = Lock\n${use}`)
-      await writeFile(join(temp, 'whole.mts'), `import holdfast from 'holdfast'\nconst { LockService } = holdfast\n${use}`)
-      await writeFile(join(temp, 'named.cts'), `import { LockService, type Lock } from 'holdfast'\nexport type L = Lock\n${use}`)
-      await writeFile(join(temp, 'whole.cts'), `import holdfast = require('holdfast')\nconst { LockService } = holdfast\n${use}`)
-      await compiles(['named.mts', 'whole.mts', 'named.cts', 'whole.cts'].map((file) => join(temp, file)), withNode)
+      const named = `import { LockService, type Lock } from 'holdfast'\nexport type L = Lock\n`
+      const imports = {
+        'named.mts': named,
+        'whole.mts': `import holdfast from 'holdfast'\nconst { LockService } = holdfast\n`,
+        'named.cts': named,
+        'whole.cts': `import holdfast = require('holdfast')\nconst { LockService } = holdfast\n`,
+      }
+      for (const [file, text] of Object.entries(imports)) {
+        const use = `export const isFree: Promise<boolean> = LockService.connect().then((locks) => locks.acquireLock('n'))\n`
+        await writeFile(join(temp, file), text + use)
+      }
+      await compiles(Object.keys(imports).map((file) => join(temp, file)), withNode)
     }))
 
   it('await using releases at the end of its block, down-levelled by the compiler', () =>
@@ -125,7 +131,8 @@ describe('types', { concurrency: 2 }, () => {
   it('the compiler would complain', () =>
     inFolder(async (temp) => {
       const file = join(temp, 'wrong.ts')
-      await writeFile(file, `import { LockService } from '${root}index.js'\nexport const wrong: number = LockService.connect()\n`)
+      const wrong = 'export const wrong: number = LockService.connect()'
+      await writeFile(file, `import { LockService } from '${root}index.js'\n${wrong}\n`)
       const { status, stdout } = await compile([file], withNode)
       assert.notEqual(status, 0)
       assert.match(stdout, /wrong\.ts.*TS2322/)
@@ -135,11 +142,13 @@ describe('types', { concurrency: 2 }, () => {
     const declarations = await readFile(join(root, 'index.d.ts'), 'utf8')
     const membersOf = (name) => {
       const [, body] = declarations.match(new RegExp(`^export interface ${name} .*?\\{\\n(.*?)\\n\\}`, 'ms'))
-      return [...new Set([...body.matchAll(/^ {2}(?:readonly )?(\w+)\b(?:<\w+>)?[(:]/gm)].map((match) => match[1]))].sort()
+      const members = [...body.matchAll(/^ {2}(?:readonly )?(\w+)\b(?:<\w+>)?[(:]/gm)].map((match) => match[1])
+      return [...new Set(members)].sort()
     }
     const service = await LockService.connect('memory:')
     const lock = await service.acquire('x')
-    const actual = (object) => Object.getOwnPropertyNames(Object.getPrototypeOf(object)).filter((name) => name !== 'constructor').sort()
+    const namesOf = (object) => Object.getOwnPropertyNames(Object.getPrototypeOf(object))
+    const actual = (object) => namesOf(object).filter((name) => name !== 'constructor').sort()
     assert.deepEqual(actual(lock), membersOf('Lock'))
     assert.deepEqual(actual(service), membersOf('LockService'))
     assert.deepEqual(Object.keys(service.stats()).sort(), membersOf('LockStats'))

@@ -1,6 +1,6 @@
 // `npm test`: sets up, builds the addon, brings up the servers, runs the Rust and the Node tests on every store, and ends
 // with a count.
-import { spawn } from 'node:child_process'
+import { execFileSync, spawn } from 'node:child_process'
 import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
@@ -33,8 +33,11 @@ const sum = (text, pattern) => [...text.matchAll(pattern)].reduce((total, [, cou
 
 async function rustTests(env) {
   const features = ['--no-default-features', '--features', 'memory,sqlite,redis,mongodb']
+  // napi builds the addon for an explicit target, which cargo keeps apart: the same one here, or all crates compile twice.
+  const [, target] = /^host: (.*)$/m.exec(execFileSync('rustc', ['-vV'], { encoding: 'utf8' }))
   // With what the tests print: one that finds no server passes, and says so.
-  const { code, output } = await run('cargo', ['test', ...features, '--', '--show-output'], { ...env, RUST_BACKTRACE: '0' })
+  const args = ['test', '--target', target, ...features, '--', '--show-output']
+  const { code, output } = await run('cargo', args, { ...env, RUST_BACKTRACE: '0' })
   const failed = sum(output, /^test result: .* (\d+) failed;/gm)
   const unserved = [...output.matchAll(/^---- (\S+) stdout ----\r?\nskipped: (.*)$/gm)]
   const ignored = [...output.matchAll(/^test (\S+) \.\.\. ignored(?:, )?(.*)$/gm)]

@@ -15,8 +15,8 @@ const noText = [
   [Symbol('n'), symbol], [10n, symbol], [fn, 'a function'],
 ]
 const noName = [
-  ['', '""'], [long, '513 bytes'], ['é'.repeat(257), '514 bytes'], ['🔒'.repeat(129), '516 bytes'], [LONE, shownLone],
-  ['\udc00', '"\ufffd"'],
+  ['', '""'], [long, '513 bytes'], ['é'.repeat(257), '514 bytes'], ['🔒'.repeat(129), '516 bytes'],
+  [LONE, shownLone], ['\udc00', '"\ufffd"'],
 ]
 const noSeconds = [
   [null, 'null'], ['5', '"5"'], ['', '""'], [NaN, 'NaN'], [Infinity, 'Infinity'], [-Infinity, '-Infinity'], [0, '0'],
@@ -67,8 +67,7 @@ const badNames = [
   ...noName.flatMap(([value, shown]) => [[value, 'name', shown], [['fine', value], 'name', shown]]),
   ...noText.map(([value, shown]) => [[value], 'name', shown]),
   [[['nested']], 'name', 'an array'],
-  // eslint-disable-next-line no-sparse-arrays
-  [['a', , 'c'], 'name', 'undefined'],
+  [Object.assign([], { 0: 'a', 2: 'c' }), 'name', 'undefined'],
 ]
 
 const noFunction = [
@@ -136,10 +135,13 @@ export function calls(json) {
     add('restore', [value], 'json', shown)
   }
   for (const text of ['', 'text', '{', '{"names"']) add('restore', [text], 'json', 'other text')
-  for (const [text, shown] of [['5', '5'], ['null', 'null'], ['[]', 'an array'], ['"x"', '"x"']]) add('restore', [text], 'json', shown)
+  const noJson = [['5', '5'], ['null', 'null'], ['[]', 'an array'], ['"x"', '"x"']]
+  for (const [text, shown] of noJson) add('restore', [text], 'json', shown)
   add('restore', [{}], 'json', 'no names')
   add('restore', ['{}'], 'json', 'no names')
-  for (const field of ['names', 'token', 'fencingToken']) add('restore', [{ ...json, [field]: undefined }], 'json', `no ${field}`)
+  for (const field of ['names', 'token', 'fencingToken']) {
+    add('restore', [{ ...json, [field]: undefined }], 'json', `no ${field}`)
+  }
   add('restore', [{ ...json, more: 1 }], 'json', '"more"')
   add('restore', [{ ...json, names: [] }], 'names', '[]')
   add('restore', [{ ...json, names: 5 }], 'names', '5')

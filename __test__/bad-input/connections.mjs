@@ -4,7 +4,8 @@ const RULE = /memory:.*redis:\/\/.*mongodb:\/\//
 const symbol = /got a symbol, bigint or external$/
 const shown = (value) => new RegExp(`got ${value.replaceAll(/[\\^$.*+?()[\]{}|]/g, '\\$&')}$`)
 
-const schemes = ['http', 'postgres', 'mysql', 'etcd', 'gopher', 'redis+cluster', 'Redis', 'mongo', 'file'].map((scheme) => [
+const unknown = ['http', 'postgres', 'mysql', 'etcd', 'gopher', 'redis+cluster', 'Redis', 'mongo', 'file']
+const schemes = unknown.map((scheme) => [
   [`${scheme}://user:${PASSWORD}@host/db`], 'target', new RegExp(`${RULE.source}.*"${scheme.replace('+', '\\+')}:"`),
 ])
 
@@ -13,17 +14,19 @@ const noTargets = [
 ].map(([target, text]) => [[target], 'target', shown(text)])
 
 const redis = [
-  'redis:', 'redis://', `redis:${PASSWORD}`, `redis:///${PASSWORD}`, `redis://:${PASSWORD}@`, `redis://host:${PASSWORD}`,
-  `redis://user:a#${PASSWORD}@host`, `redis://user:a/${PASSWORD}@host`, `redis://user:a?${PASSWORD}@host`,
+  'redis:', 'redis://', `redis:${PASSWORD}`, `redis:///${PASSWORD}`, `redis://:${PASSWORD}@`,
+  `redis://host:${PASSWORD}`, `redis://user:a#${PASSWORD}@host`, `redis://user:a/${PASSWORD}@host`, `redis://user:a?${PASSWORD}@host`,
   `redis://host/${PASSWORD}`, `redis://host/1/${PASSWORD}`, 'redis://host/-1', 'redis://host/99999999999',
-  `redis://host?${PASSWORD}=1`, `redis://host#${PASSWORD}`, 'redis://host:99999', 'redis://host:0x1', `rediss://no host:${PASSWORD}@h h`,
+  `redis://host?${PASSWORD}=1`, `redis://host#${PASSWORD}`, 'redis://host:99999', 'redis://host:0x1',
+  `rediss://no host:${PASSWORD}@h h`,
 ].map((url) => [[url], 'target', /redis:\/\//])
 
 const mongodb = [
   'mongodb:', 'mongodb://', `mongodb:${PASSWORD}`, `mongodb://user:${PASSWORD}@`, `mongodb://user:${PASSWORD}`,
   `mongodb://us@er:${PASSWORD}@host`, `mongodb://user:a/${PASSWORD}@host`, `mongodb://user:a%${PASSWORD}@host`,
-  'mongodb://host:0', 'mongodb://host:99999', 'mongodb://host:port', 'mongodb://host/?nonsense=1', 'mongodb://host/?w=0',
-  `mongodb://user:${PASSWORD}@host/?replicaSet`, `mongodb://user:${PASSWORD}@host/?tls=maybe`, 'mongodb+srv://host:27017',
+  'mongodb://host:0', 'mongodb://host:99999', 'mongodb://host:port', 'mongodb://host/?nonsense=1',
+  'mongodb://host/?w=0', `mongodb://user:${PASSWORD}@host/?replicaSet`, `mongodb://user:${PASSWORD}@host/?tls=maybe`,
+  'mongodb+srv://host:27017',
 ].map((url) => [[url], 'target', /./])
 
 const sqlite = [
@@ -31,10 +34,15 @@ const sqlite = [
 ].map((url) => [[url], 'target', /./])
 
 const noText = [[null, 'null'], [5, '5'], [true, 'true'], [{}, 'an object'], [[], 'an array'], ['\ud800', '"\ufffd"']]
-const noNumbers = [[null, 'null'], ['5', '"5"'], [NaN, 'NaN'], [Infinity, 'Infinity'], [0, '0'], [-1, '-1'], [2 ** 32, '4294967296']]
+const noWaits = [[null, 'null'], ['5', '"5"'], [NaN, 'NaN'], [-1, '-1']]
+const noSpans = [...noWaits, [Infinity, 'Infinity'], [2 ** 32, '4294967296']]
+const noLimits = [...noSpans, [0, '0']]
+const noFlags = [[null, 'null'], [1, '1'], ['yes', '"yes"']]
+const noFunctions = [[null, 'null'], [true, 'true'], [{}, 'an object'], ['x', '"x"']]
 
-const option = (name, value, text, more) => [['memory:', { [name]: value, ...more }], name, shown(text)]
-const withDefault = (name, value, text) => [['memory:', { defaults: { [name]: value } }], name, shown(text)]
+const option = (name, value, text) => [['memory:', { [name]: value }], name, shown(text)]
+const defaults = (name, values) =>
+  values.map(([value, text]) => [['memory:', { defaults: { [name]: value } }], name, shown(text)])
 
 const options = [
   ...[[null, 'null'], [5, '5'], ['x', '"x"'], [[], 'an array'], [() => {}, 'a function']].map(([value, text]) => [
@@ -50,18 +58,20 @@ const options = [
   ...['keyPrefix', 'collection', 'table'].flatMap((name) => noText.map(([value, text]) => option(name, value, text))),
   option('collection', '', '""'),
   option('table', '', '""'),
-  ...noNumbers.map(([value, text]) => option('storeTimeoutMs', value, text)),
+  ...noLimits.map(([value, text]) => option('storeTimeoutMs', value, text)),
   ...[[null, 'null'], [5, '5'], [[], 'an array']].map(([value, text]) => option('defaults', value, text)),
-  ...['ttl', 'signal', 'metadata', 'ttlSeconds'].map((name) => [['memory:', { defaults: { [name]: 5 } }], 'defaults', shown(`"${name}"`)]),
-  ...['ttlMs', 'maxHoldMs', 'stallLimitMs'].flatMap((name) => noNumbers.map(([value, text]) => withDefault(name, value, text))),
-  ...[[null, 'null'], ['5', '"5"'], [NaN, 'NaN'], [-1, '-1']].map(([value, text]) => withDefault('waitMs', value, text)),
-  ...[[null, 'null'], ['5', '"5"'], [NaN, 'NaN'], [-1, '-1'], [Infinity, 'Infinity']].map(([value, text]) => withDefault('minHoldMs', value, text)),
-  ...[[null, 'null'], [1, '1'], ['yes', '"yes"']].map(([value, text]) => withDefault('renew', value, text)),
+  ...['ttl', 'signal', 'metadata', 'ttlSeconds'].map((name) => [
+    ['memory:', { defaults: { [name]: 5 } }], 'defaults', shown(`"${name}"`),
+  ]),
+  ...['ttlMs', 'maxHoldMs', 'stallLimitMs'].flatMap((name) => defaults(name, noLimits)),
+  ...defaults('minHoldMs', noSpans),
+  ...defaults('waitMs', noWaits),
+  ...defaults('renew', noFlags),
   ...[[null, 'null'], [true, 'true'], ['file', '"file"']].map(([value, text]) => option('tls', value, text)),
   [['memory:', { tls: { ca: 'x' } }], 'tls', shown('"ca"')],
   ...['caFile', 'certFile', 'keyFile'].map((name) => [['memory:', { tls: { [name]: 5 } }], name, shown('5')]),
   [['memory:', { tls: { insecure: 1 } }], 'insecure', shown('1')],
-  ...[[null, 'null'], [true, 'true'], [{}, 'an object'], ['x', '"x"']].map(([value, text]) => option('onEvent', value, text)),
+  ...noFunctions.map(([value, text]) => option('onEvent', value, text)),
   [['sqlite:/tmp/never.sqlite', { table: 'two words' }], 'table', shown('"two words"')],
   [['sqlite:/tmp/never.sqlite', { table: '1st' }], 'table', shown('"1st"')],
   [['mongodb://host', { collection: 'a$b' }], 'collection', shown('"a$b"')],
@@ -91,7 +101,7 @@ export const connections = [
   [[[null]], 'target', shown('null')],
   [[['memory:', 'memory:']], 'target', shown('2 URLs')],
   [[[`redis://:${PASSWORD}@one`, `redis://:${PASSWORD}@two`, `redis://:${PASSWORD}@three`]], 'target', shown('3 URLs')],
-  // Objects that are no options, and would pass for an empty set of them: the store would be another one than was meant.
+  // No options, but they would pass for an empty set of them: the store would be another one than was meant.
   [[{ href: 5 }], 'target', /./],
   [[Promise.resolve('memory:')], 'target', /./],
   [[new Map([['url', 'memory:']])], 'target', /./],

@@ -15,7 +15,8 @@ export function callbacks(test) {
       const [a, b] = await place.connectAll(2)
       const values = [
         undefined, null, true, false, 0, -0, NaN, 42, '', 'text', 10n, Symbol('s'), [], [1], {}, () => {}, class {},
-        new Map(), new Error('returned'), Object.create(null), /x/, new Date(0), { then: 'no function' }, new Proxy({}, {}),
+        new Map(), new Error('returned'), Object.create(null), /x/, new Date(0), { then: 'no function' },
+        new Proxy({}, {}),
       ]
       for (const value of values) {
         assert.ok(Object.is(await run(a, () => value), value), typeof value)
@@ -58,7 +59,8 @@ export function callbacks(test) {
 
     test(`${way}: passes on whatever fn throws, and releases`, async (place) => {
       const [a, b] = await place.connectAll(2)
-      const reasons = [undefined, null, false, 0, NaN, '', 'text', 10n, Symbol('s'), {}, () => {}, new TypeError('mine')]
+      const own = new TypeError('mine')
+      const reasons = [undefined, null, false, 0, NaN, '', 'text', 10n, Symbol('s'), {}, () => {}, own]
       for (const reason of reasons) {
         const fail = () => {
           throw reason
@@ -119,7 +121,8 @@ export function callbacks(test) {
   test('many callbacks at once', async (place) => {
     const a = await place.connect()
     const names = Array.from({ length: 500 }, (_, i) => `n:${i}`)
-    const given = await Promise.all(names.map((name, i) => a.using(name, (lock) => (i % 2 ? lock.name : sleep(1, lock.name)))))
+    const jobs = names.map((name, i) => a.using(name, (lock) => (i % 2 ? lock.name : sleep(1, lock.name))))
+    const given = await Promise.all(jobs)
     assert.deepEqual(given, names)
     assert.deepEqual(a.stats().held, 0)
   })

@@ -106,8 +106,9 @@ export function errors(test) {
         () => LockService.prototype.acquire.call({}, 'y'), () => LockService.prototype.inspect.call(undefined, 'x'),
         () => LockService.prototype.inspect.call(lock, 'x'), () => LockService.prototype.stats.call(lock),
         () => LockService.prototype.close.call(new Map()), () => LockService.prototype.list.call(Object.create(locks)),
-        () => Lock.prototype.release.call({}), () => Lock.prototype.release.call(locks), () => Lock.prototype.toJSON.call(locks),
-        () => Lock.prototype.isHeld, () => Reflect.get(Lock.prototype, 'name', locks), () => Reflect.get(Lock.prototype, 'token', {}),
+        () => Lock.prototype.release.call({}), () => Lock.prototype.release.call(locks),
+        () => Lock.prototype.toJSON.call(locks), () => Lock.prototype.isHeld,
+        () => Reflect.get(Lock.prototype, 'name', locks), () => Reflect.get(Lock.prototype, 'token', {}),
         () => { const { acquire } = locks; return acquire('y') }, () => { const { release } = lock; return release() },
       ]
       let failed = 0

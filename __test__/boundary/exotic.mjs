@@ -84,7 +84,8 @@ export function exotic(test) {
     const a = await place.connect()
     const lock = await a.acquire('x')
     const url = new URL(place.target)
-    for (const args of [[url], [[url]], [{ url }], [{ url: [url] }], [url, { storeTimeoutMs: 5000 }], [[place.target]]]) {
+    const calls = [[url], [[url]], [{ url }], [{ url: [url] }], [url, { storeTimeoutMs: 5000 }], [[place.target]]]
+    for (const args of calls) {
       const b = await LockService.connect(...args)
       assert.equal((await b.inspect('x'))?.fencingToken, lock.fencingToken)
       await b.close()

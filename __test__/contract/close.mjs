@@ -147,6 +147,25 @@ export function close(test) {
     }
   })
 
+  test('a close that crosses a release leaves no lock', async (place) => {
+    const b = await place.connect()
+    for (let round = 0; round < 12; round++) {
+      const a = await place.connect()
+      const locks = await Promise.all(['r1', 'r2', ['r3', 'r4']].map((names) => a.acquire(names)))
+      // The native thread comes to rest, and is woken by what follows.
+      await sleep(5)
+      // In the very tick of the close, which has not taken the locks away yet; or before it.
+      const closing = round % 4 < 2 && a.close()
+      const freed = locks.map((lock) => (round % 2 ? lock.release() : lock[Symbol.asyncDispose]()))
+      if (round % 3 === 1) await null
+      if (round % 3 === 2) await sleep(round / 4)
+      await Promise.all([closing, a.close()])
+      assert.deepEqual(await b.list(), [])
+      if (!closing) assert.deepEqual(await Promise.all(freed), locks.map(() => (round % 2 ? true : undefined)))
+      await Promise.all(freed)
+    }
+  })
+
   test('close does not disturb other services of the store', async (place) => {
     const [a, b, c] = await place.connectAll(3)
     const lock = await b.acquire('kept', { ttlMs: 900 })

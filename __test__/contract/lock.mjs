@@ -226,6 +226,21 @@ export function lock(test) {
     assert.equal(await lock.release(), true)
   })
 
+  test('what toJSON gave is good for one restore', async (place) => {
+    const services = await place.connectAll(4)
+    const json = (await services[0].acquire('once', { renew: false })).toJSON()
+    const outcomes = await Promise.allSettled(services.map((service) => service.restore(json)))
+    const [won, ...more] = outcomes.filter(({ status }) => status === 'fulfilled')
+    assert.equal(more.length, 0)
+    for (const { reason } of outcomes.filter(({ status }) => status === 'rejected')) {
+      assertLockError(reason, 'LOCK_LOST', { key: 'once' })
+    }
+    assert.equal(won.value.isHeld, true)
+    await won.value.extend(60_000)
+    assert.equal(await won.value.release(), true)
+    await assertFree(services[0], 'once')
+  })
+
   test('restore rejects with LOCK_LOST when the lease is gone', async (place) => {
     const [a, b] = await place.connectAll(2)
     const lock = await a.acquire('gone', { renew: false })
@@ -233,6 +248,7 @@ export function lock(test) {
     const stranger = { ...json, token: '0'.repeat(32) }
     await rejects(b.restore(stranger), 'LOCK_LOST', { key: 'gone' })
     await rejects(b.restore({ ...json, names: ['gone', 'more'] }), 'LOCK_LOST', { key: 'gone' })
+    assert.equal(lock.isHeld, true)
     assert.equal(await b.inspect('more'), null)
     assert.equal(await b.tryAcquire('gone', { waitMs: SOON_MS }), null)
     assert.equal(await lock.release(), true)

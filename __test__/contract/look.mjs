@@ -3,6 +3,8 @@ import assert from 'node:assert/strict'
 import { hostname } from 'node:os'
 import { assertFree, rejects, sleep, until, waiting } from '../tools.mjs'
 
+const byBytes = (names) => names.sort((x, y) => Buffer.compare(Buffer.from(x), Buffer.from(y)))
+
 export function look(test) {
   test('inspect shows who holds a name', async (place) => {
     const [a, b] = await place.connectAll(2)
@@ -49,7 +51,7 @@ export function look(test) {
     const [a, b] = await place.connectAll(2)
     assert.deepEqual(await a.list(), [])
     // UTF-16 would sort the emoji, a surrogate pair, before U+FF5E.
-    const names = ['A', 'B', 'a', 'a\n', 'a ', 'aa', 'b', 'é', '～', '🔒', '鎖'].sort((x, y) => Buffer.compare(Buffer.from(x), Buffer.from(y)))
+    const names = byBytes(['A', 'B', 'a', 'a\n', 'a ', 'aa', 'b', 'é', '～', '🔒', '鎖'])
     const locks = await Promise.all([...names].reverse().map((name, i) => (i % 2 ? a : b).acquire(name)))
     for (const options of [undefined, {}, { prefix: '' }, { prefix: undefined }]) {
       assert.deepEqual((await b.list(options)).map((info) => info.name), names)
@@ -61,13 +63,13 @@ export function look(test) {
   test('list takes its prefix literally', async (place) => {
     const [a, b] = await place.connectAll(2)
     const names = [
-      'p', 'pq', 'P', 'p*', 'p*x', 'p?', 'p[q]', 'p%', 'p%x', 'p_', 'p_x', 'p\\', 'p\\x', 'p.', 'p.x', 'p^', 'p$', 'p{}',
-      'p|q', "p'", 'p"', 'p\n', 'é', 'e', '🔒x', '🔓x',
+      'p', 'pq', 'P', 'p*', 'p*x', 'p?', 'p[q]', 'p%', 'p%x', 'p_', 'p_x', 'p\\', 'p\\x', 'p.', 'p.x', 'p^', 'p$',
+      'p{}', 'p|q', "p'", 'p"', 'p\n', 'é', 'e', '🔒x', '🔓x',
     ]
     await Promise.all(names.map((name) => a.acquire(name)))
-    const prefixes = [...names, 'pq*', 'p.*', '^p', '%', '_', '*', '?', '.', '\\', 'nothing', 'p[', 'p[^x]', 'p{', 'px', '']
-    for (const prefix of prefixes) {
-      const expected = names.filter((name) => name.startsWith(prefix)).sort((x, y) => Buffer.compare(Buffer.from(x), Buffer.from(y)))
+    const others = ['pq*', 'p.*', '^p', '%', '_', '*', '?', '.', '\\', 'nothing', 'p[', 'p[^x]', 'p{', 'px', '']
+    for (const prefix of [...names, ...others]) {
+      const expected = byBytes(names.filter((name) => name.startsWith(prefix)))
       assert.deepEqual((await b.list({ prefix })).map((info) => info.name), expected, JSON.stringify(prefix))
     }
   })
@@ -118,9 +120,10 @@ export function look(test) {
     await until('a renewal', () => b.stats().renewed === 1)
     await a.forceRelease('lost')
     await until('the loss', () => !lost.isHeld)
-    const { renewed, ...rest } = b.stats()
-    assert.ok(renewed >= 1)
-    assert.deepEqual({ ...rest, renewed: 0 }, { ...zero, busy: 3, acquired: 4, released: 3, lost: 1 })
+    // On a loaded machine a renewal may be too slow for its share of so short a ttl, and is tried again.
+    const { renewed, storeErrors, ...rest } = b.stats()
+    assert.ok(renewed >= 1 && storeErrors <= 2, `${renewed} ${storeErrors}`)
+    assert.deepEqual({ ...zero, ...rest }, { ...zero, busy: 3, acquired: 4, released: 3, lost: 1 })
     assert.deepEqual(a.stats(), { ...zero, acquired: 1, released: 1 })
   })
 

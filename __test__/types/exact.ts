@@ -1,10 +1,16 @@
 // Under `exactOptionalPropertyTypes`: what is `undefined` counts as absent, so it may be written.
 import { LockService, type ConnectOptions, type SignalLike } from '../../index.js'
 
-export async function handedOn(locks: LockService, maybe: { signal?: SignalLike | undefined; ttl: number | undefined }) {
+interface Maybe {
+  signal?: SignalLike | undefined
+  ttl: number | undefined
+}
+
+export async function handedOn(locks: LockService, maybe: Maybe) {
   await locks.acquire('n', { signal: maybe.signal, ttlMs: maybe.ttl, waitMs: maybe.ttl, metadata: undefined })
   await locks.acquireAndExecute({ name: 'n', signal: maybe.signal, ttlSeconds: maybe.ttl }, () => {})
   await locks.list({ prefix: undefined })
-  const options: ConnectOptions = { keyPrefix: undefined, tls: undefined, onEvent: undefined, defaults: { ttlMs: maybe.ttl } }
+  const defaults: ConnectOptions['defaults'] = { ttlMs: maybe.ttl }
+  const options: ConnectOptions = { keyPrefix: undefined, tls: undefined, onEvent: undefined, defaults }
   await LockService.connect({ url: undefined, ...options, tls: { caFile: undefined, insecure: undefined } })
 }

@@ -28,7 +28,8 @@ export async function connections() {
   const tls: TlsOptions = { caFile: 'ca', certFile: 'cert', keyFile: 'key', insecure: true }
   const defaults: Defaults = { ttlMs: 1, waitMs: Infinity, renew: false, maxHoldMs: 1, stallLimitMs: 1, minHoldMs: 0 }
   const onEvent = (event: LockEvent) => void event
-  const options: ConnectOptions = { keyPrefix: '', collection: 'c', table: 't', storeTimeoutMs: 1, defaults, tls, onEvent }
+  const where: ConnectOptions = { keyPrefix: '', collection: 'c', table: 't', tls }
+  const options: ConnectOptions = { ...where, storeTimeoutMs: 1, defaults, onEvent }
   const urls = ['redis://a', 'redis://b'] as const
   const target: Target = { href: 'redis://a' }
   const calls = [
@@ -52,7 +53,8 @@ export async function connections() {
 }
 
 export async function theGist(locks: LockService) {
-  const calls = [locks.acquireLock('n'), locks.acquireLock('n', 0.5), locks.acquireLock('n', undefined), locks.releaseLock('n')]
+  const taken = [locks.acquireLock('n'), locks.acquireLock('n', 0.5), locks.acquireLock('n', undefined)]
+  const calls = [...taken, locks.releaseLock('n')]
   same<typeof calls, Promise<boolean>[]>(true)
 
   const options: ExecuteOptions = { name: 'n', ttlSeconds: 0.5, waitMs: 1, renew: true, minHoldMs: 1, signal }
@@ -76,7 +78,8 @@ export async function theGist(locks: LockService) {
 
 export async function pastTheGist(locks: LockService) {
   const metadata: Json = { job: 'report', list: [1, 'two', null, { deep: true }], missing: undefined }
-  const all: AcquireOptions = { ttlMs: 1, waitMs: Infinity, renew: true, signal, maxHoldMs: 1, stallLimitMs: 1, minHoldMs: 1, metadata }
+  const limits: AcquireOptions = { maxHoldMs: 1, stallLimitMs: 1, minHoldMs: 1 }
+  const all: AcquireOptions = { ttlMs: 1, waitMs: Infinity, renew: true, signal, metadata, ...limits }
   interface Job {
     id: number
     tags?: string[]
@@ -86,7 +89,8 @@ export async function pastTheGist(locks: LockService) {
   const names = ['a', 'b'] as const
   const lock = await locks.acquire('n')
   same<typeof lock, Lock>(true)
-  const locked = [locks.acquire('n', all), locks.acquire(names), locks.acquire([...names], {}), locks.acquire('n', undefined)]
+  const locked = [locks.acquire('n', all), locks.acquire(names), locks.acquire([...names], {})]
+  locked.push(locks.acquire('n', undefined))
   same<typeof locked, Promise<Lock>[]>(true)
   const maybe = await locks.tryAcquire(names, all)
   same<typeof maybe, Lock | null>(true)
@@ -142,7 +146,8 @@ export async function looking(locks: LockService, lock: Lock) {
   same<typeof freed, boolean>(true)
   const stats = locks.stats()
   same<typeof stats, LockStats>(true)
-  same<keyof LockStats, 'held' | 'waiting' | 'acquired' | 'busy' | 'released' | 'renewed' | 'lost' | 'storeErrors'>(true)
+  type Counter = 'held' | 'waiting' | 'acquired' | 'busy' | 'released' | 'renewed' | 'lost' | 'storeErrors'
+  same<keyof LockStats, Counter>(true)
   same<LockStats[keyof LockStats], number>(true)
   same<ReturnType<LockService['close']>, Promise<void>>(true)
 
