@@ -202,9 +202,14 @@ class Scene {
     return locks
   }
 
+  /** Closes every service but `keep`, which ends whatever they may still have on its way. */
+  async closeServices(keep) {
+    await Promise.all(this.#services.filter((service) => service !== keep).map((service) => service.close()))
+  }
+
   async close() {
     if (this.proxy) await this.proxy.close()
-    await Promise.all(this.#services.map((service) => service.close()))
+    await this.closeServices()
   }
 }
 
@@ -231,6 +236,7 @@ export function scenes(kind, title, { serverPerTest = false }, define) {
         try {
           await scene.open()
           await body(scene, t)
+          await scene.closeServices(scene.direct)
           assert.deepEqual(await scene.direct.list(), [], 'the test left locks behind')
         } finally {
           await scene.close()

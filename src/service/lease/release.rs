@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use super::{Lease, Phase};
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
 use crate::engine::Released;
 use crate::error::LockError;
 use crate::service::Inner;
@@ -11,8 +13,8 @@ use crate::service::event::{EventKind, add, sub};
 /// What a release found.
 #[derive(Debug)]
 pub enum LetGo {
-    /// The lease counted until now.
-    Now,
+    /// The lease counted until now. A close waits for the second half.
+    Now(TaskTrackerToken),
     /// It was released before.
     Before,
     /// It is lost.
@@ -22,6 +24,11 @@ pub enum LetGo {
 impl Lease {
     /// The first half of a release: from here on the lease counts no more.
     pub(in crate::service) fn let_go(&self, inner: &Inner) -> LetGo {
+        // The token comes first: a close from here on waits for this release. One that has begun frees the lease itself.
+        let token = inner.calls.token();
+        if inner.closing.is_cancelled() {
+            return LetGo::Before;
+        }
         {
             let mut state = self.state();
             match &state.phase {
@@ -36,7 +43,7 @@ impl Lease {
         }
         inner.keeper.forget(self);
         sub(&inner.counters.held);
-        LetGo::Now
+        LetGo::Now(token)
     }
 
     /// The second half: tells the store.
@@ -52,8 +59,8 @@ impl Lease {
         inner: &Arc<Inner>,
         let_go: LetGo,
     ) -> Result<bool, LockError> {
-        match let_go {
-            LetGo::Now => {}
+        let _call = match let_go {
+            LetGo::Now(token) => token,
             LetGo::Before => return Ok(false),
             LetGo::TooLate(loss) => {
                 self.lose(inner, loss);
@@ -65,7 +72,7 @@ impl Lease {
                 self.free(inner).await?;
                 return Ok(false);
             }
-        }
+        };
         self.tell_store(inner).await
     }
 
