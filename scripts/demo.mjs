@@ -15,7 +15,6 @@ import { Ledger, judge } from './demo/ledger.mjs'
 import { Screen } from './demo/screen.mjs'
 
 const KILL_ROUND = 1
-const screen = new Screen(process.stdout)
 
 const give = (status, message) => {
   console.error(`demo: ${message}`)
@@ -30,6 +29,8 @@ try {
   give(1, error.message)
 }
 
+// After the build: its clock counts from the first line.
+const screen = new Screen(process.stdout)
 const folder = mkdtempSync(join(tmpdir(), 'holdfast-demo-'))
 process.on('exit', () => rmSync(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 }))
 

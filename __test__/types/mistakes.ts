@@ -144,6 +144,8 @@ export async function calls(locks: LockService, lock: Lock, readonly: readonly s
 export function readonlyParts(event: LockEvent, info: LockInfo, stats: LockStats) {
   // @ts-expect-error what is told is not to be changed
   event.type = 'lost'
+  // @ts-expect-error not every event has a reason
+  String(event.reason)
   // @ts-expect-error what is told is not to be changed
   info.remainingMs = 5
   // @ts-expect-error what is told is not to be changed

@@ -159,11 +159,22 @@ export async function looking(locks: LockService, lock: Lock) {
 
 export function events(event: LockEvent) {
   same<LockEvent['type'], 'acquired' | 'released' | 'renewed' | 'lost' | 'waiting'>(true)
-  same<typeof event.fencingToken, bigint | undefined>(true)
-  same<typeof event.waitedMs, number | undefined>(true)
-  same<typeof event.heldMs, number | undefined>(true)
-  same<typeof event.reason, string | undefined>(true)
   same<typeof event.names, readonly string[]>(true)
+  switch (event.type) {
+    case 'acquired':
+      return same<typeof event.waitedMs, number>(true)
+    case 'released':
+      return same<typeof event.heldMs, number>(true)
+    case 'lost':
+      same<typeof event.heldMs, number>(true)
+      return same<typeof event.reason, string>(true)
+    case 'renewed':
+      return same<typeof event.fencingToken, bigint>(true)
+    case 'waiting':
+      return same<keyof typeof event, 'type' | 'name' | 'names'>(true)
+    default:
+      return same<typeof event, never>(true)
+  }
 }
 
 export async function failures(locks: LockService) {

@@ -9,14 +9,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use async_trait::async_trait;
 use tokio::sync::Notify;
 
-use super::{Acquired, Engine, Released, Renewed, Result, SharedEngine, Subscription};
+use super::{
+    Acquired, Engine, LAPSED_PLACE_KEPT, Released, Renewed, Result, SharedEngine, Subscription, WAITER_LIVENESS,
+};
 use crate::clock::Moment;
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
-
-/// The longest that a silent waiter keeps its place.
-const LIVENESS: Duration = Duration::from_millis(4500);
-/// A place that lapsed is remembered for so long, so that a waiter that was merely slow comes back to it.
-const LAPSED_PLACE_KEPT: Duration = Duration::from_secs(60);
 
 static STORES: LazyLock<Mutex<HashMap<String, Weak<MemoryEngine>>>> = LazyLock::new(Mutex::default);
 
@@ -201,7 +198,7 @@ impl State {
 }
 
 fn liveness(ttl: Ttl) -> Duration {
-    ttl.duration().min(LIVENESS)
+    ttl.duration().min(WAITER_LIVENESS)
 }
 
 #[async_trait]

@@ -136,5 +136,12 @@ pub trait Engine: Send + Sync + fmt::Debug {
     async fn close(&self);
 }
 
+/// The longest that a silent waiter keeps its place in a queue, where a store has one.
+#[cfg(any(feature = "memory", feature = "sqlite", feature = "redis"))]
+const WAITER_LIVENESS: Duration = Duration::from_millis(4500);
+/// A place that lapsed is remembered for so long, so that a waiter that was merely slow comes back to it.
+#[cfg(any(feature = "memory", feature = "sqlite", feature = "redis"))]
+const LAPSED_PLACE_KEPT: Duration = Duration::from_secs(60);
+
 /// A store that can be shared by the tasks of a service.
 pub type SharedEngine = Arc<dyn Engine>;

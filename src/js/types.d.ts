@@ -56,6 +56,7 @@ export interface AcquireOptions {
   ttlMs?: number | undefined
   /**
    * How long to wait for a busy name; `Infinity` is allowed, 0 is one try. `tryAcquire` does not wait, whatever this says.
+   * A store that is slow to answer may hold a call up for longer: it is given 1 s at least.
    * @default 10000
    */
   waitMs?: number | undefined
@@ -169,28 +170,52 @@ export interface ConnectOptions {
   onEvent?: ((event: LockEvent) => void) | undefined
 }
 
-/** What `onEvent` is told. */
-export interface LockEvent {
-  /**
-   * - `acquired`: a lease was granted.
-   * - `released`: its holder released it.
-   * - `renewed`: it was renewed.
-   * - `lost`: it ended before it was released.
-   * - `waiting`: a call found its name busy and waits.
-   */
-  readonly type: 'acquired' | 'released' | 'renewed' | 'lost' | 'waiting'
+/** What every event has. */
+export interface EventBase {
   /** The first of `names`. */
   readonly name: string
   readonly names: readonly string[]
-  /** Absent while waiting. */
-  readonly fencingToken?: bigint
-  /** `acquired`: how long the call took to get it, in milliseconds. */
-  readonly waitedMs?: number
-  /** `released` and `lost`: for how long it was held, in milliseconds. */
-  readonly heldMs?: number
-  /** `lost`: why. */
-  readonly reason?: string
 }
+
+/** A lease was granted. */
+export interface AcquiredEvent extends EventBase {
+  readonly type: 'acquired'
+  readonly fencingToken: bigint
+  /** How long the call took to get it, in milliseconds. */
+  readonly waitedMs: number
+}
+
+/** A lease was released by its holder. */
+export interface ReleasedEvent extends EventBase {
+  readonly type: 'released'
+  readonly fencingToken: bigint
+  /** For how long it was held, in milliseconds. */
+  readonly heldMs: number
+}
+
+/** A lease was renewed. */
+export interface RenewedEvent extends EventBase {
+  readonly type: 'renewed'
+  readonly fencingToken: bigint
+}
+
+/** A lease ended before its holder released it. */
+export interface LostEvent extends EventBase {
+  readonly type: 'lost'
+  readonly fencingToken: bigint
+  /** For how long it was held, in milliseconds. */
+  readonly heldMs: number
+  /** Why, in one sentence. */
+  readonly reason: string
+}
+
+/** A call found its name busy and waits. */
+export interface WaitingEvent extends EventBase {
+  readonly type: 'waiting'
+}
+
+/** What `onEvent` is told; `type` tells which event it is. */
+export type LockEvent = AcquiredEvent | ReleasedEvent | RenewedEvent | LostEvent | WaitingEvent
 
 /** What is known of a held lock. */
 export interface LockInfo {

@@ -3,6 +3,7 @@
 //! A call into JavaScript may throw. Node-API then leaves an exception pending, which would surface at some later, wrong
 //! place: here it is taken at once and becomes [`Thrown::Js`].
 
+use std::panic::AssertUnwindSafe;
 use std::ptr;
 use std::sync::Arc;
 
@@ -298,9 +299,14 @@ where
         unsafe { sys::napi_get_cb_info(raw, info, &mut count, &mut first, &mut this, &mut data) };
         // SAFETY: `data` is the box made below, which lives as long as the function.
         let body = unsafe { &*data.cast::<F>() };
-        match body(&env, this, first) {
-            Ok(value) => value,
-            Err(thrown) => {
+        // A panic must not unwind into Node, which would end the process.
+        match std::panic::catch_unwind(AssertUnwindSafe(|| body(&env, this, first))) {
+            Ok(Ok(value)) => value,
+            Err(_) => {
+                tracing::error!("a bug in holdfast: a callback panicked");
+                ptr::null_mut()
+            }
+            Ok(Err(thrown)) => {
                 let value = thrown.into_value(&env);
                 // SAFETY: as in `out!`.
                 unsafe { sys::napi_throw(raw, value) };

@@ -34,6 +34,7 @@ pub use pulse::Pulse;
 use event::Counters;
 use inner::{Inner, Lapsed};
 use keeper::Keeper;
+use options::LEAST_CLOSE_STEP;
 
 /// A lock service over one store. Clones share it.
 #[derive(Clone)]
@@ -296,25 +297,29 @@ impl Locks {
     /// `LOCK_CLOSED`. May be called again.
     ///
     /// # Behavior
-    /// Whoever works under a lease at that moment did not let go of it: to its holder the lease is lost.
+    /// Whoever works under a lease at that moment did not let go of it: to its holder the lease is lost. All of it takes
+    /// `store_timeout` at most, and a moment more where the store is silent.
     pub async fn close(&self) {
         let inner = &self.inner;
         inner
             .closed
             .get_or_init(|| async {
                 inner.closing.cancel();
+                let deadline = tokio::time::Instant::now() + inner.store_timeout;
+                // A step that comes late still gets a chance.
+                let limit = || deadline.max(tokio::time::Instant::now() + LEAST_CLOSE_STEP);
                 inner.calls.close();
-                let _ = tokio::time::timeout(inner.store_timeout, inner.calls.wait()).await;
+                let _ = tokio::time::timeout_at(limit(), inner.calls.wait()).await;
                 let releases = inner.keeper.held().into_iter().map(|lease| async move {
                     if let Err(error) = lease.end(inner).await {
                         tracing::debug!(%error, "a lease could not be released at close; it ends by itself");
                     }
                 });
-                futures_util::future::join_all(releases).await;
+                let _ = tokio::time::timeout_at(limit(), futures_util::future::join_all(releases)).await;
                 inner.gist().clear();
                 inner.background.close();
-                let _ = tokio::time::timeout(inner.store_timeout, inner.background.wait()).await;
-                let _ = tokio::time::timeout(inner.store_timeout, inner.engine.close()).await;
+                let _ = tokio::time::timeout_at(limit(), inner.background.wait()).await;
+                let _ = tokio::time::timeout_at(limit(), inner.engine.close()).await;
             })
             .await;
     }

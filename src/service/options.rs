@@ -15,6 +15,8 @@ const DEFAULT_STALL_LIMIT: Duration = Duration::from_secs(300);
 
 /// A call that waits for a busy name gives the store at least this long for an answer, however short its own wait is.
 pub(super) const LEAST_STORE_PATIENCE: Duration = Duration::from_secs(1);
+/// What each step of a close is given, however late it comes to its turn.
+pub(super) const LEAST_CLOSE_STEP: Duration = Duration::from_millis(250);
 /// The rare poll that makes good a lost wake-up.
 pub(super) const SAFETY_POLL: Duration = Duration::from_secs(5);
 /// Leases are looked at this often, so that a machine that slept is noticed although timers stood still meanwhile.

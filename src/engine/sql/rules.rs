@@ -5,12 +5,12 @@
 
 use std::time::Duration;
 
+use crate::engine::{LAPSED_PLACE_KEPT, WAITER_LIVENESS};
 use crate::model::{Fence, Ttl};
 
-/// The longest that a silent waiter keeps its place.
-const LIVENESS_MS: u64 = 4500;
-/// A place that lapsed is remembered for so long, so that a waiter that was merely slow comes back to it.
-pub(super) const LAPSED_PLACE_KEPT_MS: i64 = 60_000;
+/// A place that lapsed is remembered for so long, as the database counts.
+pub(super) const LAPSED_PLACE_KEPT_MS: i64 = LAPSED_PLACE_KEPT.as_millis() as i64;
+
 /// The lease on one name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Lease {
@@ -57,7 +57,7 @@ pub(super) enum Verdict {
 
 /// How long a place in the queue lives on after its owner's last try.
 pub(super) fn liveness_ms(ttl: Ttl) -> u64 {
-    ttl.as_millis().min(LIVENESS_MS)
+    ttl.as_millis().min(WAITER_LIVENESS.as_millis() as u64)
 }
 
 /// What a try leads to. `liveness`: of the asker's place, when it waits.

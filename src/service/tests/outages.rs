@@ -345,3 +345,17 @@ async fn a_restore_that_is_answered_too_late_gives_back() {
     assert!(!held_in_store(&engine, "n").await);
     assert_eq!(other.stats().held, 0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_close_on_a_silent_store_takes_no_longer_than_the_limit() {
+    let (engine, locks) = service();
+    take(&locks, "held", options(60_000, 0)).await;
+    engine.hang();
+    let asking = locks.clone();
+    let call = tokio::spawn(async move { asking.inspect(&key("n")).await });
+    settle().await;
+    let started = tokio::time::Instant::now();
+    locks.close().await;
+    assert!(started.elapsed() <= STORE_TIMEOUT + ms(1000), "{:?}", started.elapsed());
+    assert_eq!(call.await.unwrap().unwrap_err().code, Code::Store);
+}
