@@ -68,6 +68,12 @@ pub trait Subscription: Send {
     /// Waits until a new try may be worthwhile. A hint, no more: it may come without need, and a lost one is made good
     /// by the service's own safety poll. A change that happened between the subscription and this call is not missed.
     async fn changed(&mut self);
+
+    /// Whether it sees to it by itself that no change is missed for long (the end of the lease in the way, a lost
+    /// message, a store that fails). Its holder then makes no safety polls: a crowd of waiters would make many.
+    fn keeps_watch(&self) -> bool {
+        false
+    }
 }
 
 /// One store.

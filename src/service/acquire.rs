@@ -207,7 +207,16 @@ impl Acquisition<'_> {
                             }
                         }
                     }
-                    let poll = tokio::time::sleep(next_poll(retry_after));
+                    let watched = subscription
+                        .as_ref()
+                        .is_some_and(|subscription| subscription.keeps_watch());
+                    let poll = async {
+                        if watched {
+                            std::future::pending().await
+                        } else {
+                            tokio::time::sleep(next_poll(retry_after)).await
+                        }
+                    };
                     let change = async {
                         tokio::select! {
                             () = changed(&mut subscription) => {}

@@ -9,17 +9,20 @@ pub(crate) async fn waiters_are_served_in_order(s: Stores) {
     }
     let holder = claim(&["n"], LONG);
     take(&s.a, &holder).await;
-    let waiters: Vec<Claim> = (0..6).map(|_| waiting(&["n"], LONG)).collect();
-    for (i, waiter) in waiters.iter().enumerate() {
-        busy(if i % 2 == 0 { &s.a } else { &s.b }, waiter).await;
+    // A waiter waits through one engine, from beginning to end.
+    let waiters: Vec<(&SharedEngine, Claim)> = (0..6)
+        .map(|i| (if i % 2 == 0 { &s.a } else { &s.b }, waiting(&["n"], LONG)))
+        .collect();
+    for (engine, waiter) in &waiters {
+        busy(engine, waiter).await;
     }
     free(&s.a, &holder).await;
-    for (i, waiter) in waiters.iter().enumerate() {
-        for late in waiters[i + 1..].iter().rev() {
-            busy(&s.b, late).await;
+    for (i, (engine, waiter)) in waiters.iter().enumerate() {
+        for (engine, late) in waiters[i + 1..].iter().rev() {
+            busy(engine, late).await;
         }
-        take(if i % 2 == 0 { &s.a } else { &s.b }, waiter).await;
-        assert_eq!(free(&s.b, waiter).await, Released::Freed);
+        take(engine, waiter).await;
+        assert_eq!(free(engine, waiter).await, Released::Freed);
     }
     take(&s.a, &claim(&["n"], SHORT)).await;
 }

@@ -1,61 +1,120 @@
--- Takes every name for one owner, or none of them.
+-- Takes every name for one owner, or none of them. A busy try of a waiter takes (or keeps) a place in the queue of the
+-- name that it answers. Nobody passes a live waiter that came before.
 --
 -- KEYS    1 .. n         the lock keys
 --         n+1 .. 2n      their fence companions
---         2n+1 .. 3n     their metadata companions, only when there is metadata
+--         2n+1 .. 3n     their queues
+--         3n+1 .. 4n     their metadata companions, only when there is metadata
 -- ARGV    1  the owner's token
 --         2  the ttl in ms
 --         3  how long a fence companion lasts, in ms: longer than the lease, by a day
 --         4  the process id
 --         5  the host
---         6  the metadata, only when there is some
+--         6  PUBLISH, or SPUBLISH in a cluster
+--         7  the waiter's process (its mailbox), or nothing for who does not wait
+--         8  the waiter's number, or 0 when it has none yet
+--         9  how long the waiter's process counts as alive from now on, in ms
+--         10 the metadata, only when there is some
 -- Answer  granted: the fence, an integer
---         busy:    { the index of the first busy key, its PTTL }
+--         busy:    { the index of the first busy key, its PTTL, the waiter's number }
 --
--- Everything is read (and can fail, as with a key of another type) before anything is written.
+-- Every lock is read (and can fail, as with a key of another type) before anything is granted.
 
-local owner, ttl, metadata = ARGV[1], ARGV[2], ARGV[6]
-local n = #KEYS / (metadata and 3 or 2)
+local owner, ttl, publish, metadata = ARGV[1], ARGV[2], ARGV[6], ARGV[10]
+local n = #KEYS / (metadata and 4 or 3)
+local reserved = owner .. '-next'
 
-local ours = 0
+-- `queued`: the names with a queue that are not busy, and whether they are reserved for this owner.
+local ours, busy, queued = 0, nil, nil
 for i = 1, n do
   local holder = redis.call('GET', KEYS[i])
   if holder == owner then
     ours = ours + 1
-  elseif holder then
-    return { i, redis.call('PTTL', KEYS[i]) }
+  elseif holder and holder ~= reserved then
+    busy = i
+    break
+  elseif redis.call('EXISTS', KEYS[n + n + i]) == 1 then
+    queued = queued or {}
+    queued[i] = holder and true
   end
+end
+
+local me, number, till
+if busy or queued then
+  if ARGV[7] ~= '' then
+    me = ARGV[7] .. ':' .. owner
+  end
+  number = tonumber(ARGV[8])
+  for i = 1, busy and 0 or n do
+    if queued[i] == false and pass(KEYS[i], KEYS[n + n + i], publish, me, number > 0 and number) then
+      busy = i
+      break
+    end
+  end
+end
+
+if busy then
+  for i = 1, n > 1 and n or 0 do
+    if i ~= busy then
+      -- All or nothing, and one place at a time.
+      local queue, holder = KEYS[n + n + i], redis.call('GET', KEYS[i])
+      if me then
+        redis.call('ZREM', queue, me)
+      end
+      if (holder == owner or holder == reserved) and not pass(KEYS[i], queue, publish) then
+        redis.call('DEL', KEYS[i])
+      end
+    end
+  end
+  if me then
+    local queue, now = KEYS[n + n + busy], microseconds()
+    if number == 0 then
+      local last = redis.call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
+      number = math.max(now, (tonumber(last) or 0) + 1)
+    end
+    redis.call('ZADD', queue, 'NX', number, me)
+    redis.call('ZADD', queue, 'LT', -(math.floor(now / 1000) + ARGV[9]), ARGV[7])
+    redis.call('PEXPIRE', queue, QUEUE_MS)
+  end
+  return { busy, redis.call('PTTL', KEYS[busy]), number }
 end
 
 local fence, record
 if ours == n then
   -- A retry after a lost reply: the grant that it did not hear of, with a full ttl.
   local last = redis.call('GET', KEYS[n + 1])
-  local number, token = string.match(last or '', '^(%d+) (%x+) ')
+  local known, token = string.match(last or '', '^(%d+) (%x+) ')
   if token == owner then
-    fence, record = tonumber(number), last
+    fence, record = tonumber(known), last
   end
 end
 if not record then
-  -- Microseconds since 1970 stay below 2^53, and so exact in Lua's doubles, until the year 2255.
-  local now = redis.call('TIME')
-  fence = now[1] * 1000000 + now[2]
+  fence = microseconds()
+  local since = math.floor(fence / 1000)
   for i = n + 1, n + n do
     local last = redis.call('GET', KEYS[i])
-    local number = last and tonumber(string.match(last, '^%d+'))
-    if number and number >= fence then
-      fence = number + 1
+    local known = last and tonumber(string.match(last, '^%d+'))
+    if known and known >= fence then
+      fence = known + 1
     end
   end
-  local ms = math.floor(now[2] / 1000)
-  record = string.format('%.0f %s %s%03d %s %s', fence, owner, now[1], ms, ARGV[4], ARGV[5])
+  record = string.format('%.0f %s %.0f %s %s', fence, owner, since, ARGV[4], ARGV[5])
 end
 
 for i = 1, n do
   redis.call('SET', KEYS[i], owner, 'PX', ttl)
   redis.call('SET', KEYS[n + i], record, 'PX', ARGV[3])
   if metadata then
-    redis.call('SET', KEYS[n + n + i], owner .. ' ' .. metadata, 'PX', ttl)
+    redis.call('SET', KEYS[n + n + n + i], owner .. ' ' .. metadata, 'PX', ttl)
+  end
+  if me and queued[i] ~= nil then
+    local queue = KEYS[n + n + i]
+    redis.call('ZREM', queue, me)
+    if #redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'LIMIT', 0, 1) == 0 then
+      redis.call('DEL', queue)
+    else
+      redis.call('ZADD', queue, 'LT', -(math.floor(microseconds() / 1000) + ARGV[9]), ARGV[7])
+    end
   end
 end
 return fence

@@ -263,16 +263,16 @@ fn listener(
 ) -> impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static {
     let (link, health) = (Arc::downgrade(link), health.clone());
     move |push| {
-        match (push.kind, push.data.first()) {
+        match (push.kind, push.data.as_slice()) {
             (PushKind::Disconnection, _) => {
                 health.mark_dead();
                 if let Some(link) = link.upgrade() {
                     link.lose(generation);
                 }
             }
-            (PushKind::Message, Some(Value::BulkString(channel))) => {
+            (PushKind::Message, [Value::BulkString(channel), Value::BulkString(message)]) => {
                 if let Some(link) = link.upgrade() {
-                    link.topics.hint(channel);
+                    link.topics.hint(channel, message);
                 }
             }
             _ => {}

@@ -6,7 +6,8 @@
 -- Answer  nil when it is free, else { the lock's value, its PTTL, fence companion or nil, metadata companion or nil }
 
 local value = redis.call('GET', KEYS[1])
-if not value then
+-- What is reserved for a waiter is held by nobody yet.
+if not value or #value == 37 and string.find(value, '^%x+%-next$') then
   return false
 end
 -- MGET reads a companion of another type as nil.

@@ -5,7 +5,8 @@
 //! | lock | `<prefix><name>`: the owner's token and nothing else, the same as `SET key token NX PX` of other tools |
 //! | fence companion | `holdfast:fence:{<lock key>}`: `<fence> <token> <since ms> <pid> <host>` |
 //! | metadata companion | `holdfast:metadata:{<lock key>}`: `<token> <JSON>` |
-//! | channel | `holdfast:free:<lock key>` |
+//! | queue | `holdfast:queue:{<lock key>}`: a sorted set, told in `queue.lua` |
+//! | mailbox | `holdfast:to:<process>`: the channel on which a process's waiters are told |
 //!
 //! **One hash slot.** A companion has to lie in the slot of its lock key, or no script could touch both in a cluster. The
 //! slot is the CRC16 of what stands between the first `{` and the next `}`, if that is not empty, else of the whole key
@@ -36,6 +37,8 @@ pub(super) enum Part {
     Fence,
     /// The holder's metadata.
     Metadata,
+    /// The places of those who wait.
+    Queue,
 }
 
 /// The way from names to keys and back.
@@ -57,13 +60,6 @@ impl Layout {
         if out.starts_with(NAMESPACE) {
             out.insert_str(0, MOVED);
         }
-    }
-
-    /// The channel on which the changes of a name are told. The scripts build the same text.
-    pub(super) fn channel(&self, name: &str) -> String {
-        let mut lock = String::new();
-        self.lock(name, &mut lock);
-        format!("holdfast:free:{lock}")
     }
 
     /// The pattern of `SCAN` that finds every name with this prefix (literal text), and perhaps other keys.
@@ -99,6 +95,7 @@ pub(super) fn companion(part: Part, lock: &str, out: &mut String) {
         Part::Lock => return out.push_str(lock),
         Part::Fence => "holdfast:fence:{",
         Part::Metadata => "holdfast:metadata:{",
+        Part::Queue => "holdfast:queue:{",
     });
     match hash_tag(lock) {
         Some(tag) => {
@@ -191,7 +188,7 @@ mod tests {
             for name in odd_names() {
                 let key = lock(&layout, &name);
                 assert!(seen.insert(key.clone()), "{prefix:?} {name:?}: {key:?} is taken");
-                for part in [Part::Fence, Part::Metadata] {
+                for part in [Part::Fence, Part::Metadata, Part::Queue] {
                     let mut other = String::new();
                     companion(part, &key, &mut other);
                     assert_eq!(
@@ -217,7 +214,6 @@ mod tests {
         assert_eq!(key, "holdfast:fence:{lock:job:7}");
         companion(Part::Metadata, "lock:{a}b", &mut key);
         assert_eq!(key, "holdfast:metadata:{a}lock:{a}b");
-        assert_eq!(layout.channel("job:7"), "holdfast:free:lock:job:7");
         assert_eq!(
             lock(&Layout::new(""), "holdfast:fence:{a}"),
             "holdfast:lock:holdfast:fence:{a}"

@@ -11,8 +11,9 @@
 //!
 //! ```text
 //! ACL SETUSER holdfast on >PASSWORD resetkeys resetchannels -@all
-//!     ~lock:* ~holdfast:* &holdfast:free:*
-//!     +eval +evalsha +get +set +del +mget +pttl +pexpire +time +publish +subscribe +unsubscribe +scan +select
+//!     ~lock:* ~holdfast:* &holdfast:*
+//!     +eval +evalsha +get +set +del +exists +mget +pttl +pexpire +time +zadd +zrem +zscore +zrangebyscore +zrevrange
+//!     +publish +subscribe +unsubscribe +scan +select
 //! ```
 //!
 //! `+scan` is for `list` only, and `+select` for a database other than 0. (`HELLO` and `AUTH` are open to everybody.)
@@ -30,6 +31,7 @@ mod subscription;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod waiting;
 
 use std::fmt;
 use std::sync::Arc;
@@ -44,16 +46,20 @@ use self::connection::Link;
 use self::failure::{ENGINE, Failure};
 use self::keys::{Layout, Part};
 use self::scripts::{ACQUIRE, FORCE_RELEASE, RELEASE, RENEW, Script, TRANSFER};
-use super::{Acquired, Engine, Released, Renewed, Result, Subscription};
+use self::waiting::Waiters;
+use super::{Acquired, Engine, Released, Renewed, Result, Subscription, WAITER_LIVENESS};
 use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
 
 /// How long the last fence of a name outlives its last lease: after that, the server's clock alone keeps fences growing.
 const FENCE_KEPT_MS: u64 = 24 * 60 * 60 * 1000;
+/// How the scripts tell a waiter.
+const PUBLISH: &str = "PUBLISH";
 
 /// The engine behind `redis://` and `rediss://`.
 pub struct RedisEngine {
     link: Arc<Link>,
     layout: Layout,
+    waiters: Arc<Waiters>,
 }
 
 impl fmt::Debug for RedisEngine {
@@ -75,7 +81,8 @@ impl RedisEngine {
         check_version(&link)
             .await
             .map_err(|failure| failure.during("connect"))?;
-        Ok(Arc::new(RedisEngine { link, layout }))
+        let waiters = Waiters::new(link.clone(), layout.clone());
+        Ok(Arc::new(RedisEngine { link, layout, waiters }))
     }
 
     /// The call of a script with the keys of every name of a claim, and its first argument.
@@ -85,31 +92,69 @@ impl RedisEngine {
         call
     }
 
+    /// One try, with a place in the queue for a waiter who finds the name busy.
     async fn acquire(&self, claim: &Claim) -> std::result::Result<Acquired, Failure> {
-        const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
+        if !claim.waiting {
+            return self.attempt(claim, false).await;
+        }
+        if !self.waiters.listens() {
+            // Who has no ear yet takes no place: the name would be handed to somebody who does not hear of it. Free names
+            // cost one round trip all the same.
+            let first = self.attempt(claim, false).await?;
+            if matches!(first, Acquired::Granted { .. }) {
+                return Ok(first);
+            }
+            self.waiters.listen().await?;
+        }
+        self.attempt(claim, true).await
+    }
+
+    async fn attempt(&self, claim: &Claim, queueing: bool) -> std::result::Result<Acquired, Failure> {
+        const PARTS: [Part; 4] = [Part::Lock, Part::Fence, Part::Queue, Part::Metadata];
         let parts = if claim.metadata.is_some() {
             &PARTS[..]
         } else {
-            &PARTS[..2]
+            &PARTS[..3]
         };
         let ttl = claim.ttl.as_millis();
+        let (process, number) = if queueing {
+            (self.waiters.process(), self.waiters.number(&claim.owner))
+        } else {
+            ("", 0)
+        };
         let mut call = self.call(&ACQUIRE, parts, claim);
         call.arg(ttl)
             .arg(ttl + FENCE_KEPT_MS)
             .arg(claim.process.pid)
-            .arg(&claim.process.host);
+            .arg(&claim.process.host)
+            .arg(PUBLISH)
+            .arg(process)
+            .arg(number)
+            .arg(ttl.min(WAITER_LIVENESS.as_millis() as u64));
         if let Some(metadata) = &claim.metadata {
             call.arg(&**metadata);
         }
         match self.link.run(&ACQUIRE, &call).await? {
-            Value::Int(fence) if fence > 0 => Ok(Acquired::Granted {
-                fence: Fence(fence as u64),
-            }),
+            Value::Int(fence) if fence > 0 => {
+                if queueing {
+                    self.waiters.leaves(&claim.owner);
+                }
+                Ok(Acquired::Granted {
+                    fence: Fence(fence as u64),
+                })
+            }
             Value::Array(held) => match held[..] {
-                [Value::Int(index @ 1..), Value::Int(left)] if index as usize <= claim.keys().len() => {
+                [Value::Int(index @ 1..), Value::Int(left), Value::Int(number @ 0..)]
+                    if index as usize <= claim.keys().len() =>
+                {
+                    let key = &claim.keys()[index as usize - 1];
+                    let retry_after = retry_after(left);
+                    if queueing {
+                        self.waiters.waits(&claim.owner, key, number as u64, retry_after);
+                    }
                     Ok(Acquired::Held {
-                        key: claim.keys()[index as usize - 1].clone(),
-                        retry_after: retry_after(left),
+                        key: key.clone(),
+                        retry_after,
                     })
                 }
                 _ => Err(Failure::Unexpected("of acquire.lua")),
@@ -144,15 +189,19 @@ impl RedisEngine {
     }
 
     async fn let_go(&self, claim: &Claim, keep: Duration) -> std::result::Result<Released, Failure> {
-        const PARTS: [Part; 3] = [Part::Lock, Part::Metadata, Part::Fence];
-        let call = if keep.is_zero() {
-            self.call(&RELEASE, &PARTS[..2], claim)
-        } else {
+        const PARTS: [Part; 4] = [Part::Lock, Part::Metadata, Part::Queue, Part::Fence];
+        let mut process = "";
+        if claim.waiting {
+            self.waiters.leaves(&claim.owner);
+            process = self.waiters.process();
+        }
+        let parts = if keep.is_zero() { &PARTS[..3] } else { &PARTS[..] };
+        let mut call = self.call(&RELEASE, parts, claim);
+        call.arg(PUBLISH).arg(process);
+        if !keep.is_zero() {
             let keep = Ttl::clamped(keep).as_millis();
-            let mut call = self.call(&RELEASE, &PARTS, claim);
             call.arg(keep).arg(keep + FENCE_KEPT_MS);
-            call
-        };
+        }
         match self.link.run(&RELEASE, &call).await? {
             Value::Int(1) => Ok(Released::Freed),
             Value::Int(0) => Ok(Released::NotHeld),
@@ -161,11 +210,12 @@ impl RedisEngine {
     }
 
     async fn free(&self, key: &Key) -> std::result::Result<bool, Failure> {
-        let call = FORCE_RELEASE.call(
+        let mut call = FORCE_RELEASE.call(
             &self.layout,
-            &[Part::Lock, Part::Metadata],
+            &[Part::Lock, Part::Metadata, Part::Queue],
             std::iter::once(key.as_str()),
         );
+        call.arg(PUBLISH);
         match self.link.run(&FORCE_RELEASE, &call).await? {
             Value::Int(freed) => Ok(freed == 1),
             _ => Err(Failure::Unexpected("of force_release.lua")),
@@ -211,7 +261,7 @@ impl Engine for RedisEngine {
     }
 
     fn ordered(&self) -> bool {
-        false
+        true
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
@@ -236,14 +286,8 @@ impl Engine for RedisEngine {
             .map_err(|failure| failure.during("release"))
     }
 
-    async fn subscribe(&self, _claim: &Claim, key: &Key) -> Result<Box<dyn Subscription>> {
-        let channel = self.layout.channel(key.as_str());
-        let subscription = self
-            .link
-            .subscribe(channel)
-            .await
-            .map_err(|failure| failure.during("subscribe"))?;
-        Ok(Box::new(subscription))
+    async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
+        Ok(Box::new(self.waiters.subscribe(&claim.owner)))
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {

@@ -1,34 +1,50 @@
--- Lets go of what the owner holds of the names, and tells whoever waits.
+-- Lets go of what the owner holds of the names, and of its places in their queues, and hands each name on.
 --
 -- KEYS    1 .. n         the lock keys
 --         n+1 .. 2n      their metadata companions
---         2n+1 .. 3n     their fence companions, only when the names are to stay busy
+--         2n+1 .. 3n     their queues
+--         3n+1 .. 4n     their fence companions, only when the names are to stay busy
 -- ARGV    1  the owner's token
---         2  how long the names stay busy, in ms; without it they are free at once
---         3  how long a fence companion lasts at least, in ms; with 2 only
+--         2  PUBLISH, or SPUBLISH in a cluster
+--         3  the waiter's process, or nothing for who did not wait
+--         4  how long the names stay busy, in ms; without it they are free at once
+--         5  how long a fence companion lasts at least, in ms; with 4 only
 -- Answer  1 when the owner held every name, else 0
---
--- The publication comes first: where the ACL forbids it, the script fails before it has changed anything.
 
-local owner, keep = ARGV[1], ARGV[2]
-local n = #KEYS / (keep and 3 or 2)
+local owner, publish, process, keep = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local n = #KEYS / (keep and 4 or 3)
 
 local held = 0
 for i = 1, n do
-  local key = KEYS[i]
-  if redis.call('GET', key) == owner then
+  local key, queue = KEYS[i], KEYS[n + n + i]
+  local holder = redis.call('GET', key)
+  local queued = redis.call('EXISTS', queue) == 1
+  if queued and process ~= '' then
+    redis.call('ZREM', queue, process .. ':' .. owner)
+  end
+  if holder == owner then
     held = held + 1
-    redis.call('PUBLISH', 'holdfast:free:' .. key, '')
     if keep then
       -- Busy for everybody, this owner included: no claim has such a token.
       redis.call('SET', key, owner .. '-kept', 'PX', keep)
       redis.call('PEXPIRE', KEYS[n + i], keep)
-      local fence = KEYS[n + n + i]
-      if redis.call('PTTL', fence) < tonumber(ARGV[3]) then
-        redis.call('PEXPIRE', fence, ARGV[3])
+      local fence = KEYS[n + n + n + i]
+      if redis.call('PTTL', fence) < tonumber(ARGV[5]) then
+        redis.call('PEXPIRE', fence, ARGV[5])
       end
+      if queued then
+        -- The name may be free sooner than the waiters were told.
+        pass(key, queue, publish, nil, nil, true)
+      end
+    elseif queued and pass(key, queue, publish) then
+      redis.call('DEL', KEYS[n + i])
     else
       redis.call('DEL', key, KEYS[n + i])
+    end
+  elseif queued and (not holder or holder == owner .. '-next') then
+    -- Whoever was, or would have been, the next has given up.
+    if not pass(key, queue, publish) then
+      redis.call('DEL', key)
     end
   end
 end

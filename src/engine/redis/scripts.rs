@@ -13,11 +13,11 @@ pub(super) struct Script {
 }
 
 macro_rules! scripts {
-    ($($name:ident = $file:literal;)*) => {
+    ($($name:ident = $($file:literal)+;)*) => {
         $(
-            #[doc = concat!("`", $file, "`: what it takes and answers is in its header.")]
+            #[doc = concat!("The script of", $(" `", $file, "`",)+ ". What it takes and answers is in its header.")]
             pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
-                let source = include_str!($file);
+                let source = concat!($(include_str!($file)),+);
                 Script { source, sha: redis::Script::new(source).get_hash().to_owned() }
             });
         )*
@@ -25,11 +25,12 @@ macro_rules! scripts {
 }
 
 scripts! {
-    ACQUIRE = "acquire.lua";
+    ACQUIRE = "queue.lua" "acquire.lua";
+    BEAT = "queue.lua" "beat.lua";
     RENEW = "renew.lua";
     TRANSFER = "transfer.lua";
-    RELEASE = "release.lua";
-    FORCE_RELEASE = "force_release.lua";
+    RELEASE = "queue.lua" "release.lua";
+    FORCE_RELEASE = "queue.lua" "force_release.lua";
     INSPECT = "inspect.lua";
 }
 

@@ -18,9 +18,14 @@ use crate::engine::Subscription;
 /// How many channels are named in one SUBSCRIBE.
 const AT_ONCE: usize = 500;
 
+/// What is done with the messages of a channel. It must not block. Called with nothing when messages may have been lost.
+pub(super) type Mailbox = Arc<dyn Fn(&[u8]) + Send + Sync>;
+
 /// One channel that somebody waits for.
 struct Topic {
     channel: Arc<str>,
+    /// Who takes the messages of this channel one by one.
+    mailbox: Option<Mailbox>,
     /// Hints to everybody who waits. Who begins to wait sees only what comes after.
     hints: watch::Sender<()>,
     /// SUBSCRIBE and UNSUBSCRIBE of one channel take turns, so that they cannot overtake each other.
@@ -33,6 +38,17 @@ struct Topic {
 #[derive(Default)]
 pub(super) struct Topics(Mutex<HashMap<Arc<str>, Arc<Topic>>>);
 
+impl Topic {
+    fn hint(&self, message: &[u8]) {
+        match &self.mailbox {
+            Some(mailbox) => mailbox(message),
+            None => {
+                self.hints.send_replace(());
+            }
+        }
+    }
+}
+
 impl Topics {
     fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Arc<Topic>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -43,28 +59,30 @@ impl Topics {
     }
 
     /// Wakes everybody who waits for a channel.
-    pub(super) fn hint(&self, channel: &[u8]) {
+    pub(super) fn hint(&self, channel: &[u8], message: &[u8]) {
         if let Some(topic) = std::str::from_utf8(channel)
             .ok()
             .and_then(|channel| self.lock().get(channel).cloned())
         {
-            topic.hints.send_replace(());
+            topic.hint(message);
         }
     }
 
     /// Wakes everybody.
     pub(super) fn hint_all(&self) {
-        for topic in self.lock().values() {
-            topic.hints.send_replace(());
+        let topics: Vec<Arc<Topic>> = self.lock().values().cloned().collect();
+        for topic in topics {
+            topic.hint(b"");
         }
     }
 
-    fn enrol(&self, channel: String) -> (Arc<Topic>, watch::Receiver<()>) {
+    fn enrol(&self, channel: String, mailbox: Option<Mailbox>) -> (Arc<Topic>, watch::Receiver<()>) {
         let channel: Arc<str> = channel.into();
         let mut topics = self.lock();
         let topic = topics.entry(channel.clone()).or_insert_with(|| {
             Arc::new(Topic {
                 channel,
+                mailbox,
                 hints: watch::Sender::new(()),
                 turn: tokio::sync::Mutex::new(()),
                 confirmed: AtomicU64::new(0),
@@ -101,9 +119,14 @@ impl Topics {
 }
 
 impl Link {
-    /// Begins to wait for a channel. When this returns, the server has confirmed it.
-    pub(super) async fn subscribe(self: &Arc<Self>, channel: String) -> Result<RedisSubscription, Failure> {
-        let (topic, hints) = self.topics.enrol(channel);
+    /// Begins to wait for a channel. When this returns, the server has confirmed it. With a mailbox, that gets the messages
+    /// (all subscriptions to a channel are with the same one, or without).
+    pub(super) async fn subscribe(
+        self: &Arc<Self>,
+        channel: String,
+        mailbox: Option<Mailbox>,
+    ) -> Result<RedisSubscription, Failure> {
+        let (topic, hints) = self.topics.enrol(channel, mailbox);
         // From here on, whatever ends this future takes the subscription back.
         let subscription = RedisSubscription {
             link: self.clone(),

@@ -1,20 +1,26 @@
 //! Subscriptions, and one connection for everything.
 
+use super::super::subscription::RedisSubscription;
 use super::*;
 use crate::engine::Subscription;
 
+/// A subscription to a channel of this test's own.
+async fn listen(ours: &RedisEngine, name: &str) -> RedisSubscription {
+    ours.link.subscribe(format!("channel:{name}"), None).await.unwrap()
+}
+
 async fn subscribers(other: &mut Other) -> i64 {
-    let (_, count): (String, i64) = other.run("PUBSUB NUMSUB holdfast:free:lock:n").await;
+    let (_, count): (String, i64) = other.run("PUBSUB NUMSUB channel:n").await;
     count
 }
 
-async fn woken(subscription: &mut Box<dyn Subscription>) -> bool {
+async fn woken(subscription: &mut RedisSubscription) -> bool {
     tokio::time::timeout(Duration::from_secs(5), subscription.changed())
         .await
         .is_ok()
 }
 
-async fn left_asleep(subscription: &mut Box<dyn Subscription>) -> bool {
+async fn left_asleep(subscription: &mut RedisSubscription) -> bool {
     tokio::time::timeout(Duration::from_millis(100), subscription.changed())
         .await
         .is_err()
@@ -24,19 +30,16 @@ async fn left_asleep(subscription: &mut Box<dyn Subscription>) -> bool {
 async fn a_channel_is_subscribed_once_and_given_back() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
-    let waiter = claim("n");
-    let mut first = ours.subscribe(&waiter, &key("n")).await.unwrap();
+    let mut first = listen(&ours, "n").await;
     assert_eq!(
         subscribers(&mut other).await,
         1,
         "confirmed by the server when subscribe returns"
     );
-    let mut second = ours.subscribe(&waiter, &key("n")).await.unwrap();
+    let mut second = listen(&ours, "n").await;
     assert_eq!(subscribers(&mut other).await, 1);
     assert!(left_asleep(&mut first).await);
-    let holder = claim("n");
-    take(&ours, &holder).await;
-    free(&ours, &holder).await;
+    other.run::<()>("PUBLISH channel:n x").await;
     assert!(woken(&mut first).await);
     assert!(woken(&mut second).await);
     assert!(left_asleep(&mut second).await, "one change, one hint");
@@ -44,7 +47,7 @@ async fn a_channel_is_subscribed_once_and_given_back() {
     drop(first);
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert_eq!(subscribers(&mut other).await, 1, "somebody still waits");
-    other.run::<()>("PUBLISH holdfast:free:lock:n x").await;
+    other.run::<()>("PUBLISH channel:n x").await;
     assert!(woken(&mut second).await);
     drop(second);
     eventually("the channel is given back", async || subscribers(&mut other).await == 0).await;
@@ -57,19 +60,14 @@ async fn a_channel_is_subscribed_once_and_given_back() {
 async fn coming_and_going_never_loses_a_subscription() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
-    let waiter = claim("n");
     for round in 0..200u64 {
         // Some give up in the middle of subscribing.
-        let _ = tokio::time::timeout(Duration::from_micros(round * 10), ours.subscribe(&waiter, &key("n"))).await;
-        let mut stays = ours.subscribe(&waiter, &key("n")).await.unwrap();
+        let _ = tokio::time::timeout(Duration::from_micros(round * 10), listen(&ours, "n")).await;
+        let mut stays = listen(&ours, "n").await;
         if round % 3 == 0 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(
-            other.run::<i64>("PUBLISH holdfast:free:lock:n x").await,
-            1,
-            "round {round}"
-        );
+        assert_eq!(other.run::<i64>("PUBLISH channel:n x").await, 1, "round {round}");
         assert!(woken(&mut stays).await, "round {round}");
     }
     eventually("the channel is given back", async || subscribers(&mut other).await == 0).await;
@@ -83,10 +81,10 @@ async fn subscribers_survive_a_lost_connection() {
     let mut waiting = Vec::new();
     for i in 0..1200 {
         // More than one SUBSCRIBE can name.
-        waiting.push(ours.subscribe(&claim("n"), &key(&format!("other{i}"))).await.unwrap());
+        waiting.push(listen(&ours, &format!("other{i}")).await);
     }
-    let mut subscription = ours.subscribe(&claim("n"), &key("n")).await.unwrap();
-    let gone = ours.subscribe(&claim("n"), &key("gone")).await.unwrap();
+    let mut subscription = listen(&ours, "n").await;
+    let gone = listen(&ours, "gone").await;
     other.run::<()>("CLIENT KILL TYPE pubsub").await;
     drop(gone);
     assert!(
@@ -98,7 +96,7 @@ async fn subscribers_survive_a_lost_connection() {
         assert!(woken(subscription).await);
     }
     assert!(left_asleep(&mut subscription).await);
-    other.run::<()>("PUBLISH holdfast:free:lock:n x").await;
+    other.run::<()>("PUBLISH channel:n x").await;
     assert!(woken(&mut subscription).await);
     eventually("nothing is left of who went meanwhile", async || {
         other.run::<Vec<String>>("PUBSUB CHANNELS *gone").await.is_empty()
@@ -116,7 +114,7 @@ async fn subscribing_amid_lost_connections_leaves_no_channel_behind() {
         async move {
             while tokio::time::Instant::now() < until {
                 let patience = Duration::from_micros(fastrand::u64(1..3000));
-                let subscribing = ours.subscribe(&claim("n"), &key(&format!("n{}", i % 4))).await;
+                let subscribing = ours.link.subscribe(format!("channel:n{}", i % 4), None).await;
                 if let Ok(mut subscription) = subscribing {
                     let _ = tokio::time::timeout(patience, subscription.changed()).await;
                 }
@@ -132,12 +130,12 @@ async fn subscribing_amid_lost_connections_leaves_no_channel_behind() {
     };
     tokio::join!(futures_util::future::join_all(coming_and_going), killing);
     eventually("nobody waits", async || ours.link.topics.is_empty()).await;
-    let mut last = ours.subscribe(&claim("n"), &key("n")).await.unwrap();
+    let mut last = listen(&ours, "n").await;
     eventually("only the last channel is left", async || {
-        other.run::<Vec<String>>("PUBSUB CHANNELS *").await == ["holdfast:free:lock:n"]
+        other.run::<Vec<String>>("PUBSUB CHANNELS *").await == ["channel:n"]
     })
     .await;
-    assert_eq!(other.run::<i64>("PUBLISH holdfast:free:lock:n x").await, 1);
+    assert_eq!(other.run::<i64>("PUBLISH channel:n x").await, 1);
     assert!(woken(&mut last).await);
 }
 
@@ -216,7 +214,7 @@ async fn a_flushed_script_cache_is_filled_again() {
 async fn a_closed_engine_refuses_calls_and_leaves_nothing_behind() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
-    let subscription = ours.subscribe(&claim("n"), &key("n")).await.unwrap();
+    let subscription = listen(&ours, "n").await;
     ours.close().await;
     let error = ours.try_acquire(&claim("n")).await.unwrap_err();
     assert!(!error.retryable);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ::redis::FromRedisValue;
 
 use super::{RedisConfig, RedisEngine};
-use crate::engine::{Acquired, Engine, Released, Settings, SharedEngine};
+use crate::engine::{Acquired, Engine, Released, Settings, SharedEngine, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
 mod connection;
@@ -66,6 +66,21 @@ fn claim(name: &str) -> Claim {
         Ttl::clamped(LONG),
         Arc::new(Process::current()),
     )
+}
+
+/// A claim that is ready to wait.
+fn waiting(name: &str) -> Claim {
+    let mut claim = claim(name);
+    claim.waiting = true;
+    claim
+}
+
+/// Takes a place in the queue of a busy name.
+async fn wait(engine: &RedisEngine, claim: &Claim) -> Box<dyn Subscription> {
+    let subscription = engine.subscribe(claim, &claim.keys()[0]).await.unwrap();
+    let tried = engine.try_acquire(claim).await.unwrap();
+    assert!(matches!(tried, Acquired::Held { .. }), "{tried:?}");
+    subscription
 }
 
 async fn take(engine: &RedisEngine, claim: &Claim) -> Fence {

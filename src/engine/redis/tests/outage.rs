@@ -146,7 +146,7 @@ async fn subscribers_move_on_from_a_silent_connection() {
     let (ours, theirs) = (proxy.engine().await, server.engine().await);
     let holder = claim("n");
     take(&theirs, &holder).await;
-    let mut subscription = ours.subscribe(&claim("n"), &key("n")).await.unwrap();
+    let mut subscription = wait(&ours, &waiting("n")).await;
     proxy.silence_all_so_far();
     assert!(
         tokio::time::timeout(Duration::from_millis(400), ours.inspect(&key("n")))
@@ -180,7 +180,7 @@ async fn service_resumes_when_the_server_is_back_and_fences_grow_over_it() {
     };
     let ours = server.engine().await;
     let before = take(&ours, &claim("n")).await;
-    let mut subscription = ours.subscribe(&claim("n"), &key("n")).await.unwrap();
+    let mut subscription = wait(&ours, &waiting("n")).await;
     server.stop();
     let mut failed = 0;
     eventually("the outage is noticed", async || {

@@ -1,0 +1,28 @@
+-- A process's sign of life for the names that it waits for. Hands on what has become free meanwhile, so that the queue of
+-- a holder that died moves at its expiry.
+--
+-- KEYS    1 .. n         the lock keys
+--         n+1 .. 2n      their queues
+-- ARGV    1  PUBLISH, or SPUBLISH in a cluster
+--         2  the process
+--         3  how long it counts as alive from now on, in ms
+-- Answer  for each name its PTTL, or -2 when the process has to see to its waiters itself: its places are gone (the
+--         store was emptied), or it hears nothing
+
+local n = #KEYS / 2
+local till = math.floor(microseconds() / 1000) + ARGV[3]
+local answer = {}
+for i = 1, n do
+  local queue = KEYS[n + i]
+  local left = -2
+  if redis.call('ZSCORE', queue, ARGV[2]) then
+    redis.call('ZADD', queue, 'LT', -till, ARGV[2])
+    redis.call('PEXPIRE', queue, QUEUE_MS)
+    left = redis.call('PTTL', KEYS[i])
+    if left == -2 and pass(KEYS[i], queue, ARGV[1]) then
+      left = redis.call('PTTL', KEYS[i])
+    end
+  end
+  answer[i] = left
+end
+return answer

@@ -1,0 +1,73 @@
+-- The queue of a name, and how the name is handed on. Stands in front of every script that may do so.
+--
+-- A queue is a sorted set with two kinds of members:
+--
+--   <process>:<owner>  a waiter; its score is its number, by which it is served: the microsecond of its arrival
+--   <process>          a process with waiters; its score is minus the millisecond until which it counts as alive
+--
+-- Whom a name is handed to has to come for it within RESERVED_MS. Until then the lock's key holds `<owner>-next`: busy
+-- for everybody else, other tools included, and held by nobody.
+
+local RESERVED_MS = 2000
+-- A waiter whose process is silent keeps its place for so long after it ceased to count as alive.
+local KEPT_MS = 60000
+-- What nobody touches goes away: a little later than the last place in it.
+local QUEUE_MS = 70000
+local AT_ONCE = 32
+
+-- The server's clock in microseconds since 1970: below 2^53, and so exact in Lua's doubles, until the year 2255.
+local function microseconds()
+  local now = redis.call('TIME')
+  return now[1] * 1000000 + now[2]
+end
+
+-- Hands a name that is free, or about to be, to the first live waiter, and tells that one alone. Answers whether it did;
+-- not when `me`, or a waiter with a larger number, would be the next. With `hint` the waiter is told, but gets nothing.
+local function pass(lock, queue, publish, me, number, hint)
+  local ms, alive, from = math.floor(microseconds() / 1000), {}, 0
+  -- In a cluster a channel has to lie in the slot of the keys, as the queue does.
+  local channel = 'holdfast:to:'
+  if publish == 'SPUBLISH' then
+    channel = channel .. string.match(queue, '{[^}]*}')
+  end
+  while true do
+    local waiters = redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'WITHSCORES', 'LIMIT', from, AT_ONCE)
+    for i = 1, #waiters, 2 do
+      local waiter = waiters[i]
+      if waiter == me or number and tonumber(waiters[i + 1]) > number then
+        return false
+      end
+      local process, owner = string.match(waiter, '^(%x+):(%x+)$')
+      local till = alive[process]
+      if not till then
+        till = -(tonumber(redis.call('ZSCORE', queue, process)) or 0)
+        -- A process whose connection is gone hears nothing. It may come back to its places.
+        if till > ms and redis.call(publish, channel .. process, owner) == 0 then
+          till = ms
+        end
+        alive[process] = till
+      end
+      if till > ms then
+        if not hint then
+          local left = math.min(till - ms, RESERVED_MS)
+          redis.call('SET', lock, owner .. '-next', 'PX', left)
+          -- It owes an answer. Until that comes, nothing else is handed to this process: one that stands still costs
+          -- those behind it so much time once, and not once for each of its waiters.
+          redis.call('ZADD', queue, -(ms + left), process)
+        end
+        return true
+      elseif till + KEPT_MS < ms then
+        redis.call('ZREM', queue, waiter)
+        from = from - 1
+      end
+    end
+    from = from + #waiters / 2
+    if #waiters < AT_ONCE * 2 then
+      if from == 0 then
+        redis.call('DEL', queue)
+      end
+      return false
+    end
+  end
+end
+

@@ -1,0 +1,315 @@
+//! Who of this process waits for which name, and the process's part in the queues.
+//!
+//! # Behavior
+//! Each waiter has a place of its own in the queue of its name, so that all waiters of all processes are served in the
+//! order of their arrival. What they share is the process's mailbox, one channel on which the server names the waiter
+//! that a name was handed to, and its sign of life: while anybody waits, one script every [`BEAT`] says for all names
+//! that this process still lives. The same script is run when the lease in a waiter's way ends, and hands on what has
+//! become free: a holder that died needs no help of its own.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use redis::Value;
+use tokio::sync::{Notify, OnceCell};
+use tokio::time::Instant;
+
+use super::PUBLISH;
+use super::connection::Link;
+use super::failure::Failure;
+use super::keys::{Layout, Part};
+use super::scripts::BEAT as SCRIPT;
+use super::subscription::RedisSubscription;
+use crate::engine::{Subscription, WAITER_LIVENESS};
+use crate::model::{Key, OwnerToken};
+
+/// How often a process with waiters gives a sign of life: twice within the time for which one counts.
+const BEAT: Duration = Duration::from_secs(2);
+/// The most names in one script, so that the server is not kept from others for long.
+const NAMES_AT_ONCE: usize = 100;
+
+/// The waiters of one engine.
+pub(super) struct Waiters {
+    link: Arc<Link>,
+    layout: Layout,
+    /// By what the queues know this engine: random, hexadecimal.
+    process: String,
+    mailbox: OnceCell<RedisSubscription>,
+    state: Mutex<State>,
+    /// Something is due earlier than the guard thinks.
+    earlier: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    waiters: HashMap<OwnerToken, Waiter>,
+    names: HashMap<Key, Watched>,
+    /// When the guard looks next; `None` while there is none.
+    next_look: Option<Instant>,
+}
+
+#[derive(Default)]
+struct Waiter {
+    told: Arc<Notify>,
+    /// Whether somebody listens to `told`.
+    subscribed: bool,
+    /// Where it waits, with its number there.
+    place: Option<(Key, u64)>,
+}
+
+/// A name that somebody of this process waits for.
+struct Watched {
+    waiters: usize,
+    /// When the lease in the way ends, as far as is known.
+    due: Instant,
+}
+
+impl Waiters {
+    pub(super) fn new(link: Arc<Link>, layout: Layout) -> Arc<Self> {
+        Arc::new(Waiters {
+            link,
+            layout,
+            process: format!("{:016x}", fastrand::u64(..)),
+            mailbox: OnceCell::new(),
+            state: Mutex::default(),
+            earlier: Notify::new(),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// By what the queues know this engine.
+    pub(super) fn process(&self) -> &str {
+        &self.process
+    }
+
+    /// The channel that `queue.lua` publishes to.
+    fn channel(&self) -> String {
+        format!("holdfast:to:{}", self.process)
+    }
+
+    /// Whether this engine would hear of a name that is handed to one of its waiters.
+    pub(super) fn listens(&self) -> bool {
+        self.mailbox.initialized()
+    }
+
+    /// Subscribes to the mailbox, for as long as the engine lives. A new connection subscribes to it by itself.
+    pub(super) async fn listen(self: &Arc<Self>) -> Result<(), Failure> {
+        let waiters = Arc::downgrade(self);
+        let open = || async {
+            let deliver = Arc::new(move |owner: &[u8]| {
+                if let Some(waiters) = waiters.upgrade() {
+                    waiters.deliver(owner);
+                }
+            });
+            self.link.subscribe(self.channel(), Some(deliver)).await
+        };
+        self.mailbox.get_or_try_init(open).await.map(|_| ())
+    }
+
+    /// Wakes the waiter that a message names; all of them when it names none, after a connection was lost.
+    fn deliver(&self, owner: &[u8]) {
+        let state = self.state();
+        if owner.is_empty() {
+            for waiter in state.waiters.values() {
+                waiter.told.notify_one();
+            }
+        } else if let Some(waiter) = std::str::from_utf8(owner)
+            .ok()
+            .and_then(|owner| OwnerToken::parse(owner).ok())
+            .and_then(|owner| state.waiters.get(&owner))
+        {
+            waiter.told.notify_one();
+        }
+    }
+
+    /// A subscription of one waiter.
+    pub(super) fn subscribe(self: &Arc<Self>, owner: &OwnerToken) -> QueueSubscription {
+        let mut state = self.state();
+        let waiter = state.waiters.entry(owner.clone()).or_default();
+        waiter.subscribed = true;
+        QueueSubscription {
+            waiters: self.clone(),
+            owner: owner.clone(),
+            told: waiter.told.clone(),
+        }
+    }
+
+    /// A waiter's number, 0 while it has none.
+    pub(super) fn number(&self, owner: &OwnerToken) -> u64 {
+        let state = self.state();
+        let place = state.waiters.get(owner).and_then(|waiter| waiter.place.as_ref());
+        place.map_or(0, |(_, number)| *number)
+    }
+
+    /// A waiter has its place in the queue of `key`, behind a lease that ends in `left`.
+    pub(super) fn waits(self: &Arc<Self>, owner: &OwnerToken, key: &Key, number: u64, left: Option<Duration>) {
+        let due = due(left);
+        let mut state = self.state();
+        let waiter = state.waiters.entry(owner.clone()).or_default();
+        let before = waiter.place.replace((key.clone(), number));
+        if before.as_ref().is_none_or(|(at, _)| at != key) {
+            if let Some((at, _)) = before {
+                state.forget(&at);
+            }
+            let name = state.names.entry(key.clone()).or_insert(Watched { waiters: 0, due });
+            name.waiters += 1;
+        }
+        if let Some(name) = state.names.get_mut(key) {
+            name.due = due;
+        }
+        match state.next_look {
+            None => {
+                state.next_look = Some(due);
+                self.link.runtime.spawn(guard(self.clone()));
+            }
+            Some(next) if due < next => self.earlier.notify_one(),
+            Some(_) => {}
+        }
+    }
+
+    /// A waiter waits no more: it was granted what it wanted, or gave up.
+    pub(super) fn leaves(&self, owner: &OwnerToken) {
+        let mut state = self.state();
+        let Entry::Occupied(mut entry) = state.waiters.entry(owner.clone()) else {
+            return;
+        };
+        let place = entry.get_mut().place.take();
+        if !entry.get().subscribed {
+            entry.remove();
+        }
+        if let Some((key, _)) = place {
+            state.forget(&key);
+        }
+    }
+
+    /// Has every waiter of a name look for itself.
+    fn wake(&self, key: &Key) {
+        for waiter in self.state().waiters.values() {
+            if waiter.place.as_ref().is_some_and(|(at, _)| at == key) {
+                waiter.told.notify_one();
+            }
+        }
+    }
+
+    async fn beat(self: &Arc<Self>, names: &[Key]) -> Result<(), Failure> {
+        let mut call = SCRIPT.call(&self.layout, &[Part::Lock, Part::Queue], names.iter().map(Key::as_str));
+        call.arg(PUBLISH)
+            .arg(&self.process)
+            .arg(WAITER_LIVENESS.as_millis() as u64);
+        let reply = tokio::time::timeout(self.link.limit(), self.link.run(&SCRIPT, &call)).await;
+        let reply = reply.unwrap_or(Err(Failure::Unexpected("no beat in time")));
+        let Value::Array(left) = reply? else {
+            return Err(Failure::Unexpected("of beat.lua"));
+        };
+        for (key, left) in names.iter().zip(left) {
+            match left {
+                Value::Int(GONE) => self.wake(key),
+                Value::Int(left) => {
+                    if let Some(name) = self.state().names.get_mut(key) {
+                        name.due = due(u64::try_from(left).ok().map(Duration::from_millis));
+                    }
+                }
+                _ => return Err(Failure::Unexpected("of beat.lua")),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What `beat.lua` answers for a name that the process has to see to itself.
+const GONE: i64 = -2;
+
+impl State {
+    fn forget(&mut self, key: &Key) {
+        if let Entry::Occupied(mut name) = self.names.entry(key.clone()) {
+            name.get_mut().waiters -= 1;
+            if name.get().waiters == 0 {
+                name.remove();
+            }
+        }
+    }
+}
+
+/// When to look at a name again because the lease in the way has ended: a little later than the server said, so that its
+/// clock has surely passed that point, and not all processes at once.
+fn due(left: Option<Duration>) -> Instant {
+    let jitter = Duration::from_micros(fastrand::u64(500..3_000));
+    // For a lock that never expires the beat is often enough.
+    Instant::now() + left.unwrap_or(BEAT).min(Duration::from_secs(3600)) + jitter
+}
+
+/// Gives the signs of life for as long as anybody waits.
+async fn guard(waiters: Arc<Waiters>) {
+    let mut beat_at = Instant::now() + BEAT;
+    loop {
+        let next = {
+            let mut state = waiters.state();
+            let due = state.names.values().map(|name| name.due).min();
+            state.next_look = due.map(|due| due.min(beat_at));
+            let Some(next) = state.next_look else { return };
+            next
+        };
+        tokio::select! {
+            () = tokio::time::sleep_until(next) => {}
+            () = waiters.earlier.notified() => continue,
+        }
+        let now = Instant::now();
+        let beating = now >= beat_at;
+        let names: Vec<Key> = {
+            let mut state = waiters.state();
+            let due = state.names.iter_mut().filter(|(_, name)| beating || name.due <= now);
+            due.map(|(key, name)| {
+                // Until the answer says otherwise.
+                name.due = now + BEAT;
+                key.clone()
+            })
+            .collect()
+        };
+        if beating {
+            beat_at = now + BEAT;
+        }
+        for some in names.chunks(NAMES_AT_ONCE) {
+            if let Err(failure) = waiters.beat(some).await {
+                // Each waiter meets the failure itself, and knows for how long to bear it.
+                tracing::debug!(%failure, "no sign of life could be given");
+                some.iter().for_each(|key| waiters.wake(key));
+            }
+        }
+    }
+}
+
+/// A waiter's ear.
+pub(super) struct QueueSubscription {
+    waiters: Arc<Waiters>,
+    owner: OwnerToken,
+    told: Arc<Notify>,
+}
+
+#[async_trait]
+impl Subscription for QueueSubscription {
+    async fn changed(&mut self) {
+        self.told.notified().await;
+    }
+
+    fn keeps_watch(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for QueueSubscription {
+    fn drop(&mut self) {
+        let mut state = self.waiters.state();
+        if let Entry::Occupied(mut entry) = state.waiters.entry(self.owner.clone()) {
+            entry.get_mut().subscribed = false;
+            if entry.get().place.is_none() {
+                entry.remove();
+            }
+        }
+    }
+}
