@@ -15,6 +15,7 @@ use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 mod connection;
 mod keyspace;
 mod outage;
+mod queue;
 mod security;
 mod speed;
 
