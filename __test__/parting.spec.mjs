@@ -8,6 +8,7 @@ import { promisify } from 'node:util'
 import { LockService } from '../index.js'
 import { startRedis } from '../scripts/servers.mjs'
 import { startProxy } from './proxy.mjs'
+import { until } from './tools.mjs'
 
 const run = promisify(execFile)
 const index = new URL('../index.js', import.meta.url).href
@@ -81,8 +82,7 @@ test('a signal that calls back while it is being listened to is not missed', asy
     removeEventListener() {},
   }
   await assert.rejects(locks.acquire('eager', { signal }), (error) => error === reason)
-  await sleep(50)
-  assert.equal(await locks.inspect('eager'), null)
+  await until('the name is free', async () => (await locks.inspect('eager')) === null)
   await locks.close()
 })
 

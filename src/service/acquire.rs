@@ -123,6 +123,10 @@ impl Acquisition<'_> {
         let inner = self.inner;
         let ordered = inner.engine.ordered();
         let waits = self.claim.waiting;
+        if self.abort.is_cancelled() {
+            // Whoever gave up on the way here wants nothing of the store.
+            return Stop::Aborted.end();
+        }
         let mut subscription: Option<Box<dyn Subscription>> = None;
         let mut place: Option<Place> = None;
         let mut backoff = Backoff::for_store();

@@ -250,6 +250,16 @@ async fn an_abort_in_flight_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_abort_that_came_first_asks_the_store_for_nothing() {
+    let (_, locks) = service();
+    let abort = CancellationToken::new();
+    abort.cancel();
+    let outcome = locks.acquire(&[key("n")], options(1000, 9000), abort).await;
+    assert!(matches!(outcome.unwrap(), Outcome::Aborted));
+    assert_eq!(locks.stats().acquired, 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn validity_that_is_gone_on_return_is_no_grant() {
     let (engine, locks) = service();
     engine.set(Fault::SlowReply(100));
