@@ -4,8 +4,10 @@
 //! was *sent*, less an allowance for drift ([`Ttl::cautious`]). A failed renewal is *unknown*, not lost: it is tried
 //! again until the local deadline, and only then is the lease lost.
 
+mod batch;
 mod release;
 mod renewal;
+mod window;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,13 +17,16 @@ use super::Inner;
 use super::backoff::Backoff;
 use super::event::{Event, EventKind, add, sub};
 use super::inner::Lapsed;
+use super::keeper::Slot;
 use super::options::AcquireOptions;
 use crate::clock::Moment;
 use crate::error::{EngineError, LockError};
 use crate::model::{Claim, Fence, Key, Ttl};
 
+pub(super) use batch::renew_together;
 pub use release::LetGo;
 use renewal::renewal_backoff;
+use window::Window;
 
 /// Called once when a lease is lost, on the I/O thread.
 pub type LossSink = Box<dyn FnOnce(LockError) + Send>;
@@ -46,8 +51,8 @@ struct State {
     phase: Phase,
     /// The lease counts until then, for this process.
     deadline: Moment,
-    /// When to renew next. `None`: never again.
-    renew_at: Option<Moment>,
+    /// When to renew next. `None`: never again, or a renewal is under way.
+    next: Option<Window>,
     /// What each renewal asks for; `extend` may raise it.
     ttl: Ttl,
     /// The longest that the store was ever asked for: how long the lease may lie there.
@@ -55,7 +60,7 @@ struct State {
     backoff: Backoff,
     last_failure: Option<Arc<EngineError>>,
     /// Where the keeper's schedule has this lease.
-    slot: Option<(u64, u64)>,
+    slot: Option<Slot>,
     on_loss: Option<LossSink>,
 }
 
@@ -88,7 +93,7 @@ impl Lease {
         let state = State {
             phase: Phase::Held,
             deadline: sent + ttl.cautious(),
-            renew_at: options.renew.then(|| sent + ttl.duration() / 3),
+            next: options.renew.then(|| Window::after(sent, ttl)),
             ttl,
             longest: ttl,
             backoff: renewal_backoff(ttl),
@@ -188,19 +193,21 @@ impl Lease {
         }
     }
 
-    pub(super) fn slot(&self) -> Option<(u64, u64)> {
+    pub(super) fn slot(&self) -> Option<Slot> {
         self.state().slot
     }
 
-    pub(super) fn set_slot(&self, slot: Option<(u64, u64)>) {
+    pub(super) fn set_slot(&self, slot: Option<Slot>) {
         self.state().slot = slot;
     }
 
-    /// When the keeper must look at this lease next. `None` once it is over.
-    pub(super) fn next_event(&self) -> Option<Moment> {
+    /// When the keeper must look at this lease next, and from when on it may be renewed along with others, if it is to be
+    /// renewed then. `None` once it is over.
+    pub(super) fn next_event(&self) -> Option<(Moment, Option<Moment>)> {
         let state = self.state();
-        match state.phase {
-            Phase::Held => Some(state.renew_at.map_or(state.deadline, |at| at.min(state.deadline))),
+        match (&state.phase, &state.next) {
+            (Phase::Held, Some(window)) if window.due < state.deadline => Some((window.due, Some(window.opens))),
+            (Phase::Held, _) => Some((state.deadline, None)),
             _ => None,
         }
     }
@@ -224,7 +231,7 @@ impl Lease {
                 return;
             }
             state.phase = Phase::Lost(error.clone());
-            state.renew_at = None;
+            state.next = None;
             state.on_loss.take()
         };
         inner.keeper.forget(self);

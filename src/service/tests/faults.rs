@@ -7,7 +7,9 @@ use async_trait::async_trait;
 
 use super::*;
 use crate::engine::memory::MemoryEngine;
-use crate::engine::{Acquired, Engine, Released, Renewed, Result as EngineResult, SharedEngine, Subscription};
+use crate::engine::{
+    Acquired, Answers, Engine, Released, Renewal, Renewed, Result as EngineResult, SharedEngine, Subscription, renew_each,
+};
 use crate::error::EngineError;
 use crate::model::{Claim, LockInfo};
 
@@ -38,6 +40,8 @@ pub(super) struct Faulty {
     unordered: AtomicBool,
     pub(super) tries: AtomicU32,
     pub(super) renewals: AtomicU32,
+    /// How many calls carried them.
+    pub(super) batches: AtomicU32,
 }
 
 impl Faulty {
@@ -48,6 +52,7 @@ impl Faulty {
             unordered: AtomicBool::new(false),
             tries: AtomicU32::new(0),
             renewals: AtomicU32::new(0),
+            batches: AtomicU32::new(0),
         }
     }
 
@@ -124,6 +129,11 @@ impl Engine for Faulty {
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> EngineResult<Renewed> {
         self.renewals.fetch_add(1, SeqCst);
         self.through("renew", self.store.renew(claim, ttl)).await
+    }
+
+    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
+        self.batches.fetch_add(1, SeqCst);
+        renew_each(self, renewals, answer).await;
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> EngineResult<Renewed> {
