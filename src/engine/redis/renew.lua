@@ -13,13 +13,22 @@
 local kept = tonumber(ARGV[1])
 local n = #KEYS / 3
 
+-- MGET reads a key of another type as nil, where GET would fail and take the other leases with it. In parts, because Lua
+-- unpacks no more than some thousands of values.
+local holders = {}
+for i = 1, n, 1000 do
+  local part = redis.call('MGET', unpack(KEYS, i, math.min(i + 999, n)))
+  for j = 1, #part do
+    holders[i + j - 1] = part[j]
+  end
+end
+
 local answers, first = {}, 1
 for a = 2, #ARGV, 3 do
   local owner, ttl, last = ARGV[a], tonumber(ARGV[a + 1]), first + ARGV[a + 2] - 1
   local held = true
   for i = first, last do
-    -- MGET reads a key of another type as nil, where GET would fail and take the other leases with it.
-    if redis.call('MGET', KEYS[i])[1] ~= owner then
+    if holders[i] ~= owner then
       held = false
       break
     end

@@ -37,6 +37,8 @@ pub(super) enum Fault {
 pub(super) struct Faulty {
     store: SharedEngine,
     fault: Mutex<Fault>,
+    /// Renewals of other names than these are spared.
+    only: Mutex<&'static str>,
     unordered: AtomicBool,
     pub(super) tries: AtomicU32,
     pub(super) renewals: AtomicU32,
@@ -49,6 +51,7 @@ impl Faulty {
         Faulty {
             store: MemoryEngine::named(name),
             fault: Mutex::new(Fault::None),
+            only: Mutex::new(""),
             unordered: AtomicBool::new(false),
             tries: AtomicU32::new(0),
             renewals: AtomicU32::new(0),
@@ -62,6 +65,12 @@ impl Faulty {
 
     pub(super) fn set(&self, fault: Fault) {
         *self.fault.lock().unwrap() = fault;
+    }
+
+    /// As [`Faulty::set`], but renewals of names that do not begin so go well.
+    pub(super) fn set_for(&self, prefix: &'static str, fault: Fault) {
+        *self.only.lock().unwrap() = prefix;
+        self.set(fault);
     }
 
     pub(super) fn hang(&self) {
@@ -128,6 +137,10 @@ impl Engine for Faulty {
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> EngineResult<Renewed> {
         self.renewals.fetch_add(1, SeqCst);
+        let prefix = *self.only.lock().unwrap();
+        if !claim.keys()[0].as_str().starts_with(prefix) {
+            return self.store.renew(claim, ttl).await;
+        }
         self.through("renew", self.store.renew(claim, ttl)).await
     }
 
