@@ -45,7 +45,7 @@ impl Lease {
             return None;
         }
         state.next.filter(|window| window.opens.is_past())?;
-        if inner.pulse.silence() > self.options.stall_limit {
+        if inner.pulse.silence() > self.stall_limit {
             // Renewal pauses; it goes on if the event loop answers before the deadline.
             state.pause();
             return None;
@@ -67,9 +67,9 @@ impl Lease {
             Ok(Renewed::Extended) if matches!(state.phase, Phase::Held) => {
                 state.deadline = state.deadline.max(sent + ttl.cautious());
                 let next = Window::after(sent, state.ttl);
-                let goes_on = self.options.renew && self.ends_at().is_none_or(|end| next.due < end);
+                let goes_on = self.renew && self.ends_at.is_none_or(|end| next.due < end);
                 state.next = goes_on.then_some(next);
-                state.backoff = renewal_backoff(state.ttl);
+                state.backoff = None;
                 state.last_failure = None;
                 drop(state);
                 add(&inner.counters.renewed);
@@ -99,14 +99,9 @@ impl Lease {
         }
     }
 
-    /// When `max_hold` ends the lease.
-    pub(super) fn ends_at(&self) -> Option<Moment> {
-        self.options.max_hold.map(|most| self.acquired_at + most)
-    }
-
     /// The ttl, shortened so that the lease does not outlast `max_hold`. `None` once that is over.
     pub(super) fn capped(&self, ttl: Ttl) -> Option<Ttl> {
-        let Some(end) = self.ends_at() else { return Some(ttl) };
+        let Some(end) = self.ends_at else { return Some(ttl) };
         let left = end.remaining();
         (!left.is_zero()).then(|| Ttl::clamped(left.min(ttl.duration())))
     }
@@ -167,12 +162,14 @@ impl Lease {
 impl State {
     /// Puts the next renewal off: it failed, or cannot be done just now.
     pub(super) fn pause(&mut self) {
-        self.next = Some(Window::after_pause(self.backoff.pause()));
+        let ttl = self.ttl;
+        let backoff = self.backoff.get_or_insert_with(|| Box::new(renewal_backoff(ttl)));
+        self.next = Some(Window::after_pause(backoff.pause()));
     }
 }
 
 /// A failed renewal is tried again soon, but not so often that a struggling store is kept from recovering.
-pub(super) fn renewal_backoff(ttl: Ttl) -> Backoff {
+fn renewal_backoff(ttl: Ttl) -> Backoff {
     let most = (ttl.duration() / 6).clamp(Duration::from_millis(5), Duration::from_secs(2));
     Backoff::new((most / 8).max(Duration::from_millis(2)), most)
 }
