@@ -20,24 +20,16 @@ const BATCH: usize = 256;
 /// When something is due, in nanoseconds of the local clock, and a number that makes it unique.
 pub(super) type Slot = (u64, u64);
 
-/// A lease on the schedule.
-#[derive(Debug)]
-struct Entry {
-    lease: Arc<Lease>,
-    /// From when on it may be renewed along with others. `None`: not its renewal is due, but its deadline.
-    opens: Option<Moment>,
-}
-
 /// Every held lease, by when it must be looked at next.
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
-    schedule: Mutex<BTreeMap<Slot, Entry>>,
+    schedule: Mutex<BTreeMap<Slot, Arc<Lease>>>,
     sequence: AtomicU64,
     earlier: Notify,
 }
 
 impl Keeper {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Slot, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Slot, Arc<Lease>>> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -47,16 +39,15 @@ impl Keeper {
         if let Some(slot) = lease.slot() {
             schedule.remove(&slot);
         }
-        let Some((at, opens)) = lease.next_event() else {
-            lease.set_slot(None);
-            return;
-        };
-        let slot = (at.to_nanos(), self.sequence.fetch_add(1, Relaxed));
-        lease.set_slot(Some(slot));
-        let lease = lease.clone();
-        schedule.insert(slot, Entry { lease, opens });
-        if schedule.keys().next() == Some(&slot) {
-            self.earlier.notify_one();
+        let slot = lease
+            .next_event()
+            .map(|at| (at.to_nanos(), self.sequence.fetch_add(1, Relaxed)));
+        lease.set_slot(slot);
+        if let Some(slot) = slot {
+            schedule.insert(slot, lease.clone());
+            if schedule.keys().next() == Some(&slot) {
+                self.earlier.notify_one();
+            }
         }
     }
 
@@ -71,7 +62,7 @@ impl Keeper {
 
     /// Every lease that is held.
     pub(super) fn held(&self) -> Vec<Arc<Lease>> {
-        self.lock().values().map(|entry| entry.lease.clone()).collect()
+        self.lock().values().cloned().collect()
     }
 
     /// Takes what is due off the schedule, and with a renewal those that may go along.
@@ -79,20 +70,18 @@ impl Keeper {
         let now = Moment::now();
         let mut schedule = self.lock();
         let later = schedule.split_off(&(now.to_nanos() + 1, 0));
-        let mut due: Vec<Entry> = std::mem::replace(&mut *schedule, later).into_values().collect();
-        if due.iter().any(|entry| entry.opens.is_some()) {
+        let mut due: Vec<Arc<Lease>> = std::mem::replace(&mut *schedule, later).into_values().collect();
+        if due.iter().any(|lease| lease.may_be_renewed(now)) {
             // Those that are due next come first. Windows overlap, so that some of them are not open yet.
-            let open = |entry: &Entry| entry.opens.is_some_and(|opens| opens <= now);
-            let next = schedule.iter().take(2 * BATCH).filter(|(_, entry)| open(entry));
-            let along: Vec<Slot> = next.map(|(slot, _)| *slot).take(BATCH.saturating_sub(due.len())).collect();
+            let next = schedule.iter().take(2 * BATCH);
+            let open = next
+                .filter(|(_, lease)| lease.may_be_renewed(now))
+                .map(|(slot, _)| *slot);
+            let along: Vec<Slot> = open.take(BATCH.saturating_sub(due.len())).collect();
             due.extend(along.iter().filter_map(|slot| schedule.remove(slot)));
         }
-        due.into_iter()
-            .map(|entry| {
-                entry.lease.set_slot(None);
-                entry.lease
-            })
-            .collect()
+        due.iter().for_each(|lease| lease.set_slot(None));
+        due
     }
 
     /// Does what is due.

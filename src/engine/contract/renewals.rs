@@ -14,10 +14,13 @@ async fn renew_all(engine: &SharedEngine, wanted: &[(&Claim, Duration)]) -> Vec<
         .collect();
     let mut answers = vec![None; wanted.len()];
     engine
-        .renew_all(&renewals, &mut |index: usize, renewed: crate::engine::Result<Renewed>| {
-            let before = answers[index].replace(renewed.unwrap());
-            assert_eq!(before, None, "a second answer for {index}");
-        })
+        .renew_all(
+            &renewals,
+            &mut |index: usize, renewed: crate::engine::Result<Renewed>| {
+                let before = answers[index].replace(renewed.unwrap());
+                assert_eq!(before, None, "a second answer for {index}");
+            },
+        )
         .await;
     let answered = answers.into_iter().enumerate();
     answered
@@ -59,7 +62,10 @@ pub(crate) async fn many_renewals_have_an_answer_each(s: Stores) {
         assert!(left > LONG + LONG / 2 && left <= 2 * LONG, "{index}: {left:?}");
     }
     assert_eq!(s.b.inspect(&key(&names[3])).await.unwrap(), None, "never re-created");
-    assert!(remaining(&s.b, &names[10]).await <= LONG, "its successor's time is its own");
+    assert!(
+        remaining(&s.b, &names[10]).await <= LONG,
+        "its successor's time is its own"
+    );
     assert_eq!(free(&s.b, &successor).await, Released::Freed);
 }
 
@@ -76,12 +82,18 @@ pub(crate) async fn renewals_of_several_names_are_all_or_nothing(s: Stores) {
     let never = claim(&["a", "never"], LONG);
     let wanted = [&torn, &whole, &never, &single, &whole].map(|claim| (claim, 2 * LONG));
     use Renewed::{Extended, Lost};
-    assert_eq!(renew_all(&s.a, &wanted).await, [Lost, Extended, Lost, Extended, Extended]);
+    assert_eq!(
+        renew_all(&s.a, &wanted).await,
+        [Lost, Extended, Lost, Extended, Extended]
+    );
     for name in ["a", "b", "c", "g"] {
         assert!(remaining(&s.b, name).await > LONG + LONG / 2, "{name}");
     }
     for name in ["d", "f"] {
-        assert!(remaining(&s.b, name).await <= LONG, "{name}: nothing of a lost lease is changed");
+        assert!(
+            remaining(&s.b, name).await <= LONG,
+            "{name}: nothing of a lost lease is changed"
+        );
     }
     assert_eq!(s.b.inspect(&key("e")).await.unwrap(), None);
     assert_eq!(s.b.inspect(&key("never")).await.unwrap(), None);

@@ -33,7 +33,10 @@ pub(in crate::service) async fn renew_together(inner: Arc<Inner>, leases: Vec<Ar
         match lease.take_off() {
             Some(flight) => {
                 let ttl = flight.ttl;
-                renewals.push(Renewal { claim: &lease.claim, ttl });
+                renewals.push(Renewal {
+                    claim: &lease.claim,
+                    ttl,
+                });
                 flights.push(Some(flight));
             }
             None => inner.keeper.schedule(lease),

@@ -212,15 +212,18 @@ impl Lease {
         self.state().slot = slot;
     }
 
-    /// When the keeper must look at this lease next, and from when on it may be renewed along with others, if it is to be
-    /// renewed then. `None` once it is over.
-    pub(super) fn next_event(&self) -> Option<(Moment, Option<Moment>)> {
+    /// When the keeper must look at this lease next. `None` once it is over.
+    pub(super) fn next_event(&self) -> Option<Moment> {
         let state = self.state();
-        match (&state.phase, &state.next) {
-            (Phase::Held, Some(window)) if window.due < state.deadline => Some((window.due, Some(window.opens))),
-            (Phase::Held, _) => Some((state.deadline, None)),
+        match state.phase {
+            Phase::Held => Some(state.next.map_or(state.deadline, |next| next.due.min(state.deadline))),
             _ => None,
         }
+    }
+
+    /// Whether it may be renewed now, along with others.
+    pub(super) fn may_be_renewed(&self, now: Moment) -> bool {
+        self.state().next.is_some_and(|next| next.opens <= now)
     }
 
     /// The claim as it may lie in the store.

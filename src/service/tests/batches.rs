@@ -57,7 +57,10 @@ async fn ten_thousand_leases_renew_in_batches_spread_over_time_and_none_is_late(
     assert!(longest_pause(&times) <= ms(10_000), "{:?}", longest_pause(&times));
     assert!(leases.iter().all(|lease| lease.is_held()));
     let (renewals, batches) = (engine.renewals.load(SeqCst), engine.batches.load(SeqCst));
-    assert!(renewals as usize >= 6 * LEASES && renewals as usize <= 7 * LEASES, "{renewals}");
+    assert!(
+        renewals as usize >= 6 * LEASES && renewals as usize <= 7 * LEASES,
+        "{renewals}"
+    );
     assert!(renewals >= 100 * batches, "{renewals} renewals in {batches} batches");
 
     // The first time they come within the last tenth of the third, but never all at once; later they drift apart.
@@ -109,7 +112,11 @@ async fn a_renewal_that_fails_or_hangs_leaves_the_others_alone() {
             assert!(bad.loss().unwrap().cause.is_some(), "{fault:?}");
         }
         times.lock().unwrap().remove("bad");
-        assert!(longest_pause(&times) <= ms(1000), "{fault:?}: {:?}", longest_pause(&times));
+        assert!(
+            longest_pause(&times) <= ms(1000),
+            "{fault:?}: {:?}",
+            longest_pause(&times)
+        );
         assert!(leases.iter().all(|lease| lease.is_held()), "{fault:?}");
     }
 }
@@ -208,7 +215,11 @@ async fn a_batch_does_not_wait_for_a_lease_that_is_being_extended() {
         assert!(busy.is_held(), "{fault:?}");
         assert!(leases.iter().all(|lease| lease.is_held()), "{fault:?}");
         times.lock().unwrap().remove("busy");
-        assert!(longest_pause(&times) <= ms(300), "{fault:?}: {:?}", longest_pause(&times));
+        assert!(
+            longest_pause(&times) <= ms(300),
+            "{fault:?}: {:?}",
+            longest_pause(&times)
+        );
     }
 }
 

@@ -8,7 +8,8 @@ use async_trait::async_trait;
 use super::*;
 use crate::engine::memory::MemoryEngine;
 use crate::engine::{
-    Acquired, Answers, Engine, Released, Renewal, Renewed, Result as EngineResult, SharedEngine, Subscription, renew_each,
+    Acquired, Answers, Engine, Released, Renewal, Renewed, Result as EngineResult, SharedEngine, Subscription,
+    renew_each,
 };
 use crate::error::EngineError;
 use crate::model::{Claim, LockInfo};
