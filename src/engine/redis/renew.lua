@@ -3,15 +3,17 @@
 -- KEYS    1 .. n         the lock keys of the leases, one lease after the other
 --         n+1 .. 2n      their fence companions, in the same order
 --         2n+1 .. 3n     their metadata companions
--- ARGV    1  how much longer than its lease a fence companion lasts, in ms
+-- ARGV    1  how much longer than its lease a fence companion lasts, in ms, when it is written; an hour less at the least
 --         then for each lease
 --         -  the owner's token
 --         -  the ttl in ms
 --         -  how many names it has
 -- Answer  a string with a digit for each lease: 1 extended, 0 lost (and nothing of it was changed)
 
-local kept = tonumber(ARGV[1])
+local kept, HOUR = tonumber(ARGV[1]), 3600000
 local n = #KEYS / 3
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
 -- MGET reads a key of another type as nil, where GET would fail and take the other leases with it. In parts, because Lua
 -- unpacks no more than some thousands of values.
@@ -40,8 +42,12 @@ for a = 2, #ARGV, 3 do
       -- somebody removed the expiry.)
       if left >= 0 and left < ttl then
         redis.call('PEXPIRE', KEYS[i], ttl)
-        redis.call('PEXPIRE', KEYS[n + i], ttl + kept)
         redis.call('PEXPIRE', KEYS[n + n + i], ttl)
+        -- The fence companion has time enough: only when the lease's end moves past a full hour (a second of which is
+        -- counted twice, for what is rounded) it gets more. That is one write less for replicas and the append-only file.
+        if math.floor((now + left - 1000) / HOUR) < math.floor((now + ttl) / HOUR) then
+          redis.call('PEXPIRE', KEYS[n + i], ttl + kept)
+        end
       end
     end
   end
