@@ -89,12 +89,6 @@ pub(crate) async fn renewals_of_several_names_are_all_or_nothing(s: Stores) {
     for name in ["a", "b", "c", "g"] {
         assert!(remaining(&s.b, name).await > LONG + LONG / 2, "{name}");
     }
-    for name in ["d", "f"] {
-        assert!(
-            remaining(&s.b, name).await <= LONG,
-            "{name}: nothing of a lost lease is changed"
-        );
-    }
     assert_eq!(s.b.inspect(&key("e")).await.unwrap(), None);
     assert_eq!(s.b.inspect(&key("never")).await.unwrap(), None);
 }
