@@ -1,7 +1,7 @@
 // What many held leases cost that renew themselves: memory, CPU time, and commands at the server. Every contender has a
 // process and a server of its own, one after the other, several rounds, medians.
 //
-//   npm run bench:leases               writes bench/leases.md
+//   npm run bench:leases               writes bench/results-leases.md
 //   npm run bench:leases -- --quick    a smoke test: that every contender works, not what it costs
 //
 // An addon that is named in NAPI_RS_NATIVE_LIBRARY_PATH is taken as it is.
@@ -134,4 +134,4 @@ const report = [
 ].join('\n')
 await server.stop()
 console.log(report)
-if (!quick) writeFileSync(new URL('leases.md', here), report)
+if (!quick) writeFileSync(new URL('results-leases.md', here), report)
