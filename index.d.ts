@@ -61,7 +61,8 @@ export interface AcquireOptions {
    */
   waitMs?: number | undefined
   /**
-   * Whether a native thread renews the lease at a third of its ttl, also while the event loop is blocked.
+   * Whether a native thread renews the lease at a third of its ttl, also while the event loop is blocked. Leases that are
+   * due at about the same time are renewed together, up to a tenth of that third early.
    * @default true
    */
   renew?: boolean | undefined

@@ -25,3 +25,15 @@ test('npm run bench -- --quick measures every contender at every load', { timeou
     }
   }
 })
+
+test('npm run bench:leases -- --quick measures what held leases cost', { timeout: 120_000 }, async () => {
+  const { stdout } = await promisify(execFile)(process.execPath, ['bench/leases.mjs', '--quick'], { cwd: root })
+  const rows = stdout.split('\n').filter((line) => /^\| [a-z]/.test(line)).map((line) => line.split('|').map((cell) => cell.trim()))
+  assert.deepEqual(rows.map(([, name]) => name), ['holdfast', 'redlock', 'redis-semaphore'])
+  for (const [, name, , ...cells] of rows) {
+    const [, , cpu, requests, commands, bytes, , lost] = cells.map(parseFloat)
+    // The growth of so few leases is noise.
+    for (const figure of [cpu, requests, commands, bytes]) assert.ok(figure > 0, `${name}: ${cells}`)
+    assert.equal(lost, 0, name)
+  }
+})

@@ -1,7 +1,7 @@
 // From measurements to Markdown.
 import { readFileSync } from 'node:fs'
 
-const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)]
+export const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)]
 
 function version(name) {
   const file = new URL(`node_modules/${name}/package.json`, import.meta.url)

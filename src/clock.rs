@@ -9,27 +9,28 @@
 
 use std::time::Duration;
 
-/// A point in time on the local clock. Meaningful within this process only.
+/// A point in time on the local clock, in nanoseconds since the clock's origin: they last for 584 years. Meaningful within
+/// this process only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Moment(Duration);
+pub struct Moment(u64);
 
 impl Moment {
     /// The present.
     pub fn now() -> Self {
         #[cfg(test)]
-        return Moment(tests::paused_now());
+        return Moment(nanos(tests::paused_now()));
         #[cfg(not(test))]
-        return Moment(boot_time());
+        return Moment(nanos(boot_time()));
     }
 
     /// How long until this moment; zero when it has passed.
     pub fn remaining(self) -> Duration {
-        self.0.saturating_sub(Self::now().0)
+        Duration::from_nanos(self.0.saturating_sub(Self::now().0))
     }
 
     /// How long since this moment; zero when it is ahead.
     pub fn elapsed(self) -> Duration {
-        Self::now().0.saturating_sub(self.0)
+        Duration::from_nanos(Self::now().0.saturating_sub(self.0))
     }
 
     /// Whether this moment has come.
@@ -39,27 +40,31 @@ impl Moment {
 
     /// Whole nanoseconds since the clock's origin, for storing in an atomic.
     pub fn to_nanos(self) -> u64 {
-        u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX)
+        self.0
     }
 
     /// The inverse of [`Moment::to_nanos`].
     pub fn from_nanos(nanos: u64) -> Self {
-        Moment(Duration::from_nanos(nanos))
+        Moment(nanos)
     }
 }
 
 impl std::ops::Add<Duration> for Moment {
     type Output = Moment;
     fn add(self, rhs: Duration) -> Moment {
-        Moment(self.0.saturating_add(rhs))
+        Moment(self.0.saturating_add(nanos(rhs)))
     }
 }
 
 impl std::ops::Sub<Duration> for Moment {
     type Output = Moment;
     fn sub(self, rhs: Duration) -> Moment {
-        Moment(self.0.saturating_sub(rhs))
+        Moment(self.0.saturating_sub(nanos(rhs)))
     }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(unix)]

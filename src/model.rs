@@ -45,14 +45,17 @@ impl fmt::Display for Key {
 }
 
 /// Who owns a lease: a fresh random value per acquisition, 32 hexadecimal digits (a version 4 UUID, RFC 9562).
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct OwnerToken(Arc<str>);
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct OwnerToken([u8; OWNER_DIGITS]);
+
+const OWNER_DIGITS: usize = 32;
 
 impl OwnerToken {
     /// A new one that nobody has.
     pub fn fresh() -> Self {
-        let mut buffer = [0u8; 32];
-        OwnerToken((&*uuid::Uuid::new_v4().simple().encode_lower(&mut buffer)).into())
+        let mut digits = [0; OWNER_DIGITS];
+        uuid::Uuid::new_v4().simple().encode_lower(&mut digits);
+        OwnerToken(digits)
     }
 
     /// One that came from `Lock.toJSON()`.
@@ -60,21 +63,27 @@ impl OwnerToken {
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` unless it is 32 lower-case hexadecimal digits.
     pub fn parse(token: &str) -> Result<Self, LockError> {
-        if token.len() == 32 && token.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
-            Ok(OwnerToken(token.into()))
-        } else {
+        match <[u8; OWNER_DIGITS]>::try_from(token.as_bytes()) {
+            Ok(digits) if digits.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) => Ok(OwnerToken(digits)),
             // The value itself stays out of messages: it may be a token with a typing error.
-            Err(LockError::invalid(
+            _ => Err(LockError::invalid(
                 "token",
                 "must be 32 hexadecimal digits in lower case",
                 format_args!("{} characters", token.chars().count()),
-            ))
+            )),
         }
     }
 
     /// The 32 digits.
     pub fn as_str(&self) -> &str {
-        &self.0
+        // Digits are all there is ever in it.
+        std::str::from_utf8(&self.0).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for OwnerToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("OwnerToken").field(&self.as_str()).finish()
     }
 }
 
@@ -87,7 +96,7 @@ pub struct Fence(pub u64);
 
 /// How long a lease lasts: over zero, at most 2^31 ms, whole milliseconds (rounded up).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ttl(Duration);
+pub struct Ttl(u32);
 
 impl Ttl {
     /// Checks the range, and rounds up to a whole millisecond, the unit of every store.
@@ -108,23 +117,24 @@ impl Ttl {
     /// The nearest valid ttl.
     pub fn clamped(ttl: Duration) -> Self {
         let ms = ttl.as_nanos().div_ceil(1_000_000).clamp(1, MAX_TTL.as_millis());
-        Ttl(Duration::from_millis(ms as u64))
+        Ttl(ms as u32)
     }
 
     /// The length.
     pub fn duration(self) -> Duration {
-        self.0
+        Duration::from_millis(self.as_millis())
     }
 
     /// The length in whole milliseconds, as stores take it.
     pub fn as_millis(self) -> u64 {
-        self.0.as_millis() as u64
+        self.0.into()
     }
 
     /// What of the ttl the local view may count on: less 1 % and 2 ms, for clocks that run at different speeds and for
     /// the store's resolution of a millisecond (the drift allowance of the Redlock description in Redis's manual).
     pub fn cautious(self) -> Duration {
-        self.0.saturating_sub(self.0 / 100 + Duration::from_millis(2))
+        let whole = self.duration();
+        whole.saturating_sub(whole / 100 + Duration::from_millis(2))
     }
 }
 
@@ -167,11 +177,21 @@ pub struct Claim {
 impl Claim {
     /// A claim on `keys` (in any order, repeats allowed), not waiting, without metadata.
     pub fn new(keys: &[Key], owner: OwnerToken, ttl: Ttl, process: Arc<Process>) -> Self {
-        let mut keys = keys.to_vec();
-        keys.sort();
-        keys.dedup();
+        Self::sharing(&keys.into(), owner, ttl, process)
+    }
+
+    /// The same on names that are shared already, and stay so where they are in order as they are.
+    pub fn sharing(keys: &Arc<[Key]>, owner: OwnerToken, ttl: Ttl, process: Arc<Process>) -> Self {
+        let keys = if keys.is_sorted_by(|a, b| a < b) {
+            keys.clone()
+        } else {
+            let mut keys = keys.to_vec();
+            keys.sort();
+            keys.dedup();
+            keys.into()
+        };
         Claim {
-            keys: keys.into(),
+            keys,
             owner,
             ttl,
             waiting: false,
@@ -262,5 +282,8 @@ mod tests {
             Arc::new(Process::current()),
         );
         assert_eq!(claim.keys(), &[key("a"), key("b")]);
+        let names: Arc<[Key]> = [key("a"), key("b")].into();
+        let shared = Claim::sharing(&names, OwnerToken::fresh(), claim.ttl, claim.process);
+        assert!(std::ptr::eq(shared.keys(), &*names));
     }
 }

@@ -4,6 +4,7 @@ import { createRequire } from 'node:module'
 const { LockService } = createRequire(import.meta.url)('../../index.js')
 
 export const does = 'owner check, fencing token'
+export const holds = 'acquire'
 
 export async function connect(url) {
   const locks = await LockService.connect(url)
@@ -15,6 +16,8 @@ export async function connect(url) {
     async tryHeld(name) {
       if (await locks.acquireLock(name, 30)) throw new Error(`${name} was not busy`)
     },
+    hold: (name, ttlMs) => locks.acquire(name, { ttlMs, waitMs: 0 }),
+    lost: () => locks.stats().lost,
     close: () => locks.close(),
   }
 }

@@ -3,9 +3,11 @@ import Redis from 'ioredis'
 import { Mutex } from 'redis-semaphore'
 
 export const does = 'owner check; no fencing token'
+export const holds = 'Mutex with its refresh'
 
 export async function connect(url) {
   const redis = new Redis(url)
+  let lost = 0
   const options = { lockTimeout: 30_000, refreshInterval: 0, acquireAttemptsLimit: 1 }
   return {
     async pair(name) {
@@ -16,6 +18,12 @@ export async function connect(url) {
     async tryHeld(name) {
       if (await new Mutex(redis, name, options).tryAcquire()) throw new Error(`${name} was not busy`)
     },
+    async hold(name, ttlMs) {
+      const mutex = new Mutex(redis, name, { lockTimeout: ttlMs, acquireAttemptsLimit: 1, onLockLost: () => lost++ })
+      await mutex.acquire()
+      return mutex
+    },
+    lost: () => lost,
     close: () => redis.quit(),
   }
 }

@@ -3,11 +3,13 @@ import Redis from 'ioredis'
 import Redlock from 'redlock'
 
 export const does = 'owner check; no fencing token'
+export const holds = 'using'
 
 export async function connect(url) {
   const redis = new Redis(url)
   const redlock = new Redlock([redis], { retryCount: 0 })
   redlock.on('error', () => {})
+  let lost = 0
   return {
     async pair(name) {
       const lock = await redlock.acquire([name], 30_000)
@@ -21,6 +23,12 @@ export async function connect(url) {
         () => {},
       )
     },
+    hold: (name, ttlMs) =>
+      new Promise((held, failed) => {
+        const work = (signal) => new Promise(() => held(signal.addEventListener('abort', () => lost++)))
+        redlock.using([name], ttlMs, work).catch(failed)
+      }),
+    lost: () => lost,
     close: () => redlock.quit(),
   }
 }

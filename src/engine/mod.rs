@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 
 use crate::error::EngineError;
 use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
@@ -52,6 +54,18 @@ pub enum Renewed {
     /// At least one name is not held by this owner any more (expired, deleted, taken over).
     Lost,
 }
+
+/// One lease of many that are renewed together.
+#[derive(Debug, Clone, Copy)]
+pub struct Renewal<'a> {
+    /// The lease.
+    pub claim: &'a Claim,
+    /// How long every name of it is to last from now on, at least.
+    pub ttl: Ttl,
+}
+
+/// Where the answers to many renewals go: which one, by its place in the list, and its answer.
+pub type Answers<'a> = dyn FnMut(usize, Result<Renewed>) + Send + 'a;
 
 /// The answer to a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +124,16 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// carried out late cannot undo a longer one; never re-creates a lock that vanished.
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed>;
 
+    /// Renews many leases, each of them as [`Engine::renew`] does.
+    ///
+    /// # Behavior
+    /// Every renewal is answered once, as soon as its answer is there and before this returns. None fails, or waits,
+    /// because of another: what is answered counts even when the call is dropped because the rest is silent. A store
+    /// that can carry out several in one go does so; the others are called for each at the same time.
+    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
+        renew_each(self, renewals, answer).await;
+    }
+
     /// Makes `to` the owner of every name of the claim, in the place of `claim.owner`.
     ///
     /// # Behavior
@@ -148,6 +172,17 @@ const WAITER_LIVENESS: Duration = Duration::from_millis(4500);
 /// A place that lapsed is remembered for so long, so that a waiter that was merely slow comes back to it.
 #[cfg(any(feature = "memory", feature = "sqlite", feature = "redis"))]
 const LAPSED_PLACE_KEPT: Duration = Duration::from_secs(60);
+
+/// Calls an engine for each of many renewals, at the same time.
+pub(crate) async fn renew_each<E: Engine + ?Sized>(engine: &E, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
+    let calls = renewals.iter().enumerate();
+    let mut calls: FuturesUnordered<_> = calls
+        .map(|(index, renewal)| async move { (index, engine.renew(renewal.claim, renewal.ttl).await) })
+        .collect();
+    while let Some((index, renewed)) = calls.next().await {
+        answer(index, renewed);
+    }
+}
 
 /// A store that can be shared by the tasks of a service.
 pub type SharedEngine = Arc<dyn Engine>;

@@ -209,7 +209,7 @@ fn json(env: &Env, lease: &Lease) -> Answer<Value> {
     set(env, json, "token", string(env, lease.token())?)?;
     set(env, json, "fencingToken", string(env, &lease.fence().0.to_string())?)?;
     set(env, json, "ttlMs", number(env, lease.ttl().as_millis() as f64)?)?;
-    set(env, json, "renew", boolean(env, lease.options().renew))?;
+    set(env, json, "renew", boolean(env, lease.is_renewed()))?;
     if let Some(metadata) = lease.metadata() {
         set(env, json, "metadata", parsed(env, metadata)?)?;
     }

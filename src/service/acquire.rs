@@ -78,7 +78,7 @@ pub(super) async fn acquire(
     let ttl = options
         .max_hold
         .map_or(options.ttl, |most| Ttl::clamped(most.min(options.ttl.duration())));
-    let mut claim = Claim::new(&names, OwnerToken::fresh(), ttl, inner.process.clone());
+    let mut claim = Claim::sharing(&names, OwnerToken::fresh(), ttl, inner.process.clone());
     claim.metadata = options.metadata.clone();
     claim.waiting = options.wait != Wait::No;
     let (deadline, patience) = match options.wait {
@@ -160,7 +160,7 @@ impl Acquisition<'_> {
                         self.names.clone(),
                         fence,
                         sent,
-                        self.options.clone(),
+                        &self.options,
                         self.uncertain,
                     );
                     if lease.is_held() {

@@ -1,26 +1,35 @@
-//! The keeper: one task that looks after every held lease of a service, in the order in which something is due.
+//! The keeper: one task that looks after every held lease of a service, in the order in which something is due, and has
+//! those renewed together that are due at about the same time.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
 use super::Inner;
-use super::lease::Lease;
+use super::lease::{Lease, renew_together};
 use super::options::WATCH_INTERVAL;
 use crate::clock::Moment;
+
+/// How many leases make a batch that waits for no more. Thousands of leases renew in many batches over their window, not
+/// in one at its beginning.
+const BATCH: usize = 256;
+
+/// When something is due, in nanoseconds of the local clock, and a number that makes it unique.
+pub(super) type Slot = (u64, u64);
 
 /// Every held lease, by when it must be looked at next.
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
-    schedule: Mutex<BTreeMap<(u64, u64), Arc<Lease>>>,
+    schedule: Mutex<BTreeMap<Slot, Arc<Lease>>>,
     sequence: AtomicU64,
     earlier: Notify,
 }
 
 impl Keeper {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(u64, u64), Arc<Lease>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Slot, Arc<Lease>>> {
         self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -56,11 +65,42 @@ impl Keeper {
         self.lock().values().cloned().collect()
     }
 
+    /// Takes what is due off the schedule, and with a renewal those that may go along.
     fn take_due(&self) -> Vec<Arc<Lease>> {
+        let now = Moment::now();
         let mut schedule = self.lock();
-        let later = schedule.split_off(&(Moment::now().to_nanos() + 1, 0));
-        let due = std::mem::replace(&mut *schedule, later);
-        due.into_values().inspect(|lease| lease.set_slot(None)).collect()
+        let later = schedule.split_off(&(now.to_nanos() + 1, 0));
+        let mut due: Vec<Arc<Lease>> = std::mem::replace(&mut *schedule, later).into_values().collect();
+        if due.iter().any(|lease| lease.may_be_renewed(now)) {
+            // Those that are due next come first. Windows overlap, so that some of them are not open yet.
+            let next = schedule.iter().take(2 * BATCH);
+            let open = next
+                .filter(|(_, lease)| lease.may_be_renewed(now))
+                .map(|(slot, _)| *slot);
+            let along: Vec<Slot> = open.take(BATCH.saturating_sub(due.len())).collect();
+            due.extend(along.iter().filter_map(|slot| schedule.remove(slot)));
+        }
+        due.iter().for_each(|lease| lease.set_slot(None));
+        due
+    }
+
+    /// Does what is due.
+    fn look_after(inner: &Arc<Inner>) {
+        let mut batches: Vec<(Duration, Vec<Arc<Lease>>)> = Vec::new();
+        for lease in inner.keeper.take_due() {
+            let limit = lease.look_after(inner);
+            inner.keeper.schedule(&lease);
+            let Some(limit) = limit else { continue };
+            // Answers are waited for together, so only leases that can wait as long share a batch.
+            match batches.iter_mut().find(|batch| batch.0 == limit) {
+                Some((_, batch)) => batch.push(lease),
+                None => batches.push((limit, vec![lease])),
+            }
+        }
+        for (limit, batch) in batches {
+            // A task of its own, so that a store that hangs keeps no later batch waiting.
+            inner.background.spawn(renew_together(inner.clone(), batch, limit));
+        }
     }
 
     /// Looks after the leases until the service closes.
@@ -69,10 +109,7 @@ impl Keeper {
     /// is held, and compares with a clock that does not.
     pub(super) async fn run(inner: Arc<Inner>) {
         loop {
-            for lease in inner.keeper.take_due() {
-                lease.look_after(&inner);
-                inner.keeper.schedule(&lease);
-            }
+            Self::look_after(&inner);
             let next = inner.keeper.lock().keys().next().map(|(at, _)| Moment::from_nanos(*at));
             let pause = async {
                 match next {

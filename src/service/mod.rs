@@ -191,7 +191,8 @@ impl Locks {
     ) -> Result<Arc<Lease>, LockError> {
         let inner = &self.inner;
         let _call = inner.open()?;
-        let mut claim = Claim::new(names, owner, options.ttl, inner.process.clone());
+        let names: Arc<[Key]> = names.into();
+        let mut claim = Claim::sharing(&names, owner, options.ttl, inner.process.clone());
         claim.metadata = options.metadata.clone();
         let ours = OwnerToken::fresh();
         let (mut sent, mut calls) = (Moment::now(), 0);
@@ -205,7 +206,7 @@ impl Locks {
         claim.owner = ours;
         let first = names.first().map_or("", Key::as_str);
         // Attempts that failed are no doubt: once one is through, a late one finds nothing of the old owner's.
-        let lease = Lease::new(claim.clone(), names.into(), fence, sent, options, false);
+        let lease = Lease::new(claim.clone(), names.clone(), fence, sent, &options, false);
         if matches!(answer, Ok(Renewed::Extended)) && lease.is_held() {
             inner.adopt(&lease, Duration::ZERO);
             return Ok(lease);

@@ -7,6 +7,7 @@ mod leases;
 mod names;
 mod queue;
 mod races;
+mod renewals;
 mod transfer;
 mod waking;
 
@@ -21,6 +22,7 @@ pub(crate) use leases::*;
 pub(crate) use names::*;
 pub(crate) use queue::*;
 pub(crate) use races::*;
+pub(crate) use renewals::*;
 pub(crate) use transfer::*;
 pub(crate) use waking::*;
 
@@ -44,6 +46,8 @@ macro_rules! contract_tests {
             a_transfer_of_what_is_gone_changes_nothing, a_transfer_of_several_names_is_all_or_nothing,
             a_transfer_extends_and_never_shortens, transfers_racing_for_one_lease_have_one_winner,
             a_transfer_racing_a_forced_release_leaves_one_owner, a_transferred_lock_wakes_its_waiters,
+            many_renewals_have_an_answer_each, renewals_of_several_names_are_all_or_nothing,
+            renewals_together_have_their_own_ttls, no_renewals_at_all,
         );
     };
     (@each $open:expr; $($case:ident),* $(,)?) => {

@@ -25,6 +25,7 @@ mod failure;
 mod health;
 mod keys;
 mod listing;
+mod renewal;
 mod scripts;
 mod slots;
 mod subscription;
@@ -45,13 +46,14 @@ pub use config::RedisConfig;
 use self::connection::Link;
 use self::failure::{ENGINE, Failure};
 use self::keys::{Layout, Part};
-use self::scripts::{ACQUIRE, FORCE_RELEASE, RELEASE, RENEW, Script, TRANSFER};
+use self::scripts::{ACQUIRE, FORCE_RELEASE, RELEASE, Script, TRANSFER};
 use self::waiting::Waiters;
-use super::{Acquired, Engine, Released, Renewed, Result, Subscription, WAITER_LIVENESS};
+use super::{Acquired, Answers, Engine, Released, Renewal, Renewed, Result, Subscription, WAITER_LIVENESS};
 use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
 
-/// How long the last fence of a name outlives its last lease: after that, the server's clock alone keeps fences growing.
-const FENCE_KEPT_MS: u64 = 24 * 60 * 60 * 1000;
+/// How long the last fence of a name outlives its last lease: a day, and the hour that renewals may leave it alone. After
+/// that, the server's clock alone keeps fences growing.
+const FENCE_KEPT_MS: u64 = 25 * 60 * 60 * 1000;
 /// How the scripts tell a waiter.
 const PUBLISH: &str = "PUBLISH";
 
@@ -163,16 +165,6 @@ impl RedisEngine {
         }
     }
 
-    async fn prolong(&self, claim: &Claim, ttl: Ttl) -> std::result::Result<Renewed, Failure> {
-        let mut call = self.call(&RENEW, &[Part::Lock, Part::Fence, Part::Metadata], claim);
-        call.arg(ttl.as_millis()).arg(ttl.as_millis() + FENCE_KEPT_MS);
-        match self.link.run(&RENEW, &call).await? {
-            Value::Int(1) => Ok(Renewed::Extended),
-            Value::Int(0) => Ok(Renewed::Lost),
-            _ => Err(Failure::Unexpected("of renew.lua")),
-        }
-    }
-
     async fn hand_over(&self, claim: &Claim, to: &OwnerToken) -> std::result::Result<Renewed, Failure> {
         let ttl = claim.ttl.as_millis();
         let mut call = self.call(&TRANSFER, &[Part::Lock, Part::Fence, Part::Metadata], claim);
@@ -269,9 +261,13 @@ impl Engine for RedisEngine {
     }
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.prolong(claim, ttl)
+        self.prolong(Renewal { claim, ttl })
             .await
             .map_err(|failure| failure.during("renew"))
+    }
+
+    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
+        self.prolong_all(renewals, answer).await;
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {

@@ -1,29 +1,57 @@
--- Makes every name last at least so much longer, if the owner still holds all of them.
+-- Makes leases last at least so much longer, each of them if its owner still holds all of its names.
 --
--- KEYS    1 .. n         the lock keys
---         n+1 .. 2n      their fence companions
+-- KEYS    1 .. n         the lock keys of the leases, one lease after the other
+--         n+1 .. 2n      their fence companions, in the same order
 --         2n+1 .. 3n     their metadata companions
--- ARGV    1  the owner's token
---         2  the ttl in ms
---         3  how long a fence companion lasts, in ms
--- Answer  1 extended, 0 lost (and nothing was changed)
+-- ARGV    1  how much longer than its lease a fence companion lasts, in ms, when it is written; an hour less at the least
+--         then for each lease
+--         -  the owner's token
+--         -  the ttl in ms
+--         -  how many names it has
+-- Answer  a string with a digit for each lease: 1 extended, 0 lost (and nothing of it was changed)
 
-local ttl = tonumber(ARGV[2])
+local kept, HOUR = tonumber(ARGV[1]), 3600000
 local n = #KEYS / 3
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
-for i = 1, n do
-  if redis.call('GET', KEYS[i]) ~= ARGV[1] then
-    return 0
+-- MGET reads a key of another type as nil, where GET would fail and take the other leases with it. In parts, because Lua
+-- unpacks no more than some thousands of values.
+local holders = {}
+for i = 1, n, 1000 do
+  local part = redis.call('MGET', unpack(KEYS, i, math.min(i + 999, n)))
+  for j = 1, #part do
+    holders[i + j - 1] = part[j]
   end
 end
-for i = 1, n do
-  local left = redis.call('PTTL', KEYS[i])
-  -- A lease that lasts longer already keeps its time, so that a renewal that comes late takes nothing away. (-1: somebody
-  -- removed the expiry.)
-  if left >= 0 and left < ttl then
-    redis.call('PEXPIRE', KEYS[i], ARGV[2])
-    redis.call('PEXPIRE', KEYS[n + i], ARGV[3])
-    redis.call('PEXPIRE', KEYS[n + n + i], ARGV[2])
+
+local answers, first = {}, 1
+for a = 2, #ARGV, 3 do
+  local owner, ttl, last = ARGV[a], tonumber(ARGV[a + 1]), first + ARGV[a + 2] - 1
+  local held = true
+  for i = first, last do
+    if holders[i] ~= owner then
+      held = false
+      break
+    end
   end
+  if held then
+    for i = first, last do
+      local left = redis.call('PTTL', KEYS[i])
+      -- A lease that lasts longer already keeps its time, so that a renewal that comes late takes nothing away. (-1:
+      -- somebody removed the expiry.)
+      if left >= 0 and left < ttl then
+        redis.call('PEXPIRE', KEYS[i], ttl)
+        redis.call('PEXPIRE', KEYS[n + n + i], ttl)
+        -- The fence companion has time enough: only when the lease's end moves past a full hour (a second of which is
+        -- counted twice, for what is rounded) it gets more. That is one write less for replicas and the append-only file.
+        if math.floor((now + left - 1000) / HOUR) < math.floor((now + ttl) / HOUR) then
+          redis.call('PEXPIRE', KEYS[n + i], ttl + kept)
+        end
+      end
+    end
+  end
+  answers[#answers + 1] = held and '1' or '0'
+  first = last + 1
 end
-return 1
+return table.concat(answers)

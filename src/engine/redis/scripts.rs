@@ -40,11 +40,11 @@ impl Script {
         &self,
         layout: &Layout,
         parts: &[Part],
-        names: impl ExactSizeIterator<Item = &'n str> + Clone,
+        names: impl Iterator<Item = &'n str> + Clone,
     ) -> Cmd {
         const COMMON: usize = 160;
         const PER_KEY: usize = 40;
-        let count = names.len() * parts.len();
+        let count = names.clone().count() * parts.len();
         let bytes: usize = names.clone().map(|name| name.len() + PER_KEY).sum();
         let mut cmd = Cmd::with_capacity(count + 8, bytes * parts.len() + COMMON);
         cmd.arg("EVALSHA").arg(&self.sha).arg(count);

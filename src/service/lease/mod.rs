@@ -4,8 +4,10 @@
 //! was *sent*, less an allowance for drift ([`Ttl::cautious`]). A failed renewal is *unknown*, not lost: it is tried
 //! again until the local deadline, and only then is the lease lost.
 
+mod batch;
 mod release;
 mod renewal;
+mod window;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,13 +17,15 @@ use super::Inner;
 use super::backoff::Backoff;
 use super::event::{Event, EventKind, add, sub};
 use super::inner::Lapsed;
+use super::keeper::Slot;
 use super::options::AcquireOptions;
 use crate::clock::Moment;
 use crate::error::{EngineError, LockError};
 use crate::model::{Claim, Fence, Key, Ttl};
 
+pub(super) use batch::renew_together;
 pub use release::LetGo;
-use renewal::renewal_backoff;
+use window::Window;
 
 /// Called once when a lease is lost, on the I/O thread.
 pub type LossSink = Box<dyn FnOnce(LockError) + Send>;
@@ -34,7 +38,14 @@ pub struct Lease {
     names: Arc<[Key]>,
     fence: Fence,
     acquired_at: Moment,
-    options: AcquireOptions,
+    /// Whether it is renewed.
+    renew: bool,
+    /// When `max_hold` ends it.
+    ends_at: Option<Moment>,
+    /// A release before this keeps the name busy until then.
+    kept_until: Moment,
+    /// Renewal pauses while the event loop has not answered for longer than this.
+    stall_limit: Duration,
     /// A try for this claim failed before the one that was granted, and may yet be carried out.
     doubtful: bool,
     state: Mutex<State>,
@@ -46,23 +57,24 @@ struct State {
     phase: Phase,
     /// The lease counts until then, for this process.
     deadline: Moment,
-    /// When to renew next. `None`: never again.
-    renew_at: Option<Moment>,
+    /// When to renew next. `None`: never again, or a renewal is under way.
+    next: Option<Window>,
     /// What each renewal asks for; `extend` may raise it.
     ttl: Ttl,
     /// The longest that the store was ever asked for: how long the lease may lie there.
     longest: Ttl,
-    backoff: Backoff,
+    /// `None` while all goes well.
+    backoff: Option<Box<Backoff>>,
     last_failure: Option<Arc<EngineError>>,
     /// Where the keeper's schedule has this lease.
-    slot: Option<(u64, u64)>,
+    slot: Option<Slot>,
     on_loss: Option<LossSink>,
 }
 
 enum Phase {
     Held,
     Released,
-    Lost(LockError),
+    Lost(Box<LockError>),
 }
 
 impl fmt::Debug for Lease {
@@ -81,28 +93,32 @@ impl Lease {
         names: Arc<[Key]>,
         fence: Fence,
         sent: Moment,
-        options: AcquireOptions,
+        options: &AcquireOptions,
         doubtful: bool,
     ) -> Arc<Self> {
         let ttl = claim.ttl;
         let state = State {
             phase: Phase::Held,
             deadline: sent + ttl.cautious(),
-            renew_at: options.renew.then(|| sent + ttl.duration() / 3),
+            next: options.renew.then(|| Window::after(sent, ttl)),
             ttl,
             longest: ttl,
-            backoff: renewal_backoff(ttl),
+            backoff: None,
             last_failure: None,
             slot: None,
             on_loss: None,
         };
         let ops = tokio::sync::Mutex::new(());
+        let acquired_at = Moment::now();
         Arc::new(Lease {
             claim,
             names,
             fence,
-            acquired_at: Moment::now(),
-            options,
+            acquired_at,
+            renew: options.renew,
+            ends_at: options.max_hold.map(|most| acquired_at + most),
+            kept_until: acquired_at + options.min_hold,
+            stall_limit: options.stall_limit,
             doubtful,
             state: Mutex::new(state),
             ops,
@@ -133,9 +149,9 @@ impl Lease {
         self.state().ttl
     }
 
-    /// How the lease was asked for.
-    pub fn options(&self) -> &AcquireOptions {
-        &self.options
+    /// Whether it was asked for with renewal.
+    pub fn is_renewed(&self) -> bool {
+        self.renew
     }
 
     /// The metadata it was acquired with.
@@ -163,7 +179,7 @@ impl Lease {
     pub fn loss(&self) -> Option<LockError> {
         let state = self.state();
         match &state.phase {
-            Phase::Lost(error) => Some(error.clone()),
+            Phase::Lost(error) => Some(LockError::clone(error)),
             Phase::Held if state.deadline.is_past() => Some(self.expired(&state)),
             _ => None,
         }
@@ -179,7 +195,7 @@ impl Lease {
         let mut state = self.state();
         match &state.phase {
             Phase::Lost(error) => {
-                let error = error.clone();
+                let error = LockError::clone(error);
                 drop(state);
                 sink(error);
             }
@@ -188,11 +204,11 @@ impl Lease {
         }
     }
 
-    pub(super) fn slot(&self) -> Option<(u64, u64)> {
+    pub(super) fn slot(&self) -> Option<Slot> {
         self.state().slot
     }
 
-    pub(super) fn set_slot(&self, slot: Option<(u64, u64)>) {
+    pub(super) fn set_slot(&self, slot: Option<Slot>) {
         self.state().slot = slot;
     }
 
@@ -200,9 +216,14 @@ impl Lease {
     pub(super) fn next_event(&self) -> Option<Moment> {
         let state = self.state();
         match state.phase {
-            Phase::Held => Some(state.renew_at.map_or(state.deadline, |at| at.min(state.deadline))),
+            Phase::Held => Some(state.next.map_or(state.deadline, |next| next.due.min(state.deadline))),
             _ => None,
         }
+    }
+
+    /// Whether it may be renewed now, along with others.
+    pub(super) fn may_be_renewed(&self, now: Moment) -> bool {
+        self.state().next.is_some_and(|next| next.opens <= now)
     }
 
     /// The claim as it may lie in the store.
@@ -223,8 +244,8 @@ impl Lease {
             if !matches!(state.phase, Phase::Held) {
                 return;
             }
-            state.phase = Phase::Lost(error.clone());
-            state.renew_at = None;
+            state.phase = Phase::Lost(error.clone().into());
+            state.next = None;
             state.on_loss.take()
         };
         inner.keeper.forget(self);
@@ -232,7 +253,7 @@ impl Lease {
         sub(&inner.counters.held);
         add(&inner.counters.lost);
         let lapsed = self.lapsed(None);
-        if self.options.renew || lapsed.doubtful || lapsed.claim.ttl > self.claim.ttl {
+        if self.renew || lapsed.doubtful || lapsed.claim.ttl > self.claim.ttl {
             // A renewal or an extension whose reply was lost may have made it last at the store.
             inner.free_in_background(lapsed);
         }
@@ -256,10 +277,10 @@ impl Lease {
             return error;
         }
         let drift = state.ttl.duration() - state.ttl.cautious();
-        if self.ends_at().is_some_and(|end| end.remaining() <= drift) {
+        if self.ends_at.is_some_and(|end| end.remaining() <= drift) {
             return self.lost("maxHoldMs is over");
         }
-        self.lost(if self.options.renew {
+        self.lost(if self.renew {
             "it could not be renewed in time (the process was suspended, or its event loop was silent for stallLimitMs)"
         } else {
             "its ttl is over, and it was not to be renewed"

@@ -33,7 +33,7 @@ impl Lease {
             let mut state = self.state();
             match &state.phase {
                 Phase::Released => return LetGo::Before,
-                Phase::Lost(loss) => return LetGo::TooLate(loss.clone()),
+                Phase::Lost(loss) => return LetGo::TooLate(LockError::clone(loss)),
                 Phase::Held if state.deadline.is_past() => return LetGo::TooLate(self.expired(&state)),
                 Phase::Held => {
                     state.phase = Phase::Released;
@@ -92,7 +92,7 @@ impl Lease {
             if !matches!(state.phase, Phase::Held) {
                 return Ok(false);
             }
-            state.phase = Phase::Lost(loss.clone());
+            state.phase = Phase::Lost(loss.clone().into());
             state.on_loss.take()
         };
         inner.keeper.forget(self);
@@ -127,7 +127,7 @@ impl Lease {
         // A renewal that hangs must not hold the release up for longer than the store may take; it never re-creates.
         let _alone = tokio::time::timeout(inner.store_timeout / 2, self.ops.lock()).await;
         let left = inner.store_timeout.saturating_sub(started.elapsed());
-        let kept_until = self.acquired_at + self.options.min_hold;
+        let kept_until = self.kept_until;
         let mut calls = 0;
         let released = inner.with_store("release", left, || {
             calls += 1;

@@ -1,9 +1,9 @@
-//! Renewal at a third of the ttl, and `extend`.
+//! When a lease is renewed, what an answer means for it, and `extend`.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Lease, Phase};
+use super::{Lease, Phase, State, Window};
 use crate::clock::Moment;
 use crate::engine::Renewed;
 use crate::error::{EngineError, LockError};
@@ -17,57 +17,45 @@ fn renewal_limit(ttl: Ttl) -> Duration {
     (ttl.duration() / 6).max(LEAST_RENEWAL_LIMIT)
 }
 
+/// The same for a batch: rounded down a little (to three binary digits), so that leases of similar ttls share a call.
+fn batch_limit(limit: Duration) -> Duration {
+    let ms = (limit.as_millis() as u64).max(1);
+    let unit = 1 << ms.ilog2().saturating_sub(2);
+    Duration::from_millis(ms / unit * unit)
+}
+
 /// A renewal is given at least this long for an answer, however short the ttl.
 const LEAST_RENEWAL_LIMIT: Duration = Duration::from_millis(100);
 
 impl Lease {
-    /// Does what is due: declares the loss, or starts a renewal.
-    pub(in crate::service) fn look_after(self: &Arc<Self>, inner: &Arc<Inner>) {
+    /// Does what is due: declares the loss, or begins a renewal.
+    ///
+    /// # Behavior
+    /// `Some`: it is to be renewed now, and an answer is to be waited for as long as that. Until then, nothing else is due
+    /// for it but its deadline.
+    pub(in crate::service) fn look_after(&self, inner: &Arc<Inner>) -> Option<Duration> {
         let mut state = self.state();
         if !matches!(state.phase, Phase::Held) {
-            return;
+            return None;
         }
         if state.deadline.is_past() {
             let error = self.expired(&state);
             drop(state);
             self.lose(inner, error);
-        } else if state.renew_at.is_some_and(Moment::is_past) {
-            if inner.pulse.silence() > self.options.stall_limit {
-                // Renewal pauses; it goes on if the event loop answers before the deadline.
-                state.renew_at = Some(Moment::now() + state.backoff.pause());
-            } else {
-                inner.pulse.check();
-                // The renewal itself says when the next one is due.
-                state.renew_at = None;
-                drop(state);
-                inner.background.spawn(self.clone().renew(inner.clone()));
-            }
+            return None;
         }
+        state.next.filter(|window| window.opens.is_past())?;
+        if inner.pulse.silence() > self.stall_limit {
+            // Renewal pauses; it goes on if the event loop answers before the deadline.
+            state.pause();
+            return None;
+        }
+        inner.pulse.check();
+        state.next = None;
+        Some(batch_limit(renewal_limit(state.ttl).min(inner.store_timeout)))
     }
 
-    async fn renew(self: Arc<Self>, inner: Arc<Inner>) {
-        {
-            let _alone = self.ops.lock().await;
-            let (ttl, limit) = {
-                let state = self.state();
-                if !matches!(state.phase, Phase::Held) || state.deadline.is_past() {
-                    return;
-                }
-                let limit = renewal_limit(state.ttl).min(inner.store_timeout);
-                (self.capped(state.ttl), limit)
-            };
-            let Some(ttl) = ttl else { return };
-            let sent = Moment::now();
-            let answer = match tokio::time::timeout(limit, inner.engine.renew(&self.claim, ttl)).await {
-                Ok(answer) => answer,
-                Err(_) => Err(EngineError::no_answer(inner.engine.name(), "renew", limit)),
-            };
-            self.renewed(&inner, answer, sent, ttl);
-        }
-        inner.keeper.schedule(&self);
-    }
-
-    fn renewed(&self, inner: &Arc<Inner>, answer: Result<Renewed, EngineError>, sent: Moment, ttl: Ttl) {
+    pub(super) fn renewed(&self, inner: &Arc<Inner>, answer: Result<Renewed, EngineError>, sent: Moment, ttl: Ttl) {
         let mut state = self.state();
         match answer {
             // A deadline that has passed is final: whoever asked has been told so.
@@ -78,10 +66,10 @@ impl Lease {
             }
             Ok(Renewed::Extended) if matches!(state.phase, Phase::Held) => {
                 state.deadline = state.deadline.max(sent + ttl.cautious());
-                let next = sent + state.ttl.duration() / 3;
-                let goes_on = self.options.renew && self.ends_at().is_none_or(|end| next < end);
-                state.renew_at = goes_on.then_some(next);
-                state.backoff = renewal_backoff(state.ttl);
+                let next = Window::after(sent, state.ttl);
+                let goes_on = self.renew && self.ends_at.is_none_or(|end| next.due < end);
+                state.next = goes_on.then_some(next);
+                state.backoff = None;
                 state.last_failure = None;
                 drop(state);
                 add(&inner.counters.renewed);
@@ -105,20 +93,15 @@ impl Lease {
             Err(error) => {
                 add(&inner.counters.store_errors);
                 tracing::debug!(%error, name = %self.names[0], "a renewal failed and is tried again");
-                state.renew_at = Some(Moment::now() + state.backoff.pause());
+                state.pause();
                 state.last_failure = Some(Arc::new(error));
             }
         }
     }
 
-    /// When `max_hold` ends the lease.
-    pub(super) fn ends_at(&self) -> Option<Moment> {
-        self.options.max_hold.map(|most| self.acquired_at + most)
-    }
-
     /// The ttl, shortened so that the lease does not outlast `max_hold`. `None` once that is over.
-    fn capped(&self, ttl: Ttl) -> Option<Ttl> {
-        let Some(end) = self.ends_at() else { return Some(ttl) };
+    pub(super) fn capped(&self, ttl: Ttl) -> Option<Ttl> {
+        let Some(end) = self.ends_at else { return Some(ttl) };
         let left = end.remaining();
         (!left.is_zero()).then(|| Ttl::clamped(left.min(ttl.duration())))
     }
@@ -176,8 +159,17 @@ impl Lease {
     }
 }
 
+impl State {
+    /// Puts the next renewal off: it failed, or cannot be done just now.
+    pub(super) fn pause(&mut self) {
+        let ttl = self.ttl;
+        let backoff = self.backoff.get_or_insert_with(|| Box::new(renewal_backoff(ttl)));
+        self.next = Some(Window::after_pause(backoff.pause()));
+    }
+}
+
 /// A failed renewal is tried again soon, but not so often that a struggling store is kept from recovering.
-pub(super) fn renewal_backoff(ttl: Ttl) -> Backoff {
+fn renewal_backoff(ttl: Ttl) -> Backoff {
     let most = (ttl.duration() / 6).clamp(Duration::from_millis(5), Duration::from_secs(2));
     Backoff::new((most / 8).max(Duration::from_millis(2)), most)
 }

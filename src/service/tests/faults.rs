@@ -7,7 +7,10 @@ use async_trait::async_trait;
 
 use super::*;
 use crate::engine::memory::MemoryEngine;
-use crate::engine::{Acquired, Engine, Released, Renewed, Result as EngineResult, SharedEngine, Subscription};
+use crate::engine::{
+    Acquired, Answers, Engine, Released, Renewal, Renewed, Result as EngineResult, SharedEngine, Subscription,
+    renew_each,
+};
 use crate::error::EngineError;
 use crate::model::{Claim, LockInfo};
 
@@ -35,9 +38,13 @@ pub(super) enum Fault {
 pub(super) struct Faulty {
     store: SharedEngine,
     fault: Mutex<Fault>,
+    /// Renewals of other names than these are spared.
+    only: Mutex<&'static str>,
     unordered: AtomicBool,
     pub(super) tries: AtomicU32,
     pub(super) renewals: AtomicU32,
+    /// How many calls carried them.
+    pub(super) batches: AtomicU32,
 }
 
 impl Faulty {
@@ -45,9 +52,11 @@ impl Faulty {
         Faulty {
             store: MemoryEngine::named(name),
             fault: Mutex::new(Fault::None),
+            only: Mutex::new(""),
             unordered: AtomicBool::new(false),
             tries: AtomicU32::new(0),
             renewals: AtomicU32::new(0),
+            batches: AtomicU32::new(0),
         }
     }
 
@@ -57,6 +66,12 @@ impl Faulty {
 
     pub(super) fn set(&self, fault: Fault) {
         *self.fault.lock().unwrap() = fault;
+    }
+
+    /// As [`Faulty::set`], but renewals of names that do not begin so go well.
+    pub(super) fn set_for(&self, prefix: &'static str, fault: Fault) {
+        *self.only.lock().unwrap() = prefix;
+        self.set(fault);
     }
 
     pub(super) fn hang(&self) {
@@ -123,7 +138,16 @@ impl Engine for Faulty {
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> EngineResult<Renewed> {
         self.renewals.fetch_add(1, SeqCst);
+        let prefix = *self.only.lock().unwrap();
+        if !claim.keys()[0].as_str().starts_with(prefix) {
+            return self.store.renew(claim, ttl).await;
+        }
         self.through("renew", self.store.renew(claim, ttl)).await
+    }
+
+    async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
+        self.batches.fetch_add(1, SeqCst);
+        renew_each(self, renewals, answer).await;
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> EngineResult<Renewed> {

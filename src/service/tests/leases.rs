@@ -21,7 +21,8 @@ async fn a_lease_is_renewed_at_a_third_of_its_ttl() {
     tokio::time::sleep(ms(9050)).await;
     assert!(lease.is_held());
     let renewals = engine.renewals.load(SeqCst);
-    assert!((29..=31).contains(&renewals), "{renewals} renewals in ten ttls");
+    // At a third, or up to a tenth of it earlier.
+    assert!((30..=33).contains(&renewals), "{renewals} renewals in ten ttls");
     assert!(is_busy(&another(&engine), "n").await);
     assert!(locks.release(&lease).await.unwrap());
     tokio::time::sleep(ms(2000)).await;

@@ -1,5 +1,6 @@
 //! The service over the memory engine, in paused time: every pause is exact, and no test waits for real.
 
+mod batches;
 mod faults;
 mod leases;
 mod outages;

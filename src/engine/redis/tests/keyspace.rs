@@ -61,7 +61,8 @@ async fn the_lock_is_what_other_tools_write_and_respect() {
 
 #[tokio::test]
 async fn a_fence_outlives_its_lease_by_a_day_and_grows_past_what_is_written() {
-    const DAY: i64 = 24 * 60 * 60 * 1000;
+    const HOUR: i64 = 60 * 60 * 1000;
+    const KEPT: i64 = 25 * HOUR;
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let mut first = claim("n");
@@ -71,13 +72,14 @@ async fn a_fence_outlives_its_lease_by_a_day_and_grows_past_what_is_written() {
         record.starts_with(&format!("{} {} ", fence.0, token(&first))),
         "{record}"
     );
-    let left = async |other: &mut Other| other.run::<i64>("PTTL holdfast:fence:{lock:n}").await - DAY;
+    let left = async |other: &mut Other| other.run::<i64>("PTTL holdfast:fence:{lock:n}").await - KEPT;
     assert!((29_000..=30_000).contains(&left(&mut other).await));
     assert_eq!(
         ours.renew(&first, Ttl::clamped(2 * LONG)).await.unwrap(),
         Renewed::Extended
     );
-    assert!((59_000..=60_000).contains(&left(&mut other).await));
+    // A renewal leaves it alone for up to an hour.
+    assert!((29_000..=60_000).contains(&left(&mut other).await));
     first.ttl = Ttl::clamped(3 * LONG);
     let to = OwnerToken::fresh();
     assert_eq!(ours.transfer(&first, &to).await.unwrap(), Renewed::Extended);
@@ -102,6 +104,39 @@ async fn a_fence_outlives_its_lease_by_a_day_and_grows_past_what_is_written() {
     // Garbage does not count, and does not get in the way.
     other.run::<()>("SET holdfast:fence:{lock:m} garbage").await;
     assert!(take(&ours, &claim("m")).await > fence);
+}
+
+/// Over any row of renewals the companion keeps a day's lead on the lease.
+#[tokio::test]
+async fn a_fence_keeps_its_lead_over_many_renewals() {
+    const HOUR: u64 = 60 * 60 * 1000;
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let first = claim("n");
+    take(&ours, &first).await;
+    let (seconds, _): (u64, u64) = other.run("TIME").await;
+    // The second full hour from now: an hour away at least.
+    let mark = HOUR - seconds * 1000 % HOUR + HOUR;
+    let mut leads = Vec::new();
+    let minute = 60_000;
+    for until in [
+        mark / 2,
+        mark - 2 * minute,
+        mark - minute,
+        mark + minute,
+        mark + 2 * minute,
+        mark + HOUR - 3 * minute,
+    ] {
+        let ttl = Ttl::clamped(Duration::from_millis(until));
+        assert_eq!(ours.renew(&first, ttl).await.unwrap(), Renewed::Extended);
+        let lock: u64 = other.run("PTTL lock:n").await;
+        let fence: u64 = other.run("PTTL holdfast:fence:{lock:n}").await;
+        leads.push((fence - lock) / 1000);
+    }
+    let full = 25 * 3600;
+    assert!(leads.iter().all(|lead| (24 * 3600..=full).contains(lead)), "{leads:?}");
+    assert!(full - leads[3] <= 1, "a full hour was passed: {leads:?}");
+    assert!(full - leads[4] >= 59, "and then was not: {leads:?}");
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ mod connection;
 mod keyspace;
 mod outage;
 mod queue;
+mod renewal;
 mod security;
 mod speed;
 

@@ -1,6 +1,7 @@
 //! A measurement, not a test: `cargo test … redis::tests::speed -- --ignored --nocapture`.
 
 use super::*;
+use crate::engine::{Renewal, Renewed};
 
 const PAIRS: u32 = 20_000;
 
@@ -40,6 +41,33 @@ async fn acquire_and_release_one_after_the_other() {
         eprintln!("{what}: {elapsed:.1} µs, of the server's CPU {cpu:.1} µs");
     }
     eprintln!("{}", commands.lines().find(|line| line.contains("evalsha")).unwrap());
+}
+
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn ten_thousand_renewals_in_one_call() {
+    const ROUNDS: u32 = 10;
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let claims: Vec<Claim> = (0..10_000).map(|i| claim(&format!("order:{i}"))).collect();
+    for claim in &claims {
+        take(&ours, claim).await;
+    }
+    other.run::<()>("CONFIG RESETSTAT").await;
+    let started = std::time::Instant::now();
+    for round in 1..=ROUNDS {
+        let ttl = Ttl::clamped(LONG + Duration::from_secs(round.into()));
+        let renewals: Vec<Renewal<'_>> = claims.iter().map(|claim| Renewal { claim, ttl }).collect();
+        let mut extended = 0;
+        ours.renew_all(&renewals, &mut |_, answer: crate::engine::Result<Renewed>| {
+            extended += usize::from(answer.unwrap() == Renewed::Extended);
+        })
+        .await;
+        assert_eq!(extended, claims.len());
+    }
+    eprintln!("{:?} for 10 000 renewals", started.elapsed() / ROUNDS);
+    let commands: String = other.run("INFO commandstats").await;
+    commands.lines().for_each(|line| eprintln!("{line}"));
 }
 
 async fn used_cpu(other: &mut Other) -> f64 {

@@ -1,0 +1,116 @@
+//! Many renewals in one call: each of them as if it were alone.
+
+use super::*;
+use crate::engine::Renewal;
+
+/// Renews each claim for so long. One answer each, or it panics.
+async fn renew_all(engine: &SharedEngine, wanted: &[(&Claim, Duration)]) -> Vec<Renewed> {
+    let renewals: Vec<Renewal<'_>> = wanted
+        .iter()
+        .map(|(claim, ttl)| Renewal {
+            claim,
+            ttl: Ttl::clamped(*ttl),
+        })
+        .collect();
+    let mut answers = vec![None; wanted.len()];
+    engine
+        .renew_all(
+            &renewals,
+            &mut |index: usize, renewed: crate::engine::Result<Renewed>| {
+                let before = answers[index].replace(renewed.unwrap());
+                assert_eq!(before, None, "a second answer for {index}");
+            },
+        )
+        .await;
+    let answered = answers.into_iter().enumerate();
+    answered
+        .map(|(index, answer)| answer.unwrap_or_else(|| panic!("no answer for {index}")))
+        .collect()
+}
+
+async fn remaining(engine: &SharedEngine, name: &str) -> Duration {
+    let info = engine.inspect(&key(name)).await.unwrap().unwrap();
+    info.remaining.unwrap()
+}
+
+/// Enough for more than one command where a store takes several renewals in one.
+const MANY: usize = 230;
+
+pub(crate) async fn many_renewals_have_an_answer_each(s: Stores) {
+    let names: Vec<String> = (0..MANY).map(|i| format!("n{i}")).collect();
+    let claims: Vec<Claim> = names.iter().map(|name| claim(&[name], LONG)).collect();
+    for ours in &claims {
+        take(&s.a, ours).await;
+    }
+    // Every seventh is gone, one way or the other.
+    let gone = |index: usize| index % 7 == 3;
+    let successor = claim(&[&names[10]], LONG);
+    for (index, name) in names.iter().enumerate().filter(|(index, _)| gone(*index)) {
+        assert!(s.b.force_release(&key(name)).await.unwrap());
+        if index == 10 {
+            take(&s.b, &successor).await;
+        }
+    }
+    let wanted: Vec<(&Claim, Duration)> = claims.iter().map(|claim| (claim, 2 * LONG)).collect();
+    let answers = renew_all(&s.a, &wanted).await;
+    for (index, answer) in answers.into_iter().enumerate() {
+        let expected = if gone(index) { Renewed::Lost } else { Renewed::Extended };
+        assert_eq!(answer, expected, "{index}");
+    }
+    for index in [0, 1, 116, MANY - 1] {
+        let left = remaining(&s.b, &names[index]).await;
+        assert!(left > LONG + LONG / 2 && left <= 2 * LONG, "{index}: {left:?}");
+    }
+    assert_eq!(s.b.inspect(&key(&names[3])).await.unwrap(), None, "never re-created");
+    assert!(
+        remaining(&s.b, &names[10]).await <= LONG,
+        "its successor's time is its own"
+    );
+    assert_eq!(free(&s.b, &successor).await, Released::Freed);
+}
+
+pub(crate) async fn renewals_of_several_names_are_all_or_nothing(s: Stores) {
+    let (whole, torn, single) = (
+        claim(&["a", "b", "c"], LONG),
+        claim(&["d", "e", "f"], LONG),
+        claim(&["g"], LONG),
+    );
+    for ours in [&whole, &torn, &single] {
+        take(&s.a, ours).await;
+    }
+    assert!(s.b.force_release(&key("e")).await.unwrap());
+    let never = claim(&["a", "never"], LONG);
+    let wanted = [&torn, &whole, &never, &single, &whole].map(|claim| (claim, 2 * LONG));
+    use Renewed::{Extended, Lost};
+    assert_eq!(
+        renew_all(&s.a, &wanted).await,
+        [Lost, Extended, Lost, Extended, Extended]
+    );
+    for name in ["a", "b", "c", "g"] {
+        assert!(remaining(&s.b, name).await > LONG + LONG / 2, "{name}");
+    }
+    assert_eq!(s.b.inspect(&key("e")).await.unwrap(), None);
+    assert_eq!(s.b.inspect(&key("never")).await.unwrap(), None);
+}
+
+pub(crate) async fn renewals_together_have_their_own_ttls(s: Stores) {
+    let (long, short, expired) = (
+        claim(&["l"], 2 * LONG),
+        claim(&["s"], LONG),
+        claim(&["e"], Duration::from_millis(60)),
+    );
+    for ours in [&long, &short, &expired] {
+        take(&s.a, ours).await;
+    }
+    sleep(Duration::from_millis(90)).await;
+    let wanted = [(&long, SHORT), (&expired, LONG), (&short, 4 * LONG)];
+    use Renewed::{Extended, Lost};
+    assert_eq!(renew_all(&s.a, &wanted).await, [Extended, Lost, Extended]);
+    assert!(remaining(&s.b, "l").await > LONG, "never shortened");
+    assert!(remaining(&s.b, "s").await > 3 * LONG);
+    assert_eq!(s.b.inspect(&key("e")).await.unwrap(), None, "never re-created");
+}
+
+pub(crate) async fn no_renewals_at_all(s: Stores) {
+    assert_eq!(renew_all(&s.a, &[]).await, []);
+}
