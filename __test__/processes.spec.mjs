@@ -87,7 +87,7 @@ for (const kind of ['sqlite', 'redis', 'mongodb', 'mongodb-replica-set']) {
       const killedAt = performance.now()
       const taken = await Promise.all(waiters)
       const tookMs = performance.now() - killedAt
-      assert.ok(tookMs < ttlMs + 1000 + 1000, `it took ${tookMs} ms`)
+      assert.ok(tookMs < ttlMs + 1000, `it took ${tookMs} ms`)
       // Renewals come at a third of the ttl: nobody may have it much before the other two thirds are over.
       assert.ok(tookMs > ttlMs / 3, `it took ${tookMs} ms`)
       for (const lock of taken) {
@@ -112,7 +112,7 @@ for (const kind of ['sqlite', 'redis', 'mongodb', 'mongodb-replica-set']) {
       await held.release()
       const lock = await second
       const tookMs = performance.now() - releasedAt
-      assert.ok(tookMs < ttlMs + 1000 + 1000, `it took ${tookMs} ms`)
+      assert.ok(tookMs < ttlMs + 1000, `it took ${tookMs} ms`)
       await lock.release()
     })
 

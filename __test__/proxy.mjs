@@ -163,7 +163,7 @@ export const SERVERS = {
 }
 
 /** Longest that a call may take to come back where a store's time-out ends it: the rest is for a slow machine. */
-export const SLACK_MS = 3000
+export const SLACK_MS = 1000
 
 /** A service behind a proxy, one that reaches the store directly, and both their ends. */
 class Scene {

@@ -240,13 +240,15 @@ impl Engine for MemoryEngine {
             Fence(state.last_fence)
         });
         for key in claim.keys() {
+            let until = Moment::now() + claim.ttl.duration();
             let since_ms = match state.holder(key) {
                 Some(held) => held.holder.since_ms,
                 None => wall_clock().as_millis() as u64,
             };
             let held = Held {
                 owner: Some(claim.owner.clone()),
-                until: Moment::now() + claim.ttl.duration(),
+                // A retry may come late, after the lease was extended.
+                until: state.holder(key).map_or(until, |held| held.until.max(until)),
                 fence,
                 holder: Holder {
                     process: Process::clone(&claim.process),
@@ -404,5 +406,29 @@ mod tests {
         let one = MemoryEngine::named("same");
         assert!(Arc::ptr_eq(&one, &MemoryEngine::named("same")));
         assert!(!Arc::ptr_eq(&one, &MemoryEngine::named("other")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_time_names_leave_nothing_behind() {
+        let engine = MemoryEngine::default();
+        let process = Arc::new(Process::current());
+        for i in 0..10_000 {
+            let key = Key::new(&format!("n{i}")).unwrap();
+            let ttl = Ttl::clamped(Duration::from_millis(10));
+            let mut claim = Claim::new(&[key], OwnerToken::fresh(), ttl, process.clone());
+            engine.try_acquire(&claim).await.unwrap();
+            // Somebody who waits for it, and is never heard of again.
+            claim.owner = OwnerToken::fresh();
+            claim.waiting = true;
+            engine.try_acquire(&claim).await.unwrap();
+            tokio::time::advance(Duration::from_millis(100)).await;
+        }
+        let state = engine.shared.lock();
+        assert!(state.held.len() <= 2048, "{}", state.held.len());
+        assert!(
+            state.queues.len() <= 4096 && state.places.len() <= 4096,
+            "{}",
+            state.places.len()
+        );
     }
 }

@@ -94,7 +94,14 @@ impl LockService {
                 match (deferred, outcome) {
                     (Some(deferred), outcome) => settle(env, &bridge, &theirs, deferred, outcome),
                     // Granted in the very moment of the abort: nobody knows of it, so it goes back.
-                    (None, Ok(lease)) => bridge.call(env, async move { theirs.release(&lease).await }, |_, _| {}),
+                    (None, Ok(lease)) => {
+                        let locks = theirs.clone();
+                        bridge.call(env, async move { locks.release(&lease).await }, move |env, _| {
+                            if let Ok(bridge) = Bridge::get(env) {
+                                linger(env, &bridge, &theirs);
+                            }
+                        });
+                    }
                     (None, Err(_)) => {}
                 }
             },

@@ -96,7 +96,7 @@ impl Run {
                 }
                 // A release that the store did not take goes on in the background; the job is done all the same.
                 let gone = !released_before && matches!(answer, Ok(false));
-                let loss = loss.or_else(|| gone.then(|| lost_at_release(&released)));
+                let loss = loss.or_else(|| gone.then(|| lost_at_release(&released, theirs.is_closed())));
                 let answer = conclude(env, &kept, threw, loss.filter(|_| on_loss == OnLoss::Reject));
                 deferred.settle(env, answer);
             },
@@ -104,12 +104,14 @@ impl Run {
     }
 }
 
-fn lost_at_release(lease: &Lease) -> LockError {
+fn lost_at_release(lease: &Lease, closed: bool) -> LockError {
     let name = lease.names()[0].as_str();
-    LockError::lost(
-        name,
-        format!("the lock {name:?} is lost: it was gone from the store when it was released"),
-    )
+    let why = if closed {
+        "its LockService was closed"
+    } else {
+        "it was gone from the store when it was released"
+    };
+    LockError::lost(name, format!("the lock {name:?} is lost: {why}"))
 }
 
 fn conclude(env: &Env, kept: &Kept, threw: bool, loss: Option<LockError>) -> Answer<Value> {

@@ -33,6 +33,8 @@ pub(super) struct Inner {
     /// What the gist's `acquireLock` holds, by name: its `releaseLock` has nothing else to go by.
     pub(super) gist: Mutex<HashMap<Key, Arc<Lease>>>,
     pub(super) closing: CancellationToken,
+    /// Every lease has ended: nothing is left to look after.
+    pub(super) ended: CancellationToken,
     pub(super) closed: tokio::sync::OnceCell<()>,
     /// Calls under way: `close` waits for them, because each may still leave a lease or a clean-up.
     pub(super) calls: TaskTracker,

@@ -103,7 +103,7 @@ impl Keeper {
         }
     }
 
-    /// Looks after the leases until the service closes.
+    /// Looks after the leases until a close has ended them all.
     ///
     /// Timers stand still while a machine sleeps, so the task wakes up at least every [`WATCH_INTERVAL`] while anything
     /// is held, and compares with a clock that does not.
@@ -119,7 +119,7 @@ impl Keeper {
             };
             tokio::select! {
                 () = inner.keeper.earlier.notified() => {}
-                () = inner.closing.cancelled() => return,
+                () = inner.ended.cancelled() => return,
                 () = pause => {}
             }
         }

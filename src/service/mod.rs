@@ -66,6 +66,7 @@ impl Locks {
             lines: Arc::default(),
             gist: Mutex::default(),
             closing: CancellationToken::new(),
+            ended: CancellationToken::new(),
             closed: tokio::sync::OnceCell::new(),
             calls: TaskTracker::new(),
             cleanups: tokio::sync::watch::Sender::new(0),
@@ -317,6 +318,7 @@ impl Locks {
                     }
                 });
                 let _ = tokio::time::timeout_at(limit(), futures_util::future::join_all(releases)).await;
+                inner.ended.cancel();
                 inner.gist().clear();
                 inner.background.close();
                 let _ = tokio::time::timeout_at(limit(), inner.background.wait()).await;

@@ -69,6 +69,18 @@ pub(crate) async fn acquire_is_idempotent_by_owner(s: Stores) {
 }
 
 /// A renewal adds time; one that is carried out late must not take time away.
+/// The trap: the first request lay in a buffer, its retry was granted and extended, and then the first one arrives.
+pub(crate) async fn a_late_retry_takes_nothing_away(s: Stores) {
+    let ours = claim(&["n", "m"], SHORT);
+    let fence = take(&s.a, &ours).await;
+    assert_eq!(s.a.renew(&ours, Ttl::clamped(LONG)).await.unwrap(), Renewed::Extended);
+    assert_eq!(take(&s.b, &ours).await, fence);
+    for name in ["n", "m"] {
+        let left = s.a.inspect(&key(name)).await.unwrap().unwrap().remaining.unwrap();
+        assert!(left > SHORT, "{left:?}");
+    }
+}
+
 pub(crate) async fn renewal_extends_and_never_shortens(s: Stores) {
     let ours = claim(&["n"], SHORT);
     take(&s.a, &ours).await;

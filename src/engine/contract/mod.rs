@@ -33,6 +33,7 @@ macro_rules! contract_tests {
     ($open:expr) => {
         $crate::engine::contract::contract_tests!(@each $open;
             one_holder, only_the_owner_releases, expiry_frees_at_once, acquire_is_idempotent_by_owner,
+            a_late_retry_takes_nothing_away,
             renewal_extends_and_never_shortens, renewal_never_recreates, a_stale_holder_cannot_touch_its_successor,
             fences_grow_across_everything, fences_grow_in_rapid_succession, several_names_are_all_or_nothing,
             several_names_share_one_fence_and_one_fate, force_release_frees_anybody, inspect_tells_who_and_how_long,

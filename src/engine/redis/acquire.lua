@@ -20,7 +20,7 @@
 --
 -- Every lock is read (and can fail, as with a key of another type) before anything is granted.
 
-local owner, ttl, publish, metadata = ARGV[1], ARGV[2], ARGV[6], ARGV[10]
+local owner, ttl, kept, publish, metadata = ARGV[1], ARGV[2], ARGV[3], ARGV[6], ARGV[10]
 local n = #KEYS / (metadata and 4 or 3)
 local reserved = owner .. '-next'
 
@@ -81,11 +81,18 @@ end
 
 local fence, record
 if ours == n then
-  -- A retry after a lost reply: the grant that it did not hear of, with a full ttl.
+  -- A retry after a lost reply: the grant that it did not hear of, with a full ttl at least.
   local last = redis.call('GET', KEYS[n + 1])
   local known, token = string.match(last or '', '^(%d+) (%x+) ')
   if token == owner then
     fence, record = tonumber(known), last
+    -- It may come late, after the lease was extended: what lasts longer keeps its time.
+    for i = 1, n do
+      local more = redis.call('PTTL', KEYS[i]) - ttl
+      if more > 0 then
+        ttl, kept = ttl + more, kept + more
+      end
+    end
   end
 end
 if not record then
@@ -103,7 +110,7 @@ end
 
 for i = 1, n do
   redis.call('SET', KEYS[i], owner, 'PX', ttl)
-  redis.call('SET', KEYS[n + i], record, 'PX', ARGV[3])
+  redis.call('SET', KEYS[n + i], record, 'PX', kept)
   if metadata then
     redis.call('SET', KEYS[n + n + n + i], owner .. ' ' .. metadata, 'PX', ttl)
   end

@@ -51,9 +51,9 @@ use self::waiting::Waiters;
 use super::{Acquired, Answers, Engine, Released, Renewal, Renewed, Result, Subscription, WAITER_LIVENESS};
 use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
 
-/// How long the last fence of a name outlives its last lease: a day, and the hour that renewals may leave it alone. After
-/// that, the server's clock alone keeps fences growing.
-const FENCE_KEPT_MS: u64 = 25 * 60 * 60 * 1000;
+/// How long the last fence of a name outlives its last lease: a day, less the hour for which renewals may leave it alone.
+/// After that, the server's clock alone keeps fences growing.
+const FENCE_KEPT_MS: u64 = 24 * 60 * 60 * 1000;
 /// How the scripts tell a waiter.
 const PUBLISH: &str = "PUBLISH";
 

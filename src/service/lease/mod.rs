@@ -63,6 +63,10 @@ struct State {
     ttl: Ttl,
     /// The longest that the store was ever asked for: how long the lease may lie there.
     longest: Ttl,
+    /// An extension was asked for.
+    extended: bool,
+    /// Its holder released it while the service closes, which frees it.
+    let_go: bool,
     /// `None` while all goes well.
     backoff: Option<Box<Backoff>>,
     last_failure: Option<Arc<EngineError>>,
@@ -103,6 +107,8 @@ impl Lease {
             next: options.renew.then(|| Window::after(sent, ttl)),
             ttl,
             longest: ttl,
+            extended: false,
+            let_go: false,
             backoff: None,
             last_failure: None,
             slot: None,
@@ -163,7 +169,7 @@ impl Lease {
     /// right after the process or the machine was suspended: it is computed from the clock, not from a timer.
     pub fn remaining(&self) -> Duration {
         let state = self.state();
-        if matches!(state.phase, Phase::Held) {
+        if matches!(state.phase, Phase::Held) && !state.let_go {
             state.deadline.remaining()
         } else {
             Duration::ZERO
@@ -253,7 +259,7 @@ impl Lease {
         sub(&inner.counters.held);
         add(&inner.counters.lost);
         let lapsed = self.lapsed(None);
-        if self.renew || lapsed.doubtful || lapsed.claim.ttl > self.claim.ttl {
+        if self.renew || lapsed.doubtful || self.state().extended {
             // A renewal or an extension whose reply was lost may have made it last at the store.
             inner.free_in_background(lapsed);
         }

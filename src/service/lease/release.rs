@@ -27,6 +27,7 @@ impl Lease {
         // The token comes first: a close from here on waits for this release. One that has begun frees the lease itself.
         let token = inner.calls.token();
         if inner.closing.is_cancelled() {
+            self.state().let_go = true;
             return LetGo::Before;
         }
         {

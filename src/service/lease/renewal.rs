@@ -111,7 +111,12 @@ impl Lease {
     /// # Errors
     /// `LOCK_LOST` when it is gone (or was released), `LOCK_STORE` when the store failed.
     pub(in crate::service) async fn extend(self: &Arc<Self>, inner: &Arc<Inner>, ttl: Ttl) -> Result<(), LockError> {
-        let _alone = self.ops.lock().await;
+        let started = tokio::time::Instant::now();
+        let name = || self.names[0].as_str();
+        let Ok(_alone) = tokio::time::timeout(inner.store_timeout, self.ops.lock()).await else {
+            let error = EngineError::no_answer(inner.engine.name(), "renew", inner.store_timeout);
+            return Err(LockError::store(error).with_key(name()));
+        };
         if let Phase::Released = self.state().phase {
             return Err(self.lost("it was released"));
         }
@@ -124,11 +129,12 @@ impl Lease {
         let limit = {
             let mut state = self.state();
             state.longest = state.longest.max(asked);
+            state.extended = true;
             renewal_limit(state.ttl)
         };
         let mut sent = Moment::now();
         let answer = inner
-            .with_store("renew", inner.store_timeout, || {
+            .with_store("renew", inner.store_timeout.saturating_sub(started.elapsed()), || {
                 sent = Moment::now();
                 async move {
                     // No longer than a renewal waits: the lease must not run out under an extension.
@@ -139,7 +145,7 @@ impl Lease {
                 }
             })
             .await
-            .map_err(|error| error.with_key(self.names[0].as_str()))?;
+            .map_err(|error| error.with_key(name()))?;
         match answer {
             Renewed::Extended => {
                 self.state().ttl = ttl;

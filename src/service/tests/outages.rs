@@ -369,3 +369,67 @@ async fn a_close_on_a_silent_store_takes_no_longer_than_the_limit() {
     assert!(started.elapsed() <= STORE_TIMEOUT + ms(1000), "{:?}", started.elapsed());
     assert_eq!(call.await.unwrap().unwrap_err().code, Code::Store);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_ends_while_its_service_closes_says_so_in_time() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(1000, 0)).await;
+    let (tell, told) = tokio::sync::oneshot::channel();
+    lease.on_loss(Box::new(move |loss| drop(tell.send(loss))));
+    engine.hang();
+    let asking = locks.clone();
+    let call = tokio::spawn(async move { asking.inspect(&key("other")).await });
+    settle().await;
+    let closing = tokio::spawn(async move { locks.close().await });
+    let told = tokio::time::timeout(ms(1100), told).await;
+    assert_eq!(told.expect("within its ttl").unwrap().code, Code::Lost);
+    closing.await.unwrap();
+    drop(call);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extension_counts_the_wait_for_a_renewal_that_hangs() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    engine.hang();
+    // The renewal is under way.
+    tokio::time::sleep(ms(20_500)).await;
+    let started = tokio::time::Instant::now();
+    let error = locks.extend(&lease, Ttl::clamped(ms(60_000))).await.unwrap_err();
+    assert_eq!(error.code, Code::Store);
+    assert!(started.elapsed() <= STORE_TIMEOUT + ms(100), "{:?}", started.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extension_whose_reply_is_lost_is_freed_although_it_was_no_longer_than_the_lease() {
+    let (engine, locks) = service();
+    let mut brief = options(10_000, 0);
+    brief.renew = false;
+    let lease = take(&locks, "n", brief).await;
+    tokio::time::sleep(ms(9000)).await;
+    engine.set(Fault::LoseReply);
+    assert!(locks.extend(&lease, Ttl::clamped(ms(10_000))).await.is_err());
+    assert!(!lease.is_held());
+    engine.set(Fault::None);
+    tokio::time::sleep(ms(2500)).await;
+    assert!(!held_in_store(&engine, "n").await, "it was made to last longer");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_while_the_service_closes_counts_from_the_call_on() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(30_000, 0)).await;
+    engine.set(Fault::SlowReply(500));
+    let asking = locks.clone();
+    let call = tokio::spawn(async move { asking.inspect(&key("other")).await });
+    settle().await;
+    let closing = locks.clone();
+    let closing = tokio::spawn(async move { closing.close().await });
+    settle().await;
+    assert!(lease.is_held());
+    assert!(!locks.release(&lease).await.unwrap());
+    assert!(!lease.is_held());
+    closing.await.unwrap();
+    assert!(!held_in_store(&engine, "n").await);
+    drop(call);
+}

@@ -62,7 +62,7 @@ async fn the_lock_is_what_other_tools_write_and_respect() {
 #[tokio::test]
 async fn a_fence_outlives_its_lease_by_a_day_and_grows_past_what_is_written() {
     const HOUR: i64 = 60 * 60 * 1000;
-    const KEPT: i64 = 25 * HOUR;
+    const KEPT: i64 = 24 * HOUR;
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let mut first = claim("n");
@@ -106,7 +106,7 @@ async fn a_fence_outlives_its_lease_by_a_day_and_grows_past_what_is_written() {
     assert!(take(&ours, &claim("m")).await > fence);
 }
 
-/// Over any row of renewals the companion keeps a day's lead on the lease.
+/// Over any row of renewals the companion keeps its lead on the lease, a day or up to an hour less.
 #[tokio::test]
 async fn a_fence_keeps_its_lead_over_many_renewals() {
     const HOUR: u64 = 60 * 60 * 1000;
@@ -133,8 +133,8 @@ async fn a_fence_keeps_its_lead_over_many_renewals() {
         let fence: u64 = other.run("PTTL holdfast:fence:{lock:n}").await;
         leads.push((fence - lock) / 1000);
     }
-    let full = 25 * 3600;
-    assert!(leads.iter().all(|lead| (24 * 3600..=full).contains(lead)), "{leads:?}");
+    let full = 24 * 3600;
+    assert!(leads.iter().all(|lead| (23 * 3600..=full).contains(lead)), "{leads:?}");
     assert!(full - leads[3] <= 1, "a full hour was passed: {leads:?}");
     assert!(full - leads[4] >= 59, "and then was not: {leads:?}");
 }
