@@ -59,6 +59,9 @@ pub enum EngineConfig {
     /// One Redis node.
     #[cfg(feature = "redis")]
     Redis(Box<super::redis::RedisConfig>),
+    /// A quorum of independent Redis nodes.
+    #[cfg(feature = "redis")]
+    Quorum(Box<super::redis::QuorumConfig>),
     /// A MongoDB deployment.
     #[cfg(feature = "mongodb")]
     Mongodb(Box<super::mongodb::MongodbConfig>),
@@ -90,12 +93,15 @@ impl EngineConfig {
                 ));
             }
             [one] => one.as_str(),
+            #[cfg(feature = "redis")]
             many => {
-                return Err(LockError::invalid(
-                    "target",
-                    "must be one URL: a quorum of several Redis nodes is not supported yet",
-                    format_args!("{} URLs", many.len()),
-                ));
+                let config = super::redis::QuorumConfig::parse(many, settings)?;
+                return Ok(EngineConfig::Quorum(Box::new(config)));
+            }
+            #[cfg(not(feature = "redis"))]
+            many => {
+                let rule = "must be one URL: this build has no Redis";
+                return Err(LockError::invalid("target", rule, format_args!("{} URLs", many.len())));
             }
         };
         let scheme = url.split(':').next().unwrap_or_default();
@@ -148,6 +154,8 @@ pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<Shared
         EngineConfig::Sqlite(config) => within("sqlite", limit, super::sql::SqliteEngine::connect(config)).await,
         #[cfg(feature = "redis")]
         EngineConfig::Redis(config) => within("redis", limit, super::redis::RedisEngine::connect(*config)).await,
+        #[cfg(feature = "redis")]
+        EngineConfig::Quorum(config) => within("redis", limit, super::redis::QuorumEngine::connect(*config)).await,
         #[cfg(feature = "mongodb")]
         EngineConfig::Mongodb(config) => {
             within("mongodb", limit, super::mongodb::MongodbEngine::connect(*config)).await

@@ -1,21 +1,23 @@
 //! Looking at locks: one by name, or all that share a prefix.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use redis::Value;
 
 use super::RedisEngine;
+use super::connection::Link;
 use super::failure::Failure;
-use super::keys::Part;
+use super::keys::{Layout, Part};
 use super::scripts::INSPECT;
 use crate::model::{Fence, Holder, LockInfo, Process};
 
 /// How many keys the server looks at per SCAN, and so the longest that it is kept from others by one.
 const SCANNED_AT_ONCE: usize = 1000;
 /// How many locks are read in one go.
-const READ_AT_ONCE: usize = 100;
-const ALL: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
+pub(super) const READ_AT_ONCE: usize = 100;
+pub(super) const ALL: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
 
 impl RedisEngine {
     /// Reads one name.
@@ -48,34 +50,41 @@ impl RedisEngine {
 
     /// The names of all keys that may be locks with a prefix, sorted, without repeats (SCAN gives some).
     async fn scan(&self, prefix: &str) -> Result<Vec<String>, Failure> {
-        let pattern = self.layout.pattern(prefix);
         let mut names = Vec::new();
-        let mut cursor = b"0".to_vec();
-        loop {
-            let mut cmd = redis::cmd("SCAN");
-            cmd.arg(&cursor)
-                .arg("MATCH")
-                .arg(&pattern)
-                .arg("COUNT")
-                .arg(SCANNED_AT_ONCE)
-                .arg("TYPE")
-                .arg("string");
-            let page = self.link.call(&cmd).await?.into_sequence().ok();
-            let Some([Value::BulkString(next), Value::Array(keys)]) = page.as_deref() else {
-                return Err(Failure::Unexpected("of SCAN"));
-            };
-            // Names are UTF-8: another key is no lock of this engine's.
-            let keys = keys.iter().filter_map(text).filter_map(|key| self.layout.name_of(key));
-            names.extend(keys.filter(|name| name.starts_with(prefix)).map(str::to_owned));
-            if next == b"0" {
-                break;
-            }
-            cursor.clone_from(next);
+        let mut cursor = Some(b"0".to_vec());
+        while let Some(from) = cursor {
+            cursor = scan_page(&self.link, &self.layout, prefix, &from, &mut names).await?;
         }
         names.sort_unstable();
         names.dedup();
         Ok(names)
     }
+}
+
+/// Reads one page of the keys that may be locks with a prefix. Answers where the next page begins, if there is one.
+pub(super) async fn scan_page(
+    link: &Arc<Link>,
+    layout: &Layout,
+    prefix: &str,
+    cursor: &[u8],
+    names: &mut Vec<String>,
+) -> Result<Option<Vec<u8>>, Failure> {
+    let mut cmd = redis::cmd("SCAN");
+    cmd.arg(cursor)
+        .arg("MATCH")
+        .arg(layout.pattern(prefix))
+        .arg("COUNT")
+        .arg(SCANNED_AT_ONCE)
+        .arg("TYPE")
+        .arg("string");
+    let page = link.call(&cmd).await?.into_sequence().ok();
+    let Some([Value::BulkString(next), Value::Array(keys)]) = page.as_deref() else {
+        return Err(Failure::Unexpected("of SCAN"));
+    };
+    // Names are UTF-8: another key is no lock of this engine's.
+    let keys = keys.iter().filter_map(text).filter_map(|key| layout.name_of(key));
+    names.extend(keys.filter(|name| name.starts_with(prefix)).map(str::to_owned));
+    Ok((next != b"0").then(|| next.clone()))
 }
 
 /// The answer of `inspect.lua`.
@@ -105,7 +114,7 @@ fn info(name: &str, row: &Value) -> Option<LockInfo> {
 }
 
 /// `<fence> <token> <since ms> <pid> <host>`.
-fn grant(record: &str) -> Option<(&str, Fence, Holder)> {
+pub(super) fn grant(record: &str) -> Option<(&str, Fence, Holder)> {
     let mut fields = record.splitn(5, ' ');
     let fence = Fence(fields.next()?.parse().ok()?);
     let token = fields.next()?;
@@ -122,7 +131,7 @@ fn grant(record: &str) -> Option<(&str, Fence, Holder)> {
     ))
 }
 
-fn text(value: &Value) -> Option<&str> {
+pub(super) fn text(value: &Value) -> Option<&str> {
     match value {
         Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
         _ => None,

@@ -25,6 +25,7 @@ mod failure;
 mod health;
 mod keys;
 mod listing;
+mod quorum;
 mod renewal;
 mod scripts;
 mod slots;
@@ -42,6 +43,7 @@ use async_trait::async_trait;
 use redis::Value;
 
 pub use config::RedisConfig;
+pub use quorum::{QuorumConfig, QuorumEngine};
 
 use self::connection::Link;
 use self::failure::{ENGINE, Failure};

@@ -16,10 +16,8 @@ macro_rules! scripts {
     ($($name:ident = $($file:literal)+;)*) => {
         $(
             #[doc = concat!("The script of", $(" `", $file, "`",)+ ". What it takes and answers is in its header.")]
-            pub(super) static $name: LazyLock<Script> = LazyLock::new(|| {
-                let source = concat!($(include_str!($file)),+);
-                Script { source, sha: redis::Script::new(source).get_hash().to_owned() }
-            });
+            pub(super) static $name: LazyLock<Script> =
+                LazyLock::new(|| Script::new(concat!($(include_str!($file)),+)));
         )*
     };
 }
@@ -35,6 +33,11 @@ scripts! {
 }
 
 impl Script {
+    pub(super) fn new(source: &'static str) -> Self {
+        let sha = redis::Script::new(source).get_hash().to_owned();
+        Script { source, sha }
+    }
+
     /// `EVALSHA` with the keys of every name, part by part. The caller appends the arguments.
     pub(super) fn call<'n>(
         &self,

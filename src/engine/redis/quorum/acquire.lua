@@ -1,0 +1,74 @@
+-- One node's vote for a claim: takes every name for one attempt of an owner, or none of them.
+--
+-- KEYS    1 .. n         the lock keys
+--         n+1 .. 2n      their fence companions
+--         2n+1 .. 3n     their metadata companions, only when there is metadata
+-- ARGV    1  the owner's token
+--         2  the number of the attempt: later ones have larger numbers
+--         3  the ttl in ms
+--         4  how long a fence companion lasts, in ms: longer than the lease, by a day
+--         5  the floor of the fence: what the asker takes the nodes' clocks to show, in µs
+--         6  the process id
+--         7  the host
+--         8  the metadata, only when there is some
+-- Answer  granted: { 1, the fence that this node proposes, TIME in µs, 1 when it was the owner's already, else 0 }
+--         busy:    { 0, the index of the first busy key, its PTTL, its value, for how many ms it has been held or -1 }
+--
+-- Everything is read (and can fail, as with a key of another type) before anything is written.
+
+local owner, attempt, ttl, metadata = ARGV[1], ARGV[2], ARGV[3], ARGV[8]
+local n = #KEYS / (metadata and 3 or 2)
+
+-- Microseconds since 1970 stay below 2^53, and so exact in Lua's doubles, until the year 2255.
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+local ours, records = 0, {}
+for i = 1, n do
+  local holder = redis.call('GET', KEYS[i])
+  local record = redis.call('GET', KEYS[n + i])
+  if holder then
+    local token, number = string.match(holder, '^(%x+)%.(%d+)$')
+    -- A request that was overtaken by a later attempt must not take the vote back from it.
+    if token ~= owner or tonumber(number) > tonumber(attempt) then
+      local since = record and token and string.match(record, '^%d+ ' .. token .. ' (%d+) ')
+      local age = since and math.max(0, math.floor(now / 1000) - since) or -1
+      return { 0, i, redis.call('PTTL', KEYS[i]), holder, age }
+    end
+    ours = ours + 1
+  end
+  records[i] = record
+end
+
+local fence, record, already
+if ours == n then
+  -- An earlier attempt of the same owner, whose answer may have been lost: the vote stays what it was.
+  local number, token = string.match(records[1] or '', '^(%d+) (%x+) ')
+  if token == owner then
+    fence, record, already = tonumber(number), records[1], 1
+  end
+end
+if not record then
+  -- A common floor is why nodes agree at the first go. One that is not what this node's own clock shows is a request
+  -- that was long on its way, or comes from somebody whose idea of the clocks is wrong: then this clock counts.
+  fence = tonumber(ARGV[5])
+  if math.abs(fence - now) > 100000 then
+    fence = now
+  end
+  for i = 1, n do
+    local number = records[i] and tonumber(string.match(records[i], '^%d+'))
+    if number and number >= fence then
+      fence = number + 1
+    end
+  end
+  record = string.format('%.0f %s %s%03d %s %s', fence, owner, time[1], math.floor(time[2] / 1000), ARGV[6], ARGV[7])
+end
+
+for i = 1, n do
+  redis.call('SET', KEYS[i], owner .. '.' .. attempt, 'PX', ttl)
+  redis.call('SET', KEYS[n + i], record, 'PX', ARGV[4])
+  if metadata then
+    redis.call('SET', KEYS[n + n + i], owner .. ' ' .. metadata, 'PX', ttl)
+  end
+end
+return { 1, fence, now, already or 0 }

@@ -1,0 +1,120 @@
+//! From a list of URLs to the nodes of a quorum.
+
+use std::time::Duration;
+
+use super::super::config::RedisConfig;
+use crate::engine::Settings;
+use crate::error::LockError;
+
+const RULE: &str = "must be one URL, or a list of redis:// and rediss:// URLs";
+/// Two nodes are worse than one: both would be needed for every majority, and the loss of either would stop everything.
+const LEAST_NODES: usize = 3;
+/// A node gets this part of the store's time limit for an answer, so that one that hangs costs little, and the service
+/// above comes to a second and a third try within the limit.
+const NODE_SHARE: u32 = 4;
+/// But never less than this.
+pub(super) const LEAST_PATIENCE: Duration = Duration::from_millis(50);
+
+/// Independent Redis servers that were understood from a list of URLs.
+#[derive(Debug, Clone)]
+pub struct QuorumConfig {
+    pub(super) nodes: Vec<RedisConfig>,
+    /// How long one node has for one answer, at most.
+    pub(super) patience: Duration,
+}
+
+impl QuorumConfig {
+    /// Understands three URLs or more, each as [`RedisConfig::parse`] does.
+    ///
+    /// # Behavior
+    /// The order does not matter. An even number is allowed, though the last node then adds nothing to what may fail: of
+    /// four nodes three are a majority.
+    ///
+    /// # Errors
+    /// `LOCK_INVALID_ARGUMENT` naming `target` for another scheme in the list, for two URLs, and for an address that
+    /// comes twice (such a server would vote twice); and whatever [`RedisConfig::parse`] refuses.
+    pub fn parse(urls: &[String], settings: &Settings) -> Result<Self, LockError> {
+        for url in urls {
+            let scheme = url.split_once(':').map(|(scheme, _)| scheme);
+            match scheme {
+                Some("redis" | "rediss") => {}
+                // Without a scheme the whole text may be anything, a password included: it is not shown.
+                None => return Err(LockError::invalid("target", RULE, "a list with a text without a scheme")),
+                Some(other) => {
+                    let got = format_args!("a list with the scheme \"{other}:\"");
+                    return Err(LockError::invalid("target", RULE, got));
+                }
+            }
+        }
+        if urls.len() < LEAST_NODES {
+            let rule = "must list 3 Redis nodes or more: with 2 the loss of either would stop everything";
+            return Err(LockError::invalid(
+                "target",
+                rule,
+                format_args!("{} URLs", urls.len()),
+            ));
+        }
+        let patience = (settings.store_timeout / NODE_SHARE).max(LEAST_PATIENCE);
+        let each = Settings {
+            store_timeout: patience,
+            ..settings.clone()
+        };
+        let nodes = urls
+            .iter()
+            .map(|url| RedisConfig::parse(url, &each))
+            .collect::<Result<Vec<_>, _>>()?;
+        let addresses: Vec<String> = nodes.iter().map(|node| node.address().to_ascii_lowercase()).collect();
+        for (second, address) in addresses.iter().enumerate() {
+            if let Some(first) = addresses[..second].iter().position(|other| other == address) {
+                return Err(LockError::invalid(
+                    "target",
+                    "must list each Redis node once",
+                    format_args!("the address of URL {} again as URL {}", first + 1, second + 1),
+                ));
+            }
+        }
+        Ok(QuorumConfig { nodes, patience })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::EngineConfig;
+    use crate::error::Code;
+
+    fn parse(urls: &[&str]) -> Result<EngineConfig, LockError> {
+        let urls: Vec<String> = urls.iter().map(|url| (*url).to_owned()).collect();
+        EngineConfig::parse(&urls, &Settings::default())
+    }
+
+    #[test]
+    fn a_list_is_a_quorum_and_one_url_is_not() {
+        let Ok(EngineConfig::Quorum(config)) = parse(&["redis://a", "rediss://b:7000", "redis://u:p@c/2"]) else {
+            panic!()
+        };
+        assert_eq!(config.nodes.len(), 3);
+        assert_eq!(config.patience, Duration::from_millis(1250));
+        assert!(parse(&["redis://a", "redis://b", "redis://c", "redis://d"]).is_ok());
+        assert!(matches!(parse(&["redis://a"]), Ok(EngineConfig::Redis(_))));
+    }
+
+    #[test]
+    fn what_is_no_quorum_is_refused_without_showing_it() {
+        for (urls, why) in [
+            (&["redis://:secret@a", "mongodb://:secret@b", "redis://c"][..], "\"mongodb:\""),
+            (&["mongodb://:secret@a", "mongodb://b"], "\"mongodb:\""),
+            (&["redis://a", "secret", "redis://c"], "without a scheme"),
+            (&["redis://a", "redis+sentinel://b/m", "redis://c"], "\"redis+sentinel:\""),
+            (&["redis://:secret@a", "redis://b"], "2 URLs"),
+            (&["redis://:secret@A/1", "redis://b", "redis://a:6379"], "URL 1 again as URL 3"),
+            (&["redis://a", "redis://b?secret", "redis://c"], "\"?\""),
+        ] {
+            let error = parse(urls).unwrap_err();
+            assert_eq!(error.code, Code::InvalidArgument, "{urls:?}");
+            assert!(error.message.starts_with("target "), "{}", error.message);
+            assert!(error.message.contains(why), "{}", error.message);
+            assert!(!error.message.contains("secret"), "{}", error.message);
+        }
+    }
+}

@@ -1,0 +1,20 @@
+-- Frees a name on this node whoever holds it, and tells whoever waits. The fence companion stays, so that the next fence
+-- is larger; it is marked, so that a renewal that is under way does not heal the lock.
+--
+-- KEYS    1  the lock key
+--         2  its fence companion
+--         3  its metadata companion
+-- Answer  1 when somebody held it, else 0
+
+-- GET rather than a bare DEL: a key of another type is no lock, and is not deleted.
+local holder = redis.call('GET', KEYS[1])
+if not holder then
+  return 0
+end
+local number, token = string.match(redis.call('GET', KEYS[2]) or '', '^(%d+) (%x+) ')
+redis.call('PUBLISH', 'holdfast:free:' .. KEYS[1], '')
+redis.call('DEL', KEYS[1], KEYS[3])
+if token then
+  redis.call('SET', KEYS[2], number .. ' ' .. token .. '-free', 'KEEPTTL')
+end
+return 1

@@ -1,0 +1,270 @@
+//! A quorum of independent Redis nodes: what a majority of them grants is held (the algorithm called Redlock in Redis's
+//! manual, with what its published versions lack).
+//!
+//! # Behavior
+//! Every verb asks all nodes at once and goes by what a majority says; nobody waits for the others. `docs/quorum.md` has
+//! the argument for mutual exclusion, the rule of the fences with its proof, and what is asked of the servers.
+//!
+//! - **A fresh value per attempt.** A lock key holds `<owner token>.<attempt>`. What failed is taken back by that value, so
+//!   that a late "take back" never hits the next attempt of the same owner; a release goes by the owner, whichever attempt
+//!   it was.
+//! - **Nothing is left behind.** A request whose answer is late or lost is followed up until the answer is there, or
+//!   nothing of it can be on its way any more (`acquire.rs`, `tenure.rs`).
+//! - **Validity.** A node has a third of the ttl for its vote at most, so a grant (with the fence agreed on, two thirds at
+//!   most) comes with time left: ttl − elapsed − drift > 0. Below a ttl of 150 ms the least patience with a node is
+//!   longer than that; there as everywhere the service counts from before the first request, and refuses what is over.
+//! - **A renewal heals** nodes that lost the lock by a restart or were down when it was granted (`renew.rs`).
+
+mod acquire;
+mod config;
+mod fence;
+mod look;
+mod node;
+mod release;
+mod renew;
+mod scripts;
+mod tally;
+mod tenure;
+#[cfg(test)]
+mod tests;
+mod wake;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use redis::Cmd;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use config::QuorumConfig;
+
+use self::config::LEAST_PATIENCE;
+use self::node::Node;
+use self::tally::{Tally, majority, no_majority};
+use self::tenure::Tenures;
+use super::failure::{ENGINE, Failure};
+use super::keys::{Layout, Part};
+use super::scripts::Script;
+use crate::engine::{Acquired, Engine, Released, Renewed, Result, Subscription};
+use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
+
+/// When a node is told again what it did not confirm: what a broken connection left behind anywhere is carried out, or
+/// gone, within a minute or so.
+const AGAIN: [Duration; 3] = [
+    Duration::from_millis(500),
+    Duration::from_secs(5),
+    Duration::from_secs(60),
+];
+
+/// The engine behind a list of `redis://` and `rediss://` URLs.
+pub struct QuorumEngine {
+    quorum: Arc<Quorum>,
+}
+
+/// What the verbs and their work in the background share.
+struct Quorum {
+    nodes: Box<[Arc<Node>]>,
+    layout: Layout,
+    /// How long one node has for one answer, at most.
+    patience: Duration,
+    last_attempt: AtomicU64,
+    tenures: Tenures,
+    closing: CancellationToken,
+    /// What a close waits for: releases on their way.
+    urgent: TaskTracker,
+}
+
+impl fmt::Debug for QuorumEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QuorumEngine")
+            .field("nodes", &self.quorum.nodes.len())
+            .field("layout", &self.quorum.layout)
+            .finish_non_exhaustive()
+    }
+}
+
+impl QuorumEngine {
+    /// Connects, and makes sure that the servers are new enough.
+    ///
+    /// # Behavior
+    /// A majority has to answer. The others are taken up when they come.
+    ///
+    /// # Errors
+    /// When no majority can be reached, or any node refuses the login or is older than Redis 6.2: that is a mistake which
+    /// would otherwise show when another node fails.
+    pub async fn connect(config: QuorumConfig) -> Result<Arc<Self>> {
+        let layout = config.nodes[0].layout.clone();
+        let quorum = Arc::new(Quorum {
+            nodes: config.nodes.into_iter().map(|node| Arc::new(Node::new(node))).collect(),
+            layout,
+            patience: config.patience,
+            last_attempt: AtomicU64::new(0),
+            tenures: Tenures::default(),
+            closing: CancellationToken::new(),
+            urgent: TaskTracker::new(),
+        });
+        let engine = Arc::new(QuorumEngine { quorum });
+        engine.quorum.greet().await.inspect_err(|_| engine.quorum.shut())?;
+        Ok(engine)
+    }
+}
+
+impl Quorum {
+    fn majority(&self) -> usize {
+        majority(self.nodes.len())
+    }
+
+    /// Greets every node. Connecting is worth waiting for the slow ones, within what any node has for an answer.
+    async fn greet(self: &Arc<Self>) -> Result<()> {
+        let tally = self.ask(self.patience, |node| async move { node.greet().await });
+        let (_, answers) = tally.decide(self.patience, |_| None::<()>).await;
+        let refusal = answers.iter().find_map(|answer| match answer {
+            Some(Err(failure)) if !failure.retryable() => Some(failure.clone()),
+            _ => None,
+        });
+        if let Some(failure) = refusal {
+            return Err(failure.during("connect"));
+        }
+        if answers.iter().filter(|answer| matches!(answer, Some(Ok(())))).count() < self.majority() {
+            return Err(self.no_majority("connect", answers, self.patience));
+        }
+        Ok(())
+    }
+
+    /// Puts a question to every node at once. Each has `limit` for its answer.
+    fn ask<T, F>(self: &Arc<Self>, limit: Duration, call: impl Fn(Arc<Node>) -> F) -> Arc<Tally<T>>
+    where
+        T: Send + 'static,
+        F: Future<Output = std::result::Result<T, Failure>> + Send + 'static,
+    {
+        let tally = Arc::new(Tally::new(self.nodes.len()));
+        for (index, node) in self.nodes.iter().enumerate() {
+            let (answer, tally) = (call(node.clone()), tally.clone());
+            self.spawn(async move {
+                if let Ok(answer) = tokio::time::timeout(limit, answer).await {
+                    tally.cast(index, answer);
+                }
+            });
+        }
+        tally
+    }
+
+    /// Asks every node for a number, and takes `yes` of it.
+    fn ask_number(
+        self: &Arc<Self>,
+        limit: Duration,
+        script: &'static Script,
+        call: Cmd,
+        yes: impl Fn(i64) -> bool + Copy + Send + 'static,
+    ) -> Arc<Tally<bool>> {
+        let call = Arc::new(call);
+        self.ask(limit, move |node| {
+            let call = call.clone();
+            async move { node.number(script, &call).await.map(yes) }
+        })
+    }
+
+    /// Work that goes on without its caller, until the engine is closed.
+    fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let closing = self.closing.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                biased;
+                () = closing.cancelled() => {}
+                () = work => {}
+            }
+        });
+    }
+
+    /// The call of a script with the keys of every name of a claim, and its first argument.
+    fn call(&self, script: &Script, parts: &[Part], claim: &Claim, first: &str) -> Cmd {
+        let mut call = script.call(&self.layout, parts, claim.keys().iter().map(Key::as_str));
+        call.arg(first);
+        call
+    }
+
+    /// How long a node has for an answer while a lease of so long a ttl is begun.
+    fn limit(&self, ttl: Ttl) -> Duration {
+        self.patience.min((ttl.duration() / 3).max(LEAST_PATIENCE))
+    }
+
+    /// A number for the next attempt, larger than every earlier one of this process: the wall clock in µs, where it has
+    /// moved on. (Other processes never make attempts of the same owner.)
+    fn next_attempt(&self) -> u64 {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+        let next = |last: u64| Some(now.max(last + 1));
+        let last = self.last_attempt.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        now.max(last.unwrap_or_default() + 1)
+    }
+
+    fn no_majority<T>(
+        &self,
+        op: &'static str,
+        answers: Vec<tally::Answer<T>>,
+        limit: Duration,
+    ) -> crate::error::EngineError {
+        no_majority(op, self.nodes.iter().map(|node| &**node), answers, limit)
+    }
+
+    /// Gives back the connections.
+    fn shut(&self) {
+        self.closing.cancel();
+        for node in &self.nodes {
+            node.link.close();
+        }
+    }
+}
+
+#[async_trait]
+impl Engine for QuorumEngine {
+    fn name(&self) -> &'static str {
+        ENGINE
+    }
+
+    fn ordered(&self) -> bool {
+        false
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
+        self.quorum.acquire(claim).await
+    }
+
+    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
+        self.quorum.renew(claim, ttl).await
+    }
+
+    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
+        self.quorum.transfer(claim, to).await
+    }
+
+    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
+        self.quorum.release(claim, keep).await
+    }
+
+    async fn subscribe(&self, _claim: &Claim, key: &Key) -> Result<Box<dyn Subscription>> {
+        Ok(Box::new(self.quorum.subscribe(key).await?))
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
+        self.quorum.look_at(key.as_str()).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+        self.quorum.look_for(prefix).await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool> {
+        self.quorum.free(key).await
+    }
+
+    /// # Behavior
+    /// A release that a majority has confirmed may still be on its way to the other nodes: it is waited for.
+    async fn close(&self) {
+        self.quorum.urgent.close();
+        let _ = tokio::time::timeout(self.quorum.patience, self.quorum.urgent.wait()).await;
+        self.quorum.shut();
+    }
+}

@@ -1,0 +1,164 @@
+//! One node of the quorum: its connection, its clock, and what its scripts answer.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use super::super::check_version;
+use super::super::config::RedisConfig;
+use super::super::connection::Link;
+use super::super::failure::{Failure, spoils_connection};
+use super::super::scripts::Script;
+use super::scripts::{ACQUIRE, RENEW};
+use crate::clock::Moment;
+
+pub(super) struct Node {
+    pub(super) link: Arc<Link>,
+    pub(super) address: Box<str>,
+    /// How far the node's clock is ahead of the local one, in µs, as of its last vote.
+    ahead: Mutex<Option<i64>>,
+}
+
+/// A node's answer to an attempt.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Vote {
+    Granted {
+        /// The fence that the node proposes.
+        fence: u64,
+        /// The owner had this node's vote already, from an earlier attempt.
+        already: bool,
+    },
+    Busy {
+        /// Which of the claim's names, from 0.
+        index: usize,
+        /// How long its holder's lease lasts. `None`: for ever.
+        left: Option<Duration>,
+        /// What the lock key holds.
+        value: Vec<u8>,
+        /// For how long, where the holder is one of this kind.
+        age: Option<Duration>,
+    },
+}
+
+/// A node's answer to a renewal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Renewal {
+    Extended,
+    Lost,
+    /// Lost here by no doing of anybody's.
+    Missing,
+}
+
+impl Node {
+    pub(super) fn new(config: RedisConfig) -> Self {
+        Node {
+            address: config.address().into(),
+            link: Link::new(config),
+            ahead: Mutex::new(None),
+        }
+    }
+
+    /// Makes sure that the server is new enough, and learns what its clock shows.
+    pub(super) async fn greet(&self) -> Result<(), Failure> {
+        check_version(&self.link).await?;
+        let time = self.link.call(&redis::cmd("TIME")).await?;
+        let Value::Array(parts) = &time else {
+            return Err(Failure::Unexpected("of TIME"));
+        };
+        let number = |value: &Value| match value {
+            Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse::<i64>().ok(),
+            _ => None,
+        };
+        match parts.as_slice() {
+            [seconds, micros] => match (number(seconds), number(micros)) {
+                (Some(seconds), Some(micros)) => self.learn(seconds * 1_000_000 + micros),
+                _ => return Err(Failure::Unexpected("of TIME")),
+            },
+            _ => return Err(Failure::Unexpected("of TIME")),
+        }
+        Ok(())
+    }
+
+    fn learn(&self, now: i64) {
+        *self.ahead.lock().unwrap_or_else(PoisonError::into_inner) = Some(now - local_micros());
+    }
+
+    fn ahead(&self) -> Option<i64> {
+        *self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) async fn vote(&self, call: &Cmd, names: usize) -> Result<Vote, Failure> {
+        let answer = self.link.run(&ACQUIRE, call).await?;
+        let Value::Array(fields) = answer else {
+            return Err(Failure::Unexpected("of quorum/acquire.lua"));
+        };
+        match fields.as_slice() {
+            [Value::Int(1), Value::Int(fence @ 1..), Value::Int(now), Value::Int(already)] => {
+                self.learn(*now);
+                Ok(Vote::Granted {
+                    fence: *fence as u64,
+                    already: *already == 1,
+                })
+            }
+            [
+                Value::Int(0),
+                Value::Int(index @ 1..),
+                Value::Int(left),
+                Value::BulkString(value),
+                Value::Int(age),
+            ] if *index as usize <= names => Ok(Vote::Busy {
+                index: *index as usize - 1,
+                left: millis(*left).map(|left| left.max(Duration::from_millis(1))),
+                value: value.clone(),
+                age: millis(*age),
+            }),
+            _ => Err(Failure::Unexpected("of quorum/acquire.lua")),
+        }
+    }
+
+    pub(super) async fn renewal(&self, call: &Cmd) -> Result<Renewal, Failure> {
+        match self.number(&RENEW, call).await? {
+            0 => Ok(Renewal::Lost),
+            1 => Ok(Renewal::Extended),
+            2 => Ok(Renewal::Missing),
+            _ => Err(Failure::Unexpected("of quorum/renew.lua")),
+        }
+    }
+
+    /// Runs a script that answers a number.
+    pub(super) async fn number(&self, script: &Script, call: &Cmd) -> Result<i64, Failure> {
+        match self.link.run(script, call).await? {
+            Value::Int(number) => Ok(number),
+            _ => Err(Failure::Unexpected("of a script of the quorum")),
+        }
+    }
+}
+
+fn millis(number: i64) -> Option<Duration> {
+    u64::try_from(number).ok().map(Duration::from_millis)
+}
+
+fn local_micros() -> i64 {
+    i64::try_from(Moment::now().to_nanos() / 1000).unwrap_or(i64::MAX)
+}
+
+/// What the clocks of the nodes show now, in µs since 1970: the middle one of those that are known, the lower middle of
+/// an even number, so that a minority of wrong clocks has no say.
+pub(super) fn common_time<'n>(nodes: impl Iterator<Item = &'n Node>) -> u64 {
+    let mut ahead: Vec<i64> = nodes.filter_map(Node::ahead).collect();
+    ahead.sort_unstable();
+    let middle = ahead.get(ahead.len().saturating_sub(1) / 2);
+    middle.map_or(0, |ahead| u64::try_from(local_micros() + ahead).unwrap_or(0))
+}
+
+/// Whether a call that failed may yet be carried out.
+pub(super) fn in_doubt(failure: &Failure) -> bool {
+    matches!(failure, Failure::Call(error) if spoils_connection(error))
+}
+
+/// The failure of a call whose answer did not come.
+pub(super) fn silence() -> Failure {
+    Failure::Call(io::Error::from(io::ErrorKind::TimedOut).into())
+}

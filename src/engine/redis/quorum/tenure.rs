@@ -1,0 +1,111 @@
+//! What is still on its way to a node, and whether it may stay when it arrives.
+//!
+//! A request whose answer is not in may be carried out at any time: by a node that hangs and goes on, or from a buffer
+//! after the connection was replaced by another, on which the release has overtaken it. So whoever waits for a late
+//! answer holds the owner's tenure, and looks at it when the answer is there.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use crate::model::OwnerToken;
+
+/// Whether an owner still wants what it asked for.
+#[derive(Debug, Default)]
+pub(super) struct Tenure(AtomicBool);
+
+impl Tenure {
+    /// Nothing of it may be left on any node.
+    pub(super) fn end(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// The tenures with something on its way, by owner.
+#[derive(Debug, Default)]
+pub(super) struct Tenures(Mutex<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    tenures: HashMap<OwnerToken, Weak<Tenure>>,
+    /// When to look next for entries that nobody holds any more.
+    sweep_at: usize,
+}
+
+const SWEEP_LEAST: usize = 64;
+
+impl Tenures {
+    fn with<R>(&self, act: impl FnOnce(&mut Known) -> R) -> R {
+        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A new tenure, for an attempt to acquire. What is left of an earlier one goes its own way.
+    pub(super) fn begin(&self, owner: &OwnerToken) -> Arc<Tenure> {
+        let tenure = Arc::new(Tenure::default());
+        self.with(|known| known.insert(owner, &tenure));
+        tenure
+    }
+
+    /// The tenure of an owner that holds a lease.
+    pub(super) fn join(&self, owner: &OwnerToken) -> Arc<Tenure> {
+        self.with(|known| {
+            let tenure = known.tenures.get(owner).and_then(Weak::upgrade);
+            tenure.unwrap_or_else(|| {
+                let tenure = Arc::new(Tenure::default());
+                known.insert(owner, &tenure);
+                tenure
+            })
+        })
+    }
+
+    /// The owner lets go.
+    pub(super) fn end(&self, owner: &OwnerToken) {
+        if let Some(tenure) = self.with(|known| known.tenures.remove(owner)).and_then(|weak| weak.upgrade()) {
+            tenure.end();
+        }
+    }
+}
+
+impl Known {
+    fn insert(&mut self, owner: &OwnerToken, tenure: &Arc<Tenure>) {
+        if self.tenures.len() >= self.sweep_at.max(SWEEP_LEAST) {
+            self.tenures.retain(|_, tenure| tenure.strong_count() > 0);
+            self.sweep_at = 2 * self.tenures.len();
+        }
+        self.tenures.insert(owner.clone(), Arc::downgrade(tenure));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_owner_ends_what_is_under_way_and_not_what_it_begins_later() {
+        let tenures = Tenures::default();
+        let owner = OwnerToken::fresh();
+        let first = tenures.begin(&owner);
+        assert!(Arc::ptr_eq(&first, &tenures.join(&owner)));
+        tenures.end(&owner);
+        assert!(first.is_over());
+        let second = tenures.begin(&owner);
+        assert!(!second.is_over());
+        tenures.end(&OwnerToken::fresh());
+        assert!(!second.is_over());
+    }
+
+    #[test]
+    fn owners_with_nothing_on_its_way_are_forgotten() {
+        let tenures = Tenures::default();
+        let kept = tenures.begin(&OwnerToken::fresh());
+        for _ in 0..10_000 {
+            tenures.begin(&OwnerToken::fresh());
+        }
+        assert!(tenures.with(|known| known.tenures.len()) <= SWEEP_LEAST + 1);
+        assert!(!kept.is_over());
+    }
+}
