@@ -19,14 +19,14 @@ mod acquire;
 mod config;
 mod fence;
 mod look;
+#[cfg(test)]
+mod model;
 mod node;
 mod release;
 mod renew;
 mod scripts;
 mod tally;
 mod tenure;
-#[cfg(test)]
-mod tests;
 mod wake;
 
 use std::fmt;

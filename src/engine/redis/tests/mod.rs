@@ -16,6 +16,8 @@ mod connection;
 mod keyspace;
 mod outage;
 mod queue;
+#[cfg(unix)]
+mod quorum;
 mod renewal;
 mod security;
 mod speed;

@@ -1,0 +1,295 @@
+//! Nodes that are killed, hung, slow, wiped, and that return: 3 and 5 nodes.
+
+use super::*;
+
+const SIZES: [usize; 2] = [3, 5];
+
+/// Every verb, once.
+async fn works(engine: &QuorumEngine) {
+    let mut ours = claim("works");
+    ours.metadata = Some("1".into());
+    let fence = take_soon(engine, &ours).await;
+    assert_eq!(renew(engine, &ours).await.unwrap(), Renewed::Extended);
+    busy(engine, &claim("works")).await;
+    let info = engine.inspect(&key("works")).await.unwrap().unwrap();
+    assert_eq!((info.fence, info.metadata.as_deref()), (Some(fence), Some("1")));
+    let listed = engine.list("works").await.unwrap();
+    assert_eq!(listed.len(), 1);
+    assert_eq!((listed[0].fence, &listed[0].holder), (Some(fence), &info.holder));
+    let next = OwnerToken::fresh();
+    assert_eq!(engine.transfer(&ours, &next).await.unwrap(), Renewed::Extended);
+    ours.owner = next;
+    free(engine, &ours).await;
+    take(engine, &ours).await;
+    assert!(engine.force_release(&key("works")).await.unwrap());
+    assert_eq!(engine.inspect(&key("works")).await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_killed_minority_is_no_matter_and_a_lost_quorum_is_told() {
+    for size in SIZES {
+        let Some(mut nodes) = Nodes::start(size).await else { return };
+        let ours = nodes.patient(Duration::from_millis(500)).await;
+        let held = claim("held");
+        let fence = take(&ours, &held).await;
+        for node in 0..size / 2 {
+            nodes.0[node].stop();
+        }
+        works(&ours).await;
+        assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Extended);
+
+        nodes.0[size / 2].stop();
+        let fresh = claim("fresh");
+        let outcomes = [
+            ours.try_acquire(&fresh).await.map(drop),
+            renew(&ours, &held).await.map(drop),
+            ours.transfer(&held, &OwnerToken::fresh()).await.map(drop),
+            ours.release(&fresh, Duration::ZERO).await.map(drop),
+            ours.inspect(&key("held")).await.map(drop),
+            ours.list("").await.map(drop),
+            ours.force_release(&key("fresh")).await.map(drop),
+            ours.subscribe(&held, &key("held")).await.map(drop),
+        ];
+        for outcome in outcomes {
+            let error = outcome.unwrap_err();
+            assert!(error.retryable, "{error}");
+            let told = format!("no majority of the nodes: {} of {size} answered; ", size / 2);
+            assert!(error.to_string().contains(&told), "{error}");
+            assert!(error.to_string().contains(&nodes.0[size / 2].port.to_string()), "{error}");
+        }
+
+        // They come back with nothing in them. Two of three (three of five) did not vote, or forgot it.
+        for node in 0..=size / 2 {
+            nodes.0[node].restart().await;
+        }
+        assert!(take_soon(&ours, &claim("held")).await > fence);
+        works(&ours).await;
+    }
+}
+
+#[tokio::test]
+async fn a_hung_minority_keeps_nobody_waiting() {
+    for size in SIZES {
+        let Some(nodes) = Nodes::start(size).await else { return };
+        // Whoever waited for a hung node would wait for this long.
+        let ours = nodes.patient(Duration::from_secs(30)).await;
+        for node in 0..size / 2 {
+            nodes.hang(node);
+        }
+        let waited = tokio::time::timeout(Duration::from_secs(15), async {
+            for _ in 0..3 {
+                let held = claim("n");
+                take(&ours, &held).await;
+                assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Extended);
+                assert!(ours.inspect(&key("n")).await.unwrap().is_some());
+                busy(&ours, &claim("n")).await;
+                ours.subscribe(&held, &key("n")).await.unwrap();
+                free(&ours, &held).await;
+            }
+        });
+        waited.await.expect("a hung minority was waited for");
+        for node in 0..size / 2 {
+            nodes.go_on(node);
+        }
+        // What they carry out late is undone.
+        nodes.are_free(&(0..size).collect::<Vec<_>>(), "n").await;
+    }
+}
+
+#[tokio::test]
+async fn a_lost_quorum_of_hung_nodes_is_told_within_the_limit() {
+    for size in SIZES {
+        let Some(nodes) = Nodes::start(size).await else { return };
+        let ours = nodes.patient(Duration::from_millis(300)).await;
+        for node in 0..=size / 2 {
+            nodes.hang(node);
+        }
+        let error = tokio::time::timeout(Duration::from_secs(15), ours.try_acquire(&claim("n")))
+            .await
+            .expect("an answer although the nodes give none")
+            .unwrap_err();
+        assert!(error.retryable);
+        assert!(error.to_string().contains("no answer within 300 ms"), "{error}");
+        for node in 0..=size / 2 {
+            nodes.go_on(node);
+        }
+        // Nothing is left of the attempt, on the nodes that voted in time and on those that did so late.
+        nodes.are_free(&(0..size).collect::<Vec<_>>(), "n").await;
+        works(&ours).await;
+    }
+}
+
+#[tokio::test]
+async fn slow_nodes_are_waited_for_as_long_as_the_lease_allows() {
+    for size in SIZES {
+        let Some(nodes) = Nodes::start(size).await else { return };
+        let ours = nodes.patient(Duration::from_secs(10)).await;
+        let slow = async |ms: u32| {
+            for node in 0..=size / 2 {
+                nodes.other(node).await.run::<()>(&format!("CLIENT PAUSE {ms} ALL")).await;
+            }
+        };
+        slow(800).await;
+        let patient = claim("n");
+        take(&ours, &patient).await;
+        free(&ours, &patient).await;
+
+        slow(1000).await;
+        let mut brief = claim("n");
+        brief.ttl = Ttl::clamped(Duration::from_millis(900));
+        let error = ours.try_acquire(&brief).await.unwrap_err();
+        assert!(error.retryable, "{error}");
+        assert!(error.to_string().contains("no answer within 300 ms"), "a third of the ttl: {error}");
+        nodes.are_free(&(0..size).collect::<Vec<_>>(), "n").await;
+    }
+}
+
+#[tokio::test]
+async fn a_renewal_heals_wiped_and_returning_nodes() {
+    for size in SIZES {
+        let Some(mut nodes) = Nodes::start(size).await else { return };
+        nodes.0[0].stop();
+        let ours = nodes.patient(Duration::from_secs(1)).await;
+        let mut held = claim("n");
+        held.metadata = Some(r#"{"a": 1}"#.into());
+        let fence = take(&ours, &held).await;
+        let before = ours.inspect(&key("n")).await.unwrap().unwrap();
+        // One that was away when the lock was granted, and in the larger quorum one that is emptied.
+        nodes.0[0].restart().await;
+        let mut empty = vec![0];
+        if size > 3 {
+            nodes.other(1).await.run::<()>("FLUSHALL").await;
+            empty.push(1);
+        }
+        let value = nodes.get(&[size - 1], "lock:n").await;
+        eventually("the nodes are healed", async || {
+            assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Extended);
+            nodes.get(&empty, "lock:n").await.iter().all(|found| *found == value[0])
+        })
+        .await;
+        for node in &empty {
+            let mut other = nodes.other(*node).await;
+            let left: i64 = other.run("PTTL lock:n").await;
+            assert!(left > 0 && left <= 30_000, "{left}");
+            let record: String = other.run("GET holdfast:fence:{lock:n}").await;
+            assert!(record.starts_with(&format!("{} {} ", fence.0, held.owner.as_str())), "{record}");
+        }
+        // Now the lease outlives the nodes that it was granted by, as many as a quorum can do without.
+        for node in size - size / 2..size {
+            nodes.0[node].stop();
+        }
+        eventually("the renewal", async || {
+            matches!(renew(&ours, &held).await, Ok(Renewed::Extended))
+        })
+        .await;
+        let after = ours.inspect(&key("n")).await.unwrap().unwrap();
+        assert_eq!(
+            (after.fence, after.holder, after.metadata),
+            (before.fence, before.holder, before.metadata)
+        );
+        busy(&ours, &claim("n")).await;
+        free(&ours, &held).await;
+    }
+}
+
+#[tokio::test]
+async fn what_the_majority_lost_is_lost_and_is_not_made_again() {
+    for size in SIZES {
+        let Some(nodes) = Nodes::start(size).await else { return };
+        let ours = nodes.engine().await;
+        let held = claim("n");
+        take(&ours, &held).await;
+        let wiped: Vec<usize> = (0..=size / 2).collect();
+        for node in &wiped {
+            nodes.other(*node).await.run::<()>("FLUSHALL").await;
+        }
+        assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Lost);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(nodes.get(&wiped, "lock:n").await.iter().all(Option::is_none));
+        assert_eq!(ours.inspect(&key("n")).await.unwrap(), None, "a minority holds nothing");
+        assert_eq!(ours.release(&held, Duration::ZERO).await.unwrap(), Released::NotHeld);
+        let next = claim("n");
+        take(&ours, &next).await;
+        free(&ours, &next).await;
+    }
+}
+
+#[tokio::test]
+async fn with_too_few_answers_a_renewal_is_unknown_and_not_lost() {
+    let Some(mut nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_millis(500)).await;
+    let held = claim("n");
+    take(&ours, &held).await;
+    nodes.other(0).await.run::<()>("FLUSHALL").await;
+    nodes.0[1].stop();
+    // One has it, one does not, one says nothing.
+    let error = renew(&ours, &held).await.unwrap_err();
+    assert!(error.retryable);
+    assert!(error.to_string().contains("2 of 3 answered"), "{error}");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(nodes.get(&[0], "lock:n").await, [None], "no majority, no healing");
+}
+
+#[tokio::test]
+async fn a_released_lock_is_not_healed() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.engine().await;
+    let held = claim("n");
+    take(&ours, &held).await;
+    // The release has reached one node only, when a renewal comes.
+    let mut other = nodes.other(0).await;
+    let sources = ["../../quorum/release.lua", "../../quorum/force_release.lua"];
+    let scripts = [include_str!("../../quorum/release.lua"), include_str!("../../quorum/force_release.lua")];
+    for (source, script) in sources.into_iter().zip(scripts) {
+        let keys = ["3", "lock:n", "holdfast:fence:{lock:n}", "holdfast:metadata:{lock:n}"];
+        let args = [&["EVAL", script], &keys[..], &[held.owner.as_str(), "0", "0"]].concat();
+        assert_eq!(other.args::<i64>(&args).await, 1, "{source}");
+        for _ in 0..5 {
+            assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Extended);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            assert_eq!(nodes.get(&[0], "lock:n").await, [None], "{source}");
+        }
+        // What went away by itself is healed.
+        other.run::<()>("DEL holdfast:fence:{lock:n}").await;
+        eventually("the node is healed", async || {
+            renew(&ours, &held).await.unwrap();
+            nodes.get(&[0], "lock:n").await[0].is_some()
+        })
+        .await;
+    }
+    free(&ours, &held).await;
+    nodes.are_free(&[0, 1, 2], "n").await;
+}
+
+#[tokio::test]
+async fn connecting_takes_a_majority_and_no_refusal() {
+    let Some(mut nodes) = Nodes::start(3).await else { return };
+    nodes.0[0].stop();
+    works(&*nodes.engine().await).await;
+    nodes.0[1].stop();
+    let error = QuorumEngine::connect(nodes.config("lock:", Duration::from_secs(2))).await.unwrap_err();
+    assert!(error.retryable);
+    assert!(
+        error.to_string().starts_with("redis: connect failed: no majority of the nodes: 1 of 3 answered; no connection to 127.0.0.1:"),
+        "{error}"
+    );
+    nodes.0[0].restart().await;
+    nodes.0[1].restart().await;
+    nodes.other(2).await.run::<()>("CONFIG SET requirepass secret").await;
+    let error = QuorumEngine::connect(nodes.config("lock:", Duration::from_secs(20))).await.unwrap_err();
+    assert!(!error.retryable && error.to_string().contains("NOAUTH"), "{error}");
+}
+
+#[tokio::test]
+async fn what_a_human_has_to_mend_on_a_majority_is_not_retryable() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.engine().await;
+    nodes.other(0).await.run::<()>("LPUSH lock:n x").await;
+    let held = claim("n");
+    take(&ours, &held).await;
+    free(&ours, &held).await;
+    nodes.other(1).await.run::<()>("LPUSH lock:n x").await;
+    let error = ours.try_acquire(&held).await.unwrap_err();
+    assert!(!error.retryable && error.to_string().contains("holds something that is no lock"), "{error}");
+    nodes.are_free(&[2], "n").await;
+}

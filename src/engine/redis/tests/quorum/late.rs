@@ -1,0 +1,137 @@
+//! Answers that come late or never: nothing is left behind.
+
+use super::*;
+
+const FENCE: &str = "holdfast:fence:{lock:n}";
+
+/// One node is busy, one gives its vote, one hangs: the attempt fails, and the vote that comes late is taken back.
+#[tokio::test]
+async fn a_failed_attempt_is_taken_back_everywhere() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_millis(400)).await;
+    nodes.other(0).await.run::<()>("SET lock:n theirs PX 20000").await;
+    nodes.hang(2);
+    let retry_after = busy(&ours, &claim("n")).await;
+    assert!(retry_after.is_some());
+    assert_eq!(nodes.get(&[1], "lock:n").await, [None], "taken back before the answer");
+    assert!(nodes.get(&[1], FENCE).await[0].is_some(), "it had the vote");
+    nodes.go_on(2);
+    eventually("the late vote", async || nodes.get(&[2], FENCE).await[0].is_some()).await;
+    nodes.are_free(&[2], "n").await;
+    assert_eq!(nodes.get(&[0], "lock:n").await, [Some("theirs".to_owned())]);
+}
+
+/// A lease is granted and released while a node hangs. It then carries out both, in whichever order they are in.
+#[tokio::test]
+async fn a_late_vote_of_a_released_lease_is_taken_back() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    // So impatient that the connection is replaced between the two: the release may overtake the vote.
+    let ours = nodes.patient(Duration::from_millis(100)).await;
+    nodes.hang(2);
+    let held = claim("n");
+    take(&ours, &held).await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    free(&ours, &held).await;
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    nodes.go_on(2);
+    eventually("the late vote", async || nodes.get(&[2], FENCE).await[0].is_some()).await;
+    nodes.are_free(&[0, 1, 2], "n").await;
+}
+
+/// The late vote of a lease that is held is one more for it.
+#[tokio::test]
+async fn a_late_vote_of_a_held_lease_stays() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.engine().await;
+    nodes.hang(2);
+    let held = claim("n");
+    take(&ours, &held).await;
+    nodes.go_on(2);
+    let value = nodes.get(&[0], "lock:n").await;
+    eventually("the late vote", async || nodes.get(&[2], "lock:n").await == value).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(nodes.get(&[2], "lock:n").await, value);
+    free(&ours, &held).await;
+    nodes.are_free(&[0, 1, 2], "n").await;
+}
+
+/// A caller that goes away in the middle of an attempt, before a majority has answered.
+#[tokio::test]
+async fn an_attempt_whose_caller_is_gone_is_taken_back() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_secs(5)).await;
+    nodes.hang(1);
+    nodes.hang(2);
+    let abandoned = tokio::time::timeout(Duration::from_millis(200), ours.try_acquire(&claim("n"))).await;
+    assert!(abandoned.is_err());
+    nodes.go_on(1);
+    nodes.go_on(2);
+    eventually("the late votes", async || nodes.get(&[1, 2], FENCE).await.iter().all(Option::is_some)).await;
+    nodes.are_free(&[1, 2], "n").await;
+}
+
+/// Each attempt has a value of its own: the withdrawal of one that failed does not hit the next.
+#[tokio::test]
+async fn every_attempt_has_a_fresh_value() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.engine().await;
+    let held = claim("n");
+    let mut seen = std::collections::BTreeSet::new();
+    for _ in 0..3 {
+        take(&ours, &held).await;
+        let values = nodes.get(&[0, 1, 2], "lock:n").await;
+        assert!(values.iter().all(|value| *value == values[0]), "{values:?}");
+        let value = values[0].clone().unwrap();
+        assert!(value.starts_with(held.owner.as_str()), "{value}");
+        assert!(seen.insert(value), "used before");
+    }
+    let old = seen.first().unwrap();
+    let keys = ["2", "lock:n", "holdfast:metadata:{lock:n}"];
+    let withdrawal = [&["EVAL", include_str!("../../quorum/withdraw.lua")], &keys[..], &[old.as_str()]].concat();
+    for node in 0..3 {
+        assert_eq!(nodes.other(node).await.args::<i64>(&withdrawal).await, 0);
+    }
+    assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Extended);
+
+    // A vote that was asked for by an earlier attempt, and is carried out after the later one's, changes nothing.
+    let vote = include_str!("../../quorum/acquire.lua");
+    let keys = ["2", "lock:n", FENCE];
+    let args = [held.owner.as_str(), "1", "30000", "60000", "0", "1", "h"];
+    let late = [&["EVAL", vote], &keys[..], &args[..]].concat();
+    let before = nodes.get(&[0], "lock:n").await;
+    let _: Vec<::redis::Value> = nodes.other(0).await.args(&late).await;
+    assert_eq!(nodes.get(&[0], "lock:n").await, before);
+    free(&ours, &held).await;
+}
+
+/// A node that did not hear of a release hears of it when it is back.
+#[tokio::test]
+async fn a_release_is_repeated_where_it_was_not_heard() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_millis(200)).await;
+    let held = claim("n");
+    take(&ours, &held).await;
+    let mut other = nodes.other(2).await;
+    eventually("the third vote", async || other.run::<i64>("EXISTS lock:n").await == 1).await;
+    // Every connection is refused for a while.
+    other.run::<()>("CONFIG SET maxclients 1").await;
+    other.run::<i64>("CLIENT KILL TYPE normal").await;
+    free(&ours, &held).await;
+    assert_eq!(other.run::<i64>("EXISTS lock:n").await, 1);
+    other.run::<()>("CONFIG SET maxclients 1000").await;
+    nodes.are_free(&[2], "n").await;
+}
+
+#[tokio::test]
+async fn a_close_waits_for_the_releases_on_their_way() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_secs(5)).await;
+    let held = claim("n");
+    take(&ours, &held).await;
+    let mut other = nodes.other(2).await;
+    eventually("the third vote", async || other.run::<i64>("EXISTS lock:n").await == 1).await;
+    other.run::<()>("CLIENT PAUSE 400 ALL").await;
+    free(&ours, &held).await;
+    ours.close().await;
+    assert_eq!(nodes.get(&[2], "lock:n").await, [None]);
+}

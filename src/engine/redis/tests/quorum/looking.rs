@@ -1,0 +1,150 @@
+//! Looking, waking, and other tools, where nodes differ.
+
+use super::*;
+
+#[tokio::test]
+async fn what_a_minority_has_is_nobodys() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.engine().await;
+    nodes.other(0).await.run::<()>("SET lock:n theirs PX 60000").await;
+    assert_eq!(ours.inspect(&key("n")).await.unwrap(), None);
+    assert_eq!(ours.list("").await.unwrap(), []);
+    assert!(!ours.force_release(&key("n")).await.unwrap(), "nobody held it");
+    assert_eq!(nodes.get(&[0], "lock:n").await, [None], "but the leftover is gone");
+
+    nodes.other(0).await.run::<()>("SET lock:n theirs PX 60000").await;
+    let held = claim("n");
+    take(&ours, &held).await;
+    assert_eq!(ours.list("").await.unwrap().len(), 1);
+    assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Extended);
+    assert_eq!(nodes.get(&[0], "lock:n").await, [Some("theirs".to_owned())], "healing takes nothing away");
+    free(&ours, &held).await;
+    assert_eq!(nodes.get(&[0], "lock:n").await, [Some("theirs".to_owned())]);
+}
+
+#[tokio::test]
+async fn another_tool_that_holds_a_majority_excludes_ours_and_is_shown() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.engine().await;
+    for (node, ttl) in [(0, 3000), (1, 6000), (2, 9000)] {
+        let line = format!("SET lock:n theirs NX PX {ttl}");
+        assert_eq!(nodes.other(node).await.run::<Option<String>>(&line).await.as_deref(), Some("OK"));
+    }
+    // Two nodes are free when the second lease has ended.
+    let seconds = |from: u64, to: u64| Duration::from_secs(from)..=Duration::from_secs(to);
+    assert!(seconds(4, 6).contains(&busy(&ours, &claim("n")).await.unwrap()));
+    let info = ours.inspect(&key("n")).await.unwrap().unwrap();
+    assert!(seconds(4, 6).contains(&info.remaining.unwrap()), "{info:?}");
+    assert_eq!((info.fence, info.holder), (None, None));
+    assert_eq!(ours.list("").await.unwrap().len(), 1);
+    let held = claim("m");
+    take(&ours, &held).await;
+    assert_eq!(nodes.other(0).await.run::<Option<String>>("SET lock:m theirs NX PX 5000").await, None);
+    assert!(ours.force_release(&key("n")).await.unwrap());
+    take(&ours, &claim("n")).await;
+}
+
+/// With a node that says nothing, two that differ may or may not be a majority: whoever looks is told what a try would meet.
+#[tokio::test]
+async fn a_name_that_may_be_held_is_shown_as_held() {
+    let Some(mut nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_millis(400)).await;
+    let held = claim("n");
+    let fence = take(&ours, &held).await;
+    nodes.other(0).await.run::<()>("FLUSHALL").await;
+    nodes.0[1].stop();
+    assert_eq!(ours.inspect(&key("n")).await.unwrap().unwrap().fence, Some(fence));
+    assert_eq!(ours.list("").await.unwrap().len(), 1);
+    busy(&ours, &claim("n")).await;
+    assert!(ours.force_release(&key("n")).await.unwrap());
+    take_soon(&ours, &claim("n")).await;
+}
+
+/// Votes that are split between attempts which all fail: the next try is soon, and at random; where the vote in the way was
+/// left behind long ago, it is later.
+#[tokio::test]
+async fn a_split_vote_is_tried_again_at_random() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.engine().await;
+    let script = include_str!("../../quorum/acquire.lua");
+    for node in 0..3 {
+        let owner = OwnerToken::fresh();
+        let args = [owner.as_str(), "1", "60000", "120000", "0", "1", "h"];
+        let call = [&["EVAL", script, "2", "lock:n", "holdfast:fence:{lock:n}"], &args[..]].concat();
+        let _: Vec<::redis::Value> = nodes.other(node).await.args(&call).await;
+    }
+    let mut pauses = std::collections::BTreeSet::new();
+    for _ in 0..20 {
+        let pause = busy(&ours, &claim("n")).await.unwrap();
+        assert!(pause < Duration::from_secs(2), "{pause:?}");
+        pauses.insert(pause);
+    }
+    assert!(pauses.len() > 10, "{pauses:?}");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(busy(&ours, &claim("n")).await.unwrap() > Duration::from_millis(200));
+}
+
+#[tokio::test]
+async fn a_push_from_the_nodes_that_are_left_wakes_a_waiter() {
+    for size in [3, 5] {
+        let Some(mut nodes) = Nodes::start(size).await else { return };
+        let (ours, theirs) = (nodes.engine().await, nodes.engine().await);
+        let held = claim("n");
+        take(&theirs, &held).await;
+        for node in 0..size / 2 {
+            nodes.0[node].stop();
+        }
+        let waiter = claim("n");
+        let mut subscription = ours.subscribe(&waiter, &key("n")).await.unwrap();
+        busy(&ours, &waiter).await;
+        free(&theirs, &held).await;
+        tokio::time::timeout(Duration::from_secs(5), subscription.changed()).await.expect("a hint");
+        let fence = take(&ours, &waiter).await;
+        free(&ours, &waiter).await;
+
+        // The others come back, and tell what happens there from then on.
+        for node in 0..size / 2 {
+            nodes.0[node].restart().await;
+        }
+        for node in size / 2 + 1..size {
+            nodes.0[node].stop();
+        }
+        let held = claim("n");
+        assert!(take_soon(&theirs, &held).await > fence);
+        eventually("a waiter that hears of a release at the nodes that came back", async || {
+            let told = async {
+                loop {
+                    subscription.changed().await;
+                    if matches!(ours.try_acquire(&waiter).await, Ok(Acquired::Granted { .. })) {
+                        return;
+                    }
+                }
+            };
+            theirs.release(&held, Duration::ZERO).await.unwrap();
+            tokio::time::timeout(Duration::from_secs(5), told).await.is_ok()
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_flushed_script_cache_is_no_matter() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.engine().await;
+    let flush = async || {
+        for node in 0..3 {
+            nodes.other(node).await.run::<()>("SCRIPT FLUSH").await;
+        }
+    };
+    for _ in 0..2 {
+        let held = claim("n");
+        take(&ours, &held).await;
+        flush().await;
+        assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Extended);
+        flush().await;
+        assert!(ours.inspect(&key("n")).await.unwrap().is_some());
+        flush().await;
+        free(&ours, &held).await;
+        flush().await;
+    }
+}

@@ -1,0 +1,174 @@
+//! The contract on a quorum of three servers, and what is special about many.
+
+use futures_util::future::join_all;
+
+use super::*;
+use crate::engine::redis::{QuorumConfig, QuorumEngine};
+use crate::engine::{Renewed, Result as EngineResult};
+
+mod faults;
+mod late;
+mod looking;
+mod tokens;
+
+/// Servers that know nothing of each other.
+struct Nodes(Vec<Server>);
+
+impl Nodes {
+    async fn start(count: usize) -> Option<Self> {
+        let servers = join_all((0..count).map(|_| Server::start(&[]))).await;
+        Some(Nodes(servers.into_iter().collect::<Option<_>>()?))
+    }
+
+    fn config(&self, prefix: &str, limit: Duration) -> QuorumConfig {
+        let urls: Vec<String> = self.0.iter().map(Server::url).collect();
+        let settings = Settings {
+            store_timeout: limit,
+            ..settings(prefix)
+        };
+        QuorumConfig::parse(&urls, &settings).unwrap()
+    }
+
+    /// An engine that waits for a node for so long.
+    async fn patient(&self, patience: Duration) -> Arc<QuorumEngine> {
+        QuorumEngine::connect(self.config("lock:", patience * 4)).await.unwrap()
+    }
+
+    async fn engine(&self) -> Arc<QuorumEngine> {
+        self.patient(Duration::from_millis(1250)).await
+    }
+
+    async fn other(&self, node: usize) -> Other {
+        self.0[node].other().await
+    }
+
+    /// What a key holds, node by node.
+    async fn get(&self, nodes: &[usize], key: &str) -> Vec<Option<String>> {
+        join_all(nodes.iter().map(async |node| self.other(*node).await.args(&["GET", key]).await)).await
+    }
+
+    /// Waits until none of the nodes has the lock.
+    async fn are_free(&self, nodes: &[usize], name: &str) {
+        let lock = format!("lock:{name}");
+        eventually("nothing is left on the nodes", async || {
+            self.get(nodes, &lock).await.iter().all(Option::is_none)
+        })
+        .await;
+    }
+
+    /// Stops a node in the middle of what it does, as SIGSTOP or a machine without a processor would.
+    fn hang(&self, node: usize) {
+        self.signal(node, libc::SIGSTOP);
+    }
+
+    fn go_on(&self, node: usize) {
+        self.signal(node, libc::SIGCONT);
+    }
+
+    fn signal(&self, node: usize, signal: i32) {
+        // SAFETY: the process is a child of this one that was not waited for yet.
+        unsafe { libc::kill(self.0[node].process.id() as i32, signal) };
+    }
+}
+
+crate::engine::contract::contract_tests!(async |prefix: String| {
+    let nodes = Nodes::start(3).await?;
+    let a = QuorumEngine::connect(nodes.config(&prefix, Duration::from_secs(20))).await.unwrap();
+    let b = QuorumEngine::connect(nodes.config(&prefix, Duration::from_secs(20))).await.unwrap();
+    let nodes = Arc::new(nodes);
+    let (a, b): (SharedEngine, SharedEngine) = (Held::new(a, &nodes), Held::new(b, &nodes));
+    Some((a, b))
+});
+
+async fn take(engine: &QuorumEngine, claim: &Claim) -> Fence {
+    match engine.try_acquire(claim).await.unwrap() {
+        Acquired::Granted { fence } => fence,
+        held => panic!("{held:?}"),
+    }
+}
+
+/// Takes a name as soon as that works: connections may have to come back first, or a failed attempt to be taken back.
+async fn take_soon(engine: &QuorumEngine, claim: &Claim) -> Fence {
+    let mut granted = None;
+    eventually("the name is granted", async || {
+        granted = match engine.try_acquire(claim).await {
+            Ok(Acquired::Granted { fence }) => Some(fence),
+            _ => None,
+        };
+        granted.is_some()
+    })
+    .await;
+    granted.unwrap()
+}
+
+async fn busy(engine: &QuorumEngine, claim: &Claim) -> Option<Duration> {
+    match engine.try_acquire(claim).await.unwrap() {
+        Acquired::Held { retry_after, .. } => retry_after,
+        granted => panic!("{granted:?}"),
+    }
+}
+
+async fn free(engine: &QuorumEngine, claim: &Claim) {
+    assert_eq!(engine.release(claim, Duration::ZERO).await.unwrap(), Released::Freed);
+}
+
+async fn renew(engine: &QuorumEngine, claim: &Claim) -> EngineResult<Renewed> {
+    engine.renew(claim, claim.ttl).await
+}
+
+/// An engine that keeps its servers running.
+#[derive(Debug)]
+struct Held {
+    engine: Arc<QuorumEngine>,
+    _nodes: Arc<Nodes>,
+}
+
+impl std::fmt::Debug for Nodes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} nodes", self.0.len())
+    }
+}
+
+impl Held {
+    fn new(engine: Arc<QuorumEngine>, nodes: &Arc<Nodes>) -> Arc<Self> {
+        let _nodes = nodes.clone();
+        Arc::new(Held { engine, _nodes })
+    }
+}
+
+#[async_trait::async_trait]
+impl Engine for Held {
+    fn name(&self) -> &'static str {
+        self.engine.name()
+    }
+    fn ordered(&self) -> bool {
+        self.engine.ordered()
+    }
+    async fn try_acquire(&self, claim: &Claim) -> EngineResult<Acquired> {
+        self.engine.try_acquire(claim).await
+    }
+    async fn renew(&self, claim: &Claim, ttl: Ttl) -> EngineResult<Renewed> {
+        self.engine.renew(claim, ttl).await
+    }
+    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> EngineResult<Renewed> {
+        self.engine.transfer(claim, to).await
+    }
+    async fn release(&self, claim: &Claim, keep: Duration) -> EngineResult<Released> {
+        self.engine.release(claim, keep).await
+    }
+    async fn subscribe(&self, claim: &Claim, key: &Key) -> EngineResult<Box<dyn crate::engine::Subscription>> {
+        self.engine.subscribe(claim, key).await
+    }
+    async fn inspect(&self, key: &Key) -> EngineResult<Option<crate::model::LockInfo>> {
+        self.engine.inspect(key).await
+    }
+    async fn list(&self, prefix: &str) -> EngineResult<Vec<crate::model::LockInfo>> {
+        self.engine.list(prefix).await
+    }
+    async fn force_release(&self, key: &Key) -> EngineResult<bool> {
+        self.engine.force_release(key).await
+    }
+    async fn close(&self) {
+        self.engine.close().await;
+    }
+}
