@@ -55,13 +55,14 @@ if not record then
   if math.abs(fence - now) > 100000 then
     fence = now
   end
+  local since = math.floor(fence / 1000)
   for i = 1, n do
     local number = records[i] and tonumber(string.match(records[i], '^%d+'))
     if number and number >= fence then
       fence = number + 1
     end
   end
-  record = string.format('%.0f %s %s%03d %s %s', fence, owner, time[1], math.floor(time[2] / 1000), ARGV[6], ARGV[7])
+  record = string.format('%.0f %s %.0f %s %s', fence, owner, since, ARGV[6], ARGV[7])
 end
 
 for i = 1, n do

@@ -1,14 +1,17 @@
 //! One attempt to acquire: a vote on every node, the fence, and the clean-up after what failed.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Cmd;
+use tokio::sync::oneshot;
 
 use super::super::FENCE_KEPT_MS;
+use super::super::failure::Failure;
 use super::super::keys::Part;
 use super::fence::{Proposal, agree};
-use super::node::{Node, Vote, common_time, in_doubt, silence};
+use super::node::{Busy, Node, Vote, common_time, in_doubt, silence};
 use super::scripts::{ACQUIRE, RAISE, WITHDRAW};
 use super::tally::{Answer, Count, Tally};
 use super::tenure::Tenure;
@@ -34,61 +37,79 @@ struct Attempt {
     tenure: Arc<Tenure>,
 }
 
-/// Ends the tenure unless the attempt was granted, also when the caller goes away in the middle.
-struct Open<'a>(&'a Attempt);
-
-impl Drop for Open<'_> {
-    fn drop(&mut self) {
-        self.0.tenure.end();
-    }
+/// How an attempt ended, and what its clean-up has to know.
+struct Outcome {
+    attempt: Arc<Attempt>,
+    answers: Vec<Answer<Vote>>,
+    limit: Duration,
+    acquired: Result<Acquired>,
 }
 
 impl Quorum {
+    /// One attempt. It goes on without its caller, and is then taken back.
     pub(super) async fn acquire(self: &Arc<Self>, claim: &Claim) -> Result<Acquired> {
+        let (done, result) = oneshot::channel();
+        let (quorum, claim) = (self.clone(), claim.clone());
+        self.spawn(async move {
+            let outcome = quorum.attempt(claim).await;
+            if let Err(Ok(Acquired::Granted { .. })) = done.send(outcome.acquired) {
+                quorum
+                    .take_back(&outcome.attempt, &outcome.answers, outcome.limit)
+                    .await;
+            }
+        });
+        result.await.unwrap_or_else(|_| Err(Failure::Closed.during("acquire")))
+    }
+
+    async fn attempt(self: &Arc<Self>, claim: Claim) -> Outcome {
         let number = self.next_attempt();
+        let limit = self.limit(claim.ttl);
         let attempt = Arc::new(Attempt {
-            claim: claim.clone(),
             value: format!("{}.{number}", claim.owner.as_str()),
             tenure: self.tenures.begin(&claim.owner),
+            claim,
         });
-        let open = Open(&attempt);
-        let limit = self.limit(claim.ttl);
         let tally = self.call_votes(&attempt, number);
-        let (_, answers) = tally.decide(limit, |answers| self.is_decided(answers).then_some(())).await;
-        let votes = Count::of(&answers, |vote| matches!(vote, Vote::Granted { .. }));
-        let outcome = if votes.yes >= votes.majority() {
+        let decided = |answers: &[Answer<Vote>]| self.is_decided(answers).then_some(());
+        let (_, answers) = tally.decide(limit, decided).await;
+        let votes = count(&answers);
+        let granted = if votes.yes >= votes.majority() {
             self.settle_fence(&attempt, &answers, limit).await
-        } else if votes.yes + votes.no >= votes.majority() {
-            Ok(self.refusal(claim, &answers))
         } else {
-            Err(())
+            None
         };
-        match outcome {
-            Ok(granted @ Acquired::Granted { .. }) => {
-                std::mem::forget(open);
-                Ok(granted)
-            }
-            Ok(held) => {
-                drop(open);
+        let acquired = match granted {
+            Some(fence) => Ok(Acquired::Granted { fence }),
+            None => {
                 self.take_back(&attempt, &answers, limit).await;
-                Ok(held)
+                // Busy, if enough nodes have answered to say that it is the lock and not the store.
+                if votes.yes < votes.majority() && votes.yes + votes.no >= votes.majority() {
+                    Ok(self.refusal(&attempt.claim, &answers))
+                } else {
+                    Err(self.no_majority("acquire", &answers, limit))
+                }
             }
-            Err(()) => {
-                drop(open);
-                self.take_back(&attempt, &answers, limit).await;
-                Err(self.no_majority("acquire", answers, limit))
-            }
+        };
+        Outcome {
+            attempt,
+            answers,
+            limit,
+            acquired,
         }
     }
 
     /// Whether the votes that may still come can change anything.
     fn is_decided(&self, answers: &[Answer<Vote>]) -> bool {
-        let votes = Count::of(answers, |vote| matches!(vote, Vote::Granted { .. }));
+        let votes = count(answers);
         let enough = self.majority();
-        // Refused for certain, and by enough nodes to say that it is the lock that is busy and not the store that is down.
-        let refused = votes.yes + votes.silent < enough && votes.yes + votes.no >= enough;
-        let lost = votes.yes + votes.no + votes.silent < enough;
-        votes.yes >= enough || refused || lost
+        if votes.yes >= enough {
+            return true;
+        }
+        let most = Standing::of(answers).same;
+        votes.yes + votes.silent < enough
+            && votes.yes + votes.no >= enough
+            // Held by one, or certainly split.
+            && (most >= enough || most + votes.silent < enough)
     }
 
     fn call_votes(self: &Arc<Self>, attempt: &Arc<Attempt>, number: u64) -> Arc<Tally<Vote>> {
@@ -124,7 +145,7 @@ impl Quorum {
         attempt: &Attempt,
         answers: &[Answer<Vote>],
         limit: Duration,
-    ) -> std::result::Result<Acquired, ()> {
+    ) -> Option<Fence> {
         let proposals: Vec<Proposal> = answers
             .iter()
             .enumerate()
@@ -149,11 +170,9 @@ impl Quorum {
             }
             let raised = |answers: &[Answer<i64>]| Count::of(answers, |answer| *answer == 1);
             let enough = |answers: &[Answer<i64>]| (raised(answers).yes >= missing).then_some(());
-            tally.decide(limit, enough).await.0.ok_or(())?;
+            tally.decide(limit, enough).await.0?;
         }
-        Ok(Acquired::Granted {
-            fence: Fence(agreement.fence),
-        })
+        Some(Fence(agreement.fence))
     }
 
     /// What to answer when the nodes that answered do not let the claim have its names.
@@ -161,27 +180,17 @@ impl Quorum {
     /// Somebody holds it, as far as can be told, when those that name him and those that say nothing may be a majority. Else
     /// the vote is split between attempts that all fail.
     fn refusal(&self, claim: &Claim, answers: &[Answer<Vote>]) -> Acquired {
-        let mut busy = Vec::new();
-        for answer in answers {
-            if let Some(Ok(Vote::Busy { index, left, value, age })) = answer {
-                busy.push((*index, *left, value.as_slice(), *age));
-            }
-        }
-        let said = |index: usize, value: &[u8]| busy.iter().filter(|vote| (vote.0, vote.2) == (index, value)).count();
+        let Standing { busy, same, index } = Standing::of(answers);
         let unknown = answers.iter().filter(|answer| !matches!(answer, Some(Ok(_)))).count();
-        // The first name of several that are as busy: one order for everybody.
-        let foremost = busy.iter().map(|vote| (said(vote.0, vote.2), std::cmp::Reverse(vote.0))).max();
-        let (count, index) = foremost.map_or((0, 0), |(count, index)| (count, index.0));
-        let retry_after = if count + unknown >= self.majority() {
+        let retry_after = if same + unknown >= self.majority() {
             // When so many leases have ended that those nodes, and those that are free, are a majority.
-            let free = answers.iter().filter(|answer| matches!(answer, Some(Ok(Vote::Granted { .. })))).count();
-            let mut ends: Vec<_> = busy.iter().map(|vote| vote.1.unwrap_or(Duration::MAX)).collect();
+            let mut ends: Vec<_> = busy.iter().map(|vote| vote.left.unwrap_or(Duration::MAX)).collect();
             ends.sort_unstable();
-            let needed = self.majority().saturating_sub(free).max(1);
+            let needed = self.majority().saturating_sub(count(answers).yes).max(1);
             ends.get(needed - 1).copied().filter(|end| *end < Duration::MAX)
         } else {
-            let youngest = busy.iter().filter_map(|vote| vote.3).min().unwrap_or_default();
-            let first_end = busy.iter().filter_map(|vote| vote.1).min().unwrap_or(Duration::MAX);
+            let youngest = busy.iter().filter_map(|vote| vote.age).min().unwrap_or_default();
+            let first_end = busy.iter().filter_map(|vote| vote.left).min().unwrap_or(Duration::MAX);
             Some(split_pause(youngest).min(first_end))
         };
         Acquired::Held {
@@ -190,9 +199,10 @@ impl Quorum {
         }
     }
 
-    /// Takes back whatever an attempt that failed may have got. When this returns, nothing of it is left on the nodes that
+    /// Ends an attempt that failed, and takes back whatever it may have got. When this returns, nothing of it is left on the nodes that
     /// gave their votes, and can answer; with the others it goes on in the background.
     async fn take_back(self: &Arc<Self>, attempt: &Arc<Attempt>, answers: &[Answer<Vote>], limit: Duration) {
+        attempt.tenure.end();
         let call = Arc::new(self.withdrawal(attempt));
         let (mut given, mut tallied) = (0, Vec::new());
         for (index, answer) in answers.iter().enumerate() {
@@ -217,6 +227,39 @@ impl Quorum {
 
     fn withdrawal(&self, attempt: &Attempt) -> Cmd {
         self.call(&WITHDRAW, &[Part::Lock, Part::Metadata], &attempt.claim, &attempt.value)
+    }
+}
+
+fn count(answers: &[Answer<Vote>]) -> Count {
+    Count::of(answers, |vote| matches!(vote, Vote::Granted { .. }))
+}
+
+/// Who is in the way.
+struct Standing<'a> {
+    busy: Vec<&'a Busy>,
+    /// How many nodes name the same holder of the same name, at most.
+    same: usize,
+    /// Which name that is: the foremost of several.
+    index: usize,
+}
+
+impl<'a> Standing<'a> {
+    fn of(answers: &'a [Answer<Vote>]) -> Self {
+        let busy: Vec<&Busy> = answers
+            .iter()
+            .filter_map(|answer| match answer {
+                Some(Ok(Vote::Busy(busy))) => Some(busy),
+                _ => None,
+            })
+            .collect();
+        let alike = |one: &Busy| {
+            busy.iter()
+                .filter(|other| (other.index, &other.value) == (one.index, &one.value))
+                .count()
+        };
+        let foremost = busy.iter().map(|one| (alike(one), Reverse(one.index))).max();
+        let (same, Reverse(index)) = foremost.unwrap_or((0, Reverse(0)));
+        Standing { busy, same, index }
     }
 }
 

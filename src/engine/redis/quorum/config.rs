@@ -39,7 +39,13 @@ impl QuorumConfig {
             match scheme {
                 Some("redis" | "rediss") => {}
                 // Without a scheme the whole text may be anything, a password included: it is not shown.
-                None => return Err(LockError::invalid("target", RULE, "a list with a text without a scheme")),
+                None => {
+                    return Err(LockError::invalid(
+                        "target",
+                        RULE,
+                        "a list with a text without a scheme",
+                    ));
+                }
                 Some(other) => {
                     let got = format_args!("a list with the scheme \"{other}:\"");
                     return Err(LockError::invalid("target", RULE, got));
@@ -48,11 +54,7 @@ impl QuorumConfig {
         }
         if urls.len() < LEAST_NODES {
             let rule = "must list 3 Redis nodes or more: with 2 the loss of either would stop everything";
-            return Err(LockError::invalid(
-                "target",
-                rule,
-                format_args!("{} URLs", urls.len()),
-            ));
+            return Err(LockError::invalid("target", rule, format_args!("{} URLs", urls.len())));
         }
         let patience = (settings.store_timeout / NODE_SHARE).max(LEAST_PATIENCE);
         let each = Settings {
@@ -102,12 +104,21 @@ mod tests {
     #[test]
     fn what_is_no_quorum_is_refused_without_showing_it() {
         for (urls, why) in [
-            (&["redis://:secret@a", "mongodb://:secret@b", "redis://c"][..], "\"mongodb:\""),
+            (
+                &["redis://:secret@a", "mongodb://:secret@b", "redis://c"][..],
+                "\"mongodb:\"",
+            ),
             (&["mongodb://:secret@a", "mongodb://b"], "\"mongodb:\""),
             (&["redis://a", "secret", "redis://c"], "without a scheme"),
-            (&["redis://a", "redis+sentinel://b/m", "redis://c"], "\"redis+sentinel:\""),
+            (
+                &["redis://a", "redis+sentinel://b/m", "redis://c"],
+                "\"redis+sentinel:\"",
+            ),
             (&["redis://:secret@a", "redis://b"], "2 URLs"),
-            (&["redis://:secret@A/1", "redis://b", "redis://a:6379"], "URL 1 again as URL 3"),
+            (
+                &["redis://:secret@A/1", "redis://b", "redis://a:6379"],
+                "URL 1 again as URL 3",
+            ),
             (&["redis://a", "redis://b?secret", "redis://c"], "\"?\""),
         ] {
             let error = parse(urls).unwrap_err();

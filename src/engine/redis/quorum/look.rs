@@ -52,14 +52,20 @@ impl Quorum {
         });
         let enough = self.majority();
         let settled = |answers: &[Answer<Option<Row>>]| {
-            let said: Vec<&Option<Row>> = answers.iter().filter_map(|answer| answer.as_ref()?.as_ref().ok()).collect();
+            let said: Vec<&Option<Row>> = answers
+                .iter()
+                .filter_map(|answer| answer.as_ref()?.as_ref().ok())
+                .collect();
             let alike = |row: &Option<Row>| said.iter().filter(|other| whose(other) == whose(row)).count();
             (said.len() >= enough && said.iter().any(|row| alike(row) >= enough)).then_some(())
         };
         let (_, answers) = tally.decide(self.patience, settled).await;
-        let rows: Vec<&Option<Row>> = answers.iter().filter_map(|answer| answer.as_ref()?.as_ref().ok()).collect();
+        let rows: Vec<&Option<Row>> = answers
+            .iter()
+            .filter_map(|answer| answer.as_ref()?.as_ref().ok())
+            .collect();
         if rows.len() < enough {
-            return Err(self.no_majority("inspect", answers, self.patience));
+            return Err(self.no_majority("inspect", &answers, self.patience));
         }
         let unknown = self.nodes.len() - rows.len();
         Ok(judge(name, rows.into_iter().flatten(), unknown, self.nodes.len()))
@@ -84,11 +90,15 @@ impl Quorum {
             }
         }
         if known < self.majority() {
-            return Err(self.no_majority("list", answers, self.patience));
+            return Err(self.no_majority("list", &answers, self.patience));
         }
         let nodes = self.nodes.len();
         let held = |(name, rows): (&str, Vec<&Row>)| judge(name, rows.into_iter(), nodes - known, nodes);
-        Ok(names.into_iter().filter_map(held).map(|standing| standing.info).collect())
+        Ok(names
+            .into_iter()
+            .filter_map(held)
+            .map(|standing| standing.info)
+            .collect())
     }
 }
 
@@ -195,7 +205,10 @@ fn judge<'r>(name: &str, rows: impl Iterator<Item = &'r Row>, unknown: usize, no
         .max_by_key(|(fence, count)| (*count, std::cmp::Reverse(*fence)))
         .map(|(fence, _)| fence);
     let granted = votes.iter().filter_map(|row| row.grant.as_ref());
-    let holder = granted.clone().find(|(known, _)| Some(*known) == fence).map(|(_, holder)| holder.clone());
+    let holder = granted
+        .clone()
+        .find(|(known, _)| Some(*known) == fence)
+        .map(|(_, holder)| holder.clone());
     let attempt = votes.iter().find_map(|row| attempt_of(&row.value));
     Some(Standing {
         attempt: attempt.map(|(token, attempt)| (token.to_owned(), attempt.to_owned())),
@@ -230,7 +243,11 @@ mod tests {
 
     #[test]
     fn a_majority_holds_and_lasts_as_long_as_it_is_one() {
-        let rows = [held("a.1", 10, Some(7)), held("a.1", 30, Some(7)), held("a.2", 20, Some(9))];
+        let rows = [
+            held("a.1", 10, Some(7)),
+            held("a.1", 30, Some(7)),
+            held("a.2", 20, Some(9)),
+        ];
         let standing = judge("n", rows.iter(), 0, 3).unwrap();
         assert_eq!(standing.info.remaining, Some(Duration::from_millis(20)));
         assert_eq!(standing.info.fence, Some(Fence(7)));
@@ -244,7 +261,11 @@ mod tests {
         assert_eq!(judge("n", rows.iter(), 0, 3), None);
         let standing = judge("n", rows.iter(), 1, 3).unwrap();
         assert!(!standing.certain);
-        let split = [held("a.1", 10, Some(7)), held("b.1", 10, Some(8)), held("c.1", 10, Some(9))];
+        let split = [
+            held("a.1", 10, Some(7)),
+            held("b.1", 10, Some(8)),
+            held("c.1", 10, Some(9)),
+        ];
         assert_eq!(judge("n", split.iter(), 0, 3), None);
         assert_eq!(judge("n", [].iter(), 1, 3), None);
     }

@@ -129,7 +129,7 @@ impl Quorum {
             return Err(failure.during("connect"));
         }
         if answers.iter().filter(|answer| matches!(answer, Some(Ok(())))).count() < self.majority() {
-            return Err(self.no_majority("connect", answers, self.patience));
+            return Err(self.no_majority("connect", &answers, self.patience));
         }
         Ok(())
     }
@@ -194,16 +194,21 @@ impl Quorum {
     /// A number for the next attempt, larger than every earlier one of this process: the wall clock in µs, where it has
     /// moved on. (Other processes never make attempts of the same owner.)
     fn next_attempt(&self) -> u64 {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_micros() as u64;
         let next = |last: u64| Some(now.max(last + 1));
-        let last = self.last_attempt.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        let last = self
+            .last_attempt
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
         now.max(last.unwrap_or_default() + 1)
     }
 
     fn no_majority<T>(
         &self,
         op: &'static str,
-        answers: Vec<tally::Answer<T>>,
+        answers: &[tally::Answer<T>],
         limit: Duration,
     ) -> crate::error::EngineError {
         no_majority(op, self.nodes.iter().map(|node| &**node), answers, limit)

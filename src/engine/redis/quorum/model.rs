@@ -37,9 +37,12 @@ enum Vote {
     #[default]
     No,
     Asked,
-    /// The answer is on its way.
-    Given { fence: u64, already: bool },
-    Heard { fence: u64, already: bool },
+    /// The answer is on its way, or there. (Which of them changes nothing but when the attempt may decide: it does so at any
+    /// moment, by any answers.)
+    Given {
+        fence: u64,
+        already: bool,
+    },
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,7 +51,6 @@ enum Raise {
     No,
     Asked,
     Done,
-    Heard,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -75,23 +77,19 @@ struct State {
     attempts: [Phase; ATTEMPTS],
     now: u64,
     wipes: usize,
-    /// The largest fence that was granted, how many grants there were, and whether one was not larger than the last.
+    /// The largest fence that was granted, and whether one was not larger than the last.
     last: u64,
-    grants: usize,
     shrunk: bool,
-    /// What happened at all, to see that the model does something.
-    raised: bool,
-    healed: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
     Start(usize),
     CarryOutVote(usize, usize),
-    HearVote(usize, usize),
-    Decide(usize),
+    /// By the answers of all nodes but this one.
+    DecideWithout(usize, Option<usize>),
     CarryOutRaise(usize, usize),
-    HearRaise(usize, usize),
+    Grant(usize),
     End(usize),
     Free(usize),
     SendHeal(usize, usize),
@@ -114,30 +112,32 @@ enum Restart {
 struct Rules {
     /// Who makes the attempts: the later ones of an owner are its retries.
     owners: [usize; ATTEMPTS],
+    /// How many of them there are.
+    attempts: usize,
     restart: Restart,
     wipes: usize,
     writes_back: bool,
     fresh_values: bool,
     heals: bool,
-    heals_for_a_majority_only: bool,
 }
 
 impl Rules {
     fn of(owners: [usize; ATTEMPTS]) -> Self {
         Rules {
             owners,
+            attempts: ATTEMPTS,
             restart: Restart::Delayed,
             wipes: 1,
             writes_back: true,
             fresh_values: true,
             heals: false,
-            heals_for_a_majority_only: true,
         }
     }
 
     fn may_start(&self, state: &State, attempt: usize) -> bool {
         let mine = |other: &usize| self.owners[*other] == self.owners[attempt];
-        state.attempts[attempt] == Phase::Future
+        attempt < self.attempts
+            && state.attempts[attempt] == Phase::Future
             // Attempts are numbered as they start.
             && (attempt == 0 || state.attempts[attempt - 1] != Phase::Future)
             // An owner tries again when it has failed, and never after it has held.
@@ -145,7 +145,9 @@ impl Rules {
     }
 
     fn may_free(&self, state: &State, node: usize) -> bool {
-        let Some(holder) = state.nodes[node].holder else { return false };
+        let Some(holder) = state.nodes[node].holder else {
+            return false;
+        };
         let is_over = |attempt: usize| matches!(state.attempts[attempt], Phase::Over { .. });
         // A withdrawal of an earlier attempt may be on its way for ever; without a value of its own it hits the later one.
         let mistaken = || (0..holder).any(|other| self.owners[other] == self.owners[holder] && is_over(other));
@@ -159,7 +161,7 @@ impl Rules {
             _ => true,
         };
         let column = &state.nodes[node];
-        let voted = |attempt: usize| matches!(column.links[attempt].vote, Vote::Given { .. } | Vote::Heard { .. });
+        let voted = |attempt: usize| matches!(column.links[attempt].vote, Vote::Given { .. });
         state.wipes < self.wipes
             && !(0..ATTEMPTS).any(|attempt| counts(attempt) && (voted(attempt) || column.holder == Some(attempt)))
     }
@@ -169,12 +171,10 @@ impl State {
     fn grant(&mut self, attempt: usize, fence: u64) {
         self.shrunk |= fence <= self.last;
         self.last = self.last.max(fence);
-        self.grants += 1;
         self.attempts[attempt] = Phase::Holding { fence };
         for node in &mut self.nodes {
-            if let Vote::Given { fence, already } = node.links[attempt].vote {
-                node.links[attempt].vote = Vote::Heard { fence, already };
-            }
+            // A late one could only make a counter larger.
+            node.links[attempt].raise = Raise::No;
         }
     }
 
@@ -183,12 +183,19 @@ impl State {
         self.attempts.iter().filter(holds).count()
     }
 
-    fn proposals(&self, attempt: usize) -> Vec<Proposal> {
-        let heard = |(node, column): (usize, &Node)| match column.links[attempt].vote {
-            Vote::Heard { fence, already } => Some(Proposal { node, fence, already }),
+    fn proposals(&self, attempt: usize, without: Option<usize>) -> Vec<Proposal> {
+        let given = |(node, column): (usize, &Node)| match column.links[attempt].vote {
+            Vote::Given { fence, already } if Some(node) != without => Some(Proposal { node, fence, already }),
             _ => None,
         };
-        self.nodes.iter().enumerate().filter_map(heard).collect()
+        self.nodes.iter().enumerate().filter_map(given).collect()
+    }
+
+    fn raised(&self, attempt: usize) -> usize {
+        self.nodes
+            .iter()
+            .filter(|node| node.links[attempt].raise == Raise::Done)
+            .count()
     }
 
     fn have(&self, attempt: usize) -> usize {
@@ -212,29 +219,30 @@ impl Model for Rules {
             if matches!(phase, Phase::Asking | Phase::Raising { .. } | Phase::Holding { .. }) {
                 actions.push(Action::End(attempt));
             }
-            if *phase == Phase::Asking && state.proposals(attempt).len() >= MAJORITY {
-                actions.push(Action::Decide(attempt));
+            if *phase == Phase::Asking {
+                for without in [None, Some(0), Some(1), Some(2)] {
+                    if state.proposals(attempt, without).len() >= MAJORITY {
+                        actions.push(Action::DecideWithout(attempt, without));
+                    }
+                }
+            }
+            if matches!(phase, Phase::Raising { known, .. } if known + state.raised(attempt) >= MAJORITY) {
+                actions.push(Action::Grant(attempt));
             }
             for (node, column) in state.nodes.iter().enumerate() {
                 let link = column.links[attempt];
-                match link.vote {
-                    Vote::Asked => actions.push(Action::CarryOutVote(attempt, node)),
-                    Vote::Given { .. } if *phase == Phase::Asking => actions.push(Action::HearVote(attempt, node)),
-                    _ => {}
+                if link.vote == Vote::Asked {
+                    actions.push(Action::CarryOutVote(attempt, node));
                 }
-                match link.raise {
-                    Raise::Asked => actions.push(Action::CarryOutRaise(attempt, node)),
-                    Raise::Done if matches!(phase, Phase::Raising { .. }) => {
-                        actions.push(Action::HearRaise(attempt, node));
-                    }
-                    _ => {}
+                if link.raise == Raise::Asked {
+                    actions.push(Action::CarryOutRaise(attempt, node));
                 }
                 if link.heal {
                     actions.push(Action::CarryOutHeal(attempt, node));
                 } else if self.heals
                     && matches!(phase, Phase::Holding { .. })
                     && column.holder.is_none()
-                    && (state.have(attempt) >= MAJORITY || !self.heals_for_a_majority_only)
+                    && state.have(attempt) >= MAJORITY
                 {
                     actions.push(Action::SendHeal(attempt, node));
                 }
@@ -273,18 +281,17 @@ impl Model for Rules {
                     Some(already) => {
                         column.holder = Some(attempt);
                         let fence = column.fence;
-                        if is_over { Vote::No } else { Vote::Given { fence, already } }
+                        if is_over {
+                            Vote::No
+                        } else {
+                            Vote::Given { fence, already }
+                        }
                     }
                     None => Vote::No,
                 };
             }
-            Action::HearVote(attempt, node) => {
-                let vote = &mut state.nodes[node].links[attempt].vote;
-                let Vote::Given { fence, already } = *vote else { return None };
-                *vote = Vote::Heard { fence, already };
-            }
-            Action::Decide(attempt) => {
-                let agreement = agree(&state.proposals(attempt), MAJORITY);
+            Action::DecideWithout(attempt, without) => {
+                let agreement = agree(&state.proposals(attempt, without), MAJORITY);
                 let (fence, known) = (agreement.fence, agreement.known);
                 if known >= MAJORITY || !self.writes_back {
                     state.grant(attempt, fence);
@@ -297,10 +304,7 @@ impl Model for Rules {
             }
             Action::CarryOutRaise(attempt, node) => {
                 let Phase::Raising { fence, .. } = state.attempts[attempt] else {
-                    // It only makes a counter larger; whoever asked for it does not care any more.
-                    state.nodes[node].links[attempt].raise = Raise::No;
-                    state.nodes.sort_unstable();
-                    return Some(state);
+                    return None;
                 };
                 let column = &mut state.nodes[node];
                 let has_vote = column.holder == Some(attempt);
@@ -309,14 +313,11 @@ impl Model for Rules {
                     column.fence = column.fence.max(fence);
                 }
             }
-            Action::HearRaise(attempt, node) => {
-                state.nodes[node].links[attempt].raise = Raise::Heard;
-                let Phase::Raising { fence, known } = state.attempts[attempt] else { return None };
-                let heard = |node: &&Node| node.links[attempt].raise == Raise::Heard;
-                if known + state.nodes.iter().filter(heard).count() >= MAJORITY {
-                    state.raised = true;
-                    state.grant(attempt, fence);
-                }
+            Action::Grant(attempt) => {
+                let Phase::Raising { fence, .. } = state.attempts[attempt] else {
+                    return None;
+                };
+                state.grant(attempt, fence);
             }
             Action::End(attempt) => {
                 let held = matches!(state.attempts[attempt], Phase::Holding { .. });
@@ -342,7 +343,6 @@ impl Model for Rules {
                 if column.holder.is_none() {
                     column.holder = Some(attempt);
                     column.fence = column.fence.max(fence);
-                    state.healed = true;
                 }
             }
             Action::Wipe(node) => {
@@ -395,6 +395,8 @@ fn one_holder_and_growing_tokens_in_every_order_of_events() {
 fn healing_changes_nothing_of_that() {
     let rules = Rules {
         heals: true,
+        attempts: 2,
+        wipes: 2,
         ..Rules::of(RIVALS)
     };
     assert!(broken(rules).is_empty());

@@ -30,16 +30,20 @@ pub(super) enum Vote {
         /// The owner had this node's vote already, from an earlier attempt.
         already: bool,
     },
-    Busy {
-        /// Which of the claim's names, from 0.
-        index: usize,
-        /// How long its holder's lease lasts. `None`: for ever.
-        left: Option<Duration>,
-        /// What the lock key holds.
-        value: Vec<u8>,
-        /// For how long, where the holder is one of this kind.
-        age: Option<Duration>,
-    },
+    Busy(Busy),
+}
+
+/// What is in the way of an attempt on one node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Busy {
+    /// Which of the claim's names, from 0.
+    pub(super) index: usize,
+    /// How long its holder's lease lasts. `None`: for ever.
+    pub(super) left: Option<Duration>,
+    /// What the lock key holds.
+    pub(super) value: Vec<u8>,
+    /// For how long, where the holder is one of this kind.
+    pub(super) age: Option<Duration>,
 }
 
 /// A node's answer to a renewal.
@@ -95,7 +99,12 @@ impl Node {
             return Err(Failure::Unexpected("of quorum/acquire.lua"));
         };
         match fields.as_slice() {
-            [Value::Int(1), Value::Int(fence @ 1..), Value::Int(now), Value::Int(already)] => {
+            [
+                Value::Int(1),
+                Value::Int(fence @ 1..),
+                Value::Int(now),
+                Value::Int(already),
+            ] => {
                 self.learn(*now);
                 Ok(Vote::Granted {
                     fence: *fence as u64,
@@ -108,12 +117,12 @@ impl Node {
                 Value::Int(left),
                 Value::BulkString(value),
                 Value::Int(age),
-            ] if *index as usize <= names => Ok(Vote::Busy {
+            ] if *index as usize <= names => Ok(Vote::Busy(Busy {
                 index: *index as usize - 1,
                 left: millis(*left).map(|left| left.max(Duration::from_millis(1))),
                 value: value.clone(),
                 age: millis(*age),
-            }),
+            })),
             _ => Err(Failure::Unexpected("of quorum/acquire.lua")),
         }
     }

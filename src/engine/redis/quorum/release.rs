@@ -28,17 +28,23 @@ impl Quorum {
         for index in 0..self.nodes.len() {
             self.spawn(let_go(self.clone(), index, claim.clone(), until, tally.clone()));
         }
-        let (verdict, answers) = tally.decide(limit, |answers| Count::of(answers, |freed| *freed).early()).await;
-        match verdict.flatten() {
+        let (verdict, answers) = tally
+            .decide(limit, |answers| Count::of(answers, |freed| *freed).verdict())
+            .await;
+        match verdict {
             Some(true) => Ok(Released::Freed),
             Some(false) => Ok(Released::NotHeld),
-            None => Err(self.no_majority("release", answers, limit)),
+            None => Err(self.no_majority("release", &answers, limit)),
         }
     }
 
     fn release_call(&self, claim: &Claim, until: Moment) -> redis::Cmd {
         let keep = until.remaining();
-        let keep = if keep.is_zero() { 0 } else { Ttl::clamped(keep).as_millis() };
+        let keep = if keep.is_zero() {
+            0
+        } else {
+            Ttl::clamped(keep).as_millis()
+        };
         let mut call = self.call(&RELEASE, &PARTS, claim, claim.owner.as_str());
         call.arg(keep).arg(keep + FENCE_KEPT_MS);
         call
@@ -48,10 +54,12 @@ impl Quorum {
     pub(super) async fn free(self: &Arc<Self>, key: &Key) -> Result<bool> {
         let call = FORCE_RELEASE.call(&self.layout, &PARTS, std::iter::once(key.as_str()));
         let tally = self.ask_number(self.patience, &FORCE_RELEASE, call, |freed| freed == 1);
-        let (_, answers) = tally.decide(self.patience, |answers| Count::of(answers, |freed| *freed).early()).await;
+        let (_, answers) = tally
+            .decide(self.patience, |answers| Count::of(answers, |freed| *freed).verdict())
+            .await;
         let count = Count::of(&answers, |freed| *freed);
         if count.yes + count.no < count.majority() {
-            return Err(self.no_majority("force_release", answers, self.patience));
+            return Err(self.no_majority("force_release", &answers, self.patience));
         }
         // With a node that says nothing, the others that were held may have been a majority with it.
         Ok(count.yes > 0 && count.nodes - count.no >= count.majority())

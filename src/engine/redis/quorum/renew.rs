@@ -7,10 +7,10 @@ use std::time::Duration;
 use super::super::FENCE_KEPT_MS;
 use super::super::keys::Part;
 use super::Quorum;
+use super::look::Standing;
 use super::node::Renewal;
 use super::scripts::{HEAL, RELEASE, RENEW, TRANSFER};
 use super::tally::{Answer, Count};
-use super::look::Standing;
 use crate::clock::Moment;
 use crate::engine::{Renewed, Result};
 use crate::model::{Claim, OwnerToken, Ttl};
@@ -41,7 +41,9 @@ impl Quorum {
             let (tally, extended) = (tally.clone(), extended.clone());
             self.spawn(async move {
                 let answer = quorum.nodes[index].renewal(&call);
-                let Ok(answer) = tokio::time::timeout(limit, answer).await else { return };
+                let Ok(answer) = tokio::time::timeout(limit, answer).await else {
+                    return;
+                };
                 let late = tally.cast(index, answer);
                 if matches!(late, Some(Ok(Renewal::Missing))) && extended.load(Ordering::Acquire) {
                     heal(quorum, index, claim, sent, ttl).await;
@@ -50,13 +52,13 @@ impl Quorum {
         }
         let (verdict, answers) = tally
             .decide(limit, |answers| {
-                let verdict = Count::of(answers, |answer| *answer == Renewal::Extended).early();
+                let verdict = Count::of(answers, |answer| *answer == Renewal::Extended).verdict();
                 // Before the tally closes: a later answer looks at it.
-                extended.store(verdict == Some(Some(true)), Ordering::Release);
+                extended.store(verdict == Some(true), Ordering::Release);
                 verdict
             })
             .await;
-        match verdict.flatten() {
+        match verdict {
             Some(true) => {
                 for (index, answer) in answers.iter().enumerate() {
                     if matches!(answer, Some(Ok(Renewal::Missing))) {
@@ -66,7 +68,7 @@ impl Quorum {
                 Ok(Renewed::Extended)
             }
             Some(false) => Ok(Renewed::Lost),
-            None => Err(self.no_majority("renew", answers, limit)),
+            None => Err(self.no_majority("renew", &answers, limit)),
         }
     }
 
@@ -84,8 +86,10 @@ impl Quorum {
             .arg(claim.process.pid)
             .arg(&claim.process.host);
         let tally = self.ask_number(limit, &TRANSFER, call, |done| done == 1);
-        let (verdict, answers) = tally.decide(limit, |answers| Count::of(answers, |done| *done).early()).await;
-        match verdict.flatten() {
+        let (verdict, answers) = tally
+            .decide(limit, |answers| Count::of(answers, |done| *done).verdict())
+            .await;
+        match verdict {
             Some(true) => {
                 // What the old owner asked for and is still on its way belongs to nobody.
                 self.tenures.end(&claim.owner);
@@ -100,7 +104,7 @@ impl Quorum {
                 }
                 Ok(Renewed::Lost)
             }
-            None => Err(self.no_majority("transfer", answers, limit)),
+            None => Err(self.no_majority("transfer", &answers, limit)),
         }
     }
 }
@@ -111,10 +115,17 @@ async fn heal(quorum: Arc<Quorum>, index: usize, claim: Claim, sent: Moment, ttl
     let Ok(Some(standing)) = quorum.standing(claim.keys()[0].as_str()).await else {
         return;
     };
-    let Standing { attempt: Some((owner, attempt)), info, certain: true } = standing else {
+    let Standing {
+        attempt: Some((owner, attempt)),
+        info,
+        certain: true,
+    } = standing
+    else {
         return;
     };
-    let (Some(fence), Some(holder)) = (info.fence, info.holder) else { return };
+    let (Some(fence), Some(holder)) = (info.fence, info.holder) else {
+        return;
+    };
     let left = ttl.duration().saturating_sub(sent.elapsed()).as_millis();
     if owner != claim.owner.as_str() || tenure.is_over() || left == 0 {
         return;
@@ -131,7 +142,9 @@ async fn heal(quorum: Arc<Quorum>, index: usize, claim: Claim, sent: Moment, ttl
         call.arg(metadata);
     }
     let node = &quorum.nodes[index];
-    let healed: Answer<i64> = tokio::time::timeout(ttl.duration(), node.number(&HEAL, &call)).await.ok();
+    let healed: Answer<i64> = tokio::time::timeout(ttl.duration(), node.number(&HEAL, &call))
+        .await
+        .ok();
     if let Some(Err(failure)) = &healed {
         tracing::debug!(%failure, address = &*node.address, "a node could not be healed");
     }

@@ -109,7 +109,8 @@ impl Count {
         majority(self.nodes)
     }
 
-    /// What a majority says: yes, or so many no that the others cannot be one. `None`: not to be told (yet).
+    /// What a majority says: yes, or so many no that the others cannot be one. `None`: not to be told (yet). Where it is
+    /// not to be told any more, the last answers are waited for all the same: who is lost is worth knowing.
     pub(super) fn verdict(self) -> Option<bool> {
         if self.yes >= self.majority() {
             Some(true)
@@ -118,14 +119,6 @@ impl Count {
         } else {
             None
         }
-    }
-
-    /// The verdict as soon as it is certain, or certain not to come: then the inner answer is `None`.
-    pub(super) fn early(self) -> Option<Option<bool>> {
-        let verdict = self.verdict();
-        let may_win = self.yes + self.silent >= self.majority();
-        let may_lose = self.no + self.silent > self.nodes - self.majority();
-        (verdict.is_some() || !may_win && !may_lose).then_some(verdict)
     }
 }
 
@@ -169,7 +162,7 @@ impl StdError for NoMajority {}
 pub(super) fn no_majority<'n, T>(
     op: &'static str,
     nodes: impl Iterator<Item = &'n Node>,
-    answers: Vec<Answer<T>>,
+    answers: &[Answer<T>],
     limit: Duration,
 ) -> EngineError {
     let total = answers.len();
@@ -177,7 +170,7 @@ pub(super) fn no_majority<'n, T>(
         .zip(answers)
         .filter_map(|(node, answer)| match answer {
             Some(Ok(_)) => None,
-            Some(Err(failure)) => Some((node.address.clone(), Some(failure))),
+            Some(Err(failure)) => Some((node.address.clone(), Some(failure.clone()))),
             None => Some((node.address.clone(), None)),
         })
         .collect();
@@ -202,8 +195,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(1);
 
-    fn judged(answers: &[Answer<bool>]) -> Option<Option<bool>> {
-        Count::of(answers, |yes| *yes).early()
+    fn judged(answers: &[Answer<bool>]) -> Option<bool> {
+        Count::of(answers, |yes| *yes).verdict()
     }
 
     #[test]
@@ -220,14 +213,13 @@ mod tests {
             || None,
         );
         assert_eq!(judged(&[yes(), silent(), silent()]), None);
-        assert_eq!(judged(&[yes(), silent(), yes()]), Some(Some(true)));
-        assert_eq!(judged(&[no(), no(), silent()]), Some(Some(false)));
+        assert_eq!(judged(&[yes(), silent(), yes()]), Some(true));
+        assert_eq!(judged(&[no(), no(), silent()]), Some(false));
         assert_eq!(judged(&[yes(), no(), silent()]), None);
-        assert_eq!(judged(&[yes(), no(), failed()]), Some(None));
-        assert_eq!(judged(&[failed(), failed(), silent()]), Some(None));
+        assert_eq!(judged(&[yes(), no(), failed()]), None);
         // Of four, two are no majority, and two that say no leave none.
         assert_eq!(judged(&[yes(), yes(), silent(), failed()]), None);
-        assert_eq!(judged(&[yes(), yes(), no(), no()]), Some(Some(false)));
+        assert_eq!(judged(&[yes(), yes(), no(), no()]), Some(false));
     }
 
     #[tokio::test(start_paused = true)]
@@ -236,7 +228,7 @@ mod tests {
         assert!(tally.cast(0, Ok(true)).is_none());
         assert!(tally.cast(2, Ok(true)).is_none());
         let (verdict, answers) = tally.decide(LIMIT, judged).await;
-        assert_eq!(verdict, Some(Some(true)));
+        assert_eq!(verdict, Some(true));
         assert!(answers[1].is_none());
         assert!(matches!(tally.cast(1, Ok(true)), Some(Ok(true))));
 

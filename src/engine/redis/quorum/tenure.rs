@@ -64,7 +64,10 @@ impl Tenures {
 
     /// The owner lets go.
     pub(super) fn end(&self, owner: &OwnerToken) {
-        if let Some(tenure) = self.with(|known| known.tenures.remove(owner)).and_then(|weak| weak.upgrade()) {
+        if let Some(tenure) = self
+            .with(|known| known.tenures.remove(owner))
+            .and_then(|weak| weak.upgrade())
+        {
             tenure.end();
         }
     }

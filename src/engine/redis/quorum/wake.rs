@@ -48,7 +48,7 @@ impl Quorum {
                 enough,
                 _listeners: listeners,
             }),
-            (None, answers) => Err(self.no_majority("subscribe", answers, self.patience)),
+            (None, answers) => Err(self.no_majority("subscribe", &answers, self.patience)),
         }
     }
 }

@@ -28,7 +28,9 @@ async fn works(engine: &QuorumEngine) {
 #[tokio::test]
 async fn a_killed_minority_is_no_matter_and_a_lost_quorum_is_told() {
     for size in SIZES {
-        let Some(mut nodes) = Nodes::start(size).await else { return };
+        let Some(mut nodes) = Nodes::start(size).await else {
+            return;
+        };
         let ours = nodes.patient(Duration::from_millis(500)).await;
         let held = claim("held");
         let fence = take(&ours, &held).await;
@@ -55,7 +57,10 @@ async fn a_killed_minority_is_no_matter_and_a_lost_quorum_is_told() {
             assert!(error.retryable, "{error}");
             let told = format!("no majority of the nodes: {} of {size} answered; ", size / 2);
             assert!(error.to_string().contains(&told), "{error}");
-            assert!(error.to_string().contains(&nodes.0[size / 2].port.to_string()), "{error}");
+            assert!(
+                error.to_string().contains(&nodes.0[size / 2].port.to_string()),
+                "{error}"
+            );
         }
 
         // They come back with nothing in them. Two of three (three of five) did not vote, or forgot it.
@@ -126,7 +131,11 @@ async fn slow_nodes_are_waited_for_as_long_as_the_lease_allows() {
         let ours = nodes.patient(Duration::from_secs(10)).await;
         let slow = async |ms: u32| {
             for node in 0..=size / 2 {
-                nodes.other(node).await.run::<()>(&format!("CLIENT PAUSE {ms} ALL")).await;
+                nodes
+                    .other(node)
+                    .await
+                    .run::<()>(&format!("CLIENT PAUSE {ms} ALL"))
+                    .await;
             }
         };
         slow(800).await;
@@ -139,7 +148,10 @@ async fn slow_nodes_are_waited_for_as_long_as_the_lease_allows() {
         brief.ttl = Ttl::clamped(Duration::from_millis(900));
         let error = ours.try_acquire(&brief).await.unwrap_err();
         assert!(error.retryable, "{error}");
-        assert!(error.to_string().contains("no answer within 300 ms"), "a third of the ttl: {error}");
+        assert!(
+            error.to_string().contains("no answer within 300 ms"),
+            "a third of the ttl: {error}"
+        );
         nodes.are_free(&(0..size).collect::<Vec<_>>(), "n").await;
     }
 }
@@ -147,7 +159,9 @@ async fn slow_nodes_are_waited_for_as_long_as_the_lease_allows() {
 #[tokio::test]
 async fn a_renewal_heals_wiped_and_returning_nodes() {
     for size in SIZES {
-        let Some(mut nodes) = Nodes::start(size).await else { return };
+        let Some(mut nodes) = Nodes::start(size).await else {
+            return;
+        };
         nodes.0[0].stop();
         let ours = nodes.patient(Duration::from_secs(1)).await;
         let mut held = claim("n");
@@ -172,7 +186,10 @@ async fn a_renewal_heals_wiped_and_returning_nodes() {
             let left: i64 = other.run("PTTL lock:n").await;
             assert!(left > 0 && left <= 30_000, "{left}");
             let record: String = other.run("GET holdfast:fence:{lock:n}").await;
-            assert!(record.starts_with(&format!("{} {} ", fence.0, held.owner.as_str())), "{record}");
+            assert!(
+                record.starts_with(&format!("{} {} ", fence.0, held.owner.as_str())),
+                "{record}"
+            );
         }
         // Now the lease outlives the nodes that it was granted by, as many as a quorum can do without.
         for node in size - size / 2..size {
@@ -239,7 +256,10 @@ async fn a_released_lock_is_not_healed() {
     // The release has reached one node only, when a renewal comes.
     let mut other = nodes.other(0).await;
     let sources = ["../../quorum/release.lua", "../../quorum/force_release.lua"];
-    let scripts = [include_str!("../../quorum/release.lua"), include_str!("../../quorum/force_release.lua")];
+    let scripts = [
+        include_str!("../../quorum/release.lua"),
+        include_str!("../../quorum/force_release.lua"),
+    ];
     for (source, script) in sources.into_iter().zip(scripts) {
         let keys = ["3", "lock:n", "holdfast:fence:{lock:n}", "holdfast:metadata:{lock:n}"];
         let args = [&["EVAL", script], &keys[..], &[held.owner.as_str(), "0", "0"]].concat();
@@ -267,16 +287,22 @@ async fn connecting_takes_a_majority_and_no_refusal() {
     nodes.0[0].stop();
     works(&*nodes.engine().await).await;
     nodes.0[1].stop();
-    let error = QuorumEngine::connect(nodes.config("lock:", Duration::from_secs(2))).await.unwrap_err();
+    let error = QuorumEngine::connect(nodes.config("lock:", Duration::from_secs(2)))
+        .await
+        .unwrap_err();
     assert!(error.retryable);
     assert!(
-        error.to_string().starts_with("redis: connect failed: no majority of the nodes: 1 of 3 answered; no connection to 127.0.0.1:"),
+        error.to_string().starts_with(
+            "redis: connect failed: no majority of the nodes: 1 of 3 answered; no connection to 127.0.0.1:"
+        ),
         "{error}"
     );
     nodes.0[0].restart().await;
     nodes.0[1].restart().await;
     nodes.other(2).await.run::<()>("CONFIG SET requirepass secret").await;
-    let error = QuorumEngine::connect(nodes.config("lock:", Duration::from_secs(20))).await.unwrap_err();
+    let error = QuorumEngine::connect(nodes.config("lock:", Duration::from_secs(20)))
+        .await
+        .unwrap_err();
     assert!(!error.retryable && error.to_string().contains("NOAUTH"), "{error}");
 }
 
@@ -290,6 +316,9 @@ async fn what_a_human_has_to_mend_on_a_majority_is_not_retryable() {
     free(&ours, &held).await;
     nodes.other(1).await.run::<()>("LPUSH lock:n x").await;
     let error = ours.try_acquire(&held).await.unwrap_err();
-    assert!(!error.retryable && error.to_string().contains("holds something that is no lock"), "{error}");
+    assert!(
+        !error.retryable && error.to_string().contains("holds something that is no lock"),
+        "{error}"
+    );
     nodes.are_free(&[2], "n").await;
 }

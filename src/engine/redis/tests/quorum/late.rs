@@ -66,7 +66,10 @@ async fn an_attempt_whose_caller_is_gone_is_taken_back() {
     assert!(abandoned.is_err());
     nodes.go_on(1);
     nodes.go_on(2);
-    eventually("the late votes", async || nodes.get(&[1, 2], FENCE).await.iter().all(Option::is_some)).await;
+    eventually("the late votes", async || {
+        nodes.get(&[1, 2], FENCE).await.iter().all(Option::is_some)
+    })
+    .await;
     nodes.are_free(&[1, 2], "n").await;
 }
 
@@ -87,7 +90,12 @@ async fn every_attempt_has_a_fresh_value() {
     }
     let old = seen.first().unwrap();
     let keys = ["2", "lock:n", "holdfast:metadata:{lock:n}"];
-    let withdrawal = [&["EVAL", include_str!("../../quorum/withdraw.lua")], &keys[..], &[old.as_str()]].concat();
+    let withdrawal = [
+        &["EVAL", include_str!("../../quorum/withdraw.lua")],
+        &keys[..],
+        &[old.as_str()],
+    ]
+    .concat();
     for node in 0..3 {
         assert_eq!(nodes.other(node).await.args::<i64>(&withdrawal).await, 0);
     }

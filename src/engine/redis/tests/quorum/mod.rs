@@ -44,7 +44,12 @@ impl Nodes {
 
     /// What a key holds, node by node.
     async fn get(&self, nodes: &[usize], key: &str) -> Vec<Option<String>> {
-        join_all(nodes.iter().map(async |node| self.other(*node).await.args(&["GET", key]).await)).await
+        join_all(
+            nodes
+                .iter()
+                .map(async |node| self.other(*node).await.args(&["GET", key]).await),
+        )
+        .await
     }
 
     /// Waits until none of the nodes has the lock.
@@ -73,8 +78,12 @@ impl Nodes {
 
 crate::engine::contract::contract_tests!(async |prefix: String| {
     let nodes = Nodes::start(3).await?;
-    let a = QuorumEngine::connect(nodes.config(&prefix, Duration::from_secs(20))).await.unwrap();
-    let b = QuorumEngine::connect(nodes.config(&prefix, Duration::from_secs(20))).await.unwrap();
+    let a = QuorumEngine::connect(nodes.config(&prefix, Duration::from_secs(20)))
+        .await
+        .unwrap();
+    let b = QuorumEngine::connect(nodes.config(&prefix, Duration::from_secs(20)))
+        .await
+        .unwrap();
     let nodes = Arc::new(nodes);
     let (a, b): (SharedEngine, SharedEngine) = (Held::new(a, &nodes), Held::new(b, &nodes));
     Some((a, b))

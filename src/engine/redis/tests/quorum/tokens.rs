@@ -8,7 +8,9 @@ const FENCE: &str = "holdfast:fence:{lock:n}";
 #[tokio::test]
 async fn tokens_grow_across_any_sequence_of_majorities_with_wiped_minorities() {
     for (size, rounds) in [(3, 12), (5, 8)] {
-        let Some(mut nodes) = Nodes::start(size).await else { return };
+        let Some(mut nodes) = Nodes::start(size).await else {
+            return;
+        };
         let engines = [
             nodes.patient(Duration::from_millis(500)).await,
             nodes.patient(Duration::from_millis(500)).await,
@@ -50,7 +52,10 @@ async fn where_nodes_disagree_the_largest_is_written_back_to_a_majority() {
     assert_eq!(fence, Fence(AHEAD + 1));
     for record in nodes.get(&[0, 1], FENCE).await {
         let record = record.unwrap();
-        assert!(record.starts_with(&format!("{} {} ", fence.0, first.owner.as_str())), "{record}");
+        assert!(
+            record.starts_with(&format!("{} {} ", fence.0, first.owner.as_str())),
+            "{record}"
+        );
     }
     assert_eq!(ours.inspect(&key("n")).await.unwrap().unwrap().fence, Some(fence));
     free(&ours, &first).await;
@@ -80,7 +85,11 @@ async fn the_fence_of_a_set_is_agreed_on_for_all_its_names() {
     let fence = take(&ours, &set).await;
     assert!(fence >= Fence(AHEAD + 8), "{fence:?}");
     for name in ["a", "b"] {
-        assert_eq!(ours.inspect(&key(name)).await.unwrap().unwrap().fence, Some(fence), "{name}");
+        assert_eq!(
+            ours.inspect(&key(name)).await.unwrap().unwrap().fence,
+            Some(fence),
+            "{name}"
+        );
     }
     free(&ours, &set).await;
     for name in ["a", "b"] {
@@ -118,7 +127,20 @@ async fn a_wrong_idea_of_the_clocks_does_not_get_into_a_token() {
     let script = include_str!("../../quorum/acquire.lua");
     for floor in ["0", "1", &AHEAD.to_string()] {
         let owner = OwnerToken::fresh();
-        let call = ["EVAL", script, "2", "lock:n", FENCE, owner.as_str(), "1", "1", "60000", floor, "1", "h"];
+        let call = [
+            "EVAL",
+            script,
+            "2",
+            "lock:n",
+            FENCE,
+            owner.as_str(),
+            "1",
+            "1",
+            "60000",
+            floor,
+            "1",
+            "h",
+        ];
         let answer: Vec<i64> = other.args(&call).await;
         assert_eq!(answer[0], 1);
         assert!(answer[1].abs_diff(answer[2]) < 1_000_000, "{answer:?}");
@@ -142,8 +164,12 @@ async fn a_grant_is_one_round_trip_as_a_rule() {
         let mut most = 0;
         for node in 0..3 {
             let stats: String = nodes.other(node).await.run("INFO commandstats").await;
-            let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
-            let count: i64 = line.and_then(|line| line.split(',').next()).map_or(0, |count| count.parse().unwrap());
+            let line = stats
+                .lines()
+                .find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+            let count: i64 = line
+                .and_then(|line| line.split(',').next())
+                .map_or(0, |count| count.parse().unwrap());
             most = most.max(count);
         }
         most
@@ -160,5 +186,8 @@ async fn a_grant_is_one_round_trip_as_a_rule() {
     let needed = 4 * ROUNDS;
     let used = calls().await - before;
     // A few more on a machine that is busy: a request that was late to a node counts by that node's clock.
-    assert!(used >= needed && used <= needed + ROUNDS / 2, "{used} calls for {needed}");
+    assert!(
+        used >= needed && used <= needed + ROUNDS / 2,
+        "{used} calls for {needed}"
+    );
 }
