@@ -1,41 +1,29 @@
-//! One attempt to acquire: a vote on every node, the fence, and the clean-up after what failed.
+//! One attempt to acquire: a vote on every node, and the fence. What is left of one that failed: `withdraw.rs`.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Cmd;
 use tokio::sync::oneshot;
 
 use super::super::FENCE_KEPT_MS;
 use super::super::failure::Failure;
 use super::super::keys::Part;
+use super::Quorum;
 use super::fence::{Proposal, agree};
-use super::node::{Busy, Node, Vote, common_time, in_doubt, silence};
-use super::scripts::{ACQUIRE, RAISE, WITHDRAW};
+use super::node::{Busy, Vote, common_time, silence};
+use super::scripts::{ACQUIRE, RAISE};
 use super::tally::{Answer, Count, Tally};
-use super::tenure::Tenure;
-use super::{AGAIN, Quorum};
+use super::withdraw::{Attempt, vote};
 use crate::engine::{Acquired, Result};
 use crate::model::{Claim, Fence};
 
-/// How long the late answer of a node is waited for. A node that was stopped may go on after any time; but what lies in
-/// the buffers of a connection is carried out, or gone with it, within a minute or so.
-const LATE: Duration = Duration::from_secs(65);
 /// A retry after a split vote comes after a pause of this length, doubled up to five times at random: whoever split the
 /// vote shall not come back at the same moment, however many they are.
 const SPLIT_PAUSE: Duration = Duration::from_millis(4);
 const DOUBLINGS: u32 = 5;
 
 const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
-
-/// One attempt, as its clean-up knows it.
-struct Attempt {
-    claim: Claim,
-    /// What the lock keys hold where it has the vote.
-    value: String,
-    tenure: Arc<Tenure>,
-}
 
 /// How an attempt ended, and what its clean-up has to know.
 struct Outcome {
@@ -198,36 +186,6 @@ impl Quorum {
             retry_after,
         }
     }
-
-    /// Ends an attempt that failed, and takes back whatever it may have got. When this returns, nothing of it is left on the nodes that
-    /// gave their votes, and can answer; with the others it goes on in the background.
-    async fn take_back(self: &Arc<Self>, attempt: &Arc<Attempt>, answers: &[Answer<Vote>], limit: Duration) {
-        attempt.tenure.end();
-        let call = Arc::new(self.withdrawal(attempt));
-        let (mut given, mut tallied) = (0, Vec::new());
-        for (index, answer) in answers.iter().enumerate() {
-            match answer {
-                Some(Ok(Vote::Granted { .. })) => {
-                    given += 1;
-                    tallied.push(index);
-                }
-                // An answer to come is followed by another withdrawal; but perhaps only the answer is late.
-                None => self.spawn(withdraw(self.clone(), index, call.clone(), None)),
-                // Nothing was taken there, or `vote` sees to it.
-                Some(_) => {}
-            }
-        }
-        let tally = Arc::new(Tally::new(given));
-        for (place, index) in tallied.into_iter().enumerate() {
-            let tally = tally.clone();
-            self.spawn(withdraw(self.clone(), index, call.clone(), Some((tally, place))));
-        }
-        tally.decide(limit, |_: &[Answer<()>]| None::<()>).await;
-    }
-
-    fn withdrawal(&self, attempt: &Attempt) -> Cmd {
-        self.call(&WITHDRAW, &[Part::Lock, Part::Metadata], &attempt.claim, &attempt.value)
-    }
 }
 
 fn count(answers: &[Answer<Vote>]) -> Count {
@@ -260,50 +218,6 @@ impl<'a> Standing<'a> {
         let foremost = busy.iter().map(|one| (alike(one), Reverse(one.index))).max();
         let (same, Reverse(index)) = foremost.unwrap_or((0, Reverse(0)));
         Standing { busy, same, index }
-    }
-}
-
-/// Gets one node's vote, and sees to it that nothing is left there when it comes too late, or may be carried out without
-/// an answer.
-async fn vote(quorum: Arc<Quorum>, index: usize, attempt: Arc<Attempt>, call: Arc<Cmd>, tally: Arc<Tally<Vote>>) {
-    let node: &Node = &quorum.nodes[index];
-    let names = attempt.claim.keys().len();
-    let answer = tokio::time::timeout(LATE, node.vote(&call, names)).await;
-    let answer = answer.unwrap_or_else(|_| Err(silence()));
-    let doubtful = matches!(&answer, Err(failure) if in_doubt(failure));
-    if let Some(late) = tally.cast(index, answer)
-        && matches!(late, Ok(Vote::Granted { .. }))
-        && attempt.tenure.is_over()
-    {
-        let call = Arc::new(quorum.withdrawal(&attempt));
-        withdraw(quorum.clone(), index, call, None).await;
-    }
-    if doubtful {
-        let call = quorum.withdrawal(&attempt);
-        for pause in AGAIN {
-            if attempt.tenure.is_over() {
-                let _ = tokio::time::timeout(quorum.patience, node.number(&WITHDRAW, &call)).await;
-            }
-            tokio::time::sleep(pause).await;
-        }
-        if attempt.tenure.is_over() {
-            let _ = tokio::time::timeout(quorum.patience, node.number(&WITHDRAW, &call)).await;
-        }
-    }
-}
-
-/// Takes back one node's vote, again and again until the node has said that it did.
-async fn withdraw(quorum: Arc<Quorum>, index: usize, call: Arc<Cmd>, told: Option<(Arc<Tally<()>>, usize)>) {
-    let _urgent = quorum.urgent.token();
-    let node = &quorum.nodes[index];
-    for pause in AGAIN {
-        if let Ok(Ok(_)) = tokio::time::timeout(quorum.patience, node.number(&WITHDRAW, &call)).await {
-            break;
-        }
-        tokio::time::sleep(pause).await;
-    }
-    if let Some((tally, place)) = told {
-        tally.cast(place, Ok(()));
     }
 }
 

@@ -36,6 +36,8 @@ pub(super) struct Standing {
     pub(super) attempt: Option<(String, String)>,
     /// Whether a majority says so. Else it may be one with the nodes that say nothing.
     pub(super) certain: bool,
+    /// The largest fence that any of them knows: at least the one that the majority agreed on.
+    pub(super) highest: Option<Fence>,
 }
 
 impl Quorum {
@@ -56,7 +58,12 @@ impl Quorum {
                 .iter()
                 .filter_map(|answer| answer.as_ref()?.as_ref().ok())
                 .collect();
-            let alike = |row: &Option<Row>| said.iter().filter(|other| whose(other) == whose(row)).count();
+            // The fence as well: that of a grant is known to a majority, and a single node may know another one.
+            let gist = |row: &Option<Row>| {
+                let fence = row.as_ref().and_then(|row| row.grant.as_ref()).map(|grant| grant.0);
+                (whose(row).map(<[u8]>::to_vec), fence)
+            };
+            let alike = |row: &Option<Row>| said.iter().filter(|other| gist(other) == gist(row)).count();
             (said.len() >= enough && said.iter().any(|row| alike(row) >= enough)).then_some(())
         };
         let (_, answers) = tally.decide(self.patience, settled).await;
@@ -213,6 +220,7 @@ fn judge<'r>(name: &str, rows: impl Iterator<Item = &'r Row>, unknown: usize, no
     Some(Standing {
         attempt: attempt.map(|(token, attempt)| (token.to_owned(), attempt.to_owned())),
         certain: votes.len() >= enough,
+        highest: granted.clone().map(|(fence, _)| *fence).max(),
         info: LockInfo {
             name: name.to_owned(),
             remaining,

@@ -9,7 +9,7 @@
 //!   that a late "take back" never hits the next attempt of the same owner; a release goes by the owner, whichever attempt
 //!   it was.
 //! - **Nothing is left behind.** A request whose answer is late or lost is followed up until the answer is there, or
-//!   nothing of it can be on its way any more (`acquire.rs`, `tenure.rs`).
+//!   nothing of it can be on its way any more (`withdraw.rs`, `tenure.rs`).
 //! - **Validity.** A node has a third of the ttl for its vote at most, so a grant (with the fence agreed on, two thirds at
 //!   most) comes with time left: ttl − elapsed − drift > 0. Below a ttl of 150 ms the least patience with a node is
 //!   longer than that; there as everywhere the service counts from before the first request, and refuses what is over.
@@ -28,6 +28,7 @@ mod scripts;
 mod tally;
 mod tenure;
 mod wake;
+mod withdraw;
 
 use std::fmt;
 use std::sync::Arc;

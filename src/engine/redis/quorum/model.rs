@@ -155,10 +155,15 @@ impl Rules {
     }
 
     fn may_wipe(&self, state: &State, node: usize) -> bool {
-        let counts = |attempt: usize| match (self.restart, state.attempts[attempt]) {
-            (Restart::AtOnce, _) | (_, Phase::Over { .. } | Phase::Future) => false,
-            (Restart::AfterTheRound, Phase::Holding { .. }) => false,
-            _ => true,
+        let counts = |attempt: usize| {
+            let phase = state.attempts[attempt];
+            let open = !matches!(phase, Phase::Over { .. } | Phase::Future);
+            let holding = matches!(phase, Phase::Holding { .. });
+            match self.restart {
+                Restart::Delayed => open,
+                Restart::AfterTheRound => open && !holding,
+                Restart::AtOnce => false,
+            }
         };
         let column = &state.nodes[node];
         let voted = |attempt: usize| matches!(column.links[attempt].vote, Vote::Given { .. });
@@ -393,13 +398,15 @@ fn one_holder_and_growing_tokens_in_every_order_of_events() {
 
 #[test]
 fn healing_changes_nothing_of_that() {
-    let rules = Rules {
+    let with = |restart| Rules {
         heals: true,
         attempts: 2,
         wipes: 2,
+        restart,
         ..Rules::of(RIVALS)
     };
-    assert!(broken(rules).is_empty());
+    assert!(broken(with(Restart::Delayed)).is_empty());
+    assert_eq!(broken(with(Restart::AfterTheRound)), ["one holder"]);
 }
 
 #[test]

@@ -17,8 +17,35 @@ use crate::clock::Moment;
 pub(super) struct Node {
     pub(super) link: Arc<Link>,
     pub(super) address: Box<str>,
-    /// How far the node's clock is ahead of the local one, in µs, as of its last vote.
-    ahead: Mutex<Option<i64>>,
+    clock: Mutex<Option<Clock>>,
+}
+
+/// What is known of a node's clock.
+#[derive(Debug, Clone, Copy)]
+struct Clock {
+    /// How far it is ahead of the local one, in µs.
+    ahead: i64,
+    /// When that was learnt, by the local one.
+    at: i64,
+}
+
+/// A node's clock that differs by more from what was known of it was set anew, in µs.
+const LEAP: i64 = 100_000;
+
+impl Clock {
+    /// Takes up what the node's clock showed in an answer that came just now.
+    ///
+    /// # Behavior
+    /// An answer that was slow makes the clock look further behind than it is, and never further ahead. So the quickest
+    /// answer is believed, less what two clocks can drift apart since then (1 in 1000).
+    fn learn(known: Option<Self>, shown: i64, at: i64) -> Self {
+        let ahead = shown - at;
+        let best = known.map(|known| known.ahead - (at - known.at) / 1000);
+        match best {
+            Some(best) if ahead < best && best - ahead < LEAP => Clock { ahead: best, at },
+            _ => Clock { ahead, at },
+        }
+    }
 }
 
 /// A node's answer to an attempt.
@@ -60,7 +87,7 @@ impl Node {
         Node {
             address: config.address().into(),
             link: Link::new(config),
-            ahead: Mutex::new(None),
+            clock: Mutex::new(None),
         }
     }
 
@@ -85,12 +112,14 @@ impl Node {
         Ok(())
     }
 
-    fn learn(&self, now: i64) {
-        *self.ahead.lock().unwrap_or_else(PoisonError::into_inner) = Some(now - local_micros());
+    fn learn(&self, shown: i64) {
+        let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        *clock = Some(Clock::learn(*clock, shown, local_micros()));
     }
 
     fn ahead(&self) -> Option<i64> {
-        *self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+        let clock = *self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        clock.map(|clock| clock.ahead)
     }
 
     pub(super) async fn vote(&self, call: &Cmd, names: usize) -> Result<Vote, Failure> {
@@ -170,4 +199,23 @@ pub(super) fn in_doubt(failure: &Failure) -> bool {
 /// The failure of a call whose answer did not come.
 pub(super) fn silence() -> Failure {
     Failure::Call(io::Error::from(io::ErrorKind::TimedOut).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_quickest_answer_tells_what_a_clock_shows() {
+        let ahead = |known: Option<Clock>, shown, at| Clock::learn(known, shown, at);
+        let first = ahead(None, 5_000_000, 1_000_000);
+        assert_eq!(first.ahead, 4_000_000);
+        // Half a second later an answer that took 20 ms: what was known, less the drift.
+        let slow = ahead(Some(first), 5_480_000, 1_500_000);
+        assert_eq!(slow.ahead, 3_999_500);
+        let quick = ahead(Some(slow), 5_600_100, 1_600_000);
+        assert_eq!(quick.ahead, 4_000_100);
+        let set_back = ahead(Some(quick), 1_700_000, 1_700_000);
+        assert_eq!(set_back.ahead, 0);
+    }
 }

@@ -119,13 +119,12 @@ async fn heal(quorum: Arc<Quorum>, index: usize, claim: Claim, sent: Moment, ttl
         attempt: Some((owner, attempt)),
         info,
         certain: true,
+        highest: Some(fence),
     } = standing
     else {
         return;
     };
-    let (Some(fence), Some(holder)) = (info.fence, info.holder) else {
-        return;
-    };
+    let Some(holder) = info.holder else { return };
     let left = ttl.duration().saturating_sub(sent.elapsed()).as_millis();
     if owner != claim.owner.as_str() || tenure.is_over() || left == 0 {
         return;
