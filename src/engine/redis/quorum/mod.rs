@@ -14,6 +14,16 @@
 //!   most) comes with time left: ttl − elapsed − drift > 0. Below a ttl of 150 ms the least patience with a node is
 //!   longer than that; there as everywhere the service counts from before the first request, and refuses what is over.
 //! - **A renewal heals** nodes that lost the lock by a restart or were down when it was granted (`renew.rs`).
+//!
+//! # Deployment
+//! Each node as one that stands alone (`maxmemory-policy noeviction`), none of them a replica of another. A user with no
+//! more rights than needed, on each, for the prefix `lock:`:
+//!
+//! ```text
+//! ACL SETUSER holdfast on >PASSWORD resetkeys resetchannels -@all
+//!     ~lock:* ~holdfast:* &holdfast:free:*
+//!     +eval +evalsha +get +set +del +mget +pttl +pexpire +time +publish +subscribe +unsubscribe +scan +select
+//! ```
 
 mod acquire;
 mod config;

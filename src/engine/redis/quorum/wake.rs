@@ -14,6 +14,8 @@ use super::tally::{Answer, Tally};
 use crate::engine::{Result, Subscription};
 use crate::model::Key;
 
+/// In front of a lock key: where its release is told. The scripts build the same text.
+const CHANNEL: &str = "holdfast:free:";
 /// A release reaches the nodes one after the other. A hint is passed on when a majority has given it, or so long after the
 /// first: a try that came at once would find the other nodes still busy.
 const GRACE: Duration = Duration::from_millis(5);
@@ -31,7 +33,9 @@ impl Quorum {
     /// # Errors
     /// When no majority can be reached.
     pub(super) async fn subscribe(self: &Arc<Self>, key: &Key) -> Result<QuorumSubscription> {
-        let channel = self.layout.channel(key.as_str());
+        let mut lock = String::new();
+        self.layout.lock(key.as_str(), &mut lock);
+        let channel = format!("{CHANNEL}{lock}");
         let hints = Arc::new(Hints::default());
         let tally = Arc::new(Tally::new(self.nodes.len()));
         let mut listeners = JoinSet::new();
@@ -89,7 +93,7 @@ async fn listen(node: Arc<Node>, index: usize, channel: String, hints: Arc<Hints
     let mut pause = FIRST_PAUSE;
     let mut missed = false;
     let mut subscription: RedisSubscription = loop {
-        match node.link.subscribe(channel.clone()).await {
+        match node.link.subscribe(channel.clone(), None).await {
             Ok(subscription) => break subscription,
             Err(failure) => {
                 tally.cast(index, Err(failure));

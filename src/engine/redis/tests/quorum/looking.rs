@@ -168,3 +168,70 @@ async fn a_flushed_script_cache_is_no_matter() {
         flush().await;
     }
 }
+
+/// The rights that the engine's own page names are enough for every verb.
+#[tokio::test]
+async fn a_user_with_the_documented_rights_can_do_everything() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let page = include_str!("../../quorum/mod.rs");
+    let rule: String = page
+        .lines()
+        .skip_while(|line| !line.contains("ACL SETUSER"))
+        .take_while(|line| !line.contains("```"))
+        .map(|line| line.trim_start_matches("//!"))
+        .collect();
+    let words: Vec<&str> = rule
+        .split_whitespace()
+        .map(|word| word.trim_start_matches(">PASSWORD"))
+        .collect();
+    let words: Vec<&str> = words
+        .into_iter()
+        .map(|word| if word.is_empty() { ">secret" } else { word })
+        .collect();
+    for node in 0..3 {
+        nodes.other(node).await.args::<()>(&words).await;
+    }
+    let urls: Vec<String> = nodes
+        .0
+        .iter()
+        .map(|server| server.url().replace("//", "//holdfast:secret@"))
+        .collect();
+    let config = QuorumConfig::parse(&urls, &settings("lock:")).unwrap();
+    let ours = QuorumEngine::connect(config).await.unwrap();
+    let mut subscription = ours.subscribe(&claim("n"), &key("n")).await.unwrap();
+    // A fence that is behind on one node, so that it has to be raised.
+    let record = format!("9000000000000000 {} 1 1 h", OwnerToken::fresh().as_str());
+    nodes
+        .other(0)
+        .await
+        .args::<()>(&["SET", "holdfast:fence:{lock:n}", &record])
+        .await;
+    for keep in [0, 1] {
+        let mut held = claim("n");
+        held.metadata = Some("1".into());
+        take_soon(&ours, &held).await;
+        nodes.other(2).await.run::<()>("FLUSHALL").await;
+        eventually("the node is healed", async || {
+            assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Extended);
+            nodes.get(&[2], "lock:n").await[0].is_some()
+        })
+        .await;
+        let next = OwnerToken::fresh();
+        assert_eq!(ours.transfer(&held, &next).await.unwrap(), Renewed::Extended);
+        held.owner = next;
+        assert_eq!(ours.list("").await.unwrap().len(), 1);
+        let keep = Duration::from_millis(keep);
+        assert_eq!(ours.release(&held, keep).await.unwrap(), Released::Freed);
+        tokio::time::timeout(Duration::from_secs(5), subscription.changed())
+            .await
+            .expect("a hint");
+    }
+    take_soon(&ours, &claim("n")).await;
+    assert!(ours.force_release(&key("n")).await.unwrap());
+    // An attempt that fails, and is withdrawn.
+    for node in [0, 1] {
+        nodes.other(node).await.run::<()>("SET lock:n theirs").await;
+    }
+    busy(&ours, &claim("n")).await;
+    nodes.are_free(&[2], "n").await;
+}
