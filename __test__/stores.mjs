@@ -11,12 +11,13 @@ import { LockService } from '../index.js'
  * What the contract has to know of each kind of store.
  * - `engine`: its name in errors.
  * - `ordered`: whether it serves the waiters of all processes in the order of arrival.
- * - `server`: the variable with the URL of a real server, where one is needed.
+ * - `server`: the variable with the URL of a real server, where one is needed; of several, separated by commas.
  */
 export const KINDS = {
   memory: { engine: 'memory', ordered: true },
   sqlite: { engine: 'sqlite', ordered: true },
   redis: { engine: 'redis', ordered: false, server: 'HOLDFAST_TEST_REDIS_URL' },
+  'redis-quorum': { engine: 'redis', ordered: false, server: 'HOLDFAST_TEST_REDIS_QUORUM_URLS' },
   mongodb: { engine: 'mongodb', ordered: false, server: 'HOLDFAST_TEST_MONGODB_URL' },
   'mongodb-replica-set': { engine: 'mongodb', ordered: false, server: 'HOLDFAST_TEST_MONGODB_RS_URL' },
 }
@@ -24,8 +25,11 @@ export const KINDS = {
 /** Random text, for names that nobody else uses. */
 export const random = () => randomBytes(6).toString('hex')
 
-/** The URL of a kind's test server. */
-export const serverUrl = (kind) => process.env[KINDS[kind].server]
+/** The URL of a kind's test server, or a list of them. */
+export function serverUrl(kind) {
+  const urls = process.env[KINDS[kind].server]?.split(',') ?? []
+  return urls.length > 1 ? urls : urls[0]
+}
 
 /** Why a kind cannot be tested here; `undefined` when it can. */
 export function missing(kind) {

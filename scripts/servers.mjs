@@ -37,6 +37,19 @@ export async function startRedis({ args = [], tls: secure = false } = {}) {
   })
 }
 
+/** Starts three Redis that know nothing of each other; `url` has all their URLs, with commas between them. */
+export async function startRedisQuorum() {
+  const started = await Promise.allSettled([1, 2, 3].map(() => startRedis()))
+  const nodes = started.flatMap((result) => (result.status === 'fulfilled' ? [result.value] : []))
+  const stop = async () => void (await Promise.all(nodes.map((node) => node.stop())))
+  const failure = started.find((result) => result.status === 'rejected')
+  if (failure) {
+    await stop()
+    throw failure.reason
+  }
+  return { url: nodes.map((node) => node.url).join(','), stop }
+}
+
 /** Starts a standalone mongod, or with `replicaSet` the only member, and by then primary, of the set `rs0`. */
 export async function startMongod({ replicaSet = false, args = [] } = {}) {
   const { path, env } = await locateMongod()
@@ -55,10 +68,11 @@ export async function startMongod({ replicaSet = false, args = [] } = {}) {
   })
 }
 
-/** One Redis, one standalone mongod and one replica set, each of them taken from the environment where it is set. */
+/** One Redis, a quorum of three, one standalone mongod and one replica set, each of them taken from the environment where it is set. */
 export async function testServers() {
   const wanted = {
     HOLDFAST_TEST_REDIS_URL: () => startRedis(),
+    HOLDFAST_TEST_REDIS_QUORUM_URLS: () => startRedisQuorum(),
     HOLDFAST_TEST_MONGODB_URL: () => startMongod(),
     HOLDFAST_TEST_MONGODB_RS_URL: () => startMongod({ replicaSet: true }),
   }

@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath, pathToFileURL } from 'node:url'
 import { installDependencies } from './setup.mjs'
-import { startMongod, startRedis, testServers } from './servers.mjs'
+import { startMongod, startRedis, startRedisQuorum, testServers } from './servers.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 
@@ -82,6 +82,7 @@ async function bringUp() {
   if (process.env.CI) return testServers()
   const wanted = {
     HOLDFAST_TEST_REDIS_URL: () => startRedis(),
+    HOLDFAST_TEST_REDIS_QUORUM_URLS: () => startRedisQuorum(),
     HOLDFAST_TEST_MONGODB_URL: () => startMongod(),
     HOLDFAST_TEST_MONGODB_RS_URL: () => startMongod({ replicaSet: true }),
   }

@@ -99,8 +99,11 @@ export const connections = [
   [[[]], 'target', shown('[]')],
   [[[5]], 'target', shown('5')],
   [[[null]], 'target', shown('null')],
-  [[['memory:', 'memory:']], 'target', shown('2 URLs')],
-  [[[`redis://:${PASSWORD}@one`, `redis://:${PASSWORD}@two`, `redis://:${PASSWORD}@three`]], 'target', shown('3 URLs')],
+  [[['memory:', 'memory:']], 'target', /"memory:"/],
+  [[['redis://one', `mongodb://:${PASSWORD}@two`, 'redis://three']], 'target', /"mongodb:"/],
+  [[['redis://one', PASSWORD, 'redis://three']], 'target', /without a scheme/],
+  [[[`redis://:${PASSWORD}@one`, `redis://:${PASSWORD}@two`]], 'target', shown('2 URLs')],
+  [[[`redis://:${PASSWORD}@one`, 'redis://two', 'redis://ONE:6379/1']], 'target', /URL 1 again as URL 3/],
   // No options, but they would pass for an empty set of them: the store would be another one than was meant.
   [[{ href: 5 }], 'target', /./],
   [[Promise.resolve('memory:')], 'target', /./],

@@ -397,6 +397,7 @@ export declare namespace LockService {
    * | `memory:` or `memory:NAME` | this process only, for unit tests |
    * | `sqlite:PATH` | every process on this machine |
    * | `redis://`, `rediss://` | Redis 6.2 or later, one node |
+   * | 3 or more of them, in a list | a quorum of independent Redis nodes: held while a majority holds it |
    * | `mongodb://`, `mongodb+srv://` | MongoDB 4.4 or later: standalone or replica set |
    *
    * @throws `LOCK_STORE` when the store cannot be reached within `storeTimeoutMs`, `LOCK_INVALID_ARGUMENT`

@@ -1,0 +1,88 @@
+// The contract on three Redis nodes that know nothing of each other, and nodes that fail under a service.
+import assert from 'node:assert/strict'
+import { describe, it } from 'node:test'
+import { LockService } from '../index.js'
+import { locateRedis, startRedis } from '../scripts/servers.mjs'
+import { contract } from './contract.mjs'
+import { rejects, until } from './tools.mjs'
+
+contract('redis-quorum')
+
+const TIMEOUT_MS = 90_000
+
+/** Why there are no servers of a test's own here; `undefined` when there are. */
+const reason = await locateRedis().then(() => undefined, (error) => error.message)
+
+describe('redis-quorum: nodes that fail', { concurrency: 2 }, () => {
+  for (const size of [3, 5]) {
+    const test = (title, body) =>
+      it(`${title}, of ${size}`, { timeout: TIMEOUT_MS }, async (t) => {
+        if (reason) {
+          assert.ok(!process.env.CI, reason)
+          return t.skip(reason)
+        }
+        const nodes = await Promise.all(Array.from({ length: size }, () => startRedis()))
+        const locks = await LockService.connect(nodes.map((node) => node.url), { storeTimeoutMs: 2000 })
+        try {
+          await body(locks, nodes)
+        } finally {
+          await locks.close()
+          await Promise.all(nodes.map((node) => node.stop()))
+        }
+      })
+
+    test('a lock outlives its nodes, as few at a time as a quorum can do without', async (locks, nodes) => {
+      const few = Math.floor(size / 2)
+      const lock = await locks.acquire('n', { ttlMs: 1500, metadata: 'm' })
+      // Each node in its turn goes away, and comes back with nothing in it.
+      for (let first = 0; first < size; first += few) {
+        const gone = nodes.slice(first, first + few)
+        await Promise.all(gone.map((node) => node.kill()))
+        const renewed = lock.remainingMs
+        await until('a renewal', () => lock.remainingMs > renewed || lock.signal.aborted)
+        assert.equal(await locks.tryAcquire('n'), null)
+        await Promise.all(gone.map((node) => node.restart()))
+        await until('healing', async () => {
+          const held = await Promise.all(gone.map((node) => LockService.connect(node.url).then(async (alone) => {
+            const info = await alone.inspect('n')
+            await alone.close()
+            return info !== null
+          })))
+          return held.every(Boolean)
+        })
+      }
+      assert.equal(lock.signal.aborted, false)
+      assert.equal((await locks.inspect('n')).fencingToken, lock.fencingToken)
+      assert.equal(await lock.release(), true)
+      const next = await locks.acquire('n')
+      assert.ok(next.fencingToken > lock.fencingToken)
+      await next.release()
+    })
+
+    test('a lost quorum is told within the limit, and service resumes', async (locks, nodes) => {
+      const most = nodes.slice(0, Math.floor(size / 2) + 1)
+      const lock = await locks.acquire('n', { ttlMs: 60_000 })
+      await lock.release()
+      await Promise.all(most.map((node) => node.kill()))
+      const started = performance.now()
+      const error = await rejects(locks.tryAcquire('n'), 'LOCK_STORE', { retryable: true, engine: 'redis' })
+      assert.ok(performance.now() - started < 20_000)
+      assert.match(error.message, new RegExp(`${size - most.length} of ${size} answered`))
+      await Promise.all(most.map((node) => node.restart()))
+      const again = await locks.acquire('n', { waitMs: 60_000 })
+      assert.ok(again.fencingToken > lock.fencingToken)
+      await again.release()
+    })
+
+    test('a waiter is woken by the nodes that are left', async (locks, nodes) => {
+      const lock = await locks.acquire('n')
+      const wait = locks.acquire('n', { waitMs: 60_000 })
+      await until('the waiter', () => locks.stats().waiting === 1)
+      await Promise.all(nodes.slice(0, Math.floor(size / 2)).map((node) => node.kill()))
+      assert.equal(await lock.release(), true)
+      const next = await wait
+      assert.ok(next.fencingToken > lock.fencingToken)
+      await next.release()
+    })
+  }
+})
