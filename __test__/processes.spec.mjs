@@ -45,7 +45,7 @@ async function addUp(t, place, { way, names, rounds, perRound }) {
   assert.equal(sum, 4 * rounds * perRound)
 }
 
-for (const kind of ['sqlite', 'redis', 'mongodb', 'mongodb-replica-set']) {
+for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-replica-set']) {
   suite(kind, 'leases between processes', (test) => {
     test('a blocked event loop keeps its lock', async (place, t) => {
       const ttlMs = 600

@@ -10,7 +10,8 @@ async fn what_a_minority_has_is_nobodys() {
     assert_eq!(ours.inspect(&key("n")).await.unwrap(), None);
     assert_eq!(ours.list("").await.unwrap(), []);
     assert!(!ours.force_release(&key("n")).await.unwrap(), "nobody held it");
-    assert_eq!(nodes.get(&[0], "lock:n").await, [None], "but the leftover is gone");
+    // But the leftover goes.
+    nodes.are_free(&[0], "n").await;
 
     nodes.other(0).await.run::<()>("SET lock:n theirs PX 60000").await;
     let held = claim("n");
@@ -64,6 +65,7 @@ async fn a_name_that_may_be_held_is_shown_as_held() {
     let ours = nodes.patient(Duration::from_millis(400)).await;
     let held = claim("n");
     let fence = take(&ours, &held).await;
+    nodes.all_have(&[0, 1, 2], "n").await;
     nodes.other(0).await.run::<()>("FLUSHALL").await;
     nodes.0[1].stop();
     assert_eq!(ours.inspect(&key("n")).await.unwrap().unwrap().fence, Some(fence));
@@ -126,7 +128,7 @@ async fn a_push_from_the_nodes_that_are_left_wakes_a_waiter() {
         for node in size / 2 + 1..size {
             nodes.0[node].stop();
         }
-        let held = claim("n");
+        let (held, waiter) = (claim("n"), claim("n"));
         assert!(take_soon(&theirs, &held).await > fence);
         eventually(
             "a waiter that hears of a release at the nodes that came back",
@@ -228,6 +230,7 @@ async fn a_user_with_the_documented_rights_can_do_everything() {
     }
     take_soon(&ours, &claim("n")).await;
     assert!(ours.force_release(&key("n")).await.unwrap());
+    nodes.are_free(&[0, 1, 2], "n").await;
     // An attempt that fails, and is withdrawn.
     for node in [0, 1] {
         nodes.other(node).await.run::<()>("SET lock:n theirs").await;

@@ -52,6 +52,18 @@ impl Nodes {
         .await
     }
 
+    /// Waits until each of the nodes has given its vote, and the same: a grant comes as soon as a majority has.
+    async fn all_have(&self, nodes: &[usize], name: &str) -> Vec<Option<String>> {
+        let lock = format!("lock:{name}");
+        let mut values = Vec::new();
+        eventually("all votes", async || {
+            values = self.get(nodes, &lock).await;
+            values.iter().all(|value| value.is_some() && *value == values[0])
+        })
+        .await;
+        values
+    }
+
     /// Waits until none of the nodes has the lock.
     async fn are_free(&self, nodes: &[usize], name: &str) {
         let lock = format!("lock:{name}");

@@ -179,14 +179,7 @@ async fn a_grant_is_one_round_trip_as_a_rule() {
             let ours = claim(&name);
             take(&engine, &ours).await;
             // A vote that is answered after the release has begun would be taken back once more.
-            eventually("all votes", async || {
-                nodes
-                    .get(&[0, 1, 2], &format!("lock:{name}"))
-                    .await
-                    .iter()
-                    .all(Option::is_some)
-            })
-            .await;
+            nodes.all_have(&[0, 1, 2], &name).await;
             tokio::time::sleep(Duration::from_millis(1)).await;
             free(&engine, &ours).await;
         }
