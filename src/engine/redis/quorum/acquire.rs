@@ -91,7 +91,10 @@ impl Quorum {
         let votes = count(answers);
         let enough = self.majority();
         if votes.yes >= enough {
-            return true;
+            // A retry by an owner that may have been granted the lock already: with those votes it gets the same fence.
+            let kept = |answer: &&Answer<Vote>| matches!(answer, Some(Ok(Vote::Granted { already: true, .. })));
+            let kept = answers.iter().filter(kept).count();
+            return kept == 0 || kept >= enough || kept + votes.silent < enough;
         }
         let most = Standing::of(answers).same;
         votes.yes + votes.silent < enough

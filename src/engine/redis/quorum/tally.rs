@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::super::failure::{ENGINE, Failure};
 use super::node::Node;
@@ -56,26 +57,36 @@ impl<T> Tally<T> {
     pub(super) async fn decide<R>(
         &self,
         limit: Duration,
+        judge: impl FnMut(&[Answer<T>]) -> Option<R>,
+    ) -> (Option<R>, Vec<Answer<T>>) {
+        self.decide_with_grace(limit, Duration::ZERO, judge).await
+    }
+
+    /// The same, but when there is a decision the other nodes are given `grace` for theirs.
+    pub(super) async fn decide_with_grace<R>(
+        &self,
+        limit: Duration,
+        grace: Duration,
         mut judge: impl FnMut(&[Answer<T>]) -> Option<R>,
     ) -> (Option<R>, Vec<Answer<T>>) {
-        let timer = tokio::time::sleep(limit);
-        tokio::pin!(timer);
+        let mut end = Instant::now() + limit;
+        let mut is_graced = false;
         loop {
             {
                 let mut polls = self.polls();
                 let decision = judge(&polls.answers);
-                if decision.is_some() || polls.answers.iter().all(Option::is_some) {
+                if decision.is_some() && !is_graced {
+                    is_graced = true;
+                    end = end.min(Instant::now() + grace);
+                }
+                if polls.answers.iter().all(Option::is_some) || end <= Instant::now() {
                     polls.open = false;
                     return (decision, std::mem::take(&mut polls.answers));
                 }
             }
             tokio::select! {
                 () = self.told.notified() => {}
-                () = &mut timer => {
-                    let mut polls = self.polls();
-                    polls.open = false;
-                    return (judge(&polls.answers), std::mem::take(&mut polls.answers));
-                }
+                () = tokio::time::sleep_until(end) => {}
             }
         }
     }
@@ -234,8 +245,29 @@ mod tests {
 
         let tally = Tally::new(3);
         tally.cast(0, Ok(true));
-        let started = tokio::time::Instant::now();
+        let started = Instant::now();
         assert_eq!(tally.decide(LIMIT, judged).await.0, None);
-        assert_eq!(started.elapsed(), LIMIT);
+        assert!(started.elapsed() >= LIMIT && started.elapsed() < LIMIT * 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn grace_is_for_the_others_once_there_is_a_decision() {
+        let tally = Tally::new(3);
+        tally.cast(0, Ok(true));
+        tally.cast(1, Ok(true));
+        let late = async {
+            tokio::time::sleep(LIMIT / 20).await;
+            tally.cast(2, Ok(true))
+        };
+        let ((verdict, answers), late) = tokio::join!(tally.decide_with_grace(LIMIT, LIMIT / 10, judged), late);
+        assert_eq!(verdict, Some(true));
+        assert!(late.is_none() && answers[2].is_some(), "it counts");
+
+        let tally = Tally::new(3);
+        tally.cast(0, Ok(true));
+        tally.cast(1, Ok(true));
+        let started = Instant::now();
+        assert_eq!(tally.decide_with_grace(LIMIT, LIMIT / 10, judged).await.0, Some(true));
+        assert!(started.elapsed() >= LIMIT / 10 && started.elapsed() < LIMIT / 2);
     }
 }

@@ -212,6 +212,7 @@ async fn a_user_with_the_documented_rights_can_do_everything() {
         let mut held = claim("n");
         held.metadata = Some("1".into());
         take_soon(&ours, &held).await;
+        nodes.all_have(&[0, 1, 2], "n").await;
         nodes.other(2).await.run::<()>("FLUSHALL").await;
         eventually("the node is healed", async || {
             assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Extended);
