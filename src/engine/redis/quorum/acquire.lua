@@ -65,11 +65,14 @@ if not record then
   record = string.format('%.0f %s %.0f %s %s', fence, owner, since, ARGV[6], ARGV[7])
 end
 
+local kept = tonumber(ARGV[4])
 for i = 1, n do
-  redis.call('SET', KEYS[i], owner .. '.' .. attempt, 'PX', ttl)
-  redis.call('SET', KEYS[n + i], record, 'PX', ARGV[4])
+  -- An attempt that is carried out late takes nothing away from a lease that lasts longer by now.
+  local lasts = math.max(tonumber(ttl), redis.call('PTTL', KEYS[i]))
+  redis.call('SET', KEYS[i], owner .. '.' .. attempt, 'PX', string.format('%.0f', lasts))
+  redis.call('SET', KEYS[n + i], record, 'PX', string.format('%.0f', kept - tonumber(ttl) + lasts))
   if metadata then
-    redis.call('SET', KEYS[n + n + i], owner .. ' ' .. metadata, 'PX', ttl)
+    redis.call('SET', KEYS[n + n + i], owner .. ' ' .. metadata, 'PX', string.format('%.0f', lasts))
   end
 end
 return { 1, fence, now, already or 0 }
