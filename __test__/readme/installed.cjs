@@ -9,7 +9,8 @@ const options = { keyPrefix: `readme:${randomBytes(6).toString('hex')}:` }
 exports.Lock = Lock
 exports.LockService = {
   connect(target, given) {
-    const server = SERVERS[/^(\w+):/.exec(target)?.[1]]
+    const nodes = process.env.HOLDFAST_TEST_REDIS_QUORUM_URLS?.split(',')
+    const server = Array.isArray(target) ? nodes : SERVERS[/^(\w+):/.exec(target)?.[1]]
     return server ? LockService.connect(server, { ...options, ...given }) : LockService.connect('memory:readme', given)
   },
 }
