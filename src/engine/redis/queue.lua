@@ -2,10 +2,12 @@
 --
 -- A queue is a sorted set with two kinds of members:
 --
---   <process>:<owner>  a waiter; its score is its number, by which it is served: the microsecond of its arrival
---   <process>          a process with waiters; its score is minus the millisecond until which it counts as alive
+--   <process>:<owner>[:<ttl>]  a waiter, with its ttl in ms if that is less than RESERVED_MS; its score is its number, by
+--                              which it is served: the microsecond of its arrival
+--   <process>                  a process with waiters; its score is minus the millisecond until which it counts as alive
 --
--- Whom a name is handed to has to come for it within RESERVED_MS. Until then the lock's key holds `<owner>-next`: busy
+-- Whom a name is handed to has to come for it within RESERVED_MS, or its ttl: who died in line is to cost the others no
+-- more than it would have in the lock's possession. Until then the lock's key holds `<owner>-next`: busy
 -- for everybody else, other tools included, and held by nobody.
 
 local RESERVED_MS = 2000
@@ -37,7 +39,7 @@ local function pass(lock, queue, publish, me, number, hint)
       if waiter == me or number and tonumber(waiters[i + 1]) > number then
         return false
       end
-      local process, owner = string.match(waiter, '^(%x+):(%x+)$')
+      local process, owner = string.match(waiter, '^(%x+):(%x+)')
       local till = alive[process]
       if not till then
         till = -(tonumber(redis.call('ZSCORE', queue, process)) or 0)
@@ -49,7 +51,8 @@ local function pass(lock, queue, publish, me, number, hint)
       end
       if till > ms then
         if not hint then
-          local left = math.min(till - ms, RESERVED_MS)
+          local ttl = tonumber(string.match(waiter, ':(%d+)$', #process + #owner + 2))
+          local left = math.min(till - ms, RESERVED_MS, ttl or RESERVED_MS)
           redis.call('SET', lock, owner .. '-next', 'PX', left)
           -- It owes an answer. Until that comes, nothing else is handed to this process: one that stands still costs
           -- those behind it so much time once, and not once for each of its waiters.

@@ -24,10 +24,12 @@ use super::keys::{Layout, Part};
 use super::scripts::BEAT as SCRIPT;
 use super::subscription::RedisSubscription;
 use crate::engine::{Subscription, WAITER_LIVENESS};
-use crate::model::{Key, OwnerToken};
+use crate::model::{Claim, Key, OwnerToken};
 
 /// How often a process with waiters gives a sign of life: twice within the time for which one counts.
 const BEAT: Duration = Duration::from_secs(2);
+/// How long a name that was handed to a waiter is kept for it, if its ttl is not shorter: `RESERVED_MS` in `queue.lua`.
+const RESERVED: Duration = Duration::from_secs(2);
 /// The most names in one script, so that the server is not kept from others for long.
 const NAMES_AT_ONCE: usize = 100;
 
@@ -36,7 +38,7 @@ pub(super) struct Waiters {
     link: Arc<Link>,
     layout: Layout,
     /// By what the queues know this engine: random, hexadecimal.
-    process: String,
+    pub(super) process: String,
     mailbox: OnceCell<RedisSubscription>,
     state: Mutex<State>,
     /// Something is due earlier than the guard thinks.
@@ -83,9 +85,14 @@ impl Waiters {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// By what the queues know this engine.
-    pub(super) fn process(&self) -> &str {
-        &self.process
+    /// By what the queues know a waiter of this engine: a member as in `queue.lua`.
+    pub(super) fn member(&self, claim: &Claim) -> String {
+        let (process, owner) = (&self.process, claim.owner.as_str());
+        if claim.ttl.duration() < RESERVED {
+            format!("{process}:{owner}:{}", claim.ttl.as_millis())
+        } else {
+            format!("{process}:{owner}")
+        }
     }
 
     /// The channel that `queue.lua` publishes to.

@@ -126,6 +126,36 @@ async fn a_process_that_stands_still_costs_those_behind_it_its_time_once() {
 }
 
 #[tokio::test]
+async fn a_short_ttl_is_no_shorter_wait_and_no_longer_hold_up() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
+    let (holder, mut first, next) = (claim("n"), waiting("n"), waiting("n"));
+    first.ttl = Ttl::clamped(Duration::from_millis(250));
+    take(&ours, &holder).await;
+    let mut first_told = wait(&theirs, &first).await;
+    let mut next_told = wait(&ours, &next).await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    free(&ours, &holder).await;
+    told(&mut first_told).await;
+    let left: i64 = other.run("PTTL lock:n").await;
+    assert!(left <= 250, "{left}");
+    take(&theirs, &first).await;
+    free(&theirs, &first).await;
+    told(&mut next_told).await;
+    take(&ours, &next).await;
+    // And when it gives up, its place is found by the same name.
+    drop(wait(&theirs, &first).await);
+    assert_eq!(theirs.release(&first, Duration::ZERO).await.unwrap(), Released::NotHeld);
+    assert_eq!(
+        other.run::<i64>("EXISTS holdfast:queue:{lock:n}").await,
+        1,
+        "until it is handed on"
+    );
+    free(&ours, &next).await;
+    assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:fence:{lock:n}"]);
+}
+
+#[tokio::test]
 async fn the_queue_of_a_holder_that_died_moves_at_its_expiry() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, theirs) = (server.engine().await, server.engine().await);
@@ -210,7 +240,7 @@ async fn waiting_sends_nothing_but_one_sign_of_life_for_all() {
     let sent = calls(&mut other).await - before;
     assert!((1..5).contains(&sent), "{sent} scripts in 5 s");
     let alive: f64 = other
-        .args::<f64>(&["ZSCORE", "holdfast:queue:{lock:b}", ours.waiters.process()])
+        .args::<f64>(&["ZSCORE", "holdfast:queue:{lock:b}", &ours.waiters.process])
         .await;
     assert!(alive < 0.0);
 }
