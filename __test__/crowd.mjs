@@ -1,9 +1,10 @@
 // Waiters in several real processes, whose order of arrival is forced and whose order of service is written down.
 import assert from 'node:assert/strict'
+import { readdir, readFile } from 'node:fs/promises'
 import Redis from 'ioredis'
 import { start } from './children/start.mjs'
 import { random } from './stores.mjs'
-import { until } from './tools.mjs'
+import { sleep, until } from './tools.mjs'
 
 /** Like `{ url, options }` of a store of kind `redis`, for `t` to use. */
 export class Crowd {
@@ -76,3 +77,13 @@ export class Crowd {
 
 /** `count` names that say where they come from: `a0`, `a1`, … */
 export const named = (letter, count) => Array.from({ length: count }, (_, index) => `${letter}${index}`)
+
+/** Stops a process, and waits until none of its threads goes on. Only Linux tells of every thread. */
+export async function standStill(child) {
+  child.kill('SIGSTOP')
+  const folder = `/proc/${child.pid}/task`
+  const threads = await readdir(folder).catch(() => null)
+  if (!threads) return sleep(500)
+  const isStopped = async (thread) => /.*\) T/s.test(await readFile(`${folder}/${thread}/stat`, 'utf8').catch(() => ') T'))
+  await until('it stands still', async () => (await Promise.all(threads.map(isStopped))).every(Boolean))
+}

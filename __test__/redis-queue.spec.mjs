@@ -1,8 +1,7 @@
 // The queue in Redis between real processes: who is served when, and who holds nobody up.
 import assert from 'node:assert/strict'
-import { once } from 'node:events'
 import { Worker } from 'node:worker_threads'
-import { Crowd, named } from './crowd.mjs'
+import { Crowd, named, standStill } from './crowd.mjs'
 import { scenes } from './proxy.mjs'
 import { suite } from './stores.mjs'
 import { rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
@@ -81,14 +80,19 @@ suite('redis', 'the order of waiters', (test) => {
     const task = JSON.stringify({ url: place.target, options: place.options })
     const threads = Array.from({ length: 3 }, () => new Worker(new URL('children/crowd-thread.mjs', import.meta.url), { argv: [task] }))
     t.after(() => Promise.all(threads.map((thread) => thread.terminate())))
-    const served = []
+    const [served, places] = [[], []]
+    let ready = 0
     for (const thread of threads) {
-      await once(thread, 'message')
-      thread.on('message', ({ served: as }) => as !== undefined && served.push(as))
+      thread.on('message', (told) => {
+        if (told.ready) ready++
+        if (told.waiting) places.push(thread)
+        if (told.served) served.push(told.served)
+      })
     }
+    await until('the threads are ready', () => ready === threads.length)
     for (let index = 0; index < 12; index++) {
       threads[index % 3].postMessage(index)
-      await once(threads[index % 3], 'message')
+      await until('it waits', () => places.length === index + 1)
     }
     // The first of them ends in the middle of its waiting: those behind it are not held up for long.
     await threads[0].terminate()
@@ -137,9 +141,9 @@ suite('redis', 'waiters that drop out', (test) => {
     by.b.kill('SIGKILL')
     await by.b.ended
     const killedAt = performance.now()
-    // What it wrote down says that somebody is inside.
-    await until('the next is served', async () => (await all.served())[4] === 'c0')
+    await heir.next('served')
     assert.ok(performance.now() - killedAt < 1000 + SOON_MS)
+    assert.ok((await all.served()).includes('c0'))
   })
 
   test('a stopped process is passed over, and comes back to its places', async (place, t) => {
@@ -148,13 +152,14 @@ suite('redis', 'waiters that drop out', (test) => {
     const [b, c] = await all.processes(2)
     await all.enqueue(b, 'b0', { holdMs: 4000 })
     await all.enqueue(c, 'c0')
-    by.a.kill('SIGSTOP')
+    await standStill(by.a)
     const releasedAt = performance.now()
     assert.equal(await held.release(), true)
     await until('the next live one is served', async () => (await all.served()).length > 0)
     const tookMs = performance.now() - releasedAt
     // Once for the process, and not once for each of its waiters.
     assert.ok(tookMs < STANDSTILL_MS, `it took ${tookMs} ms`)
+    // While that one holds the name.
     by.a.kill('SIGCONT')
     await all.serves(['b0', ...named('a', 5), 'c0'])
     await all.isOver()
