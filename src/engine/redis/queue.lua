@@ -24,9 +24,11 @@ local function microseconds()
 end
 
 -- Hands a name that is free, or about to be, to the first live waiter, and tells that one alone. Answers whether it did;
--- not when `me`, or a waiter with a larger number, would be the next. With `hint` the waiter is told, but gets nothing.
+-- not when `me`, or a waiter with a larger number, would be the next. The process of `me` is alive, for it asks. With
+-- `hint` the waiter is told, but gets nothing.
 local function pass(lock, queue, publish, me, number, hint)
   local ms, alive, from = math.floor(microseconds() / 1000), {}, 0
+  local asks = me and string.match(me, '^%x+')
   -- In a cluster a channel has to lie in the slot of the keys, as the queue does.
   local channel = 'holdfast:to:'
   if publish == 'SPUBLISH' then
@@ -42,7 +44,7 @@ local function pass(lock, queue, publish, me, number, hint)
       local process, owner = string.match(waiter, '^(%x+):(%x+)')
       local till = alive[process]
       if not till then
-        till = -(tonumber(redis.call('ZSCORE', queue, process)) or 0)
+        till = process == asks and ms + RESERVED_MS or -(tonumber(redis.call('ZSCORE', queue, process)) or 0)
         -- A process whose connection is gone hears nothing. It may come back to its places.
         if till > ms and redis.call(publish, channel .. process, owner) == 0 then
           till = ms
