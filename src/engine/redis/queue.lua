@@ -23,7 +23,8 @@ local function microseconds()
   return now[1] * 1000000 + now[2]
 end
 
--- Hands a name that is free, or about to be, to the first live waiter, and tells that one alone. Answers whether it did;
+-- Hands a name that is free, or about to be, to the first live waiter, and tells that one alone: its process gets the
+-- waiter's member of the queue and the lock key. Answers whether it did;
 -- not when `me`, or a waiter with a larger number, would be the next. The process of `me` is alive, for it asks. With
 -- `hint` the waiter is told, but gets nothing.
 local function pass(lock, queue, publish, me, number, hint)
@@ -46,7 +47,7 @@ local function pass(lock, queue, publish, me, number, hint)
       if not till then
         till = process == asks and ms + RESERVED_MS or -(tonumber(redis.call('ZSCORE', queue, process)) or 0)
         -- A process whose connection is gone hears nothing. It may come back to its places.
-        if till > ms and redis.call(publish, channel .. process, owner) == 0 then
+        if till > ms and redis.call(publish, channel .. process, waiter .. ' ' .. lock) == 0 then
           till = ms
         end
         alive[process] = till
