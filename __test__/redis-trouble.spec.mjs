@@ -101,7 +101,7 @@ scenes('redis', 'trouble', { serverPerTest: true, args }, (test) => {
   async function line(locks, served) {
     const turns = []
     for (const index of [0, 1, 2, 3]) {
-      turns.push(locks.using('n', { waitMs: Infinity }, () => served.push(index)))
+      turns.push(locks.using('n', { waitMs: 60_000 }, () => served.push(index)))
       await waiting(locks, index + 1)
     }
     return { turns: Promise.all(turns) }
