@@ -11,6 +11,7 @@ class Pair {
   #held = { toServer: [], toClient: [] }
   #waits = { toServer: Promise.resolve(), toClient: Promise.resolve() }
   isLosing = false
+  isStranded = false
 
   constructor(proxy, client, port) {
     this.proxy = proxy
@@ -32,6 +33,7 @@ class Pair {
   }
 
   #pass(direction, data) {
+    if (this.isStranded) return
     const { holds, lagMs } = this.proxy
     if (holds[direction] || this.#held[direction].length > 0) this.#held[direction].push(data)
     else if (lagMs === 0) this.#write(direction, data)
@@ -112,6 +114,11 @@ class Proxy {
 
   freeze() {
     this.holds = { toServer: true, toClient: true }
+  }
+
+  /** The connections that there are stay open, and carry nothing any more; new ones are as good as ever. */
+  strand() {
+    for (const pair of this.pairs) pair.isStranded = true
   }
 
   /** Whatever was held back arrives now. */
@@ -214,13 +221,13 @@ class Scene {
 }
 
 /**
- * A group of tests with a server of its own, or one for each test with `serverPerTest`. A test gets `(scene, t)`, and
- * must leave nothing in the store.
+ * A group of tests with a server of its own, or one for each test with `serverPerTest`, started with `args`. A test gets
+ * `(scene, t)`, and must leave nothing in the store.
  */
-export function scenes(kind, title, { serverPerTest = false }, define) {
+export function scenes(kind, title, { serverPerTest = false, args }, define) {
   describe(`${kind}: ${title}`, { concurrency: serverPerTest ? 2 : 4 }, () => {
     let shared
-    const start = () => SERVERS[kind].start().catch((error) => ({ trouble: error.message }))
+    const start = () => SERVERS[kind].start({ args }).catch((error) => ({ trouble: error.message }))
     if (!serverPerTest) {
       before(async () => void (shared = await start()))
       after(() => shared.stop?.())

@@ -16,7 +16,7 @@ import { LockService } from '../index.js'
 export const KINDS = {
   memory: { engine: 'memory', ordered: true },
   sqlite: { engine: 'sqlite', ordered: true },
-  redis: { engine: 'redis', ordered: false, server: 'HOLDFAST_TEST_REDIS_URL' },
+  redis: { engine: 'redis', ordered: true, server: 'HOLDFAST_TEST_REDIS_URL' },
   'redis-quorum': { engine: 'redis', ordered: false, server: 'HOLDFAST_TEST_REDIS_QUORUM_URLS' },
   mongodb: { engine: 'mongodb', ordered: false, server: 'HOLDFAST_TEST_MONGODB_URL' },
   'mongodb-replica-set': { engine: 'mongodb', ordered: false, server: 'HOLDFAST_TEST_MONGODB_RS_URL' },

@@ -11,7 +11,7 @@
 --         4  the process id
 --         5  the host
 --         6  PUBLISH, or SPUBLISH in a cluster
---         7  the waiter's process (its mailbox), or nothing for who does not wait
+--         7  the waiter's member of the queue, or nothing for who does not wait
 --         8  the waiter's number, or 0 when it has none yet
 --         9  how long the waiter's process counts as alive from now on, in ms
 --         10 the metadata, only when there is some
@@ -42,7 +42,7 @@ end
 local me, number, till
 if busy or queued then
   if ARGV[7] ~= '' then
-    me = ARGV[7] .. ':' .. owner
+    me = ARGV[7]
   end
   number = tonumber(ARGV[8])
   for i = 1, busy and 0 or n do
@@ -73,7 +73,7 @@ if busy then
       number = math.max(now, (tonumber(last) or 0) + 1)
     end
     redis.call('ZADD', queue, 'NX', number, me)
-    redis.call('ZADD', queue, 'LT', -(math.floor(now / 1000) + ARGV[9]), ARGV[7])
+    redis.call('ZADD', queue, 'LT', -(math.floor(now / 1000) + ARGV[9]), string.match(me, '^%x+'))
     redis.call('PEXPIRE', queue, QUEUE_MS)
   end
   return { busy, redis.call('PTTL', KEYS[busy]), number }
@@ -120,7 +120,7 @@ for i = 1, n do
     if #redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'LIMIT', 0, 1) == 0 then
       redis.call('DEL', queue)
     else
-      redis.call('ZADD', queue, 'LT', -(math.floor(microseconds() / 1000) + ARGV[9]), ARGV[7])
+      redis.call('ZADD', queue, 'LT', -(math.floor(microseconds() / 1000) + ARGV[9]), string.match(me, '^%x+'))
     end
   end
 end

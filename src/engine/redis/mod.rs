@@ -121,10 +121,10 @@ impl RedisEngine {
             &PARTS[..3]
         };
         let ttl = claim.ttl.as_millis();
-        let (process, number) = if queueing {
-            (self.waiters.process(), self.waiters.number(&claim.owner))
+        let (member, number) = if queueing {
+            (self.waiters.member(claim), self.waiters.number(&claim.owner))
         } else {
-            ("", 0)
+            (String::new(), 0)
         };
         let mut call = self.call(&ACQUIRE, parts, claim);
         call.arg(ttl)
@@ -132,9 +132,9 @@ impl RedisEngine {
             .arg(claim.process.pid)
             .arg(&claim.process.host)
             .arg(PUBLISH)
-            .arg(process)
+            .arg(member)
             .arg(number)
-            .arg(ttl.min(WAITER_LIVENESS.as_millis() as u64));
+            .arg(WAITER_LIVENESS.as_millis() as u64);
         if let Some(metadata) = &claim.metadata {
             call.arg(&**metadata);
         }
@@ -184,14 +184,14 @@ impl RedisEngine {
 
     async fn let_go(&self, claim: &Claim, keep: Duration) -> std::result::Result<Released, Failure> {
         const PARTS: [Part; 4] = [Part::Lock, Part::Metadata, Part::Queue, Part::Fence];
-        let mut process = "";
+        let mut member = String::new();
         if claim.waiting {
             self.waiters.leaves(&claim.owner);
-            process = self.waiters.process();
+            member = self.waiters.member(claim);
         }
         let parts = if keep.is_zero() { &PARTS[..3] } else { &PARTS[..] };
         let mut call = self.call(&RELEASE, parts, claim);
-        call.arg(PUBLISH).arg(process);
+        call.arg(PUBLISH).arg(member);
         if !keep.is_zero() {
             let keep = Ttl::clamped(keep).as_millis();
             call.arg(keep).arg(keep + FENCE_KEPT_MS);

@@ -2,10 +2,12 @@
 --
 -- A queue is a sorted set with two kinds of members:
 --
---   <process>:<owner>  a waiter; its score is its number, by which it is served: the microsecond of its arrival
---   <process>          a process with waiters; its score is minus the millisecond until which it counts as alive
+--   <process>:<owner>[:<ttl>]  a waiter, with its ttl in ms if that is less than RESERVED_MS; its score is its number, by
+--                              which it is served: the microsecond of its arrival
+--   <process>                  a process with waiters; its score is minus the millisecond until which it counts as alive
 --
--- Whom a name is handed to has to come for it within RESERVED_MS. Until then the lock's key holds `<owner>-next`: busy
+-- Whom a name is handed to has to come for it within RESERVED_MS, or its ttl: who died in line is to cost the others no
+-- more than it would have in the lock's possession. Until then the lock's key holds `<owner>-next`: busy
 -- for everybody else, other tools included, and held by nobody.
 
 local RESERVED_MS = 2000
@@ -21,10 +23,13 @@ local function microseconds()
   return now[1] * 1000000 + now[2]
 end
 
--- Hands a name that is free, or about to be, to the first live waiter, and tells that one alone. Answers whether it did;
--- not when `me`, or a waiter with a larger number, would be the next. With `hint` the waiter is told, but gets nothing.
+-- Hands a name that is free, or about to be, to the first live waiter, and tells that one alone: its process gets the
+-- waiter's member of the queue and the lock key. Answers whether it did;
+-- not when `me`, or a waiter with a larger number, would be the next. The process of `me` is alive, for it asks. With
+-- `hint` the waiter is told, but gets nothing.
 local function pass(lock, queue, publish, me, number, hint)
   local ms, alive, from = math.floor(microseconds() / 1000), {}, 0
+  local asks = me and string.match(me, '^%x+')
   -- In a cluster a channel has to lie in the slot of the keys, as the queue does.
   local channel = 'holdfast:to:'
   if publish == 'SPUBLISH' then
@@ -37,19 +42,20 @@ local function pass(lock, queue, publish, me, number, hint)
       if waiter == me or number and tonumber(waiters[i + 1]) > number then
         return false
       end
-      local process, owner = string.match(waiter, '^(%x+):(%x+)$')
+      local process, owner = string.match(waiter, '^(%x+):(%x+)')
       local till = alive[process]
       if not till then
-        till = -(tonumber(redis.call('ZSCORE', queue, process)) or 0)
+        till = process == asks and ms + RESERVED_MS or -(tonumber(redis.call('ZSCORE', queue, process)) or 0)
         -- A process whose connection is gone hears nothing. It may come back to its places.
-        if till > ms and redis.call(publish, channel .. process, owner) == 0 then
+        if till > ms and redis.call(publish, channel .. process, waiter .. ' ' .. lock) == 0 then
           till = ms
         end
         alive[process] = till
       end
       if till > ms then
         if not hint then
-          local left = math.min(till - ms, RESERVED_MS)
+          local ttl = tonumber(string.match(waiter, ':(%d+)$', #process + #owner + 2))
+          local left = math.min(till - ms, RESERVED_MS, ttl or RESERVED_MS)
           redis.call('SET', lock, owner .. '-next', 'PX', left)
           -- It owes an answer. Until that comes, nothing else is handed to this process: one that stands still costs
           -- those behind it so much time once, and not once for each of its waiters.

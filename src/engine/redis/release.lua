@@ -6,12 +6,12 @@
 --         3n+1 .. 4n     their fence companions, only when the names are to stay busy
 -- ARGV    1  the owner's token
 --         2  PUBLISH, or SPUBLISH in a cluster
---         3  the waiter's process, or nothing for who did not wait
+--         3  the waiter's member of the queues, or nothing for who did not wait
 --         4  how long the names stay busy, in ms; without it they are free at once
 --         5  how long a fence companion lasts at least, in ms; with 4 only
 -- Answer  1 when the owner held every name, else 0
 
-local owner, publish, process, keep = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local owner, publish, me, keep = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local n = #KEYS / (keep and 4 or 3)
 
 local held = 0
@@ -19,8 +19,8 @@ for i = 1, n do
   local key, queue = KEYS[i], KEYS[n + n + i]
   local holder = redis.call('GET', key)
   local queued = redis.call('EXISTS', queue) == 1
-  if queued and process ~= '' then
-    redis.call('ZREM', queue, process .. ':' .. owner)
+  if queued and me ~= '' then
+    redis.call('ZREM', queue, me)
   end
   if holder == owner then
     held = held + 1

@@ -29,6 +29,7 @@ scripts! {
     TRANSFER = "transfer.lua";
     RELEASE = "queue.lua" "release.lua";
     FORCE_RELEASE = "queue.lua" "force_release.lua";
+    DISOWN = "queue.lua" "disown.lua";
     INSPECT = "inspect.lua";
 }
 

@@ -21,13 +21,15 @@ use super::PUBLISH;
 use super::connection::Link;
 use super::failure::Failure;
 use super::keys::{Layout, Part};
-use super::scripts::BEAT as SCRIPT;
+use super::scripts::{BEAT as SCRIPT, DISOWN};
 use super::subscription::RedisSubscription;
 use crate::engine::{Subscription, WAITER_LIVENESS};
-use crate::model::{Key, OwnerToken};
+use crate::model::{Claim, Key, OwnerToken};
 
 /// How often a process with waiters gives a sign of life: twice within the time for which one counts.
 const BEAT: Duration = Duration::from_secs(2);
+/// How long a name that was handed to a waiter is kept for it, if its ttl is not shorter: `RESERVED_MS` in `queue.lua`.
+const RESERVED: Duration = Duration::from_secs(2);
 /// The most names in one script, so that the server is not kept from others for long.
 const NAMES_AT_ONCE: usize = 100;
 
@@ -36,7 +38,7 @@ pub(super) struct Waiters {
     link: Arc<Link>,
     layout: Layout,
     /// By what the queues know this engine: random, hexadecimal.
-    process: String,
+    pub(super) process: String,
     mailbox: OnceCell<RedisSubscription>,
     state: Mutex<State>,
     /// Something is due earlier than the guard thinks.
@@ -83,9 +85,14 @@ impl Waiters {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// By what the queues know this engine.
-    pub(super) fn process(&self) -> &str {
-        &self.process
+    /// By what the queues know a waiter of this engine: a member as in `queue.lua`.
+    pub(super) fn member(&self, claim: &Claim) -> String {
+        let (process, owner) = (&self.process, claim.owner.as_str());
+        if claim.ttl.duration() < RESERVED {
+            format!("{process}:{owner}:{}", claim.ttl.as_millis())
+        } else {
+            format!("{process}:{owner}")
+        }
     }
 
     /// The channel that `queue.lua` publishes to.
@@ -102,9 +109,9 @@ impl Waiters {
     pub(super) async fn listen(self: &Arc<Self>) -> Result<(), Failure> {
         let waiters = Arc::downgrade(self);
         let open = || async {
-            let deliver = Arc::new(move |owner: &[u8]| {
+            let deliver = Arc::new(move |message: &[u8]| {
                 if let Some(waiters) = waiters.upgrade() {
-                    waiters.deliver(owner);
+                    waiters.deliver(message);
                 }
             });
             self.link.subscribe(self.channel(), Some(deliver)).await
@@ -113,19 +120,47 @@ impl Waiters {
     }
 
     /// Wakes the waiter that a message names; all of them when it names none, after a connection was lost.
-    fn deliver(&self, owner: &[u8]) {
+    fn deliver(self: &Arc<Self>, message: &[u8]) {
         let state = self.state();
-        if owner.is_empty() {
+        if message.is_empty() {
             for waiter in state.waiters.values() {
                 waiter.told.notify_one();
             }
-        } else if let Some(waiter) = std::str::from_utf8(owner)
-            .ok()
-            .and_then(|owner| OwnerToken::parse(owner).ok())
-            .and_then(|owner| state.waiters.get(&owner))
-        {
-            waiter.told.notify_one();
+            return;
         }
+        // Other messages are not for us to understand.
+        let Some((member, lock)) = std::str::from_utf8(message).ok().and_then(|text| text.split_once(' ')) else {
+            return;
+        };
+        let Some(owner) = member.split(':').nth(1).and_then(|owner| OwnerToken::parse(owner).ok()) else {
+            return;
+        };
+        match state.waiters.get(&owner) {
+            Some(waiter) => waiter.told.notify_one(),
+            None => {
+                let (waiters, member, lock) = (self.clone(), member.to_owned(), lock.to_owned());
+                self.link.runtime.spawn(async move {
+                    if let Err(failure) = waiters.disown(&member, &lock).await {
+                        // Its place costs the others some time more: whom it is handed to is asked again.
+                        tracing::debug!(%failure, "a waiter that nobody knows could not be disowned");
+                    }
+                });
+            }
+        }
+    }
+
+    /// Takes away the place of a waiter that this process does not know. Else the name would be handed to it again and
+    /// again: its process is alive, after all.
+    async fn disown(&self, member: &str, lock: &str) -> Result<(), Failure> {
+        let Some(name) = self.layout.name_of(lock) else {
+            return Ok(());
+        };
+        let mut call = DISOWN.call(&self.layout, &[Part::Lock, Part::Queue], std::iter::once(name));
+        call.arg(PUBLISH).arg(member);
+        let reply = tokio::time::timeout(self.link.limit(), self.link.run(&DISOWN, &call)).await;
+        reply
+            .unwrap_or(Err(Failure::Unexpected("no answer in time")))
+            .map(|_| ())
     }
 
     /// A subscription of one waiter.

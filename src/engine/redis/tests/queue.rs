@@ -126,6 +126,94 @@ async fn a_process_that_stands_still_costs_those_behind_it_its_time_once() {
 }
 
 #[tokio::test]
+async fn a_short_ttl_is_no_shorter_wait_and_no_longer_hold_up() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
+    let (holder, mut first, next) = (claim("n"), waiting("n"), waiting("n"));
+    first.ttl = Ttl::clamped(Duration::from_millis(250));
+    take(&ours, &holder).await;
+    let mut first_told = wait(&theirs, &first).await;
+    let mut next_told = wait(&ours, &next).await;
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    free(&ours, &holder).await;
+    told(&mut first_told).await;
+    let left: i64 = other.run("PTTL lock:n").await;
+    assert!(left <= 250, "{left}");
+    take(&theirs, &first).await;
+    free(&theirs, &first).await;
+    told(&mut next_told).await;
+    take(&ours, &next).await;
+    // And when it gives up, its place is found by the same name.
+    drop(wait(&theirs, &first).await);
+    assert_eq!(theirs.release(&first, Duration::ZERO).await.unwrap(), Released::NotHeld);
+    assert_eq!(
+        other.run::<i64>("EXISTS holdfast:queue:{lock:n}").await,
+        1,
+        "until it is handed on"
+    );
+    free(&ours, &next).await;
+    assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:fence:{lock:n}"]);
+}
+
+#[tokio::test]
+async fn places_that_their_process_does_not_know_hold_nobody_up() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let (holder, next) = (claim("n"), waiting("n"));
+    take(&ours, &holder).await;
+    let mut next_told = wait(&ours, &next).await;
+    // As a try that is carried out after its clean-up leaves them, or a restart with older data.
+    let ghosts = |i: u32| format!("{}:{i:032x}", ours.waiters.process);
+    for i in 1..=50 {
+        other
+            .args::<()>(&["ZADD", "holdfast:queue:{lock:n}", &i.to_string(), &ghosts(i)])
+            .await;
+    }
+    free(&ours, &holder).await;
+    told(&mut next_told).await;
+    take(&ours, &next).await;
+    // What somebody holds by now is not taken away by a message that comes late.
+    let late = format!("{}:{} lock:n", ours.waiters.process, next.owner.as_str());
+    other
+        .args::<()>(&["PUBLISH", &format!("holdfast:to:{}", ours.waiters.process), &late])
+        .await;
+    drop(next_told);
+    other
+        .args::<()>(&["PUBLISH", &format!("holdfast:to:{}", ours.waiters.process), &late])
+        .await;
+    // One more round trip on the same connection, after the one that the message led to.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(other.run::<String>("GET lock:n").await, next.owner.as_str());
+    free(&ours, &next).await;
+    assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:fence:{lock:n}"]);
+}
+
+#[tokio::test]
+async fn a_process_that_comes_back_serves_its_own_waiters_in_order() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
+    let holder = claim("n");
+    take(&theirs, &holder).await;
+    let (first, second) = (waiting("n"), waiting("n"));
+    let mut first_told = wait(&ours, &first).await;
+    let mut second_told = wait(&ours, &second).await;
+    // It was silent for too long, and its second waiter is the quicker one to ask.
+    other
+        .args::<()>(&["ZADD", "holdfast:queue:{lock:n}", "-1", &ours.waiters.process])
+        .await;
+    other.run::<()>("DEL lock:n").await;
+    assert!(matches!(
+        ours.try_acquire(&second).await.unwrap(),
+        Acquired::Held { .. }
+    ));
+    told(&mut first_told).await;
+    take(&ours, &first).await;
+    free(&ours, &first).await;
+    told(&mut second_told).await;
+    take(&ours, &second).await;
+}
+
+#[tokio::test]
 async fn the_queue_of_a_holder_that_died_moves_at_its_expiry() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, theirs) = (server.engine().await, server.engine().await);
@@ -210,7 +298,7 @@ async fn waiting_sends_nothing_but_one_sign_of_life_for_all() {
     let sent = calls(&mut other).await - before;
     assert!((1..5).contains(&sent), "{sent} scripts in 5 s");
     let alive: f64 = other
-        .args::<f64>(&["ZSCORE", "holdfast:queue:{lock:b}", ours.waiters.process()])
+        .args::<f64>(&["ZSCORE", "holdfast:queue:{lock:b}", &ours.waiters.process])
         .await;
     assert!(alive < 0.0);
 }

@@ -1,0 +1,44 @@
+// Every command that clients send to a Redis, as the server tells them to MONITOR. What runs inside a script is told, too, and
+// told apart.
+import net from 'node:net'
+
+export class Monitor {
+  /** The commands of clients since the last `reset`, as they came: `EVALSHA …`. */
+  commands = []
+  /** How many commands scripts carried out. */
+  inner = 0
+  #socket
+  #rest = ''
+
+  static async open(port) {
+    const monitor = new Monitor()
+    monitor.#socket = net.connect(port, '127.0.0.1').setEncoding('utf8').on('error', () => {})
+    const ready = new Promise((resolve) => (monitor.#ready = resolve))
+    monitor.#socket.on('data', (text) => monitor.#hear(text))
+    monitor.#socket.write('MONITOR\r\n')
+    await ready
+    return monitor
+  }
+
+  #ready
+
+  #hear(text) {
+    const lines = (this.#rest + text).split('\r\n')
+    this.#rest = lines.pop()
+    for (const line of lines) {
+      const told = /^\+[\d.]+ \[\d+ (\S+)\] (.*)$/.exec(line)
+      if (!told) this.#ready()
+      else if (told[1] === 'lua') this.inner++
+      else this.commands.push(told[2])
+    }
+  }
+
+  reset() {
+    this.commands = []
+    this.inner = 0
+  }
+
+  close() {
+    this.#socket.destroy()
+  }
+}

@@ -1,0 +1,138 @@
+// Beside redlock, redis-semaphore and plain SET NX PX on the same key: each excludes the others.
+import assert from 'node:assert/strict'
+import Redis from 'ioredis'
+import { Mutex } from 'redis-semaphore'
+import Redlock from 'redlock'
+import { suite } from './stores.mjs'
+import { rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
+
+const SCRIPT = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+
+/**
+ * The other tools: each takes `place`'s name `n`, or gives `null` when it is busy, and releases it. redis-semaphore puts
+ * `mutex:` in front of every key.
+ */
+const PEERS = {
+  redlock: (redis, key) => {
+    const redlock = new Redlock([redis], { retryCount: 0 })
+    redlock.on('error', () => {})
+    return async (ttlMs) => {
+      const lock = await redlock.acquire([key], ttlMs).catch(() => null)
+      return lock && { release: () => lock.release(), extend: () => lock.extend(ttlMs) }
+    }
+  },
+  'redis-semaphore': (redis, key) => async (ttlMs) => {
+    const mutex = new Mutex(redis, key.slice('mutex:'.length), { lockTimeout: ttlMs, refreshInterval: 0, acquireAttemptsLimit: 1 })
+    if (!(await mutex.tryAcquire())) return null
+    return { release: () => mutex.release(), extend: () => mutex._refresh() }
+  },
+  'SET NX PX': (redis, key) => async (ttlMs) => {
+    const token = Math.random().toString(36)
+    if ((await redis.set(key, token, 'PX', ttlMs, 'NX')) !== 'OK') return null
+    return { release: () => redis.eval(SCRIPT, 1, key, token), extend: () => redis.pexpire(key, ttlMs) }
+  },
+}
+
+suite('redis', 'beside its peers', (test) => {
+  const on = (title, body) => {
+    for (const [name, peer] of Object.entries(PEERS)) {
+      test(`${name}: ${title}`, async (place) => {
+        place.options.keyPrefix = `mutex:${place.options.keyPrefix}`
+        const redis = new Redis(place.target)
+        try {
+          await body({ place, redis, key: `${place.options.keyPrefix}n`, take: peer(redis, `${place.options.keyPrefix}n`) })
+        } finally {
+          redis.disconnect()
+        }
+      })
+    }
+  }
+
+  on('excludes, and is excluded', async ({ place, take }) => {
+    const locks = await place.connect()
+    const ours = await locks.acquire('n', { ttlMs: 20_000 })
+    assert.equal(await take(20_000), null)
+    await ours.extend(30_000)
+    assert.equal(await take(20_000), null)
+    assert.equal(await ours.release(), true)
+    const theirs = await take(20_000)
+    assert.ok(theirs)
+    assert.equal(await locks.tryAcquire('n'), null)
+    assert.equal(await locks.acquireLock('n'), false)
+    await rejects(locks.acquire('n', { waitMs: 50 }), 'LOCK_TIMEOUT')
+    await theirs.extend()
+    assert.equal(await locks.releaseLock('n'), false)
+    assert.equal(await locks.tryAcquire('n'), null)
+    await theirs.release()
+    assert.equal(await (await locks.tryAcquire('n')).release(), true)
+  })
+
+  on('whoever waits for its lock is served after its release, which tells nobody', async ({ place, take }) => {
+    const services = await place.connectAll(2)
+    const theirs = await take(60_000)
+    const served = []
+    const waits = []
+    for (let index = 0; index < 6; index++) {
+      const service = services[index % 2]
+      waits.push(service.using('n', { waitMs: 60_000, ttlMs: 60_000 }, () => served.push(index)))
+      await waiting(service, 1 + Math.floor(index / 2))
+    }
+    await theirs.release()
+    const releasedAt = performance.now()
+    await Promise.all(waits)
+    // At the next sign of life.
+    assert.ok(performance.now() - releasedAt < 2000 + SOON_MS)
+    assert.deepEqual(served, [0, 1, 2, 3, 4, 5])
+    const again = await take(1000)
+    assert.ok(again)
+    await again.release()
+  })
+
+  on('never gets in between two of a queue', async ({ place, take }) => {
+    const locks = await place.connect()
+    const held = await locks.acquire('n')
+    let left = 30
+    const turns = Array.from({ length: left }, () => locks.using('n', { waitMs: 60_000 }, async () => void (await sleep(1), left--)))
+    await waiting(locks, left)
+    const trying = (async () => {
+      for (let tries = 1; ; tries++) {
+        const theirs = await take(5000)
+        if (!theirs) continue
+        assert.equal(left, 0, 'it passed the queue')
+        await theirs.release()
+        return tries
+      }
+    })()
+    assert.equal(await held.release(), true)
+    await Promise.all(turns)
+    assert.ok((await trying) > 10)
+  })
+
+  on('an unprotected counter adds up', async ({ place, take }) => {
+    const [a, b] = await place.connectAll(2)
+    let [counter, inside] = [0, 0]
+    const add = async () => {
+      assert.equal(++inside, 1)
+      const seen = counter
+      await sleep(1)
+      counter = seen + 1
+      inside--
+    }
+    const ours = async (locks) => {
+      for (let turn = 0; turn < 20; turn++) {
+        await locks.using('n', { waitMs: 60_000 }, add)
+        // Leaves the name free now and then, for those who have no place in the queue.
+        await sleep(Math.random() * 20)
+      }
+    }
+    const others = async () => {
+      for (let turn = 0; turn < 10; turn++) {
+        const lock = await until('a turn', () => take(10_000), 30_000)
+        await add()
+        await lock.release()
+      }
+    }
+    await Promise.all([ours(a), ours(b), others(), others()])
+    assert.equal(counter, 60)
+  })
+})

@@ -1,0 +1,19 @@
+-- Takes away the place of a waiter that its process does not know: it was put there, or came back, behind the process's
+-- back (a try that was carried out after it was given up, a store that restarted with older data). Hands on what was
+-- handed to it. What the owner holds by now, it keeps.
+--
+-- KEYS    1  the lock key
+--         2  its queue
+-- ARGV    1  PUBLISH, or SPUBLISH in a cluster
+--         2  the waiter's member of the queue
+-- Answer  1 when the name was kept for it, else 0
+
+local lock, queue = KEYS[1], KEYS[2]
+redis.call('ZREM', queue, ARGV[2])
+if redis.call('GET', lock) ~= string.match(ARGV[2], '^%x+:(%x+)') .. '-next' then
+  return 0
+end
+if not pass(lock, queue, ARGV[1]) then
+  redis.call('DEL', lock)
+end
+return 1
