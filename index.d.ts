@@ -161,6 +161,14 @@ export interface ConnectOptions {
    */
   storeTimeoutMs?: number | undefined
   /**
+   * Redis with replicas: a lock counts as acquired, renewed or restored only when so many replicas have acknowledged it,
+   * so that a fail-over to one of them cannot give it away. What they do not acknowledge in time (an eighth of
+   * `storeTimeoutMs`) is given back, and is a retryable `LOCK_STORE`. A whole number from 0 to 100; for `redis://`,
+   * `rediss://`, `redis+sentinel://` and `rediss+sentinel://` only.
+   * @default 0
+   */
+  minReplicas?: number | undefined
+  /**
    * Defaults for the calls of this service. `ttlMs` counts for the gist's functions, too; `waitMs` and `renew` do not:
    * those make one try and are not renewed.
    */
@@ -397,6 +405,8 @@ export declare namespace LockService {
    * | `memory:` or `memory:NAME` | this process only, for unit tests |
    * | `sqlite:PATH` | every process on this machine |
    * | `redis://`, `rediss://` | Redis 6.2 or later, one node |
+   * | `redis+sentinel://h1,h2,h3/MASTER`, `rediss+sentinel://…` | the Redis master of that name, by the word of its sentinels |
+   * | `redis+cluster://h1,h2,h3`, `rediss+cluster://…` | Redis Cluster 7.0 or later |
    * | 3 or more of them, in a list | a quorum of independent Redis nodes: held while a majority holds it |
    * | `mongodb://`, `mongodb+srv://` | MongoDB 4.4 or later: standalone or replica set |
    *

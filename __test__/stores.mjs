@@ -17,6 +17,8 @@ export const KINDS = {
   memory: { engine: 'memory', ordered: true },
   sqlite: { engine: 'sqlite', ordered: true },
   redis: { engine: 'redis', ordered: true, server: 'HOLDFAST_TEST_REDIS_URL' },
+  'redis-cluster': { engine: 'redis', ordered: true, server: 'HOLDFAST_TEST_REDIS_CLUSTER_URL' },
+  'redis-sentinel': { engine: 'redis', ordered: true, server: 'HOLDFAST_TEST_REDIS_SENTINEL_URL' },
   'redis-quorum': { engine: 'redis', ordered: false, server: 'HOLDFAST_TEST_REDIS_QUORUM_URLS' },
   mongodb: { engine: 'mongodb', ordered: false, server: 'HOLDFAST_TEST_MONGODB_URL' },
   'mongodb-replica-set': { engine: 'mongodb', ordered: false, server: 'HOLDFAST_TEST_MONGODB_RS_URL' },

@@ -14,6 +14,7 @@ import tls from 'node:tls'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { locateMongod, locateRedis, main } from './servers-cli.mjs'
+import { startRedisCluster, startRedisSentinel } from './topologies.mjs'
 
 export { locateMongod, locateRedis }
 
@@ -68,18 +69,22 @@ export async function startMongod({ replicaSet = false, args = [] } = {}) {
   })
 }
 
-/** One Redis, a quorum of three, one standalone mongod and one replica set, each of them taken from the environment where it is set. */
+/** The servers that the tests share, by the variable with their URL. */
+export const SHARED = {
+  HOLDFAST_TEST_REDIS_URL: () => startRedis(),
+  HOLDFAST_TEST_REDIS_CLUSTER_URL: () => startRedisCluster(),
+  HOLDFAST_TEST_REDIS_SENTINEL_URL: () => startRedisSentinel(),
+  HOLDFAST_TEST_REDIS_QUORUM_URLS: () => startRedisQuorum(),
+  HOLDFAST_TEST_MONGODB_URL: () => startMongod(),
+  HOLDFAST_TEST_MONGODB_RS_URL: () => startMongod({ replicaSet: true }),
+}
+
+/** All of them, each taken from the environment where it is set. */
 export async function testServers() {
-  const wanted = {
-    HOLDFAST_TEST_REDIS_URL: () => startRedis(),
-    HOLDFAST_TEST_REDIS_QUORUM_URLS: () => startRedisQuorum(),
-    HOLDFAST_TEST_MONGODB_URL: () => startMongod(),
-    HOLDFAST_TEST_MONGODB_RS_URL: () => startMongod({ replicaSet: true }),
-  }
   const started = []
   const stop = async () => void (await Promise.all(started.map((server) => server.stop())))
   const results = await Promise.allSettled(
-    Object.entries(wanted).map(async ([variable, start]) => {
+    Object.entries(SHARED).map(async ([variable, start]) => {
       if (process.env[variable]) return [variable, process.env[variable]]
       const server = await start()
       started.push(server)
@@ -100,7 +105,8 @@ process.on('exit', () => {
   for (const server of running) server.abandon()
 })
 
-async function serve(plan) {
+/** Starts what `plan` says, in a folder and on a port of its own. */
+export async function serve(plan) {
   for (let attempt = 1; ; attempt++) {
     const dir = await mkdtemp(join(tmpdir(), 'holdfast-'))
     const port = await freePort()
@@ -250,7 +256,7 @@ function complaints(log) {
 
 // Below the range that systems hand out for outgoing connections: a client that keeps reconnecting to a stopped server
 // within that range ends up connected to itself, and the restarted server finds its port taken.
-async function freePort() {
+export async function freePort() {
   for (;;) {
     const port = 15_000 + Math.floor(Math.random() * 15_000)
     const probe = net.createServer()

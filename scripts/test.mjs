@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath, pathToFileURL } from 'node:url'
 import { installDependencies } from './setup.mjs'
-import { startMongod, startRedis, startRedisQuorum, testServers } from './servers.mjs'
+import { SHARED, testServers } from './servers.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 
@@ -80,15 +80,9 @@ async function nodeTests(env) {
 /** The servers, or on a laptop those of them that can be had: what needs another one is then skipped, and says so. */
 async function bringUp() {
   if (process.env.CI) return testServers()
-  const wanted = {
-    HOLDFAST_TEST_REDIS_URL: () => startRedis(),
-    HOLDFAST_TEST_REDIS_QUORUM_URLS: () => startRedisQuorum(),
-    HOLDFAST_TEST_MONGODB_URL: () => startMongod(),
-    HOLDFAST_TEST_MONGODB_RS_URL: () => startMongod({ replicaSet: true }),
-  }
   const [env, servers] = [{}, []]
   await Promise.all(
-    Object.entries(wanted).map(async ([variable, start]) => {
+    Object.entries(SHARED).map(async ([variable, start]) => {
       if (process.env[variable]) return
       try {
         const server = await start()

@@ -4,7 +4,7 @@ const RULE = /memory:.*redis:\/\/.*mongodb:\/\//
 const symbol = /got a symbol, bigint or external$/
 const shown = (value) => new RegExp(`got ${value.replaceAll(/[\\^$.*+?()[\]{}|]/g, '\\$&')}$`)
 
-const unknown = ['http', 'postgres', 'mysql', 'etcd', 'gopher', 'redis+cluster', 'Redis', 'mongo', 'file']
+const unknown = ['http', 'postgres', 'mysql', 'etcd', 'gopher', 'redis+quorum', 'Redis', 'mongo', 'file']
 const schemes = unknown.map((scheme) => [
   [`${scheme}://user:${PASSWORD}@host/db`], 'target', new RegExp(`${RULE.source}.*"${scheme.replace('+', '\\+')}:"`),
 ])
@@ -20,6 +20,19 @@ const redis = [
   `redis://host?${PASSWORD}=1`, `redis://host#${PASSWORD}`, 'redis://host:99999', 'redis://host:0x1',
   `rediss://no host:${PASSWORD}@h h`,
 ].map((url) => [[url], 'target', /redis:\/\//])
+
+const sentinel = [
+  'redis+sentinel:', 'redis+sentinel://', `redis+sentinel://${PASSWORD}`, 'redis+sentinel://h1,h2', 'redis+sentinel://h1,,h2/m',
+  `redis+sentinel://h:${PASSWORD}/m`, `redis+sentinel://user:a#${PASSWORD}@h/m`, `redis+sentinel://user:a/${PASSWORD}@h/m`,
+  `redis+sentinel://user/${PASSWORD}@h`, `redis+sentinel://user:a?${PASSWORD}@h/m`, `redis+sentinel://h/m/${PASSWORD}`,
+  `redis+sentinel://h/m?${PASSWORD}=1`, `rediss+sentinel://h/m?sentinelTls=${PASSWORD}`, `redis+sentinel://h/m#${PASSWORD}`,
+].map((url) => [[url], 'target', /redis\+sentinel:\/\//])
+
+const cluster = [
+  'redis+cluster:', 'redis+cluster://', 'redis+cluster://h1,,h2', 'redis+cluster://h/1', `redis+cluster://h1,h2/${PASSWORD}`,
+  `redis+cluster://h:${PASSWORD}`, `redis+cluster://user:a/${PASSWORD}@h`, `redis+cluster://user:a#${PASSWORD}@h`,
+  `redis+cluster://h?${PASSWORD}=1`,
+].map((url) => [[url], 'target', /redis\+cluster:\/\//])
 
 const mongodb = [
   'mongodb:', 'mongodb://', `mongodb:${PASSWORD}`, `mongodb://user:${PASSWORD}@`, `mongodb://user:${PASSWORD}`,
@@ -37,6 +50,7 @@ const noText = [[null, 'null'], [5, '5'], [true, 'true'], [{}, 'an object'], [[]
 const noWaits = [[null, 'null'], ['5', '"5"'], [NaN, 'NaN'], [-1, '-1']]
 const noSpans = [...noWaits, [Infinity, 'Infinity'], [2 ** 32, '4294967296']]
 const noLimits = [...noSpans, [0, '0']]
+const noCounts = [...noWaits, [Infinity, 'Infinity'], [0.5, '0.5'], [101, '101']]
 const noFlags = [[null, 'null'], [1, '1'], ['yes', '"yes"']]
 const noFunctions = [[null, 'null'], [true, 'true'], [{}, 'an object'], ['x', '"x"']]
 
@@ -59,6 +73,10 @@ const options = [
   option('collection', '', '""'),
   option('table', '', '""'),
   ...noLimits.map(([value, text]) => option('storeTimeoutMs', value, text)),
+  ...noCounts.map(([value, text]) => [['redis://host', { minReplicas: value }], 'minReplicas', shown(text)]),
+  ...['memory:', 'sqlite:/tmp/never.sqlite', 'mongodb://host', 'redis+cluster://host', ['redis://a', 'redis://b', 'redis://c']].map((url) => [
+    [url, { minReplicas: 1 }], 'minReplicas', /for a store other than one of redis:\/\/.*got 1$/,
+  ]),
   ...[[null, 'null'], [5, '5'], [[], 'an array']].map(([value, text]) => option('defaults', value, text)),
   ...['ttl', 'signal', 'metadata', 'ttlSeconds'].map((name) => [
     ['memory:', { defaults: { [name]: 5 } }], 'defaults', shown(`"${name}"`),
@@ -77,6 +95,7 @@ const options = [
   [['mongodb://host', { collection: 'a$b' }], 'collection', shown('"a$b"')],
   [['mongodb://host', { collection: 'system.locks' }], 'collection', shown('"system.locks"')],
   [['redis://host', { tls: { insecure: true } }], 'target', /rediss:\/\//],
+  [['redis+sentinel://host/m', { tls: { insecure: true } }], 'target', /rediss\+/],
   [['rediss://host', { tls: { caFile: '/does/not/exist.pem' } }], 'tls.caFile', /\/does\/not\/exist\.pem/],
   [['mongodb://host', { tls: { keyFile: '/does/not/exist.pem' } }], 'tls.keyFile', /\/does\/not\/exist\.pem/],
 ]
@@ -87,6 +106,8 @@ export const connections = [
   ...schemes,
   ...noTargets,
   ...redis,
+  ...sentinel,
+  ...cluster,
   ...mongodb,
   ...sqlite,
   [[Symbol('t')], 'target', symbol],

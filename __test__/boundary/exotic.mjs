@@ -30,7 +30,7 @@ export function exotic(test) {
       assert.equal(await rejection(a.restore(broken)), thrown, name)
     }
     assert.equal(await rejection(a.list(throwing('prefix'))), thrown)
-    const connect = ['keyPrefix', 'collection', 'table', 'storeTimeoutMs', 'defaults', 'tls', 'onEvent']
+    const connect = ['keyPrefix', 'collection', 'table', 'storeTimeoutMs', 'minReplicas', 'defaults', 'tls', 'onEvent']
     for (const name of connect) {
       assert.equal(await rejection(LockService.connect(place.target, throwing(name))), thrown, name)
     }

@@ -29,7 +29,7 @@ export async function connections() {
   const defaults: Defaults = { ttlMs: 1, waitMs: Infinity, renew: false, maxHoldMs: 1, stallLimitMs: 1, minHoldMs: 0 }
   const onEvent = (event: LockEvent) => void event
   const where: ConnectOptions = { keyPrefix: '', collection: 'c', table: 't', tls }
-  const options: ConnectOptions = { ...where, storeTimeoutMs: 1, defaults, onEvent }
+  const options: ConnectOptions = { ...where, storeTimeoutMs: 1, minReplicas: 1, defaults, onEvent }
   const urls = ['redis://a', 'redis://b'] as const
   const target: Target = { href: 'redis://a' }
   const calls = [

@@ -17,6 +17,8 @@ pub struct Settings {
     pub table: String,
     /// The longest that connecting may take. Default 5 s.
     pub store_timeout: Duration,
+    /// Redis: how many replicas have to acknowledge a grant before it counts. Default 0.
+    pub min_replicas: u32,
     /// Certificates for `rediss://` and for MongoDB with TLS.
     pub tls: TlsFiles,
 }
@@ -28,6 +30,7 @@ impl Default for Settings {
             collection: "locks".into(),
             table: "locks".into(),
             store_timeout: Duration::from_secs(5),
+            min_replicas: 0,
             tls: TlsFiles::default(),
         }
     }
@@ -56,7 +59,7 @@ pub enum EngineConfig {
     /// A SQLite file.
     #[cfg(feature = "sqlite")]
     Sqlite(super::sql::SqliteConfig),
-    /// One Redis node.
+    /// One Redis node, a master under Sentinel, or a cluster.
     #[cfg(feature = "redis")]
     Redis(Box<super::redis::RedisConfig>),
     /// A quorum of independent Redis nodes.
@@ -77,6 +80,20 @@ impl EngineConfig {
     /// `LOCK_INVALID_ARGUMENT` naming `target` (or the setting) for whatever cannot be understood. A password in the
     /// URL is never part of a message.
     pub fn parse(urls: &[String], settings: &Settings) -> Result<Self, LockError> {
+        if settings.min_replicas > 0 {
+            let scheme = match urls {
+                [one] => one.split(':').next(),
+                _ => None,
+            };
+            if !scheme.is_some_and(|scheme| REPLICATED.contains(&scheme)) {
+                return Err(LockError::invalid(
+                    "minReplicas",
+                    "must be 0 or absent for a store other than one of redis://, rediss://, redis+sentinel:// and \
+                     rediss+sentinel://",
+                    settings.min_replicas,
+                ));
+            }
+        }
         let url = match urls {
             #[cfg(feature = "sqlite")]
             [] => {
@@ -115,9 +132,9 @@ impl EngineConfig {
             #[cfg(feature = "sqlite")]
             "sqlite" => Ok(EngineConfig::Sqlite(super::sql::SqliteConfig::parse(url, settings)?)),
             #[cfg(feature = "redis")]
-            "redis" | "rediss" => Ok(EngineConfig::Redis(Box::new(super::redis::RedisConfig::parse(
-                url, settings,
-            )?))),
+            "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster" | "rediss+cluster" => Ok(
+                EngineConfig::Redis(Box::new(super::redis::RedisConfig::parse(url, settings)?)),
+            ),
             #[cfg(feature = "mongodb")]
             "mongodb" | "mongodb+srv" => Ok(EngineConfig::Mongodb(Box::new(super::mongodb::MongodbConfig::parse(
                 url, settings,
@@ -135,7 +152,10 @@ impl EngineConfig {
     }
 }
 
-const RULE: &str = "must be a URL that starts with memory:, sqlite:, redis://, rediss://, mongodb:// or mongodb+srv://";
+const RULE: &str = "must be a URL that starts with memory:, sqlite:, redis://, rediss://, redis+sentinel://, \
+                    rediss+sentinel://, redis+cluster://, rediss+cluster://, mongodb:// or mongodb+srv://";
+/// The targets that `min_replicas` has a meaning for.
+const REPLICATED: [&str; 4] = ["redis", "rediss", "redis+sentinel", "rediss+sentinel"];
 
 /// Connects, and talks to the store once before it returns.
 ///

@@ -30,6 +30,7 @@ const OPTIONS: &[&str] = &[
     "collection",
     "table",
     "storeTimeoutMs",
+    "minReplicas",
     "defaults",
     "tls",
     "onEvent",
@@ -40,12 +41,15 @@ const OPTIONS_WITH_URL: &[&str] = &[
     "collection",
     "table",
     "storeTimeoutMs",
+    "minReplicas",
     "defaults",
     "tls",
     "onEvent",
 ];
 /// The longest list of URLs.
 const MAX_URLS: u32 = 100;
+/// The most replicas that `minReplicas` may ask for.
+const MAX_REPLICAS: u32 = 100;
 const TLS: &[&str] = &["caFile", "certFile", "keyFile", "insecure"];
 
 impl Request {
@@ -81,6 +85,9 @@ impl Request {
         }
         if let Some(limit) = options.positive_span("storeTimeoutMs")? {
             settings.store_timeout = limit;
+        }
+        if let Some(count) = options.count("minReplicas", MAX_REPLICAS)? {
+            settings.min_replicas = count;
         }
         if let Some(tls) = options.get("tls")? {
             let tls = Options::new(env, "tls", tls, TLS)?;

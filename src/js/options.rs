@@ -239,6 +239,17 @@ impl<'a> Options<'a> {
         Ok(Some(read_bool(self.env, value)?))
     }
 
+    /// A whole number from 0 on.
+    pub(super) fn count(&self, name: &str, most: u32) -> Answer<Option<u32>> {
+        let Some(value) = self.get(name)? else { return Ok(None) };
+        let rule = format!("must be a whole number from 0 to {most}");
+        let number = finite(self.env, name, &rule, value)?;
+        if number.fract() != 0.0 || !(0.0..=f64::from(most)).contains(&number) {
+            return invalid(self.env, name, &rule, value);
+        }
+        Ok(Some(number as u32))
+    }
+
     pub(super) fn positive_span(&self, name: &str) -> Answer<Option<Duration>> {
         self.get(name)?
             .map(|value| positive_span(self.env, name, value))

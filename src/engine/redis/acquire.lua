@@ -10,19 +10,20 @@
 --         3  how long a fence companion lasts, in ms: longer than the lease, by a day
 --         4  the process id
 --         5  the host
---         6  PUBLISH, or SPUBLISH in a cluster
+--         6  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         7  the waiter's member of the queue, or nothing for who does not wait
 --         8  the waiter's number, or 0 when it has none yet
 --         9  how long the waiter's process counts as alive from now on, in ms
---         10 the metadata, only when there is some
+--         10 a fence that this grant's must not be smaller than: that of the claim's names in other slots, or 0
+--         11 the metadata, only when there is some
 -- Answer  granted: the fence, an integer
 --         busy:    { the index of the first busy key, its PTTL, the waiter's number }
 --
 -- Every lock is read (and can fail, as with a key of another type) before anything is granted.
 
-local owner, ttl, kept, publish, metadata = ARGV[1], ARGV[2], ARGV[3], ARGV[6], ARGV[10]
+local owner, ttl, kept, to, metadata = ARGV[1], ARGV[2], ARGV[3], ARGV[6], ARGV[11]
 local n = #KEYS / (metadata and 4 or 3)
-local reserved = owner .. '-next'
+local reserved, least = owner .. '-next', tonumber(ARGV[10])
 
 -- `queued`: the names with a queue that are not busy, and whether they are reserved for this owner.
 local ours, busy, queued = 0, nil, nil
@@ -46,7 +47,7 @@ if busy or queued then
   end
   number = tonumber(ARGV[8])
   for i = 1, busy and 0 or n do
-    if queued[i] == false and pass(KEYS[i], KEYS[n + n + i], publish, me, number > 0 and number) then
+    if queued[i] == false and pass(KEYS[i], KEYS[n + n + i], to, me, number > 0 and number) then
       busy = i
       break
     end
@@ -61,7 +62,7 @@ if busy then
       if me then
         redis.call('ZREM', queue, me)
       end
-      if (holder == owner or holder == reserved) and not pass(KEYS[i], queue, publish) then
+      if (holder == owner or holder == reserved) and not pass(KEYS[i], queue, to) then
         redis.call('DEL', KEYS[i])
       end
     end
@@ -86,6 +87,9 @@ if ours == n then
   local known, token = string.match(last or '', '^(%d+) (%x+) ')
   if token == owner then
     fence, record = tonumber(known), last
+    if fence < least then
+      fence, record = least, string.format('%.0f', least) .. string.sub(last, #known + 1)
+    end
     -- It may come late, after the lease was extended: what lasts longer keeps its time.
     for i = 1, n do
       local more = redis.call('PTTL', KEYS[i]) - ttl
@@ -98,6 +102,7 @@ end
 if not record then
   fence = microseconds()
   local since = math.floor(fence / 1000)
+  fence = math.max(fence, least)
   for i = n + 1, n + n do
     local last = redis.call('GET', KEYS[i])
     local known = last and tonumber(string.match(last, '^%d+'))

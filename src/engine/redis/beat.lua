@@ -3,7 +3,7 @@
 --
 -- KEYS    1 .. n         the lock keys
 --         n+1 .. 2n      their queues
--- ARGV    1  PUBLISH, or SPUBLISH in a cluster
+-- ARGV    1  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         2  the process
 --         3  how long it counts as alive from now on, in ms
 -- Answer  for each name its PTTL, or -2 when the process has to see to its waiters itself: its places are gone (the

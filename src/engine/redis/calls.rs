@@ -12,8 +12,23 @@ use crate::clock::Moment;
 impl Link {
     /// Runs a script, with its text where the server does not know it (a first call, a restart, `SCRIPT FLUSH`).
     pub(super) async fn run(self: &Arc<Self>, script: &Script, call: &Cmd) -> Result<Value, Failure> {
-        match self.call(call).await {
-            Err(failure) if failure.is_unknown_script() => self.call(&script.with_source(call)).await,
+        let connection = self.connection().await?;
+        self.run_on(&connection, script, call, false).await
+    }
+
+    /// The same on a certain connection, and with `asking` right behind the `ASKING` that a node wants to hear first when a
+    /// slot is on its way to it.
+    pub(super) async fn run_on(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        script: &Script,
+        call: &Cmd,
+        asking: bool,
+    ) -> Result<Value, Failure> {
+        match self.call_on(connection, call, asking).await {
+            Err(failure) if failure.is_unknown_script() => {
+                self.call_on(connection, &script.with_source(call), asking).await
+            }
             answer => answer,
         }
     }
@@ -21,14 +36,30 @@ impl Link {
     /// Sends one command on the current connection, and waits for its reply for as long as the caller does.
     pub(super) async fn call(self: &Arc<Self>, cmd: &Cmd) -> Result<Value, Failure> {
         let connection = self.connection().await?;
+        self.call_on(&connection, cmd, false).await
+    }
+
+    /// Sends one command on a certain connection, with `asking` as for [`Link::run_on`].
+    pub(super) async fn call_on(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        cmd: &Cmd,
+        asking: bool,
+    ) -> Result<Value, Failure> {
         let mut multiplexed = connection.multiplexed.clone();
         let reply = async {
-            multiplexed
-                .send_packed_command(cmd)
-                .await
-                .and_then(Value::extract_error)
+            let reply = if asking {
+                // In one piece: it counts for the next command of the connection, whoever sends that.
+                let mut pair = redis::pipe();
+                pair.cmd("ASKING").add_command(cmd.clone());
+                let replies = multiplexed.send_packed_commands(&pair, 1, 1).await?;
+                replies.into_iter().next().unwrap_or(Value::Nil)
+            } else {
+                multiplexed.send_packed_command(cmd).await?
+            };
+            reply.extract_error()
         };
-        self.exchange(&connection, reply).await
+        self.exchange(connection, reply).await
     }
 
     /// Waits for a reply on a connection, and learns about the connection's health from it.

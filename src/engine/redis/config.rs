@@ -1,15 +1,16 @@
-//! From a `redis://` URL and the settings to everything that a connection needs.
+//! From a URL and the settings to everything that a connection needs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
-use redis::{
-    Client, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, ProtocolVersion, RedisError, RedisResult,
-};
+use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, RedisError, RedisResult};
 use rustls::pki_types::ServerName;
-use url::Url;
 
+use super::failure::Failure;
 use super::keys::Layout;
+use super::sentinel::Sentinels;
+use super::source::Source;
 use super::tls::certificates;
 use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
@@ -24,111 +25,165 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const PEER_SILENCE: Duration = Duration::from_secs(30);
 
-const RULE: &str =
-    "must be redis://[user[:password]@]host[:port][/database] or rediss://…, special characters percent-encoded";
-
-/// A Redis server that was understood from a URL.
+/// A Redis deployment that was understood from a URL.
 ///
 /// # Behavior
 /// `Debug` shows neither the password nor key material.
 #[derive(Debug, Clone)]
 pub struct RedisConfig {
+    /// Where the server is, unless somebody else tells, and how to log in.
     pub(super) server: ConnectionInfo,
-    tls: Option<TlsFiles>,
+    source: Source,
+    pub(super) tls: Option<TlsFiles>,
     pub(super) layout: Layout,
     /// The longest that a connection may take to open, and that a call on it may go without any reply.
     pub(super) limit: Duration,
+    /// How many replicas have to acknowledge a grant before it counts.
+    pub(super) min_replicas: u32,
 }
 
 impl RedisConfig {
-    /// Understands `redis://[user[:password]@]host[:port][/database]`, and `rediss://` for TLS.
+    /// Understands `redis://[user[:password]@]host[:port][/database]`, `redis+sentinel://…` (a list of sentinels in the
+    /// place of the host, and the master's name before the database), and both with `rediss` for TLS.
     ///
     /// # Behavior
-    /// Port 6379 and database 0 where the URL names none. A user without a password logs in with an empty one, as ACL
-    /// users with `nopass` do. TLS files are read here once to find mistakes early, and again whenever a connection is
-    /// opened, so that renewed certificates are taken up.
+    /// Port 6379 (26379 for sentinels) and database 0 where the URL names none. A user without a password logs in with
+    /// an empty one, as ACL users with `nopass` do. Sentinels have a login of their own: the URL's options
+    /// `sentinelUsername` and `sentinelPassword`. They speak TLS like the servers, unless `sentinelTls=false`. TLS files
+    /// are read here once to find mistakes early, and again whenever a connection is opened, so that renewed
+    /// certificates are taken up.
     ///
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` naming `target` or the TLS setting. Nothing of the URL is shown: a password with a
     /// special character that was not encoded may turn up anywhere in it.
     pub fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
-        let refuse = |got: &str| LockError::invalid("target", RULE, got);
-        let parsed = Url::parse(url).map_err(|error| refuse(&format!("a URL that does not parse ({error})")))?;
-        if parsed.host_str().is_none_or(str::is_empty) {
-            return Err(refuse("a URL without a host"));
-        }
-        if parsed.query().is_some() || parsed.fragment().is_some() {
-            return Err(refuse("a URL with something after a \"?\" or \"#\""));
-        }
-        let database = parsed.path().strip_prefix('/').unwrap_or_default();
-        if !database.bytes().all(|b| b.is_ascii_digit()) || database.len() > 9 {
-            return Err(refuse("a URL whose path is not the number of a database"));
-        }
-        let secure = match parsed.scheme() {
-            "redis" => false,
-            "rediss" => true,
-            _ => return Err(refuse("another scheme")),
-        };
+        let (server, source) = Source::read(url, settings)?;
+        let secure = url.starts_with("rediss");
         if !secure && settings.tls != TlsFiles::default() {
             return Err(LockError::invalid(
                 "target",
-                "must begin with rediss:// when TLS is set up",
-                "redis://",
+                "must begin with rediss:// or rediss+ when TLS is set up",
+                "a URL without TLS",
             ));
         }
-        let server = parsed
-            .into_connection_info()
-            .map_err(|error| refuse(&error.to_string()))?;
         let config = RedisConfig {
-            server: prepare(server, settings)?,
+            server: prepare(server, ProtocolVersion::RESP3, settings)?,
+            source,
             tls: secure.then(|| settings.tls.clone()),
             layout: Layout::new(settings.key_prefix.as_deref().unwrap_or(DEFAULT_PREFIX)),
             limit: settings.store_timeout,
+            min_replicas: settings.min_replicas,
         };
         if let Some(files) = &config.tls {
             certificates(files).map_err(|wrong| LockError::invalid(wrong.setting, "must be a PEM file", wrong.how))?;
         }
-        config
-            .client()
+        client(config.server.clone(), config.tls.as_ref())
             .map_err(|error| LockError::invalid("tls", "must be made of PEM files", error))?;
         Ok(config)
     }
 
-    /// The driver's client, with TLS files as they are now.
-    pub(super) fn client(&self) -> RedisResult<Client> {
-        let Some(files) = &self.tls else {
-            return Client::open(self.server.clone());
+    /// Where the server is now.
+    pub(super) async fn locate(&self) -> Result<ConnectionInfo, Failure> {
+        let Source::Sentinels(sentinels) = &self.source else {
+            return Ok(self.server.clone());
         };
-        // rustls has no crypto of its own, and refuses to choose. A second call finds the first one's choice: that is fine.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let certificates = certificates(files).map_err(|wrong| {
-            RedisError::from((
-                ErrorKind::Io,
-                "a TLS file cannot be used",
-                format!("{}: {}", wrong.setting, wrong.how),
-            ))
-        })?;
-        Client::build_with_tls(self.server.clone(), certificates)
+        let (host, port) = sentinels.ask(self.limit / 4).await.map_err(Failure::NoMaster)?;
+        Ok(self.server.clone().set_addr(self.at(host, port)))
+    }
+
+    /// The address of another server of the same kind.
+    pub(super) fn at(&self, host: String, port: u16) -> ConnectionAddr {
+        match self.tls {
+            None => ConnectionAddr::Tcp(host, port),
+            Some(TlsFiles { insecure, .. }) => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure,
+                tls_params: None,
+            },
+        }
+    }
+
+    /// The same for a node of the cluster.
+    pub(super) fn node(&self, (host, port): &(String, u16)) -> Self {
+        RedisConfig {
+            server: self.server.clone().set_addr(self.at(host.clone(), *port)),
+            ..self.clone()
+        }
+    }
+
+    /// The nodes of the cluster that the URL names. Empty where it names none.
+    pub(super) fn seeds(&self) -> &[ConnectionAddr] {
+        match &self.source {
+            Source::Cluster(seeds) => seeds,
+            _ => &[],
+        }
+    }
+
+    pub(super) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
+        match &self.source {
+            Source::Sentinels(sentinels) => Some(sentinels),
+            Source::Url | Source::Cluster(_) => None,
+        }
+    }
+
+    /// The longest that a connection may take to open. Less than the whole limit where the server may have been
+    /// replaced by another meanwhile: a hung one must not use up the time in which that could be found.
+    pub(super) fn opening_limit(&self) -> Duration {
+        match self.source {
+            Source::Url => self.limit,
+            Source::Sentinels(_) | Source::Cluster(_) => self.limit / 2,
+        }
     }
 
     /// Host and port, for messages.
     pub(super) fn address(&self) -> String {
-        match self.server.addr() {
-            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } if host.contains(':') => {
-                format!("[{host}]:{port}")
-            }
-            address => address.to_string(),
+        match &self.source {
+            Source::Url | Source::Cluster(_) => show_address(self.server.addr()),
+            Source::Sentinels(sentinels) => sentinels.to_string(),
         }
     }
 }
 
+/// The driver's client, with TLS files as they are now.
+pub(super) fn client(server: ConnectionInfo, tls: Option<&TlsFiles>) -> RedisResult<Client> {
+    let Some(files) = tls else {
+        return Client::open(server);
+    };
+    // rustls has no crypto of its own, and refuses to choose. A second call finds the first one's choice: that is fine.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let certificates = certificates(files).map_err(|wrong| {
+        RedisError::from((
+            ErrorKind::Io,
+            "a TLS file cannot be used",
+            format!("{}: {}", wrong.setting, wrong.how),
+        ))
+    })?;
+    Client::build_with_tls(server, certificates)
+}
+
+/// Host and port, for messages.
+pub(super) fn show_address(address: &ConnectionAddr) -> String {
+    match address {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } if host.contains(':') => {
+            format!("[{host}]:{port}")
+        }
+        address => address.to_string(),
+    }
+}
+
 /// What the driver's own defaults lack.
-fn prepare(server: ConnectionInfo, settings: &Settings) -> Result<ConnectionInfo, LockError> {
-    // RESP3, or there would be no pushes on the connection of the commands. No CLIENT SETINFO: one permission less to grant.
+///
+/// RESP3 where there are pushes on the connection of the commands. No CLIENT SETINFO: one permission less to grant.
+pub(super) fn prepare(
+    server: ConnectionInfo,
+    protocol: ProtocolVersion,
+    settings: &Settings,
+) -> Result<ConnectionInfo, LockError> {
     let mut login = server
         .redis_settings()
         .clone()
-        .set_protocol(ProtocolVersion::RESP3)
+        .set_protocol(protocol)
         .set_skip_set_lib_name();
     if login.username().is_some() && login.password().is_none() {
         login = login.set_password("");
@@ -154,79 +209,4 @@ fn prepare(server: ConnectionInfo, settings: &Settings) -> Result<ConnectionInfo
         *insecure = settings.tls.insecure;
     }
     Ok(server.set_addr(address).set_redis_settings(login).set_tcp_settings(tcp))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::Code;
-
-    fn parse(url: &str) -> Result<RedisConfig, LockError> {
-        RedisConfig::parse(url, &Settings::default())
-    }
-
-    #[test]
-    fn urls_are_understood() {
-        let config = parse("redis://localhost").unwrap();
-        assert_eq!(config.address(), "localhost:6379");
-        assert_eq!(config.server.redis_settings().db(), 0);
-        assert_eq!(config.server.redis_settings().password(), None);
-        assert_eq!(config.limit, Duration::from_secs(5));
-
-        let config = parse("redis://us%40er:p%40ss%2Fw%23%25rd@[::1]:7000/12").unwrap();
-        assert_eq!(config.address(), "[::1]:7000");
-        let login = config.server.redis_settings();
-        assert_eq!(
-            (login.username(), login.password(), login.db()),
-            (Some("us@er"), Some("p@ss/w#%rd"), 12)
-        );
-
-        let login = parse("redis://:secret@h/").unwrap().server.redis_settings().clone();
-        assert_eq!((login.username(), login.password()), (None, Some("secret")));
-        let login = parse("redis://user@h").unwrap().server.redis_settings().clone();
-        assert_eq!(
-            (login.username(), login.password()),
-            (Some("user"), Some("")),
-            "a user with nopass"
-        );
-        assert!(matches!(
-            parse("rediss://h").unwrap().server.addr(),
-            ConnectionAddr::TcpTls { insecure: false, .. }
-        ));
-    }
-
-    #[test]
-    fn what_is_not_understood_is_refused_without_showing_it() {
-        for url in [
-            "redis://",
-            "redis:secret",
-            "redis:///secret",
-            "redis://:secret@",
-            "redis://h:secret",
-            "redis://user:sec#secret@h",
-            "redis://user:sec/secret@h",
-            "redis://user:sec?secret@h",
-            "redis://secret/secret@h",
-            "redis://h/secret",
-            "redis://h/1/secret",
-            "redis://h/-1",
-            "redis://h/99999999999",
-            "redis://h?secret=1",
-            "redis://h#secret",
-            "redis://:secret%ff@h",
-            "rediss://not a host:secret@h h",
-            "http://secret@h",
-        ] {
-            let error = parse(url).unwrap_err();
-            assert_eq!(error.code, Code::InvalidArgument, "{url}");
-            assert!(error.message.starts_with("target "), "{url}: {}", error.message);
-            assert!(!error.message.contains("secret"), "{url}: {}", error.message);
-        }
-    }
-
-    #[test]
-    fn debug_shows_no_password() {
-        let shown = format!("{:?}", parse("redis://user:secret@h").unwrap());
-        assert!(!shown.contains("secret"), "{shown}");
-    }
 }

@@ -13,13 +13,14 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, PushInfo, PushKind, RedisError, Value};
+use redis::{AsyncConnectionConfig, PushInfo, PushKind, Value};
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
-use super::config::RedisConfig;
+use super::config::{RedisConfig, client, show_address};
 use super::failure::Failure;
 use super::health::Health;
+use super::sentinel;
 use super::subscription::Topics;
 
 /// How many calls may be on their way to the driver's task before the next one has to wait. Its default is 50.
@@ -34,6 +35,8 @@ pub(super) struct Connection {
     /// Counts the connections of the engine, from 1.
     pub(super) generation: u64,
     pub(super) health: Arc<Health>,
+    /// Where it leads.
+    address: Arc<str>,
 }
 
 type Opening = Shared<BoxFuture<'static, Result<Arc<Connection>, Failure>>>;
@@ -62,11 +65,24 @@ pub(super) struct Link {
     pub(super) runtime: Handle,
     state: Mutex<State>,
     pub(super) topics: Topics,
+    /// Whether the channels are those of a cluster's slots. Such a link is for channels only.
+    pub(super) sharded: bool,
+    /// Told when a node has ended a subscription.
+    pub(super) endings: watch::Sender<()>,
 }
 
 impl Link {
     /// A link that opens its connection with the first call. Must be made within a runtime.
     pub(super) fn new(config: RedisConfig) -> Arc<Self> {
+        Self::make(config, false)
+    }
+
+    /// A link to a cluster's node, for the channels of its slots and nothing else.
+    pub(super) fn for_channels(config: RedisConfig) -> Arc<Self> {
+        Self::make(config, true)
+    }
+
+    fn make(config: RedisConfig, sharded: bool) -> Arc<Self> {
         Arc::new(Link {
             address: config.address().into(),
             config,
@@ -77,6 +93,8 @@ impl Link {
                 restoring: false,
             }),
             topics: Topics::default(),
+            sharded,
+            endings: watch::Sender::new(()),
         })
     }
 
@@ -125,9 +143,11 @@ impl Link {
         let (link, generation) = (self.clone(), state.generation);
         let (done, result) = oneshot::channel();
         self.runtime.spawn(async move {
-            let opened = tokio::time::timeout(link.limit(), link.open(generation)).await;
-            let opened =
-                opened.unwrap_or_else(|_| Err(link.cannot_connect(io::Error::from(io::ErrorKind::TimedOut).into())));
+            let opened = tokio::time::timeout(link.config.opening_limit(), link.open(generation)).await;
+            let opened = opened.unwrap_or_else(|_| {
+                let error = io::Error::from(io::ErrorKind::TimedOut).into();
+                Err(Failure::connect(&link.address, error))
+            });
             // Nobody waits any more: that is fine.
             let _ = done.send(link.publish(generation, opened));
         });
@@ -138,13 +158,6 @@ impl Link {
         opening
     }
 
-    fn cannot_connect(&self, error: RedisError) -> Failure {
-        Failure::Connect {
-            address: self.address.clone(),
-            error,
-        }
-    }
-
     async fn open(self: &Arc<Self>, generation: u64) -> Result<Arc<Connection>, Failure> {
         let health = Arc::new(Health::new());
         let options = AsyncConnectionConfig::new()
@@ -153,21 +166,24 @@ impl Link {
             .set_connection_timeout(None)
             .set_pipeline_buffer_size(QUEUE)
             .set_push_sender(listener(self, &health, generation));
+        let server = self.config.locate().await?;
+        let address: Arc<str> = show_address(server.addr()).into();
         let opening = async {
-            self.config
-                .client()?
-                .get_multiplexed_async_connection_with_config(&options)
-                .await
+            let client = client(server, self.config.tls.as_ref())?;
+            client.get_multiplexed_async_connection_with_config(&options).await
         };
-        let multiplexed = opening.await.map_err(|error| self.cannot_connect(error))?;
+        let cannot_connect = |error| Failure::connect(&address, error);
+        let mut multiplexed = opening.await.map_err(cannot_connect)?;
+        if self.config.sentinels().is_some() {
+            sentinel::confirm(&mut multiplexed, &address).await?;
+        }
         let connection = Arc::new(Connection {
             multiplexed,
             generation,
             health,
+            address: address.clone(),
         });
-        self.resubscribe(&connection)
-            .await
-            .map_err(|error| self.cannot_connect(error))?;
+        self.resubscribe(&connection).await.map_err(cannot_connect)?;
         Ok(connection)
     }
 
@@ -211,6 +227,16 @@ impl Link {
         drop(state);
         tracing::debug!(address = &*self.address, generation, "connection given up");
         drop(lost);
+    }
+
+    /// Gives up a connection that leads anywhere else than to this server.
+    pub(super) fn leave_unless_at(self: &Arc<Self>, (host, port): &(String, u16)) {
+        let address = self.config.at(host.clone(), *port);
+        let stray = match &self.state().slot {
+            Slot::Open(connection) if *connection.address != *show_address(&address) => connection.generation,
+            _ => return,
+        };
+        self.lose(stray);
     }
 
     /// Sees to it that a lost connection comes back without a call, if there are subscribers who count on it.
@@ -270,9 +296,15 @@ fn listener(
                     link.lose(generation);
                 }
             }
-            (PushKind::Message, [Value::BulkString(channel), Value::BulkString(message)]) => {
+            (PushKind::Message | PushKind::SMessage, [Value::BulkString(channel), Value::BulkString(message)]) => {
                 if let Some(link) = link.upgrade() {
                     link.topics.hint(channel, message);
+                }
+            }
+            (PushKind::SUnsubscribe, [Value::BulkString(channel), ..]) => {
+                if let Some(link) = link.upgrade() {
+                    link.topics.end(channel);
+                    link.endings.send_replace(());
                 }
             }
             _ => {}

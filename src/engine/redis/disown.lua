@@ -4,7 +4,7 @@
 --
 -- KEYS    1  the lock key
 --         2  its queue
--- ARGV    1  PUBLISH, or SPUBLISH in a cluster
+-- ARGV    1  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         2  the waiter's member of the queue
 -- Answer  1 when the name was kept for it, else 0
 

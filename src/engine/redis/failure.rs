@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError, ServerError};
 
+use super::sentinel::NoMaster;
 use crate::error::EngineError;
 
 /// The engine's name in errors.
@@ -23,11 +24,41 @@ pub(super) enum Failure {
     Unexpected(&'static str),
     /// The server is older than what the engine needs.
     TooOld(String),
+    /// The leases of a claim's first names ended before its last names were granted.
+    TooSlow,
+    /// The sentinels know of no master, or the one they know is none.
+    NoMaster(NoMaster),
+    /// Too few replicas acknowledged a write in time.
+    Replicas { acknowledged: i64, wanted: u32 },
+    /// No node of the cluster serves the slot.
+    Unserved,
     /// The engine was closed.
     Closed,
 }
 
 impl Failure {
+    /// No connection to a server.
+    pub(super) fn connect(address: &Arc<str>, error: RedisError) -> Self {
+        Failure::Connect {
+            address: address.clone(),
+            error,
+        }
+    }
+
+    /// No reply in time.
+    pub(super) fn timed_out() -> Self {
+        Failure::Call(io::Error::from(io::ErrorKind::TimedOut).into())
+    }
+
+    /// What a node of a cluster says of a slot that it does not serve: the error's code, and the address (if it names one)
+    /// with the slot.
+    pub(super) fn redirection(&self) -> Option<(&str, Option<(&str, u16)>)> {
+        match self {
+            Failure::Call(error) => Some((code(error), error.redirect_node())),
+            _ => None,
+        }
+    }
+
     /// The failure as the layers above see it.
     pub(super) fn during(self, op: &'static str) -> EngineError {
         EngineError::new(ENGINE, op, self.retryable(), self)
@@ -37,6 +68,8 @@ impl Failure {
     pub(super) fn retryable(&self) -> bool {
         match self {
             Failure::Connect { error, .. } | Failure::Call(error) => passes(error),
+            Failure::NoMaster(reason) => reason.passes(),
+            Failure::Replicas { .. } | Failure::Unserved | Failure::TooSlow => true,
             Failure::Unexpected(_) | Failure::TooOld(_) | Failure::Closed => false,
         }
     }
@@ -68,14 +101,26 @@ impl fmt::Display for Failure {
             Failure::Call(error) => {
                 f.write_str(match code(error) {
                     "WRONGTYPE" => "a key of the lock holds something that is no lock: ",
-                    "MOVED" | "ASK" | "CROSSSLOT" => "the server is one of a cluster: ",
+                    "MOVED" | "ASK" | "CROSSSLOT" => "the server is one of a cluster (redis+cluster://): ",
                     "NOPERM" => "the server's ACL forbids it: ",
                     _ => "",
                 })?;
                 said(error, f)
             }
             Failure::Unexpected(what) => write!(f, "the server's answer makes no sense: {what}"),
-            Failure::TooOld(version) => write!(f, "Redis 6.2 or newer is needed, this is {version}"),
+            Failure::TooOld(version) => {
+                write!(
+                    f,
+                    "Redis 6.2 or newer is needed, and 7.0 for a cluster; this is {version}"
+                )
+            }
+            Failure::TooSlow => f.write_str("the ttl is too short for so many names in this cluster"),
+            Failure::NoMaster(reason) => reason.fmt(f),
+            Failure::Replicas { acknowledged, wanted } => write!(
+                f,
+                "{acknowledged} of the {wanted} replicas that minReplicas asks for have acknowledged it in time"
+            ),
+            Failure::Unserved => f.write_str("no node of the cluster serves the slot of the name"),
             Failure::Closed => f.write_str("the connection was closed by this side"),
         }
     }
@@ -91,7 +136,7 @@ impl StdError for Failure {
 }
 
 /// A server's error as the server wrote it; the driver shows the names of its own variants instead.
-fn said(error: &RedisError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+pub(super) fn said(error: &RedisError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match error.source().and_then(|source| source.downcast_ref::<ServerError>()) {
         Some(server) => write!(f, "{} {}", server.code(), server.details().unwrap_or_default()),
         None => fmt::Display::fmt(error, f),
@@ -127,7 +172,8 @@ fn code(error: &RedisError) -> &str {
     }
 }
 
-fn passes(error: &RedisError) -> bool {
+/// Whether the same may succeed later without a human's help.
+pub(super) fn passes(error: &RedisError) -> bool {
     match error.kind() {
         ErrorKind::Io => match io_error(error) {
             // A bad certificate, or no TLS on the other side.

@@ -3,7 +3,7 @@
 -- KEYS    1  the lock key
 --         2  its metadata companion
 --         3  its queue
--- ARGV    1  PUBLISH, or SPUBLISH in a cluster
+-- ARGV    1  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 -- Answer  1 when somebody held it, else 0
 
 -- GET rather than a bare DEL: a key of another type is no lock, and is not deleted.

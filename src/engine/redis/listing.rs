@@ -23,7 +23,11 @@ impl RedisEngine {
     /// Reads one name.
     pub(super) async fn look_at(&self, name: &str) -> Result<Option<LockInfo>, Failure> {
         let call = INSPECT.call(&self.layout, &ALL, std::iter::once(name));
-        match self.link.run(&INSPECT, &call).await? {
+        match self
+            .route
+            .run(&INSPECT, &call, self.route.slot(&self.layout, name))
+            .await?
+        {
             Value::Nil => Ok(None),
             row => info(name, &row).map(Some).ok_or(Failure::Unexpected("of inspect.lua")),
         }
@@ -48,12 +52,15 @@ impl RedisEngine {
         Ok(found)
     }
 
-    /// The names of all keys that may be locks with a prefix, sorted, without repeats (SCAN gives some).
+    /// The names of all keys that may be locks with a prefix, sorted, without repeats: SCAN gives some, and a slot that
+    /// moves may be seen on two servers.
     async fn scan(&self, prefix: &str) -> Result<Vec<String>, Failure> {
         let mut names = Vec::new();
-        let mut cursor = Some(b"0".to_vec());
-        while let Some(from) = cursor {
-            cursor = scan_page(&self.link, &self.layout, prefix, &from, &mut names).await?;
+        for server in self.route.servers().await? {
+            let mut cursor = Some(b"0".to_vec());
+            while let Some(from) = cursor {
+                cursor = scan_page(&server, &self.layout, prefix, &from, &mut names).await?;
+            }
         }
         names.sort_unstable();
         names.dedup();

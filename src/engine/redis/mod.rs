@@ -1,4 +1,4 @@
-//! Redis and Valkey: one node, from version 6.2 on.
+//! Redis and Valkey: one node or a master under Sentinel, from version 6.2 on, or a cluster, from 7.0 on.
 //!
 //! # Behavior
 //! Every verb is one script and one round trip, for any number of names, and goes by the server's clock. The lock's key
@@ -17,18 +17,39 @@
 //! ```
 //!
 //! `+scan` is for `list` only, and `+select` for a database other than 0. (`HELLO` and `AUTH` are open to everybody.)
+//! Besides, a user needs
+//!
+//! - under Sentinel: `+role`
+//! - with `minReplicas`: `+wait`
+//! - in a cluster: `+cluster|slots +asking +spublish +ssubscribe +sunsubscribe`, on every node
+//!
+//! and, where the sentinels have users, there
+//!
+//! ```text
+//! user holdfast on >PASSWORD -@all resetchannels &+switch-master +sentinel|get-master-addr-by-name +subscribe
+//! ```
 
+mod acquiring;
+mod agreement;
 mod calls;
+mod cluster;
 mod config;
 mod connection;
+mod failover;
 mod failure;
 mod health;
+mod hosts;
 mod keys;
 mod listing;
 mod quorum;
 mod renewal;
+mod replicas;
+mod route;
 mod scripts;
+mod sentinel;
 mod slots;
+mod source;
+mod spread;
 mod subscription;
 #[cfg(test)]
 mod tests;
@@ -36,7 +57,7 @@ mod tls;
 mod waiting;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -46,24 +67,29 @@ pub use config::RedisConfig;
 pub use quorum::{QuorumConfig, QuorumEngine};
 
 use self::connection::Link;
+use self::failover::Listening;
 use self::failure::{ENGINE, Failure};
 use self::keys::{Layout, Part};
-use self::scripts::{ACQUIRE, FORCE_RELEASE, RELEASE, Script, TRANSFER};
+use self::replicas::Replicated;
+use self::route::Route;
+use self::scripts::{FORCE_RELEASE, RELEASE, Script, TRANSFER};
 use self::waiting::Waiters;
-use super::{Acquired, Answers, Engine, Released, Renewal, Renewed, Result, Subscription, WAITER_LIVENESS};
-use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
+use super::{Acquired, Answers, Engine, Released, Renewal, Renewed, Result, Subscription};
+use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// How long the last fence of a name outlives its last lease: a day, less the hour for which renewals may leave it alone.
 /// After that, the server's clock alone keeps fences growing.
 const FENCE_KEPT_MS: u64 = 24 * 60 * 60 * 1000;
-/// How the scripts tell a waiter.
-const PUBLISH: &str = "PUBLISH";
 
 /// The engine behind `redis://` and `rediss://`.
 pub struct RedisEngine {
-    link: Arc<Link>,
+    route: Route,
+    /// Where replicas have to acknowledge what is granted.
+    replicated: Option<Replicated>,
     layout: Layout,
     waiters: Arc<Waiters>,
+    /// Under sentinels, until the engine is closed.
+    listening: Mutex<Option<Listening>>,
 }
 
 impl fmt::Debug for RedisEngine {
@@ -80,13 +106,42 @@ impl RedisEngine {
     /// # Errors
     /// When the server cannot be reached or refuses the login, or is older than Redis 6.2.
     pub async fn connect(config: RedisConfig) -> Result<Arc<Self>> {
-        let layout = config.layout.clone();
-        let link = Link::new(config);
-        check_version(&link)
-            .await
-            .map_err(|failure| failure.during("connect"))?;
-        let waiters = Waiters::new(link.clone(), layout.clone());
-        Ok(Arc::new(RedisEngine { link, layout, waiters }))
+        let route = Route::new(config.clone());
+        let replicated =
+            (config.min_replicas > 0).then(|| Replicated::new(Link::new(config.clone()), config.min_replicas));
+        greet(&route).await.map_err(|failure| failure.during("connect"))?;
+        let listening = match (&route, config.sentinels()) {
+            (Route::One(link), Some(sentinels)) => {
+                let links: Vec<&Arc<Link>> = [link]
+                    .into_iter()
+                    .chain(replicated.as_ref().map(|replicated| &replicated.link))
+                    .collect();
+                Some(Listening::start(sentinels, &links, config.limit))
+            }
+            _ => None,
+        };
+        let layout = config.layout;
+        let waiters = Waiters::new(route.clone(), layout.clone());
+        Ok(Arc::new(RedisEngine {
+            route,
+            replicated,
+            layout,
+            waiters,
+            listening: Mutex::new(listening),
+        }))
+    }
+
+    /// The slot of a name.
+    fn slot(&self, key: &Key) -> u16 {
+        self.route.slot(&self.layout, key.as_str())
+    }
+
+    /// Runs a script whose positive answer says that somebody holds a name (longer) now.
+    async fn run_safely(&self, script: &Script, call: &redis::Cmd, slot: u16) -> std::result::Result<Value, Failure> {
+        match &self.replicated {
+            Some(replicated) => replicated.run(script, call).await,
+            None => self.route.run(script, call, slot).await,
+        }
     }
 
     /// The call of a script with the keys of every name of a claim, and its first argument.
@@ -94,77 +149,6 @@ impl RedisEngine {
         let mut call = script.call(&self.layout, parts, claim.keys().iter().map(Key::as_str));
         call.arg(claim.owner.as_str());
         call
-    }
-
-    /// One try, with a place in the queue for a waiter who finds the name busy.
-    async fn acquire(&self, claim: &Claim) -> std::result::Result<Acquired, Failure> {
-        if !claim.waiting {
-            return self.attempt(claim, false).await;
-        }
-        if !self.waiters.listens() {
-            // Who has no ear yet takes no place: the name would be handed to somebody who does not hear of it. Free names
-            // cost one round trip all the same.
-            let first = self.attempt(claim, false).await?;
-            if matches!(first, Acquired::Granted { .. }) {
-                return Ok(first);
-            }
-            self.waiters.listen().await?;
-        }
-        self.attempt(claim, true).await
-    }
-
-    async fn attempt(&self, claim: &Claim, queueing: bool) -> std::result::Result<Acquired, Failure> {
-        const PARTS: [Part; 4] = [Part::Lock, Part::Fence, Part::Queue, Part::Metadata];
-        let parts = if claim.metadata.is_some() {
-            &PARTS[..]
-        } else {
-            &PARTS[..3]
-        };
-        let ttl = claim.ttl.as_millis();
-        let (member, number) = if queueing {
-            (self.waiters.member(claim), self.waiters.number(&claim.owner))
-        } else {
-            (String::new(), 0)
-        };
-        let mut call = self.call(&ACQUIRE, parts, claim);
-        call.arg(ttl)
-            .arg(ttl + FENCE_KEPT_MS)
-            .arg(claim.process.pid)
-            .arg(&claim.process.host)
-            .arg(PUBLISH)
-            .arg(member)
-            .arg(number)
-            .arg(WAITER_LIVENESS.as_millis() as u64);
-        if let Some(metadata) = &claim.metadata {
-            call.arg(&**metadata);
-        }
-        match self.link.run(&ACQUIRE, &call).await? {
-            Value::Int(fence) if fence > 0 => {
-                if queueing {
-                    self.waiters.leaves(&claim.owner);
-                }
-                Ok(Acquired::Granted {
-                    fence: Fence(fence as u64),
-                })
-            }
-            Value::Array(held) => match held[..] {
-                [Value::Int(index @ 1..), Value::Int(left), Value::Int(number @ 0..)]
-                    if index as usize <= claim.keys().len() =>
-                {
-                    let key = &claim.keys()[index as usize - 1];
-                    let retry_after = retry_after(left);
-                    if queueing {
-                        self.waiters.waits(&claim.owner, key, number as u64, retry_after);
-                    }
-                    Ok(Acquired::Held {
-                        key: key.clone(),
-                        retry_after,
-                    })
-                }
-                _ => Err(Failure::Unexpected("of acquire.lua")),
-            },
-            _ => Err(Failure::Unexpected("of acquire.lua")),
-        }
     }
 
     async fn hand_over(&self, claim: &Claim, to: &OwnerToken) -> std::result::Result<Renewed, Failure> {
@@ -175,7 +159,7 @@ impl RedisEngine {
             .arg(ttl + FENCE_KEPT_MS)
             .arg(claim.process.pid)
             .arg(&claim.process.host);
-        match self.link.run(&TRANSFER, &call).await? {
+        match self.run_safely(&TRANSFER, &call, self.slot(&claim.keys()[0])).await? {
             Value::Int(1) => Ok(Renewed::Extended),
             Value::Int(0) => Ok(Renewed::Lost),
             _ => Err(Failure::Unexpected("of transfer.lua")),
@@ -183,20 +167,29 @@ impl RedisEngine {
     }
 
     async fn let_go(&self, claim: &Claim, keep: Duration) -> std::result::Result<Released, Failure> {
-        const PARTS: [Part; 4] = [Part::Lock, Part::Metadata, Part::Queue, Part::Fence];
-        let mut member = String::new();
         if claim.waiting {
             self.waiters.leaves(&claim.owner);
-            member = self.waiters.member(claim);
         }
+        self.free_part(claim, keep).await
+    }
+
+    /// Lets go of names of one slot, and of their queues at the server.
+    async fn free_part(&self, claim: &Claim, keep: Duration) -> std::result::Result<Released, Failure> {
+        const PARTS: [Part; 4] = [Part::Lock, Part::Metadata, Part::Queue, Part::Fence];
+        let member = if claim.waiting {
+            self.waiters.member(claim)
+        } else {
+            String::new()
+        };
+        let slot = self.slot(&claim.keys()[0]);
         let parts = if keep.is_zero() { &PARTS[..3] } else { &PARTS[..] };
         let mut call = self.call(&RELEASE, parts, claim);
-        call.arg(PUBLISH).arg(member);
+        call.arg(self.route.mailboxes(slot)).arg(member);
         if !keep.is_zero() {
             let keep = Ttl::clamped(keep).as_millis();
             call.arg(keep).arg(keep + FENCE_KEPT_MS);
         }
-        match self.link.run(&RELEASE, &call).await? {
+        match self.route.run(&RELEASE, &call, slot).await? {
             Value::Int(1) => Ok(Released::Freed),
             Value::Int(0) => Ok(Released::NotHeld),
             _ => Err(Failure::Unexpected("of release.lua")),
@@ -209,22 +202,36 @@ impl RedisEngine {
             &[Part::Lock, Part::Metadata, Part::Queue],
             std::iter::once(key.as_str()),
         );
-        call.arg(PUBLISH);
-        match self.link.run(&FORCE_RELEASE, &call).await? {
+        let slot = self.slot(key);
+        call.arg(self.route.mailboxes(slot));
+        match self.route.run(&FORCE_RELEASE, &call, slot).await? {
             Value::Int(freed) => Ok(freed == 1),
             _ => Err(Failure::Unexpected("of force_release.lua")),
         }
     }
 }
 
-/// When a busy name is worth another try, from its PTTL: negative when it never expires. A key in its last millisecond
-/// has a PTTL of 0, and is still busy.
-fn retry_after(left: i64) -> Option<Duration> {
-    u64::try_from(left).ok().map(|left| Duration::from_millis(left.max(1)))
+/// The oldest Redis that will do.
+const OLDEST: (u32, u32) = (6, 2);
+/// The same for a cluster: before, channels had no slots.
+const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
+
+/// Makes sure that a server answers, and is new enough.
+async fn greet(route: &Route) -> std::result::Result<(), Failure> {
+    let oldest = if route.is_cluster() { OLDEST_IN_CLUSTER } else { OLDEST };
+    let mut last = Failure::Unserved;
+    for server in route.servers().await? {
+        match check_version(&server, oldest).await {
+            // One of a cluster's masters may be down.
+            Err(failure) if failure.retryable() => last = failure,
+            outcome => return outcome,
+        }
+    }
+    Err(last)
 }
 
 /// Asks for the version. The login has said `HELLO` already, but the driver keeps the answer to itself.
-async fn check_version(link: &Arc<Link>) -> std::result::Result<(), Failure> {
+async fn check_version(link: &Arc<Link>, oldest: (u32, u32)) -> std::result::Result<(), Failure> {
     let mut hello = redis::cmd("HELLO");
     hello.arg(3);
     let Value::Map(fields) = link.call(&hello).await? else {
@@ -237,15 +244,15 @@ async fn check_version(link: &Arc<Link>) -> std::result::Result<(), Failure> {
         _ => None,
     });
     match version {
-        Some(version) if is_too_old(version) => Err(Failure::TooOld(version.to_owned())),
+        Some(version) if is_older(version, oldest) => Err(Failure::TooOld(version.to_owned())),
         // What calls itself otherwise is taken at its word that it speaks RESP3.
         _ => Ok(()),
     }
 }
 
-fn is_too_old(version: &str) -> bool {
+fn is_older(version: &str, oldest: (u32, u32)) -> bool {
     let mut numbers = version.split('.').map(str::parse::<u32>);
-    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < (6, 2))
+    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < oldest)
 }
 
 #[async_trait]
@@ -259,11 +266,19 @@ impl Engine for RedisEngine {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        self.acquire(claim).await.map_err(|failure| failure.during("acquire"))
+        let acquired = match self.parts(claim) {
+            None => self.acquire(claim, 0).await,
+            Some(parts) => self.acquire_parts(&parts).await,
+        };
+        if claim.waiting && matches!(acquired, Ok(Acquired::Granted { .. })) {
+            // Only now: until all names are granted, a waiter keeps its number in the order of arrival.
+            self.waiters.leaves(&claim.owner);
+        }
+        acquired.map_err(|failure| failure.during("acquire"))
     }
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.prolong(Renewal { claim, ttl })
+        self.prolong_whole(Renewal { claim, ttl })
             .await
             .map_err(|failure| failure.during("renew"))
     }
@@ -273,15 +288,19 @@ impl Engine for RedisEngine {
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
-        self.hand_over(claim, to)
-            .await
-            .map_err(|failure| failure.during("transfer"))
+        let transferred = match self.parts(claim) {
+            None => self.hand_over(claim, to).await,
+            Some(parts) => self.hand_over_parts(&parts, to).await,
+        };
+        transferred.map_err(|failure| failure.during("transfer"))
     }
 
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        self.let_go(claim, keep)
-            .await
-            .map_err(|failure| failure.during("release"))
+        let released = match self.parts(claim) {
+            None => self.let_go(claim, keep).await,
+            Some(parts) => self.let_go_parts(&parts, keep).await,
+        };
+        released.map_err(|failure| failure.during("release"))
     }
 
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
@@ -303,6 +322,10 @@ impl Engine for RedisEngine {
     }
 
     async fn close(&self) {
-        self.link.close();
+        *self.listening.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.route.close();
+        if let Some(replicated) = &self.replicated {
+            replicated.link.close();
+        }
     }
 }

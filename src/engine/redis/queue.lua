@@ -26,15 +26,12 @@ end
 -- Hands a name that is free, or about to be, to the first live waiter, and tells that one alone: its process gets the
 -- waiter's member of the queue and the lock key. Answers whether it did;
 -- not when `me`, or a waiter with a larger number, would be the next. The process of `me` is alive, for it asks. With
--- `hint` the waiter is told, but gets nothing.
-local function pass(lock, queue, publish, me, number, hint)
+-- `hint` the waiter is told, but gets nothing. `to` and the process make the channel; in a cluster it lies in the slot of
+-- the keys.
+local function pass(lock, queue, to, me, number, hint)
+  local publish = string.find(to, '{', 1, true) and 'SPUBLISH' or 'PUBLISH'
   local ms, alive, from = math.floor(microseconds() / 1000), {}, 0
   local asks = me and string.match(me, '^%x+')
-  -- In a cluster a channel has to lie in the slot of the keys, as the queue does.
-  local channel = 'holdfast:to:'
-  if publish == 'SPUBLISH' then
-    channel = channel .. string.match(queue, '{[^}]*}')
-  end
   while true do
     local waiters = redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'WITHSCORES', 'LIMIT', from, AT_ONCE)
     for i = 1, #waiters, 2 do
@@ -47,7 +44,7 @@ local function pass(lock, queue, publish, me, number, hint)
       if not till then
         till = process == asks and ms + RESERVED_MS or -(tonumber(redis.call('ZSCORE', queue, process)) or 0)
         -- A process whose connection is gone hears nothing. It may come back to its places.
-        if till > ms and redis.call(publish, channel .. process, waiter .. ' ' .. lock) == 0 then
+        if till > ms and redis.call(publish, to .. process, waiter .. ' ' .. lock) == 0 then
           till = ms
         end
         alive[process] = till

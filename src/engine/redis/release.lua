@@ -5,13 +5,13 @@
 --         2n+1 .. 3n     their queues
 --         3n+1 .. 4n     their fence companions, only when the names are to stay busy
 -- ARGV    1  the owner's token
---         2  PUBLISH, or SPUBLISH in a cluster
+--         2  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         3  the waiter's member of the queues, or nothing for who did not wait
 --         4  how long the names stay busy, in ms; without it they are free at once
 --         5  how long a fence companion lasts at least, in ms; with 4 only
 -- Answer  1 when the owner held every name, else 0
 
-local owner, publish, me, keep = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local owner, to, me, keep = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local n = #KEYS / (keep and 4 or 3)
 
 local held = 0
@@ -34,16 +34,16 @@ for i = 1, n do
       end
       if queued then
         -- The name may be free sooner than the waiters were told.
-        pass(key, queue, publish, nil, nil, true)
+        pass(key, queue, to, nil, nil, true)
       end
-    elseif queued and pass(key, queue, publish) then
+    elseif queued and pass(key, queue, to) then
       redis.call('DEL', KEYS[n + i])
     else
       redis.call('DEL', key, KEYS[n + i])
     end
   elseif queued and (not holder or holder == owner .. '-next') then
     -- Whoever was, or would have been, the next has given up.
-    if not pass(key, queue, publish) then
+    if not pass(key, queue, to) then
       redis.call('DEL', key)
     end
   end

@@ -2,7 +2,8 @@
 --
 -- KEYS    1 .. n         the lock keys of the leases, one lease after the other
 --         n+1 .. 2n      their fence companions, in the same order
---         2n+1 .. 3n     their metadata companions
+--         2n+1 .. 3n     their metadata companions, only when one of the leases has metadata: a key that is not there keeps
+--                        a script from being carried out while its slot is on its way to another node of a cluster
 -- ARGV    1  how much longer than its lease a fence companion lasts, in ms, when it is written; an hour less at the least
 --         then for each lease
 --         -  the owner's token
@@ -11,7 +12,10 @@
 -- Answer  a string with a digit for each lease: 1 extended, 0 lost (and nothing of it was changed)
 
 local kept, HOUR = tonumber(ARGV[1]), 3600000
-local n = #KEYS / 3
+local n = 0
+for a = 2, #ARGV, 3 do
+  n = n + ARGV[a + 2]
+end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
@@ -42,7 +46,9 @@ for a = 2, #ARGV, 3 do
       -- somebody removed the expiry.)
       if left >= 0 and left < ttl then
         redis.call('PEXPIRE', KEYS[i], ttl)
-        redis.call('PEXPIRE', KEYS[n + n + i], ttl)
+        if KEYS[n + n + i] then
+          redis.call('PEXPIRE', KEYS[n + n + i], ttl)
+        end
         -- The fence companion has time enough: only when the lease's end moves past a full hour (a second of which is
         -- counted twice, for what is rounded) it gets more. That is one write less for replicas and the append-only file.
         if math.floor((now + left - 1000) / HOUR) < math.floor((now + ttl) / HOUR) then

@@ -3,6 +3,8 @@
 //! A renewal by itself is a round trip, and costs the server more for taking the command in than for carrying it out.
 //! Leases that are due together share scripts, and the scripts are sent one behind the other without waiting for answers.
 
+use std::collections::HashMap;
+
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::{Cmd, Value};
@@ -19,7 +21,15 @@ use crate::model::Key;
 const TOGETHER: usize = 64;
 
 impl RedisEngine {
-    /// Renews one lease.
+    /// Renews one lease, whatever slots its names lie in.
+    pub(super) async fn prolong_whole(&self, renewal: Renewal<'_>) -> Result<Renewed, Failure> {
+        match self.parts(renewal.claim) {
+            None => self.prolong(renewal).await,
+            Some(parts) => self.prolong_parts(&parts, renewal.ttl).await,
+        }
+    }
+
+    /// Renews one lease whose names lie in one slot.
     pub(super) async fn prolong(&self, renewal: Renewal<'_>) -> Result<Renewed, Failure> {
         let answers = self.run_renewals(std::slice::from_ref(&renewal), &[0]).await?;
         answers.first().copied().ok_or(UNEXPECTED)
@@ -27,10 +37,13 @@ impl RedisEngine {
 
     /// Renews many, and answers for those of each script as the script does.
     pub(super) async fn prolong_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
-        let scripts = grouped(renewals).into_iter();
+        let scripts = self.scripts(renewals).into_iter();
         let mut scripts: FuturesUnordered<_> = scripts
             .map(|group| async move {
-                let answers = self.run_renewals(renewals, &group).await;
+                let answers = match group[..] {
+                    [alone] => self.prolong_whole(renewals[alone]).await.map(|renewed| vec![renewed]),
+                    _ => self.run_renewals(renewals, &group).await,
+                };
                 (group, answers)
             })
             .collect();
@@ -46,7 +59,7 @@ impl RedisEngine {
                 Err(failure) if group.len() > 1 && !failure.retryable() => {
                     let mut alone: FuturesUnordered<_> = group
                         .into_iter()
-                        .map(|index| async move { (index, self.prolong(renewals[index]).await) })
+                        .map(|index| async move { (index, self.prolong_whole(renewals[index]).await) })
                         .collect();
                     while let Some((index, renewed)) = alone.next().await {
                         answer(index, renewed.map_err(|failure| failure.during("renew")));
@@ -61,10 +74,33 @@ impl RedisEngine {
         }
     }
 
+    /// Which renewals go into which script. No script reaches over two slots of a cluster; a lease that does is alone.
+    fn scripts(&self, renewals: &[Renewal<'_>]) -> Vec<Vec<usize>> {
+        if !self.route.is_cluster() {
+            return grouped(renewals);
+        }
+        let mut slots: HashMap<u16, Vec<usize>> = HashMap::new();
+        let mut scripts = Vec::new();
+        for (index, renewal) in renewals.iter().enumerate() {
+            let mut keys = renewal.claim.keys().iter().map(|key| self.slot(key));
+            match keys.next() {
+                Some(first) if keys.all(|slot| slot == first) => slots.entry(first).or_default().push(index),
+                _ => scripts.push(vec![index]),
+            }
+        }
+        for indices in slots.into_values() {
+            let some: Vec<Renewal<'_>> = indices.iter().map(|index| renewals[*index]).collect();
+            let groups = grouped(&some).into_iter();
+            scripts.extend(groups.map(|group| group.into_iter().map(|place| indices[place]).collect::<Vec<_>>()));
+        }
+        scripts
+    }
+
     /// One script for those renewals whose places are in the group.
     async fn run_renewals(&self, renewals: &[Renewal<'_>], group: &[usize]) -> Result<Vec<Renewed>, Failure> {
         let call = self.renewal_call(renewals, group);
-        let Value::BulkString(digits) = self.link.run(&RENEW, &call).await? else {
+        let slot = self.slot(&renewals[group[0]].claim.keys()[0]);
+        let Value::BulkString(digits) = self.run_safely(&RENEW, &call, slot).await? else {
             return Err(UNEXPECTED);
         };
         let answers = digits.iter().map(|digit| match digit {
@@ -83,8 +119,13 @@ impl RedisEngine {
     fn renewal_call(&self, renewals: &[Renewal<'_>], group: &[usize]) -> Cmd {
         const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
         let claims = group.iter().map(|index| renewals[*index].claim);
+        let parts = if claims.clone().any(|claim| claim.metadata.is_some()) {
+            &PARTS[..]
+        } else {
+            &PARTS[..2]
+        };
         let names = claims.flat_map(|claim| claim.keys()).map(Key::as_str);
-        let mut call = RENEW.call(&self.layout, &PARTS, names);
+        let mut call = RENEW.call(&self.layout, parts, names);
         call.arg(FENCE_KEPT_MS);
         for index in group {
             let Renewal { claim, ttl } = renewals[*index];

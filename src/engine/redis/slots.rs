@@ -10,7 +10,13 @@ pub(super) fn hash_tag(key: &str) -> Option<&str> {
     Some(tag).filter(|tag| !tag.is_empty())
 }
 
-const SLOTS: u16 = 16384;
+/// The slot of a key.
+pub(super) fn slot_of(key: &str) -> u16 {
+    slot(hash_tag(key).unwrap_or(key).as_bytes())
+}
+
+/// How many slots there are.
+pub(super) const SLOTS: u16 = 16384;
 
 /// The slot of a key without a hash tag.
 pub(super) fn slot(key: &[u8]) -> u16 {

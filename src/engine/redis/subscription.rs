@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use redis::{ErrorKind, RedisResult};
 use tokio::sync::watch;
 
@@ -32,6 +33,8 @@ struct Topic {
     turn: tokio::sync::Mutex<()>,
     /// The connection on which the server confirmed the subscription; 0: on none.
     confirmed: AtomicU64,
+    /// How often a node has ended the subscription, because the channel's slot has left it.
+    ended: AtomicU64,
 }
 
 /// Every channel that somebody waits for.
@@ -68,6 +71,17 @@ impl Topics {
         }
     }
 
+    /// A node has ended a subscription, asked or unasked.
+    pub(super) fn end(&self, channel: &[u8]) {
+        if let Some(topic) = std::str::from_utf8(channel)
+            .ok()
+            .and_then(|channel| self.lock().get(channel).cloned())
+        {
+            topic.ended.fetch_add(1, Ordering::Relaxed);
+            topic.confirmed.store(0, Ordering::Relaxed);
+        }
+    }
+
     /// Wakes everybody.
     pub(super) fn hint_all(&self) {
         let topics: Vec<Arc<Topic>> = self.lock().values().cloned().collect();
@@ -86,6 +100,7 @@ impl Topics {
                 hints: watch::Sender::new(()),
                 turn: tokio::sync::Mutex::new(()),
                 confirmed: AtomicU64::new(0),
+                ended: AtomicU64::new(0),
             })
         });
         // Under the lock, so that a topic with a receiver is never taken off the map.
@@ -136,10 +151,8 @@ impl Link {
         let _turn = topic.turn.lock().await;
         let connection = self.connection().await?;
         if topic.confirmed.load(Ordering::Relaxed) != connection.generation {
-            let mut multiplexed = connection.multiplexed.clone();
-            self.in_time(&connection, multiplexed.subscribe(&*topic.channel))
+            self.in_time(&connection, self.enter(&connection, std::slice::from_ref(&topic)))
                 .await?;
-            topic.confirmed.store(connection.generation, Ordering::Relaxed);
         }
         Ok(subscription)
     }
@@ -150,10 +163,7 @@ impl Link {
         if self.topics.is_idle(&topic) {
             // A connection that is being opened may have subscribed to it. Without one there is nothing to end.
             if let Some(connection) = self.existing().await {
-                let mut multiplexed = connection.multiplexed.clone();
-                let ended = self
-                    .in_time(&connection, multiplexed.unsubscribe(&*topic.channel))
-                    .await;
+                let ended = self.in_time(&connection, self.leave(&connection, &topic)).await;
                 if let Err(failure) = ended {
                     tracing::debug!(%failure, channel = &*topic.channel, "could not unsubscribe");
                 }
@@ -168,19 +178,46 @@ impl Link {
     pub(super) async fn resubscribe(&self, connection: &Connection) -> RedisResult<()> {
         let topics = self.topics.wanted();
         for some in topics.chunks(AT_ONCE) {
-            let channels: Vec<&str> = some.iter().map(|topic| &*topic.channel).collect();
-            match connection.multiplexed.clone().subscribe(&channels).await {
-                Ok(()) => {
-                    for topic in some {
-                        topic.confirmed.store(connection.generation, Ordering::Relaxed);
-                    }
-                }
+            match self.enter(connection, some).await {
+                Ok(()) => {}
                 Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) => return Err(error),
+                // Whoever listens to a slot's channel looks for the node that serves the slot now.
+                Err(error) if self.sharded => tracing::debug!(%error, "a node refused a subscription"),
                 // Locks still work without hints: the service looks again now and then.
                 Err(error) => tracing::warn!(%error, "the server refused a subscription"),
             }
         }
         Ok(())
+    }
+
+    /// Tells the server of channels.
+    async fn enter(&self, connection: &Connection, topics: &[Arc<Topic>]) -> RedisResult<()> {
+        if self.sharded {
+            // Each for itself: they may lie in different slots.
+            let outcomes = join_all(topics.iter().map(|topic| sharded::enter(connection, topic))).await;
+            for (topic, outcome) in topics.iter().zip(&outcomes) {
+                if outcome.is_err() {
+                    topic.confirmed.store(0, Ordering::Relaxed);
+                    self.endings.send_replace(());
+                }
+            }
+            outcomes.into_iter().collect::<RedisResult<()>>()?;
+        } else {
+            let channels: Vec<&str> = topics.iter().map(|topic| &*topic.channel).collect();
+            connection.multiplexed.clone().subscribe(&channels).await?;
+            for topic in topics {
+                topic.confirmed.store(connection.generation, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    async fn leave(&self, connection: &Connection, topic: &Topic) -> RedisResult<()> {
+        if self.sharded {
+            sharded::leave(connection, topic).await
+        } else {
+            connection.multiplexed.clone().unsubscribe(&*topic.channel).await
+        }
     }
 
     /// (Un)subscribing within the limit, since others may wait for the turn.
@@ -197,12 +234,69 @@ impl Link {
     }
 }
 
+/// Channels of a cluster's slots.
+mod sharded {
+    use redis::{PushKind, Value};
+
+    use super::*;
+
+    /// Subscribes to a channel, unless the node ends the subscription in the same breath.
+    pub(super) async fn enter(connection: &Connection, topic: &Topic) -> RedisResult<()> {
+        let ended = topic.ended.load(Ordering::Relaxed);
+        say(connection, topic, "SSUBSCRIBE", PushKind::SSubscribe).await?;
+        topic.confirmed.store(connection.generation, Ordering::Relaxed);
+        if topic.ended.load(Ordering::Relaxed) != ended {
+            topic.confirmed.store(0, Ordering::Relaxed);
+            return Err(out_of_step());
+        }
+        Ok(())
+    }
+
+    pub(super) async fn leave(connection: &Connection, topic: &Topic) -> RedisResult<()> {
+        say(connection, topic, "SUNSUBSCRIBE", PushKind::SUnsubscribe).await
+    }
+
+    /// One channel to a command, and so one reply to each.
+    async fn say(connection: &Connection, topic: &Topic, verb: &str, expected: PushKind) -> RedisResult<()> {
+        let mut cmd = redis::cmd(verb);
+        cmd.arg(&*topic.channel);
+        let reply = connection.multiplexed.clone().send_packed_command(&cmd).await?;
+        match reply.extract_error()? {
+            Value::Push { kind, data }
+                if kind == expected
+                    && matches!(data.first(), Some(Value::BulkString(channel)) if **channel == *topic.channel.as_bytes()) =>
+            {
+                Ok(())
+            }
+            // The node has ended a subscription at the same time, and the driver took that for the reply: from here on
+            // replies and calls are out of step. A new connection puts that right.
+            _ => Err(out_of_step()),
+        }
+    }
+
+    fn out_of_step() -> redis::RedisError {
+        std::io::Error::new(std::io::ErrorKind::InvalidData, "a subscription ended while it began").into()
+    }
+}
+
 /// A subscription to one channel.
 pub(super) struct RedisSubscription {
     link: Arc<Link>,
     topic: Arc<Topic>,
     /// `None` only while it is dropped.
     hints: Option<watch::Receiver<()>>,
+}
+
+impl RedisSubscription {
+    /// Whether the server still has it, or the link will see to that by itself.
+    pub(super) fn is_confirmed(&self) -> bool {
+        self.topic.confirmed.load(Ordering::Relaxed) != 0
+    }
+
+    /// Told when the node has ended a subscription, perhaps this one.
+    pub(super) fn endings(&self) -> watch::Receiver<()> {
+        self.link.endings.subscribe()
+    }
 }
 
 #[async_trait]

@@ -9,20 +9,19 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use redis::Value;
-use tokio::sync::{Notify, OnceCell};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::PUBLISH;
-use super::connection::Link;
 use super::failure::Failure;
 use super::keys::{Layout, Part};
+use super::route::{Ear, Route};
 use super::scripts::{BEAT as SCRIPT, DISOWN};
-use super::subscription::RedisSubscription;
 use crate::engine::{Subscription, WAITER_LIVENESS};
 use crate::model::{Claim, Key, OwnerToken};
 
@@ -35,11 +34,10 @@ const NAMES_AT_ONCE: usize = 100;
 
 /// The waiters of one engine.
 pub(super) struct Waiters {
-    link: Arc<Link>,
+    route: Route,
     layout: Layout,
     /// By what the queues know this engine: random, hexadecimal.
     pub(super) process: String,
-    mailbox: OnceCell<RedisSubscription>,
     state: Mutex<State>,
     /// Something is due earlier than the guard thinks.
     earlier: Notify,
@@ -49,6 +47,10 @@ pub(super) struct Waiters {
 struct State {
     waiters: HashMap<OwnerToken, Waiter>,
     names: HashMap<Key, Watched>,
+    /// The mailboxes that are open, by slot.
+    ears: HashMap<u16, Weak<Ear>>,
+    /// The only one, where there are no slots: it stays open.
+    kept: Option<Arc<Ear>>,
     /// When the guard looks next; `None` while there is none.
     next_look: Option<Instant>,
 }
@@ -67,15 +69,16 @@ struct Watched {
     waiters: usize,
     /// When the lease in the way ends, as far as is known.
     due: Instant,
+    /// Where its waiters are told.
+    _ear: Arc<Ear>,
 }
 
 impl Waiters {
-    pub(super) fn new(link: Arc<Link>, layout: Layout) -> Arc<Self> {
+    pub(super) fn new(route: Route, layout: Layout) -> Arc<Self> {
         Arc::new(Waiters {
-            link,
+            route,
             layout,
             process: format!("{:016x}", fastrand::u64(..)),
-            mailbox: OnceCell::new(),
             state: Mutex::default(),
             earlier: Notify::new(),
         })
@@ -95,28 +98,32 @@ impl Waiters {
         }
     }
 
-    /// The channel that `queue.lua` publishes to.
-    fn channel(&self) -> String {
-        format!("holdfast:to:{}", self.process)
+    /// The mailbox for a slot, if it is open: whether this engine would hear of a name that is handed to it.
+    pub(super) fn ear(&self, slot: u16) -> Option<Arc<Ear>> {
+        self.state().ears.get(&slot).and_then(Weak::upgrade)
     }
 
-    /// Whether this engine would hear of a name that is handed to one of its waiters.
-    pub(super) fn listens(&self) -> bool {
-        self.mailbox.initialized()
-    }
-
-    /// Subscribes to the mailbox, for as long as the engine lives. A new connection subscribes to it by itself.
-    pub(super) async fn listen(self: &Arc<Self>) -> Result<(), Failure> {
+    /// Opens the mailbox for a slot, for as long as somebody waits there. Where there are no slots it stays open for as
+    /// long as the engine lives.
+    pub(super) async fn listen(self: &Arc<Self>, slot: u16) -> Result<Arc<Ear>, Failure> {
         let waiters = Arc::downgrade(self);
-        let open = || async {
-            let deliver = Arc::new(move |message: &[u8]| {
-                if let Some(waiters) = waiters.upgrade() {
-                    waiters.deliver(message);
-                }
-            });
-            self.link.subscribe(self.channel(), Some(deliver)).await
-        };
-        self.mailbox.get_or_try_init(open).await.map(|_| ())
+        let deliver = Arc::new(move |message: &[u8]| {
+            if let Some(waiters) = waiters.upgrade() {
+                waiters.deliver(message);
+            }
+        });
+        let ear = Arc::new(self.route.listen(slot, &self.process, deliver).await?);
+        let mut state = self.state();
+        if let Some(other) = state.ears.get(&slot).and_then(Weak::upgrade) {
+            drop(state);
+            return Ok(other);
+        }
+        state.ears.retain(|_, ear| ear.strong_count() > 0);
+        state.ears.insert(slot, Arc::downgrade(&ear));
+        if !self.route.is_cluster() {
+            state.kept = Some(ear.clone());
+        }
+        Ok(ear)
     }
 
     /// Wakes the waiter that a message names; all of them when it names none, after a connection was lost.
@@ -139,7 +146,7 @@ impl Waiters {
             Some(waiter) => waiter.told.notify_one(),
             None => {
                 let (waiters, member, lock) = (self.clone(), member.to_owned(), lock.to_owned());
-                self.link.runtime.spawn(async move {
+                self.route.runtime().spawn(async move {
                     if let Err(failure) = waiters.disown(&member, &lock).await {
                         // Its place costs the others some time more: whom it is handed to is asked again.
                         tracing::debug!(%failure, "a waiter that nobody knows could not be disowned");
@@ -156,8 +163,9 @@ impl Waiters {
             return Ok(());
         };
         let mut call = DISOWN.call(&self.layout, &[Part::Lock, Part::Queue], std::iter::once(name));
-        call.arg(PUBLISH).arg(member);
-        let reply = tokio::time::timeout(self.link.limit(), self.link.run(&DISOWN, &call)).await;
+        let slot = self.route.slot(&self.layout, name);
+        call.arg(self.route.mailboxes(slot)).arg(member);
+        let reply = tokio::time::timeout(self.route.limit(), self.route.run(&DISOWN, &call, slot)).await;
         reply
             .unwrap_or(Err(Failure::Unexpected("no answer in time")))
             .map(|_| ())
@@ -183,7 +191,14 @@ impl Waiters {
     }
 
     /// A waiter has its place in the queue of `key`, behind a lease that ends in `left`.
-    pub(super) fn waits(self: &Arc<Self>, owner: &OwnerToken, key: &Key, number: u64, left: Option<Duration>) {
+    pub(super) fn waits(
+        self: &Arc<Self>,
+        owner: &OwnerToken,
+        key: &Key,
+        number: u64,
+        left: Option<Duration>,
+        ear: &Arc<Ear>,
+    ) {
         let due = due(left);
         let mut state = self.state();
         let waiter = state.waiters.entry(owner.clone()).or_default();
@@ -192,7 +207,11 @@ impl Waiters {
             if let Some((at, _)) = before {
                 state.forget(&at);
             }
-            let name = state.names.entry(key.clone()).or_insert(Watched { waiters: 0, due });
+            let name = state.names.entry(key.clone()).or_insert_with(|| Watched {
+                waiters: 0,
+                due,
+                _ear: ear.clone(),
+            });
             name.waiters += 1;
         }
         if let Some(name) = state.names.get_mut(key) {
@@ -201,7 +220,7 @@ impl Waiters {
         match state.next_look {
             None => {
                 state.next_look = Some(due);
-                self.link.runtime.spawn(guard(self.clone()));
+                self.route.runtime().spawn(guard(self.clone()));
             }
             Some(next) if due < next => self.earlier.notify_one(),
             Some(_) => {}
@@ -232,12 +251,27 @@ impl Waiters {
         }
     }
 
+    /// The names in scripts: not too many in one, and none over two slots.
+    fn together(&self, mut names: Vec<Key>) -> Vec<Vec<Key>> {
+        if self.route.is_cluster() {
+            let mut slots: HashMap<u16, Vec<Key>> = HashMap::new();
+            for name in names.drain(..) {
+                let slot = self.route.slot(&self.layout, name.as_str());
+                slots.entry(slot).or_default().push(name);
+            }
+            let some = slots.values().flat_map(|names| names.chunks(NAMES_AT_ONCE));
+            return some.map(<[Key]>::to_vec).collect();
+        }
+        names.chunks(NAMES_AT_ONCE).map(<[Key]>::to_vec).collect()
+    }
+
     async fn beat(self: &Arc<Self>, names: &[Key]) -> Result<(), Failure> {
         let mut call = SCRIPT.call(&self.layout, &[Part::Lock, Part::Queue], names.iter().map(Key::as_str));
-        call.arg(PUBLISH)
+        let slot = self.route.slot(&self.layout, names[0].as_str());
+        call.arg(self.route.mailboxes(slot))
             .arg(&self.process)
             .arg(WAITER_LIVENESS.as_millis() as u64);
-        let reply = tokio::time::timeout(self.link.limit(), self.link.run(&SCRIPT, &call)).await;
+        let reply = tokio::time::timeout(self.route.limit(), self.route.run(&SCRIPT, &call, slot)).await;
         let reply = reply.unwrap_or(Err(Failure::Unexpected("no beat in time")));
         let Value::Array(left) = reply? else {
             return Err(Failure::Unexpected("of beat.lua"));
@@ -309,13 +343,17 @@ async fn guard(waiters: Arc<Waiters>) {
         if beating {
             beat_at = now + BEAT;
         }
-        for some in names.chunks(NAMES_AT_ONCE) {
-            if let Err(failure) = waiters.beat(some).await {
-                // Each waiter meets the failure itself, and knows for how long to bear it.
-                tracing::debug!(%failure, "no sign of life could be given");
-                some.iter().for_each(|key| waiters.wake(key));
+        let beats = waiters.together(names).into_iter().map(|some| {
+            let waiters = &waiters;
+            async move {
+                if let Err(failure) = waiters.beat(&some).await {
+                    // Each waiter meets the failure itself, and knows for how long to bear it.
+                    tracing::debug!(%failure, "no sign of life could be given");
+                    some.iter().for_each(|key| waiters.wake(key));
+                }
             }
-        }
+        });
+        join_all(beats).await;
     }
 }
 

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use super::super::check_version;
 use super::super::config::RedisConfig;
 use super::super::connection::Link;
 use super::super::failure::{Failure, spoils_connection};
 use super::super::scripts::Script;
+use super::super::{OLDEST, check_version};
 use super::scripts::{ACQUIRE, RENEW};
 use crate::clock::Moment;
 
@@ -93,7 +93,7 @@ impl Node {
 
     /// Makes sure that the server is new enough, and learns what its clock shows.
     pub(super) async fn greet(&self) -> Result<(), Failure> {
-        check_version(&self.link).await?;
+        check_version(&self.link, OLDEST).await?;
         let time = self.link.call(&redis::cmd("TIME")).await?;
         let Value::Array(parts) = &time else {
             return Err(Failure::Unexpected("of TIME"));

@@ -6,7 +6,7 @@ use crate::engine::Subscription;
 
 /// A subscription to a channel of this test's own.
 async fn listen(ours: &RedisEngine, name: &str) -> RedisSubscription {
-    ours.link.subscribe(format!("channel:{name}"), None).await.unwrap()
+    ours.link().subscribe(format!("channel:{name}"), None).await.unwrap()
 }
 
 async fn subscribers(other: &mut Other) -> i64 {
@@ -51,7 +51,7 @@ async fn a_channel_is_subscribed_once_and_given_back() {
     assert!(woken(&mut second).await);
     drop(second);
     eventually("the channel is given back", async || subscribers(&mut other).await == 0).await;
-    assert!(ours.link.topics.is_empty());
+    assert!(ours.link().topics.is_empty());
     let clients: String = other.run("CLIENT LIST").await;
     assert_eq!(clients.lines().count(), 2, "ours and the other's: {clients}");
 }
@@ -71,7 +71,7 @@ async fn coming_and_going_never_loses_a_subscription() {
         assert!(woken(&mut stays).await, "round {round}");
     }
     eventually("the channel is given back", async || subscribers(&mut other).await == 0).await;
-    assert!(ours.link.topics.is_empty());
+    assert!(ours.link().topics.is_empty());
 }
 
 #[tokio::test]
@@ -114,7 +114,7 @@ async fn subscribing_amid_lost_connections_leaves_no_channel_behind() {
         async move {
             while tokio::time::Instant::now() < until {
                 let patience = Duration::from_micros(fastrand::u64(1..3000));
-                let subscribing = ours.link.subscribe(format!("channel:n{}", i % 4), None).await;
+                let subscribing = ours.link().subscribe(format!("channel:n{}", i % 4), None).await;
                 if let Ok(mut subscription) = subscribing {
                     let _ = tokio::time::timeout(patience, subscription.changed()).await;
                 }
@@ -129,7 +129,7 @@ async fn subscribing_amid_lost_connections_leaves_no_channel_behind() {
         }
     };
     tokio::join!(futures_util::future::join_all(coming_and_going), killing);
-    eventually("nobody waits", async || ours.link.topics.is_empty()).await;
+    eventually("nobody waits", async || ours.link().topics.is_empty()).await;
     let mut last = listen(&ours, "n").await;
     eventually("only the last channel is left", async || {
         other.run::<Vec<String>>("PUBSUB CHANNELS *").await == ["channel:n"]
@@ -164,7 +164,7 @@ async fn many_calls_at_once_share_one_connection_even_from_nothing() {
     let (ours, mut other) = (server.engine().await, server.other().await);
     let before: String = other.run("INFO stats").await;
     other.run::<()>("CLIENT KILL TYPE normal SKIPME yes").await;
-    eventually("the loss is known", async || ours.link.existing().await.is_none()).await;
+    eventually("the loss is known", async || ours.link().existing().await.is_none()).await;
     let claims: Vec<Claim> = (0..300).map(|i| claim(&format!("n{i}"))).collect();
     let tries = claims.iter().map(|claim| ours.try_acquire(claim));
     for outcome in futures_util::future::join_all(tries).await {

@@ -1,5 +1,6 @@
 //! The contract on a real server, and what is special about this one.
 
+use std::collections::HashMap;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -8,19 +9,28 @@ use std::time::Duration;
 
 use ::redis::FromRedisValue;
 
+use self::topology::{MASTER, Watched, within};
+use super::connection::Link;
+use super::route::Route;
 use super::{RedisConfig, RedisEngine};
 use crate::engine::{Acquired, Engine, Released, Settings, SharedEngine, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
+mod cluster;
 mod connection;
 mod keyspace;
+mod nodes;
 mod outage;
 mod queue;
 #[cfg(unix)]
 mod quorum;
 mod renewal;
+mod replicas;
+mod rights;
 mod security;
+mod sentinel;
 mod speed;
+mod topology;
 
 const URL: &str = "HOLDFAST_TEST_REDIS_URL";
 const LONG: Duration = Duration::from_secs(30);
@@ -31,6 +41,16 @@ crate::engine::contract::contract_tests!(async |prefix: String| {
     let b: SharedEngine = engine(&url, &prefix).await;
     Some((a, b))
 });
+
+impl RedisEngine {
+    /// The way to the one server that there is.
+    fn link(&self) -> &Arc<Link> {
+        match &self.route {
+            Route::One(link) => link,
+            Route::Cluster(_) => panic!("a cluster"),
+        }
+    }
+}
 
 /// Says that a test could not run. Where `CI` is set that is a failure.
 fn skip(why: &str) {
@@ -146,7 +166,7 @@ struct Server {
 impl Server {
     /// Starts one. `None`, having said so, where `redis-server` is not on the path.
     async fn start(options: &[&str]) -> Option<Self> {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let port = free_port();
         let dir = tempfile::tempdir().unwrap();
         let process = spawn(port, dir.path(), options)?;
         let mut server = Server { process, port, dir };
@@ -190,6 +210,10 @@ impl Server {
     async fn other(&self) -> Other {
         Other::connect(&self.url()).await
     }
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 impl Drop for Server {

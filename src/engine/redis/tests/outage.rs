@@ -249,16 +249,16 @@ async fn a_server_in_no_condition_to_serve_is_a_passing_error() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
 
-    let first = ours.link.existing().await.unwrap().generation;
+    let first = ours.link().existing().await.unwrap().generation;
     other.run::<()>("REPLICAOF 127.0.0.1 1").await;
     assert!(refusal(&ours, "READONLY").await.retryable);
     assert!(
-        ours.link.existing().await.is_none(),
+        ours.link().existing().await.is_none(),
         "the name is looked up again, for it may be another server's by now"
     );
     other.run::<()>("REPLICAOF NO ONE").await;
     take(&ours, &claim("after")).await;
-    assert!(ours.link.existing().await.unwrap().generation > first);
+    assert!(ours.link().existing().await.unwrap().generation > first);
 
     other.run::<()>("CONFIG SET maxmemory 1").await;
     assert!(refusal(&ours, "OOM").await.retryable);

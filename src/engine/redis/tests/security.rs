@@ -18,7 +18,7 @@ fn documented_user() -> Vec<String> {
     words.split_whitespace().map(str::to_owned).collect()
 }
 
-async fn set_user(other: &mut Other, password: &str, also: &[&str]) {
+pub(super) async fn set_user(other: &mut Other, password: &str, also: &[&str]) {
     let words: Vec<String> = documented_user()
         .iter()
         .map(|word| word.replace("PASSWORD", password))
@@ -138,11 +138,11 @@ async fn a_login_that_fails_is_for_a_human_to_mend() {
 }
 
 /// An authority, and what it vouches for.
-struct Certificates(tempfile::TempDir);
+pub(super) struct Certificates(tempfile::TempDir);
 
 impl Certificates {
     /// `None`, having said so, where there is no `openssl`.
-    fn make() -> Option<Self> {
+    pub(super) fn make() -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("san"), "subjectAltName=IP:127.0.0.1,DNS:localhost").unwrap();
         const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2";
@@ -174,23 +174,28 @@ impl Certificates {
         Some(Certificates(dir))
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(super) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
-    async fn server(&self, ask_clients: &str) -> Option<Server> {
+    /// The options that name the server's own files.
+    pub(super) fn options(&self) -> [String; 6] {
         let file = |name: &str| self.path(name).to_str().unwrap().to_owned();
-        let (cert, key, ca) = (file("server.pem"), file("server.key"), file("ca.pem"));
-        let files = [
-            "--tls-cert-file",
-            &cert,
-            "--tls-key-file",
-            &key,
-            "--tls-ca-cert-file",
-            &ca,
-        ];
+        [
+            "--tls-cert-file".into(),
+            file("server.pem"),
+            "--tls-key-file".into(),
+            file("server.key"),
+            "--tls-ca-cert-file".into(),
+            file("ca.pem"),
+        ]
+    }
+
+    async fn server(&self, ask_clients: &str) -> Option<Server> {
+        let files = self.options();
+        let files: Vec<&str> = files.iter().map(String::as_str).collect();
         let ports = ["--port", "0", "--tls-port", "PORT", "--tls-auth-clients", ask_clients];
-        Server::start(&[&ports[..], &files[..]].concat()).await
+        Server::start(&[&ports[..], &files].concat()).await
     }
 }
 

@@ -27,7 +27,7 @@ async fn acquire_and_release_one_after_the_other() {
     cpu.push(used_cpu(&mut other).await);
     let started = std::time::Instant::now();
     for _ in 0..2 * PAIRS {
-        ours.link.call(&::redis::cmd("PING")).await.unwrap();
+        ours.link().call(&::redis::cmd("PING")).await.unwrap();
     }
     let floor = started.elapsed();
     cpu.push(used_cpu(&mut other).await);

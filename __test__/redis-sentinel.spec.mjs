@@ -1,0 +1,69 @@
+// The contract under Redis Sentinel, and what the end of a master means to who holds and who waits.
+import assert from 'node:assert/strict'
+import { it } from 'node:test'
+import { LockService } from '../index.js'
+import { startRedisSentinel } from '../scripts/topologies.mjs'
+import { contract } from './contract.mjs'
+import { missing } from './stores.mjs'
+import { until } from './tools.mjs'
+
+contract('redis-sentinel')
+
+const TIMEOUT_MS = 180_000
+const PATIENCE_MS = 60_000
+
+async function failOver(end) {
+  const redis = await startRedisSentinel()
+  const services = []
+  const connect = async (options) => {
+    const service = await LockService.connect(redis.url, { minReplicas: 1, ...options })
+    services.push(service)
+    return service
+  }
+  try {
+    let renewals = 0
+    const onEvent = ({ type }) => (renewals += type === 'renewed')
+    const [holder, ...others] = [await connect({ onEvent }), await connect(), await connect()]
+    const lock = await holder.acquire('job', { ttlMs: 20_000 })
+    const served = []
+    const waiting = others.flatMap((service, index) =>
+      [0, 1].map((turn) =>
+        service.using('job', { ttlMs: 20_000, waitMs: 120_000 }, (next) => void served.push([index, turn, next.fencingToken])),
+      ),
+    )
+    await until('all wait', () => others.every((service) => service.stats().waiting === 2))
+
+    const old = await redis.master()
+    await end(old)
+    await until('a new master', async () => (await redis.master()) !== old, PATIENCE_MS)
+    const before = renewals
+    await until('a renewal at the new master', () => renewals > before, PATIENCE_MS)
+    assert.equal(lock.isHeld, true)
+    assert.equal(lock.signal.aborted, false)
+    assert.deepEqual(served, [], 'the lock was not given away')
+    assert.equal(await lock.release(), true)
+    await Promise.all(waiting)
+    const tokens = [lock.fencingToken, ...served.map(([, , token]) => token)]
+    assert.equal(tokens.length, 5)
+    for (let i = 1; i < tokens.length; i++) assert.ok(tokens[i] > tokens[i - 1], `${tokens}`)
+    // The same services, and nothing of theirs was made anew.
+    for (const service of services) {
+      assert.equal(await service.using('again', (again) => again.isHeld), true)
+      assert.equal(service.stats().lost, 0)
+    }
+  } finally {
+    await Promise.all(services.map((service) => service.close()))
+    await redis.stop()
+  }
+}
+
+for (const [how, end] of [
+  ['is killed', (master) => master.kill()],
+  ['hangs', (master) => master.pause()],
+]) {
+  it(`a lease is kept and waiters are served when the master ${how}`, { timeout: TIMEOUT_MS }, (t) => {
+    const reason = missing('redis-sentinel')
+    assert.ok(!reason || !process.env.CI, reason)
+    return reason ? t.skip(reason) : failOver(end)
+  })
+}

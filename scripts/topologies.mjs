@@ -1,0 +1,122 @@
+// Redis servers in company, for the tests: a cluster of three masters, and a master with replicas under sentinels.
+import { writeFile } from 'node:fs/promises'
+import net from 'node:net'
+import { join } from 'node:path'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { locateRedis } from './servers-cli.mjs'
+import { freePort, serve, startRedis } from './servers.mjs'
+
+const SLOTS = 16384
+const PATIENCE_MS = 60_000
+/** The name by which the sentinels know the master. */
+const MASTER = 'main'
+
+/** Starts a cluster of three masters that share the slots. */
+export async function startRedisCluster() {
+  const nodes = await together([0, 1, 2].map(() => startNode()))
+  try {
+    const [first] = nodes
+    await Promise.all(
+      nodes.map(async ({ port }, index) => {
+        const [from, to] = [index, index + 1].map((share) => Math.floor((SLOTS * share) / nodes.length))
+        await redisCommand(port, `CLUSTER SET-CONFIG-EPOCH ${index + 1}`)
+        await redisCommand(port, `CLUSTER ADDSLOTSRANGE ${from} ${to - 1}`)
+        await redisCommand(port, `CLUSTER MEET 127.0.0.1 ${first.port} ${first.busPort}`)
+      }),
+    )
+    await until('a cluster that is well', async () => {
+      const states = await Promise.all(nodes.map(({ port }) => redisCommand(port, 'CLUSTER INFO')))
+      return states.every((state) => /cluster_state:ok/.test(state) && state.includes(`cluster_known_nodes:${nodes.length}\r\n`))
+    })
+  } catch (error) {
+    await stopAll(nodes)
+    throw error
+  }
+  const url = `redis+cluster://${nodes.map(({ port }) => `127.0.0.1:${port}`).join(',')}`
+  return { url, nodes, stop: () => stopAll(nodes) }
+}
+
+async function startNode() {
+  const busPort = await freePort()
+  const bus = ['--cluster-port', busPort, '--cluster-announce-ip', '127.0.0.1', '--cluster-announce-bus-port', busPort]
+  const node = await startRedis({ args: ['--cluster-enabled', 'yes', '--cluster-node-timeout', '2000', ...bus] })
+  return Object.assign(node, { busPort })
+}
+
+/**
+ * Starts a master, two replicas and three sentinels, which replace a master that has been silent for 700 ms.
+ * `master()` gives the server that the sentinels name.
+ */
+export async function startRedisSentinel() {
+  const servers = [await startRedis()]
+  try {
+    const [master] = servers
+    servers.push(...(await together([1, 2].map(() => startRedis({ args: ['--replicaof', '127.0.0.1', master.port] })))))
+    await until('replicas that are linked', async () => /connected_slaves:2/.test(await redisCommand(master.port, 'INFO replication')))
+    servers.push(...(await together([1, 2, 3].map(() => startSentinel(master.port)))))
+    const sentinels = servers.slice(3)
+    await until('sentinels that know each other', async () => {
+      const known = await Promise.all(sentinels.map(({ port }) => redisCommand(port, 'INFO sentinel')))
+      return known.every((info) => info.includes('status=ok') && info.includes('slaves=2,sentinels=3'))
+    })
+    const url = `redis+sentinel://${sentinels.map(({ port }) => `127.0.0.1:${port}`).join(',')}/${MASTER}`
+    const named = async () => {
+      const answer = await redisCommand(sentinels[0].port, `SENTINEL GET-MASTER-ADDR-BY-NAME ${MASTER}`)
+      return servers.find(({ port }) => answer.includes(`\r\n${port}\r\n`))
+    }
+    return { url, servers: servers.slice(0, 3), sentinels, master: named, stop: () => stopAll(servers) }
+  } catch (error) {
+    await stopAll(servers)
+    throw error
+  }
+}
+
+async function startSentinel(masterPort) {
+  const { path, env } = await locateRedis()
+  return serve(async (dir, port) => {
+    const file = join(dir, 'sentinel.conf')
+    const lines = [
+      `port ${port}`,
+      'bind 127.0.0.1',
+      `sentinel monitor ${MASTER} 127.0.0.1 ${masterPort} 2`,
+      `sentinel down-after-milliseconds ${MASTER} 700`,
+      `sentinel failover-timeout ${MASTER} 3000`,
+    ]
+    await writeFile(file, `${lines.join('\n')}\n`)
+    const isUp = () => redisCommand(port, 'PING').then((answer) => answer === '+PONG\r\n', () => false)
+    return { argv: [path, file, '--sentinel'], env, ready: async (log) => /\+monitor master/.test(log) && isUp(), shown: {} }
+  })
+}
+
+/** Sends one command of words without blanks; gives the answer as it comes over the wire. */
+export function redisCommand(port, line) {
+  return new Promise((resolve, reject) => {
+    const socket = net.connect({ host: '127.0.0.1', port })
+    let answer = ''
+    socket.setTimeout(5000, () => socket.destroy(new Error(`no answer to ${line}`)))
+    socket.once('error', reject)
+    socket.on('data', (data) => (answer += data)).once('close', () => (answer[0] === '-' ? reject(new Error(answer)) : resolve(answer)))
+    // The server hangs up when it has answered both, so that nobody has to know where the first answer ends.
+    socket.end(`${line}\r\n`)
+  })
+}
+
+async function until(what, holds) {
+  const deadline = Date.now() + PATIENCE_MS
+  while (!(await holds())) {
+    if (Date.now() > deadline) throw new Error(`not within ${PATIENCE_MS} ms: ${what}`)
+    await sleep(50)
+  }
+}
+
+// All of them, or none.
+async function together(starting) {
+  const results = await Promise.allSettled(starting)
+  const failure = results.find((result) => result.status === 'rejected')
+  const started = results.filter((result) => result.status === 'fulfilled').map((result) => result.value)
+  if (!failure) return started
+  await stopAll(started)
+  throw failure.reason
+}
+
+const stopAll = (servers) => Promise.all(servers.map((server) => server.stop()))

@@ -1,0 +1,116 @@
+//! The engine's way to its server, or to the servers of a cluster.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::runtime::Handle;
+
+use super::cluster::{Cluster, ClusterEar};
+use super::config::RedisConfig;
+use super::connection::Link;
+use super::failure::Failure;
+use super::keys::Layout;
+use super::scripts::Script;
+use super::slots::{slot_of, tag_for_slot};
+use super::subscription::{Mailbox, RedisSubscription};
+
+/// To one server, or to the one that serves a slot.
+#[derive(Clone)]
+pub(super) enum Route {
+    One(Arc<Link>),
+    Cluster(Arc<Cluster>),
+}
+
+/// A subscription to a channel, for as long as it is kept.
+pub(super) enum Ear {
+    One { _subscription: RedisSubscription },
+    Cluster { _ear: ClusterEar },
+}
+
+impl Route {
+    /// Must be made within a runtime.
+    pub(super) fn new(config: RedisConfig) -> Self {
+        if config.seeds().is_empty() {
+            Route::One(Link::new(config))
+        } else {
+            Route::Cluster(Cluster::new(config))
+        }
+    }
+
+    /// The slot of a name's keys. All names share slot 0 where there are no slots.
+    pub(super) fn slot(&self, layout: &Layout, name: &str) -> u16 {
+        match self {
+            Route::One(_) => 0,
+            Route::Cluster(_) => {
+                let mut lock = String::new();
+                layout.lock(name, &mut lock);
+                slot_of(&lock)
+            }
+        }
+    }
+
+    /// Runs a script whose keys lie in this slot.
+    pub(super) async fn run(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
+        match self {
+            Route::One(link) => link.run(script, call).await,
+            Route::Cluster(cluster) => cluster.run(script, call, slot).await,
+        }
+    }
+
+    /// The servers that have all keys between them.
+    pub(super) async fn servers(&self) -> Result<Vec<Arc<Link>>, Failure> {
+        match self {
+            Route::One(link) => Ok(vec![link.clone()]),
+            Route::Cluster(cluster) => cluster.masters().await,
+        }
+    }
+
+    /// What the scripts are told to put in front of a process's name to get its channel.
+    pub(super) fn mailboxes(&self, slot: u16) -> String {
+        match self {
+            Route::One(_) => "holdfast:to:".to_owned(),
+            Route::Cluster(_) => format!("holdfast:to:{{{}}}", tag_for_slot(slot)),
+        }
+    }
+
+    /// Listens to the channel of a process for this slot.
+    pub(super) async fn listen(&self, slot: u16, process: &str, mailbox: Mailbox) -> Result<Ear, Failure> {
+        let channel = self.mailboxes(slot) + process;
+        match self {
+            Route::One(link) => {
+                let _subscription = link.subscribe(channel, Some(mailbox)).await?;
+                Ok(Ear::One { _subscription })
+            }
+            Route::Cluster(cluster) => {
+                let _ear = cluster.listen(slot, channel, mailbox).await?;
+                Ok(Ear::Cluster { _ear })
+            }
+        }
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self, Route::Cluster(_))
+    }
+
+    pub(super) fn limit(&self) -> Duration {
+        match self {
+            Route::One(link) => link.limit(),
+            Route::Cluster(cluster) => cluster.limit(),
+        }
+    }
+
+    pub(super) fn runtime(&self) -> &Handle {
+        match self {
+            Route::One(link) => &link.runtime,
+            Route::Cluster(cluster) => &cluster.runtime,
+        }
+    }
+
+    pub(super) fn close(&self) {
+        match self {
+            Route::One(link) => link.close(),
+            Route::Cluster(cluster) => cluster.close(),
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! Users with few rights, and TLS, on more than one server.
+
+use super::cluster::spread;
+use super::nodes::{Nodes, one_each, slot_of_name};
+use super::replicas::taken;
+use super::security::{Certificates, set_user};
+use super::*;
+use crate::engine::{Renewed, TlsFiles};
+
+/// The rights of the documentation for one topology.
+fn also(topology: &str) -> Vec<&'static str> {
+    let line = include_str!("../mod.rs")
+        .lines()
+        .find(|line| line.starts_with(&format!("//! - {topology}: `")));
+    line.unwrap().split('`').nth(1).unwrap().split(' ').collect()
+}
+
+async fn assert_nothing_was_refused(server: &Server) {
+    let log: Vec<::redis::Value> = server.other().await.run("ACL LOG").await;
+    assert!(log.is_empty(), "{log:?}");
+}
+
+#[tokio::test]
+async fn the_documented_user_is_enough_under_sentinel_with_replicas() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let Some(_replica) = server.replica(&[]).await else {
+        return;
+    };
+    let user = include_str!("../mod.rs")
+        .lines()
+        .find_map(|line| line.strip_prefix("//! user "))
+        .unwrap();
+    let lines = format!(
+        "user {}\nsentinel monitor {MASTER} 127.0.0.1 {} 1\n",
+        user.replace("PASSWORD", "asker's"),
+        server.port
+    );
+    let Some(sentinel) = Server::sentinel(&lines).await else {
+        return;
+    };
+    set_user(
+        &mut server.other().await,
+        "server's",
+        &[also("under Sentinel"), also("with `minReplicas`")].concat(),
+    )
+    .await;
+    let url = format!(
+        "redis+sentinel://holdfast:server's@127.0.0.1:{}/{MASTER}?sentinelUsername=holdfast&sentinelPassword=asker's",
+        sentinel.port
+    );
+    let settings = Settings {
+        min_replicas: 1,
+        ..settings("lock:")
+    };
+    let ours = RedisEngine::connect(RedisConfig::parse(&url, &settings).unwrap())
+        .await
+        .unwrap();
+    let first = claim("n");
+    taken(&ours, &first).await;
+    free(&ours, &first).await;
+    assert_nothing_was_refused(&server).await;
+    let mut asker = sentinel.other().await;
+    within(60, "a listener", async || {
+        let listeners: Vec<(String, i64)> = asker.run("PUBSUB NUMSUB +switch-master").await;
+        listeners[0].1 == 1
+    })
+    .await;
+    ours.close().await;
+    within(60, "nobody listens to the sentinel any more", async || {
+        let listeners: Vec<(String, i64)> = asker.run("PUBSUB NUMSUB +switch-master").await;
+        listeners[0].1 == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_documented_user_is_enough_in_a_cluster() {
+    let Some(nodes) = Nodes::start(0).await else { return };
+    for node in &nodes.nodes {
+        set_user(&mut node.other().await, "pw", &also("in a cluster")).await;
+    }
+    let url = nodes.url().replace("://", "://holdfast:pw@");
+    let ours = engine(&url, "lock:").await;
+    let names = one_each();
+    let all = spread(&names);
+    take(&ours, &all).await;
+    let waiter = waiting(&names[0]);
+    let mut told = wait(&ours, &waiter).await;
+    free(&ours, &all).await;
+    told.changed().await;
+    take(&ours, &waiter).await;
+    let slot = slot_of_name(&names[0]);
+    nodes.open(slot, 0, 1).await;
+    nodes.move_keys(slot, 0, 1).await;
+    let kept = ours.renew(&waiter, waiter.ttl);
+    let (kept, ()) = tokio::join!(kept, nodes.close(slot, 0, 1));
+    assert_eq!(kept.unwrap(), Renewed::Extended);
+    free(&ours, &waiter).await;
+    assert!(ours.list("").await.unwrap().is_empty());
+    for node in &nodes.nodes {
+        assert_nothing_was_refused(node).await;
+    }
+}
+
+#[tokio::test]
+async fn sentinels_and_clusters_are_reached_over_tls_with_a_clients_certificate() {
+    let Some(files) = Certificates::make() else { return };
+    let options = files.options();
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let ports = ["--port", "0", "--tls-port", "PORT", "--tls-auth-clients", "yes"];
+    let settings = Settings {
+        tls: TlsFiles {
+            ca_file: Some(files.path("ca.pem")),
+            cert_file: Some(files.path("client.pem")),
+            key_file: Some(files.path("client.key")),
+            insecure: false,
+        },
+        ..settings("lock:")
+    };
+    let works = async |url: &str| {
+        let config = RedisConfig::parse(url, &settings).unwrap();
+        let ours = RedisEngine::connect(config).await.unwrap();
+        let (first, second) = (claim("n"), waiting("n"));
+        take(&ours, &first).await;
+        let mut told = wait(&ours, &second).await;
+        free(&ours, &first).await;
+        told.changed().await;
+        take(&ours, &second).await;
+        free(&ours, &second).await;
+    };
+
+    let Some(server) = Server::start(&[&ports[..], &options].concat()).await else {
+        return;
+    };
+    let own = options
+        .chunks(2)
+        .map(|option| format!("{} {}\n", option[0].trim_start_matches('-'), option[1]))
+        .collect::<String>();
+    let watch = format!("sentinel monitor {MASTER} 127.0.0.1 {} 1\n", server.port);
+    let secure = format!("port 0\ntls-port PORT\ntls-replication yes\n{own}{watch}");
+    let Some(sentinel) = Server::sentinel(&secure).await else {
+        return;
+    };
+    works(&format!("rediss+sentinel://127.0.0.1:{}/{MASTER}", sentinel.port)).await;
+    let Some(plain) = Server::sentinel(&format!("tls-replication yes\n{own}{watch}")).await else {
+        return;
+    };
+    works(&format!(
+        "rediss+sentinel://127.0.0.1:{}/{MASTER}?sentinelTls=false",
+        plain.port
+    ))
+    .await;
+
+    // A node that is a cluster by itself needs nobody to introduce it.
+    let bus = free_port().to_string();
+    let clustered = [
+        "--cluster-enabled",
+        "yes",
+        "--tls-cluster",
+        "yes",
+        "--cluster-port",
+        &bus,
+    ];
+    let Some(node) = Server::start(&[&ports[..], &options, &clustered].concat()).await else {
+        return;
+    };
+    let config = RedisConfig::parse(&format!("rediss://127.0.0.1:{}", node.port), &settings).unwrap();
+    let mut all = ::redis::cmd("CLUSTER");
+    all.arg("ADDSLOTSRANGE").arg(0).arg(16383);
+    Link::new(config).call(&all).await.unwrap();
+    within(60, "a cluster that is well", async || {
+        let config = RedisConfig::parse(&format!("rediss+cluster://127.0.0.1:{}", node.port), &settings).unwrap();
+        let ours = RedisEngine::connect(config).await.unwrap();
+        ours.inspect(&key("n")).await.is_ok()
+    })
+    .await;
+    works(&format!("rediss+cluster://127.0.0.1:{}", node.port)).await;
+}

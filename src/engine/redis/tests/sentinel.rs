@@ -1,0 +1,308 @@
+//! A master under Sentinel, and its end.
+
+use std::io::{Read, Write};
+use std::time::Instant;
+
+use super::replicas::taken;
+use super::*;
+use crate::engine::Renewed;
+use crate::error::{EngineError, LockError};
+
+fn impatient(prefix: &str, min_replicas: u32) -> Settings {
+    Settings {
+        store_timeout: Duration::from_secs(2),
+        min_replicas,
+        ..settings(prefix)
+    }
+}
+
+async fn connect(url: &str, min_replicas: u32) -> Result<Arc<RedisEngine>, EngineError> {
+    RedisEngine::connect(RedisConfig::parse(url, &impatient("lock:", min_replicas)).unwrap()).await
+}
+
+/// Renews like the service does, until the fail-over is over.
+async fn renewed(engine: &RedisEngine, claim: &Claim) -> bool {
+    let renewal = tokio::time::timeout(Duration::from_millis(500), engine.renew(claim, claim.ttl)).await;
+    match renewal {
+        Ok(Ok(outcome)) => outcome == Renewed::Extended,
+        Ok(Err(error)) => {
+            assert!(error.retryable, "{error}");
+            false
+        }
+        Err(_) => false,
+    }
+}
+
+/// A lease is held and renewed, and somebody waits for it, while the master ends one way or the other.
+async fn survives(end: impl FnOnce(&mut Server)) {
+    let Some(mut watched) = Watched::start().await else {
+        return;
+    };
+    let (ours, theirs) = (
+        connect(&watched.url(), 1).await.unwrap(),
+        connect(&watched.url(), 1).await.unwrap(),
+    );
+    let (first, second) = (claim("n"), waiting("n"));
+    let before = taken(&ours, &first).await;
+    let mut subscription = wait(&theirs, &second).await;
+    assert_eq!(watched.master().await.port, watched.servers[0].port);
+
+    end(&mut watched.servers[0]);
+    let ended = Instant::now();
+    within(60, "a renewal at the new master", async || renewed(&ours, &first).await).await;
+    assert!(ended.elapsed() < LONG, "within the lease");
+    assert_ne!(watched.master().await.port, watched.servers[0].port);
+    tokio::time::timeout(LONG, subscription.changed())
+        .await
+        .expect("a hint after the change of connection, without a call that would have noticed");
+    within(60, "a busy answer from the new master", async || {
+        matches!(theirs.try_acquire(&second).await, Ok(Acquired::Held { .. }))
+    })
+    .await;
+    free(&ours, &first).await;
+    let after = loop {
+        match theirs.try_acquire(&second).await {
+            Ok(Acquired::Granted { fence }) => break fence,
+            Ok(Acquired::Held { .. }) => tokio::time::timeout(LONG, subscription.changed())
+                .await
+                .expect("a hint from the new master"),
+            // The one replica that is left may still copy the new master.
+            Err(error) => {
+                assert!(error.retryable, "{error}");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    };
+    assert!(after > before);
+
+    // The old master comes back, as a replica, and nobody falls for it.
+    let old = &mut watched.servers[0];
+    if old.process.try_wait().unwrap().is_some() {
+        old.process = spawn(old.port, old.dir.path(), &[]).unwrap();
+        assert!(old.answers().await);
+    } else {
+        old.thaw();
+    }
+    within(60, "the old master is a replica", async || {
+        watched.servers[0].role().await == "slave"
+    })
+    .await;
+    let late = connect(&watched.url(), 1).await.unwrap();
+    assert!(matches!(
+        late.try_acquire(&claim("n")).await.unwrap(),
+        Acquired::Held { .. }
+    ));
+    free(&theirs, &second).await;
+}
+
+#[tokio::test]
+async fn a_lease_survives_the_crash_of_its_master() {
+    survives(Server::stop).await;
+}
+
+#[tokio::test]
+async fn a_lease_survives_a_master_that_hangs() {
+    survives(|master| master.freeze()).await;
+}
+
+/// Somebody who answers every question as a sentinel would: with this address, or that it does not know the name.
+fn fake_sentinel(master: Option<u16>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let answer = match master.map(|port| port.to_string()) {
+        Some(port) => format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.len()),
+        None => "*-1\r\n".to_owned(),
+    };
+    std::thread::spawn(move || {
+        for mut client in listener.incoming().map_while(|client| client.ok()) {
+            let answer = answer.clone();
+            std::thread::spawn(move || {
+                let mut buffer = [0; 4096];
+                while let Ok(1..) = client.read(&mut buffer) {
+                    if client.write_all(answer.as_bytes()).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+fn url_of(sentinels: &[u16]) -> String {
+    let hosts: Vec<String> = sentinels.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    format!("redis+sentinel://{}/{MASTER}", hosts.join(","))
+}
+
+#[tokio::test]
+async fn the_answer_of_most_sentinels_counts_and_a_hung_one_costs_no_time() {
+    let Some(master) = Server::start(&[]).await else { return };
+    let Some(replica) = master.replica(&[]).await else {
+        return;
+    };
+    let mute = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (right, wrong) = (fake_sentinel(Some(master.port)), fake_sentinel(Some(replica.port)));
+    let (also_right, ignorant) = (fake_sentinel(Some(master.port)), fake_sentinel(None));
+    let silent = mute.local_addr().unwrap().port();
+    for sentinels in [
+        &[right][..],
+        &[silent, right, also_right],
+        &[wrong, right, also_right],
+        &[ignorant, free_port(), right],
+    ] {
+        let ours = connect(&url_of(sentinels), 0).await.unwrap();
+        let first = claim("n");
+        take(&ours, &first).await;
+        free(&ours, &first).await;
+    }
+    let config = RedisConfig::parse(&url_of(&[silent, right, also_right]), &Settings::default()).unwrap();
+    let started = Instant::now();
+    config.locate().await.unwrap();
+    assert!(started.elapsed() < config.limit / 8, "{:?}", started.elapsed());
+
+    let error = connect(&url_of(&[wrong]), 0).await.unwrap_err();
+    let expected = format!(
+        "redis: connect failed: the sentinels name 127.0.0.1:{} as the master, but its role is \"slave\"",
+        replica.port
+    );
+    assert!(error.retryable && error.to_string().starts_with(&expected), "{error}");
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_the_sentinels_is_told() {
+    let (gone, ignorant) = (free_port(), fake_sentinel(None));
+    let error = connect(&url_of(&[ignorant, fake_sentinel(None)]), 0).await.unwrap_err();
+    assert!(
+        !error.retryable,
+        "they have all been asked, and none knows the name: {error}"
+    );
+    let start = format!("redis: connect failed: no sentinel names a master {MASTER:?} (");
+    assert!(error.to_string().starts_with(&start), "{error}");
+    let each = format!("127.0.0.1:{ignorant}: does not know that name");
+    assert!(error.to_string().contains(&each), "{error}");
+
+    let error = connect(&url_of(&[ignorant, gone]), 0).await.unwrap_err();
+    assert!(error.retryable, "one of them may know the name: {error}");
+    assert!(
+        error.to_string().contains(&format!("127.0.0.1:{gone}: ")) && error.to_string().contains(&each),
+        "{error}"
+    );
+
+    let mute = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent = mute.local_addr().unwrap().port();
+    let started = Instant::now();
+    let error = connect(&url_of(&[silent, gone]), 0).await.unwrap_err();
+    assert!(error.retryable && error.to_string().contains("timed out"), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(2), "within the limit");
+
+    // The sentinels are well, and the master that they name is not.
+    let error = connect(&url_of(&[fake_sentinel(Some(gone))]), 0).await.unwrap_err();
+    let expected = format!("no connection to 127.0.0.1:{gone}: ");
+    assert!(error.retryable && error.to_string().contains(&expected), "{error}");
+    let error = connect(&url_of(&[fake_sentinel(Some(silent))]), 0).await.unwrap_err();
+    let expected = format!("no connection to the master {MASTER:?} of the sentinels 127.0.0.1:");
+    assert!(error.retryable && error.to_string().contains(&expected), "{error}");
+
+    let Some(server) = Server::start(&[]).await else { return };
+    let error = connect(&url_of(&[server.port]), 0).await.unwrap_err();
+    assert!(!error.retryable, "that is no sentinel: {error}");
+}
+
+#[tokio::test]
+async fn sentinels_and_servers_have_logins_of_their_own() {
+    let Some(server) = Server::start(&["--requirepass", "server's"]).await else {
+        return;
+    };
+    let lines = format!(
+        "requirepass sentinel's\nsentinel monitor {MASTER} 127.0.0.1 {} 1\nsentinel auth-pass {MASTER} server's\n\
+         user asker on >asker's -@all +auth +sentinel|get-master-addr-by-name\n",
+        server.port
+    );
+    let Some(sentinel) = Server::sentinel(&lines).await else {
+        return;
+    };
+    let url = |login: &str, options: &str| {
+        format!(
+            "redis+sentinel://{login}127.0.0.1:{}/{MASTER}/3{options}",
+            sentinel.port
+        )
+    };
+    let server_login = ":server's@";
+    for options in [
+        "?sentinelPassword=sentinel's",
+        "?sentinelUsername=asker&sentinelPassword=asker's",
+    ] {
+        let ours = connect(&url(server_login, options), 0).await.unwrap();
+        take(&ours, &claim(options)).await;
+    }
+    let mut other = Other::connect(&format!("redis://:server's@127.0.0.1:{}/3", server.port)).await;
+    assert_eq!(
+        other.run::<i64>("DBSIZE").await,
+        4,
+        "two locks and their fences in database 3"
+    );
+    let refused = async |login: &str, options: &str| {
+        let error = connect(&url(login, options), 0).await.unwrap_err();
+        assert!(!error.retryable && !error.to_string().contains("'s"), "{error}");
+        error.to_string()
+    };
+    assert!(refused(server_login, "").await.contains(": NOAUTH"));
+    assert!(
+        refused(server_login, "?sentinelPassword=wrong")
+            .await
+            .contains(": WRONGPASS")
+    );
+    assert!(refused("", "?sentinelPassword=sentinel's").await.contains("NOAUTH"));
+}
+
+#[test]
+fn urls_are_understood() {
+    let parse = |url: &str| RedisConfig::parse(url, &Settings::default());
+    let config =
+        parse("redis+sentinel://us%40er:secret@h1,h2:7000,[::1]/my%20master/12?sentinelPassword=secret").unwrap();
+    assert_eq!(
+        config.address(),
+        "the master \"my master\" of the sentinels h1:26379, h2:7000, [::1]:26379"
+    );
+    let login = config.server.redis_settings();
+    assert_eq!(
+        (login.username(), login.password(), login.db()),
+        (Some("us@er"), Some("secret"), 12)
+    );
+    assert!(!format!("{config:?}").contains("secret"), "{config:?}");
+    for url in [
+        "redis+sentinel://h/m",
+        "rediss+sentinel://h/m?sentinelTls=false",
+        "redis+sentinel://h/m/",
+    ] {
+        assert!(parse(url).is_ok(), "{url}");
+    }
+
+    for url in [
+        "redis+sentinel:",
+        "redis+sentinel://",
+        "redis+sentinel://secret",
+        "redis+sentinel://h1,h2",
+        "redis+sentinel://h1,h2/",
+        "redis+sentinel://h1,,h2/m",
+        "redis+sentinel://h:secret/m",
+        "redis+sentinel://user:sec#secret@h/m",
+        "redis+sentinel://user:sec/secret@h/m",
+        "redis+sentinel://user/secret@h",
+        "redis+sentinel://user:sec?secret@h/m",
+        "redis+sentinel://h/m/secret",
+        "redis+sentinel://h/m/1/secret",
+        "redis+sentinel://h/m?secret=1",
+        "redis+sentinel://h/m?sentinelTls=false",
+        "rediss+sentinel://h/m?sentinelTls=secret",
+        "redis+sentinel://h/m#secret",
+    ] {
+        let error: LockError = parse(url).unwrap_err();
+        assert!(
+            error.message.starts_with("target must be redis"),
+            "{url}: {}",
+            error.message
+        );
+        assert!(!error.message.contains("secret"), "{url}: {}", error.message);
+    }
+}
