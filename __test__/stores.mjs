@@ -29,8 +29,10 @@ export const random = () => randomBytes(6).toString('hex')
 
 /** The URL of a kind's test server, or a list of them. */
 export function serverUrl(kind) {
-  const urls = process.env[KINDS[kind].server]?.split(',') ?? []
-  return urls.length > 1 ? urls : urls[0]
+  const { server } = KINDS[kind]
+  const url = process.env[server]
+  // One URL may have commas, too: between the nodes of a cluster.
+  return server?.endsWith('_URLS') ? url?.split(',') : url
 }
 
 /** Why a kind cannot be tested here; `undefined` when it can. */
