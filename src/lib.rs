@@ -17,6 +17,7 @@
 pub mod clock;
 pub mod engine;
 pub mod error;
+pub mod event_loop;
 pub mod model;
 pub mod service;
 

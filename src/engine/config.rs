@@ -1,10 +1,12 @@
 //! From a target (URL, list of URLs, nothing) to a connected engine: the only match over engines.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::SharedEngine;
 use crate::error::LockError;
+use crate::event_loop::EventLoop;
 
 /// What every engine may be told beside its URL.
 #[derive(Debug, Clone)]
@@ -21,6 +23,8 @@ pub struct Settings {
     pub min_replicas: u32,
     /// Certificates for `rediss://` and for MongoDB with TLS.
     pub tls: TlsFiles,
+    /// The event loop of the thread that the calls come from, if it can serve an engine's socket.
+    pub event_loop: Option<Arc<dyn EventLoop>>,
 }
 
 impl Default for Settings {
@@ -32,6 +36,7 @@ impl Default for Settings {
             store_timeout: Duration::from_secs(5),
             min_replicas: 0,
             tls: TlsFiles::default(),
+            event_loop: None,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use napi::Env;
 
 use super::options::{self, Options, text};
-use super::promise::Shared;
+use super::promise::{Bridge, Shared};
 use super::signal::warn;
 use super::value::{
     Answer, Kept, Kind, Value, array, bigint, call, describe, elements, function, get, global, invoke, kind, length,
@@ -54,7 +54,8 @@ const TLS: &[&str] = &["caFile", "certFile", "keyFile", "insecure"];
 
 impl Request {
     /// Reads `connect(target?, options?)`.
-    pub(super) fn read(env: &Env, shared: &Arc<Shared>, target: Value, options: Value) -> Answer<Self> {
+    pub(super) fn read(env: &Env, bridge: &Bridge, target: Value, options: Value) -> Answer<Self> {
+        let shared = bridge.shared();
         let (target, options) = match kind(env, target) {
             // A `URL` object is as good as its text.
             Kind::Object if kind(env, get(env, target, "href")?) == Kind::String => (
@@ -75,6 +76,7 @@ impl Request {
         let urls = urls(env, target)?;
         let mut settings = Settings {
             key_prefix: options.text("keyPrefix")?,
+            event_loop: bridge.event_loop(),
             ..Settings::default()
         };
         if let Some(collection) = options.text("collection")? {

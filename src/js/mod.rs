@@ -4,6 +4,8 @@ mod abort;
 mod calls;
 mod connect;
 mod error;
+#[cfg(unix)]
+mod home;
 mod lock;
 mod options;
 mod promise;

@@ -16,19 +16,22 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::ptr;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release};
+use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, ThreadId};
 
 use futures_util::FutureExt;
 use napi::{Env, sys};
 use tokio::sync::Notify;
 
 use super::abort::Groups;
+#[cfg(unix)]
+use super::home::{Calls, Home, Turns};
 use super::value::{Answer, Thrown, Value};
 use crate::error::{EngineError, LockError};
+use crate::event_loop::EventLoop;
 
-type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Task = Box<dyn FnOnce(&Env) + Send>;
 
 /// Work for the JavaScript thread.
@@ -61,6 +64,9 @@ pub(super) struct Shared {
     /// `None` once the environment is being torn down; whoever calls it holds the lock.
     doorbell: Mutex<Option<Doorbell>>,
     stop: Notify,
+    /// The JavaScript thread, and whether its event loop looks at the outbox before it sleeps.
+    thread: ThreadId,
+    turns: AtomicBool,
 }
 
 /// The threadsafe function that wakes the event loop.
@@ -69,14 +75,16 @@ struct Doorbell(sys::napi_threadsafe_function);
 // SAFETY: Node-API lets any thread call a threadsafe function.
 unsafe impl Send for Doorbell {}
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Shared {
     fn deliver(&self, delivery: Delivery) {
         lock(&self.outbox).push(delivery);
-        self.ready.notify_one();
+        if !(self.turns.load(Acquire) && std::thread::current().id() == self.thread) {
+            self.ready.notify_one();
+        }
     }
 
     /// Has `task` run on the JavaScript thread soon, without holding the event loop open for it.
@@ -112,6 +120,11 @@ pub(super) struct Bridge {
     function: sys::napi_threadsafe_function,
     outstanding: RefCell<u32>,
     thread: RefCell<Option<JoinHandle<()>>>,
+    /// The calls that are at home on this thread.
+    #[cfg(unix)]
+    pub(super) calls: Arc<Calls>,
+    #[cfg(unix)]
+    pub(super) turns: Option<Turns>,
     /// The callers' abort signals.
     pub(super) signals: RefCell<Groups>,
 }
@@ -156,6 +169,8 @@ impl Bridge {
             discarded: Mutex::default(),
             doorbell: Mutex::new(None),
             stop: Notify::new(),
+            thread: std::thread::current().id(),
+            turns: AtomicBool::new(false),
         });
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -185,6 +200,8 @@ impl Bridge {
         // SAFETY: the function was made just now.
         unsafe { sys::napi_unref_threadsafe_function(env.raw(), function) };
         *lock(&shared.doorbell) = Some(Doorbell(function));
+        #[cfg(unix)]
+        let calls = Calls::new(runtime.handle().clone());
         let theirs = shared.clone();
         let thread = std::thread::Builder::new()
             .name("holdfast-io".into())
@@ -199,6 +216,10 @@ impl Bridge {
             function,
             outstanding: RefCell::new(0),
             thread: RefCell::new(Some(thread)),
+            #[cfg(unix)]
+            calls,
+            #[cfg(unix)]
+            turns: Turns::find(env),
             signals: RefCell::default(),
         });
         // SAFETY: the hook runs on this thread, once, when the environment goes away.
@@ -231,8 +252,34 @@ impl Bridge {
             };
             shared.deliver(Delivery::Reply(Box::new(move |env| settle(env, result))));
         };
-        lock(&self.shared.inbox).push(Box::pin(job));
+        let job: Job = Box::pin(job);
+        #[cfg(unix)]
+        if self.turns.as_ref().is_some_and(Turns::come) {
+            return self.calls.begin(job);
+        }
+        lock(&self.shared.inbox).push(job);
         self.shared.arrived.notify_one();
+    }
+
+    /// The event loop, for an engine that wants its socket served there.
+    pub(super) fn event_loop(&self) -> Option<Arc<dyn EventLoop>> {
+        #[cfg(unix)]
+        if self.turns.is_some() {
+            return Some(Home::new(self.calls.clone(), &self.shared));
+        }
+        None
+    }
+
+    /// Whether anything waits for this thread.
+    #[cfg(unix)]
+    pub(super) fn has_ready(&self) -> bool {
+        self.calls.any_ready() || !lock(&self.shared.outbox).is_empty()
+    }
+
+    /// From now on the event loop looks at the outbox before it sleeps.
+    #[cfg(unix)]
+    pub(super) fn looks(&self) {
+        self.shared.turns.store(true, Release);
     }
 
     fn replied(&self, env: &Env, replies: u32) {
@@ -286,13 +333,18 @@ unsafe extern "C" fn come_round(raw: sys::napi_env, _: Value, _: *mut c_void, _:
     if raw.is_null() {
         return;
     }
-    let env = Env::from_raw(raw);
     let Some(bridge) = bridge_of(raw) else {
         return;
     };
-    let shared = &bridge.shared;
-    shared.signalled.store(false, Release);
+    bridge.shared.signalled.store(false, Release);
+    settle_ready(&Env::from_raw(raw), &bridge);
+}
+
+/// Settles everything that is ready, on the JavaScript thread. Answers whether anything was.
+pub(super) fn settle_ready(env: &Env, bridge: &Bridge) -> bool {
+    let (raw, shared) = (env.raw(), &bridge.shared);
     let deliveries = std::mem::take(&mut *lock(&shared.outbox));
+    let any = !deliveries.is_empty();
     let mut replies = 0;
     for delivery in deliveries {
         let mut scope = ptr::null_mut();
@@ -306,7 +358,7 @@ unsafe extern "C" fn come_round(raw: sys::napi_env, _: Value, _: *mut c_void, _:
             Delivery::Notice(task) => task,
         };
         // A panic must not unwind into Node, and must not keep the rest of the batch from its answers.
-        if std::panic::catch_unwind(AssertUnwindSafe(|| task(&env))).is_err() {
+        if std::panic::catch_unwind(AssertUnwindSafe(|| task(env))).is_err() {
             tracing::error!("a bug in holdfast: an answer could not be delivered");
         }
         // SAFETY: as above.
@@ -321,7 +373,8 @@ unsafe extern "C" fn come_round(raw: sys::napi_env, _: Value, _: *mut c_void, _:
             }
         };
     }
-    bridge.replied(&env, replies);
+    bridge.replied(env, replies);
+    any
 }
 
 /// The environment goes away: no call may reach it any more, and the I/O thread must have left this library's code
@@ -330,6 +383,10 @@ unsafe extern "C" fn tear_down(env: *mut c_void) {
     let Some(bridge) = BRIDGES.with_borrow_mut(|bridges| bridges.remove(&env.cast())) else {
         return;
     };
+    #[cfg(unix)]
+    if let Some(turns) = &bridge.turns {
+        turns.end();
+    }
     *lock(&bridge.shared.doorbell) = None;
     bridge.shared.stop.notify_one();
     if let Some(thread) = bridge.thread.take() {

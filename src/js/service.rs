@@ -46,7 +46,7 @@ impl LockService {
     pub fn connect<'env>(env: &'env Env, target: Unknown<'env>, options: Unknown<'env>) -> Result<Unknown<'env>> {
         promise(env, || {
             let bridge = Bridge::get(env)?;
-            let request = Request::read(env, bridge.shared(), target.raw(), options.raw())?;
+            let request = Request::read(env, &bridge, target.raw(), options.raw())?;
             let Request {
                 config,
                 settings,

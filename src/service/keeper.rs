@@ -17,6 +17,10 @@ use crate::clock::Moment;
 /// in one at its beginning.
 const BATCH: usize = 256;
 
+/// How long the task looks on after the last lease is gone. Leases often come one by one, and to wake it for each would
+/// cost more than the lease.
+const LINGER: Duration = Duration::from_secs(1);
+
 /// When something is due, in nanoseconds of the local clock, and a number that makes it unique.
 pub(super) type Slot = (u64, u64);
 
@@ -26,6 +30,8 @@ pub(super) struct Keeper {
     schedule: Mutex<BTreeMap<Slot, Arc<Lease>>>,
     sequence: AtomicU64,
     earlier: Notify,
+    /// When the task looks next in any case, in nanoseconds of the local clock.
+    wakes_at: AtomicU64,
 }
 
 impl Keeper {
@@ -45,7 +51,7 @@ impl Keeper {
         lease.set_slot(slot);
         if let Some(slot) = slot {
             schedule.insert(slot, lease.clone());
-            if schedule.keys().next() == Some(&slot) {
+            if slot.0 < self.wakes_at.load(Relaxed) {
                 self.earlier.notify_one();
             }
         }
@@ -108,12 +114,28 @@ impl Keeper {
     /// Timers stand still while a machine sleeps, so the task wakes up at least every [`WATCH_INTERVAL`] while anything
     /// is held, and compares with a clock that does not.
     pub(super) async fn run(inner: Arc<Inner>) {
+        let mut idle_since = None;
         loop {
             Self::look_after(&inner);
-            let next = inner.keeper.lock().keys().next().map(|(at, _)| Moment::from_nanos(*at));
+            let pause = {
+                let schedule = inner.keeper.lock();
+                let now = Moment::now();
+                let pause = match schedule.keys().next() {
+                    Some((at, _)) => {
+                        idle_since = None;
+                        Some(Moment::from_nanos(*at).remaining().min(WATCH_INTERVAL))
+                    }
+                    None if idle_since.get_or_insert(now).elapsed() < LINGER => Some(WATCH_INTERVAL),
+                    None => None,
+                };
+                // Under the lock: a lease that comes after this look knows of it.
+                let wakes_at = pause.map_or(u64::MAX, |pause| (now + pause).to_nanos());
+                inner.keeper.wakes_at.store(wakes_at, Relaxed);
+                pause
+            };
             let pause = async {
-                match next {
-                    Some(at) => tokio::time::sleep(at.remaining().min(WATCH_INTERVAL)).await,
+                match pause {
+                    Some(pause) => tokio::time::sleep(pause).await,
                     None => std::future::pending().await,
                 }
             };

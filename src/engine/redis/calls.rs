@@ -1,17 +1,28 @@
 //! One call on the connection, from sending to the reply.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use redis::{Cmd, RedisResult, Value};
 
 use super::connection::{Connection, Link};
 use super::failure::{Failure, spoils_connection};
+use super::health::Health;
+#[cfg(unix)]
+use super::lane::Lane;
 use super::scripts::Script;
 use crate::clock::Moment;
 
 impl Link {
     /// Runs a script, with its text where the server does not know it (a first call, a restart, `SCRIPT FLUSH`).
     pub(super) async fn run(self: &Arc<Self>, script: &Script, call: &Cmd) -> Result<Value, Failure> {
+        #[cfg(unix)]
+        if let Some(lane) = self.lane() {
+            return match self.by_lane(&lane, call).await {
+                Err(failure) if failure.is_unknown_script() => self.by_lane(&lane, &script.with_source(call)).await,
+                answer => answer,
+            };
+        }
         let connection = self.connection().await?;
         self.run_on(&connection, script, call, false).await
     }
@@ -35,6 +46,10 @@ impl Link {
 
     /// Sends one command on the current connection, and waits for its reply for as long as the caller does.
     pub(super) async fn call(self: &Arc<Self>, cmd: &Cmd) -> Result<Value, Failure> {
+        #[cfg(unix)]
+        if let Some(lane) = self.lane() {
+            return self.by_lane(&lane, cmd).await;
+        }
         let connection = self.connection().await?;
         self.call_on(&connection, cmd, false).await
     }
@@ -62,6 +77,17 @@ impl Link {
         self.exchange(connection, reply).await
     }
 
+    #[cfg(unix)]
+    async fn by_lane(&self, lane: &Arc<Lane>, cmd: &Cmd) -> Result<Value, Failure> {
+        let reply = Waiting::on(lane.health(), self.patience(), || lane.end())
+            .until(lane.call(cmd))
+            .await;
+        if reply.as_ref().is_err_and(spoils_connection) {
+            lane.end();
+        }
+        Ok(reply?)
+    }
+
     /// Waits for a reply on a connection, and learns about the connection's health from it.
     ///
     /// The caller's future keeps its connection alive even after others have moved on to a fresh one: a late reply is a
@@ -71,10 +97,9 @@ impl Link {
         connection: &Arc<Connection>,
         reply: impl Future<Output = RedisResult<T>>,
     ) -> Result<T, Failure> {
-        let mut waiting = Waiting::new(self, connection);
-        let reply = reply.await;
-        waiting.answered = true;
-        drop(waiting);
+        let reply = Waiting::on(&connection.health, self.patience(), || self.lose(connection.generation))
+            .until(reply)
+            .await;
         if reply.as_ref().is_err_and(spoils_connection) {
             self.lose(connection.generation);
         }
@@ -83,31 +108,39 @@ impl Link {
 }
 
 /// A call that waits for its reply. Dropped without one, it may take the connection with it.
-struct Waiting<'a> {
-    link: &'a Arc<Link>,
-    connection: &'a Connection,
+struct Waiting<'a, F: Fn()> {
+    health: &'a Health,
+    patience: Duration,
+    lose: F,
     sent: Moment,
     answered: bool,
 }
 
-impl<'a> Waiting<'a> {
-    fn new(link: &'a Arc<Link>, connection: &'a Connection) -> Self {
-        connection.health.sent();
+impl<'a, F: Fn()> Waiting<'a, F> {
+    fn on(health: &'a Health, patience: Duration, lose: F) -> Self {
+        health.sent();
         Waiting {
-            link,
-            connection,
+            health,
+            patience,
+            lose,
             sent: Moment::now(),
             answered: false,
         }
     }
+
+    async fn until<T>(mut self, reply: impl Future<Output = T>) -> T {
+        let reply = reply.await;
+        self.answered = true;
+        reply
+    }
 }
 
-impl Drop for Waiting<'_> {
+impl<F: Fn()> Drop for Waiting<'_, F> {
     fn drop(&mut self) {
         if self.answered {
-            self.connection.health.heard();
-        } else if self.connection.health.given_up(self.sent, self.link.patience()) {
-            self.link.lose(self.connection.generation);
+            self.health.heard();
+        } else if self.health.given_up(self.sent, self.patience) {
+            (self.lose)();
         }
     }
 }

@@ -40,6 +40,9 @@ pub struct RedisConfig {
     pub(super) limit: Duration,
     /// How many replicas have to acknowledge a grant before it counts.
     pub(super) min_replicas: u32,
+    /// Where the calls come from, if that has an event loop to serve a socket.
+    #[cfg(unix)]
+    pub(super) home: Option<Arc<dyn crate::event_loop::EventLoop>>,
 }
 
 impl RedisConfig {
@@ -73,6 +76,8 @@ impl RedisConfig {
             layout: Layout::new(settings.key_prefix.as_deref().unwrap_or(DEFAULT_PREFIX)),
             limit: settings.store_timeout,
             min_replicas: settings.min_replicas,
+            #[cfg(unix)]
+            home: settings.event_loop.clone(),
         };
         if let Some(files) = &config.tls {
             certificates(files).map_err(|wrong| LockError::invalid(wrong.setting, "must be a PEM file", wrong.how))?;
@@ -134,6 +139,32 @@ impl RedisConfig {
             Source::Url => self.limit,
             Source::Sentinels(_) | Source::Cluster(_) => self.limit / 2,
         }
+    }
+
+    /// A connection for the fast lane. `None` where the server is not the URL's own, or not reached by plain TCP.
+    #[cfg(unix)]
+    pub(super) async fn lane(&self) -> RedisResult<Option<Arc<super::lane::Lane>>> {
+        let (Source::Url, ConnectionAddr::Tcp(host, port)) = (&self.source, self.server.addr()) else {
+            return Ok(None);
+        };
+        let stream = tokio::net::TcpStream::connect((&**host, *port)).await?;
+        stream.set_nodelay(true)?;
+        let settings = self.server.redis_settings();
+        let mut login = Vec::new();
+        if let Some(password) = settings.password() {
+            let mut auth = redis::cmd("AUTH");
+            if let Some(user) = settings.username() {
+                auth.arg(user);
+            }
+            auth.arg(password);
+            login.push(auth);
+        }
+        if settings.db() != 0 {
+            let mut select = redis::cmd("SELECT");
+            select.arg(settings.db());
+            login.push(select);
+        }
+        super::lane::Lane::open(stream, &login).await.map(Some)
     }
 
     /// Host and port, for messages.

@@ -21,7 +21,11 @@ use super::config::{RedisConfig, client, show_address};
 use super::failure::Failure;
 use super::health::Health;
 use super::sentinel;
+#[cfg(unix)]
+use super::lane::Lane;
 use super::subscription::Topics;
+#[cfg(unix)]
+use crate::clock::Moment;
 
 /// How many calls may be on their way to the driver's task before the next one has to wait. Its default is 50.
 const QUEUE: usize = 1024;
@@ -69,7 +73,22 @@ pub(super) struct Link {
     pub(super) sharded: bool,
     /// Told when a node has ended a subscription.
     pub(super) endings: watch::Sender<()>,
+    #[cfg(unix)]
+    lane: Mutex<LaneSlot>,
 }
+
+#[cfg(unix)]
+enum LaneSlot {
+    /// None; the next may be opened from then on.
+    Empty(Moment),
+    Opening,
+    Open(Arc<Lane>),
+    Closed,
+}
+
+/// How long a lane that broke, or could not be opened, is not tried again: meanwhile calls go the ordinary way.
+#[cfg(unix)]
+const LANE_PAUSE: Duration = Duration::from_secs(1);
 
 impl Link {
     /// A link that opens its connection with the first call. Must be made within a runtime.
@@ -95,7 +114,56 @@ impl Link {
             topics: Topics::default(),
             sharded,
             endings: watch::Sender::new(()),
+            #[cfg(unix)]
+            lane: Mutex::new(LaneSlot::Empty(Moment::now())),
         })
+    }
+
+    #[cfg(unix)]
+    fn lane_slot(&self) -> MutexGuard<'_, LaneSlot> {
+        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The fast lane, for a call on the event loop's own thread. `None`: the call goes the ordinary way.
+    #[cfg(unix)]
+    pub(super) fn lane(self: &Arc<Self>) -> Option<Arc<Lane>> {
+        self.config.home.as_ref().filter(|home| home.is_here())?;
+        let mut slot = self.lane_slot();
+        match &*slot {
+            LaneSlot::Open(lane) if lane.is_open() && !lane.health().is_lost(self.patience()) => {
+                return Some(lane.clone());
+            }
+            LaneSlot::Open(lane) => {
+                lane.end();
+                *slot = LaneSlot::Empty(Moment::now() + LANE_PAUSE);
+            }
+            LaneSlot::Empty(next) if next.is_past() => {
+                *slot = LaneSlot::Opening;
+                let link = self.clone();
+                self.runtime.spawn(async move { link.open_lane().await });
+            }
+            LaneSlot::Empty(_) | LaneSlot::Opening | LaneSlot::Closed => {}
+        }
+        None
+    }
+
+    /// Opens the fast lane, where there is an event loop to serve it and the server is reached by plain TCP.
+    #[cfg(unix)]
+    pub(super) async fn open_lane(self: &Arc<Self>) {
+        let Some(home) = &self.config.home else { return };
+        let opened = tokio::time::timeout(self.limit(), self.config.lane()).await;
+        let mut slot = self.lane_slot();
+        if let LaneSlot::Closed = *slot {
+            return;
+        }
+        *slot = match opened {
+            Ok(Ok(Some(lane))) => {
+                home.serve(lane.clone());
+                LaneSlot::Open(lane)
+            }
+            Ok(Ok(None)) => LaneSlot::Closed,
+            _ => LaneSlot::Empty(Moment::now() + LANE_PAUSE),
+        };
     }
 
     /// The longest that anything may take on a living connection.
@@ -250,6 +318,10 @@ impl Link {
 
     /// Gives back the connection as soon as the calls on it have ended, and refuses new ones.
     pub(super) fn close(&self) {
+        #[cfg(unix)]
+        if let LaneSlot::Open(lane) = std::mem::replace(&mut *self.lane_slot(), LaneSlot::Closed) {
+            lane.end();
+        }
         let last = std::mem::replace(&mut self.state().slot, Slot::Closed);
         drop(last);
     }

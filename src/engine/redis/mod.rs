@@ -40,11 +40,15 @@ mod failure;
 mod health;
 mod hosts;
 mod keys;
+#[cfg(unix)]
+mod lane;
 mod listing;
 mod quorum;
 mod renewal;
 mod replicas;
 mod route;
+#[cfg(unix)]
+mod resp;
 mod scripts;
 mod sentinel;
 mod slots;
@@ -110,6 +114,10 @@ impl RedisEngine {
         let replicated =
             (config.min_replicas > 0).then(|| Replicated::new(Link::new(config.clone()), config.min_replicas));
         greet(&route).await.map_err(|failure| failure.during("connect"))?;
+        #[cfg(unix)]
+        if let Route::One(link) = &route {
+            link.open_lane().await;
+        }
         let listening = match (&route, config.sentinels()) {
             (Route::One(link), Some(sentinels)) => {
                 let links: Vec<&Arc<Link>> = [link]
