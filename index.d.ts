@@ -407,7 +407,7 @@ export declare namespace LockService {
    * | `redis://`, `rediss://` | Redis 6.2 or later, one node |
    * | `redis+sentinel://h1,h2,h3/MASTER`, `rediss+sentinel://…` | the Redis master of that name, by the word of its sentinels |
    * | `redis+cluster://h1,h2,h3`, `rediss+cluster://…` | Redis Cluster 7.0 or later |
-   * | 3 or more of them, in a list | a quorum of independent Redis nodes: held while a majority holds it |
+   * | a list of three or more `redis://` or `rediss://` | a quorum of independent Redis nodes: held while a majority holds it |
    * | `mongodb://`, `mongodb+srv://` | MongoDB 4.4 or later: standalone or replica set |
    *
    * @throws `LOCK_STORE` when the store cannot be reached within `storeTimeoutMs`, `LOCK_INVALID_ARGUMENT`

@@ -91,7 +91,9 @@ impl Calls {
 
 impl Call {
     fn poll(self: &Arc<Self>) {
-        let Some(mut job) = lock(&self.job).job.take() else { return };
+        let Some(mut job) = lock(&self.job).job.take() else {
+            return;
+        };
         let waker = Waker::from(self.clone());
         // Timers and tasks are the I/O thread's.
         let entered = self.calls.runtime.enter();
@@ -419,4 +421,3 @@ impl Calls {
         !lock(&self.ready).is_empty()
     }
 }
-

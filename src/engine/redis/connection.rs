@@ -20,9 +20,9 @@ use tokio::sync::{oneshot, watch};
 use super::config::{RedisConfig, client, show_address};
 use super::failure::Failure;
 use super::health::Health;
-use super::sentinel;
 #[cfg(unix)]
 use super::lane::Lane;
+use super::sentinel;
 use super::subscription::Topics;
 #[cfg(unix)]
 use crate::clock::Moment;

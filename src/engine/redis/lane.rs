@@ -170,7 +170,9 @@ impl Lane {
                 let reply = resp::value(&state.input[taken..taken + length]);
                 taken += length;
                 // A reply that nobody asked for: the connection cannot be made sense of.
-                let Some(sender) = state.waiting.pop_front() else { return Err(broken()) };
+                let Some(sender) = state.waiting.pop_front() else {
+                    return Err(broken());
+                };
                 // Whoever asked may have gone.
                 let _ = sender.send(reply);
             }
@@ -206,7 +208,11 @@ impl Socket for Lane {
     fn flush(&self) -> bool {
         let outcome = {
             let mut state = self.state();
-            if state.out.is_empty() { Ok(()) } else { self.write(&mut state) }
+            if state.out.is_empty() {
+                Ok(())
+            } else {
+                self.write(&mut state)
+            }
         };
         self.settle(outcome.map_err(RedisError::from))
     }

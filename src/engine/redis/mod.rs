@@ -46,9 +46,9 @@ mod listing;
 mod quorum;
 mod renewal;
 mod replicas;
-mod route;
 #[cfg(unix)]
 mod resp;
+mod route;
 mod scripts;
 mod sentinel;
 mod slots;

@@ -11,7 +11,9 @@ use redis::{ErrorKind, RedisError, RedisResult, Value};
 pub(super) fn length(bytes: &[u8]) -> RedisResult<Option<usize>> {
     let (mut at, mut left) = (0, 1_usize);
     while left > 0 {
-        let Some((line, next)) = line(bytes, at) else { return Ok(None) };
+        let Some((line, next)) = line(bytes, at) else {
+            return Ok(None);
+        };
         left -= 1;
         match line[0] {
             b'+' | b'-' | b':' => at = next,
