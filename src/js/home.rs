@@ -17,7 +17,7 @@ use std::fmt;
 use std::ptr;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, Weak};
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Wake, Waker};
 use std::thread::ThreadId;
 
 use napi::{Env, sys};
@@ -99,7 +99,7 @@ impl Call {
         let entered = self.calls.runtime.enter();
         let polled = job.as_mut().poll(&mut Context::from_waker(&waker));
         drop(entered);
-        if let Poll::Pending = polled {
+        if polled.is_pending() {
             let mut place = lock(&self.job);
             if std::mem::take(&mut place.moves) {
                 drop(place);
