@@ -39,7 +39,7 @@ const CONTENDERS = [
   { module: 'redis-semaphore', setting: 'tries every ms', retryMs: 1 },
   { module: 'verrou', setting: 'default: tries every 250 ms' },
   { module: 'verrou', setting: 'tries every ms', retryMs: 1 },
-]
+].filter(({ module, retryMs }) => !quick || module === 'holdfast' || retryMs === 1)
 const CROWDS = [
   { title: '1 waiter', processes: 1, waiters: 1 },
   { title: '10 waiters in one process', processes: 1, waiters: 10 },
@@ -56,10 +56,11 @@ const { default: Redis } = await import('ioredis')
 const server = await startRedis()
 const redis = new Redis(server.url)
 
-/** The median of many round trips, one after the other, in µs. */
-async function roundTrip() {
+/** The median of many round trips, one after the other, in µs; with a pause before each, as before each hand-off, if so told. */
+async function roundTrip(count, pauses) {
   const times = []
-  for (let ping = 0; ping < (quick ? 100 : 3000); ping++) {
+  for (let ping = 0; ping < count; ping++) {
+    if (pauses) await sleep(HOLD.leastMs)
     const start = performance.now()
     await redis.ping()
     times.push((performance.now() - start) * 1000)
@@ -118,9 +119,14 @@ class Crowd {
   }
 
   /** From each release to the next grant, in µs, but for the first ones. */
-  latencies() {
-    const [got, releasing] = [this.got, this.releasing].map((times) => [...times].sort((a, b) => a - b))
-    return releasing.slice(0, got.length - 1).map((time, index) => got[index + 1] - time).slice(WARM_UP)
+  async latencies() {
+    const latest = Math.max(...this.got)
+    // A busy process tells late, and is not to be left out.
+    await sleep(quick ? 50 : 500)
+    const events = [...this.got.map((at) => ({ at })), ...this.releasing.map((at) => ({ at, isRelease: true }))]
+    const ordered = events.filter(({ at }) => at <= latest).sort((one, other) => one.at - other.at)
+    const pairs = ordered.slice(1).map((event, index) => [ordered[index], event])
+    return pairs.filter(([before, after]) => before.isRelease && !after.isRelease).map(([before, after]) => after.at - before.at).slice(WARM_UP)
   }
 
   async end() {
@@ -135,10 +141,10 @@ async function measure(contender, { processes, waiters }) {
   const crowd = await Crowd.start(contender, processes)
   crowd.join(waiters + 1)
   await crowd.handOffs(WARM_UP + HANDOFFS)
-  const latencies = crowd.latencies()
+  const latencies = await crowd.latencies()
   // Apart from the latencies: a server that tells of every command is a slower one.
   const monitor = await Monitor.open(server.port)
-  const handOffs = await crowd.handOffs(COUNTED)
+  const handOffs = await crowd.handOffs(COUNTED, LONGEST_MS / 3)
   const commands = monitor.commands.length / handOffs
   monitor.close()
   await crowd.end()
@@ -160,7 +166,12 @@ async function watch(contender) {
   return commands
 }
 
-const trips = [await roundTrip()]
+const trips = { busy: [], idle: [] }
+async function timeRoundTrips() {
+  trips.busy.push(await roundTrip(quick ? 100 : 3000, false))
+  trips.idle.push(await roundTrip(quick ? 20 : 500, true))
+}
+await timeRoundTrips()
 const results = CROWDS.map(() => CONTENDERS.map(() => ({ latencies: [], commands: [] })))
 for (let round = 0; round < ROUNDS; round++) {
   for (const [at, crowd] of CROWDS.entries()) {
@@ -172,12 +183,13 @@ for (let round = 0; round < ROUNDS; round++) {
       results[at][index].commands.push(commands)
     }
   }
-  trips.push(await roundTrip())
+  await timeRoundTrips()
 }
 const watched = []
 for (const contender of CONTENDERS) watched.push(await watch(contender))
-const trip = median(trips)
+const [busy, idle] = [median(trips.busy), median(trips.idle)]
 
+const spread = (values) => `${median(values).toFixed(0)} (${Math.min(...values).toFixed(0)}–${Math.max(...values).toFixed(0)})`
 const ms = (microseconds) => (microseconds / 1000).toFixed(2)
 const p99 = (values) => [...values].sort((a, b) => a - b)[Math.ceil(values.length * 0.99) - 1]
 
@@ -186,12 +198,12 @@ function table(crowd, rows) {
   return [
     `## ${crowd.title}`,
     '',
-    '| | setting | hand-offs | median, ms | p99, ms | median, round trips | holdfast is faster | commands per hand-off |',
-    '|---|---|---:|---:|---:|---:|---:|---:|',
+    '| | setting | hand-offs | median, ms | p99, ms | in round trips | in round trips after a pause | holdfast is faster | commands per hand-off |',
+    '|---|---|---:|---:|---:|---:|---:|---:|---:|',
     ...rows.map(({ latencies, commands }, index) => {
       const { module, setting } = CONTENDERS[index]
       const mid = median(latencies)
-      const figures = [latencies.length, ms(mid), ms(p99(latencies)), (mid / trip).toFixed(1), `${(mid / own).toFixed(1)} ×`, median(commands).toFixed(1)]
+      const figures = [latencies.length, ms(mid), ms(p99(latencies)), (mid / busy).toFixed(1), (mid / idle).toFixed(1), `${(mid / own).toFixed(1)} ×`, median(commands).toFixed(1)]
       return `| ${module} | ${setting} | ${figures.join(' | ')} |`
     }),
     '',
@@ -202,12 +214,12 @@ const report = [
   '# Hand-offs',
   '',
   `${cpus().length} × ${cpus()[0].model}, Node ${process.version}, ${await serverVersion('redis', server.url)} on loopback. ` +
-    `A round trip is the median PING of ioredis in the same run: ${trip.toFixed(0)} µs ` +
-    `(${Math.min(...trips).toFixed(0)}–${Math.max(...trips).toFixed(0)}).`,
+    `A round trip, the median PING of ioredis in the same run, takes ${spread(trips.busy)} µs where one follows the other, and ` +
+    `${spread(trips.idle)} µs after a pause of ${HOLD.leastMs} ms, as there is before each hand-off.`,
   '',
   'A hand-off is the time from the call of `release` until the next holder’s `acquire` has resolved, in whichever process. ' +
     `The lock is held for ${HOLD.leastMs} to ${HOLD.mostMs} ms, and as many wait at each hand-off. ${ROUNDS} rounds of up to ` +
-    `${HANDOFFS} hand-offs or ${LONGEST_MS / 1000} s, interleaved. Commands are those that clients send; what scripts do is ` +
+    `${HANDOFFS} hand-offs or ${LONGEST_MS / 1000} s, interleaved. Commands are those that clients send; the one with which the last holder waits again is among them, and what scripts do is ` +
     'not counted. All contenders wait for as long as it takes, whatever their default.',
   '',
   `Versions: ${contenderVersions()}.`,
