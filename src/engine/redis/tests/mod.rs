@@ -31,6 +31,7 @@ mod security;
 mod sentinel;
 mod speed;
 mod topology;
+#[cfg(unix)]
 mod trouble;
 
 const URL: &str = "HOLDFAST_TEST_REDIS_URL";
