@@ -37,3 +37,18 @@ test('npm run bench:leases -- --quick measures what held leases cost', { timeout
     assert.equal(lost, 0, name)
   }
 })
+
+test('npm run bench:handoff -- --quick measures the hand-offs of every contender', { timeout: 180_000 }, async () => {
+  const { stdout } = await promisify(execFile)(process.execPath, ['bench/handoff.mjs', '--quick'], { cwd: root })
+  const sections = stdout.split(/^## /m).slice(1)
+  const titles = ['1 waiter', '100 waiters in 4 processes', '100 waiters in 4 processes that wait for 0.5 s']
+  assert.deepEqual(sections.map((section) => section.split('\n', 1)[0]), titles)
+  for (const [index, section] of sections.entries()) {
+    const rows = section.split('\n').filter((line) => /^\| [a-z]/.test(line)).map((line) => line.split('|').map((cell) => cell.trim()))
+    assert.deepEqual([...new Set(rows.map(([, name]) => name))], ['holdfast', 'redlock', 'redis-semaphore', 'verrou'])
+    for (const [, name, , ...cells] of rows) {
+      // Who waits without asking sends nothing.
+      for (const cell of cells.slice(0, -1)) assert.ok(parseFloat(cell) > 0 || (index === 2 && name === 'holdfast'), `${name}: ${cells}`)
+    }
+  }
+})

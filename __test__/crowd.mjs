@@ -58,20 +58,21 @@ export class Crowd {
     return this.redis.lrange(this.#log, 0, -1)
   }
 
-  /** Waits until all of `expected` were served, and in this order. */
-  async serves(expected, withinMs) {
+  /** Waits until all of `expected` were served, in this order, and the last one has released unless it still `holds`. */
+  async serves(expected, { holds = false } = {}) {
     const enough = async () => (await this.redis.llen(this.#log)) >= expected.length
     try {
-      await until('everybody is served', enough, withinMs)
+      await until('everybody is served', enough)
     } finally {
       assert.deepEqual(await this.served(), expected.slice(0, await this.redis.llen(this.#log)))
     }
     assert.deepEqual(await this.served(), expected)
+    if (!holds) await until('the last one has released', async () => (await this.redis.exists(this.key())) === 0)
   }
 
-  /** Nobody waits, and nothing is left that somebody did. */
+  /** Nobody holds `n` or waits for it, and nothing is left of those who did. */
   async isOver() {
-    await until('the queue is gone', async () => (await this.redis.exists(this.queueKey())) === 0)
+    await until('the queue is gone', async () => (await this.redis.exists(this.key(), this.queueKey())) === 0)
   }
 }
 

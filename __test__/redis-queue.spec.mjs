@@ -137,7 +137,7 @@ suite('redis', 'waiters that drop out', (test) => {
     const [heir] = await all.processes(1)
     await all.enqueue(heir, 'c0')
     assert.equal(await held.release(), true)
-    await all.serves(['b0', 'b1', 'b2', 'b3'])
+    await all.serves(['b0', 'b1', 'b2', 'b3'], { holds: true })
     by.b.kill('SIGKILL')
     await by.b.ended
     const killedAt = performance.now()

@@ -39,7 +39,7 @@ const TROUBLES = {
   },
   LOADING: {
     async begin({ redis, server }) {
-      await redis.eval("for i = 1, 8000 do redis.call('SET', 'filler:' .. i, i) end", 0)
+      await redis.eval("for i = 1, 5000 do redis.call('SET', 'filler:' .. i, i) end", 0)
       await redis.save()
       const restarted = server.restart()
       await refused(redis, /LOADING/)

@@ -10,7 +10,7 @@ function version(name) {
 
 export function contenderVersions() {
   const own = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')).version
-  const peers = ['ioredis', 'redlock', 'redis-semaphore', 'mongodb'].map((name) => `${name} ${version(name)}`)
+  const peers = ['ioredis', 'redlock', 'redis-semaphore', '@verrou/core', 'mongodb'].map((name) => `${name} ${version(name)}`)
   return [`holdfast ${own}`, ...peers].join(', ')
 }
 

@@ -17,6 +17,10 @@ export async function connect(url) {
       if (await locks.acquireLock(name, 30)) throw new Error(`${name} was not busy`)
     },
     hold: (name, ttlMs) => locks.acquire(name, { ttlMs, waitMs: 0 }),
+    async wait(name) {
+      const lock = await locks.acquire(name, { waitMs: Infinity })
+      return () => lock.release()
+    },
     lost: () => locks.stats().lost,
     close: () => locks.close(),
   }

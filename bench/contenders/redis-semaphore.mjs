@@ -23,6 +23,13 @@ export async function connect(url) {
       await mutex.acquire()
       return mutex
     },
+    async wait(name, retryMs) {
+      const often = retryMs === undefined ? {} : { retryInterval: retryMs }
+      // Its default gives up after 10 s.
+      const mutex = new Mutex(redis, name, { lockTimeout: 30_000, acquireTimeout: 600_000, ...often })
+      await mutex.acquire()
+      return () => mutex.release()
+    },
     lost: () => lost,
     close: () => redis.quit(),
   }

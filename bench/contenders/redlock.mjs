@@ -28,6 +28,12 @@ export async function connect(url) {
         const work = (signal) => new Promise(() => held(signal.addEventListener('abort', () => lost++)))
         redlock.using([name], ttlMs, work).catch(failed)
       }),
+    async wait(name, retryMs) {
+      const often = retryMs === undefined ? {} : { retryDelay: retryMs, retryJitter: 0 }
+      // Its default gives up after 10 tries, most often before its turn has come.
+      const lock = await redlock.acquire([name], 30_000, { retryCount: -1, ...often })
+      return () => lock.release()
+    },
     lost: () => lost,
     close: () => redlock.quit(),
   }

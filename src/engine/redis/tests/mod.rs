@@ -31,6 +31,8 @@ mod security;
 mod sentinel;
 mod speed;
 mod topology;
+#[cfg(unix)]
+mod trouble;
 
 const URL: &str = "HOLDFAST_TEST_REDIS_URL";
 const LONG: Duration = Duration::from_secs(30);
@@ -105,6 +107,13 @@ async fn wait(engine: &RedisEngine, claim: &Claim) -> Box<dyn Subscription> {
     let tried = engine.try_acquire(claim).await.unwrap();
     assert!(matches!(tried, Acquired::Held { .. }), "{tried:?}");
     subscription
+}
+
+/// Waits for a hint.
+async fn told(subscription: &mut Box<dyn Subscription>) {
+    tokio::time::timeout(Duration::from_secs(10), subscription.changed())
+        .await
+        .expect("told within 10 s");
 }
 
 async fn take(engine: &RedisEngine, claim: &Claim) -> Fence {

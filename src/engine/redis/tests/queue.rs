@@ -2,12 +2,6 @@
 
 use super::*;
 
-async fn told(subscription: &mut Box<dyn Subscription>) {
-    tokio::time::timeout(Duration::from_secs(10), subscription.changed())
-        .await
-        .expect("told within 10 s");
-}
-
 async fn quiet(subscription: &mut Box<dyn Subscription>) {
     let told = tokio::time::timeout(Duration::from_millis(100), subscription.changed()).await;
     assert!(told.is_err(), "told without need");
