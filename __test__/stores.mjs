@@ -27,9 +27,12 @@ export const KINDS = {
 /** Random text, for names that nobody else uses. */
 export const random = () => randomBytes(6).toString('hex')
 
+// A comma also stands between the hosts of one URL.
+const BETWEEN_URLS = /,(?=\w+:\/\/)/
+
 /** The URL of a kind's test server, or a list of them. */
 export function serverUrl(kind) {
-  const urls = process.env[KINDS[kind].server]?.split(',') ?? []
+  const urls = process.env[KINDS[kind].server]?.split(BETWEEN_URLS) ?? []
   return urls.length > 1 ? urls : urls[0]
 }
 
