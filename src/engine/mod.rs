@@ -170,7 +170,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
 #[cfg(any(feature = "memory", feature = "sqlite", feature = "redis"))]
 const WAITER_LIVENESS: Duration = Duration::from_millis(4500);
 /// A place that lapsed is remembered for so long, so that a waiter that was merely slow comes back to it.
-#[cfg(any(feature = "memory", feature = "sqlite", feature = "redis"))]
+#[cfg(any(feature = "memory", feature = "sqlite"))]
 const LAPSED_PLACE_KEPT: Duration = Duration::from_secs(60);
 
 /// Calls an engine for each of many renewals, at the same time.
