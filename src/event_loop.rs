@@ -16,7 +16,7 @@ pub trait EventLoop: Send + Sync + fmt::Debug {
     fn serve(&self, socket: Arc<dyn Socket>);
 }
 
-/// A socket that an event loop serves. Both methods are called on the loop's thread, and must not block.
+/// A socket that an event loop serves. Its methods are called on the loop's thread, and must not block.
 #[cfg(unix)]
 pub trait Socket: Send + Sync {
     /// The descriptor. It stays open for as long as the socket lives.
@@ -27,4 +27,7 @@ pub trait Socket: Send + Sync {
 
     /// The loop is about to sleep: what is to be sent goes out now. Answers whether the socket is still of use.
     fn flush(&self) -> bool;
+
+    /// The loop does not serve it (any more).
+    fn end(&self);
 }

@@ -11,11 +11,12 @@
 //! calls, and they all go to the I/O thread.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::ptr;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Wake, Waker};
 use std::thread::ThreadId;
@@ -32,6 +33,9 @@ pub(super) struct Calls {
     thread: ThreadId,
     runtime: Handle,
     ready: Mutex<VecDeque<Arc<Call>>>,
+    /// Those whose future is here. Each is kept by whatever will wake it, which the future itself may hold.
+    here: Mutex<HashMap<u64, Weak<Call>>>,
+    last_number: AtomicU64,
 }
 
 /// A call under way.
@@ -39,6 +43,7 @@ struct Call {
     /// `None` while it is polled, and once it has moved away or ended.
     job: Mutex<Place>,
     calls: Arc<Calls>,
+    number: u64,
 }
 
 struct Place {
@@ -55,6 +60,8 @@ impl Calls {
             thread: std::thread::current().id(),
             runtime,
             ready: Mutex::default(),
+            here: Mutex::default(),
+            last_number: AtomicU64::new(0),
         })
     }
 
@@ -72,42 +79,60 @@ impl Calls {
         let call = Arc::new(Call {
             job: Mutex::new(place),
             calls: self.clone(),
+            number: self.last_number.fetch_add(1, Relaxed),
         });
-        call.poll();
+        lock(&self.here).insert(call.number, Arc::downgrade(&call));
+        if !call.poll() {
+            lock(&self.here).remove(&call.number);
+        }
+    }
+
+    /// Drops every call that is still here: nobody will come round to it any more.
+    pub(super) fn end(&self) {
+        for call in std::mem::take(&mut *lock(&self.here)).into_values() {
+            let job = call.upgrade().and_then(|call| lock(&call.job).job.take());
+            drop(job);
+        }
+        lock(&self.ready).clear();
     }
 
     /// Polls whatever has become ready on this thread. Answers whether anything had.
-    fn go_on(&self) -> bool {
+    pub(super) fn go_on(&self) -> bool {
         let mut any = false;
         loop {
             let next = lock(&self.ready).pop_front();
             let Some(call) = next else { return any };
             any = true;
             lock(&call.job).listed = false;
-            call.poll();
+            if !call.poll() {
+                lock(&self.here).remove(&call.number);
+            }
         }
     }
 }
 
 impl Call {
-    fn poll(self: &Arc<Self>) {
+    /// Answers whether it stays here.
+    fn poll(self: &Arc<Self>) -> bool {
         let Some(mut job) = lock(&self.job).job.take() else {
-            return;
+            return false;
         };
         let waker = Waker::from(self.clone());
         // Timers and tasks are the I/O thread's.
         let entered = self.calls.runtime.enter();
         let polled = job.as_mut().poll(&mut Context::from_waker(&waker));
         drop(entered);
-        if polled.is_pending() {
-            let mut place = lock(&self.job);
-            if std::mem::take(&mut place.moves) {
-                drop(place);
-                self.calls.runtime.spawn(job);
-            } else {
-                place.job = Some(job);
-            }
+        if polled.is_ready() {
+            return false;
         }
+        let mut place = lock(&self.job);
+        if std::mem::take(&mut place.moves) {
+            drop(place);
+            self.calls.runtime.spawn(job);
+            return false;
+        }
+        place.job = Some(job);
+        true
     }
 }
 
@@ -124,6 +149,7 @@ impl Wake for Call {
             }
         } else if let Some(job) = place.job.take() {
             drop(place);
+            lock(&self.calls.here).remove(&self.number);
             self.calls.runtime.spawn(job);
         } else {
             place.moves = true;
@@ -184,6 +210,9 @@ struct Uv {
     unref: unsafe extern "C" fn(Handled),
     close: unsafe extern "C" fn(Handled, Option<OnClose>),
 }
+
+/// How many turns in a row keep the loop from everything else.
+const TURNS_AT_ONCE: usize = 8;
 
 /// `UV_POLL` and `UV_PREPARE` of `uv_handle_type`, and `UV_READABLE`, which libuv 1.x does not change.
 const POLL: c_int = 8;
@@ -283,7 +312,7 @@ impl Turns {
             let poll = self.uv.handle(POLL);
             if (self.uv.poll_init)(self.uv_loop, poll, socket.descriptor()) != 0 {
                 libc::free(poll);
-                return;
+                return socket.end();
             }
             let served = Served {
                 bridge: bridge.clone(),
@@ -320,9 +349,14 @@ impl Turns {
     /// Closes every handle. The loop turns once more, for their memory.
     pub(super) fn end(&self) {
         for poll in std::mem::take(&mut *self.polls.borrow_mut()) {
+            // SAFETY: as in `flush`.
+            let served = unsafe { &*(self.uv.get_data)(poll).cast::<Served>() };
+            served.socket.end();
             // SAFETY: as in `drop_poll`.
             unsafe { (self.uv.close)(poll, Some(on_poll_closed)) };
         }
+        // SAFETY: made in `find`, and nothing uses it any more.
+        unsafe { sys::napi_async_destroy(self.env, self.context) };
         let prepare = self.prepare.replace(ptr::null_mut());
         if !prepare.is_null() {
             // SAFETY: closed once.
@@ -381,8 +415,15 @@ unsafe extern "C" fn on_prepare(prepare: Handled) {
             Rc::from_raw(data.cast::<Bridge>())
         };
         let Some(turns) = &bridge.turns else { return };
-        if bridge.has_ready() {
+        // What a turn leads to may be ready at once, too, and the loop sleeps next.
+        for _ in 0..TURNS_AT_ONCE {
+            if !bridge.has_ready() {
+                break;
+            }
             turn(&bridge, turns);
+        }
+        if bridge.has_ready() {
+            bridge.shared().ring();
         }
         turns.flush();
     });

@@ -97,8 +97,9 @@ impl Shared {
         lock(&self.discarded).push(discarded);
     }
 
-    fn ring(&self) {
-        if lock(&self.outbox).is_empty() || self.signalled.swap(true, AcqRel) {
+    /// Wakes the event loop, unless it has been woken and has not come round yet.
+    pub(super) fn ring(&self) {
+        if self.signalled.swap(true, AcqRel) {
             return;
         }
         if let Some(Doorbell(function)) = &*lock(&self.doorbell) {
@@ -312,7 +313,9 @@ async fn serve(shared: Arc<Shared>) {
     tokio::spawn(async move {
         loop {
             deliveries.ready.notified().await;
-            deliveries.ring();
+            if !lock(&deliveries.outbox).is_empty() {
+                deliveries.ring();
+            }
         }
     });
     loop {
@@ -337,6 +340,8 @@ unsafe extern "C" fn come_round(raw: sys::napi_env, _: Value, _: *mut c_void, _:
         return;
     };
     bridge.shared.signalled.store(false, Release);
+    #[cfg(unix)]
+    bridge.calls.go_on();
     settle_ready(&Env::from_raw(raw), &bridge);
 }
 
@@ -384,8 +389,11 @@ unsafe extern "C" fn tear_down(env: *mut c_void) {
         return;
     };
     #[cfg(unix)]
-    if let Some(turns) = &bridge.turns {
-        turns.end();
+    {
+        bridge.calls.end();
+        if let Some(turns) = &bridge.turns {
+            turns.end();
+        }
     }
     *lock(&bridge.shared.doorbell) = None;
     bridge.shared.stop.notify_one();

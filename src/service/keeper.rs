@@ -86,7 +86,12 @@ impl Keeper {
             let along: Vec<Slot> = open.take(BATCH.saturating_sub(due.len())).collect();
             due.extend(along.iter().filter_map(|slot| schedule.remove(slot)));
         }
-        due.iter().for_each(|lease| lease.set_slot(None));
+        // They stay on the schedule while they are looked at, under another key: a close must find them.
+        for lease in &due {
+            let slot = (u64::MAX, self.sequence.fetch_add(1, Relaxed));
+            lease.set_slot(Some(slot));
+            schedule.insert(slot, lease.clone());
+        }
         due
     }
 

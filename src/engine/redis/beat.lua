@@ -10,7 +10,8 @@
 --         store was emptied), or it hears nothing
 
 local n = #KEYS / 2
-local till = math.floor(microseconds() / 1000) + ARGV[3]
+local ms = math.floor(microseconds() / 1000)
+local till = ms + ARGV[3]
 local answer = {}
 for i = 1, n do
   local queue = KEYS[n + i]
@@ -18,6 +19,11 @@ for i = 1, n do
   if redis.call('ZSCORE', queue, ARGV[2]) then
     redis.call('ZADD', queue, 'LT', -till, ARGV[2])
     redis.call('PEXPIRE', queue, QUEUE_MS)
+    -- Processes that are gone for good, of a queue that is never empty.
+    local gone = redis.call('ZRANGEBYSCORE', queue, '(' .. KEPT_MS - ms, '(0', 'LIMIT', 0, AT_ONCE)
+    if #gone > 0 then
+      redis.call('ZREM', queue, unpack(gone))
+    end
     left = redis.call('PTTL', KEYS[i])
     if left == -2 and pass(KEYS[i], queue, ARGV[1]) then
       left = redis.call('PTTL', KEYS[i])

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(unix)]
+use redis::io::tcp::socket2;
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, RedisError, RedisResult};
 use rustls::pki_types::ServerName;
@@ -149,16 +151,21 @@ impl RedisConfig {
         };
         let stream = tokio::net::TcpStream::connect((&**host, *port)).await?;
         stream.set_nodelay(true)?;
+        let socket = socket2::SockRef::from(&stream);
+        socket.set_tcp_keepalive(&keepalive())?;
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        socket.set_tcp_user_timeout(Some(PEER_SILENCE))?;
         let settings = self.server.redis_settings();
-        let mut login = Vec::new();
+        // Also without a password: a server that refuses the connection says so now, and not to the first call.
+        let mut hello = redis::cmd("HELLO");
+        hello.arg(2);
         if let Some(password) = settings.password() {
-            let mut auth = redis::cmd("AUTH");
-            if let Some(user) = settings.username() {
-                auth.arg(user);
-            }
-            auth.arg(password);
-            login.push(auth);
+            hello
+                .arg("AUTH")
+                .arg(settings.username().unwrap_or("default"))
+                .arg(password);
         }
+        let mut login = vec![hello];
         if settings.db() != 0 {
             let mut select = redis::cmd("SELECT");
             select.arg(settings.db());
@@ -203,6 +210,12 @@ pub(super) fn show_address(address: &ConnectionAddr) -> String {
     }
 }
 
+fn keepalive() -> TcpKeepalive {
+    TcpKeepalive::new()
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_INTERVAL)
+}
+
 /// What the driver's own defaults lack.
 ///
 /// RESP3 where there are pushes on the connection of the commands. No CLIENT SETINFO: one permission less to grant.
@@ -220,11 +233,7 @@ pub(super) fn prepare(
         login = login.set_password("");
     }
     // The driver leaves Nagle's algorithm on: a second small request would wait for the first one's acknowledgement.
-    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(
-        TcpKeepalive::new()
-            .with_time(KEEPALIVE_IDLE)
-            .with_interval(KEEPALIVE_INTERVAL),
-    );
+    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive());
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let tcp = tcp.set_user_timeout(PEER_SILENCE);
 

@@ -1,4 +1,5 @@
-//! The one connection of an engine: opened when a call needs it, shared by every call, replaced when it broke.
+//! The connection of an engine: opened when a call needs it, shared by every call, replaced when it broke. (The calls of an
+//! event loop's thread have one beside it, `lane.rs`.)
 //!
 //! Commands and pushes travel on one RESP3 connection. A second one for pub/sub would double what a fleet of services
 //! costs the server, would need its own reconnection, and could be dead without a call ever noticing.
@@ -115,7 +116,8 @@ impl Link {
             sharded,
             endings: watch::Sender::new(()),
             #[cfg(unix)]
-            lane: Mutex::new(LaneSlot::Empty(Moment::now())),
+            // Who connects opens it, or nobody does.
+            lane: Mutex::new(LaneSlot::Opening),
         })
     }
 
@@ -136,6 +138,10 @@ impl Link {
             LaneSlot::Open(lane) => {
                 lane.end();
                 *slot = LaneSlot::Empty(Moment::now() + LANE_PAUSE);
+                drop(slot);
+                // The server's name may lead to another one by now: both connections go to the same.
+                let generation = self.state().generation;
+                self.lose(generation);
             }
             LaneSlot::Empty(next) if next.is_past() => {
                 *slot = LaneSlot::Opening;
@@ -147,6 +153,16 @@ impl Link {
         None
     }
 
+    /// Gives up the lane with the connection beside it.
+    #[cfg(unix)]
+    fn lose_lane(&self) {
+        let mut slot = self.lane_slot();
+        if let LaneSlot::Open(lane) = &*slot {
+            lane.end();
+            *slot = LaneSlot::Empty(Moment::now() + LANE_PAUSE);
+        }
+    }
+
     /// Opens the fast lane, where there is an event loop to serve it and the server is reached by plain TCP.
     #[cfg(unix)]
     pub(super) async fn open_lane(self: &Arc<Self>) {
@@ -155,6 +171,9 @@ impl Link {
         let mut slot = self.lane_slot();
         if let LaneSlot::Closed = *slot {
             return;
+        }
+        if let LaneSlot::Open(before) = &*slot {
+            before.end();
         }
         *slot = match opened {
             Ok(Ok(Some(lane))) => {
@@ -293,6 +312,8 @@ impl Link {
         let lost = std::mem::replace(&mut state.slot, Slot::Empty);
         self.restore(&mut state);
         drop(state);
+        #[cfg(unix)]
+        self.lose_lane();
         tracing::debug!(address = &*self.address, generation, "connection given up");
         drop(lost);
     }

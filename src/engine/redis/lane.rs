@@ -135,8 +135,8 @@ impl Lane {
         &self.health
     }
 
-    /// Writes what is to be sent, as far as the socket takes it. The rest goes out with a later turn: at the latest when
-    /// the server's answers to the first part have come.
+    /// Writes what is to be sent, as far as the socket takes it. The rest goes out with a later turn: when the server's
+    /// answers to the first part have come, or when the watchdog looks.
     fn write(&self, state: &mut State) -> io::Result<()> {
         while state.written < state.out.len() {
             match (&self.socket).write(&state.out[state.written..]) {
@@ -215,6 +215,10 @@ impl Socket for Lane {
             }
         };
         self.settle(outcome.map_err(RedisError::from))
+    }
+
+    fn end(&self) {
+        Lane::end(self);
     }
 }
 

@@ -92,8 +92,7 @@ impl RedisEngine {
     /// Gives back all parts but the one that is busy (all there are when none is), and the places in their queues.
     async fn give_back(&self, parts: &[Claim], busy: usize) -> Result<(), Failure> {
         let others = parts.iter().enumerate().filter(|(index, _)| *index != busy);
-        // Behind the busy part there is nothing but, perhaps, a place from an earlier try.
-        let others = others.filter(|(index, part)| *index < busy || part.waiting);
+        // Those behind the busy part, too: an earlier round may have been granted them, or a place in their queues.
         let freed = join_all(others.map(|(_, part)| self.free_part(part, Duration::ZERO))).await;
         freed.into_iter().try_for_each(|freed| freed.map(|_| ()))
     }

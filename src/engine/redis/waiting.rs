@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::future::join_all;
 use redis::Value;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -343,17 +342,17 @@ async fn guard(waiters: Arc<Waiters>) {
         if beating {
             beat_at = now + BEAT;
         }
-        let beats = waiters.together(names).into_iter().map(|some| {
-            let waiters = &waiters;
-            async move {
+        for some in waiters.together(names) {
+            // A task of its own: a node that hangs must not keep the others from hearing of this process.
+            let waiters = waiters.clone();
+            tokio::spawn(async move {
                 if let Err(failure) = waiters.beat(&some).await {
                     // Each waiter meets the failure itself, and knows for how long to bear it.
                     tracing::debug!(%failure, "no sign of life could be given");
                     some.iter().for_each(|key| waiters.wake(key));
                 }
-            }
-        });
-        join_all(beats).await;
+            });
+        }
     }
 }
 
