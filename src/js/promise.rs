@@ -232,7 +232,8 @@ impl Bridge {
         &self.shared
     }
 
-    /// Runs `work` on the I/O thread, then `settle` on this one. The event loop stays open until then.
+    /// Runs `work` where it is at home (`home.rs`) or on the I/O thread, then `settle` on this one. The event loop stays
+    /// open until then.
     pub(super) fn call<T: Send + 'static>(
         &self,
         env: &Env,

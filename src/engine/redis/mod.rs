@@ -1,4 +1,4 @@
-//! Redis and Valkey: one node or a master under Sentinel, from version 6.2 on, or a cluster, from 7.0 on.
+//! Redis: one node or a master under Sentinel, from version 6.2 on, or a cluster, from 7.0 on.
 //!
 //! # Behavior
 //! Every verb is one script and one round trip, for any number of names, and goes by the server's clock. The lock's key
