@@ -1,15 +1,17 @@
 // What every command of this project needs before it can start. Runs without any dependency.
 import { spawnSync } from 'node:child_process'
-import { existsSync } from 'node:fs'
+import { existsSync, statSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 const windows = process.platform === 'win32'
 
-/** Installs this package's development dependencies (or those of a folder in it) when they are missing. */
+/** Installs this package's development dependencies (or those of a folder in it) when they are missing or out of date. */
 export function installDependencies(folder = '.') {
   const cwd = new URL(`${folder}/`, `file://${root}`)
-  if (existsSync(new URL('node_modules/.package-lock.json', cwd))) return
+  // npm writes its own copy of the lock file last: what is newer than that has not been installed.
+  const [locked, installed] = ['package-lock.json', 'node_modules/.package-lock.json'].map((file) => new URL(file, cwd))
+  if (existsSync(installed) && statSync(installed).mtimeMs >= statSync(locked).mtimeMs) return
   const { status, error } = spawnSync('npm', ['ci', '--no-audit', '--no-fund', '--loglevel=error'], {
     cwd,
     stdio: 'inherit',
