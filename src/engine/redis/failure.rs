@@ -32,6 +32,8 @@ pub(super) enum Failure {
     Replicas { acknowledged: i64, wanted: u32 },
     /// No node of the cluster serves the slot.
     Unserved,
+    /// One node of the cluster after the other says that the slot is elsewhere.
+    Moving,
     /// The engine was closed.
     Closed,
 }
@@ -69,7 +71,7 @@ impl Failure {
         match self {
             Failure::Connect { error, .. } | Failure::Call(error) => passes(error),
             Failure::NoMaster(reason) => reason.passes(),
-            Failure::Replicas { .. } | Failure::Unserved | Failure::TooSlow => true,
+            Failure::Replicas { .. } | Failure::Unserved | Failure::Moving | Failure::TooSlow => true,
             Failure::Unexpected(_) | Failure::TooOld(_) | Failure::Closed => false,
         }
     }
@@ -120,6 +122,7 @@ impl fmt::Display for Failure {
                 f,
                 "{acknowledged} of the {wanted} replicas that minReplicas asks for have acknowledged it in time"
             ),
+            Failure::Moving => f.write_str("the nodes of the cluster do not agree yet where the slot of the name is"),
             Failure::Unserved => f.write_str("no node of the cluster serves the slot of the name"),
             Failure::Closed => f.write_str("the connection was closed by this side"),
         }

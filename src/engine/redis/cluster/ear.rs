@@ -87,9 +87,12 @@ impl Cluster {
             match link.subscribe(channel.to_owned(), Some(mailbox.clone())).await {
                 Ok(subscription) => return Ok((master, subscription)),
                 Err(failure) => match refusal(&failure, &master) {
-                    Some(Refusal::Moved(slot, to)) if hops < super::HOPS => {
+                    Some(Refusal::Moved(slot, to)) => {
                         self.learn(slot, &to);
                         hops += 1;
+                        if hops > super::HOPS {
+                            return Err(Failure::Moving);
+                        }
                     }
                     _ => {
                         self.refresh_soon();

@@ -120,20 +120,21 @@ impl Cluster {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
+            // `Some`: after a pause, and what is the matter if there is no more time for one.
             let later = match refusal(&failure, &address) {
                 Some(Refusal::Moved(slot, to)) => {
                     self.learn(slot, &to);
                     hops += 1;
-                    hops > HOPS
+                    (hops > HOPS).then_some(Failure::Moving)
                 }
                 Some(Refusal::Ask(to)) => {
                     asked = Some(to);
                     hops += 1;
-                    hops > HOPS
+                    (hops > HOPS).then_some(Failure::Moving)
                 }
                 Some(Refusal::Later) => {
                     self.refresh_soon();
-                    true
+                    Some(failure)
                 }
                 None => {
                     if failure.retryable() {
@@ -142,7 +143,7 @@ impl Cluster {
                     return Err(failure);
                 }
             };
-            if later {
+            if let Some(failure) = later {
                 if started.elapsed() + pause >= self.limit() / 4 {
                     return Err(failure);
                 }

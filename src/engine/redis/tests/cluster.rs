@@ -181,6 +181,35 @@ async fn a_slot_that_stays_on_its_way_is_a_passing_error() {
 }
 
 #[tokio::test]
+async fn nodes_that_do_not_agree_are_a_passing_error() {
+    let Some(nodes) = Nodes::start(0).await else { return };
+    let settings = Settings {
+        store_timeout: Duration::from_secs(1),
+        ..settings("lock:")
+    };
+    let config = RedisConfig::parse(&nodes.url(), &settings).unwrap();
+    let ours = RedisEngine::connect(config).await.unwrap();
+    let name = &one_each()[0];
+    let slot = slot_of_name(name);
+    // Each of the two has it that the other serves the slot: a move that was ended the wrong way round.
+    let mut other = nodes.nodes[0].other().await;
+    other
+        .run::<()>(&format!("CLUSTER SETSLOT {slot} NODE {}", nodes.id(1).await))
+        .await;
+    for error in [
+        ours.try_acquire(&claim(name)).await.unwrap_err(),
+        ours.try_acquire(&waiting(name)).await.unwrap_err(),
+    ] {
+        assert!(
+            error.retryable && error.to_string().contains("do not agree yet"),
+            "{error}"
+        );
+    }
+    nodes.close(slot, 0, 1).await;
+    take(&ours, &claim(name)).await;
+}
+
+#[tokio::test]
 async fn waiters_hear_of_their_name_wherever_its_slot_goes() {
     let Some(nodes) = Nodes::start(0).await else { return };
     let (ours, theirs) = (nodes.engine().await, nodes.engine().await);

@@ -80,7 +80,7 @@ impl Nodes {
         .await;
     }
 
-    async fn id(&self, index: usize) -> String {
+    pub(super) async fn id(&self, index: usize) -> String {
         self.nodes[index].other().await.run("CLUSTER MYID").await
     }
 

@@ -35,6 +35,13 @@ async fn renewed(engine: &RedisEngine, claim: &Claim) -> bool {
 
 /// A lease is held and renewed, and somebody waits for it, while the master ends one way or the other.
 async fn survives(end: impl FnOnce(&mut Server)) {
+    // The engine sets no time limits to its calls. Whoever stays with the old master would wait for ever.
+    tokio::time::timeout(Duration::from_secs(240), fail_over(end))
+        .await
+        .expect("somebody stays with the old master");
+}
+
+async fn fail_over(end: impl FnOnce(&mut Server)) {
     let Some(mut watched) = Watched::start().await else {
         return;
     };
