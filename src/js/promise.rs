@@ -9,6 +9,8 @@
 //! The event loop is held open while calls are outstanding, and by nothing else: leases, events and signs of life never
 //! keep a process from exiting.
 
+#[cfg(unix)]
+use std::cell::Cell;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -120,6 +122,9 @@ pub(super) struct Bridge {
     shared: Arc<Shared>,
     function: sys::napi_threadsafe_function,
     outstanding: RefCell<u32>,
+    /// How many other calls a call has met of late: a moving average.
+    #[cfg(unix)]
+    crowd: Cell<f32>,
     thread: RefCell<Option<JoinHandle<()>>>,
     /// The calls that are at home on this thread.
     #[cfg(unix)]
@@ -129,6 +134,11 @@ pub(super) struct Bridge {
     /// The callers' abort signals.
     pub(super) signals: RefCell<Groups>,
 }
+
+/// From so many calls at a time on, they go to the I/O thread. One that is alone saves two hops by staying at home; a crowd
+/// shares them, and the JavaScript thread has better things to do.
+#[cfg(unix)]
+const CROWD: f32 = 6.0;
 
 thread_local! {
     /// The bridges of this thread's environments, made by the first call in each. An addon that is loaded again (a test
@@ -216,6 +226,8 @@ impl Bridge {
             shared,
             function,
             outstanding: RefCell::new(0),
+            #[cfg(unix)]
+            crowd: Cell::new(0.0),
             thread: RefCell::new(Some(thread)),
             #[cfg(unix)]
             calls,
@@ -245,6 +257,12 @@ impl Bridge {
             // SAFETY: the function is live until `tear_down`, after which this thread runs no JavaScript.
             unsafe { sys::napi_ref_threadsafe_function(env.raw(), self.function) };
         }
+        #[cfg(unix)]
+        let at_home = {
+            let crowd = self.crowd.get() + (*outstanding as f32 - self.crowd.get()) / 16.0;
+            self.crowd.set(crowd);
+            crowd < CROWD && self.turns.as_ref().is_some_and(Turns::come)
+        };
         *outstanding += 1;
         let shared = self.shared.clone();
         let job = async move {
@@ -256,7 +274,7 @@ impl Bridge {
         };
         let job: Job = Box::pin(job);
         #[cfg(unix)]
-        if self.turns.as_ref().is_some_and(Turns::come) {
+        if at_home {
             return self.calls.begin(job);
         }
         lock(&self.shared.inbox).push(job);
