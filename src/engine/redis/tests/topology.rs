@@ -21,8 +21,21 @@ impl Server {
     }
 
     pub(super) async fn role(&self) -> String {
-        let role: Vec<::redis::Value> = self.other().await.run("ROLE").await;
-        String::from_redis_value(role[0].clone()).unwrap()
+        let client = ::redis::Client::open(self.url()).unwrap();
+        for _ in 0..100 {
+            let asked = async {
+                let mut connection = client.get_multiplexed_async_connection().await?;
+                let role: Vec<::redis::Value> = ::redis::cmd("ROLE").query_async(&mut connection).await?;
+                Ok::<_, ::redis::RedisError>(String::from_redis_value(role[0].clone())?)
+            };
+            match asked.await {
+                Ok(role) => return role,
+                // Sentinels end all connections of a server that they make a replica, this one included.
+                Err(error) if error.is_io_error() => tokio::time::sleep(Duration::from_millis(50)).await,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        panic!("the server does not tell its role");
     }
 
     /// Has the kernel keep the process from running, and lets it run again: it is there, and says nothing.
