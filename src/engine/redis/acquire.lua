@@ -8,22 +8,22 @@
 -- ARGV    1  the owner's token
 --         2  the ttl in ms
 --         3  how long a fence companion lasts, in ms: longer than the lease, by a day
---         4  the process id
---         5  the host
---         6  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
---         7  the waiter's member of the queue, or nothing for who does not wait
---         8  the waiter's number, or 0 when it has none yet
---         9  how long the waiter's process counts as alive from now on, in ms
---         10 a fence that this grant's must not be smaller than: that of the claim's names in other slots, or 0
---         11 the metadata, only when there is some
+--         4  the process id and the host
+--         5  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
+--         the rest only where one of them is needed
+--         6  the waiter's member of the queue, or nothing for who does not wait
+--         7  the waiter's number, or 0 when it has none yet
+--         8  how long the waiter's process counts as alive from now on, in ms
+--         9  a fence that this grant's must not be smaller than: that of the claim's names in other slots, or 0
+--         10 the metadata, only when there is some
 -- Answer  granted: the fence, an integer
 --         busy:    { the index of the first busy key, its PTTL, the waiter's number }
 --
 -- Every lock is read (and can fail, as with a key of another type) before anything is granted.
 
-local owner, ttl, kept, to, metadata = ARGV[1], ARGV[2], ARGV[3], ARGV[6], ARGV[11]
+local to, metadata = ARGV[5], ARGV[10]
 local n = #KEYS / (metadata and 4 or 3)
-local reserved, least = owner .. '-next', tonumber(ARGV[10])
+local reserved, least = owner .. '-next', tonumber(ARGV[9] or 0)
 
 -- `queued`: the names with a queue that are not busy, and whether they are reserved for this owner.
 local ours, busy, queued = 0, nil, nil
@@ -40,12 +40,12 @@ for i = 1, n do
   end
 end
 
-local me, number, till
+local me, number
 if busy or queued then
-  if ARGV[7] ~= '' then
-    me = ARGV[7]
+  if ARGV[6] ~= '' then
+    me = ARGV[6]
   end
-  number = tonumber(ARGV[8])
+  number = tonumber(ARGV[7] or 0)
   for i = 1, busy and 0 or n do
     if queued[i] == false and pass(KEYS[i], KEYS[n + n + i], to, me, number > 0 and number) then
       busy = i
@@ -74,7 +74,7 @@ if busy then
       number = math.max(now, (tonumber(last) or 0) + 1)
     end
     redis.call('ZADD', queue, 'NX', number, me)
-    redis.call('ZADD', queue, 'LT', -(math.floor(now / 1000) + ARGV[9]), string.match(me, '^%x+'))
+    redis.call('ZADD', queue, 'LT', -(math.floor(now / 1000) + ARGV[8]), string.match(me, '^%x+'))
     redis.call('PEXPIRE', queue, QUEUE_MS)
   end
   return { busy, redis.call('PTTL', KEYS[busy]), number }
@@ -110,7 +110,7 @@ if not record then
       fence = known + 1
     end
   end
-  record = string.format('%.0f %s %.0f %s %s', fence, owner, since, ARGV[4], ARGV[5])
+  record = string.format('%.0f %s %.0f %s', fence, owner, since, ARGV[4])
 end
 
 for i = 1, n do
@@ -125,7 +125,7 @@ for i = 1, n do
     if #redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'LIMIT', 0, 1) == 0 then
       redis.call('DEL', queue)
     else
-      redis.call('ZADD', queue, 'LT', -(math.floor(microseconds() / 1000) + ARGV[9]), string.match(me, '^%x+'))
+      redis.call('ZADD', queue, 'LT', -(math.floor(microseconds() / 1000) + ARGV[8]), string.match(me, '^%x+'))
     end
   end
 end

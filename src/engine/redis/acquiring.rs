@@ -53,13 +53,14 @@ impl RedisEngine {
         let mut call = self.call(&ACQUIRE, parts, claim);
         call.arg(ttl)
             .arg(ttl + FENCE_KEPT_MS)
-            .arg(claim.process.pid)
-            .arg(&claim.process.host)
-            .arg(self.route.mailboxes(slot))
-            .arg(member)
-            .arg(number)
-            .arg(WAITER_LIVENESS.as_millis() as u64)
-            .arg(least);
+            .arg(format!("{} {}", claim.process.pid, claim.process.host))
+            .arg(self.route.mailboxes(slot));
+        if ear.is_some() || least > 0 || claim.metadata.is_some() {
+            call.arg(member)
+                .arg(number)
+                .arg(WAITER_LIVENESS.as_millis() as u64)
+                .arg(least);
+        }
         if let Some(metadata) = &claim.metadata {
             call.arg(&**metadata);
         }

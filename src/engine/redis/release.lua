@@ -11,7 +11,7 @@
 --         5  how long a fence companion lasts at least, in ms; with 4 only
 -- Answer  1 when the owner held every name, else 0
 
-local owner, to, me, keep = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local to, me, keep = ARGV[2], ARGV[3], ARGV[4]
 local n = #KEYS / (keep and 4 or 3)
 
 local held = 0

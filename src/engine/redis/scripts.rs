@@ -23,11 +23,11 @@ macro_rules! scripts {
 }
 
 scripts! {
-    ACQUIRE = "queue.lua" "acquire.lua";
+    ACQUIRE = "acquire_free.lua" "queue.lua" "acquire.lua";
     BEAT = "queue.lua" "beat.lua";
     RENEW = "renew.lua";
     TRANSFER = "transfer.lua";
-    RELEASE = "queue.lua" "release.lua";
+    RELEASE = "release_held.lua" "queue.lua" "release.lua";
     FORCE_RELEASE = "queue.lua" "force_release.lua";
     DISOWN = "queue.lua" "disown.lua";
     INSPECT = "inspect.lua";

@@ -1,0 +1,25 @@
+-- The common case of acquire.lua, which it stands in front of: one name, free, nobody waits for it, no metadata. What the
+-- rest of that script needs, the functions of the queue above all, is not even set up then.
+
+local owner, ttl, kept = ARGV[1], ARGV[2], ARGV[3]
+
+if #KEYS == 3 and redis.call('EXISTS', KEYS[3]) == 0 then
+  -- Read, and so found to be of another type, before anything is written.
+  local last = redis.call('GET', KEYS[2])
+  if redis.call('SET', KEYS[1], owner, 'PX', ttl, 'NX') then
+    local now = redis.call('TIME')
+    local micros = string.format('%06d', now[2])
+    local fence, least = now[1] .. micros, ARGV[9]
+    if last or least then
+      local known = last and tonumber(string.match(last, '^%d+')) or 0
+      least = math.max(known + 1, tonumber(least or 0))
+      if least > tonumber(fence) then
+        fence = string.format('%.0f', least)
+      end
+    end
+    local since = now[1] .. string.sub(micros, 1, 3)
+    redis.call('SET', KEYS[2], fence .. ' ' .. owner .. ' ' .. since .. ' ' .. ARGV[4], 'PX', kept)
+    return tonumber(fence)
+  end
+end
+
