@@ -1,10 +1,11 @@
 //! The contract on a real server, and what is special about this one.
 
+use std::collections::BTreeSet;
 use std::collections::HashMap;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ::redis::FromRedisValue;
@@ -221,8 +222,16 @@ impl Server {
     }
 }
 
+/// A port that nobody uses, and that no other test of this process is given: below those that the kernel gives to
+/// outgoing connections, one of which could have it before the server does.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    loop {
+        let port = fastrand::u16(10_000..32_000);
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() && GIVEN.lock().unwrap().insert(port) {
+            return port;
+        }
+    }
 }
 
 impl Drop for Server {
