@@ -183,18 +183,22 @@ impl Server {
         server.answers().await.then_some(server)
     }
 
-    /// Waits until the server listens. `false`, having said so, when it has ended instead.
+    /// Waits until the server listens. `false`, having said so, when it ended because it was built without TLS.
     async fn answers(&mut self) -> bool {
-        let mut ended = false;
+        let mut ended = None;
         eventually("a server that listens", async || {
-            ended = self.process.try_wait().unwrap().is_some();
-            ended || tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_ok()
+            ended = self.process.try_wait().unwrap();
+            ended.is_some() || tokio::net::TcpStream::connect(("127.0.0.1", self.port)).await.is_ok()
         })
         .await;
-        if ended {
-            skip("redis-server cannot do what it is asked for (TLS, most likely)");
+        let Some(ended) = ended else { return true };
+        let mut told = String::new();
+        if let Some(output) = &mut self.process.stderr {
+            std::io::Read::read_to_string(output, &mut told).unwrap();
         }
-        !ended
+        assert!(told.contains("tls"), "redis-server ended ({ended}): {told}");
+        skip("this redis-server was built without TLS");
+        false
     }
 
     /// Stops the server as a crash would, and starts it again with nothing in it.
@@ -251,7 +255,7 @@ fn spawn(port: u16, dir: &Path, options: &[&str]) -> Option<Child> {
     for option in options {
         command.arg(option.replace("PORT", &port.to_string()));
     }
-    match command.stdout(Stdio::null()).stderr(Stdio::null()).spawn() {
+    match command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn() {
         Ok(process) => Some(process),
         Err(error) => {
             skip(&format!("no redis-server: {error}"));

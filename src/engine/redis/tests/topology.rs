@@ -65,7 +65,7 @@ impl Server {
             .arg(&file)
             .arg("--sentinel")
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(Stdio::piped())
             .spawn();
         let process = match process {
             Ok(process) => process,
