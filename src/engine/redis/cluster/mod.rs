@@ -133,6 +133,8 @@ impl Cluster {
                     (hops > HOPS).then_some(Failure::Moving)
                 }
                 Some(Refusal::Later) => {
+                    // Somebody answered for the slot: whoever sent us here was right.
+                    hops = 0;
                     self.refresh_soon();
                     Some(failure)
                 }
