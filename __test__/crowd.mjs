@@ -1,33 +1,26 @@
 // Waiters in several real processes, whose order of arrival is forced and whose order of service is written down.
 import assert from 'node:assert/strict'
 import { readdir, readFile } from 'node:fs/promises'
-import Redis from 'ioredis'
 import { start } from './children/start.mjs'
+import { openLedger } from './ledger.mjs'
 import { random } from './stores.mjs'
 import { sleep, until } from './tools.mjs'
 
-/** Like `{ url, options }` of a store of kind `redis`, for `t` to use. */
+/** On a store `{ url, options }` that keeps queues, for `t` to use. */
 export class Crowd {
   #t
-  #store
-  #log = `crowd:${random()}`
+  #order
 
   constructor(t, { url, options }) {
     this.#t = t
-    this.#store = { url, options }
-    /** Another tool's connection. */
-    this.redis = new Redis(url, { maxRetriesPerRequest: null })
-    this.redis.on('error', () => {})
-    t.after(async () => {
-      const cleared = this.redis.del(this.#log, `${this.#log}:inside`).catch(() => {})
-      await Promise.race([cleared, new Promise((resolve) => setTimeout(resolve, 1000))])
-      this.redis.disconnect()
-    })
+    this.#order = { url, options, log: `crowd_${random()}` }
+    this.ledger = openLedger(this.#order)
+    t.after(() => this.ledger.close())
   }
 
   /** Starts processes that are ready to wait. */
   async processes(count) {
-    const children = Array.from({ length: count }, () => start(this.#t, 'crowd', { ...this.#store, log: this.#log }))
+    const children = Array.from({ length: count }, () => start(this.#t, 'crowd', this.#order))
     for (const child of children) await child.next('ready')
     return children
   }
@@ -40,39 +33,32 @@ export class Crowd {
     assert.equal((await this.places()).length, before + 1, 'its place is the last one')
   }
 
-  key(name = 'n') {
-    return `${this.#store.options.keyPrefix}${name}`
-  }
-
-  queueKey(name) {
-    return `holdfast:queue:{${this.key(name)}}`
-  }
-
-  /** The places in the queue of a name, first to last. */
-  places(name) {
-    return this.redis.zrangebyscore(this.queueKey(name), 0, '+inf')
+  /** The places in the queue of `n`, first to last. */
+  places() {
+    return this.ledger.places('n')
   }
 
   /** Who was served so far, in this order. */
   served() {
-    return this.redis.lrange(this.#log, 0, -1)
+    return this.ledger.lines()
   }
 
   /** Waits until all of `expected` were served, in this order, and the last one has released unless it still `holds`. */
   async serves(expected, { holds = false } = {}) {
-    const enough = async () => (await this.redis.llen(this.#log)) >= expected.length
+    const enough = async () => (await this.served()).length >= expected.length
     try {
       await until('everybody is served', enough)
     } finally {
-      assert.deepEqual(await this.served(), expected.slice(0, await this.redis.llen(this.#log)))
+      const served = await this.served()
+      assert.deepEqual(served, expected.slice(0, served.length))
     }
     assert.deepEqual(await this.served(), expected)
-    if (!holds) await until('the last one has released', async () => (await this.redis.exists(this.key())) === 0)
+    if (!holds) await until('the last one has released', () => this.ledger.isFree('n'))
   }
 
   /** Nobody holds `n` or waits for it, and nothing is left of those who did. */
   async isOver() {
-    await until('the queue is gone', async () => (await this.redis.exists(this.key(), this.queueKey())) === 0)
+    await until('the queue is gone', () => this.ledger.isOver('n'))
   }
 }
 

@@ -29,12 +29,12 @@ scenes('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
     const held = await direct.acquire('n')
     const { all, expected } = await gather(t, scene, { processes: 4, each: 25 })
     const monitor = await Monitor.open(scene.server.port)
-    const [before, scripts] = [direct.stats().renewed, await count(all.redis, 'evalsha')]
+    const [before, scripts] = [direct.stats().renewed, await count(all.ledger.redis, 'evalsha')]
     monitor.reset()
     await sleep(10_000)
     const sent = monitor.commands.filter((command) => !/^"info"/i.test(command))
     assert.ok(sent.length < 4 * 10, `${sent.length} commands in 10 s: ${sent.slice(0, 5).join('; ')}`)
-    const ran = (await count(all.redis, 'evalsha')) - scripts
+    const ran = (await count(all.ledger.redis, 'evalsha')) - scripts
     assert.ok(ran < 4 * 10, `${ran} scripts in 10 s`)
     // It is alive signs that were counted, and no silence.
     assert.ok(ran >= 4, `${ran} scripts in 10 s`)
@@ -86,20 +86,20 @@ scenes('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
     const held = await direct.acquire('n')
     const { all, expected } = await gather(t, { server, ...scene }, { processes: 2, each: 10 })
     const ttls = async () => {
-      const keys = (await all.redis.keys('*')).filter((key) => !key.startsWith('crowd:'))
-      return Object.fromEntries(await Promise.all(keys.map(async (key) => [key, await all.redis.pttl(key)])))
+      const keys = (await all.ledger.redis.keys('*')).filter((key) => !key.startsWith('crowd_'))
+      return Object.fromEntries(await Promise.all(keys.map(async (key) => [key, await all.ledger.redis.pttl(key)])))
     }
     const waitingTtls = await ttls()
     assert.deepEqual(
       Object.keys(waitingTtls).sort(),
-      [all.key(), all.queueKey(), `holdfast:fence:{${all.key()}}`].sort(),
+      [all.ledger.key('n'), all.ledger.queueKey('n'), `holdfast:fence:{${all.ledger.key('n')}}`].sort(),
     )
     for (const [key, ttl] of Object.entries(waitingTtls)) assert.ok(ttl > 0, `${key}: ${ttl}`)
     // Little more than a minute after the last sign of life, if everybody died.
-    assert.ok(waitingTtls[all.queueKey()] <= 70_000)
+    assert.ok(waitingTtls[all.ledger.queueKey('n')] <= 70_000)
     assert.equal(await held.release(), true)
     await all.serves(expected)
-    assert.deepEqual(Object.keys(await ttls()), [`holdfast:fence:{${all.key()}}`])
+    assert.deepEqual(Object.keys(await ttls()), [`holdfast:fence:{${all.ledger.key('n')}}`])
   })
 
   test('a thousand names that were waited for leave nothing but their last token', async ({ server, direct, connect, options }, t) => {
@@ -109,10 +109,10 @@ scenes('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
     const held = await Promise.all(names.map((name) => direct.acquire(name)))
     const turns = names.map((name) => locks.using(name, { waitMs: 60_000 }, () => {}))
     await waiting(locks, names.length)
-    assert.equal(await all.redis.dbsize(), 3 * names.length)
+    assert.equal(await all.ledger.redis.dbsize(), 3 * names.length)
     await Promise.all(held.map((lock) => lock.release()))
     await Promise.all(turns)
-    assert.equal(await all.redis.dbsize(), names.length)
-    assert.equal((await all.redis.keys('holdfast:fence:*')).length, names.length)
+    assert.equal(await all.ledger.redis.dbsize(), names.length)
+    assert.equal((await all.ledger.redis.keys('holdfast:fence:*')).length, names.length)
   })
 })

@@ -21,7 +21,7 @@ export const KINDS = {
   'redis-sentinel': { engine: 'redis', ordered: true, server: 'HOLDFAST_TEST_REDIS_SENTINEL_URL' },
   'redis-quorum': { engine: 'redis', ordered: false, server: 'HOLDFAST_TEST_REDIS_QUORUM_URLS' },
   mongodb: { engine: 'mongodb', ordered: false, server: 'HOLDFAST_TEST_MONGODB_URL' },
-  'mongodb-replica-set': { engine: 'mongodb', ordered: false, server: 'HOLDFAST_TEST_MONGODB_RS_URL' },
+  'mongodb-replica-set': { engine: 'mongodb', ordered: true, server: 'HOLDFAST_TEST_MONGODB_RS_URL' },
 }
 
 /** Random text, for names that nobody else uses. */

@@ -22,6 +22,8 @@ pub mod mongodb;
 pub mod redis;
 #[cfg(feature = "sqlite")]
 pub mod sql;
+#[cfg(any(feature = "mongodb", feature = "redis"))]
+mod waiters;
 
 pub use config::{EngineConfig, Settings, TlsFiles, connect};
 
@@ -167,7 +169,6 @@ pub trait Engine: Send + Sync + fmt::Debug {
 }
 
 /// The longest that a silent waiter keeps its place in a queue, where a store has one.
-#[cfg(any(feature = "memory", feature = "sqlite", feature = "redis"))]
 const WAITER_LIVENESS: Duration = Duration::from_millis(4500);
 /// A place that lapsed is remembered for so long, so that a waiter that was merely slow comes back to it.
 #[cfg(any(feature = "memory", feature = "sqlite"))]

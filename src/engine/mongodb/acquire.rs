@@ -6,9 +6,13 @@ use mongodb::bson::{Bson, Document, Timestamp, doc};
 use mongodb::options::{Acknowledgment, ReturnDocument, WriteConcern};
 
 use super::documents::{self, FENCE, SINCE};
+use super::estimate::Written;
 use super::failure::Failure;
 use super::fence::{Stamp, observed};
+use super::queue::{self, Waiter};
+use super::watch::Use;
 use super::{MongodbEngine, Outcome};
+use crate::clock::Moment;
 use crate::engine::{Acquired, Renewed};
 use crate::model::{Claim, Fence, Key};
 
@@ -18,102 +22,201 @@ const ROUNDS: usize = 3;
 /// When to try again when it is not known how long the holder lasts: somebody got or freed the name just now.
 const SOON: Duration = Duration::from_millis(1);
 
+/// The shortest lease whose end is written by an estimate.
+const SHORTEST_ESTIMATED: Duration = Duration::from_secs(1);
+
 /// What became of one name.
 enum Taken {
-    /// It is this owner's: newly taken (no stamp), or held since an earlier try.
+    /// The name was free, and its document was made, with an end by the estimate.
+    New(Written),
+    /// It is this owner's: newly taken (no stamp), or held since an earlier try, or handed on to it.
     Ours(Option<Stamp>),
-    /// It is somebody else's, for so long.
-    Busy(Option<Duration>),
+    /// It is somebody else's.
+    Busy(Busy),
+}
+
+/// A name that is somebody else's.
+struct Busy {
+    /// For so long. `None`: for ever.
+    left: Option<Duration>,
+    /// The place of whoever waits for it, and how it hears of its turn.
+    place: Option<(u64, Option<Use>)>,
+}
+
+/// A name that was taken, until it has its stamp.
+#[derive(Default)]
+pub(super) struct Unstamped {
+    stamp: Option<Stamp>,
+    written: Option<Written>,
 }
 
 impl MongodbEngine {
     /// The engine's `try_acquire`.
     pub(super) async fn acquire(&self, claim: &Claim) -> Outcome<Acquired> {
         for _ in 0..ROUNDS {
-            let stamps = match self.take_all(claim).await? {
-                Ok(stamps) => stamps,
+            let taken = match self.take_all(claim).await? {
+                Ok(taken) => taken,
                 Err(held) => return Ok(held),
             };
-            if let Some(fence) = self.stamp_all(claim, &stamps).await? {
+            if let Some(fence) = self.stamp_all(claim, &taken).await? {
+                if let Some(line) = &self.line {
+                    line.known.leaves(&claim.owner);
+                }
                 return Ok(Acquired::Granted { fence });
             }
         }
-        self.locks
-            .delete_many(documents::owned(&self.ids(claim), &claim.owner))
-            .await?;
+        self.part_with_all(claim).await?;
         Ok(held(&claim.keys()[0], Some(SOON)))
     }
 
     /// Takes the names one by one in their order, so that two claims that overlap meet at the first they share. Frees
     /// what it took when one is busy.
-    async fn take_all(&self, claim: &Claim) -> Outcome<Result<Vec<Option<Stamp>>, Acquired>> {
-        let mut stamps = Vec::with_capacity(claim.keys().len());
+    pub(super) async fn take_all(&self, claim: &Claim) -> Outcome<Result<Vec<Unstamped>, Acquired>> {
+        let mut all = Vec::with_capacity(claim.keys().len());
         for key in claim.keys() {
             match self.take(key, claim).await {
-                Ok(Taken::Ours(stamp)) => stamps.push(stamp),
-                Ok(Taken::Busy(retry_after)) => {
-                    self.give_back(claim, &stamps).await?;
-                    return Ok(Err(held(key, retry_after)));
+                Ok(Taken::New(written)) => all.push(Unstamped {
+                    written: Some(written),
+                    ..Unstamped::default()
+                }),
+                Ok(Taken::Ours(stamp)) => all.push(Unstamped {
+                    stamp,
+                    ..Unstamped::default()
+                }),
+                Ok(Taken::Busy(busy)) => {
+                    self.give_back(claim, &all).await?;
+                    if let (Some(line), Some((number, open))) = (&self.line, busy.place) {
+                        let before = line.known.waits_for(&claim.owner);
+                        line.waits(claim, key, number, busy.left, open);
+                        if let Some(before) = before.filter(|before| before != key) {
+                            // A set waits for one name at a time.
+                            self.part_with_one(&before, &claim.owner).await?;
+                        }
+                    }
+                    return Ok(Err(held(key, busy.left)));
                 }
                 Err(failure) => {
                     // As good as it gets: what cannot be given back expires.
-                    let _ = self.give_back(claim, &stamps).await;
+                    let _ = self.give_back(claim, &all).await;
                     return Err(failure);
                 }
             }
         }
-        Ok(Ok(stamps))
+        Ok(Ok(all))
     }
 
-    /// One round trip for one name.
+    /// Takes one name, in one round trip if it is free or was handed to this claim.
     ///
     /// The primary's own acknowledgement is enough: nothing is granted before the stamp, which lies behind this write in
     /// the oplog, has the full write concern. A busy answer, which promises nothing, need not wait for other members.
     async fn take(&self, key: &Key, claim: &Claim) -> Outcome<Taken> {
         let id = self.id(key);
-        let answer = self
-            .locks
-            .find_one_and_update(documents::one_or_none(&id), documents::take(claim))
-            .upsert(true)
-            .return_document(ReturnDocument::After)
-            .projection(documents::seen())
-            .write_concern(WriteConcern::builder().w(Acknowledgment::Nodes(1)).build())
-            .await
-            .map_err(Failure::from);
-        let document = match answer {
-            Ok(document) => document,
-            Err(failure) if failure.is_duplicate_key() => {
-                // Somebody inserted the document while this try was about to.
-                self.locks
-                    .find_one(documents::busy(doc! { "_id": id }))
-                    .projection(documents::seen())
-                    .await?
+        let number = self.line.as_ref().map_or(0, |line| line.known.number(&claim.owner));
+        // The end of a short lease is worth the dearer write, which gets it right.
+        if claim.ttl.duration() >= SHORTEST_ESTIMATED {
+            if number == 0
+                && let Some(written) = self.insert(&id, claim).await?
+            {
+                return Ok(Taken::New(written));
             }
-            Err(failure) => return Err(failure),
+            if !claim.waiting
+                && let Some(busy) = self.busy(&id, claim).await?
+            {
+                return Ok(busy);
+            }
+        }
+        // Who hears nothing takes no place: the name would be handed to somebody who does not come for it.
+        let open = match self.line.as_ref().filter(|_| claim.waiting) {
+            Some(line) => Some((line.process.as_str(), line.listen().await?)),
+            None => None,
         };
-        Ok(match document {
-            Some(document) if documents::is_owned_by(&document, &claim.owner) => Taken::Ours(Stamp::of(&document)),
-            Some(document) => Taken::Busy(documents::remaining(&document)),
-            None => Taken::Busy(Some(SOON)),
-        })
+        let waiter = open.as_ref().map(|(process, _)| Waiter { process, number });
+        let take = match &self.line {
+            Some(_) => queue::take(claim, waiter.as_ref()),
+            None => documents::take(claim),
+        };
+        for _ in 0..ROUNDS {
+            let answer = self
+                .locks
+                .find_one_and_update(documents::one_or_none(&id), take.clone())
+                .upsert(true)
+                .return_document(ReturnDocument::After)
+                .projection(documents::seen_by(&claim.owner))
+                .write_concern(one_member())
+                .await
+                .map_err(Failure::from);
+            let document = match answer {
+                Ok(Some(document)) => document,
+                Ok(None) => break,
+                // Somebody inserted the document while this try was about to.
+                Err(failure) if failure.is_duplicate_key() => continue,
+                Err(failure) => return Err(failure),
+            };
+            if documents::is_owned_by(&document, &claim.owner) {
+                return Ok(Taken::Ours(Stamp::of(&document)));
+            }
+            let place = documents::place(&document);
+            return Ok(Taken::Busy(Busy {
+                left: documents::remaining(&document),
+                place: open.and_then(|(_, open)| place.map(|place| (place, open))),
+            }));
+        }
+        Ok(Taken::Busy(Busy {
+            left: Some(SOON),
+            place: None,
+        }))
+    }
+
+    /// Makes the document of a free name: the cheapest write that there is, and no more than that is needed most of the
+    /// time. `None`: there is one already.
+    async fn insert(&self, id: &str, claim: &Claim) -> Outcome<Option<Written>> {
+        let written = self.estimate.write(claim.ttl);
+        let document = documents::inserted(id, claim, written.expires_at);
+        match self
+            .locks
+            .insert_one(document)
+            .write_concern(one_member())
+            .await
+            .map_err(Failure::from)
+        {
+            Ok(_) => Ok(Some(written)),
+            Err(failure) if failure.is_duplicate_key() => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Whether a name is busy for who does not wait: a look, which keeps nobody from writing. `None`: it looks free, or
+    /// this owner's.
+    async fn busy(&self, id: &str, claim: &Claim) -> Outcome<Option<Taken>> {
+        let found = self
+            .locks
+            .find_one(doc! { "_id": id })
+            .projection(documents::seen_by(&claim.owner))
+            .await?;
+        let busy = found.filter(|document| !documents::is_owned_by(document, &claim.owner));
+        let left = busy.as_ref().map(documents::remaining);
+        Ok(left
+            .filter(|left| *left != Some(Duration::ZERO))
+            .map(|left| Taken::Busy(Busy { left, place: None })))
     }
 
     /// Gives one fence to all names of the claim, which `take_all` left in this owner's hands.
     ///
     /// # Behavior
     /// `None`: at least one of them changed since then, and nothing is granted.
-    async fn stamp_all(&self, claim: &Claim, stamps: &[Option<Stamp>]) -> Outcome<Option<Fence>> {
-        if let [Some(first), others @ ..] = stamps
-            && others.iter().all(|other| *other == Some(*first))
+    pub(super) async fn stamp_all(&self, claim: &Claim, taken: &[Unstamped]) -> Outcome<Option<Fence>> {
+        if let [Unstamped { stamp: Some(first), .. }, others @ ..] = taken
+            && others.iter().all(|other| other.stamp == Some(*first))
         {
-            // Granted by an earlier try whose answer was lost: the same fence again. Renewing makes sure that the
-            // extension has the full write concern, too.
+            // Handed on, or granted by an earlier try whose answer was lost: the same fence again. Renewing makes sure
+            // that it has the full write concern, too.
             let renewed = self.extend(claim, claim.ttl).await?;
             return Ok((renewed == Renewed::Extended).then(|| first.fence(self.clock)));
         }
         let ids = self.ids(claim);
         let mut unchanged = documents::owned(&ids[..1], &claim.owner);
-        unchanged.insert(FENCE, observed(stamps[0]));
+        unchanged.insert(FENCE, observed(taken[0].stamp));
+        let sent = Moment::now();
         let document: Option<Document> = self
             .locks
             .find_one_and_update(unchanged, Stamp::draw())
@@ -123,6 +226,7 @@ impl MongodbEngine {
         let Some(stamp) = document.as_ref().and_then(Stamp::of) else {
             return Ok(None);
         };
+        self.estimate.note(stamp.since, sent);
         let others = &ids[1..];
         if !others.is_empty() {
             let not_newer = not_newer(documents::owned(others, &claim.owner), stamp.tick);
@@ -131,25 +235,38 @@ impl MongodbEngine {
                 return Ok(None);
             }
         }
+        let written = taken.iter().filter_map(|taken| taken.written.as_ref());
+        let ends_in_time = written.fold(true, |all, written| {
+            all & written.is_right(stamp.since, sent, claim.ttl)
+        });
+        if !ends_in_time {
+            let set = documents::ends(claim.ttl);
+            let ours = documents::owned(&ids, &claim.owner);
+            let corrected = self.locks.update_many(ours, set).await?;
+            if corrected.matched_count < ids.len() as u64 {
+                return Ok(None);
+            }
+        }
         Ok(Some(stamp.fence(self.clock)))
     }
 
-    /// Frees the first names of the claim, as many as there are stamps.
+    /// Frees the first names of the claim, those that were taken.
     ///
     /// A command that is still on its way when its answer is given up may arrive during a later try of the same claim.
     /// It must not free what that one was granted: hence only documents with the stamps seen here, or none.
-    async fn give_back(&self, claim: &Claim, stamps: &[Option<Stamp>]) -> Outcome<()> {
-        if stamps.is_empty() {
+    async fn give_back(&self, claim: &Claim, taken: &[Unstamped]) -> Outcome<()> {
+        if taken.is_empty() {
             return Ok(());
         }
-        let newest = stamps
+        let newest = taken
             .iter()
-            .flatten()
+            .filter_map(|taken| taken.stamp)
             .map(|stamp| stamp.tick)
             .max()
             .unwrap_or(Timestamp { time: 0, increment: 0 });
-        let owned = documents::owned(&self.ids(claim)[..stamps.len()], &claim.owner);
-        self.locks.delete_many(not_newer(owned, newest)).await?;
+        let ids = self.ids(claim);
+        let owned = documents::owned(&ids[..taken.len()], &claim.owner);
+        self.part_with(&ids, &claim.owner, not_newer(owned, newest)).await?;
         Ok(())
     }
 }
@@ -158,6 +275,11 @@ impl MongodbEngine {
 fn not_newer(mut filter: Document, tick: Timestamp) -> Document {
     filter.insert(FENCE, doc! { "$not": { "$gt": Bson::Timestamp(tick) } });
     filter
+}
+
+/// The acknowledgement of the primary alone.
+fn one_member() -> WriteConcern {
+    WriteConcern::builder().w(Acknowledgment::Nodes(1)).build()
 }
 
 fn held(key: &Key, retry_after: Option<Duration>) -> Acquired {

@@ -3,17 +3,19 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mongodb::Client;
-use mongodb::bson::doc;
+use mongodb::bson::{DateTime, doc};
 use mongodb::event::EventHandler;
 use mongodb::event::sdam::SdamEvent;
 use mongodb::options::{
-    Acknowledgment, ClientOptions, CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria,
+    Acknowledgment, ClientOptions, CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern,
 };
 
+use super::estimate::Estimate;
 use super::failure::{ENGINE, Failure};
 use super::fence::Clock;
-use super::watch::Watcher;
+use super::waiting::Line;
 use super::{MongodbConfig, MongodbEngine, index};
+use crate::clock::Moment;
 use crate::engine::Result;
 use crate::error::EngineError;
 
@@ -44,6 +46,7 @@ impl MongodbEngine {
         let client =
             Client::with_options(options).map_err(|error| EngineError::new(ENGINE, OP, false, Failure(error)))?;
         let database = client.database(&config.database);
+        let sent = Moment::now();
         let hello = match database.run_command(doc! { "hello": 1 }).await.map_err(Failure) {
             Ok(hello) => hello,
             Err(failure) => return Err(unreachable(failure, wanted, &seen)),
@@ -54,8 +57,13 @@ impl MongodbEngine {
         let is_cluster = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
         let locks = database.collection_with_options(&config.collection, collection_options(&config));
         index::ensure(&locks).await?;
+        // Without the server's clock the first end that is written is wrong, and corrected.
+        let shown = hello.get_datetime("localTime").copied().unwrap_or(DateTime::MIN);
+        let line = || Line::new(locks.clone(), config.prefix.clone(), config.timeout);
         Ok(Arc::new(MongodbEngine {
-            watcher: is_cluster.then(|| Watcher::new(locks.clone())),
+            line: is_cluster.then(line),
+            estimate: Estimate::new(shown, sent),
+            release_concern: release_concern(&config).filter(|_| !is_cluster),
             clock: if is_cluster { Clock::Cluster } else { Clock::Process },
             prefix: config.prefix,
             client,
@@ -88,6 +96,16 @@ fn collection_options(config: &MongodbConfig) -> CollectionOptions {
         .read_concern(ReadConcern::local())
         .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
         .build()
+}
+
+/// How a standalone server acknowledges a release, unless the URL says how it does: at once. A release that is lost in a
+/// crash leaves the name busy until its lease ends, and makes nobody lose anything. (Whoever waits for a majority waits
+/// there for the journal.)
+fn release_concern(config: &MongodbConfig) -> Option<WriteConcern> {
+    match &config.connection.write_concern {
+        Some(_) => None,
+        None => Some(WriteConcern::builder().w(Acknowledgment::Nodes(1)).build()),
+    }
 }
 
 /// Remembers which replica set the servers say they belong to: the driver drops those of another set without a word.

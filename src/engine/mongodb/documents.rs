@@ -1,8 +1,8 @@
 //! What is read from and written into the collection: filters, pipelines, and the fields of a document.
 //!
 //! The lock's document is the gist's own, with more fields:
-//! `{ _id: name, expiresAt, owner, fence, holder: { host, pid, since }, metadata }`. One without an `owner` is a
-//! gist process's, and never ours.
+//! `{ _id: name, expiresAt, owner, fence, holder: { host, pid, since }, metadata }`, and those of `queue.rs` where somebody
+//! waits. One without an `owner` is a gist process's, and never ours.
 //!
 //! Whatever a user wrote goes into a pipeline as a `$literal`: a name or a text that starts with `$` is no expression.
 
@@ -11,6 +11,7 @@ use std::time::Duration;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
 use super::fence::{Clock, Stamp};
+use super::queue::{self, HANDED, RESERVED};
 use crate::model::{Claim, Holder, LockInfo, OwnerToken, Process, Ttl};
 
 pub(super) const EXPIRES_AT: &str = "expiresAt";
@@ -18,20 +19,23 @@ pub(super) const FENCE: &str = "fence";
 pub(super) const HOLDER: &str = "holder";
 pub(super) const OWNER: &str = "owner";
 pub(super) const SINCE: &str = "holder.since";
+const METADATA: &str = "metadata";
 /// What the owner of a name that was released but stays busy is called: no token looks like it.
 pub(super) const KEPT: &str = "-kept";
 /// The server's clock as an answer shows it.
-const NOW: &str = "now";
+pub(super) const NOW: &str = "now";
+/// The place of who asks as an answer shows it.
+const PLACE: &str = "place";
 /// A field that no document has. A filter that asks for null there matches every document, and the one that an upsert
 /// makes *has* the null: only so can the pipeline tell a missing document from a bare `{ _id }` that somebody inserted.
-const ABSENT: &str = "holdfastAbsent";
+pub(super) const ABSENT: &str = "holdfastAbsent";
 
 /// A document that counts as free: past its end by the server's clock. One without a proper end never is.
-fn expired() -> Document {
+pub(super) fn expired() -> Document {
     doc! { "$and": [{ "$eq": [{ "$type": "$expiresAt" }, "date"] }, { "$lte": ["$expiresAt", "$$NOW"] }] }
 }
 
-fn from_now(duration: Duration) -> Document {
+pub(super) fn from_now(duration: Duration) -> Document {
     doc! { "$add": ["$$NOW", millis(duration)] }
 }
 
@@ -40,7 +44,7 @@ fn extended(ttl: Ttl) -> Document {
     doc! { "$max": ["$expiresAt", from_now(ttl.duration())] }
 }
 
-fn millis(duration: Duration) -> i64 {
+pub(super) fn millis(duration: Duration) -> i64 {
     duration.as_nanos().div_ceil(1_000_000).min(1 << 40) as i64
 }
 
@@ -49,9 +53,8 @@ pub(super) fn one_or_none(id: &str) -> Document {
     doc! { "_id": id, ABSENT: Bson::Null }
 }
 
-/// The pipeline of a try: extends what is this owner's already, takes over what is missing or expired, and leaves
-/// everything else as it is (the server then writes nothing: no oplog entry, no event).
-pub(super) fn take(claim: &Claim) -> Vec<Document> {
+/// The document of a name that is taken by a claim now, but for its fence.
+pub(super) fn taken(claim: &Claim) -> Document {
     let mut taken = doc! {
         "_id": "$_id",
         EXPIRES_AT: from_now(claim.ttl.duration()),
@@ -63,16 +66,35 @@ pub(super) fn take(claim: &Claim) -> Vec<Document> {
         },
     };
     if let Some(metadata) = &claim.metadata {
-        taken.insert("metadata", doc! { "$literal": &**metadata });
+        taken.insert(METADATA, doc! { "$literal": &**metadata });
     }
+    taken
+}
+
+/// The same as a plain document, with an end that the caller thinks is right.
+pub(super) fn inserted(id: &str, claim: &Claim, expires_at: DateTime) -> Document {
+    let mut holder = process(&claim.process);
+    holder.insert("since", expires_at);
+    let mut inserted = doc! { "_id": id, EXPIRES_AT: expires_at, OWNER: claim.owner.as_str(), HOLDER: holder };
+    if let Some(metadata) = &claim.metadata {
+        inserted.insert(METADATA, &**metadata);
+    }
+    inserted
+}
+
+/// The document of a name that is held by a claim already, for at least `ttl` from now on.
+pub(super) fn kept(ttl: Ttl) -> Document {
+    doc! { "$mergeObjects": ["$$ROOT", { EXPIRES_AT: extended(ttl) }] }
+}
+
+/// The pipeline of a try where names have no queues: extends what is this owner's already, takes over what is missing or
+/// expired, and leaves everything else as it is (the server then writes nothing: no oplog entry, no event).
+pub(super) fn take(claim: &Claim) -> Vec<Document> {
     let missing = doc! { "$eq": [{ "$type": format!("${ABSENT}") }, "null"] };
     vec![doc! { "$replaceWith": { "$switch": {
         "branches": [
-            {
-                "case": { "$eq": ["$owner", { "$literal": claim.owner.as_str() }] },
-                "then": { "$mergeObjects": ["$$ROOT", { EXPIRES_AT: extended(claim.ttl) }] },
-            },
-            { "case": { "$or": [missing, expired()] }, "then": taken },
+            { "case": { "$eq": ["$owner", { "$literal": claim.owner.as_str() }] }, "then": kept(claim.ttl) },
+            { "case": { "$or": [missing, expired()] }, "then": taken(claim) },
         ],
         "default": "$$ROOT",
     } } }]
@@ -81,6 +103,11 @@ pub(super) fn take(claim: &Claim) -> Vec<Document> {
 /// The pipeline of a renewal.
 pub(super) fn extend(ttl: Ttl) -> Vec<Document> {
     vec![doc! { "$set": { EXPIRES_AT: extended(ttl) } }]
+}
+
+/// The pipeline that has names end a ttl from now on, sooner or later than they would have.
+pub(super) fn ends(ttl: Ttl) -> Vec<Document> {
+    vec![doc! { "$set": { EXPIRES_AT: from_now(ttl.duration()) } }]
 }
 
 /// The pipeline of a transfer, which leaves the end of the lease as it is. `process`: fields of the holder.
@@ -167,13 +194,18 @@ fn after_all_with(prefix: &str) -> Option<String> {
 }
 
 /// What a try wants to know of a document.
-pub(super) fn seen() -> Document {
-    doc! { OWNER: 1, FENCE: 1, EXPIRES_AT: 1, SINCE: 1, NOW: "$$NOW" }
+pub(super) fn seen_by(owner: &OwnerToken) -> Document {
+    doc! { OWNER: 1, FENCE: 1, HANDED: 1, EXPIRES_AT: 1, SINCE: 1, NOW: "$$NOW", PLACE: queue::place(owner) }
+}
+
+/// The place in the queue, in an answer to [`seen_by`].
+pub(super) fn place(document: &Document) -> Option<u64> {
+    document.get_i64(PLACE).ok().and_then(|place| u64::try_from(place).ok())
 }
 
 /// What an inspection wants to know of a document.
 pub(super) fn shown() -> Document {
-    doc! { OWNER: 1, FENCE: 1, EXPIRES_AT: 1, HOLDER: 1, "metadata": 1, NOW: "$$NOW" }
+    doc! { OWNER: 1, FENCE: 1, HANDED: 1, EXPIRES_AT: 1, HOLDER: 1, METADATA: 1, RESERVED: 1, NOW: "$$NOW" }
 }
 
 /// Whose document it is.
@@ -196,13 +228,14 @@ pub(super) fn id(document: &Document) -> Option<&str> {
 
 /// A document as users see it.
 pub(super) fn info(name: &str, document: &Document, clock: Clock) -> LockInfo {
-    let ours = document.get_str(OWNER).is_ok();
+    // What is kept for a waiter still tells of the holder before.
+    let ours = document.get_str(OWNER).is_ok() && !document.contains_key(RESERVED);
     LockInfo {
         name: name.to_owned(),
         remaining: remaining(document),
         fence: Stamp::of(document).filter(|_| ours).map(|stamp| stamp.fence(clock)),
         holder: document.get_document(HOLDER).ok().and_then(holder).filter(|_| ours),
-        metadata: document.get_str("metadata").ok().filter(|_| ours).map(str::to_owned),
+        metadata: document.get_str(METADATA).ok().filter(|_| ours).map(str::to_owned),
     }
 }
 

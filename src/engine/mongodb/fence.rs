@@ -23,6 +23,12 @@
 //! asks for no more than the primary's own acknowledgement; the stamp waits for the write concern (by default the
 //! majority), and since it lies behind the first write in the oplog, so does that then.
 //!
+//! # Handed on
+//! A name that goes straight on to a waiter (`queue.rs`) keeps its document, and with it the last token: the waiter gets the
+//! one behind it, in the write that confirms, and needs no second step. Such a token is never ahead of the cluster time of
+//! its own write: the last one was not ahead of *its* write, and the clock ticks at least once for every write. So
+//! whatever is drawn later, after the document is gone, is larger.
+//!
 //! # Fail-over and rollback (replica set, sharded cluster)
 //! The logical clock is the cluster time: every write's place in the oplog comes from it, every message carries it, and
 //! a member's is never behind what it has applied. A new primary has what the majority acknowledged, so it ticks on from
@@ -47,6 +53,7 @@
 use mongodb::bson::{Bson, DateTime, Document, Timestamp, doc};
 
 use super::documents::{FENCE, HOLDER, SINCE};
+use super::queue::HANDED;
 use crate::model::Fence;
 
 /// What the server wrote into a document when its holder was granted the name.
@@ -56,6 +63,8 @@ pub(super) struct Stamp {
     pub tick: Timestamp,
     /// The wall clock, read after it.
     pub since: DateTime,
+    /// How often the name has gone on to a waiter since.
+    pub handed: u32,
 }
 
 /// Which of the two formulas holds.
@@ -70,19 +79,27 @@ pub(super) enum Clock {
 impl Stamp {
     /// The update that draws a stamp.
     pub(super) fn draw() -> Document {
-        doc! { "$currentDate": { FENCE: { "$type": "timestamp" }, SINCE: true } }
+        doc! {
+            "$currentDate": { FENCE: { "$type": "timestamp" }, SINCE: true },
+            "$unset": { HANDED: "" },
+        }
     }
 
     /// The update that copies this one to the other names of a claim.
     pub(super) fn copy(&self) -> Document {
-        doc! { "$set": { FENCE: self.tick, SINCE: self.since } }
+        doc! { "$set": { FENCE: self.tick, SINCE: self.since }, "$unset": { HANDED: "" } }
     }
 
     /// The stamp of a document. `None`: it has none (yet).
     pub(super) fn of(document: &Document) -> Option<Self> {
         let tick = document.get_timestamp(FENCE).ok()?;
         let since = *document.get_document(HOLDER).ok()?.get_datetime("since").ok()?;
-        Some(Stamp { tick, since })
+        let handed = match document.get(HANDED) {
+            Some(Bson::Int32(times)) => u32::try_from(*times).ok()?,
+            Some(Bson::Int64(times)) => u32::try_from(*times).ok()?,
+            _ => 0,
+        };
+        Some(Stamp { tick, since, handed })
     }
 
     /// The fencing token.
@@ -98,7 +115,7 @@ impl Stamp {
                 millisecond * 500 + increment
             }
         };
-        Fence(second * 1_000_000 + within)
+        Fence(second * 1_000_000 + within + u64::from(self.handed))
     }
 }
 
@@ -115,6 +132,7 @@ mod tests {
         Stamp {
             tick: Timestamp { time, increment },
             since: DateTime::from_millis(since_ms),
+            handed: 0,
         }
         .fence(clock)
         .0

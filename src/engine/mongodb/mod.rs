@@ -3,10 +3,12 @@
 //!
 //! - `config.rs`: where a store is, from its URL (`url.rs`: that text); `connect.rs`: from there to an engine; `index.rs`: the
 //!   TTL index.
-//! - `acquire.rs`: one try. `fence.rs`: where its fencing token comes from, and why it is right.
+//! - `acquire.rs`: one try. `estimate.rs`: the server's clock as it is thought to be. `fence.rs`: where the fencing token
+//!   comes from, and why it is right. `release.rs`: letting go.
 //! - `transfer.rs`: a lease goes into other hands.
 //! - `documents.rs`: filters, pipelines, and the fields of a document.
-//! - `watch.rs`: wake-up by a change stream; `poll.rs`: by a look now and then, where there is none.
+//! - `queue.rs`: the queue of a name; `waiting.rs`: the part of a process in it; `watch.rs`: its wake-up by a change
+//!   stream; `poll.rs`: by a look now and then, where there is none.
 //! - `failure.rs`: which failures pass by themselves.
 //!
 //! # Whose clock
@@ -26,29 +28,36 @@ mod acquire;
 mod config;
 mod connect;
 mod documents;
+mod estimate;
 mod failure;
 mod fence;
 mod index;
 mod poll;
+mod queue;
+mod release;
 #[cfg(test)]
 mod tests;
 mod transfer;
 mod url;
+mod waiting;
 mod watch;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::TryStreamExt;
 use mongodb::bson::{Document, doc};
+use mongodb::options::WriteConcern;
 use mongodb::{Client, Collection};
 
 pub use self::config::MongodbConfig;
+use self::estimate::Estimate;
 use self::failure::{ENGINE, Failure};
 use self::fence::Clock;
 use self::poll::Poll;
-use self::watch::Watcher;
+use self::waiting::Line;
 use super::{Acquired, Engine, Released, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
@@ -62,8 +71,11 @@ pub struct MongodbEngine {
     locks: Collection<Document>,
     prefix: String,
     clock: Clock,
-    /// `None`: a standalone server, which has no change streams.
-    watcher: Option<Watcher>,
+    estimate: Estimate,
+    /// How a release is acknowledged, if not like everything else.
+    release_concern: Option<WriteConcern>,
+    /// The queues. `None`: a standalone server, which has no change streams.
+    line: Option<Arc<Line>>,
 }
 
 impl fmt::Debug for MongodbEngine {
@@ -96,24 +108,6 @@ impl MongodbEngine {
         })
     }
 
-    async fn free(&self, claim: &Claim, keep: Duration) -> Outcome<Released> {
-        let ids = self.ids(claim);
-        let held = documents::held_by(&ids, &claim.owner);
-        let let_go = documents::let_go(&claim.owner, keep);
-        let freed = match (keep.is_zero(), ids.len()) {
-            (true, 1) => self.locks.delete_one(held).await?.deleted_count,
-            (true, _) => self.locks.delete_many(held).await?.deleted_count,
-            (false, 1) => self.locks.update_one(held, let_go).await?.matched_count,
-            (false, _) => self.locks.update_many(held, let_go).await?.matched_count,
-        };
-        if freed == ids.len() as u64 {
-            return Ok(Released::Freed);
-        }
-        // What expired is free for everybody here, but a gist process would have to wait for the TTL monitor.
-        self.locks.delete_many(documents::owned(&ids, &claim.owner)).await?;
-        Ok(Released::NotHeld)
-    }
-
     async fn look_up(&self, key: &Key) -> Outcome<Option<LockInfo>> {
         let filter = documents::busy(doc! { "_id": self.id(key) });
         let document = self.locks.find_one(filter).projection(documents::shown()).await?;
@@ -137,14 +131,6 @@ impl MongodbEngine {
         }
         Ok(locks)
     }
-
-    async fn force(&self, key: &Key) -> Outcome<bool> {
-        let deleted = self
-            .locks
-            .delete_one(documents::busy(doc! { "_id": self.id(key) }))
-            .await?;
-        Ok(deleted.deleted_count == 1)
-    }
 }
 
 #[async_trait]
@@ -154,7 +140,7 @@ impl Engine for MongodbEngine {
     }
 
     fn ordered(&self) -> bool {
-        false
+        self.line.is_some()
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
@@ -177,15 +163,11 @@ impl Engine for MongodbEngine {
             .map_err(|failure| failure.during("release"))
     }
 
-    async fn subscribe(&self, _claim: &Claim, key: &Key) -> Result<Box<dyn Subscription>> {
-        let Some(watcher) = &self.watcher else {
-            return Ok(Box::new(Poll::default()));
-        };
-        match watcher.subscribe(self.id(key)).await {
-            Ok(subscription) => Ok(Box::new(subscription)),
-            Err(failure) if failure.is_without_change_streams() => Ok(Box::new(Poll::default())),
-            Err(failure) => Err(failure.during("subscribe")),
-        }
+    async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
+        Ok(match &self.line {
+            Some(line) => Box::new(line.subscribe(&claim.owner)),
+            None => Box::new(Poll::default()),
+        })
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
@@ -203,8 +185,8 @@ impl Engine for MongodbEngine {
     async fn close(&self) {
         /// A server that does not answer is left without a good-bye.
         const PATIENCE: Duration = Duration::from_secs(1);
-        if let Some(watcher) = &self.watcher {
-            watcher.close();
+        if let Some(line) = &self.line {
+            line.close();
         }
         let _ = tokio::time::timeout(PATIENCE, self.client.clone().shutdown().immediate(true)).await;
     }

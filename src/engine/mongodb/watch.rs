@@ -1,18 +1,16 @@
-//! Wake-up by a change stream: one per engine, while anybody waits.
+//! What happens to the waiters of this process: one change stream per engine, while anybody waits.
 //!
-//! The stream tells of documents that were deleted (released, forced, cleaned up after they expired, or freed by a gist
-//! process) and of releases that keep the name busy for a shorter while than the lease would have. Takeovers and renewals
-//! are left out by the server: they free nobody.
+//! The stream tells of names that were handed on to a waiter of this process, and of them alone; of documents that were
+//! deleted (by a gist process, by the TTL monitor, or because nobody waited for them); and of releases that keep the name
+//! busy for a shorter while than the lease would have. Takeovers and renewals are left out by the server: they free nobody.
 //!
 //! What happens while there is no stream is not made up for by a resume token but by a hint to everybody once there is
 //! one again: whoever tries then sees the present.
 
-use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures_util::StreamExt;
 use mongodb::Collection;
 use mongodb::bson::{Bson, Document, doc};
@@ -27,7 +25,8 @@ use tokio::time::Instant;
 use super::Outcome;
 use super::documents::KEPT;
 use super::failure::Failure;
-use crate::engine::Subscription;
+use super::queue::RESERVED;
+use crate::model::OwnerToken;
 
 /// How long the stream stays open without subscribers, at least (at most twice as long).
 const LINGER: Duration = if cfg!(test) {
@@ -43,17 +42,49 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// How long a server that has no change streams (for this user) is not asked again.
 const REFUSAL: Duration = Duration::from_secs(60);
 
+/// What happened, as far as it matters to waiters.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// A name was handed on to a waiter of this process.
+    Handed { id: String, owner: OwnerToken },
+    /// A name may be free, or sooner than it was thought.
+    Freed { id: String },
+    /// Nobody knows: the stream was interrupted.
+    Unknown,
+}
+
+/// What is done with a change. It must not block.
+pub(super) type Deliver = Arc<dyn Fn(Change) + Send + Sync>;
+
 /// What the server sends of a change.
 #[derive(Debug, Deserialize)]
-struct Change {
+struct Event {
     #[serde(rename = "documentKey")]
     document: Option<DocumentKey>,
+    /// `<process>:<owner>`.
+    to: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
 struct DocumentKey {
     #[serde(rename = "_id")]
     id: Bson,
+}
+
+impl Event {
+    fn change(self) -> Option<Change> {
+        let DocumentKey { id: Bson::String(id) } = self.document? else {
+            return None;
+        };
+        Some(match self.to {
+            Some(to) => {
+                let (_, owner) = to.split_once(':')?;
+                let owner = OwnerToken::parse(owner).ok()?;
+                Change::Handed { id, owner }
+            }
+            None => Change::Freed { id },
+        })
+    }
 }
 
 /// Where the stream is.
@@ -67,12 +98,13 @@ enum Phase {
 }
 
 /// The stream, and who is told.
-#[derive(Debug)]
 pub(super) struct Watcher(Arc<Shared>);
 
-#[derive(Debug)]
 struct Shared {
     locks: Collection<Document>,
+    /// The name of this process in the queues.
+    process: String,
+    deliver: Deliver,
     state: Mutex<State>,
     phase: watch::Sender<Phase>,
     /// Cuts a pause between two attempts short.
@@ -81,8 +113,9 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    subscribers: HashMap<String, Vec<(u64, Arc<Notify>)>>,
-    last_subscriber: u64,
+    /// How many need the stream now, and how many have needed it so far.
+    uses: usize,
+    all_uses: u64,
     /// The stream's task. `None`: nobody waits for it.
     task: Option<AbortHandle>,
     /// Why there will be no stream for a while.
@@ -104,32 +137,24 @@ impl Shared {
         }
     }
 
-    fn hint(&self, id: &str) {
-        if let Some(subscribers) = self.lock().subscribers.get(id) {
-            subscribers.iter().for_each(|(_, hint)| hint.notify_one());
-        }
-    }
-
-    fn hint_everybody(&self) {
-        self.lock()
-            .subscribers
-            .values()
-            .flatten()
-            .for_each(|(_, hint)| hint.notify_one());
-    }
-
-    async fn open(&self) -> Outcome<ChangeStream<Change>> {
+    async fn open(&self) -> Outcome<ChangeStream<Event>> {
         let kept = doc! { "$regex": format!("{KEPT}$") };
+        let ours = doc! { "$regex": format!("^{}:", self.process) };
+        let updated = |field: &str| format!("updateDescription.updatedFields.{field}");
+        // How the server logs an update that a difference would describe at greater length: as a replacement.
+        let replaced = |field: &str| format!("fullDocument.{field}");
         let telling = doc! { "$or": [
             { "operationType": { "$in": ["delete", "drop", "rename", "dropDatabase"] } },
-            { "operationType": "update", "updateDescription.updatedFields.owner": kept.clone() },
-            // How the server logs an update that a difference would describe at greater length.
-            { "operationType": "replace", "fullDocument.owner": kept },
+            { "operationType": "update", updated(RESERVED): ours.clone() },
+            { "operationType": "replace", replaced(RESERVED): ours },
+            { "operationType": "update", updated("owner"): kept.clone() },
+            { "operationType": "replace", replaced("owner"): kept },
         ] };
+        let to = doc! { "$ifNull": [format!("${}", updated(RESERVED)), format!("${}", replaced(RESERVED))] };
         // The driver needs `_id`, the resume token.
         let pipeline = [
             doc! { "$match": telling },
-            doc! { "$project": { "_id": 1, "documentKey._id": 1 } },
+            doc! { "$project": { "_id": 1, "documentKey._id": 1, "to": to } },
         ];
         // A change stream reads what the majority has, and refuses to be asked for less.
         let watch = self
@@ -150,7 +175,7 @@ impl Shared {
                     let opened = Instant::now();
                     self.tell(Phase::Open);
                     if attempt > 1 {
-                        self.hint_everybody();
+                        (self.deliver)(Change::Unknown);
                     }
                     if self.pass_on(stream).await.is_break() {
                         return;
@@ -178,22 +203,22 @@ impl Shared {
     }
 
     /// Passes changes on until the stream breaks, or is not needed any more.
-    async fn pass_on(&self, mut stream: ChangeStream<Change>) -> ControlFlow<()> {
-        let mut seen = self.lock().last_subscriber;
+    async fn pass_on(&self, mut stream: ChangeStream<Event>) -> ControlFlow<()> {
+        let mut seen = self.lock().all_uses;
         let mut look = tokio::time::interval(LINGER);
         look.reset();
         loop {
             tokio::select! {
-                change = stream.next() => match change {
-                    Some(Ok(change)) => {
-                        if let Some(DocumentKey { id: Bson::String(id) }) = change.document {
-                            self.hint(&id);
+                event = stream.next() => match event {
+                    Some(Ok(event)) => {
+                        if let Some(change) = event.change() {
+                            (self.deliver)(change);
                         }
                     }
                     Some(Err(_)) | None => return ControlFlow::Continue(()),
                 },
                 _ = look.tick() => {
-                    let last = self.lock().last_subscriber;
+                    let last = self.lock().all_uses;
                     if last == seen && self.retire_unless_wanted() {
                         return ControlFlow::Break(());
                     }
@@ -203,13 +228,13 @@ impl Shared {
         }
     }
 
-    /// Ends the task when there are no subscribers: whoever comes from now on starts a new one.
+    /// Ends the task when nobody needs it: whoever comes from now on starts a new one.
     fn retire_unless_wanted(&self) -> bool {
         let mut state = self.lock();
-        let unwanted = state.subscribers.is_empty();
+        let unwanted = state.uses == 0;
         if unwanted {
             state.task = None;
-            // Within the lock: a new subscriber must not find the old phase beside its new task.
+            // Within the lock: who comes next must not find the old phase beside its new task.
             self.phase
                 .send_if_modified(|phase| !matches!(std::mem::replace(phase, Phase::Closed), Phase::Closed));
         }
@@ -218,32 +243,34 @@ impl Shared {
 }
 
 impl Watcher {
-    pub(super) fn new(locks: Collection<Document>) -> Self {
+    pub(super) fn new(locks: Collection<Document>, process: &str, deliver: Deliver) -> Self {
         Watcher(Arc::new(Shared {
             locks,
+            process: process.to_owned(),
+            deliver,
             state: Mutex::default(),
             phase: watch::Sender::new(Phase::Closed),
             attempt_now: Notify::new(),
         }))
     }
 
-    /// Subscribes to one document.
+    /// Opens the stream, or keeps it open.
     ///
     /// # Behavior
-    /// Returns when the stream is open at the server: whoever tries then sees all that happened before, and is told of
-    /// all that happens later.
-    pub(super) async fn subscribe(&self, id: String) -> Outcome<Told> {
+    /// Returns when the stream is open at the server: whatever happens from then on is told.
+    pub(super) async fn open(&self) -> Outcome<Use> {
         let mut phase = self.0.phase.subscribe();
-        let told = self.enter(id)?;
+        let open = self.enter()?;
         // A failure from before is no answer. The attempt that follows it is made at once.
         let before = match &*phase.borrow_and_update() {
             Phase::Broken(attempt, _) => *attempt,
-            Phase::Closed | Phase::Open => 0,
+            Phase::Open => return Ok(open),
+            Phase::Closed => 0,
         };
         self.0.attempt_now.notify_one();
         loop {
             match &*phase.borrow_and_update() {
-                Phase::Open => return Ok(told),
+                Phase::Open => return Ok(open),
                 Phase::Broken(attempt, failure) if *attempt > before => return Err(failure.clone()),
                 Phase::Broken(..) | Phase::Closed => {}
             }
@@ -253,7 +280,7 @@ impl Watcher {
         }
     }
 
-    fn enter(&self, id: String) -> Outcome<Told> {
+    fn enter(&self) -> Outcome<Use> {
         let mut state = self.0.lock();
         if state.is_closed {
             return Err(Failure(ErrorKind::Shutdown.into()));
@@ -261,23 +288,17 @@ impl Watcher {
         if let Some((_, failure)) = state.refused.as_ref().filter(|(until, _)| Instant::now() < *until) {
             return Err(failure.clone());
         }
-        state.last_subscriber += 1;
-        let number = state.last_subscriber;
-        let hint = Arc::new(Notify::new());
-        state
-            .subscribers
-            .entry(id.clone())
-            .or_default()
-            .push((number, hint.clone()));
+        state.uses += 1;
+        state.all_uses += 1;
         if state.task.is_none() {
             state.task = Some(tokio::spawn(self.0.clone().run()).abort_handle());
         }
-        Ok(Told {
-            shared: self.0.clone(),
-            id,
-            number,
-            hint,
-        })
+        Ok(Use(self.0.clone()))
+    }
+
+    /// Whether the server has refused a stream.
+    pub(super) fn is_refused(&self) -> bool {
+        self.0.lock().refused.is_some()
     }
 
     #[cfg(test)]
@@ -304,30 +325,11 @@ impl Drop for Watcher {
     }
 }
 
-/// A subscription to one document.
-#[derive(Debug)]
-pub(super) struct Told {
-    shared: Arc<Shared>,
-    id: String,
-    number: u64,
-    hint: Arc<Notify>,
-}
+/// As long as there is one, the stream is open, or is opened again.
+pub(super) struct Use(Arc<Shared>);
 
-#[async_trait]
-impl Subscription for Told {
-    async fn changed(&mut self) {
-        self.hint.notified().await;
-    }
-}
-
-impl Drop for Told {
+impl Drop for Use {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
-        if let Some(subscribers) = state.subscribers.get_mut(&self.id) {
-            subscribers.retain(|(number, _)| *number != self.number);
-            if subscribers.is_empty() {
-                state.subscribers.remove(&self.id);
-            }
-        }
+        self.0.lock().uses -= 1;
     }
 }

@@ -46,7 +46,7 @@ impl RedisEngine {
         };
         let ttl = claim.ttl.as_millis();
         let (member, number) = match ear {
-            Some(_) => (self.waiters.member(claim), self.waiters.number(&claim.owner)),
+            Some(_) => (self.waiters.member(claim), self.waiters.known.number(&claim.owner)),
             None => (String::new(), 0),
         };
         let slot = self.slot(&claim.keys()[0]);

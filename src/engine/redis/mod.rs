@@ -176,7 +176,7 @@ impl RedisEngine {
 
     async fn let_go(&self, claim: &Claim, keep: Duration) -> std::result::Result<Released, Failure> {
         if claim.waiting {
-            self.waiters.leaves(&claim.owner);
+            self.waiters.known.leaves(&claim.owner);
         }
         self.free_part(claim, keep).await
     }
@@ -280,7 +280,7 @@ impl Engine for RedisEngine {
         };
         if claim.waiting && matches!(acquired, Ok(Acquired::Granted { .. })) {
             // Only now: until all names are granted, a waiter keeps its number in the order of arrival.
-            self.waiters.leaves(&claim.owner);
+            self.waiters.known.leaves(&claim.owner);
         }
         acquired.map_err(|failure| failure.during("acquire"))
     }
@@ -312,7 +312,7 @@ impl Engine for RedisEngine {
     }
 
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
-        Ok(Box::new(self.waiters.subscribe(&claim.owner)))
+        Ok(Box::new(self.waiters.known.subscribe(&claim.owner)))
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {

@@ -1,33 +1,24 @@
-//! Who of this process waits for which name, and the process's part in the queues.
+//! The process's part in the queues of Redis.
 //!
 //! # Behavior
-//! Each waiter has a place of its own in the queue of its name, so that all waiters of all processes are served in the
-//! order of their arrival. What they share is the process's mailbox, one channel on which the server names the waiter
-//! that a name was handed to, and its sign of life: while anybody waits, one script every [`BEAT`] says for all names
-//! that this process still lives. The same script is run when the lease in a waiter's way ends, and hands on what has
-//! become free: a holder that died needs no help of its own.
+//! What the waiters of this process share is its mailbox, one channel on which the server names the waiter that a name was
+//! handed to, and its sign of life: one script for all names, which is also run when the lease in a waiter's way ends,
+//! and hands on what has become free.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use redis::Value;
-use tokio::sync::Notify;
-use tokio::time::Instant;
 
 use super::failure::Failure;
 use super::keys::{Layout, Part};
 use super::route::{Ear, Route};
 use super::scripts::{BEAT as SCRIPT, DISOWN};
-use crate::engine::{Subscription, WAITER_LIVENESS};
+use crate::engine::WAITER_LIVENESS;
+use crate::engine::waiters::{self, RESERVED};
 use crate::model::{Claim, Key, OwnerToken};
 
-/// How often a process with waiters gives a sign of life: twice within the time for which one counts.
-const BEAT: Duration = Duration::from_secs(2);
-/// How long a name that was handed to a waiter is kept for it, if its ttl is not shorter: `RESERVED_MS` in `queue.lua`.
-const RESERVED: Duration = Duration::from_secs(2);
 /// The most names in one script, so that the server is not kept from others for long.
 const NAMES_AT_ONCE: usize = 100;
 
@@ -37,39 +28,17 @@ pub(super) struct Waiters {
     layout: Layout,
     /// By what the queues know this engine: random, hexadecimal.
     pub(super) process: String,
-    state: Mutex<State>,
-    /// Something is due earlier than the guard thinks.
-    earlier: Notify,
+    /// With each name goes the mailbox where its waiters are told.
+    pub(super) known: Arc<waiters::Waiters<Arc<Ear>>>,
+    mailboxes: Mutex<Mailboxes>,
 }
 
 #[derive(Default)]
-struct State {
-    waiters: HashMap<OwnerToken, Waiter>,
-    names: HashMap<Key, Watched>,
-    /// The mailboxes that are open, by slot.
-    ears: HashMap<u16, Weak<Ear>>,
+struct Mailboxes {
+    /// Those that are open, by slot.
+    open: HashMap<u16, Weak<Ear>>,
     /// The only one, where there are no slots: it stays open.
     kept: Option<Arc<Ear>>,
-    /// When the guard looks next; `None` while there is none.
-    next_look: Option<Instant>,
-}
-
-#[derive(Default)]
-struct Waiter {
-    told: Arc<Notify>,
-    /// Whether somebody listens to `told`.
-    subscribed: bool,
-    /// Where it waits, with its number there.
-    place: Option<(Key, u64)>,
-}
-
-/// A name that somebody of this process waits for.
-struct Watched {
-    waiters: usize,
-    /// When the lease in the way ends, as far as is known.
-    due: Instant,
-    /// Where its waiters are told.
-    _ear: Arc<Ear>,
 }
 
 impl Waiters {
@@ -78,13 +47,13 @@ impl Waiters {
             route,
             layout,
             process: format!("{:016x}", fastrand::u64(..)),
-            state: Mutex::default(),
-            earlier: Notify::new(),
+            known: Arc::new(waiters::Waiters::new()),
+            mailboxes: Mutex::default(),
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn mailboxes(&self) -> MutexGuard<'_, Mailboxes> {
+        self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// By what the queues know a waiter of this engine: a member as in `queue.lua`.
@@ -99,7 +68,7 @@ impl Waiters {
 
     /// The mailbox for a slot, if it is open: whether this engine would hear of a name that is handed to it.
     pub(super) fn ear(&self, slot: u16) -> Option<Arc<Ear>> {
-        self.state().ears.get(&slot).and_then(Weak::upgrade)
+        self.mailboxes().open.get(&slot).and_then(Weak::upgrade)
     }
 
     /// Opens the mailbox for a slot, for as long as somebody waits there. Where there are no slots it stays open for as
@@ -112,26 +81,23 @@ impl Waiters {
             }
         });
         let ear = Arc::new(self.route.listen(slot, &self.process, deliver).await?);
-        let mut state = self.state();
-        if let Some(other) = state.ears.get(&slot).and_then(Weak::upgrade) {
-            drop(state);
+        let mut mailboxes = self.mailboxes();
+        if let Some(other) = mailboxes.open.get(&slot).and_then(Weak::upgrade) {
+            drop(mailboxes);
             return Ok(other);
         }
-        state.ears.retain(|_, ear| ear.strong_count() > 0);
-        state.ears.insert(slot, Arc::downgrade(&ear));
+        mailboxes.open.retain(|_, ear| ear.strong_count() > 0);
+        mailboxes.open.insert(slot, Arc::downgrade(&ear));
         if !self.route.is_cluster() {
-            state.kept = Some(ear.clone());
+            mailboxes.kept = Some(ear.clone());
         }
         Ok(ear)
     }
 
     /// Wakes the waiter that a message names; all of them when it names none, after a connection was lost.
     fn deliver(self: &Arc<Self>, message: &[u8]) {
-        let state = self.state();
         if message.is_empty() {
-            for waiter in state.waiters.values() {
-                waiter.told.notify_one();
-            }
+            self.known.wake_all();
             return;
         }
         // Other messages are not for us to understand.
@@ -141,17 +107,14 @@ impl Waiters {
         let Some(owner) = member.split(':').nth(1).and_then(|owner| OwnerToken::parse(owner).ok()) else {
             return;
         };
-        match state.waiters.get(&owner) {
-            Some(waiter) => waiter.told.notify_one(),
-            None => {
-                let (waiters, member, lock) = (self.clone(), member.to_owned(), lock.to_owned());
-                self.route.runtime().spawn(async move {
-                    if let Err(failure) = waiters.disown(&member, &lock).await {
-                        // Its place costs the others some time more: whom it is handed to is asked again.
-                        tracing::debug!(%failure, "a waiter that nobody knows could not be disowned");
-                    }
-                });
-            }
+        if !self.known.tell(&owner) {
+            let (waiters, member, lock) = (self.clone(), member.to_owned(), lock.to_owned());
+            self.route.runtime().spawn(async move {
+                if let Err(failure) = waiters.disown(&member, &lock).await {
+                    // Its place costs the others some time more: whom it is handed to is asked again.
+                    tracing::debug!(%failure, "a waiter that nobody knows could not be disowned");
+                }
+            });
         }
     }
 
@@ -170,25 +133,6 @@ impl Waiters {
             .map(|_| ())
     }
 
-    /// A subscription of one waiter.
-    pub(super) fn subscribe(self: &Arc<Self>, owner: &OwnerToken) -> QueueSubscription {
-        let mut state = self.state();
-        let waiter = state.waiters.entry(owner.clone()).or_default();
-        waiter.subscribed = true;
-        QueueSubscription {
-            waiters: self.clone(),
-            owner: owner.clone(),
-            told: waiter.told.clone(),
-        }
-    }
-
-    /// A waiter's number, 0 while it has none.
-    pub(super) fn number(&self, owner: &OwnerToken) -> u64 {
-        let state = self.state();
-        let place = state.waiters.get(owner).and_then(|waiter| waiter.place.as_ref());
-        place.map_or(0, |(_, number)| *number)
-    }
-
     /// A waiter has its place in the queue of `key`, behind a lease that ends in `left`.
     pub(super) fn waits(
         self: &Arc<Self>,
@@ -198,55 +142,26 @@ impl Waiters {
         left: Option<Duration>,
         ear: &Arc<Ear>,
     ) {
-        let due = due(left);
-        let mut state = self.state();
-        let waiter = state.waiters.entry(owner.clone()).or_default();
-        let before = waiter.place.replace((key.clone(), number));
-        if before.as_ref().is_none_or(|(at, _)| at != key) {
-            if let Some((at, _)) = before {
-                state.forget(&at);
-            }
-            let name = state.names.entry(key.clone()).or_insert_with(|| Watched {
-                waiters: 0,
-                due,
-                _ear: ear.clone(),
+        if self.known.waits(owner, key, number, left, || ear.clone()) {
+            let waiters = self.clone();
+            self.route
+                .runtime()
+                .spawn(async move { waiters.known.guard(|names| waiters.look(names)).await });
+        }
+    }
+
+    /// Gives a sign of life for these names.
+    fn look(self: &Arc<Self>, names: Vec<Key>) {
+        for some in self.together(names) {
+            // A task of its own: a node that hangs must not keep the others from hearing of this process.
+            let waiters = self.clone();
+            tokio::spawn(async move {
+                if let Err(failure) = waiters.beat(&some).await {
+                    // Each waiter meets the failure itself, and knows for how long to bear it.
+                    tracing::debug!(%failure, "no sign of life could be given");
+                    some.iter().for_each(|key| waiters.known.wake(key));
+                }
             });
-            name.waiters += 1;
-        }
-        if let Some(name) = state.names.get_mut(key) {
-            name.due = due;
-        }
-        match state.next_look {
-            None => {
-                state.next_look = Some(due);
-                self.route.runtime().spawn(guard(self.clone()));
-            }
-            Some(next) if due < next => self.earlier.notify_one(),
-            Some(_) => {}
-        }
-    }
-
-    /// A waiter waits no more: it was granted what it wanted, or gave up.
-    pub(super) fn leaves(&self, owner: &OwnerToken) {
-        let mut state = self.state();
-        let Entry::Occupied(mut entry) = state.waiters.entry(owner.clone()) else {
-            return;
-        };
-        let place = entry.get_mut().place.take();
-        if !entry.get().subscribed {
-            entry.remove();
-        }
-        if let Some((key, _)) = place {
-            state.forget(&key);
-        }
-    }
-
-    /// Has every waiter of a name look for itself.
-    fn wake(&self, key: &Key) {
-        for waiter in self.state().waiters.values() {
-            if waiter.place.as_ref().is_some_and(|(at, _)| at == key) {
-                waiter.told.notify_one();
-            }
         }
     }
 
@@ -277,11 +192,10 @@ impl Waiters {
         };
         for (key, left) in names.iter().zip(left) {
             match left {
-                Value::Int(GONE) => self.wake(key),
+                Value::Int(GONE) => self.known.wake(key),
                 Value::Int(left) => {
-                    if let Some(name) = self.state().names.get_mut(key) {
-                        name.due = due(u64::try_from(left).ok().map(Duration::from_millis));
-                    }
+                    let left = u64::try_from(left).ok().map(Duration::from_millis);
+                    self.known.ends_in(key, left);
                 }
                 _ => return Err(Failure::Unexpected("of beat.lua")),
             }
@@ -292,96 +206,3 @@ impl Waiters {
 
 /// What `beat.lua` answers for a name that the process has to see to itself.
 const GONE: i64 = -2;
-
-impl State {
-    fn forget(&mut self, key: &Key) {
-        if let Entry::Occupied(mut name) = self.names.entry(key.clone()) {
-            name.get_mut().waiters -= 1;
-            if name.get().waiters == 0 {
-                name.remove();
-            }
-        }
-    }
-}
-
-/// When to look at a name again because the lease in the way has ended: a little later than the server said, so that its
-/// clock has surely passed that point, and not all processes at once.
-fn due(left: Option<Duration>) -> Instant {
-    let jitter = Duration::from_micros(fastrand::u64(500..3_000));
-    // For a lock that never expires the beat is often enough.
-    Instant::now() + left.unwrap_or(BEAT).min(Duration::from_secs(3600)) + jitter
-}
-
-/// Gives the signs of life for as long as anybody waits.
-async fn guard(waiters: Arc<Waiters>) {
-    let mut beat_at = Instant::now() + BEAT;
-    loop {
-        let next = {
-            let mut state = waiters.state();
-            let due = state.names.values().map(|name| name.due).min();
-            state.next_look = due.map(|due| due.min(beat_at));
-            let Some(next) = state.next_look else { return };
-            next
-        };
-        tokio::select! {
-            () = tokio::time::sleep_until(next) => {}
-            () = waiters.earlier.notified() => continue,
-        }
-        let now = Instant::now();
-        let beating = now >= beat_at;
-        let names: Vec<Key> = {
-            let mut state = waiters.state();
-            let due = state.names.iter_mut().filter(|(_, name)| beating || name.due <= now);
-            due.map(|(key, name)| {
-                // Until the answer says otherwise.
-                name.due = now + BEAT;
-                key.clone()
-            })
-            .collect()
-        };
-        if beating {
-            beat_at = now + BEAT;
-        }
-        for some in waiters.together(names) {
-            // A task of its own: a node that hangs must not keep the others from hearing of this process.
-            let waiters = waiters.clone();
-            tokio::spawn(async move {
-                if let Err(failure) = waiters.beat(&some).await {
-                    // Each waiter meets the failure itself, and knows for how long to bear it.
-                    tracing::debug!(%failure, "no sign of life could be given");
-                    some.iter().for_each(|key| waiters.wake(key));
-                }
-            });
-        }
-    }
-}
-
-/// A waiter's ear.
-pub(super) struct QueueSubscription {
-    waiters: Arc<Waiters>,
-    owner: OwnerToken,
-    told: Arc<Notify>,
-}
-
-#[async_trait]
-impl Subscription for QueueSubscription {
-    async fn changed(&mut self) {
-        self.told.notified().await;
-    }
-
-    fn keeps_watch(&self) -> bool {
-        true
-    }
-}
-
-impl Drop for QueueSubscription {
-    fn drop(&mut self) {
-        let mut state = self.waiters.state();
-        if let Entry::Occupied(mut entry) = state.waiters.entry(self.owner.clone()) {
-            entry.get_mut().subscribed = false;
-            if entry.get().place.is_none() {
-                entry.remove();
-            }
-        }
-    }
-}

@@ -51,29 +51,32 @@ mod replica_set {
 
 /// Calls a case once per deployment, with an engine whose collection is its own, and drops the collection.
 macro_rules! on_both {
-    ($($case:ident),* $(,)?) => { $(
+    ($($group:ident :: $case:ident),* $(,)?) => { $(
         mod $case {
             #[tokio::test]
             async fn standalone() {
-                super::with_own_collection(super::STANDALONE, super::cases::$case).await;
+                super::with_own_collection(super::STANDALONE, super::$group::$case).await;
             }
             #[tokio::test]
             async fn replica_set() {
-                super::with_own_collection(super::REPLICA_SET, super::cases::$case).await;
+                super::with_own_collection(super::REPLICA_SET, super::$group::$case).await;
             }
         }
     )* };
 }
 
 on_both!(
-    a_gist_process_and_this_one_exclude_each_other,
-    a_document_without_a_proper_end_is_never_taken,
-    what_a_user_wrote_is_no_expression,
-    fences_grow_in_the_order_of_the_holders,
-    a_retry_finds_the_same_fence_as_an_inspection,
-    an_unstamped_leftover_of_this_owner_is_granted,
-    leftovers_of_this_owner_are_removed_by_its_release,
-    the_ttl_index_is_made_or_found,
+    cases::a_gist_process_and_this_one_exclude_each_other,
+    cases::a_document_without_a_proper_end_is_never_taken,
+    cases::what_a_user_wrote_is_no_expression,
+    cases::fences_grow_in_the_order_of_the_holders,
+    cases::a_retry_finds_the_same_fence_as_an_inspection,
+    cases::an_unstamped_leftover_of_this_owner_is_granted,
+    cases::leftovers_of_this_owner_are_removed_by_its_release,
+    cases::the_ttl_index_is_made_or_found,
+    monitor::what_expires_between_two_commands_is_lost_and_no_more,
+    monitor::what_vanishes_before_its_stamp_is_taken_again,
+    monitor::a_wrong_estimate_is_corrected_before_the_grant,
 );
 
 async fn with_own_collection<F: Future<Output = ()>>(variable: &str, case: impl FnOnce(Arc<MongodbEngine>) -> F) {
@@ -133,6 +136,8 @@ async fn document(engine: &MongodbEngine, name: &str) -> Option<Document> {
 }
 
 mod cases;
+mod monitor;
+mod queue;
 
 #[tokio::test]
 async fn a_busy_try_writes_nothing() {
@@ -150,80 +155,6 @@ async fn a_busy_try_writes_nothing() {
             busy(&engine, &claim(&["n"], LONG)).await;
         }
         assert_eq!(entries().await, before);
-    })
-    .await;
-}
-
-/// What the stream leaves out, what it tells, and that it closes and opens by need.
-#[tokio::test]
-async fn only_what_frees_a_name_wakes_its_waiters() {
-    with_own_collection(REPLICA_SET, |engine| async move {
-        let waiter = claim(&["n"], LONG);
-        let mut subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
-        let mut elsewhere = engine.subscribe(&waiter, &key("m")).await.unwrap();
-        let holder = claim(&["n"], LONG);
-        granted(&engine, &holder).await;
-        granted(&engine, &holder).await;
-        engine.renew(&holder, Ttl::clamped(LONG * 2)).await.unwrap();
-        busy(&engine, &waiter).await;
-        let quiet = tokio::time::timeout(Duration::from_millis(500), subscription.changed()).await;
-        assert!(quiet.is_err(), "woken without need");
-        let released = Instant::now();
-        engine.release(&holder, Duration::ZERO).await.unwrap();
-        tokio::time::timeout(Duration::from_secs(5), subscription.changed())
-            .await
-            .unwrap();
-        assert!(released.elapsed() < Duration::from_secs(1), "{:?}", released.elapsed());
-        assert!(gist_acquires(&engine.locks, "n", LONG).await);
-        engine.locks.delete_one(doc! { "_id": "n" }).await.unwrap();
-        tokio::time::timeout(Duration::from_secs(5), subscription.changed())
-            .await
-            .unwrap();
-        let quiet = tokio::time::timeout(Duration::from_millis(50), elsewhere.changed()).await;
-        assert!(quiet.is_err(), "woken for another name");
-
-        let watcher = engine.watcher.as_ref().unwrap();
-        assert!(watcher.is_open());
-        drop((subscription, elsewhere));
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while watcher.is_open() {
-            assert!(Instant::now() < deadline, "the stream stays open without need");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        let mut again = engine.subscribe(&waiter, &key("n")).await.unwrap();
-        granted(&engine, &holder).await;
-        engine.force_release(&key("n")).await.unwrap();
-        tokio::time::timeout(Duration::from_secs(5), again.changed())
-            .await
-            .unwrap();
-    })
-    .await;
-}
-
-/// Dropping the collection ends a stream as surely as a broken connection does.
-#[tokio::test]
-async fn a_stream_that_ended_is_opened_again_and_everybody_gets_a_hint() {
-    with_own_collection(REPLICA_SET, |engine| async move {
-        let waiter = claim(&["n"], LONG);
-        let mut subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
-        engine.locks.drop().await.unwrap();
-        tokio::time::timeout(Duration::from_secs(10), subscription.changed())
-            .await
-            .expect("no hint");
-        let deadline = Instant::now() + Duration::from_secs(30);
-        loop {
-            // The hint may have come with the old stream: the new one has to carry the change itself.
-            let holder = claim(&["n"], LONG);
-            granted(&engine, &holder).await;
-            engine.release(&holder, Duration::ZERO).await.unwrap();
-            if tokio::time::timeout(Duration::from_secs(1), subscription.changed())
-                .await
-                .is_ok()
-            {
-                break;
-            }
-            assert!(Instant::now() < deadline, "no new stream");
-        }
     })
     .await;
 }

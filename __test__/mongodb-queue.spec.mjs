@@ -1,0 +1,4 @@
+// The queue in MongoDB.
+import { queue } from './queue.mjs'
+
+queue('mongodb-replica-set')

@@ -1,0 +1,306 @@
+//! The queue of a name, in the lock's own document: who waits, in the order of arrival.
+//!
+//! `queue: [{ owner, process, at, until, hold }]`, where `at` is the place in the order (the server's clock in
+//! microseconds when the waiter came, and in any case more than the one before), `until` the end of the last sign of life
+//! of its process, and `hold` how long the name is kept for it when it is its turn, in milliseconds.
+//!
+//! A name is handed on by the command that finds it free: the document gets the first live waiter for an owner, with a
+//! lease that is only as long as it takes to come for it, and `reserved: "<process>:<owner>"`, which is what the change
+//! stream of that process looks out for. The document of a name that somebody waits for is therefore never deleted by us.
+//! Where a gist process deletes it, or the TTL monitor, every waiter comes back with the place that it had.
+//!
+//! All of it goes by one document, and so by the order in which the primary carries the commands out. A queue takes no
+//! room of its own: it goes when the document goes, and places that nobody keeps alive are dropped with the next change.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use mongodb::bson::{Bson, Document, doc};
+
+use super::documents::{self, ABSENT, EXPIRES_AT, FENCE, NOW, OWNER, from_now, millis};
+use crate::engine::WAITER_LIVENESS;
+use crate::engine::waiters::RESERVED as LONGEST_HOLD;
+use crate::model::{Claim, OwnerToken};
+
+pub(super) const QUEUE: &str = "queue";
+/// `<process>:<owner>` of the waiter that a name is kept for.
+pub(super) const RESERVED: &str = "reserved";
+/// How often a name went on to a waiter since its stamp (see `fence.rs`).
+pub(super) const HANDED: &str = "handed";
+/// What the owner of a document that is about to be deleted is called: no token looks like it.
+pub(super) const FREED: &str = "-freed";
+
+/// Who waits, as an answer shows it.
+const OWNERS: &str = "owners";
+
+/// A place that nobody keeps alive is dropped after so long. Until then it is passed over.
+const LAPSED_PLACE_KEPT: Duration = Duration::from_secs(60);
+
+/// Expressions of a pipeline, with names for their parts.
+fn with(variables: Vec<(&str, Bson)>, result: Document) -> Document {
+    variables.into_iter().rev().fold(result, |inner, (name, value)| {
+        doc! { "$let": { "vars": { name: value }, "in": inner } }
+    })
+}
+
+fn literal(text: &str) -> Document {
+    doc! { "$literal": text }
+}
+
+/// The entries of a list for which this holds of `$$e`.
+fn entries(of: impl Into<Bson>, condition: Document) -> Bson {
+    doc! { "$filter": { "input": of.into(), "as": "e", "cond": condition } }.into()
+}
+
+fn first(of: Bson) -> Bson {
+    doc! { "$arrayElemAt": [of, 0] }.into()
+}
+
+fn is_missing(expression: &str) -> Document {
+    doc! { "$eq": [{ "$type": expression }, "missing"] }
+}
+
+fn is_live() -> Document {
+    doc! { "$gt": ["$$e.until", "$$NOW"] }
+}
+
+fn is(owner: &OwnerToken) -> Document {
+    doc! { "$eq": ["$$e.owner", literal(owner.as_str())] }
+}
+
+fn is_not(owner: &OwnerToken) -> Document {
+    doc! { "$ne": ["$$e.owner", literal(owner.as_str())] }
+}
+
+fn standing() -> Bson {
+    entries(
+        doc! { "$ifNull": [format!("${QUEUE}"), Vec::<Bson>::new()] },
+        doc! { "$gt": ["$$e.until", { "$subtract": ["$$NOW", millis(LAPSED_PLACE_KEPT)] }] },
+    )
+}
+
+/// The document, kept for `$$next`, with the rest of this queue.
+fn handed_on(queue: &str) -> Document {
+    doc! { "$mergeObjects": ["$$ROOT", {
+        OWNER: "$$next.owner",
+        RESERVED: { "$concat": ["$$next.process", ":", "$$next.owner"] },
+        EXPIRES_AT: { "$add": ["$$NOW", "$$next.hold"] },
+        QUEUE: entries(queue, doc! { "$ne": ["$$e.owner", "$$next.owner"] }),
+    }] }
+}
+
+/// A waiter, as the queues know it.
+pub(super) struct Waiter<'a> {
+    /// The process's name in the queues.
+    pub process: &'a str,
+    /// The place that it had, 0 when it had none.
+    pub number: u64,
+}
+
+/// The pipeline of a try where names have queues.
+///
+/// # Behavior
+/// Confirms what was handed to this owner, with the next token; extends what is this owner's already; takes over what is
+/// missing, or expired and nobody came before; hands on what is expired and somebody did. Otherwise the document stays
+/// as it is (the server then writes nothing), but for the place that a waiter takes or keeps alive.
+pub(super) fn take(claim: &Claim, waiter: Option<&Waiter<'_>>) -> Vec<Document> {
+    let owner = &claim.owner;
+    let known = waiter.map_or(0, |waiter| waiter.number);
+    let unknown = if known == 0 { i64::MAX } else { known as i64 };
+    let before = doc! { "$and": [{ "$lt": ["$$e.at", "$$number"] }, is_live()] };
+    let variables = vec![
+        ("queue", standing()),
+        ("mine", entries("$$queue", is(owner))),
+        ("others", entries("$$queue", is_not(owner))),
+        ("number", doc! { "$ifNull": [{ "$min": "$$mine.at" }, unknown] }.into()),
+        ("next", first(entries("$$others", before))),
+        (
+            "line",
+            waiter.map_or("$$queue".into(), |waiter| entered(claim, waiter).into()),
+        ),
+    ];
+    let mut taken = documents::taken(claim);
+    taken.insert(
+        QUEUE,
+        doc! { "$cond": [{ "$eq": ["$$others", []] }, "$$REMOVE", "$$others"] },
+    );
+    let mut confirmed = taken.clone();
+    confirmed.insert(FENCE, format!("${FENCE}"));
+    confirmed.insert(HANDED, doc! { "$add": [{ "$ifNull": [format!("${HANDED}"), 0] }, 1] });
+    let ours = doc! { "$eq": [format!("${OWNER}"), literal(owner.as_str())] };
+    let is_reserved = doc! { "$not": [is_missing(&format!("${RESERVED}"))] };
+    let missing = doc! { "$eq": [{ "$type": format!("${ABSENT}") }, "null"] };
+    let free = doc! { "$or": [missing, documents::expired()] };
+    let busy: Bson = match waiter {
+        Some(_) => doc! { "$mergeObjects": ["$$ROOT", { QUEUE: "$$line" }] }.into(),
+        None => "$$ROOT".into(),
+    };
+    let result = doc! { "$switch": {
+        "branches": [
+            { "case": { "$and": [ours.clone(), is_reserved] }, "then": confirmed },
+            { "case": ours, "then": documents::kept(claim.ttl) },
+            { "case": { "$and": [free.clone(), is_missing("$$next")] }, "then": taken },
+            { "case": free, "then": handed_on("$$line") },
+        ],
+        "default": busy,
+    } };
+    vec![doc! { "$replaceWith": with(variables, result) }]
+}
+
+/// The queue with this waiter in it.
+fn entered(claim: &Claim, waiter: &Waiter<'_>) -> Document {
+    let fresh = doc! {
+        "until": from_now(WAITER_LIVENESS),
+        "hold": millis(claim.ttl.duration().min(LONGEST_HOLD)),
+    };
+    let entry = |at: Bson| {
+        let mut entry = doc! {
+            "owner": literal(claim.owner.as_str()),
+            "process": literal(waiter.process),
+            "at": at,
+        };
+        entry.extend(fresh.clone());
+        entry
+    };
+    let inserted = match waiter.number {
+        0 => {
+            let micros = doc! { "$multiply": [{ "$toLong": "$$NOW" }, 1000_i64] };
+            // `$add` of nothing is null, which `$max` passes over.
+            let behind = doc! { "$add": [{ "$max": "$$queue.at" }, 1_i64] };
+            doc! { "$concatArrays": ["$$queue", [entry(doc! { "$max": [micros, behind] }.into())]] }
+        }
+        number => {
+            let number = number as i64;
+            doc! { "$concatArrays": [
+                entries("$$queue", doc! { "$lt": ["$$e.at", number] }),
+                [entry(number.into())],
+                entries("$$queue", doc! { "$gte": ["$$e.at", number] }),
+            ] }
+        }
+    };
+    let kept = doc! { "$map": { "input": "$$queue", "as": "e", "in": {
+        "$cond": [is(&claim.owner), { "$mergeObjects": ["$$e", fresh] }, "$$e"],
+    } } };
+    doc! { "$cond": [{ "$eq": ["$$mine", []] }, inserted, kept] }
+}
+
+/// The place of an owner, for the projection of an answer; missing when it has none.
+pub(super) fn place(owner: &OwnerToken) -> Document {
+    let mine = entries(doc! { "$ifNull": [format!("${QUEUE}"), Vec::<Bson>::new()] }, is(owner));
+    doc! { "$let": { "vars": { "mine": first(mine) }, "in": "$$mine.at" } }
+}
+
+/// The documents of these names that are this owner's, or in whose queue it is.
+pub(super) fn touched_by(ids: &[String], owner: &OwnerToken) -> Document {
+    let in_queue = format!("{QUEUE}.owner");
+    doc! { "_id": { "$in": ids }, "$or": [{ OWNER: owner.as_str() }, { in_queue: owner.as_str() }] }
+}
+
+/// The pipeline of a parting: hands on what is this owner's, and takes its place away. What nobody waits for is marked as
+/// [`FREED`], to be deleted.
+pub(super) fn part(owner: &OwnerToken) -> Vec<Document> {
+    let variables = vec![
+        ("queue", entries(standing(), is_not(owner))),
+        ("next", first(entries("$$queue", is_live()))),
+    ];
+    let ours = doc! { "$eq": [format!("${OWNER}"), literal(owner.as_str())] };
+    let freed = doc! { "$mergeObjects": ["$$ROOT", {
+        OWNER: literal(&freed(owner)),
+        EXPIRES_AT: "$$NOW",
+    }] };
+    let result = doc! { "$switch": {
+        "branches": [
+            { "case": { "$and": [ours.clone(), { "$not": [is_missing("$$next")] }] }, "then": handed_on("$$queue") },
+            { "case": ours, "then": freed },
+        ],
+        "default": { "$mergeObjects": ["$$ROOT", { QUEUE: "$$queue" }] },
+    } };
+    vec![doc! { "$replaceWith": with(variables, result) }]
+}
+
+/// The owner of what nobody waits for after it was freed.
+pub(super) fn freed(owner: &OwnerToken) -> String {
+    format!("{}{FREED}", owner.as_str())
+}
+
+/// The pipeline that hands on a name whoever holds it. The filter sees to it that somebody waits.
+pub(super) fn hand_on() -> Vec<Document> {
+    let variables = vec![("queue", standing()), ("next", first(entries("$$queue", is_live())))];
+    let result = doc! { "$cond": [is_missing("$$next"), "$$ROOT", handed_on("$$queue")] };
+    vec![doc! { "$replaceWith": with(variables, result) }]
+}
+
+/// Narrows a filter to documents that nobody live waits for, or (`wanted`) that somebody does.
+pub(super) fn narrowed(mut filter: Document, wanted: bool) -> Document {
+    let live = entries(doc! { "$ifNull": [format!("${QUEUE}"), Vec::<Bson>::new()] }, is_live());
+    let comparison = if wanted { "$ne" } else { "$eq" };
+    let condition = doc! { comparison: [live, Vec::<Bson>::new()] };
+    let both = match filter.remove("$expr") {
+        Some(other) => doc! { "$and": [other, condition] },
+        None => condition,
+    };
+    filter.insert("$expr", both);
+    filter
+}
+
+/// The documents of these names in whose queues the process is.
+pub(super) fn waited_for(ids: &[String], process: &str) -> Document {
+    doc! { "_id": { "$in": ids }, format!("{QUEUE}.process"): process }
+}
+
+/// The pipeline of a sign of life: all waiters of the process live, and what is free goes on.
+pub(super) fn beat(process: &str) -> Vec<Document> {
+    let alive = doc! { "$map": { "input": standing_or(process), "as": "e", "in": {
+        "$cond": [
+            { "$eq": ["$$e.process", literal(process)] },
+            { "$mergeObjects": ["$$e", { "until": from_now(WAITER_LIVENESS) }] },
+            "$$e",
+        ],
+    } } };
+    let variables = vec![("queue", alive.into()), ("next", first(entries("$$queue", is_live())))];
+    let free = doc! { "$and": [documents::expired(), { "$not": [is_missing("$$next")] }] };
+    let result = doc! { "$cond": [
+        free,
+        handed_on("$$queue"),
+        { "$mergeObjects": ["$$ROOT", { QUEUE: "$$queue" }] },
+    ] };
+    vec![doc! { "$replaceWith": with(variables, result) }]
+}
+
+/// The places that stand, and all of this process, however long it was silent.
+fn standing_or(process: &str) -> Bson {
+    entries(
+        doc! { "$ifNull": [format!("${QUEUE}"), Vec::<Bson>::new()] },
+        doc! { "$or": [
+            { "$eq": ["$$e.process", literal(process)] },
+            { "$gt": ["$$e.until", { "$subtract": ["$$NOW", millis(LAPSED_PLACE_KEPT)] }] },
+        ] },
+    )
+}
+
+/// What a sign of life wants to know of a document: whose it is, until when, and who of the process waits.
+pub(super) fn shown(process: &str) -> Document {
+    let ours = entries(
+        doc! { "$ifNull": [format!("${QUEUE}"), Vec::<Bson>::new()] },
+        doc! { "$eq": ["$$e.process", literal(process)] },
+    );
+    let owners = doc! { "$map": { "input": ours, "as": "e", "in": "$$e.owner" } };
+    doc! { RESERVED: 1, EXPIRES_AT: 1, NOW: "$$NOW", OWNERS: owners }
+}
+
+/// Who of the process waits, in an answer to [`shown`].
+pub(super) fn owners(document: &Document) -> HashSet<OwnerToken> {
+    let owners = document.get_array(OWNERS).map(Vec::as_slice).unwrap_or_default();
+    let tokens = owners.iter().filter_map(Bson::as_str);
+    tokens.filter_map(|token| OwnerToken::parse(token).ok()).collect()
+}
+
+/// For whom of the process the name is kept, in an answer to [`shown`].
+pub(super) fn reserved_for(document: &Document, process: &str) -> Option<OwnerToken> {
+    let owner = document
+        .get_str(RESERVED)
+        .ok()?
+        .strip_prefix(process)?
+        .strip_prefix(':')?;
+    OwnerToken::parse(owner).ok()
+}

@@ -1,0 +1,101 @@
+//! The TTL monitor, and whoever else deletes a document: between any two commands of ours.
+
+use super::*;
+use crate::engine::Subscription;
+
+/// Deletes what has expired, as the TTL monitor does, but without a rest.
+fn busy_monitor(locks: Collection<Document>) -> tokio::task::AbortHandle {
+    tokio::spawn(async move {
+        loop {
+            let expired = doc! { "expiresAt": { "$lte": DateTime::now() } };
+            locks.delete_many(expired).await.unwrap();
+        }
+    })
+    .abort_handle()
+}
+
+/// Leases that end between two commands, and a monitor that deletes them there: every answer is one that the caller can
+/// rely on, and tokens grow.
+pub(super) async fn what_expires_between_two_commands_is_lost_and_no_more(engine: Arc<MongodbEngine>) {
+    let monitor = busy_monitor(engine.locks.clone());
+    let granted_so_far = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let tasks: Vec<_> = (0..6)
+        .map(|task| {
+            let (engine, granted_so_far) = (engine.clone(), granted_so_far.clone());
+            tokio::spawn(async move {
+                for round in 0..60_u64 {
+                    let names: &[&str] = if (task + round) % 3 == 0 { &["m", "n"] } else { &["n"] };
+                    let mut ours = claim(names, Duration::from_millis(1 + round % 12));
+                    ours.waiting = round % 2 == 0;
+                    let subscription: Option<Box<dyn Subscription>> = match ours.waiting {
+                        true => Some(engine.subscribe(&ours, &key("n")).await.unwrap()),
+                        false => None,
+                    };
+                    let deadline = Instant::now() + Duration::from_secs(20);
+                    let fence = loop {
+                        match engine.try_acquire(&ours).await.unwrap() {
+                            Acquired::Granted { fence } => break fence,
+                            Acquired::Held { retry_after, .. } => {
+                                assert!(Instant::now() < deadline, "still busy: {retry_after:?}");
+                                let pause = retry_after.unwrap().min(Duration::from_millis(5));
+                                tokio::time::sleep(pause).await;
+                            }
+                        }
+                    };
+                    granted_so_far.lock().unwrap().push(fence);
+                    match round % 4 {
+                        0 => drop(engine.renew(&ours, ours.ttl).await.unwrap()),
+                        1 => drop(engine.transfer(&ours, &OwnerToken::fresh()).await.unwrap()),
+                        _ => {}
+                    }
+                    engine.release(&ours, Duration::from_millis(round % 3)).await.unwrap();
+                    drop(subscription);
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    monitor.abort();
+    let mut granted_so_far = granted_so_far.lock().unwrap().clone();
+    assert_eq!(granted_so_far.len(), 360);
+    granted_so_far.sort_unstable();
+    granted_so_far.dedup();
+    assert_eq!(granted_so_far.len(), 360, "a token was given twice");
+}
+
+/// The document goes away after the try and before the stamp.
+pub(super) async fn what_vanishes_before_its_stamp_is_taken_again(engine: Arc<MongodbEngine>) {
+    let ours = claim(&["m", "n"], LONG);
+    for name in ["m", "n"] {
+        let taken = engine.take_all(&ours).await.unwrap().unwrap();
+        engine.locks.delete_one(doc! { "_id": name }).await.unwrap();
+        assert_eq!(engine.stamp_all(&ours, &taken).await.unwrap(), None, "{name}");
+        // Another one may be there first.
+        let theirs = claim(&[name], LONG);
+        granted(&engine, &theirs).await;
+        busy(&engine, &ours).await;
+        assert_eq!(engine.release(&theirs, Duration::ZERO).await.unwrap(), Released::Freed);
+        let fence = granted(&engine, &ours).await;
+        assert_eq!(engine.inspect(&key(name)).await.unwrap().unwrap().fence, Some(fence));
+        assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
+    }
+}
+
+/// An end that was written by an estimate that turns out to be wrong.
+pub(super) async fn a_wrong_estimate_is_corrected_before_the_grant(engine: Arc<MongodbEngine>) {
+    for wrong in [-3_600_000, -50, 3_600_000] {
+        let ours = claim(&["m", "n"], LONG);
+        let now = crate::clock::Moment::now();
+        let shown = DateTime::now().timestamp_millis() + wrong;
+        engine.estimate.set(DateTime::from_millis(shown), now);
+        granted(&engine, &ours).await;
+        for name in ["m", "n"] {
+            let left = engine.inspect(&key(name)).await.unwrap().unwrap().remaining.unwrap();
+            assert!(left <= LONG + Duration::from_millis(200), "{wrong}: {left:?}");
+            assert!(left > LONG - Duration::from_secs(5), "{wrong}: {left:?}");
+        }
+        assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
+    }
+}

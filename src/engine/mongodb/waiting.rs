@@ -1,0 +1,214 @@
+//! The process's part in the queues of MongoDB.
+//!
+//! # Behavior
+//! What the waiters of this process share is one change stream (`watch.rs`), on which the server names the waiter that a
+//! name was handed to, and the sign of life: one command for one name, two for any number of them, which also hand on
+//! what has become free.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::TryStreamExt;
+use mongodb::Collection;
+use mongodb::bson::{Document, doc};
+use mongodb::options::ReturnDocument;
+
+use super::poll::Poll;
+use super::watch::{Change, Use, Watcher};
+use super::{Outcome, documents, queue};
+use crate::engine::Subscription;
+use crate::engine::waiters::{self, Waiters};
+use crate::model::{Claim, Key, OwnerToken};
+
+/// The head start of who waits longest in its process, when a name is free and nobody knows who is the first of all.
+const HEAD_START: Duration = Duration::from_millis(20);
+
+/// The waiters of one engine.
+pub(super) struct Line {
+    locks: Collection<Document>,
+    prefix: String,
+    /// By what the queues know this engine: random, hexadecimal.
+    pub(super) process: String,
+    /// With each name goes the use of the stream.
+    pub(super) known: Arc<Waiters<Option<Use>>>,
+    watcher: Watcher,
+    limit: Duration,
+}
+
+impl Line {
+    pub(super) fn new(locks: Collection<Document>, prefix: String, limit: Duration) -> Arc<Self> {
+        let process = format!("{:016x}", fastrand::u64(..));
+        Arc::new_cyclic(|line: &std::sync::Weak<Line>| {
+            let line = line.clone();
+            let deliver = Arc::new(move |change: Change| {
+                if let Some(line) = line.upgrade() {
+                    line.deliver(change);
+                }
+            });
+            Line {
+                watcher: Watcher::new(locks.clone(), &process, deliver),
+                locks,
+                prefix,
+                process,
+                known: Arc::new(Waiters::new()),
+                limit,
+            }
+        })
+    }
+
+    pub(super) fn close(&self) {
+        self.watcher.close();
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_listening(&self) -> bool {
+        self.watcher.is_open()
+    }
+
+    /// Makes sure that this process hears of what is handed to it. `None`: it cannot, and has to look.
+    pub(super) async fn listen(&self) -> Outcome<Option<Use>> {
+        match self.watcher.open().await {
+            Ok(open) => Ok(Some(open)),
+            Err(failure) if failure.is_without_change_streams() => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// A waiter has its place in the queue of `key`, behind a lease that ends in `left`.
+    pub(super) fn waits(
+        self: &Arc<Self>,
+        claim: &Claim,
+        key: &Key,
+        number: u64,
+        left: Option<Duration>,
+        open: Option<Use>,
+    ) {
+        if self.known.waits(&claim.owner, key, number, left, || open) {
+            let line = self.clone();
+            tokio::spawn(async move { line.known.guard(|names| line.look(names)).await });
+        }
+    }
+
+    /// Something changed at the server.
+    fn deliver(self: &Arc<Self>, change: Change) {
+        match change {
+            Change::Handed { id, owner } => {
+                if !self.known.tell(&owner) {
+                    self.disown(id, owner);
+                }
+            }
+            Change::Freed { id } => {
+                if let Some(key) = self.key(&id)
+                    && self.known.wake_first(&key)
+                {
+                    let line = self.clone();
+                    tokio::spawn(async move {
+                        tokio::time::sleep(HEAD_START).await;
+                        line.known.wake(&key);
+                    });
+                }
+            }
+            Change::Unknown => self.known.wake_all(),
+        }
+    }
+
+    fn key(&self, id: &str) -> Option<Key> {
+        id.strip_prefix(&self.prefix).and_then(|name| Key::new(name).ok())
+    }
+
+    /// Passes on what was handed to a waiter that this process does not know: its place outlived it, because its process
+    /// is alive.
+    fn disown(self: &Arc<Self>, id: String, owner: OwnerToken) {
+        let line = self.clone();
+        tokio::spawn(async move {
+            let touched = queue::touched_by(std::slice::from_ref(&id), &owner);
+            let parting = line.locks.update_one(touched, queue::part(&owner));
+            if let Err(error) = parting.await {
+                tracing::debug!(%error, "a waiter that nobody knows could not be disowned");
+            }
+            let freed = doc! { "_id": id, documents::OWNER: queue::freed(&owner) };
+            let _ = line.locks.delete_one(freed).await;
+        });
+    }
+
+    /// Gives a sign of life for these names.
+    fn look(self: &Arc<Self>, names: Vec<Key>) {
+        let line = self.clone();
+        tokio::spawn(async move {
+            let beat = tokio::time::timeout(line.limit, line.beat(&names)).await;
+            if !matches!(beat, Ok(Ok(()))) {
+                // Each waiter meets the failure itself, and knows for how long to bear it.
+                tracing::debug!(?beat, "no sign of life could be given");
+                names.iter().for_each(|key| line.known.wake(key));
+            }
+        });
+    }
+
+    async fn beat(&self, names: &[Key]) -> Outcome<()> {
+        let ids: Vec<String> = names.iter().map(|key| format!("{}{key}", self.prefix)).collect();
+        let ours = queue::waited_for(&ids, &self.process);
+        let shown = queue::shown(&self.process);
+        let found: Vec<Document> = match names.len() {
+            1 => {
+                let beat = self.locks.find_one_and_update(ours, queue::beat(&self.process));
+                let found = beat.return_document(ReturnDocument::After).projection(shown).await?;
+                found.into_iter().collect()
+            }
+            _ => {
+                self.locks.update_many(ours, queue::beat(&self.process)).await?;
+                let all = doc! { "_id": { "$in": &ids } };
+                self.locks.find(all).projection(shown).await?.try_collect().await?
+            }
+        };
+        for (key, id) in names.iter().zip(&ids) {
+            match found.iter().find(|document| documents::id(document) == Some(id)) {
+                Some(document) => {
+                    let present = queue::owners(document);
+                    self.known.wake_others(key, &present);
+                    if let Some(owner) = queue::reserved_for(document, &self.process) {
+                        self.known.tell(&owner);
+                    }
+                    self.known.ends_in(key, documents::remaining(document));
+                }
+                // Nobody of this process waits there any more, as far as the store knows.
+                None => self.known.wake(key),
+            }
+        }
+        Ok(())
+    }
+
+    /// A subscription of one waiter.
+    pub(super) fn subscribe(self: &Arc<Self>, owner: &OwnerToken) -> LineSubscription {
+        LineSubscription {
+            ear: self.known.subscribe(owner),
+            line: self.clone(),
+            poll: Poll::default(),
+        }
+    }
+}
+
+/// A waiter's ear, and its eye where nothing can be heard.
+pub(super) struct LineSubscription {
+    ear: waiters::Ear<Option<Use>>,
+    line: Arc<Line>,
+    poll: Poll,
+}
+
+#[async_trait]
+impl Subscription for LineSubscription {
+    async fn changed(&mut self) {
+        if self.line.watcher.is_refused() {
+            tokio::select! {
+                () = self.ear.changed() => {}
+                () = self.poll.changed() => {}
+            }
+        } else {
+            self.ear.changed().await;
+        }
+    }
+
+    fn keeps_watch(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,305 @@
+//! Who of this process waits for which name, where a store keeps a queue for all processes.
+//!
+//! # Behavior
+//! Each waiter has a place of its own in the queue of its name, so that all waiters of all processes are served in the
+//! order of their arrival. What they share is the process's sign of life: while anybody waits, the guard asks the engine
+//! every [`BEAT`] to say for all names that this process still lives. It also asks when the lease in a waiter's way ends,
+//! so that what has become free is handed on: a holder that died needs no help of its own.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::Subscription;
+use crate::model::{Key, OwnerToken};
+
+/// How often a process with waiters gives a sign of life: twice within the time for which one counts.
+pub(super) const BEAT: Duration = Duration::from_secs(2);
+/// How long a name that was handed to a waiter is kept for it, if its ttl is not shorter.
+pub(super) const RESERVED: Duration = Duration::from_secs(2);
+
+/// The waiters of one engine. With each name that somebody waits for goes an `H`, which lives for as long.
+pub(super) struct Waiters<H> {
+    state: Mutex<State<H>>,
+    /// Something is due earlier than the guard thinks.
+    earlier: Notify,
+}
+
+struct State<H> {
+    waiters: HashMap<OwnerToken, Waiter>,
+    names: HashMap<Key, Watched<H>>,
+    /// When the guard looks next; `None` while there is none.
+    next_look: Option<Instant>,
+}
+
+#[derive(Default)]
+struct Waiter {
+    told: Arc<Notify>,
+    /// Whether somebody listens to `told`.
+    subscribed: bool,
+    /// Where it waits, with its number there.
+    place: Option<(Key, u64)>,
+}
+
+/// A name that somebody of this process waits for.
+struct Watched<H> {
+    waiters: usize,
+    /// When the lease in the way ends, as far as is known.
+    due: Instant,
+    _held: H,
+}
+
+impl<H> State<H> {
+    fn forget(&mut self, key: &Key) {
+        if let Entry::Occupied(mut name) = self.names.entry(key.clone()) {
+            name.get_mut().waiters -= 1;
+            if name.get().waiters == 0 {
+                name.remove();
+            }
+        }
+    }
+}
+
+impl<H> Waiters<H> {
+    pub(super) fn new() -> Self {
+        Waiters {
+            state: Mutex::new(State {
+                waiters: HashMap::new(),
+                names: HashMap::new(),
+                next_look: None,
+            }),
+            earlier: Notify::new(),
+        }
+    }
+
+    /// The state. A panic elsewhere leaves it whole: every change is one step.
+    fn state(&self) -> MutexGuard<'_, State<H>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A subscription of one waiter.
+    pub(super) fn subscribe(self: &Arc<Self>, owner: &OwnerToken) -> Ear<H> {
+        let mut state = self.state();
+        let waiter = state.waiters.entry(owner.clone()).or_default();
+        waiter.subscribed = true;
+        Ear {
+            waiters: self.clone(),
+            owner: owner.clone(),
+            told: waiter.told.clone(),
+        }
+    }
+
+    /// A waiter's number, 0 while it has none.
+    pub(super) fn number(&self, owner: &OwnerToken) -> u64 {
+        let state = self.state();
+        let place = state.waiters.get(owner).and_then(|waiter| waiter.place.as_ref());
+        place.map_or(0, |(_, number)| *number)
+    }
+
+    /// Where a waiter has its place.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn waits_for(&self, owner: &OwnerToken) -> Option<Key> {
+        let state = self.state();
+        let place = state.waiters.get(owner).and_then(|waiter| waiter.place.as_ref());
+        place.map(|(key, _)| key.clone())
+    }
+
+    /// Whether anybody of this process waits for a name.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn is_waited_for(&self, key: &Key) -> bool {
+        self.state().names.contains_key(key)
+    }
+
+    /// A waiter has its place in the queue of `key`, behind a lease that ends in `left`. `true`: nobody guards the queues
+    /// yet, and the caller has to have [`Waiters::guard`] run.
+    #[must_use]
+    pub(super) fn waits(
+        &self,
+        owner: &OwnerToken,
+        key: &Key,
+        number: u64,
+        left: Option<Duration>,
+        held: impl FnOnce() -> H,
+    ) -> bool {
+        let due = due(left);
+        let mut state = self.state();
+        let waiter = state.waiters.entry(owner.clone()).or_default();
+        let before = waiter.place.replace((key.clone(), number));
+        if before.as_ref().is_none_or(|(at, _)| at != key) {
+            if let Some((at, _)) = before {
+                state.forget(&at);
+            }
+            let name = state.names.entry(key.clone()).or_insert_with(|| Watched {
+                waiters: 0,
+                due,
+                _held: held(),
+            });
+            name.waiters += 1;
+        }
+        if let Some(name) = state.names.get_mut(key) {
+            name.due = due;
+        }
+        match state.next_look {
+            None => {
+                state.next_look = Some(due);
+                return true;
+            }
+            Some(next) if due < next => self.earlier.notify_one(),
+            Some(_) => {}
+        }
+        false
+    }
+
+    /// A waiter waits no more: it was granted what it wanted, or gave up.
+    pub(super) fn leaves(&self, owner: &OwnerToken) {
+        let mut state = self.state();
+        let Entry::Occupied(mut entry) = state.waiters.entry(owner.clone()) else {
+            return;
+        };
+        let place = entry.get_mut().place.take();
+        if !entry.get().subscribed {
+            entry.remove();
+        }
+        if let Some((key, _)) = place {
+            state.forget(&key);
+        }
+    }
+
+    /// Has one waiter look. `false`: nobody here knows it.
+    pub(super) fn tell(&self, owner: &OwnerToken) -> bool {
+        let state = self.state();
+        let waiter = state.waiters.get(owner);
+        if let Some(waiter) = waiter {
+            waiter.told.notify_one();
+        }
+        waiter.is_some()
+    }
+
+    /// Has every waiter of a name look for itself.
+    pub(super) fn wake(&self, key: &Key) {
+        for waiter in self.state().waiters.values() {
+            if waiter.place.as_ref().is_some_and(|(at, _)| at == key) {
+                waiter.told.notify_one();
+            }
+        }
+    }
+
+    /// Has those waiters of a name look for themselves that are not among these.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn wake_others(&self, key: &Key, these: &HashSet<OwnerToken>) {
+        for (owner, waiter) in &self.state().waiters {
+            if !these.contains(owner) && waiter.place.as_ref().is_some_and(|(at, _)| at == key) {
+                waiter.told.notify_one();
+            }
+        }
+    }
+
+    /// Has the first waiter of a name look for itself. `false`: nobody waits for it.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn wake_first(&self, key: &Key) -> bool {
+        let state = self.state();
+        let here = state.waiters.values().filter_map(|waiter| {
+            let (at, number) = waiter.place.as_ref()?;
+            (at == key).then_some((*number, &waiter.told))
+        });
+        let first = here.min_by_key(|(number, _)| *number);
+        if let Some((_, told)) = first {
+            told.notify_one();
+        }
+        first.is_some()
+    }
+
+    /// Has every waiter look for itself.
+    pub(super) fn wake_all(&self) {
+        for waiter in self.state().waiters.values() {
+            waiter.told.notify_one();
+        }
+    }
+
+    /// The lease in the way of a name's waiters ends in `left`.
+    pub(super) fn ends_in(&self, key: &Key, left: Option<Duration>) {
+        if let Some(name) = self.state().names.get_mut(key) {
+            name.due = due(left);
+        }
+    }
+
+    /// Calls `look` with the names whose lease in the way has ended, and every [`BEAT`] with all of them, for as long as
+    /// anybody waits. `look` must not block.
+    pub(super) async fn guard(&self, mut look: impl FnMut(Vec<Key>)) {
+        let mut beat_at = Instant::now() + BEAT;
+        loop {
+            let next = {
+                let mut state = self.state();
+                let due = state.names.values().map(|name| name.due).min();
+                state.next_look = due.map(|due| due.min(beat_at));
+                let Some(next) = state.next_look else { return };
+                next
+            };
+            tokio::select! {
+                () = tokio::time::sleep_until(next) => {}
+                () = self.earlier.notified() => continue,
+            }
+            let now = Instant::now();
+            let beating = now >= beat_at;
+            let names: Vec<Key> = {
+                let mut state = self.state();
+                let due = state.names.iter_mut().filter(|(_, name)| beating || name.due <= now);
+                due.map(|(key, name)| {
+                    // Until the answer says otherwise.
+                    name.due = now + BEAT;
+                    key.clone()
+                })
+                .collect()
+            };
+            if beating {
+                beat_at = now + BEAT;
+            }
+            if !names.is_empty() {
+                look(names);
+            }
+        }
+    }
+}
+
+/// When to look at a name again because the lease in the way has ended: a little later than the store said, so that its
+/// clock has surely passed that point, and not all processes at once.
+fn due(left: Option<Duration>) -> Instant {
+    let jitter = Duration::from_micros(fastrand::u64(500..3_000));
+    // For a lock that never expires the beat is often enough.
+    Instant::now() + left.unwrap_or(BEAT).min(Duration::from_secs(3600)) + jitter
+}
+
+/// A waiter's ear.
+pub(super) struct Ear<H> {
+    waiters: Arc<Waiters<H>>,
+    owner: OwnerToken,
+    told: Arc<Notify>,
+}
+
+#[async_trait]
+impl<H: Send> Subscription for Ear<H> {
+    async fn changed(&mut self) {
+        self.told.notified().await;
+    }
+
+    fn keeps_watch(&self) -> bool {
+        true
+    }
+}
+
+impl<H> Drop for Ear<H> {
+    fn drop(&mut self) {
+        let mut state = self.waiters.state();
+        if let Entry::Occupied(mut entry) = state.waiters.entry(self.owner.clone()) {
+            entry.get_mut().subscribed = false;
+            if entry.get().place.is_none() {
+                entry.remove();
+            }
+        }
+    }
+}
