@@ -51,14 +51,23 @@ struct Watched<H> {
     waiters: usize,
     /// When the lease in the way ends, as far as is known.
     due: Instant,
+    /// How many waiters of other processes came before them, at most.
+    #[cfg(feature = "mongodb")]
+    ahead: usize,
     _held: H,
 }
 
 impl<H> State<H> {
     fn forget(&mut self, key: &Key) {
         if let Entry::Occupied(mut name) = self.names.entry(key.clone()) {
-            name.get_mut().waiters -= 1;
-            if name.get().waiters == 0 {
+            let name_of = name.get_mut();
+            name_of.waiters -= 1;
+            #[cfg(feature = "mongodb")]
+            {
+                // It may have been the first.
+                name_of.ahead = usize::MAX;
+            }
+            if name_of.waiters == 0 {
                 name.remove();
             }
         }
@@ -137,6 +146,8 @@ impl<H> Waiters<H> {
             let name = state.names.entry(key.clone()).or_insert_with(|| Watched {
                 waiters: 0,
                 due,
+                #[cfg(feature = "mongodb")]
+                ahead: usize::MAX,
                 _held: held(),
             });
             name.waiters += 1;
@@ -199,19 +210,31 @@ impl<H> Waiters<H> {
         }
     }
 
-    /// Has the first waiter of a name look for itself. `false`: nobody waits for it.
+    /// Has the first waiter of a name look for itself.
     #[cfg(feature = "mongodb")]
-    pub(super) fn wake_first(&self, key: &Key) -> bool {
+    pub(super) fn wake_first(&self, key: &Key) {
         let state = self.state();
         let here = state.waiters.values().filter_map(|waiter| {
             let (at, number) = waiter.place.as_ref()?;
             (at == key).then_some((*number, &waiter.told))
         });
-        let first = here.min_by_key(|(number, _)| *number);
-        if let Some((_, told)) = first {
+        if let Some((_, told)) = here.min_by_key(|(number, _)| *number) {
             told.notify_one();
         }
-        first.is_some()
+    }
+
+    /// At most so many waiters of other processes are before those of this one.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn is_behind(&self, key: &Key, ahead: usize) {
+        if let Some(name) = self.state().names.get_mut(key) {
+            name.ahead = ahead;
+        }
+    }
+
+    /// How many waiters of other processes are before those of this one, at most.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn ahead(&self, key: &Key) -> usize {
+        self.state().names.get(key).map_or(usize::MAX, |name| name.ahead)
     }
 
     /// Has every waiter look for itself.

@@ -74,8 +74,6 @@ pub(crate) struct Stores {
 const LONG: Duration = Duration::from_secs(30);
 /// A ttl that is short for a test, and long against the hiccups of a busy machine.
 const SHORT: Duration = Duration::from_millis(400);
-/// By how much a lease may last longer in the store than was asked for.
-const ROUNDING: Duration = Duration::from_millis(100);
 
 fn key(name: &str) -> Key {
     Key::new(name).unwrap()

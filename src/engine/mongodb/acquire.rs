@@ -6,7 +6,7 @@ use mongodb::bson::{Bson, Document, Timestamp, doc};
 use mongodb::options::{Acknowledgment, ReturnDocument, WriteConcern};
 
 use super::documents::{self, FENCE, SINCE};
-use super::estimate::Written;
+use super::estimate::{Look, Written};
 use super::failure::Failure;
 use super::fence::{Stamp, observed};
 use super::queue::{self, Waiter};
@@ -41,6 +41,8 @@ struct Busy {
     left: Option<Duration>,
     /// The place of whoever waits for it, and how it hears of its turn.
     place: Option<(u64, Option<Use>)>,
+    /// How many live waiters are before that one.
+    ahead: usize,
 }
 
 /// A name that was taken, until it has its stamp.
@@ -88,6 +90,7 @@ impl MongodbEngine {
                     if let (Some(line), Some((number, open))) = (&self.line, busy.place) {
                         let before = line.known.waits_for(&claim.owner);
                         line.waits(claim, key, number, busy.left, open);
+                        line.known.is_behind(key, busy.ahead.min(line.known.ahead(key)));
                         if let Some(before) = before.filter(|before| before != key) {
                             // A set waits for one name at a time.
                             self.part_with_one(&before, &claim.owner).await?;
@@ -159,11 +162,13 @@ impl MongodbEngine {
             return Ok(Taken::Busy(Busy {
                 left: documents::remaining(&document),
                 place: open.and_then(|(_, open)| place.map(|place| (place, open))),
+                ahead: documents::ahead(&document),
             }));
         }
         Ok(Taken::Busy(Busy {
             left: Some(SOON),
             place: None,
+            ahead: 0,
         }))
     }
 
@@ -195,9 +200,13 @@ impl MongodbEngine {
             .await?;
         let busy = found.filter(|document| !documents::is_owned_by(document, &claim.owner));
         let left = busy.as_ref().map(documents::remaining);
-        Ok(left
-            .filter(|left| *left != Some(Duration::ZERO))
-            .map(|left| Taken::Busy(Busy { left, place: None })))
+        Ok(left.filter(|left| *left != Some(Duration::ZERO)).map(|left| {
+            Taken::Busy(Busy {
+                left,
+                place: None,
+                ahead: 0,
+            })
+        }))
     }
 
     /// Gives one fence to all names of the claim, which `take_all` left in this owner's hands.
@@ -223,10 +232,16 @@ impl MongodbEngine {
             .return_document(ReturnDocument::After)
             .projection(doc! { FENCE: 1, SINCE: 1 })
             .await?;
+        let answered = Moment::now();
         let Some(stamp) = document.as_ref().and_then(Stamp::of) else {
             return Ok(None);
         };
-        self.estimate.note(stamp.since, sent);
+        let look = Look {
+            shown: stamp.since,
+            sent,
+            answered,
+        };
+        self.estimate.note(look);
         let others = &ids[1..];
         if !others.is_empty() {
             let not_newer = not_newer(documents::owned(others, &claim.owner), stamp.tick);
@@ -235,14 +250,10 @@ impl MongodbEngine {
                 return Ok(None);
             }
         }
-        let written = taken.iter().filter_map(|taken| taken.written.as_ref());
-        let ends_in_time = written.fold(true, |all, written| {
-            all & written.is_right(stamp.since, sent, claim.ttl)
-        });
-        if !ends_in_time {
-            let set = documents::ends(claim.ttl);
+        let mut written = taken.iter().filter_map(|taken| taken.written);
+        if !written.all(|written| written.is_right(look)) {
             let ours = documents::owned(&ids, &claim.owner);
-            let corrected = self.locks.update_many(ours, set).await?;
+            let corrected = self.locks.update_many(ours, documents::ends(claim.ttl)).await?;
             if corrected.matched_count < ids.len() as u64 {
                 return Ok(None);
             }

@@ -10,7 +10,7 @@ use mongodb::options::{
     Acknowledgment, ClientOptions, CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern,
 };
 
-use super::estimate::Estimate;
+use super::estimate::{Estimate, Look};
 use super::failure::{ENGINE, Failure};
 use super::fence::Clock;
 use super::waiting::Line;
@@ -51,18 +51,19 @@ impl MongodbEngine {
             Ok(hello) => hello,
             Err(failure) => return Err(unreachable(failure, wanted, &seen)),
         };
+        let answered = Moment::now();
         if hello.get_i32("maxWireVersion").unwrap_or(0) < OLDEST_WIRE_VERSION {
             return Err(EngineError::new(ENGINE, OP, false, "MongoDB 4.4 or newer is needed"));
         }
         let is_cluster = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
         let locks = database.collection_with_options(&config.collection, collection_options(&config));
         index::ensure(&locks).await?;
-        // Without the server's clock the first end that is written is wrong, and corrected.
+        // Without the server's clock the first end that is written is wrong, and will be corrected.
         let shown = hello.get_datetime("localTime").copied().unwrap_or(DateTime::MIN);
         let line = || Line::new(locks.clone(), config.prefix.clone(), config.timeout);
         Ok(Arc::new(MongodbEngine {
             line: is_cluster.then(line),
-            estimate: Estimate::new(shown, sent),
+            estimate: Estimate::new(Look { shown, sent, answered }),
             release_concern: release_concern(&config).filter(|_| !is_cluster),
             clock: if is_cluster { Clock::Cluster } else { Clock::Process },
             prefix: config.prefix,

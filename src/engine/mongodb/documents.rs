@@ -11,7 +11,7 @@ use std::time::Duration;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
 use super::fence::{Clock, Stamp};
-use super::queue::{self, HANDED, RESERVED};
+use super::queue::{self, HANDED, RESERVED, RESERVED_UNTIL};
 use crate::model::{Claim, Holder, LockInfo, OwnerToken, Process, Ttl};
 
 pub(super) const EXPIRES_AT: &str = "expiresAt";
@@ -24,15 +24,23 @@ const METADATA: &str = "metadata";
 pub(super) const KEPT: &str = "-kept";
 /// The server's clock as an answer shows it.
 pub(super) const NOW: &str = "now";
-/// The place of who asks as an answer shows it.
+/// The end of a lease as an answer shows it.
+pub(super) const END: &str = "end";
+/// The place of who asks, and how many are before it, as an answer shows them.
 const PLACE: &str = "place";
+pub(super) const AHEAD: &str = "ahead";
 /// A field that no document has. A filter that asks for null there matches every document, and the one that an upsert
 /// makes *has* the null: only so can the pipeline tell a missing document from a bare `{ _id }` that somebody inserted.
 pub(super) const ABSENT: &str = "holdfastAbsent";
 
 /// A document that counts as free: past its end by the server's clock. One without a proper end never is.
 pub(super) fn expired() -> Document {
-    doc! { "$and": [{ "$eq": [{ "$type": "$expiresAt" }, "date"] }, { "$lte": ["$expiresAt", "$$NOW"] }] }
+    doc! { "$and": [{ "$eq": [{ "$type": "$expiresAt" }, "date"] }, { "$lte": [end(), "$$NOW"] }] }
+}
+
+/// The end of a lease, or of the time for which a name is kept for a waiter. (`$min` passes over what is missing.)
+pub(super) fn end() -> Document {
+    doc! { "$min": [format!("${EXPIRES_AT}"), format!("${RESERVED_UNTIL}")] }
 }
 
 pub(super) fn from_now(duration: Duration) -> Document {
@@ -195,7 +203,8 @@ fn after_all_with(prefix: &str) -> Option<String> {
 
 /// What a try wants to know of a document.
 pub(super) fn seen_by(owner: &OwnerToken) -> Document {
-    doc! { OWNER: 1, FENCE: 1, HANDED: 1, EXPIRES_AT: 1, SINCE: 1, NOW: "$$NOW", PLACE: queue::place(owner) }
+    let (place, ahead) = queue::place(owner);
+    doc! { OWNER: 1, FENCE: 1, HANDED: 1, END: end(), SINCE: 1, NOW: "$$NOW", PLACE: place, AHEAD: ahead }
 }
 
 /// The place in the queue, in an answer to [`seen_by`].
@@ -203,9 +212,17 @@ pub(super) fn place(document: &Document) -> Option<u64> {
     document.get_i64(PLACE).ok().and_then(|place| u64::try_from(place).ok())
 }
 
+/// How many live waiters are before who asks, in an answer that tells.
+pub(super) fn ahead(document: &Document) -> usize {
+    let ahead = document.get_i32(AHEAD).ok();
+    ahead
+        .and_then(|ahead| usize::try_from(ahead).ok())
+        .unwrap_or(usize::MAX)
+}
+
 /// What an inspection wants to know of a document.
 pub(super) fn shown() -> Document {
-    doc! { OWNER: 1, FENCE: 1, HANDED: 1, EXPIRES_AT: 1, HOLDER: 1, METADATA: 1, RESERVED: 1, NOW: "$$NOW" }
+    doc! { OWNER: 1, FENCE: 1, HANDED: 1, END: end(), HOLDER: 1, METADATA: 1, RESERVED: 1, NOW: "$$NOW" }
 }
 
 /// Whose document it is.
@@ -215,7 +232,7 @@ pub(super) fn is_owned_by(document: &Document, owner: &OwnerToken) -> bool {
 
 /// How long a document keeps its name busy, by the server's clock. `None`: for ever.
 pub(super) fn remaining(document: &Document) -> Option<Duration> {
-    let end: &DateTime = document.get_datetime(EXPIRES_AT).ok()?;
+    let end: &DateTime = document.get_datetime(END).ok()?;
     let now: &DateTime = document.get_datetime(NOW).ok()?;
     let left = end.timestamp_millis().saturating_sub(now.timestamp_millis());
     Some(Duration::from_millis(u64::try_from(left).unwrap_or(0)))
@@ -287,12 +304,12 @@ mod tests {
 
     #[test]
     fn a_gist_document_tells_only_how_long() {
-        let gist = doc! { "_id": "n", "expiresAt": DateTime::from_millis(5000), "now": DateTime::from_millis(3000) };
+        let gist = doc! { "_id": "n", "end": DateTime::from_millis(5000), "now": DateTime::from_millis(3000) };
         let info = info("n", &gist, Clock::Cluster);
         assert_eq!(info.remaining, Some(Duration::from_secs(2)));
         assert_eq!((info.fence, info.holder, info.metadata), (None, None, None));
         assert_eq!(
-            remaining(&doc! { "_id": "n", "expiresAt": "soon", "now": DateTime::from_millis(1) }),
+            remaining(&doc! { "_id": "n", "end": "soon", "now": DateTime::from_millis(1) }),
             None
         );
     }

@@ -1,141 +1,205 @@
 //! What the server's clock shows, as far as can be told from here.
 //!
 //! A plain insert cannot read the server's clock. So the end of a lease that begins with one is written by an estimate,
-//! which the stamp that follows (`fence.rs`) puts to the test: it shows the server's clock, and an end that does not fit
-//! is corrected before anything is granted. Nothing is ever judged by the estimate itself.
+//! which the stamp that follows (`fence.rs`) puts to the test: it shows the server's clock, and an end that does not fit is
+//! corrected before anything is granted. Nobody's expiry is ever judged by the estimate: that is the server's.
+//!
+//! # The estimate
+//! The server reads its clock after a request was sent and before it is answered, so that clock is never ahead of the
+//! local one by more than what it showed less the time of sending. The smallest such difference of late is off by no more
+//! than the shortest way to the server, and never too small as long as the two clocks run alike, which is what the lease
+//! is meant to count from: a moment that is not before the sending. They may drift apart by [`DRIFT`] between two looks.
+//! This is how NTP picks the best of its samples (RFC 5905, section 10, "clock filter").
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use mongodb::bson::DateTime;
 
 use crate::clock::Moment;
 use crate::model::Ttl;
 
+const MILLI: i64 = 1_000_000;
 /// The server shows whole milliseconds, and rounds down.
-const RESOLUTION: i64 = 1;
-/// By how much a lease may last longer in the store than was asked for.
-const SLACK: i64 = 100;
-/// An estimate that was too high comes down by this part of the difference with each look at the clock.
-const DESCENT: i64 = 8;
+const RESOLUTION: i64 = MILLI;
+/// How far the two clocks may drift apart, in parts: a ten-thousandth. More than that is noticed by the stamp.
+const DRIFT: i64 = 10_000;
+/// By how much a look at the clock may contradict the estimate.
+const TOLERANCE: i64 = MILLI;
 
-/// How far the server's clock is ahead of the local one, in milliseconds: rather more than less.
-pub(super) struct Estimate(Mutex<i64>);
+/// How far the server's clock is ahead of the local one.
+pub(super) struct Estimate(Mutex<Ahead>);
+
+#[derive(Clone, Copy)]
+struct Ahead {
+    nanos: i64,
+    /// When the server's clock was looked at last.
+    seen: Moment,
+}
 
 /// An end that was written by the estimate.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Written {
     pub expires_at: DateTime,
-    sent: Moment,
+    /// The estimate, in nanoseconds.
+    ahead: i64,
+}
+
+/// A look at the server's clock.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Look {
+    pub shown: DateTime,
+    /// When the request was sent that was answered with it.
+    pub sent: Moment,
+    pub answered: Moment,
+}
+
+impl Look {
+    /// The difference between the clocks, and not less than that.
+    fn ahead(&self) -> Ahead {
+        Ahead {
+            nanos: nanos(self.shown) + RESOLUTION - local(self.sent),
+            seen: self.answered,
+        }
+    }
+
+    /// Whether the server's clock can have shown this if it is so far ahead.
+    fn agrees_with(&self, ahead: i64) -> bool {
+        let earliest = local(self.sent) + ahead - RESOLUTION - TOLERANCE;
+        let latest = local(self.answered) + ahead + TOLERANCE;
+        (earliest..=latest).contains(&nanos(self.shown))
+    }
 }
 
 impl Estimate {
-    /// From a first look at the server's clock, in an answer to what was sent at `sent`.
-    pub(super) fn new(shown: DateTime, sent: Moment) -> Self {
-        Estimate(Mutex::new(ahead(shown, sent)))
+    /// From a first look at the server's clock.
+    pub(super) fn new(look: Look) -> Self {
+        Estimate(Mutex::new(look.ahead()))
     }
 
-    fn ahead(&self) -> MutexGuard<'_, i64> {
+    fn ahead(&self) -> MutexGuard<'_, Ahead> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Another look. It is the slowest of the recent requests that counts: the server's clock was not read before the
-    /// request was sent, so that too long a way makes the estimate too high.
-    pub(super) fn note(&self, shown: DateTime, sent: Moment) {
-        let seen = ahead(shown, sent);
+    /// Another look.
+    pub(super) fn note(&self, look: Look) {
+        let new = look.ahead();
         let mut ahead = self.ahead();
-        *ahead = match *ahead - seen {
-            // The clock was set back.
-            SLACK.. => seen,
-            above @ 1.. => *ahead - (above / DESCENT),
-            ..=0 => seen,
+        let drift = (local(new.seen) - local(ahead.seen)).max(0) / DRIFT;
+        *ahead = Ahead {
+            nanos: match look.agrees_with(ahead.nanos) {
+                true => new.nanos.min(ahead.nanos + drift),
+                // One of the clocks was set.
+                false => new.nanos,
+            },
+            seen: new.seen.max(ahead.seen),
         };
     }
 
     /// What the server's clock shows, whatever was seen before.
     #[cfg(test)]
-    pub(super) fn set(&self, shown: DateTime, sent: Moment) {
-        *self.ahead() = ahead(shown, sent);
+    pub(super) fn set(&self, look: Look) {
+        *self.ahead() = look.ahead();
     }
 
     /// The end of a lease that begins now.
     pub(super) fn write(&self, ttl: Ttl) -> Written {
-        let sent = Moment::now();
-        let now = local(sent) + *self.ahead() + RESOLUTION;
+        let ahead = self.ahead().nanos;
+        let now = (local(Moment::now()) + ahead).div_euclid(MILLI);
+        let ttl = i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX);
         Written {
-            expires_at: DateTime::from_millis(now + millis(ttl.duration())),
-            sent,
+            expires_at: DateTime::from_millis(now.saturating_add(ttl)),
+            ahead,
         }
     }
 }
 
 impl Written {
-    /// Whether the end is right, by a look at the server's clock in an answer to what was sent at `sent`: not before a
-    /// whole ttl after the name was asked for, and not much later.
-    pub(super) fn is_right(&self, shown: DateTime, sent: Moment, ttl: Ttl) -> bool {
-        let between = sent.to_nanos().saturating_sub(self.sent.to_nanos()) / 1_000_000;
-        let began_by = shown.timestamp_millis() + RESOLUTION - between as i64;
-        let begins = self.expires_at.timestamp_millis() - millis(ttl.duration());
-        begins >= began_by && begins <= shown.timestamp_millis() + SLACK
+    /// Whether the end is right, by a later look at the server's clock.
+    pub(super) fn is_right(&self, look: Look) -> bool {
+        look.agrees_with(self.ahead)
     }
 }
 
-fn ahead(shown: DateTime, sent: Moment) -> i64 {
-    shown.timestamp_millis() + RESOLUTION - local(sent)
+fn nanos(time: DateTime) -> i64 {
+    time.timestamp_millis().saturating_mul(MILLI)
 }
 
 fn local(moment: Moment) -> i64 {
-    (moment.to_nanos() / 1_000_000) as i64
-}
-
-fn millis(duration: Duration) -> i64 {
-    duration.as_nanos().div_ceil(1_000_000) as i64
+    i64::try_from(moment.to_nanos()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
-    const TTL: Duration = Duration::from_secs(10);
+    const SERVER: i64 = 1_800_000_000_000;
 
-    fn ttl() -> Ttl {
-        Ttl::new(TTL).unwrap()
-    }
-
-    fn at(millis: i64) -> DateTime {
-        DateTime::from_millis(millis)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_end_is_right_when_it_is_a_ttl_after_the_asking() {
-        let estimate = Estimate::new(at(1_000_000), Moment::now());
-        let written = estimate.write(ttl());
+    /// A look at a clock that showed `SERVER` at `began`, which takes so many milliseconds, all of them on the way there.
+    async fn look(began: Moment, set_by: i64, takes: u64) -> Look {
         let sent = Moment::now();
-        assert!(written.is_right(at(1_000_000), sent, ttl()));
-        assert!(
-            !written.is_right(at(1_000_050), sent, ttl()),
-            "the clock was ahead of what was thought"
+        tokio::time::advance(Duration::from_millis(takes)).await;
+        let answered = Moment::now();
+        let shown = DateTime::from_millis(SERVER + set_by + answered_after(began, answered));
+        Look { shown, sent, answered }
+    }
+
+    fn answered_after(began: Moment, answered: Moment) -> i64 {
+        (local(answered) - local(began)) / MILLI
+    }
+
+    fn began_at(written: Written, ttl: Ttl) -> i64 {
+        written.expires_at.timestamp_millis() - ttl.as_millis() as i64
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_best_of_the_looks_counts() {
+        let (began, ttl) = (Moment::now(), Ttl::new(Duration::from_secs(10)).unwrap());
+        let estimate = Estimate::new(look(began, 0, 40).await);
+        assert_eq!(
+            began_at(estimate.write(ttl), ttl),
+            SERVER + 40 + 41,
+            "no better than the way there"
         );
-        assert!(!written.is_right(at(999_800), sent, ttl()), "it was set back");
-        tokio::time::advance(Duration::from_millis(40)).await;
-        assert!(
-            written.is_right(at(1_000_040), Moment::now(), ttl()),
-            "the stamp was asked for later"
+        estimate.note(look(began, 0, 0).await);
+        let exact = estimate.write(ttl);
+        assert_eq!(began_at(exact, ttl), SERVER + 41);
+        let slow = look(began, 0, 500).await;
+        assert!(exact.is_right(slow));
+        estimate.note(slow);
+        let now = SERVER + answered_after(began, Moment::now());
+        assert_eq!(
+            began_at(estimate.write(ttl), ttl),
+            now + 1,
+            "a slow look spoils nothing"
         );
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_estimate_follows_the_slowest_and_comes_down_slowly() {
-        let estimate = Estimate::new(at(1_000_000), Moment::now());
-        estimate.note(at(1_000_020), Moment::now());
-        let high = *estimate.ahead();
-        estimate.note(at(1_000_000), Moment::now());
-        assert_eq!(*estimate.ahead(), high - 2);
-        for _ in 0..100 {
-            estimate.note(at(1_000_000), Moment::now());
+    async fn clocks_that_drift_apart_are_followed() {
+        let (began, ttl) = (Moment::now(), Ttl::new(Duration::from_secs(10)).unwrap());
+        let estimate = Estimate::new(look(began, 0, 0).await);
+        for minute in 1..=10 {
+            tokio::time::advance(Duration::from_secs(60)).await;
+            estimate.note(look(began, minute * 5, 7).await);
+            let now = SERVER + minute * 5 + answered_after(began, Moment::now());
+            let began = began_at(estimate.write(ttl), ttl);
+            assert!((now..=now + 9).contains(&began), "{began} and not {now}");
         }
-        assert!(*estimate.ahead() < high - 10);
-        estimate.note(at(500_000), Moment::now());
-        assert_eq!(*estimate.ahead(), high - 20 - 500_000, "the clock was set back");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_clock_that_was_set_is_noticed() {
+        for set_by in [-3_600_000, -4, 4, 3_600_000] {
+            let (began, ttl) = (Moment::now(), Ttl::new(Duration::from_secs(10)).unwrap());
+            let estimate = Estimate::new(look(began, 0, 0).await);
+            let before = estimate.write(ttl);
+            let now = look(began, set_by, 1).await;
+            assert!(!before.is_right(now), "{set_by}");
+            estimate.note(now);
+            let now = look(began, set_by, 1).await;
+            assert!(estimate.write(ttl).is_right(now), "{set_by}");
+        }
     }
 }

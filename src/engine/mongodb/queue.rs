@@ -5,8 +5,8 @@
 //! of its process, and `hold` how long the name is kept for it when it is its turn, in milliseconds.
 //!
 //! A name is handed on by the command that finds it free: the document gets the first live waiter for an owner, with a
-//! lease that is only as long as it takes to come for it, and `reserved: "<process>:<owner>"`, which is what the change
-//! stream of that process looks out for. The document of a name that somebody waits for is therefore never deleted by us.
+//! lease that is only as long as it takes to come for it (`reservedUntil`), and `reserved: "<process>:<owner>"`, which is
+//! what the change stream of that process looks out for. The document of a name that somebody waits for is therefore never deleted by us.
 //! Where a gist process deletes it, or the TTL monitor, every waiter comes back with the place that it had.
 //!
 //! All of it goes by one document, and so by the order in which the primary carries the commands out. A queue takes no
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::documents::{self, ABSENT, EXPIRES_AT, FENCE, NOW, OWNER, from_now, millis};
+use super::documents::{self, ABSENT, AHEAD, END, EXPIRES_AT, FENCE, NOW, OWNER, from_now, millis};
 use crate::engine::WAITER_LIVENESS;
 use crate::engine::waiters::RESERVED as LONGEST_HOLD;
 use crate::model::{Claim, OwnerToken};
@@ -25,10 +25,16 @@ use crate::model::{Claim, OwnerToken};
 pub(super) const QUEUE: &str = "queue";
 /// `<process>:<owner>` of the waiter that a name is kept for.
 pub(super) const RESERVED: &str = "reserved";
+/// Until when it is kept.
+pub(super) const RESERVED_UNTIL: &str = "reservedUntil";
 /// How often a name went on to a waiter since its stamp (see `fence.rs`).
 pub(super) const HANDED: &str = "handed";
 /// What the owner of a document that is about to be deleted is called: no token looks like it.
 pub(super) const FREED: &str = "-freed";
+
+/// How long a document stays for which nobody comes. Longer than the name is kept for its waiter, so that the TTL monitor
+/// does not delete the queue together with it.
+const STAYS: Duration = Duration::from_secs(10);
 
 /// Who waits, as an answer shows it.
 const OWNERS: &str = "owners";
@@ -74,7 +80,7 @@ fn is_not(owner: &OwnerToken) -> Document {
 
 fn standing() -> Bson {
     entries(
-        doc! { "$ifNull": [format!("${QUEUE}"), Vec::<Bson>::new()] },
+        all(),
         doc! { "$gt": ["$$e.until", { "$subtract": ["$$NOW", millis(LAPSED_PLACE_KEPT)] }] },
     )
 }
@@ -84,7 +90,8 @@ fn handed_on(queue: &str) -> Document {
     doc! { "$mergeObjects": ["$$ROOT", {
         OWNER: "$$next.owner",
         RESERVED: { "$concat": ["$$next.process", ":", "$$next.owner"] },
-        EXPIRES_AT: { "$add": ["$$NOW", "$$next.hold"] },
+        RESERVED_UNTIL: { "$add": ["$$NOW", "$$next.hold"] },
+        EXPIRES_AT: from_now(STAYS),
         QUEUE: entries(queue, doc! { "$ne": ["$$e.owner", "$$next.owner"] }),
     }] }
 }
@@ -184,10 +191,23 @@ fn entered(claim: &Claim, waiter: &Waiter<'_>) -> Document {
     doc! { "$cond": [{ "$eq": ["$$mine", []] }, inserted, kept] }
 }
 
-/// The place of an owner, for the projection of an answer; missing when it has none.
-pub(super) fn place(owner: &OwnerToken) -> Document {
-    let mine = entries(doc! { "$ifNull": [format!("${QUEUE}"), Vec::<Bson>::new()] }, is(owner));
-    doc! { "$let": { "vars": { "mine": first(mine) }, "in": "$$mine.at" } }
+/// The place of an owner, for the projection of an answer (missing when it has none), and how many live ones are before it.
+pub(super) fn place(owner: &OwnerToken) -> (Document, Document) {
+    let place = doc! { "$min": "$$mine.at" };
+    let of = |result: Document| with(vec![("mine", entries(all(), is(owner)))], result);
+    let number = doc! { "$cond": [{ "$eq": ["$$mine", []] }, "$$REMOVE", place.clone()] };
+    (of(number), of(before(place)))
+}
+
+/// How many live waiters came before a place.
+fn before(place: Document) -> Document {
+    let earlier = doc! { "$and": [{ "$lt": ["$$e.at", "$$place"] }, is_live()] };
+    with(vec![("place", place.into())], doc! { "$size": entries(all(), earlier) })
+}
+
+/// The whole queue.
+fn all() -> Document {
+    doc! { "$ifNull": [format!("${QUEUE}"), Vec::<Bson>::new()] }
 }
 
 /// The documents of these names that are this owner's, or in whose queue it is.
@@ -232,7 +252,7 @@ pub(super) fn hand_on() -> Vec<Document> {
 
 /// Narrows a filter to documents that nobody live waits for, or (`wanted`) that somebody does.
 pub(super) fn narrowed(mut filter: Document, wanted: bool) -> Document {
-    let live = entries(doc! { "$ifNull": [format!("${QUEUE}"), Vec::<Bson>::new()] }, is_live());
+    let live = entries(all(), is_live());
     let comparison = if wanted { "$ne" } else { "$eq" };
     let condition = doc! { comparison: [live, Vec::<Bson>::new()] };
     let both = match filter.remove("$expr") {
@@ -270,7 +290,7 @@ pub(super) fn beat(process: &str) -> Vec<Document> {
 /// The places that stand, and all of this process, however long it was silent.
 fn standing_or(process: &str) -> Bson {
     entries(
-        doc! { "$ifNull": [format!("${QUEUE}"), Vec::<Bson>::new()] },
+        all(),
         doc! { "$or": [
             { "$eq": ["$$e.process", literal(process)] },
             { "$gt": ["$$e.until", { "$subtract": ["$$NOW", millis(LAPSED_PLACE_KEPT)] }] },
@@ -278,14 +298,12 @@ fn standing_or(process: &str) -> Bson {
     )
 }
 
-/// What a sign of life wants to know of a document: whose it is, until when, and who of the process waits.
+/// What a sign of life wants to know of a document: whose it is, until when, who of the process waits, and behind how many.
 pub(super) fn shown(process: &str) -> Document {
-    let ours = entries(
-        doc! { "$ifNull": [format!("${QUEUE}"), Vec::<Bson>::new()] },
-        doc! { "$eq": ["$$e.process", literal(process)] },
-    );
-    let owners = doc! { "$map": { "input": ours, "as": "e", "in": "$$e.owner" } };
-    doc! { RESERVED: 1, EXPIRES_AT: 1, NOW: "$$NOW", OWNERS: owners }
+    let ours = entries(all(), doc! { "$eq": ["$$e.process", literal(process)] });
+    let owners = doc! { "$map": { "input": ours.clone(), "as": "e", "in": "$$e.owner" } };
+    let ahead = with(vec![("ours", ours)], before(doc! { "$min": "$$ours.at" }));
+    doc! { RESERVED: 1, END: documents::end(), NOW: "$$NOW", OWNERS: owners, AHEAD: ahead }
 }
 
 /// Who of the process waits, in an answer to [`shown`].
