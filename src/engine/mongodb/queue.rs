@@ -86,14 +86,34 @@ fn standing() -> Bson {
 }
 
 /// The document, kept for `$$next`, with the rest of this queue.
+///
+/// A process that does not come for what it was handed has only so long for its other waiters, too: one that stands still
+/// costs those behind it that time once, and not once for each of its waiters.
 fn handed_on(queue: &str) -> Document {
+    let until = doc! { "$add": ["$$NOW", "$$next.hold"] };
+    let of_its_process = doc! { "$eq": ["$$e.process", "$$next.process"] };
+    let shortened = doc! { "until": { "$min": ["$$e.until", until.clone()] } };
+    let rest = entries(queue, doc! { "$ne": ["$$e.owner", "$$next.owner"] });
     doc! { "$mergeObjects": ["$$ROOT", {
         OWNER: "$$next.owner",
         RESERVED: { "$concat": ["$$next.process", ":", "$$next.owner"] },
-        RESERVED_UNTIL: { "$add": ["$$NOW", "$$next.hold"] },
+        RESERVED_UNTIL: until,
         EXPIRES_AT: from_now(STAYS),
-        QUEUE: entries(queue, doc! { "$ne": ["$$e.owner", "$$next.owner"] }),
+        QUEUE: changed(rest, of_its_process, shortened),
     }] }
+}
+
+/// A list of which the entries have other fields for which this holds of `$$e`.
+fn changed(list: impl Into<Bson>, condition: Document, fields: Document) -> Document {
+    doc! { "$map": { "input": list.into(), "as": "e", "in": {
+        "$cond": [condition, { "$mergeObjects": ["$$e", fields] }, "$$e"],
+    } } }
+}
+
+/// A list of which the entries of a process live from now on.
+fn alive(list: impl Into<Bson>, process: &str) -> Document {
+    let of_process = doc! { "$eq": ["$$e.process", literal(process)] };
+    changed(list, of_process, doc! { "until": from_now(WAITER_LIVENESS) })
 }
 
 /// A waiter, as the queues know it.
@@ -132,6 +152,9 @@ pub(super) fn take(claim: &Claim, waiter: Option<&Waiter<'_>>) -> Vec<Document> 
         doc! { "$cond": [{ "$eq": ["$$others", []] }, "$$REMOVE", "$$others"] },
     );
     let mut confirmed = taken.clone();
+    if let Some(waiter) = waiter {
+        confirmed.insert(QUEUE, alive("$$others", waiter.process));
+    }
     confirmed.insert(FENCE, format!("${FENCE}"));
     confirmed.insert(HANDED, doc! { "$add": [{ "$ifNull": [format!("${HANDED}"), 0] }, 1] });
     let ours = doc! { "$eq": [format!("${OWNER}"), literal(owner.as_str())] };
@@ -185,9 +208,7 @@ fn entered(claim: &Claim, waiter: &Waiter<'_>) -> Document {
             ] }
         }
     };
-    let kept = doc! { "$map": { "input": "$$queue", "as": "e", "in": {
-        "$cond": [is(&claim.owner), { "$mergeObjects": ["$$e", fresh] }, "$$e"],
-    } } };
+    let kept = changed("$$queue", is(&claim.owner), fresh);
     doc! { "$cond": [{ "$eq": ["$$mine", []] }, inserted, kept] }
 }
 
@@ -270,14 +291,10 @@ pub(super) fn waited_for(ids: &[String], process: &str) -> Document {
 
 /// The pipeline of a sign of life: all waiters of the process live, and what is free goes on.
 pub(super) fn beat(process: &str) -> Vec<Document> {
-    let alive = doc! { "$map": { "input": standing_or(process), "as": "e", "in": {
-        "$cond": [
-            { "$eq": ["$$e.process", literal(process)] },
-            { "$mergeObjects": ["$$e", { "until": from_now(WAITER_LIVENESS) }] },
-            "$$e",
-        ],
-    } } };
-    let variables = vec![("queue", alive.into()), ("next", first(entries("$$queue", is_live())))];
+    let variables = vec![
+        ("queue", alive(standing_or(process), process).into()),
+        ("next", first(entries("$$queue", is_live()))),
+    ];
     let free = doc! { "$and": [documents::expired(), { "$not": [is_missing("$$next")] }] };
     let result = doc! { "$cond": [
         free,
