@@ -164,9 +164,12 @@ export async function startProxy(port) {
 }
 
 /** The servers that a proxy can stand in front of. */
+const mongodbUrl = (port) => `mongodb://127.0.0.1:${port}/holdfast?directConnection=true`
+
 export const SERVERS = {
   redis: { start: startRedis, url: (port) => `redis://127.0.0.1:${port}` },
-  mongodb: { start: startMongod, url: (port) => `mongodb://127.0.0.1:${port}/holdfast?directConnection=true` },
+  mongodb: { start: startMongod, url: mongodbUrl },
+  'mongodb-replica-set': { start: (how) => startMongod({ replicaSet: true, ...how }), url: mongodbUrl },
 }
 
 /** Longest that a call may take to come back where a store's time-out ends it: the rest is for a slow machine. */

@@ -30,7 +30,7 @@ enum Taken {
     /// The name was free, and its document was made, with an end by the estimate.
     New(Written),
     /// It is this owner's: newly taken (no stamp), or held since an earlier try, or handed on to it.
-    Ours(Option<Stamp>),
+    Ours(Unstamped),
     /// It is somebody else's.
     Busy(Busy),
 }
@@ -48,7 +48,10 @@ struct Busy {
 /// A name that was taken, until it has its stamp.
 #[derive(Default)]
 pub(super) struct Unstamped {
+    /// The one that it has already.
     stamp: Option<Stamp>,
+    /// Whether it was taken with the full write concern.
+    is_settled: bool,
     written: Option<Written>,
 }
 
@@ -81,10 +84,7 @@ impl MongodbEngine {
                     written: Some(written),
                     ..Unstamped::default()
                 }),
-                Ok(Taken::Ours(stamp)) => all.push(Unstamped {
-                    stamp,
-                    ..Unstamped::default()
-                }),
+                Ok(Taken::Ours(taken)) => all.push(taken),
                 Ok(Taken::Busy(busy)) => {
                     self.give_back(claim, &all).await?;
                     if let (Some(line), Some((number, open))) = (&self.line, busy.place) {
@@ -110,7 +110,7 @@ impl MongodbEngine {
 
     /// Takes one name, in one round trip if it is free or was handed to this claim.
     ///
-    /// The primary's own acknowledgement is enough: nothing is granted before the stamp, which lies behind this write in
+    /// The primary's own acknowledgement is mostly enough: nothing is granted before the stamp, which lies behind this write in
     /// the oplog, has the full write concern. A busy answer, which promises nothing, need not wait for other members.
     async fn take(&self, key: &Key, claim: &Claim) -> Outcome<Taken> {
         let id = self.id(key);
@@ -139,16 +139,18 @@ impl MongodbEngine {
             None => documents::take(claim),
         };
         for _ in 0..ROUNDS {
-            let answer = self
+            let mut trying = self
                 .locks
                 .find_one_and_update(documents::one_or_none(&id), take.clone())
                 .upsert(true)
                 .return_document(ReturnDocument::After)
-                .projection(documents::seen_by(&claim.owner))
-                .write_concern(one_member())
-                .await
-                .map_err(Failure::from);
-            let document = match answer {
+                .projection(documents::seen_by(&claim.owner));
+            // Whoever has a place tries because it is its turn, most likely, and then this is the only step.
+            let is_settled = number > 0;
+            if !is_settled {
+                trying = trying.write_concern(one_member());
+            }
+            let document = match trying.await.map_err(Failure::from) {
                 Ok(Some(document)) => document,
                 Ok(None) => break,
                 // Somebody inserted the document while this try was about to.
@@ -156,7 +158,11 @@ impl MongodbEngine {
                 Err(failure) => return Err(failure),
             };
             if documents::is_owned_by(&document, &claim.owner) {
-                return Ok(Taken::Ours(Stamp::of(&document)));
+                return Ok(Taken::Ours(Unstamped {
+                    stamp: Stamp::of(&document),
+                    is_settled,
+                    written: None,
+                }));
             }
             let place = documents::place(&document);
             return Ok(Taken::Busy(Busy {
@@ -219,8 +225,9 @@ impl MongodbEngine {
         {
             // Handed on, or granted by an earlier try whose answer was lost: the same fence again. Renewing makes sure
             // that it has the full write concern, too.
-            let renewed = self.extend(claim, claim.ttl).await?;
-            return Ok((renewed == Renewed::Extended).then(|| first.fence(self.clock)));
+            let is_granted =
+                taken.iter().all(|taken| taken.is_settled) || self.extend(claim, claim.ttl).await? == Renewed::Extended;
+            return Ok(is_granted.then(|| first.fence(self.clock)));
         }
         let ids = self.ids(claim);
         let mut unchanged = documents::owned(&ids[..1], &claim.owner);

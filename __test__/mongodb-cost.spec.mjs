@@ -1,0 +1,91 @@
+// What the queue in MongoDB costs the server: operations while it waits, operations per hand-off, and what is left.
+import assert from 'node:assert/strict'
+import { MongoClient } from 'mongodb'
+import { Crowd } from './crowd.mjs'
+import { scenes } from './proxy.mjs'
+import { sleep, until, waiting } from './tools.mjs'
+
+/** The operations on the locks that the server carries out while `body` runs, as its profiler writes them down. */
+async function operations(t, { server }, body) {
+  const client = await MongoClient.connect(`mongodb://127.0.0.1:${server.port}/?directConnection=true`)
+  t.after(() => client.close())
+  const db = client.db('holdfast')
+  await db.command({ profile: 2 })
+  await body()
+  await db.command({ profile: 0 })
+  const profile = db.collection('system.profile')
+  const found = await profile.find({ ns: 'holdfast.locks', 'command.comment': { $exists: false } }).toArray()
+  await profile.drop()
+  // The TTL monitor is the server's own.
+  return found.filter(({ appName }) => appName === 'holdfast')
+}
+
+/** Who waits for `n`, so many in each of some processes. */
+async function gather(t, { server, options }, { processes, each }) {
+  const all = new Crowd(t, { url: server.url, options })
+  const children = await all.processes(processes)
+  const expected = []
+  for (let index = 0; index < processes * each; index++) {
+    expected.push(`w${index}`)
+    await all.enqueue(children[index % processes], `w${index}`)
+  }
+  return { all, expected }
+}
+
+scenes('mongodb-replica-set', 'what waiting costs', { serverPerTest: true }, (test) => {
+  test('100 waiters of 4 processes send less than one operation per process and second', async (scene, t) => {
+    // With the default ttl: its renewals are among what is counted.
+    const held = await scene.direct.acquire('n')
+    const { all, expected } = await gather(t, scene, { processes: 4, each: 25 })
+    const sent = await operations(t, scene, () => sleep(10_000))
+    assert.ok(sent.length < 4 * 10, `${sent.length} operations in 10 s: ${sent.map(({ op }) => op)}`)
+    // It is alive signs that were counted, and no silence.
+    assert.ok(sent.length >= 4 * 4, `${sent.length} operations in 10 s`)
+    assert.equal(await held.release(), true)
+    await all.serves(expected)
+    await all.isOver()
+  })
+
+  test('a hand-off costs a few operations, however many wait', async (scene, t) => {
+    const locks = await scene.connect({}, scene.server.port)
+    const perHandOff = []
+    for (const crowd of [1, 10, 100]) {
+      const held = await scene.direct.acquire('n')
+      const turns = Array.from({ length: crowd }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
+      await waiting(locks, crowd)
+      await until('all have a place', async () => (await places(t, scene)) === crowd)
+      const sent = await operations(t, scene, async () => {
+        await held.release()
+        await Promise.all(turns)
+      })
+      perHandOff.push(sent.length / crowd)
+    }
+    // The release that hands on, the news of it, and the confirmation; in the end one more release, which deletes.
+    for (const operations of perHandOff) assert.ok(operations <= 6, `${perHandOff} operations`)
+    assert.ok(perHandOff[2] <= perHandOff[0] + 1, `${perHandOff} operations`)
+  })
+
+  test('a thousand names that were waited for leave nothing', async (scene, t) => {
+    const locks = await scene.connect({}, scene.server.port)
+    const names = Array.from({ length: 1000 }, (_, index) => `n${index}`)
+    const held = await Promise.all(names.map((name) => scene.direct.acquire(name)))
+    const turns = names.map((name) => locks.using(name, { waitMs: 60_000 }, () => {}))
+    await waiting(locks, names.length)
+    await Promise.all(held.map((lock) => lock.release()))
+    await Promise.all(turns)
+    const client = await MongoClient.connect(`mongodb://127.0.0.1:${scene.server.port}/?directConnection=true`)
+    t.after(() => client.close())
+    assert.equal(await client.db('holdfast').collection('locks').countDocuments(), 0)
+  })
+})
+
+/** How many wait for `n`. */
+async function places(t, { server, options }) {
+  const client = await MongoClient.connect(`mongodb://127.0.0.1:${server.port}/?directConnection=true`)
+  try {
+    const document = await client.db('holdfast').collection('locks').findOne({ _id: `${options.keyPrefix}n` })
+    return document?.queue?.length ?? 0
+  } finally {
+    await client.close()
+  }
+}
