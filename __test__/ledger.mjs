@@ -82,7 +82,8 @@ class MongodbLedger {
   #client
 
   constructor(url, options, log) {
-    this.#client = new MongoClient(url)
+    // The server may be gone when this is closed.
+    this.#client = new MongoClient(url, { serverSelectionTimeoutMS: 5000 })
     this.prefix = options.keyPrefix ?? ''
     this.locks = this.#client.db().collection(options.collection ?? 'locks')
     this.ledger = this.#client.db().collection(log)
@@ -149,7 +150,8 @@ class MongodbLedger {
   }
 
   async close() {
-    await this.ledger.drop().catch(() => {})
-    await this.#client.close()
+    const cleared = this.ledger.drop().catch(() => {})
+    await Promise.race([cleared, new Promise((resolve) => setTimeout(resolve, 1000))])
+    await this.#client.close(true)
   }
 }

@@ -5,20 +5,31 @@ import { Crowd } from './crowd.mjs'
 import { scenes } from './proxy.mjs'
 import { sleep, until, waiting } from './tools.mjs'
 
-/** The operations on the locks that the server carries out while `body` runs, as its profiler writes them down. */
-async function operations(t, { server }, body) {
-  const client = await MongoClient.connect(`mongodb://127.0.0.1:${server.port}/?directConnection=true`)
-  t.after(() => client.close())
-  const db = client.db('holdfast')
-  await db.command({ profile: 2 })
-  await body()
-  await db.command({ profile: 0 })
-  const profile = db.collection('system.profile')
-  const found = await profile.find({ ns: 'holdfast.locks', 'command.comment': { $exists: false } }).toArray()
-  await profile.drop()
-  // The TTL monitor is the server's own.
-  return found.filter(({ appName }) => appName === 'holdfast')
+/** Looks at the server's database behind the addon's back. */
+async function look({ server }, body) {
+  const client = await MongoClient.connect(`mongodb://127.0.0.1:${server.port}/holdfast?directConnection=true`)
+  try {
+    return await body(client.db())
+  } finally {
+    await client.close()
+  }
 }
+
+/** The operations on the locks that the server carries out while `body` runs, as its profiler writes them down. */
+const operations = (scene, body) =>
+  look(scene, async (db) => {
+    await db.command({ profile: 2 })
+    await body()
+    await db.command({ profile: 0 })
+    const profile = db.collection('system.profile')
+    const found = await profile.find({ ns: 'holdfast.locks', appName: 'holdfast' }).toArray()
+    await profile.drop()
+    return found
+  })
+
+/** How many wait for `n`. */
+const places = ({ options, ...scene }) =>
+  look(scene, async (db) => (await db.collection('locks').findOne({ _id: `${options.keyPrefix}n` }))?.queue?.length ?? 0)
 
 /** Who waits for `n`, so many in each of some processes. */
 async function gather(t, { server, options }, { processes, each }) {
@@ -37,7 +48,7 @@ scenes('mongodb-replica-set', 'what waiting costs', { serverPerTest: true }, (te
     // With the default ttl: its renewals are among what is counted.
     const held = await scene.direct.acquire('n')
     const { all, expected } = await gather(t, scene, { processes: 4, each: 25 })
-    const sent = await operations(t, scene, () => sleep(10_000))
+    const sent = await operations(scene, () => sleep(10_000))
     assert.ok(sent.length < 4 * 10, `${sent.length} operations in 10 s: ${sent.map(({ op }) => op)}`)
     // It is alive signs that were counted, and no silence.
     assert.ok(sent.length >= 4 * 4, `${sent.length} operations in 10 s`)
@@ -46,15 +57,15 @@ scenes('mongodb-replica-set', 'what waiting costs', { serverPerTest: true }, (te
     await all.isOver()
   })
 
-  test('a hand-off costs a few operations, however many wait', async (scene, t) => {
+  test('a hand-off costs a few operations, however many wait', async (scene) => {
     const locks = await scene.connect({}, scene.server.port)
     const perHandOff = []
     for (const crowd of [1, 10, 100]) {
       const held = await scene.direct.acquire('n')
       const turns = Array.from({ length: crowd }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
       await waiting(locks, crowd)
-      await until('all have a place', async () => (await places(t, scene)) === crowd)
-      const sent = await operations(t, scene, async () => {
+      await until('all have a place', async () => (await places(scene)) === crowd)
+      const sent = await operations(scene, async () => {
         await held.release()
         await Promise.all(turns)
       })
@@ -65,7 +76,7 @@ scenes('mongodb-replica-set', 'what waiting costs', { serverPerTest: true }, (te
     assert.ok(perHandOff[2] <= perHandOff[0] + 1, `${perHandOff} operations`)
   })
 
-  test('a thousand names that were waited for leave nothing', async (scene, t) => {
+  test('a thousand names that were waited for leave nothing', async (scene) => {
     const locks = await scene.connect({}, scene.server.port)
     const names = Array.from({ length: 1000 }, (_, index) => `n${index}`)
     const held = await Promise.all(names.map((name) => scene.direct.acquire(name)))
@@ -73,19 +84,6 @@ scenes('mongodb-replica-set', 'what waiting costs', { serverPerTest: true }, (te
     await waiting(locks, names.length)
     await Promise.all(held.map((lock) => lock.release()))
     await Promise.all(turns)
-    const client = await MongoClient.connect(`mongodb://127.0.0.1:${scene.server.port}/?directConnection=true`)
-    t.after(() => client.close())
-    assert.equal(await client.db('holdfast').collection('locks').countDocuments(), 0)
+    assert.equal(await look(scene, (db) => db.collection('locks').countDocuments()), 0)
   })
 })
-
-/** How many wait for `n`. */
-async function places(t, { server, options }) {
-  const client = await MongoClient.connect(`mongodb://127.0.0.1:${server.port}/?directConnection=true`)
-  try {
-    const document = await client.db('holdfast').collection('locks').findOne({ _id: `${options.keyPrefix}n` })
-    return document?.queue?.length ?? 0
-  } finally {
-    await client.close()
-  }
-}

@@ -163,9 +163,9 @@ export async function startProxy(port) {
   return proxy
 }
 
-/** The servers that a proxy can stand in front of. */
 const mongodbUrl = (port) => `mongodb://127.0.0.1:${port}/holdfast?directConnection=true`
 
+/** The servers that a proxy can stand in front of. */
 export const SERVERS = {
   redis: { start: startRedis, url: (port) => `redis://127.0.0.1:${port}` },
   mongodb: { start: startMongod, url: mongodbUrl },
