@@ -27,8 +27,6 @@ const SHORTEST_ESTIMATED: Duration = Duration::from_secs(1);
 
 /// What became of one name.
 enum Taken {
-    /// The name was free, and its document was made, with an end by the estimate.
-    New(Written),
     /// It is this owner's: newly taken (no stamp), or held since an earlier try, or handed on to it.
     Ours(Unstamped),
     /// It is somebody else's.
@@ -52,6 +50,7 @@ pub(super) struct Unstamped {
     stamp: Option<Stamp>,
     /// Whether it was taken with the full write concern.
     is_settled: bool,
+    /// Its end, if that was written by the estimate.
     written: Option<Written>,
 }
 
@@ -74,59 +73,66 @@ impl MongodbEngine {
         Ok(held(&claim.keys()[0], Some(SOON)))
     }
 
-    /// Takes the names one by one in their order, so that two claims that overlap meet at the first they share. Frees
-    /// what it took when one is busy.
+    /// Takes the names in their order, so that two claims that overlap meet at the first they share. Frees what it took when
+    /// one is busy.
     pub(super) async fn take_all(&self, claim: &Claim) -> Outcome<Result<Vec<Unstamped>, Acquired>> {
-        let mut all = Vec::with_capacity(claim.keys().len());
-        for key in claim.keys() {
-            match self.take(key, claim).await {
-                Ok(Taken::New(written)) => all.push(Unstamped {
-                    written: Some(written),
-                    ..Unstamped::default()
-                }),
-                Ok(Taken::Ours(taken)) => all.push(taken),
-                Ok(Taken::Busy(busy)) => {
-                    self.give_back(claim, &all).await?;
-                    if let (Some(line), Some((number, open))) = (&self.line, busy.place) {
-                        let before = line.known.waits_for(&claim.owner);
-                        line.waits(claim, key, number, busy.left, open);
-                        line.known.is_behind(key, busy.ahead.min(line.known.ahead(key)));
-                        if let Some(before) = before.filter(|before| before != key) {
-                            // A set waits for one name at a time.
-                            self.part_with_one(&before, &claim.owner).await?;
-                        }
-                    }
-                    return Ok(Err(held(key, busy.left)));
-                }
-                Err(failure) => {
-                    // As good as it gets: what cannot be given back expires.
-                    let _ = self.give_back(claim, &all).await;
-                    return Err(failure);
-                }
+        let keys = claim.keys();
+        let mut all = Vec::with_capacity(keys.len());
+        let taken = self.take_each(claim, &mut all).await;
+        let (key, busy) = match taken {
+            Ok(None) => return Ok(Ok(all)),
+            Ok(Some(busy)) => (&keys[all.len()], busy),
+            Err(failure) => {
+                // As good as it gets: what cannot be given back expires.
+                let _ = self.give_back(claim, &all).await;
+                return Err(failure);
+            }
+        };
+        self.give_back(claim, &all).await?;
+        if let (Some(line), Some((number, open))) = (&self.line, busy.place) {
+            let before = line.known.waits_for(&claim.owner);
+            line.waits(claim, key, number, busy.left, open);
+            line.known.is_behind(key, busy.ahead.min(line.known.ahead(key)));
+            if let Some(before) = before.filter(|before| before != key) {
+                // A set waits for one name at a time.
+                self.part_with_one(&before, &claim.owner).await?;
             }
         }
-        Ok(Ok(all))
+        Ok(Err(held(key, busy.left)))
     }
 
-    /// Takes one name, in one round trip if it is free or was handed to this claim.
+    /// Takes names until one is busy, and says so: the one behind those that it has added to `all`.
+    async fn take_each(&self, claim: &Claim, all: &mut Vec<Unstamped>) -> Outcome<Option<Busy>> {
+        let number = self.line.as_ref().map_or(0, |line| line.known.number(&claim.owner));
+        while let Some((key, _)) = claim.keys()[all.len()..].split_first() {
+            // Whoever waits knows better than that they are free. The end of a short lease is worth the dearer write, which
+            // gets it right.
+            if number == 0 && claim.ttl.duration() >= SHORTEST_ESTIMATED {
+                let before = all.len();
+                self.insert(claim, all).await?;
+                if all.len() > before {
+                    continue;
+                }
+            }
+            match self.take(key, claim, number).await? {
+                Taken::Ours(taken) => all.push(taken),
+                Taken::Busy(busy) => return Ok(Some(busy)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes one name that is not free, most likely.
     ///
     /// The primary's own acknowledgement is mostly enough: nothing is granted before the stamp, which lies behind this write in
     /// the oplog, has the full write concern. A busy answer, which promises nothing, need not wait for other members.
-    async fn take(&self, key: &Key, claim: &Claim) -> Outcome<Taken> {
+    async fn take(&self, key: &Key, claim: &Claim, number: u64) -> Outcome<Taken> {
         let id = self.id(key);
-        let number = self.line.as_ref().map_or(0, |line| line.known.number(&claim.owner));
-        // The end of a short lease is worth the dearer write, which gets it right.
-        if claim.ttl.duration() >= SHORTEST_ESTIMATED {
-            if number == 0
-                && let Some(written) = self.insert(&id, claim).await?
-            {
-                return Ok(Taken::New(written));
-            }
-            if !claim.waiting
-                && let Some(busy) = self.busy(&id, claim).await?
-            {
-                return Ok(busy);
-            }
+        if !claim.waiting
+            && claim.ttl.duration() >= SHORTEST_ESTIMATED
+            && let Some(busy) = self.busy(&id, claim).await?
+        {
+            return Ok(busy);
         }
         // Who hears nothing takes no place: the name would be handed to somebody who does not come for it.
         let open = match self.line.as_ref().filter(|_| claim.waiting) {
@@ -178,22 +184,36 @@ impl MongodbEngine {
         }))
     }
 
-    /// Makes the document of a free name: the cheapest write that there is, and no more than that is needed most of the
-    /// time. `None`: there is one already.
-    async fn insert(&self, id: &str, claim: &Claim) -> Outcome<Option<Written>> {
+    /// Makes the documents of names that are free, in one command up to the first that is not: the cheapest write that there
+    /// is, and no more than that is needed most of the time. Adds them to `all`.
+    async fn insert(&self, claim: &Claim, all: &mut Vec<Unstamped>) -> Outcome<()> {
+        let ids = &self.ids(claim)[all.len()..];
         let written = self.estimate.write(claim.ttl);
-        let document = documents::inserted(id, claim, written.expires_at);
-        match self
-            .locks
-            .insert_one(document)
-            .write_concern(one_member())
-            .await
-            .map_err(Failure::from)
-        {
-            Ok(_) => Ok(Some(written)),
-            Err(failure) if failure.is_duplicate_key() => Ok(None),
-            Err(failure) => Err(failure),
-        }
+        let mut documents = ids.iter().map(|id| documents::inserted(id, claim, written.expires_at));
+        let inserted = match (documents.next(), ids.len()) {
+            (Some(only), 1) => self
+                .locks
+                .insert_one(only)
+                .write_concern(one_member())
+                .await
+                .map(|_| ()),
+            (first, _) => self
+                .locks
+                .insert_many(first.into_iter().chain(documents))
+                .write_concern(one_member())
+                .await
+                .map(|_| ()),
+        };
+        let count = match inserted.map_err(Failure::from) {
+            Ok(()) => ids.len(),
+            Err(failure) if failure.is_duplicate_key() => failure.index(),
+            Err(failure) => return Err(failure),
+        };
+        all.extend((0..count).map(|_| Unstamped {
+            written: Some(written),
+            ..Unstamped::default()
+        }));
+        Ok(())
     }
 
     /// Whether a name is busy for who does not wait: a look, which keeps nobody from writing. `None`: it looks free, or

@@ -94,7 +94,22 @@ impl Failure {
             ErrorKind::Command(error) => Some(error.code),
             ErrorKind::Write(WriteFailure::WriteError(error)) => Some(error.code),
             ErrorKind::Write(WriteFailure::WriteConcernError(error)) => Some(error.code),
+            ErrorKind::InsertMany(many) => match (&many.write_errors, &many.write_concern_error) {
+                (Some(errors), _) => errors.first().map(|error| error.code),
+                (None, error) => error.as_ref().map(|error| error.code),
+            },
             _ => None,
+        }
+    }
+
+    /// Which document of several the server refused, by its place among them.
+    pub(super) fn index(&self) -> usize {
+        match &*self.0.kind {
+            ErrorKind::InsertMany(many) => {
+                let first = many.write_errors.as_ref().and_then(|errors| errors.first());
+                first.map_or(0, |error| error.index)
+            }
+            _ => 0,
         }
     }
 }
@@ -116,6 +131,10 @@ impl fmt::Display for Failure {
             ErrorKind::Authentication { message, .. } => write!(f, "cannot authenticate: {message}"),
             ErrorKind::Command(error) => write!(f, "{} (code {})", without_command(&error.message), error.code),
             ErrorKind::Write(WriteFailure::WriteError(error)) => write!(f, "{} (code {})", error.message, error.code),
+            ErrorKind::InsertMany(many) => match many.write_errors.as_ref().and_then(|errors| errors.first()) {
+                Some(error) => write!(f, "{} (code {})", error.message, error.code),
+                None => f.write_str("some documents could not be written"),
+            },
             ErrorKind::Write(WriteFailure::WriteConcernError(error)) => {
                 write!(
                     f,
