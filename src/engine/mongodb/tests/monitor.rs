@@ -24,21 +24,21 @@ pub(super) async fn what_expires_between_two_commands_is_lost_and_no_more(engine
         .map(|task| {
             let (engine, granted_so_far) = (engine.clone(), granted_so_far.clone());
             tokio::spawn(async move {
-                for round in 0..60_u64 {
+                for round in 0..40_u64 {
                     let names: &[&str] = if (task + round) % 3 == 0 { &["m", "n"] } else { &["n"] };
-                    let mut ours = claim(names, Duration::from_millis(1 + round % 12));
+                    let mut ours = claim(names, Duration::from_millis(8 + round % 40));
                     ours.waiting = round % 2 == 0;
                     let subscription: Option<Box<dyn Subscription>> = match ours.waiting {
                         true => Some(engine.subscribe(&ours, &key("n")).await.unwrap()),
                         false => None,
                     };
-                    let deadline = Instant::now() + Duration::from_secs(20);
+                    let deadline = Instant::now() + Duration::from_secs(60);
                     let fence = loop {
                         match engine.try_acquire(&ours).await.unwrap() {
                             Acquired::Granted { fence } => break fence,
                             Acquired::Held { retry_after, .. } => {
                                 assert!(Instant::now() < deadline, "still busy: {retry_after:?}");
-                                let pause = retry_after.unwrap().min(Duration::from_millis(5));
+                                let pause = retry_after.unwrap().min(Duration::from_millis(20));
                                 tokio::time::sleep(pause).await;
                             }
                         }
@@ -60,10 +60,10 @@ pub(super) async fn what_expires_between_two_commands_is_lost_and_no_more(engine
     }
     monitor.abort();
     let mut granted_so_far = granted_so_far.lock().unwrap().clone();
-    assert_eq!(granted_so_far.len(), 360);
+    assert_eq!(granted_so_far.len(), 240);
     granted_so_far.sort_unstable();
     granted_so_far.dedup();
-    assert_eq!(granted_so_far.len(), 360, "a token was given twice");
+    assert_eq!(granted_so_far.len(), 240, "a token was given twice");
 }
 
 /// The document goes away after the try and before the stamp.
