@@ -159,6 +159,8 @@ pub(super) fn owned(ids: &[String], owner: &OwnerToken) -> Document {
 pub(super) fn held_by(ids: &[String], owner: &OwnerToken) -> Document {
     let mut filter = owned(ids, owner);
     filter.insert("$expr", doc! { "$gt": ["$expiresAt", "$$NOW"] });
+    // What is kept for a waiter is not held by it yet.
+    filter.insert(RESERVED, Bson::Null);
     filter
 }
 

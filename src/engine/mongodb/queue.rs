@@ -237,6 +237,15 @@ pub(super) fn touched_by(ids: &[String], owner: &OwnerToken) -> Document {
     doc! { "_id": { "$in": ids }, "$or": [{ OWNER: owner.as_str() }, { in_queue: owner.as_str() }] }
 }
 
+/// The document of a name that is kept for this waiter of a process, or in whose queue it is: but not one that it holds.
+pub(super) fn waited_for_by(id: &str, process: &str, owner: &OwnerToken) -> Document {
+    let (reserved, owner) = (format!("{process}:{}", owner.as_str()), owner.as_str());
+    doc! { "_id": id, "$or": [
+        { RESERVED: reserved },
+        { format!("{QUEUE}.owner"): owner, OWNER: { "$ne": owner } },
+    ] }
+}
+
 /// The pipeline of a parting: hands on what is this owner's, and takes its place away. What nobody waits for is marked as
 /// [`FREED`], to be deleted.
 pub(super) fn part(owner: &OwnerToken) -> Vec<Document> {

@@ -93,7 +93,7 @@ impl Line {
     }
 
     /// Something changed at the server.
-    fn deliver(self: &Arc<Self>, change: Change) {
+    pub(super) fn deliver(self: &Arc<Self>, change: Change) {
         match change {
             Change::Handed { id, owner } => {
                 if !self.known.tell(&owner) {
@@ -121,17 +121,20 @@ impl Line {
     }
 
     /// Passes on what was handed to a waiter that this process does not know: its place outlived it, because its process
-    /// is alive.
+    /// is alive. (Or it has been granted the name already, and the news of its turn comes late: then nothing is passed on.)
     fn disown(self: &Arc<Self>, id: String, owner: OwnerToken) {
         let line = self.clone();
         tokio::spawn(async move {
-            let touched = queue::touched_by(std::slice::from_ref(&id), &owner);
-            let parting = line.locks.update_one(touched, queue::part(&owner));
-            if let Err(error) = parting.await {
-                tracing::debug!(%error, "a waiter that nobody knows could not be disowned");
+            let waited_for = queue::waited_for_by(&id, &line.process, &owner);
+            match line.locks.update_one(waited_for, queue::part(&owner)).await {
+                Ok(updated) if updated.matched_count == 1 => {
+                    let freed = doc! { "_id": id, documents::OWNER: queue::freed(&owner) };
+                    let _ = line.locks.delete_one(freed).await;
+                }
+                Ok(_) => {}
+                // Its place costs the others some time more.
+                Err(error) => tracing::debug!(%error, "a waiter that nobody knows could not be disowned"),
             }
-            let freed = doc! { "_id": id, documents::OWNER: queue::freed(&owner) };
-            let _ = line.locks.delete_one(freed).await;
         });
     }
 

@@ -1,6 +1,7 @@
 //! The queue on a replica set, beyond the contract.
 
 use super::super::queue::QUEUE;
+use super::super::watch::Change;
 use super::*;
 use crate::engine::Subscription;
 use crate::engine::waiters::BEAT;
@@ -204,6 +205,47 @@ async fn a_waiter_that_is_not_known_any_more_hands_on() {
             released.elapsed() < Duration::from_secs(2),
             "the ghost's time was waited for"
         );
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn news_of_a_turn_that_was_taken_already_takes_nothing_away() {
+    two(|ours, theirs| async move {
+        let holder = claim(&["n"], LONG);
+        granted(&ours, &holder).await;
+        let first = waiting(&["n"]);
+        busy(&theirs, &first).await;
+        free(&ours, &holder).await;
+        granted(&theirs, &first).await;
+        let line = theirs.line.as_ref().unwrap();
+        for _ in 0..3 {
+            line.deliver(Change::Handed {
+                id: "n".to_owned(),
+                owner: first.owner.clone(),
+            });
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            assert_eq!(theirs.renew(&first, first.ttl).await.unwrap(), Renewed::Extended);
+        }
+        free(&theirs, &first).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_is_kept_for_a_waiter_is_not_held_by_it() {
+    two(|ours, theirs| async move {
+        let holder = claim(&["n"], LONG);
+        granted(&ours, &holder).await;
+        let first = waiting(&["n"]);
+        busy(&theirs, &first).await;
+        free(&ours, &holder).await;
+        assert_eq!(theirs.renew(&first, first.ttl).await.unwrap(), Renewed::Lost);
+        let heir = OwnerToken::fresh();
+        assert_eq!(theirs.transfer(&first, &heir).await.unwrap(), Renewed::Lost);
+        let released = theirs.release(&first, Duration::ZERO).await.unwrap();
+        assert_eq!(released, Released::NotHeld);
+        assert_eq!(document(&ours, "n").await, None, "it was handed on, to nobody");
     })
     .await;
 }
