@@ -3,29 +3,28 @@
 //
 //   node scripts/servers.mjs fetch              make sure that both binaries exist, print where
 //   node scripts/servers.mjs run -- CMD ARGS…   run a command with the test URLs in its environment
-import { execFile, spawn } from 'node:child_process'
+import { spawn } from 'node:child_process'
 import { closeSync, openSync, readFileSync, realpathSync, rmSync, writeFileSync } from 'node:fs'
-import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises'
+import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
 import net from 'node:net'
 import { tmpdir } from 'node:os'
 import { basename, join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import tls from 'node:tls'
 import { fileURLToPath } from 'node:url'
-import { promisify } from 'node:util'
+import { certify, makeAuthority } from './certificates.mjs'
 import { locateMongod, locateRedis, main } from './servers-cli.mjs'
 import { startRedisCluster, startRedisSentinel } from './topologies.mjs'
 
 export { locateMongod, locateRedis }
 
 const START_TIMEOUT_MS = 60_000
-const run = promisify(execFile)
 
 /** Starts a Redis that keeps nothing on disk; with `tls` it serves `rediss://` under a CA made for it (`caPath`). */
 export async function startRedis({ args = [], tls: secure = false } = {}) {
   const { path, env } = await locateRedis()
   return serve(async (dir, port) => {
-    const files = secure ? await makeCertificate(dir) : {}
+    const files = secure ? { ca: await makeAuthority(dir), ...(await certify(dir, 'server')) } : {}
     const identity = ['--tls-ca-cert-file', files.ca, '--tls-cert-file', files.cert, '--tls-key-file', files.key]
     const listen = secure ? ['--port', '0', '--tls-port', port, '--tls-auth-clients', 'no', ...identity] : ['--port', port]
     return {
@@ -300,18 +299,6 @@ async function isPrimary({ MongoClient }, port) {
   } finally {
     await client.close()
   }
-}
-
-async function makeCertificate(dir) {
-  const openssl = (...args) => run('openssl', args, { cwd: dir })
-  const fresh = ['req', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes']
-  await openssl(...fresh, '-x509', '-days', '2', '-subj', '/CN=holdfast test CA', '-keyout', 'ca.key', '-out', 'ca.crt')
-  await openssl(...fresh, '-subj', '/CN=localhost', '-keyout', 'server.key', '-out', 'server.csr')
-  // rustls looks at these names alone, and never at the subject.
-  await writeFile(join(dir, 'server.ext'), 'subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth\n')
-  const signing = ['-CA', 'ca.crt', '-CAkey', 'ca.key', '-CAcreateserial', '-extfile', 'server.ext']
-  await openssl('x509', '-req', '-days', '2', '-in', 'server.csr', ...signing, '-out', 'server.crt')
-  return { ca: join(dir, 'ca.crt'), cert: join(dir, 'server.crt'), key: join(dir, 'server.key') }
 }
 
 if (process.argv[1] && realpathSync(process.argv[1]) === fileURLToPath(import.meta.url)) {

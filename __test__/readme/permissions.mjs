@@ -8,7 +8,7 @@ import { join } from 'node:path'
 import vm from 'node:vm'
 import { LockService } from '../../index.js'
 import { locateMongod, locateRedis, startMongod, startRedis } from '../../scripts/servers.mjs'
-import { read } from './blocks.mjs'
+import { blocksOf, read } from './blocks.mjs'
 import { SOON_MS, until } from '../tools.mjs'
 
 /** Whether a server can be started here; a visible skip where it cannot, and a failure in CI. */
@@ -26,7 +26,7 @@ async function has(locate, kind, t) {
 }
 
 /** Everything that a service does at its store. */
-async function useEveryVerb(url) {
+export async function useEveryVerb(url) {
   const [one, two] = await Promise.all([LockService.connect(url), LockService.connect(url)])
   const lock = await one.acquire(['a', 'b'], { metadata: { why: 'test' } })
   await lock.extend(40_000)
@@ -85,6 +85,26 @@ function redisSays(port, commands) {
   })
 }
 
+/** The commands of a block for mongosh, in their order. */
+function commandsOf(code) {
+  const commands = []
+  const db = {
+    createRole: ({ role, ...more }) => commands.push({ createRole: role, ...more }),
+    createUser: ({ user, ...more }) => commands.push({ createUser: user, ...more }),
+  }
+  vm.runInNewContext(code, { db })
+  // The objects of another context are not quite like those of this one.
+  return JSON.parse(JSON.stringify(commands))
+}
+
+/** The role that the README gives to MongoDB's users: its name, and its privileges on the one collection. */
+export function rightsInReadme() {
+  const [{ code }] = blocksOf('README.md').filter(({ language }) => language === 'mongosh')
+  const [{ createRole: role, privileges }] = commandsOf(code)
+  assert.equal(privileges.length, 1)
+  return { role, privileges }
+}
+
 export async function runMongosh(code, t) {
   if (!(await has(locateMongod, 'MONGODB_RS', t))) return
   const { MongoClient } = await import('mongodb')
@@ -104,12 +124,7 @@ export async function runMongosh(code, t) {
     await first.db('admin').command({ createUser: 'admin', pwd: 'x', roles: ['root'] })
     const shop = (await connect('admin:x@', '?authSource=admin&directConnection=true')).db('shop')
 
-    const commands = []
-    const db = {
-      createRole: ({ role, ...more }) => commands.push({ createRole: role, ...more }),
-      createUser: ({ user, ...more }) => commands.push({ createUser: user, ...more }),
-    }
-    vm.runInNewContext(code, { db })
+    const commands = commandsOf(code)
     assert.equal(commands.length, 2)
     for (const command of commands) await shop.command(command)
 

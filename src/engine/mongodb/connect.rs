@@ -1,18 +1,20 @@
 //! From a config to an engine: options, and the first talk.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::time::Duration;
 
 use mongodb::Client;
-use mongodb::bson::{DateTime, doc};
-use mongodb::event::EventHandler;
-use mongodb::event::sdam::SdamEvent;
+use mongodb::bson::{DateTime, Document, doc};
 use mongodb::options::{
-    Acknowledgment, ClientOptions, CollectionOptions, ReadConcern, ReadPreference, SelectionCriteria, WriteConcern,
+    Acknowledgment, ClientOptions, CollectionOptions, HostInfo, ReadConcern, ReadPreference, SelectionCriteria,
+    WriteConcern,
 };
+use tokio::time::{Instant, timeout_at};
 
 use super::estimate::{Estimate, Look};
 use super::failure::{ENGINE, Failure};
 use super::fence::Clock;
+use super::sight::Sight;
 use super::waiting::Line;
 use super::{MongodbConfig, MongodbEngine, index};
 use crate::clock::Moment;
@@ -31,33 +33,49 @@ impl MongodbEngine {
     /// Connects: finds the servers, asks one what it is, and makes sure of the TTL index.
     ///
     /// # Behavior
-    /// A `mongodb+srv` name is resolved here. Gives up when no server is found in nine tenths of the time that
-    /// connecting may take, so that there is time left to say why.
+    /// A `mongodb+srv` name is resolved here. Each step gives up before the time that connecting may take is over, so
+    /// that there is time left to say why; what only a human can mend is told at once.
     ///
     /// # Errors
     /// Retryable when no server can be reached; not retryable when the password, a right, a certificate, the replica
     /// set's name, the server's version or the collection's indexes are wrong.
     pub async fn connect(config: MongodbConfig) -> Result<Arc<Self>> {
-        let seen = Arc::new(Mutex::new(None));
-        let mut options = options(&config).await.map_err(|error| Failure(error).during(OP))?;
-        let wanted = options.repl_set_name.clone();
-        options.sdam_event_handler = Some(note_set_name(seen.clone()));
+        let limit = config.timeout.mul_f64(0.95);
+        let deadline = Instant::now() + limit;
+        let mut options = timeout_at(deadline, options(&config))
+            .await
+            .unwrap_or_else(|_| Err(late(limit, "of the DNS")))
+            .map_err(|error| of_name(error, &config))?;
+        let sight = Sight::new(&options);
+        options.sdam_event_handler = Some(sight.handler());
+        let about = About::new(&options);
         // Bad certificate files are found here.
         let client =
             Client::with_options(options).map_err(|error| EngineError::new(ENGINE, OP, false, Failure(error)))?;
         let database = client.database(&config.database);
         let sent = Moment::now();
-        let hello = match database.run_command(doc! { "hello": 1 }).await.map_err(Failure) {
-            Ok(hello) => hello,
-            Err(failure) => return Err(unreachable(failure, wanted, &seen)),
+        let greeting = async {
+            tokio::select! {
+                hello = database.run_command(doc! { "hello": 1 }) => hello.map_err(|error| about.failed(Failure(error))),
+                mistake = sight.mistake() => Err(EngineError::new(ENGINE, OP, false, mistake)),
+            }
         };
+        let hello = timeout_at(deadline, greeting)
+            .await
+            .unwrap_or_else(|_| Err(late(limit, "to the first command")))?;
         let answered = Moment::now();
         if hello.get_i32("maxWireVersion").unwrap_or(0) < OLDEST_WIRE_VERSION {
             return Err(EngineError::new(ENGINE, OP, false, "MongoDB 4.4 or newer is needed"));
         }
+        about.check_primary(&hello)?;
         let is_cluster = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
         let locks = database.collection_with_options(&config.collection, collection_options(&config));
-        index::ensure(&locks).await?;
+        timeout_at(deadline, index::ensure(&locks)).await.unwrap_or_else(|_| {
+            Err(late(
+                limit,
+                "to the look for the TTL index, or of the members that have to confirm it",
+            ))
+        })?;
         // Without the server's clock the first end that is written is wrong, and will be corrected.
         let shown = hello.get_datetime("localTime").copied().unwrap_or(DateTime::MIN);
         let line = || Line::new(locks.clone(), config.prefix.clone(), config.timeout);
@@ -73,8 +91,34 @@ impl MongodbEngine {
     }
 }
 
-async fn options(config: &MongodbConfig) -> mongodb::error::Result<ClientOptions> {
-    let mut options = ClientOptions::parse(config.connection.clone()).await?;
+/// No answer, and to (or of) what.
+fn late(limit: Duration, what: &str) -> EngineError {
+    EngineError::new(
+        ENGINE,
+        OP,
+        true,
+        format!("no answer {what} within {} ms", limit.as_millis()),
+    )
+}
+
+/// A failure to look up the servers behind a name, with the name.
+fn of_name(error: EngineError, config: &MongodbConfig) -> EngineError {
+    match &config.connection.host_info {
+        HostInfo::DnsRecord(name) => {
+            let told = format!(
+                "the servers of mongodb+srv://{name} cannot be looked up: {}",
+                error.source
+            );
+            EngineError::new(ENGINE, OP, error.retryable, told)
+        }
+        _ => error,
+    }
+}
+
+async fn options(config: &MongodbConfig) -> Result<ClientOptions> {
+    let mut options = ClientOptions::parse(config.connection.clone())
+        .await
+        .map_err(|error| Failure(error).during(OP))?;
     // Less than the limit of whoever waits for this: the driver's reason is worth more than "no answer".
     let selection = config.timeout.mul_f64(0.9);
     options.server_selection_timeout = Some(
@@ -86,6 +130,67 @@ async fn options(config: &MongodbConfig) -> mongodb::error::Result<ClientOptions
     options.max_pool_size.get_or_insert(POOL);
     options.app_name.get_or_insert_with(|| "holdfast".to_owned());
     Ok(options)
+}
+
+/// What of the options helps to explain a failure. No password is in it.
+struct About {
+    hosts: Vec<String>,
+    user: Option<(String, String)>,
+    is_direct: bool,
+}
+
+impl About {
+    fn new(options: &ClientOptions) -> Self {
+        About {
+            hosts: options.hosts.iter().map(ToString::to_string).collect(),
+            user: options.credential.as_ref().and_then(|credential| {
+                Some((
+                    credential.username.clone()?,
+                    credential.source.clone().unwrap_or_default(),
+                ))
+            }),
+            is_direct: options.direct_connection == Some(true),
+        }
+    }
+
+    /// Why the first command failed.
+    fn failed(&self, failure: Failure) -> EngineError {
+        let told = failure.to_string();
+        match &self.user {
+            Some((user, source)) if failure.is_authentication() => {
+                let told = format!(
+                    "cannot log in as {user:?}, whom the server looks for in the database {source:?} (authSource): {told}"
+                );
+                return EngineError::new(ENGINE, OP, failure.retryable(), told);
+            }
+            _ => {}
+        }
+        if failure.is_server_selection() && !self.hosts.iter().any(|host| told.contains(host)) {
+            let told = format!(
+                "{told}; these are the members as the replica set itself names them (directConnection=true keeps to the \
+                 URL's host)"
+            );
+            return EngineError::new(ENGINE, OP, failure.retryable(), told);
+        }
+        failure.during(OP)
+    }
+
+    /// Whether writes can be had where the URL leads. The driver goes to no other member when it is told not to.
+    fn check_primary(&self, hello: &Document) -> Result<()> {
+        let Some(set) = hello.get_str("setName").ok().filter(|_| self.is_direct) else {
+            return Ok(());
+        };
+        if hello.get_bool("isWritablePrimary").unwrap_or(false) {
+            return Ok(());
+        }
+        let told = format!(
+            "directConnection=true leads to {}, which is not the primary of the replica set {set:?} (now {}): only the \
+             primary keeps locks",
+            self.hosts.join(", "),
+            hello.get_str("primary").unwrap_or("none"),
+        );
+        Err(EngineError::new(ENGINE, OP, true, told))
+    }
 }
 
 fn collection_options(config: &MongodbConfig) -> CollectionOptions {
@@ -106,34 +211,5 @@ fn release_concern(config: &MongodbConfig) -> Option<WriteConcern> {
     match &config.connection.write_concern {
         Some(_) => None,
         None => Some(WriteConcern::builder().w(Acknowledgment::Nodes(1)).build()),
-    }
-}
-
-/// Remembers which replica set the servers say they belong to: the driver drops those of another set without a word.
-fn note_set_name(seen: Arc<Mutex<Option<String>>>) -> EventHandler<SdamEvent> {
-    EventHandler::callback(move |event| {
-        if let SdamEvent::ServerHeartbeatSucceeded(heartbeat) = event {
-            let name = heartbeat
-                .reply
-                .get_str("setName")
-                .map_or("no replica set".to_owned(), |name| format!("{name:?}"));
-            *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(name);
-        }
-    })
-}
-
-/// Why the first command failed.
-fn unreachable(failure: Failure, wanted: Option<String>, seen: &Mutex<Option<String>>) -> EngineError {
-    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner).take();
-    match (wanted, seen) {
-        (Some(wanted), Some(seen)) if failure.is_server_selection() && seen != format!("{wanted:?}") => {
-            EngineError::new(
-                ENGINE,
-                OP,
-                false,
-                format!("the URL asks for the replica set {wanted:?}, but the server that answers belongs to {seen}"),
-            )
-        }
-        _ => failure.during(OP),
     }
 }

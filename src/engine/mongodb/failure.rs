@@ -6,6 +6,7 @@ use std::fmt;
 
 use mongodb::error::{Error, ErrorKind, RETRYABLE_WRITE_ERROR, WriteFailure};
 
+use super::trouble;
 use crate::error::EngineError;
 
 /// The engine's name in errors.
@@ -59,8 +60,8 @@ impl Failure {
     /// Whether the same call may succeed later without a human's help.
     pub(super) fn retryable(&self) -> bool {
         match &*self.0.kind {
-            ErrorKind::Io(error) => !is_about_certificates(&error.to_string()),
-            ErrorKind::ServerSelection { message, .. } => !is_about_certificates(message),
+            ErrorKind::Io(error) => trouble::of_error(&error.to_string()).passes,
+            ErrorKind::ServerSelection { message, .. } => trouble::of_search(message).passes,
             ErrorKind::ConnectionPoolCleared { .. } | ErrorKind::DnsResolve { .. } => true,
             _ => {
                 self.0.contains_label(RETRYABLE_WRITE_ERROR) || self.code().is_some_and(|code| PASSING.contains(&code))
@@ -81,6 +82,11 @@ impl Failure {
     /// The server has no change streams (for this user).
     pub(super) fn is_without_change_streams(&self) -> bool {
         self.is_unauthorized() || self.code().is_some_and(|code| NO_CHANGE_STREAMS.contains(&code))
+    }
+
+    /// The server does not believe who this is.
+    pub(super) fn is_authentication(&self) -> bool {
+        matches!(&*self.0.kind, ErrorKind::Authentication { .. }) || self.code() == Some(AUTHENTICATION_FAILED)
     }
 
     /// No server was found in time.
@@ -122,13 +128,13 @@ impl From<Error> for Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.code() {
-            Some(UNAUTHORIZED) => f.write_str("the user has not the right to do this: ")?,
-            Some(AUTHENTICATION_FAILED) => f.write_str("the user or the password is wrong: ")?,
+        match &*self.0.kind {
+            ErrorKind::Command(error) if error.code == UNAUTHORIZED => f.write_str(forbidden(&error.message))?,
+            _ if self.code() == Some(UNAUTHORIZED) => f.write_str("the user has not the right to do this: ")?,
             _ => {}
         }
         match &*self.0.kind {
-            ErrorKind::Authentication { message, .. } => write!(f, "cannot authenticate: {message}"),
+            ErrorKind::Authentication { message, .. } => write!(f, "wrong user, password or authSource: {message}"),
             ErrorKind::Command(error) => write!(f, "{} (code {})", without_command(&error.message), error.code),
             ErrorKind::Write(WriteFailure::WriteError(error)) => write!(f, "{} (code {})", error.message, error.code),
             ErrorKind::InsertMany(many) => match many.write_errors.as_ref().and_then(|errors| errors.first()) {
@@ -142,7 +148,9 @@ impl fmt::Display for Failure {
                     error.message, error.code
                 )
             }
-            kind => f.write_str(&without_inner_life(&kind.to_string())),
+            ErrorKind::ServerSelection { message, .. } => f.write_str(&trouble::of_search(message).text),
+            ErrorKind::Io(error) => f.write_str(&trouble::of_error(&error.to_string()).text),
+            kind => f.write_str(&trouble::without_inner_life(&kind.to_string())),
         }
     }
 }
@@ -153,11 +161,12 @@ impl StdError for Failure {
     }
 }
 
-/// Whether rustls is at the bottom of it. The driver passes its errors on as text.
-fn is_about_certificates(message: &str) -> bool {
-    ["certificate", "received fatal alert", "received corrupt message"]
-        .iter()
-        .any(|sign| message.contains(sign))
+/// What a refusal means: the server says the same code to users without a right and to no user at all.
+fn forbidden(message: &str) -> &'static str {
+    match message.contains("requires authentication") {
+        true => "the server asks who this is, and the URL names no user: ",
+        false => "the user has not the right to do this: ",
+    }
 }
 
 /// The text without the whole command, owner token and all, that the server quotes when it refuses one.
@@ -169,21 +178,6 @@ fn without_command(message: &str) -> Cow<'_, str> {
         }
         None => Cow::Borrowed(message),
     }
-}
-
-/// The text without the labels and replies that the driver appends to every error that is part of another one.
-fn without_inner_life(message: &str) -> String {
-    const START: &str = ", labels: {";
-    const END: &str = "server response: None";
-    let mut shown = String::with_capacity(message.len());
-    let mut rest = message;
-    while let Some(start) = rest.find(START) {
-        let Some(length) = rest[start..].find(END) else { break };
-        shown.push_str(&rest[..start]);
-        rest = &rest[start + length + END.len()..];
-    }
-    shown.push_str(rest);
-    shown.replace("Error: Kind: ", "Error: ")
 }
 
 #[cfg(test)]
@@ -205,21 +199,5 @@ mod tests {
             .retryable()
         );
         assert!(!Failure(Error::custom("anything else")).retryable());
-    }
-
-    #[test]
-    fn messages_leave_out_what_helps_nobody() {
-        let raw = "Server selection timeout: No available servers. Topology: { Type: Unknown, Servers: [ { Address: h:1, \
-                   Type: Unknown, Error: Kind: I/O error: Connection refused (os error 111), labels: {\"A\", \"B\"}, \
-                   source: None, server response: None } ] }";
-        assert_eq!(
-            without_inner_life(raw),
-            "Server selection timeout: No available servers. Topology: { Type: Unknown, Servers: [ { Address: h:1, \
-             Type: Unknown, Error: I/O error: Connection refused (os error 111) } ] }"
-        );
-        assert_eq!(
-            without_inner_life("x, labels: {} and no end"),
-            "x, labels: {} and no end"
-        );
     }
 }

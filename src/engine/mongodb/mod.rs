@@ -9,7 +9,8 @@
 //! - `documents.rs`: filters, pipelines, and the fields of a document.
 //! - `queue.rs`: the queue of a name; `waiting.rs`: the part of a process in it; `watch.rs`: its wake-up by a change
 //!   stream; `poll.rs`: by a look now and then, where there is none.
-//! - `failure.rs`: which failures pass by themselves.
+//! - `failure.rs`: which failures pass by themselves; `trouble.rs`: what the driver's texts mean; `sight.rs`: what is seen of
+//!   the servers while connecting.
 //!
 //! # Whose clock
 //! Every verb compares with, and counts from, `$$NOW`: the wall clock of the primary at the moment when the command
@@ -35,9 +36,11 @@ mod index;
 mod poll;
 mod queue;
 mod release;
+mod sight;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod trouble;
 mod url;
 mod waiting;
 mod watch;

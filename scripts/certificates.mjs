@@ -1,0 +1,30 @@
+// Certificates for the tests: an authority in a folder, and what it vouches for.
+import { execFile } from 'node:child_process'
+import { readFile, writeFile } from 'node:fs/promises'
+import { join } from 'node:path'
+import { promisify } from 'node:util'
+
+const run = promisify(execFile)
+const FRESH = ['req', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:prime256v1', '-nodes']
+const openssl = (dir, ...args) => run('openssl', args, { cwd: dir })
+
+/** Makes an authority in a folder, and gives the path of its certificate. */
+export async function makeAuthority(dir) {
+  await openssl(dir, ...FRESH, '-x509', '-days', '2', '-subj', '/CN=holdfast test CA', '-keyout', 'ca.key', '-out', 'ca.crt')
+  return join(dir, 'ca.crt')
+}
+
+/**
+ * Has a folder's authority vouch for somebody: for a server by default, of these host names. Gives the paths of the
+ * certificate, the key, and a file with both.
+ */
+export async function certify(dir, name, { hosts = 'DNS:localhost,IP:127.0.0.1', usage = 'serverAuth' } = {}) {
+  const [key, cert, both] = ['key', 'crt', 'pem'].map((kind) => join(dir, `${name}.${kind}`))
+  await openssl(dir, ...FRESH, '-subj', `/O=holdfast/CN=${name}`, '-keyout', key, '-out', `${name}.csr`)
+  // rustls looks at these names alone, and never at the subject.
+  await writeFile(join(dir, `${name}.ext`), `subjectAltName=${hosts}\nextendedKeyUsage=${usage}\n`)
+  const signing = ['-CA', 'ca.crt', '-CAkey', 'ca.key', '-CAcreateserial', '-extfile', `${name}.ext`]
+  await openssl(dir, 'x509', '-req', '-days', '2', '-in', `${name}.csr`, ...signing, '-out', cert)
+  await writeFile(both, (await readFile(cert, 'utf8')) + (await readFile(key, 'utf8')), { mode: 0o600 })
+  return { cert, key, both }
+}
