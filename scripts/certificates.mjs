@@ -20,7 +20,7 @@ export async function makeAuthority(dir) {
  */
 export async function certify(dir, name, { hosts = 'DNS:localhost,IP:127.0.0.1', usage = 'serverAuth' } = {}) {
   const [key, cert, both] = ['key', 'crt', 'pem'].map((kind) => join(dir, `${name}.${kind}`))
-  await openssl(dir, ...FRESH, '-subj', `/O=holdfast/CN=${name}`, '-keyout', key, '-out', `${name}.csr`)
+  await openssl(dir, ...FRESH, '-subj', `/O=${name}/CN=${name}`, '-keyout', key, '-out', `${name}.csr`)
   // rustls looks at these names alone, and never at the subject.
   await writeFile(join(dir, `${name}.ext`), `subjectAltName=${hosts}\nextendedKeyUsage=${usage}\n`)
   const signing = ['-CA', 'ca.crt', '-CAkey', 'ca.key', '-CAcreateserial', '-extfile', `${name}.ext`]

@@ -28,24 +28,27 @@ async function has(locate, kind, t) {
 /** Everything that a service does at its store. */
 export async function useEveryVerb(url) {
   const [one, two] = await Promise.all([LockService.connect(url), LockService.connect(url)])
-  const lock = await one.acquire(['a', 'b'], { metadata: { why: 'test' } })
-  await lock.extend(40_000)
-  assert.equal(await two.tryAcquire('b'), null)
-  assert.deepEqual((await two.inspect('a')).metadata, { why: 'test' })
-  assert.deepEqual((await two.list()).map(({ name }) => name), ['a', 'b'])
-  const waiter = two.acquire('a', { waitMs: 60_000 })
-  await until('the other one waits', () => two.stats().waiting === 1)
-  const start = performance.now()
-  assert.equal(await (await one.restore(JSON.stringify(lock))).release(), true)
-  const next = await waiter
-  assert.ok(performance.now() - start < SOON_MS, 'woken, or at least polling')
-  assert.equal(await one.forceRelease('a'), true)
-  assert.equal(await next.release(), false)
-  const kept = await one.acquire('c', { minHoldMs: 200 })
-  assert.equal(await kept.release(), true)
-  assert.equal(await two.acquireLock('c', 1), false)
-  assert.equal(await two.acquireAndExecute({ name: 'c', waitMs: 10_000 }, () => 'ran'), 'ran')
-  await Promise.all([one.close(), two.close()])
+  try {
+    const lock = await one.acquire(['a', 'b'], { metadata: { why: 'test' } })
+    await lock.extend(40_000)
+    assert.equal(await two.tryAcquire('b'), null)
+    assert.deepEqual((await two.inspect('a')).metadata, { why: 'test' })
+    assert.deepEqual((await two.list()).map(({ name }) => name), ['a', 'b'])
+    const waiter = two.acquire('a', { waitMs: 60_000 })
+    await until('the other one waits', () => two.stats().waiting === 1)
+    const start = performance.now()
+    assert.equal(await (await one.restore(JSON.stringify(lock))).release(), true)
+    const next = await waiter
+    assert.ok(performance.now() - start < SOON_MS, 'woken, or at least polling')
+    assert.equal(await one.forceRelease('a'), true)
+    assert.equal(await next.release(), false)
+    const kept = await one.acquire('c', { minHoldMs: 200 })
+    assert.equal(await kept.release(), true)
+    assert.equal(await two.acquireLock('c', 1), false)
+    assert.equal(await two.acquireAndExecute({ name: 'c', waitMs: 10_000 }, () => 'ran'), 'ran')
+  } finally {
+    await Promise.all([one.close(), two.close()])
+  }
 }
 
 /** The text of a fence as one line. */

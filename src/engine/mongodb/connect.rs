@@ -165,7 +165,7 @@ impl About {
             }
             _ => {}
         }
-        if failure.is_server_selection() && !self.hosts.iter().any(|host| told.contains(host)) {
+        if failure.is_server_selection() && self.is_elsewhere(&told) {
             let told = format!(
                 "{told}; these are the members as the replica set itself names them (directConnection=true keeps to the \
                  URL's host)"
@@ -173,6 +173,11 @@ impl About {
             return EngineError::new(ENGINE, OP, failure.retryable(), told);
         }
         failure.during(OP)
+    }
+
+    /// Whether a report is of other servers than the URL's: a member that answered told the driver to go there.
+    fn is_elsewhere(&self, told: &str) -> bool {
+        told.starts_with("no server ") && !self.hosts.iter().any(|host| told.contains(host))
     }
 
     /// Whether writes can be had where the URL leads. The driver goes to no other member when it is told not to.
@@ -211,5 +216,21 @@ fn release_concern(config: &MongodbConfig) -> Option<WriteConcern> {
     match &config.connection.write_concern {
         Some(_) => None,
         None => Some(WriteConcern::builder().w(Acknowledgment::Nodes(1)).build()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mongodb::options::ServerAddress;
+
+    #[test]
+    fn a_set_that_names_other_hosts_is_noticed() {
+        let options = ClientOptions::builder()
+            .hosts(vec![ServerAddress::parse("db.example:27018").unwrap()])
+            .build();
+        let about = About::new(&options);
+        assert!(about.is_elsewhere("no server can be reached: mongo1:27017 (its name cannot be resolved)"));
+        assert!(!about.is_elsewhere("no server can be reached: mongo1:27017 (?), db.example:27018 (a secondary)"));
     }
 }

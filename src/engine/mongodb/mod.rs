@@ -1,7 +1,7 @@
 //! MongoDB: standalone, replica set or sharded cluster, 4.4 or newer. One document per held lock, the gist's own, and the
 //! server's clock.
 //!
-//! - `config.rs`: where a store is, from its URL (`url.rs`: that text); `connect.rs`: from there to an engine; `index.rs`: the
+//! - `config.rs`: where a store is, from its URL (`url.rs`: that text; `tls.rs`: its certificates); `connect.rs`: from there to an engine; `index.rs`: the
 //!   TTL index.
 //! - `acquire.rs`: one try. `estimate.rs`: the server's clock as it is thought to be. `fence.rs`: where the fencing token
 //!   comes from, and why it is right. `release.rs`: letting go.
@@ -39,6 +39,7 @@ mod release;
 mod sight;
 #[cfg(test)]
 mod tests;
+mod tls;
 mod transfer;
 mod trouble;
 mod url;

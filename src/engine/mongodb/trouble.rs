@@ -9,13 +9,13 @@ pub(super) struct Trouble {
     pub(super) passes: bool,
 }
 
+const UNTRUSTED: &str = "its certificate is from an authority that is not trusted here (tls.caFile names one that is)";
+
 /// By a sign in the driver's text: what it means (nothing: the text says it), and whether it passes. The first that fits.
-const MEANINGS: [(&str, &str, bool); 15] = [
-    (
-        "UnknownIssuer",
-        "its certificate is from an authority that is not trusted here (tls.caFile names one that is)",
-        false,
-    ),
+const MEANINGS: [(&str, &str, bool); 17] = [
+    ("UnknownIssuer", UNTRUSTED, false),
+    // Two authorities of one name.
+    ("peer certificate: BadSignature", UNTRUSTED, false),
     ("not valid for name", "its certificate is for another host name", false),
     ("NotValidForName", "its certificate is for another host name", false),
     (
@@ -37,6 +37,14 @@ const MEANINGS: [(&str, &str, bool); 15] = [
         "it ended the connection in the TLS handshake, as a server without TLS does",
         true,
     ),
+    // With TLS 1.3 a client takes the handshake for done before the server has looked at its certificate, and mongod hangs up
+    // without an alert.
+    (
+        "without sending TLS close_notify",
+        "it ended the connection without an answer, as a server does that asks for a client's certificate (tls.certFile) \
+         other than the one it got, if any",
+        true,
+    ),
     (
         "end of file",
         "it ended the connection without an answer, as a server does that wants TLS",
@@ -56,6 +64,8 @@ const MEANINGS: [(&str, &str, bool); 15] = [
 pub(super) fn of_error(text: &str) -> Trouble {
     let text = without_inner_life(text);
     let text = text.trim_start_matches("Kind: ").trim_start_matches("I/O error: ");
+    // rustls refers to its own manual.
+    let text = text.split(": https://docs.rs/").next().unwrap_or(text);
     match MEANINGS.iter().find(|(sign, ..)| text.contains(sign)) {
         Some((_, meaning, passes)) => Trouble {
             text: format!("{meaning}: {text}"),
@@ -188,7 +198,7 @@ mod tests {
 
     const REFUSED: &str = "Kind: I/O error: Connection refused (os error 111), labels: {\"A\", \"B\"}, source: None, \
                            server response: None";
-    const UNTRUSTED: &str =
+    const BAD_AUTHORITY: &str =
         "Kind: I/O error: invalid peer certificate: UnknownIssuer, labels: {}, source: None, server response: None";
 
     fn report(servers: &[(&str, &str, Option<&str>)]) -> String {
@@ -208,7 +218,7 @@ mod tests {
         let told = of_search(&report(&[
             ("h:1", "Unknown", Some(REFUSED)),
             ("h:2", "Unknown", None),
-            ("[::1]:3", "Unknown", Some(UNTRUSTED)),
+            ("[::1]:3", "Unknown", Some(BAD_AUTHORITY)),
         ]));
         assert_eq!(
             told.text,
@@ -217,7 +227,7 @@ mod tests {
              certificate: UnknownIssuer)"
         );
         assert!(told.passes, "the first two may be back");
-        assert!(!of_search(&report(&[("h:1", "Unknown", Some(UNTRUSTED))])).passes);
+        assert!(!of_search(&report(&[("h:1", "Unknown", Some(BAD_AUTHORITY))])).passes);
         let election = of_search(&report(&[
             ("h:1", "RsSecondary", None),
             ("h:2", "Unknown", Some(REFUSED)),
