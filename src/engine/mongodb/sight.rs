@@ -137,8 +137,8 @@ impl Sight {
         };
         let answer = client.database("admin").run_command(doc! { "hello": 1 }).await;
         client.shutdown().immediate(true).await;
-        // A server may have spoken TLS to say that it wants to see a certificate.
-        let spoke = answer.map_or_else(|error| error.to_string().contains("received fatal alert"), |_| true);
+        // A server that wants to see a certificate speaks TLS, too, before it says so or hangs up.
+        let spoke = answer.map_or_else(|error| trouble::is_within_tls(&error.to_string()), |_| true);
         match (spoke, self.has_tls) {
             (false, _) => Seen::Hope,
             (true, true) => Seen::Mistake("it does not speak TLS".to_owned()),

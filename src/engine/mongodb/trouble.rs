@@ -85,6 +85,13 @@ pub(super) fn is_hang_up(text: &str) -> bool {
         .any(|sign| text.contains(sign))
 }
 
+/// Whether an error can only come from a peer that speaks TLS.
+pub(super) fn is_within_tls(text: &str) -> bool {
+    ["received fatal alert", "without sending TLS close_notify"]
+        .iter()
+        .any(|sign| text.contains(sign))
+}
+
 /// The trouble behind the driver's report of a search for a server that found none.
 pub(super) fn of_search(report: &str) -> Trouble {
     let Some((_, topology)) = report
