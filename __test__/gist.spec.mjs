@@ -1,54 +1,9 @@
 // The well-known gist, on the official driver, against ours, on one collection of one database: in a rolling deployment
 // instances of both run side by side.
 import assert from 'node:assert/strict'
-import { MongoClient } from 'mongodb'
-import { random, serverUrl, suite } from './stores.mjs'
+import { onDatabase } from './database.mjs'
+import { suite } from './stores.mjs'
 import { assertGrowing, rejects, sleep, SOON_MS, timed, until, waiting } from './tools.mjs'
-
-/** The gist: a document per lock, a duplicate key means busy, and the TTL monitor frees what has expired. */
-class Gist {
-  #locks
-
-  constructor(collection) {
-    this.#locks = collection
-  }
-
-  async start() {
-    await this.#locks.createIndex({ expiresAt: 1 }, { expireAfterSeconds: 0 })
-  }
-
-  async acquireLock(name, ttlSeconds) {
-    try {
-      await this.#locks.insertOne({ _id: name, expiresAt: new Date(Date.now() + ttlSeconds * 1000) })
-      return true
-    } catch (error) {
-      if (error.code === 11000) return false
-      throw error
-    }
-  }
-
-  async releaseLock(name) {
-    await this.#locks.deleteOne({ _id: name })
-  }
-}
-
-/** A test on a database of its own, with our default collection. */
-const onDatabase = (kind, body) => async (place, t) => {
-  const url = new URL(serverUrl(kind))
-  url.pathname = `/holdfast_gist_${random()}`
-  place.target = url.href
-  place.options = {}
-  const client = await MongoClient.connect(place.target)
-  const collection = client.db().collection('locks')
-  try {
-    await body({ place, t, collection, gist: new Gist(collection) })
-    await collection.deleteMany({})
-  } finally {
-    await place.closeServices()
-    await client.db().dropDatabase()
-    await client.close()
-  }
-}
 
 // The monitor of the tests' own server comes round every second, that of others every minute.
 const MONITOR_MS = 80_000

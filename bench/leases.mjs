@@ -121,7 +121,7 @@ const report = [
     `${LEASES} leases with a ttl of ${TTL_MS} ms in one process, for ${WATCH_MS / 1000} s; ${ROUNDS} rounds, medians, with ` +
     'the range in brackets.',
   '',
-  `Versions: ${contenderVersions()}.`,
+  `Versions: ${contenderVersions(['ioredis', 'redlock', 'redis-semaphore'])}.`,
   '',
   `| | holds with | ${COLUMNS.map(([title]) => title).join(' | ')} |`,
   `|---|---|${'---:|'.repeat(COLUMNS.length)}`,

@@ -8,10 +8,18 @@ function version(name) {
   return JSON.parse(readFileSync(file, 'utf8')).version.replace(/^v/, '')
 }
 
-export function contenderVersions() {
+/** The versions of holdfast and of `packages`. `mongodb3` is the name here of the driver for mongodb-lock. */
+export function contenderVersions(packages) {
   const own = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')).version
-  const peers = ['ioredis', 'redlock', 'redis-semaphore', '@verrou/core', 'mongodb'].map((name) => `${name} ${version(name)}`)
+  const peers = packages.map((name) => `${name === 'mongodb3' ? 'that on mongodb' : name} ${version(name)}`)
   return [`holdfast ${own}`, ...peers].join(', ')
+}
+
+/** A MongoDB URL whose writes wait for the majority, whatever a contender's default is. */
+export function withMajority(url) {
+  const asked = new URL(url)
+  asked.searchParams.set('w', 'majority')
+  return asked.href
 }
 
 export async function serverVersion(store, url) {
@@ -25,8 +33,9 @@ export async function serverVersion(store, url) {
   const { MongoClient } = await import('mongodb')
   const client = await new MongoClient(url).connect()
   const { version } = await client.db('admin').command({ buildInfo: 1 })
+  const { hosts } = await client.db('admin').command({ hello: 1 })
   await client.close()
-  return `MongoDB ${version} (standalone)`
+  return `MongoDB ${version} (${hosts ? `replica set with ${hosts.length} member, majority` : 'standalone'})`
 }
 
 const COLUMNS = [

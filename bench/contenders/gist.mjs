@@ -1,5 +1,6 @@
 // The gist on the official MongoDB driver: an insert, and a delete by name.
 import { MongoClient } from 'mongodb'
+import { poll } from '../poll.mjs'
 
 export const does = 'no owner check, no fencing token, expiry by the client’s clock'
 
@@ -23,6 +24,10 @@ export async function connect(url) {
     },
     async tryHeld(name) {
       if (await acquire(name)) throw new Error(`${name} was not busy`)
+    },
+    async wait(name, retryMs) {
+      await poll(() => acquire(name), retryMs)
+      return () => locks.deleteOne({ _id: name })
     },
     close: () => client.close(),
   }

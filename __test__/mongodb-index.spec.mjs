@@ -1,0 +1,52 @@
+// The TTL index, without which a gist instance would wait for ever for what a crashed holder left behind.
+import assert from 'node:assert/strict'
+import { onDatabase } from './database.mjs'
+import { suite } from './stores.mjs'
+import { rejects } from './tools.mjs'
+
+const WANTED = /"locks" has an index in the way of the TTL index \{ expiresAt: 1 \} with expireAfterSeconds: 0: /
+const NAME = 'expiresAt_1'
+
+/** Indexes that are in the way, as the arguments of `createIndex`, and what the server says of each (with a code). */
+const IN_THE_WAY = {
+  'on another field, of that name': [{ until: 1 }, { name: NAME }, /code 86/],
+  'with another expireAfterSeconds': [{ expiresAt: 1 }, { expireAfterSeconds: 3600 }, /code 85/],
+  'with another expireAfterSeconds, under another name': [{ expiresAt: 1 }, { name: 'mine', expireAfterSeconds: 60 }, /code 85/],
+  'without expireAfterSeconds': [{ expiresAt: 1 }, {}, /code 85/],
+}
+
+for (const kind of ['mongodb', 'mongodb-replica-set']) {
+  suite(kind, 'the TTL index', (test) => {
+    const on = (title, body) => test(title, onDatabase(kind, body))
+    const keysOf = async (collection) =>
+      (await collection.indexes()).filter(({ name }) => name !== '_id_').map(({ name, key }) => [name, key])
+
+    on('is made when missing', async ({ place, collection }) => {
+      await place.connect()
+      assert.deepEqual(await keysOf(collection), [[NAME, { expiresAt: 1 }]])
+    })
+
+    for (const name of [NAME, 'mine']) {
+      on(`is accepted when it stands as ${name}`, async ({ place, collection }) => {
+        await collection.createIndex({ expiresAt: 1 }, { name, expireAfterSeconds: 0 })
+        const locks = await place.connect()
+        assert.equal(await locks.acquireLock('n', 60), true)
+        assert.equal(await locks.releaseLock('n'), true)
+        assert.deepEqual(await keysOf(collection), [[name, { expiresAt: 1 }]])
+      })
+    }
+
+    for (const [which, [key, options, code]] of Object.entries(IN_THE_WAY)) {
+      on(`an index ${which} is an error that says so`, async ({ place, collection }) => {
+        const name = await collection.createIndex(key, options)
+        const error = await rejects(place.connect(), 'LOCK_STORE', { engine: 'mongodb', retryable: false })
+        for (const part of [WANTED, code, new RegExp(name)]) assert.match(error.message, part)
+        assert.deepEqual(await keysOf(collection), [[name, key]], 'nothing was changed')
+        await collection.dropIndex(name)
+        const locks = await place.connect()
+        assert.equal(await locks.acquireLock('n', 60), true)
+        assert.equal(await locks.releaseLock('n'), true)
+      })
+    }
+  })
+}

@@ -1,0 +1,19 @@
+// @kontsedal/locco on its MongoDB adapter. It takes part where locks are waited for. It has no default pause: the one
+// of its documentation's examples is 200 ms. Its ES module cannot be imported (its imports lack their extensions).
+import { createRequire } from 'node:module'
+import { MongoClient } from 'mongodb'
+
+const { Locker, MongoAdapter } = createRequire(import.meta.url)('@kontsedal/locco')
+
+export async function connect(url) {
+  const client = await new MongoClient(url).connect()
+  const adapter = new MongoAdapter({ client })
+  return {
+    async wait(name, retryMs = 200) {
+      const locker = new Locker({ adapter, retrySettings: { retryDelay: retryMs, retryTimes: Number.MAX_SAFE_INTEGER } })
+      const lock = await locker.lock(name, 30_000).acquire()
+      return () => lock.release({ throwOnFail: true })
+    },
+    close: () => client.close(),
+  }
+}

@@ -1,0 +1,31 @@
+// mongodb-lock, on the newest driver that it works with: it reads an answer that drivers from 4 on do not give, and calls
+// back, which drivers from 5 on do not. It deletes what is released, which is faster than its default (that keeps every
+// lock there ever was, and looks through all of them at each release). That driver's pool is as large as today's.
+import { promisify } from 'node:util'
+import mongodb from 'mongodb3'
+import mongoDbLock from 'mongodb-lock'
+import { poll } from '../poll.mjs'
+
+export const does = 'owner check, no fencing token, expiry by the client’s clock'
+
+export async function connect(url) {
+  const client = await mongodb.MongoClient.connect(url, { useNewUrlParser: true, useUnifiedTopology: true, poolSize: 100 })
+  const collection = client.db().collection('mongodb-lock')
+  // What its `ensureIndexes` asks for, without the option that servers from 4.4 on refuse.
+  await collection.createIndex({ name: 1 }, { name: 'name', unique: true })
+  /** The code of the lock, or null when it is busy; and how to release it. */
+  const acquire = async (name) => {
+    const lock = mongoDbLock(collection, name, { timeout: 30_000, removeExpired: true })
+    const code = await promisify(lock.acquire.bind(lock))()
+    return code && (() => promisify(lock.release.bind(lock))(code))
+  }
+  return {
+    async pair(name) {
+      const release = await acquire(name)
+      if (!release) throw new Error(`${name} was busy`)
+      if (!(await release())) throw new Error(`${name} was lost`)
+    },
+    wait: (name, retryMs) => poll(() => acquire(name), retryMs),
+    close: () => client.close(),
+  }
+}

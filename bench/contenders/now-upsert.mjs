@@ -1,0 +1,35 @@
+// The best that a page of code does on the official driver: one findOneAndUpdate by _id, whose pipeline takes a document
+// over that is missing or expired by the server's clock, and leaves it as it is otherwise; and a delete by owner.
+import { randomBytes } from 'node:crypto'
+import { MongoClient } from 'mongodb'
+
+export const does = 'owner check, expiry by the server’s clock, no fencing token'
+
+const EPOCH = new Date(0)
+
+export async function connect(url) {
+  const client = await new MongoClient(url).connect()
+  const locks = client.db().collection('now-upsert')
+  await locks.createIndex({ expiresAt: 1 }, { expireAfterSeconds: 0 })
+  const acquire = async (name, owner) => {
+    const isFree = { $lte: [{ $ifNull: ['$expiresAt', EPOCH] }, '$$NOW'] }
+    const taken = { _id: '$_id', owner, expiresAt: { $add: ['$$NOW', 30_000] } }
+    const pipeline = [{ $replaceWith: { $cond: [isFree, taken, '$$ROOT'] } }]
+    try {
+      const found = await locks.findOneAndUpdate({ _id: name }, pipeline, { upsert: true, returnDocument: 'after' })
+      return found.owner === owner
+    } catch (error) {
+      // Two that insert at the same time.
+      if (error.code === 11000) return false
+      throw error
+    }
+  }
+  return {
+    async pair(name) {
+      const owner = randomBytes(16).toString('hex')
+      if (!(await acquire(name, owner))) throw new Error(`${name} was busy`)
+      if ((await locks.deleteOne({ _id: name, owner })).deletedCount !== 1) throw new Error(`${name} was lost`)
+    },
+    close: () => client.close(),
+  }
+}

@@ -1,0 +1,74 @@
+// Processes of one contender whose waiters get one lock, one after the other.
+import { fork } from 'node:child_process'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { fileURLToPath } from 'node:url'
+
+/** For how long a lock is held. */
+export const HOLD = { leastMs: 4, mostMs: 8 }
+export const FOR_EVER = { leastMs: 600_000, mostMs: 600_000 }
+
+export class Crowd {
+  #children
+  #isOver = false
+  got = []
+  releasing = []
+
+  static async start(url, { module, retryMs }, count) {
+    const crowd = new Crowd()
+    const script = fileURLToPath(new URL('waiter.mjs', import.meta.url))
+    crowd.#children = Array.from({ length: count }, () => fork(script, [module, url, `${retryMs ?? ''}`]))
+    await Promise.all(
+      crowd.#children.map(
+        (child) => new Promise((ready, failed) => child.once('message', ready).once('exit', (code) => failed(new Error(`${module} ended with ${code}`)))),
+      ),
+    )
+    for (const child of crowd.#children) {
+      child.removeAllListeners('exit').on('message', ({ got, releasing }) => crowd.#hear(child, got, releasing))
+      child.on('exit', () => crowd.#isOver || console.error(`a process of ${module} has ended`))
+    }
+    return crowd
+  }
+
+  /** Whose release it was waits again once somebody else has the lock, so that as many wait at each hand-off. */
+  #hear(child, got, releasing) {
+    if (got) {
+      this.got.push(got)
+      this.#again?.send(HOLD)
+      this.#again = undefined
+    } else {
+      this.releasing.push(releasing)
+      if (this.got.length > this.releasing.length) child.send(HOLD)
+      else this.#again = child
+    }
+  }
+
+  #again
+
+  join(count, hold = HOLD) {
+    for (let index = 0; index < count; index++) this.#children[index % this.#children.length].send(hold)
+  }
+
+  /** Waits for so many more hand-offs, but not too long. Gives how many there were. */
+  async handOffs(count, longestMs) {
+    const [before, end] = [this.got.length, performance.now() + longestMs]
+    while (this.got.length < before + count && performance.now() < end) await sleep(2)
+    return this.got.length - before
+  }
+
+  /** From each release to the next grant, in µs, but for the first `warmUp`. A busy process tells late: `lateMs`. */
+  async latencies(warmUp, lateMs) {
+    const latest = Math.max(...this.got)
+    await sleep(lateMs)
+    const events = [...this.got.map((at) => ({ at })), ...this.releasing.map((at) => ({ at, isRelease: true }))]
+    const ordered = events.filter(({ at }) => at <= latest).sort((one, other) => one.at - other.at)
+    const pairs = ordered.slice(1).map((event, index) => [ordered[index], event])
+    return pairs.filter(([before, after]) => before.isRelease && !after.isRelease).map(([before, after]) => after.at - before.at).slice(warmUp)
+  }
+
+  async end() {
+    this.#isOver = true
+    await Promise.all(
+      this.#children.map((child) => new Promise((ended) => child.once('exit', ended).kill('SIGKILL'))),
+    )
+  }
+}
