@@ -18,6 +18,8 @@ const LONGEST_MS = quick ? 3000 : 12_000
 const WARM_UP = quick ? 1 : 20
 const COUNTED = quick ? 5 : 50
 const WAIT_MS = quick ? 500 : 10_000
+/** Until all who wait have begun to. */
+const SETTLE_MS = quick ? 200 : 1000
 /** A busy process tells late, and is not to be left out. */
 const LATE_MS = quick ? 50 : 500
 
@@ -108,7 +110,7 @@ async function watch(store, contender) {
   crowd.join(1, FOR_EVER)
   await crowd.handOffs(1, LONGEST_MS)
   crowd.join(100)
-  await sleep(1000)
+  await sleep(SETTLE_MS)
   const counted = await store.count()
   await sleep(WAIT_MS)
   const commands = await counted()

@@ -11,8 +11,8 @@ export const does = 'owner check, no fencing token, expiry by the client’s clo
 export async function connect(url) {
   const client = await mongodb.MongoClient.connect(url, { useNewUrlParser: true, useUnifiedTopology: true, poolSize: 100 })
   const collection = client.db().collection('mongodb-lock')
-  // What its `ensureIndexes` asks for, without the option that servers from 4.4 on refuse.
-  await collection.createIndex({ name: 1 }, { name: 'name', unique: true })
+  const indexed = mongoDbLock(collection, 'any')
+  await promisify(indexed.ensureIndexes.bind(indexed))()
   /** The code of the lock, or null when it is busy; and how to release it. */
   const acquire = async (name) => {
     const lock = mongoDbLock(collection, name, { timeout: 30_000, removeExpired: true })
