@@ -62,17 +62,9 @@ test('every expectation is of one block', () => {
   for (const [text] of EXPECTED) assert.equal(blocks.filter(({ code }) => code.includes(text)).length, 1, text)
 })
 
-/** Both sides are what a reader may have; each does the job twice. */
+/** Each side does the job twice. */
 async function runDiff({ code }) {
-  const lines = code.split('\n')
-  for (const line of lines) assert.match(line, /^([ +-]|$)/, 'a line of a diff')
-  for (const [own, other] of ['-+', '+-']) {
-    const kept = lines.filter((line) => !line.startsWith(other))
-    const side = kept.map((line) => line.replace(own, ' ').slice(1)).join('\n')
-    await project.check(side)
-    const { did } = await project.js(side)
-    assert.equal(did.sendReport, 2, `the side of ${own}`)
-  }
+  for (const [side, { did }] of Object.entries(await project.diff(code))) assert.equal(did.sendReport, 2, side)
 }
 
 /** Commands of which each is one of the few that a test knows to be right. */
@@ -146,7 +138,6 @@ describe('every example', { concurrency: 2 }, () => {
 })
 
 describe('every table of the README', () => {
-  const rows = rowsOf('README.md')
   const plain = (cell) => cell.replaceAll('`', '')
 
   /** The rows of a section's table, by its number there. */
@@ -178,20 +169,27 @@ describe('every table of the README', () => {
     assert.ok(membersOf('Lock').size >= 10 && membersOf('LockService').size >= 10)
   })
 
-  test('has as many cells in each row as in its head', () => {
-    assert.ok(rows.length > 30)
-    for (const table of read('README.md').match(/(^\|.*\|\n)+/gm)) {
+})
+
+test('every table has as many cells in each row as in its head', () => {
+  for (const path of ['README.md', 'docs/from-the-gist.md']) {
+    assert.ok(rowsOf(path).length > 20)
+    for (const table of read(path).match(/(^\|.*\|\n)+/gm)) {
       const widths = table.trim().split('\n').map((line) => line.split('|').length)
       assert.equal(new Set(widths).size, 1, table)
     }
-  })
+  }
 })
 
 test('links lead somewhere', () => {
-  for (const path of ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/ARCHITECTURE.md']) {
-    for (const [, link] of read(path).matchAll(/\]\(([^)#]+)(?:#[^)]*)?\)/g)) {
+  const slug = (heading) => heading.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-')
+  for (const path of ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/ARCHITECTURE.md', 'docs/from-the-gist.md']) {
+    for (const [, link, section] of read(path).matchAll(/\]\(([^)#]*)(?:#([^)]*))?\)/g)) {
       if (/^https?:/.test(link)) continue
-      assert.ok(statSync(join(root, dirname(path), link), { throwIfNoEntry: false }), `${path}: ${link}`)
+      const target = link ? join(dirname(path), link) : path
+      assert.ok(statSync(join(root, target), { throwIfNoEntry: false }), `${path}: ${link}`)
+      const headings = section ? [...read(target).matchAll(/^#+ (.*)$/gm)].map(([, heading]) => slug(heading)) : []
+      if (section) assert.ok(headings.includes(section), `${path}: ${link}#${section}`)
     }
   }
 })
@@ -210,7 +208,7 @@ test('the files that the documents name are there', () => {
   const isThere = (path) => existsSync(join(root, path)) || all.some((file) => file.endsWith(`/${path}`))
   // The recipe's store is one that is not there yet, and what a reader swaps for ours is the reader's own.
   const invented = new Set(['src/engine/etcd.rs', 'distributed-locks.js'])
-  for (const document of ['docs/ARCHITECTURE.md', 'CONTRIBUTING.md', 'README.md']) {
+  for (const document of ['docs/ARCHITECTURE.md', 'docs/from-the-gist.md', 'CONTRIBUTING.md', 'README.md']) {
     const path = /(?<![\w/.*])(?:\.\/)?([a-z_.][\w./-]*\.(?:rs|lua|sql|mjs|ts|js|toml|json))\b/g
     const named = [...read(document).matchAll(path)].map(([, path]) => path)
     assert.ok(named.length > 0)

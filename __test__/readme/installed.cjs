@@ -3,8 +3,10 @@
 const { randomBytes } = require('node:crypto')
 const { Lock, LockService } = require(`${process.env.README_ROOT}/index.js`)
 
-const SERVERS = { redis: process.env.HOLDFAST_TEST_REDIS_URL, mongodb: process.env.HOLDFAST_TEST_MONGODB_URL }
-const options = { keyPrefix: `readme:${randomBytes(6).toString('hex')}:` }
+// A database for this run alone needs no prefix, and the documents there are as a reader's.
+const own = process.env.README_MONGODB_URL
+const SERVERS = { redis: process.env.HOLDFAST_TEST_REDIS_URL, mongodb: own ?? process.env.HOLDFAST_TEST_MONGODB_URL }
+const options = own ? {} : { keyPrefix: `readme:${randomBytes(6).toString('hex')}:` }
 
 exports.Lock = Lock
 exports.LockService = {

@@ -1,9 +1,9 @@
-// Runs the README's JavaScript and TypeScript as a reader would: `holdfast` installed in node_modules, the reader's own
+// Runs a document's JavaScript and TypeScript as a reader would: `holdfast` installed in node_modules, the reader's own
 // functions and collections (scaffold.mjs) around it.
 import { execFile } from 'node:child_process'
-import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { root } from './blocks.mjs'
 
@@ -26,6 +26,15 @@ export class Project {
     cpSync(fileURLToPath(new URL('scaffold.d.ts', import.meta.url)), join(this.folder, 'scaffold.d.ts'))
   }
 
+  /** Has packages of the benchmark stand in `node_modules`, too. */
+  alsoHas(...packages) {
+    for (const name of packages) {
+      const path = join(this.folder, 'node_modules', name)
+      mkdirSync(dirname(path), { recursive: true })
+      symlinkSync(join(root, 'bench', 'node_modules', name), path, 'junction')
+    }
+  }
+
   close() {
     rmSync(this.folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 })
   }
@@ -35,6 +44,20 @@ export class Project {
     const file = join(this.folder, `block-${++this.#modules}.js`)
     writeFileSync(file, code)
     return this.#start(file, times, env)
+  }
+
+  /** Runs both sides of a diff, each of which is a module that a reader may have; gives what each did. */
+  async diff(code, options) {
+    const lines = code.split('\n')
+    for (const line of lines) if (!/^([ +-]|$)/.test(line)) throw new Error(`no line of a diff: ${line}`)
+    const sides = {}
+    for (const [side, own, other] of [['before', '-', '+'], ['after', '+', '-']]) {
+      const kept = lines.filter((line) => !line.startsWith(other))
+      const text = kept.map((line) => line.replace(own, ' ').slice(1)).join('\n')
+      await this.check(text)
+      sides[side] = await this.js(text, options)
+    }
+    return sides
   }
 
   /** Checks the syntax alone. */

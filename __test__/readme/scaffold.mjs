@@ -1,11 +1,13 @@
-// What the README's examples take for granted: the reader's functions, collections, and a connected service. Then runs
+// What the examples of the README and its companions take for granted: the reader's functions, collections, and a connected service. Then runs
 // the example, and reports what it did.
 import { randomBytes } from 'node:crypto'
 import { writeFileSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { pathToFileURL } from 'node:url'
 
-const { README_FILE, README_TIMES, README_REPORT, README_FENCE = '0', HOLDFAST_TEST_MONGODB_URL } = process.env
+const { README_FILE, README_TIMES, README_REPORT, README_ROOT, README_FENCE = '0', HOLDFAST_TEST_MONGODB_URL } = process.env
+/** A database for this run alone, and the package of the driver that the reader's own client is of. */
+const { README_MONGODB_URL, README_DRIVER = 'mongodb' } = process.env
 const { LockService } = createRequire(README_FILE)('holdfast')
 const did = { sendReport: 0, makeReport: 0, placeOrder: 0, charge: [], reports: 0, balance: 100 }
 
@@ -35,6 +37,15 @@ const mongo = await MongoClient?.connect(HOLDFAST_TEST_MONGODB_URL)
 const accounts = mongo ? mongo.db().collection(`readme_${randomBytes(6).toString('hex')}`) : collection()
 await accounts.insertOne({ _id: 7, balance: 100, fence: BigInt(README_FENCE) })
 const reports = collection()
+
+/** Whatever the reader's database is called, it is the one of this run. */
+async function connectClient() {
+  if (!README_MONGODB_URL) return { db: () => ({ collection }), close: async () => {} }
+  const driver = createRequire(`${README_ROOT}/bench/package.json`)(README_DRIVER)
+  const own = await driver.MongoClient.connect(README_MONGODB_URL, README_DRIVER === 'mongodb' ? {} : { useUnifiedTopology: true })
+  return { db: () => own.db(), close: () => own.close() }
+}
+const client = await connectClient()
 const locks = await LockService.connect('memory:')
 
 Object.assign(globalThis, {
@@ -42,7 +53,7 @@ Object.assign(globalThis, {
   locks,
   accounts,
   reports,
-  client: { db: () => ({ collection }) },
+  client,
   sendReport: async () => void did.sendReport++,
   makeReport: async () => `report ${++did.makeReport}`,
   placeOrder: async () => void did.placeOrder++,
@@ -59,6 +70,7 @@ try {
 } finally {
   if (mongo) await accounts.drop()
   await mongo?.close()
+  await client.close()
   await locks.close()
 }
 writeFileSync(README_REPORT, JSON.stringify(did))
