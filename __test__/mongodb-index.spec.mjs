@@ -1,4 +1,5 @@
-// The TTL index, without which a gist instance would wait for ever for what a crashed holder left behind.
+// The TTL index, without which a gist instance would wait for ever for what a crashed holder left behind; and what else in a
+// collection may be in the way.
 import assert from 'node:assert/strict'
 import { onDatabase } from './database.mjs'
 import { suite } from './stores.mjs'
@@ -48,5 +49,25 @@ for (const kind of ['mongodb', 'mongodb-replica-set']) {
         assert.equal(await locks.releaseLock('n'), true)
       })
     }
+
+    on('in a collection with the unique index of another tool only one lock fits at a time', async ({ place, collection }) => {
+      await collection.createIndex({ name: 1 }, { unique: true })
+      const locks = await place.connect()
+      assert.equal(await locks.acquireLock('one', 60), true)
+      assert.equal(await locks.acquireLock('two', 60), false)
+      assert.equal(await locks.releaseLock('one'), true)
+      assert.equal(await locks.acquireLock('two', 60), true)
+      assert.equal(await locks.releaseLock('two'), true)
+    })
+
+    on('a validator that forbids our fields is an error that says so', async ({ place, collection }) => {
+      await place.connect()
+      const properties = { _id: {}, expiresAt: { bsonType: 'date' } }
+      const validator = { $jsonSchema: { bsonType: 'object', additionalProperties: false, properties } }
+      await collection.client.db(collection.dbName).command({ collMod: collection.collectionName, validator })
+      const locks = await place.connect()
+      const error = await rejects(locks.acquireLock('n', 60), 'LOCK_STORE', { engine: 'mongodb', retryable: false })
+      assert.match(error.message, /Document failed validation \(code 121\)/)
+    })
   })
 }
