@@ -56,8 +56,6 @@ async function run({ place, t }) {
     await replace(index)
     await sleep(Math.random() * 300)
     await replace(anyone())
-    await sleep(Math.random() * 300)
-    await replace(anyone())
   }
 
   const goal = fleet.map(({ child }) => all(child, 'added').length + EACH)

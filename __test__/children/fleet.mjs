@@ -74,6 +74,7 @@ say({ ready: true })
 orders().once('close', () => (isOver = true))
 while (!isOver) {
   await turn()
-  await sleep(Math.random() * 20)
+  // A name that somebody of ours waits for goes on to that one: whoever only asks now and then needs a gap.
+  await sleep(Math.random() * (way === 'using' ? 80 : 20))
 }
 await close()
