@@ -1,7 +1,7 @@
 // docs/from-the-gist.md is run, not believed: every block, against a real server, beside the real packages.
 import assert from 'node:assert/strict'
 import { createRequire } from 'node:module'
-import { after, before, describe } from 'node:test'
+import { after, before, test } from 'node:test'
 import { promisify } from 'node:util'
 import vm from 'node:vm'
 import { installDependencies } from '../scripts/setup.mjs'
@@ -65,25 +65,28 @@ const TESTS = {
   },
 }
 
-describe(`every block of ${DOCUMENT}`, () => {
-  suite('mongodb', DOCUMENT, (test) => {
-    for (const { line, language, code } of blocks) {
-      test(`line ${line}, ${language}`, onDatabase('mongodb', async ({ place, collection, t }) => {
-        const found = Object.entries(TESTS).filter(([text]) => code.includes(text))
-        assert.equal(found.length, 1, `tests of the block: ${found.map(([text]) => text)}`)
-        const env = { README_MONGODB_URL: place.target }
-        await found[0][1]({
-          code,
-          place,
-          collection,
-          t,
-          js: (text = code, more = {}) => project.js(text, { env: { ...env, ...more } }),
-          diff: (more = {}) => project.diff(code, { env: { ...env, ...more } }),
-          collections: () => counts(collection.client.db(collection.dbName)),
-        })
-      }))
-    }
-  })
+const testsOf = (code) => Object.keys(TESTS).filter((text) => code.includes(text))
+
+test('every block has a test, and every test a block', () => {
+  assert.deepEqual(blocks.filter(({ code }) => testsOf(code).length !== 1).map(({ line }) => `line ${line}`), [])
+  assert.equal(blocks.length, Object.keys(TESTS).length)
+})
+
+suite('mongodb', `every block of ${DOCUMENT}`, (test) => {
+  for (const { line, language, code } of blocks) {
+    test(`line ${line}, ${language}`, onDatabase('mongodb', async ({ place, collection, t }) => {
+      const env = { README_MONGODB_URL: place.target }
+      await TESTS[testsOf(code)[0]]({
+        code,
+        place,
+        collection,
+        t,
+        js: (text = code, more = {}) => project.js(text, { env: { ...env, ...more } }),
+        diff: (more = {}) => project.diff(code, { env: { ...env, ...more } }),
+        collections: () => counts(collection.client.db(collection.dbName)),
+      })
+    }))
+  }
 })
 
 /** How many documents each collection has. */

@@ -12,11 +12,11 @@ import { contenderVersions, median } from './report.mjs'
 export const quick = process.argv.includes('--quick')
 const ROUNDS = quick ? 1 : 3
 /** Hand-offs per round whose latency counts, and the longest that they may take together. */
-const HANDOFFS = quick ? 5 : 200
+const HANDOFFS = quick ? 3 : 200
 const LONGEST_MS = quick ? 3000 : 12_000
 /** Hand-offs before, which do not count, and after, whose commands are counted. */
 const WARM_UP = quick ? 1 : 20
-const COUNTED = quick ? 5 : 50
+const COUNTED = quick ? 3 : 50
 const WAIT_MS = quick ? 500 : 10_000
 /** Until all who wait have begun to. */
 const SETTLE_MS = quick ? 200 : 1000

@@ -99,6 +99,8 @@ async function bringUp() {
 /** Runs everything; gives the number of failures. */
 export async function test({ build = true } = {}) {
   installDependencies()
+  // Two specs want these, and must not install them at the same time.
+  installDependencies('bench')
   if (build && (await run(process.execPath, ['scripts/build.mjs'])).code !== 0) throw new Error('the addon does not build')
   const servers = await bringUp()
   try {
