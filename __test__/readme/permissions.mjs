@@ -44,7 +44,7 @@ export async function useEveryVerb(url) {
     assert.ok(performance.now() - start < SOON_MS, 'woken, or at least polling')
     assert.equal(await one.forceRelease('a'), true)
     assert.equal(await next.release(), false)
-    const kept = await one.acquire('c', { minHoldMs: 200 })
+    const kept = await one.acquire('c', { minHoldMs: 2000 })
     assert.equal(await kept.release(), true)
     assert.equal(await two.acquireLock('c', 1), false)
     assert.equal(await two.acquireAndExecute({ name: 'c', waitMs: 10_000 }, () => 'ran'), 'ran')
