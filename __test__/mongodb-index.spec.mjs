@@ -50,11 +50,15 @@ for (const kind of ['mongodb', 'mongodb-replica-set']) {
       })
     }
 
-    on('in a collection with the unique index of another tool only one lock fits at a time', async ({ place, collection }) => {
+    on('a unique index of another tool that our documents do not fit in is an error that names it', async ({ place, collection }) => {
       await collection.createIndex({ name: 1 }, { unique: true })
       const locks = await place.connect()
       assert.equal(await locks.acquireLock('one', 60), true)
-      assert.equal(await locks.acquireLock('two', 60), false)
+      for (const wants of [() => locks.acquireLock('two', 60), () => locks.acquire('two'), () => locks.tryAcquire(['two', 'three'])]) {
+        const error = await rejects(wants(), 'LOCK_STORE', { engine: 'mongodb', retryable: false })
+        assert.match(error.message, /a unique index that is not ours is in the way: .* index: name_1 dup key/)
+      }
+      assert.equal(await locks.acquireLock('one', 60), false)
       assert.equal(await locks.releaseLock('one'), true)
       assert.equal(await locks.acquireLock('two', 60), true)
       assert.equal(await locks.releaseLock('two'), true)

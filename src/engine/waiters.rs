@@ -181,6 +181,17 @@ impl<H> Waiters<H> {
         }
     }
 
+    /// Nobody waits any more.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn forget_all(&self) {
+        let mut state = self.state();
+        state.names.clear();
+        for waiter in state.waiters.values_mut() {
+            waiter.place = None;
+        }
+        self.earlier.notify_one();
+    }
+
     /// Has one waiter look. `false`: nobody here knows it.
     pub(super) fn tell(&self, owner: &OwnerToken) -> bool {
         let state = self.state();
@@ -302,6 +313,14 @@ pub(super) struct Ear<H> {
     waiters: Arc<Waiters<H>>,
     owner: OwnerToken,
     told: Arc<Notify>,
+}
+
+impl<H> Ear<H> {
+    /// Whether its owner has a place, and so will be told.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn is_expected(&self) -> bool {
+        self.waiters.number(&self.owner) > 0
+    }
 }
 
 #[async_trait]

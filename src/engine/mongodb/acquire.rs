@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use mongodb::bson::{Bson, Document, Timestamp, doc};
+use mongodb::bson::{Bson, DateTime, Document, Timestamp, doc};
 use mongodb::options::{Acknowledgment, ReturnDocument, WriteConcern};
 
-use super::documents::{self, FENCE, SINCE};
+use super::documents::{self, EXPIRES_AT, FENCE, SINCE};
 use super::estimate::{Look, Written};
 use super::failure::Failure;
 use super::fence::{Stamp, observed};
@@ -57,11 +57,13 @@ pub(super) struct Unstamped {
 impl MongodbEngine {
     /// The engine's `try_acquire`.
     pub(super) async fn acquire(&self, claim: &Claim) -> Outcome<Acquired> {
+        let mut newest = None;
         for _ in 0..ROUNDS {
             let taken = match self.take_all(claim).await? {
                 Ok(taken) => taken,
                 Err(held) => return Ok(held),
             };
+            newest = newest.max(newest_of(&taken));
             if let Some(fence) = self.stamp_all(claim, &taken).await? {
                 if let Some(line) = &self.line {
                     line.known.leaves(&claim.owner);
@@ -69,7 +71,7 @@ impl MongodbEngine {
                 return Ok(Acquired::Granted { fence });
             }
         }
-        self.part_with_all(claim).await?;
+        self.give_back(claim, claim.keys().len(), newest).await?;
         Ok(held(&claim.keys()[0], Some(SOON)))
     }
 
@@ -83,19 +85,20 @@ impl MongodbEngine {
             Ok(None) => return Ok(Ok(all)),
             Ok(Some(busy)) => (&keys[all.len()], busy),
             Err(failure) => {
-                // As good as it gets: what cannot be given back expires.
-                let _ = self.give_back(claim, &all).await;
+                // As good as it gets: what cannot be given back expires. What an earlier try was granted, and a later one may
+                // be granted again, stays.
+                let _ = self.give_back(claim, all.len(), None).await;
                 return Err(failure);
             }
         };
-        self.give_back(claim, &all).await?;
+        self.give_back(claim, all.len(), newest_of(&all)).await?;
         if let (Some(line), Some((number, open))) = (&self.line, busy.place) {
             let before = line.known.waits_for(&claim.owner);
             line.waits(claim, key, number, busy.left, open);
             line.known.is_behind(key, busy.ahead.min(line.known.ahead(key)));
             if let Some(before) = before.filter(|before| before != key) {
                 // A set waits for one name at a time.
-                self.part_with_one(&before, &claim.owner).await?;
+                line.leave(&before, &claim.owner).await?;
             }
         }
         Ok(Err(held(key, busy.left)))
@@ -103,11 +106,13 @@ impl MongodbEngine {
 
     /// Takes names until one is busy, and says so: the one behind those that it has added to `all`.
     async fn take_each(&self, claim: &Claim, all: &mut Vec<Unstamped>) -> Outcome<Option<Busy>> {
-        let number = self.line.as_ref().map_or(0, |line| line.known.number(&claim.owner));
+        let line = self.line.as_ref();
+        let number = line.map_or(0, |line| line.known.number(&claim.owner));
+        let awaited = line.and_then(|line| line.known.waits_for(&claim.owner));
         while let Some((key, _)) = claim.keys()[all.len()..].split_first() {
-            // Whoever waits knows better than that they are free. The end of a short lease is worth the dearer write, which
+            // The name that was waited for is not just free. The end of a short lease is worth the dearer write, which
             // gets it right.
-            if number == 0 && claim.ttl.duration() >= SHORTEST_ESTIMATED {
+            if awaited.as_ref() != Some(key) && claim.ttl.duration() >= SHORTEST_ESTIMATED {
                 let before = all.len();
                 self.insert(claim, all).await?;
                 if all.len() > before {
@@ -134,12 +139,28 @@ impl MongodbEngine {
         {
             return Ok(busy);
         }
+        let line = self.line.as_ref().filter(|_| claim.waiting);
+        if line.is_some() && number == 0 && claim.ttl.duration() < SHORTEST_ESTIMATED {
+            // Nobody knows yet whether it is busy, and the way to hear of its end is worth something.
+            if let Taken::Ours(taken) = self.attempt(&id, claim, None, None).await? {
+                return Ok(Taken::Ours(taken));
+            }
+        }
         // Who hears nothing takes no place: the name would be handed to somebody who does not come for it.
-        let open = match self.line.as_ref().filter(|_| claim.waiting) {
-            Some(line) => Some((line.process.as_str(), line.listen().await?)),
-            None => None,
-        };
-        let waiter = open.as_ref().map(|(process, _)| Waiter { process, number });
+        match line {
+            Some(line) => {
+                let open = line.listen().await?;
+                let process = line.process.as_str();
+                self.attempt(&id, claim, Some(Waiter { process, number }), open).await
+            }
+            None => self.attempt(&id, claim, None, None).await,
+        }
+    }
+
+    /// The try that finds a document, most likely, and takes a place in its queue for a `waiter`, who hears by `open`.
+    async fn attempt(&self, id: &str, claim: &Claim, waiter: Option<Waiter<'_>>, open: Option<Use>) -> Outcome<Taken> {
+        // Whoever has a place tries because it is its turn, most likely, and then this is the only step.
+        let is_settled = waiter.as_ref().is_some_and(|waiter| waiter.number > 0);
         let take = match &self.line {
             Some(_) => queue::take(claim, waiter.as_ref()),
             None => documents::take(claim),
@@ -147,12 +168,10 @@ impl MongodbEngine {
         for _ in 0..ROUNDS {
             let mut trying = self
                 .locks
-                .find_one_and_update(documents::one_or_none(&id), take.clone())
+                .find_one_and_update(documents::one_or_none(id), take.clone())
                 .upsert(true)
                 .return_document(ReturnDocument::After)
                 .projection(documents::seen_by(&claim.owner));
-            // Whoever has a place tries because it is its turn, most likely, and then this is the only step.
-            let is_settled = number > 0;
             if !is_settled {
                 trying = trying.write_concern(one_member());
             }
@@ -170,10 +189,14 @@ impl MongodbEngine {
                     written: None,
                 }));
             }
-            let place = documents::place(&document);
+            if !documents::is_answer(&document) {
+                continue;
+            }
             return Ok(Taken::Busy(Busy {
                 left: documents::remaining(&document),
-                place: open.and_then(|(_, open)| place.map(|place| (place, open))),
+                place: documents::place(&document)
+                    .filter(|_| waiter.is_some())
+                    .map(|place| (place, open)),
                 ahead: documents::ahead(&document),
             }));
         }
@@ -189,7 +212,7 @@ impl MongodbEngine {
     async fn insert(&self, claim: &Claim, all: &mut Vec<Unstamped>) -> Outcome<()> {
         let ids = &self.ids(claim)[all.len()..];
         let written = self.estimate.write(claim.ttl);
-        let mut documents = ids.iter().map(|id| documents::inserted(id, claim, written.expires_at));
+        let mut documents = ids.iter().map(|id| documents::inserted(id, claim, &written));
         let inserted = match (documents.next(), ids.len()) {
             (Some(only), 1) => self
                 .locks
@@ -247,7 +270,10 @@ impl MongodbEngine {
             // that it has the full write concern, too.
             let is_granted =
                 taken.iter().all(|taken| taken.is_settled) || self.extend(claim, claim.ttl).await? == Renewed::Extended;
-            return Ok(is_granted.then(|| first.fence(self.clock)));
+            return match is_granted {
+                true => self.fence(first).map(Some),
+                false => Ok(None),
+            };
         }
         let ids = self.ids(claim);
         let mut unchanged = documents::owned(&ids[..1], &claim.owner);
@@ -277,36 +303,58 @@ impl MongodbEngine {
                 return Ok(None);
             }
         }
-        let mut written = taken.iter().filter_map(|taken| taken.written);
-        if !written.all(|written| written.is_right(look)) {
-            let ours = documents::owned(&ids, &claim.owner);
-            let corrected = self.locks.update_many(ours, documents::ends(claim.ttl)).await?;
-            if corrected.matched_count < ids.len() as u64 {
-                return Ok(None);
-            }
+        if !self.corrected(claim, &ids, taken, look).await? {
+            return Ok(None);
         }
-        Ok(Some(stamp.fence(self.clock)))
+        self.fence(&stamp).map(Some)
     }
 
-    /// Frees the first names of the claim, those that were taken.
+    fn fence(&self, stamp: &Stamp) -> Outcome<Fence> {
+        stamp.fence(self.clock).ok_or_else(Failure::without_tokens)
+    }
+
+    /// Corrects the ends that were written by an estimate, where a look at the server's clock says that they are wrong.
+    /// `false`: at least one of the names was gone.
+    ///
+    /// A correction that arrives late must not shorten what was extended since: hence only ends that were written here.
+    async fn corrected(&self, claim: &Claim, ids: &[String], taken: &[Unstamped], look: Look) -> Outcome<bool> {
+        let written = ids
+            .iter()
+            .zip(taken)
+            .filter_map(|(id, taken)| Some((id, taken.written?)));
+        let (wrong, ends): (Vec<String>, Vec<DateTime>) = written
+            .filter(|(_, written)| !written.is_right(look))
+            .map(|(id, written)| (id.clone(), written.expires_at))
+            .unzip();
+        if wrong.is_empty() {
+            return Ok(true);
+        }
+        let mut ours = documents::owned(&wrong, &claim.owner);
+        ours.insert(EXPIRES_AT, doc! { "$in": ends });
+        let corrected = self.locks.update_many(ours, documents::ends(claim.ttl)).await?;
+        Ok(corrected.matched_count == wrong.len() as u64)
+    }
+
+    /// Frees the first names of the claim, those that were taken, with stamps up to `newest`, or (`None`) without one.
     ///
     /// A command that is still on its way when its answer is given up may arrive during a later try of the same claim.
     /// It must not free what that one was granted: hence only documents with the stamps seen here, or none.
-    async fn give_back(&self, claim: &Claim, taken: &[Unstamped]) -> Outcome<()> {
-        if taken.is_empty() {
+    async fn give_back(&self, claim: &Claim, taken: usize, newest: Option<Timestamp>) -> Outcome<()> {
+        if taken == 0 {
             return Ok(());
         }
-        let newest = taken
-            .iter()
-            .filter_map(|taken| taken.stamp)
-            .map(|stamp| stamp.tick)
-            .max()
-            .unwrap_or(Timestamp { time: 0, increment: 0 });
-        let ids = self.ids(claim);
-        let owned = documents::owned(&ids[..taken.len()], &claim.owner);
-        self.part_with(&ids, &claim.owner, not_newer(owned, newest)).await?;
+        let ids = &self.ids(claim)[..taken];
+        let newest = newest.unwrap_or(Timestamp { time: 0, increment: 0 });
+        let owned = not_newer(documents::owned(ids, &claim.owner), newest);
+        self.part_with(ids, &claim.owner, owned).await?;
         Ok(())
     }
+}
+
+/// The newest of the stamps that were seen.
+fn newest_of(taken: &[Unstamped]) -> Option<Timestamp> {
+    let stamps = taken.iter().filter_map(|taken| taken.stamp);
+    stamps.map(|stamp| stamp.tick).max()
 }
 
 /// Narrows a filter to documents without a stamp, or with one up to `tick`.

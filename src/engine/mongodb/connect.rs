@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mongodb::Client;
 use mongodb::bson::{DateTime, Document, doc};
 use mongodb::options::{
     Acknowledgment, ClientOptions, CollectionOptions, HostInfo, ReadConcern, ReadPreference, SelectionCriteria,
     WriteConcern,
 };
+use mongodb::{Client, Database};
 use tokio::time::{Instant, timeout_at};
 
 use super::estimate::{Estimate, Look};
@@ -53,7 +53,6 @@ impl MongodbEngine {
         let client =
             Client::with_options(options).map_err(|error| EngineError::new(ENGINE, OP, false, Failure(error)))?;
         let database = client.database(&config.database);
-        let sent = Moment::now();
         let greeting = async {
             tokio::select! {
                 hello = database.run_command(doc! { "hello": 1 }) => hello.map_err(|error| about.failed(Failure(error))),
@@ -63,7 +62,6 @@ impl MongodbEngine {
         let hello = timeout_at(deadline, greeting)
             .await
             .unwrap_or_else(|_| Err(late(limit, "to the first command")))?;
-        let answered = Moment::now();
         if hello.get_i32("maxWireVersion").unwrap_or(0) < OLDEST_WIRE_VERSION {
             return Err(EngineError::new(ENGINE, OP, false, "MongoDB 4.4 or newer is needed"));
         }
@@ -76,12 +74,13 @@ impl MongodbEngine {
                 "to the look for the TTL index, or of the members that have to confirm it",
             ))
         })?;
-        // Without the server's clock the first end that is written is wrong, and will be corrected.
-        let shown = hello.get_datetime("localTime").copied().unwrap_or(DateTime::MIN);
+        let look = timeout_at(deadline, look(&database))
+            .await
+            .unwrap_or_else(|_| Err(late(limit, "to the second command")))?;
         let line = || Line::new(locks.clone(), config.prefix.clone(), config.timeout);
         Ok(Arc::new(MongodbEngine {
             line: is_cluster.then(line),
-            estimate: Estimate::new(Look { shown, sent, answered }),
+            estimate: Estimate::new(look),
             release_concern: release_concern(&config).filter(|_| !is_cluster),
             clock: if is_cluster { Clock::Cluster } else { Clock::Process },
             prefix: config.prefix,
@@ -89,6 +88,20 @@ impl MongodbEngine {
             locks,
         }))
     }
+}
+
+/// A look at the server's clock, on a connection that is there already.
+async fn look(database: &Database) -> Result<Look> {
+    let sent = Moment::now();
+    let hello = database.run_command(doc! { "hello": 1 }).await;
+    let hello = hello.map_err(|error| Failure(error).during(OP))?;
+    // Without it the first end that is written is wrong, and will be corrected.
+    let shown = hello.get_datetime("localTime").copied();
+    Ok(Look {
+        shown: shown.unwrap_or(DateTime::from_millis(0)),
+        sent,
+        answered: Moment::now(),
+    })
 }
 
 /// No answer, and to (or of) what.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
+use super::estimate::Written;
 use super::fence::{Clock, Stamp};
 use super::queue::{self, HANDED, RESERVED, RESERVED_UNTIL};
 use crate::model::{Claim, Holder, LockInfo, OwnerToken, Process, Ttl};
@@ -80,19 +81,22 @@ pub(super) fn taken(claim: &Claim) -> Document {
 }
 
 /// The same as a plain document, with an end that the caller thinks is right.
-pub(super) fn inserted(id: &str, claim: &Claim, expires_at: DateTime) -> Document {
+pub(super) fn inserted(id: &str, claim: &Claim, written: &Written) -> Document {
     let mut holder = process(&claim.process);
-    holder.insert("since", expires_at);
-    let mut inserted = doc! { "_id": id, EXPIRES_AT: expires_at, OWNER: claim.owner.as_str(), HOLDER: holder };
+    holder.insert("since", written.began);
+    let mut inserted = doc! { "_id": id, EXPIRES_AT: written.expires_at, OWNER: claim.owner.as_str(), HOLDER: holder };
     if let Some(metadata) = &claim.metadata {
         inserted.insert(METADATA, &**metadata);
     }
     inserted
 }
 
-/// The document of a name that is held by a claim already, for at least `ttl` from now on.
+/// The document of a name that is held by a claim already, for at least `ttl` from now on. One that has no stamp yet was
+/// never granted, and its end may be an estimate that nobody has put to the test: it lasts for just that long.
 pub(super) fn kept(ttl: Ttl) -> Document {
-    doc! { "$mergeObjects": ["$$ROOT", { EXPIRES_AT: extended(ttl) }] }
+    let is_unstamped = doc! { "$eq": [{ "$type": format!("${FENCE}") }, "missing"] };
+    let end = doc! { "$cond": [is_unstamped, from_now(ttl.duration()), extended(ttl)] };
+    doc! { "$mergeObjects": ["$$ROOT", { EXPIRES_AT: end }] }
 }
 
 /// The pipeline of a try where names have no queues: extends what is this owner's already, takes over what is missing or
@@ -209,6 +213,12 @@ pub(super) fn seen_by(owner: &OwnerToken) -> Document {
     doc! { OWNER: 1, FENCE: 1, HANDED: 1, END: end(), SINCE: 1, NOW: "$$NOW", PLACE: place, AHEAD: ahead }
 }
 
+/// Whether this is an answer to [`seen_by`]. A command that the driver sent again is answered with what the server has kept
+/// of the first time: a whole document, and nothing that was calculated.
+pub(super) fn is_answer(document: &Document) -> bool {
+    document.contains_key(NOW)
+}
+
 /// The place in the queue, in an answer to [`seen_by`].
 pub(super) fn place(document: &Document) -> Option<u64> {
     document.get_i64(PLACE).ok().and_then(|place| u64::try_from(place).ok())
@@ -252,7 +262,9 @@ pub(super) fn info(name: &str, document: &Document, clock: Clock) -> LockInfo {
     LockInfo {
         name: name.to_owned(),
         remaining: remaining(document),
-        fence: Stamp::of(document).filter(|_| ours).map(|stamp| stamp.fence(clock)),
+        fence: Stamp::of(document)
+            .filter(|_| ours)
+            .and_then(|stamp| stamp.fence(clock)),
         holder: document.get_document(HOLDER).ok().and_then(holder).filter(|_| ours),
         metadata: document.get_str(METADATA).ok().filter(|_| ours).map(str::to_owned),
     }

@@ -25,6 +25,10 @@ const RESOLUTION: i64 = MILLI;
 const DRIFT: i64 = 10_000;
 /// By how much a look at the clock may contradict the estimate.
 const TOLERANCE: i64 = MILLI;
+/// How long a look may take on its way to the server before it counts as a contradiction: it cannot be told from a clock
+/// that was set ahead. For an end that was written, this part of the ttl.
+const ON_THE_WAY: i64 = 25 * MILLI;
+const ON_THE_WAY_OF_TTL: i64 = 200;
 
 /// How far the server's clock is ahead of the local one.
 pub(super) struct Estimate(Mutex<Ahead>);
@@ -39,6 +43,7 @@ struct Ahead {
 /// An end that was written by the estimate.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Written {
+    pub began: DateTime,
     pub expires_at: DateTime,
     /// The estimate, in nanoseconds.
     ahead: i64,
@@ -57,15 +62,19 @@ impl Look {
     /// The difference between the clocks, and not less than that.
     fn ahead(&self) -> Ahead {
         Ahead {
-            nanos: nanos(self.shown) + RESOLUTION - local(self.sent),
+            nanos: nanos(self.shown)
+                .saturating_add(RESOLUTION)
+                .saturating_sub(local(self.sent)),
             seen: self.answered,
         }
     }
 
-    /// Whether the server's clock can have shown this if it is so far ahead.
-    fn agrees_with(&self, ahead: i64) -> bool {
-        let earliest = local(self.sent) + ahead - RESOLUTION - TOLERANCE;
-        let latest = local(self.answered) + ahead + TOLERANCE;
+    /// Whether the server's clock can have shown this if it is so far ahead, and if the request was no longer on its way than
+    /// that. (How long the answer took proves nothing: it waits for the majority.)
+    fn agrees_with(&self, ahead: i64, on_the_way: i64) -> bool {
+        let sent = local(self.sent).saturating_add(ahead);
+        let earliest = sent.saturating_sub(RESOLUTION + TOLERANCE);
+        let latest = sent.saturating_add(on_the_way + TOLERANCE);
         (earliest..=latest).contains(&nanos(self.shown))
     }
 }
@@ -86,8 +95,8 @@ impl Estimate {
         let mut ahead = self.ahead();
         let drift = (local(new.seen) - local(ahead.seen)).max(0) / DRIFT;
         *ahead = Ahead {
-            nanos: match look.agrees_with(ahead.nanos) {
-                true => new.nanos.min(ahead.nanos + drift),
+            nanos: match look.agrees_with(ahead.nanos, ON_THE_WAY) {
+                true => new.nanos.min(ahead.nanos.saturating_add(drift)),
                 // One of the clocks was set.
                 false => new.nanos,
             },
@@ -104,9 +113,10 @@ impl Estimate {
     /// The end of a lease that begins now.
     pub(super) fn write(&self, ttl: Ttl) -> Written {
         let ahead = self.ahead().nanos;
-        let now = (local(Moment::now()) + ahead).div_euclid(MILLI);
+        let now = local(Moment::now()).saturating_add(ahead).div_euclid(MILLI);
         let ttl = i64::try_from(ttl.as_millis()).unwrap_or(i64::MAX);
         Written {
+            began: DateTime::from_millis(now),
             expires_at: DateTime::from_millis(now.saturating_add(ttl)),
             ahead,
         }
@@ -114,9 +124,11 @@ impl Estimate {
 }
 
 impl Written {
-    /// Whether the end is right, by a later look at the server's clock.
+    /// Whether the end is right, by a later look at the server's clock. It may be too early by no more than a part of what
+    /// a lease is cut short by for the drift of clocks.
     pub(super) fn is_right(&self, look: Look) -> bool {
-        look.agrees_with(self.ahead)
+        let ttl = nanos(self.expires_at).saturating_sub(nanos(self.began));
+        look.agrees_with(self.ahead, ttl / ON_THE_WAY_OF_TTL)
     }
 }
 
@@ -191,7 +203,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_clock_that_was_set_is_noticed() {
-        for set_by in [-3_600_000, -4, 4, 3_600_000] {
+        for set_by in [-3_600_000, -4, 60, 3_600_000] {
             let (began, ttl) = (Moment::now(), Ttl::new(Duration::from_secs(10)).unwrap());
             let estimate = Estimate::new(look(began, 0, 0).await);
             let before = estimate.write(ttl);

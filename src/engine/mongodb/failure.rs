@@ -47,6 +47,10 @@ const PASSING: [i32; 22] = [
 /// unknown stage, and "only supported on replica sets".
 const NO_CHANGE_STREAMS: [i32; 4] = [59, 115, 40324, 40573];
 
+/// The reason of [`Failure::without_tokens`].
+#[derive(Debug)]
+struct NoTokens;
+
 /// A driver's error that tells what happened without the driver's inner life.
 #[derive(Debug, Clone)]
 pub(super) struct Failure(pub(super) Error);
@@ -63,15 +67,40 @@ impl Failure {
             ErrorKind::Io(error) => trouble::of_error(&error.to_string()).passes,
             ErrorKind::ServerSelection { message, .. } => trouble::of_search(message).passes,
             ErrorKind::ConnectionPoolCleared { .. } | ErrorKind::DnsResolve { .. } => true,
+            ErrorKind::Custom(_) => self.is_without_tokens(),
             _ => {
                 self.0.contains_label(RETRYABLE_WRITE_ERROR) || self.code().is_some_and(|code| PASSING.contains(&code))
             }
         }
     }
 
-    /// Two upserts met.
+    /// There is a document of this name already. (A unique index of somebody else's may have the same code; that is no
+    /// answer but a failure.)
     pub(super) fn is_duplicate_key(&self) -> bool {
-        self.code() == Some(DUPLICATE_KEY)
+        let names_an_index = |message: &str| message.contains(" index: ") && !message.contains(" index: _id_ ");
+        self.code() == Some(DUPLICATE_KEY) && !self.message().is_some_and(names_an_index)
+    }
+
+    /// What the server says.
+    fn message(&self) -> Option<&str> {
+        match &*self.0.kind {
+            ErrorKind::Command(error) => Some(&error.message),
+            ErrorKind::Write(WriteFailure::WriteError(error)) => Some(&error.message),
+            ErrorKind::InsertMany(many) => {
+                let first = many.write_errors.as_ref().and_then(|errors| errors.first());
+                first.map(|error| error.message.as_str())
+            }
+            _ => None,
+        }
+    }
+
+    /// Why nothing can be granted while the cluster's clock stands still.
+    pub(super) fn without_tokens() -> Self {
+        Failure(Error::custom(NoTokens))
+    }
+
+    fn is_without_tokens(&self) -> bool {
+        matches!(&*self.0.kind, ErrorKind::Custom(reason) if reason.is::<NoTokens>())
     }
 
     /// The user may not do this.
@@ -134,6 +163,9 @@ impl fmt::Display for Failure {
             _ => {}
         }
         match &*self.0.kind {
+            ErrorKind::Custom(_) if self.is_without_tokens() => f.write_str(
+                "the cluster time is so far ahead of the primary's clock that there are no fencing tokens left",
+            ),
             ErrorKind::Authentication { message, .. } => write!(f, "wrong user, password or authSource: {message}"),
             ErrorKind::Command(error) => write!(f, "{} (code {})", without_command(&error.message), error.code),
             ErrorKind::Write(WriteFailure::WriteError(error)) => write!(f, "{} (code {})", error.message, error.code),
@@ -199,5 +231,6 @@ mod tests {
             .retryable()
         );
         assert!(!Failure(Error::custom("anything else")).retryable());
+        assert!(Failure::without_tokens().retryable());
     }
 }

@@ -5,8 +5,8 @@
 //! So it has to come from a clock, and the clock has to be read at the right moment.
 //!
 //! # Why not in the try itself
-//! The try is one `findAndModify` with a pipeline, and all that a pipeline can read is fixed when the command *starts*:
-//! `$$NOW` and `$$CLUSTER_TIME` alike. Between the start and the write lie the queue for a ticket, locks, and write
+//! The try is an insert, or a `findAndModify` with a pipeline, and all that a pipeline can read is fixed when the command
+//! *starts*: `$$NOW` and `$$CLUSTER_TIME` alike. Between the start and the write lie the queue for a ticket, locks, and write
 //! conflicts that are tried again with the old values (measured: a try held up for a second by a conflict wrote a
 //! cluster time a second old). Another client's whole acquire and release fits in between, and it leaves nothing behind
 //! for the late writer to see: the late one would then be granted the *smaller* token. `$$NOW` has a resolution of a
@@ -35,8 +35,10 @@
 //! beyond every stamp that was ever granted, whatever its wall clock says. A stamp that is rolled back was never
 //! granted. (With `w=1` in the URL a granted one can be rolled back, with the lock itself: the user's choice.) On a
 //! sharded cluster the shards learn each other's cluster time through the router before the stamp is drawn, so it also
-//! covers names that another shard keeps. The token is `seconds × 10⁶ + increment`: the increment counts the writes
-//! within a second, and no cluster makes a million of them.
+//! covers names that another shard keeps. The token is `seconds × 10⁶ + increment`. The increment counts the writes within a
+//! second, and no cluster makes a million of them; but the second stands still, and the increment goes on, while the
+//! primary's wall clock is behind the cluster time (it was set back, or the primary before had one that was ahead). Should
+//! it come to a million then, nothing is granted until the clock goes on: an error that passes by itself.
 //!
 //! # A standalone server
 //! It has the same clock, but starts it anew from the wall clock, in whole seconds, when the process starts: two
@@ -66,6 +68,9 @@ pub(super) struct Stamp {
     /// How often the name has gone on to a waiter since.
     pub handed: u32,
 }
+
+/// The tokens of a second.
+const SECOND: u64 = 1_000_000;
 
 /// Which of the two formulas holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,8 +107,8 @@ impl Stamp {
         Some(Stamp { tick, since, handed })
     }
 
-    /// The fencing token.
-    pub(super) fn fence(&self, clock: Clock) -> Fence {
+    /// The fencing token. `None`: the clock has stood still for so long that there are no more tokens in its second.
+    pub(super) fn fence(&self, clock: Clock) -> Option<Fence> {
         let second = u64::from(self.tick.time);
         let increment = u64::from(self.tick.increment);
         let within = match clock {
@@ -115,7 +120,8 @@ impl Stamp {
                 millisecond * 500 + increment
             }
         };
-        Fence(second * 1_000_000 + within + u64::from(self.handed))
+        let within = within + u64::from(self.handed);
+        (within < SECOND).then(|| Fence(second * SECOND + within))
     }
 }
 
@@ -135,6 +141,7 @@ mod tests {
             handed: 0,
         }
         .fence(clock)
+        .unwrap()
         .0
     }
 
@@ -149,6 +156,18 @@ mod tests {
         assert!(fence(Clock::Cluster, T + 1, 1, T_MS + 100) > first);
         assert_eq!(first, u64::from(T) * 1_000_000 + 7);
         assert!(first < 1 << 53);
+    }
+
+    #[test]
+    fn a_clock_that_stands_still_runs_out_of_tokens() {
+        let stamp = |increment, handed| Stamp {
+            tick: Timestamp { time: T, increment },
+            since: DateTime::from_millis(T_MS),
+            handed,
+        };
+        assert!(stamp(999_999, 0).fence(Clock::Cluster).is_some());
+        assert_eq!(stamp(1_000_000, 0).fence(Clock::Cluster), None);
+        assert_eq!(stamp(999_999, 1).fence(Clock::Cluster), None);
     }
 
     #[test]

@@ -39,8 +39,22 @@ const STAYS: Duration = Duration::from_secs(10);
 /// Who waits, as an answer shows it.
 const OWNERS: &str = "owners";
 
+/// The most places in one queue. Whoever finds it full has none, and looks now and then.
+const LONGEST_QUEUE: i32 = 10_000;
+
 /// A place that nobody keeps alive is dropped after so long. Until then it is passed over.
 const LAPSED_PLACE_KEPT: Duration = Duration::from_secs(60);
+
+/// A pipeline that puts this in the place of the document. A queue of nobody is no field: a gist process's document is left
+/// as it was.
+fn becomes(result: Document) -> Vec<Document> {
+    let queue = format!("${QUEUE}");
+    let nobody = doc! { "$eq": [queue.as_str(), Vec::<Bson>::new()] };
+    vec![
+        doc! { "$replaceWith": result },
+        doc! { "$set": { QUEUE: { "$cond": [nobody, "$$REMOVE", queue] } } },
+    ]
+}
 
 /// Expressions of a pipeline, with names for their parts.
 fn with(variables: Vec<(&str, Bson)>, result: Document) -> Document {
@@ -92,7 +106,7 @@ fn standing() -> Bson {
 fn handed_on(queue: &str) -> Document {
     let until = doc! { "$add": ["$$NOW", "$$next.hold"] };
     let of_its_process = doc! { "$eq": ["$$e.process", "$$next.process"] };
-    let shortened = doc! { "until": { "$min": ["$$e.until", until.clone()] } };
+    let shortened = doc! { "until": { "$min": ["$$e.until", from_now(LONGEST_HOLD)] } };
     let rest = entries(queue, doc! { "$ne": ["$$e.owner", "$$next.owner"] });
     doc! { "$mergeObjects": ["$$ROOT", {
         OWNER: "$$next.owner",
@@ -147,10 +161,7 @@ pub(super) fn take(claim: &Claim, waiter: Option<&Waiter<'_>>) -> Vec<Document> 
         ),
     ];
     let mut taken = documents::taken(claim);
-    taken.insert(
-        QUEUE,
-        doc! { "$cond": [{ "$eq": ["$$others", []] }, "$$REMOVE", "$$others"] },
-    );
+    taken.insert(QUEUE, "$$others");
     let mut confirmed = taken.clone();
     if let Some(waiter) = waiter {
         confirmed.insert(QUEUE, alive("$$others", waiter.process));
@@ -174,7 +185,7 @@ pub(super) fn take(claim: &Claim, waiter: Option<&Waiter<'_>>) -> Vec<Document> 
         ],
         "default": busy,
     } };
-    vec![doc! { "$replaceWith": with(variables, result) }]
+    becomes(with(variables, result))
 }
 
 /// The queue with this waiter in it.
@@ -209,6 +220,8 @@ fn entered(claim: &Claim, waiter: &Waiter<'_>) -> Document {
         }
     };
     let kept = changed("$$queue", is(&claim.owner), fresh);
+    let is_full = doc! { "$gte": [{ "$size": "$$queue" }, LONGEST_QUEUE] };
+    let inserted = doc! { "$cond": [is_full, "$$queue", inserted] };
     doc! { "$cond": [{ "$eq": ["$$mine", []] }, inserted, kept] }
 }
 
@@ -265,7 +278,7 @@ pub(super) fn part(owner: &OwnerToken) -> Vec<Document> {
         ],
         "default": { "$mergeObjects": ["$$ROOT", { QUEUE: "$$queue" }] },
     } };
-    vec![doc! { "$replaceWith": with(variables, result) }]
+    becomes(with(variables, result))
 }
 
 /// The owner of what nobody waits for after it was freed.
@@ -277,7 +290,7 @@ pub(super) fn freed(owner: &OwnerToken) -> String {
 pub(super) fn hand_on() -> Vec<Document> {
     let variables = vec![("queue", standing()), ("next", first(entries("$$queue", is_live())))];
     let result = doc! { "$cond": [is_missing("$$next"), "$$ROOT", handed_on("$$queue")] };
-    vec![doc! { "$replaceWith": with(variables, result) }]
+    becomes(with(variables, result))
 }
 
 /// Narrows a filter to documents that nobody live waits for, or (`wanted`) that somebody does.
@@ -310,7 +323,7 @@ pub(super) fn beat(process: &str) -> Vec<Document> {
         handed_on("$$queue"),
         { "$mergeObjects": ["$$ROOT", { QUEUE: "$$queue" }] },
     ] };
-    vec![doc! { "$replaceWith": with(variables, result) }]
+    becomes(with(variables, result))
 }
 
 /// The places that stand, and all of this process, however long it was silent.

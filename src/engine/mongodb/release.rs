@@ -109,28 +109,12 @@ impl MongodbEngine {
             self.locks.delete_many(documents::owned(&ids, &claim.owner)).await?;
             return Ok(());
         };
-        let touched = queue::touched_by(&ids, &claim.owner);
-        if self
-            .locks
-            .update_many(touched, queue::part(&claim.owner))
-            .await?
-            .matched_count
-            > 0
-        {
-            self.delete_freed(&ids, &claim.owner).await?;
-        }
+        // Whatever becomes of this, nobody waits any more.
         line.known.leaves(&claim.owner);
-        Ok(())
-    }
-
-    /// Lets go of one name's document, or of the place in its queue.
-    pub(super) async fn part_with_one(&self, key: &Key, owner: &OwnerToken) -> Outcome<()> {
-        let ids = [self.id(key)];
-        let touched = queue::touched_by(&ids, owner);
-        if self.locks.update_one(touched, queue::part(owner)).await?.matched_count > 0 {
-            self.delete_freed(&ids, owner).await?;
-        }
-        Ok(())
+        let touched = queue::touched_by(&ids, &claim.owner);
+        self.locks.update_many(touched, queue::part(&claim.owner)).await?;
+        // In any case: an earlier call may have come no further than to mark it.
+        self.delete_freed(&ids, &claim.owner).await
     }
 
     async fn delete_freed(&self, ids: &[String], owner: &OwnerToken) -> Outcome<()> {

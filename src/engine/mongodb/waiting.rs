@@ -61,6 +61,7 @@ impl Line {
 
     pub(super) fn close(&self) {
         self.watcher.close();
+        self.known.forget_all();
     }
 
     #[cfg(test)]
@@ -125,17 +126,33 @@ impl Line {
     fn disown(self: &Arc<Self>, id: String, owner: OwnerToken) {
         let line = self.clone();
         tokio::spawn(async move {
-            let waited_for = queue::waited_for_by(&id, &line.process, &owner);
-            match line.locks.update_one(waited_for, queue::part(&owner)).await {
-                Ok(updated) if updated.matched_count == 1 => {
-                    let freed = doc! { "_id": id, documents::OWNER: queue::freed(&owner) };
-                    let _ = line.locks.delete_one(freed).await;
-                }
-                Ok(_) => {}
+            let disowned = tokio::time::timeout(line.limit, line.pass_on(&id, &owner)).await;
+            if !matches!(disowned, Ok(Ok(()))) {
                 // Its place costs the others some time more.
-                Err(error) => tracing::debug!(%error, "a waiter that nobody knows could not be disowned"),
+                tracing::debug!(?disowned, "a waiter that nobody knows could not be disowned");
             }
         });
+    }
+
+    /// A waiter waits for this name no more.
+    pub(super) async fn leave(&self, key: &Key, owner: &OwnerToken) -> Outcome<()> {
+        self.pass_on(&format!("{}{key}", self.prefix), owner).await
+    }
+
+    /// Takes a waiter's place away, and passes on what is kept for it. What it holds it keeps, so that this may come late.
+    async fn pass_on(&self, id: &str, owner: &OwnerToken) -> Outcome<()> {
+        let waited_for = queue::waited_for_by(id, &self.process, owner);
+        if self
+            .locks
+            .update_one(waited_for, queue::part(owner))
+            .await?
+            .matched_count
+            == 1
+        {
+            let freed = doc! { "_id": id, documents::OWNER: queue::freed(owner) };
+            self.locks.delete_one(freed).await?;
+        }
+        Ok(())
     }
 
     /// Gives a sign of life for these names.
@@ -205,7 +222,8 @@ pub(super) struct LineSubscription {
 #[async_trait]
 impl Subscription for LineSubscription {
     async fn changed(&mut self) {
-        if self.line.watcher.is_refused() {
+        // Who has no place is told by nobody either.
+        if self.line.watcher.is_refused() || !self.ear.is_expected() {
             tokio::select! {
                 () = self.ear.changed() => {}
                 () = self.poll.changed() => {}

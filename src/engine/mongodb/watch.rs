@@ -4,8 +4,8 @@
 //! deleted (by a gist process, by the TTL monitor, or because nobody waited for them); and of releases that keep the name
 //! busy for a shorter while than the lease would have. Takeovers and renewals are left out by the server: they free nobody.
 //!
-//! What happens while there is no stream is not made up for by a resume token but by a hint to everybody once there is
-//! one again: whoever tries then sees the present.
+//! The driver goes on where a broken stream was, once and by itself. What happens while that fails is made up for by a hint
+//! to everybody when there is a stream again: whoever tries then sees the present.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -144,7 +144,8 @@ impl Shared {
         // How the server logs an update that a difference would describe at greater length: as a replacement.
         let replaced = |field: &str| format!("fullDocument.{field}");
         let telling = doc! { "$or": [
-            { "operationType": { "$in": ["delete", "drop", "rename", "dropDatabase"] } },
+            // A collection that is dropped or renamed ends the stream.
+            { "operationType": "delete" },
             { "operationType": "update", updated(RESERVED): ours.clone() },
             { "operationType": "replace", replaced(RESERVED): ours },
             { "operationType": "update", updated("owner"): kept.clone() },
