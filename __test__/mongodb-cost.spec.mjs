@@ -76,9 +76,9 @@ scenes('mongodb-replica-set', 'what waiting costs', { serverPerTest: true }, (te
     assert.ok(perHandOff[2] <= perHandOff[0] + 1, `${perHandOff} operations`)
   })
 
-  test('a thousand names that were waited for leave nothing', async (scene) => {
+  test('many names that were waited for leave nothing', async (scene) => {
     const locks = await scene.connect({}, scene.server.port)
-    const names = Array.from({ length: 1000 }, (_, index) => `n${index}`)
+    const names = Array.from({ length: 300 }, (_, index) => `n${index}`)
     const held = await Promise.all(names.map((name) => scene.direct.acquire(name)))
     const turns = names.map((name) => locks.using(name, { waitMs: 60_000 }, () => {}))
     await waiting(locks, names.length)

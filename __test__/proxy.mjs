@@ -5,6 +5,7 @@ import { after, before, describe, it } from 'node:test'
 import { startMongod, startRedis } from '../scripts/servers.mjs'
 import { LockService } from '../index.js'
 import { random } from './stores.mjs'
+import { until } from './tools.mjs'
 
 /** One client's connection through the proxy. What is held back keeps its order, as on a real wire. */
 class Pair {
@@ -167,9 +168,9 @@ const mongodbUrl = (port) => `mongodb://127.0.0.1:${port}/holdfast?directConnect
 
 /** The servers that a proxy can stand in front of. */
 export const SERVERS = {
-  redis: { start: startRedis, url: (port) => `redis://127.0.0.1:${port}` },
-  mongodb: { start: startMongod, url: mongodbUrl },
-  'mongodb-replica-set': { start: (how) => startMongod({ replicaSet: true, ...how }), url: mongodbUrl },
+  redis: { engine: 'redis', start: startRedis, url: (port) => `redis://127.0.0.1:${port}` },
+  mongodb: { engine: 'mongodb', start: startMongod, url: mongodbUrl },
+  'mongodb-replica-set': { engine: 'mongodb', start: (how) => startMongod({ replicaSet: true, ...how }), url: mongodbUrl },
 }
 
 /** Longest that a call may take to come back where a store's time-out ends it: the rest is for a slow machine. */
@@ -247,6 +248,9 @@ export function scenes(kind, title, { serverPerTest = false, args }, define) {
           await scene.open()
           await body(scene, t)
           await scene.closeServices(scene.direct)
+          // A name that was handed to a waiter of a service that is gone is kept for it for 2 s.
+          const kept = async () => (await scene.direct.list()).some(({ fencingToken }) => fencingToken === null)
+          await until('nothing is kept for a waiter', async () => !(await kept()))
           assert.deepEqual(await scene.direct.list(), [], 'the test left locks behind')
         } finally {
           await scene.close()

@@ -52,7 +52,7 @@ for (const kind of Object.keys(SERVERS)) {
       test(`the answer to ${way} is lost, and the store stays away: nothing is left`, async ({ proxy, direct, ...scene }) => {
         const locks = await scene.warm({ storeTimeoutMs: 1000 })
         const lost = proxy.loseReply(scene.key('name'))
-        const call = rejects(take(locks, 'name'), 'LOCK_STORE', { retryable: true, engine: kind })
+        const call = rejects(take(locks, 'name'), 'LOCK_STORE', { retryable: true, engine: SERVERS[kind].engine })
         await lost
         await proxy.down()
         await call

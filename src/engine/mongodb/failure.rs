@@ -160,6 +160,9 @@ impl fmt::Display for Failure {
         match &*self.0.kind {
             ErrorKind::Command(error) if error.code == UNAUTHORIZED => f.write_str(forbidden(&error.message))?,
             _ if self.code() == Some(UNAUTHORIZED) => f.write_str("the user has not the right to do this: ")?,
+            _ if self.code() == Some(DUPLICATE_KEY) => {
+                f.write_str("a unique index that is not ours is in the way: ")?;
+            }
             _ => {}
         }
         match &*self.0.kind {
