@@ -1,7 +1,7 @@
 // What a fail-over of a MongoDB replica set means to who holds a lock, who waits for one, and who calls meanwhile.
 import assert from 'node:assert/strict'
 import { LockService } from '../index.js'
-import { PATIENCE_MS, SLACK_MS, TROUBLES, advanceClusterTime, onReplicaSet, successor, withoutPrimary } from './replica-set.mjs'
+import { PATIENCE_MS, SLACK_MS, TROUBLES, WATCHFUL, advanceClusterTime, onReplicaSet, successor, withoutPrimary } from './replica-set.mjs'
 import { assertGrowing, rejection, rejects, sleep, until, waiting } from './tools.mjs'
 
 /** Promises whose end matters only if the test gets that far: what went wrong before is what it has to show. */
@@ -13,12 +13,8 @@ function later(promises) {
 /** Longer than an election takes, also on a busy machine, and short enough to be waited for. */
 const TTL_MS = 15_000
 
-/**
- * Calls wait for a new primary for as long as it takes, and those that hang at a primary that hangs are sent to its
- * successor when the driver has had no word of the old one for 2.5 s (as it comes, that is after 15 s).
- */
+/** Calls wait for a new primary for as long as it takes. */
 const PATIENT = { storeTimeoutMs: PATIENCE_MS }
-const WATCHFUL = '&connectTimeoutMS=2000&heartbeatFrequencyMS=500'
 
 onReplicaSet('leases across a fail-over', {}, (test) => {
   for (const [what, { begin, end }] of Object.entries(TROUBLES)) {

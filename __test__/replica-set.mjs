@@ -12,6 +12,12 @@ export const PATIENCE_MS = 60_000
 /** What a call may take beyond its limit: the rest is for a slow machine. */
 export const SLACK_MS = 3000
 
+/**
+ * For URLs: a call that hangs at a primary that hangs is sent to its successor when the driver has had no word of the old
+ * one for 2.5 s. Without this it would be after 15 s, which is past the limit of most calls.
+ */
+export const WATCHFUL = '&connectTimeoutMS=2000&heartbeatFrequencyMS=500'
+
 /** One test's view of the set: services, names and a collection of its own. */
 class Scene {
   #services = []
