@@ -4,7 +4,7 @@ import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { start } from './children/start.mjs'
-import { Load, PATIENCE_MS, TEST_COMMANDS, WATCHFUL, onReplicaSet, successor, takesBack, withoutReplication } from './replica-set.mjs'
+import { Load, PATIENCE_MS, TEST_COMMANDS, onReplicaSet, successor, takesBack, withoutReplication } from './replica-set.mjs'
 import { assertGrowing, rejects, sleep, until } from './tools.mjs'
 
 const NAMES = ['a', 'b', 'c']
@@ -54,8 +54,8 @@ onReplicaSet('fail-over under load', { args: TEST_COMMANDS }, (test) => {
     const folder = await mkdtemp(join(tmpdir(), 'holdfast-failover-'))
     t.after(() => rm(folder, { recursive: true, force: true }))
     await writeFile(join(folder, 'count'), JSON.stringify({ count: 0, fence: '0' }))
-    const url = `${set.url}${WATCHFUL}`
-    const task = { url, options: { ...options, storeTimeoutMs: PATIENCE_MS }, way: 'acquire', names: ['count'], rounds: 40, folder }
+    const patient = { ...options, storeTimeoutMs: PATIENCE_MS }
+    const task = { url: set.url, options: patient, way: 'acquire', names: ['count'], rounds: 40, folder }
     const children = Array.from({ length: 4 }, () => start(t, 'count', task))
     const load = await underLoad(scene, async (load) => {
       for (let round = 0; round < 2; round++) {

@@ -14,7 +14,7 @@ export const SLACK_MS = 3000
 
 /**
  * For URLs: a call that hangs at a primary that hangs is sent to its successor when the driver has had no word of the old
- * one for 2.5 s. Without this it would be after 15 s, which is past the limit of most calls.
+ * one for 2.5 s. As the driver comes that takes much longer than an election, and most calls have reached their limit.
  */
 export const WATCHFUL = '&connectTimeoutMS=2000&heartbeatFrequencyMS=500'
 
