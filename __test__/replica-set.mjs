@@ -92,13 +92,19 @@ export async function successor(set, old) {
   }, PATIENCE_MS)
 }
 
-/** What a primary can suffer: `begin(set)` gives the old primary, `end(old)` makes it a member like the others again. */
+/**
+ * What a primary can suffer: `begin(set)` gives the old primary, `end(old)` makes it a member like the others again.
+ * `ttlMs`: longer than it takes until writes are acknowledged again, also on a busy machine. Where the old primary hangs
+ * that is mostly the time of the election, but half a minute when the third member turns to it once more.
+ */
 export const TROUBLES = {
   'a step-down': {
+    ttlMs: 15_000,
     begin: (set) => set.stepDown({ seconds: 120, force: true }),
     end: (old) => mongoCommand(old, { replSetFreeze: 0 }),
   },
   'the SIGKILL of the primary': {
+    ttlMs: 15_000,
     async begin(set) {
       const old = await until('a primary', set.primary)
       await old.kill()
@@ -107,6 +113,7 @@ export const TROUBLES = {
     end: (old) => old.restart(),
   },
   'a pause of the primary': {
+    ttlMs: 45_000,
     async begin(set) {
       const old = await until('a primary', set.primary)
       await old.pause()

@@ -99,10 +99,10 @@ const ELECTIONS = {
 }
 
 /**
- * A member that follows one that hangs looks for another after two seconds. As it comes that may take twenty, in which a
- * majority of two acknowledges nothing, although they have a primary.
+ * A member that follows one that hangs gives it up once, and only when its heartbeats have failed, too: one that asks it
+ * again waits for half a minute, in which a majority of two acknowledges nothing although they have a primary.
  */
-const FOLLOWING = ['oplogNetworkTimeoutBufferSeconds=1', 'oplogFetcherSteadyStateMaxFetcherRestarts=0']
+const FOLLOWING = ['oplogNetworkTimeoutBufferSeconds=4', 'oplogFetcherSteadyStateMaxFetcherRestarts=0']
 
 /**
  * Starts the replica set `rs0` of three members, which choose a new primary within seconds.
