@@ -50,10 +50,13 @@ export async function startRedisQuorum() {
   return { url: nodes.map((node) => node.url).join(','), stop }
 }
 
-/** Starts a standalone mongod, or with `replicaSet` the only member, and by then primary, of the set `rs0`. */
-export async function startMongod({ replicaSet = false, args = [] } = {}) {
+/**
+ * Starts a standalone mongod, or with `replicaSet` the only member, and by then primary, of the set `rs0`. With
+ * `initiate: false` it waits for somebody else to make it a member.
+ */
+export async function startMongod({ replicaSet = false, initiate = replicaSet, args = [] } = {}) {
   const { path, env } = await locateMongod()
-  const driver = replicaSet && (await importDriver())
+  const driver = initiate && (await importDriver())
   return serve((dir, port) => {
     const quick = ['ttlMonitorSleepSecs=1', 'shutdownTimeoutMillisForSignaledShutdown=100']
     const member = replicaSet ? ['--replSet', 'rs0', '--oplogSize', '128'] : []
@@ -62,7 +65,7 @@ export async function startMongod({ replicaSet = false, args = [] } = {}) {
     return {
       argv: [path, '--port', port, ...fixed, ...quick.flatMap((parameter) => ['--setParameter', parameter]), ...member, ...args],
       env,
-      ready: async (log) => /waiting for connections/i.test(log) && (!replicaSet || isPrimary(driver, port)),
+      ready: async (log) => /waiting for connections/i.test(log) && (!initiate || isPrimary(driver, port)),
       shown: { url: `mongodb://127.0.0.1:${port}/holdfast${replicaSet ? '?replicaSet=rs0' : ''}` },
     }
   })
@@ -281,7 +284,7 @@ function answersPing(port, caPath) {
 }
 
 // Needed for replica sets alone, so that nobody else has to have it installed.
-const importDriver = () =>
+export const importDriver = () =>
   import('mongodb').catch((cause) => {
     throw new Error('a replica set is set up through the npm package mongodb: run npm install.', { cause })
   })

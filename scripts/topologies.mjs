@@ -1,10 +1,11 @@
-// Redis servers in company, for the tests: a cluster of three masters, and a master with replicas under sentinels.
+// Servers in company, for the tests: a Redis Cluster of three masters, a Redis master with replicas under sentinels, and
+// a MongoDB replica set of three members.
 import { writeFile } from 'node:fs/promises'
 import net from 'node:net'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { locateRedis } from './servers-cli.mjs'
-import { freePort, serve, startRedis } from './servers.mjs'
+import { freePort, importDriver, serve, startMongod, startRedis } from './servers.mjs'
 
 const SLOTS = 16384
 const PATIENCE_MS = 60_000
@@ -88,6 +89,82 @@ async function startSentinel(masterPort) {
   })
 }
 
+/** What keeps the elections of a replica set short: a primary is given up after 1.5 s of silence. */
+const ELECTIONS = {
+  electionTimeoutMillis: 1500,
+  heartbeatIntervalMillis: 500,
+  // How long a new primary waits for the word of a member that hangs, and for what that member may have and it has not.
+  heartbeatTimeoutSecs: 2,
+  catchUpTimeoutMillis: 2000,
+}
+
+/**
+ * A member that follows one that hangs gives it up once, and only when its heartbeats have failed, too: one that asks it
+ * again waits for half a minute, in which a majority of two acknowledges nothing although they have a primary.
+ */
+const FOLLOWING = ['oplogNetworkTimeoutBufferSeconds=4', 'oplogFetcherSteadyStateMaxFetcherRestarts=0']
+
+/**
+ * Starts the replica set `rs0` of three members, which choose a new primary within seconds.
+ * - `members`: the three servers.
+ * - `primary()`: the member that is the primary by its own word and the latest election; `undefined` while there is none.
+ * - `stepDown({ seconds, force })`: the primary gives up its office, and is not elected again for so long. It proposes a
+ *   successor, who is elected at once; with `force` it does not, and the others miss it first. Gives the old primary.
+ * - `whole()`: resolves when one member is the primary and the others follow it.
+ */
+export async function startMongoReplicaSet({ args = [] } = {}) {
+  const quick = FOLLOWING.flatMap((parameter) => ['--setParameter', parameter])
+  const start = () => startMongod({ replicaSet: true, initiate: false, args: [...quick, ...args] })
+  const members = await together([start(), start(), start()])
+  const hosts = members.map(({ port }) => `127.0.0.1:${port}`)
+  const set = {
+    url: `mongodb://${hosts.join(',')}/holdfast?replicaSet=rs0`,
+    members,
+    primary: () => primaryOf(members),
+    stepDown: ({ seconds = 1, force = false } = {}) => until('a primary that steps down', async () => {
+      const primary = await set.primary()
+      const command = { replSetStepDown: seconds, secondaryCatchUpPeriodSecs: force ? 0 : Math.min(seconds, 1), force }
+      // It is no primary any more, or nobody has caught up with it yet.
+      return primary && mongoCommand(primary, command).then(() => primary, () => undefined)
+    }),
+    whole: () => until('a replica set that is whole', async () => {
+      const primary = await set.primary()
+      const states = primary && (await mongoCommand(primary, { replSetGetStatus: 1 }).catch(() => undefined))
+      return states?.members.map(({ stateStr }) => stateStr).sort().join() === 'PRIMARY,SECONDARY,SECONDARY'
+    }),
+    stop: () => stopAll(members),
+  }
+  try {
+    const config = { _id: 'rs0', members: hosts.map((host, _id) => ({ _id, host })), settings: ELECTIONS }
+    await mongoCommand(members[0], { replSetInitiate: config }, PATIENCE_MS)
+    await set.whole()
+    return set
+  } catch (error) {
+    await set.stop()
+    throw error
+  }
+}
+
+async function primaryOf(members) {
+  const answers = await Promise.all(members.map((member) => mongoCommand(member, { hello: 1 }, 1000).catch(() => ({}))))
+  // One that was paused takes itself for the primary until it hears of the next one, who was elected later.
+  const election = (index) => answers[index].electionId.toHexString()
+  const claiming = [0, 1, 2].filter((index) => answers[index].isWritablePrimary)
+  return members[claiming.sort((one, other) => (election(one) < election(other) ? 1 : -1))[0]]
+}
+
+/** Has one member run a command on its database `admin`, whatever its part in the set is; gives its answer. */
+export async function mongoCommand({ port }, command, limitMs = 5000) {
+  const { MongoClient } = await importDriver()
+  const limits = { serverSelectionTimeoutMS: limitMs, connectTimeoutMS: limitMs, socketTimeoutMS: limitMs }
+  const client = new MongoClient(`mongodb://127.0.0.1:${port}/?directConnection=true`, limits)
+  try {
+    return await client.db('admin').command(command)
+  } finally {
+    await client.close()
+  }
+}
+
 /** Sends one command of words without blanks; gives the answer as it comes over the wire. */
 export function redisCommand(port, line) {
   return new Promise((resolve, reject) => {
@@ -103,7 +180,9 @@ export function redisCommand(port, line) {
 
 async function until(what, holds) {
   const deadline = Date.now() + PATIENCE_MS
-  while (!(await holds())) {
+  for (;;) {
+    const held = await holds()
+    if (held) return held
     if (Date.now() > deadline) throw new Error(`not within ${PATIENCE_MS} ms: ${what}`)
     await sleep(50)
   }
