@@ -18,9 +18,11 @@ const UNAUTHORIZED: i32 = 13;
 const AUTHENTICATION_FAILED: i32 = 18;
 
 /// Answers of a server that will be back: elections, shutdowns, start-up, trouble between the members, time-outs, overload.
-const PASSING: [i32; 22] = [
+const PASSING: [i32; 26] = [
     6,     // HostUnreachable
     7,     // HostNotFound
+    24,    // LockTimeout
+    43,    // CursorNotFound
     50,    // MaxTimeMSExpired
     64,    // WriteConcernFailed: the members did not acknowledge within wtimeoutMS
     89,    // NetworkTimeout
@@ -29,8 +31,10 @@ const PASSING: [i32; 22] = [
     112,   // WriteConflict
     133,   // FailedToSatisfyReadPreference
     134,   // ReadConcernMajorityNotAvailableYet
+    175,   // QueryPlanKilled
     189,   // PrimarySteppedDown
     202,   // NetworkInterfaceExceededTimeLimit
+    237,   // CursorKilled
     262,   // ExceededTimeLimit
     462,   // IngressRequestRateLimitExceeded
     9001,  // SocketException

@@ -1,5 +1,5 @@
-//! What is seen of the servers while connecting: the driver goes on looking until its time is over, also where nothing
-//! but another URL or certificate can help.
+//! What is seen of the servers: while connecting, because the driver goes on looking until its time is over, also where
+//! nothing but another URL or certificate can help; and later, which of them is the primary.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use mongodb::bson::{Document, doc};
 use mongodb::event::EventHandler;
 use mongodb::event::sdam::SdamEvent;
 use mongodb::options::{ClientOptions, ServerAddress, Tls, TlsOptions};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::trouble;
 
@@ -25,6 +25,7 @@ pub(super) struct Sight {
     has_tls: bool,
     seen: Mutex<HashMap<ServerAddress, Seen>>,
     news: Notify,
+    primary: watch::Sender<Option<ServerAddress>>,
 }
 
 /// How one server was seen last.
@@ -38,6 +39,12 @@ enum Seen {
     Mistake(String),
 }
 
+/// Whether this is how the primary of a replica set greets, by either name of that greeting.
+fn is_primary(hello: &Document) -> bool {
+    let says = |field| hello.get_bool(field).unwrap_or(false);
+    hello.contains_key("setName") && (says("isWritablePrimary") || says("ismaster"))
+}
+
 impl Sight {
     pub(super) fn new(options: &ClientOptions) -> Arc<Self> {
         Arc::new(Sight {
@@ -46,6 +53,7 @@ impl Sight {
             has_tls: matches!(options.tls, Some(Tls::Enabled(_))),
             seen: Mutex::default(),
             news: Notify::new(),
+            primary: watch::Sender::new(None),
         })
     }
 
@@ -59,6 +67,14 @@ impl Sight {
         EventHandler::callback(move |event| match event {
             SdamEvent::ServerHeartbeatSucceeded(heartbeat) => {
                 let seen = sight.wrong_set(&heartbeat.reply).map_or(Seen::Hope, Seen::Mistake);
+                if is_primary(&heartbeat.reply) {
+                    let primary = Some(heartbeat.server_address.clone());
+                    sight.primary.send_if_modified(|before| {
+                        let is_new = *before != primary;
+                        *before = primary;
+                        is_new
+                    });
+                }
                 sight.note(heartbeat.server_address, seen);
             }
             SdamEvent::ServerHeartbeatFailed(heartbeat) => {
@@ -72,6 +88,11 @@ impl Sight {
             }
             _ => {}
         })
+    }
+
+    /// The primary of a replica set, as it was seen last.
+    pub(super) fn primary(&self) -> watch::Receiver<Option<ServerAddress>> {
+        self.primary.subscribe()
     }
 
     fn note(&self, server: ServerAddress, seen: Seen) {

@@ -12,7 +12,8 @@ use async_trait::async_trait;
 use futures_util::TryStreamExt;
 use mongodb::Collection;
 use mongodb::bson::{Document, doc};
-use mongodb::options::ReturnDocument;
+use mongodb::options::{ReturnDocument, ServerAddress};
+use tokio::sync::watch;
 
 use super::poll::Poll;
 use super::watch::{Change, Use, Watcher};
@@ -39,7 +40,12 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub(super) fn new(locks: Collection<Document>, prefix: String, limit: Duration) -> Arc<Self> {
+    pub(super) fn new(
+        locks: Collection<Document>,
+        prefix: String,
+        limit: Duration,
+        primary: watch::Receiver<Option<ServerAddress>>,
+    ) -> Arc<Self> {
         let process = format!("{:016x}", fastrand::u64(..));
         Arc::new_cyclic(|line: &std::sync::Weak<Line>| {
             let line = line.clone();
@@ -49,7 +55,7 @@ impl Line {
                 }
             });
             Line {
-                watcher: Watcher::new(locks.clone(), &process, deliver),
+                watcher: Watcher::new(locks.clone(), &process, primary, deliver),
                 locks,
                 prefix,
                 process,

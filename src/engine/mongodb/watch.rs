@@ -16,7 +16,7 @@ use mongodb::Collection;
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::change_stream::ChangeStream;
 use mongodb::error::ErrorKind;
-use mongodb::options::ReadConcern;
+use mongodb::options::{ReadConcern, ServerAddress};
 use serde::Deserialize;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -105,6 +105,8 @@ struct Shared {
     /// The name of this process in the queues.
     process: String,
     deliver: Deliver,
+    /// The primary, as it was seen last.
+    primary: watch::Receiver<Option<ServerAddress>>,
     state: Mutex<State>,
     phase: watch::Sender<Phase>,
     /// Cuts a pause between two attempts short.
@@ -171,6 +173,8 @@ impl Shared {
         let (mut attempt, mut pause) = (0, FIRST_PAUSE);
         loop {
             attempt += 1;
+            let mut primary = self.primary.clone();
+            primary.mark_unchanged();
             match self.open().await {
                 Ok(stream) => {
                     let opened = Instant::now();
@@ -178,7 +182,7 @@ impl Shared {
                     if attempt > 1 {
                         (self.deliver)(Change::Unknown);
                     }
-                    if self.pass_on(stream).await.is_break() {
+                    if self.pass_on(stream, primary).await.is_break() {
                         return;
                     }
                     self.tell(Phase::Closed);
@@ -203,8 +207,12 @@ impl Shared {
         }
     }
 
-    /// Passes changes on until the stream breaks, or is not needed any more.
-    async fn pass_on(&self, mut stream: ChangeStream<Event>) -> ControlFlow<()> {
+    /// Passes changes on until the stream breaks, or there is another primary, or it is not needed any more.
+    async fn pass_on(
+        &self,
+        mut stream: ChangeStream<Event>,
+        mut primary: watch::Receiver<Option<ServerAddress>>,
+    ) -> ControlFlow<()> {
         let mut seen = self.lock().all_uses;
         let mut look = tokio::time::interval(LINGER);
         look.reset();
@@ -218,6 +226,8 @@ impl Shared {
                     }
                     Some(Err(_)) | None => return ControlFlow::Continue(()),
                 },
+                // The old one may hang, and its connection with it, for as long as a request waits there.
+                Ok(()) = primary.changed() => return ControlFlow::Continue(()),
                 _ = look.tick() => {
                     let last = self.lock().all_uses;
                     if last == seen && self.retire_unless_wanted() {
@@ -244,11 +254,17 @@ impl Shared {
 }
 
 impl Watcher {
-    pub(super) fn new(locks: Collection<Document>, process: &str, deliver: Deliver) -> Self {
+    pub(super) fn new(
+        locks: Collection<Document>,
+        process: &str,
+        primary: watch::Receiver<Option<ServerAddress>>,
+        deliver: Deliver,
+    ) -> Self {
         Watcher(Arc::new(Shared {
             locks,
             process: process.to_owned(),
             deliver,
+            primary,
             state: Mutex::default(),
             phase: watch::Sender::new(Phase::Closed),
             attempt_now: Notify::new(),
