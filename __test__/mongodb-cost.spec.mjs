@@ -87,3 +87,20 @@ scenes('mongodb-replica-set', 'what waiting costs', { serverPerTest: true }, (te
     assert.equal(await look(scene, (db) => db.collection('locks').countDocuments()), 0)
   })
 })
+
+scenes('mongodb', 'what waiting costs', { serverPerTest: true }, (test) => {
+  test('all waiters of a process for a name make the looks of one', async (scene) => {
+    const held = await scene.direct.acquire('n')
+    const locks = await scene.connect({}, scene.server.port)
+    const turns = Array.from({ length: 20 }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
+    await waiting(locks, turns.length)
+    // The pauses have grown to their longest, 150 to 250 ms, by then.
+    await sleep(2000)
+    const sent = await operations(scene, () => sleep(3000))
+    const looks = sent.filter(({ command }) => command.q?._id !== undefined || command.findAndModify || command.find)
+    assert.ok(looks.length >= 5, `${looks.length} looks`)
+    assert.ok(looks.length <= 3000 / 150 + 5, `${looks.length} looks`)
+    await held.release()
+    await Promise.all(turns)
+  })
+})

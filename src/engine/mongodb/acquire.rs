@@ -22,6 +22,8 @@ const ROUNDS: usize = 3;
 /// When to try again when it is not known how long the holder lasts: somebody got or freed the name just now.
 const SOON: Duration = Duration::from_millis(1);
 
+/// After so many hand-offs a name gets a new stamp, so that its tokens stay within the second of the stamp.
+const MOST_HANDED: u32 = 100_000;
 /// The shortest lease whose end is written by an estimate.
 const SHORTEST_ESTIMATED: Duration = Duration::from_secs(1);
 
@@ -64,7 +66,7 @@ impl MongodbEngine {
                 Err(held) => return Ok(held),
             };
             newest = newest.max(newest_of(&taken));
-            if let Some(fence) = self.stamp_all(claim, &taken).await? {
+            if let Some(fence) = self.stamp_all(claim, &taken, &mut newest).await? {
                 if let Some(line) = &self.line {
                     line.known.leaves(&claim.owner);
                 }
@@ -109,15 +111,19 @@ impl MongodbEngine {
         let line = self.line.as_ref();
         let number = line.map_or(0, |line| line.known.number(&claim.owner));
         let awaited = line.and_then(|line| line.known.waits_for(&claim.owner));
+        // All at once, until it turns out that they are not all free.
+        let mut at_once = claim.keys().len();
         while let Some((key, _)) = claim.keys()[all.len()..].split_first() {
             // The name that was waited for is not just free. The end of a short lease is worth the dearer write, which
             // gets it right.
             if awaited.as_ref() != Some(key) && claim.ttl.duration() >= SHORTEST_ESTIMATED {
                 let before = all.len();
-                self.insert(claim, all).await?;
+                self.insert(claim, all, at_once).await?;
                 if all.len() > before {
+                    at_once *= 4;
                     continue;
                 }
+                at_once = 1;
             }
             match self.take(key, claim, number).await? {
                 Taken::Ours(taken) => all.push(taken),
@@ -146,7 +152,7 @@ impl MongodbEngine {
                 return Ok(Taken::Ours(taken));
             }
         }
-        // Who hears nothing takes no place: the name would be handed to somebody who does not come for it.
+        // Whoever takes a place hears of its turn from then on, or looks often.
         match line {
             Some(line) => {
                 let open = line.listen().await?;
@@ -208,9 +214,13 @@ impl MongodbEngine {
     }
 
     /// Makes the documents of names that are free, in one command up to the first that is not: the cheapest write that there
-    /// is, and no more than that is needed most of the time. Adds them to `all`.
-    async fn insert(&self, claim: &Claim, all: &mut Vec<Unstamped>) -> Outcome<()> {
-        let ids = &self.ids(claim)[all.len()..];
+    /// is, and no more than that is needed most of the time. Adds them to `all`, at most so many.
+    async fn insert(&self, claim: &Claim, all: &mut Vec<Unstamped>, at_once: usize) -> Outcome<()> {
+        let ids: Vec<String> = claim.keys()[all.len()..]
+            .iter()
+            .take(at_once)
+            .map(|key| self.id(key))
+            .collect();
         let written = self.estimate.write(claim.ttl);
         let mut documents = ids.iter().map(|id| documents::inserted(id, claim, &written));
         let inserted = match (documents.next(), ids.len()) {
@@ -261,10 +271,16 @@ impl MongodbEngine {
     /// Gives one fence to all names of the claim, which `take_all` left in this owner's hands.
     ///
     /// # Behavior
-    /// `None`: at least one of them changed since then, and nothing is granted.
-    pub(super) async fn stamp_all(&self, claim: &Claim, taken: &[Unstamped]) -> Outcome<Option<Fence>> {
+    /// `None`: at least one of them changed since then, and nothing is granted. `newest` gets the stamp that was drawn.
+    pub(super) async fn stamp_all(
+        &self,
+        claim: &Claim,
+        taken: &[Unstamped],
+        newest: &mut Option<Timestamp>,
+    ) -> Outcome<Option<Fence>> {
         if let [Unstamped { stamp: Some(first), .. }, others @ ..] = taken
             && others.iter().all(|other| other.stamp == Some(*first))
+            && first.handed < MOST_HANDED
         {
             // Handed on, or granted by an earlier try whose answer was lost: the same fence again. Renewing makes sure
             // that it has the full write concern, too.
@@ -295,6 +311,10 @@ impl MongodbEngine {
             answered,
         };
         self.estimate.note(look);
+        *newest = Some(stamp.tick).max(*newest);
+        if !self.corrected(claim, &ids, taken, look).await? {
+            return Ok(None);
+        }
         let others = &ids[1..];
         if !others.is_empty() {
             let not_newer = not_newer(documents::owned(others, &claim.owner), stamp.tick);
@@ -302,9 +322,6 @@ impl MongodbEngine {
             if copied.matched_count < others.len() as u64 {
                 return Ok(None);
             }
-        }
-        if !self.corrected(claim, &ids, taken, look).await? {
-            return Ok(None);
         }
         self.fence(&stamp).map(Some)
     }

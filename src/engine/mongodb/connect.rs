@@ -77,7 +77,7 @@ impl MongodbEngine {
         let look = timeout_at(deadline, look(&database))
             .await
             .unwrap_or_else(|_| Err(late(limit, "to the second command")))?;
-        let line = || Line::new(locks.clone(), config.prefix.clone(), config.timeout, sight.primary());
+        let line = || Line::new(locks.clone(), config.prefix.clone(), config.timeout, sight.election());
         Ok(Arc::new(MongodbEngine {
             line: is_cluster.then(line),
             estimate: Estimate::new(look),

@@ -30,6 +30,8 @@ pub(super) const END: &str = "end";
 /// The place of who asks, and how many are before it, as an answer shows them.
 const PLACE: &str = "place";
 pub(super) const AHEAD: &str = "ahead";
+/// No command is under way for so long.
+const FAR_OFF: Duration = Duration::from_secs(60);
 /// A field that no document has. A filter that asks for null there matches every document, and the one that an upsert
 /// makes *has* the null: only so can the pipeline tell a missing document from a bare `{ _id }` that somebody inserted.
 pub(super) const ABSENT: &str = "holdfastAbsent";
@@ -92,10 +94,13 @@ pub(super) fn inserted(id: &str, claim: &Claim, written: &Written) -> Document {
 }
 
 /// The document of a name that is held by a claim already, for at least `ttl` from now on. One that has no stamp yet was
-/// never granted, and its end may be an estimate that nobody has put to the test: it lasts for just that long.
+/// never granted, and its end may be an estimate that nobody has put to the test: where it is far off, it lasts for just
+/// that long. (Not where it is a little off: it may be from a later try of the same claim, which this one must not shorten.)
 pub(super) fn kept(ttl: Ttl) -> Document {
+    let end = from_now(ttl.duration());
     let is_unstamped = doc! { "$eq": [{ "$type": format!("${FENCE}") }, "missing"] };
-    let end = doc! { "$cond": [is_unstamped, from_now(ttl.duration()), extended(ttl)] };
+    let is_far_off = doc! { "$gt": [format!("${EXPIRES_AT}"), from_now(ttl.duration() + FAR_OFF)] };
+    let end = doc! { "$cond": [{ "$and": [is_unstamped, is_far_off] }, end, extended(ttl)] };
     doc! { "$mergeObjects": ["$$ROOT", { EXPIRES_AT: end }] }
 }
 

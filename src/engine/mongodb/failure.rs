@@ -18,7 +18,7 @@ const UNAUTHORIZED: i32 = 13;
 const AUTHENTICATION_FAILED: i32 = 18;
 
 /// Answers of a server that will be back: elections, shutdowns, start-up, trouble between the members, time-outs, overload.
-const PASSING: [i32; 26] = [
+const PASSING: [i32; 28] = [
     6,     // HostUnreachable
     7,     // HostNotFound
     24,    // LockTimeout
@@ -34,8 +34,10 @@ const PASSING: [i32; 26] = [
     175,   // QueryPlanKilled
     189,   // PrimarySteppedDown
     202,   // NetworkInterfaceExceededTimeLimit
+    217,   // IncompleteTransactionHistory: what a retried write did is not kept any more
     237,   // CursorKilled
     262,   // ExceededTimeLimit
+    365,   // TemporarilyUnavailable
     462,   // IngressRequestRateLimitExceeded
     9001,  // SocketException
     10107, // NotWritablePrimary

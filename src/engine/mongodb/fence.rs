@@ -27,7 +27,8 @@
 //! A name that goes straight on to a waiter (`queue.rs`) keeps its document, and with it the last token: the waiter gets the
 //! one behind it, in the write that confirms, and needs no second step. Such a token is never ahead of the cluster time of
 //! its own write: the last one was not ahead of *its* write, and the clock ticks at least once for every write. So
-//! whatever is drawn later, after the document is gone, is larger.
+//! whatever is drawn later, after the document is gone, is larger. Now and then a waiter is given a stamp all the same, so
+//! that a name that never comes to rest does not run out of the tokens of a second.
 //!
 //! # Fail-over and rollback (replica set, sharded cluster)
 //! The logical clock is the cluster time: every write's place in the oplog comes from it, every message carries it, and

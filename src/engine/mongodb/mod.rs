@@ -16,7 +16,8 @@
 //! Every verb compares with `$$NOW`, and every end counts from it or is put to the test against it (`estimate.rs`): the
 //! wall clock of the primary at the moment when the command starts. A command that is held up afterwards has an older
 //! present, which errs on the safe side: it sees a lease as live that just ended, and a lease that it grants ends earlier,
-//! though never before the request's sending plus the ttl. On a sharded cluster it is the router that says what `$$NOW` is,
+//! though not before the request's sending plus the ttl (an estimated end: less a two-hundredth of the ttl, half of what a
+//! lease is cut short by here for the drift of clocks). On a sharded cluster it is the router that says what `$$NOW` is,
 //! and after a fail-over it is another member: keep the clocks of routers and members in step, because a lease that began by
 //! one of them may end by another. Fencing tokens do not depend on that.
 //!

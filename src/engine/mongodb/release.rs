@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use mongodb::bson::{Document, doc};
+use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::ReturnDocument;
 
 use super::documents::{self, OWNER};
+use super::queue::QUEUE;
 use super::{MongodbEngine, Outcome, queue};
 use crate::engine::Released;
 use crate::model::{Claim, Key, OwnerToken};
@@ -52,7 +53,10 @@ impl MongodbEngine {
         };
         // Of the two ways the likelier one first. Most names are not waited for.
         if !line.known.is_waited_for(&claim.keys()[0]) {
-            let deleted = self.delete(ids, queue::narrowed(held.clone(), false)).await?;
+            // Cheaper than to ask whether anybody in the queue is alive.
+            let mut lonely = held.clone();
+            lonely.insert(QUEUE, Bson::Null);
+            let deleted = self.delete(ids, lonely).await?;
             if deleted == 1 {
                 return Ok(1);
             }

@@ -1,11 +1,12 @@
 //! What is seen of the servers: while connecting, because the driver goes on looking until its time is over, also where
-//! nothing but another URL or certificate can help; and later, which of them is the primary.
+//! nothing but another URL or certificate can help; and later, when another one is the primary.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use mongodb::Client;
+use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Document, doc};
 use mongodb::event::EventHandler;
 use mongodb::event::sdam::SdamEvent;
@@ -25,7 +26,7 @@ pub(super) struct Sight {
     has_tls: bool,
     seen: Mutex<HashMap<ServerAddress, Seen>>,
     news: Notify,
-    primary: watch::Sender<Option<ServerAddress>>,
+    election: watch::Sender<Option<ObjectId>>,
 }
 
 /// How one server was seen last.
@@ -39,10 +40,9 @@ enum Seen {
     Mistake(String),
 }
 
-/// Whether this is how the primary of a replica set greets, by either name of that greeting.
-fn is_primary(hello: &Document) -> bool {
-    let says = |field| hello.get_bool(field).unwrap_or(false);
-    hello.contains_key("setName") && (says("isWritablePrimary") || says("ismaster"))
+/// The election by which a server is the primary of a replica set, if it is: each has a larger one than those before.
+fn election(hello: &Document) -> Option<ObjectId> {
+    hello.get_object_id("electionId").ok()
 }
 
 impl Sight {
@@ -53,7 +53,7 @@ impl Sight {
             has_tls: matches!(options.tls, Some(Tls::Enabled(_))),
             seen: Mutex::default(),
             news: Notify::new(),
-            primary: watch::Sender::new(None),
+            election: watch::Sender::new(None),
         })
     }
 
@@ -67,14 +67,13 @@ impl Sight {
         EventHandler::callback(move |event| match event {
             SdamEvent::ServerHeartbeatSucceeded(heartbeat) => {
                 let seen = sight.wrong_set(&heartbeat.reply).map_or(Seen::Hope, Seen::Mistake);
-                if is_primary(&heartbeat.reply) {
-                    let primary = Some(heartbeat.server_address.clone());
-                    sight.primary.send_if_modified(|before| {
-                        let is_new = *before != primary;
-                        *before = primary;
-                        is_new
-                    });
-                }
+                let election = election(&heartbeat.reply);
+                // A primary that was cut off and does not know yet that there is another has an older one.
+                sight.election.send_if_modified(|last| {
+                    let is_new = election > *last;
+                    *last = election.max(*last);
+                    is_new
+                });
                 sight.note(heartbeat.server_address, seen);
             }
             SdamEvent::ServerHeartbeatFailed(heartbeat) => {
@@ -90,9 +89,9 @@ impl Sight {
         })
     }
 
-    /// The primary of a replica set, as it was seen last.
-    pub(super) fn primary(&self) -> watch::Receiver<Option<ServerAddress>> {
-        self.primary.subscribe()
+    /// The last election of a primary that was seen.
+    pub(super) fn election(&self) -> watch::Receiver<Option<ObjectId>> {
+        self.election.subscribe()
     }
 
     fn note(&self, server: ServerAddress, seen: Seen) {

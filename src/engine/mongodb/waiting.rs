@@ -11,8 +11,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::TryStreamExt;
 use mongodb::Collection;
+use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Document, doc};
-use mongodb::options::{ReturnDocument, ServerAddress};
+use mongodb::options::ReturnDocument;
 use tokio::sync::watch;
 
 use super::poll::Poll;
@@ -44,7 +45,7 @@ impl Line {
         locks: Collection<Document>,
         prefix: String,
         limit: Duration,
-        primary: watch::Receiver<Option<ServerAddress>>,
+        election: watch::Receiver<Option<ObjectId>>,
     ) -> Arc<Self> {
         let process = format!("{:016x}", fastrand::u64(..));
         Arc::new_cyclic(|line: &std::sync::Weak<Line>| {
@@ -55,7 +56,7 @@ impl Line {
                 }
             });
             Line {
-                watcher: Watcher::new(locks.clone(), &process, primary, deliver),
+                watcher: Watcher::new(locks.clone(), &process, election, deliver),
                 locks,
                 prefix,
                 process,

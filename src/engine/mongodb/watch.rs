@@ -5,7 +5,8 @@
 //! busy for a shorter while than the lease would have. Takeovers and renewals are left out by the server: they free nobody.
 //!
 //! The driver goes on where a broken stream was, once and by itself. What happens while that fails is made up for by a hint
-//! to everybody when there is a stream again: whoever tries then sees the present.
+//! to everybody when there is a stream again: whoever tries then sees the present. Where another member is elected, the
+//! stream goes there at once: the old one may hang.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,10 +14,11 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use mongodb::Collection;
+use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::change_stream::ChangeStream;
 use mongodb::error::ErrorKind;
-use mongodb::options::{ReadConcern, ServerAddress};
+use mongodb::options::ReadConcern;
 use serde::Deserialize;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -105,8 +107,8 @@ struct Shared {
     /// The name of this process in the queues.
     process: String,
     deliver: Deliver,
-    /// The primary, as it was seen last.
-    primary: watch::Receiver<Option<ServerAddress>>,
+    /// The last election of a primary that was seen.
+    election: watch::Receiver<Option<ObjectId>>,
     state: Mutex<State>,
     phase: watch::Sender<Phase>,
     /// Cuts a pause between two attempts short.
@@ -173,16 +175,21 @@ impl Shared {
         let (mut attempt, mut pause) = (0, FIRST_PAUSE);
         loop {
             attempt += 1;
-            let mut primary = self.primary.clone();
-            primary.mark_unchanged();
-            match self.open().await {
+            let mut election = self.election.clone();
+            election.mark_unchanged();
+            let opened = tokio::select! {
+                opened = self.open() => opened,
+                // Whoever was asked may hang.
+                Ok(()) = election.changed() => continue,
+            };
+            match opened {
                 Ok(stream) => {
                     let opened = Instant::now();
                     self.tell(Phase::Open);
                     if attempt > 1 {
                         (self.deliver)(Change::Unknown);
                     }
-                    if self.pass_on(stream, primary).await.is_break() {
+                    if self.pass_on(stream, election).await.is_break() {
                         return;
                     }
                     self.tell(Phase::Closed);
@@ -211,7 +218,7 @@ impl Shared {
     async fn pass_on(
         &self,
         mut stream: ChangeStream<Event>,
-        mut primary: watch::Receiver<Option<ServerAddress>>,
+        mut election: watch::Receiver<Option<ObjectId>>,
     ) -> ControlFlow<()> {
         let mut seen = self.lock().all_uses;
         let mut look = tokio::time::interval(LINGER);
@@ -227,7 +234,7 @@ impl Shared {
                     Some(Err(_)) | None => return ControlFlow::Continue(()),
                 },
                 // The old one may hang, and its connection with it, for as long as a request waits there.
-                Ok(()) = primary.changed() => return ControlFlow::Continue(()),
+                Ok(()) = election.changed() => return ControlFlow::Continue(()),
                 _ = look.tick() => {
                     let last = self.lock().all_uses;
                     if last == seen && self.retire_unless_wanted() {
@@ -257,14 +264,14 @@ impl Watcher {
     pub(super) fn new(
         locks: Collection<Document>,
         process: &str,
-        primary: watch::Receiver<Option<ServerAddress>>,
+        election: watch::Receiver<Option<ObjectId>>,
         deliver: Deliver,
     ) -> Self {
         Watcher(Arc::new(Shared {
             locks,
             process: process.to_owned(),
             deliver,
-            primary,
+            election,
             state: Mutex::default(),
             phase: watch::Sender::new(Phase::Closed),
             attempt_now: Notify::new(),

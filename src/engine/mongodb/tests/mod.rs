@@ -76,6 +76,7 @@ on_both!(
     cases::the_ttl_index_is_made_or_found,
     monitor::what_expires_between_two_commands_is_lost_and_no_more,
     monitor::what_vanishes_before_its_stamp_is_taken_again,
+    monitor::a_crash_at_any_step_costs_the_ttl_and_no_more,
     monitor::a_wrong_estimate_is_corrected_before_the_grant,
 );
 

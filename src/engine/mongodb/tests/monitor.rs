@@ -16,7 +16,7 @@ fn busy_monitor(locks: Collection<Document>) -> tokio::task::AbortHandle {
 }
 
 /// Leases that end between two commands, and a monitor that deletes them there: every answer is one that the caller can
-/// rely on, and tokens grow.
+/// rely on, and no token is given twice.
 pub(super) async fn what_expires_between_two_commands_is_lost_and_no_more(engine: Arc<MongodbEngine>) {
     let monitor = busy_monitor(engine.locks.clone());
     let granted_so_far = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -72,7 +72,11 @@ pub(super) async fn what_vanishes_before_its_stamp_is_taken_again(engine: Arc<Mo
     for name in ["m", "n"] {
         let taken = engine.take_all(&ours).await.unwrap().unwrap();
         engine.locks.delete_one(doc! { "_id": name }).await.unwrap();
-        assert_eq!(engine.stamp_all(&ours, &taken).await.unwrap(), None, "{name}");
+        assert_eq!(
+            engine.stamp_all(&ours, &taken, &mut None).await.unwrap(),
+            None,
+            "{name}"
+        );
         // Another one may be there first.
         let theirs = claim(&[name], LONG);
         granted(&engine, &theirs).await;
@@ -86,7 +90,7 @@ pub(super) async fn what_vanishes_before_its_stamp_is_taken_again(engine: Arc<Mo
 
 /// An end that was written by an estimate that turns out to be wrong.
 pub(super) async fn a_wrong_estimate_is_corrected_before_the_grant(engine: Arc<MongodbEngine>) {
-    for wrong in [-3_600_000, -50, 3_600_000] {
+    for wrong in [-3_600_000, -1000, 1000, 3_600_000] {
         let ours = claim(&["m", "n"], LONG);
         let now = crate::clock::Moment::now();
         let shown = DateTime::now().timestamp_millis() + wrong;
@@ -99,8 +103,46 @@ pub(super) async fn a_wrong_estimate_is_corrected_before_the_grant(engine: Arc<M
         for name in ["m", "n"] {
             let left = engine.inspect(&key(name)).await.unwrap().unwrap().remaining.unwrap();
             assert!(left <= LONG, "{wrong}: {left:?}");
-            assert!(left > LONG - Duration::from_secs(5), "{wrong}: {left:?}");
+            assert!(left > LONG - LONG / 100, "{wrong}: {left:?}");
         }
         assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
+    }
+}
+
+/// A process dies between two commands of an acquisition of several names: what it took is free when its ttl is over, and
+/// for its tokens that makes no difference.
+pub(super) async fn a_crash_at_any_step_costs_the_ttl_and_no_more(engine: Arc<MongodbEngine>) {
+    let ttl = Duration::from_millis(1200);
+    let mut last = Fence(0);
+    for step in ["the first name", "all names", "the first stamp", "all stamps"] {
+        let dead = claim(&["m", "n"], ttl);
+        let mut first = claim(&["m"], ttl);
+        first.owner = dead.owner.clone();
+        match step {
+            "the first name" => drop(engine.take_all(&first).await.unwrap().unwrap()),
+            "all names" => drop(engine.take_all(&dead).await.unwrap().unwrap()),
+            "the first stamp" => {
+                engine.take_all(&dead).await.unwrap().unwrap();
+                let taken = engine.take_all(&first).await.unwrap().unwrap();
+                engine.stamp_all(&first, &taken, &mut None).await.unwrap().unwrap();
+            }
+            _ => drop(granted(&engine, &dead).await),
+        }
+        let died = Instant::now();
+        let next = claim(&["m", "n"], LONG);
+        let fence = loop {
+            match engine.try_acquire(&next).await.unwrap() {
+                Acquired::Granted { fence } => break fence,
+                Acquired::Held { retry_after, .. } => {
+                    assert!(retry_after.unwrap() <= ttl, "{step}: {retry_after:?}");
+                    assert!(died.elapsed() < ttl + Duration::from_secs(10), "{step}");
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }
+        };
+        assert!(died.elapsed() > ttl / 2, "{step}: not before its ttl");
+        assert!(fence > last, "{step}");
+        last = fence;
+        assert_eq!(engine.release(&next, Duration::ZERO).await.unwrap(), Released::Freed);
     }
 }

@@ -380,3 +380,76 @@ async fn a_stream_that_ended_is_opened_again_and_everybody_looks() {
     })
     .await;
 }
+
+/// A place of somebody who came first, with a sign of life that counts for so long yet.
+fn place_of(owner: &str, at: i64, millis: i64) -> Document {
+    let until = DateTime::from_millis(DateTime::now().timestamp_millis() + millis);
+    doc! { "owner": owner, "process": "elsewhere", "at": at, "until": until, "hold": 2000_i64 }
+}
+
+async fn fill(engine: &MongodbEngine, places: Vec<Document>) {
+    let set = doc! { "$set": { QUEUE: places } };
+    engine.locks.update_one(doc! { "_id": "n" }, set).await.unwrap();
+}
+
+#[tokio::test]
+async fn places_that_nobody_keeps_alive_go_away() {
+    two(|ours, theirs| async move {
+        granted(&ours, &claim(&["n"], LONG)).await;
+        fill(
+            &ours,
+            vec![place_of("gone", 1, -61_000), place_of("silent", 2, -50_000)],
+        )
+        .await;
+        let waiter = waiting(&["n"]);
+        busy(&theirs, &waiter).await;
+        assert_eq!(places(&ours, "n").await, ["silent", waiter.owner.as_str()]);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_full_queue_takes_nobody_and_loses_nobody() {
+    two(|ours, theirs| async move {
+        let holder = claim(&["n"], LONG);
+        granted(&ours, &holder).await;
+        let crowd = (0..10_000).map(|at| place_of(&format!("{at:032x}"), at, 3_600_000));
+        fill(&ours, crowd.collect()).await;
+        let waiter = waiting(&["n"]);
+        let mut subscription = wait(&theirs, &waiter).await;
+        assert_eq!(places(&ours, "n").await.len(), 10_000);
+        // Who has no place looks for itself.
+        told(&mut subscription).await;
+        fill(&ours, Vec::new()).await;
+        free(&ours, &holder).await;
+        granted(&theirs, &waiter).await;
+    })
+    .await;
+}
+
+/// A name that is waited for without a pause keeps its document, and its stamp, for ever.
+#[tokio::test]
+async fn tokens_do_not_run_out_from_hand_to_hand() {
+    two(|ours, theirs| async move {
+        let holder = claim(&["n"], LONG);
+        granted(&ours, &holder).await;
+        let set = doc! { "$set": { "handed": 99_998_i64 } };
+        ours.locks.update_one(doc! { "_id": "n" }, set).await.unwrap();
+        let mut last = ours.inspect(&key("n")).await.unwrap().unwrap().fence.unwrap();
+        let waiters: Vec<Claim> = (0..4).map(|_| waiting(&["n"])).collect();
+        for waiter in &waiters {
+            busy(&theirs, waiter).await;
+        }
+        // So many hand-offs take longer than this, and each lets the server's clock tick on.
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        free(&ours, &holder).await;
+        for waiter in &waiters {
+            let fence = granted(&theirs, waiter).await;
+            assert!(fence > last, "{fence:?} after {last:?}");
+            last = fence;
+            free(&theirs, waiter).await;
+        }
+        assert!(last.0 % 1_000_000 < 99_998, "a new stamp");
+    })
+    .await;
+}
