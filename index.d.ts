@@ -151,7 +151,7 @@ export interface ConnectOptions {
    */
   collection?: string | undefined
   /**
-   * The table of a SQL store (SQLite among them).
+   * SQLite's table, and the beginning of the names of its companions.
    * @default 'locks'
    */
   table?: string | undefined
@@ -169,8 +169,8 @@ export interface ConnectOptions {
    */
   minReplicas?: number | undefined
   /**
-   * Defaults for the calls of this service. `ttlMs` counts for the gist's functions, too; `waitMs` and `renew` do not:
-   * those make one try and are not renewed.
+   * Defaults for the calls of this service. All but `waitMs` and `renew` count for the gist's functions, too: those make
+   * one try and are not renewed.
    */
   defaults?: Defaults | undefined
   /** Certificates. */
@@ -401,7 +401,7 @@ export declare namespace LockService {
    *
    * | target | store |
    * |---|---|
-   * | none | `HOLDFAST_URL` from the environment if set, else a SQLite file in the user's state folder |
+   * | none | `HOLDFAST_URL` from the environment if set, else a SQLite file of this machine alone, in the user's state folder: for development |
    * | `memory:` or `memory:NAME` | this process only, for unit tests |
    * | `sqlite:PATH` | every process on this machine |
    * | `redis://`, `rediss://` | Redis 6.2 or later, one node |

@@ -88,9 +88,8 @@ function takenOver(round) {
   const faults = []
   if (!began || ended) faults.push(`${killed.worker} was not in the middle of the job`)
   if (!next || !finisher) faults.push('nobody took over')
-  const seconds = next ? ((next.at - killed.at) / 1000).toFixed(1) : '?'
-  const heir = next?.worker ?? 'nobody'
-  return line(`${killed.worker} was killed in the middle of its job, ${heir} took over ${seconds} s later`, faults)
+  const heir = next ? `${next.worker} took over ${((next.at - killed.at) / 1000).toFixed(1)} s later` : 'nobody took over'
+  return line(`${killed.worker} was killed in the middle of its job, ${heir}`, faults)
 }
 
 function unharmed(entries) {

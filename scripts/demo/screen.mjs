@@ -57,7 +57,7 @@ export class Screen {
 
   #line(worker, row) {
     // A line that wraps would spoil the next drawing.
-    const width = this.#live ? (this.#out.columns ?? 80) - 3 : Infinity
+    const width = this.#live ? (this.#out.columns || 80) - 3 : Infinity
     const [colour, text] = describe(row)
     const line = `${worker}  pid ${String(row.pid).padEnd(7)}  ${text}`
     return this.paint(colour, line.slice(0, width))

@@ -7,7 +7,7 @@
 //! so that what has become free is handed on: a holder that died needs no help of its own.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -213,7 +213,7 @@ impl<H> Waiters<H> {
 
     /// Has those waiters of a name look for themselves that are not among these.
     #[cfg(feature = "mongodb")]
-    pub(super) fn wake_others(&self, key: &Key, these: &HashSet<OwnerToken>) {
+    pub(super) fn wake_others(&self, key: &Key, these: &std::collections::HashSet<OwnerToken>) {
         for (owner, waiter) in &self.state().waiters {
             if !these.contains(owner) && waiter.place.as_ref().is_some_and(|(at, _)| at == key) {
                 waiter.told.notify_one();
