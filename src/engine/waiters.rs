@@ -6,8 +6,8 @@
 //! every [`BEAT`] to say for all names that this process still lives. It also asks when the lease in a waiter's way ends,
 //! so that what has become free is handed on: a holder that died needs no help of its own.
 
-use std::collections::hash_map::Entry;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
