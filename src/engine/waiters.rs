@@ -257,8 +257,14 @@ impl<H> Waiters<H> {
 
     /// The lease in the way of a name's waiters ends in `left`.
     pub(super) fn ends_in(&self, key: &Key, left: Option<Duration>) {
-        if let Some(name) = self.state().names.get_mut(key) {
-            name.due = due(left);
+        let due = due(left);
+        let mut state = self.state();
+        let next_look = state.next_look;
+        if let Some(name) = state.names.get_mut(key) {
+            name.due = due;
+            if next_look.is_some_and(|next| due < next) {
+                self.earlier.notify_one();
+            }
         }
     }
 
@@ -343,5 +349,35 @@ impl<H> Drop for Ear<H> {
                 entry.remove();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_end_that_a_sign_of_life_tells_of_is_looked_at_in_time() {
+        let waiters = Arc::new(Waiters::<()>::new());
+        let (owner, key) = (OwnerToken::fresh(), Key::new("n").unwrap());
+        assert!(waiters.waits(&owner, &key, 1, Some(Duration::from_secs(30)), || ()));
+        let began = Instant::now();
+        let mut looks = Vec::new();
+        let guarded = waiters.guard(|names| {
+            assert_eq!(names, [key.clone()]);
+            looks.push(began.elapsed());
+            // The answer comes later than the guard goes to sleep again.
+            let (waiters, key) = (waiters.clone(), key.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                waiters.ends_in(&key, Some(Duration::from_millis(300)));
+            });
+        });
+        let _ = tokio::time::timeout(BEAT + Duration::from_millis(500), guarded).await;
+        assert_eq!(looks.len(), 2, "{looks:?}");
+        assert!(
+            looks[0] >= BEAT && looks[1] < BEAT + Duration::from_millis(310),
+            "{looks:?}"
+        );
     }
 }
