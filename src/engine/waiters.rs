@@ -364,7 +364,7 @@ mod tests {
         let began = Instant::now();
         let mut looks = Vec::new();
         let guarded = waiters.guard(|names| {
-            assert_eq!(names, [key.clone()]);
+            assert_eq!(names, std::slice::from_ref(&key));
             looks.push(began.elapsed());
             // The answer comes later than the guard goes to sleep again.
             let (waiters, key) = (waiters.clone(), key.clone());
