@@ -92,6 +92,13 @@ export async function successor(set, old) {
   }, PATIENCE_MS)
 }
 
+/** Does something to whoever is the primary, and gives that one. */
+const befalls = (harm) => async (set) => {
+  const old = await until('a primary', set.primary)
+  await harm(old)
+  return old
+}
+
 /**
  * What a primary can suffer: `begin(set)` gives the old primary, `end(old)` makes it a member like the others again.
  * `ttlMs`: longer than it takes until writes are acknowledged again, also on a busy machine. Where the old primary hangs
@@ -105,20 +112,12 @@ export const TROUBLES = {
   },
   'the SIGKILL of the primary': {
     ttlMs: 15_000,
-    async begin(set) {
-      const old = await until('a primary', set.primary)
-      await old.kill()
-      return old
-    },
+    begin: befalls((old) => old.kill()),
     end: (old) => old.restart(),
   },
   'a pause of the primary': {
     ttlMs: 45_000,
-    async begin(set) {
-      const old = await until('a primary', set.primary)
-      await old.pause()
-      return old
-    },
+    begin: befalls((old) => old.pause()),
     end: async (old) => old.resume(),
   },
 }

@@ -46,6 +46,12 @@ struct Waiter {
     place: Option<(Key, u64)>,
 }
 
+impl Waiter {
+    fn is_at(&self, key: &Key) -> bool {
+        self.place.as_ref().is_some_and(|(at, _)| at == key)
+    }
+}
+
 /// A name that somebody of this process waits for.
 struct Watched<H> {
     waiters: usize,
@@ -105,17 +111,12 @@ impl<H> Waiters<H> {
 
     /// A waiter's number, 0 while it has none.
     pub(super) fn number(&self, owner: &OwnerToken) -> u64 {
-        let state = self.state();
-        let place = state.waiters.get(owner).and_then(|waiter| waiter.place.as_ref());
-        place.map_or(0, |(_, number)| *number)
+        self.place(owner).map_or(0, |(_, number)| number)
     }
 
-    /// Where a waiter has its place.
-    #[cfg(feature = "mongodb")]
-    pub(super) fn waits_for(&self, owner: &OwnerToken) -> Option<Key> {
-        let state = self.state();
-        let place = state.waiters.get(owner).and_then(|waiter| waiter.place.as_ref());
-        place.map(|(key, _)| key.clone())
+    /// Where a waiter has its place, with its number there.
+    pub(super) fn place(&self, owner: &OwnerToken) -> Option<(Key, u64)> {
+        self.state().waiters.get(owner)?.place.clone()
     }
 
     /// Whether anybody of this process waits for a name.
@@ -204,21 +205,13 @@ impl<H> Waiters<H> {
 
     /// Has every waiter of a name look for itself.
     pub(super) fn wake(&self, key: &Key) {
-        for waiter in self.state().waiters.values() {
-            if waiter.place.as_ref().is_some_and(|(at, _)| at == key) {
-                waiter.told.notify_one();
-            }
-        }
+        self.wake_those(|_, waiter| waiter.is_at(key));
     }
 
     /// Has those waiters of a name look for themselves that are not among these.
     #[cfg(feature = "mongodb")]
     pub(super) fn wake_others(&self, key: &Key, these: &std::collections::HashSet<OwnerToken>) {
-        for (owner, waiter) in &self.state().waiters {
-            if !these.contains(owner) && waiter.place.as_ref().is_some_and(|(at, _)| at == key) {
-                waiter.told.notify_one();
-            }
-        }
+        self.wake_those(|owner, waiter| waiter.is_at(key) && !these.contains(owner));
     }
 
     /// Has the first waiter of a name look for itself.
@@ -250,8 +243,14 @@ impl<H> Waiters<H> {
 
     /// Has every waiter look for itself.
     pub(super) fn wake_all(&self) {
-        for waiter in self.state().waiters.values() {
-            waiter.told.notify_one();
+        self.wake_those(|_, _| true);
+    }
+
+    fn wake_those(&self, are_meant: impl Fn(&OwnerToken, &Waiter) -> bool) {
+        for (owner, waiter) in &self.state().waiters {
+            if are_meant(owner, waiter) {
+                waiter.told.notify_one();
+            }
         }
     }
 

@@ -45,6 +45,13 @@ struct Busy {
     ahead: usize,
 }
 
+impl Busy {
+    fn without_place(left: Option<Duration>) -> Self {
+        let (place, ahead) = (None, 0);
+        Busy { left, place, ahead }
+    }
+}
+
 /// A name that was taken, until it has its stamp.
 #[derive(Default)]
 pub(super) struct Unstamped {
@@ -95,7 +102,7 @@ impl MongodbEngine {
         };
         self.give_back(claim, all.len(), newest_of(&all)).await?;
         if let (Some(line), Some((number, open))) = (&self.line, busy.place) {
-            let before = line.known.waits_for(&claim.owner);
+            let before = line.known.place(&claim.owner).map(|(key, _)| key);
             line.waits(claim, key, number, busy.left, open);
             line.known.is_behind(key, busy.ahead.min(line.known.ahead(key)));
             if let Some(before) = before.filter(|before| before != key) {
@@ -109,8 +116,8 @@ impl MongodbEngine {
     /// Takes names until one is busy, and says so: the one behind those that it has added to `all`.
     async fn take_each(&self, claim: &Claim, all: &mut Vec<Unstamped>) -> Outcome<Option<Busy>> {
         let line = self.line.as_ref();
-        let number = line.map_or(0, |line| line.known.number(&claim.owner));
-        let awaited = line.and_then(|line| line.known.waits_for(&claim.owner));
+        let (awaited, number) = line.and_then(|line| line.known.place(&claim.owner)).unzip();
+        let number = number.unwrap_or(0);
         // All at once, until it turns out that they are not all free.
         let mut at_once = claim.keys().len();
         while let Some((key, _)) = claim.keys()[all.len()..].split_first() {
@@ -143,7 +150,7 @@ impl MongodbEngine {
             && claim.ttl.duration() >= SHORTEST_ESTIMATED
             && let Some(busy) = self.busy(&id, claim).await?
         {
-            return Ok(busy);
+            return Ok(Taken::Busy(busy));
         }
         let line = self.line.as_ref().filter(|_| claim.waiting);
         if line.is_some() && number == 0 && claim.ttl.duration() < SHORTEST_ESTIMATED {
@@ -171,13 +178,17 @@ impl MongodbEngine {
             Some(_) => queue::take(claim, waiter.as_ref()),
             None => documents::take(claim),
         };
+        let seen = match &waiter {
+            Some(_) => documents::seen_by_waiter(&claim.owner),
+            None => documents::seen(),
+        };
         for _ in 0..ROUNDS {
             let mut trying = self
                 .locks
                 .find_one_and_update(documents::one_or_none(id), take.clone())
                 .upsert(true)
                 .return_document(ReturnDocument::After)
-                .projection(documents::seen_by(&claim.owner));
+                .projection(seen.clone());
             if !is_settled {
                 trying = trying.write_concern(one_member());
             }
@@ -200,45 +211,34 @@ impl MongodbEngine {
             }
             return Ok(Taken::Busy(Busy {
                 left: documents::remaining(&document),
-                place: documents::place(&document)
-                    .filter(|_| waiter.is_some())
-                    .map(|place| (place, open)),
+                place: documents::place(&document).map(|place| (place, open)),
                 ahead: documents::ahead(&document),
             }));
         }
-        Ok(Taken::Busy(Busy {
-            left: Some(SOON),
-            place: None,
-            ahead: 0,
-        }))
+        Ok(Taken::Busy(Busy::without_place(Some(SOON))))
     }
 
     /// Makes the documents of names that are free, in one command up to the first that is not: the cheapest write that there
     /// is, and no more than that is needed most of the time. Adds them to `all`, at most so many.
     async fn insert(&self, claim: &Claim, all: &mut Vec<Unstamped>, at_once: usize) -> Outcome<()> {
-        let ids: Vec<String> = claim.keys()[all.len()..]
-            .iter()
-            .take(at_once)
-            .map(|key| self.id(key))
-            .collect();
         let written = self.estimate.write(claim.ttl);
-        let mut documents = ids.iter().map(|id| documents::inserted(id, claim, &written));
-        let inserted = match (documents.next(), ids.len()) {
-            (Some(only), 1) => self
+        let keys = claim.keys()[all.len()..].iter().take(at_once);
+        let documents: Vec<Document> = keys
+            .map(|key| documents::inserted(&self.id(key), claim, &written))
+            .collect();
+        let asked = documents.len();
+        // One is a smaller command than a list of one.
+        let inserted = match <[Document; 1]>::try_from(documents) {
+            Ok([only]) => self.locks.insert_one(only).write_concern(one_member()).await.map(drop),
+            Err(several) => self
                 .locks
-                .insert_one(only)
+                .insert_many(several)
                 .write_concern(one_member())
                 .await
-                .map(|_| ()),
-            (first, _) => self
-                .locks
-                .insert_many(first.into_iter().chain(documents))
-                .write_concern(one_member())
-                .await
-                .map(|_| ()),
+                .map(drop),
         };
         let count = match inserted.map_err(Failure::from) {
-            Ok(()) => ids.len(),
+            Ok(()) => asked,
             Err(failure) if failure.is_duplicate_key() => failure.index(),
             Err(failure) => return Err(failure),
         };
@@ -251,21 +251,17 @@ impl MongodbEngine {
 
     /// Whether a name is busy for who does not wait: a look, which keeps nobody from writing. `None`: it looks free, or
     /// this owner's.
-    async fn busy(&self, id: &str, claim: &Claim) -> Outcome<Option<Taken>> {
+    async fn busy(&self, id: &str, claim: &Claim) -> Outcome<Option<Busy>> {
         let found = self
             .locks
             .find_one(doc! { "_id": id })
-            .projection(documents::seen_by(&claim.owner))
+            .projection(documents::seen())
             .await?;
         let busy = found.filter(|document| !documents::is_owned_by(document, &claim.owner));
         let left = busy.as_ref().map(documents::remaining);
-        Ok(left.filter(|left| *left != Some(Duration::ZERO)).map(|left| {
-            Taken::Busy(Busy {
-                left,
-                place: None,
-                ahead: 0,
-            })
-        }))
+        Ok(left
+            .filter(|left| *left != Some(Duration::ZERO))
+            .map(Busy::without_place))
     }
 
     /// Gives one fence to all names of the claim, which `take_all` left in this owner's hands.

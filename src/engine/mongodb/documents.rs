@@ -34,11 +34,22 @@ pub(super) const AHEAD: &str = "ahead";
 const FAR_OFF: Duration = Duration::from_secs(60);
 /// A field that no document has. A filter that asks for null there matches every document, and the one that an upsert
 /// makes *has* the null: only so can the pipeline tell a missing document from a bare `{ _id }` that somebody inserted.
-pub(super) const ABSENT: &str = "holdfastAbsent";
+const ABSENT: &str = "holdfastAbsent";
 
 /// A document that counts as free: past its end by the server's clock. One without a proper end never is.
 pub(super) fn expired() -> Document {
     doc! { "$and": [{ "$eq": [{ "$type": "$expiresAt" }, "date"] }, { "$lte": [end(), "$$NOW"] }] }
+}
+
+/// A document that a try may take over: there is none yet, or it counts as free.
+pub(super) fn is_free() -> Document {
+    let missing = doc! { "$eq": [{ "$type": format!("${ABSENT}") }, "null"] };
+    doc! { "$or": [missing, expired()] }
+}
+
+/// A document of this owner.
+pub(super) fn is_of(owner: &OwnerToken) -> Document {
+    doc! { "$eq": [format!("${OWNER}"), { "$literal": owner.as_str() }] }
 }
 
 /// The end of a lease, or of the time for which a name is kept for a waiter. (`$min` passes over what is missing.)
@@ -107,11 +118,10 @@ pub(super) fn kept(ttl: Ttl) -> Document {
 /// The pipeline of a try where names have no queues: extends what is this owner's already, takes over what is missing or
 /// expired, and leaves everything else as it is (the server then writes nothing: no oplog entry, no event).
 pub(super) fn take(claim: &Claim) -> Vec<Document> {
-    let missing = doc! { "$eq": [{ "$type": format!("${ABSENT}") }, "null"] };
     vec![doc! { "$replaceWith": { "$switch": {
         "branches": [
-            { "case": { "$eq": ["$owner", { "$literal": claim.owner.as_str() }] }, "then": kept(claim.ttl) },
-            { "case": { "$or": [missing, expired()] }, "then": taken(claim) },
+            { "case": is_of(&claim.owner), "then": kept(claim.ttl) },
+            { "case": is_free(), "then": taken(claim) },
         ],
         "default": "$$ROOT",
     } } }]
@@ -213,18 +223,25 @@ fn after_all_with(prefix: &str) -> Option<String> {
 }
 
 /// What a try wants to know of a document.
-pub(super) fn seen_by(owner: &OwnerToken) -> Document {
-    let (place, ahead) = queue::place(owner);
-    doc! { OWNER: 1, FENCE: 1, HANDED: 1, END: end(), SINCE: 1, NOW: "$$NOW", PLACE: place, AHEAD: ahead }
+pub(super) fn seen() -> Document {
+    doc! { OWNER: 1, FENCE: 1, HANDED: 1, END: end(), SINCE: 1, NOW: "$$NOW" }
 }
 
-/// Whether this is an answer to [`seen_by`]. A command that the driver sent again is answered with what the server has kept
+/// The same for a waiter, who wants to know of its place as well.
+pub(super) fn seen_by_waiter(owner: &OwnerToken) -> Document {
+    let (place, ahead) = queue::place(owner);
+    let mut seen = seen();
+    seen.extend(doc! { PLACE: place, AHEAD: ahead });
+    seen
+}
+
+/// Whether this is an answer to [`seen`]. A command that the driver sent again is answered with what the server has kept
 /// of the first time: a whole document, and nothing that was calculated.
 pub(super) fn is_answer(document: &Document) -> bool {
     document.contains_key(NOW)
 }
 
-/// The place in the queue, in an answer to [`seen_by`].
+/// The place in the queue, in an answer to [`seen_by_waiter`].
 pub(super) fn place(document: &Document) -> Option<u64> {
     document.get_i64(PLACE).ok().and_then(|place| u64::try_from(place).ok())
 }

@@ -1,8 +1,8 @@
 //! MongoDB: standalone, replica set or sharded cluster, 4.4 or newer. One document per held lock, the gist's own, and the
 //! server's clock.
 //!
-//! - `config.rs`: where a store is, from its URL (`url.rs`: that text; `tls.rs`: its certificates); `connect.rs`: from there to an engine; `index.rs`: the
-//!   TTL index.
+//! - `config.rs`: where a store is, from its URL (`url.rs`: that text; `tls.rs`: its certificates); `connect.rs`: from
+//!   there to an engine; `index.rs`: the TTL index.
 //! - `acquire.rs`: one try. `estimate.rs`: the server's clock as it is thought to be. `fence.rs`: where the fencing token
 //!   comes from, and why it is right. `release.rs`: letting go.
 //! - `transfer.rs`: a lease goes into other hands.
@@ -10,7 +10,7 @@
 //! - `queue.rs`: the queue of a name; `waiting.rs`: the part of a process in it; `watch.rs`: its wake-up by a change
 //!   stream; `poll.rs`: by a look now and then, where there is none.
 //! - `failure.rs`: which failures pass by themselves; `trouble.rs`: what the driver's texts mean; `sight.rs`: what is seen of
-//!   the servers while connecting.
+//!   the servers while connecting, and of elections.
 //!
 //! # Whose clock
 //! Every verb compares with `$$NOW`, and every end counts from it or is put to the test against it (`estimate.rs`): the

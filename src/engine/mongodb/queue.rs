@@ -6,8 +6,9 @@
 //!
 //! A name is handed on by the command that finds it free: the document gets the first live waiter for an owner, with a
 //! lease that is only as long as it takes to come for it (`reservedUntil`), and `reserved: "<process>:<owner>"`, which is
-//! what the change stream of that process looks out for. The document of a name that somebody waits for is therefore never deleted by us.
-//! Where a gist process deletes it, or the TTL monitor, every waiter comes back with the place that it had.
+//! what the change stream of that process looks out for. So the document of a name that somebody waits for is not deleted
+//! by us, as long as one of them has given a sign of life of late. Where it is deleted (by a gist process, or by the TTL
+//! monitor between the end of a lease and the next), every waiter comes back with the place that it had.
 //!
 //! All of it goes by one document, and so by the order in which the primary carries the commands out. A queue takes no
 //! room of its own: it goes when the document goes, and places that nobody keeps alive are dropped with the next change.
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc};
 
-use super::documents::{self, ABSENT, AHEAD, END, EXPIRES_AT, FENCE, NOW, OWNER, from_now, millis};
+use super::documents::{self, AHEAD, END, EXPIRES_AT, FENCE, NOW, OWNER, from_now, millis};
 use crate::engine::WAITER_LIVENESS;
 use crate::engine::waiters::RESERVED as LONGEST_HOLD;
 use crate::model::{Claim, OwnerToken};
@@ -92,11 +93,15 @@ fn is_not(owner: &OwnerToken) -> Document {
     doc! { "$ne": ["$$e.owner", literal(owner.as_str())] }
 }
 
-fn standing() -> Bson {
-    entries(
-        all(),
-        doc! { "$gt": ["$$e.until", { "$subtract": ["$$NOW", millis(LAPSED_PLACE_KEPT)] }] },
-    )
+/// The entries of a list that are not forgotten yet, live or not.
+fn standing(list: impl Into<Bson>) -> Bson {
+    let forgotten_by = doc! { "$subtract": ["$$NOW", millis(LAPSED_PLACE_KEPT)] };
+    entries(list, doc! { "$gt": ["$$e.until", forgotten_by] })
+}
+
+/// The queue, and the one whose turn it is: missing where nobody lives.
+fn queue_and_next(queue: Bson) -> Vec<(&'static str, Bson)> {
+    vec![("queue", queue), ("next", first(entries("$$queue", is_live())))]
 }
 
 /// The document, kept for `$$next`, with the rest of this queue.
@@ -150,7 +155,7 @@ pub(super) fn take(claim: &Claim, waiter: Option<&Waiter<'_>>) -> Vec<Document> 
     let unknown = if known == 0 { i64::MAX } else { known as i64 };
     let before = doc! { "$and": [{ "$lt": ["$$e.at", "$$number"] }, is_live()] };
     let variables = vec![
-        ("queue", standing()),
+        ("queue", standing(all())),
         ("mine", entries("$$queue", is(owner))),
         ("others", entries("$$queue", is_not(owner))),
         ("number", doc! { "$ifNull": [{ "$min": "$$mine.at" }, unknown] }.into()),
@@ -168,10 +173,9 @@ pub(super) fn take(claim: &Claim, waiter: Option<&Waiter<'_>>) -> Vec<Document> 
     }
     confirmed.insert(FENCE, format!("${FENCE}"));
     confirmed.insert(HANDED, doc! { "$add": [{ "$ifNull": [format!("${HANDED}"), 0] }, 1] });
-    let ours = doc! { "$eq": [format!("${OWNER}"), literal(owner.as_str())] };
+    let ours = documents::is_of(owner);
     let is_reserved = doc! { "$not": [is_missing(&format!("${RESERVED}"))] };
-    let missing = doc! { "$eq": [{ "$type": format!("${ABSENT}") }, "null"] };
-    let free = doc! { "$or": [missing, documents::expired()] };
+    let free = documents::is_free();
     let busy: Bson = match waiter {
         Some(_) => doc! { "$mergeObjects": ["$$ROOT", { QUEUE: "$$line" }] }.into(),
         None => "$$ROOT".into(),
@@ -262,11 +266,8 @@ pub(super) fn waited_for_by(id: &str, process: &str, owner: &OwnerToken) -> Docu
 /// The pipeline of a parting: hands on what is this owner's, and takes its place away. What nobody waits for is marked as
 /// [`FREED`], to be deleted.
 pub(super) fn part(owner: &OwnerToken) -> Vec<Document> {
-    let variables = vec![
-        ("queue", entries(standing(), is_not(owner))),
-        ("next", first(entries("$$queue", is_live()))),
-    ];
-    let ours = doc! { "$eq": [format!("${OWNER}"), literal(owner.as_str())] };
+    let variables = queue_and_next(entries(standing(all()), is_not(owner)));
+    let ours = documents::is_of(owner);
     let freed = doc! { "$mergeObjects": ["$$ROOT", {
         OWNER: literal(&freed(owner)),
         EXPIRES_AT: "$$NOW",
@@ -282,15 +283,18 @@ pub(super) fn part(owner: &OwnerToken) -> Vec<Document> {
 }
 
 /// The owner of what nobody waits for after it was freed.
-pub(super) fn freed(owner: &OwnerToken) -> String {
+fn freed(owner: &OwnerToken) -> String {
     format!("{}{FREED}", owner.as_str())
+}
+
+/// The documents of these names that were freed by this owner, and are to be deleted.
+pub(super) fn freed_by(ids: &[String], owner: &OwnerToken) -> Document {
+    doc! { "_id": { "$in": ids }, OWNER: freed(owner) }
 }
 
 /// The pipeline that hands on a name whoever holds it. The filter sees to it that somebody waits.
 pub(super) fn hand_on() -> Vec<Document> {
-    let variables = vec![("queue", standing()), ("next", first(entries("$$queue", is_live())))];
-    let result = doc! { "$cond": [is_missing("$$next"), "$$ROOT", handed_on("$$queue")] };
-    becomes(with(variables, result))
+    becomes(with(queue_and_next(standing(all())), handed_on("$$queue")))
 }
 
 /// Narrows a filter to documents that nobody live waits for, or (`wanted`) that somebody does.
@@ -313,10 +317,8 @@ pub(super) fn waited_for(ids: &[String], process: &str) -> Document {
 
 /// The pipeline of a sign of life: all waiters of the process live, and what is free goes on.
 pub(super) fn beat(process: &str) -> Vec<Document> {
-    let variables = vec![
-        ("queue", alive(standing_or(process), process).into()),
-        ("next", first(entries("$$queue", is_live()))),
-    ];
+    // First of all they live: however long the process was silent, its places stand.
+    let variables = queue_and_next(standing(alive(all(), process)));
     let free = doc! { "$and": [documents::expired(), { "$not": [is_missing("$$next")] }] };
     let result = doc! { "$cond": [
         free,
@@ -324,17 +326,6 @@ pub(super) fn beat(process: &str) -> Vec<Document> {
         { "$mergeObjects": ["$$ROOT", { QUEUE: "$$queue" }] },
     ] };
     becomes(with(variables, result))
-}
-
-/// The places that stand, and all of this process, however long it was silent.
-fn standing_or(process: &str) -> Bson {
-    entries(
-        all(),
-        doc! { "$or": [
-            { "$eq": ["$$e.process", literal(process)] },
-            { "$gt": ["$$e.until", { "$subtract": ["$$NOW", millis(LAPSED_PLACE_KEPT)] }] },
-        ] },
-    )
 }
 
 /// What a sign of life wants to know of a document: whose it is, until when, who of the process waits, and behind how many.

@@ -122,8 +122,7 @@ impl MongodbEngine {
     }
 
     async fn delete_freed(&self, ids: &[String], owner: &OwnerToken) -> Outcome<()> {
-        let freed = doc! { "_id": { "$in": ids }, OWNER: queue::freed(owner) };
-        self.locks.delete_many(freed).await?;
+        self.locks.delete_many(queue::freed_by(ids, owner)).await?;
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 //! name was handed to, and the sign of life: one command for one name, two for any number of them, which also hand on
 //! what has become free.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -124,6 +125,10 @@ impl Line {
         }
     }
 
+    fn id(&self, key: &Key) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
     fn key(&self, id: &str) -> Option<Key> {
         id.strip_prefix(&self.prefix).and_then(|name| Key::new(name).ok())
     }
@@ -143,20 +148,15 @@ impl Line {
 
     /// A waiter waits for this name no more.
     pub(super) async fn leave(&self, key: &Key, owner: &OwnerToken) -> Outcome<()> {
-        self.pass_on(&format!("{}{key}", self.prefix), owner).await
+        self.pass_on(&self.id(key), owner).await
     }
 
     /// Takes a waiter's place away, and passes on what is kept for it. What it holds it keeps, so that this may come late.
     async fn pass_on(&self, id: &str, owner: &OwnerToken) -> Outcome<()> {
         let waited_for = queue::waited_for_by(id, &self.process, owner);
-        if self
-            .locks
-            .update_one(waited_for, queue::part(owner))
-            .await?
-            .matched_count
-            == 1
-        {
-            let freed = doc! { "_id": id, documents::OWNER: queue::freed(owner) };
+        let parted = self.locks.update_one(waited_for, queue::part(owner)).await?;
+        if parted.matched_count == 1 {
+            let freed = queue::freed_by(&[id.to_owned()], owner);
             self.locks.delete_one(freed).await?;
         }
         Ok(())
@@ -176,7 +176,7 @@ impl Line {
     }
 
     async fn beat(&self, names: &[Key]) -> Outcome<()> {
-        let ids: Vec<String> = names.iter().map(|key| format!("{}{key}", self.prefix)).collect();
+        let ids: Vec<String> = names.iter().map(|key| self.id(key)).collect();
         let ours = queue::waited_for(&ids, &self.process);
         let shown = queue::shown(&self.process);
         let found: Vec<Document> = match names.len() {
@@ -191,8 +191,12 @@ impl Line {
                 self.locks.find(all).projection(shown).await?.try_collect().await?
             }
         };
+        let found: HashMap<&str, &Document> = found
+            .iter()
+            .filter_map(|document| Some((documents::id(document)?, document)))
+            .collect();
         for (key, id) in names.iter().zip(&ids) {
-            match found.iter().find(|document| documents::id(document) == Some(id)) {
+            match found.get(id.as_str()) {
                 Some(document) => {
                     let present = queue::owners(document);
                     self.known.wake_others(key, &present);

@@ -13,6 +13,13 @@ fn waiting(names: &[&str]) -> Claim {
     claim
 }
 
+/// Takes a free name.
+async fn hold(engine: &MongodbEngine, name: &str) -> Claim {
+    let holder = claim(&[name], LONG);
+    granted(engine, &holder).await;
+    holder
+}
+
 /// Takes a place in the queue of a busy name.
 async fn wait(engine: &MongodbEngine, claim: &Claim) -> Box<dyn Subscription> {
     let subscription = engine.subscribe(claim, &claim.keys()[0]).await.unwrap();
@@ -68,8 +75,7 @@ async fn two<F: Future<Output = ()>>(case: impl FnOnce(Arc<MongodbEngine>, Arc<M
 #[tokio::test]
 async fn only_the_one_whose_turn_it_is_is_told() {
     two(|ours, theirs| async move {
-        let holder = claim(&["n"], LONG);
-        granted(&ours, &holder).await;
+        let holder = hold(&ours, "n").await;
         let (first, second, elsewhere) = (waiting(&["n"]), waiting(&["n"]), waiting(&["m"]));
         let other = claim(&["m"], LONG);
         granted(&ours, &other).await;
@@ -191,8 +197,7 @@ async fn a_holder_that_died_needs_no_help_and_its_waiters_no_commands() {
 #[tokio::test]
 async fn a_waiter_that_is_not_known_any_more_hands_on() {
     two(|ours, theirs| async move {
-        let holder = claim(&["n"], LONG);
-        granted(&ours, &holder).await;
+        let holder = hold(&ours, "n").await;
         let (ghost, next) = (waiting(&["n"]), waiting(&["n"]));
         busy(&theirs, &ghost).await;
         theirs.line.as_ref().unwrap().known.leaves(&ghost.owner);
@@ -212,8 +217,7 @@ async fn a_waiter_that_is_not_known_any_more_hands_on() {
 #[tokio::test]
 async fn news_of_a_turn_that_was_taken_already_takes_nothing_away() {
     two(|ours, theirs| async move {
-        let holder = claim(&["n"], LONG);
-        granted(&ours, &holder).await;
+        let holder = hold(&ours, "n").await;
         let first = waiting(&["n"]);
         busy(&theirs, &first).await;
         free(&ours, &holder).await;
@@ -235,8 +239,7 @@ async fn news_of_a_turn_that_was_taken_already_takes_nothing_away() {
 #[tokio::test]
 async fn what_is_kept_for_a_waiter_is_not_held_by_it() {
     two(|ours, theirs| async move {
-        let holder = claim(&["n"], LONG);
-        granted(&ours, &holder).await;
+        let holder = hold(&ours, "n").await;
         let first = waiting(&["n"]);
         busy(&theirs, &first).await;
         free(&ours, &holder).await;
@@ -253,8 +256,7 @@ async fn what_is_kept_for_a_waiter_is_not_held_by_it() {
 #[tokio::test]
 async fn a_process_that_is_gone_is_passed_over() {
     two(|ours, theirs| async move {
-        let holder = claim(&["n"], LONG);
-        granted(&ours, &holder).await;
+        let holder = hold(&ours, "n").await;
         let (dead, next) = (waiting(&["n"]), waiting(&["n"]));
         drop(wait(&theirs, &dead).await);
         let mut told_next = wait(&ours, &next).await;
@@ -312,8 +314,7 @@ async fn a_sign_of_life_keeps_many_names_at_once() {
 #[tokio::test]
 async fn force_release_hands_on() {
     two(|ours, theirs| async move {
-        let holder = claim(&["n"], LONG);
-        granted(&ours, &holder).await;
+        let holder = hold(&ours, "n").await;
         let first = waiting(&["n"]);
         let mut told_first = wait(&theirs, &first).await;
         assert!(ours.force_release(&key("n")).await.unwrap());
@@ -411,8 +412,7 @@ async fn places_that_nobody_keeps_alive_go_away() {
 #[tokio::test]
 async fn a_full_queue_takes_nobody_and_loses_nobody() {
     two(|ours, theirs| async move {
-        let holder = claim(&["n"], LONG);
-        granted(&ours, &holder).await;
+        let holder = hold(&ours, "n").await;
         let crowd = (0..10_000).map(|at| place_of(&format!("{at:032x}"), at, 3_600_000));
         fill(&ours, crowd.collect()).await;
         let waiter = waiting(&["n"]);
@@ -431,8 +431,7 @@ async fn a_full_queue_takes_nobody_and_loses_nobody() {
 #[tokio::test]
 async fn tokens_do_not_run_out_from_hand_to_hand() {
     two(|ours, theirs| async move {
-        let holder = claim(&["n"], LONG);
-        granted(&ours, &holder).await;
+        let holder = hold(&ours, "n").await;
         let set = doc! { "$set": { "handed": 99_998_i64 } };
         ours.locks.update_one(doc! { "_id": "n" }, set).await.unwrap();
         let mut last = ours.inspect(&key("n")).await.unwrap().unwrap().fence.unwrap();

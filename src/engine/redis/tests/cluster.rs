@@ -160,15 +160,20 @@ async fn locks_live_on_while_their_slots_move() {
     );
 }
 
-#[tokio::test]
-async fn a_slot_that_stays_on_its_way_is_a_passing_error() {
-    let Some(nodes) = Nodes::start(0).await else { return };
+/// An engine whose calls may take a second.
+async fn impatient(nodes: &Nodes) -> Arc<RedisEngine> {
     let settings = Settings {
         store_timeout: Duration::from_secs(1),
         ..settings("lock:")
     };
     let config = RedisConfig::parse(&nodes.url(), &settings).unwrap();
-    let ours = RedisEngine::connect(config).await.unwrap();
+    RedisEngine::connect(config).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_slot_that_stays_on_its_way_is_a_passing_error() {
+    let Some(nodes) = Nodes::start(0).await else { return };
+    let ours = impatient(&nodes).await;
     let name = &one_each()[0];
     let slot = slot_of_name(name);
     nodes.open(slot, 0, 1).await;
@@ -183,12 +188,7 @@ async fn a_slot_that_stays_on_its_way_is_a_passing_error() {
 #[tokio::test]
 async fn nodes_that_do_not_agree_are_a_passing_error() {
     let Some(nodes) = Nodes::start(0).await else { return };
-    let settings = Settings {
-        store_timeout: Duration::from_secs(1),
-        ..settings("lock:")
-    };
-    let config = RedisConfig::parse(&nodes.url(), &settings).unwrap();
-    let ours = RedisEngine::connect(config).await.unwrap();
+    let ours = impatient(&nodes).await;
     let name = &one_each()[0];
     let slot = slot_of_name(name);
     // Each of the two has it that the other serves the slot: a move that was ended the wrong way round.
