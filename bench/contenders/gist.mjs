@@ -1,16 +1,20 @@
 // The gist on the official MongoDB driver: an insert, and a delete by name.
 import { MongoClient } from 'mongodb'
 import { poll } from '../poll.mjs'
+import { TAKEN_MS } from '../taken.mjs'
 
-export const does = 'no owner check, no fencing token, expiry by the client’s clock'
+export const kind = 'code'
+export const packages = ['mongodb']
+export const does = 'no owner check, no fencing token, no renewal, expiry by the client’s clock'
+export const setting = 'an `insertOne`, and a `deleteOne` by name'
 
 export async function connect(url) {
   const client = await new MongoClient(url).connect()
   const locks = client.db().collection('locks')
   await locks.createIndex({ expiresAt: 1 }, { expireAfterSeconds: 0 })
-  const acquire = async (name) => {
+  const acquire = async (name, ttlMs = 30_000) => {
     try {
-      await locks.insertOne({ _id: name, expiresAt: new Date(Date.now() + 30_000) })
+      await locks.insertOne({ _id: name, expiresAt: new Date(Date.now() + ttlMs) })
       return true
     } catch (error) {
       if (error.code === 11000) return false
@@ -21,6 +25,9 @@ export async function connect(url) {
     async pair(name) {
       if (!(await acquire(name))) throw new Error(`${name} was busy`)
       await locks.deleteOne({ _id: name })
+    },
+    async take(name) {
+      if (!(await acquire(name, TAKEN_MS))) throw new Error(`${name} was busy`)
     },
     async tryHeld(name) {
       if (await acquire(name)) throw new Error(`${name} was not busy`)

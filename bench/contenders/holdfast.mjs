@@ -1,17 +1,24 @@
 // holdfast itself: owner check, fencing token, expiry by the store's clock.
 import { createRequire } from 'node:module'
+import { TAKEN_MS } from '../taken.mjs'
 
 const { LockService } = createRequire(import.meta.url)('../../index.js')
 
-export const does = 'owner check, fencing token'
+export const kind = 'library'
+export const packages = []
+export const does = 'owner check, fencing token that survives expiry and restart; renews off the event loop (not in the pairs)'
+export const setting = '`acquireLock` and `releaseLock`, default options'
 export const holds = 'acquire'
 
-export async function connect(url) {
-  const locks = await LockService.connect(url)
+export async function connect(...urls) {
+  const locks = await LockService.connect(urls.length === 1 ? urls[0] : urls)
   return {
     async pair(name) {
       if (!(await locks.acquireLock(name, 30))) throw new Error(`${name} was busy`)
       if (!(await locks.releaseLock(name))) throw new Error(`${name} was lost`)
+    },
+    async take(name) {
+      if (!(await locks.acquireLock(name, TAKEN_MS / 1000))) throw new Error(`${name} was busy`)
     },
     async tryHeld(name) {
       if (await locks.acquireLock(name, 30)) throw new Error(`${name} was not busy`)

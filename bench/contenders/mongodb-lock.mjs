@@ -5,8 +5,12 @@ import { promisify } from 'node:util'
 import mongodb from 'mongodb3'
 import mongoDbLock from 'mongodb-lock'
 import { poll } from '../poll.mjs'
+import { TAKEN_MS } from '../taken.mjs'
 
-export const does = 'owner check, no fencing token, expiry by the client’s clock'
+export const kind = 'library'
+export const packages = ['mongodb-lock', 'mongodb3']
+export const does = 'owner check, expiry by the client’s clock; no fencing token, no renewal'
+export const setting = '`removeExpired`, on the newest driver that it works with, with a pool of 100'
 
 export async function connect(url) {
   const client = await mongodb.MongoClient.connect(url, { useNewUrlParser: true, useUnifiedTopology: true, poolSize: 100 })
@@ -14,8 +18,8 @@ export async function connect(url) {
   const indexed = mongoDbLock(collection, 'any')
   await promisify(indexed.ensureIndexes.bind(indexed))()
   /** The code of the lock, or null when it is busy; and how to release it. */
-  const acquire = async (name) => {
-    const lock = mongoDbLock(collection, name, { timeout: 30_000, removeExpired: true })
+  const acquire = async (name, timeout = 30_000) => {
+    const lock = mongoDbLock(collection, name, { timeout, removeExpired: true })
     const code = await promisify(lock.acquire.bind(lock))()
     return code && (() => promisify(lock.release.bind(lock))(code))
   }
@@ -24,6 +28,12 @@ export async function connect(url) {
       const release = await acquire(name)
       if (!release) throw new Error(`${name} was busy`)
       if (!(await release())) throw new Error(`${name} was lost`)
+    },
+    async take(name) {
+      if (!(await acquire(name, TAKEN_MS))) throw new Error(`${name} was busy`)
+    },
+    async tryHeld(name) {
+      if (await acquire(name)) throw new Error(`${name} was not busy`)
     },
     wait: (name, retryMs) => poll(() => acquire(name), retryMs),
     close: () => client.close(),

@@ -2,8 +2,12 @@
 // over that is missing or expired by the server's clock, and leaves it as it is otherwise; and a delete by owner.
 import { randomBytes } from 'node:crypto'
 import { MongoClient } from 'mongodb'
+import { TAKEN_MS } from '../taken.mjs'
 
-export const does = 'owner check, expiry by the server’s clock, no fencing token'
+export const kind = 'code'
+export const packages = ['mongodb']
+export const does = 'owner check, expiry by the server’s clock; no fencing token, no renewal'
+export const setting = 'a `findOneAndUpdate` with a pipeline on `$$NOW`, and a `deleteOne` by owner'
 
 const EPOCH = new Date(0)
 
@@ -11,9 +15,9 @@ export async function connect(url) {
   const client = await new MongoClient(url).connect()
   const locks = client.db().collection('now-upsert')
   await locks.createIndex({ expiresAt: 1 }, { expireAfterSeconds: 0 })
-  const acquire = async (name, owner) => {
+  const acquire = async (name, owner, ttlMs = 30_000) => {
     const isFree = { $lte: [{ $ifNull: ['$expiresAt', EPOCH] }, '$$NOW'] }
-    const taken = { _id: '$_id', owner, expiresAt: { $add: ['$$NOW', 30_000] } }
+    const taken = { _id: '$_id', owner, expiresAt: { $add: ['$$NOW', ttlMs] } }
     const pipeline = [{ $replaceWith: { $cond: [isFree, taken, '$$ROOT'] } }]
     try {
       const found = await locks.findOneAndUpdate({ _id: name }, pipeline, { upsert: true, returnDocument: 'after' })
@@ -24,11 +28,18 @@ export async function connect(url) {
       throw error
     }
   }
+  const newOwner = () => randomBytes(16).toString('hex')
   return {
     async pair(name) {
-      const owner = randomBytes(16).toString('hex')
+      const owner = newOwner()
       if (!(await acquire(name, owner))) throw new Error(`${name} was busy`)
       if ((await locks.deleteOne({ _id: name, owner })).deletedCount !== 1) throw new Error(`${name} was lost`)
+    },
+    async take(name) {
+      if (!(await acquire(name, newOwner(), TAKEN_MS))) throw new Error(`${name} was busy`)
+    },
+    async tryHeld(name) {
+      if (await acquire(name, newOwner())) throw new Error(`${name} was not busy`)
     },
     close: () => client.close(),
   }

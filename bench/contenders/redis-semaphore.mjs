@@ -1,22 +1,34 @@
-// redis-semaphore's Mutex, without its refresh timer, which is its fastest setting for these two measurements.
+// redis-semaphore's Mutex, on several nodes its RedlockMutex; without the refresh timer where names are given back at once.
 import Redis from 'ioredis'
-import { Mutex } from 'redis-semaphore'
+import { Mutex, RedlockMutex } from 'redis-semaphore'
+import { TAKEN_MS } from '../taken.mjs'
 
-export const does = 'owner check; no fencing token'
+export const kind = 'library'
+export const packages = ['redis-semaphore', 'ioredis']
+export const does = 'owner check (its release does not tell whether the lock was lost); no fencing token; renews on the event loop (not in the pairs)'
+export const setting =
+  '`Mutex`, `RedlockMutex` on a quorum; `refreshInterval: 0`, `acquireAttemptsLimit: 1`, `retryInterval: 0`; after a failed ' +
+  'try it sleeps for the retry interval even when no retry follows, which is a timer of 1 ms at the least'
 export const holds = 'Mutex with its refresh'
 
-export async function connect(url) {
-  const redis = new Redis(url)
+export const connect = (...urls) => connectWith({}, ...urls)
+
+/** `options` are those of ioredis. */
+export async function connectWith(options, ...urls) {
+  const clients = urls.map((url) => new Redis(url, options))
+  const [redis] = clients
   let lost = 0
-  const options = { lockTimeout: 30_000, refreshInterval: 0, acquireAttemptsLimit: 1 }
+  const once = { lockTimeout: 30_000, refreshInterval: 0, acquireAttemptsLimit: 1, retryInterval: 0 }
+  const mutexOf = (name, how = once) => (clients.length === 1 ? new Mutex(redis, name, how) : new RedlockMutex(clients, name, how))
   return {
     async pair(name) {
-      const mutex = new Mutex(redis, name, options)
+      const mutex = mutexOf(name)
       if (!(await mutex.tryAcquire())) throw new Error(`${name} was busy`)
       await mutex.release()
     },
+    take: (name) => mutexOf(name, { ...once, lockTimeout: TAKEN_MS }).acquire(),
     async tryHeld(name) {
-      if (await new Mutex(redis, name, options).tryAcquire()) throw new Error(`${name} was not busy`)
+      if (await mutexOf(name).tryAcquire()) throw new Error(`${name} was not busy`)
     },
     async hold(name, ttlMs) {
       const mutex = new Mutex(redis, name, { lockTimeout: ttlMs, acquireAttemptsLimit: 1, onLockLost: () => lost++ })
@@ -31,6 +43,6 @@ export async function connect(url) {
       return () => mutex.release()
     },
     lost: () => lost,
-    close: () => redis.quit(),
+    close: () => Promise.all(clients.map((client) => client.quit())),
   }
 }

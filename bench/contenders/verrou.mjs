@@ -1,12 +1,33 @@
-// verrou on its Redis driver. It takes part where locks are waited for.
+// verrou on its Redis driver.
 import { Verrou } from '@verrou/core'
 import { redisStore } from '@verrou/core/drivers/redis'
 import Redis from 'ioredis'
+import { TAKEN_MS } from '../taken.mjs'
 
-export async function connect(url) {
-  const redis = new Redis(url)
+export const kind = 'library'
+export const packages = ['@verrou/core', 'ioredis']
+export const does = 'owner check; no fencing token, no renewal'
+export const setting = '`acquireImmediately`, one try; its release sends the whole script each time (`EVAL`)'
+
+export const connect = (url) => connectWith({}, url)
+
+/** `options` are those of ioredis. */
+export async function connectWith(options, url) {
+  const redis = new Redis(url, options)
   const verrou = new Verrou({ default: 'redis', stores: { redis: { driver: redisStore({ connection: redis }) } } })
   return {
+    async pair(name) {
+      const lock = verrou.createLock(name, 30_000)
+      if (!(await lock.acquireImmediately())) throw new Error(`${name} was busy`)
+      // Throws when it was lost.
+      await lock.release()
+    },
+    async take(name) {
+      if (!(await verrou.createLock(name, TAKEN_MS).acquireImmediately())) throw new Error(`${name} was busy`)
+    },
+    async tryHeld(name) {
+      if (await verrou.createLock(name, 30_000).acquireImmediately()) throw new Error(`${name} was not busy`)
+    },
     async wait(name, retryMs) {
       const lock = verrou.createLock(name, 30_000)
       if (!(await lock.acquire(retryMs === undefined ? {} : { retry: { delay: retryMs } }))) throw new Error(`${name}: gave up`)

@@ -1,0 +1,37 @@
+// redlock-universal on ioredis: its lean lock on one node, its Redlock on several.
+import Redis from 'ioredis'
+import { createLock, createRedlock, IoredisAdapter } from 'redlock-universal'
+import { TAKEN_MS } from '../taken.mjs'
+
+export const kind = 'library'
+export const packages = ['redlock-universal', 'ioredis']
+export const does = 'owner check; no fencing token; renews in `using` only, on the event loop'
+export const setting = '`createLock` in the mode `lean`, its fastest; `createRedlock` on a quorum; on ioredis, `retryAttempts: 0`'
+
+export async function connect(...urls) {
+  const clients = urls.map((url) => new Redis(url))
+  const adapters = clients.map((client) => new IoredisAdapter(client))
+  const once = { ttl: 30_000, retryAttempts: 0 }
+  const lockOf = (key, options = once) =>
+    adapters.length === 1
+      ? createLock({ adapter: adapters[0], key, performance: 'lean', ...options })
+      : createRedlock({ adapters, key, ...options })
+  return {
+    async pair(name) {
+      const lock = lockOf(name)
+      if (!(await lock.release(await lock.acquire()))) throw new Error(`${name} was lost`)
+    },
+    take: (name) => lockOf(name, { ...once, ttl: TAKEN_MS }).acquire(),
+    async tryHeld(name) {
+      await lockOf(name).acquire().then(
+        () => {
+          throw new Error(`${name} was not busy`)
+        },
+        (error) => {
+          if (error.cause?.message !== 'Lock already held') throw error
+        },
+      )
+    },
+    close: () => Promise.all(clients.map((client) => client.quit())),
+  }
+}

@@ -1,0 +1,106 @@
+// Contenders, each in a process of its own, measured in turn.
+import { fork } from 'node:child_process'
+import { fileURLToPath } from 'node:url'
+
+const PROCESS = fileURLToPath(new URL('contender.mjs', import.meta.url))
+
+/** One contender's process. */
+export class Contender {
+  #child
+  #trouble
+
+  static async start(module, urls) {
+    const contender = new Contender()
+    contender.module = module
+    contender.#child = fork(PROCESS, [module, ...urls])
+    contender.#trouble = new Promise((_, reject) => {
+      contender.#child.once('exit', (code, signal) => reject(new Error(`${module} ended with ${code ?? signal}`)))
+    })
+    contender.#trouble.catch(() => {})
+    await contender.#answer()
+    return contender
+  }
+
+  #answer() {
+    return Promise.race([new Promise((resolve) => this.#child.once('message', resolve)), this.#trouble])
+  }
+
+  ask(message) {
+    const answered = this.#answer()
+    this.#child.send(message)
+    return answered
+  }
+
+  async run(message) {
+    const result = await this.ask(message)
+    if (!(result.count > 0)) throw new Error(`${this.module} finished nothing in ${message.ms} ms, ${message.inFlight} in flight`)
+    return result
+  }
+
+  close() {
+    const ended = new Promise((resolve) => this.#child.once('exit', resolve))
+    this.#child.send({ what: 'close' })
+    return ended
+  }
+
+  /** For what holds names that nobody is to free one by one. */
+  kill() {
+    const ended = new Promise((resolve) => this.#child.once('exit', resolve))
+    this.#child.kill('SIGKILL')
+    return ended
+  }
+}
+
+/** Starts a process of each contender, one after the other so that none is starved while it connects. */
+export async function startAll(modules, urls) {
+  const running = []
+  for (const module of modules) running.push(await Contender.start(module, urls))
+  return running
+}
+
+let run = 0
+
+/**
+ * Measures `contenders` (modules) against the server or servers at `urls`, for each of `loads` (calls in flight) in
+ * `rounds` rounds of `ms`. `probe` tells what the servers did meanwhile, and `what` is the call: `pair` or `tryHeld`.
+ *
+ * Gives the measurements of all rounds, by load and by contender: `{ 64: { holdfast: [{ perSecond, … }, …] } }`.
+ */
+export async function measureAll({ contenders, urls, what, loads, probe, rounds, ms, warmUpMs }) {
+  const running = await startAll(contenders, urls)
+  const prefixes = new Map(contenders.map((module) => [module, `bench-${process.pid}-${++run}-${module}-`]))
+  if (what === 'tryHeld') await takeAll(contenders, urls, Math.max(...loads), prefixes)
+  const results = {}
+  for (const inFlight of loads) {
+    const load = (contender, time) => ({ what, inFlight, ms: time, prefix: prefixes.get(contender.module) })
+    const requests = {}
+    const here = (results[inFlight] = Object.fromEntries(contenders.map((module) => [module, []])))
+    for (const contender of running) {
+      await contender.run(load(contender, warmUpMs))
+      // Apart from the times: a server that tells of every command is a slower one.
+      requests[contender.module] = await probe.requests?.(async () => (await contender.run(load(contender, warmUpMs / 10))).count)
+    }
+    for (let round = 0; round < rounds; round++) {
+      // Whoever goes first in a round goes last in the next: a drift of the machine hits all alike.
+      for (const contender of round % 2 === 0 ? running : [...running].reverse()) {
+        const spent = await probe.start()
+        const result = await contender.run(load(contender, ms))
+        const { cpuUs, ...counted } = await spent()
+        const each = Object.fromEntries(Object.entries(counted).map(([field, value]) => [field, value / result.count]))
+        const asked = requests[contender.module]
+        here[contender.module].push({ ...result, serverUs: cpuUs / result.count, ...each, ...(asked && { requests: asked }) })
+      }
+    }
+  }
+  await Promise.all(running.map((contender) => contender.close()))
+  return results
+}
+
+/** A service may know of a name that it holds itself: who takes the names is another process than who tries them. */
+async function takeAll(contenders, urls, count, prefixes) {
+  for (const module of contenders) {
+    const holder = await Contender.start(module, urls)
+    await holder.ask({ what: 'take', count, prefix: prefixes.get(module) })
+    await holder.kill()
+  }
+}

@@ -1,0 +1,121 @@
+// A link with delay: a TCP proxy in a process of its own, so that it takes no time from a contender's event loop.
+//
+// Timers of Node know whole milliseconds, and a loop that spins until a chunk is due would keep one of few cores busy. So a
+// second thread sleeps until the next chunk is due (`Atomics.wait` sleeps for fractions of a millisecond) and then wakes the
+// event loop, which passes on whatever is due by then.
+import { fork } from 'node:child_process'
+import net from 'node:net'
+import { fileURLToPath } from 'node:url'
+import { isMainThread, parentPort, Worker, workerData } from 'node:worker_threads'
+import { median } from './report.mjs'
+import { RedisLine } from './probes.mjs'
+
+const FILE = fileURLToPath(import.meta.url)
+/** How often the pause is corrected, and how many round trips each measurement has. */
+const CORRECTIONS = 4
+const TRIPS = 200
+
+/** Opens a link to `server` whose round trips take `extraMs` longer than without it. */
+export async function openLink(server, extraMs) {
+  const child = fork(FILE, [String(server.port)])
+  const hear = () => new Promise((resolve, reject) => child.once('message', resolve).once('exit', () => reject(new Error('the link broke'))))
+  const { port } = await hear()
+  const delay = (oneWayMs) => child.send({ oneWayMs })
+  const bare = await roundTrip(server.port)
+  // What the proxy takes itself is part of the delay, so it sleeps for less.
+  let oneWayMs = extraMs / 2
+  delay(oneWayMs)
+  let trip = await roundTrip(port)
+  for (let correction = 0; correction < CORRECTIONS; correction++) {
+    oneWayMs = Math.max(0, oneWayMs + (bare + extraMs - trip) / 2)
+    delay(oneWayMs)
+    trip = await roundTrip(port)
+  }
+  return {
+    url: `redis://127.0.0.1:${port}`,
+    bareMs: bare,
+    tripMs: () => roundTrip(port),
+    close: () => new Promise((resolve) => child.removeAllListeners('exit').once('exit', resolve).kill('SIGKILL')),
+  }
+}
+
+/** The median round trip of a PING, in ms. */
+async function roundTrip(port) {
+  const line = await RedisLine.open(port)
+  const times = []
+  for (let trip = 0; trip < TRIPS; trip++) {
+    const start = performance.now()
+    await line.ping()
+    times.push(performance.now() - start)
+  }
+  line.close()
+  return median(times)
+}
+
+/** Both directions of all connections have the same delay: what came first is due first. */
+class Queue {
+  #waiting = []
+  #first = 0
+  #alarm
+  oneWayMs = 0
+
+  constructor(alarm) {
+    this.#alarm = alarm
+  }
+
+  push(socket, chunk) {
+    this.#waiting.push({ due: performance.now() + this.oneWayMs, socket, chunk })
+    if (this.#waiting.length - this.#first === 1) this.#alarm(this.oneWayMs)
+  }
+
+  /** Passes on what is due, and sets the alarm for the next. */
+  flush() {
+    const now = performance.now()
+    const touched = new Set()
+    while (this.#first < this.#waiting.length && this.#waiting[this.#first].due <= now) {
+      const { socket, chunk } = this.#waiting[this.#first++]
+      if (!touched.has(socket)) touched.add(socket).size && socket.cork()
+      socket.write(chunk)
+    }
+    for (const socket of touched) socket.uncork()
+    if (this.#first < this.#waiting.length) this.#alarm(this.#waiting[this.#first].due - now)
+    else [this.#waiting, this.#first] = [[], 0]
+  }
+}
+
+function serve(port) {
+  // [0]: how many alarms were set. [1]: for how many µs from now the newest of them is.
+  const shared = new Int32Array(new SharedArrayBuffer(8))
+  const worker = new Worker(FILE, { workerData: shared })
+  const queue = new Queue((ms) => {
+    Atomics.store(shared, 1, Math.max(0, Math.round(ms * 1000)))
+    Atomics.add(shared, 0, 1)
+    Atomics.notify(shared, 0)
+  })
+  worker.on('message', () => queue.flush())
+  process.on('message', ({ oneWayMs }) => (queue.oneWayMs = oneWayMs)).on('disconnect', () => process.exit())
+  const listener = net.createServer((client) => {
+    const server = net.connect(port, '127.0.0.1')
+    const ends = [client, server]
+    for (const [i, socket] of ends.entries()) {
+      socket.setNoDelay(true).on('error', () => {})
+      socket.on('data', (chunk) => queue.push(ends[1 - i], chunk)).on('close', () => ends[1 - i].destroy())
+    }
+  })
+  listener.listen(0, '127.0.0.1', () => process.send(listener.address()))
+}
+
+function sleepAndWake(shared) {
+  for (let seen = 0; ; ) {
+    // Until an alarm is set, which may be so already.
+    Atomics.wait(shared, 0, seen)
+    seen = Atomics.load(shared, 0)
+    const pause = Atomics.load(shared, 1) / 1000
+    // Only a new alarm would change this value, and none is set before this one has rung.
+    if (pause > 0) Atomics.wait(shared, 0, seen, pause)
+    parentPort.postMessage('due')
+  }
+}
+
+if (!isMainThread && workerData instanceof Int32Array) sleepAndWake(workerData)
+else if (process.send && process.argv[1] === FILE) serve(Number(process.argv[2]))

@@ -1,0 +1,147 @@
+// What a server did while a contender was measured, asked on a connection of its own before and after.
+import net from 'node:net'
+import { Monitor } from '../scripts/monitor.mjs'
+
+const ASK = 'INFO everything\r\n'
+
+/** The probe of one Redis, or of several together. */
+export class RedisProbe {
+  #servers
+
+  static async open(...servers) {
+    const probe = new RedisProbe()
+    probe.#servers = await Promise.all(servers.map((server) => RedisLine.open(server.port)))
+    return probe
+  }
+
+  /** Resolves to a function that resolves to what was spent in between. */
+  async start() {
+    const before = await Promise.all(this.#servers.map((server) => server.counted()))
+    return async () => {
+      const after = await Promise.all(this.#servers.map((server) => server.counted()))
+      const total = (field) => after.reduce((sum, now, i) => sum + now[field] - before[i][field], 0)
+      // Of the two INFO, the answer to the first and the question of the second lie in between, and one command.
+      const own = before.reduce((sum, { answerBytes }) => sum + answerBytes + ASK.length, 0)
+      return { cpuUs: total('cpuUs'), commands: total('commands') - this.#servers.length, bytes: total('bytes') - own }
+    }
+  }
+
+  /** How many commands clients sent for each of the calls that `run` resolves to the number of. */
+  async requests(run) {
+    const monitors = await Promise.all(this.#servers.map((server) => Monitor.open(server.port)))
+    const count = await run()
+    // The server tells in order: what this connection hears now comes after all that is to be counted.
+    await Promise.all(this.#servers.map((server) => server.counted()))
+    const sent = () => monitors.map(({ commands }) => commands.findIndex((command) => command.startsWith('"INFO"')))
+    while (sent().includes(-1)) await new Promise((resolve) => setTimeout(resolve, 1))
+    const total = sent().reduce((sum, length) => sum + length, 0)
+    for (const monitor of monitors) monitor.close()
+    return total / count
+  }
+
+  ping() {
+    return this.#servers[0].ping()
+  }
+
+  async version() {
+    return `Redis ${await this.#servers[0].version()}`
+  }
+
+  close() {
+    for (const server of this.#servers) server.close()
+  }
+}
+
+/** A bare connection, so that it is known to the byte what the questions themselves cost. */
+export class RedisLine {
+  #socket
+  #answered
+  #buffer = ''
+
+  static async open(port) {
+    const line = new RedisLine()
+    line.port = port
+    line.#socket = net.connect(port, '127.0.0.1').setNoDelay(true).setEncoding('latin1')
+    line.#socket.on('data', (text) => line.#hear(text))
+    await new Promise((resolve, reject) => line.#socket.once('connect', resolve).once('error', reject))
+    return line
+  }
+
+  #hear(text) {
+    this.#buffer += text
+    const bulk = /^\$(\d+)\r\n/.exec(this.#buffer)
+    const isWhole = bulk ? this.#buffer.length >= bulk[0].length + Number(bulk[1]) + 2 : this.#buffer.endsWith('\r\n')
+    if (!isWhole) return
+    const answer = this.#buffer
+    this.#buffer = ''
+    this.#answered(answer)
+  }
+
+  #ask(line) {
+    const answer = new Promise((resolve) => (this.#answered = resolve))
+    this.#socket.write(line)
+    return answer
+  }
+
+  ping() {
+    return this.#ask('PING\r\n')
+  }
+
+  async version() {
+    return /redis_version:(\S+)/.exec(await this.#ask(ASK))[1]
+  }
+
+  async counted() {
+    const answer = await this.#ask(ASK)
+    const number = (field) => Number(new RegExp(`^${field}:(\\S+)`, 'm').exec(answer)[1])
+    const seconds = ['', '_children'].reduce((sum, whose) => sum + number(`used_cpu_user${whose}`) + number(`used_cpu_sys${whose}`), 0)
+    return {
+      cpuUs: seconds * 1e6,
+      commands: number('total_commands_processed'),
+      bytes: number('total_net_input_bytes') + number('total_net_output_bytes'),
+      answerBytes: answer.length,
+    }
+  }
+
+  close() {
+    this.#socket.destroy()
+  }
+}
+
+/** The probe of a MongoDB: CPU time and requests. */
+export class MongoProbe {
+  #client
+  #admin
+
+  static async open(server) {
+    // Only now: whoever measures Redis alone need not have the driver.
+    const { MongoClient } = await import('mongodb')
+    const probe = new MongoProbe()
+    probe.#client = await new MongoClient(server.url).connect()
+    probe.#admin = probe.#client.db('admin')
+    return probe
+  }
+
+  async #counted() {
+    const { extra_info: spent, network } = await this.#admin.command({ serverStatus: 1, wiredTiger: 0, metrics: 0, tcmalloc: 0 })
+    return { cpuUs: Number(spent.user_time_us) + Number(spent.system_time_us), requests: Number(network.numRequests) }
+  }
+
+  async start() {
+    const before = await this.#counted()
+    return async () => {
+      const after = await this.#counted()
+      return { cpuUs: after.cpuUs - before.cpuUs, requests: after.requests - before.requests - 1 }
+    }
+  }
+
+  async version() {
+    const { version } = await this.#admin.command({ buildInfo: 1 })
+    const { hosts } = await this.#admin.command({ hello: 1 })
+    return `MongoDB ${version} (${hosts ? `replica set with ${hosts.length} member, majority` : 'standalone'})`
+  }
+
+  close() {
+    return this.#client.close()
+  }
+}
