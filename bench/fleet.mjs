@@ -37,10 +37,11 @@ export class Contender {
     return result
   }
 
-  close() {
+  async close() {
     const ended = new Promise((resolve) => this.#child.once('exit', resolve))
     this.#child.send({ what: 'close' })
-    return ended
+    const code = await ended
+    if (code !== 0) throw new Error(`${this.module} did not close: its process ended with ${code}`)
   }
 
   /** For what holds names that nobody is to free one by one. */

@@ -74,8 +74,10 @@ class Queue {
     const touched = new Set()
     while (this.#first < this.#waiting.length && this.#waiting[this.#first].due <= now) {
       const { socket, chunk } = this.#waiting[this.#first++]
-      if (!touched.has(socket)) touched.add(socket).size && socket.cork()
-      socket.write(chunk)
+      if (!touched.has(socket)) socket.cork()
+      touched.add(socket)
+      if (chunk) socket.write(chunk)
+      else socket.end()
     }
     for (const socket of touched) socket.uncork()
     if (this.#first < this.#waiting.length) this.#alarm(this.#waiting[this.#first].due - now)
@@ -99,7 +101,8 @@ function serve(port) {
     const ends = [client, server]
     for (const [i, socket] of ends.entries()) {
       socket.setNoDelay(true).on('error', () => {})
-      socket.on('data', (chunk) => queue.push(ends[1 - i], chunk)).on('close', () => ends[1 - i].destroy())
+      // Its end travels as well, after all that was said before.
+      socket.on('data', (chunk) => queue.push(ends[1 - i], chunk)).on('close', () => queue.push(ends[1 - i]))
     }
   })
   listener.listen(0, '127.0.0.1', () => process.send(listener.address()))

@@ -23,47 +23,72 @@ export function withMajority(url) {
 }
 
 export async function serverVersion(store, url) {
-  if (store === 'redis') {
-    const { default: Redis } = await import('ioredis')
-    const redis = new Redis(url)
-    const info = await redis.info('server')
-    await redis.quit()
-    return `Redis ${/redis_version:(\S+)/.exec(info)[1]}`
-  }
-  const { MongoClient } = await import('mongodb')
-  const client = await new MongoClient(url).connect()
-  const { version } = await client.db('admin').command({ buildInfo: 1 })
-  const { hosts } = await client.db('admin').command({ hello: 1 })
-  await client.close()
-  return `MongoDB ${version} (${hosts ? `replica set with ${hosts.length} member, majority` : 'standalone'})`
+  const { MongoProbe, RedisProbe } = await import('./probes.mjs')
+  const probe = await (store === 'redis' ? RedisProbe.open({ port: new URL(url).port }) : MongoProbe.open({ url }))
+  const version = await probe.version()
+  await probe.close()
+  return version
 }
 
-const COLUMNS = [
-  ['pairs per second', 'perSecond', 0],
-  ['event loop, µs per pair', 'loopUs', 1],
-  ['client CPU, µs per pair', 'cpuUs', 1],
+/** The least, the middle and the greatest of a figure over the rounds. */
+export function spread(rounds, field) {
+  const values = rounds.map((round) => round[field])
+  return [Math.min(...values), median(values), Math.max(...values)]
+}
+
+/** `mid (low–high)`, or the one value that all rounds have. */
+export function cell([low, mid, high], digits) {
+  const [from, value, to] = [low, mid, high].map((number) => number.toFixed(digits))
+  return from === to ? value : `${value} (${from}–${to})`
+}
+
+/** How many times as many per second holdfast does as `other`, round by round. */
+export const ratio = (results, other) =>
+  median(results[other].map((round, i) => results.holdfast[i].perSecond / round.perSecond))
+
+/** The columns of a field's tables; `one` is what is counted, and those that no round has are left out. */
+const columns = (one) => [
+  [`${one === 'try' ? 'trie' : one}s per second`, 'perSecond', 0],
   ['p50, µs', 'p50Us', 0],
   ['p99, µs', 'p99Us', 0],
+  [`event loop, µs per ${one}`, 'loopUs', 1],
+  [`client CPU, µs per ${one}`, 'cpuUs', 1],
+  [`server CPU, µs per ${one}`, 'serverUs', 1],
+  [`requests per ${one}`, 'requests', 2],
+  ['with what scripts call', 'commands', 2],
+  [`bytes per ${one}`, 'bytes', 0],
 ]
 
-/** One table per number of calls in flight; each contender's throughput as a ratio to holdfast's, round by round. */
-export async function table({ version, results, inFlight }) {
-  const lines = [`## ${version}`, '']
-  for (const load of inFlight) {
+/**
+ * The tables of a field: `{ title, one, results }`, one table for each number of calls in flight, with each contender's
+ * throughput as a ratio to holdfast's, round by round.
+ */
+export function tables({ title, note, one, results }) {
+  const lines = [`## ${title}`, '', ...(note ? [note, ''] : [])]
+  for (const [load, byContender] of Object.entries(results)) {
+    const shown = columns(one).filter(([, field]) => byContender.holdfast[0][field] !== undefined)
     lines.push(`### ${load} in flight`, '')
-    lines.push(`| | ${COLUMNS.map(([title]) => title).join(' | ')} | holdfast is | does |`)
-    lines.push(`|---|${'---:|'.repeat(COLUMNS.length)}---:|---|`)
-    for (const [module, loads] of Object.entries(results)) {
-      const { does } = await import(`./contenders/${module}.mjs`)
-      const cells = COLUMNS.map(([, field, digits]) => {
-        const values = loads[load].map((result) => result[field])
-        const [low, mid, high] = [Math.min(...values), median(values), Math.max(...values)].map((n) => n.toFixed(digits))
-        return `${mid} (${low}–${high})`
-      })
-      const ratio = median(loads[load].map((result, i) => results.holdfast[load][i].perSecond / result.perSecond))
-      lines.push(`| ${module} | ${cells.join(' | ')} | ${ratio.toFixed(2)} × | ${does} |`)
+    lines.push(`| | ${shown.map(([name]) => name).join(' | ')} | holdfast is |`)
+    lines.push(`|---|${'---:|'.repeat(shown.length + 1)}`)
+    for (const [module, rounds] of Object.entries(byContender)) {
+      const cells = shown.map(([, field, digits]) => cell(spread(rounds, field), digits))
+      lines.push(`| ${module} | ${cells.join(' | ')} | ${ratio(byContender, module).toFixed(2)} × |`)
     }
     lines.push('')
   }
   return lines.join('\n')
+}
+
+/** What is kept of a field: least, middle and greatest of each figure, and the ratio. */
+export function compact({ title, note, one, results }) {
+  const round = (number) => Number(number.toPrecision(4))
+  const figures = (byContender) =>
+    Object.fromEntries(
+      Object.entries(byContender).map(([module, rounds]) => {
+        const fields = columns(one).filter(([, field]) => rounds[0][field] !== undefined)
+        const kept = fields.map(([, field]) => [field, spread(rounds, field).map(round)])
+        return [module, { ...Object.fromEntries(kept), holdfastIs: round(ratio(byContender, module)) }]
+      }),
+    )
+  return { title, note, one, loads: Object.fromEntries(Object.entries(results).map(([load, all]) => [load, figures(all)])) }
 }

@@ -1,96 +1,97 @@
 // Measures every contender in one run: processes of their own, taken in turn, several rounds, medians.
 //
-//   npm run bench               writes bench/results.md
-//   npm run bench -- --quick    a smoke test: that every contender works, not how fast
-import { fork } from 'node:child_process'
-import { writeFileSync } from 'node:fs'
+//   npm run bench                          writes bench/results.md, results.json, results.svg and results-loop.svg
+//   npm run bench -- --only pairs,tries    some sections: prints them, and writes nothing
+//   npm run bench -- --rounds N --ms N     more or fewer rounds, longer or shorter ones
+//   npm run bench -- --out FOLDER          writes into another folder, also what is only a part
+//   npm run bench -- --quick               a smoke test: that every contender works, not how fast; prints, writes nothing
+//
+// An addon that is named in NAPI_RS_NATIVE_LIBRARY_PATH is taken as it is.
+import { mkdirSync, writeFileSync } from 'node:fs'
 import { cpus } from 'node:os'
+import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
+import { parseArgs } from 'node:util'
 import { installDependencies } from '../scripts/setup.mjs'
-import { startMongod, startRedis } from '../scripts/servers.mjs'
 import { releaseBuild } from './build.mjs'
-import { contenderVersions, serverVersion, table, withMajority } from './report.mjs'
 
-const quick = process.argv.includes('--quick')
-const here = new URL('.', import.meta.url)
-const ROUNDS = quick ? 1 : 7
-const MS = quick ? 100 : 1000
-const WARM_UP_MS = quick ? 50 : 1500
+const SECTIONS = ['pairs', 'delayed', 'tries', 'quorum', 'footprint']
+
+const { values: asked } = parseArgs({
+  options: {
+    quick: { type: 'boolean', default: false },
+    only: { type: 'string' },
+    rounds: { type: 'string' },
+    ms: { type: 'string' },
+    out: { type: 'string' },
+  },
+})
+const { quick } = asked
+const chosen = asked.only?.split(',') ?? SECTIONS
+const number = (name, usual) => {
+  const value = Number(asked[name] ?? usual)
+  if (!Number.isInteger(value) || value < 1) throw new Error(`--${name} ${asked[name]}: a whole number from 1 on`)
+  return value
+}
+const rounds = number('rounds', quick ? 1 : 7)
+const ms = number('ms', quick ? 40 : 800)
+const timing = { rounds, ms, warmUpMs: quick ? 40 : ms }
+for (const name of chosen) if (!SECTIONS.includes(name)) throw new Error(`--only ${name}: one of ${SECTIONS.join(', ')}`)
 
 installDependencies()
 installDependencies('bench')
 // What lies beside index.js may be a debug build: figures come from a release build, whatever is there.
-if (!quick) process.env.NAPI_RS_NATIVE_LIBRARY_PATH = releaseBuild()
+if (!quick) process.env.NAPI_RS_NATIVE_LIBRARY_PATH ??= releaseBuild()
 
-const mongodb = { store: 'mongodb', contenders: ['holdfast', 'gist', 'mongodb-lock', 'now-upsert'], inFlight: [1, 64, 256] }
-const fields = [
-  { store: 'redis', start: startRedis, contenders: ['holdfast', 'ioredis', 'redlock', 'redis-semaphore'], inFlight: [1, 64, 1024] },
-  { ...mongodb, start: startMongod },
-  { ...mongodb, start: () => startMongod({ replicaSet: true }), urlOf: withMajority },
-]
-const PACKAGES = ['ioredis', 'redlock', 'redis-semaphore', 'mongodb', 'mongodb-lock', 'mongodb3']
+// Only now are the drivers there that these import.
+const { ALL } = await import('./sections/stores.mjs')
+const { compact, contenderVersions, tables } = await import('./report.mjs')
+const { contenderTable, summary } = await import('./summary.mjs')
+const { plots } = await import('./plot.mjs')
 
-function start(module, url) {
-  const child = fork(fileURLToPath(new URL('contender.mjs', here)), [module, url])
-  const answer = () =>
-    new Promise((resolve, reject) => {
-      child.once('message', resolve)
-      child.once('exit', (code) => reject(new Error(`${module} ended with ${code}`)))
-    })
-  const ready = answer()
-  return {
-    module,
-    ready,
-    ask(message) {
-      const answered = answer()
-      child.send(message)
-      return answered.finally(() => child.removeAllListeners('exit'))
-    },
-    close() {
-      return new Promise((resolve) => {
-        child.once('exit', resolve)
-        child.send({ what: 'close' })
-      })
-    },
-  }
+const about = {}
+for (const module of ALL) about[module] = await import(`./contenders/${module}.mjs`)
+
+const measured = {}
+for (const name of SECTIONS.filter((section) => chosen.includes(section))) {
+  const started = performance.now()
+  const { [name]: measure } = await import(`./sections/${name}.mjs`)
+  measured[name] = await measure({ ...timing, quick, about })
+  console.error(`${name}: ${((performance.now() - started) / 1000).toFixed(0)} s`)
 }
 
-const sections = []
-for (const { store, start: startServer, urlOf = (url) => url, contenders, inFlight } of fields) {
-  const server = await startServer()
-  const running = contenders.map((module) => start(module, urlOf(server.url)))
-  await Promise.all(running.map((contender) => contender.ready))
-  const results = {}
-  const loads = inFlight.map((count) => ({ what: 'pair', inFlight: count }))
-  for (const load of loads) {
-    for (const contender of running) await contender.ask({ ...load, ms: WARM_UP_MS })
-    for (let round = 0; round < ROUNDS; round++) {
-      // Whoever goes first in a round goes last in the next: a drift of the machine hits all alike.
-      const order = round % 2 === 0 ? running : [...running].reverse()
-      for (const contender of order) {
-        const result = await contender.ask({ ...load, ms: MS })
-        ;((results[contender.module] ??= {})[load.inFlight] ??= []).push(result)
-      }
-    }
-  }
-  await Promise.all(running.map((contender) => contender.close()))
-  sections.push(await table({ store, version: await serverVersion(store, server.url), results, inFlight }))
-  await server.stop()
-}
-
+const fields = Object.values(measured).flatMap((section) => section.fields)
+const machine = `${cpus().length} × ${cpus()[0].model}, Node ${process.version}`
+const versions = contenderVersions([...new Set(Object.values(about).flatMap(({ packages }) => packages))])
 const report = [
   '# Benchmark',
   '',
-  `${cpus().length} × ${cpus()[0].model}, Node ${process.version}, servers on loopback. ${ROUNDS} rounds of ${MS} ms per ` +
-    'cell, interleaved; medians, with the range in brackets. A pair is one acquire and one release of a free name.',
+  `${machine}, servers on loopback. ${rounds} rounds of ${ms} ms per cell, interleaved; medians, with the range in ` +
+    'brackets. A pair is one acquire and one release of a free name. [README.md](README.md) says how all this is measured.',
   '',
   'On a standalone MongoDB holdfast’s writes wait for the journal (`w=majority`), and the others’ do not: that is what the ' +
     'driver does by default. On the replica set all write with `w=majority`; it has one member, so a majority is the ' +
     'journal of that one, and nothing travels.',
   '',
-  `Versions: ${contenderVersions(PACKAGES)}.`,
+  `Versions: ${versions}.`,
   '',
-  ...sections,
+  ...(fields.length > 0 ? [summary(fields, about)] : []),
+  contenderTable(about),
+  ...Object.values(measured).flatMap(({ fields, markdown }) => [...fields.map(tables), ...(markdown ? [markdown] : [])]),
 ].join('\n')
 console.log(report)
-if (!quick) writeFileSync(new URL('results.md', here), report)
+
+if (asked.out || (!quick && chosen.length === SECTIONS.length)) {
+  const folder = asked.out ?? fileURLToPath(new URL('.', import.meta.url))
+  mkdirSync(folder, { recursive: true })
+  const data = {
+    machine,
+    versions,
+    rounds,
+    ms,
+    sections: Object.fromEntries(Object.entries(measured).map(([name, { fields, data }]) => [name, data ?? fields.map(compact)])),
+  }
+  writeFileSync(join(folder, 'results.md'), report)
+  writeFileSync(join(folder, 'results.json'), `${JSON.stringify(data)}\n`)
+  for (const [file, svg] of Object.entries(plots(data))) writeFileSync(join(folder, file), svg)
+}

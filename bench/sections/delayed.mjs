@@ -1,0 +1,25 @@
+// Pairs through a link whose round trips take longer than on loopback.
+import { measureAll } from '../fleet.mjs'
+import { openLink } from '../link.mjs'
+import { onServer, redis } from './stores.mjs'
+
+const LINKS_MS = [0.5, 2]
+const LOADS = [1, 64, 1024]
+
+export async function delayed(timing) {
+  return onServer(redis, async ({ server, probe, version }) => {
+    const fields = []
+    for (const extraMs of LINKS_MS) {
+      const link = await openLink(server, extraMs)
+      const before = await link.tripMs()
+      const results = await measureAll({ contenders: redis.contenders, urls: [link.url], what: 'pair', loads: LOADS, probe, ...timing })
+      const after = await link.tripMs()
+      await link.close()
+      const note =
+        `A PING through this link takes ${before.toFixed(2)} ms before the part and ${after.toFixed(2)} ms after it, and ` +
+        `${link.bareMs.toFixed(2)} ms without the link.`
+      fields.push({ title: `Pairs, ${version}, ${extraMs} ms more per round trip`, note, one: 'pair', floor: redis.floor, results })
+    }
+    return { fields }
+  })
+}

@@ -1,0 +1,48 @@
+// The stores that contenders meet on, and who takes part.
+import { startMongod, startRedis } from '../../scripts/servers.mjs'
+import { MongoProbe, RedisProbe } from '../probes.mjs'
+import { withMajority } from '../report.mjs'
+
+export const REDIS = [
+  'holdfast',
+  'ioredis',
+  'ioredis-auto',
+  'node-redis',
+  'valkey-glide',
+  'redis-semaphore',
+  'redis-semaphore-auto',
+  'verrou',
+  'verrou-auto',
+  'redlock',
+  'redlock-universal',
+]
+export const QUORUM = ['holdfast', 'redlock', 'redis-semaphore', 'redlock-universal']
+const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
+
+/** Every contender there is, in the order of the report. */
+export const ALL = [...new Set([...REDIS, ...MONGODB])]
+
+export const redis = {
+  contenders: REDIS,
+  floor: 'ioredis',
+  start: startRedis,
+  open: (server) => RedisProbe.open(server),
+}
+const mongodb = { contenders: MONGODB, floor: 'gist', open: (server) => MongoProbe.open(server) }
+export const mongodbs = [
+  { ...mongodb, start: startMongod },
+  { ...mongodb, start: () => startMongod({ replicaSet: true }), urlOf: withMajority },
+]
+
+/** Starts the store's server, gives it to `use` with a probe and its name, and ends it whatever happens. */
+export async function onServer({ start, open, urlOf = (url) => url }, use) {
+  const server = await start()
+  try {
+    const probe = await open(server)
+    const result = await use({ server, url: urlOf(server.url), probe, version: await probe.version() })
+    await probe.close()
+    return result
+  } finally {
+    await server.stop()
+  }
+}

@@ -1,0 +1,18 @@
+// A failed try: one try of a name that another process holds, answered "busy".
+import { measureAll } from '../fleet.mjs'
+import { mongodbs, onServer, redis } from './stores.mjs'
+
+const LOADS = [1, 64]
+
+export async function tries(timing) {
+  const fields = []
+  for (const { contenders, floor, ...store } of [redis, ...mongodbs]) {
+    fields.push(
+      await onServer(store, async ({ url, probe, version }) => {
+        const results = await measureAll({ contenders, urls: [url], what: 'tryHeld', loads: LOADS, probe, ...timing })
+        return { title: `Failed tries, ${version}`, one: 'try', floor, results }
+      }),
+    )
+  }
+  return { fields }
+}
