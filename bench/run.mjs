@@ -81,17 +81,16 @@ const report = [
 ].join('\n')
 console.log(report)
 
+const data = {
+  machine,
+  versions,
+  rounds,
+  ms,
+  sections: Object.fromEntries(Object.entries(measured).map(([name, { fields, data }]) => [name, data ?? fields.map(compact)])),
+}
+const files = { 'results.md': report, 'results.json': `${JSON.stringify(data)}\n`, ...plots(data) }
 if (asked.out || (!quick && chosen.length === SECTIONS.length)) {
   const folder = asked.out ?? fileURLToPath(new URL('.', import.meta.url))
   mkdirSync(folder, { recursive: true })
-  const data = {
-    machine,
-    versions,
-    rounds,
-    ms,
-    sections: Object.fromEntries(Object.entries(measured).map(([name, { fields, data }]) => [name, data ?? fields.map(compact)])),
-  }
-  writeFileSync(join(folder, 'results.md'), report)
-  writeFileSync(join(folder, 'results.json'), `${JSON.stringify(data)}\n`)
-  for (const [file, svg] of Object.entries(plots(data))) writeFileSync(join(folder, file), svg)
+  for (const [name, text] of Object.entries(files)) writeFileSync(join(folder, name), text)
 }
