@@ -22,9 +22,9 @@ const REDIS = [
   'redlock',
   'redlock-universal',
 ]
-const QUORUM = ['holdfast', 'redlock', 'redis-semaphore', 'redlock-universal']
+const QUORUM = ['holdfast', 'redlock', 'redlock-auto', 'redis-semaphore', 'redis-semaphore-auto', 'redlock-universal', 'redlock-universal-auto']
 const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
-const ALL = [...REDIS, ...MONGODB.slice(1)]
+const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB])]
 const STANDALONE = /MongoDB \S+ \(standalone\)$/
 const REPLICA_SET = /MongoDB \S+ \(replica set with 1 member, majority\)$/
 

@@ -8,14 +8,17 @@ export const packages = ['redlock-universal', 'ioredis']
 export const does = 'owner check; no fencing token; renews in `using` only, on the event loop'
 export const setting = '`createLock` in the mode `lean`, its fastest; `createRedlock` on a quorum; on ioredis, `retryAttempts: 0`'
 
-export async function connect(...urls) {
-  const clients = urls.map((url) => new Redis(url))
+export const connect = (...urls) => connectWith({}, ...urls)
+
+/** `options` are those of ioredis. */
+export async function connectWith(options, ...urls) {
+  const clients = urls.map((url) => new Redis(url, options))
   const adapters = clients.map((client) => new IoredisAdapter(client))
   const once = { ttl: 30_000, retryAttempts: 0 }
-  const lockOf = (key, options = once) =>
+  const lockOf = (key, how = once) =>
     adapters.length === 1
-      ? createLock({ adapter: adapters[0], key, performance: 'lean', ...options })
-      : createRedlock({ adapters, key, ...options })
+      ? createLock({ adapter: adapters[0], key, performance: 'lean', ...how })
+      : createRedlock({ adapters, key, ...how })
   return {
     async pair(name) {
       const lock = lockOf(name)

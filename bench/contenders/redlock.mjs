@@ -9,8 +9,11 @@ export const does = 'owner check; no fencing token; renews in `using` only, on t
 export const setting = '`acquire` and `release`, `retryCount: 0`; a failed try is two scripts one after the other: it also takes back what it may have got'
 export const holds = 'using'
 
-export async function connect(...urls) {
-  const redlock = new Redlock(urls.map((url) => new Redis(url)), { retryCount: 0 })
+export const connect = (...urls) => connectWith({}, ...urls)
+
+/** `options` are those of ioredis. */
+export async function connectWith(options, ...urls) {
+  const redlock = new Redlock(urls.map((url) => new Redis(url, options)), { retryCount: 0 })
   redlock.on('error', () => {})
   let lost = 0
   return {

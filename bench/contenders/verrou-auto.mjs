@@ -2,5 +2,5 @@
 import * as plain from './verrou.mjs'
 
 export const { kind, packages, does } = plain
-export const setting = 'as above, with `enableAutoPipelining: true`: more throughput, a slower single call'
+export const setting = 'as verrou, with `enableAutoPipelining: true`: more throughput, a slower single call'
 export const connect = (...urls) => plain.connectWith({ enableAutoPipelining: true }, ...urls)

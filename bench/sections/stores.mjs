@@ -16,11 +16,19 @@ export const REDIS = [
   'redlock',
   'redlock-universal',
 ]
-export const QUORUM = ['holdfast', 'redlock', 'redis-semaphore', 'redlock-universal']
+export const QUORUM = [
+  'holdfast',
+  'redlock',
+  'redlock-auto',
+  'redis-semaphore',
+  'redis-semaphore-auto',
+  'redlock-universal',
+  'redlock-universal-auto',
+]
 const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
 
 /** Every contender there is, in the order of the report. */
-export const ALL = [...new Set([...REDIS, ...MONGODB])]
+export const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB])]
 
 export const redis = {
   contenders: REDIS,
