@@ -6,7 +6,7 @@ const { LockService } = createRequire(import.meta.url)('../../index.js')
 
 export const kind = 'library'
 export const packages = []
-export const does = 'owner check, fencing token that survives expiry and restart; renews off the event loop (not in the pairs)'
+export const does = 'owner check, fencing token; renews off the event loop (not in the pairs)'
 export const setting = '`acquireLock` and `releaseLock`, default options'
 export const holds = 'acquire'
 

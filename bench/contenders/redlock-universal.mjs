@@ -5,7 +5,7 @@ import { TAKEN_MS } from '../taken.mjs'
 
 export const kind = 'library'
 export const packages = ['redlock-universal', 'ioredis']
-export const does = 'owner check; no fencing token; renews in `using` only, on the event loop'
+export const does = 'owner check, in the lean mode by a token of the time and `Math.random`; no fencing token; renews in `using` only, on the event loop'
 export const setting = '`createLock` in the mode `lean`, its fastest; `createRedlock` on a quorum; on ioredis, `retryAttempts: 0`'
 
 export const connect = (...urls) => connectWith({}, ...urls)

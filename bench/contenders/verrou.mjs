@@ -6,7 +6,7 @@ import { TAKEN_MS } from '../taken.mjs'
 
 export const kind = 'library'
 export const packages = ['@verrou/core', 'ioredis']
-export const does = 'owner check; no fencing token, no renewal'
+export const does = 'owner check, by a token of `Math.random`; no fencing token, no renewal'
 export const setting = '`acquireImmediately`, one try; its release sends the whole script each time (`EVAL`)'
 
 export const connect = (url) => connectWith({}, url)
