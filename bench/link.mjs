@@ -15,7 +15,7 @@ const FILE = fileURLToPath(import.meta.url)
 const CORRECTIONS = 4
 const TRIPS = 300
 /** The most that the proxy's own work is taken for, one way: what is above it is a busy machine, and will be gone later. */
-const MOST_OWN_MS = 0.1
+const MOST_OWN_MS = 0.16
 
 /** Opens a link to `server` whose round trips take `extraMs` longer than without it. */
 export async function openLink(server, extraMs) {
