@@ -28,6 +28,9 @@ pub trait Socket: Send + Sync {
     /// The loop is about to sleep: what is to be sent goes out now. Answers whether the socket is still of use.
     fn flush(&self) -> bool;
 
+    /// Whether answers are under way: there will be something to read soon.
+    fn awaits(&self) -> bool;
+
     /// The loop does not serve it (any more).
     fn end(&self);
 }

@@ -43,7 +43,8 @@ pub enum Acquired {
         /// The (first) busy name: the one to watch.
         key: Key,
         /// When a new try is worthwhile even if nothing is heard until then: what the holder's lease still lasts, or
-        /// what a silent waiter ahead may still take. `None`: the store does not know (a lock that never expires).
+        /// what a silent waiter ahead may still take. `None`: the store does not know (a lock
+        /// that never expires), or the claim does not wait and was not told.
         retry_after: Option<Duration>,
     },
 }

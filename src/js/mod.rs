@@ -12,6 +12,8 @@ mod promise;
 mod run;
 mod service;
 mod signal;
+#[cfg(unix)]
+mod turns;
 mod value;
 
 /// Keeps this library loaded until the process ends.

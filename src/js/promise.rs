@@ -9,8 +9,6 @@
 //! The event loop is held open while calls are outstanding, and by nothing else: leases, events and signs of life never
 //! keep a process from exiting.
 
-#[cfg(unix)]
-use std::cell::Cell;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -28,7 +26,9 @@ use tokio::sync::Notify;
 
 use super::abort::Groups;
 #[cfg(unix)]
-use super::home::{Calls, Home, Turns};
+use super::home::{Calls, Home};
+#[cfg(unix)]
+use super::turns::Turns;
 use super::value::{Answer, Thrown, Value};
 use crate::error::{EngineError, LockError};
 use crate::event_loop::EventLoop;
@@ -122,9 +122,6 @@ pub(super) struct Bridge {
     shared: Arc<Shared>,
     function: sys::napi_threadsafe_function,
     outstanding: RefCell<u32>,
-    /// How many other calls a call has met of late: a moving average.
-    #[cfg(unix)]
-    crowd: Cell<f32>,
     thread: RefCell<Option<JoinHandle<()>>>,
     /// The calls that are at home on this thread.
     #[cfg(unix)]
@@ -134,11 +131,6 @@ pub(super) struct Bridge {
     /// The callers' abort signals.
     pub(super) signals: RefCell<Groups>,
 }
-
-/// From so many calls at a time on, they go to the I/O thread. One that is alone saves two hops by staying at home; a crowd
-/// shares them, and the JavaScript thread has better things to do.
-#[cfg(unix)]
-const CROWD: f32 = 6.0;
 
 thread_local! {
     /// The bridges of this thread's environments, made by the first call in each. An addon that is loaded again (a test
@@ -226,8 +218,6 @@ impl Bridge {
             shared,
             function,
             outstanding: RefCell::new(0),
-            #[cfg(unix)]
-            crowd: Cell::new(0.0),
             thread: RefCell::new(Some(thread)),
             #[cfg(unix)]
             calls,
@@ -258,20 +248,14 @@ impl Bridge {
             unsafe { sys::napi_ref_threadsafe_function(env.raw(), self.function) };
         }
         #[cfg(unix)]
-        let at_home = {
-            let crowd = self.crowd.get() + (*outstanding as f32 - self.crowd.get()) / 16.0;
-            self.crowd.set(crowd);
-            crowd < CROWD && self.turns.as_ref().is_some_and(Turns::come)
-        };
+        let at_home = self.turns.as_ref().is_some_and(Turns::come);
         *outstanding += 1;
         let shared = self.shared.clone();
-        let job = async move {
-            let result = match AssertUnwindSafe(work).catch_unwind().await {
-                Ok(result) => result,
-                Err(panic) => Err(panicked(&*panic)),
-            };
+        // Not an async block: that would keep room for the future twice, and a boxed future is moved as a whole.
+        let job = AssertUnwindSafe(work).catch_unwind().map(move |outcome| {
+            let result = outcome.unwrap_or_else(|panic| Err(panicked(&*panic)));
             shared.deliver(Delivery::Reply(Box::new(move |env| settle(env, result))));
-        };
+        });
         let job: Job = Box::pin(job);
         #[cfg(unix)]
         if at_home {

@@ -102,7 +102,20 @@ pub(super) async fn acquire(
         waiting,
         too_late,
     };
-    let outcome = call.run(started).await;
+    // Nearly all that do not wait have their answer from the first try. What else there is to do is a large future, which
+    // is made only where there is something to do.
+    let outcome = if call.claim.waiting || call.abort.is_cancelled() {
+        Box::pin(call.run(started, None)).await
+    } else {
+        match call.try_once(started).await {
+            Tried::Held { .. } => Ok(call.busy()),
+            Tried::Granted { fence, sent } => match call.granted(started, fence, sent) {
+                Some(lease) => Ok(Outcome::Acquired(lease)),
+                None => Ok(call.busy()),
+            },
+            failed => Box::pin(call.run(started, Some(failed))).await,
+        }
+    };
     if call.waiting {
         sub(&inner.counters.waiting);
     }
@@ -119,7 +132,8 @@ pub(super) async fn acquire(
 }
 
 impl Acquisition<'_> {
-    async fn run(&mut self, started: Instant) -> Result<Outcome, LockError> {
+    /// From the first try on, or from what became of it, until there is an outcome.
+    async fn run(&mut self, started: Instant, mut first: Option<Tried>) -> Result<Outcome, LockError> {
         let inner = self.inner;
         let ordered = inner.engine.ordered();
         let waits = self.claim.waiting;
@@ -151,27 +165,17 @@ impl Acquisition<'_> {
                     }
                 }
             }
-            let since = *asking_since.get_or_insert_with(Instant::now);
-            match self.try_once(since).await {
+            let since = *asking_since.get_or_insert(if first.is_some() { started } else { Instant::now() });
+            let tried = match first.take() {
+                Some(tried) => tried,
+                None => self.try_once(since).await,
+            };
+            match tried {
                 Tried::Granted { fence, sent } => {
                     asking_since = None;
-                    let lease = Lease::new(
-                        self.claim.clone(),
-                        self.names.clone(),
-                        fence,
-                        sent,
-                        &self.options,
-                        self.uncertain,
-                    );
-                    if lease.is_held() {
-                        inner.adopt(&lease, started.elapsed());
+                    if let Some(lease) = self.granted(started, fence, sent) {
                         return Ok(Outcome::Acquired(lease));
                     }
-                    // Validity was gone on return. The next try is a new acquisition, with an owner of its own.
-                    self.too_late += 1;
-                    inner.free_in_background(self.lapsed());
-                    self.claim.owner = OwnerToken::fresh();
-                    self.uncertain = false;
                     if !waits {
                         return Ok(self.busy());
                     }
@@ -244,6 +248,28 @@ impl Acquisition<'_> {
                 Tried::GaveUp(stop) => return stop.end(),
             }
         }
+    }
+
+    /// The lease of a grant. `None`: validity was gone on return. The next try is a new acquisition then, with an owner of
+    /// its own.
+    fn granted(&mut self, started: Instant, fence: Fence, sent: Moment) -> Option<Arc<Lease>> {
+        let lease = Lease::new(
+            self.claim.clone(),
+            self.names.clone(),
+            fence,
+            sent,
+            &self.options,
+            self.uncertain,
+        );
+        if lease.is_held() {
+            self.inner.adopt(&lease, started.elapsed());
+            return Some(lease);
+        }
+        self.too_late += 1;
+        self.inner.free_in_background(self.lapsed());
+        self.claim.owner = OwnerToken::fresh();
+        self.uncertain = false;
+        None
     }
 
     /// One try, for as long as the store may stay silent. A try that is given up goes on by itself, and is undone when

@@ -5,9 +5,12 @@
 --         n+1 .. 2n      their fence companions
 --         2n+1 .. 3n     their queues
 --         3n+1 .. 4n     their metadata companions, only when there is metadata
+--         the last one   the last token of all, on a server of its own. In a cluster, where it would lie in another slot,
+--                        or keep a name's keys from being used while their slot moves, each name's fence companion
+--                        outlives the lease instead
 -- ARGV    1  the owner's token
 --         2  the ttl in ms
---         3  how long a fence companion lasts, in ms: longer than the lease, by a day
+--         3  how long a fence companion lasts, in ms: longer than the lease, in a cluster by a day
 --         4  the process id and the host
 --         5  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         the rest only where one of them is needed
@@ -21,8 +24,7 @@
 --
 -- Every lock is read (and can fail, as with a key of another type) before anything is granted.
 
-local to, metadata = ARGV[5], ARGV[10]
-local n = #KEYS / (metadata and 4 or 3)
+local to = ARGV[5]
 local reserved, least = owner .. '-next', tonumber(ARGV[9] or 0)
 
 -- `queued`: the names with a queue that are not busy, and whether they are reserved for this owner.
@@ -88,6 +90,7 @@ if ours == n then
   if token == owner then
     fence, record = tonumber(known), last
     if fence < least then
+      -- Of a part of a claim, and so in a cluster: there is no key of the last token to raise.
       fence, record = least, string.format('%.0f', least) .. string.sub(last, #known + 1)
     end
     -- It may come late, after the lease was extended: what lasts longer keeps its time.
@@ -103,12 +106,15 @@ if not record then
   fence = microseconds()
   local since = math.floor(fence / 1000)
   fence = math.max(fence, least)
-  for i = n + 1, n + n do
-    local last = redis.call('GET', KEYS[i])
+  for i = n + 1, counter and n + 1 or n + n do
+    local last = redis.call('GET', counter or KEYS[i])
     local known = last and tonumber(string.match(last, '^%d+'))
     if known and known >= fence then
       fence = known + 1
     end
+  end
+  if counter then
+    redis.call('SET', counter, string.format('%.0f', fence))
   end
   record = string.format('%.0f %s %.0f %s', fence, owner, since, ARGV[4])
 end

@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use redis::Value;
 
+use super::RedisEngine;
 use super::failure::Failure;
 use super::keys::Part;
 use super::route::Ear;
 use super::scripts::ACQUIRE;
-use super::{FENCE_KEPT_MS, RedisEngine};
 use crate::engine::{Acquired, WAITER_LIVENESS};
-use crate::model::{Claim, Fence};
+use crate::model::{Claim, Fence, Key};
 
 impl RedisEngine {
     /// One try for names of one slot, with a place in the queue for a waiter who finds one busy. The fence is not smaller
-    /// than `least`.
-    pub(super) async fn acquire(&self, claim: &Claim, least: u64) -> Result<Acquired, Failure> {
+    /// than `least`. `busy`: a first try has found it so.
+    pub(super) async fn acquire(&self, claim: &Claim, least: u64, busy: bool) -> Result<Acquired, Failure> {
         if !claim.waiting {
             return self.attempt(claim, None, least).await;
         }
@@ -26,9 +26,11 @@ impl RedisEngine {
             None => {
                 // Who has no ear yet takes no place: the name would be handed to somebody who does not hear of it. Free
                 // names cost one round trip all the same.
-                let first = self.attempt(claim, None, least).await?;
-                if matches!(first, Acquired::Granted { .. }) {
-                    return Ok(first);
+                if !busy {
+                    let first = self.attempt(claim, None, least).await?;
+                    if matches!(first, Acquired::Granted { .. }) {
+                        return Ok(first);
+                    }
                 }
                 self.waiters.listen(slot).await?
             }
@@ -50,9 +52,11 @@ impl RedisEngine {
             None => (String::new(), 0),
         };
         let slot = self.slot(&claim.keys()[0]);
-        let mut call = self.call(&ACQUIRE, parts, claim);
-        call.arg(ttl)
-            .arg(ttl + FENCE_KEPT_MS)
+        let names = claim.keys().iter().map(Key::as_str);
+        let mut call = ACQUIRE.call_with(&self.layout, parts, names, self.last());
+        call.arg(claim.owner.as_str())
+            .arg(ttl)
+            .arg(ttl + self.fence_lasts())
             .arg(format!("{} {}", claim.process.pid, claim.process.host))
             .arg(self.route.mailboxes(slot));
         if ear.is_some() || least > 0 || claim.metadata.is_some() {

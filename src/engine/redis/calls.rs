@@ -78,9 +78,19 @@ impl Link {
     }
 
     #[cfg(unix)]
-    async fn by_lane(&self, lane: &Arc<Lane>, cmd: &Cmd) -> Result<Value, Failure> {
+    async fn by_lane(&self, lane: &Lane, cmd: &Cmd) -> Result<Value, Failure> {
+        self.exchange_on(lane, lane.call(cmd)).await
+    }
+
+    /// Waits for a reply on the lane, and learns about its health from it.
+    #[cfg(unix)]
+    pub(super) async fn exchange_on<T>(
+        &self,
+        lane: &Lane,
+        reply: impl Future<Output = RedisResult<T>>,
+    ) -> Result<T, Failure> {
         let reply = Waiting::on(lane.health(), self.patience(), || lane.end())
-            .until(lane.call(cmd))
+            .until(reply)
             .await;
         if reply.as_ref().is_err_and(spoils_connection) {
             lane.end();

@@ -171,7 +171,9 @@ impl RedisConfig {
             select.arg(settings.db());
             login.push(select);
         }
-        super::lane::Lane::open(stream, &login).await.map(Some)
+        super::lane::Lane::open(stream, &login, self.layout.clone())
+            .await
+            .map(Some)
     }
 
     /// Host and port, for messages.

@@ -5,6 +5,7 @@
 //! | lock | `<prefix><name>`: the owner's token and nothing else, the same as `SET key token NX PX` of other tools |
 //! | fence companion | `holdfast:fence:{<lock key>}`: `<fence> <token> <since ms> <pid> <host>` |
 //! | metadata companion | `holdfast:metadata:{<lock key>}`: `<token> <JSON>` |
+//! | last token | `holdfast:last`: the last fence of all, on a server of its own; a cluster has none |
 //! | queue | `holdfast:queue:{<lock key>}`: a sorted set, told in `queue.lua` |
 //! | mailbox | `holdfast:to:<process>`: the channel on which a process's waiters are told |
 //!
@@ -23,6 +24,8 @@ use std::fmt::Write;
 
 use super::slots::{hash_tag, slot, tag_for_slot};
 
+/// The last fence that a server has given out. It is there to stay, one key for all names.
+pub(super) const LAST: &str = "holdfast:last";
 /// What this engine keeps for itself.
 const NAMESPACE: &str = "holdfast:";
 /// Where locks go whose own key begins with the namespace.

@@ -11,7 +11,7 @@
 //!
 //! The protocol is RESP2 (the Redis serialization protocol specification): no pushes come on this connection.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
@@ -24,18 +24,37 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, oneshot};
 
 use super::health::Health;
-use super::resp;
+use super::keys::{LAST, Layout};
+use super::scripts::{RECORD, SEED};
+use super::{plain, resp};
 use crate::clock::Moment;
 use crate::event_loop::Socket;
+use crate::model::{Claim, Fence, OwnerToken};
 
+/// What is to be sent for a third of the calls under way goes out before the turn ends, so that the server works on it
+/// meanwhile: in bytes, for each call, and no less and no more than so much in all.
+const EARLY: usize = 64;
+const LEAST_EARLY: usize = 768;
+const MOST_EARLY: usize = 6 * 1024;
 /// A call that has waited for so long is looked after by the watchdog.
 const STALE: Duration = Duration::from_millis(20);
 /// How often the watchdog looks while the lane is in use.
 const WATCH: Duration = Duration::from_millis(25);
 /// The watchdog sleeps when nothing was asked for so long.
 const IDLE: Duration = Duration::from_secs(2);
-/// How much is read in one go.
+/// How much is read in one go, unless a reply is longer.
 const CHUNK: usize = 64 * 1024;
+
+/// Who waits for the next reply.
+enum Asked {
+    /// A call.
+    One(oneshot::Sender<RedisResult<Value>>),
+    /// A call of three commands: of these replies, and of those that are missing.
+    Three(oneshot::Sender<RedisResult<[Value; 3]>>, [Value; 3], usize),
+    /// Nobody; but a record whose script the server does not know is sent once more with its text.
+    Record(Box<Cmd>),
+    Nobody,
+}
 
 /// An open lane.
 pub(super) struct Lane {
@@ -46,46 +65,57 @@ pub(super) struct Lane {
     asleep: AtomicBool,
     stirred: Arc<Notify>,
     health: Health,
+    layout: Layout,
+    /// Whether acquisitions may be tried by plain commands (`plain.rs`).
+    plain: bool,
 }
 
 struct State {
     out: Vec<u8>,
     /// How much of `out` was written already.
     written: usize,
+    /// What was read and is not taken up yet, as far as `filled`.
     input: Vec<u8>,
-    waiting: VecDeque<oneshot::Sender<RedisResult<Value>>>,
+    filled: usize,
+    waiting: VecDeque<Asked>,
+    /// The grants that inspection is to tell of, unless they are released first.
+    records: HashMap<OwnerToken, (Claim, Fence)>,
     /// Since when the oldest call waits, or when a reply last came.
     since: Moment,
 }
 
 impl Lane {
-    /// Logs in on a fresh connection.
-    pub(super) async fn open(mut stream: tokio::net::TcpStream, login: &[Cmd]) -> RedisResult<Arc<Self>> {
-        let mut input = Vec::new();
+    /// Logs in on a fresh connection, with `HELLO` first.
+    pub(super) async fn open(
+        mut stream: tokio::net::TcpStream,
+        login: &[Cmd],
+        layout: Layout,
+    ) -> RedisResult<Arc<Self>> {
+        let mut version = None;
         for cmd in login {
-            stream.write_all(&cmd.get_packed_command()).await?;
-            while resp::length(&input)?.is_none() {
-                if stream.read_buf(&mut input).await? == 0 {
-                    return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
-                }
-            }
-            redis::parse_redis_value(&input)?.extract_error()?;
-            input.clear();
+            let reply = ask(&mut stream, cmd).await?.extract_error()?;
+            version = version.or_else(|| major_version(&reply));
         }
+        // `SET` with both `NX` and `GET` is of version 7.
+        let plain = version >= Some(7) && matches!(ask(&mut stream, &SEED.with_source(&seed())).await?, Value::Int(_));
         let socket = stream.into_std()?;
         let lane = Arc::new(Lane {
             socket,
             state: Mutex::new(State {
                 out: Vec::with_capacity(4096),
                 written: 0,
-                input: Vec::with_capacity(4096),
+                input: vec![0; CHUNK],
+                filled: 0,
                 waiting: VecDeque::new(),
+                records: HashMap::new(),
                 since: Moment::now(),
             }),
             dead: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             stirred: Arc::default(),
             health: Health::new(),
+            layout,
+            plain,
         });
         tokio::spawn(watch(Arc::downgrade(&lane), lane.stirred.clone()));
         Ok(lane)
@@ -100,31 +130,84 @@ impl Lane {
         !self.dead.load(Relaxed)
     }
 
+    /// Whether acquisitions may be tried by plain commands.
+    pub(super) fn is_plain(&self) -> bool {
+        self.plain
+    }
+
     /// Sends one command with the loop's next turn, and waits for its reply.
     pub(super) async fn call(&self, cmd: &Cmd) -> RedisResult<Value> {
-        let reply = {
+        self.one(|out| cmd.write_packed_command(out)).await
+    }
+
+    /// Sends the command that `write` writes, and waits for its reply.
+    pub(super) async fn one(&self, write: impl FnOnce(&mut Vec<u8>)) -> RedisResult<Value> {
+        let (sender, reply) = oneshot::channel();
+        self.ask(Asked::One(sender), write)?;
+        reply.await.unwrap_or_else(|_| Err(broken()))?.extract_error()
+    }
+
+    /// Sends the three commands that `write` writes, and waits for their replies, some of which may be the server's errors.
+    pub(super) async fn three(&self, write: impl FnOnce(&mut Vec<u8>)) -> RedisResult<[Value; 3]> {
+        let (sender, replies) = oneshot::channel();
+        self.ask(Asked::Three(sender, [const { Value::Nil }; 3], 3), write)?;
+        replies.await.unwrap_or_else(|_| Err(broken()))
+    }
+
+    fn ask(&self, asked: Asked, write: impl FnOnce(&mut Vec<u8>)) -> RedisResult<()> {
+        {
             let mut state = self.state();
             if !self.is_open() {
                 return Err(broken());
             }
-            let (sender, reply) = oneshot::channel();
-            cmd.write_packed_command(&mut state.out);
+            write(&mut state.out);
             if state.waiting.is_empty() {
                 state.since = Moment::now();
             }
-            state.waiting.push_back(sender);
-            reply
-        };
-        if self.asleep.swap(false, Relaxed) {
+            state.waiting.push_back(asked);
+            // A write that fails leaves the rest for the end of the turn, where the failure is seen to.
+            let early = (EARLY * state.waiting.len()).clamp(LEAST_EARLY, MOST_EARLY);
+            if state.out.len() - state.written >= early {
+                let _ = self.write(&mut state);
+            }
+        }
+        if self.asleep.load(Relaxed) && self.asleep.swap(false, Relaxed) {
             self.stirred.notify_one();
         }
-        reply.await.unwrap_or_else(|_| Err(broken()))?.extract_error()
+        Ok(())
+    }
+
+    /// Has a grant written down with the end of the turn.
+    pub(super) fn record_later(&self, claim: &Claim, fence: Fence) {
+        self.state().records.insert(claim.owner.clone(), (claim.clone(), fence));
+    }
+
+    /// A grant is about to be given back: there is nothing to write down.
+    pub(super) fn forget(&self, owner: &OwnerToken) {
+        self.state().records.remove(owner);
+    }
+
+    /// Has the grants written down now: what is asked for next is to find them.
+    pub(super) fn write_records(&self) {
+        self.records_to_out(&mut self.state());
+    }
+
+    fn records_to_out(&self, state: &mut State) {
+        for (_, (claim, fence)) in state.records.drain() {
+            let call = plain::record(&self.layout, &claim, fence);
+            call.write_packed_command(&mut state.out);
+            state.waiting.push_back(Asked::Record(Box::new(call)));
+        }
     }
 
     /// Ends the lane: calls under way fail, and no more are taken.
     pub(super) fn end(&self) {
         self.dead.store(true, Relaxed);
-        self.state().waiting.clear();
+        {
+            let mut state = self.state();
+            state.waiting.clear();
+            state.records.clear();
+        }
         // So that the event loop hears of it. A peer that has gone already is no matter.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         self.stirred.notify_one();
@@ -154,29 +237,32 @@ impl Lane {
 
     fn read(&self, state: &mut State) -> RedisResult<()> {
         loop {
-            let before = state.input.len();
-            state.input.resize(before + CHUNK, 0);
-            let read = (&self.socket).read(&mut state.input[before..]);
-            state.input.truncate(before + *read.as_ref().unwrap_or(&0));
-            let full = match read {
+            if state.filled == state.input.len() {
+                // A reply that is longer than the buffer.
+                state.input.resize(2 * state.filled, 0);
+            }
+            let full = match (&self.socket).read(&mut state.input[state.filled..]) {
                 Ok(0) => return Err(broken()),
-                Ok(count) => count == CHUNK,
+                Ok(count) => {
+                    state.filled += count;
+                    state.filled == state.input.len()
+                }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error.into()),
             };
             let mut taken = 0;
-            while let Some(length) = resp::length(&state.input[taken..])? {
-                let reply = resp::value(&state.input[taken..taken + length]);
+            while let Some(length) = resp::length(&state.input[taken..state.filled])? {
+                let reply = resp::value(&state.input[taken..taken + length])?;
                 taken += length;
                 // A reply that nobody asked for: the connection cannot be made sense of.
-                let Some(sender) = state.waiting.pop_front() else {
+                let Some(asked) = state.waiting.pop_front() else {
                     return Err(broken());
                 };
-                // Whoever asked may have gone.
-                let _ = sender.send(reply);
+                state.answer(asked, reply);
             }
-            state.input.drain(..taken);
+            state.input.copy_within(taken..state.filled, 0);
+            state.filled -= taken;
             state.since = Moment::now();
             if !full {
                 return Ok(());
@@ -195,6 +281,64 @@ impl Lane {
     }
 }
 
+impl State {
+    fn answer(&mut self, asked: Asked, reply: Value) {
+        // Whoever asked may have gone.
+        match asked {
+            Asked::One(sender) => {
+                let _ = sender.send(Ok(reply));
+            }
+            Asked::Three(sender, mut replies, missing) => {
+                replies[3 - missing] = reply;
+                if missing > 1 {
+                    self.waiting.push_front(Asked::Three(sender, replies, missing - 1));
+                } else {
+                    let _ = sender.send(Ok(replies));
+                }
+            }
+            Asked::Record(call) => {
+                if let Value::ServerError(error) = reply
+                    && error.kind() == Some(redis::ServerErrorKind::NoScript)
+                {
+                    RECORD.with_source(&call).write_packed_command(&mut self.out);
+                    self.waiting.push_back(Asked::Nobody);
+                }
+            }
+            Asked::Nobody => {}
+        }
+    }
+}
+
+/// The call of `seed.lua`.
+fn seed() -> Cmd {
+    let mut call = redis::cmd("EVALSHA");
+    call.arg("").arg(1).arg(LAST);
+    call
+}
+
+/// Sends one command on a fresh connection.
+async fn ask(stream: &mut tokio::net::TcpStream, cmd: &Cmd) -> RedisResult<Value> {
+    let mut input = Vec::new();
+    stream.write_all(&cmd.get_packed_command()).await?;
+    while resp::length(&input)?.is_none() {
+        if stream.read_buf(&mut input).await? == 0 {
+            return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
+        }
+    }
+    redis::parse_redis_value(&input)
+}
+
+/// Of the server, from its answer to `HELLO`.
+fn major_version(reply: &Value) -> Option<u32> {
+    let Value::Array(fields) = reply else { return None };
+    fields.chunks_exact(2).find_map(|field| match field {
+        [Value::BulkString(name), Value::BulkString(version)] if name == b"version" => {
+            std::str::from_utf8(version).ok()?.split('.').next()?.parse().ok()
+        }
+        _ => None,
+    })
+}
+
 impl Socket for Lane {
     fn descriptor(&self) -> RawFd {
         self.socket.as_raw_fd()
@@ -208,6 +352,7 @@ impl Socket for Lane {
     fn flush(&self) -> bool {
         let outcome = {
             let mut state = self.state();
+            self.records_to_out(&mut state);
             if state.out.is_empty() {
                 Ok(())
             } else {
@@ -215,6 +360,10 @@ impl Socket for Lane {
             }
         };
         self.settle(outcome.map_err(RedisError::from))
+    }
+
+    fn awaits(&self) -> bool {
+        !self.state().waiting.is_empty()
     }
 
     fn end(&self) {

@@ -11,7 +11,7 @@ use super::connection::Link;
 use super::failure::Failure;
 use super::keys::{Layout, Part};
 use super::scripts::INSPECT;
-use crate::model::{Fence, Holder, LockInfo, Process};
+use crate::model::{Fence, Holder, LockInfo, OwnerToken, Process};
 
 /// How many keys the server looks at per SCAN, and so the longest that it is kept from others by one.
 const SCANNED_AT_ONCE: usize = 1000;
@@ -19,17 +19,29 @@ const SCANNED_AT_ONCE: usize = 1000;
 pub(super) const READ_AT_ONCE: usize = 100;
 pub(super) const ALL: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
 
+/// What is told of a lock may be written a moment after it was granted (`plain.rs`): whoever comes between looks again.
+const RECORD_UNDER_WAY: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(20)];
+
 impl RedisEngine {
     /// Reads one name.
     pub(super) async fn look_at(&self, name: &str) -> Result<Option<LockInfo>, Failure> {
+        self.write_records();
         let call = INSPECT.call(&self.layout, &ALL, std::iter::once(name));
-        match self
-            .route
-            .run(&INSPECT, &call, self.route.slot(&self.layout, name))
-            .await?
-        {
-            Value::Nil => Ok(None),
-            row => info(name, &row).map(Some).ok_or(Failure::Unexpected("of inspect.lua")),
+        let slot = self.route.slot(&self.layout, name);
+        let mut pauses = RECORD_UNDER_WAY.into_iter();
+        loop {
+            let row = self.route.run(&INSPECT, &call, slot).await?;
+            if row == Value::Nil {
+                return Ok(None);
+            }
+            let info = info(name, &row).ok_or(Failure::Unexpected("of inspect.lua"))?;
+            let pause = if info.holder.is_none() && is_ours(&row) {
+                pauses.next()
+            } else {
+                None
+            };
+            let Some(pause) = pause else { return Ok(Some(info)) };
+            tokio::time::sleep(pause).await;
         }
     }
 
@@ -118,6 +130,14 @@ fn info(name: &str, row: &Value) -> Option<LockInfo> {
         holder,
         metadata: metadata.map(|(_, json)| json.to_owned()),
     })
+}
+
+/// Whether a lock looks like one that this engine granted, by the answer of `inspect.lua`.
+fn is_ours(row: &Value) -> bool {
+    let Value::Array(row) = row else { return false };
+    row.first()
+        .and_then(text)
+        .is_some_and(|value| OwnerToken::parse(value).is_ok())
 }
 
 /// `<fence> <token> <since ms> <pid> <host>`.

@@ -12,7 +12,7 @@
 //! ```text
 //! ACL SETUSER holdfast on >PASSWORD resetkeys resetchannels -@all
 //!     ~lock:* ~holdfast:* &holdfast:*
-//!     +eval +evalsha +get +set +del +exists +mget +pttl +pexpire +time +zadd +zrem +zscore +zrangebyscore +zrevrange
+//!     +eval +evalsha +get +set +del +incr +exists +mget +pttl +pexpire +time +zadd +zrem +zscore +zrangebyscore +zrevrange
 //!     +publish +subscribe +unsubscribe +scan +select
 //! ```
 //!
@@ -43,6 +43,8 @@ mod keys;
 #[cfg(unix)]
 mod lane;
 mod listing;
+#[cfg(unix)]
+mod plain;
 mod quorum;
 mod renewal;
 mod replicas;
@@ -73,7 +75,9 @@ pub use quorum::{QuorumConfig, QuorumEngine};
 use self::connection::Link;
 use self::failover::Listening;
 use self::failure::{ENGINE, Failure};
-use self::keys::{Layout, Part};
+use self::keys::{LAST, Layout, Part};
+#[cfg(unix)]
+use self::plain::Undecided;
 use self::replicas::Replicated;
 use self::route::Route;
 use self::scripts::{FORCE_RELEASE, RELEASE, Script, TRANSFER};
@@ -81,9 +85,12 @@ use self::waiting::Waiters;
 use super::{Acquired, Answers, Engine, Released, Renewal, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
-/// How long the last fence of a name outlives its last lease: a day, less the hour for which renewals may leave it alone.
-/// After that, the server's clock alone keeps fences growing.
+/// How long the last fence of a name outlives its last lease in a cluster, and at a quorum's nodes: a day, less the hour
+/// for which renewals may leave it alone. After that, the server's clock alone keeps fences growing.
 const FENCE_KEPT_MS: u64 = 24 * 60 * 60 * 1000;
+/// The same on a server of its own, where the fences grow from a key for all names: there the name's own is for inspection
+/// only, and has to outlast the hour for which renewals may leave it alone.
+const RECORD_KEPT_MS: u64 = 61 * 60 * 1000;
 
 /// The engine behind `redis://` and `rediss://`.
 pub struct RedisEngine {
@@ -139,6 +146,28 @@ impl RedisEngine {
         }))
     }
 
+    /// How long a fence companion outlives its lease, in ms.
+    fn fence_lasts(&self) -> u64 {
+        if self.route.is_cluster() {
+            FENCE_KEPT_MS
+        } else {
+            RECORD_KEPT_MS
+        }
+    }
+
+    /// The key of the last fence of all, where there is one.
+    fn last(&self) -> Option<&'static str> {
+        (!self.route.is_cluster()).then_some(LAST)
+    }
+
+    /// Has what is told of locks written down, before somebody looks.
+    fn write_records(&self) {
+        #[cfg(unix)]
+        if let Some((_, lane)) = self.lane() {
+            lane.write_records();
+        }
+    }
+
     /// The slot of a name.
     fn slot(&self, key: &Key) -> u16 {
         self.route.slot(&self.layout, key.as_str())
@@ -160,11 +189,12 @@ impl RedisEngine {
     }
 
     async fn hand_over(&self, claim: &Claim, to: &OwnerToken) -> std::result::Result<Renewed, Failure> {
+        self.write_records();
         let ttl = claim.ttl.as_millis();
         let mut call = self.call(&TRANSFER, &[Part::Lock, Part::Fence, Part::Metadata], claim);
         call.arg(to.as_str())
             .arg(ttl)
-            .arg(ttl + FENCE_KEPT_MS)
+            .arg(ttl + self.fence_lasts())
             .arg(claim.process.pid)
             .arg(&claim.process.host);
         match self.run_safely(&TRANSFER, &call, self.slot(&claim.keys()[0])).await? {
@@ -174,7 +204,31 @@ impl RedisEngine {
         }
     }
 
+    /// One try for all names of a claim. `busy`: a first try has found them so.
+    async fn try_by_script(&self, claim: &Claim, busy: bool) -> std::result::Result<Acquired, Failure> {
+        let acquired = match self.parts(claim) {
+            None => self.acquire(claim, 0, busy).await?,
+            Some(parts) => self.acquire_parts(&parts).await?,
+        };
+        if claim.waiting && matches!(acquired, Acquired::Granted { .. }) {
+            // Only now: until all names are granted, a waiter keeps its number in the order of arrival.
+            self.waiters.known.leaves(&claim.owner);
+        }
+        Ok(acquired)
+    }
+
+    async fn let_go_whole(&self, claim: &Claim, keep: Duration) -> std::result::Result<Released, Failure> {
+        match self.parts(claim) {
+            None => self.let_go(claim, keep).await,
+            Some(parts) => self.let_go_parts(&parts, keep).await,
+        }
+    }
+
     async fn let_go(&self, claim: &Claim, keep: Duration) -> std::result::Result<Released, Failure> {
+        #[cfg(unix)]
+        if let Some((_, lane)) = self.lane() {
+            lane.forget(&claim.owner);
+        }
         if claim.waiting {
             self.waiters.known.leaves(&claim.owner);
         }
@@ -183,19 +237,26 @@ impl RedisEngine {
 
     /// Lets go of names of one slot, and of their queues at the server.
     async fn free_part(&self, claim: &Claim, keep: Duration) -> std::result::Result<Released, Failure> {
-        const PARTS: [Part; 4] = [Part::Lock, Part::Metadata, Part::Queue, Part::Fence];
+        const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
         let member = if claim.waiting {
             self.waiters.member(claim)
         } else {
             String::new()
         };
         let slot = self.slot(&claim.keys()[0]);
-        let parts = if keep.is_zero() { &PARTS[..3] } else { &PARTS[..] };
+        let parts = if claim.metadata.is_some() {
+            &PARTS[..]
+        } else {
+            &PARTS[..3]
+        };
+        let outlasts = if self.route.is_cluster() { FENCE_KEPT_MS } else { 0 };
         let mut call = self.call(&RELEASE, parts, claim);
-        call.arg(self.route.mailboxes(slot)).arg(member);
+        call.arg(claim.keys().len())
+            .arg(self.route.mailboxes(slot))
+            .arg(member)
+            .arg(outlasts);
         if !keep.is_zero() {
-            let keep = Ttl::clamped(keep).as_millis();
-            call.arg(keep).arg(keep + FENCE_KEPT_MS);
+            call.arg(Ttl::clamped(keep).as_millis());
         }
         match self.route.run(&RELEASE, &call, slot).await? {
             Value::Int(1) => Ok(Released::Freed),
@@ -205,11 +266,13 @@ impl RedisEngine {
     }
 
     async fn free(&self, key: &Key) -> std::result::Result<bool, Failure> {
-        let mut call = FORCE_RELEASE.call(
-            &self.layout,
-            &[Part::Lock, Part::Metadata, Part::Queue],
-            std::iter::once(key.as_str()),
-        );
+        const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Metadata, Part::Fence];
+        let parts = if self.route.is_cluster() {
+            &PARTS[..3]
+        } else {
+            &PARTS[..]
+        };
+        let mut call = FORCE_RELEASE.call(&self.layout, parts, std::iter::once(key.as_str()));
         let slot = self.slot(key);
         call.arg(self.route.mailboxes(slot));
         match self.route.run(&FORCE_RELEASE, &call, slot).await? {
@@ -274,14 +337,28 @@ impl Engine for RedisEngine {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        let acquired = match self.parts(claim) {
-            None => self.acquire(claim, 0).await,
-            Some(parts) => self.acquire_parts(&parts).await,
+        // A future is moved as a whole when it is boxed: what is rare has a box of its own, and is made only then.
+        #[cfg(unix)]
+        let busy = match self.plain_lane(claim) {
+            None => false,
+            Some((link, lane)) => match self.try_plainly(link, &lane, claim).await {
+                Ok(Ok(acquired)) => {
+                    if claim.waiting {
+                        self.waiters.known.leaves(&claim.owner);
+                    }
+                    return Ok(acquired);
+                }
+                Ok(Err(Undecided::Held)) if !claim.waiting => {
+                    let (key, retry_after) = (claim.keys()[0].clone(), None);
+                    return Ok(Acquired::Held { key, retry_after });
+                }
+                Ok(Err(undecided)) => matches!(undecided, Undecided::Held),
+                Err(failure) => return Err(failure.during("acquire")),
+            },
         };
-        if claim.waiting && matches!(acquired, Ok(Acquired::Granted { .. })) {
-            // Only now: until all names are granted, a waiter keeps its number in the order of arrival.
-            self.waiters.known.leaves(&claim.owner);
-        }
+        #[cfg(not(unix))]
+        let busy = false;
+        let acquired = Box::pin(self.try_by_script(claim, busy)).await;
         acquired.map_err(|failure| failure.during("acquire"))
     }
 
@@ -304,10 +381,19 @@ impl Engine for RedisEngine {
     }
 
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        let released = match self.parts(claim) {
-            None => self.let_go(claim, keep).await,
-            Some(parts) => self.let_go_parts(&parts, keep).await,
-        };
+        #[cfg(unix)]
+        if keep.is_zero()
+            && claim.keys().len() == 1
+            && claim.metadata.is_none()
+            && let Some((link, lane)) = self.lane()
+        {
+            match self.free_on(link, &lane, claim).await {
+                Ok(Some(released)) => return Ok(released),
+                Ok(None) => {}
+                Err(failure) => return Err(failure.during("release")),
+            }
+        }
+        let released = Box::pin(self.let_go_whole(claim, keep)).await;
         released.map_err(|failure| failure.during("release"))
     }
 

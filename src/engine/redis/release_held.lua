@@ -1,9 +1,13 @@
 -- The common case of release.lua, which it stands in front of: one name, held, nobody waits for it.
 
-local owner = ARGV[1]
+local owner, fences_last, keep = ARGV[1], ARGV[5], ARGV[6]
 
-if #KEYS == 3 and redis.call('GET', KEYS[1]) == owner and redis.call('EXISTS', KEYS[3]) == 0 then
-  redis.call('DEL', KEYS[1], KEYS[2])
+if ARGV[2] == '1' and not keep and redis.call('GET', KEYS[1]) == owner and redis.call('EXISTS', KEYS[2]) == 0 then
+  if fences_last == '0' then
+    redis.call('DEL', unpack(KEYS))
+  else
+    redis.call('DEL', KEYS[1], KEYS[4] or KEYS[1])
+  end
   return 1
 end
 

@@ -9,10 +9,10 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::{Cmd, Value};
 
+use super::RedisEngine;
 use super::failure::Failure;
 use super::keys::Part;
 use super::scripts::RENEW;
-use super::{FENCE_KEPT_MS, RedisEngine};
 use crate::engine::{Answers, Renewal, Renewed};
 use crate::model::Key;
 
@@ -126,7 +126,7 @@ impl RedisEngine {
         };
         let names = claims.flat_map(|claim| claim.keys()).map(Key::as_str);
         let mut call = RENEW.call(&self.layout, parts, names);
-        call.arg(FENCE_KEPT_MS);
+        call.arg(self.fence_lasts());
         for index in group {
             let Renewal { claim, ttl } = renewals[*index];
             call.arg(claim.owner.as_str())

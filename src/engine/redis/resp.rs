@@ -1,4 +1,4 @@
-//! Where one reply ends and the next begins, and the few shapes that the scripts answer.
+//! Where one reply ends and the next begins, the few shapes that the scripts answer, and plain commands.
 //!
 //! RESP2 as in the Redis serialization protocol specification. The driver's own parser wants a whole reply, and does not say how long it was.
 
@@ -64,8 +64,23 @@ pub(super) fn value(reply: &[u8]) -> RedisResult<Value> {
     // What nearly all replies are, without the driver's parser.
     match reply {
         [b':', digits @ .., b'\r', b'\n'] => number(digits).map(Value::Int).ok_or_else(nonsense),
+        b"$-1\r\n" => Ok(Value::Nil),
         _ => redis::parse_redis_value(reply),
     }
+}
+
+/// Writes one command.
+pub(super) fn write(out: &mut Vec<u8>, words: &[&str]) {
+    let mut digits = itoa::Buffer::new();
+    out.push(b'*');
+    out.extend_from_slice(digits.format(words.len()).as_bytes());
+    for word in words {
+        out.extend_from_slice(b"\r\n$");
+        out.extend_from_slice(digits.format(word.len()).as_bytes());
+        out.extend_from_slice(b"\r\n");
+        out.extend_from_slice(word.as_bytes());
+    }
+    out.extend_from_slice(b"\r\n");
 }
 
 fn nonsense() -> RedisError {
@@ -100,6 +115,10 @@ mod tests {
             assert_eq!(value(reply).unwrap(), redis::parse_redis_value(reply).unwrap());
             at = end;
         }
+        let mut out = Vec::new();
+        write(&mut out, &["SET", "", "é\r\n"]);
+        let expected = redis::cmd("SET").arg("").arg("é\r\n").get_packed_command();
+        assert_eq!(out, expected);
         for bad in [&b"hello\r\n"[..], b"$x\r\n", b"*-2\r\n", b"$99999999999999999999\r\n"] {
             assert!(length(bad).is_err(), "{bad:?}");
         }

@@ -15,6 +15,9 @@ use super::scripts::Script;
 use super::slots::{slot_of, tag_for_slot};
 use super::subscription::{Mailbox, RedisSubscription};
 
+/// In front of a process's name, the name of its channel.
+pub(super) const MAILBOXES: &str = "holdfast:to:";
+
 /// To one server, or to the one that serves a slot.
 #[derive(Clone)]
 pub(super) enum Route {
@@ -69,8 +72,8 @@ impl Route {
     /// What the scripts are told to put in front of a process's name to get its channel.
     pub(super) fn mailboxes(&self, slot: u16) -> String {
         match self {
-            Route::One(_) => "holdfast:to:".to_owned(),
-            Route::Cluster(_) => format!("holdfast:to:{{{}}}", tag_for_slot(slot)),
+            Route::One(_) => MAILBOXES.to_owned(),
+            Route::Cluster(_) => format!("{MAILBOXES}{{{}}}", tag_for_slot(slot)),
         }
     }
 

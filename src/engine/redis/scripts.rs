@@ -31,12 +31,20 @@ scripts! {
     FORCE_RELEASE = "queue.lua" "force_release.lua";
     DISOWN = "queue.lua" "disown.lua";
     INSPECT = "inspect.lua";
+    RECORD = "record.lua";
+    SEED = "seed.lua";
 }
 
 impl Script {
     pub(super) fn new(source: &'static str) -> Self {
         let sha = redis::Script::new(source).get_hash().to_owned();
         Script { source, sha }
+    }
+
+    /// The name by which the server knows it.
+    #[cfg(unix)]
+    pub(super) fn sha(&self) -> &str {
+        &self.sha
     }
 
     /// `EVALSHA` with the keys of every name, part by part. The caller appends the arguments.
@@ -46,9 +54,20 @@ impl Script {
         parts: &[Part],
         names: impl Iterator<Item = &'n str> + Clone,
     ) -> Cmd {
+        self.call_with(layout, parts, names, None)
+    }
+
+    /// The same with one more key behind those.
+    pub(super) fn call_with<'n>(
+        &self,
+        layout: &Layout,
+        parts: &[Part],
+        names: impl Iterator<Item = &'n str> + Clone,
+        more: Option<&str>,
+    ) -> Cmd {
         const COMMON: usize = 160;
         const PER_KEY: usize = 40;
-        let count = names.clone().count() * parts.len();
+        let count = names.clone().count() * parts.len() + usize::from(more.is_some());
         let bytes: usize = names.clone().map(|name| name.len() + PER_KEY).sum();
         let mut cmd = Cmd::with_capacity(count + 8, bytes * parts.len() + COMMON);
         cmd.arg("EVALSHA").arg(&self.sha).arg(count);
@@ -59,6 +78,9 @@ impl Script {
                 companion(*part, &lock, &mut key);
                 cmd.arg(&key);
             }
+        }
+        if let Some(more) = more {
+            cmd.arg(more);
         }
         cmd
     }

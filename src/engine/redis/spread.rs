@@ -57,7 +57,7 @@ impl RedisEngine {
         for _ in 0..ROUNDS {
             let mut largest = fences.iter().copied().max().unwrap_or_default();
             for (index, part) in parts.iter().enumerate() {
-                match self.acquire(part, largest).await {
+                match self.acquire(part, largest, false).await {
                     Ok(Acquired::Granted { fence: Fence(fence) }) => {
                         fences[index] = fence;
                         largest = largest.max(fence);

@@ -126,7 +126,12 @@ impl Lease {
     async fn free(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<bool, LockError> {
         let started = tokio::time::Instant::now();
         // A renewal that hangs must not hold the release up for longer than the store may take; it never re-creates.
-        let _alone = tokio::time::timeout(inner.store_timeout / 2, self.ops.lock()).await;
+        let _alone = match self.ops.try_lock() {
+            Ok(alone) => Some(alone),
+            Err(_) => tokio::time::timeout(inner.store_timeout / 2, self.ops.lock())
+                .await
+                .ok(),
+        };
         let left = inner.store_timeout.saturating_sub(started.elapsed());
         let kept_until = self.kept_until;
         let mut calls = 0;

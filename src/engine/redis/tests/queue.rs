@@ -45,7 +45,7 @@ async fn a_release_hands_the_name_to_the_first_waiter_and_tells_nobody_else() {
     free(&ours, &second).await;
     assert_eq!(
         other.run::<Vec<String>>("KEYS *").await,
-        ["holdfast:fence:{lock:n}"],
+        ["holdfast:last"],
         "nobody waits: no queue"
     );
 }
@@ -146,7 +146,7 @@ async fn a_short_ttl_is_no_shorter_wait_and_no_longer_hold_up() {
         "until it is handed on"
     );
     free(&ours, &next).await;
-    assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:fence:{lock:n}"]);
+    assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:last"]);
 }
 
 #[tokio::test]
@@ -179,7 +179,7 @@ async fn places_that_their_process_does_not_know_hold_nobody_up() {
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(other.run::<String>("GET lock:n").await, next.owner.as_str());
     free(&ours, &next).await;
-    assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:fence:{lock:n}"]);
+    assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:last"]);
 }
 
 #[tokio::test]
@@ -239,7 +239,7 @@ async fn whoever_gives_up_hands_on_what_was_handed_to_it() {
     assert_eq!(ours.release(&first, Duration::ZERO).await.unwrap(), Released::NotHeld);
     told(&mut second_told).await;
     assert_eq!(ours.release(&second, Duration::ZERO).await.unwrap(), Released::NotHeld);
-    assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:fence:{lock:n}"]);
+    assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:last"]);
 }
 
 #[tokio::test]

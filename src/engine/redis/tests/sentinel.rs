@@ -246,8 +246,8 @@ async fn sentinels_and_servers_have_logins_of_their_own() {
     let mut other = Other::connect(&format!("redis://:server's@127.0.0.1:{}/3", server.port)).await;
     assert_eq!(
         other.run::<i64>("DBSIZE").await,
-        4,
-        "two locks and their fences in database 3"
+        5,
+        "two locks, what is told of them, and the last token, in database 3"
     );
     let refused = async |login: &str, options: &str| {
         let error = connect(&url(login, options), 0).await.unwrap_err();

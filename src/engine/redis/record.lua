@@ -1,0 +1,17 @@
+-- Writes down what inspection tells of a grant that was made by plain commands, if it still stands.
+--
+-- KEYS    1  the lock key
+--         2  its fence companion
+-- ARGV    1  the owner's token
+--         2  the fence
+--         3  the process id and the host
+--         4  how much longer than the lease a fence companion lasts, in ms
+-- Answer  1 when it was written, else 0
+
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  return 0
+end
+local now, left = redis.call('TIME'), redis.call('PTTL', KEYS[1])
+local since = now[1] .. string.sub(string.format('%06d', now[2]), 1, 3)
+redis.call('SET', KEYS[2], ARGV[2] .. ' ' .. ARGV[1] .. ' ' .. since .. ' ' .. ARGV[3], 'PX', left + ARGV[4])
+return 1
