@@ -15,7 +15,7 @@ use napi::{Env, sys};
 
 use super::promise::{Bridge, settle_ready};
 use super::value::{Answer, object, string};
-use crate::event_loop::Socket;
+use crate::event_loop::{LookOut, Socket};
 
 type Handled = *mut c_void;
 type OnClose = unsafe extern "C" fn(Handled);
@@ -37,12 +37,8 @@ struct Uv {
     close: unsafe extern "C" fn(Handled, Option<OnClose>),
 }
 
-/// How long the loop looks out for answers before it sleeps. To fall asleep and be woken takes a core about as long, so
-/// that it costs nothing when they come in time.
+/// How long the loop looks out for answers before it sleeps.
 const LOOK_OUT: Duration = Duration::from_micros(75);
-/// Answers that did not come in time are a sign of a store that is far away, or of a machine without a core to spare: then
-/// the loop goes to sleep at once for so many turns, and twice as many with every look-out in vain, up to this power of two.
-const MOST_IN_VAIN: u32 = 12;
 
 /// How many turns in a row keep the loop from everything else.
 const TURNS_AT_ONCE: usize = 8;
@@ -95,9 +91,7 @@ pub(super) struct Turns {
     context: sys::napi_async_context,
     prepare: Cell<Handled>,
     polls: RefCell<Vec<Handled>>,
-    /// How often in a row it was looked out for answers in vain, and for how many turns it is not done for that.
-    in_vain: Cell<u32>,
-    asleep: Cell<u32>,
+    look_out: RefCell<LookOut>,
 }
 
 /// What a poll handle belongs to.
@@ -126,8 +120,7 @@ impl Turns {
             context,
             prepare: Cell::new(ptr::null_mut()),
             polls: RefCell::default(),
-            in_vain: Cell::new(0),
-            asleep: Cell::new(0),
+            look_out: RefCell::default(),
         })
     }
 
@@ -186,37 +179,38 @@ impl Turns {
         let polls = self.polls.borrow();
         // SAFETY: a handle on the list has not been closed.
         let served = |poll: &Handled| unsafe { &*(self.uv.get_data)(*poll).cast::<Served>() };
-        if !polls.iter().any(|poll| served(poll).socket.awaits()) {
+        let mut awaiting = polls
+            .iter()
+            .map(|poll| &served(poll).socket)
+            .filter(|socket| socket.awaits());
+        let mut look_out = self.look_out.borrow_mut();
+        let Some(socket) = awaiting.next().filter(|_| look_out.is_due()) else {
             return;
-        }
-        if let Some(left) = self.asleep.get().checked_sub(1) {
-            return self.asleep.set(left);
-        }
+        };
         // SAFETY: the loop is alive, and this is its thread.
-        let (events, timeout) = unsafe {
+        let (fd, timeout) = unsafe {
             (
                 (self.uv.backend_fd)(self.uv_loop),
                 (self.uv.backend_timeout)(self.uv_loop),
             )
         };
-        if events < 0 || timeout == 0 {
+        // A loop with a timer that is due, or with something else to do, does not sleep.
+        if fd < 0 || timeout == 0 {
             return;
         }
-        let mut ready = libc::pollfd {
-            fd: events,
-            events: libc::POLLIN,
-            revents: 0,
-        };
+        let (events, revents) = (libc::POLLIN, 0);
+        let mut ready = [fd, socket.descriptor()].map(|fd| libc::pollfd { fd, events, revents });
         let started = Instant::now();
-        // SAFETY: one valid entry.
-        while unsafe { libc::poll(&mut ready, 1, 0) } == 0 {
+        // SAFETY: two valid entries.
+        while unsafe { libc::poll(ready.as_mut_ptr(), 2, 0) } == 0 {
             if started.elapsed() >= LOOK_OUT {
-                let in_vain = (self.in_vain.get() + 1).min(MOST_IN_VAIN);
-                self.in_vain.set(in_vain);
-                return self.asleep.set(1 << in_vain);
+                return look_out.ended(false);
             }
         }
-        self.in_vain.set(0);
+        // Something else that is ready tells nothing of the store.
+        if ready[1].revents != 0 {
+            look_out.ended(true);
+        }
     }
 
     fn drop_poll(&self, poll: Handled) {

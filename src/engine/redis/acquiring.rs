@@ -84,6 +84,8 @@ impl RedisEngine {
                     let key = &claim.keys()[index as usize - 1];
                     let retry_after = retry_after(left);
                     if let Some(ear) = ear {
+                        #[cfg(unix)]
+                        self.contended.note(key);
                         self.waiters.waits(&claim.owner, key, number as u64, retry_after, ear);
                     }
                     Ok(Acquired::Held {

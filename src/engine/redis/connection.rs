@@ -23,6 +23,8 @@ use super::failure::Failure;
 use super::health::Health;
 #[cfg(unix)]
 use super::lane::Lane;
+#[cfg(unix)]
+use super::scripts::RECORD;
 use super::sentinel;
 use super::subscription::Topics;
 #[cfg(unix)]
@@ -136,7 +138,7 @@ impl Link {
                 return Some(lane.clone());
             }
             LaneSlot::Open(lane) => {
-                lane.end();
+                self.give_up(lane);
                 *slot = LaneSlot::Empty(Moment::now() + LANE_PAUSE);
                 drop(slot);
                 // The server's name may lead to another one by now: both connections go to the same.
@@ -153,12 +155,30 @@ impl Link {
         None
     }
 
+    /// Ends a lane. What it has not written down goes by the connection beside it.
+    #[cfg(unix)]
+    fn give_up(self: &Arc<Self>, lane: &Lane) {
+        lane.end();
+        let records = lane.left_records();
+        if records.is_empty() {
+            return;
+        }
+        let link = self.clone();
+        self.runtime.spawn(async move {
+            for call in records {
+                if let Err(failure) = link.run(&RECORD, &call).await {
+                    tracing::debug!(%failure, "what inspection tells of a lock could not be written down");
+                }
+            }
+        });
+    }
+
     /// Gives up the lane with the connection beside it.
     #[cfg(unix)]
-    fn lose_lane(&self) {
+    fn lose_lane(self: &Arc<Self>) {
         let mut slot = self.lane_slot();
         if let LaneSlot::Open(lane) = &*slot {
-            lane.end();
+            self.give_up(lane);
             *slot = LaneSlot::Empty(Moment::now() + LANE_PAUSE);
         }
     }
@@ -173,7 +193,7 @@ impl Link {
             return;
         }
         if let LaneSlot::Open(before) = &*slot {
-            before.end();
+            self.give_up(before);
         }
         *slot = match opened {
             Ok(Ok(Some(lane))) => {

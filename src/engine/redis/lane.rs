@@ -2,12 +2,13 @@
 //!
 //! # Behavior
 //! A call that is made on the event loop's thread is written, and its reply read, on that thread: no other thread is
-//! woken, and whatever is asked for in one turn of the loop travels in one packet. Everything else (renewals, waiting,
+//! woken, and what is asked for in one turn of the loop travels in few packets. Everything else (renewals, waiting,
 //! clean-up) goes by the engine's ordinary connection on the I/O thread, and so do all calls while there is no lane: it is
 //! opened in the background, and opened again when it broke.
 //!
 //! A thread that is blocked serves nothing. A watchdog on the I/O thread therefore looks after a lane whose calls have
-//! waited for [`STALE`], so that a grant is known (and renewed from then on) although the thread that asked is busy.
+//! waited for [`STALE`], so that a grant is known (and renewed, and told of, from then on) although the thread that asked
+//! is busy.
 //!
 //! The protocol is RESP2 (the Redis serialization protocol specification): no pushes come on this connection.
 
@@ -36,6 +37,8 @@ use crate::model::{Claim, Fence, OwnerToken};
 const EARLY: usize = 64;
 const LEAST_EARLY: usize = 768;
 const MOST_EARLY: usize = 6 * 1024;
+/// How long tokens are drawn without a look at the server's clock.
+const SEED_EVERY: Duration = Duration::from_secs(1);
 /// A call that has waited for so long is looked after by the watchdog.
 const STALE: Duration = Duration::from_millis(20);
 /// How often the watchdog looks while the lane is in use.
@@ -49,8 +52,10 @@ const CHUNK: usize = 64 * 1024;
 enum Asked {
     /// A call.
     One(oneshot::Sender<RedisResult<Value>>),
-    /// A call of three commands: of these replies, and of those that are missing.
-    Three(oneshot::Sender<RedisResult<[Value; 3]>>, [Value; 3], usize),
+    /// A call of several commands: for so many replies, and those that have come.
+    Several(oneshot::Sender<RedisResult<Vec<Value>>>, usize, Vec<Value>),
+    /// The lane itself, after `seed.lua`.
+    Seed,
     /// Nobody; but a record whose script the server does not know is sent once more with its text.
     Record(Box<Cmd>),
     Nobody,
@@ -67,7 +72,7 @@ pub(super) struct Lane {
     health: Health,
     layout: Layout,
     /// Whether acquisitions may be tried by plain commands (`plain.rs`).
-    plain: bool,
+    plain: AtomicBool,
 }
 
 struct State {
@@ -80,6 +85,10 @@ struct State {
     waiting: VecDeque<Asked>,
     /// The grants that inspection is to tell of, unless they are released first.
     records: HashMap<OwnerToken, (Claim, Fence)>,
+    /// When the last token was last raised to the server's clock.
+    seeded: Option<Moment>,
+    /// The server would not, the last time.
+    unseeded: bool,
     /// Since when the oldest call waits, or when a reply last came.
     since: Moment,
 }
@@ -97,7 +106,7 @@ impl Lane {
             version = version.or_else(|| major_version(&reply));
         }
         // `SET` with both `NX` and `GET` is of version 7.
-        let plain = version >= Some(7) && matches!(ask(&mut stream, &SEED.with_source(&seed())).await?, Value::Int(_));
+        let plain = version >= Some(7);
         let socket = stream.into_std()?;
         let lane = Arc::new(Lane {
             socket,
@@ -108,6 +117,8 @@ impl Lane {
                 filled: 0,
                 waiting: VecDeque::new(),
                 records: HashMap::new(),
+                seeded: None,
+                unseeded: false,
                 since: Moment::now(),
             }),
             dead: AtomicBool::new(false),
@@ -115,7 +126,7 @@ impl Lane {
             stirred: Arc::default(),
             health: Health::new(),
             layout,
-            plain,
+            plain: AtomicBool::new(plain),
         });
         tokio::spawn(watch(Arc::downgrade(&lane), lane.stirred.clone()));
         Ok(lane)
@@ -132,7 +143,12 @@ impl Lane {
 
     /// Whether acquisitions may be tried by plain commands.
     pub(super) fn is_plain(&self) -> bool {
-        self.plain
+        self.plain.load(Relaxed)
+    }
+
+    /// From now on no acquisition is tried by plain commands.
+    pub(super) fn leave_to_scripts(&self) {
+        self.plain.store(false, Relaxed);
     }
 
     /// Sends one command with the loop's next turn, and waits for its reply.
@@ -147,11 +163,29 @@ impl Lane {
         reply.await.unwrap_or_else(|_| Err(broken()))?.extract_error()
     }
 
-    /// Sends the three commands that `write` writes, and waits for their replies, some of which may be the server's errors.
-    pub(super) async fn three(&self, write: impl FnOnce(&mut Vec<u8>)) -> RedisResult<[Value; 3]> {
+    /// Sends the four commands that `write` writes, one of which draws a token, and waits for their replies, some of which
+    /// may be the server's errors.
+    pub(super) async fn draw(&self, write: impl FnOnce(&mut Vec<u8>)) -> RedisResult<[Value; 4]> {
+        self.seed();
         let (sender, replies) = oneshot::channel();
-        self.ask(Asked::Three(sender, [const { Value::Nil }; 3], 3), write)?;
-        replies.await.unwrap_or_else(|_| Err(broken()))
+        self.ask(Asked::Several(sender, 4, Vec::with_capacity(4)), write)?;
+        let replies = replies.await.unwrap_or_else(|_| Err(broken()))?;
+        <[Value; 4]>::try_from(replies).map_err(|_| broken())
+    }
+
+    /// Has the last token raised to the server's clock, if that is some time ago.
+    fn seed(&self) {
+        let mut state = self.state();
+        if state.seeded.is_none_or(|last| last.elapsed() >= SEED_EVERY) {
+            state.seeded = Some(Moment::now());
+            SEED.with_source(&seed()).write_packed_command(&mut state.out);
+            state.waiting.push_back(Asked::Seed);
+        }
+    }
+
+    /// Whether the last token was raised as it should be.
+    pub(super) fn is_seeded(&self) -> bool {
+        !self.state().unseeded
     }
 
     fn ask(&self, asked: Asked, write: impl FnOnce(&mut Vec<u8>)) -> RedisResult<()> {
@@ -192,6 +226,13 @@ impl Lane {
         self.records_to_out(&mut self.state());
     }
 
+    /// What was not written down when the lane ended.
+    pub(super) fn left_records(&self) -> Vec<Cmd> {
+        let records: Vec<_> = self.state().records.drain().collect();
+        let call = |(_, (claim, fence)): (OwnerToken, (Claim, Fence))| plain::record(&self.layout, &claim, fence);
+        records.into_iter().map(call).collect()
+    }
+
     fn records_to_out(&self, state: &mut State) {
         for (_, (claim, fence)) in state.records.drain() {
             let call = plain::record(&self.layout, &claim, fence);
@@ -203,11 +244,7 @@ impl Lane {
     /// Ends the lane: calls under way fail, and no more are taken.
     pub(super) fn end(&self) {
         self.dead.store(true, Relaxed);
-        {
-            let mut state = self.state();
-            state.waiting.clear();
-            state.records.clear();
-        }
+        self.state().waiting.clear();
         // So that the event loop hears of it. A peer that has gone already is no matter.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         self.stirred.notify_one();
@@ -263,6 +300,10 @@ impl Lane {
             }
             state.input.copy_within(taken..state.filled, 0);
             state.filled -= taken;
+            if state.input.len() > CHUNK && state.filled <= CHUNK {
+                state.input.truncate(CHUNK);
+                state.input.shrink_to_fit();
+            }
             state.since = Moment::now();
             if !full {
                 return Ok(());
@@ -288,12 +329,18 @@ impl State {
             Asked::One(sender) => {
                 let _ = sender.send(Ok(reply));
             }
-            Asked::Three(sender, mut replies, missing) => {
-                replies[3 - missing] = reply;
-                if missing > 1 {
-                    self.waiting.push_front(Asked::Three(sender, replies, missing - 1));
+            Asked::Several(sender, count, mut replies) => {
+                replies.push(reply);
+                if replies.len() < count {
+                    self.waiting.push_front(Asked::Several(sender, count, replies));
                 } else {
                     let _ = sender.send(Ok(replies));
+                }
+            }
+            Asked::Seed => {
+                self.unseeded = !matches!(reply, Value::Int(_));
+                if self.unseeded {
+                    self.seeded = None;
                 }
             }
             Asked::Record(call) => {
@@ -386,7 +433,7 @@ async fn watch(lane: Weak<Lane>, stirred: Arc<Notify>) {
             };
             let (waits, stale) = {
                 let state = lane.state();
-                let waits = !state.waiting.is_empty();
+                let waits = !(state.waiting.is_empty() && state.records.is_empty());
                 (waits, waits && state.since.elapsed() >= STALE)
             };
             if stale {
@@ -399,7 +446,8 @@ async fn watch(lane: Weak<Lane>, stirred: Arc<Notify>) {
             let sleepy = used.elapsed() >= IDLE;
             lane.asleep.store(sleepy, Relaxed);
             // Between the look and the sleep a call may have come, and seen the watchdog awake.
-            sleepy && lane.state().waiting.is_empty()
+            let state = lane.state();
+            sleepy && state.waiting.is_empty() && state.records.is_empty()
         };
         if sleepy {
             stirred.notified().await;

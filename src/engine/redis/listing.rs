@@ -20,41 +20,58 @@ pub(super) const READ_AT_ONCE: usize = 100;
 pub(super) const ALL: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
 
 /// What is told of a lock may be written a moment after it was granted (`plain.rs`): whoever comes between looks again.
-const RECORD_UNDER_WAY: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(20)];
+const RECORD_UNDER_WAY: Duration = Duration::from_millis(10);
 
 impl RedisEngine {
     /// Reads one name.
     pub(super) async fn look_at(&self, name: &str) -> Result<Option<LockInfo>, Failure> {
         self.write_records();
+        let first = self.read(name).await?;
+        if first.as_ref().is_some_and(|seen| seen.untold) {
+            tokio::time::sleep(RECORD_UNDER_WAY).await;
+            return Ok(self.read(name).await?.map(|seen| seen.info));
+        }
+        Ok(first.map(|seen| seen.info))
+    }
+
+    async fn read(&self, name: &str) -> Result<Option<Seen>, Failure> {
         let call = INSPECT.call(&self.layout, &ALL, std::iter::once(name));
         let slot = self.route.slot(&self.layout, name);
-        let mut pauses = RECORD_UNDER_WAY.into_iter();
-        loop {
-            let row = self.route.run(&INSPECT, &call, slot).await?;
-            if row == Value::Nil {
-                return Ok(None);
-            }
-            let info = info(name, &row).ok_or(Failure::Unexpected("of inspect.lua"))?;
-            let pause = if info.holder.is_none() && is_ours(&row) {
-                pauses.next()
-            } else {
-                None
-            };
-            let Some(pause) = pause else { return Ok(Some(info)) };
-            tokio::time::sleep(pause).await;
+        let row = self.route.run(&INSPECT, &call, slot).await?;
+        if row == Value::Nil {
+            return Ok(None);
         }
+        let info = info(name, &row).ok_or(Failure::Unexpected("of inspect.lua"))?;
+        let untold = self.counts && info.holder.is_none() && is_ours(&row);
+        Ok(Some(Seen { info, untold }))
     }
 
     /// Reads every name with a prefix, sorted.
     pub(super) async fn look_for(&self, prefix: &str) -> Result<Vec<LockInfo>, Failure> {
-        let names = self.scan(prefix).await?;
+        self.write_records();
+        let mut found = self.read_all(self.scan(prefix).await?).await?;
+        let untold: Vec<String> = found
+            .iter()
+            .filter(|seen| seen.untold)
+            .map(|seen| seen.info.name.clone())
+            .collect();
+        if !untold.is_empty() {
+            tokio::time::sleep(RECORD_UNDER_WAY).await;
+            found.retain(|seen| !seen.untold);
+            found.extend(self.read_all(untold).await?);
+            found.sort_by(|a, b| a.info.name.cmp(&b.info.name));
+        }
+        Ok(found.into_iter().map(|seen| seen.info).collect())
+    }
+
+    async fn read_all(&self, names: Vec<String>) -> Result<Vec<Seen>, Failure> {
         let mut found = Vec::with_capacity(names.len());
         for some in names.chunks(READ_AT_ONCE) {
             // One script per name, sent together: one script for all would keep the server from others for longer, and
             // would not do in a cluster.
-            for outcome in join_all(some.iter().map(|name| self.look_at(name))).await {
+            for outcome in join_all(some.iter().map(|name| self.read(name))).await {
                 match outcome {
-                    Ok(info) => found.extend(info),
+                    Ok(seen) => found.extend(seen),
                     // It has become something else since the scan.
                     Err(failure) if failure.is_wrong_type() => {}
                     Err(failure) => return Err(failure),
@@ -130,6 +147,13 @@ fn info(name: &str, row: &Value) -> Option<LockInfo> {
         holder,
         metadata: metadata.map(|(_, json)| json.to_owned()),
     })
+}
+
+/// A lock that was read.
+struct Seen {
+    info: LockInfo,
+    /// It looks like one of ours, and nothing is told of it (yet).
+    untold: bool,
 }
 
 /// Whether a lock looks like one that this engine granted, by the answer of `inspect.lua`.

@@ -1,7 +1,8 @@
 //! Redis: one node or a master under Sentinel, from version 6.2 on, or a cluster, from 7.0 on.
 //!
 //! # Behavior
-//! Every verb is one script and one round trip, for any number of names, and goes by the server's clock. The lock's key
+//! Every verb is one round trip for any number of names, and goes by the server's clock: one script, but for the commonest
+//! acquisition (`plain.rs`). The lock's key
 //! holds the owner's token and nothing else, so that it excludes, and is excluded by, every other tool that does
 //! `SET key token NX PX`. What lies where is told in `keys.rs`.
 //!
@@ -95,10 +96,14 @@ const RECORD_KEPT_MS: u64 = 61 * 60 * 1000;
 /// The engine behind `redis://` and `rediss://`.
 pub struct RedisEngine {
     route: Route,
+    /// Whether fences come from one key for all names. Not in a cluster, be it that a URL names but one of its servers.
+    counts: bool,
     /// Where replicas have to acknowledge what is granted.
     replicated: Option<Replicated>,
     layout: Layout,
     waiters: Arc<Waiters>,
+    #[cfg(unix)]
+    contended: plain::Contended,
     /// Under sentinels, until the engine is closed.
     listening: Mutex<Option<Listening>>,
 }
@@ -120,7 +125,7 @@ impl RedisEngine {
         let route = Route::new(config.clone());
         let replicated =
             (config.min_replicas > 0).then(|| Replicated::new(Link::new(config.clone()), config.min_replicas));
-        greet(&route).await.map_err(|failure| failure.during("connect"))?;
+        let clustered = greet(&route).await.map_err(|failure| failure.during("connect"))?;
         #[cfg(unix)]
         if let Route::One(link) = &route {
             link.open_lane().await;
@@ -139,25 +144,24 @@ impl RedisEngine {
         let waiters = Waiters::new(route.clone(), layout.clone());
         Ok(Arc::new(RedisEngine {
             route,
+            counts: !clustered,
             replicated,
             layout,
             waiters,
+            #[cfg(unix)]
+            contended: plain::Contended::default(),
             listening: Mutex::new(listening),
         }))
     }
 
     /// How long a fence companion outlives its lease, in ms.
     fn fence_lasts(&self) -> u64 {
-        if self.route.is_cluster() {
-            FENCE_KEPT_MS
-        } else {
-            RECORD_KEPT_MS
-        }
+        if self.counts { RECORD_KEPT_MS } else { FENCE_KEPT_MS }
     }
 
     /// The key of the last fence of all, where there is one.
     fn last(&self) -> Option<&'static str> {
-        (!self.route.is_cluster()).then_some(LAST)
+        self.counts.then_some(LAST)
     }
 
     /// Has what is told of locks written down, before somebody looks.
@@ -227,7 +231,11 @@ impl RedisEngine {
     async fn let_go(&self, claim: &Claim, keep: Duration) -> std::result::Result<Released, Failure> {
         #[cfg(unix)]
         if let Some((_, lane)) = self.lane() {
-            lane.forget(&claim.owner);
+            if keep.is_zero() {
+                lane.forget(&claim.owner);
+            } else {
+                lane.write_records();
+            }
         }
         if claim.waiting {
             self.waiters.known.leaves(&claim.owner);
@@ -249,7 +257,7 @@ impl RedisEngine {
         } else {
             &PARTS[..3]
         };
-        let outlasts = if self.route.is_cluster() { FENCE_KEPT_MS } else { 0 };
+        let outlasts = if self.counts { 0 } else { FENCE_KEPT_MS };
         let mut call = self.call(&RELEASE, parts, claim);
         call.arg(claim.keys().len())
             .arg(self.route.mailboxes(slot))
@@ -267,11 +275,7 @@ impl RedisEngine {
 
     async fn free(&self, key: &Key) -> std::result::Result<bool, Failure> {
         const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Metadata, Part::Fence];
-        let parts = if self.route.is_cluster() {
-            &PARTS[..3]
-        } else {
-            &PARTS[..]
-        };
+        let parts = if self.counts { &PARTS[..] } else { &PARTS[..3] };
         let mut call = FORCE_RELEASE.call(&self.layout, parts, std::iter::once(key.as_str()));
         let slot = self.slot(key);
         call.arg(self.route.mailboxes(slot));
@@ -287,8 +291,8 @@ const OLDEST: (u32, u32) = (6, 2);
 /// The same for a cluster: before, channels had no slots.
 const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
 
-/// Makes sure that a server answers, and is new enough.
-async fn greet(route: &Route) -> std::result::Result<(), Failure> {
+/// Makes sure that a server answers, and is new enough. Answers whether it is a cluster's.
+async fn greet(route: &Route) -> std::result::Result<bool, Failure> {
     let oldest = if route.is_cluster() { OLDEST_IN_CLUSTER } else { OLDEST };
     let mut last = Failure::Unserved;
     for server in route.servers().await? {
@@ -301,23 +305,26 @@ async fn greet(route: &Route) -> std::result::Result<(), Failure> {
     Err(last)
 }
 
-/// Asks for the version. The login has said `HELLO` already, but the driver keeps the answer to itself.
-async fn check_version(link: &Arc<Link>, oldest: (u32, u32)) -> std::result::Result<(), Failure> {
+/// Asks for the version, and whether the server is a cluster's. The login has said `HELLO` already, but the driver keeps
+/// the answer to itself.
+async fn check_version(link: &Arc<Link>, oldest: (u32, u32)) -> std::result::Result<bool, Failure> {
     let mut hello = redis::cmd("HELLO");
     hello.arg(3);
     let Value::Map(fields) = link.call(&hello).await? else {
         return Err(Failure::Unexpected("of HELLO"));
     };
-    let version = fields.iter().find_map(|field| match field {
-        (Value::BulkString(name), Value::BulkString(version)) if name == b"version" => {
-            std::str::from_utf8(version).ok()
-        }
-        _ => None,
-    });
-    match version {
+    let told = |what: &str| {
+        fields.iter().find_map(|field| match field {
+            (Value::BulkString(name), Value::BulkString(told)) if name == what.as_bytes() => {
+                std::str::from_utf8(told).ok()
+            }
+            _ => None,
+        })
+    };
+    match told("version") {
         Some(version) if is_older(version, oldest) => Err(Failure::TooOld(version.to_owned())),
         // What calls itself otherwise is taken at its word that it speaks RESP3.
-        _ => Ok(()),
+        _ => Ok(told("mode") == Some("cluster")),
     }
 }
 
@@ -382,7 +389,8 @@ impl Engine for RedisEngine {
 
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
         #[cfg(unix)]
-        if keep.is_zero()
+        if self.counts
+            && keep.is_zero()
             && claim.keys().len() == 1
             && claim.metadata.is_none()
             && let Some((link, lane)) = self.lane()

@@ -2,32 +2,39 @@
 //! half of the server's time.
 //!
 //! ```text
+//! EXISTS <queue>                         tells whether somebody waits for it
 //! SET <lock> <owner> PX <ttl> NX GET     takes a free name, or tells who holds it
 //! INCR holdfast:last                     draws the token
-//! EXISTS <queue>                         tells whether somebody waits for it
+//! GET <lock>                             tells whether it is held still
 //! ```
 //!
-//! Three commands are no longer one step, and the promises have to hold all the same:
+//! Four commands are no longer one step, and the promises have to hold all the same:
 //!
-//! - **Tokens grow.** The token is drawn after the name was taken. Who holds the name later has taken it later, has drawn
-//!   later, and so has a larger one. Only a lease that ended between the two commands could have it otherwise: but then its
-//!   answer comes after its end, and the service, which counts from before the request was sent, refuses it.
+//! - **Tokens grow.** The owner is a fresh one, so that a name that is its own after `SET` and at the last command was so all
+//!   the while, and the token was drawn then. Who holds the name later has taken it later, has drawn later, and so has a
+//!   larger one.
 //! - **The last token may be lost**, with the server's memory, or be older than it was, after a failure that took the last
-//!   writes with it. Either breaks the connection, and a new lane begins with `seed.lua`: the last token is no smaller than
-//!   the server's clock then, which tokens stay behind of for as long as a server gives out fewer than a million in a second. A key
-//!   that somebody deleted meanwhile shows in a token that is [too small](SMALLEST), and the script decides.
-//! - **Nobody is passed.** Where somebody waits for a name that is free (its holder died), it is given back, which hands it
-//!   on, and the script decides.
+//!   writes with it. So a lane that draws tokens runs `seed.lua` in front of the first, and once a second: the last token is
+//!   no smaller than the server's clock then, which tokens stay behind of for as long as a server gives out fewer than a million
+//!   in a second. A key that somebody deleted meanwhile shows in a token that is [too small](SMALLEST), and the script
+//!   decides.
+//! - **Nobody is passed.** A waiter who was there before the first command stays in front: where there is one, and the name is
+//!   free (its holder died), it is given back, which hands it on, and the script decides.
+//! - **What the server refuses**, the second command or those behind it, takes nothing, or is given back, and the script
+//!   decides.
 //! - **A retry of the holder** finds its own token, and what is reserved for a waiter is told by its value: the script
 //!   decides.
+//!
+//! A name that was busy a moment ago is looked at before it is tried for: a try that finds it busy writes nothing then.
 //!
 //! What inspection tells (`record.lua`) is written down when the turn of the event loop ends, unless the lock was released
 //! before.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::{Cmd, ServerError, Value};
 
 use super::connection::Link;
 use super::failure::Failure;
@@ -37,11 +44,43 @@ use super::resp;
 use super::route::{MAILBOXES, Route};
 use super::scripts::{RECORD, RELEASE};
 use super::{RECORD_KEPT_MS, RedisEngine};
+use crate::clock::Moment;
 use crate::engine::{Acquired, Released};
 use crate::model::{Claim, Fence, Key};
 
 /// The server's clock in September 2001. A smaller token was not drawn from a last token that was seeded.
 const SMALLEST: i64 = 1_000_000_000_000_000;
+
+/// A name that was busy so recently will be busy again.
+const RECENT: Duration = Duration::from_secs(2);
+/// Of so many names at most is it remembered.
+const MOST_RECENT: usize = 1000;
+
+/// The names that were busy of late.
+#[derive(Default)]
+pub(super) struct Contended(Mutex<HashMap<Key, Moment>>);
+
+impl Contended {
+    fn names(&self) -> MutexGuard<'_, HashMap<Key, Moment>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It was found busy.
+    pub(super) fn note(&self, key: &Key) {
+        let mut names = self.names();
+        if names.len() >= MOST_RECENT {
+            names.retain(|_, last| last.elapsed() < RECENT);
+            if names.len() >= MOST_RECENT {
+                return;
+            }
+        }
+        names.insert(key.clone(), Moment::now());
+    }
+
+    fn is(&self, key: &Key) -> bool {
+        self.names().get(key).is_some_and(|last| last.elapsed() < RECENT)
+    }
+}
 
 /// What plain commands could not decide.
 pub(super) enum Undecided {
@@ -60,11 +99,16 @@ impl RedisEngine {
 
     /// The same, if a claim may be tried for by plain commands.
     pub(super) fn plain_lane(&self, claim: &Claim) -> Option<(&Arc<Link>, Arc<Lane>)> {
-        if self.replicated.is_some() || claim.keys().len() != 1 || claim.metadata.is_some() {
+        if !self.counts || self.replicated.is_some() || claim.keys().len() != 1 || claim.metadata.is_some() {
             return None;
         }
-        // Whoever hears of hand-offs already takes its place in the queue with the first try.
-        if claim.waiting && self.waiters.ear(0).is_some() {
+        // Whoever hears of hand-offs can take a place in the queue with its try, and does so where it will be needed; whoever
+        // has one comes for what was handed to it.
+        let key = &claim.keys()[0];
+        if claim.waiting
+            && self.waiters.ear(0).is_some()
+            && (self.waiters.known.number(&claim.owner) > 0 || self.contended.is(key))
+        {
             return None;
         }
         self.lane().filter(|(_, lane)| lane.is_plain())
@@ -77,35 +121,61 @@ impl RedisEngine {
         lane: &Lane,
         claim: &Claim,
     ) -> Result<Result<Acquired, Undecided>, Failure> {
-        let replies = lane.three(|out| {
-            let [lock, queue] = keys(&self.layout, claim, [Part::Lock, Part::Queue]);
+        let key = &claim.keys()[0];
+        let [lock, queue] = keys(&self.layout, claim, [Part::Lock, Part::Queue]);
+        let owner = claim.owner.as_str();
+        if self.contended.is(key) {
+            let look = lane.one(|out| resp::write(out, &["GET", &lock]));
+            if let Value::BulkString(holder) = link.exchange_on(lane, look).await?
+                && !holder.starts_with(owner.as_bytes())
+            {
+                self.contended.note(key);
+                return Ok(Err(Undecided::Held));
+            }
+        }
+        let replies = lane.draw(|out| {
             let mut digits = itoa::Buffer::new();
             let ttl = digits.format(claim.ttl.as_millis());
-            resp::write(out, &["SET", &lock, claim.owner.as_str(), "PX", ttl, "NX", "GET"]);
-            resp::write(out, &["INCR", LAST]);
             resp::write(out, &["EXISTS", &queue]);
+            resp::write(out, &["SET", &lock, owner, "PX", ttl, "NX", "GET"]);
+            resp::write(out, &["INCR", LAST]);
+            resp::write(out, &["GET", &lock]);
         });
-        let whole = async {
-            let [first, second, third] = replies.await?;
-            Ok([first.extract_error()?, second.extract_error()?, third.extract_error()?])
+        let taken = async {
+            let [queued, held, fence, still] = replies.await?;
+            if matches!(&held, Value::ServerError(error) if is_not_understood(error)) {
+                // Nothing was taken. (An `OK` is no answer of `SET` with `GET`.)
+                return Ok([queued, Value::Okay, fence, still]);
+            }
+            Ok([queued, held.extract_error()?, fence, still])
         };
-        match link.exchange_on(lane, whole).await? {
-            [Value::Nil, Value::Int(fence), Value::Int(0)] if fence >= SMALLEST => {
+        match link.exchange_on(lane, taken).await? {
+            [Value::Int(0), Value::Nil, Value::Int(fence), Value::BulkString(holder)]
+                if fence >= SMALLEST && holder == owner.as_bytes() && lane.is_seeded() =>
+            {
                 let fence = Fence(fence as u64);
                 lane.record_later(claim, fence);
                 Ok(Ok(Acquired::Granted { fence }))
             }
-            [Value::Nil, Value::Int(_), Value::Int(queued)] => {
-                if queued > 0 {
+            [queued, Value::Nil, fence, still] => {
+                if [&queued, &fence, &still].into_iter().any(is_forbidden) {
+                    lane.leave_to_scripts();
+                }
+                if queued != Value::Int(0) {
                     Box::pin(self.free_part(claim, Duration::ZERO)).await?;
                 }
                 Ok(Err(Undecided::Unclear))
             }
-            [Value::BulkString(holder), ..] if holder.starts_with(claim.owner.as_str().as_bytes()) => {
+            [_, Value::BulkString(holder), ..] if holder.starts_with(owner.as_bytes()) => Ok(Err(Undecided::Unclear)),
+            [_, Value::BulkString(_), ..] => {
+                self.contended.note(key);
+                Ok(Err(Undecided::Held))
+            }
+            [_, Value::Okay, ..] => {
+                lane.leave_to_scripts();
                 Ok(Err(Undecided::Unclear))
             }
-            [Value::BulkString(_), ..] => Ok(Err(Undecided::Held)),
-            _ => Err(Failure::Unexpected("of SET, INCR and EXISTS")),
+            _ => Err(Failure::Unexpected("of EXISTS, SET, INCR and GET")),
         }
     }
 
@@ -148,6 +218,16 @@ impl RedisEngine {
     }
 }
 
+/// A `SET` with options of which the server knows nothing.
+fn is_not_understood(error: &ServerError) -> bool {
+    error.details().is_some_and(|details| details.contains("syntax error"))
+}
+
+/// The user has no right to the command.
+fn is_forbidden(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if error.code() == "NOPERM")
+}
+
 /// Keys of a claim's only name.
 fn keys<const N: usize>(layout: &Layout, claim: &Claim, parts: [Part; N]) -> [String; N] {
     let mut lock = String::with_capacity(80);
@@ -166,6 +246,31 @@ pub(super) fn record(layout: &Layout, claim: &Claim, fence: Fence) -> Cmd {
     call.arg(claim.owner.as_str())
         .arg(fence.0)
         .arg(format!("{} {}", claim.process.pid, claim.process.host))
-        .arg(RECORD_KEPT_MS);
+        .arg(RECORD_KEPT_MS)
+        .arg(claim.ttl.as_millis());
     call
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn names_are_remembered_for_a_while_and_not_without_end() {
+        let contended = Contended::default();
+        let key = |name: &str| Key::new(name).unwrap();
+        contended.note(&key("n"));
+        assert!(contended.is(&key("n")));
+        assert!(!contended.is(&key("m")));
+        tokio::time::advance(RECENT).await;
+        assert!(!contended.is(&key("n")));
+        for i in 0..2 * MOST_RECENT {
+            contended.note(&key(&i.to_string()));
+        }
+        assert_eq!(contended.names().len(), MOST_RECENT);
+        tokio::time::advance(RECENT).await;
+        contended.note(&key("n"));
+        assert!(contended.is(&key("n")));
+        assert_eq!(contended.names().len(), 1);
+    }
 }

@@ -6,12 +6,18 @@
 --         2  the fence
 --         3  the process id and the host
 --         4  how much longer than the lease a fence companion lasts, in ms
+--         5  the ttl with which it was granted, in ms
 -- Answer  1 when it was written, else 0
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end
 local now, left = redis.call('TIME'), redis.call('PTTL', KEYS[1])
-local since = now[1] .. string.sub(string.format('%06d', now[2]), 1, 3)
-redis.call('SET', KEYS[2], ARGV[2] .. ' ' .. ARGV[1] .. ' ' .. since .. ' ' .. ARGV[3], 'PX', left + ARGV[4])
+local since = now[1] * 1000 + math.floor(now[2] / 1000)
+if left >= 0 and left < tonumber(ARGV[5]) then
+  -- It was granted a while ago.
+  since = since - (ARGV[5] - left)
+end
+local record = string.format('%s %s %.0f %s', ARGV[2], ARGV[1], since, ARGV[3])
+redis.call('SET', KEYS[2], record, 'PX', math.max(left, 0) + ARGV[4])
 return 1

@@ -13,8 +13,9 @@ pub(super) struct Script {
 }
 
 macro_rules! scripts {
-    ($($name:ident = $($file:literal)+;)*) => {
+    ($($(#[$on:meta])? $name:ident = $($file:literal)+;)*) => {
         $(
+            $(#[$on])?
             #[doc = concat!("The script of", $(" `", $file, "`",)+ ". What it takes and answers is in its header.")]
             pub(super) static $name: LazyLock<Script> =
                 LazyLock::new(|| Script::new(concat!($(include_str!($file)),+)));
@@ -31,7 +32,9 @@ scripts! {
     FORCE_RELEASE = "queue.lua" "force_release.lua";
     DISOWN = "queue.lua" "disown.lua";
     INSPECT = "inspect.lua";
+    #[cfg(unix)]
     RECORD = "record.lua";
+    #[cfg(unix)]
     SEED = "seed.lua";
 }
 
