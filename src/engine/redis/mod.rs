@@ -51,6 +51,8 @@ mod renewal;
 mod replicas;
 #[cfg(unix)]
 mod resp;
+#[cfg(all(unix, test))]
+mod resp_check;
 mod route;
 mod scripts;
 mod sentinel;

@@ -4,43 +4,45 @@
 
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
+/// The end of a line. A CR or a LF alone is part of it.
+const END: &[u8] = b"\r\n";
+
 /// The length of the first reply in `bytes`; `None` while it is not complete.
 ///
+/// # Behavior
+/// Each call begins anew, looks at every line once, and jumps over bulk strings: the longest reply that is asked for on
+/// the lane has some thousand short lines (`listing.rs`).
+///
 /// # Errors
-/// When it is no reply.
+/// When it is no reply, as soon as that can be told.
 pub(super) fn length(bytes: &[u8]) -> RedisResult<Option<usize>> {
     let (mut at, mut left) = (0, 1_usize);
     while left > 0 {
-        let Some((line, next)) = line(bytes, at) else {
+        let Some((kind, rest)) = bytes.get(at..).and_then(<[u8]>::split_first) else {
             return Ok(None);
         };
+        if !b"+-:$*".contains(kind) {
+            return Err(nonsense());
+        }
+        let Some(end) = rest.windows(END.len()).position(|two| two == END) else {
+            return Ok(None);
+        };
+        at += 1 + end + END.len();
         left -= 1;
-        match line[0] {
-            b'+' | b'-' | b':' => at = next,
+        match kind {
             b'$' => {
-                at = match size(&line[1..])? {
-                    // A null.
-                    None => next,
-                    Some(size) if bytes.len() < next + size + 2 => return Ok(None),
-                    Some(size) => next + size + 2,
+                if let Some(size) = size(&rest[..end])? {
+                    at = at.saturating_add(size).saturating_add(END.len());
                 }
             }
             b'*' => {
-                left += size(&line[1..])?.unwrap_or(0);
-                at = next;
+                let more = size(&rest[..end])?.unwrap_or(0);
+                left = left.checked_add(more).ok_or_else(nonsense)?;
             }
-            _ => return Err(nonsense()),
+            _ => {}
         }
     }
-    Ok(Some(at))
-}
-
-/// A line without its end, and where the next one begins.
-fn line(bytes: &[u8], at: usize) -> Option<(&[u8], usize)> {
-    let rest = bytes.get(at..)?;
-    let end = rest.iter().position(|byte| *byte == b'\n')?;
-    // The shortest line is one character and CR.
-    (end >= 2).then(|| (&rest[..end - 1], at + end + 1))
+    Ok((at <= bytes.len()).then_some(at))
 }
 
 /// A size; `None` for -1, a null.
@@ -122,5 +124,28 @@ mod tests {
         for bad in [&b"hello\r\n"[..], b"$x\r\n", b"*-2\r\n", b"$99999999999999999999\r\n"] {
             assert!(length(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_line_ends_with_both_cr_and_lf() {
+        assert_eq!(length(b"+a\nb\r\n").unwrap(), Some(6));
+        assert_eq!(length(b":12\n").unwrap(), None);
+    }
+
+    #[test]
+    fn what_can_become_no_reply_is_not_waited_for() {
+        for bad in [&b"\n"[..], b"\r\n", b"H", b"*2\r\n:1\r\n\r"] {
+            assert!(length(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn sizes_beyond_all_measure_do_no_harm() {
+        assert_eq!(length(b"$9223372036854775807\r\n").unwrap(), None);
+        assert_eq!(length(b"*9223372036854775807\r\n").unwrap(), None);
+        assert!(length(&b"*9223372036854775807\r\n".repeat(3)).is_err());
+        let deep = [b"*1\r\n".repeat(100_000), b":1\r\n".to_vec()].concat();
+        assert_eq!(length(&deep).unwrap(), Some(deep.len()));
+        assert!(value(&deep).is_err());
     }
 }

@@ -1,0 +1,120 @@
+//! What holds of `resp.rs` whatever the bytes: for its tests, and for the fuzzer (`fuzz/`), which takes this file in by its path.
+
+use redis::{ErrorKind, parse_redis_value};
+
+use super::resp::{length, value, write};
+
+/// How many of the places where a reply can be cut are tried.
+const CUTS: usize = 256;
+
+/// # Panics
+/// When something does not hold.
+pub fn check(bytes: &[u8]) {
+    match length(bytes) {
+        Ok(Some(length)) => check_reply(bytes, length),
+        // What the driver takes for a reply is one here.
+        _ => assert!(!is_plain(bytes) || parse_redis_value(bytes).is_err(), "{bytes:?}"),
+    }
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        let words: Vec<&str> = text.split(' ').collect();
+        let mut out = Vec::new();
+        write(&mut out, &words);
+        let mut theirs = redis::Cmd::new();
+        for word in &words {
+            theirs.arg(word);
+        }
+        assert_eq!(out, theirs.get_packed_command());
+        assert_eq!(length(&out).ok(), Some(Some(out.len())));
+    }
+}
+
+fn check_reply(bytes: &[u8], end: usize) {
+    assert!(0 < end && end <= bytes.len(), "{end} of {bytes:?}");
+    let reply = &bytes[..end];
+    // Neither what follows counts, nor where the stream is cut.
+    assert_eq!(length(reply).ok(), Some(Some(end)), "{bytes:?}");
+    for cut in (0..end).step_by(1 + end / CUTS).chain([end - 1]) {
+        assert!(matches!(length(&bytes[..cut]), Ok(None)), "{cut} of {bytes:?}");
+    }
+    // The driver, which does not tell a length, finds the same.
+    assert!(parse_redis_value(&bytes[..end - 1]).is_err(), "{bytes:?}");
+    match (value(reply), parse_redis_value(reply)) {
+        (ours, Ok(theirs)) if is_plain(reply) => assert_eq!(ours.ok(), Some(theirs), "{bytes:?}"),
+        (Ok(ours), theirs) => assert_eq!(theirs.ok(), Some(ours), "{bytes:?}"),
+        (Err(_), Err(theirs)) => assert_ne!(theirs.kind(), ErrorKind::Io, "nothing is missing in {bytes:?}"),
+        (Err(_), Ok(_)) => {}
+    }
+}
+
+/// Whether it is in a server's hand. The driver reads more: blanks around a number, any negative size as a null, and
+/// RESP3.
+fn is_plain(bytes: &[u8]) -> bool {
+    String::from_utf8_lossy(bytes).split("\r\n").all(|line| {
+        line.chars().all(|c| c.is_ascii_alphanumeric() || "+-:$*".contains(c))
+            && (line.ends_with("-1") || !line.starts_with("$-") && !line.starts_with("*-"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_comes_is_read_as_the_driver_reads_it() {
+        let mut random = fastrand::Rng::with_seed(1);
+        for _ in 0..50_000 {
+            let mut bytes = Vec::new();
+            reply(&mut random, 3, &mut bytes);
+            assert_eq!(length(&bytes).unwrap(), Some(bytes.len()), "{bytes:?}");
+            for _ in 0..random.usize(..4) {
+                damage(&mut random, &mut bytes);
+            }
+            check(&bytes);
+        }
+    }
+
+    /// Writes a reply with no more than so many arrays in each other.
+    fn reply(random: &mut fastrand::Rng, depth: usize, out: &mut Vec<u8>) {
+        let count = random.usize(..4);
+        let text: String = (0..count)
+            .map(|_| random.choice(['a', ' ', '\r', '\n', 'é']).unwrap())
+            .collect();
+        match random.u8(..if depth > 0 { 7 } else { 5 }) {
+            0 => out.extend(format!(":{}\r\n", random.i64(..) >> random.u32(..64)).into_bytes()),
+            1 => out.extend(format!("+{}\r\n", text.replace("\r\n", "")).into_bytes()),
+            2 => out.extend(format!("-ERR {}\r\n", text.replace("\r\n", "")).into_bytes()),
+            3 => out.extend(format!("${}\r\n{text}\r\n", text.len()).into_bytes()),
+            4 => out.extend(*random.choice([b"$-1\r\n", b"*-1\r\n"]).unwrap()),
+            _ => {
+                out.extend(format!("*{count}\r\n").into_bytes());
+                (0..count).for_each(|_| reply(random, depth - 1, out));
+            }
+        }
+    }
+
+    /// Makes one small change.
+    fn damage(random: &mut fastrand::Rng, bytes: &mut Vec<u8>) {
+        const PIECES: [&[u8]; 12] = [
+            b"\r",
+            b"\n",
+            b"\r\n",
+            b"$",
+            b"*",
+            b":",
+            b"+",
+            b"-",
+            b"1",
+            b"*1\r\n",
+            b"2147483647",
+            b"9223372036854775807",
+        ];
+        let at = random.usize(..=bytes.len());
+        let end = (at + random.usize(..3)).min(bytes.len());
+        match random.u8(..4) {
+            0 => bytes.truncate(at),
+            1 => bytes[at..end].fill(random.u8(..)),
+            2 => bytes.extend_from_within(at..),
+            _ => drop(bytes.splice(at..end, random.choice(PIECES).unwrap().iter().copied())),
+        }
+    }
+}
