@@ -71,6 +71,7 @@ test('a lock that is taken and released costs four plain commands and one script
   for (let i = 0; i < 3; i++) assert.equal(await locks.acquireLock('n'), false)
   assert.deepEqual(await seen(monitor, 3), ['get', 'get', 'get'], 'and again, which writes nothing')
   await held.release()
+  await seen(monitor, 4)
   monitor.reset()
   assert.equal(await locks.acquireLock('n'), true)
   assert.deepEqual((await seen(monitor, 6)).slice(0, 5), ['get', ...TAKE])

@@ -92,6 +92,9 @@ enum LaneSlot {
 /// How long a lane that broke, or could not be opened, is not tried again: meanwhile calls go the ordinary way.
 #[cfg(unix)]
 const LANE_PAUSE: Duration = Duration::from_secs(1);
+/// For how long it is tried to write down what a lane left.
+#[cfg(unix)]
+const RECORDED_WITHIN: Duration = Duration::from_secs(60);
 
 impl Link {
     /// A link that opens its connection with the first call. Must be made within a runtime.
@@ -163,11 +166,19 @@ impl Link {
         if records.is_empty() {
             return;
         }
-        let link = self.clone();
+        let link = Arc::downgrade(self);
         self.runtime.spawn(async move {
+            let end = Moment::now() + RECORDED_WITHIN;
             for call in records {
-                if let Err(failure) = link.run(&RECORD, &call).await {
-                    tracing::debug!(%failure, "what inspection tells of a lock could not be written down");
+                // The other connection may be broken as well.
+                while let Some(link) = link.upgrade() {
+                    match link.run(&RECORD, &call).await {
+                        Err(failure) if failure.retryable() && !end.is_past() => {
+                            drop(link);
+                            tokio::time::sleep(LANE_PAUSE).await;
+                        }
+                        _ => break,
+                    }
                 }
             }
         });

@@ -89,6 +89,8 @@ struct State {
     seeded: Option<Moment>,
     /// The server would not, the last time.
     unseeded: bool,
+    /// What was on its way to be written down when the lane ended.
+    lost_records: Vec<Cmd>,
     /// Since when the oldest call waits, or when a reply last came.
     since: Moment,
 }
@@ -117,6 +119,7 @@ impl Lane {
                 filled: 0,
                 waiting: VecDeque::new(),
                 records: HashMap::new(),
+                lost_records: Vec::new(),
                 seeded: None,
                 unseeded: false,
                 since: Moment::now(),
@@ -226,11 +229,14 @@ impl Lane {
         self.records_to_out(&mut self.state());
     }
 
-    /// What was not written down when the lane ended.
+    /// What was not written down, for all that is known, when the lane ended.
     pub(super) fn left_records(&self) -> Vec<Cmd> {
-        let records: Vec<_> = self.state().records.drain().collect();
-        let call = |(_, (claim, fence)): (OwnerToken, (Claim, Fence))| plain::record(&self.layout, &claim, fence);
-        records.into_iter().map(call).collect()
+        let mut state = self.state();
+        let mut calls = std::mem::take(&mut state.lost_records);
+        for (_, (claim, fence)) in state.records.drain() {
+            calls.push(plain::record(&self.layout, &claim, fence));
+        }
+        calls
     }
 
     fn records_to_out(&self, state: &mut State) {
@@ -244,7 +250,14 @@ impl Lane {
     /// Ends the lane: calls under way fail, and no more are taken.
     pub(super) fn end(&self) {
         self.dead.store(true, Relaxed);
-        self.state().waiting.clear();
+        let mut state = self.state();
+        let waiting = std::mem::take(&mut state.waiting);
+        let lost = waiting.into_iter().filter_map(|asked| match asked {
+            Asked::Record(call) => Some(*call),
+            _ => None,
+        });
+        state.lost_records.extend(lost);
+        drop(state);
         // So that the event loop hears of it. A peer that has gone already is no matter.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         self.stirred.notify_one();
