@@ -183,7 +183,7 @@ test('every table has as many cells in each row as in its head', () => {
 
 test('links lead somewhere', () => {
   const slug = (heading) => heading.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-')
-  for (const path of ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/ARCHITECTURE.md', 'docs/from-the-gist.md']) {
+  for (const path of ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/ARCHITECTURE.md', 'docs/from-the-gist.md', 'docs/speed.md']) {
     for (const [, link, section] of read(path).matchAll(/\]\(([^)#]*)(?:#([^)]*))?\)/g)) {
       if (/^https?:/.test(link)) continue
       const target = link ? join(dirname(path), link) : path
@@ -208,7 +208,7 @@ test('the files that the documents name are there', () => {
   const isThere = (path) => existsSync(join(root, path)) || all.some((file) => file.endsWith(`/${path}`))
   // The recipe's store is one that is not there yet, and what a reader swaps for ours is the reader's own.
   const invented = new Set(['src/engine/etcd.rs', 'distributed-locks.js'])
-  for (const document of ['docs/ARCHITECTURE.md', 'docs/from-the-gist.md', 'CONTRIBUTING.md', 'README.md']) {
+  for (const document of ['docs/ARCHITECTURE.md', 'docs/from-the-gist.md', 'docs/speed.md', 'CONTRIBUTING.md', 'README.md']) {
     const path = /(?<![\w/.*])(?:\.\/)?([a-z_.][\w./-]*\.(?:rs|lua|sql|mjs|ts|js|toml|json))\b/g
     const named = [...read(document).matchAll(path)].map(([, path]) => path)
     assert.ok(named.length > 0)
