@@ -181,7 +181,8 @@ impl Lane {
         let mut state = self.state();
         if state.seeded.is_none_or(|last| last.elapsed() >= SEED_EVERY) {
             state.seeded = Some(Moment::now());
-            SEED.with_source(&seed()).write_packed_command(&mut state.out);
+            // Once in a while, and so with its text: it is short.
+            resp::write(&mut state.out, &["EVAL", SEED.source(), "1", LAST]);
             state.waiting.push_back(Asked::Seed);
         }
     }
@@ -367,13 +368,6 @@ impl State {
             Asked::Nobody => {}
         }
     }
-}
-
-/// The call of `seed.lua`.
-fn seed() -> Cmd {
-    let mut call = redis::cmd("EVALSHA");
-    call.arg("").arg(1).arg(LAST);
-    call
 }
 
 /// Sends one command on a fresh connection.

@@ -268,11 +268,7 @@ impl RedisEngine {
         if !keep.is_zero() {
             call.arg(Ttl::clamped(keep).as_millis());
         }
-        match self.route.run(&RELEASE, &call, slot).await? {
-            Value::Int(1) => Ok(Released::Freed),
-            Value::Int(0) => Ok(Released::NotHeld),
-            _ => Err(Failure::Unexpected("of release.lua")),
-        }
+        released(&self.route.run(&RELEASE, &call, slot).await?)
     }
 
     async fn free(&self, key: &Key) -> std::result::Result<bool, Failure> {
@@ -285,6 +281,15 @@ impl RedisEngine {
             Value::Int(freed) => Ok(freed == 1),
             _ => Err(Failure::Unexpected("of force_release.lua")),
         }
+    }
+}
+
+/// The answer of `release.lua`.
+fn released(answer: &Value) -> std::result::Result<Released, Failure> {
+    match answer {
+        Value::Int(1) => Ok(Released::Freed),
+        Value::Int(0) => Ok(Released::NotHeld),
+        _ => Err(Failure::Unexpected("of release.lua")),
     }
 }
 

@@ -43,7 +43,7 @@ use super::lane::Lane;
 use super::resp;
 use super::route::{MAILBOXES, Route};
 use super::scripts::{RECORD, RELEASE};
-use super::{RECORD_KEPT_MS, RedisEngine};
+use super::{RECORD_KEPT_MS, RedisEngine, released};
 use crate::clock::Moment;
 use crate::engine::{Acquired, Released};
 use crate::model::{Claim, Fence, Key};
@@ -179,7 +179,7 @@ impl RedisEngine {
         }
     }
 
-    /// Frees the one name of a claim without metadata, by the script of which the server may know nothing.
+    /// Frees the one name of a claim without metadata. `None`: the server does not know the script (any more).
     pub(super) async fn free_on(&self, link: &Link, lane: &Lane, claim: &Claim) -> Result<Option<Released>, Failure> {
         lane.forget(&claim.owner);
         let member = if claim.waiting {
@@ -209,9 +209,7 @@ impl RedisEngine {
             );
         });
         match link.exchange_on(lane, reply).await {
-            Ok(Value::Int(1)) => Ok(Some(Released::Freed)),
-            Ok(Value::Int(0)) => Ok(Some(Released::NotHeld)),
-            Ok(_) => Err(Failure::Unexpected("of release.lua")),
+            Ok(answer) => released(&answer).map(Some),
             Err(failure) if failure.is_unknown_script() => Ok(None),
             Err(failure) => Err(failure),
         }

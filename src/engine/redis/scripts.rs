@@ -50,6 +50,12 @@ impl Script {
         &self.sha
     }
 
+    /// Its text.
+    #[cfg(unix)]
+    pub(super) fn source(&self) -> &'static str {
+        self.source
+    }
+
     /// `EVALSHA` with the keys of every name, part by part. The caller appends the arguments.
     pub(super) fn call<'n>(
         &self,
