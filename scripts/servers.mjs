@@ -3,6 +3,8 @@
 //
 //   node scripts/servers.mjs fetch              make sure that both binaries exist, print where
 //   node scripts/servers.mjs run -- CMD ARGS…   run a command with the test URLs in its environment
+//
+// HOLDFAST_SERVERS_DIR=/a/folder                where their folders are made, in place of the system's for temporary files
 import { spawn } from 'node:child_process'
 import { closeSync, openSync, readFileSync, realpathSync, rmSync, writeFileSync } from 'node:fs'
 import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
@@ -110,7 +112,7 @@ process.on('exit', () => {
 /** Starts what `plan` says, in a folder and on a port of its own. */
 export async function serve(plan) {
   for (let attempt = 1; ; attempt++) {
-    const dir = await mkdtemp(join(tmpdir(), 'holdfast-'))
+    const dir = await mkdtemp(join(process.env.HOLDFAST_SERVERS_DIR || tmpdir(), 'holdfast-'))
     const port = await freePort()
     const server = new Server(dir, port)
     try {

@@ -1,7 +1,7 @@
 // `npm test`: sets up, builds the addon, brings up the servers, runs the Rust and the Node tests on every store, and ends
 // with a count.
 import { execFileSync, spawn } from 'node:child_process'
-import { mkdtempSync, readdirSync, readFileSync, rmSync } from 'node:fs'
+import { mkdtempSync, readdirSync, readFileSync, rmSync, statfsSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath, pathToFileURL } from 'node:url'
@@ -96,8 +96,25 @@ async function bringUp() {
   return { env, stop: () => Promise.all(servers.map((server) => server.stop())) }
 }
 
+/**
+ * Where the servers keep their data: in memory where there is room for it (5 GiB). A disk that stands still for two seconds
+ * makes a mongod answer no sooner, and leases of the tests are not much longer than that.
+ */
+function serversDir() {
+  const memory = '/dev/shm'
+  try {
+    const { bavail, bsize } = statfsSync(memory)
+    if (bavail * bsize >= 5 * 2 ** 30) return memory
+  } catch {
+    // There is none.
+  }
+  return tmpdir()
+}
+
 /** Runs everything; gives the number of failures. */
 export async function test({ build = true } = {}) {
+  // For the servers of this process and of those that the tests are.
+  process.env.HOLDFAST_SERVERS_DIR ||= serversDir()
   installDependencies()
   // Two specs want these, and must not install them at the same time.
   installDependencies('bench')
