@@ -171,7 +171,7 @@ impl RedisConfig {
             select.arg(settings.db());
             login.push(select);
         }
-        super::lane::Lane::open(stream, &login, self.layout.clone())
+        super::lane::Lane::open(stream, &login, self.layout.clone(), self.limit)
             .await
             .map(Some)
     }

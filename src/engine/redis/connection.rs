@@ -158,6 +158,12 @@ impl Link {
         None
     }
 
+    /// Lets a lane be opened when there are calls for it, though it could not be, or has not been, when this link was made.
+    #[cfg(unix)]
+    pub(super) fn allow_lane(&self) {
+        *self.lane_slot() = LaneSlot::Empty(Moment::now());
+    }
+
     /// Ends a lane. What it has not written down goes by the connection beside it.
     #[cfg(unix)]
     fn give_up(self: &Arc<Self>, lane: &Lane) {

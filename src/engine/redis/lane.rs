@@ -16,7 +16,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -24,6 +24,7 @@ use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, oneshot};
 
+use super::failure::spoils_connection;
 use super::health::Health;
 use super::keys::{LAST, Layout};
 use super::scripts::{RECORD, SEED};
@@ -48,10 +49,38 @@ const IDLE: Duration = Duration::from_secs(2);
 /// How much is read in one go, unless a reply is longer.
 const CHUNK: usize = 64 * 1024;
 
+/// Who is told of a reply where it is read, in place of a call that waits for it. It must not block, nor ask the lane for
+/// anything.
+pub(super) trait Told: Send + Sync {
+    /// The reply to the question with this number, or why there is none.
+    fn told(self: Arc<Self>, number: usize, reply: RedisResult<Value>);
+}
+
+/// Somebody who is to be told, once.
+struct Telling(Option<Arc<dyn Told>>, usize);
+
+impl Telling {
+    fn tell(mut self, reply: RedisResult<Value>) {
+        if let Some(who) = self.0.take() {
+            who.told(self.1, reply);
+        }
+    }
+}
+
+impl Drop for Telling {
+    /// There will be no reply.
+    fn drop(&mut self) {
+        if let Some(who) = self.0.take() {
+            who.told(self.1, Err(broken()));
+        }
+    }
+}
+
 /// Who waits for the next reply.
 enum Asked {
     /// A call.
     One(oneshot::Sender<RedisResult<Value>>),
+    Told(Telling),
     /// A call of several commands: for so many replies, and those that have come.
     Several(oneshot::Sender<RedisResult<Vec<Value>>>, usize, Vec<Value>),
     /// The lane itself, after `seed.lua`.
@@ -63,6 +92,8 @@ enum Asked {
 
 /// An open lane.
 pub(super) struct Lane {
+    /// No other lane of the process has the same, nor had.
+    number: u64,
     socket: TcpStream,
     state: Mutex<State>,
     dead: AtomicBool,
@@ -70,6 +101,8 @@ pub(super) struct Lane {
     asleep: AtomicBool,
     stirred: Arc<Notify>,
     health: Health,
+    /// A lane whose calls meet with silence for so long is ended.
+    patience: Duration,
     layout: Layout,
     /// Whether acquisitions may be tried by plain commands (`plain.rs`).
     plain: AtomicBool,
@@ -101,7 +134,9 @@ impl Lane {
         mut stream: tokio::net::TcpStream,
         login: &[Cmd],
         layout: Layout,
+        patience: Duration,
     ) -> RedisResult<Arc<Self>> {
+        static LAST: AtomicU64 = AtomicU64::new(0);
         let mut version = None;
         for cmd in login {
             let reply = ask(&mut stream, cmd).await?.extract_error()?;
@@ -111,6 +146,7 @@ impl Lane {
         let plain = version >= Some(7);
         let socket = stream.into_std()?;
         let lane = Arc::new(Lane {
+            number: LAST.fetch_add(1, Relaxed) + 1,
             socket,
             state: Mutex::new(State {
                 out: Vec::with_capacity(4096),
@@ -128,6 +164,7 @@ impl Lane {
             asleep: AtomicBool::new(false),
             stirred: Arc::default(),
             health: Health::new(),
+            patience,
             layout,
             plain: AtomicBool::new(plain),
         });
@@ -137,6 +174,11 @@ impl Lane {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What tells it from every other lane: from 1 on.
+    pub(super) fn number(&self) -> u64 {
+        self.number
     }
 
     /// Whether calls may be made on it.
@@ -164,6 +206,15 @@ impl Lane {
         let (sender, reply) = oneshot::channel();
         self.ask(Asked::One(sender), write)?;
         reply.await.unwrap_or_else(|_| Err(broken()))?.extract_error()
+    }
+
+    /// Sends one command with the loop's next turn, and has somebody told of its reply.
+    pub(super) fn tell(&self, who: Arc<dyn Told>, number: usize, cmd: &Cmd) {
+        self.health.sent();
+        // One that has ended drops the telling, and whoever is to be told learns that there is no reply.
+        let _ = self.ask(Asked::Told(Telling(Some(who), number)), |out| {
+            cmd.write_packed_command(out);
+        });
     }
 
     /// Sends the four commands that `write` writes, one of which draws a token, and waits for their replies, some of which
@@ -287,6 +338,7 @@ impl Lane {
     }
 
     fn read(&self, state: &mut State) -> RedisResult<()> {
+        let mut spoiled = false;
         loop {
             if state.filled == state.input.len() {
                 // A reply that is longer than the buffer.
@@ -310,6 +362,11 @@ impl Lane {
                 let Some(asked) = state.waiting.pop_front() else {
                     return Err(broken());
                 };
+                if let Asked::Told(_) = asked {
+                    // Calls see to that themselves.
+                    self.health.heard();
+                    spoiled |= matches!(&reply, Value::ServerError(error) if spoils_connection(&error.clone().into()));
+                }
                 state.answer(asked, reply);
             }
             state.input.copy_within(taken..state.filled, 0);
@@ -319,6 +376,9 @@ impl Lane {
                 state.input.shrink_to_fit();
             }
             state.since = Moment::now();
+            if spoiled {
+                return Err(broken());
+            }
             if !full {
                 return Ok(());
             }
@@ -365,6 +425,7 @@ impl State {
                     self.waiting.push_back(Asked::Nobody);
                 }
             }
+            Asked::Told(telling) => telling.tell(reply.extract_error()),
             Asked::Nobody => {}
         }
     }
@@ -446,6 +507,9 @@ async fn watch(lane: Weak<Lane>, stirred: Arc<Notify>) {
             if stale {
                 lane.flush();
                 lane.readable();
+            }
+            if lane.health.is_lost(lane.patience) {
+                lane.end();
             }
             if waits {
                 used = Moment::now();

@@ -4,17 +4,14 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-
-use super::super::FENCE_KEPT_MS;
 use super::super::failure::Failure;
-use super::super::keys::Part;
 use super::Quorum;
+use super::attempt::Attempt;
 use super::fence::{Proposal, agree};
-use super::node::{Busy, Vote, common_time, silence};
-use super::scripts::{ACQUIRE, RAISE};
+use super::node::{Busy, Vote, silence};
+use super::scripts::RAISE;
 use super::tally::{Answer, Count, Tally};
-use super::withdraw::{Attempt, vote};
+use super::withdraw::PARTS;
 use crate::engine::{Acquired, Result};
 use crate::model::{Claim, Fence};
 
@@ -23,66 +20,63 @@ use crate::model::{Claim, Fence};
 const SPLIT_PAUSE: Duration = Duration::from_millis(4);
 const DOUBLINGS: u32 = 5;
 
-const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
-
-/// How an attempt ended, and what its clean-up has to know.
-struct Outcome {
+/// An attempt that has not come to its end. Dropped before that (its caller is gone), it is taken back.
+struct Unfinished {
     attempt: Arc<Attempt>,
-    answers: Vec<Answer<Vote>>,
+    answers: Option<Vec<Answer<Vote>>>,
     limit: Duration,
-    acquired: Result<Acquired>,
+    is_finished: bool,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if self.is_finished {
+            return;
+        }
+        let (attempt, limit) = (self.attempt.clone(), self.limit);
+        let answers = self.answers.take().unwrap_or_else(|| attempt.tally.close());
+        let quorum = attempt.quorum.clone();
+        self.attempt.quorum.spawn(async move {
+            quorum.take_back(&attempt, &answers, limit).await;
+        });
+    }
 }
 
 impl Quorum {
-    /// One attempt. It goes on without its caller, and is then taken back.
+    /// One attempt. Where its caller goes away, it is taken back.
     pub(super) async fn acquire(self: &Arc<Self>, claim: &Claim) -> Result<Acquired> {
-        let (done, result) = oneshot::channel();
-        let (quorum, claim) = (self.clone(), claim.clone());
-        self.spawn(async move {
-            let outcome = quorum.attempt(claim).await;
-            if let Err(Ok(Acquired::Granted { .. })) = done.send(outcome.acquired) {
-                quorum
-                    .take_back(&outcome.attempt, &outcome.answers, outcome.limit)
-                    .await;
-            }
-        });
-        result.await.unwrap_or_else(|_| Err(Failure::Closed.during("acquire")))
+        tokio::select! {
+            biased;
+            () = self.closing.cancelled() => Err(Failure::Closed.during("acquire")),
+            outcome = self.attempt(claim) => outcome,
+        }
     }
 
-    async fn attempt(self: &Arc<Self>, claim: Claim) -> Outcome {
-        let number = self.next_attempt();
+    async fn attempt(self: &Arc<Self>, claim: &Claim) -> Result<Acquired> {
         let limit = self.limit(claim.ttl);
-        let attempt = Arc::new(Attempt {
-            value: format!("{}.{number}", claim.owner.as_str()),
-            tenure: self.tenures.begin(&claim.owner),
-            claim,
-        });
-        let tally = self.call_votes(&attempt, number);
-        let decided = |answers: &[Answer<Vote>]| self.is_decided(answers).then_some(());
-        let (_, answers) = tally.decide(limit, decided).await;
-        let votes = count(&answers);
-        let granted = if votes.yes >= votes.majority() {
-            self.settle_fence(&attempt, &answers, limit).await
-        } else {
-            None
-        };
-        let acquired = match granted {
-            Some(fence) => Ok(Acquired::Granted { fence }),
-            None => {
-                self.take_back(&attempt, &answers, limit).await;
-                // Busy, if enough nodes have answered to say that it is the lock and not the store.
-                if votes.yes < votes.majority() && votes.yes + votes.no >= votes.majority() {
-                    Ok(self.refusal(&attempt.claim, &answers))
-                } else {
-                    Err(self.no_majority("acquire", &answers, limit))
-                }
-            }
-        };
-        Outcome {
-            attempt,
-            answers,
+        let mut attempt = Unfinished {
+            attempt: Attempt::begin(self, claim),
+            answers: None,
             limit,
-            acquired,
+            is_finished: false,
+        };
+        let decided = |answers: &[Answer<Vote>]| self.is_decided(answers).then_some(());
+        let (_, answers) = attempt.attempt.tally.decide(limit, decided).await;
+        let answers = attempt.answers.insert(answers);
+        let votes = count(answers);
+        if votes.yes >= votes.majority()
+            && let Some(fence) = self.settle_fence(&attempt.attempt, answers, limit).await
+        {
+            attempt.is_finished = true;
+            return Ok(Acquired::Granted { fence });
+        }
+        self.take_back(&attempt.attempt, answers, limit).await;
+        attempt.is_finished = true;
+        // Busy, if enough nodes have answered to say that it is the lock and not the store.
+        if votes.yes < votes.majority() && votes.yes + votes.no >= votes.majority() {
+            Ok(self.refusal(claim, answers))
+        } else {
+            Err(self.no_majority("acquire", answers, limit))
         }
     }
 
@@ -101,32 +95,6 @@ impl Quorum {
             && votes.yes + votes.no >= enough
             // Held by one, or certainly split.
             && (most >= enough || most + votes.silent < enough)
-    }
-
-    fn call_votes(self: &Arc<Self>, attempt: &Arc<Attempt>, number: u64) -> Arc<Tally<Vote>> {
-        let claim = &attempt.claim;
-        let parts = if claim.metadata.is_some() {
-            &PARTS[..]
-        } else {
-            &PARTS[..2]
-        };
-        let ttl = claim.ttl.as_millis();
-        let mut call = self.call(&ACQUIRE, parts, claim, claim.owner.as_str());
-        call.arg(number)
-            .arg(ttl)
-            .arg(ttl + FENCE_KEPT_MS)
-            .arg(common_time(self.nodes.iter().map(|node| &**node)))
-            .arg(claim.process.pid)
-            .arg(&claim.process.host);
-        if let Some(metadata) = &claim.metadata {
-            call.arg(&**metadata);
-        }
-        let (call, tally) = (Arc::new(call), Arc::new(Tally::new(self.nodes.len())));
-        for index in 0..self.nodes.len() {
-            let vote = vote(self.clone(), index, attempt.clone(), call.clone(), tally.clone());
-            self.spawn(vote);
-        }
-        tally
     }
 
     /// Agrees on the fence with the nodes that gave their votes. The votes that are not in yet are not needed: they belong
@@ -148,7 +116,7 @@ impl Quorum {
         let agreement = agree(&proposals, self.majority());
         let missing = self.majority().saturating_sub(agreement.known);
         if missing > 0 {
-            let mut call = self.call(&RAISE, &PARTS[..2], &attempt.claim, &attempt.value);
+            let mut call = self.call(&RAISE, &PARTS[..2], &attempt.claim, &attempt.value());
             call.arg(agreement.fence);
             let call = Arc::new(call);
             let tally = Arc::new(Tally::new(agreement.behind.len()));

@@ -13,6 +13,9 @@
 //! - **Validity.** A node has a third of the ttl for its vote at most, so a grant (with the fence agreed on, two thirds at
 //!   most) comes with time left: ttl − elapsed − drift > 0. Below a ttl of 150 ms the least patience with a node is
 //!   longer than that; there as everywhere the service counts from before the first request, and refuses what is over.
+//! - **Lanes.** A call on the event loop's thread asks the nodes by their fast lanes (`lane.rs`), and each answer is counted
+//!   where it is read; no task is made for it. Elsewhere, and for a node without a lane, a task for each node asks by the
+//!   ordinary connection. Both end in the same place (`attempt.rs`, `release.rs`).
 //! - **A renewal heals** nodes that lost the lock by a restart or were down when it was granted (`renew.rs`).
 //!
 //! # Deployment
@@ -26,6 +29,7 @@
 //! ```
 
 mod acquire;
+mod attempt;
 mod config;
 mod fence;
 mod look;
@@ -47,6 +51,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use redis::Cmd;
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -84,6 +89,8 @@ struct Quorum {
     last_attempt: AtomicU64,
     tenures: Tenures,
     closing: CancellationToken,
+    /// Work is left behind where no runtime is entered.
+    runtime: Handle,
     /// What a close waits for: releases on their way.
     urgent: TaskTracker,
 }
@@ -115,6 +122,7 @@ impl QuorumEngine {
             last_attempt: AtomicU64::new(0),
             tenures: Tenures::default(),
             closing: CancellationToken::new(),
+            runtime: Handle::current(),
             urgent: TaskTracker::new(),
         });
         let engine = Arc::new(QuorumEngine { quorum });
@@ -181,7 +189,7 @@ impl Quorum {
     /// Work that goes on without its caller, until the engine is closed.
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let closing = self.closing.clone();
-        tokio::spawn(async move {
+        self.runtime.spawn(async move {
             tokio::select! {
                 biased;
                 () = closing.cancelled() => {}

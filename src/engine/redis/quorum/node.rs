@@ -11,7 +11,7 @@ use super::super::connection::Link;
 use super::super::failure::{Failure, spoils_connection};
 use super::super::scripts::Script;
 use super::super::{OLDEST, check_version};
-use super::scripts::{ACQUIRE, RENEW};
+use super::scripts::RENEW;
 use crate::clock::Moment;
 
 pub(super) struct Node {
@@ -84,9 +84,12 @@ pub(super) enum Renewal {
 
 impl Node {
     pub(super) fn new(config: RedisConfig) -> Self {
+        let (address, link) = (config.address().into(), Link::new(config));
+        #[cfg(unix)]
+        link.allow_lane();
         Node {
-            address: config.address().into(),
-            link: Link::new(config),
+            address,
+            link,
             clock: Mutex::new(None),
         }
     }
@@ -109,6 +112,8 @@ impl Node {
             },
             _ => return Err(Failure::Unexpected("of TIME")),
         }
+        #[cfg(unix)]
+        self.link.open_lane().await;
         Ok(())
     }
 
@@ -122,8 +127,8 @@ impl Node {
         clock.map(|clock| clock.ahead)
     }
 
-    pub(super) async fn vote(&self, call: &Cmd, names: usize) -> Result<Vote, Failure> {
-        let answer = self.link.run(&ACQUIRE, call).await?;
+    /// What an answer of `quorum/acquire.lua` says, for a claim of so many names.
+    pub(super) fn read_vote(&self, answer: &Value, names: usize) -> Result<Vote, Failure> {
         let Value::Array(fields) = answer else {
             return Err(Failure::Unexpected("of quorum/acquire.lua"));
         };
@@ -167,10 +172,15 @@ impl Node {
 
     /// Runs a script that answers a number.
     pub(super) async fn number(&self, script: &Script, call: &Cmd) -> Result<i64, Failure> {
-        match self.link.run(script, call).await? {
-            Value::Int(number) => Ok(number),
-            _ => Err(Failure::Unexpected("of a script of the quorum")),
-        }
+        number(&self.link.run(script, call).await?)
+    }
+}
+
+/// The answer of a script that answers a number.
+pub(super) fn number(answer: &Value) -> Result<i64, Failure> {
+    match answer {
+        Value::Int(number) => Ok(*number),
+        _ => Err(Failure::Unexpected("of a script of the quorum")),
     }
 }
 

@@ -3,16 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::{Cmd, Value};
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
 use super::super::FENCE_KEPT_MS;
-use super::super::keys::Part;
+use super::super::failure::Failure;
+#[cfg(unix)]
+use super::super::lane::Told;
+use super::node::number;
 use super::scripts::{FORCE_RELEASE, RELEASE};
 use super::tally::{Count, Tally};
+use super::withdraw::PARTS;
 use super::{AGAIN, Quorum};
 use crate::clock::Moment;
 use crate::engine::{Released, Result};
 use crate::model::{Claim, Key, Ttl};
-
-const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
 
 impl Quorum {
     /// Frees what the owner holds on every node, by whichever attempt.
@@ -21,14 +26,19 @@ impl Quorum {
     /// Returns as soon as a majority has answered in the same way. The other nodes are told all the same, again and again
     /// if need be, and whatever is still on its way to them is taken back when it arrives.
     pub(super) async fn release(self: &Arc<Self>, claim: &Claim, keep: Duration) -> Result<Released> {
-        self.tenures.end(&claim.owner);
         let until = Moment::now() + keep;
+        let parting = Arc::new(Parting {
+            quorum: self.clone(),
+            call: self.release_call(claim, until),
+            claim: claim.clone(),
+            until,
+            tally: Tally::new(self.nodes.len()),
+            _urgent: self.urgent.token(),
+        });
+        parting.tell_nodes();
         let limit = self.patience;
-        let tally = Arc::new(Tally::new(self.nodes.len()));
-        for index in 0..self.nodes.len() {
-            self.spawn(let_go(self.clone(), index, claim.clone(), until, tally.clone()));
-        }
-        let (verdict, answers) = tally
+        let (verdict, answers) = parting
+            .tally
             .decide(limit, |answers| Count::of(answers, |freed| *freed).verdict())
             .await;
         match verdict {
@@ -38,7 +48,7 @@ impl Quorum {
         }
     }
 
-    fn release_call(&self, claim: &Claim, until: Moment) -> redis::Cmd {
+    fn release_call(&self, claim: &Claim, until: Moment) -> Cmd {
         let keep = until.remaining();
         let keep = if keep.is_zero() {
             0
@@ -66,24 +76,82 @@ impl Quorum {
     }
 }
 
-/// Tells one node, until it has heard.
-async fn let_go(quorum: Arc<Quorum>, index: usize, claim: Claim, until: Moment, tally: Arc<Tally<bool>>) {
-    let node = &quorum.nodes[index];
-    let urgent = quorum.urgent.token();
-    let call = quorum.release_call(&claim, until);
-    if let Ok(answer) = tokio::time::timeout(quorum.patience, node.number(&RELEASE, &call)).await {
-        let heard = answer.is_ok();
-        tally.cast(index, answer.map(|freed| freed == 1));
-        if heard {
-            return;
+/// A release on its way to the nodes. While it is, a close waits.
+struct Parting {
+    quorum: Arc<Quorum>,
+    claim: Claim,
+    until: Moment,
+    call: Cmd,
+    tally: Tally<bool>,
+    _urgent: TaskTrackerToken,
+}
+
+impl Parting {
+    fn tell_nodes(self: &Arc<Self>) {
+        #[cfg(unix)]
+        {
+            let lanes: Vec<_> = self.quorum.nodes.iter().map(|node| node.link.lane()).collect();
+            let numbers = lanes.iter().map(|lane| lane.as_ref().map_or(0, |lane| lane.number()));
+            self.quorum.tenures.end_on(&self.claim.owner, numbers);
+            for (index, lane) in lanes.into_iter().enumerate() {
+                match lane {
+                    Some(lane) => lane.tell(self.clone(), index, &self.call),
+                    None => self.tell_by_connection(index),
+                }
+            }
+        }
+        #[cfg(not(unix))]
+        {
+            self.quorum.tenures.end(&self.claim.owner);
+            for index in 0..self.quorum.nodes.len() {
+                self.tell_by_connection(index);
+            }
         }
     }
-    drop(urgent);
-    for pause in AGAIN {
-        tokio::time::sleep(pause.min(claim.ttl.duration())).await;
-        let call = quorum.release_call(&claim, until);
-        if let Ok(Ok(_)) = tokio::time::timeout(quorum.patience, node.number(&RELEASE, &call)).await {
-            return;
+
+    fn tell_by_connection(self: &Arc<Self>, index: usize) {
+        let parting = self.clone();
+        self.quorum.spawn(async move {
+            let quorum = &parting.quorum;
+            let answer = quorum.nodes[index].link.run(&RELEASE, &parting.call);
+            match tokio::time::timeout(quorum.patience, answer).await {
+                Ok(answer) => parting.answered(index, answer),
+                Err(_) => parting.tell_again(index),
+            }
+        });
+    }
+
+    fn answered(&self, index: usize, answer: std::result::Result<Value, Failure>) {
+        let answer = answer.and_then(|answer| number(&answer));
+        if answer.is_err() {
+            self.tell_again(index);
         }
+        self.tally.cast(index, answer.map(|freed| freed == 1));
+    }
+
+    /// Tells a node that has not heard, until it has. No close waits for that.
+    fn tell_again(&self, index: usize) {
+        let (quorum, claim, until) = (self.quorum.clone(), self.claim.clone(), self.until);
+        self.quorum.spawn(async move {
+            for pause in AGAIN {
+                tokio::time::sleep(pause.min(claim.ttl.duration())).await;
+                let call = quorum.release_call(&claim, until);
+                let answer = quorum.nodes[index].number(&RELEASE, &call);
+                if let Ok(Ok(_)) = tokio::time::timeout(quorum.patience, answer).await {
+                    return;
+                }
+            }
+        });
+    }
+}
+
+#[cfg(unix)]
+impl Told for Parting {
+    fn told(self: Arc<Self>, index: usize, reply: redis::RedisResult<Value>) {
+        let answer = reply.map_err(Failure::from);
+        if matches!(&answer, Err(failure) if failure.is_unknown_script()) {
+            return self.tell_by_connection(index);
+        }
+        self.answered(index, answer);
     }
 }

@@ -5,17 +5,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::super::FENCE_KEPT_MS;
-use super::super::keys::Part;
 use super::Quorum;
 use super::look::Standing;
 use super::node::Renewal;
 use super::scripts::{HEAL, RELEASE, RENEW, TRANSFER};
 use super::tally::{Answer, Count};
+use super::withdraw::PARTS;
 use crate::clock::Moment;
 use crate::engine::{Renewed, Result};
 use crate::model::{Claim, OwnerToken, Ttl};
 
-const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
 /// A renewal has an eighth of the ttl for its answer, so that it is tried several times while the lease lasts; but never
 /// less than this.
 const LEAST_RENEWAL_PATIENCE: Duration = Duration::from_millis(80);

@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::pin::pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +25,13 @@ pub(super) struct Tally<T> {
 struct Polls<T> {
     open: bool,
     answers: Vec<Answer<T>>,
+}
+
+impl<T> Polls<T> {
+    fn close(&mut self) -> Vec<Answer<T>> {
+        self.open = false;
+        std::mem::take(&mut self.answers)
+    }
 }
 
 impl<T> Tally<T> {
@@ -52,6 +60,11 @@ impl<T> Tally<T> {
         None
     }
 
+    /// The answers so far. None counts after that.
+    pub(super) fn close(&self) -> Vec<Answer<T>> {
+        self.polls().close()
+    }
+
     /// Waits until `judge` comes to a decision, every node has answered, or `limit` is over. Answers the decision, if
     /// there is one, and the answers that it rests on. No answer counts after that.
     pub(super) async fn decide<R>(
@@ -71,6 +84,7 @@ impl<T> Tally<T> {
     ) -> (Option<R>, Vec<Answer<T>>) {
         let mut end = Instant::now() + limit;
         let mut is_graced = false;
+        let mut time_is_over = pin!(tokio::time::sleep_until(end));
         loop {
             {
                 let mut polls = self.polls();
@@ -78,15 +92,15 @@ impl<T> Tally<T> {
                 if decision.is_some() && !is_graced {
                     is_graced = true;
                     end = end.min(Instant::now() + grace);
+                    time_is_over.as_mut().reset(end);
                 }
                 if polls.answers.iter().all(Option::is_some) || end <= Instant::now() {
-                    polls.open = false;
-                    return (decision, std::mem::take(&mut polls.answers));
+                    return (decision, polls.close());
                 }
             }
             tokio::select! {
                 () = self.told.notified() => {}
-                () = tokio::time::sleep_until(end) => {}
+                () = &mut time_is_over => {}
             }
         }
     }

@@ -6,22 +6,31 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use crate::model::OwnerToken;
 
 /// Whether an owner still wants what it asked for.
 #[derive(Debug, Default)]
-pub(super) struct Tenure(AtomicBool);
+pub(super) struct Tenure {
+    is_over: AtomicBool,
+    /// The lanes, node by node, on which the release went out. Zero: none.
+    released_on: OnceLock<Box<[u64]>>,
+}
 
 impl Tenure {
     /// Nothing of it may be left on any node.
     pub(super) fn end(&self) {
-        self.0.store(true, Ordering::Release);
+        self.is_over.store(true, Ordering::Release);
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Whether the release went out on this lane to a node: it is carried out after whatever went out on it before.
+    pub(super) fn is_released_on(&self, node: usize, lane: u64) -> bool {
+        lane != 0 && self.released_on.get().is_some_and(|lanes| lanes[node] == lane)
     }
 }
 
@@ -64,12 +73,22 @@ impl Tenures {
 
     /// The owner lets go.
     pub(super) fn end(&self, owner: &OwnerToken) {
-        if let Some(tenure) = self
-            .with(|known| known.tenures.remove(owner))
-            .and_then(|weak| weak.upgrade())
-        {
+        if let Some(tenure) = self.remove(owner) {
             tenure.end();
         }
+    }
+
+    /// The owner lets go, and its release goes out on these lanes (node by node; zero: not on a lane).
+    pub(super) fn end_on(&self, owner: &OwnerToken, lanes: impl Iterator<Item = u64>) {
+        if let Some(tenure) = self.remove(owner) {
+            // Before it counts as over: whoever sees that looks for the lanes.
+            tenure.released_on.get_or_init(|| lanes.collect());
+            tenure.end();
+        }
+    }
+
+    fn remove(&self, owner: &OwnerToken) -> Option<Arc<Tenure>> {
+        self.with(|known| known.tenures.remove(owner))?.upgrade()
     }
 }
 
@@ -99,6 +118,21 @@ mod tests {
         assert!(!second.is_over());
         tenures.end(&OwnerToken::fresh());
         assert!(!second.is_over());
+    }
+
+    #[test]
+    fn a_release_is_behind_what_went_out_on_the_same_lane() {
+        let tenures = Tenures::default();
+        let owner = OwnerToken::fresh();
+        let tenure = tenures.begin(&owner);
+        assert!(!tenure.is_released_on(0, 7));
+        tenures.end_on(&owner, [7, 0].into_iter());
+        assert!(tenure.is_over());
+        assert_eq!([7, 8].map(|lane| tenure.is_released_on(0, lane)), [true, false]);
+        assert!(
+            !tenure.is_released_on(1, 0),
+            "what went out on no lane is behind nothing"
+        );
     }
 
     #[test]

@@ -6,35 +6,25 @@ use std::time::Duration;
 use redis::Cmd;
 
 use super::super::keys::Part;
-use super::node::{Vote, in_doubt, silence};
+use super::attempt::Attempt;
+use super::node::Vote;
 use super::scripts::WITHDRAW;
 use super::tally::{Answer, Tally};
-use super::tenure::Tenure;
 use super::{AGAIN, Quorum};
-use crate::model::Claim;
 
-/// How long the late answer of a node is waited for. A node that was stopped may go on after any time; but what lies in
-/// the buffers of a connection is carried out, or gone with it, within a minute or so.
-const LATE: Duration = Duration::from_secs(65);
-
-/// One attempt, as its clean-up knows it.
-pub(super) struct Attempt {
-    pub(super) claim: Claim,
-    /// What the lock keys hold where it has the vote.
-    pub(super) value: String,
-    pub(super) tenure: Arc<Tenure>,
-}
+/// A vote takes all of these parts of a name; the metadata only where there is some.
+pub(super) const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
 
 impl Quorum {
     /// Ends an attempt that failed, and takes back whatever it may have got, on every node.
     ///
     /// # Behavior
     /// When this returns, nothing of it is left on the nodes that gave their votes, if they answered once more in time. With
-    /// the others it goes on in the background: those that say nothing are told now and, by [`vote`], once more when their
-    /// answer comes. A node that refused has nothing of the attempt: a vote is for all names or for none.
+    /// the others it goes on in the background: those that say nothing are told now and once more when their answer comes
+    /// (`attempt.rs`). A node that refused has nothing of the attempt: a vote is for all names or for none.
     pub(super) async fn take_back(self: &Arc<Self>, attempt: &Arc<Attempt>, answers: &[Answer<Vote>], limit: Duration) {
         attempt.tenure.end();
-        let call = Arc::new(self.withdrawal(attempt));
+        let call = Arc::new(attempt.withdrawal());
         let is_given = |answer: &&Answer<Vote>| matches!(answer, Some(Ok(Vote::Granted { .. })));
         let tally = Arc::new(Tally::new(answers.iter().filter(is_given).count()));
         let mut places = 0..;
@@ -52,37 +42,32 @@ impl Quorum {
         }
         tally.decide(limit, |_: &[Answer<()>]| None::<()>).await;
     }
-
-    fn withdrawal(&self, attempt: &Attempt) -> Cmd {
-        self.call(&WITHDRAW, &[Part::Lock, Part::Metadata], &attempt.claim, &attempt.value)
-    }
 }
 
-/// Gets one node's vote, and sees to it that nothing is left there when it comes too late for a lease that is over, or
-/// may be carried out without an answer.
-pub(super) async fn vote(
-    quorum: Arc<Quorum>,
-    index: usize,
-    attempt: Arc<Attempt>,
-    call: Arc<Cmd>,
-    tally: Arc<Tally<Vote>>,
-) {
-    let names = attempt.claim.keys().len();
-    let answer = tokio::time::timeout(LATE, quorum.nodes[index].vote(&call, names)).await;
-    let answer = answer.unwrap_or_else(|_| Err(silence()));
-    let doubtful = matches!(&answer, Err(failure) if in_doubt(failure));
-    let late = tally.cast(index, answer);
-    if matches!(late, Some(Ok(Vote::Granted { .. }))) && attempt.tenure.is_over() {
-        withdraw(&quorum, index, &quorum.withdrawal(&attempt)).await;
+impl Attempt {
+    fn withdrawal(&self) -> Cmd {
+        self.quorum
+            .call(&WITHDRAW, &[Part::Lock, Part::Metadata], &self.claim, &self.value())
     }
-    if doubtful {
-        // Whatever the node says: the request may be carried out after that.
-        for pause in AGAIN {
-            tokio::time::sleep(pause).await;
-            if attempt.tenure.is_over() {
-                withdraw_once(&quorum, index, &quorum.withdrawal(&attempt)).await;
+
+    /// Takes back a vote that came when it was not wanted any more.
+    pub(super) fn withdraw_later(self: &Arc<Self>, index: usize) {
+        let attempt = self.clone();
+        self.quorum
+            .spawn(async move { withdraw(&attempt.quorum, index, &attempt.withdrawal()).await });
+    }
+
+    /// A request that failed may be carried out after that, whatever the node says then.
+    pub(super) fn watch_doubtful(self: &Arc<Self>, index: usize) {
+        let attempt = self.clone();
+        self.quorum.spawn(async move {
+            for pause in AGAIN {
+                tokio::time::sleep(pause).await;
+                if attempt.tenure.is_over() {
+                    withdraw_once(&attempt.quorum, index, &attempt.withdrawal()).await;
+                }
             }
-        }
+        });
     }
 }
 

@@ -25,6 +25,11 @@ mod outage;
 mod queue;
 #[cfg(unix)]
 mod quorum;
+// The same tests with calls that come from an event loop's thread, and so go by the lanes.
+#[cfg(unix)]
+#[path = "quorum/mod.rs"]
+#[expect(clippy::duplicate_mod, reason = "both ways to the nodes have to keep every promise")]
+mod quorum_by_lanes;
 mod renewal;
 mod replicas;
 mod rights;

@@ -9,6 +9,7 @@ const FENCE: &str = "holdfast:fence:{lock:n}";
 async fn a_failed_attempt_is_taken_back_everywhere() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.patient(Duration::from_millis(400)).await;
+    nodes.know_the_scripts(&ours).await;
     nodes.other(0).await.run::<()>("SET lock:n theirs PX 20000").await;
     nodes.hang(2);
     let retry_after = busy(&ours, &claim("n")).await;
@@ -27,6 +28,7 @@ async fn a_late_vote_of_a_released_lease_is_taken_back() {
     let Some(nodes) = Nodes::start(3).await else { return };
     // So impatient that the connection is replaced between the two: the release may overtake the vote.
     let ours = nodes.patient(Duration::from_millis(100)).await;
+    nodes.know_the_scripts(&ours).await;
     nodes.hang(2);
     let held = claim("n");
     take(&ours, &held).await;
