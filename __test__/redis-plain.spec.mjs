@@ -146,12 +146,19 @@ test('a last token from before a failure is caught up with by whoever connects a
 test('a name that is free while others wait for it is not taken past them', async () => {
   const held = await locks.acquire('queued', { renew: false })
   const turns = []
-  const waiter = peer.using('queued', { waitMs: 20_000 }, () => turns.push('waiter'))
+  let finish
+  const finished = new Promise((resolve) => (finish = resolve))
+  const waiter = peer.using('queued', { waitMs: 20_000 }, () => {
+    turns.push('waiter')
+    // A waiter that was quick would have had its turn, and the name would be free again.
+    return finished
+  })
   await waiting(peer, 1)
   await until('its place', () => other.exists('holdfast:queue:{lock:queued}'))
   // As when the holder's lease ends.
   await other.del('lock:queued')
   assert.equal(await locks.acquireLock('queued'), false)
+  finish()
   await waiter
   assert.deepEqual(turns, ['waiter'])
   assert.equal(await locks.acquireLock('queued'), true)
