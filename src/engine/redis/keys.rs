@@ -6,6 +6,7 @@
 //! | fence companion | `holdfast:fence:{<lock key>}`: `<fence> <token> <since ms> <pid> <host>` |
 //! | metadata companion | `holdfast:metadata:{<lock key>}`: `<token> <JSON>` |
 //! | last token | `holdfast:last`: the last fence of all, on a server of its own; a cluster has none |
+//! | counter | `holdfast:last:<number>`: on a node of a quorum, the last fence of all names with this number (see [`COUNTERS`]): a sorted set whose only member `last` has it as its score |
 //! | queue | `holdfast:queue:{<lock key>}`: a sorted set, told in `queue.lua` |
 //! | mailbox | `holdfast:to:<process>`: the channel on which a process's waiters are told |
 //!
@@ -26,6 +27,9 @@ use super::slots::{hash_tag, slot, tag_for_slot};
 
 /// The last fence that a server has given out. It is there to stay, one key for all names.
 pub(super) const LAST: &str = "holdfast:last";
+/// How many counters a node of a quorum has for its fences. Names share them, by the CRC16 of the lock key, so that their
+/// number has a bound; that there are many keeps two names that are taken at the same moment from meeting in one.
+const COUNTERS: u16 = 1024;
 /// What this engine keeps for itself.
 const NAMESPACE: &str = "holdfast:";
 /// Where locks go whose own key begins with the namespace.
@@ -42,6 +46,8 @@ pub(super) enum Part {
     Metadata,
     /// The places of those who wait.
     Queue,
+    /// On a node of a quorum: the last fence of this name and of those that share its counter.
+    Counter,
 }
 
 /// The way from names to keys and back.
@@ -99,6 +105,11 @@ pub(super) fn companion(part: Part, lock: &str, out: &mut String) {
         Part::Fence => "holdfast:fence:{",
         Part::Metadata => "holdfast:metadata:{",
         Part::Queue => "holdfast:queue:{",
+        Part::Counter => {
+            // Writing to a string cannot fail.
+            let _ = write!(out, "{LAST}:{}", slot(lock.as_bytes()) % COUNTERS);
+            return;
+        }
     });
     match hash_tag(lock) {
         Some(tag) => {

@@ -15,6 +15,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -27,11 +28,12 @@ use tokio::sync::{Notify, oneshot};
 use super::failure::spoils_connection;
 use super::health::Health;
 use super::keys::{LAST, Layout};
+use super::plain::Record;
+use super::resp;
 use super::scripts::{RECORD, SEED};
-use super::{plain, resp};
 use crate::clock::Moment;
 use crate::event_loop::Socket;
-use crate::model::{Claim, Fence, OwnerToken};
+use crate::model::OwnerToken;
 
 /// What is to be sent for a third of the calls under way goes out before the turn ends, so that the server works on it
 /// meanwhile: in bytes, for each call, and no less and no more than so much in all.
@@ -117,7 +119,7 @@ struct State {
     filled: usize,
     waiting: VecDeque<Asked>,
     /// The grants that inspection is to tell of, unless they are released first.
-    records: HashMap<OwnerToken, (Claim, Fence)>,
+    records: HashMap<OwnerToken, Record>,
     /// When the last token was last raised to the server's clock.
     seeded: Option<Moment>,
     /// The server would not, the last time.
@@ -208,13 +210,21 @@ impl Lane {
         reply.await.unwrap_or_else(|_| Err(broken()))?.extract_error()
     }
 
-    /// Sends one command with the loop's next turn, and has somebody told of its reply.
-    pub(super) fn tell(&self, who: Arc<dyn Told>, number: usize, cmd: &Cmd) {
-        self.health.sent();
-        // One that has ended drops the telling, and whoever is to be told learns that there is no reply.
-        let _ = self.ask(Asked::Told(Telling(Some(who), number)), |out| {
-            cmd.write_packed_command(out);
+    /// Sends what `write` writes with the loop's next turn, a command for each of the numbers, and has somebody told of
+    /// their replies.
+    pub(super) fn tell(&self, who: &Arc<dyn Told>, numbers: Range<usize>, write: impl FnOnce(&mut Vec<u8>)) {
+        let mut telling = numbers.map(|number| Telling(Some(who.clone()), number));
+        let asked = self.send(|state| {
+            write(&mut state.out);
+            for telling in telling.by_ref() {
+                self.health.sent();
+                state.waiting.push_back(Asked::Told(telling));
+            }
         });
+        if asked.is_err() {
+            // Dropped, which tells that there is no reply.
+            telling.for_each(drop);
+        }
     }
 
     /// Sends the four commands that `write` writes, one of which draws a token, and waits for their replies, some of which
@@ -244,16 +254,23 @@ impl Lane {
     }
 
     fn ask(&self, asked: Asked, write: impl FnOnce(&mut Vec<u8>)) -> RedisResult<()> {
+        self.send(|state| {
+            write(&mut state.out);
+            state.waiting.push_back(asked);
+        })
+    }
+
+    /// Has something sent with the loop's next turn, or before, if that is much.
+    fn send(&self, fill: impl FnOnce(&mut State)) -> RedisResult<()> {
         {
             let mut state = self.state();
             if !self.is_open() {
                 return Err(broken());
             }
-            write(&mut state.out);
             if state.waiting.is_empty() {
                 state.since = Moment::now();
             }
-            state.waiting.push_back(asked);
+            fill(&mut state);
             // A write that fails leaves the rest for the end of the turn, where the failure is seen to.
             let early = (EARLY * state.waiting.len()).clamp(LEAST_EARLY, MOST_EARLY);
             if state.out.len() - state.written >= early {
@@ -267,8 +284,8 @@ impl Lane {
     }
 
     /// Has a grant written down with the end of the turn.
-    pub(super) fn record_later(&self, claim: &Claim, fence: Fence) {
-        self.state().records.insert(claim.owner.clone(), (claim.clone(), fence));
+    pub(super) fn record_later(&self, record: Record) {
+        self.state().records.insert(record.claim.owner.clone(), record);
     }
 
     /// A grant is about to be given back: there is nothing to write down.
@@ -285,15 +302,15 @@ impl Lane {
     pub(super) fn left_records(&self) -> Vec<Cmd> {
         let mut state = self.state();
         let mut calls = std::mem::take(&mut state.lost_records);
-        for (_, (claim, fence)) in state.records.drain() {
-            calls.push(plain::record(&self.layout, &claim, fence));
+        for (_, record) in state.records.drain() {
+            calls.push(record.call(&self.layout));
         }
         calls
     }
 
     fn records_to_out(&self, state: &mut State) {
-        for (_, (claim, fence)) in state.records.drain() {
-            let call = plain::record(&self.layout, &claim, fence);
+        for (_, record) in state.records.drain() {
+            let call = record.call(&self.layout);
             call.write_packed_command(&mut state.out);
             state.waiting.push_back(Asked::Record(Box::new(call)));
         }

@@ -20,7 +20,7 @@ pub(super) const READ_AT_ONCE: usize = 100;
 pub(super) const ALL: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
 
 /// What is told of a lock may be written a moment after it was granted (`plain.rs`): whoever comes between looks again.
-const RECORD_UNDER_WAY: Duration = Duration::from_millis(10);
+pub(super) const RECORD_UNDER_WAY: Duration = Duration::from_millis(10);
 
 impl RedisEngine {
     /// Reads one name.

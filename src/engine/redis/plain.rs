@@ -77,7 +77,7 @@ impl Contended {
         names.insert(key.clone(), Moment::now());
     }
 
-    fn is(&self, key: &Key) -> bool {
+    pub(super) fn is(&self, key: &Key) -> bool {
         self.names().get(key).is_some_and(|last| last.elapsed() < RECENT)
     }
 }
@@ -154,7 +154,11 @@ impl RedisEngine {
                 if fence >= SMALLEST && holder == owner.as_bytes() && lane.is_seeded() =>
             {
                 let fence = Fence(fence as u64);
-                lane.record_later(claim, fence);
+                lane.record_later(Record {
+                    claim: claim.clone(),
+                    fence,
+                    attempt: None,
+                });
                 Ok(Ok(Acquired::Granted { fence }))
             }
             [queued, Value::Nil, fence, still] => {
@@ -217,7 +221,7 @@ impl RedisEngine {
 }
 
 /// A `SET` with options of which the server knows nothing.
-fn is_not_understood(error: &ServerError) -> bool {
+pub(super) fn is_not_understood(error: &ServerError) -> bool {
     error.details().is_some_and(|details| details.contains("syntax error"))
 }
 
@@ -227,7 +231,7 @@ fn is_forbidden(reply: &Value) -> bool {
 }
 
 /// Keys of a claim's only name.
-fn keys<const N: usize>(layout: &Layout, claim: &Claim, parts: [Part; N]) -> [String; N] {
+pub(super) fn keys<const N: usize>(layout: &Layout, claim: &Claim, parts: [Part; N]) -> [String; N] {
     let mut lock = String::with_capacity(80);
     layout.lock(claim.keys()[0].as_str(), &mut lock);
     parts.map(|part| {
@@ -237,16 +241,30 @@ fn keys<const N: usize>(layout: &Layout, claim: &Claim, parts: [Part; N]) -> [St
     })
 }
 
-/// The call that writes a grant down.
-pub(super) fn record(layout: &Layout, claim: &Claim, fence: Fence) -> Cmd {
-    let names = claim.keys().iter().map(Key::as_str);
-    let mut call = RECORD.call(layout, &[Part::Lock, Part::Fence], names);
-    call.arg(claim.owner.as_str())
-        .arg(fence.0)
-        .arg(format!("{} {}", claim.process.pid, claim.process.host))
-        .arg(RECORD_KEPT_MS)
-        .arg(claim.ttl.as_millis());
-    call
+/// A grant that is to be written down.
+pub(super) struct Record {
+    pub(super) claim: Claim,
+    pub(super) fence: Fence,
+    /// On a node of a quorum, the number of the attempt.
+    pub(super) attempt: Option<u64>,
+}
+
+impl Record {
+    /// The call that does it.
+    pub(super) fn call(&self, layout: &Layout) -> Cmd {
+        let Record { claim, fence, attempt } = self;
+        let names = claim.keys().iter().map(Key::as_str);
+        let mut call = RECORD.call(layout, &[Part::Lock, Part::Fence], names);
+        match attempt {
+            None => call.arg(claim.owner.as_str()),
+            Some(number) => call.arg(format!("{}.{number}", claim.owner.as_str())),
+        };
+        call.arg(fence.0)
+            .arg(format!("{} {}", claim.process.pid, claim.process.host))
+            .arg(RECORD_KEPT_MS)
+            .arg(claim.ttl.as_millis());
+        call
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 --
 -- KEYS    1  the lock key
 --         2  its fence companion
--- ARGV    1  the owner's token
+-- ARGV    1  what the lock key holds: the owner's token, on a node of a quorum with the attempt
 --         2  the fence
 --         3  the process id and the host
 --         4  how much longer than the lease a fence companion lasts, in ms
@@ -18,6 +18,6 @@ if left >= 0 and left < tonumber(ARGV[5]) then
   -- It was granted a while ago.
   since = since - (ARGV[5] - left)
 end
-local record = string.format('%s %s %.0f %s', ARGV[2], ARGV[1], since, ARGV[3])
+local record = string.format('%s %s %.0f %s', ARGV[2], string.match(ARGV[1], '^%x+'), since, ARGV[3])
 redis.call('SET', KEYS[2], record, 'PX', math.max(left, 0) + ARGV[4])
 return 1

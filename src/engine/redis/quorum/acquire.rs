@@ -11,7 +11,7 @@ use super::fence::{Proposal, agree};
 use super::node::{Busy, Vote, silence};
 use super::scripts::RAISE;
 use super::tally::{Answer, Count, Tally};
-use super::withdraw::PARTS;
+use super::withdraw::VOTED;
 use crate::engine::{Acquired, Result};
 use crate::model::{Claim, Fence};
 
@@ -68,12 +68,18 @@ impl Quorum {
             && let Some(fence) = self.settle_fence(&attempt.attempt, answers, limit).await
         {
             attempt.is_finished = true;
+            #[cfg(unix)]
+            attempt.attempt.record(fence);
             return Ok(Acquired::Granted { fence });
         }
         self.take_back(&attempt.attempt, answers, limit).await;
         attempt.is_finished = true;
         // Busy, if enough nodes have answered to say that it is the lock and not the store.
         if votes.yes < votes.majority() && votes.yes + votes.no >= votes.majority() {
+            #[cfg(unix)]
+            if let [only] = claim.keys() {
+                self.contended.note(only);
+            }
             Ok(self.refusal(claim, answers))
         } else {
             Err(self.no_majority("acquire", answers, limit))
@@ -116,7 +122,7 @@ impl Quorum {
         let agreement = agree(&proposals, self.majority());
         let missing = self.majority().saturating_sub(agreement.known);
         if missing > 0 {
-            let mut call = self.call(&RAISE, &PARTS[..2], &attempt.claim, &attempt.value());
+            let mut call = self.call(&RAISE, &VOTED[..3], &attempt.claim, &attempt.value);
             call.arg(agreement.fence);
             let call = Arc::new(call);
             let tally = Arc::new(Tally::new(agreement.behind.len()));

@@ -1,22 +1,52 @@
 //! An attempt's way to the nodes and back: how each is asked for its vote, and what its answer leads to.
+//!
+//! A node is asked by `acquire.lua`; or, where that is likely to do, by plain commands on its lane, which take a third of its
+//! time:
+//!
+//! ```text
+//! SET <lock> <owner>.<attempt> PX <ttl> NX GET     takes a free name
+//! ZADD <counter> GT CH <floor> last                raises the counter to the floor, if that is larger
+//! GET <lock>                                       tells whether the vote stands still
+//! ```
+//!
+//! That is a vote for the floor as the fence where the name was free, the counter was raised, and the vote stood still after
+//! that; `docs/quorum.md` says why it is as good as the script's, which does all that in one step. Whatever else comes out of
+//! it, the script decides: it finds the vote that was taken as this attempt's own. What is asked for plainly is
+//!
+//! - the first attempt of an owner (a later one may have a vote already), for one name without metadata that was not busy of
+//!   late;
+//! - with a floor that agrees with the node's own clock, as far as that is known from a look not long ago, and that is not
+//!   old when the answer comes: the script would look at the clock itself.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
+#[cfg(unix)]
+use std::sync::atomic::{AtomicBool, AtomicU8};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
+#[cfg(unix)]
+use redis::{RedisError, RedisResult};
 
-use super::super::FENCE_KEPT_MS;
+use super::super::RECORD_KEPT_MS;
 use super::super::failure::Failure;
 #[cfg(unix)]
-use super::super::lane::Told;
+use super::super::lane::{Lane, Told};
+#[cfg(unix)]
+use super::super::{keys::Part, plain, resp};
 use super::Quorum;
+#[cfg(unix)]
+use super::node::PUNCTUAL;
 use super::node::{Vote, common_time, in_doubt, silence};
 use super::scripts::ACQUIRE;
 use super::tally::Tally;
 use super::tenure::Tenure;
-use super::withdraw::PARTS;
+use super::withdraw::VOTED;
+#[cfg(unix)]
+use crate::clock::Moment;
 use crate::model::Claim;
+#[cfg(unix)]
+use crate::model::Fence;
 
 /// How long the late answer of a node is waited for on an ordinary connection. A node that was stopped may go on after any
 /// time; but what lies in the buffers of a connection is carried out, or gone with it, within a minute or so. (A lane in
@@ -28,85 +58,119 @@ pub(super) struct Attempt {
     pub(super) quorum: Arc<Quorum>,
     pub(super) claim: Claim,
     number: u64,
+    /// What the lock keys hold where it has the vote.
+    pub(super) value: String,
     pub(super) tenure: Arc<Tenure>,
     pub(super) tally: Tally<Vote>,
-    call: Cmd,
-    /// The lanes, node by node, on which the votes were asked for. Zero: none.
-    lanes: Box<[AtomicU64]>,
+    /// What the nodes' clocks were taken to show.
+    floor: u64,
+    #[cfg(unix)]
+    began: Moment,
+    /// The way to each node.
+    #[cfg(unix)]
+    ways: Box<[Way]>,
 }
+
+/// How a node was asked for its vote.
+#[cfg(unix)]
+struct Way {
+    lane: Option<Arc<Lane>>,
+    /// By plain commands; and how many of them came out as they have to.
+    is_plain: bool,
+    done: AtomicU8,
+    /// It is asked by the other connection, because the lane's answer did not decide.
+    is_left: AtomicBool,
+}
+
+/// The replies that are told of, by their numbers: so many for each node, the script's and those of the plain commands.
+#[cfg(unix)]
+const REPLIES: usize = 4;
+#[cfg(unix)]
+const BY_SCRIPT: usize = 0;
+#[cfg(unix)]
+const TAKEN: usize = 1;
+#[cfg(unix)]
+const COUNTED: usize = 2;
+#[cfg(unix)]
+const STANDS: usize = 3;
 
 impl Attempt {
     /// Asks every node for its vote.
     pub(super) fn begin(quorum: &Arc<Quorum>, claim: &Claim) -> Arc<Self> {
         let number = quorum.next_attempt();
-        let parts = if claim.metadata.is_some() {
-            &PARTS[..]
-        } else {
-            &PARTS[..2]
-        };
+        let floor = quorum.next_floor(common_time(quorum.nodes.iter().map(|node| &**node)));
+        let (tenure, is_first) = quorum.tenures.begin(&claim.owner);
+        let attempt = Arc::new(Attempt {
+            quorum: quorum.clone(),
+            value: format!("{}.{number}", claim.owner.as_str()),
+            number,
+            tenure,
+            tally: Tally::new(quorum.nodes.len()),
+            floor,
+            #[cfg(unix)]
+            began: Moment::now(),
+            #[cfg(unix)]
+            ways: quorum.ways(claim, floor, is_first),
+            claim: claim.clone(),
+        });
+        #[cfg(unix)]
+        attempt.ask_by_lanes(is_first);
+        #[cfg(not(unix))]
+        {
+            let _ = is_first;
+            (0..quorum.nodes.len()).for_each(|index| attempt.ask_by_connection(index));
+        }
+        attempt
+    }
+
+    /// The script's call.
+    fn call(&self) -> Cmd {
+        let claim = &self.claim;
         let ttl = claim.ttl.as_millis();
-        let mut call = quorum.call(&ACQUIRE, parts, claim, claim.owner.as_str());
-        call.arg(number)
+        let parts = if claim.metadata.is_some() {
+            &VOTED[..]
+        } else {
+            &VOTED[..3]
+        };
+        let mut call = self.quorum.call(&ACQUIRE, parts, claim, claim.owner.as_str());
+        call.arg(self.number)
             .arg(ttl)
-            .arg(ttl + FENCE_KEPT_MS)
-            .arg(common_time(quorum.nodes.iter().map(|node| &**node)))
+            .arg(ttl + RECORD_KEPT_MS)
+            .arg(self.floor)
             .arg(claim.process.pid)
             .arg(&claim.process.host);
         if let Some(metadata) = &claim.metadata {
             call.arg(&**metadata);
         }
-        let nodes = quorum.nodes.len();
-        let attempt = Arc::new(Attempt {
-            quorum: quorum.clone(),
-            number,
-            tenure: quorum.tenures.begin(&claim.owner),
-            claim: claim.clone(),
-            tally: Tally::new(nodes),
-            call,
-            lanes: std::iter::repeat_with(AtomicU64::default).take(nodes).collect(),
-        });
-        for index in 0..nodes {
-            attempt.ask(index);
-        }
-        attempt
-    }
-
-    /// What the lock keys hold where it has the vote.
-    pub(super) fn value(&self) -> String {
-        format!("{}.{}", self.claim.owner.as_str(), self.number)
-    }
-
-    fn ask(self: &Arc<Self>, index: usize) {
-        #[cfg(unix)]
-        if let Some(lane) = self.quorum.nodes[index].link.lane() {
-            self.lanes[index].store(lane.number(), Relaxed);
-            return lane.tell(self.clone(), index, &self.call);
-        }
-        self.ask_by_connection(index);
+        call
     }
 
     fn ask_by_connection(self: &Arc<Self>, index: usize) {
         let attempt = self.clone();
         self.quorum.spawn(async move {
-            let node = &attempt.quorum.nodes[index];
-            let answer = tokio::time::timeout(LATE, node.link.run(&ACQUIRE, &attempt.call)).await;
+            let link = &attempt.quorum.nodes[index].link;
+            let call = attempt.call();
+            let answer = tokio::time::timeout(LATE, link.run(&ACQUIRE, &call)).await;
             attempt.answered(index, answer.unwrap_or_else(|_| Err(silence())));
         });
     }
 
-    /// Counts a node's vote, and sees to it that nothing is left there when it comes too late for a lease that is over, or
-    /// may be carried out without an answer.
+    /// The script's answer, or why there is none.
     fn answered(self: &Arc<Self>, index: usize, answer: std::result::Result<Value, Failure>) {
         let names = self.claim.keys().len();
-        let answer = answer.and_then(|answer| self.quorum.nodes[index].read_vote(&answer, names));
-        let is_doubtful = matches!(&answer, Err(failure) if in_doubt(failure));
-        let late = self.tally.cast(index, answer);
-        if matches!(late, Some(Ok(Vote::Granted { .. }))) && self.tenure.is_over() {
-            // What went out behind it on the same lane takes it back.
-            let lane = self.lanes[index].load(Relaxed);
-            if !self.tenure.is_released_on(index, lane) {
-                self.withdraw_later(index);
-            }
+        self.voted(
+            index,
+            answer.and_then(|answer| self.quorum.nodes[index].read_vote(&answer, names)),
+        );
+    }
+
+    /// Counts a node's vote, and sees to it that nothing is left there when it comes too late for a lease that is over, or
+    /// may be carried out without an answer.
+    fn voted(self: &Arc<Self>, index: usize, vote: std::result::Result<Vote, Failure>) {
+        let is_doubtful = matches!(&vote, Err(failure) if in_doubt(failure));
+        let late = self.tally.cast(index, vote);
+        if matches!(late, Some(Ok(Vote::Granted { .. }))) && self.tenure.is_over() && !self.is_taken_back(index) {
+            self.withdraw_later(index);
         }
         if is_doubtful {
             self.watch_doubtful(index);
@@ -115,14 +179,153 @@ impl Attempt {
 }
 
 #[cfg(unix)]
+impl Quorum {
+    /// How to ask each node.
+    fn ways(&self, claim: &Claim, floor: u64, is_first: bool) -> Box<[Way]> {
+        let is_plain =
+            is_first && claim.keys().len() == 1 && claim.metadata.is_none() && !self.contended.is(&claim.keys()[0]);
+        self.nodes
+            .iter()
+            .map(|node| {
+                let lane = node.link.lane();
+                Way {
+                    is_plain: is_plain && lane.as_ref().is_some_and(|lane| lane.is_plain()) && node.shows(floor),
+                    lane,
+                    done: AtomicU8::new(0),
+                    is_left: AtomicBool::new(false),
+                }
+            })
+            .collect()
+    }
+}
+
+#[cfg(unix)]
+impl Attempt {
+    fn ask_by_lanes(self: &Arc<Self>, is_first: bool) {
+        let who: Arc<dyn Told> = self.clone();
+        let (mut plainly, mut by_script) = (None, None);
+        for (index, way) in self.ways.iter().enumerate() {
+            let Some(lane) = &way.lane else {
+                self.ask_by_connection(index);
+                continue;
+            };
+            let first = index * REPLIES;
+            if way.is_plain {
+                let packed: &Vec<u8> = plainly.get_or_insert_with(|| self.plain_commands());
+                lane.tell(&who, first + TAKEN..first + REPLIES, |out| {
+                    out.extend_from_slice(packed)
+                });
+            } else {
+                if !is_first {
+                    // What it was granted by plain commands, if it was, is to be found by the script.
+                    lane.write_records();
+                }
+                let call: &Cmd = by_script.get_or_insert_with(|| self.call());
+                lane.tell(&who, first..first + 1, |out| call.write_packed_command(out));
+            }
+            self.quorum.nodes[index].look_at_clock(lane);
+        }
+    }
+
+    fn plain_commands(&self) -> Vec<u8> {
+        let [lock, counter] = plain::keys(&self.quorum.layout, &self.claim, [Part::Lock, Part::Counter]);
+        let (mut ttl, mut floor) = (itoa::Buffer::new(), itoa::Buffer::new());
+        let (ttl, floor) = (ttl.format(self.claim.ttl.as_millis()), floor.format(self.floor));
+        let mut out = Vec::with_capacity(512);
+        resp::write(&mut out, &["SET", &lock, &self.value, "PX", ttl, "NX", "GET"]);
+        resp::write(&mut out, &["ZADD", &counter, "GT", "CH", floor, "last"]);
+        resp::write(&mut out, &["GET", &lock]);
+        out
+    }
+
+    /// Takes up the reply to one of the plain commands.
+    fn plainly(self: &Arc<Self>, index: usize, which: usize, reply: RedisResult<Value>) {
+        let way = &self.ways[index];
+        let is_done = match &reply {
+            Ok(reply) => match (which, reply) {
+                (TAKEN, Value::Nil) | (COUNTED, Value::Int(1)) => true,
+                (STANDS, Value::BulkString(value)) => value == self.value.as_bytes(),
+                _ => false,
+            },
+            Err(error) => {
+                if is_beyond(error)
+                    && let Some(lane) = &way.lane
+                {
+                    lane.leave_to_scripts();
+                }
+                false
+            }
+        };
+        let done = way.done.load(Relaxed) + u8::from(is_done);
+        way.done.store(done, Relaxed);
+        if which < STANDS {
+            return;
+        }
+        match reply.map_err(Failure::from) {
+            Err(failure) if in_doubt(&failure) => self.voted(index, Err(failure)),
+            Ok(_) if usize::from(done) == STANDS && self.began.elapsed() < PUNCTUAL => {
+                let (fence, already) = (self.floor, false);
+                self.voted(index, Ok(Vote::Granted { fence, already }));
+            }
+            _ => {
+                // From here on a release may overtake what is asked.
+                way.is_left.store(true, Relaxed);
+                if self.tenure.is_over() {
+                    self.withdraw_later(index);
+                } else {
+                    self.ask_by_connection(index);
+                }
+            }
+        }
+    }
+
+    /// Whether the release went out behind the vote on the same lane, and with that takes it back.
+    fn is_taken_back(&self, index: usize) -> bool {
+        let way = &self.ways[index];
+        let lane = way.lane.as_ref().filter(|_| !way.is_left.load(Relaxed));
+        lane.is_some_and(|lane| self.tenure.is_released_on(index, lane.number()))
+    }
+
+    /// Has what inspection tells written down where the script has not done so.
+    pub(super) fn record(&self, fence: Fence) {
+        for way in &self.ways {
+            if let Some(lane) = way.lane.as_ref().filter(|_| way.is_plain && !way.is_left.load(Relaxed)) {
+                lane.record_later(plain::Record {
+                    claim: self.claim.clone(),
+                    fence,
+                    attempt: Some(self.number),
+                });
+            }
+        }
+    }
+}
+
+#[cfg(not(unix))]
+impl Attempt {
+    fn is_taken_back(&self, _: usize) -> bool {
+        false
+    }
+}
+
+#[cfg(unix)]
 impl Told for Attempt {
-    fn told(self: Arc<Self>, index: usize, reply: redis::RedisResult<Value>) {
+    fn told(self: Arc<Self>, number: usize, reply: RedisResult<Value>) {
+        let (index, which) = (number / REPLIES, number % REPLIES);
+        if which != BY_SCRIPT {
+            return self.plainly(index, which, reply);
+        }
         let answer = reply.map_err(Failure::from);
         if matches!(&answer, Err(failure) if failure.is_unknown_script()) {
-            // The release may now overtake it.
-            self.lanes[index].store(0, Relaxed);
+            // The release may overtake it from here on.
+            self.ways[index].is_left.store(true, Relaxed);
             return self.ask_by_connection(index);
         }
         self.answered(index, answer);
     }
+}
+
+/// The server does not know the command so, or its user may not give it.
+#[cfg(unix)]
+fn is_beyond(error: &RedisError) -> bool {
+    error.code() == Some("NOPERM") || error.detail().is_some_and(|detail| detail.contains("syntax error"))
 }

@@ -1,5 +1,5 @@
--- Frees a name on this node whoever holds it, and tells whoever waits. The fence companion stays, so that the next fence
--- is larger; it is marked, so that a renewal that is under way does not heal the lock.
+-- Frees a name on this node whoever holds it, and tells whoever waits. The fence companion stays, and is marked, so that a
+-- renewal that is under way does not heal the lock.
 --
 -- KEYS    1  the lock key
 --         2  its fence companion

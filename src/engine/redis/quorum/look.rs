@@ -9,7 +9,7 @@ use redis::Value;
 
 use super::super::failure::Failure;
 use super::super::keys::Layout;
-use super::super::listing::{ALL, READ_AT_ONCE, grant, scan_page, text};
+use super::super::listing::{ALL, READ_AT_ONCE, RECORD_UNDER_WAY, grant, scan_page, text};
 use super::super::scripts::INSPECT;
 use super::Quorum;
 use super::node::{Node, silence};
@@ -44,10 +44,23 @@ pub(super) struct Standing {
     pub(super) highest: Option<Fence>,
 }
 
+impl Standing {
+    /// Held by one of this kind, of whom nothing is told yet.
+    fn is_untold(&self) -> bool {
+        self.attempt.is_some() && self.info.holder.is_none()
+    }
+}
+
 impl Quorum {
     /// Reads one name.
     pub(super) async fn look_at(self: &Arc<Self>, name: &str) -> Result<Option<LockInfo>> {
-        Ok(self.standing(name).await?.map(|standing| standing.info))
+        self.write_records();
+        let mut standing = self.standing(name).await?;
+        if standing.as_ref().is_some_and(Standing::is_untold) {
+            tokio::time::sleep(RECORD_UNDER_WAY).await;
+            standing = self.standing(name).await?;
+        }
+        Ok(standing.map(|standing| standing.info))
     }
 
     pub(super) async fn standing(self: &Arc<Self>, name: &str) -> Result<Option<Standing>> {
@@ -85,6 +98,16 @@ impl Quorum {
     /// Reads every name with a prefix, sorted: those that a majority of the nodes holds for one holder, as far as can be
     /// told where nodes say nothing. What only a minority has is held by nobody, and is not shown.
     pub(super) async fn look_for(self: &Arc<Self>, prefix: &str) -> Result<Vec<LockInfo>> {
+        self.write_records();
+        let mut standings = self.standings(prefix).await?;
+        if standings.iter().any(Standing::is_untold) {
+            tokio::time::sleep(RECORD_UNDER_WAY).await;
+            standings = self.standings(prefix).await?;
+        }
+        Ok(standings.into_iter().map(|standing| standing.info).collect())
+    }
+
+    async fn standings(self: &Arc<Self>, prefix: &str) -> Result<Vec<Standing>> {
         // As long as it takes: each single answer of a node is waited for as long as any other.
         let limit = self.patience * 1000;
         let tally = self.ask(limit, |node| {
@@ -105,11 +128,7 @@ impl Quorum {
         }
         let nodes = self.nodes.len();
         let held = |(name, rows): (&str, Vec<&Row>)| judge(name, rows.into_iter(), nodes - known, nodes);
-        Ok(names
-            .into_iter()
-            .filter_map(held)
-            .map(|standing| standing.info)
-            .collect())
+        Ok(names.into_iter().filter_map(held).collect())
     }
 }
 

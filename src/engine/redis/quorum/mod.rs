@@ -25,7 +25,7 @@
 //! ```text
 //! ACL SETUSER holdfast on >PASSWORD resetkeys resetchannels -@all
 //!     ~lock:* ~holdfast:* &holdfast:free:*
-//!     +eval +evalsha +get +set +del +mget +pttl +pexpire +time +publish +subscribe +unsubscribe +scan +select
+//!     +eval +evalsha +get +set +del +mget +pttl +pexpire +time +zadd +zscore +publish +subscribe +unsubscribe +scan +select
 //! ```
 
 mod acquire;
@@ -63,6 +63,8 @@ use self::tally::{Tally, majority, no_majority};
 use self::tenure::Tenures;
 use super::failure::{ENGINE, Failure};
 use super::keys::{Layout, Part};
+#[cfg(unix)]
+use super::plain::Contended;
 use super::scripts::Script;
 use crate::engine::{Acquired, Engine, Released, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
@@ -87,7 +89,10 @@ struct Quorum {
     /// How long one node has for one answer, at most.
     patience: Duration,
     last_attempt: AtomicU64,
+    last_floor: AtomicU64,
     tenures: Tenures,
+    #[cfg(unix)]
+    contended: Contended,
     closing: CancellationToken,
     /// Work is left behind where no runtime is entered.
     runtime: Handle,
@@ -120,7 +125,10 @@ impl QuorumEngine {
             layout,
             patience: config.patience,
             last_attempt: AtomicU64::new(0),
+            last_floor: AtomicU64::new(0),
             tenures: Tenures::default(),
+            #[cfg(unix)]
+            contended: Contended::default(),
             closing: CancellationToken::new(),
             runtime: Handle::current(),
             urgent: TaskTracker::new(),
@@ -217,11 +225,21 @@ impl Quorum {
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default()
             .as_micros() as u64;
-        let next = |last: u64| Some(now.max(last + 1));
-        let last = self
-            .last_attempt
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
-        now.max(last.unwrap_or_default() + 1)
+        next(&self.last_attempt, now)
+    }
+
+    /// The floor of the next attempt's fence: the time, where it is known, but larger than every earlier one of this
+    /// process, so that two attempts do not ask for the same.
+    fn next_floor(&self, time: u64) -> u64 {
+        if time == 0 { 0 } else { next(&self.last_floor, time) }
+    }
+
+    /// Has what inspection tells written down, before somebody looks.
+    fn write_records(&self) {
+        #[cfg(unix)]
+        for lane in self.nodes.iter().filter_map(|node| node.link.lane()) {
+            lane.write_records();
+        }
     }
 
     fn no_majority<T>(
@@ -240,6 +258,13 @@ impl Quorum {
             node.link.close();
         }
     }
+}
+
+/// The next of growing numbers, and no less than this.
+fn next(last: &AtomicU64, least: u64) -> u64 {
+    let after = |last: u64| Some(least.max(last + 1));
+    let before = last.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
+    least.max(before.unwrap_or_default() + 1)
 }
 
 #[async_trait]

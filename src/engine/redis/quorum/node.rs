@@ -1,14 +1,22 @@
 //! One node of the quorum: its connection, its clock, and what its scripts answer.
 
 use std::io;
+#[cfg(unix)]
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+#[cfg(unix)]
+use redis::RedisResult;
 use redis::{Cmd, Value};
 
 use super::super::config::RedisConfig;
 use super::super::connection::Link;
 use super::super::failure::{Failure, spoils_connection};
+#[cfg(unix)]
+use super::super::lane::{Lane, Told};
+#[cfg(unix)]
+use super::super::resp;
 use super::super::scripts::Script;
 use super::super::{OLDEST, check_version};
 use super::scripts::RENEW;
@@ -18,6 +26,9 @@ pub(super) struct Node {
     pub(super) link: Arc<Link>,
     pub(super) address: Box<str>,
     clock: Mutex<Option<Clock>>,
+    /// When it was last asked for on the lane, in µs of the local clock.
+    #[cfg(unix)]
+    asked_at: AtomicI64,
 }
 
 /// What is known of a node's clock.
@@ -31,6 +42,15 @@ struct Clock {
 
 /// A node's clock that differs by more from what was known of it was set anew, in µs.
 const LEAP: i64 = 100_000;
+/// What is known of a node's clock counts for so long, in µs: clocks drift apart.
+#[cfg(unix)]
+const FRESH: i64 = 10_000_000;
+/// How often a node's clock is looked at while votes by plain commands do not show it, in µs.
+#[cfg(unix)]
+const LOOKED_AT_EVERY: i64 = 1_000_000;
+/// By how much a floor may differ from what a node's clock shows. `acquire.lua` has the same.
+#[cfg(unix)]
+pub(super) const PUNCTUAL: Duration = Duration::from_millis(100);
 
 impl Clock {
     /// Takes up what the node's clock showed in an answer that came just now.
@@ -91,30 +111,57 @@ impl Node {
             address,
             link,
             clock: Mutex::new(None),
+            #[cfg(unix)]
+            asked_at: AtomicI64::new(0),
         }
     }
 
     /// Makes sure that the server is new enough, and learns what its clock shows.
     pub(super) async fn greet(&self) -> Result<(), Failure> {
         check_version(&self.link, OLDEST).await?;
-        let time = self.link.call(&redis::cmd("TIME")).await?;
-        let Value::Array(parts) = &time else {
-            return Err(Failure::Unexpected("of TIME"));
+        self.learn_time(&self.link.call(&redis::cmd("TIME")).await?)?;
+        #[cfg(unix)]
+        self.link.open_lane().await;
+        Ok(())
+    }
+
+    /// Takes up an answer of `TIME`.
+    fn learn_time(&self, time: &Value) -> Result<(), Failure> {
+        let unexpected = Failure::Unexpected("of TIME");
+        let Value::Array(parts) = time else {
+            return Err(unexpected);
         };
         let number = |value: &Value| match value {
             Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse::<i64>().ok(),
             _ => None,
         };
-        match parts.as_slice() {
-            [seconds, micros] => match (number(seconds), number(micros)) {
-                (Some(seconds), Some(micros)) => self.learn(seconds * 1_000_000 + micros),
-                _ => return Err(Failure::Unexpected("of TIME")),
-            },
-            _ => return Err(Failure::Unexpected("of TIME")),
-        }
-        #[cfg(unix)]
-        self.link.open_lane().await;
+        let [Some(seconds), Some(micros)] = [0, 1].map(|part| parts.get(part).and_then(number)) else {
+            return Err(unexpected);
+        };
+        self.learn(seconds * 1_000_000 + micros);
         Ok(())
+    }
+
+    /// Has the clock looked at on the lane, if that is some time ago.
+    #[cfg(unix)]
+    pub(super) fn look_at_clock(self: &Arc<Self>, lane: &Lane) {
+        let now = local_micros();
+        if now - self.asked_at.load(Relaxed) >= LOOKED_AT_EVERY {
+            self.asked_at.store(now, Relaxed);
+            let who: Arc<dyn Told> = self.clone();
+            lane.tell(&who, 0..1, |out| resp::write(out, &["TIME"]));
+        }
+    }
+
+    /// Whether the node's clock shows this, as far as is known from a look not long ago.
+    #[cfg(unix)]
+    pub(super) fn shows(&self, floor: u64) -> bool {
+        let clock = *self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = local_micros();
+        clock.is_some_and(|clock| {
+            let shown = u64::try_from(now + clock.ahead).unwrap_or(0);
+            now - clock.at < FRESH && u128::from(shown.abs_diff(floor)) < PUNCTUAL.as_micros()
+        })
     }
 
     fn learn(&self, shown: i64) {
@@ -173,6 +220,17 @@ impl Node {
     /// Runs a script that answers a number.
     pub(super) async fn number(&self, script: &Script, call: &Cmd) -> Result<i64, Failure> {
         number(&self.link.run(script, call).await?)
+    }
+}
+
+#[cfg(unix)]
+impl Told for Node {
+    /// What the clock shows.
+    fn told(self: Arc<Self>, _: usize, reply: RedisResult<Value>) {
+        // Without it, votes go by the script before long, which looks itself.
+        if let Ok(time) = reply {
+            let _ = self.learn_time(&time);
+        }
     }
 }
 

@@ -1,23 +1,25 @@
--- Raises the fence of every name to the one that the majority agreed on, if the attempt still has this node's vote.
+-- Raises the counter of every name to the fence that the majority agreed on, if the attempt still has this node's vote.
 --
 -- KEYS    1 .. n         the lock keys
 --         n+1 .. 2n      their fence companions
+--         2n+1 .. 3n     their counters (names may share one)
 -- ARGV    1  what the lock keys hold: the owner's token and the attempt
 --         2  the fence
--- Answer  1 every name has at least this fence now, 0 the vote is gone (and nothing was changed)
+-- Answer  1 every counter is at least this fence now, 0 the vote is gone (and nothing was changed)
 
-local n = #KEYS / 2
+local n = #KEYS / 3
 
 local records = {}
 for i = 1, n do
-  records[i] = redis.call('GET', KEYS[n + i])
-  if redis.call('GET', KEYS[i]) ~= ARGV[1] or not records[i] then
+  if redis.call('GET', KEYS[i]) ~= ARGV[1] then
     return 0
   end
+  records[i] = redis.call('GET', KEYS[n + i])
 end
 for i = 1, n do
-  local number, rest = string.match(records[i], '^(%d+)(.*)$')
-  -- Never lowered.
+  redis.call('ZADD', KEYS[n + n + i], 'GT', ARGV[2], 'last')
+  -- What is told of the grant. (A vote by plain commands has nothing told yet.)
+  local number, rest = string.match(records[i] or '', '^(%d+)( .*)$')
   if number and tonumber(number) < tonumber(ARGV[2]) then
     redis.call('SET', KEYS[n + i], ARGV[2] .. rest, 'KEEPTTL')
   end

@@ -12,13 +12,13 @@
 -- A name that was let go is marked in its fence companion, so that a renewal that is under way does not heal it.
 
 local owner, keep = ARGV[1], tonumber(ARGV[2])
-local n = #KEYS / 3
+local n, mine = #KEYS / 3, owner .. '.'
 
 local held = 0
 for i = 1, n do
   local key, fence = KEYS[i], KEYS[n + i]
   local holder = redis.call('GET', key)
-  if holder and string.match(holder, '^(%x+)%.%d+$') == owner then
+  if holder and string.sub(holder, 1, #mine) == mine then
     held = held + 1
     redis.call('PUBLISH', 'holdfast:free:' .. key, '')
     if keep > 0 then
@@ -30,7 +30,9 @@ for i = 1, n do
       end
     else
       redis.call('DEL', key, KEYS[n + n + i])
-      local number = string.match(redis.call('GET', fence) or '', '^%d+')
+      -- A lock that was released as soon as it was granted has nothing told, and no renewal under way.
+      local record = redis.call('GET', fence)
+      local number = record and string.match(record, '^%d+')
       if number then
         redis.call('SET', fence, number .. ' ' .. owner .. '-free', 'KEEPTTL')
       end

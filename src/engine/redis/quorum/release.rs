@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::super::FENCE_KEPT_MS;
+use super::super::RECORD_KEPT_MS;
 use super::super::failure::Failure;
 #[cfg(unix)]
 use super::super::lane::Told;
@@ -56,7 +56,7 @@ impl Quorum {
             Ttl::clamped(keep).as_millis()
         };
         let mut call = self.call(&RELEASE, &PARTS, claim, claim.owner.as_str());
-        call.arg(keep).arg(keep + FENCE_KEPT_MS);
+        call.arg(keep).arg(keep + RECORD_KEPT_MS);
         call
     }
 
@@ -90,14 +90,21 @@ impl Parting {
     fn tell_nodes(self: &Arc<Self>) {
         #[cfg(unix)]
         {
+            let who: Arc<dyn Told> = self.clone();
             let lanes: Vec<_> = self.quorum.nodes.iter().map(|node| node.link.lane()).collect();
             let numbers = lanes.iter().map(|lane| lane.as_ref().map_or(0, |lane| lane.number()));
             self.quorum.tenures.end_on(&self.claim.owner, numbers);
             for (index, lane) in lanes.into_iter().enumerate() {
-                match lane {
-                    Some(lane) => lane.tell(self.clone(), index, &self.call),
-                    None => self.tell_by_connection(index),
+                let Some(lane) = lane else {
+                    self.tell_by_connection(index);
+                    continue;
+                };
+                if self.until.is_past() {
+                    lane.forget(&self.claim.owner);
+                } else {
+                    lane.write_records();
                 }
+                lane.tell(&who, index..index + 1, |out| self.call.write_packed_command(out));
             }
         }
         #[cfg(not(unix))]

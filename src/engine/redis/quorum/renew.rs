@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::super::FENCE_KEPT_MS;
+use super::super::RECORD_KEPT_MS;
 use super::Quorum;
 use super::look::Standing;
 use super::node::Renewal;
 use super::scripts::{HEAL, RELEASE, RENEW, TRANSFER};
 use super::tally::{Answer, Count};
-use super::withdraw::PARTS;
+use super::withdraw::{PARTS, VOTED};
 use crate::clock::Moment;
 use crate::engine::{Renewed, Result};
 use crate::model::{Claim, OwnerToken, Ttl};
@@ -31,7 +31,7 @@ impl Quorum {
         let limit = self.patience.min((ttl.duration() / 8).max(LEAST_RENEWAL_PATIENCE));
         let sent = Moment::now();
         let mut call = self.call(&RENEW, &PARTS, claim, claim.owner.as_str());
-        call.arg(ttl.as_millis()).arg(ttl.as_millis() + FENCE_KEPT_MS);
+        call.arg(ttl.as_millis()).arg(ttl.as_millis() + RECORD_KEPT_MS);
         let call = Arc::new(call);
         let extended = Arc::new(AtomicBool::new(false));
         let tally = Arc::new(super::Tally::new(self.nodes.len()));
@@ -76,12 +76,13 @@ impl Quorum {
     /// # Behavior
     /// Where it turns out to be lost, the nodes that handed it over are freed: a part of a lease is nobody's.
     pub(super) async fn transfer(self: &Arc<Self>, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
+        self.write_records();
         let limit = self.limit(claim.ttl);
         let ttl = claim.ttl.as_millis();
         let mut call = self.call(&TRANSFER, &PARTS, claim, claim.owner.as_str());
         call.arg(to.as_str())
             .arg(ttl)
-            .arg(ttl + FENCE_KEPT_MS)
+            .arg(ttl + RECORD_KEPT_MS)
             .arg(claim.process.pid)
             .arg(&claim.process.host);
         let tally = self.ask_number(limit, &TRANSFER, call, |done| done == 1);
@@ -128,10 +129,10 @@ async fn heal(quorum: Arc<Quorum>, index: usize, claim: Claim, sent: Moment, ttl
     if owner != claim.owner.as_str() || tenure.is_over() || left == 0 {
         return;
     }
-    let mut call = quorum.call(&HEAL, &PARTS, &claim, &owner);
+    let mut call = quorum.call(&HEAL, &VOTED, &claim, &owner);
     call.arg(attempt)
         .arg(left as u64)
-        .arg(left as u64 + FENCE_KEPT_MS)
+        .arg(left as u64 + RECORD_KEPT_MS)
         .arg(fence.0)
         .arg(holder.since_ms)
         .arg(holder.process.pid)

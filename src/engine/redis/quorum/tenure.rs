@@ -52,11 +52,12 @@ impl Tenures {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A new tenure, for an attempt to acquire. What is left of an earlier one goes its own way.
-    pub(super) fn begin(&self, owner: &OwnerToken) -> Arc<Tenure> {
+    /// A new tenure, for an attempt to acquire, and whether it is the owner's first for all that is known. What is left of an
+    /// earlier one goes its own way.
+    pub(super) fn begin(&self, owner: &OwnerToken) -> (Arc<Tenure>, bool) {
         let tenure = Arc::new(Tenure::default());
-        self.with(|known| known.insert(owner, &tenure));
-        tenure
+        let is_first = self.with(|known| known.insert(owner, &tenure));
+        (tenure, is_first)
     }
 
     /// The tenure of an owner that holds a lease.
@@ -93,12 +94,12 @@ impl Tenures {
 }
 
 impl Known {
-    fn insert(&mut self, owner: &OwnerToken, tenure: &Arc<Tenure>) {
+    fn insert(&mut self, owner: &OwnerToken, tenure: &Arc<Tenure>) -> bool {
         if self.tenures.len() >= self.sweep_at.max(SWEEP_LEAST) {
             self.tenures.retain(|_, tenure| tenure.strong_count() > 0);
             self.sweep_at = 2 * self.tenures.len();
         }
-        self.tenures.insert(owner.clone(), Arc::downgrade(tenure));
+        self.tenures.insert(owner.clone(), Arc::downgrade(tenure)).is_none()
     }
 }
 
@@ -110,11 +111,12 @@ mod tests {
     fn an_owner_ends_what_is_under_way_and_not_what_it_begins_later() {
         let tenures = Tenures::default();
         let owner = OwnerToken::fresh();
-        let first = tenures.begin(&owner);
+        let (first, is_first) = tenures.begin(&owner);
+        assert!(is_first);
         assert!(Arc::ptr_eq(&first, &tenures.join(&owner)));
         tenures.end(&owner);
         assert!(first.is_over());
-        let second = tenures.begin(&owner);
+        let (second, _) = tenures.begin(&owner);
         assert!(!second.is_over());
         tenures.end(&OwnerToken::fresh());
         assert!(!second.is_over());
@@ -124,7 +126,7 @@ mod tests {
     fn a_release_is_behind_what_went_out_on_the_same_lane() {
         let tenures = Tenures::default();
         let owner = OwnerToken::fresh();
-        let tenure = tenures.begin(&owner);
+        let (tenure, _) = tenures.begin(&owner);
         assert!(!tenure.is_released_on(0, 7));
         tenures.end_on(&owner, [7, 0].into_iter());
         assert!(tenure.is_over());
@@ -138,7 +140,7 @@ mod tests {
     #[test]
     fn owners_with_nothing_on_its_way_are_forgotten() {
         let tenures = Tenures::default();
-        let kept = tenures.begin(&OwnerToken::fresh());
+        let (kept, _) = tenures.begin(&OwnerToken::fresh());
         for _ in 0..10_000 {
             tenures.begin(&OwnerToken::fresh());
         }

@@ -12,8 +12,10 @@ use super::scripts::WITHDRAW;
 use super::tally::{Answer, Tally};
 use super::{AGAIN, Quorum};
 
-/// A vote takes all of these parts of a name; the metadata only where there is some.
+/// What a lease is made of, for each name.
 pub(super) const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
+/// What a vote touches; the metadata only where there is some.
+pub(super) const VOTED: [Part; 4] = [Part::Lock, Part::Fence, Part::Counter, Part::Metadata];
 
 impl Quorum {
     /// Ends an attempt that failed, and takes back whatever it may have got, on every node.
@@ -47,7 +49,7 @@ impl Quorum {
 impl Attempt {
     fn withdrawal(&self) -> Cmd {
         self.quorum
-            .call(&WITHDRAW, &[Part::Lock, Part::Metadata], &self.claim, &self.value())
+            .call(&WITHDRAW, &[Part::Lock, Part::Metadata], &self.claim, &self.value)
     }
 
     /// Takes back a vote that came when it was not wanted any more.

@@ -258,6 +258,7 @@ async fn a_released_lock_is_not_healed() {
     let held = claim("n");
     take(&ours, &held).await;
     nodes.all_have(&[0, 1, 2], "n").await;
+    nodes.record(0, "n").await;
     // The release has reached one node only, when a renewal comes.
     let mut other = nodes.other(0).await;
     let sources = ["../../quorum/release.lua", "../../quorum/force_release.lua"];

@@ -2,8 +2,6 @@
 
 use super::*;
 
-const FENCE: &str = "holdfast:fence:{lock:n}";
-
 /// One node is busy, one gives its vote, one hangs: the attempt fails, and the vote that comes late is taken back.
 #[tokio::test]
 async fn a_failed_attempt_is_taken_back_everywhere() {
@@ -15,9 +13,9 @@ async fn a_failed_attempt_is_taken_back_everywhere() {
     let retry_after = busy(&ours, &claim("n")).await;
     assert!(retry_after.is_some());
     assert_eq!(nodes.get(&[1], "lock:n").await, [None], "taken back before the answer");
-    assert!(nodes.get(&[1], FENCE).await[0].is_some(), "it had the vote");
+    assert!(nodes.counts(&[1], "n").await[0].is_some(), "it had the vote");
     nodes.go_on(2);
-    eventually("the late vote", async || nodes.get(&[2], FENCE).await[0].is_some()).await;
+    eventually("the late vote", async || nodes.counts(&[2], "n").await[0].is_some()).await;
     nodes.are_free(&[2], "n").await;
     assert_eq!(nodes.get(&[0], "lock:n").await, [Some("theirs".to_owned())]);
 }
@@ -36,7 +34,7 @@ async fn a_late_vote_of_a_released_lease_is_taken_back() {
     free(&ours, &held).await;
     tokio::time::sleep(Duration::from_millis(150)).await;
     nodes.go_on(2);
-    eventually("the late vote", async || nodes.get(&[2], FENCE).await[0].is_some()).await;
+    eventually("the late vote", async || nodes.counts(&[2], "n").await[0].is_some()).await;
     nodes.are_free(&[0, 1, 2], "n").await;
 }
 
@@ -69,7 +67,7 @@ async fn an_attempt_whose_caller_is_gone_is_taken_back() {
     nodes.go_on(1);
     nodes.go_on(2);
     eventually("the late votes", async || {
-        nodes.get(&[1, 2], FENCE).await.iter().all(Option::is_some)
+        nodes.counts(&[1, 2], "n").await.iter().all(Option::is_some)
     })
     .await;
     nodes.are_free(&[1, 2], "n").await;
@@ -104,7 +102,8 @@ async fn every_attempt_has_a_fresh_value() {
 
     // A vote that was asked for by an earlier attempt, and is carried out after the later one's, changes nothing.
     let vote = include_str!("../../quorum/acquire.lua");
-    let keys = ["2", "lock:n", FENCE];
+    let counter = counter("n");
+    let keys = ["3", "lock:n", "holdfast:fence:{lock:n}", &counter];
     let args = [held.owner.as_str(), "1", "30000", "60000", "0", "1", "h"];
     let late = [&["EVAL", vote], &keys[..], &args[..]].concat();
     let before = nodes.get(&[0], "lock:n").await;

@@ -85,7 +85,9 @@ async fn a_split_vote_is_tried_again_at_random() {
     for node in 0..3 {
         let owner = OwnerToken::fresh();
         let args = [owner.as_str(), "1", "60000", "120000", "0", "1", "h"];
-        let call = [&["EVAL", script, "2", "lock:n", "holdfast:fence:{lock:n}"], &args[..]].concat();
+        let counter = counter("n");
+        let keys = ["3", "lock:n", "holdfast:fence:{lock:n}", &counter];
+        let call = [&["EVAL", script], &keys[..], &args[..]].concat();
         let _: Vec<::redis::Value> = nodes.other(node).await.args(&call).await;
     }
     let mut pauses = std::collections::BTreeSet::new();
@@ -202,12 +204,7 @@ async fn a_user_with_the_documented_rights_can_do_everything() {
     let ours = QuorumEngine::connect(config).await.unwrap();
     let mut subscription = ours.subscribe(&claim("n"), &key("n")).await.unwrap();
     // A fence that is behind on one node, so that it has to be raised.
-    let record = format!("9000000000000000 {} 1 1 h", OwnerToken::fresh().as_str());
-    nodes
-        .other(0)
-        .await
-        .args::<()>(&["SET", "holdfast:fence:{lock:n}", &record])
-        .await;
+    nodes.count(0, "n", 9_000_000_000_000_000).await;
     for keep in [0, 1] {
         let mut held = claim("n");
         held.metadata = Some("1".into());

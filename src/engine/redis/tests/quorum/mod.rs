@@ -3,6 +3,7 @@
 use futures_util::future::join_all;
 
 use super::*;
+use crate::engine::redis::keys::{Part, companion};
 use crate::engine::redis::{QuorumConfig, QuorumEngine};
 use crate::engine::{Renewed, Result as EngineResult};
 use crate::event_loop::{EventLoop, Socket};
@@ -33,6 +34,13 @@ impl EventLoop for Loop {
 /// This file is compiled twice.
 fn by_lanes() -> bool {
     module_path!().contains("by_lanes")
+}
+
+/// The key of a name's counter.
+fn counter(name: &str) -> String {
+    let mut key = String::new();
+    companion(Part::Counter, &format!("lock:{name}"), &mut key);
+    key
 }
 
 /// Servers that know nothing of each other.
@@ -76,6 +84,39 @@ impl Nodes {
                 .map(async |node| self.other(*node).await.args(&["GET", key]).await),
         )
         .await
+    }
+
+    /// The last fence of a name, node by node: a vote leaves it there, whatever becomes of the lease.
+    async fn counts(&self, nodes: &[usize], name: &str) -> Vec<Option<u64>> {
+        let counter = counter(name);
+        join_all(nodes.iter().map(async |node| {
+            let count: Option<String> = self.other(*node).await.args(&["ZSCORE", &counter, "last"]).await;
+            count.map(|count| count.parse().unwrap())
+        }))
+        .await
+    }
+
+    /// Makes a name's last fence this on one node.
+    async fn count(&self, node: usize, name: &str, fence: u64) {
+        let mut other = self.other(node).await;
+        let added: i64 = other
+            .args(&["ZADD", &counter(name), "CH", &fence.to_string(), "last"])
+            .await;
+        assert_eq!(added, 1);
+    }
+
+    /// What inspection tells of a grant on one node, as soon as that is written down.
+    async fn record(&self, node: usize, name: &str) -> String {
+        let mut record = None;
+        eventually("the grant is written down", async || {
+            record = self
+                .get(&[node], &format!("holdfast:fence:{{lock:{name}}}"))
+                .await
+                .remove(0);
+            record.is_some()
+        })
+        .await;
+        record.unwrap()
     }
 
     /// Waits until each of the nodes has given its vote, and the same: a grant comes as soon as a majority has.

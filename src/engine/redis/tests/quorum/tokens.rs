@@ -2,8 +2,6 @@
 
 use super::*;
 
-const FENCE: &str = "holdfast:fence:{lock:n}";
-
 /// Whichever minority is away, and although each node that was away comes back empty.
 #[tokio::test]
 async fn tokens_grow_across_any_sequence_of_majorities_with_wiped_minorities() {
@@ -44,18 +42,16 @@ const AHEAD: u64 = 9_000_000_000_000_000;
 async fn where_nodes_disagree_the_largest_is_written_back_to_a_majority() {
     let Some(mut nodes) = Nodes::start(3).await else { return };
     let ours = nodes.patient(Duration::from_millis(500)).await;
-    let record = format!("{AHEAD} {} 1 1 h", OwnerToken::fresh().as_str());
-    nodes.other(0).await.args::<()>(&["SET", FENCE, &record]).await;
+    nodes.count(0, "n", AHEAD).await;
     nodes.0[2].stop();
     let first = claim("n");
     let fence = take_soon(&ours, &first).await;
     assert_eq!(fence, Fence(AHEAD + 1));
-    for record in nodes.get(&[0, 1], FENCE).await {
-        let record = record.unwrap();
-        assert!(
-            record.starts_with(&format!("{} {} ", fence.0, first.owner.as_str())),
-            "{record}"
-        );
+    assert_eq!(nodes.counts(&[0, 1], "n").await, [Some(fence.0); 2]);
+    for node in [0, 1] {
+        let record = nodes.record(node, "n").await;
+        let told = format!("{} {} ", fence.0, first.owner.as_str());
+        assert!(record.starts_with(&told), "{record}");
     }
     assert_eq!(ours.inspect(&key("n")).await.unwrap().unwrap().fence, Some(fence));
     free(&ours, &first).await;
@@ -73,8 +69,7 @@ async fn the_fence_of_a_set_is_agreed_on_for_all_its_names() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.engine().await;
     for (node, name, fence) in [(0, "a", AHEAD + 5), (1, "b", AHEAD + 9), (2, "a", AHEAD + 7)] {
-        let (companion, record) = (format!("holdfast:fence:{{lock:{name}}}"), format!("{fence} x 1 1 h"));
-        nodes.other(node).await.args::<()>(&["SET", &companion, &record]).await;
+        nodes.count(node, name, fence).await;
     }
     let set = Claim::new(
         &[key("a"), key("b")],
@@ -106,14 +101,14 @@ async fn a_node_that_comes_back_with_old_data_makes_no_old_token() {
     let first = claim("n");
     let old = take_soon(&ours, &first).await;
     free(&ours, &first).await;
-    let data = nodes.get(&[0], FENCE).await[0].clone().unwrap();
+    let data = nodes.counts(&[0], "n").await[0].unwrap();
     let second = claim("n");
     let fence = take(&ours, &second).await;
     assert!(fence > old);
     free(&ours, &second).await;
     // Longer than nodes' clocks may differ for a request to count as punctual.
     tokio::time::sleep(Duration::from_millis(150)).await;
-    nodes.other(0).await.args::<()>(&["SET", FENCE, &data]).await;
+    nodes.count(0, "n", data).await;
     nodes.0[1].stop();
     nodes.0[2].restart().await;
     assert!(take_soon(&ours, &claim("n")).await > fence);
@@ -125,14 +120,16 @@ async fn a_wrong_idea_of_the_clocks_does_not_get_into_a_token() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let mut other = nodes.other(0).await;
     let script = include_str!("../../quorum/acquire.lua");
+    let counter = counter("n");
     for floor in ["0", "1", &AHEAD.to_string()] {
         let owner = OwnerToken::fresh();
         let call = [
             "EVAL",
             script,
-            "2",
+            "3",
             "lock:n",
-            FENCE,
+            "holdfast:fence:{lock:n}",
+            &counter,
             owner.as_str(),
             "1",
             "1",
@@ -184,11 +181,16 @@ async fn a_grant_is_one_round_trip_as_a_rule() {
             free(&engine, &ours).await;
         }
     }
-    let needed = 4 * ROUNDS;
+    let (least, needed) = if by_lanes() {
+        // The releases; and what is told of a grant, unless it was released before that was written down.
+        (2 * ROUNDS, 4 * ROUNDS)
+    } else {
+        (4 * ROUNDS, 4 * ROUNDS)
+    };
     let used = calls().await - before;
     // A few more on a machine that is busy: a request that was late to a node counts by that node's clock.
     assert!(
-        used >= needed && used <= needed + ROUNDS / 2,
+        used >= least && used <= needed + ROUNDS / 2,
         "{used} calls for {needed}"
     );
 }
