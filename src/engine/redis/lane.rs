@@ -22,9 +22,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, RedisResult, Value};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Notify, oneshot};
 
+use super::asked::{Asked, Telling, Told, ask};
 use super::failure::spoils_connection;
 use super::health::Health;
 use super::keys::{LAST, Layout};
@@ -50,47 +50,6 @@ const WATCH: Duration = Duration::from_millis(25);
 const IDLE: Duration = Duration::from_secs(2);
 /// How much is read in one go, unless a reply is longer.
 const CHUNK: usize = 64 * 1024;
-
-/// Who is told of a reply where it is read, in place of a call that waits for it. It must not block, nor ask the lane for
-/// anything.
-pub(super) trait Told: Send + Sync {
-    /// The reply to the question with this number, or why there is none.
-    fn told(self: Arc<Self>, number: usize, reply: RedisResult<Value>);
-}
-
-/// Somebody who is to be told, once.
-struct Telling(Option<Arc<dyn Told>>, usize);
-
-impl Telling {
-    fn tell(mut self, reply: RedisResult<Value>) {
-        if let Some(who) = self.0.take() {
-            who.told(self.1, reply);
-        }
-    }
-}
-
-impl Drop for Telling {
-    /// There will be no reply.
-    fn drop(&mut self) {
-        if let Some(who) = self.0.take() {
-            who.told(self.1, Err(broken()));
-        }
-    }
-}
-
-/// Who waits for the next reply.
-enum Asked {
-    /// A call.
-    One(oneshot::Sender<RedisResult<Value>>),
-    Told(Telling),
-    /// A call of several commands: for so many replies, and those that have come.
-    Several(oneshot::Sender<RedisResult<Vec<Value>>>, usize, Vec<Value>),
-    /// The lane itself, after `seed.lua`.
-    Seed,
-    /// Nobody; but a record whose script the server does not know is sent once more with its text.
-    Record(Box<Cmd>),
-    Nobody,
-}
 
 /// An open lane.
 pub(super) struct Lane {
@@ -213,7 +172,7 @@ impl Lane {
     /// Sends what `write` writes with the loop's next turn, a command for each of the numbers, and has somebody told of
     /// their replies.
     pub(super) fn tell(&self, who: &Arc<dyn Told>, numbers: Range<usize>, write: impl FnOnce(&mut Vec<u8>)) {
-        let mut telling = numbers.map(|number| Telling(Some(who.clone()), number));
+        let mut telling = numbers.map(|number| Telling::new(who.clone(), number));
         let asked = self.send(|state| {
             write(&mut state.out);
             for telling in telling.by_ref() {
@@ -448,18 +407,6 @@ impl State {
     }
 }
 
-/// Sends one command on a fresh connection.
-async fn ask(stream: &mut tokio::net::TcpStream, cmd: &Cmd) -> RedisResult<Value> {
-    let mut input = Vec::new();
-    stream.write_all(&cmd.get_packed_command()).await?;
-    while resp::length(&input)?.is_none() {
-        if stream.read_buf(&mut input).await? == 0 {
-            return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
-        }
-    }
-    redis::parse_redis_value(&input)
-}
-
 /// Of the server, from its answer to `HELLO`.
 fn major_version(reply: &Value) -> Option<u32> {
     let Value::Array(fields) = reply else { return None };
@@ -503,7 +450,7 @@ impl Socket for Lane {
     }
 }
 
-fn broken() -> RedisError {
+pub(super) fn broken() -> RedisError {
     io::Error::from(ErrorKind::BrokenPipe).into()
 }
 

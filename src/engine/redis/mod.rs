@@ -32,6 +32,8 @@
 
 mod acquiring;
 mod agreement;
+#[cfg(unix)]
+mod asked;
 mod calls;
 mod cluster;
 mod config;

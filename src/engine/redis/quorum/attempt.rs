@@ -31,7 +31,7 @@ use redis::{RedisError, RedisResult};
 use super::super::RECORD_KEPT_MS;
 use super::super::failure::Failure;
 #[cfg(unix)]
-use super::super::lane::{Lane, Told};
+use super::super::{asked::Told, lane::Lane};
 #[cfg(unix)]
 use super::super::{keys::Part, plain, resp};
 use super::Quorum;
@@ -268,12 +268,12 @@ impl Attempt {
                 self.voted(index, Ok(Vote::Granted { fence, already }));
             }
             _ => {
-                // From here on a release may overtake what is asked.
-                way.is_left.store(true, Relaxed);
-                if self.tenure.is_over() {
-                    self.withdraw_later(index);
-                } else {
+                if !self.tenure.is_over() {
+                    // From here on a release may overtake what is asked.
+                    way.is_left.store(true, Relaxed);
                     self.ask_by_connection(index);
+                } else if !self.is_taken_back(index) {
+                    self.withdraw_later(index);
                 }
             }
         }
@@ -284,6 +284,12 @@ impl Attempt {
         let way = &self.ways[index];
         let lane = way.lane.as_ref().filter(|_| !way.is_left.load(Relaxed));
         lane.is_some_and(|lane| self.tenure.is_released_on(index, lane.number()))
+    }
+
+    /// Whether a node's vote is on its way on a lane: an answer comes, or is known not to come.
+    pub(super) fn is_on_lane(&self, index: usize) -> bool {
+        let way = &self.ways[index];
+        way.lane.is_some() && !way.is_left.load(Relaxed)
     }
 
     /// Has what inspection tells written down where the script has not done so.
@@ -303,6 +309,10 @@ impl Attempt {
 #[cfg(not(unix))]
 impl Attempt {
     fn is_taken_back(&self, _: usize) -> bool {
+        false
+    }
+
+    pub(super) fn is_on_lane(&self, _: usize) -> bool {
         false
     }
 }

@@ -14,11 +14,11 @@ use super::super::config::RedisConfig;
 use super::super::connection::Link;
 use super::super::failure::{Failure, spoils_connection};
 #[cfg(unix)]
-use super::super::lane::{Lane, Told};
-#[cfg(unix)]
 use super::super::resp;
 use super::super::scripts::Script;
 use super::super::{OLDEST, check_version};
+#[cfg(unix)]
+use super::super::{asked::Told, lane::Lane};
 use super::scripts::RENEW;
 use crate::clock::Moment;
 

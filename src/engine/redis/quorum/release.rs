@@ -7,9 +7,9 @@ use redis::{Cmd, Value};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::super::RECORD_KEPT_MS;
-use super::super::failure::Failure;
 #[cfg(unix)]
-use super::super::lane::Told;
+use super::super::asked::Told;
+use super::super::failure::Failure;
 use super::node::number;
 use super::scripts::{FORCE_RELEASE, RELEASE};
 use super::tally::{Count, Tally};

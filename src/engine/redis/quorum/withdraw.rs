@@ -22,8 +22,8 @@ impl Quorum {
     ///
     /// # Behavior
     /// When this returns, nothing of it is left on the nodes that gave their votes, if they answered once more in time. With
-    /// the others it goes on in the background: those that say nothing are told now and once more when their answer comes
-    /// (`attempt.rs`). A node that refused has nothing of the attempt: a vote is for all names or for none.
+    /// the others it goes on in the background: those that say nothing are told when their answer comes
+    /// (`attempt.rs`), and, unless that is on a lane, now as well. A node that refused has nothing of the attempt: a vote is for all names or for none.
     pub(super) async fn take_back(self: &Arc<Self>, attempt: &Arc<Attempt>, answers: &[Answer<Vote>], limit: Duration) {
         attempt.tenure.end();
         let call = Arc::new(attempt.withdrawal());
@@ -38,7 +38,7 @@ impl Quorum {
                     withdraw(&quorum, index, &call).await;
                     tally.cast(place, Ok(()));
                 });
-            } else if answer.is_none() {
+            } else if answer.is_none() && !attempt.is_on_lane(index) {
                 self.spawn(async move { withdraw(&quorum, index, &call).await });
             }
         }

@@ -1,0 +1,68 @@
+//! What was asked for on a lane, and who waits for the reply.
+
+use std::io::{self, ErrorKind};
+use std::sync::Arc;
+
+use redis::{Cmd, RedisResult, Value};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::oneshot;
+
+use super::lane::broken;
+use super::resp;
+
+/// Who is told of a reply where it is read, in place of a call that waits for it. It must not block, nor ask the lane for
+/// anything.
+pub(super) trait Told: Send + Sync {
+    /// The reply to the question with this number, or why there is none.
+    fn told(self: Arc<Self>, number: usize, reply: RedisResult<Value>);
+}
+
+/// Somebody who is to be told, once.
+pub(super) struct Telling(Option<Arc<dyn Told>>, usize);
+
+impl Telling {
+    pub(super) fn new(who: Arc<dyn Told>, number: usize) -> Self {
+        Telling(Some(who), number)
+    }
+
+    pub(super) fn tell(mut self, reply: RedisResult<Value>) {
+        if let Some(who) = self.0.take() {
+            who.told(self.1, reply);
+        }
+    }
+}
+
+impl Drop for Telling {
+    /// There will be no reply.
+    fn drop(&mut self) {
+        if let Some(who) = self.0.take() {
+            who.told(self.1, Err(broken()));
+        }
+    }
+}
+
+/// Who waits for the next reply.
+pub(super) enum Asked {
+    /// A call.
+    One(oneshot::Sender<RedisResult<Value>>),
+    Told(Telling),
+    /// A call of several commands: for so many replies, and those that have come.
+    Several(oneshot::Sender<RedisResult<Vec<Value>>>, usize, Vec<Value>),
+    /// The lane itself, after `seed.lua`.
+    Seed,
+    /// Nobody; but a record whose script the server does not know is sent once more with its text.
+    Record(Box<Cmd>),
+    Nobody,
+}
+
+/// Sends one command on a fresh connection.
+pub(super) async fn ask(stream: &mut tokio::net::TcpStream, cmd: &Cmd) -> RedisResult<Value> {
+    let mut input = Vec::new();
+    stream.write_all(&cmd.get_packed_command()).await?;
+    while resp::length(&input)?.is_none() {
+        if stream.read_buf(&mut input).await? == 0 {
+            return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
+        }
+    }
+    redis::parse_redis_value(&input)
+}
