@@ -50,9 +50,10 @@ pub(super) enum Asked {
     Several(oneshot::Sender<RedisResult<Vec<Value>>>, usize, Vec<Value>),
     /// The lane itself, after `seed.lua`.
     Seed,
-    /// Nobody; but a record whose script the server does not know is sent once more with its text.
+    /// Nobody; but a record whose script the server does not know is sent once more.
     Record(Box<Cmd>),
-    Nobody,
+    /// Nobody, after a record that took the script's text along.
+    Source,
 }
 
 /// Sends one command on a fresh connection.

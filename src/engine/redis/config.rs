@@ -171,7 +171,7 @@ impl RedisConfig {
             select.arg(settings.db());
             login.push(select);
         }
-        super::lane::Lane::open(stream, &login, self.layout.clone(), self.limit)
+        super::lane::Lane::open(stream, &login, self.layout.clone(), 2 * self.limit)
             .await
             .map(Some)
     }

@@ -62,7 +62,7 @@ pub(super) struct Lane {
     asleep: AtomicBool,
     stirred: Arc<Notify>,
     health: Health,
-    /// A lane whose calls meet with silence for so long is ended.
+    /// A lane that is silent for so long while calls wait is ended. Who asked has given up by then.
     patience: Duration,
     layout: Layout,
     /// Whether acquisitions may be tried by plain commands (`plain.rs`).
@@ -397,12 +397,19 @@ impl State {
                 if let Value::ServerError(error) = reply
                     && error.kind() == Some(redis::ServerErrorKind::NoScript)
                 {
-                    RECORD.with_source(&call).write_packed_command(&mut self.out);
-                    self.waiting.push_back(Asked::Nobody);
+                    // Of many that went out together the first takes the text along, which costs the server most of it.
+                    let told = self.waiting.iter().any(|asked| matches!(asked, Asked::Source));
+                    if told {
+                        call.write_packed_command(&mut self.out);
+                        self.waiting.push_back(Asked::Record(call));
+                    } else {
+                        RECORD.with_source(&call).write_packed_command(&mut self.out);
+                        self.waiting.push_back(Asked::Source);
+                    }
                 }
             }
             Asked::Told(telling) => telling.tell(reply.extract_error()),
-            Asked::Nobody => {}
+            Asked::Source => {}
         }
     }
 }

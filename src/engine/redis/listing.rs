@@ -19,19 +19,23 @@ const SCANNED_AT_ONCE: usize = 1000;
 pub(super) const READ_AT_ONCE: usize = 100;
 pub(super) const ALL: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
 
-/// What is told of a lock may be written a moment after it was granted (`plain.rs`): whoever comes between looks again.
-pub(super) const RECORD_UNDER_WAY: Duration = Duration::from_millis(10);
+/// What is told of a lock may be written a moment after it was granted (`plain.rs`): whoever comes between looks again, after
+/// these pauses.
+pub(super) const RECORD_UNDER_WAY: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(50)];
 
 impl RedisEngine {
     /// Reads one name.
     pub(super) async fn look_at(&self, name: &str) -> Result<Option<LockInfo>, Failure> {
         self.write_records();
-        let first = self.read(name).await?;
-        if first.as_ref().is_some_and(|seen| seen.untold) {
-            tokio::time::sleep(RECORD_UNDER_WAY).await;
-            return Ok(self.read(name).await?.map(|seen| seen.info));
+        let mut seen = self.read(name).await?;
+        for pause in RECORD_UNDER_WAY {
+            if !seen.as_ref().is_some_and(|seen| seen.untold) {
+                break;
+            }
+            tokio::time::sleep(pause).await;
+            seen = self.read(name).await?;
         }
-        Ok(first.map(|seen| seen.info))
+        Ok(seen.map(|seen| seen.info))
     }
 
     async fn read(&self, name: &str) -> Result<Option<Seen>, Failure> {
@@ -50,13 +54,16 @@ impl RedisEngine {
     pub(super) async fn look_for(&self, prefix: &str) -> Result<Vec<LockInfo>, Failure> {
         self.write_records();
         let mut found = self.read_all(self.scan(prefix).await?).await?;
-        let untold: Vec<String> = found
-            .iter()
-            .filter(|seen| seen.untold)
-            .map(|seen| seen.info.name.clone())
-            .collect();
-        if !untold.is_empty() {
-            tokio::time::sleep(RECORD_UNDER_WAY).await;
+        for pause in RECORD_UNDER_WAY {
+            let untold: Vec<String> = found
+                .iter()
+                .filter(|seen| seen.untold)
+                .map(|seen| seen.info.name.clone())
+                .collect();
+            if untold.is_empty() {
+                break;
+            }
+            tokio::time::sleep(pause).await;
             found.retain(|seen| !seen.untold);
             found.extend(self.read_all(untold).await?);
             found.sort_by(|a, b| a.info.name.cmp(&b.info.name));

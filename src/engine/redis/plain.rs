@@ -245,8 +245,8 @@ pub(super) fn keys<const N: usize>(layout: &Layout, claim: &Claim, parts: [Part;
 pub(super) struct Record {
     pub(super) claim: Claim,
     pub(super) fence: Fence,
-    /// On a node of a quorum, the number of the attempt.
-    pub(super) attempt: Option<u64>,
+    /// On a node of a quorum: the number of the attempt, and since when the lock is held, in ms since 1970.
+    pub(super) attempt: Option<(u64, u64)>,
 }
 
 impl Record {
@@ -257,12 +257,15 @@ impl Record {
         let mut call = RECORD.call(layout, &[Part::Lock, Part::Fence], names);
         match attempt {
             None => call.arg(claim.owner.as_str()),
-            Some(number) => call.arg(format!("{}.{number}", claim.owner.as_str())),
+            Some((number, _)) => call.arg(format!("{}.{number}", claim.owner.as_str())),
         };
         call.arg(fence.0)
             .arg(format!("{} {}", claim.process.pid, claim.process.host))
             .arg(RECORD_KEPT_MS)
             .arg(claim.ttl.as_millis());
+        if let Some((_, since_ms)) = attempt {
+            call.arg(since_ms);
+        }
         call
     }
 }

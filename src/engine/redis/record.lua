@@ -7,16 +7,20 @@
 --         3  the process id and the host
 --         4  how much longer than the lease a fence companion lasts, in ms
 --         5  the ttl with which it was granted, in ms
+--         6  since when it is held, in ms since 1970: on a node of a quorum, so that all nodes tell the same
 -- Answer  1 when it was written, else 0
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0
 end
-local now, left = redis.call('TIME'), redis.call('PTTL', KEYS[1])
-local since = now[1] * 1000 + math.floor(now[2] / 1000)
-if left >= 0 and left < tonumber(ARGV[5]) then
-  -- It was granted a while ago.
-  since = since - (ARGV[5] - left)
+local left, since = redis.call('PTTL', KEYS[1]), ARGV[6]
+if not since then
+  local now = redis.call('TIME')
+  since = now[1] * 1000 + math.floor(now[2] / 1000)
+  if left >= 0 and left < tonumber(ARGV[5]) then
+    -- It was granted a while ago.
+    since = since - (ARGV[5] - left)
+  end
 end
 local record = string.format('%s %s %.0f %s', ARGV[2], string.match(ARGV[1], '^%x+'), since, ARGV[3])
 redis.call('SET', KEYS[2], record, 'PX', math.max(left, 0) + ARGV[4])

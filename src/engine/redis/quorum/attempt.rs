@@ -299,7 +299,7 @@ impl Attempt {
                 lane.record_later(plain::Record {
                     claim: self.claim.clone(),
                     fence,
-                    attempt: Some(self.number),
+                    attempt: Some((self.number, self.floor / 1000)),
                 });
             }
         }

@@ -56,8 +56,11 @@ impl Quorum {
     pub(super) async fn look_at(self: &Arc<Self>, name: &str) -> Result<Option<LockInfo>> {
         self.write_records();
         let mut standing = self.standing(name).await?;
-        if standing.as_ref().is_some_and(Standing::is_untold) {
-            tokio::time::sleep(RECORD_UNDER_WAY).await;
+        for pause in RECORD_UNDER_WAY {
+            if !standing.as_ref().is_some_and(Standing::is_untold) {
+                break;
+            }
+            tokio::time::sleep(pause).await;
             standing = self.standing(name).await?;
         }
         Ok(standing.map(|standing| standing.info))
@@ -100,8 +103,11 @@ impl Quorum {
     pub(super) async fn look_for(self: &Arc<Self>, prefix: &str) -> Result<Vec<LockInfo>> {
         self.write_records();
         let mut standings = self.standings(prefix).await?;
-        if standings.iter().any(Standing::is_untold) {
-            tokio::time::sleep(RECORD_UNDER_WAY).await;
+        for pause in RECORD_UNDER_WAY {
+            if !standings.iter().any(Standing::is_untold) {
+                break;
+            }
+            tokio::time::sleep(pause).await;
             standings = self.standings(prefix).await?;
         }
         Ok(standings.into_iter().map(|standing| standing.info).collect())
