@@ -1,7 +1,6 @@
 // Plain Valkey GLIDE, whose core is Rust, `SET NX PX` and a compare-and-delete script that the client loads once, no library.
-import { randomBytes } from 'node:crypto'
 import { GlideClient, Script, TimeUnit } from '@valkey/valkey-glide'
-import { TAKEN_MS } from '../taken.mjs'
+import { FREE, plainly } from '../plainly.mjs'
 
 export const kind = 'driver'
 export const packages = ['@valkey/valkey-glide']
@@ -14,24 +13,14 @@ export async function connect(url) {
   const addresses = [{ host: hostname, port: Number(port) }]
   // Its requests give up after 250 ms by default, which a busy machine exceeds with nothing wrong.
   const client = await GlideClient.createClient({ addresses, inflightRequestsLimit: 10_000, requestTimeout: 5000 })
-  const free = new Script("if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0")
+  const free = new Script(FREE)
   const acquire = async (name, token, ttlMs) => {
     const expiry = { type: TimeUnit.Milliseconds, count: ttlMs }
     return (await client.set(name, token, { conditionalSet: 'onlyIfDoesNotExist', expiry })) === 'OK'
   }
-  const newToken = () => randomBytes(16).toString('hex')
-  return {
-    async pair(name) {
-      const token = newToken()
-      if (!(await acquire(name, token, 30_000))) throw new Error(`${name} was busy`)
-      if ((await client.invokeScript(free, { keys: [name], args: [token] })) !== 1) throw new Error(`${name} was lost`)
-    },
-    async take(name) {
-      if (!(await acquire(name, newToken(), TAKEN_MS))) throw new Error(`${name} was busy`)
-    },
-    async tryHeld(name) {
-      if (await acquire(name, newToken(), 30_000)) throw new Error(`${name} was not busy`)
-    },
+  return plainly({
+    acquire,
+    free: (name, token) => client.invokeScript(free, { keys: [name], args: [token] }),
     close: () => client.close(),
-  }
+  })
 }

@@ -1,0 +1,26 @@
+// A lock without a library: what a driver's contender does with the two commands that its driver offers.
+import { randomBytes } from 'node:crypto'
+import { TAKEN_MS } from './taken.mjs'
+
+/** Frees a name, if it has this token. */
+export const FREE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
+
+const newToken = () => randomBytes(16).toString('hex')
+
+/** `acquire(name, token, ttlMs)` tells whether it got the name, `free(name, token)` answers 1 when it had it. */
+export function plainly({ acquire, free, close }) {
+  return {
+    async pair(name) {
+      const token = newToken()
+      if (!(await acquire(name, token, 30_000))) throw new Error(`${name} was busy`)
+      if ((await free(name, token)) !== 1) throw new Error(`${name} was lost`)
+    },
+    async take(name) {
+      if (!(await acquire(name, newToken(), TAKEN_MS))) throw new Error(`${name} was busy`)
+    },
+    async tryHeld(name) {
+      if (await acquire(name, newToken(), 30_000)) throw new Error(`${name} was not busy`)
+    },
+    close,
+  }
+}
