@@ -90,11 +90,12 @@ use self::waiting::Waiters;
 use super::{Acquired, Answers, Engine, Released, Renewal, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
-/// How long the last fence of a name outlives its last lease in a cluster, and at a quorum's nodes: a day, less the hour
-/// for which renewals may leave it alone. After that, the server's clock alone keeps fences growing.
+/// How long the last fence of a name outlives its last lease in a cluster: a day, less the hour for which renewals may
+/// leave it alone. After that, the server's clock alone keeps fences growing.
 const FENCE_KEPT_MS: u64 = 24 * 60 * 60 * 1000;
-/// The same on a server of its own, where the fences grow from a key for all names: there the name's own is for inspection
-/// only, and has to outlast the hour for which renewals may leave it alone.
+/// The same on a server of its own, where the fences grow from a key for all names, and at a quorum's nodes, where they
+/// grow from counters that names share: there the name's own is for inspection only, and has to outlast the hour for which
+/// renewals may leave it alone.
 const RECORD_KEPT_MS: u64 = 61 * 60 * 1000;
 
 /// The engine behind `redis://` and `rediss://`.
