@@ -1,5 +1,5 @@
 // The common case on a quorum: votes by plain commands on the nodes' fast lanes, and whatever those cannot decide, the script
-// does. (`TIME`, which looks at the nodes' clocks once a second, is left out of what is counted.)
+// does.
 import assert from 'node:assert/strict'
 import { createServer, connect } from 'node:net'
 import { after, before, test } from 'node:test'
@@ -7,9 +7,9 @@ import Redis from 'ioredis'
 import { LockService } from '../index.js'
 import { Monitor } from '../scripts/monitor.mjs'
 import { startRedis } from '../scripts/servers.mjs'
-import { assertGrowing, sleep, until } from './tools.mjs'
+import { assertGrowing, rejects, sleep, until } from './tools.mjs'
 
-const VOTE = ['set', 'zadd', 'get']
+const VOTE = ['set', 'zadd', 'time', 'get']
 const COUNTER = /^holdfast:last:(\d+)$/
 let nodes
 let others
@@ -42,15 +42,13 @@ const keys = () => Promise.all(others.map((other) => other.keys('*')))
 const free = () =>
   until('all free', async () => {
     const held = (await keys()).flat().filter((key) => !key.startsWith('holdfast:'))
-    if (process.env.DBG) console.log(held, await Promise.all(held.slice(0,2).map((k) => others[2].get(k))))
     return held.length === 0
   })
 
 /** What every node hears while `body` runs, as soon as each has heard so much. */
 async function heard(count, body) {
   const monitors = await Promise.all(nodes.map((node) => Monitor.open(node.port)))
-  const verbs = ({ commands }) =>
-    commands.map((command) => /^"(\w+)"/.exec(command)[1].toLowerCase()).filter((verb) => verb !== 'time')
+  const verbs = ({ commands }) => commands.map((command) => /^"(\w+)"/.exec(command)[1].toLowerCase())
   try {
     const result = await body()
     await until('all commands', () => monitors.every((monitor) => verbs(monitor).length >= count))
@@ -61,8 +59,8 @@ async function heard(count, body) {
   }
 }
 
-test('a lock that is taken and released costs three plain commands and one script at each node', async () => {
-  const { verbs } = await heard(4, async () => {
+test('a lock that is taken and released costs four plain commands and one script at each node', async () => {
+  const { verbs } = await heard(5, async () => {
     assert.equal(await locks.acquireLock('n'), true)
     assert.equal(await locks.releaseLock('n'), true)
   })
@@ -70,7 +68,7 @@ test('a lock that is taken and released costs three plain commands and one scrip
 })
 
 test('what inspection tells of a lock that is held for longer is written down, and tells the same everywhere', async () => {
-  const { result: lock, verbs } = await heard(4, () => locks.acquire('told'))
+  const { result: lock, verbs } = await heard(5, () => locks.acquire('told'))
   assert.deepEqual(verbs, Array(3).fill([...VOTE, 'evalsha']))
   for (const look of [locks, peer]) {
     const info = await look.inspect('told')
@@ -157,13 +155,13 @@ test('a busy name is not tried for by plain commands again, and is left as it is
 })
 
 test('a release right behind a vote that is late takes that back, and nothing else has to', async () => {
-  const { verbs } = await heard(4, async () => {
+  const { verbs } = await heard(5, async () => {
     await others[2].client('PAUSE', 300, 'WRITE')
     for (let i = 0; i < 20; i++) {
       assert.equal(await locks.acquireLock(`late:${i}`), true)
       assert.equal(await locks.releaseLock(`late:${i}`), true)
     }
-    await until('the late ones', async () => (await others[2].keys('late:*')).length === 0)
+    await until('the late ones', async () => (await others[2].keys('lock:late:*')).length === 0)
     await sleep(400)
   })
   await free()
@@ -183,33 +181,70 @@ test('a node that forgets its scripts, or breaks its connections, costs no lock'
   await free()
 })
 
-test('a holder that is displaced in the middle of its votes is not granted the lock', async (t) => {
-  // Two nodes get the commands one by one, and somebody frees the name in between.
-  const stopped = []
-  const proxies = nodes.slice(0, 2).map((node) => {
+/** A service that reaches some nodes through proxies, which hand what it sends to `pass`. */
+async function behindProxies(t, some, pass) {
+  const open = some.map(({ port }) => {
     const proxy = createServer((client) => {
-      const server = connect(node.port, '127.0.0.1')
+      const server = connect(port, '127.0.0.1')
       for (const socket of [client, server]) socket.setNoDelay(true).on('error', () => {})
       server.pipe(client)
       client.on('close', () => server.destroy())
-      client.on('data', (data) => {
-        const at = data.indexOf('*6\r\n$4\r\nZADD')
-        if (at < 0 || stopped.length === 2 || !data.includes('lock:between')) return server.write(data)
-        server.write(data.subarray(0, at))
-        client.pause()
-        stopped.push(() => {
-          server.write(data.subarray(at))
-          client.resume()
-        })
-      })
+      client.on('data', (data) => pass(data, server, client))
     })
-    return new Promise((resolve) => proxy.listen(0, '127.0.0.1', () => resolve(proxy)))
+    t.after(() => proxy.close())
+    return new Promise((resolve) => proxy.listen(0, '127.0.0.1', () => resolve(proxy.address().port)))
   })
-  const opened = await Promise.all(proxies)
-  t.after(() => opened.forEach((proxy) => proxy.close()))
-  const ports = opened.map((proxy) => proxy.address().port)
-  const ours = await LockService.connect([...ports, nodes[2].port].map((port) => `redis://127.0.0.1:${port}`))
-  t.after(() => ours.close())
+  const ports = [...(await Promise.all(open)), ...nodes.slice(some.length).map((node) => node.port)]
+  const service = await LockService.connect(ports.map((port) => `redis://127.0.0.1:${port}`))
+  t.after(() => service.close())
+  return service
+}
+
+test('a vote that was taken and cannot be counted is taken back', async () => {
+  for (const other of others) await other.flushall()
+  assert.equal(await locks.acquireLock('odd'), true)
+  assert.equal(await locks.releaseLock('odd'), true)
+  await free()
+  const [counter] = (await keys())[0].filter((key) => COUNTER.test(key))
+  for (const other of others) await other.set(counter, 'of another type')
+  await rejects(locks.acquire('odd', { waitMs: 0 }), 'LOCK_STORE')
+  await free()
+  for (const other of others) await other.del(counter)
+  assert.equal(await locks.acquireLock('odd'), true)
+  assert.equal(await locks.releaseLock('odd'), true)
+  await free()
+})
+
+test('a vote that was long on its way goes by the clock of the node', async (t) => {
+  let reachedAt
+  const ours = await behindProxies(t, nodes, (data, server) => {
+    if (!data.includes('ZADD') || !data.includes('lock:slow')) return server.write(data)
+    setTimeout(() => {
+      reachedAt ??= Date.now()
+      server.write(data)
+    }, 150)
+  })
+  const lock = await ours.acquire('slow')
+  // No sooner than what the nodes' clocks may differ by.
+  assert.ok(lock.fencingToken >= BigInt(reachedAt - 100) * 1000n, `${lock.fencingToken} at ${reachedAt}`)
+  assert.equal((await peer.inspect('slow')).fencingToken, lock.fencingToken)
+  assert.equal(await lock.release(), true)
+  await free()
+})
+
+test('a holder that is displaced in the middle of its votes is not granted the lock', async (t) => {
+  // Two nodes get the commands one by one, and somebody frees the name in between.
+  const stopped = []
+  const ours = await behindProxies(t, nodes.slice(0, 2), (data, server, client) => {
+    const at = data.indexOf('*6\r\n$4\r\nZADD')
+    if (at < 0 || stopped.length === 2 || !data.includes('lock:between')) return server.write(data)
+    server.write(data.subarray(0, at))
+    client.pause()
+    stopped.push(() => {
+      server.write(data.subarray(at))
+      client.resume()
+    })
+  })
   await ours.acquireLock('probe')
   const call = ours.tryAcquire('between')
   await until('both in the middle', () => stopped.length === 2)

@@ -252,9 +252,12 @@ impl Lane {
         self.state().records.remove(owner);
     }
 
-    /// Has the grants written down now: what is asked for next is to find them.
-    pub(super) fn write_records(&self) {
-        self.records_to_out(&mut self.state());
+    /// Has the grants written down now: what is asked for next is to find them. Answers whether there were any.
+    pub(super) fn write_records(&self) -> bool {
+        let mut state = self.state();
+        let any = !state.records.is_empty();
+        self.records_to_out(&mut state);
+        any
     }
 
     /// What was not written down, for all that is known, when the lane ended.

@@ -171,13 +171,13 @@ fn is_ours(row: &Value) -> bool {
         .is_some_and(|value| OwnerToken::parse(value).is_ok())
 }
 
-/// `<fence> <token> <since ms> <pid> <host>`.
+/// `<fence> <token> <since ms> <pid> <host>`; on a node of a quorum with the attempt that it tells of, `<pid>:<attempt>`.
 pub(super) fn grant(record: &str) -> Option<(&str, Fence, Holder)> {
     let mut fields = record.splitn(5, ' ');
     let fence = Fence(fields.next()?.parse().ok()?);
     let token = fields.next()?;
     let since_ms = fields.next()?.parse().ok()?;
-    let pid = fields.next()?.parse().ok()?;
+    let pid = fields.next()?.split(':').next()?.parse().ok()?;
     let host = fields.next()?.to_owned();
     Some((
         token,

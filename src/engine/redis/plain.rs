@@ -221,7 +221,7 @@ impl RedisEngine {
 }
 
 /// A `SET` with options of which the server knows nothing.
-pub(super) fn is_not_understood(error: &ServerError) -> bool {
+fn is_not_understood(error: &ServerError) -> bool {
     error.details().is_some_and(|details| details.contains("syntax error"))
 }
 
@@ -255,15 +255,20 @@ impl Record {
         let Record { claim, fence, attempt } = self;
         let names = claim.keys().iter().map(Key::as_str);
         let mut call = RECORD.call(layout, &[Part::Lock, Part::Fence], names);
-        match attempt {
-            None => call.arg(claim.owner.as_str()),
-            Some((number, _)) => call.arg(format!("{}.{number}", claim.owner.as_str())),
+        let (owner, process) = (claim.owner.as_str(), &claim.process);
+        let (value, by, since_ms) = match attempt {
+            None => (owner.to_owned(), format!("{} {}", process.pid, process.host), None),
+            Some((number, since_ms)) => {
+                let by = format!("{}:{number} {}", process.pid, process.host);
+                (format!("{owner}.{number}"), by, Some(since_ms))
+            }
         };
-        call.arg(fence.0)
-            .arg(format!("{} {}", claim.process.pid, claim.process.host))
+        call.arg(value)
+            .arg(fence.0)
+            .arg(by)
             .arg(RECORD_KEPT_MS)
             .arg(claim.ttl.as_millis());
-        if let Some((_, since_ms)) = attempt {
+        if let Some(since_ms) = since_ms {
             call.arg(since_ms);
         }
         call

@@ -4,7 +4,7 @@
 --         2  its fence companion
 -- ARGV    1  what the lock key holds: the owner's token, on a node of a quorum with the attempt
 --         2  the fence
---         3  the process id and the host
+--         3  the process id (and on a node of a quorum a colon and the attempt), a space, and the host
 --         4  how much longer than the lease a fence companion lasts, in ms
 --         5  the ttl with which it was granted, in ms
 --         6  since when it is held, in ms since 1970: on a node of a quorum, so that all nodes tell the same

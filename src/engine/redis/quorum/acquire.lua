@@ -24,7 +24,7 @@ local n = #KEYS / (metadata and 4 or 3)
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
-local ours, last = 0, 0
+local ours, last, held = 0, 0, nil
 for i = 1, n do
   local holder = redis.call('GET', KEYS[i])
   if holder then
@@ -33,10 +33,13 @@ for i = 1, n do
     if token ~= owner or tonumber(number) > tonumber(attempt) then
       local record = redis.call('GET', KEYS[n + i])
       local since = record and token and string.match(record, '^%d+ ' .. token .. ' (%d+) ')
+      -- A vote by plain commands has nothing told yet; attempts are numbered by the asker's clock, in µs.
+      since = since or number and math.floor(tonumber(number) / 1000)
       local age = since and math.max(0, math.floor(now / 1000) - since) or -1
       return { 0, i, redis.call('PTTL', KEYS[i]), holder, age }
     end
     ours = ours + 1
+    held = held or number
   end
   local count = redis.call('ZSCORE', KEYS[n + n + i], 'last')
   if count and tonumber(count) > last then
@@ -46,11 +49,13 @@ end
 
 local fence, record, already
 if ours == n then
-  -- An earlier attempt of the same owner, whose answer may have been lost: the vote stays what it was.
-  local known = redis.call('GET', KEYS[n + 1])
-  local number, token = string.match(known or '', '^(%d+) (%x+) ')
-  if token == owner then
-    fence, record, already = tonumber(number), known, 1
+  -- An earlier attempt of the same owner, whose answer may have been lost: the vote stays what it was. What is told is that
+  -- vote's if it names its attempt: plain commands take a name and leave what was told before.
+  local number, token, since, pid, told, host = string.match(
+    redis.call('GET', KEYS[n + 1]) or '', '^(%d+) (%x+) (%d+) (%d+):(%d+) (.*)$')
+  if token == owner and told == held and held ~= attempt then
+    fence, already = tonumber(number), 1
+    record = string.format('%s %s %s %s:%s %s', number, owner, since, pid, attempt, host)
   end
 end
 local counted
@@ -66,7 +71,7 @@ if not record then
     fence = last + 1
   end
   counted = string.format('%.0f', fence)
-  record = string.format('%s %s %.0f %s %s', counted, owner, since, ARGV[6], ARGV[7])
+  record = string.format('%s %s %.0f %s:%s %s', counted, owner, since, ARGV[6], attempt, ARGV[7])
 end
 
 local kept = tonumber(ARGV[4]) - tonumber(ttl)

@@ -6,22 +6,19 @@
 //! ```text
 //! SET <lock> <owner>.<attempt> PX <ttl> NX GET     takes a free name
 //! ZADD <counter> GT CH <floor> last                raises the counter to the floor, if that is larger
+//! TIME                                             tells whether the floor is what this node's clock shows
 //! GET <lock>                                       tells whether the vote stands still
 //! ```
 //!
-//! That is a vote for the floor as the fence where the name was free, the counter was raised, and the vote stood still after
-//! that; `docs/quorum.md` says why it is as good as the script's, which does all that in one step. Whatever else comes out of
-//! it, the script decides: it finds the vote that was taken as this attempt's own. What is asked for plainly is
-//!
-//! - the first attempt of an owner (a later one may have a vote already), for one name without metadata that was not busy of
-//!   late;
-//! - with a floor that agrees with the node's own clock, as far as that is known from a look not long ago, and that is not
-//!   old when the answer comes: the script would look at the clock itself.
+//! That is a vote for the floor as the fence where the name was free, the counter was raised, the floor is as good as the
+//! node's own time, and the vote stood still after that; `docs/quorum.md` says why it is as good as the script's, which does
+//! all that in one step. Whatever else comes out of it, the script decides: it finds the vote that was taken as this
+//! attempt's own. What is asked for plainly is the first attempt of an owner (a later one may have a vote already), for one
+//! name without metadata that was neither busy nor undecided of late, where the floor is likely to be right.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 #[cfg(unix)]
-use std::sync::atomic::{AtomicBool, AtomicU8};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -33,17 +30,13 @@ use super::super::failure::Failure;
 #[cfg(unix)]
 use super::super::{asked::Told, lane::Lane};
 #[cfg(unix)]
-use super::super::{keys::Part, plain, resp};
+use super::super::{keys::Part, plain, resp, scripts::RECORD};
 use super::Quorum;
-#[cfg(unix)]
-use super::node::PUNCTUAL;
 use super::node::{Vote, common_time, in_doubt, silence};
 use super::scripts::ACQUIRE;
 use super::tally::Tally;
 use super::tenure::Tenure;
 use super::withdraw::VOTED;
-#[cfg(unix)]
-use crate::clock::Moment;
 use crate::model::Claim;
 #[cfg(unix)]
 use crate::model::Fence;
@@ -64,8 +57,6 @@ pub(super) struct Attempt {
     pub(super) tally: Tally<Vote>,
     /// What the nodes' clocks were taken to show.
     floor: u64,
-    #[cfg(unix)]
-    began: Moment,
     /// The way to each node.
     #[cfg(unix)]
     ways: Box<[Way]>,
@@ -84,7 +75,7 @@ struct Way {
 
 /// The replies that are told of, by their numbers: so many for each node, the script's and those of the plain commands.
 #[cfg(unix)]
-const REPLIES: usize = 4;
+const REPLIES: usize = 5;
 #[cfg(unix)]
 const BY_SCRIPT: usize = 0;
 #[cfg(unix)]
@@ -92,7 +83,9 @@ const TAKEN: usize = 1;
 #[cfg(unix)]
 const COUNTED: usize = 2;
 #[cfg(unix)]
-const STANDS: usize = 3;
+const TIMELY: usize = 3;
+#[cfg(unix)]
+const STANDS: usize = 4;
 
 impl Attempt {
     /// Asks every node for its vote.
@@ -107,8 +100,6 @@ impl Attempt {
             tenure,
             tally: Tally::new(quorum.nodes.len()),
             floor,
-            #[cfg(unix)]
-            began: Moment::now(),
             #[cfg(unix)]
             ways: quorum.ways(claim, floor, is_first),
             claim: claim.clone(),
@@ -164,12 +155,22 @@ impl Attempt {
         );
     }
 
+    /// Whether a node that answered so may have given its vote. By the script, one that failed has not; plain commands may
+    /// have taken the name all the same.
+    pub(super) fn may_have(&self, index: usize, vote: &std::result::Result<Vote, Failure>) -> bool {
+        match vote {
+            Ok(Vote::Granted { .. }) => true,
+            Ok(Vote::Busy(_)) => false,
+            Err(_) => self.is_plain(index),
+        }
+    }
+
     /// Counts a node's vote, and sees to it that nothing is left there when it comes too late for a lease that is over, or
     /// may be carried out without an answer.
     fn voted(self: &Arc<Self>, index: usize, vote: std::result::Result<Vote, Failure>) {
         let is_doubtful = matches!(&vote, Err(failure) if in_doubt(failure));
         let late = self.tally.cast(index, vote);
-        if matches!(late, Some(Ok(Vote::Granted { .. }))) && self.tenure.is_over() && !self.is_taken_back(index) {
+        if late.is_some_and(|vote| self.may_have(index, &vote)) && self.tenure.is_over() && !self.is_taken_back(index) {
             self.withdraw_later(index);
         }
         if is_doubtful {
@@ -223,7 +224,6 @@ impl Attempt {
                 let call: &Cmd = by_script.get_or_insert_with(|| self.call());
                 lane.tell(&who, first..first + 1, |out| call.write_packed_command(out));
             }
-            self.quorum.nodes[index].look_at_clock(lane);
         }
     }
 
@@ -234,6 +234,7 @@ impl Attempt {
         let mut out = Vec::with_capacity(512);
         resp::write(&mut out, &["SET", &lock, &self.value, "PX", ttl, "NX", "GET"]);
         resp::write(&mut out, &["ZADD", &counter, "GT", "CH", floor, "last"]);
+        resp::write(&mut out, &["TIME"]);
         resp::write(&mut out, &["GET", &lock]);
         out
     }
@@ -244,6 +245,7 @@ impl Attempt {
         let is_done = match &reply {
             Ok(reply) => match (which, reply) {
                 (TAKEN, Value::Nil) | (COUNTED, Value::Int(1)) => true,
+                (TIMELY, time) => self.quorum.nodes[index].is_timely(time, self.floor),
                 (STANDS, Value::BulkString(value)) => value == self.value.as_bytes(),
                 _ => false,
             },
@@ -263,11 +265,13 @@ impl Attempt {
         }
         match reply.map_err(Failure::from) {
             Err(failure) if in_doubt(&failure) => self.voted(index, Err(failure)),
-            Ok(_) if usize::from(done) == STANDS && self.began.elapsed() < PUNCTUAL => {
+            Ok(_) if usize::from(done) == STANDS => {
                 let (fence, already) = (self.floor, false);
                 self.voted(index, Ok(Vote::Granted { fence, already }));
             }
             _ => {
+                // The next attempts for this name are likely to end so, too.
+                self.quorum.contended.note(&self.claim.keys()[0]);
                 if !self.tenure.is_over() {
                     // From here on a release may overtake what is asked.
                     way.is_left.store(true, Relaxed);
@@ -281,26 +285,37 @@ impl Attempt {
 
     /// Whether the release went out behind the vote on the same lane, and with that takes it back.
     fn is_taken_back(&self, index: usize) -> bool {
-        let way = &self.ways[index];
-        let lane = way.lane.as_ref().filter(|_| !way.is_left.load(Relaxed));
-        lane.is_some_and(|lane| self.tenure.is_released_on(index, lane.number()))
+        self.lane(index)
+            .is_some_and(|lane| self.tenure.is_released_on(index, lane.number()))
     }
 
-    /// Whether a node's vote is on its way on a lane: an answer comes, or is known not to come.
-    pub(super) fn is_on_lane(&self, index: usize) -> bool {
+    fn is_plain(&self, index: usize) -> bool {
+        self.ways[index].is_plain
+    }
+
+    /// The lane on which a node's vote is on its way, if it is: what is sent there now is carried out after it.
+    pub(super) fn lane(&self, index: usize) -> Option<&Arc<Lane>> {
         let way = &self.ways[index];
-        way.lane.is_some() && !way.is_left.load(Relaxed)
+        way.lane.as_ref().filter(|_| !way.is_left.load(Relaxed))
     }
 
     /// Has what inspection tells written down where the script has not done so.
     pub(super) fn record(&self, fence: Fence) {
-        for way in &self.ways {
-            if let Some(lane) = way.lane.as_ref().filter(|_| way.is_plain && !way.is_left.load(Relaxed)) {
-                lane.record_later(plain::Record {
-                    claim: self.claim.clone(),
-                    fence,
-                    attempt: Some((self.number, self.floor / 1000)),
-                });
+        for index in 0..self.ways.len() {
+            let Some(lane) = self.lane(index).filter(|_| self.is_plain(index)) else {
+                continue;
+            };
+            let record = plain::Record {
+                claim: self.claim.clone(),
+                fence,
+                attempt: Some((self.number, self.floor / 1000)),
+            };
+            if lane.is_open() {
+                lane.record_later(record);
+            } else {
+                let (call, node) = (record.call(&self.quorum.layout), self.quorum.nodes[index].clone());
+                self.quorum
+                    .spawn(async move { drop(node.link.run(&RECORD, &call).await) });
             }
         }
     }
@@ -312,7 +327,7 @@ impl Attempt {
         false
     }
 
-    pub(super) fn is_on_lane(&self, _: usize) -> bool {
+    fn is_plain(&self, _: usize) -> bool {
         false
     }
 }
@@ -325,7 +340,7 @@ impl Told for Attempt {
             return self.plainly(index, which, reply);
         }
         let answer = reply.map_err(Failure::from);
-        if matches!(&answer, Err(failure) if failure.is_unknown_script()) {
+        if matches!(&answer, Err(failure) if failure.is_unknown_script()) && !self.tenure.is_over() {
             // The release may overtake it from here on.
             self.ways[index].is_left.store(true, Relaxed);
             return self.ask_by_connection(index);

@@ -1,6 +1,6 @@
 //! The fence of a grant: what the nodes propose becomes one number.
 //!
-//! `docs/quorum.md` has the rule and why it holds; `model.rs` runs this very function through every order of events
+//! `docs/quorum.md` has the rule and why it holds; `model/` runs this very function through every order of events
 //! on three nodes.
 
 /// What a node proposed.

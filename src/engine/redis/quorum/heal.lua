@@ -33,7 +33,7 @@ for i = 1, n do
 end
 for i = 1, n do
   if not held[i] then
-    local record = string.format('%s %s %s %s %s', ARGV[5], owner, ARGV[6], ARGV[7], ARGV[8])
+    local record = string.format('%s %s %s %s:%s %s', ARGV[5], owner, ARGV[6], ARGV[7], ARGV[2], ARGV[8])
     redis.call('SET', KEYS[i], owner .. '.' .. ARGV[2], 'PX', ARGV[3])
     redis.call('SET', KEYS[n + i], record, 'PX', ARGV[4])
     -- Never lowered: this node may have proposed larger ones to attempts that came to nothing.

@@ -50,6 +50,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
+#[cfg(unix)]
+use futures_util::future::join_all;
 use redis::Cmd;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
@@ -63,9 +65,9 @@ use self::tally::{Tally, majority, no_majority};
 use self::tenure::Tenures;
 use super::failure::{ENGINE, Failure};
 use super::keys::{Layout, Part};
-#[cfg(unix)]
-use super::plain::Contended;
 use super::scripts::Script;
+#[cfg(unix)]
+use super::{plain::Contended, resp};
 use crate::engine::{Acquired, Engine, Released, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
@@ -240,6 +242,15 @@ impl Quorum {
         for lane in self.nodes.iter().filter_map(|node| node.link.lane()) {
             lane.write_records();
         }
+    }
+
+    /// The same, and waits until it is written, for so long at most: what comes next goes another way to the nodes.
+    #[cfg(unix)]
+    async fn settle_records(&self, limit: Duration) {
+        let lanes: Vec<_> = self.nodes.iter().filter_map(|node| node.link.lane()).collect();
+        let written = lanes.iter().filter(|lane| lane.write_records());
+        let settled = join_all(written.map(|lane| lane.one(|out| resp::write(out, &["TIME"]))));
+        let _ = tokio::time::timeout(limit, settled).await;
     }
 
     fn no_majority<T>(

@@ -1,24 +1,16 @@
 //! One node of the quorum: its connection, its clock, and what its scripts answer.
 
 use std::io;
-#[cfg(unix)]
-use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-#[cfg(unix)]
-use redis::RedisResult;
 use redis::{Cmd, Value};
 
 use super::super::config::RedisConfig;
 use super::super::connection::Link;
 use super::super::failure::{Failure, spoils_connection};
-#[cfg(unix)]
-use super::super::resp;
 use super::super::scripts::Script;
 use super::super::{OLDEST, check_version};
-#[cfg(unix)]
-use super::super::{asked::Told, lane::Lane};
 use super::scripts::RENEW;
 use crate::clock::Moment;
 
@@ -26,9 +18,6 @@ pub(super) struct Node {
     pub(super) link: Arc<Link>,
     pub(super) address: Box<str>,
     clock: Mutex<Option<Clock>>,
-    /// When it was last asked for on the lane, in µs of the local clock.
-    #[cfg(unix)]
-    asked_at: AtomicI64,
 }
 
 /// What is known of a node's clock.
@@ -42,15 +31,9 @@ struct Clock {
 
 /// A node's clock that differs by more from what was known of it was set anew, in µs.
 const LEAP: i64 = 100_000;
-/// What is known of a node's clock counts for so long, in µs: clocks drift apart.
+/// By how much a floor may differ from what a node's clock shows, in µs. `acquire.lua` has the same.
 #[cfg(unix)]
-const FRESH: i64 = 10_000_000;
-/// How often a node's clock is looked at while votes by plain commands do not show it, in µs.
-#[cfg(unix)]
-const LOOKED_AT_EVERY: i64 = 1_000_000;
-/// By how much a floor may differ from what a node's clock shows. `acquire.lua` has the same.
-#[cfg(unix)]
-pub(super) const PUNCTUAL: Duration = Duration::from_millis(100);
+const PUNCTUAL: u64 = 100_000;
 
 impl Clock {
     /// Takes up what the node's clock showed in an answer that came just now.
@@ -111,8 +94,6 @@ impl Node {
             address,
             link,
             clock: Mutex::new(None),
-            #[cfg(unix)]
-            asked_at: AtomicI64::new(0),
         }
     }
 
@@ -125,43 +106,38 @@ impl Node {
         Ok(())
     }
 
-    /// Takes up an answer of `TIME`.
-    fn learn_time(&self, time: &Value) -> Result<(), Failure> {
+    /// Takes up an answer of `TIME`, and tells what it shows.
+    fn learn_time(&self, time: &Value) -> Result<u64, Failure> {
         let unexpected = Failure::Unexpected("of TIME");
         let Value::Array(parts) = time else {
             return Err(unexpected);
         };
         let number = |value: &Value| match value {
-            Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse::<i64>().ok(),
+            Value::BulkString(digits) => std::str::from_utf8(digits).ok()?.parse::<u32>().ok(),
             _ => None,
         };
         let [Some(seconds), Some(micros)] = [0, 1].map(|part| parts.get(part).and_then(number)) else {
             return Err(unexpected);
         };
-        self.learn(seconds * 1_000_000 + micros);
-        Ok(())
+        let shown = i64::from(seconds) * 1_000_000 + i64::from(micros);
+        self.learn(shown);
+        Ok(shown.unsigned_abs())
     }
 
-    /// Has the clock looked at on the lane, if that is some time ago.
+    /// Whether a floor is as good as what the node's clock shows by an answer of `TIME`.
     #[cfg(unix)]
-    pub(super) fn look_at_clock(self: &Arc<Self>, lane: &Lane) {
-        let now = local_micros();
-        if now - self.asked_at.load(Relaxed) >= LOOKED_AT_EVERY {
-            self.asked_at.store(now, Relaxed);
-            let who: Arc<dyn Told> = self.clone();
-            lane.tell(&who, 0..1, |out| resp::write(out, &["TIME"]));
-        }
+    pub(super) fn is_timely(&self, time: &Value, floor: u64) -> bool {
+        self.learn_time(time)
+            .is_ok_and(|shown| shown.abs_diff(floor) <= PUNCTUAL)
     }
 
-    /// Whether the node's clock shows this, as far as is known from a look not long ago.
+    /// Whether it is likely to be.
     #[cfg(unix)]
     pub(super) fn shows(&self, floor: u64) -> bool {
-        let clock = *self.clock.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = local_micros();
-        clock.is_some_and(|clock| {
-            let shown = u64::try_from(now + clock.ahead).unwrap_or(0);
-            now - clock.at < FRESH && u128::from(shown.abs_diff(floor)) < PUNCTUAL.as_micros()
-        })
+        let shown = self
+            .ahead()
+            .map(|ahead| u64::try_from(local_micros() + ahead).unwrap_or(0));
+        shown.is_some_and(|shown| shown.abs_diff(floor) <= PUNCTUAL)
     }
 
     fn learn(&self, shown: i64) {
@@ -220,17 +196,6 @@ impl Node {
     /// Runs a script that answers a number.
     pub(super) async fn number(&self, script: &Script, call: &Cmd) -> Result<i64, Failure> {
         number(&self.link.run(script, call).await?)
-    }
-}
-
-#[cfg(unix)]
-impl Told for Node {
-    /// What the clock shows.
-    fn told(self: Arc<Self>, _: usize, reply: RedisResult<Value>) {
-        // Without it, votes go by the script before long, which looks itself.
-        if let Ok(time) = reply {
-            let _ = self.learn_time(&time);
-        }
     }
 }
 

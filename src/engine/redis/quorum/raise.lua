@@ -7,7 +7,7 @@
 --         2  the fence
 -- Answer  1 every counter is at least this fence now, 0 the vote is gone (and nothing was changed)
 
-local n = #KEYS / 3
+local n, owner = #KEYS / 3, string.match(ARGV[1], '^%x+')
 
 local records = {}
 for i = 1, n do
@@ -18,10 +18,10 @@ for i = 1, n do
 end
 for i = 1, n do
   redis.call('ZADD', KEYS[n + n + i], 'GT', ARGV[2], 'last')
-  -- What is told of the grant. (A vote by plain commands has nothing told yet.)
-  local number, rest = string.match(records[i] or '', '^(%d+)( .*)$')
-  if number and tonumber(number) < tonumber(ARGV[2]) then
-    redis.call('SET', KEYS[n + i], ARGV[2] .. rest, 'KEEPTTL')
+  -- What is told of this owner's grant, if it is told by now.
+  local number, token, rest = string.match(records[i] or '', '^(%d+) (%x+)( .*)$')
+  if number and token == owner and tonumber(number) < tonumber(ARGV[2]) then
+    redis.call('SET', KEYS[n + i], ARGV[2] .. ' ' .. token .. rest, 'KEEPTTL')
   end
 end
 return 1

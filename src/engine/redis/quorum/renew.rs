@@ -76,8 +76,9 @@ impl Quorum {
     /// # Behavior
     /// Where it turns out to be lost, the nodes that handed it over are freed: a part of a lease is nobody's.
     pub(super) async fn transfer(self: &Arc<Self>, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
-        self.write_records();
         let limit = self.limit(claim.ttl);
+        #[cfg(unix)]
+        self.settle_records(limit).await;
         let ttl = claim.ttl.as_millis();
         let mut call = self.call(&TRANSFER, &PARTS, claim, claim.owner.as_str());
         call.arg(to.as_str())

@@ -31,9 +31,9 @@ for i = 1, n do
   local record, metadata = companions[i][1], companions[i][2]
   redis.call('SET', KEYS[i], to .. '.' .. attempts[i], 'KEEPTTL')
   if record then
-    local fence, token, since = string.match(record, '^(%d+) (%x+) (%d+) ')
+    local fence, token, since, told = string.match(record, '^(%d+) (%x+) (%d+) %d+:(%d+) ')
     if token == tokens[i] then
-      record = string.format('%s %s %s %s %s', fence, to, since, ARGV[5], ARGV[6])
+      record = string.format('%s %s %s %s:%s %s', fence, to, since, ARGV[5], told, ARGV[6])
       redis.call('SET', KEYS[n + i], record, 'KEEPTTL')
     end
   end

@@ -4,12 +4,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Cmd;
+#[cfg(unix)]
+use redis::{RedisResult, Value};
+#[cfg(unix)]
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
+#[cfg(unix)]
+use super::super::asked::Told;
 use super::super::keys::Part;
 use super::attempt::Attempt;
 use super::node::Vote;
 use super::scripts::WITHDRAW;
-use super::tally::{Answer, Tally};
+use super::tally::{Answer, Count, Tally};
 use super::{AGAIN, Quorum};
 
 /// What a lease is made of, for each name.
@@ -21,28 +27,60 @@ impl Quorum {
     /// Ends an attempt that failed, and takes back whatever it may have got, on every node.
     ///
     /// # Behavior
-    /// When this returns, nothing of it is left on the nodes that gave their votes, if they answered once more in time. With
-    /// the others it goes on in the background: those that say nothing are told when their answer comes
-    /// (`attempt.rs`), and, unless that is on a lane, now as well. A node that refused has nothing of the attempt: a vote is for all names or for none.
+    /// When this returns, nothing of it is left on the nodes that gave their votes, or may have, if they answered once more in
+    /// time. With the others it goes on in the background: those that say nothing are told now, and once more when their
+    /// answer comes (`attempt.rs`); but if most nodes have refused, those that were asked on a lane only then. A node that
+    /// refused has nothing of the attempt: a vote is for all names or for none.
     pub(super) async fn take_back(self: &Arc<Self>, attempt: &Arc<Attempt>, answers: &[Answer<Vote>], limit: Duration) {
         attempt.tenure.end();
         let call = Arc::new(attempt.withdrawal());
-        let is_given = |answer: &&Answer<Vote>| matches!(answer, Some(Ok(Vote::Granted { .. })));
-        let tally = Arc::new(Tally::new(answers.iter().filter(is_given).count()));
+        let may_have = |(index, answer): &(usize, &Answer<Vote>)| {
+            answer.as_ref().is_some_and(|answer| attempt.may_have(*index, answer))
+        };
+        let tally = Arc::new(Tally::new(answers.iter().enumerate().filter(may_have).count()));
+        let is_refused = Count::of(answers, |vote| matches!(vote, Vote::Granted { .. })).verdict() == Some(false);
         let mut places = 0..;
         for (index, answer) in answers.iter().enumerate() {
             let (quorum, call) = (self.clone(), call.clone());
-            if is_given(&answer) {
+            if may_have(&(index, answer)) {
                 let (tally, place) = (tally.clone(), places.next().unwrap_or_default());
                 self.spawn(async move {
                     withdraw(&quorum, index, &call).await;
                     tally.cast(place, Ok(()));
                 });
-            } else if answer.is_none() && !attempt.is_on_lane(index) {
+            } else if answer.is_none() {
+                #[cfg(unix)]
+                if let Some(lane) = attempt.lane(index) {
+                    if !is_refused {
+                        let behind: Arc<dyn Told> = Arc::new(Withdrawal {
+                            attempt: attempt.clone(),
+                            _urgent: self.urgent.token(),
+                        });
+                        lane.tell(&behind, index..index + 1, |out| call.write_packed_command(out));
+                    }
+                    continue;
+                }
                 self.spawn(async move { withdraw(&quorum, index, &call).await });
             }
         }
         tally.decide(limit, |_: &[Answer<()>]| None::<()>).await;
+    }
+}
+
+/// A withdrawal behind a vote on the same lane.
+#[cfg(unix)]
+struct Withdrawal {
+    attempt: Arc<Attempt>,
+    _urgent: TaskTrackerToken,
+}
+
+#[cfg(unix)]
+impl Told for Withdrawal {
+    fn told(self: Arc<Self>, index: usize, reply: RedisResult<Value>) {
+        // The script may be unknown; or the lane has ended, and the vote may be anywhere.
+        if reply.is_err() {
+            self.attempt.withdraw_later(index);
+        }
     }
 }
 

@@ -27,8 +27,8 @@ const ATTEMPTS: usize = 3;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Node {
     holder: Option<usize>,
-    /// The fence companion speaks of the holder.
-    told: bool,
+    /// What the fence companion tells: an attempt, and its fence. It stays when the name is freed.
+    told: Option<(usize, u64)>,
     fence: u64,
     links: [Link; ATTEMPTS],
 }

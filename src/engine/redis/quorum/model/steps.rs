@@ -87,7 +87,7 @@ impl Model for Rules {
                     .filter(|_| column.links[attempt].vote == Vote::Asked);
                 let vote = match (plain, column.holder) {
                     (Some(Order::TakeAndCount), None) => {
-                        (column.holder, column.told) = (Some(attempt), false);
+                        column.holder = Some(attempt);
                         Vote::Taken
                     }
                     // For the model that breaks the rule: the counter first, and the name in the second step.
@@ -105,12 +105,15 @@ impl Model for Rules {
                         if holder.is_some() && ours.is_none() {
                             Vote::No
                         } else {
-                            let already = ours.is_some() && column.told;
-                            if !already {
+                            // What is told of the attempt that has the vote, and not of another.
+                            let kept = column.told.filter(|(told, _)| ours == Some(*told) && *told < attempt);
+                            if kept.is_none() {
                                 column.fence = (column.fence + 1).max(now);
                             }
-                            (column.holder, column.told) = (Some(attempt), true);
-                            let fence = column.fence;
+                            let fence = kept.map_or(column.fence, |(_, fence)| fence);
+                            let already = kept.is_some();
+                            column.holder = Some(attempt);
+                            column.told = Some((attempt, fence));
                             if is_over {
                                 Vote::No
                             } else {
@@ -129,7 +132,7 @@ impl Model for Rules {
                     Some(Order::CountAndTake) => {
                         let takes = column.holder.is_none();
                         if takes {
-                            (column.holder, column.told) = (Some(attempt), false);
+                            column.holder = Some(attempt);
                         }
                         takes
                     }
@@ -170,6 +173,11 @@ impl Model for Rules {
                 column.links[attempt].raise = if has_vote { Raise::Done } else { Raise::No };
                 if has_vote {
                     column.fence = column.fence.max(fence);
+                    if let Some((of, told)) = &mut column.told
+                        && *of == attempt
+                    {
+                        *told = fence.max(*told);
+                    }
                 }
             }
             Action::Grant(attempt) => {
@@ -189,7 +197,7 @@ impl Model for Rules {
                     link.raise = Raise::No;
                 }
             }
-            Action::Free(node) => (state.nodes[node].holder, state.nodes[node].told) = (None, false),
+            Action::Free(node) => state.nodes[node].holder = None,
             Action::SendHeal(attempt, node) => state.nodes[node].links[attempt].heal = true,
             Action::CarryOutHeal(attempt, node) => {
                 let fence = match state.attempts[attempt] {
@@ -200,7 +208,8 @@ impl Model for Rules {
                 let column = &mut state.nodes[node];
                 column.links[attempt].heal = false;
                 if column.holder.is_none() {
-                    (column.holder, column.told) = (Some(attempt), true);
+                    column.holder = Some(attempt);
+                    column.told = Some((attempt, fence));
                     column.fence = column.fence.max(fence);
                 }
             }
@@ -208,7 +217,7 @@ impl Model for Rules {
                 let counters = state.nodes.iter().map(|node| node.fence).max();
                 state.now = state.last.max(counters.unwrap_or_default()) + 1;
                 state.nodes[node].holder = None;
-                state.nodes[node].told = false;
+                state.nodes[node].told = None;
                 state.nodes[node].fence = 0;
                 state.wipes += 1;
             }

@@ -99,6 +99,16 @@ async fn a_split_vote_is_tried_again_at_random() {
     assert!(pauses.len() > 10, "{pauses:?}");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(busy(&ours, &claim("n")).await.unwrap() > Duration::from_millis(200));
+    // A vote by plain commands has but its number to tell its age.
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap();
+    for node in 0..3 {
+        let value = format!("{}.{}", OwnerToken::fresh().as_str(), now.as_micros() - 1_000_000);
+        let mut other = nodes.other(node).await;
+        other.args::<()>(&["SET", "lock:m", &value, "PX", "60000"]).await;
+    }
+    assert!(busy(&ours, &claim("m")).await.unwrap() > Duration::from_millis(200));
 }
 
 #[tokio::test]
