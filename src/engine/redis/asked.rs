@@ -67,3 +67,14 @@ pub(super) async fn ask(stream: &mut tokio::net::TcpStream, cmd: &Cmd) -> RedisR
     }
     redis::parse_redis_value(&input)
 }
+
+/// Of the server, from its answer to `HELLO`.
+pub(super) fn major_version(reply: &Value) -> Option<u32> {
+    let Value::Array(fields) = reply else { return None };
+    fields.chunks_exact(2).find_map(|field| match field {
+        [Value::BulkString(name), Value::BulkString(version)] if name == b"version" => {
+            std::str::from_utf8(version).ok()?.split('.').next()?.parse().ok()
+        }
+        _ => None,
+    })
+}

@@ -24,7 +24,7 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::{Notify, oneshot};
 
-use super::asked::{Asked, Telling, Told, ask};
+use super::asked::{Asked, Telling, Told, ask, major_version};
 use super::failure::spoils_connection;
 use super::health::Health;
 use super::keys::{LAST, Layout};
@@ -415,17 +415,6 @@ impl State {
             Asked::Source => {}
         }
     }
-}
-
-/// Of the server, from its answer to `HELLO`.
-fn major_version(reply: &Value) -> Option<u32> {
-    let Value::Array(fields) = reply else { return None };
-    fields.chunks_exact(2).find_map(|field| match field {
-        [Value::BulkString(name), Value::BulkString(version)] if name == b"version" => {
-            std::str::from_utf8(version).ok()?.split('.').next()?.parse().ok()
-        }
-        _ => None,
-    })
 }
 
 impl Socket for Lane {
