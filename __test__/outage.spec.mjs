@@ -136,6 +136,8 @@ for (const kind of Object.keys(SERVERS)) {
         const ttlMs = 4000
         const locks = await scene.warm()
         const lock = await locks.acquire('name', { ttlMs })
+        // What inspection tells is written down from here on: else each look waits for that, and shows less than there is.
+        await locks.inspect('name')
         await begin(proxy)
         // When the store will give it away: looked at from before the question, so that it is never later than shown.
         let storeEnd = 0

@@ -21,7 +21,7 @@ pub(super) const ALL: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
 
 /// What is told of a lock may be written a moment after it was granted (`plain.rs`): whoever comes between looks again, after
 /// these pauses.
-pub(super) const RECORD_UNDER_WAY: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(50)];
+pub(super) const RECORD_UNDER_WAY: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(25)];
 
 impl RedisEngine {
     /// Reads one name.
