@@ -3,7 +3,7 @@
 //! | what | key |
 //! |---|---|
 //! | lock | `<prefix><name>`: the owner's token and nothing else, the same as `SET key token NX PX` of other tools |
-//! | fence companion | `holdfast:fence:{<lock key>}`: `<fence> <token> <since ms> <pid> <host>` |
+//! | fence companion | `holdfast:fence:{<lock key>}`: `<fence> <token> <since ms> <pid> <host>`, on a node of a quorum with `<pid>:<attempt>` |
 //! | metadata companion | `holdfast:metadata:{<lock key>}`: `<token> <JSON>` |
 //! | last token | `holdfast:last`: the last fence of all, on a server of its own; a cluster has none |
 //! | counter | `holdfast:last:<number>`: on a node of a quorum, the last fence of all names with this number (see [`COUNTERS`]): a sorted set whose only member `last` has it as its score |

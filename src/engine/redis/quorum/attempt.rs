@@ -1,6 +1,6 @@
 //! An attempt's way to the nodes and back: how each is asked for its vote, and what its answer leads to.
 //!
-//! A node is asked by `acquire.lua`; or, where that is likely to do, by plain commands on its lane, which take a third of its
+//! A node is asked by `acquire.lua`; or, where that is likely to do, by plain commands on its lane, which take about half of its
 //! time:
 //!
 //! ```text
