@@ -213,6 +213,18 @@ pub(super) fn spoils_connection(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) || matches!(code(error), "READONLY" | "NOAUTH")
 }
 
+/// A command with options of which the server knows nothing.
+#[cfg(unix)]
+pub(super) fn is_not_understood(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.contains("syntax error"))
+}
+
+/// The user has no right to the command.
+#[cfg(unix)]
+pub(super) fn is_forbidden(error: &RedisError) -> bool {
+    code(error) == "NOPERM"
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -21,20 +21,30 @@ pub(super) const ALL: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
 
 /// What is told of a lock may be written a moment after it was granted (`plain.rs`): whoever comes between looks again, after
 /// these pauses.
-pub(super) const RECORD_UNDER_WAY: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(25)];
+const RECORD_UNDER_WAY: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(25)];
+
+/// Looks, and again while something is untold.
+pub(super) async fn look_until_told<T, E, F>(look: impl Fn() -> F, is_untold: impl Fn(&T) -> bool) -> Result<T, E>
+where
+    F: Future<Output = Result<T, E>>,
+{
+    let mut seen = look().await?;
+    for pause in RECORD_UNDER_WAY {
+        if !is_untold(&seen) {
+            break;
+        }
+        tokio::time::sleep(pause).await;
+        seen = look().await?;
+    }
+    Ok(seen)
+}
 
 impl RedisEngine {
     /// Reads one name.
     pub(super) async fn look_at(&self, name: &str) -> Result<Option<LockInfo>, Failure> {
         self.write_records();
-        let mut seen = self.read(name).await?;
-        for pause in RECORD_UNDER_WAY {
-            if !seen.as_ref().is_some_and(|seen| seen.untold) {
-                break;
-            }
-            tokio::time::sleep(pause).await;
-            seen = self.read(name).await?;
-        }
+        let is_untold = |seen: &Option<Seen>| seen.as_ref().is_some_and(|seen| seen.untold);
+        let seen = look_until_told(|| self.read(name), is_untold).await?;
         Ok(seen.map(|seen| seen.info))
     }
 

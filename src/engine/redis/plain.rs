@@ -34,10 +34,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use redis::{Cmd, ServerError, Value};
+use redis::{Cmd, Value};
 
 use super::connection::Link;
-use super::failure::Failure;
+use super::failure::{Failure, is_forbidden, is_not_understood};
 use super::keys::{LAST, Layout, Part, companion};
 use super::lane::Lane;
 use super::resp;
@@ -143,7 +143,7 @@ impl RedisEngine {
         });
         let taken = async {
             let [queued, held, fence, still] = replies.await?;
-            if matches!(&held, Value::ServerError(error) if is_not_understood(error)) {
+            if matches!(&held, Value::ServerError(error) if is_not_understood(&error.clone().into())) {
                 // Nothing was taken. (An `OK` is no answer of `SET` with `GET`.)
                 return Ok([queued, Value::Okay, fence, still]);
             }
@@ -162,7 +162,9 @@ impl RedisEngine {
                 Ok(Ok(Acquired::Granted { fence }))
             }
             [queued, Value::Nil, fence, still] => {
-                if [&queued, &fence, &still].into_iter().any(is_forbidden) {
+                let is_refused =
+                    |reply: &&Value| matches!(reply, Value::ServerError(error) if is_forbidden(&error.clone().into()));
+                if [&queued, &fence, &still].iter().any(is_refused) {
                     lane.leave_to_scripts();
                 }
                 if queued != Value::Int(0) {
@@ -218,16 +220,6 @@ impl RedisEngine {
             Err(failure) => Err(failure),
         }
     }
-}
-
-/// A `SET` with options of which the server knows nothing.
-fn is_not_understood(error: &ServerError) -> bool {
-    error.details().is_some_and(|details| details.contains("syntax error"))
-}
-
-/// The user has no right to the command.
-fn is_forbidden(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error) if error.code() == "NOPERM")
 }
 
 /// Keys of a claim's only name.

@@ -21,12 +21,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
-use redis::{Cmd, Value};
 #[cfg(unix)]
-use redis::{RedisError, RedisResult};
+use redis::RedisResult;
+use redis::{Cmd, Value};
 
 use super::super::RECORD_KEPT_MS;
 use super::super::failure::Failure;
+#[cfg(unix)]
+use super::super::failure::{is_forbidden, is_not_understood};
 #[cfg(unix)]
 use super::super::{asked::Told, lane::Lane};
 #[cfg(unix)]
@@ -250,7 +252,7 @@ impl Attempt {
                 _ => false,
             },
             Err(error) => {
-                if is_beyond(error)
+                if (is_not_understood(error) || is_forbidden(error))
                     && let Some(lane) = &way.lane
                 {
                     lane.leave_to_scripts();
@@ -347,10 +349,4 @@ impl Told for Attempt {
         }
         self.answered(index, answer);
     }
-}
-
-/// The server does not know the command so, or its user may not give it.
-#[cfg(unix)]
-fn is_beyond(error: &RedisError) -> bool {
-    error.code() == Some("NOPERM") || error.detail().is_some_and(|detail| detail.contains("syntax error"))
 }

@@ -9,7 +9,7 @@ use redis::Value;
 
 use super::super::failure::Failure;
 use super::super::keys::Layout;
-use super::super::listing::{ALL, READ_AT_ONCE, RECORD_UNDER_WAY, grant, scan_page, text};
+use super::super::listing::{ALL, READ_AT_ONCE, grant, look_until_told, scan_page, text};
 use super::super::scripts::INSPECT;
 use super::Quorum;
 use super::node::{Node, silence};
@@ -55,14 +55,8 @@ impl Quorum {
     /// Reads one name.
     pub(super) async fn look_at(self: &Arc<Self>, name: &str) -> Result<Option<LockInfo>> {
         self.write_records();
-        let mut standing = self.standing(name).await?;
-        for pause in RECORD_UNDER_WAY {
-            if !standing.as_ref().is_some_and(Standing::is_untold) {
-                break;
-            }
-            tokio::time::sleep(pause).await;
-            standing = self.standing(name).await?;
-        }
+        let is_untold = |standing: &Option<Standing>| standing.as_ref().is_some_and(Standing::is_untold);
+        let standing = look_until_told(|| self.standing(name), is_untold).await?;
         Ok(standing.map(|standing| standing.info))
     }
 
@@ -102,14 +96,8 @@ impl Quorum {
     /// told where nodes say nothing. What only a minority has is held by nobody, and is not shown.
     pub(super) async fn look_for(self: &Arc<Self>, prefix: &str) -> Result<Vec<LockInfo>> {
         self.write_records();
-        let mut standings = self.standings(prefix).await?;
-        for pause in RECORD_UNDER_WAY {
-            if !standings.iter().any(Standing::is_untold) {
-                break;
-            }
-            tokio::time::sleep(pause).await;
-            standings = self.standings(prefix).await?;
-        }
+        let is_untold = |standings: &Vec<Standing>| standings.iter().any(Standing::is_untold);
+        let standings = look_until_told(|| self.standings(prefix), is_untold).await?;
         Ok(standings.into_iter().map(|standing| standing.info).collect())
     }
 
