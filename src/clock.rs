@@ -7,30 +7,31 @@
 //!
 //! In the crate's own tests the clock is tokio's, so that paused time reaches it.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 /// A point in time on the local clock, in nanoseconds since the clock's origin: they last for 584 years. Meaningful within
 /// this process only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Moment(u64);
+pub struct Moment(NonZeroU64);
 
 impl Moment {
     /// The present.
     pub fn now() -> Self {
         #[cfg(test)]
-        return Moment(nanos(tests::paused_now()));
+        return Moment::from_nanos(nanos(tests::paused_now()));
         #[cfg(not(test))]
-        return Moment(nanos(boot_time()));
+        return Moment::from_nanos(nanos(boot_time()));
     }
 
     /// How long until this moment; zero when it has passed.
     pub fn remaining(self) -> Duration {
-        Duration::from_nanos(self.0.saturating_sub(Self::now().0))
+        Duration::from_nanos(self.to_nanos().saturating_sub(Self::now().to_nanos()))
     }
 
     /// How long since this moment; zero when it is ahead.
     pub fn elapsed(self) -> Duration {
-        Duration::from_nanos(Self::now().0.saturating_sub(self.0))
+        Duration::from_nanos(Self::now().to_nanos().saturating_sub(self.to_nanos()))
     }
 
     /// Whether this moment has come.
@@ -38,28 +39,29 @@ impl Moment {
         Self::now() >= self
     }
 
-    /// Whole nanoseconds since the clock's origin, for storing in an atomic.
+    /// Whole nanoseconds since the clock's origin, for storing in an atomic; never zero.
     pub fn to_nanos(self) -> u64 {
-        self.0
+        self.0.get()
     }
 
-    /// The inverse of [`Moment::to_nanos`].
+    /// The inverse of [`Moment::to_nanos`]. The origin itself counts as a nanosecond later: an optional moment is as small as
+    /// any.
     pub fn from_nanos(nanos: u64) -> Self {
-        Moment(nanos)
+        Moment(NonZeroU64::new(nanos).unwrap_or(NonZeroU64::MIN))
     }
 }
 
 impl std::ops::Add<Duration> for Moment {
     type Output = Moment;
     fn add(self, rhs: Duration) -> Moment {
-        Moment(self.0.saturating_add(nanos(rhs)))
+        Moment::from_nanos(self.to_nanos().saturating_add(nanos(rhs)))
     }
 }
 
 impl std::ops::Sub<Duration> for Moment {
     type Output = Moment;
     fn sub(self, rhs: Duration) -> Moment {
-        Moment(self.0.saturating_sub(nanos(rhs)))
+        Moment::from_nanos(self.to_nanos().saturating_sub(nanos(rhs)))
     }
 }
 

@@ -1,6 +1,7 @@
 //! The words every layer shares. Each type checks its rule when it is made, so that no layer below checks it again.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,6 +42,49 @@ impl Key {
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+/// The names of one lock, at least one, without repeats. A clone shares them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Names(Shared);
+
+/// Nearly all locks have one name, which is shared by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Shared {
+    One(Key),
+    Several(Arc<[Key]>),
+}
+
+impl Names {
+    /// Leaves out repeats. The first of them keeps its place.
+    pub fn unique(keys: &[Key]) -> Self {
+        if let [only] = keys {
+            return only.clone().into();
+        }
+        let mut unique: Vec<Key> = Vec::with_capacity(keys.len());
+        for key in keys {
+            if !unique.contains(key) {
+                unique.push(key.clone());
+            }
+        }
+        Names(Shared::Several(unique.into()))
+    }
+}
+
+impl From<Key> for Names {
+    fn from(key: Key) -> Self {
+        Names(Shared::One(key))
+    }
+}
+
+impl Deref for Names {
+    type Target = [Key];
+    fn deref(&self) -> &[Key] {
+        match &self.0 {
+            Shared::One(key) => std::slice::from_ref(key),
+            Shared::Several(keys) => keys,
+        }
     }
 }
 
@@ -161,7 +205,7 @@ impl Process {
 #[derive(Debug, Clone)]
 pub struct Claim {
     /// The names, sorted and without repeats: one order for everybody, so that overlapping claims cannot deadlock.
-    keys: Arc<[Key]>,
+    keys: Names,
     /// Who asks. Fresh per acquisition; every retry of the same acquisition carries the same one.
     pub owner: OwnerToken,
     /// How long the lease lasts from the moment the store grants or renews it.
@@ -177,18 +221,17 @@ pub struct Claim {
 impl Claim {
     /// A claim on `keys` (in any order, repeats allowed), not waiting, without metadata.
     pub fn new(keys: &[Key], owner: OwnerToken, ttl: Ttl, process: Arc<Process>) -> Self {
-        Self::sharing(&keys.into(), owner, ttl, process)
+        Self::sharing(&Names::unique(keys), owner, ttl, process)
     }
 
     /// The same on names that are shared already, and stay so where they are in order as they are.
-    pub fn sharing(keys: &Arc<[Key]>, owner: OwnerToken, ttl: Ttl, process: Arc<Process>) -> Self {
-        let keys = if keys.is_sorted_by(|a, b| a < b) {
-            keys.clone()
+    pub fn sharing(names: &Names, owner: OwnerToken, ttl: Ttl, process: Arc<Process>) -> Self {
+        let keys = if names.is_sorted() {
+            names.clone()
         } else {
-            let mut keys = keys.to_vec();
+            let mut keys = names.to_vec();
             keys.sort();
-            keys.dedup();
-            keys.into()
+            Names(Shared::Several(keys.into()))
         };
         Claim {
             keys,
@@ -282,8 +325,10 @@ mod tests {
             Arc::new(Process::current()),
         );
         assert_eq!(claim.keys(), &[key("a"), key("b")]);
-        let names: Arc<[Key]> = [key("a"), key("b")].into();
+        let names = Names::unique(&[key("a"), key("b"), key("a")]);
         let shared = Claim::sharing(&names, OwnerToken::fresh(), claim.ttl, claim.process);
         assert!(std::ptr::eq(shared.keys(), &*names));
+        assert_eq!(*Names::unique(&[key("b"), key("a"), key("b")]), [key("b"), key("a")]);
+        assert_eq!(*Names::from(key("a")), *Names::unique(&[key("a"), key("a")]));
     }
 }

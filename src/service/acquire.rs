@@ -18,7 +18,7 @@ use super::options::{AcquireOptions, LEAST_STORE_PATIENCE, SAFETY_POLL, Wait};
 use crate::clock::Moment;
 use crate::engine::{Acquired, Result as EngineResult, Subscription};
 use crate::error::{EngineError, LockError};
-use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
+use crate::model::{Claim, Fence, Key, Names, OwnerToken, Ttl};
 
 /// How an acquisition ended, if not with an error.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ enum Stop {
 struct Acquisition<'a> {
     inner: &'a Arc<Inner>,
     claim: Claim,
-    names: Arc<[Key]>,
+    names: Names,
     options: AcquireOptions,
     abort: CancellationToken,
     /// When waiting ends. `None`: never.
@@ -70,7 +70,7 @@ struct Acquisition<'a> {
 /// Takes `names` (without repeats, at least one).
 pub(super) async fn acquire(
     inner: &Arc<Inner>,
-    names: Arc<[Key]>,
+    names: Names,
     options: AcquireOptions,
     abort: CancellationToken,
 ) -> Result<Outcome, LockError> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use crate::model::{Fence, Key};
+use crate::model::{Fence, Names};
 
 /// The kinds of event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub struct Event {
     /// What happened.
     pub kind: EventKind,
     /// The names of the lock, as the caller gave them; at least one.
-    pub names: Arc<[Key]>,
+    pub names: Names,
     /// The lease's fencing token; none while waiting.
     pub fence: Option<Fence>,
     /// `Acquired`: how long the call waited. `Released` and `Lost`: how long the lease was held.

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -29,6 +29,8 @@ pub(super) struct Inner {
     pub(super) pulse: Arc<Pulse>,
     pub(super) counters: Counters,
     pub(super) keeper: Keeper,
+    /// Something that others of the same lease wait for has ended (`lease/alone.rs`).
+    pub(super) ended_alone: Notify,
     pub(super) lines: Arc<Lines>,
     /// What the gist's `acquireLock` holds, by name: its `releaseLock` has nothing else to go by.
     pub(super) gist: Mutex<HashMap<Key, Arc<Lease>>>,

@@ -21,14 +21,17 @@ const BATCH: usize = 256;
 /// cost more than the lease.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// When something is due, in nanoseconds of the local clock, and a number that makes it unique.
-pub(super) type Slot = (u64, u64);
+/// When something is due, and which lease it is due for: where that lies in memory tells it from the others.
+type Slot = (Moment, usize);
+
+fn slot(at: Moment, lease: &Lease) -> Slot {
+    (at, std::ptr::from_ref(lease).addr())
+}
 
 /// Every held lease, by when it must be looked at next.
 #[derive(Debug, Default)]
 pub(super) struct Keeper {
     schedule: Mutex<BTreeMap<Slot, Arc<Lease>>>,
-    sequence: AtomicU64,
     earlier: Notify,
     /// When the task looks next in any case, in nanoseconds of the local clock.
     wakes_at: AtomicU64,
@@ -42,16 +45,14 @@ impl Keeper {
     /// Puts a lease where it belongs now; a lease that is over is dropped.
     pub(super) fn schedule(&self, lease: &Arc<Lease>) {
         let mut schedule = self.lock();
-        if let Some(slot) = lease.slot() {
-            schedule.remove(&slot);
+        if let Some(before) = lease.slot() {
+            schedule.remove(&slot(before, lease));
         }
-        let slot = lease
-            .next_event()
-            .map(|at| (at.to_nanos(), self.sequence.fetch_add(1, Relaxed)));
-        lease.set_slot(slot);
-        if let Some(slot) = slot {
-            schedule.insert(slot, lease.clone());
-            if slot.0 < self.wakes_at.load(Relaxed) {
+        let next = lease.next_event();
+        lease.set_slot(next);
+        if let Some(at) = next {
+            schedule.insert(slot(at, lease), lease.clone());
+            if at.to_nanos() < self.wakes_at.load(Relaxed) {
                 self.earlier.notify_one();
             }
         }
@@ -60,8 +61,8 @@ impl Keeper {
     /// Drops a lease that is over.
     pub(super) fn forget(&self, lease: &Lease) {
         let mut schedule = self.lock();
-        if let Some(slot) = lease.slot() {
-            schedule.remove(&slot);
+        if let Some(at) = lease.slot() {
+            schedule.remove(&slot(at, lease));
             lease.set_slot(None);
         }
     }
@@ -75,7 +76,7 @@ impl Keeper {
     fn take_due(&self) -> Vec<Arc<Lease>> {
         let now = Moment::now();
         let mut schedule = self.lock();
-        let later = schedule.split_off(&(now.to_nanos() + 1, 0));
+        let later = schedule.split_off(&(now, usize::MAX));
         let mut due: Vec<Arc<Lease>> = std::mem::replace(&mut *schedule, later).into_values().collect();
         if due.iter().any(|lease| lease.may_be_renewed(now)) {
             // Those that are due next come first. Windows overlap, so that some of them are not open yet.
@@ -87,10 +88,10 @@ impl Keeper {
             due.extend(along.iter().filter_map(|slot| schedule.remove(slot)));
         }
         // They stay on the schedule while they are looked at, under another key: a close must find them.
+        let last = Moment::from_nanos(u64::MAX);
         for lease in &due {
-            let slot = (u64::MAX, self.sequence.fetch_add(1, Relaxed));
-            lease.set_slot(Some(slot));
-            schedule.insert(slot, lease.clone());
+            lease.set_slot(Some(last));
+            schedule.insert(slot(last, lease), lease.clone());
         }
         due
     }
@@ -128,7 +129,7 @@ impl Keeper {
                 let pause = match schedule.keys().next() {
                     Some((at, _)) => {
                         idle_since = None;
-                        Some(Moment::from_nanos(*at).remaining().min(WATCH_INTERVAL))
+                        Some(at.remaining().min(WATCH_INTERVAL))
                     }
                     None if idle_since.get_or_insert(now).elapsed() < LINGER => Some(WATCH_INTERVAL),
                     None => None,

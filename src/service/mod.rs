@@ -5,13 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::clock::Moment;
 use crate::engine::{Renewed, SharedEngine};
 use crate::error::LockError;
-use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Process, Ttl};
+use crate::model::{Claim, Fence, Key, LockInfo, Names, OwnerToken, Process, Ttl};
 
 mod acquire;
 pub(crate) mod backoff;
@@ -63,6 +64,7 @@ impl Locks {
             pulse,
             counters: Counters::default(),
             keeper: Keeper::default(),
+            ended_alone: Notify::new(),
             lines: Arc::default(),
             gist: Mutex::default(),
             closing: CancellationToken::new(),
@@ -96,13 +98,7 @@ impl Locks {
         abort: CancellationToken,
     ) -> Result<Outcome, LockError> {
         let _call = self.inner.open()?;
-        let mut unique: Vec<Key> = Vec::with_capacity(names.len());
-        for name in names {
-            if !unique.contains(name) {
-                unique.push(name.clone());
-            }
-        }
-        acquire::acquire(&self.inner, unique.into(), options, abort).await
+        acquire::acquire(&self.inner, Names::unique(names), options, abort).await
     }
 
     /// The gist's `acquireLock`: one try, not renewed (whatever the options say), released by name.
@@ -192,7 +188,7 @@ impl Locks {
     ) -> Result<Arc<Lease>, LockError> {
         let inner = &self.inner;
         let _call = inner.open()?;
-        let names: Arc<[Key]> = names.into();
+        let names = Names::unique(names);
         let mut claim = Claim::sharing(&names, owner, options.ttl, inner.process.clone());
         claim.metadata = options.metadata.clone();
         let ours = OwnerToken::fresh();

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::MutexGuard;
-
+use super::alone::Alone;
 use super::{Lease, Phase};
 use crate::clock::Moment;
 use crate::engine::Renewal;
@@ -17,8 +16,7 @@ struct Flight<'a> {
     lease: &'a Arc<Lease>,
     /// What is asked for.
     ttl: Ttl,
-    /// The lease's `ops`.
-    _alone: MutexGuard<'a, ()>,
+    _alone: Alone<'a>,
 }
 
 /// Renews leases, and puts each of them back on the keeper's schedule as soon as its answer is there.
@@ -30,7 +28,7 @@ pub(in crate::service) async fn renew_together(inner: Arc<Inner>, leases: Vec<Ar
     let mut flights = Vec::with_capacity(leases.len());
     let mut renewals = Vec::with_capacity(leases.len());
     for lease in &leases {
-        match lease.take_off() {
+        match lease.take_off(&inner) {
             Some(flight) => {
                 let ttl = flight.ttl;
                 renewals.push(Renewal {
@@ -62,8 +60,8 @@ pub(in crate::service) async fn renew_together(inner: Arc<Inner>, leases: Vec<Ar
 
 impl Lease {
     /// Begins a renewal, unless the lease is over, or something else is under way for it.
-    fn take_off(self: &Arc<Self>) -> Option<Flight<'_>> {
-        let Ok(alone) = self.ops.try_lock() else {
+    fn take_off<'a>(self: &'a Arc<Self>, inner: &'a Inner) -> Option<Flight<'a>> {
+        let Some(alone) = self.try_alone(inner) else {
             self.state().pause();
             return None;
         };

@@ -4,6 +4,7 @@
 //! was *sent*, less an allowance for drift ([`Ttl::cautious`]). A failed renewal is *unknown*, not lost: it is tried
 //! again until the local deadline, and only then is the lease lost.
 
+mod alone;
 mod batch;
 mod release;
 mod renewal;
@@ -17,11 +18,10 @@ use super::Inner;
 use super::backoff::Backoff;
 use super::event::{Event, EventKind, add, sub};
 use super::inner::Lapsed;
-use super::keeper::Slot;
 use super::options::AcquireOptions;
 use crate::clock::Moment;
 use crate::error::{EngineError, LockError};
-use crate::model::{Claim, Fence, Key, Ttl};
+use crate::model::{Claim, Fence, Key, Names, Ttl};
 
 pub(super) use batch::renew_together;
 pub use release::LetGo;
@@ -35,7 +35,7 @@ pub struct Lease {
     /// What the store knows it by.
     pub(super) claim: Claim,
     /// The names as the caller gave them, without repeats.
-    names: Arc<[Key]>,
+    names: Names,
     fence: Fence,
     acquired_at: Moment,
     /// Whether it is renewed.
@@ -49,8 +49,6 @@ pub struct Lease {
     /// A try for this claim failed before the one that was granted, and may yet be carried out.
     doubtful: bool,
     state: Mutex<State>,
-    /// Renewals, extensions and the release of one lease never overlap at the store.
-    ops: tokio::sync::Mutex<()>,
 }
 
 struct State {
@@ -67,12 +65,20 @@ struct State {
     extended: bool,
     /// Its holder released it while the service closes, which frees it.
     let_go: bool,
+    /// Something is under way for it at the store, and whether somebody waits for the end of that (`alone.rs`).
+    busy: bool,
+    awaited: bool,
     /// `None` while all goes well.
-    backoff: Option<Box<Backoff>>,
-    last_failure: Option<Arc<EngineError>>,
-    /// Where the keeper's schedule has this lease.
-    slot: Option<Slot>,
+    trouble: Option<Box<Trouble>>,
+    /// When the keeper looks at it, if it is on the keeper's schedule.
+    slot: Option<Moment>,
     on_loss: Option<LossSink>,
+}
+
+/// Renewals that failed, or could not be done.
+struct Trouble {
+    backoff: Backoff,
+    last_failure: Option<Arc<EngineError>>,
 }
 
 enum Phase {
@@ -94,7 +100,7 @@ impl Lease {
     /// A lease whose granting request was sent at `sent`. `doubtful`: an earlier one failed, and may yet be carried out.
     pub(super) fn new(
         claim: Claim,
-        names: Arc<[Key]>,
+        names: Names,
         fence: Fence,
         sent: Moment,
         options: &AcquireOptions,
@@ -109,12 +115,12 @@ impl Lease {
             longest: ttl,
             extended: false,
             let_go: false,
-            backoff: None,
-            last_failure: None,
+            busy: false,
+            awaited: false,
+            trouble: None,
             slot: None,
             on_loss: None,
         };
-        let ops = tokio::sync::Mutex::new(());
         let acquired_at = Moment::now();
         Arc::new(Lease {
             claim,
@@ -127,7 +133,6 @@ impl Lease {
             stall_limit: options.stall_limit,
             doubtful,
             state: Mutex::new(state),
-            ops,
         })
     }
 
@@ -136,7 +141,7 @@ impl Lease {
     }
 
     /// The names as the caller gave them, without repeats; at least one.
-    pub fn names(&self) -> &Arc<[Key]> {
+    pub fn names(&self) -> &[Key] {
         &self.names
     }
 
@@ -210,11 +215,11 @@ impl Lease {
         }
     }
 
-    pub(super) fn slot(&self) -> Option<Slot> {
+    pub(super) fn slot(&self) -> Option<Moment> {
         self.state().slot
     }
 
-    pub(super) fn set_slot(&self, slot: Option<Slot>) {
+    pub(super) fn set_slot(&self, slot: Option<Moment>) {
         self.state().slot = slot;
     }
 
@@ -276,7 +281,7 @@ impl Lease {
     }
 
     fn expired(&self, state: &State) -> LockError {
-        if let Some(failure) = &state.last_failure {
+        if let Some(failure) = state.trouble.as_ref().and_then(|trouble| trouble.last_failure.as_ref()) {
             let mut error = self.lost(&format!("it could not be renewed in time ({failure})"));
             error.engine = Some(failure.engine);
             error.cause = Some(failure.clone());

@@ -126,9 +126,9 @@ impl Lease {
     async fn free(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<bool, LockError> {
         let started = tokio::time::Instant::now();
         // A renewal that hangs must not hold the release up for longer than the store may take; it never re-creates.
-        let _alone = match self.ops.try_lock() {
-            Ok(alone) => Some(alone),
-            Err(_) => tokio::time::timeout(inner.store_timeout / 2, self.ops.lock())
+        let _alone = match self.try_alone(inner) {
+            Some(alone) => Some(alone),
+            None => tokio::time::timeout(inner.store_timeout / 2, self.alone(inner))
                 .await
                 .ok(),
         };

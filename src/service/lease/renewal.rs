@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Lease, Phase, State, Window};
+use super::{Lease, Phase, State, Trouble, Window};
 use crate::clock::Moment;
 use crate::engine::Renewed;
 use crate::error::{EngineError, LockError};
@@ -69,8 +69,7 @@ impl Lease {
                 let next = Window::after(sent, state.ttl);
                 let goes_on = self.renew && self.ends_at.is_none_or(|end| next.due < end);
                 state.next = goes_on.then_some(next);
-                state.backoff = None;
-                state.last_failure = None;
+                state.trouble = None;
                 drop(state);
                 add(&inner.counters.renewed);
                 inner.emit(|| self.event(EventKind::Renewed, None, None));
@@ -93,8 +92,7 @@ impl Lease {
             Err(error) => {
                 add(&inner.counters.store_errors);
                 tracing::debug!(%error, name = %self.names[0], "a renewal failed and is tried again");
-                state.pause();
-                state.last_failure = Some(Arc::new(error));
+                state.pause().last_failure = Some(Arc::new(error));
             }
         }
     }
@@ -113,7 +111,7 @@ impl Lease {
     pub(in crate::service) async fn extend(self: &Arc<Self>, inner: &Arc<Inner>, ttl: Ttl) -> Result<(), LockError> {
         let started = tokio::time::Instant::now();
         let name = || self.names[0].as_str();
-        let Ok(_alone) = tokio::time::timeout(inner.store_timeout, self.ops.lock()).await else {
+        let Ok(_alone) = tokio::time::timeout(inner.store_timeout, self.alone(inner)).await else {
             let error = EngineError::no_answer(inner.engine.name(), "renew", inner.store_timeout);
             return Err(LockError::store(error).with_key(name()));
         };
@@ -167,10 +165,16 @@ impl Lease {
 
 impl State {
     /// Puts the next renewal off: it failed, or cannot be done just now.
-    pub(super) fn pause(&mut self) {
+    pub(super) fn pause(&mut self) -> &mut Trouble {
         let ttl = self.ttl;
-        let backoff = self.backoff.get_or_insert_with(|| Box::new(renewal_backoff(ttl)));
-        self.next = Some(Window::after_pause(backoff.pause()));
+        let trouble = self.trouble.get_or_insert_with(|| {
+            Box::new(Trouble {
+                backoff: renewal_backoff(ttl),
+                last_failure: None,
+            })
+        });
+        self.next = Some(Window::after_pause(trouble.backoff.pause()));
+        trouble
     }
 }
 

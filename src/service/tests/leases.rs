@@ -301,3 +301,32 @@ async fn events_tell_the_story_in_order() {
         expected.map(|(kind, name)| (kind, name.to_owned()))
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_is_done_for_one_lease_is_done_one_after_the_other() {
+    let (engine, locks) = service();
+    let (lease, other) = (
+        take(&locks, "n", options(30_000, 0)).await,
+        take(&locks, "m", options(30_000, 0)).await,
+    );
+    engine.set(Fault::SlowReply(50));
+    let started = tokio::time::Instant::now();
+    let extend = |lease: &Arc<Lease>| {
+        let (locks, lease) = (locks.clone(), lease.clone());
+        tokio::spawn(async move {
+            locks.extend(&lease, Ttl::clamped(ms(30_000))).await.unwrap();
+            started.elapsed().as_millis()
+        })
+    };
+    let extensions = [extend(&lease), extend(&lease), extend(&lease), extend(&other)];
+    let mut ends = Vec::new();
+    for extension in extensions {
+        ends.push(extension.await.unwrap());
+    }
+    assert_eq!(ends, [50, 100, 150, 50]);
+    let last = extend(&lease);
+    settle().await;
+    assert!(locks.release(&lease).await.unwrap());
+    assert_eq!(started.elapsed(), ms(250), "behind the extension");
+    assert_eq!(last.await.unwrap(), 200);
+}
