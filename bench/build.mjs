@@ -1,17 +1,12 @@
-// The addon as it is shipped: optimised across crates, and stripped.
-import { execFileSync } from 'node:child_process'
-import { copyFileSync, mkdtempSync } from 'node:fs'
-import { tmpdir } from 'node:os'
+// The addon as it is shipped: optimised across crates after a profile, and stripped.
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
-
-const root = fileURLToPath(new URL('..', import.meta.url))
-const LIBRARY = { linux: 'libholdfast.so', darwin: 'libholdfast.dylib', win32: 'holdfast.dll' }
+import { buildLibrary, hostTarget, locateProfdata, profile } from '../scripts/pgo.mjs'
 
 /** Builds it, and gives the path of a copy that Node loads. */
-export function releaseBuild() {
-  execFileSync('cargo', ['build', '--release', '--lib'], { cwd: root, stdio: 'inherit' })
-  const addon = join(mkdtempSync(join(tmpdir(), 'holdfast-bench-')), 'holdfast.node')
-  copyFileSync(join(root, 'target', 'release', LIBRARY[process.platform]), addon)
-  return addon
+export async function releaseBuild() {
+  const known = locateProfdata() !== undefined
+  if (!known) console.error('No llvm-profdata: the addon is built without a profile, and slower than the one that is shipped.')
+  const flags = known ? await profile() : ''
+  return buildLibrary(hostTarget, join(fileURLToPath(new URL('..', import.meta.url)), 'target', 'pgo'), flags)
 }

@@ -23,7 +23,7 @@ const CONTENDERS = [
 /** Commands that read or write data, or wait for it. What members, drivers and monitors do besides is not counted. */
 const COUNTED = ['aggregate', 'delete', 'find', 'findAndModify', 'getMore', 'insert', 'update', 'commitTransaction', 'abortTransaction']
 
-prepare()
+await prepare()
 const { MongoClient } = await import('mongodb')
 const server = await startMongod({ replicaSet: true })
 const url = withMajority(server.url)

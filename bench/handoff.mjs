@@ -21,7 +21,7 @@ const CONTENDERS = [
   { module: 'verrou', setting: 'tries every ms', retryMs: 1 },
 ].filter(({ module, retryMs }) => !quick || module === 'holdfast' || retryMs === 1)
 
-prepare()
+await prepare()
 const { default: Redis } = await import('ioredis')
 const server = await startRedis()
 const redis = new Redis(server.url)

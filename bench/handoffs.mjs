@@ -31,11 +31,11 @@ const CROWDS = [
 ].filter(({ waiters, processes }) => !quick || waiters === 1 || processes > 1)
 
 /** What has to be there before a store's driver can be imported. */
-export function prepare() {
+export async function prepare() {
   installDependencies()
   installDependencies('bench')
   // What lies beside index.js may be a debug build: figures come from a release build, whatever is there.
-  if (!quick) process.env.NAPI_RS_NATIVE_LIBRARY_PATH ??= releaseBuild()
+  if (!quick) process.env.NAPI_RS_NATIVE_LIBRARY_PATH ??= await releaseBuild()
 }
 
 /**

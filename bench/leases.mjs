@@ -31,7 +31,7 @@ const LOADS = quick
 installDependencies()
 installDependencies('bench')
 // What lies beside index.js may be a debug build: figures come from a release build, whatever is there.
-if (!quick) process.env.NAPI_RS_NATIVE_LIBRARY_PATH ??= releaseBuild()
+if (!quick) process.env.NAPI_RS_NATIVE_LIBRARY_PATH ??= await releaseBuild()
 const { default: Redis } = await import('ioredis')
 
 /** What the server has done until now. */

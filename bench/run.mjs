@@ -42,7 +42,7 @@ for (const name of chosen) if (!SECTIONS.includes(name)) throw new Error(`--only
 installDependencies()
 installDependencies('bench')
 // What lies beside index.js may be a debug build: figures come from a release build, whatever is there.
-if (!quick) process.env.NAPI_RS_NATIVE_LIBRARY_PATH ??= releaseBuild()
+if (!quick) process.env.NAPI_RS_NATIVE_LIBRARY_PATH ??= await releaseBuild()
 
 // Only now are the drivers there that these import.
 const { ALL } = await import('./sections/stores.mjs')

@@ -1,5 +1,5 @@
 // Builds the addon: the `.node` file, `native.js` (the loader that napi generates) and `index.d.ts`. Arguments go to
-// `napi build`, for instance `--release`.
+// `napi build`, for instance `--release`; but `--pgo` is for this script, and has a profile made first (pgo.mjs).
 import { execFileSync } from 'node:child_process'
 import { readFileSync, writeFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
@@ -9,7 +9,15 @@ process.chdir(fileURLToPath(new URL('..', import.meta.url)))
 installDependencies()
 
 const cli = 'node_modules/@napi-rs/cli/dist/cli.js'
-const args = ['build', '--platform', '--js', 'native.js', '--dts', 'index.d.ts', ...process.argv.slice(2)]
+const asked = process.argv.slice(2)
+const rest = asked.filter((argument) => argument !== '--pgo')
+if (rest.length < asked.length) {
+  const { hostTarget, profile } = await import('./pgo.mjs')
+  // Said although it is this machine's: a profile is good for a build for a target that is named.
+  if (!rest.includes('--target')) rest.push('--target', hostTarget)
+  process.env.RUSTFLAGS = [process.env.RUSTFLAGS, await profile(rest[rest.indexOf('--target') + 1])].filter(Boolean).join(' ')
+}
+const args = ['build', '--platform', '--js', 'native.js', '--dts', 'index.d.ts', ...rest]
 execFileSync(process.execPath, [cli, ...args], { stdio: 'inherit' })
 
 // The types stand in src/js/types.d.ts; napi adds the classes that exist at run time. Two things it cannot know: which

@@ -58,7 +58,7 @@ pub(super) struct Groups {
 }
 
 impl Abortable {
-    /// Arms the signal, if there is one: an abort rejects the promise with `signal.reason` itself, and cancels `abort`.
+    /// Arms the signal, if there is one: an abort rejects the promise with `signal.reason` itself, and cancels the token.
     ///
     /// # Errors
     /// The reason, when the signal is aborted already.
@@ -66,12 +66,11 @@ impl Abortable {
         env: &Env,
         bridge: &Bridge,
         deferred: Deferred,
-        signal: Option<Value>,
-        abort: &CancellationToken,
+        signal: Option<(Value, &CancellationToken)>,
     ) -> Result<Self, (Deferred, Thrown)> {
         let deferred = Arc::new(Mutex::new(Some(deferred)));
         let mut this = Abortable { deferred, place: None };
-        let Some(signal) = signal else { return Ok(this) };
+        let Some((signal, abort)) = signal else { return Ok(this) };
         match this.listen(env, bridge, signal, abort) {
             Ok(()) => Ok(this),
             Err(thrown) => match take(&this.deferred) {

@@ -54,8 +54,8 @@ impl LockService {
         settle: Settle,
     ) -> Answer<Value> {
         let (deferred, promise) = Deferred::new(env);
-        let abort = CancellationToken::new();
-        let abortable = match Abortable::new(env, &self.bridge, deferred, signal, &abort) {
+        let abort = signal.is_some().then(CancellationToken::new);
+        let abortable = match Abortable::new(env, &self.bridge, deferred, signal.zip(abort.as_ref())) {
             Ok(abortable) => abortable,
             Err((deferred, thrown)) => {
                 deferred.settle(env, Err(thrown));

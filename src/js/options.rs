@@ -8,7 +8,7 @@ use super::abort;
 use super::error::{hide, to_js};
 use super::value::{
     Answer, Kind, Thrown, Value, describe, elements, get, global, invoke, keys, kind, length, read_bool, read_number,
-    read_string,
+    read_text,
 };
 use crate::error::LockError;
 use crate::model::{Key, MAX_TTL, Ttl};
@@ -25,11 +25,15 @@ fn invalid<T>(env: &Env, argument: &str, rule: &str, value: Value) -> Answer<T> 
 
 /// Text, well-formed.
 pub(super) fn text(env: &Env, argument: &str, value: Value) -> Answer<String> {
+    text_as(env, argument, value, str::to_owned)
+}
+
+fn text_as<T>(env: &Env, argument: &str, value: Value, make: impl FnOnce(&str) -> T) -> Answer<T> {
     if kind(env, value) != Kind::String {
         return invalid(env, argument, "must be a string", value);
     }
-    match read_string(env, value)? {
-        Some(text) => Ok(text),
+    match read_text(env, value, make)? {
+        Some(made) => Ok(made),
         None => invalid(
             env,
             argument,
@@ -41,7 +45,7 @@ pub(super) fn text(env: &Env, argument: &str, value: Value) -> Answer<String> {
 
 /// A lock's name.
 pub(super) fn name(env: &Env, value: Value) -> Answer<Key> {
-    Ok(Key::new(&text(env, "name", value)?)?)
+    Ok(text_as(env, "name", value, Key::new)??)
 }
 
 /// One name, or an array of them.
@@ -192,7 +196,7 @@ fn is_plain(env: &Env, value: Value) -> Answer<bool> {
         "call",
         &[value],
     )?;
-    Ok(read_string(env, text)?.as_deref() == Some("[object Object]"))
+    Ok(read_text(env, text, |text| text == "[object Object]")? == Some(true))
 }
 
 /// An options object, or nothing. Properties that are `undefined` count as absent; unknown ones are refused, because a

@@ -10,7 +10,6 @@
 //! keep a process from exiting.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -135,11 +134,17 @@ pub(super) struct Bridge {
 thread_local! {
     /// The bridges of this thread's environments, made by the first call in each. An addon that is loaded again (a test
     /// runner that clears the module cache) gets an environment of its own on the same thread.
-    static BRIDGES: RefCell<HashMap<sys::napi_env, Rc<Bridge>>> = RefCell::default();
+    static BRIDGES: RefCell<Vec<(sys::napi_env, Rc<Bridge>)>> = RefCell::default();
 }
 
 fn bridge_of(env: sys::napi_env) -> Option<Rc<Bridge>> {
-    BRIDGES.with_borrow(|bridges| bridges.get(&env).cloned())
+    // There is one, as a rule.
+    BRIDGES.with_borrow(|bridges| {
+        bridges
+            .iter()
+            .find(|(of, _)| *of == env)
+            .map(|(_, bridge)| bridge.clone())
+    })
 }
 
 impl Bridge {
@@ -149,7 +154,7 @@ impl Bridge {
             return Ok(bridge);
         }
         let bridge = Bridge::start(env)?;
-        BRIDGES.with_borrow_mut(|bridges| bridges.insert(env.raw(), bridge.clone()));
+        BRIDGES.with_borrow_mut(|bridges| bridges.push((env.raw(), bridge.clone())));
         Ok(bridge)
     }
 
@@ -388,9 +393,11 @@ pub(super) fn settle_ready(env: &Env, bridge: &Bridge) -> bool {
 /// The environment goes away: no call may reach it any more, and the I/O thread must have left this library's code
 /// before a worker's end unloads it.
 unsafe extern "C" fn tear_down(env: *mut c_void) {
-    let Some(bridge) = BRIDGES.with_borrow_mut(|bridges| bridges.remove(&env.cast())) else {
-        return;
-    };
+    let ended = BRIDGES.with_borrow_mut(|bridges| {
+        let at = bridges.iter().position(|(of, _)| *of == env.cast())?;
+        Some(bridges.swap_remove(at))
+    });
+    let Some((_, bridge)) = ended else { return };
     #[cfg(unix)]
     {
         bridge.calls.end();

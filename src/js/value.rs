@@ -228,8 +228,9 @@ fn read_utf16(env: &Env, value: Value) -> Answer<Vec<u16>> {
     Ok(units)
 }
 
-/// A string; `None` for one with a lone surrogate, which UTF-8 cannot carry: two such names would become one.
-pub(super) fn read_string(env: &Env, value: Value) -> Answer<Option<String>> {
+/// What `look` makes of a string; `None` for one with a lone surrogate, which UTF-8 cannot carry: two such names would
+/// become one.
+pub(super) fn read_text<T>(env: &Env, value: Value, look: impl FnOnce(&str) -> T) -> Answer<Option<T>> {
     // Short ASCII is the rule: one call, no detour over UTF-16.
     let mut small = [0u8; 128];
     let mut length = 0;
@@ -242,9 +243,9 @@ pub(super) fn read_string(env: &Env, value: Value) -> Answer<Option<String>> {
         && small[..length].is_ascii()
         && let Ok(text) = std::str::from_utf8(&small[..length])
     {
-        return Ok(Some(text.to_owned()));
+        return Ok(Some(look(text)));
     }
-    Ok(String::from_utf16(&read_utf16(env, value)?).ok())
+    Ok(String::from_utf16(&read_utf16(env, value)?).ok().as_deref().map(look))
 }
 
 pub(super) fn read_lossy(env: &Env, value: Value) -> Answer<String> {

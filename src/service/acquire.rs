@@ -55,7 +55,7 @@ struct Acquisition<'a> {
     claim: Claim,
     names: Names,
     options: AcquireOptions,
-    abort: CancellationToken,
+    abort: Option<CancellationToken>,
     /// When waiting ends. `None`: never.
     deadline: Option<Instant>,
     /// The longest silence of the store that this call endures.
@@ -72,7 +72,7 @@ pub(super) async fn acquire(
     inner: &Arc<Inner>,
     names: Names,
     options: AcquireOptions,
-    abort: CancellationToken,
+    abort: Option<CancellationToken>,
 ) -> Result<Outcome, LockError> {
     let started = Instant::now();
     let ttl = options
@@ -104,7 +104,7 @@ pub(super) async fn acquire(
     };
     // Nearly all that do not wait have their answer from the first try. What else there is to do is a large future, which
     // is made only where there is something to do.
-    let outcome = if call.claim.waiting || call.abort.is_cancelled() {
+    let outcome = if call.claim.waiting || call.is_aborted() {
         Box::pin(call.run(started, None)).await
     } else {
         match call.try_once(started).await {
@@ -137,7 +137,7 @@ impl Acquisition<'_> {
         let inner = self.inner;
         let ordered = inner.engine.ordered();
         let waits = self.claim.waiting;
-        if self.abort.is_cancelled() {
+        if self.is_aborted() {
             // Whoever gave up on the way here wants nothing of the store.
             return Stop::Aborted.end();
         }
@@ -293,7 +293,7 @@ impl Acquisition<'_> {
                     return Tried::Failed(error);
                 }
             },
-            () = self.abort.cancelled() => Tried::GaveUp(Stop::Aborted),
+            () = self.aborted() => Tried::GaveUp(Stop::Aborted),
             () = self.inner.closing.cancelled() => Tried::GaveUp(Stop::Closed),
             () = tokio::time::sleep(patience) => {
                 add(&self.inner.counters.store_errors);
@@ -323,13 +323,24 @@ impl Acquisition<'_> {
         tried
     }
 
+    fn is_aborted(&self) -> bool {
+        self.abort.as_ref().is_some_and(CancellationToken::is_cancelled)
+    }
+
+    async fn aborted(&self) {
+        match &self.abort {
+            Some(abort) => abort.cancelled().await,
+            None => std::future::pending().await,
+        }
+    }
+
     async fn subscribe(&mut self, key: &Key) -> Result<Box<dyn Subscription>, Result<Outcome, LockError>> {
         let inner = self.inner;
         let claim = self.claim.clone();
         let subscribing = inner.with_store("subscribe", self.patience, || inner.engine.subscribe(&claim, key));
         tokio::select! {
             answer = subscribing => answer.map_err(Err),
-            () = self.abort.cancelled() => Err(Stop::Aborted.end()),
+            () = self.aborted() => Err(Stop::Aborted.end()),
             () = inner.closing.cancelled() => Err(Stop::Closed.end()),
         }
     }
@@ -344,7 +355,7 @@ impl Acquisition<'_> {
         };
         tokio::select! {
             biased;
-            () = self.abort.cancelled() => Some(Stop::Aborted.end()),
+            () = self.aborted() => Some(Stop::Aborted.end()),
             () = self.inner.closing.cancelled() => Some(Stop::Closed.end()),
             () = out_of_time => Some(Ok(self.busy())),
             () = change => None,
@@ -355,7 +366,7 @@ impl Acquisition<'_> {
     async fn stopped(&self, change: impl Future<Output = ()>) -> Option<Stop> {
         tokio::select! {
             biased;
-            () = self.abort.cancelled() => Some(Stop::Aborted),
+            () = self.aborted() => Some(Stop::Aborted),
             () = self.inner.closing.cancelled() => Some(Stop::Closed),
             () = change => None,
         }

@@ -95,7 +95,7 @@ impl Locks {
         &self,
         names: &[Key],
         options: AcquireOptions,
-        abort: CancellationToken,
+        abort: Option<CancellationToken>,
     ) -> Result<Outcome, LockError> {
         let _call = self.inner.open()?;
         acquire::acquire(&self.inner, Names::unique(names), options, abort).await
@@ -111,10 +111,7 @@ impl Locks {
             renew: false,
             ..options
         };
-        match self
-            .acquire(std::slice::from_ref(&name), options, CancellationToken::new())
-            .await?
-        {
+        match self.acquire(std::slice::from_ref(&name), options, None).await? {
             // A close in this very moment has released it, or will.
             Outcome::Acquired(_) if self.inner.closing.is_cancelled() => Err(LockError::closed()),
             Outcome::Acquired(lease) => {

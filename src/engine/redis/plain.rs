@@ -122,7 +122,7 @@ impl RedisEngine {
         claim: &Claim,
     ) -> Result<Result<Acquired, Undecided>, Failure> {
         let key = &claim.keys()[0];
-        let [lock, queue] = keys(&self.layout, claim, [Part::Lock, Part::Queue]);
+        let (lock, [queue]) = keys(&self.layout, claim, [Part::Queue]);
         let owner = claim.owner.as_str();
         if self.contended.is(key) {
             let look = lane.one(|out| resp::write(out, &["GET", &lock]));
@@ -195,7 +195,7 @@ impl RedisEngine {
             String::new()
         };
         let reply = lane.one(|out| {
-            let [lock, queue, fence] = keys(&self.layout, claim, [Part::Lock, Part::Queue, Part::Fence]);
+            let (lock, [queue, fence]) = keys(&self.layout, claim, [Part::Queue, Part::Fence]);
             let owner = claim.owner.as_str();
             resp::write(
                 out,
@@ -222,15 +222,16 @@ impl RedisEngine {
     }
 }
 
-/// Keys of a claim's only name.
-pub(super) fn keys<const N: usize>(layout: &Layout, claim: &Claim, parts: [Part; N]) -> [String; N] {
+/// The lock key of a claim's only name, and companions of it.
+pub(super) fn keys<const N: usize>(layout: &Layout, claim: &Claim, parts: [Part; N]) -> (String, [String; N]) {
     let mut lock = String::with_capacity(80);
     layout.lock(claim.keys()[0].as_str(), &mut lock);
-    parts.map(|part| {
+    let companions = parts.map(|part| {
         let mut key = String::with_capacity(lock.len() + 24);
         companion(part, &lock, &mut key);
         key
-    })
+    });
+    (lock, companions)
 }
 
 /// A grant that is to be written down.

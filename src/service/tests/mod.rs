@@ -46,7 +46,7 @@ fn options(ttl: u64, wait: u64) -> AcquireOptions {
 }
 
 async fn attempt(locks: &Locks, name: &str, options: AcquireOptions) -> Result<Outcome, LockError> {
-    locks.acquire(&[key(name)], options, CancellationToken::new()).await
+    locks.acquire(&[key(name)], options, None).await
 }
 
 async fn take(locks: &Locks, name: &str, options: AcquireOptions) -> Arc<Lease> {

@@ -235,7 +235,7 @@ async fn an_abort_in_flight_leaves_nothing() {
         let (locks, abort) = (locks.clone(), abort.clone());
         tokio::spawn(async move {
             locks
-                .acquire(&[key("n"), key("m")], options(3_600_000, 9000), abort)
+                .acquire(&[key("n"), key("m")], options(3_600_000, 9000), Some(abort))
                 .await
         })
     };
@@ -254,7 +254,7 @@ async fn an_abort_that_came_first_asks_the_store_for_nothing() {
     let (_, locks) = service();
     let abort = CancellationToken::new();
     abort.cancel();
-    let outcome = locks.acquire(&[key("n")], options(1000, 9000), abort).await;
+    let outcome = locks.acquire(&[key("n")], options(1000, 9000), Some(abort)).await;
     assert!(matches!(outcome.unwrap(), Outcome::Aborted));
     assert_eq!(locks.stats().acquired, 0);
 }

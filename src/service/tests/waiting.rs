@@ -115,7 +115,7 @@ async fn whoever_leaves_the_line_lets_the_next_through() {
     let abort = CancellationToken::new();
     let aborted = {
         let (locks, abort) = (locks.clone(), abort.clone());
-        tokio::spawn(async move { locks.acquire(&[key("n")], options(30_000, 60_000), abort).await })
+        tokio::spawn(async move { locks.acquire(&[key("n")], options(30_000, 60_000), Some(abort)).await })
     };
     settle().await;
     let hasty = waiter(&locks, "n", 100);
@@ -138,7 +138,7 @@ async fn an_aborted_waiter_blocks_nobody() {
     let abort = CancellationToken::new();
     let aborted = {
         let (locks, abort) = (other.clone(), abort.clone());
-        tokio::spawn(async move { locks.acquire(&[key("n")], options(30_000, 60_000), abort).await })
+        tokio::spawn(async move { locks.acquire(&[key("n")], options(30_000, 60_000), Some(abort)).await })
     };
     settle().await;
     abort.cancel();
@@ -152,11 +152,7 @@ async fn an_aborted_waiter_blocks_nobody() {
 async fn repeated_names_count_once() {
     let (_, locks) = service();
     let outcome = locks
-        .acquire(
-            &[key("b"), key("a"), key("b")],
-            options(1000, 0),
-            CancellationToken::new(),
-        )
+        .acquire(&[key("b"), key("a"), key("b")], options(1000, 0), None)
         .await;
     let Outcome::Acquired(lease) = outcome.unwrap() else {
         panic!("a repeat blocks itself")
@@ -184,10 +180,7 @@ async fn overlapping_sets_all_get_their_turn() {
             let locks = if i % 2 == 0 { locks.clone() } else { other.clone() };
             let keys: Vec<Key> = set.iter().map(|name| key(name)).collect();
             tasks.push(tokio::spawn(async move {
-                let outcome = locks
-                    .acquire(&keys, options(30_000, 600_000), CancellationToken::new())
-                    .await
-                    .unwrap();
+                let outcome = locks.acquire(&keys, options(30_000, 600_000), None).await.unwrap();
                 let Outcome::Acquired(lease) = outcome else {
                     panic!("starved: {outcome:?}")
                 };

@@ -230,7 +230,7 @@ impl Attempt {
     }
 
     fn plain_commands(&self) -> Vec<u8> {
-        let [lock, counter] = plain::keys(&self.quorum.layout, &self.claim, [Part::Lock, Part::Counter]);
+        let (lock, [counter]) = plain::keys(&self.quorum.layout, &self.claim, [Part::Counter]);
         let (mut ttl, mut floor) = (itoa::Buffer::new(), itoa::Buffer::new());
         let (ttl, floor) = (ttl.format(self.claim.ttl.as_millis()), floor.format(self.floor));
         let mut out = Vec::with_capacity(512);
