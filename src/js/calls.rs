@@ -62,12 +62,9 @@ impl LockService {
                 return Ok(promise);
             }
         };
-        let locks = self.locks.clone();
         let theirs = self.locks.clone();
-        self.bridge.call(
-            env,
-            async move { locks.acquire(&names, options, abort).await },
-            move |env, outcome| {
+        self.bridge
+            .call(env, self.locks.acquire(&names, options, abort), move |env, outcome| {
                 let Ok(bridge) = Bridge::get(env) else { return };
                 let deferred = abortable.disarm(env, &bridge);
                 linger(env, &bridge, &theirs);
@@ -95,8 +92,7 @@ impl LockService {
                     (Some(deferred), outcome) => settle(env, &bridge, &theirs, deferred, outcome),
                     // Granted in the very moment of the abort: nobody knows of it, so it goes back.
                     (None, Ok(lease)) => {
-                        let locks = theirs.clone();
-                        bridge.call(env, async move { locks.release(&lease).await }, move |env, _| {
+                        bridge.call(env, theirs.release(&lease), move |env, _| {
                             if let Ok(bridge) = Bridge::get(env) {
                                 linger(env, &bridge, &theirs);
                             }
@@ -104,8 +100,7 @@ impl LockService {
                     }
                     (None, Err(_)) => {}
                 }
-            },
-        );
+            });
         Ok(promise)
     }
 

@@ -56,7 +56,7 @@ impl Lock {
         made.map_err(|error| {
             // Nobody gets this lease: it must not be renewed for ever.
             let (locks, lease) = unclaimed;
-            bridge.call(env, async move { locks.release(&lease).await }, |_, _| {});
+            bridge.call(env, locks.release(&lease), |_, _| {});
             string(env, &error.reason).map_or_else(|thrown| thrown, Thrown::Js)
         })
     }
@@ -68,20 +68,15 @@ impl Lock {
         settle: impl FnOnce(&Env, std::result::Result<bool, crate::error::LockError>) -> Answer<Value> + Send + 'static,
     ) -> Value {
         let (deferred, promise) = Deferred::new(env);
-        let (locks, lease) = (self.locks.clone(), self.lease.clone());
-        let theirs = locks.clone();
-        let let_go = locks.let_go(&lease);
-        self.bridge.call(
-            env,
-            async move { locks.finish_release(&lease, let_go).await },
-            move |env, released| {
+        let locks = self.locks.clone();
+        self.bridge
+            .call(env, self.locks.release(&self.lease), move |env, released| {
                 if let Ok(bridge) = Bridge::get(env) {
-                    linger(env, &bridge, &theirs);
+                    linger(env, &bridge, &locks);
                 }
                 let answer = settle(env, released);
                 deferred.settle(env, answer);
-            },
-        );
+            });
         promise
     }
 }

@@ -84,23 +84,17 @@ impl Run {
         } = self;
         let released_before = lease.is_released();
         let loss = lease.loss();
-        let theirs = locks.clone();
-        let let_go = locks.let_go(&lease);
-        let released = lease.clone();
-        bridge.call(
-            env,
-            async move { locks.finish_release(&lease, let_go).await },
-            move |env, answer| {
-                if let Ok(bridge) = Bridge::get(env) {
-                    linger(env, &bridge, &theirs);
-                }
-                // A release that the store did not take goes on in the background; the job is done all the same.
-                let gone = !released_before && matches!(answer, Ok(false));
-                let loss = loss.or_else(|| gone.then(|| lost_at_release(&released, theirs.is_closed())));
-                let answer = conclude(env, &kept, threw, loss.filter(|_| on_loss == OnLoss::Reject));
-                deferred.settle(env, answer);
-            },
-        );
+        let released = locks.release(&lease);
+        bridge.call(env, released, move |env, answer| {
+            if let Ok(bridge) = Bridge::get(env) {
+                linger(env, &bridge, &locks);
+            }
+            // A release that the store did not take goes on in the background; the job is done all the same.
+            let gone = !released_before && matches!(answer, Ok(false));
+            let loss = loss.or_else(|| gone.then(|| lost_at_release(&lease, locks.is_closed())));
+            let answer = conclude(env, &kept, threw, loss.filter(|_| on_loss == OnLoss::Reject));
+            deferred.settle(env, answer);
+        });
     }
 }
 

@@ -86,12 +86,8 @@ impl LockService {
             if kind(env, ttl.raw()) != Kind::Undefined {
                 options.ttl = ttl_seconds(env, ttl.raw())?;
             }
-            let locks = self.locks.clone();
-            Ok(self.ask(
-                env,
-                async move { locks.acquire_by_name(key, options).await },
-                |env, held| Ok(boolean(env, held)),
-            ))
+            let held = self.locks.acquire_by_name(key, options);
+            Ok(self.ask(env, held, |env, held| Ok(boolean(env, held))))
         })
     }
 
@@ -99,12 +95,8 @@ impl LockService {
     pub fn release_lock<'env>(&self, env: &'env Env, lock: Unknown<'env>) -> Result<Unknown<'env>> {
         promise(env, || {
             let key = name(env, lock.raw())?;
-            let locks = self.locks.clone();
-            Ok(
-                self.ask(env, async move { locks.release_by_name(&key).await }, |env, freed| {
-                    Ok(boolean(env, freed))
-                }),
-            )
+            let freed = self.locks.release_by_name(&key);
+            Ok(self.ask(env, freed, |env, freed| Ok(boolean(env, freed))))
         })
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Inner;
 use super::backoff::Backoff;
@@ -50,8 +51,11 @@ enum Stop {
 }
 
 /// One acquisition under way.
-struct Acquisition<'a> {
-    inner: &'a Arc<Inner>,
+pub(super) struct Acquisition {
+    inner: Arc<Inner>,
+    /// A close waits for as long as this is here.
+    _open: TaskTrackerToken,
+    started: Instant,
     claim: Claim,
     names: Names,
     options: AcquireOptions,
@@ -67,74 +71,81 @@ struct Acquisition<'a> {
     too_late: u32,
 }
 
-/// Takes `names` (without repeats, at least one).
-pub(super) async fn acquire(
-    inner: &Arc<Inner>,
-    names: Names,
-    options: AcquireOptions,
-    abort: Option<CancellationToken>,
-) -> Result<Outcome, LockError> {
-    let started = Instant::now();
-    let ttl = options
-        .max_hold
-        .map_or(options.ttl, |most| Ttl::clamped(most.min(options.ttl.duration())));
-    let mut claim = Claim::sharing(&names, OwnerToken::fresh(), ttl, inner.process.clone());
-    claim.metadata = options.metadata.clone();
-    claim.waiting = options.wait != Wait::No;
-    let (deadline, patience) = match options.wait {
-        Wait::No => (Some(started), inner.store_timeout),
-        Wait::Forever => (None, inner.store_timeout),
-        Wait::For(wait) => (
-            started.checked_add(wait),
-            inner.store_timeout.min(wait.max(LEAST_STORE_PATIENCE)),
-        ),
-    };
-    let (uncertain, waiting, too_late) = (false, false, 0);
-    let mut call = Acquisition {
-        inner,
-        claim,
-        names,
-        options,
-        abort,
-        deadline,
-        patience,
-        uncertain,
-        waiting,
-        too_late,
-    };
-    // Nearly all that do not wait have their answer from the first try. What else there is to do is a large future, which
-    // is made only where there is something to do.
-    let outcome = if call.claim.waiting || call.is_aborted() {
-        Box::pin(call.run(started, None)).await
-    } else {
-        match call.try_once(started).await {
-            Tried::Held { .. } => Ok(call.busy()),
-            Tried::Granted { fence, sent } => match call.granted(started, fence, sent) {
-                Some(lease) => Ok(Outcome::Acquired(lease)),
-                None => Ok(call.busy()),
-            },
-            failed => Box::pin(call.run(started, Some(failed))).await,
-        }
-    };
-    if call.waiting {
-        sub(&inner.counters.waiting);
-    }
-    match outcome {
-        Ok(Outcome::Acquired(lease)) => Ok(Outcome::Acquired(lease)),
-        other => {
-            call.give_up();
-            if let Ok(Outcome::Busy { .. }) = other {
-                add(&inner.counters.busy);
-            }
-            other.map_err(|error| error.with_key(call.names[0].as_str()))
+impl Acquisition {
+    /// Begins to take `names`.
+    pub(super) fn new(
+        inner: &Arc<Inner>,
+        open: TaskTrackerToken,
+        names: Names,
+        options: AcquireOptions,
+        abort: Option<CancellationToken>,
+    ) -> Self {
+        let started = Instant::now();
+        let ttl = options
+            .max_hold
+            .map_or(options.ttl, |most| Ttl::clamped(most.min(options.ttl.duration())));
+        let mut claim = Claim::sharing(&names, OwnerToken::fresh(), ttl, inner.process.clone());
+        claim.metadata = options.metadata.clone();
+        claim.waiting = options.wait != Wait::No;
+        let (deadline, patience) = match options.wait {
+            Wait::No => (Some(started), inner.store_timeout),
+            Wait::Forever => (None, inner.store_timeout),
+            Wait::For(wait) => (
+                started.checked_add(wait),
+                inner.store_timeout.min(wait.max(LEAST_STORE_PATIENCE)),
+            ),
+        };
+        let (uncertain, waiting, too_late) = (false, false, 0);
+        Acquisition {
+            inner: inner.clone(),
+            _open: open,
+            started,
+            claim,
+            names,
+            options,
+            abort,
+            deadline,
+            patience,
+            uncertain,
+            waiting,
+            too_late,
         }
     }
-}
 
-impl Acquisition<'_> {
+    /// Until there is an outcome.
+    pub(super) async fn outcome(&mut self) -> Result<Outcome, LockError> {
+        // Nearly all that do not wait have their answer from the first try. What else there is to do is a large future, which
+        // is made only where there is something to do.
+        let outcome = if self.claim.waiting || self.is_aborted() {
+            Box::pin(self.run(None)).await
+        } else {
+            match self.try_once(self.started).await {
+                Tried::Held { .. } => Ok(self.busy()),
+                Tried::Granted { fence, sent } => match self.granted(fence, sent) {
+                    Some(lease) => Ok(Outcome::Acquired(lease)),
+                    None => Ok(self.busy()),
+                },
+                failed => Box::pin(self.run(Some(failed))).await,
+            }
+        };
+        if self.waiting {
+            sub(&self.inner.counters.waiting);
+        }
+        match outcome {
+            Ok(Outcome::Acquired(lease)) => Ok(Outcome::Acquired(lease)),
+            other => {
+                self.give_up();
+                if let Ok(Outcome::Busy { .. }) = other {
+                    add(&self.inner.counters.busy);
+                }
+                other.map_err(|error| error.with_key(self.names[0].as_str()))
+            }
+        }
+    }
+
     /// From the first try on, or from what became of it, until there is an outcome.
-    async fn run(&mut self, started: Instant, mut first: Option<Tried>) -> Result<Outcome, LockError> {
-        let inner = self.inner;
+    async fn run(&mut self, mut first: Option<Tried>) -> Result<Outcome, LockError> {
+        let inner = self.inner.clone();
         let ordered = inner.engine.ordered();
         let waits = self.claim.waiting;
         if self.is_aborted() {
@@ -165,7 +176,7 @@ impl Acquisition<'_> {
                     }
                 }
             }
-            let since = *asking_since.get_or_insert(if first.is_some() { started } else { Instant::now() });
+            let since = *asking_since.get_or_insert(if first.is_some() { self.started } else { Instant::now() });
             let tried = match first.take() {
                 Some(tried) => tried,
                 None => self.try_once(since).await,
@@ -173,7 +184,7 @@ impl Acquisition<'_> {
             match tried {
                 Tried::Granted { fence, sent } => {
                     asking_since = None;
-                    if let Some(lease) = self.granted(started, fence, sent) {
+                    if let Some(lease) = self.granted(fence, sent) {
                         return Ok(Outcome::Acquired(lease));
                     }
                     if !waits {
@@ -252,7 +263,7 @@ impl Acquisition<'_> {
 
     /// The lease of a grant. `None`: validity was gone on return. The next try is a new acquisition then, with an owner of
     /// its own.
-    fn granted(&mut self, started: Instant, fence: Fence, sent: Moment) -> Option<Arc<Lease>> {
+    fn granted(&mut self, fence: Fence, sent: Moment) -> Option<Arc<Lease>> {
         let lease = Lease::new(
             self.claim.clone(),
             self.names.clone(),
@@ -262,7 +273,7 @@ impl Acquisition<'_> {
             self.uncertain,
         );
         if lease.is_held() {
-            self.inner.adopt(&lease, started.elapsed());
+            self.inner.adopt(&lease, self.started.elapsed());
             return Some(lease);
         }
         self.too_late += 1;
@@ -335,7 +346,7 @@ impl Acquisition<'_> {
     }
 
     async fn subscribe(&mut self, key: &Key) -> Result<Box<dyn Subscription>, Result<Outcome, LockError>> {
-        let inner = self.inner;
+        let inner = self.inner.clone();
         let claim = self.claim.clone();
         let subscribing = inner.with_store("subscribe", self.patience, || inner.engine.subscribe(&claim, key));
         tokio::select! {

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::{Either, ready};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -26,9 +28,10 @@ mod pulse;
 #[cfg(all(test, feature = "memory"))]
 mod tests;
 
+use acquire::Acquisition;
 pub use acquire::Outcome;
 pub use event::{Event, EventKind, EventSink, Stats};
-pub use lease::{Lease, LetGo, LossSink};
+pub use lease::{Lease, LossSink};
 pub use options::{AcquireOptions, Wait};
 pub use pulse::Pulse;
 
@@ -91,35 +94,45 @@ impl Locks {
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`. Busy is an [`Outcome`].
-    pub async fn acquire(
+    pub fn acquire(
         &self,
         names: &[Key],
         options: AcquireOptions,
         abort: Option<CancellationToken>,
-    ) -> Result<Outcome, LockError> {
-        let _call = self.inner.open()?;
-        acquire::acquire(&self.inner, Names::unique(names), options, abort).await
+    ) -> impl Future<Output = Result<Outcome, LockError>> + Send + use<> {
+        let open = match self.inner.open() {
+            Ok(open) => open,
+            Err(closed) => return Either::Left(ready(Err(closed))),
+        };
+        let mut call = Acquisition::new(&self.inner, open, Names::unique(names), options, abort);
+        Either::Right(async move { call.outcome().await })
     }
 
     /// The gist's `acquireLock`: one try, not renewed (whatever the options say), released by name.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
-    pub async fn acquire_by_name(&self, name: Key, options: AcquireOptions) -> Result<bool, LockError> {
+    pub fn acquire_by_name(
+        &self,
+        name: Key,
+        options: AcquireOptions,
+    ) -> impl Future<Output = Result<bool, LockError>> + Send + use<> {
         let options = AcquireOptions {
             wait: Wait::No,
             renew: false,
             ..options
         };
-        match self.acquire(std::slice::from_ref(&name), options, None).await? {
+        let inner = self.inner.clone();
+        let acquired = self.acquire(std::slice::from_ref(&name), options, None);
+        acquired.map(move |outcome| match outcome? {
             // A close in this very moment has released it, or will.
-            Outcome::Acquired(_) if self.inner.closing.is_cancelled() => Err(LockError::closed()),
+            Outcome::Acquired(_) if inner.closing.is_cancelled() => Err(LockError::closed()),
             Outcome::Acquired(lease) => {
-                self.inner.gist().insert(name, lease);
+                inner.gist().insert(name, lease);
                 Ok(true)
             }
             Outcome::Busy { .. } | Outcome::Aborted => Ok(false),
-        }
+        })
     }
 
     /// The gist's `releaseLock`: frees what [`Locks::acquire_by_name`] took. `false` when this service holds no such
@@ -127,35 +140,28 @@ impl Locks {
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
-    pub async fn release_by_name(&self, name: &Key) -> Result<bool, LockError> {
-        let _call = self.inner.open()?;
+    pub fn release_by_name(&self, name: &Key) -> impl Future<Output = Result<bool, LockError>> + Send + use<> {
+        if let Err(closed) = self.inner.open() {
+            return Either::Left(ready(Err(closed)));
+        }
         let lease = self.inner.gist().remove(name);
         match lease {
-            Some(lease) => self.release(&lease).await,
-            None => Ok(false),
+            Some(lease) => Either::Right(self.release(&lease)),
+            None => Either::Left(ready(Ok(false))),
         }
     }
 
     /// Frees a lease. `false` when it was released before, or is gone.
     ///
-    /// # Errors
-    /// `LOCK_STORE`; the release then goes on in the background until the lease has ended anyway.
-    pub async fn release(&self, lease: &Arc<Lease>) -> Result<bool, LockError> {
-        self.finish_release(lease, self.let_go(lease)).await
-    }
-
-    /// The first half of a release: from here on the lease counts no more. Does not block, and may be called on any
-    /// thread.
-    pub fn let_go(&self, lease: &Lease) -> LetGo {
-        lease.let_go(&self.inner)
-    }
-
-    /// The second half: tells the store.
+    /// # Behavior
+    /// From the call on the lease counts no more; the future tells the store.
     ///
     /// # Errors
-    /// As [`Locks::release`].
-    pub async fn finish_release(&self, lease: &Arc<Lease>, let_go: LetGo) -> Result<bool, LockError> {
-        lease.finish_release(&self.inner, let_go).await
+    /// `LOCK_STORE`; the release then goes on in the background until the lease has ended anyway.
+    pub fn release(&self, lease: &Arc<Lease>) -> impl Future<Output = Result<bool, LockError>> + Send + use<> {
+        let (inner, lease) = (self.inner.clone(), lease.clone());
+        let let_go = lease.let_go(&inner);
+        async move { lease.finish_release(&inner, &let_go).await }
     }
 
     /// Makes a lease last at least `ttl` from now on. Never shortens it.

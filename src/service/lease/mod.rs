@@ -24,7 +24,6 @@ use crate::error::{EngineError, LockError};
 use crate::model::{Claim, Fence, Key, Names, Ttl};
 
 pub(super) use batch::renew_together;
-pub use release::LetGo;
 use window::Window;
 
 /// Called once when a lease is lost, on the I/O thread.

@@ -12,9 +12,9 @@ use crate::service::event::{EventKind, add, sub};
 
 /// What a release found.
 #[derive(Debug)]
-pub enum LetGo {
+pub(in crate::service) enum LetGo {
     /// The lease counted until now. A close waits for the second half.
-    Now(TaskTrackerToken),
+    Now(#[expect(dead_code, reason = "held, not read")] TaskTrackerToken),
     /// It was released before.
     Before,
     /// It is lost.
@@ -58,23 +58,22 @@ impl Lease {
     pub(in crate::service) async fn finish_release(
         self: &Arc<Self>,
         inner: &Arc<Inner>,
-        let_go: LetGo,
+        let_go: &LetGo,
     ) -> Result<bool, LockError> {
-        let _call = match let_go {
-            LetGo::Now(token) => token,
-            LetGo::Before => return Ok(false),
+        match let_go {
+            LetGo::Now(_) => self.tell_store(inner).await,
+            LetGo::Before => Ok(false),
             LetGo::TooLate(loss) => {
-                self.lose(inner, loss);
+                self.lose(inner, loss.clone());
                 if inner.closing.is_cancelled() {
                     // What was held is freed by the close, and the engine may be gone.
                     return Ok(false);
                 }
                 // The store may hold it for a moment longer than the cautious view does.
                 self.free(inner).await?;
-                return Ok(false);
+                Ok(false)
             }
-        };
-        self.tell_store(inner).await
+        }
     }
 
     /// The release of a lease that its holder did not ask for, because the service closes: freed at the store, lost to
