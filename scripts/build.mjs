@@ -13,9 +13,9 @@ const asked = process.argv.slice(2)
 const rest = asked.filter((argument) => argument !== '--pgo')
 if (rest.length < asked.length) {
   const { hostTarget, profile } = await import('./pgo.mjs')
-  // Said although it is this machine's: a profile is good for a build for a target that is named.
-  if (!rest.includes('--target')) rest.push('--target', hostTarget)
-  process.env.RUSTFLAGS = [process.env.RUSTFLAGS, await profile(rest[rest.indexOf('--target') + 1])].filter(Boolean).join(' ')
+  // napi names the target to cargo, too: a profile is good for no other.
+  const target = rest.includes('--target') ? rest[rest.indexOf('--target') + 1] : hostTarget
+  process.env.RUSTFLAGS = [process.env.RUSTFLAGS, await profile(target)].filter(Boolean).join(' ')
 }
 const args = ['build', '--platform', '--js', 'native.js', '--dts', 'index.d.ts', ...rest]
 execFileSync(process.execPath, [cli, ...args], { stdio: 'inherit' })

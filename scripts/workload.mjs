@@ -1,18 +1,18 @@
 // What services do with their locks, in the parts that are worth being fast: an optimised build is made after a profile of
 // it (pgo.mjs).
 //
-//   node scripts/workload.mjs MS STORE…    each part for so many milliseconds; the URLs of a quorum with commas between them
+//   node scripts/workload.mjs MS:STORE…    each part for so many milliseconds; the URLs of a quorum with commas between them
 import { createRequire } from 'node:module'
 import { setTimeout as sleep } from 'node:timers/promises'
 
 const { LockService } = createRequire(import.meta.url)('../index.js')
 
-const [, , ms, ...stores] = process.argv
-if (!(ms > 0) || stores.length === 0) throw new Error('usage: node scripts/workload.mjs MS STORE…')
+const asked = process.argv.slice(2).map((text) => /^(\d+):(.+)$/.exec(text))
+if (asked.length === 0 || asked.includes(null)) throw new Error('usage: node scripts/workload.mjs MS:STORE…')
 
 /** Does something for as many names as there are to be in flight, again and again. */
-async function busily(inFlight, prefix, work) {
-  const end = performance.now() + Number(ms)
+async function busily(ms, inFlight, prefix, work) {
+  const end = performance.now() + ms
   const names = Array.from({ length: inFlight }, (_, i) => `workload:${prefix}:${i}`)
   await Promise.all(
     names.map(async (name) => {
@@ -22,12 +22,12 @@ async function busily(inFlight, prefix, work) {
   )
 }
 
-async function parts(locks, other) {
+async function parts(ms, locks, other) {
   for (const inFlight of [1, 16, 64, 1024]) {
-    await busily(inFlight, 'pair', async (name) => {
+    await busily(ms, inFlight, 'pair', async (name) => {
       if (!(await locks.acquireLock(name, 30)) || !(await locks.releaseLock(name))) throw new Error(`${name} was not free`)
     })
-    await busily(inFlight, 'lock', async (name) => {
+    await busily(ms, inFlight, 'lock', async (name) => {
       const lock = await locks.acquire(name, { ttlMs: 30_000 })
       if (!(await lock.release())) throw new Error(`${name} was lost`)
     })
@@ -35,13 +35,13 @@ async function parts(locks, other) {
   const held = Array.from({ length: 64 }, (_, i) => `workload:held:${i}`)
   await Promise.all(held.map((name) => other.acquireLock(name, 600)))
   for (const inFlight of [1, 64]) {
-    await busily(inFlight, 'held', async (name) => {
+    await busily(ms, inFlight, 'held', async (name) => {
       if (await locks.acquireLock(name, 30)) throw new Error(`${name} was not held`)
     })
   }
   await Promise.all(held.map((name) => other.releaseLock(name)))
   // All wait for one name, in two processes as the store sees it.
-  await busily(20, 'queue', (name) => {
+  await busily(ms, 20, 'queue', (name) => {
     const service = Number(name.split(':').at(-1)) % 2 === 0 ? locks : other
     return service.using('workload:queue', { waitMs: 60_000 }, () => {})
   })
@@ -51,9 +51,9 @@ async function parts(locks, other) {
   await Promise.all(leases.map((lease) => lease.release()))
 }
 
-for (const store of stores) {
+for (const [, ms, store] of asked) {
   const target = store.includes(',') ? store.split(',') : store
   const [locks, other] = await Promise.all([LockService.connect(target), LockService.connect(target)])
-  await parts(locks, other)
+  await parts(Number(ms), locks, other)
   await Promise.all([locks.close(), other.close()])
 }

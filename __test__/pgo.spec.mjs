@@ -1,0 +1,58 @@
+// The profile for the optimised build: the work it is taken of, and the tool that it wants. The builds themselves take too long
+// for a test.
+import assert from 'node:assert/strict'
+import { execFile, execFileSync } from 'node:child_process'
+import { chmod, mkdtemp, rm, writeFile } from 'node:fs/promises'
+import { createRequire } from 'node:module'
+import { tmpdir } from 'node:os'
+import { delimiter, join } from 'node:path'
+import { test } from 'node:test'
+import { fileURLToPath } from 'node:url'
+import { promisify } from 'node:util'
+import { startMongod, startRedis, startRedisQuorum } from '../scripts/servers.mjs'
+
+const root = fileURLToPath(new URL('..', import.meta.url))
+const run = promisify(execFile)
+const { LockService } = createRequire(import.meta.url)('../index.js')
+
+test('the work of the profile is done on every store, and leaves nothing held', { timeout: 120_000 }, async () => {
+  const servers = await Promise.all([startRedis(), startRedisQuorum(), startMongod()])
+  try {
+    await run(process.execPath, ['scripts/workload.mjs', ...servers.map(({ url }) => `30:${url}`)], { cwd: root })
+    for (const { url } of servers) {
+      const locks = await LockService.connect(url.includes(',') ? url.split(',') : url)
+      assert.deepEqual(await locks.list({ prefix: 'workload:' }), [], url)
+      await locks.close()
+    }
+  } finally {
+    await Promise.all(servers.map((server) => server.stop()))
+  }
+})
+
+test('work for no store, or for no time, is refused', async () => {
+  for (const args of [[], ['redis://127.0.0.1:1']]) {
+    await assert.rejects(run(process.execPath, ['scripts/workload.mjs', ...args], { cwd: root }), /usage: node scripts\/workload/)
+  }
+})
+
+test('an llvm-profdata is taken if it is as new as the compiler', { skip: process.platform === 'win32' }, async () => {
+  const folder = await mkdtemp(join(tmpdir(), 'holdfast-profdata-'))
+  try {
+    const rustc = execFileSync('which', ['rustc'], { encoding: 'utf8' }).trim()
+    // Nothing else of this name is to be found.
+    const path = [folder, join(rustc, '..')].join(delimiter)
+    const script = "import('./scripts/pgo.mjs').then((pgo) => console.log(String(pgo.locateProfdata())))"
+    const located = async (version) => {
+      await writeFile(join(folder, 'llvm-profdata'), `#!/bin/sh\necho "LLVM version ${version}"\n`)
+      await chmod(join(folder, 'llvm-profdata'), 0o755)
+      const env = { ...process.env, PATH: path }
+      return (await run(process.execPath, ['-e', script], { cwd: root, env })).stdout.trim()
+    }
+    // The compiler's own, where it is installed, comes before any other.
+    const own = await located('3.0.0')
+    assert.ok(own === 'undefined' || own.includes('rustlib'), own)
+    if (own === 'undefined') assert.equal(await located('99.0.0'), 'llvm-profdata')
+  } finally {
+    await rm(folder, { recursive: true })
+  }
+})
