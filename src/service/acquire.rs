@@ -272,8 +272,8 @@ impl Acquisition {
             &self.options,
             self.uncertain,
         );
-        if lease.is_held() {
-            self.inner.adopt(&lease, self.started.elapsed());
+        if lease.came_in_time() {
+            self.inner.adopt(&lease, self.started);
             return Some(lease);
         }
         self.too_late += 1;
@@ -289,10 +289,6 @@ impl Acquisition {
         let (engine, claim) = (self.inner.engine.clone(), self.claim.clone());
         let mut trying: Try = Box::pin(async move { engine.try_acquire(&claim).await });
         let sent = Moment::now();
-        let patience = self
-            .patience
-            .saturating_sub(since.elapsed())
-            .max(Duration::from_millis(1));
         let tried = tokio::select! {
             biased;
             answer = &mut trying => match answer {
@@ -306,7 +302,7 @@ impl Acquisition {
             },
             () = self.aborted() => Tried::GaveUp(Stop::Aborted),
             () = self.inner.closing.cancelled() => Tried::GaveUp(Stop::Closed),
-            () = tokio::time::sleep(patience) => {
+            () = tokio::time::sleep_until(since + self.patience) => {
                 add(&self.inner.counters.store_errors);
                 Tried::Failed(EngineError::no_answer(self.inner.engine.name(), "acquire", self.patience))
             }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -78,12 +79,12 @@ impl Inner {
         }
     }
 
-    /// Counts a new lease as held, and has it looked after.
-    pub(super) fn adopt(&self, lease: &Arc<Lease>, waited: Duration) {
+    /// Counts a new lease as held, and has it looked after. It was asked for at `since`.
+    pub(super) fn adopt(&self, lease: &Arc<Lease>, since: Instant) {
         add(&self.counters.acquired);
         add(&self.counters.held);
         self.keeper.schedule(lease);
-        self.emit(|| lease.event(EventKind::Acquired, Some(waited), None));
+        self.emit(|| lease.event(EventKind::Acquired, Some(since.elapsed()), None));
     }
 
     /// Has the store do something that may be done again, until it answers or `limit` is over.
@@ -96,18 +97,17 @@ impl Inner {
     where
         F: Future<Output = EngineResult<T>>,
     {
-        let started = tokio::time::Instant::now();
+        let end = Instant::now() + limit;
         let mut backoff = Backoff::for_store();
         loop {
-            let left = limit.saturating_sub(started.elapsed());
-            let error = match tokio::time::timeout(left, call()).await {
+            let error = match tokio::time::timeout_at(end, call()).await {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(error)) => error,
                 Err(_) => EngineError::no_answer(self.engine.name(), op, limit),
             };
             add(&self.counters.store_errors);
             let pause = backoff.pause();
-            if !error.retryable || started.elapsed() + pause >= limit {
+            if !error.retryable || Instant::now() + pause >= end {
                 return Err(LockError::store(error));
             }
             tokio::time::sleep(pause).await;

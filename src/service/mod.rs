@@ -208,7 +208,7 @@ impl Locks {
         // Attempts that failed are no doubt: once one is through, a late one finds nothing of the old owner's.
         let lease = Lease::new(claim.clone(), names.clone(), fence, sent, &options, false);
         if matches!(answer, Ok(Renewed::Extended)) && lease.is_held() {
-            inner.adopt(&lease, Duration::ZERO);
+            inner.adopt(&lease, tokio::time::Instant::now());
             return Ok(lease);
         }
         if calls > 1 || !matches!(answer, Ok(Renewed::Lost)) {

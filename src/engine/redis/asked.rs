@@ -41,13 +41,24 @@ impl Drop for Telling {
     }
 }
 
-/// Who waits for the next reply.
+/// Who waits for the next replies.
 pub(super) enum Asked {
+    Single(Single),
+    /// A call of four commands, which has all their replies at once.
+    Four(oneshot::Sender<RedisResult<[Value; 4]>>),
+}
+
+impl From<Single> for Asked {
+    fn from(single: Single) -> Self {
+        Asked::Single(single)
+    }
+}
+
+/// Who waits for one reply.
+pub(super) enum Single {
     /// A call.
-    One(oneshot::Sender<RedisResult<Value>>),
+    Call(oneshot::Sender<RedisResult<Value>>),
     Told(Telling),
-    /// A call of several commands: for so many replies, and those that have come.
-    Several(oneshot::Sender<RedisResult<Vec<Value>>>, usize, Vec<Value>),
     /// The lane itself, after `seed.lua`.
     Seed,
     /// Nobody; but a record whose script the server does not know is sent once more.

@@ -128,12 +128,13 @@ struct Waiting<'a, F: Fn()> {
 
 impl<'a, F: Fn()> Waiting<'a, F> {
     fn on(health: &'a Health, patience: Duration, lose: F) -> Self {
-        health.sent();
+        let sent = Moment::now();
+        health.sent(sent);
         Waiting {
             health,
             patience,
             lose,
-            sent: Moment::now(),
+            sent,
             answered: false,
         }
     }

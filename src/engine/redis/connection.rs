@@ -137,9 +137,8 @@ impl Link {
         self.config.home.as_ref().filter(|home| home.is_here())?;
         let mut slot = self.lane_slot();
         match &*slot {
-            LaneSlot::Open(lane) if lane.is_open() && !lane.health().is_lost(self.patience()) => {
-                return Some(lane.clone());
-            }
+            // One that is silent for too long is ended by its watchdog.
+            LaneSlot::Open(lane) if lane.is_open() => return Some(lane.clone()),
             LaneSlot::Open(lane) => {
                 self.give_up(lane);
                 *slot = LaneSlot::Empty(Moment::now() + LANE_PAUSE);

@@ -66,10 +66,10 @@ impl Health {
     }
 
     /// A call is about to be sent.
-    pub(super) fn sent(&self) {
+    pub(super) fn sent(&self, now: Moment) {
         let mut unanswered = self.unanswered();
         if unanswered.calls == 0 {
-            unanswered.since = Moment::now();
+            unanswered.since = now;
         }
         unanswered.calls += 1;
     }
@@ -111,9 +111,9 @@ mod tests {
         let health = Health::new();
         pass(60).await;
         assert!(!health.is_lost(PATIENCE), "nobody asked");
-        health.sent();
+        health.sent(Moment::now());
         pass(4).await;
-        health.sent();
+        health.sent(Moment::now());
         assert!(!health.is_lost(PATIENCE));
         pass(1).await;
         assert!(health.is_lost(PATIENCE), "the first call waits for 5 s");
@@ -135,13 +135,13 @@ mod tests {
         let health = Health::new();
         let give_up = async |wait: Duration| {
             let sent = Moment::now();
-            health.sent();
+            health.sent(sent);
             tokio::time::advance(wait).await;
             health.given_up(sent, PATIENCE)
         };
         let long = Duration::from_millis(500);
         assert!(!give_up(long).await);
-        health.sent();
+        health.sent(Moment::now());
         health.heard();
         assert!(!give_up(long).await, "something was heard in between");
         assert!(!give_up(Duration::from_millis(10)).await, "that was no time to answer");
@@ -149,7 +149,7 @@ mod tests {
         assert!(Health::new().unanswered().given_up == 0);
         let patient = Health::new();
         let sent = Moment::now();
-        patient.sent();
+        patient.sent(sent);
         pass(5).await;
         assert!(patient.given_up(sent, PATIENCE));
     }

@@ -128,6 +128,25 @@ pub(super) fn companion(part: Part, lock: &str, out: &mut String) {
     }
 }
 
+/// Room for the keys of one name, which is used again for the next.
+#[derive(Default)]
+pub(super) struct Room {
+    lock: String,
+    companions: [String; 2],
+}
+
+impl Room {
+    /// The lock key of a name, and some of its companions, two at the most.
+    pub(super) fn keys<const N: usize>(&mut self, layout: &Layout, name: &str, parts: [Part; N]) -> (&str, [&str; N]) {
+        const { assert!(N <= 2) };
+        layout.lock(name, &mut self.lock);
+        for (part, out) in parts.into_iter().zip(&mut self.companions) {
+            companion(part, &self.lock, out);
+        }
+        (&self.lock, std::array::from_fn(|i| &*self.companions[i]))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;

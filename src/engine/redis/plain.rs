@@ -122,10 +122,12 @@ impl RedisEngine {
         claim: &Claim,
     ) -> Result<Result<Acquired, Undecided>, Failure> {
         let key = &claim.keys()[0];
-        let (lock, [queue]) = keys(&self.layout, claim, [Part::Queue]);
-        let owner = claim.owner.as_str();
+        let (name, owner) = (key.as_str(), claim.owner.as_str());
         if self.contended.is(key) {
-            let look = lane.one(|out| resp::write(out, &["GET", &lock]));
+            let look = lane.one(|out, room| {
+                let (lock, []) = room.keys(&self.layout, name, []);
+                resp::write(out, &["GET", lock]);
+            });
             if let Value::BulkString(holder) = link.exchange_on(lane, look).await?
                 && !holder.starts_with(owner.as_bytes())
             {
@@ -133,13 +135,14 @@ impl RedisEngine {
                 return Ok(Err(Undecided::Held));
             }
         }
-        let replies = lane.draw(|out| {
+        let replies = lane.draw(|out, room| {
+            let (lock, [queue]) = room.keys(&self.layout, name, [Part::Queue]);
             let mut digits = itoa::Buffer::new();
             let ttl = digits.format(claim.ttl.as_millis());
-            resp::write(out, &["EXISTS", &queue]);
-            resp::write(out, &["SET", &lock, owner, "PX", ttl, "NX", "GET"]);
+            resp::write(out, &["EXISTS", queue]);
+            resp::write(out, &["SET", lock, owner, "PX", ttl, "NX", "GET"]);
             resp::write(out, &["INCR", LAST]);
-            resp::write(out, &["GET", &lock]);
+            resp::write(out, &["GET", lock]);
         });
         let taken = async {
             let [queued, held, fence, still] = replies.await?;
@@ -194,8 +197,9 @@ impl RedisEngine {
         } else {
             String::new()
         };
-        let reply = lane.one(|out| {
-            let (lock, [queue, fence]) = keys(&self.layout, claim, [Part::Queue, Part::Fence]);
+        let reply = lane.one(|out, room| {
+            let name = claim.keys()[0].as_str();
+            let (lock, [queue, fence]) = room.keys(&self.layout, name, [Part::Queue, Part::Fence]);
             let owner = claim.owner.as_str();
             resp::write(
                 out,
@@ -203,9 +207,9 @@ impl RedisEngine {
                     "EVALSHA",
                     RELEASE.sha(),
                     "3",
-                    &lock,
-                    &queue,
-                    &fence,
+                    lock,
+                    queue,
+                    fence,
                     owner,
                     "1",
                     MAILBOXES,

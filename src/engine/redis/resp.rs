@@ -67,8 +67,37 @@ pub(super) fn value(reply: &[u8]) -> RedisResult<Value> {
     match reply {
         [b':', digits @ .., b'\r', b'\n'] => number(digits).map(Value::Int).ok_or_else(nonsense),
         b"$-1\r\n" => Ok(Value::Nil),
+        [b'$', rest @ ..] => {
+            let text = bulk(rest).ok_or_else(nonsense)?;
+            Ok(Value::BulkString(text.to_vec()))
+        }
         _ => redis::parse_redis_value(reply),
     }
+}
+
+/// What a bulk string holds, from behind its `$` to its end.
+fn bulk(reply: &[u8]) -> Option<&[u8]> {
+    let line = reply.windows(END.len()).position(|two| two == END)?;
+    let size = usize::try_from(number(&reply[..line])?).ok()?;
+    let text = reply[line + END.len()..].strip_suffix(END)?;
+    (text.len() == size).then_some(text)
+}
+
+/// The first four replies, and how long they are together; `None` while they are not complete.
+///
+/// # Errors
+/// As [`length`] and [`value`].
+pub(super) fn four(bytes: &[u8]) -> RedisResult<Option<([Value; 4], usize)>> {
+    let mut replies = [const { Value::Nil }; 4];
+    let mut at = 0;
+    for reply in &mut replies {
+        let Some(length) = length(&bytes[at..])? else {
+            return Ok(None);
+        };
+        *reply = value(&bytes[at..at + length])?;
+        at += length;
+    }
+    Ok(Some((replies, at)))
 }
 
 /// Writes one command.

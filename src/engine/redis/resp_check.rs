@@ -2,7 +2,7 @@
 
 use redis::{ErrorKind, parse_redis_value};
 
-use super::resp::{length, value, write};
+use super::resp::{four, length, value, write};
 
 /// How many of the places where a reply can be cut are tried.
 const CUTS: usize = 256;
@@ -14,6 +14,17 @@ pub fn check(bytes: &[u8]) {
         Ok(Some(length)) => check_reply(bytes, length),
         // What the driver takes for a reply is one here.
         _ => assert!(!is_plain(bytes) || parse_redis_value(bytes).is_err(), "{bytes:?}"),
+    }
+    let mut at = 0;
+    let mut replies = std::iter::from_fn(|| {
+        let reply = bytes.get(at..at + length(&bytes[at..]).ok()??)?;
+        at += reply.len();
+        value(reply).ok()
+    });
+    let one_by_one: Vec<_> = replies.by_ref().take(4).collect();
+    match four(bytes) {
+        Ok(Some((replies, end))) => assert_eq!((&replies[..], end), (&one_by_one[..], at), "{bytes:?}"),
+        _ => assert!(one_by_one.len() < 4, "{bytes:?}"),
     }
     if let Ok(text) = std::str::from_utf8(bytes) {
         let words: Vec<&str> = text.split(' ').collect();
@@ -66,6 +77,9 @@ mod tests {
             let mut bytes = Vec::new();
             reply(&mut random, 3, &mut bytes);
             assert_eq!(length(&bytes).unwrap(), Some(bytes.len()), "{bytes:?}");
+            for _ in 0..random.usize(..5) {
+                reply(&mut random, 1, &mut bytes);
+            }
             for _ in 0..random.usize(..4) {
                 damage(&mut random, &mut bytes);
             }

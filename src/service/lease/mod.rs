@@ -41,8 +41,8 @@ pub struct Lease {
     renew: bool,
     /// When `max_hold` ends it.
     ends_at: Option<Moment>,
-    /// A release before this keeps the name busy until then.
-    kept_until: Moment,
+    /// A release before this keeps the name busy until then (`min_hold`).
+    kept_until: Option<Moment>,
     /// Renewal pauses while the event loop has not answered for longer than this.
     stall_limit: Duration,
     /// A try for this claim failed before the one that was granted, and may yet be carried out.
@@ -128,7 +128,7 @@ impl Lease {
             acquired_at,
             renew: options.renew,
             ends_at: options.max_hold.map(|most| acquired_at + most),
-            kept_until: acquired_at + options.min_hold,
+            kept_until: (!options.min_hold.is_zero()).then(|| acquired_at + options.min_hold),
             stall_limit: options.stall_limit,
             doubtful,
             state: Mutex::new(state),
@@ -178,6 +178,11 @@ impl Lease {
         } else {
             Duration::ZERO
         }
+    }
+
+    /// Whether it counted when its grant was known.
+    pub(super) fn came_in_time(&self) -> bool {
+        self.acquired_at < self.state().deadline
     }
 
     /// Whether the lease still counts.

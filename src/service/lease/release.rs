@@ -1,10 +1,12 @@
 //! Release, in two steps: the lease counts no more from the first, and the second tells the store.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::{Lease, Phase};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use crate::clock::Moment;
 use crate::engine::Released;
 use crate::error::LockError;
 use crate::service::Inner;
@@ -123,20 +125,23 @@ impl Lease {
     }
 
     async fn free(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<bool, LockError> {
-        let started = tokio::time::Instant::now();
+        let mut left = inner.store_timeout;
         // A renewal that hangs must not hold the release up for longer than the store may take; it never re-creates.
         let _alone = match self.try_alone(inner) {
             Some(alone) => Some(alone),
-            None => tokio::time::timeout(inner.store_timeout / 2, self.alone(inner))
-                .await
-                .ok(),
+            None => {
+                let started = tokio::time::Instant::now();
+                let alone = tokio::time::timeout(left / 2, self.alone(inner)).await.ok();
+                left = left.saturating_sub(started.elapsed());
+                alone
+            }
         };
-        let left = inner.store_timeout.saturating_sub(started.elapsed());
         let kept_until = self.kept_until;
         let mut calls = 0;
         let released = inner.with_store("release", left, || {
             calls += 1;
-            inner.engine.release(&self.claim, kept_until.remaining())
+            let keep = kept_until.map_or(Duration::ZERO, Moment::remaining);
+            inner.engine.release(&self.claim, keep)
         });
         match released.await {
             Ok(answer) => {
@@ -144,13 +149,13 @@ impl Lease {
                     inner.lines.nudge(key);
                 }
                 if self.doubtful {
-                    inner.free_in_background(self.lapsed(Some(kept_until)));
+                    inner.free_in_background(self.lapsed(kept_until));
                 }
                 // After a lost reply the store finds nothing to free, because the call before did it.
                 Ok(answer == Released::Freed || calls > 1)
             }
             Err(error) => {
-                inner.free_in_background(self.lapsed(Some(kept_until)));
+                inner.free_in_background(self.lapsed(kept_until));
                 Err(error.with_key(self.names[0].as_str()))
             }
         }

@@ -7,10 +7,12 @@
 //! opened in the background, and opened again when it broke.
 //!
 //! A thread that is blocked serves nothing. A watchdog on the I/O thread therefore looks after a lane whose calls have
-//! waited for [`STALE`], so that a grant is known (and renewed, and told of, from then on) although the thread that asked
+//! waited for [`STALE`](watchdog::STALE), so that a grant is known (and renewed, and told of, from then on) although the thread that asked
 //! is busy.
 //!
 //! The protocol is RESP2 (the Redis serialization protocol specification): no pushes come on this connection.
+
+mod watchdog;
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
@@ -18,16 +20,16 @@ use std::net::TcpStream;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::{Notify, oneshot};
 
-use super::asked::{Asked, Telling, Told, ask, major_version};
+use super::asked::{Asked, Single, Telling, Told, ask, major_version};
 use super::failure::spoils_connection;
 use super::health::Health;
-use super::keys::{LAST, Layout};
+use super::keys::{LAST, Layout, Room};
 use super::plain::Record;
 use super::resp;
 use super::scripts::{RECORD, SEED};
@@ -42,12 +44,6 @@ const LEAST_EARLY: usize = 768;
 const MOST_EARLY: usize = 6 * 1024;
 /// How long tokens are drawn without a look at the server's clock.
 const SEED_EVERY: Duration = Duration::from_secs(1);
-/// A call that has waited for so long is looked after by the watchdog.
-const STALE: Duration = Duration::from_millis(20);
-/// How often the watchdog looks while the lane is in use.
-const WATCH: Duration = Duration::from_millis(25);
-/// The watchdog sleeps when nothing was asked for so long.
-const IDLE: Duration = Duration::from_secs(2);
 /// How much is read in one go, unless a reply is longer.
 const CHUNK: usize = 64 * 1024;
 
@@ -77,6 +73,7 @@ struct State {
     input: Vec<u8>,
     filled: usize,
     waiting: VecDeque<Asked>,
+    room: Room,
     /// The grants that inspection is to tell of, unless they are released first.
     records: HashMap<OwnerToken, Record>,
     /// When the last token was last raised to the server's clock.
@@ -115,6 +112,7 @@ impl Lane {
                 input: vec![0; CHUNK],
                 filled: 0,
                 waiting: VecDeque::new(),
+                room: Room::default(),
                 records: HashMap::new(),
                 lost_records: Vec::new(),
                 seeded: None,
@@ -129,7 +127,7 @@ impl Lane {
             layout,
             plain: AtomicBool::new(plain),
         });
-        tokio::spawn(watch(Arc::downgrade(&lane), lane.stirred.clone()));
+        tokio::spawn(watchdog::watch(Arc::downgrade(&lane), lane.stirred.clone()));
         Ok(lane)
     }
 
@@ -159,13 +157,13 @@ impl Lane {
 
     /// Sends one command with the loop's next turn, and waits for its reply.
     pub(super) async fn call(&self, cmd: &Cmd) -> RedisResult<Value> {
-        self.one(|out| cmd.write_packed_command(out)).await
+        self.one(|out, _| cmd.write_packed_command(out)).await
     }
 
-    /// Sends the command that `write` writes, and waits for its reply.
-    pub(super) async fn one(&self, write: impl FnOnce(&mut Vec<u8>)) -> RedisResult<Value> {
+    /// Sends the command that `write` writes, and waits for its reply. There is room for keys.
+    pub(super) async fn one(&self, write: impl FnOnce(&mut Vec<u8>, &mut Room)) -> RedisResult<Value> {
         let (sender, reply) = oneshot::channel();
-        self.ask(Asked::One(sender), write)?;
+        self.ask(Single::Call(sender).into(), write)?;
         reply.await.unwrap_or_else(|_| Err(broken()))?.extract_error()
     }
 
@@ -173,11 +171,12 @@ impl Lane {
     /// their replies.
     pub(super) fn tell(&self, who: &Arc<dyn Told>, numbers: Range<usize>, write: impl FnOnce(&mut Vec<u8>)) {
         let mut telling = numbers.map(|number| Telling::new(who.clone(), number));
+        let now = Moment::now();
         let asked = self.send(|state| {
             write(&mut state.out);
             for telling in telling.by_ref() {
-                self.health.sent();
-                state.waiting.push_back(Asked::Told(telling));
+                self.health.sent(now);
+                state.waiting.push_back(Single::Told(telling).into());
             }
         });
         if asked.is_err() {
@@ -188,12 +187,11 @@ impl Lane {
 
     /// Sends the four commands that `write` writes, one of which draws a token, and waits for their replies, some of which
     /// may be the server's errors.
-    pub(super) async fn draw(&self, write: impl FnOnce(&mut Vec<u8>)) -> RedisResult<[Value; 4]> {
+    pub(super) async fn draw(&self, write: impl FnOnce(&mut Vec<u8>, &mut Room)) -> RedisResult<[Value; 4]> {
         self.seed();
         let (sender, replies) = oneshot::channel();
-        self.ask(Asked::Several(sender, 4, Vec::with_capacity(4)), write)?;
-        let replies = replies.await.unwrap_or_else(|_| Err(broken()))?;
-        <[Value; 4]>::try_from(replies).map_err(|_| broken())
+        self.ask(Asked::Four(sender), write)?;
+        replies.await.unwrap_or_else(|_| Err(broken()))
     }
 
     /// Has the last token raised to the server's clock, if that is some time ago.
@@ -203,7 +201,7 @@ impl Lane {
             state.seeded = Some(Moment::now());
             // Once in a while, and so with its text: it is short.
             resp::write(&mut state.out, &["EVAL", SEED.source(), "1", LAST]);
-            state.waiting.push_back(Asked::Seed);
+            state.waiting.push_back(Single::Seed.into());
         }
     }
 
@@ -212,9 +210,9 @@ impl Lane {
         !self.state().unseeded
     }
 
-    fn ask(&self, asked: Asked, write: impl FnOnce(&mut Vec<u8>)) -> RedisResult<()> {
+    fn ask(&self, asked: Asked, write: impl FnOnce(&mut Vec<u8>, &mut Room)) -> RedisResult<()> {
         self.send(|state| {
-            write(&mut state.out);
+            write(&mut state.out, &mut state.room);
             state.waiting.push_back(asked);
         })
     }
@@ -274,7 +272,7 @@ impl Lane {
         for (_, record) in state.records.drain() {
             let call = record.call(&self.layout);
             call.write_packed_command(&mut state.out);
-            state.waiting.push_back(Asked::Record(Box::new(call)));
+            state.waiting.push_back(Single::Record(Box::new(call)).into());
         }
     }
 
@@ -284,7 +282,7 @@ impl Lane {
         let mut state = self.state();
         let waiting = std::mem::take(&mut state.waiting);
         let lost = waiting.into_iter().filter_map(|asked| match asked {
-            Asked::Record(call) => Some(*call),
+            Asked::Single(Single::Record(call)) => Some(*call),
             _ => None,
         });
         state.lost_records.extend(lost);
@@ -335,13 +333,26 @@ impl Lane {
             };
             let mut taken = 0;
             while let Some(length) = resp::length(&state.input[taken..state.filled])? {
-                let reply = resp::value(&state.input[taken..taken + length])?;
-                taken += length;
                 // A reply that nobody asked for: the connection cannot be made sense of.
                 let Some(asked) = state.waiting.pop_front() else {
                     return Err(broken());
                 };
-                if let Asked::Told(_) = asked {
+                let asked = match asked {
+                    Asked::Single(asked) => asked,
+                    Asked::Four(sender) => {
+                        let Some((replies, length)) = resp::four(&state.input[taken..state.filled])? else {
+                            state.waiting.push_front(Asked::Four(sender));
+                            break;
+                        };
+                        taken += length;
+                        // Who asked may have gone.
+                        let _ = sender.send(Ok(replies));
+                        continue;
+                    }
+                };
+                let reply = resp::value(&state.input[taken..taken + length])?;
+                taken += length;
+                if let Single::Told(_) = asked {
                     // Calls see to that themselves.
                     self.health.heard();
                     spoiled |= matches!(&reply, Value::ServerError(error) if spoils_connection(&error.clone().into()));
@@ -376,43 +387,38 @@ impl Lane {
 }
 
 impl State {
-    fn answer(&mut self, asked: Asked, reply: Value) {
+    fn answer(&mut self, asked: Single, reply: Value) {
         // Whoever asked may have gone.
         match asked {
-            Asked::One(sender) => {
+            Single::Call(sender) => {
                 let _ = sender.send(Ok(reply));
             }
-            Asked::Several(sender, count, mut replies) => {
-                replies.push(reply);
-                if replies.len() < count {
-                    self.waiting.push_front(Asked::Several(sender, count, replies));
-                } else {
-                    let _ = sender.send(Ok(replies));
-                }
-            }
-            Asked::Seed => {
+            Single::Seed => {
                 self.unseeded = !matches!(reply, Value::Int(_));
                 if self.unseeded {
                     self.seeded = None;
                 }
             }
-            Asked::Record(call) => {
+            Single::Record(call) => {
                 if let Value::ServerError(error) = reply
                     && error.kind() == Some(redis::ServerErrorKind::NoScript)
                 {
                     // Of many that went out together the first takes the text along, which costs the server most of it.
-                    let told = self.waiting.iter().any(|asked| matches!(asked, Asked::Source));
+                    let told = self
+                        .waiting
+                        .iter()
+                        .any(|asked| matches!(asked, Asked::Single(Single::Source)));
                     if told {
                         call.write_packed_command(&mut self.out);
-                        self.waiting.push_back(Asked::Record(call));
+                        self.waiting.push_back(Single::Record(call).into());
                     } else {
                         RECORD.with_source(&call).write_packed_command(&mut self.out);
-                        self.waiting.push_back(Asked::Source);
+                        self.waiting.push_back(Single::Source.into());
                     }
                 }
             }
-            Asked::Told(telling) => telling.tell(reply.extract_error()),
-            Asked::Source => {}
+            Single::Told(telling) => telling.tell(reply.extract_error()),
+            Single::Source => {}
         }
     }
 }
@@ -451,41 +457,4 @@ impl Socket for Lane {
 
 pub(super) fn broken() -> RedisError {
     io::Error::from(ErrorKind::BrokenPipe).into()
-}
-
-/// Looks after a lane whose thread does not.
-async fn watch(lane: Weak<Lane>, stirred: Arc<Notify>) {
-    let mut used = Moment::now();
-    loop {
-        tokio::time::sleep(WATCH).await;
-        let sleepy = {
-            let Some(lane) = lane.upgrade().filter(|lane| lane.is_open()) else {
-                return;
-            };
-            let (waits, stale) = {
-                let state = lane.state();
-                let waits = !(state.waiting.is_empty() && state.records.is_empty());
-                (waits, waits && state.since.elapsed() >= STALE)
-            };
-            if stale {
-                lane.flush();
-                lane.readable();
-            }
-            if lane.health.is_lost(lane.patience) {
-                lane.end();
-            }
-            if waits {
-                used = Moment::now();
-            }
-            let sleepy = used.elapsed() >= IDLE;
-            lane.asleep.store(sleepy, Relaxed);
-            // Between the look and the sleep a call may have come, and seen the watchdog awake.
-            let state = lane.state();
-            sleepy && state.waiting.is_empty() && state.records.is_empty()
-        };
-        if sleepy {
-            stirred.notified().await;
-            used = Moment::now();
-        }
-    }
 }
