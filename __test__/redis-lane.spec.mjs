@@ -2,11 +2,13 @@
 // connection breaks.
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
+import { setTimeout as sleep } from 'node:timers/promises'
 import { after, before, test } from 'node:test'
 import { Worker } from 'node:worker_threads'
 import Redis from 'ioredis'
 import { LockService } from '../index.js'
 import { startRedis } from '../scripts/servers.mjs'
+import { startProxy } from './proxy.mjs'
 import { output, rejection, until } from './tools.mjs'
 
 const index = new URL('../index.js', import.meta.url).href
@@ -99,6 +101,28 @@ test('a lane that breaks costs no call its answer, and is made anew', async () =
     await other.client('KILL', 'ID', id)
     for (const lock of await Promise.all(calls)) await lock.release()
   }
+  await until('nothing left', async () => (await locks.list()).length === 0)
+})
+
+test('a lane that is silent while the server answers is given up after storeTimeoutMs', async () => {
+  const storeTimeoutMs = 4000
+  const proxy = await startProxy(Number(new URL(redis.url).port))
+  const own = await LockService.connect(`redis://127.0.0.1:${proxy.port}`, { keyPrefix: 'lane:', storeTimeoutMs })
+  // An acquisition by the lane, whose replies get lost from then on.
+  const lost = proxy.loseReply('$6\r\nEXISTS')
+  const calls = []
+  await until('one went by the lane', async () => {
+    calls.push(own.acquireLock(`silent${calls.length}`).catch(() => false))
+    return (await Promise.race([calls.at(-1).then(() => false), lost]))
+  })
+  await sleep(storeTimeoutMs)
+  // A call of now goes the ordinary way, and waits for nothing that the lane may yet bring.
+  const lock = await Promise.race([own.tryAcquire('heard'), sleep(storeTimeoutMs / 2)])
+  assert.ok(lock?.isHeld)
+  await lock.release()
+  await Promise.all(calls.map(async (call, i) => (await call) && own.releaseLock(`silent${i}`)))
+  await own.close()
+  await proxy.close()
   await until('nothing left', async () => (await locks.list()).length === 0)
 })
 

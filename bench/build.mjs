@@ -1,4 +1,5 @@
-// The addon as it is shipped: optimised across crates after a profile, and stripped.
+// The addon as it is shipped for this machine's kind, where that is Linux x64 with glibc: optimised across crates after a profile,
+// and stripped.
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { buildLibrary, hostTarget, locateProfdata, profile } from '../scripts/pgo.mjs'

@@ -3,6 +3,7 @@
 import { execFileSync } from 'node:child_process'
 import { readFileSync, writeFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
+import { parseArgs } from 'node:util'
 import { installDependencies } from './setup.mjs'
 
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
@@ -14,8 +15,8 @@ const rest = asked.filter((argument) => argument !== '--pgo')
 if (rest.length < asked.length) {
   const { hostTarget, profile } = await import('./pgo.mjs')
   // napi names the target to cargo, too: a profile is good for no other.
-  const target = rest.includes('--target') ? rest[rest.indexOf('--target') + 1] : hostTarget
-  process.env.RUSTFLAGS = [process.env.RUSTFLAGS, await profile(target)].filter(Boolean).join(' ')
+  const { values } = parseArgs({ args: rest, options: { target: { type: 'string', short: 't', default: hostTarget } }, strict: false })
+  process.env.RUSTFLAGS = [process.env.RUSTFLAGS, await profile(values.target)].filter(Boolean).join(' ')
 }
 const args = ['build', '--platform', '--js', 'native.js', '--dts', 'index.d.ts', ...rest]
 execFileSync(process.execPath, [cli, ...args], { stdio: 'inherit' })

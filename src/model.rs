@@ -46,11 +46,11 @@ impl fmt::Display for Key {
 }
 
 /// The names of one lock, at least one, without repeats. A clone shares them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Names(Shared);
 
 /// Nearly all locks have one name, which is shared by itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 enum Shared {
     One(Key),
     Several(Arc<[Key]>),

@@ -90,7 +90,8 @@ impl Locks {
     /// Takes all of `names`, or none.
     ///
     /// # Behavior
-    /// Waits as `options.wait` says; `abort` ends the wait. Repeats among the names count once.
+    /// Waits as `options.wait` says; `abort` ends the wait. Repeats among the names count once. The call begins at once, and a
+    /// close waits for it until the future is done or dropped.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`. Busy is an [`Outcome`].

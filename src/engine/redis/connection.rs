@@ -1,5 +1,5 @@
 //! The connection of an engine: opened when a call needs it, shared by every call, replaced when it broke. (The calls of an
-//! event loop's thread have one beside it, `lane.rs`.)
+//! event loop's thread have one beside it, `lane/`.)
 //!
 //! Commands and pushes travel on one RESP3 connection. A second one for pub/sub would double what a fleet of services
 //! costs the server, would need its own reconnection, and could be dead without a call ever noticing.
@@ -137,8 +137,9 @@ impl Link {
         self.config.home.as_ref().filter(|home| home.is_here())?;
         let mut slot = self.lane_slot();
         match &*slot {
-            // One that is silent for too long is ended by its watchdog.
-            LaneSlot::Open(lane) if lane.is_open() => return Some(lane.clone()),
+            LaneSlot::Open(lane) if lane.is_open() && !lane.health().is_lost(self.patience()) => {
+                return Some(lane.clone());
+            }
             LaneSlot::Open(lane) => {
                 self.give_up(lane);
                 *slot = LaneSlot::Empty(Moment::now() + LANE_PAUSE);

@@ -1,7 +1,8 @@
 //! Renewals, extensions and the release of one lease never overlap at the store.
 //!
 //! Thousands of leases may be held, and hardly ever does anything wait for another thing of the same lease: so a lease has
-//! two bits for it, and all leases of a service share the bell that tells of an end.
+//! two bits for it, and all leases of a service share the bell that tells of an end. It wakes whoever waits for any of them,
+//! which costs something only where many wait, behind renewals that hang.
 
 use super::Lease;
 use crate::service::Inner;

@@ -19,8 +19,11 @@ pub(in crate::service) enum LetGo {
     Now(#[expect(dead_code, reason = "held, not read")] TaskTrackerToken),
     /// It was released before.
     Before,
-    /// It is lost.
-    TooLate(LockError),
+    /// It is lost. A close waits for what is told to the store all the same.
+    TooLate(
+        LockError,
+        #[expect(dead_code, reason = "held, not read")] TaskTrackerToken,
+    ),
 }
 
 impl Lease {
@@ -36,8 +39,8 @@ impl Lease {
             let mut state = self.state();
             match &state.phase {
                 Phase::Released => return LetGo::Before,
-                Phase::Lost(loss) => return LetGo::TooLate(LockError::clone(loss)),
-                Phase::Held if state.deadline.is_past() => return LetGo::TooLate(self.expired(&state)),
+                Phase::Lost(loss) => return LetGo::TooLate(LockError::clone(loss), token),
+                Phase::Held if state.deadline.is_past() => return LetGo::TooLate(self.expired(&state), token),
                 Phase::Held => {
                     state.phase = Phase::Released;
                     state.on_loss = None;
@@ -65,7 +68,7 @@ impl Lease {
         match let_go {
             LetGo::Now(_) => self.tell_store(inner).await,
             LetGo::Before => Ok(false),
-            LetGo::TooLate(loss) => {
+            LetGo::TooLate(loss, _) => {
                 self.lose(inner, loss.clone());
                 if inner.closing.is_cancelled() {
                     // What was held is freed by the close, and the engine may be gone.

@@ -13,7 +13,7 @@
 //! - **Validity.** A node has a third of the ttl for its vote at most, so a grant (with the fence agreed on, two thirds at
 //!   most) comes with time left: ttl − elapsed − drift > 0. Below a ttl of 150 ms the least patience with a node is
 //!   longer than that; there as everywhere the service counts from before the first request, and refuses what is over.
-//! - **Lanes.** A call on the event loop's thread asks the nodes by their fast lanes (`lane.rs`), and each answer is counted
+//! - **Lanes.** A call on the event loop's thread asks the nodes by their fast lanes (`lane/`), and each answer is counted
 //!   where it is read; no task is made for it. Elsewhere, and for a node without a lane, a task for each node asks by the
 //!   ordinary connection. Both end in the same place (`attempt.rs`, `release.rs`).
 //! - **A renewal heals** nodes that lost the lock by a restart or were down when it was granted (`renew.rs`).
