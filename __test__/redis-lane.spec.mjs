@@ -108,21 +108,24 @@ test('a lane that is silent while the server answers is given up after storeTime
   const storeTimeoutMs = 4000
   const proxy = await startProxy(Number(new URL(redis.url).port))
   const own = await LockService.connect(`redis://127.0.0.1:${proxy.port}`, { keyPrefix: 'lane:', storeTimeoutMs })
-  // An acquisition by the lane, whose replies get lost from then on.
-  const lost = proxy.loseReply('$6\r\nEXISTS')
-  const calls = []
-  await until('one went by the lane', async () => {
-    calls.push(own.acquireLock(`silent${calls.length}`).catch(() => false))
-    return (await Promise.race([calls.at(-1).then(() => false), lost]))
-  })
-  await sleep(storeTimeoutMs)
-  // A call of now goes the ordinary way, and waits for nothing that the lane may yet bring.
-  const lock = await Promise.race([own.tryAcquire('heard'), sleep(storeTimeoutMs / 2)])
-  assert.ok(lock?.isHeld)
-  await lock.release()
-  await Promise.all(calls.map(async (call, i) => (await call) && own.releaseLock(`silent${i}`)))
-  await own.close()
-  await proxy.close()
+  try {
+    // An acquisition by the lane, whose replies get lost from then on.
+    const lost = proxy.loseReply('$6\r\nEXISTS')
+    const calls = []
+    await until('one went by the lane', async () => {
+      calls.push(own.acquireLock(`silent${calls.length}`).catch(() => false))
+      return Promise.race([calls.at(-1).then(() => false), lost])
+    })
+    await sleep(storeTimeoutMs)
+    // A call of now goes the ordinary way, and waits for nothing that the lane may yet bring.
+    const lock = await Promise.race([own.tryAcquire('heard'), sleep(storeTimeoutMs / 2)])
+    assert.ok(lock?.isHeld)
+    await lock.release()
+    await Promise.all(calls.map(async (call, i) => (await call) && own.releaseLock(`silent${i}`)))
+  } finally {
+    await own.close()
+    await proxy.close()
+  }
   await until('nothing left', async () => (await locks.list()).length === 0)
 })
 
