@@ -157,7 +157,7 @@ async fn repeated_names_count_once() {
     let Outcome::Acquired(lease) = outcome.unwrap() else {
         panic!("a repeat blocks itself")
     };
-    assert_eq!(lease.names().as_ref(), [key("b"), key("a")]);
+    assert_eq!(lease.names(), [key("b"), key("a")]);
 }
 
 #[tokio::test(start_paused = true)]
