@@ -42,7 +42,7 @@ const url = given || embedded
 // Passwords are nobody's business.
 const shown = given ? given.replace(/\/\/.*@/, '//').replace(/\?.*/, '') : `the embedded store, ${embedded}`
 
-// Unique, so that no run meets what another one left (a fence lives on for a day), nor anybody's real lock.
+// Unique, so that no run meets what another one left (what is left of a name may live on for a day), nor anybody's real lock.
 const run = randomBytes(4).toString('hex')
 const names = ['mon', 'tue', 'wed'].map((day) => `demo-${run}:report:${day}:18:00`)
 
