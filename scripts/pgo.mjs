@@ -14,7 +14,7 @@ import { startRedis, startRedisQuorum } from './servers.mjs'
 const root = fileURLToPath(new URL('..', import.meta.url))
 const LIBRARY = { linux: 'libholdfast.so', darwin: 'libholdfast.dylib', win32: 'holdfast.dll' }[process.platform]
 // How long each part of the work goes on. It is done on Redis alone: with work on MongoDB as well, be it a tenth as long, the addon
-// is an eighth larger, and a call to MongoDB takes 25 % less of the client's CPU in the place of 17 %.
+// is a tenth larger, and a call to MongoDB takes 25 % less of the client's CPU in the place of 17 %.
 const PART_MS = 1500
 
 const rustc = Object.fromEntries(

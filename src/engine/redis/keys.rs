@@ -129,12 +129,14 @@ pub(super) fn companion(part: Part, lock: &str, out: &mut String) {
 }
 
 /// Room for the keys of one name, which is used again for the next.
+#[cfg(unix)]
 #[derive(Default)]
 pub(super) struct Room {
     lock: String,
     companions: [String; 2],
 }
 
+#[cfg(unix)]
 impl Room {
     /// The lock key of a name, and some of its companions, two at the most.
     pub(super) fn keys<const N: usize>(&mut self, layout: &Layout, name: &str, parts: [Part; N]) -> (&str, [&str; N]) {

@@ -38,7 +38,7 @@ use redis::{Cmd, Value};
 
 use super::connection::Link;
 use super::failure::{Failure, is_forbidden, is_not_understood};
-use super::keys::{LAST, Layout, Part, companion};
+use super::keys::{LAST, Layout, Part};
 use super::lane::Lane;
 use super::resp;
 use super::route::{MAILBOXES, Route};
@@ -224,18 +224,6 @@ impl RedisEngine {
             Err(failure) => Err(failure),
         }
     }
-}
-
-/// The lock key of a claim's only name, and companions of it.
-pub(super) fn keys<const N: usize>(layout: &Layout, claim: &Claim, parts: [Part; N]) -> (String, [String; N]) {
-    let mut lock = String::with_capacity(80);
-    layout.lock(claim.keys()[0].as_str(), &mut lock);
-    let companions = parts.map(|part| {
-        let mut key = String::with_capacity(lock.len() + 24);
-        companion(part, &lock, &mut key);
-        key
-    });
-    (lock, companions)
 }
 
 /// A grant that is to be written down.

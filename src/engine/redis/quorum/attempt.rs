@@ -32,7 +32,11 @@ use super::super::failure::{is_forbidden, is_not_understood};
 #[cfg(unix)]
 use super::super::{asked::Told, lane::Lane};
 #[cfg(unix)]
-use super::super::{keys::Part, plain, resp, scripts::RECORD};
+use super::super::{
+    keys::{Part, Room},
+    plain, resp,
+    scripts::RECORD,
+};
 use super::Quorum;
 use super::node::{Vote, common_time, in_doubt, silence};
 use super::scripts::ACQUIRE;
@@ -230,14 +234,16 @@ impl Attempt {
     }
 
     fn plain_commands(&self) -> Vec<u8> {
-        let (lock, [counter]) = plain::keys(&self.quorum.layout, &self.claim, [Part::Counter]);
+        let mut room = Room::default();
+        let name = self.claim.keys()[0].as_str();
+        let (lock, [counter]) = room.keys(&self.quorum.layout, name, [Part::Counter]);
         let (mut ttl, mut floor) = (itoa::Buffer::new(), itoa::Buffer::new());
         let (ttl, floor) = (ttl.format(self.claim.ttl.as_millis()), floor.format(self.floor));
         let mut out = Vec::with_capacity(512);
-        resp::write(&mut out, &["SET", &lock, &self.value, "PX", ttl, "NX", "GET"]);
-        resp::write(&mut out, &["ZADD", &counter, "GT", "CH", floor, "last"]);
+        resp::write(&mut out, &["SET", lock, &self.value, "PX", ttl, "NX", "GET"]);
+        resp::write(&mut out, &["ZADD", counter, "GT", "CH", floor, "last"]);
         resp::write(&mut out, &["TIME"]);
-        resp::write(&mut out, &["GET", &lock]);
+        resp::write(&mut out, &["GET", lock]);
         out
     }
 
