@@ -433,3 +433,20 @@ async fn a_release_while_the_service_closes_counts_from_the_call_on() {
     assert!(!held_in_store(&engine, "n").await);
     drop(call);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_close_waits_for_a_release_that_came_too_late_to_count() {
+    let (engine, locks) = service();
+    let mut brief = options(10_000, 0);
+    brief.renew = false;
+    let lease = take(&locks, "n", brief).await;
+    tokio::time::sleep(ms(9950)).await;
+    assert!(!lease.is_held());
+    engine.set(Fault::SlowReply(300));
+    let releasing = tokio::spawn(locks.release(&lease));
+    settle().await;
+    locks.close().await;
+    assert!(releasing.is_finished());
+    assert!(!releasing.await.unwrap().unwrap());
+    assert!(!held_in_store(&engine, "n").await);
+}
