@@ -11,6 +11,8 @@ contract('redis-sentinel')
 
 const TIMEOUT_MS = 180_000
 const PATIENCE_MS = 60_000
+/** Longer than the half minute for which sentinels do nothing after their machine stood still. */
+const TTL_MS = 45_000
 
 async function failOver(end) {
   const redis = await startRedisSentinel()
@@ -24,11 +26,11 @@ async function failOver(end) {
     let renewals = 0
     const onEvent = ({ type }) => (renewals += type === 'renewed')
     const [holder, ...others] = [await connect({ onEvent }), await connect(), await connect()]
-    const lock = await holder.acquire('job', { ttlMs: 20_000 })
+    const lock = await holder.acquire('job', { ttlMs: TTL_MS })
     const served = []
     const waiting = others.flatMap((service, index) =>
       [0, 1].map((turn) =>
-        service.using('job', { ttlMs: 20_000, waitMs: 120_000 }, (next) => void served.push([index, turn, next.fencingToken])),
+        service.using('job', { ttlMs: TTL_MS, waitMs: 120_000 }, (next) => void served.push([index, turn, next.fencingToken])),
       ),
     )
     await until('all wait', () => others.every((service) => service.stats().waiting === 2))

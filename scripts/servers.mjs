@@ -28,9 +28,11 @@ export async function startRedis({ args = [], tls: secure = false } = {}) {
   return serve(async (dir, port) => {
     const files = secure ? { ca: await makeAuthority(dir), ...(await certify(dir, 'server')) } : {}
     const identity = ['--tls-ca-cert-file', files.ca, '--tls-cert-file', files.cert, '--tls-key-file', files.key]
+    // A server waits five seconds for more replicas before it copies itself to the first: with a lease of seconds, a long time.
+    const copying = ['--repl-diskless-sync-delay', '0']
     const listen = secure ? ['--port', '0', '--tls-port', port, '--tls-auth-clients', 'no', ...identity] : ['--port', port]
     return {
-      argv: [path, '--bind', '127.0.0.1', '--dir', dir, '--save', '', '--appendonly', 'no', ...listen, ...args],
+      argv: [path, '--bind', '127.0.0.1', '--dir', dir, '--save', '', '--appendonly', 'no', ...copying, ...listen, ...args],
       env,
       // The log as well: the answer alone could come from somebody else's server on this port.
       ready: async (log) => /ready to accept connections/i.test(log) && answersPing(port, files.ca),

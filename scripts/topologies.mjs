@@ -45,7 +45,7 @@ async function startNode() {
 }
 
 /**
- * Starts a master, two replicas and three sentinels, which replace a master that has been silent for 700 ms.
+ * Starts a master, two replicas and three sentinels, which replace a master that has been silent for two seconds.
  * `master()` gives the server that the sentinels name.
  */
 export async function startRedisSentinel() {
@@ -53,7 +53,10 @@ export async function startRedisSentinel() {
   try {
     const [master] = servers
     servers.push(...(await together([1, 2].map(() => startRedis({ args: ['--replicaof', '127.0.0.1', master.port] })))))
-    await until('replicas that are linked', async () => /connected_slaves:2/.test(await redisCommand(master.port, 'INFO replication')))
+    await until('replicas that keep up', async () => {
+      const info = await redisCommand(master.port, 'INFO replication')
+      return [...info.matchAll(/^slave\d:.*state=online/gm)].length === 2
+    })
     servers.push(...(await together([1, 2, 3].map(() => startSentinel(master.port)))))
     const sentinels = servers.slice(3)
     await until('sentinels that know each other', async () => {
@@ -80,7 +83,9 @@ async function startSentinel(masterPort) {
       `port ${port}`,
       'bind 127.0.0.1',
       `sentinel monitor ${MASTER} 127.0.0.1 ${masterPort} 2`,
-      `sentinel down-after-milliseconds ${MASTER} 700`,
+      // Longer than the second between two of their questions: with less, one that has just been told of a new master
+      // takes it for dead, and a second fail-over leaves two masters for ten seconds.
+      `sentinel down-after-milliseconds ${MASTER} 2000`,
       `sentinel failover-timeout ${MASTER} 3000`,
     ]
     await writeFile(file, `${lines.join('\n')}\n`)

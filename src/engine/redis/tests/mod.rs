@@ -255,7 +255,9 @@ fn spawn(port: u16, dir: &Path, options: &[&str]) -> Option<Child> {
         command.arg("--port").arg(port.to_string());
     }
     command
-        .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir"])
+        .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+        // Or it waits five seconds for more replicas before it copies itself to the first.
+        .args(["--repl-diskless-sync-delay", "0", "--dir"])
         .arg(dir);
     for option in options {
         command.arg(option.replace("PORT", &port.to_string()));

@@ -92,9 +92,11 @@ impl Watched {
     pub(super) async fn start() -> Option<Self> {
         let master = Server::start(&[]).await?;
         let replicas = [master.replica(&[]).await?, master.replica(&[]).await?];
+        // Longer than the second between two of their questions: with less, one that has just been told of a new master
+        // takes it for dead, and a second fail-over leaves two masters for ten seconds.
         let lines = format!(
             "sentinel monitor {MASTER} 127.0.0.1 {} 2\n\
-             sentinel down-after-milliseconds {MASTER} 700\n\
+             sentinel down-after-milliseconds {MASTER} 2000\n\
              sentinel failover-timeout {MASTER} 3000\n",
             master.port
         );
