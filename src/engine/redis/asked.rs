@@ -7,7 +7,7 @@ use redis::{Cmd, RedisResult, Value};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::oneshot;
 
-use super::lane::broken;
+use super::lane::{Sent, broken};
 use super::resp;
 
 /// Who is told of a reply where it is read, in place of a call that waits for it. It must not block, nor ask the lane for
@@ -44,8 +44,8 @@ impl Drop for Telling {
 /// Who waits for the next replies.
 pub(super) enum Asked {
     Single(Single),
-    /// A call of four commands, which has all their replies at once.
-    Four(oneshot::Sender<RedisResult<[Value; 4]>>),
+    /// Several calls, which are told of together.
+    Batch(Sent),
 }
 
 impl From<Single> for Asked {

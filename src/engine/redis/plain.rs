@@ -2,24 +2,26 @@
 //! half of the server's time.
 //!
 //! ```text
-//! EXISTS <queue>                         tells whether somebody waits for it
-//! SET <lock> <owner> PX <ttl> NX GET     takes a free name, or tells who holds it
-//! INCR holdfast:last                     draws the token
-//! GET <lock>                             tells whether it is held still
+//! EXISTS <queues>                        tells whether somebody waits for one of them
+//! SET <lock> <owner> PX <ttl> NX GET     takes a free name, or tells who holds it; for each
+//! INCRBY holdfast:last <n>               draws the tokens
+//! MGET <locks>                           tells whether each is held still
 //! ```
 //!
-//! Four commands are no longer one step, and the promises have to hold all the same:
+//! The names are those that several calls ask for in one turn of the event loop (`lane/batch.rs`), often but one. Four commands
+//! are no longer one step, and the promises have to hold all the same:
 //!
 //! - **Tokens grow.** The owner is a fresh one, so that a name that is its own after `SET` and at the last command was so all
-//!   the while, and the token was drawn then. Who holds the name later has taken it later, has drawn later, and so has a
+//!   the while, and its token was drawn then. Who holds the name later has taken it later, has drawn later, and so has a
 //!   larger one.
 //! - **The last token may be lost**, with the server's memory, or be older than it was, after a failure that took the last
 //!   writes with it. So a lane that draws tokens runs `seed.lua` in front of the first, and once a second: the last token is
 //!   no smaller than the server's clock then, which tokens stay behind of for as long as a server gives out fewer than a million
 //!   in a second. A key that somebody deleted meanwhile shows in a token that is [too small](SMALLEST), and the script
 //!   decides.
-//! - **Nobody is passed.** A waiter who was there before the first command stays in front: where there is one, and the name is
-//!   free (its holder died), it is given back, which hands it on, and the script decides.
+//! - **Nobody is passed.** A waiter who was there before the first command stays in front: where there is one for any of the
+//!   names, each that was taken is looked at by itself. If somebody waits for it (its holder died), it is given back, which hands
+//!   it on, and the script decides.
 //! - **What the server refuses**, the second command or those behind it, takes nothing, or is given back, and the script
 //!   decides.
 //! - **A retry of the holder** finds its own token, and what is reserved for a waiter is told by its value: the script
@@ -38,12 +40,12 @@ use redis::{Cmd, Value};
 
 use super::connection::Link;
 use super::failure::{Failure, is_forbidden, is_not_understood};
-use super::keys::{LAST, Layout, Part};
-use super::lane::Lane;
+use super::keys::{Layout, Part, Room};
+use super::lane::{Kind, Lane, Outcome};
 use super::resp;
-use super::route::{MAILBOXES, Route};
-use super::scripts::{RECORD, RELEASE};
-use super::{RECORD_KEPT_MS, RedisEngine, released};
+use super::route::Route;
+use super::scripts::RECORD;
+use super::{RECORD_KEPT_MS, RedisEngine};
 use crate::clock::Moment;
 use crate::engine::{Acquired, Released};
 use crate::model::{Claim, Fence, Key};
@@ -81,6 +83,9 @@ impl Contended {
         self.names().get(key).is_some_and(|last| last.elapsed() < RECENT)
     }
 }
+
+/// What a failure calls them.
+const COMMANDS: &str = "of EXISTS, SET, INCRBY and MGET";
 
 /// What plain commands could not decide.
 pub(super) enum Undecided {
@@ -122,106 +127,91 @@ impl RedisEngine {
         claim: &Claim,
     ) -> Result<Result<Acquired, Undecided>, Failure> {
         let key = &claim.keys()[0];
-        let (name, owner) = (key.as_str(), claim.owner.as_str());
         if self.contended.is(key) {
-            let look = lane.one(|out, room| {
-                let (lock, []) = room.keys(&self.layout, name, []);
-                resp::write(out, &["GET", lock]);
-            });
-            if let Value::BulkString(holder) = link.exchange_on(lane, look).await?
-                && !holder.starts_with(owner.as_bytes())
-            {
+            let look = lane.join(Kind::Look, claim, None);
+            if let Outcome::Held = link.exchange_on(lane, look).await? {
                 self.contended.note(key);
                 return Ok(Err(Undecided::Held));
             }
         }
-        let replies = lane.draw(|out, room| {
-            let (lock, [queue]) = room.keys(&self.layout, name, [Part::Queue]);
-            let mut digits = itoa::Buffer::new();
-            let ttl = digits.format(claim.ttl.as_millis());
-            resp::write(out, &["EXISTS", queue]);
-            resp::write(out, &["SET", lock, owner, "PX", ttl, "NX", "GET"]);
-            resp::write(out, &["INCR", LAST]);
-            resp::write(out, &["GET", lock]);
-        });
-        let taken = async {
-            let [queued, held, fence, still] = replies.await?;
-            if matches!(&held, Value::ServerError(error) if is_not_understood(&error.clone().into())) {
-                // Nothing was taken. (An `OK` is no answer of `SET` with `GET`.)
-                return Ok([queued, Value::Okay, fence, still]);
+        let (fence, queued) = match link.exchange_on(lane, lane.join(Kind::Take, claim, None)).await {
+            Ok(Outcome::Taken { fence, queued }) => (fence, queued),
+            Ok(Outcome::Replies(replies)) => return Box::pin(self.undecided(lane, claim, *replies)).await,
+            Ok(_) => return Err(Failure::Unexpected(COMMANDS)),
+            Err(Failure::Call(error)) if is_not_understood(&error) => {
+                // Nothing was taken.
+                lane.leave_to_scripts();
+                return Ok(Err(Undecided::Unclear));
             }
-            Ok([queued, held.extract_error()?, fence, still])
+            Err(failure) => return Err(failure),
         };
-        match link.exchange_on(lane, taken).await? {
-            [Value::Int(0), Value::Nil, Value::Int(fence), Value::BulkString(holder)]
-                if fence >= SMALLEST && holder == owner.as_bytes() && lane.is_seeded() =>
-            {
-                let fence = Fence(fence as u64);
-                lane.record_later(Record {
-                    claim: claim.clone(),
-                    fence,
-                    attempt: None,
-                });
-                Ok(Ok(Acquired::Granted { fence }))
-            }
-            [queued, Value::Nil, fence, still] => {
+        if queued && Box::pin(self.is_queued(link, lane, key)).await? {
+            Box::pin(self.free_part(claim, Duration::ZERO)).await?;
+            return Ok(Err(Undecided::Unclear));
+        }
+        if fence < SMALLEST || !lane.is_seeded() {
+            return Ok(Err(Undecided::Unclear));
+        }
+        let fence = Fence(fence as u64);
+        lane.record_later(Record {
+            claim: claim.clone(),
+            fence,
+            attempt: None,
+        });
+        Ok(Ok(Acquired::Granted { fence }))
+    }
+
+    /// Whether somebody waits for a name. One who waited before it was taken still does.
+    async fn is_queued(&self, link: &Link, lane: &Lane, key: &Key) -> Result<bool, Failure> {
+        let mut room = Room::default();
+        let (_, [queue]) = room.keys(&self.layout, key.as_str(), [Part::Queue]);
+        let look = lane.one(|out| resp::write(out, &["EXISTS", queue]));
+        Ok(link.exchange_on(lane, look).await? != Value::Int(0))
+    }
+
+    /// What the replies mean that are not those of a name that was taken.
+    async fn undecided(
+        &self,
+        lane: &Lane,
+        claim: &Claim,
+        [queued, held, fence, still]: [Value; 4],
+    ) -> Result<Result<Acquired, Undecided>, Failure> {
+        match held {
+            Value::Nil => {
                 let is_refused =
                     |reply: &&Value| matches!(reply, Value::ServerError(error) if is_forbidden(&error.clone().into()));
                 if [&queued, &fence, &still].iter().any(is_refused) {
                     lane.leave_to_scripts();
                 }
                 if queued != Value::Int(0) {
-                    Box::pin(self.free_part(claim, Duration::ZERO)).await?;
+                    self.free_part(claim, Duration::ZERO).await?;
                 }
                 Ok(Err(Undecided::Unclear))
             }
-            [_, Value::BulkString(holder), ..] if holder.starts_with(owner.as_bytes()) => Ok(Err(Undecided::Unclear)),
-            [_, Value::BulkString(_), ..] => {
-                self.contended.note(key);
-                Ok(Err(Undecided::Held))
-            }
-            [_, Value::Okay, ..] => {
-                lane.leave_to_scripts();
+            Value::BulkString(holder) if holder.starts_with(claim.owner.as_str().as_bytes()) => {
                 Ok(Err(Undecided::Unclear))
             }
-            _ => Err(Failure::Unexpected("of EXISTS, SET, INCR and GET")),
+            Value::BulkString(_) => {
+                self.contended.note(&claim.keys()[0]);
+                Ok(Err(Undecided::Held))
+            }
+            _ => Err(Failure::Unexpected(COMMANDS)),
         }
     }
 
-    /// Frees the one name of a claim without metadata. `None`: the server does not know the script (any more).
+    /// Frees the one name of a claim without metadata. `None`: that has to be done by itself.
     pub(super) async fn free_on(&self, link: &Link, lane: &Lane, claim: &Claim) -> Result<Option<Released>, Failure> {
         lane.forget(&claim.owner);
-        let member = if claim.waiting {
+        let place = claim.waiting.then(|| {
             self.waiters.known.leaves(&claim.owner);
-            self.waiters.member(claim)
-        } else {
-            String::new()
-        };
-        let reply = lane.one(|out, room| {
-            let name = claim.keys()[0].as_str();
-            let (lock, [queue, fence]) = room.keys(&self.layout, name, [Part::Queue, Part::Fence]);
-            let owner = claim.owner.as_str();
-            resp::write(
-                out,
-                &[
-                    "EVALSHA",
-                    RELEASE.sha(),
-                    "3",
-                    lock,
-                    queue,
-                    fence,
-                    owner,
-                    "1",
-                    MAILBOXES,
-                    &member,
-                    "0",
-                ],
-            );
+            self.waiters.place(claim)
         });
-        match link.exchange_on(lane, reply).await {
-            Ok(answer) => released(&answer).map(Some),
-            Err(failure) if failure.is_unknown_script() => Ok(None),
-            Err(failure) => Err(failure),
+        let freed = lane.join(Kind::Free, claim, place.as_deref());
+        match link.exchange_on(lane, freed).await? {
+            Outcome::Freed(true) => Ok(Some(Released::Freed)),
+            Outcome::Freed(false) => Ok(Some(Released::NotHeld)),
+            Outcome::Alone => Ok(None),
+            _ => Err(Failure::Unexpected("of release_many.lua")),
         }
     }
 }

@@ -4,6 +4,8 @@
 
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
+/// The reply that says that there is nothing.
+pub(super) const NIL: &[u8] = b"$-1\r\n";
 /// The end of a line. A CR or a LF alone is part of it.
 const END: &[u8] = b"\r\n";
 
@@ -66,55 +68,98 @@ pub(super) fn value(reply: &[u8]) -> RedisResult<Value> {
     // What nearly all replies are, without the driver's parser.
     match reply {
         [b':', digits @ .., b'\r', b'\n'] => number(digits).map(Value::Int).ok_or_else(nonsense),
-        b"$-1\r\n" => Ok(Value::Nil),
-        [b'$', rest @ ..] => {
-            let text = bulk(rest).ok_or_else(nonsense)?;
+        NIL => Ok(Value::Nil),
+        [b'$', ..] => {
+            let text = bulk(reply).ok_or_else(nonsense)?;
             Ok(Value::BulkString(text.to_vec()))
         }
         _ => redis::parse_redis_value(reply),
     }
 }
 
-/// What a bulk string holds, from behind its `$` to its end.
-fn bulk(reply: &[u8]) -> Option<&[u8]> {
-    let line = reply.windows(END.len()).position(|two| two == END)?;
-    let size = usize::try_from(number(&reply[..line])?).ok()?;
-    let text = reply[line + END.len()..].strip_suffix(END)?;
+/// What a reply holds that is a bulk string, and no null.
+pub(super) fn bulk(reply: &[u8]) -> Option<&[u8]> {
+    let rest = reply.strip_prefix(b"$")?;
+    let line = rest.windows(END.len()).position(|two| two == END)?;
+    let size = usize::try_from(number(&rest[..line])?).ok()?;
+    let text = rest[line + END.len()..].strip_suffix(END)?;
     (text.len() == size).then_some(text)
 }
 
-/// The first four replies, and how long they are together; `None` while they are not complete.
+/// The length of the first so many replies together; `None` while they are not complete.
 ///
 /// # Errors
-/// As [`length`] and [`value`].
-pub(super) fn four(bytes: &[u8]) -> RedisResult<Option<([Value; 4], usize)>> {
-    let mut replies = [const { Value::Nil }; 4];
+/// As [`length`].
+pub(super) fn length_of(bytes: &[u8], count: usize) -> RedisResult<Option<usize>> {
     let mut at = 0;
-    for reply in &mut replies {
+    for _ in 0..count {
         let Some(length) = length(&bytes[at..])? else {
             return Ok(None);
         };
-        *reply = value(&bytes[at..at + length])?;
         at += length;
     }
-    Ok(Some((replies, at)))
+    Ok(Some(at))
+}
+
+/// One whole reply after the other.
+#[derive(Clone)]
+pub(super) struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(replies: &'a [u8]) -> Self {
+        Reader(replies)
+    }
+
+    /// The elements of a reply, if it is an array.
+    pub(super) fn elements(reply: &'a [u8]) -> Option<Self> {
+        let rest = reply.strip_prefix(b"*")?;
+        let line = rest.windows(END.len()).position(|two| two == END)?;
+        number(&rest[..line]).filter(|count| *count >= 0)?;
+        Some(Reader(&rest[line + END.len()..]))
+    }
+
+    /// The next one.
+    ///
+    /// # Errors
+    /// As [`length`], and when there is none.
+    pub(super) fn next(&mut self) -> RedisResult<&'a [u8]> {
+        let length = length(self.0)?.ok_or_else(nonsense)?;
+        let (reply, rest) = self.0.split_at(length);
+        self.0 = rest;
+        Ok(reply)
+    }
 }
 
 /// Writes one command.
 pub(super) fn write(out: &mut Vec<u8>, words: &[&str]) {
-    let mut digits = itoa::Buffer::new();
-    out.push(b'*');
-    out.extend_from_slice(digits.format(words.len()).as_bytes());
-    for word in words {
-        out.extend_from_slice(b"\r\n$");
-        out.extend_from_slice(digits.format(word.len()).as_bytes());
-        out.extend_from_slice(b"\r\n");
-        out.extend_from_slice(word.as_bytes());
+    head(out, words.len());
+    for text in words {
+        word(out, &[text]);
     }
-    out.extend_from_slice(b"\r\n");
 }
 
-fn nonsense() -> RedisError {
+/// Writes the beginning of a command of so many words.
+pub(super) fn head(out: &mut Vec<u8>, words: usize) {
+    let mut digits = itoa::Buffer::new();
+    out.push(b'*');
+    out.extend_from_slice(digits.format(words).as_bytes());
+    out.extend_from_slice(END);
+}
+
+/// Writes one word of a command, from its parts.
+pub(super) fn word(out: &mut Vec<u8>, parts: &[&str]) {
+    let mut digits = itoa::Buffer::new();
+    let size: usize = parts.iter().map(|part| part.len()).sum();
+    out.push(b'$');
+    out.extend_from_slice(digits.format(size).as_bytes());
+    out.extend_from_slice(END);
+    for part in parts {
+        out.extend_from_slice(part.as_bytes());
+    }
+    out.extend_from_slice(END);
+}
+
+pub(super) fn nonsense() -> RedisError {
     (ErrorKind::Parse, "not a reply in RESP2").into()
 }
 

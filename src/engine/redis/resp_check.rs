@@ -1,8 +1,8 @@
 //! What holds of `resp.rs` whatever the bytes: for its tests, and for the fuzzer (`fuzz/`), which takes this file in by its path.
 
-use redis::{ErrorKind, parse_redis_value};
+use redis::{ErrorKind, Value, parse_redis_value};
 
-use super::resp::{four, length, value, write};
+use super::resp::{Reader, bulk, length, length_of, value, write};
 
 /// How many of the places where a reply can be cut are tried.
 const CUTS: usize = 256;
@@ -22,8 +22,13 @@ pub fn check(bytes: &[u8]) {
         value(reply).ok()
     });
     let one_by_one: Vec<_> = replies.by_ref().take(4).collect();
-    match four(bytes) {
-        Ok(Some((replies, end))) => assert_eq!((&replies[..], end), (&one_by_one[..], at), "{bytes:?}"),
+    match length_of(bytes, 4) {
+        Ok(Some(end)) => {
+            let mut reader = Reader::new(&bytes[..end]);
+            let read: Vec<_> = (0..4).map_while(|_| value(reader.next().ok()?).ok()).collect();
+            assert_eq!(read, one_by_one, "{bytes:?}");
+            assert!(read.len() < 4 || end == at && reader.next().is_err(), "{bytes:?}");
+        }
         _ => assert!(one_by_one.len() < 4, "{bytes:?}"),
     }
     if let Ok(text) = std::str::from_utf8(bytes) {
@@ -49,6 +54,17 @@ fn check_reply(bytes: &[u8], end: usize) {
     }
     // The driver, which does not tell a length, finds the same.
     assert!(parse_redis_value(&bytes[..end - 1]).is_err(), "{bytes:?}");
+    match value(reply) {
+        Ok(Value::BulkString(text)) => assert_eq!(bulk(reply), Some(&text[..]), "{bytes:?}"),
+        _ => assert_eq!(bulk(reply), None, "{bytes:?}"),
+    }
+    if let (Ok(Value::Array(elements)), Some(mut reader)) = (value(reply), Reader::elements(reply))
+        && is_plain(reply)
+    {
+        let read: Vec<_> = elements.iter().map_while(|_| value(reader.next().ok()?).ok()).collect();
+        assert_eq!(read, elements, "{bytes:?}");
+        assert!(reader.next().is_err(), "{bytes:?}");
+    }
     match (value(reply), parse_redis_value(reply)) {
         (ours, Ok(theirs)) if is_plain(reply) => assert_eq!(ours.ok(), Some(theirs), "{bytes:?}"),
         (Ok(ours), theirs) => assert_eq!(theirs.ok(), Some(ours), "{bytes:?}"),

@@ -28,7 +28,9 @@ scripts! {
     BEAT = "queue.lua" "beat.lua";
     RENEW = "renew.lua";
     TRANSFER = "transfer.lua";
-    RELEASE = "release_held.lua" "queue.lua" "release.lua";
+    RELEASE = "release_held.lua" "queue.lua" "let_go.lua" "release.lua";
+    #[cfg(unix)]
+    RELEASE_MANY = "release_many_held.lua" "queue.lua" "let_go.lua" "release_many.lua";
     FORCE_RELEASE = "queue.lua" "force_release.lua";
     DISOWN = "queue.lua" "disown.lua";
     INSPECT = "inspect.lua";

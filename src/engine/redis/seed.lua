@@ -1,4 +1,4 @@
--- Lets the last token of all be no smaller than the server's clock says. What a plain INCR makes of it is larger then than
+-- Lets the last token of all be no smaller than the server's clock says. What a plain INCRBY makes of it is larger then than
 -- every token that was given out before the key was lost, or before a failure that took its last changes with it.
 --
 -- KEYS    1  the key of the last token

@@ -5,6 +5,8 @@
 //! handed to, and its sign of life: one script for all names, which is also run when the lease in a waiter's way ends,
 //! and hands on what has become free.
 
+#[cfg(unix)]
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -63,6 +65,16 @@ impl Waiters {
             format!("{process}:{owner}:{}", claim.ttl.as_millis())
         } else {
             format!("{process}:{owner}")
+        }
+    }
+
+    /// What a member tells besides its owner, with a colon between the two.
+    #[cfg(unix)]
+    pub(super) fn place(&self, claim: &Claim) -> Cow<'_, str> {
+        if claim.ttl.duration() < RESERVED {
+            format!("{}:{}", self.process, claim.ttl.as_millis()).into()
+        } else {
+            (&*self.process).into()
         }
     }
 

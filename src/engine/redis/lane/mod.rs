@@ -12,9 +12,10 @@
 //!
 //! The protocol is RESP2 (the Redis serialization protocol specification): no pushes come on this connection.
 
+mod batch;
+mod state;
 mod watchdog;
 
-use std::collections::{HashMap, VecDeque};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::ops::Range;
@@ -26,24 +27,23 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::{Notify, oneshot};
 
+pub(super) use self::batch::{Kind, Outcome, Sent};
+use self::state::State;
 use super::asked::{Asked, Single, Telling, Told, ask, major_version};
 use super::failure::spoils_connection;
 use super::health::Health;
-use super::keys::{LAST, Layout, Room};
+use super::keys::Layout;
 use super::plain::Record;
 use super::resp;
-use super::scripts::{RECORD, SEED};
 use crate::clock::Moment;
 use crate::event_loop::Socket;
-use crate::model::OwnerToken;
+use crate::model::{Claim, OwnerToken};
 
 /// What is to be sent for a third of the calls under way goes out before the turn ends, so that the server works on it
 /// meanwhile: in bytes, for each call, and no less and no more than so much in all.
 const EARLY: usize = 64;
 const LEAST_EARLY: usize = 768;
 const MOST_EARLY: usize = 6 * 1024;
-/// How long tokens are drawn without a look at the server's clock.
-const SEED_EVERY: Duration = Duration::from_secs(1);
 /// How much is read in one go, unless a reply is longer.
 const CHUNK: usize = 64 * 1024;
 
@@ -63,27 +63,6 @@ pub(super) struct Lane {
     layout: Layout,
     /// Whether acquisitions may be tried by plain commands (`plain.rs`).
     plain: AtomicBool,
-}
-
-struct State {
-    out: Vec<u8>,
-    /// How much of `out` was written already.
-    written: usize,
-    /// What was read and is not taken up yet, as far as `filled`.
-    input: Vec<u8>,
-    filled: usize,
-    waiting: VecDeque<Asked>,
-    room: Room,
-    /// The grants that inspection is to tell of, unless they are released first.
-    records: HashMap<OwnerToken, Record>,
-    /// When the last token was last raised to the server's clock.
-    seeded: Option<Moment>,
-    /// The server would not, the last time.
-    unseeded: bool,
-    /// What was on its way to be written down when the lane ended.
-    lost_records: Vec<Cmd>,
-    /// Since when the oldest call waits, or when a reply last came.
-    since: Moment,
 }
 
 impl Lane {
@@ -106,19 +85,7 @@ impl Lane {
         let lane = Arc::new(Lane {
             number: LAST.fetch_add(1, Relaxed) + 1,
             socket,
-            state: Mutex::new(State {
-                out: Vec::with_capacity(4096),
-                written: 0,
-                input: vec![0; CHUNK],
-                filled: 0,
-                waiting: VecDeque::new(),
-                room: Room::default(),
-                records: HashMap::new(),
-                lost_records: Vec::new(),
-                seeded: None,
-                unseeded: false,
-                since: Moment::now(),
-            }),
+            state: Mutex::new(State::new()),
             dead: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             stirred: Arc::default(),
@@ -157,14 +124,37 @@ impl Lane {
 
     /// Sends one command with the loop's next turn, and waits for its reply.
     pub(super) async fn call(&self, cmd: &Cmd) -> RedisResult<Value> {
-        self.one(|out, _| cmd.write_packed_command(out)).await
+        self.one(|out| cmd.write_packed_command(out)).await
     }
 
-    /// Sends the command that `write` writes, and waits for its reply. There is room for keys.
-    pub(super) async fn one(&self, write: impl FnOnce(&mut Vec<u8>, &mut Room)) -> RedisResult<Value> {
+    /// Sends the command that `write` writes, and waits for its reply.
+    pub(super) async fn one(&self, write: impl FnOnce(&mut Vec<u8>)) -> RedisResult<Value> {
         let (sender, reply) = oneshot::channel();
-        self.ask(Single::Call(sender).into(), write)?;
+        self.send(|state| {
+            state.seal();
+            write(&mut state.out);
+            state.wait(Single::Call(sender));
+        })?;
         reply.await.unwrap_or_else(|_| Err(broken()))?.extract_error()
+    }
+
+    /// Does something for a claim's one name, together with other calls of this turn. `place` as for [`batch::Batch::add`].
+    pub(super) async fn join(&self, kind: Kind, claim: &Claim, place: Option<&str>) -> RedisResult<Outcome> {
+        let mut told = None;
+        self.send(|state| {
+            if !state.batch.takes(kind, &claim.owner) {
+                state.seal();
+            }
+            if kind == Kind::Take {
+                state.seed();
+            }
+            told = Some(state.batch.add(kind, &self.layout, claim, place));
+            state.under_way += 1;
+        })?;
+        match told {
+            Some(told) => told.await.unwrap_or_else(|_| Err(broken())),
+            None => Err(broken()),
+        }
     }
 
     /// Sends what `write` writes with the loop's next turn, a command for each of the numbers, and has somebody told of
@@ -173,10 +163,11 @@ impl Lane {
         let mut telling = numbers.map(|number| Telling::new(who.clone(), number));
         let now = Moment::now();
         let asked = self.send(|state| {
+            state.seal();
             write(&mut state.out);
             for telling in telling.by_ref() {
                 self.health.sent(now);
-                state.waiting.push_back(Single::Told(telling).into());
+                state.wait(Single::Told(telling));
             }
         });
         if asked.is_err() {
@@ -185,36 +176,9 @@ impl Lane {
         }
     }
 
-    /// Sends the four commands that `write` writes, one of which draws a token, and waits for their replies, some of which
-    /// may be the server's errors.
-    pub(super) async fn draw(&self, write: impl FnOnce(&mut Vec<u8>, &mut Room)) -> RedisResult<[Value; 4]> {
-        self.seed();
-        let (sender, replies) = oneshot::channel();
-        self.ask(Asked::Four(sender), write)?;
-        replies.await.unwrap_or_else(|_| Err(broken()))
-    }
-
-    /// Has the last token raised to the server's clock, if that is some time ago.
-    fn seed(&self) {
-        let mut state = self.state();
-        if state.seeded.is_none_or(|last| last.elapsed() >= SEED_EVERY) {
-            state.seeded = Some(Moment::now());
-            // Once in a while, and so with its text: it is short.
-            resp::write(&mut state.out, &["EVAL", SEED.source(), "1", LAST]);
-            state.waiting.push_back(Single::Seed.into());
-        }
-    }
-
     /// Whether the last token was raised as it should be.
     pub(super) fn is_seeded(&self) -> bool {
         !self.state().unseeded
-    }
-
-    fn ask(&self, asked: Asked, write: impl FnOnce(&mut Vec<u8>, &mut Room)) -> RedisResult<()> {
-        self.send(|state| {
-            write(&mut state.out, &mut state.room);
-            state.waiting.push_back(asked);
-        })
     }
 
     /// Has something sent with the loop's next turn, or before, if that is much.
@@ -224,12 +188,15 @@ impl Lane {
             if !self.is_open() {
                 return Err(broken());
             }
-            if state.waiting.is_empty() {
+            if state.under_way == 0 {
                 state.since = Moment::now();
             }
             fill(&mut state);
+            let early = (EARLY * state.under_way).clamp(LEAST_EARLY, MOST_EARLY);
+            if state.batch.len() >= early {
+                state.seal();
+            }
             // A write that fails leaves the rest for the end of the turn, where the failure is seen to.
-            let early = (EARLY * state.waiting.len()).clamp(LEAST_EARLY, MOST_EARLY);
             if state.out.len() - state.written >= early {
                 let _ = self.write(&mut state);
             }
@@ -269,10 +236,13 @@ impl Lane {
     }
 
     fn records_to_out(&self, state: &mut State) {
-        for (_, record) in state.records.drain() {
+        if !state.records.is_empty() {
+            state.seal();
+        }
+        for (_, record) in std::mem::take(&mut state.records) {
             let call = record.call(&self.layout);
             call.write_packed_command(&mut state.out);
-            state.waiting.push_back(Single::Record(Box::new(call)).into());
+            state.wait(Single::Record(Box::new(call)));
         }
     }
 
@@ -280,6 +250,7 @@ impl Lane {
     pub(super) fn end(&self) {
         self.dead.store(true, Relaxed);
         let mut state = self.state();
+        state.seal();
         let waiting = std::mem::take(&mut state.waiting);
         let lost = waiting.into_iter().filter_map(|asked| match asked {
             Asked::Single(Single::Record(call)) => Some(*call),
@@ -339,17 +310,21 @@ impl Lane {
                 };
                 let asked = match asked {
                     Asked::Single(asked) => asked,
-                    Asked::Four(sender) => {
-                        let Some((replies, length)) = resp::four(&state.input[taken..state.filled])? else {
-                            state.waiting.push_front(Asked::Four(sender));
+                    Asked::Batch(sent) => {
+                        let Some(length) = sent.length(&state.input[taken..state.filled])? else {
+                            state.waiting.push_front(Asked::Batch(sent));
                             break;
                         };
+                        state.under_way -= sent.calls();
+                        let knows = sent.tell(&state.input[taken..taken + length])?;
                         taken += length;
-                        // Who asked may have gone.
-                        let _ = sender.send(Ok(replies));
+                        if !knows {
+                            state.batch.is_unknown();
+                        }
                         continue;
                     }
                 };
+                state.under_way -= 1;
                 let reply = resp::value(&state.input[taken..taken + length])?;
                 taken += length;
                 if let Single::Told(_) = asked {
@@ -386,43 +361,6 @@ impl Lane {
     }
 }
 
-impl State {
-    fn answer(&mut self, asked: Single, reply: Value) {
-        // Whoever asked may have gone.
-        match asked {
-            Single::Call(sender) => {
-                let _ = sender.send(Ok(reply));
-            }
-            Single::Seed => {
-                self.unseeded = !matches!(reply, Value::Int(_));
-                if self.unseeded {
-                    self.seeded = None;
-                }
-            }
-            Single::Record(call) => {
-                if let Value::ServerError(error) = reply
-                    && error.kind() == Some(redis::ServerErrorKind::NoScript)
-                {
-                    // Of many that went out together the first takes the text along, which costs the server most of it.
-                    let told = self
-                        .waiting
-                        .iter()
-                        .any(|asked| matches!(asked, Asked::Single(Single::Source)));
-                    if told {
-                        call.write_packed_command(&mut self.out);
-                        self.waiting.push_back(Single::Record(call).into());
-                    } else {
-                        RECORD.with_source(&call).write_packed_command(&mut self.out);
-                        self.waiting.push_back(Single::Source.into());
-                    }
-                }
-            }
-            Single::Told(telling) => telling.tell(reply.extract_error()),
-            Single::Source => {}
-        }
-    }
-}
-
 impl Socket for Lane {
     fn descriptor(&self) -> RawFd {
         self.socket.as_raw_fd()
@@ -436,6 +374,7 @@ impl Socket for Lane {
     fn flush(&self) -> bool {
         let outcome = {
             let mut state = self.state();
+            state.seal();
             self.records_to_out(&mut state);
             if state.out.is_empty() {
                 Ok(())
@@ -447,7 +386,7 @@ impl Socket for Lane {
     }
 
     fn awaits(&self) -> bool {
-        !self.state().waiting.is_empty()
+        self.state().under_way > 0
     }
 
     fn end(&self) {

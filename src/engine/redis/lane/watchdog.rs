@@ -28,7 +28,7 @@ pub(super) async fn watch(lane: Weak<Lane>, stirred: Arc<Notify>) {
             };
             let (waits, stale) = {
                 let state = lane.state();
-                let waits = !(state.waiting.is_empty() && state.records.is_empty());
+                let waits = !state.is_idle();
                 (waits, waits && state.since.elapsed() >= STALE)
             };
             if stale {
@@ -45,7 +45,7 @@ pub(super) async fn watch(lane: Weak<Lane>, stirred: Arc<Notify>) {
             lane.asleep.store(sleepy, Relaxed);
             // Between the look and the sleep a call may have come, and seen the watchdog awake.
             let state = lane.state();
-            sleepy && state.waiting.is_empty() && state.records.is_empty()
+            sleepy && state.is_idle()
         };
         if sleepy {
             stirred.notified().await;

@@ -249,7 +249,7 @@ impl Quorum {
     async fn settle_records(&self, limit: Duration) {
         let lanes: Vec<_> = self.nodes.iter().filter_map(|node| node.link.lane()).collect();
         let written = lanes.iter().filter(|lane| lane.write_records());
-        let settled = join_all(written.map(|lane| lane.one(|out, _| resp::write(out, &["TIME"]))));
+        let settled = join_all(written.map(|lane| lane.one(|out| resp::write(out, &["TIME"]))));
         let _ = tokio::time::timeout(limit, settled).await;
     }
 
