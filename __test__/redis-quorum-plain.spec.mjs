@@ -9,7 +9,7 @@ import { Monitor } from '../scripts/monitor.mjs'
 import { startRedis } from '../scripts/servers.mjs'
 import { assertGrowing, rejects, sleep, until } from './tools.mjs'
 
-const VOTE = ['set', 'zadd', 'time', 'get']
+const VOTE = ['set', 'zadd', 'time', 'mget']
 const COUNTER = /^holdfast:last:(\d+)$/
 let nodes
 let others

@@ -41,10 +41,10 @@ use redis::{Cmd, Value};
 use super::connection::Link;
 use super::failure::{Failure, is_forbidden, is_not_understood};
 use super::keys::{Layout, Part, Room};
-use super::lane::{Kind, Lane, Outcome};
+use super::lane::{ALONE, Freeing, Lane, Outcome};
 use super::resp;
-use super::route::Route;
-use super::scripts::RECORD;
+use super::route::{MAILBOXES, Route};
+use super::scripts::{RECORD, RELEASE_MANY};
 use super::{RECORD_KEPT_MS, RedisEngine};
 use crate::clock::Moment;
 use crate::engine::{Acquired, Released};
@@ -84,7 +84,14 @@ impl Contended {
     }
 }
 
-/// What a failure calls them.
+/// How the names of several calls are let go of.
+static FREEING: Freeing = Freeing {
+    script: || &RELEASE_MANY,
+    parts: [Part::Queue, Part::Fence],
+    to: MAILBOXES,
+};
+
+/// What a failure calls the commands.
 const COMMANDS: &str = "of EXISTS, SET, INCRBY and MGET";
 
 /// What plain commands could not decide.
@@ -128,13 +135,13 @@ impl RedisEngine {
     ) -> Result<Result<Acquired, Undecided>, Failure> {
         let key = &claim.keys()[0];
         if self.contended.is(key) {
-            let look = lane.join(Kind::Look, claim, None);
+            let look = lane.look(claim);
             if let Outcome::Held = link.exchange_on(lane, look).await? {
                 self.contended.note(key);
                 return Ok(Err(Undecided::Held));
             }
         }
-        let (fence, queued) = match link.exchange_on(lane, lane.join(Kind::Take, claim, None)).await {
+        let (fence, queued) = match link.exchange_on(lane, lane.take(claim)).await {
             Ok(Outcome::Taken { fence, queued }) => (fence, queued),
             Ok(Outcome::Replies(replies)) => return Box::pin(self.undecided(lane, claim, *replies)).await,
             Ok(_) => return Err(Failure::Unexpected(COMMANDS)),
@@ -206,11 +213,11 @@ impl RedisEngine {
             self.waiters.known.leaves(&claim.owner);
             self.waiters.place(claim)
         });
-        let freed = lane.join(Kind::Free, claim, place.as_deref());
+        let freed = lane.free(&FREEING, claim, place.as_deref());
         match link.exchange_on(lane, freed).await? {
-            Outcome::Freed(true) => Ok(Some(Released::Freed)),
-            Outcome::Freed(false) => Ok(Some(Released::NotHeld)),
-            Outcome::Alone => Ok(None),
+            Outcome::Freed(1) => Ok(Some(Released::Freed)),
+            Outcome::Freed(0) => Ok(Some(Released::NotHeld)),
+            Outcome::Freed(ALONE) => Ok(None),
             _ => Err(Failure::Unexpected("of release_many.lua")),
         }
     }

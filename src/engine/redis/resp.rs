@@ -118,6 +118,17 @@ impl<'a> Reader<'a> {
         Some(Reader(&rest[line + END.len()..]))
     }
 
+    /// Leaves out so many.
+    ///
+    /// # Errors
+    /// As [`Reader::next`].
+    pub(super) fn skip(&mut self, count: usize) -> RedisResult<()> {
+        for _ in 0..count {
+            self.next()?;
+        }
+        Ok(())
+    }
+
     /// The next one.
     ///
     /// # Errors

@@ -27,7 +27,8 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::{Notify, oneshot};
 
-pub(super) use self::batch::{Kind, Outcome, Sent};
+pub(super) use self::batch::{ALONE, Freeing, Outcome, Sent};
+use self::batch::{Batch, Kind};
 use self::state::State;
 use super::asked::{Asked, Single, Telling, Told, ask, major_version};
 use super::failure::spoils_connection;
@@ -138,23 +139,61 @@ impl Lane {
         reply.await.unwrap_or_else(|_| Err(broken()))?.extract_error()
     }
 
-    /// Does something for a claim's one name, together with other calls of this turn. `place` as for [`batch::Batch::add`].
-    pub(super) async fn join(&self, kind: Kind, claim: &Claim, place: Option<&str>) -> RedisResult<Outcome> {
-        let mut told = None;
-        self.send(|state| {
-            if !state.batch.takes(kind, &claim.owner) {
-                state.seal();
-            }
-            if kind == Kind::Take {
-                state.seed();
-            }
-            told = Some(state.batch.add(kind, &self.layout, claim, place));
-            state.under_way += 1;
-        })?;
-        match told {
-            Some(told) => told.await.unwrap_or_else(|_| Err(broken())),
-            None => Err(broken()),
-        }
+    /// Looks whether somebody else holds a claim's one name.
+    pub(super) async fn look(&self, claim: &Claim) -> RedisResult<Outcome> {
+        self.join(Kind::Look, claim, |batch| batch.look(&self.layout, claim))
+            .await
+    }
+
+    /// Tries to take a claim's one name by plain commands.
+    pub(super) async fn take(&self, claim: &Claim) -> RedisResult<Outcome> {
+        self.join(Kind::Take, claim, |batch| batch.take(&self.layout, claim))
+            .await
+    }
+
+    /// Lets go of a claim's one name. `more` as for [`Batch::free`].
+    pub(super) async fn free(
+        &self,
+        freeing: &'static Freeing,
+        claim: &Claim,
+        more: Option<&str>,
+    ) -> RedisResult<Outcome> {
+        self.join(Kind::Free, claim, |batch| {
+            batch.free(&self.layout, freeing, claim, more)
+        })
+        .await
+    }
+
+    /// Does something together with other calls of this turn.
+    async fn join(
+        &self,
+        kind: Kind,
+        claim: &Claim,
+        add: impl FnOnce(&mut Batch) -> oneshot::Receiver<RedisResult<Outcome>>,
+    ) -> RedisResult<Outcome> {
+        let outcome = self.send(|state| add(state.begin(kind, &claim.owner)))?;
+        outcome.await.unwrap_or_else(|_| Err(broken()))
+    }
+
+    /// Asks for a vote by plain commands, and has somebody told of the replies, by the numbers from `first` on.
+    pub(super) fn vote(&self, who: &Arc<dyn Told>, first: usize, claim: &Claim, value: &str, floor: u64) {
+        let tellings = std::array::from_fn(|number| Telling::new(who.clone(), first + number));
+        // Dropped where the lane has ended, which tells that there is no reply.
+        let _ = self.send(|state| {
+            self.health.sent(Moment::now());
+            let batch = state.begin(Kind::Vote, &claim.owner);
+            batch.vote(&self.layout, claim, value, floor, tellings);
+        });
+    }
+
+    /// Lets go of a claim's one name, and has somebody told of the answer.
+    pub(super) fn free_and_tell(&self, who: &Arc<dyn Told>, number: usize, freeing: &'static Freeing, claim: &Claim) {
+        let telling = Telling::new(who.clone(), number);
+        let _ = self.send(|state| {
+            self.health.sent(Moment::now());
+            let batch = state.begin(Kind::Free, &claim.owner);
+            batch.free_and_tell(&self.layout, freeing, claim, telling);
+        });
     }
 
     /// Sends what `write` writes with the loop's next turn, a command for each of the numbers, and has somebody told of
@@ -182,8 +221,8 @@ impl Lane {
     }
 
     /// Has something sent with the loop's next turn, or before, if that is much.
-    fn send(&self, fill: impl FnOnce(&mut State)) -> RedisResult<()> {
-        {
+    fn send<R>(&self, fill: impl FnOnce(&mut State) -> R) -> RedisResult<R> {
+        let result = {
             let mut state = self.state();
             if !self.is_open() {
                 return Err(broken());
@@ -191,7 +230,7 @@ impl Lane {
             if state.under_way == 0 {
                 state.since = Moment::now();
             }
-            fill(&mut state);
+            let result = fill(&mut state);
             let early = (EARLY * state.under_way).clamp(LEAST_EARLY, MOST_EARLY);
             if state.batch.len() >= early {
                 state.seal();
@@ -200,11 +239,12 @@ impl Lane {
             if state.out.len() - state.written >= early {
                 let _ = self.write(&mut state);
             }
-        }
+            result
+        };
         if self.asleep.load(Relaxed) && self.asleep.swap(false, Relaxed) {
             self.stirred.notify_one();
         }
-        Ok(())
+        Ok(result)
     }
 
     /// Has a grant written down with the end of the turn.
@@ -316,11 +356,14 @@ impl Lane {
                             break;
                         };
                         state.under_way -= sent.calls();
-                        let knows = sent.tell(&state.input[taken..taken + length])?;
+                        let learnt = sent.tell(&state.input[taken..taken + length])?;
                         taken += length;
-                        if !knows {
+                        if learnt.is_unknown {
                             state.batch.is_unknown();
                         }
+                        // Calls see to that themselves.
+                        (0..learnt.told).for_each(|_| self.health.heard());
+                        spoiled |= learnt.told > 0 && learnt.error.as_ref().is_some_and(spoils_connection);
                         continue;
                     }
                 };

@@ -11,7 +11,7 @@ use super::super::plain::Record;
 use super::super::resp;
 use super::super::scripts::{RECORD, SEED};
 use super::CHUNK;
-use super::batch::Batch;
+use super::batch::{Batch, Kind};
 use crate::clock::Moment;
 use crate::model::OwnerToken;
 
@@ -69,6 +69,18 @@ impl State {
     pub(super) fn wait(&mut self, asked: Single) {
         self.under_way += 1;
         self.waiting.push_back(asked.into());
+    }
+
+    /// The batch that a call of this kind joins.
+    pub(super) fn begin(&mut self, kind: Kind, owner: &OwnerToken) -> &mut Batch {
+        if !self.batch.takes(kind, owner) {
+            self.seal();
+        }
+        if kind == Kind::Take {
+            self.seed();
+        }
+        self.under_way += 1;
+        &mut self.batch
     }
 
     /// What was put together so far is to be sent: whatever is asked for from here on is carried out after it.

@@ -32,11 +32,7 @@ use super::super::failure::{is_forbidden, is_not_understood};
 #[cfg(unix)]
 use super::super::{asked::Told, lane::Lane};
 #[cfg(unix)]
-use super::super::{
-    keys::{Part, Room},
-    plain, resp,
-    scripts::RECORD,
-};
+use super::super::{plain, scripts::RECORD};
 use super::Quorum;
 use super::node::{Vote, common_time, in_doubt, silence};
 use super::scripts::ACQUIRE;
@@ -210,7 +206,7 @@ impl Quorum {
 impl Attempt {
     fn ask_by_lanes(self: &Arc<Self>, is_first: bool) {
         let who: Arc<dyn Told> = self.clone();
-        let (mut plainly, mut by_script) = (None, None);
+        let mut by_script = None;
         for (index, way) in self.ways.iter().enumerate() {
             let Some(lane) = &way.lane else {
                 self.ask_by_connection(index);
@@ -218,10 +214,7 @@ impl Attempt {
             };
             let first = index * REPLIES;
             if way.is_plain {
-                let packed: &Vec<u8> = plainly.get_or_insert_with(|| self.plain_commands());
-                lane.tell(&who, first + TAKEN..first + REPLIES, |out| {
-                    out.extend_from_slice(packed)
-                });
+                lane.vote(&who, first + TAKEN, &self.claim, &self.value, self.floor);
             } else {
                 if !is_first {
                     // What it was granted by plain commands, if it was, is to be found by the script.
@@ -231,20 +224,6 @@ impl Attempt {
                 lane.tell(&who, first..first + 1, |out| call.write_packed_command(out));
             }
         }
-    }
-
-    fn plain_commands(&self) -> Vec<u8> {
-        let mut room = Room::default();
-        let name = self.claim.keys()[0].as_str();
-        let (lock, [counter]) = room.keys(&self.quorum.layout, name, [Part::Counter]);
-        let (mut ttl, mut floor) = (itoa::Buffer::new(), itoa::Buffer::new());
-        let (ttl, floor) = (ttl.format(self.claim.ttl.as_millis()), floor.format(self.floor));
-        let mut out = Vec::with_capacity(512);
-        resp::write(&mut out, &["SET", lock, &self.value, "PX", ttl, "NX", "GET"]);
-        resp::write(&mut out, &["ZADD", counter, "GT", "CH", floor, "last"]);
-        resp::write(&mut out, &["TIME"]);
-        resp::write(&mut out, &["GET", lock]);
-        out
     }
 
     /// Takes up the reply to one of the plain commands.

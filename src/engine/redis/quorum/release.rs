@@ -1,6 +1,6 @@
 //! Letting go: by the owner, or by force.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -10,9 +10,18 @@ use super::super::RECORD_KEPT_MS;
 #[cfg(unix)]
 use super::super::asked::Told;
 use super::super::failure::Failure;
+#[cfg(unix)]
+use super::super::{
+    keys::Part,
+    lane::{ALONE, Freeing},
+};
 use super::node::number;
+#[cfg(unix)]
+use super::scripts::RELEASE_MANY;
 use super::scripts::{FORCE_RELEASE, RELEASE};
 use super::tally::{Count, Tally};
+#[cfg(unix)]
+use super::wake::CHANNEL;
 use super::withdraw::PARTS;
 use super::{AGAIN, Quorum};
 use crate::clock::Moment;
@@ -29,7 +38,7 @@ impl Quorum {
         let until = Moment::now() + keep;
         let parting = Arc::new(Parting {
             quorum: self.clone(),
-            call: self.release_call(claim, until),
+            call: OnceLock::new(),
             claim: claim.clone(),
             until,
             tally: Tally::new(self.nodes.len()),
@@ -76,12 +85,21 @@ impl Quorum {
     }
 }
 
+/// How the names of several releases are let go of.
+#[cfg(unix)]
+static FREEING: Freeing = Freeing {
+    script: || &RELEASE_MANY,
+    parts: [Part::Fence, Part::Metadata],
+    to: CHANNEL,
+};
+
 /// A release on its way to the nodes. While it is, a close waits.
 struct Parting {
     quorum: Arc<Quorum>,
     claim: Claim,
     until: Moment,
-    call: Cmd,
+    /// The script's call, where one is needed.
+    call: OnceLock<Cmd>,
     tally: Tally<bool>,
     _urgent: TaskTrackerToken,
 }
@@ -104,7 +122,11 @@ impl Parting {
                 } else {
                     lane.write_records();
                 }
-                lane.tell(&who, index..index + 1, |out| self.call.write_packed_command(out));
+                if self.is_simple() {
+                    lane.free_and_tell(&who, index, &FREEING, &self.claim);
+                } else {
+                    lane.tell(&who, index..index + 1, |out| self.call().write_packed_command(out));
+                }
             }
         }
         #[cfg(not(unix))]
@@ -116,11 +138,22 @@ impl Parting {
         }
     }
 
+    fn call(&self) -> &Cmd {
+        self.call
+            .get_or_init(|| self.quorum.release_call(&self.claim, self.until))
+    }
+
+    /// Whether it may be told together with others.
+    #[cfg(unix)]
+    fn is_simple(&self) -> bool {
+        self.until.is_past() && self.claim.keys().len() == 1
+    }
+
     fn tell_by_connection(self: &Arc<Self>, index: usize) {
         let parting = self.clone();
         self.quorum.spawn(async move {
             let quorum = &parting.quorum;
-            let answer = quorum.nodes[index].link.run(&RELEASE, &parting.call);
+            let answer = quorum.nodes[index].link.run(&RELEASE, parting.call());
             match tokio::time::timeout(quorum.patience, answer).await {
                 Ok(answer) => parting.answered(index, answer),
                 Err(_) => parting.tell_again(index),
@@ -156,7 +189,8 @@ impl Parting {
 impl Told for Parting {
     fn told(self: Arc<Self>, index: usize, reply: redis::RedisResult<Value>) {
         let answer = reply.map_err(Failure::from);
-        if matches!(&answer, Err(failure) if failure.is_unknown_script()) {
+        let is_alone = matches!(&answer, Ok(Value::Int(ALONE)));
+        if is_alone || matches!(&answer, Err(failure) if failure.is_unknown_script()) {
             return self.tell_by_connection(index);
         }
         self.answered(index, answer);

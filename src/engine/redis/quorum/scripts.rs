@@ -5,10 +5,12 @@ use std::sync::LazyLock;
 use super::super::scripts::Script;
 
 macro_rules! scripts {
-    ($($name:ident = $file:literal;)*) => {
+    ($($(#[$on:meta])? $name:ident = $($file:literal)+;)*) => {
         $(
-            #[doc = concat!("`", $file, "`: what it takes and answers is in its header.")]
-            pub(super) static $name: LazyLock<Script> = LazyLock::new(|| Script::new(include_str!($file)));
+            $(#[$on])?
+            #[doc = concat!($("`", $file, "` ",)+ ": what it takes and answers is in its header.")]
+            pub(super) static $name: LazyLock<Script> =
+                LazyLock::new(|| Script::new(concat!($(include_str!($file)),+)));
         )*
     };
 }
@@ -20,6 +22,8 @@ scripts! {
     RENEW = "renew.lua";
     HEAL = "heal.lua";
     TRANSFER = "transfer.lua";
-    RELEASE = "release.lua";
+    RELEASE = "let_go.lua" "release.lua";
+    #[cfg(unix)]
+    RELEASE_MANY = "let_go.lua" "release_many.lua";
     FORCE_RELEASE = "force_release.lua";
 }

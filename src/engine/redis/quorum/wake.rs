@@ -15,7 +15,7 @@ use crate::engine::{Result, Subscription};
 use crate::model::Key;
 
 /// In front of a lock key: where its release is told. The scripts build the same text.
-const CHANNEL: &str = "holdfast:free:";
+pub(super) const CHANNEL: &str = "holdfast:free:";
 /// A release reaches the nodes one after the other. A hint is passed on when a majority has given it, or so long after the
 /// first: a try that came at once would find the other nodes still busy.
 const GRACE: Duration = Duration::from_millis(5);
