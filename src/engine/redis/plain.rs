@@ -85,7 +85,7 @@ impl Contended {
 }
 
 /// How the names of several calls are let go of.
-static FREEING: Freeing = Freeing {
+pub(super) static FREEING: Freeing = Freeing {
     script: || &RELEASE_MANY,
     parts: [Part::Queue, Part::Fence],
     to: MAILBOXES,

@@ -3,13 +3,14 @@
 //! Calls of one kind that are made one after the other share their commands; a call of another kind begins anew, so that
 //! the server carries out everything in the order in which it was asked for. A call on its own is a batch of one.
 
-use redis::{RedisError, RedisResult, Value};
+use redis::RedisResult;
 use tokio::sync::oneshot;
 
 use super::super::asked::Telling;
 use super::super::keys::{LAST, Layout, Part, Room};
-use super::super::resp::{self, Reader};
+use super::super::resp;
 use super::super::scripts::Script;
+use super::sent::{Asker, Outcome, Sent, Teller};
 use crate::model::{Claim, OwnerToken};
 
 /// What a batch does for each of its names.
@@ -38,53 +39,6 @@ pub(in super::super) struct Freeing {
     pub(in super::super) to: &'static str,
 }
 
-/// The answer for a name that has to be let go of by itself.
-pub(in super::super) const ALONE: i64 = -1;
-
-/// What came of it, for one name.
-#[derive(Debug)]
-pub(in super::super) enum Outcome {
-    /// Somebody else holds it, or has it reserved.
-    Held,
-    /// Nobody else does.
-    NotHeld,
-    /// It was free, and was this owner's still after the token was drawn. `queued`: somebody may have waited for it.
-    Taken { fence: i64, queued: bool },
-    /// What the four commands said, where it is something else. `SET` was no error.
-    Replies(Box<[Value; 4]>),
-    /// What the script answers for this name.
-    Freed(i64),
-}
-
-/// Who is told what came of one name.
-enum Teller {
-    Call(oneshot::Sender<RedisResult<Outcome>>),
-    /// Of a release by a quorum.
-    Release(Telling),
-    /// Of a vote: of each reply.
-    Vote([Telling; 4]),
-}
-
-struct Asker {
-    owner: OwnerToken,
-    teller: Teller,
-}
-
-impl Asker {
-    fn tell(self, outcome: RedisResult<Outcome>) {
-        match (self.teller, outcome) {
-            (Teller::Call(sender), outcome) => {
-                // Who asked may have gone.
-                let _ = sender.send(outcome);
-            }
-            (Teller::Release(telling), Ok(Outcome::Freed(answer))) => telling.tell(Ok(Value::Int(answer))),
-            (Teller::Release(telling), Err(error)) => telling.tell(Err(error)),
-            // Dropped, which tells that there is no reply.
-            _ => {}
-        }
-    }
-}
-
 /// A batch that is being put together.
 pub(super) struct Batch {
     kind: Kind,
@@ -100,22 +54,6 @@ pub(super) struct Batch {
     owners: Vec<u8>,
     /// The server has not known the script of late.
     is_unknown: bool,
-}
-
-/// A batch that was sent.
-pub(in super::super) struct Sent {
-    kind: Kind,
-    askers: Vec<Asker>,
-}
-
-/// What the replies to a batch say of the server.
-pub(super) struct Learnt {
-    /// For so many calls, that are told of and do not see to that themselves, something was heard.
-    pub(super) told: usize,
-    /// It does not know the script.
-    pub(super) is_unknown: bool,
-    /// An error that may mean that the connection is of no use any more.
-    pub(super) error: Option<RedisError>,
 }
 
 impl Batch {
@@ -134,7 +72,7 @@ impl Batch {
     }
 
     /// How much there is of it, in bytes.
-    pub(super) fn len(&self) -> usize {
+    pub(super) fn size(&self) -> usize {
         self.locks.len() + self.first.len() + self.second.len() + self.owners.len()
     }
 
@@ -303,156 +241,28 @@ impl Batch {
     }
 }
 
-impl Sent {
-    /// For how many calls it was.
-    pub(super) fn calls(&self) -> usize {
-        self.askers.len()
-    }
+#[cfg(test)]
+mod tests {
+    use super::super::super::plain::FREEING;
+    use super::super::sent::tests::claims;
+    use super::*;
 
-    /// How long the replies are together, when all of them have come.
-    pub(super) fn length(&self, input: &[u8]) -> RedisResult<Option<usize>> {
-        let count = self.askers.len();
-        let replies = match self.kind {
-            Kind::Look | Kind::Free => 1,
-            Kind::Take => count + 3,
-            Kind::Vote => 2 * count + 2,
-        };
-        resp::length_of(input, replies)
+    #[test]
+    fn calls_of_one_kind_join_and_two_releases_by_one_owner_do_not() {
+        let claims = claims(2);
+        let (mut batch, layout) = (Batch::new(), Layout::new("lock:"));
+        let [first, second] = [&claims[0].owner, &claims[1].owner];
+        assert!(batch.takes(Kind::Vote, first));
+        let _outcome = batch.free(&layout, &FREEING, &claims[0], Some("process"));
+        assert!(!batch.takes(Kind::Free, first) && batch.takes(Kind::Free, second));
+        assert!(!batch.takes(Kind::Take, second));
+        let mut out = Vec::new();
+        batch.write(&mut out);
+        assert!(
+            String::from_utf8(out)
+                .unwrap()
+                .ends_with(&format!("$40\r\n{}:process\r\n", first.as_str()))
+        );
+        assert!(batch.takes(Kind::Take, first));
     }
-
-    /// Tells everybody what came of it.
-    ///
-    /// # Errors
-    /// When the replies make no sense.
-    pub(super) fn tell(self, replies: &[u8]) -> RedisResult<Learnt> {
-        let told = self
-            .askers
-            .iter()
-            .filter(|asker| !matches!(asker.teller, Teller::Call(_)))
-            .count();
-        let mut learnt = Learnt {
-            told,
-            is_unknown: false,
-            error: None,
-        };
-        let mut replies = Reader::new(replies);
-        match self.kind {
-            Kind::Look => tell_looks(self.askers, replies.next()?)?,
-            Kind::Take => tell_takes(self.askers, &mut replies)?,
-            Kind::Vote => learnt.error = tell_votes(self.askers, &mut replies)?,
-            Kind::Free => {
-                learnt.error = tell_frees(self.askers, resp::value(replies.next()?)?)?;
-                let unknown = redis::ServerErrorKind::NoScript.into();
-                learnt.is_unknown = learnt.error.as_ref().is_some_and(|error| error.kind() == unknown);
-            }
-        }
-        Ok(learnt)
-    }
-}
-
-fn tell_looks(askers: Vec<Asker>, reply: &[u8]) -> RedisResult<()> {
-    let mut holders = Reader::elements(reply);
-    for asker in askers {
-        // Without an answer: a right that is missing may be missing for one of the names only.
-        let holder = holders.as_mut().map(Reader::next).transpose()?.and_then(resp::bulk);
-        let is_held = holder.is_some_and(|holder| !holder.starts_with(asker.owner.as_str().as_bytes()));
-        asker.tell(Ok(if is_held { Outcome::Held } else { Outcome::NotHeld }));
-    }
-    Ok(())
-}
-
-fn tell_takes(askers: Vec<Asker>, replies: &mut Reader<'_>) -> RedisResult<()> {
-    let queued = resp::value(replies.next()?)?;
-    let mut behind = replies.clone();
-    behind.skip(askers.len())?;
-    let last = resp::value(behind.next()?)?;
-    let standing = behind.next()?;
-    let mut holders = Reader::elements(standing);
-    let count = askers.len() as i64;
-    for (asker, number) in askers.into_iter().zip(1..) {
-        let held = replies.next()?;
-        let holder = holders.as_mut().map(Reader::next).transpose()?.unwrap_or(standing);
-        let fence = match &last {
-            Value::Int(last) => Value::Int(last - count + number),
-            other => other.clone(),
-        };
-        let outcome = match (&queued, &fence) {
-            (Value::Int(queued), Value::Int(fence))
-                if held == resp::NIL && resp::bulk(holder) == Some(asker.owner.as_str().as_bytes()) =>
-            {
-                Ok(Outcome::Taken {
-                    fence: *fence,
-                    queued: *queued > 0,
-                })
-            }
-            _ => match resp::value(held)? {
-                Value::ServerError(error) => Err(error.into()),
-                held => Ok(Outcome::Replies(Box::new([
-                    queued.clone(),
-                    held,
-                    fence,
-                    resp::value(holder)?,
-                ]))),
-            },
-        };
-        asker.tell(outcome);
-    }
-    Ok(())
-}
-
-/// Answers the last of the server's errors.
-fn tell_votes(askers: Vec<Asker>, replies: &mut Reader<'_>) -> RedisResult<Option<RedisError>> {
-    let mut behind = replies.clone();
-    behind.skip(2 * askers.len())?;
-    let time = behind.next()?;
-    let standing = behind.next()?;
-    let mut holders = Reader::elements(standing);
-    let mut seen = None;
-    for asker in askers {
-        let (taken, counted) = (replies.next()?, replies.next()?);
-        let holder = holders.as_mut().map(Reader::next).transpose()?.unwrap_or(standing);
-        let Teller::Vote(tellings) = asker.teller else {
-            continue;
-        };
-        for (telling, reply) in tellings.into_iter().zip([taken, counted, time, holder]) {
-            let reply = resp::value(reply)?.extract_error();
-            if let Err(error) = &reply {
-                seen = Some(error.clone());
-            }
-            telling.tell(reply);
-        }
-    }
-    Ok(seen)
-}
-
-/// Answers the server's error.
-fn tell_frees(askers: Vec<Asker>, answer: Value) -> RedisResult<Option<RedisError>> {
-    match answer {
-        Value::Int(freed) if freed == askers.len() as i64 => {
-            askers.into_iter().for_each(|asker| asker.tell(Ok(Outcome::Freed(1))));
-        }
-        Value::Array(answers) if answers.len() == askers.len() => {
-            for (asker, answer) in askers.into_iter().zip(answers) {
-                let Value::Int(answer) = answer else {
-                    return Err(resp::nonsense());
-                };
-                asker.tell(Ok(Outcome::Freed(answer)));
-            }
-        }
-        Value::ServerError(error) => {
-            let error = RedisError::from(error);
-            // It may be the fault of one of many, or of a script that is not known.
-            let is_shared = askers.len() > 1 || error.kind() == redis::ServerErrorKind::NoScript.into();
-            for asker in askers {
-                asker.tell(if is_shared {
-                    Ok(Outcome::Freed(ALONE))
-                } else {
-                    Err(error.clone())
-                });
-            }
-            return Ok(Some(error));
-        }
-        _ => return Err(resp::nonsense()),
-    }
-    Ok(None)
 }

@@ -13,6 +13,7 @@
 //! The protocol is RESP2 (the Redis serialization protocol specification): no pushes come on this connection.
 
 mod batch;
+mod sent;
 mod state;
 mod watchdog;
 
@@ -27,8 +28,9 @@ use std::time::Duration;
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::{Notify, oneshot};
 
-pub(super) use self::batch::{ALONE, Freeing, Outcome, Sent};
+pub(super) use self::batch::Freeing;
 use self::batch::{Batch, Kind};
+pub(super) use self::sent::{ALONE, Outcome, Sent};
 use self::state::State;
 use super::asked::{Asked, Single, Telling, Told, ask, major_version};
 use super::failure::spoils_connection;
@@ -232,7 +234,7 @@ impl Lane {
             }
             let result = fill(&mut state);
             let early = (EARLY * state.under_way).clamp(LEAST_EARLY, MOST_EARLY);
-            if state.batch.len() >= early {
+            if state.batch.size() >= early {
                 state.seal();
             }
             // A write that fails leaves the rest for the end of the turn, where the failure is seen to.

@@ -1,0 +1,425 @@
+//! A batch that was sent: what its replies mean for each of those who asked.
+
+use redis::{RedisError, RedisResult, Value};
+use tokio::sync::oneshot;
+
+use super::super::asked::Telling;
+use super::super::resp::{self, Reader};
+use super::batch::Kind;
+use crate::model::OwnerToken;
+
+/// The answer for a name that has to be let go of by itself.
+pub(in super::super) const ALONE: i64 = -1;
+
+/// What came of it, for one name.
+#[derive(Debug)]
+pub(in super::super) enum Outcome {
+    /// Somebody else holds it, or has it reserved.
+    Held,
+    /// Nobody else does.
+    NotHeld,
+    /// It was free, and was this owner's still after the token was drawn. `queued`: somebody may have waited for it.
+    Taken { fence: i64, queued: bool },
+    /// What the four commands said, where it is something else. `SET` was no error.
+    Replies(Box<[Value; 4]>),
+    /// What the script answers for this name.
+    Freed(i64),
+}
+
+/// Who is told what came of one name.
+pub(super) enum Teller {
+    Call(oneshot::Sender<RedisResult<Outcome>>),
+    /// Of a release by a quorum.
+    Release(Telling),
+    /// Of a vote: of each reply.
+    Vote([Telling; 4]),
+}
+
+pub(super) struct Asker {
+    pub(super) owner: OwnerToken,
+    pub(super) teller: Teller,
+}
+
+impl Asker {
+    fn tell(self, outcome: RedisResult<Outcome>) {
+        match (self.teller, outcome) {
+            (Teller::Call(sender), outcome) => {
+                // Who asked may have gone.
+                let _ = sender.send(outcome);
+            }
+            (Teller::Release(telling), Ok(Outcome::Freed(answer))) => telling.tell(Ok(Value::Int(answer))),
+            (Teller::Release(telling), Err(error)) => telling.tell(Err(error)),
+            // Dropped, which tells that there is no reply.
+            _ => {}
+        }
+    }
+}
+
+/// A batch that was sent.
+pub(in super::super) struct Sent {
+    pub(super) kind: Kind,
+    pub(super) askers: Vec<Asker>,
+}
+
+/// What the replies to a batch say of the server.
+pub(super) struct Learnt {
+    /// For so many calls, that are told of and do not see to that themselves, something was heard.
+    pub(super) told: usize,
+    /// It does not know the script.
+    pub(super) is_unknown: bool,
+    /// An error that may mean that the connection is of no use any more.
+    pub(super) error: Option<RedisError>,
+}
+
+impl Sent {
+    /// For how many calls it was.
+    pub(super) fn calls(&self) -> usize {
+        self.askers.len()
+    }
+
+    /// How long the replies are together, when all of them have come.
+    pub(super) fn length(&self, input: &[u8]) -> RedisResult<Option<usize>> {
+        let count = self.askers.len();
+        let replies = match self.kind {
+            Kind::Look | Kind::Free => 1,
+            Kind::Take => count + 3,
+            Kind::Vote => 2 * count + 2,
+        };
+        resp::length_of(input, replies)
+    }
+
+    /// Tells everybody what came of it.
+    ///
+    /// # Errors
+    /// When the replies make no sense.
+    pub(super) fn tell(self, replies: &[u8]) -> RedisResult<Learnt> {
+        let told = self
+            .askers
+            .iter()
+            .filter(|asker| !matches!(asker.teller, Teller::Call(_)))
+            .count();
+        let mut learnt = Learnt {
+            told,
+            is_unknown: false,
+            error: None,
+        };
+        let mut replies = Reader::new(replies);
+        match self.kind {
+            Kind::Look => tell_looks(self.askers, replies.next()?)?,
+            Kind::Take => tell_takes(self.askers, &mut replies)?,
+            Kind::Vote => learnt.error = tell_votes(self.askers, &mut replies)?,
+            Kind::Free => {
+                learnt.error = tell_frees(self.askers, resp::value(replies.next()?)?)?;
+                let unknown = redis::ServerErrorKind::NoScript.into();
+                learnt.is_unknown = learnt.error.as_ref().is_some_and(|error| error.kind() == unknown);
+            }
+        }
+        Ok(learnt)
+    }
+}
+
+fn tell_looks(askers: Vec<Asker>, reply: &[u8]) -> RedisResult<()> {
+    let mut holders = Reader::elements(reply);
+    for asker in askers {
+        // Without an answer: a right that is missing may be missing for one of the names only.
+        let holder = holders.as_mut().map(Reader::next).transpose()?.and_then(resp::bulk);
+        let is_held = holder.is_some_and(|holder| !holder.starts_with(asker.owner.as_str().as_bytes()));
+        asker.tell(Ok(if is_held { Outcome::Held } else { Outcome::NotHeld }));
+    }
+    Ok(())
+}
+
+fn tell_takes(askers: Vec<Asker>, replies: &mut Reader<'_>) -> RedisResult<()> {
+    let queued = resp::value(replies.next()?)?;
+    let mut behind = replies.clone();
+    behind.skip(askers.len())?;
+    let last = resp::value(behind.next()?)?;
+    let standing = behind.next()?;
+    let mut holders = Reader::elements(standing);
+    let count = askers.len() as i64;
+    for (asker, number) in askers.into_iter().zip(1..) {
+        let held = replies.next()?;
+        let holder = holders.as_mut().map(Reader::next).transpose()?.unwrap_or(standing);
+        let fence = match &last {
+            Value::Int(last) => Value::Int(last - count + number),
+            other => other.clone(),
+        };
+        let outcome = match (&queued, &fence) {
+            (Value::Int(queued), Value::Int(fence))
+                if held == resp::NIL && resp::bulk(holder) == Some(asker.owner.as_str().as_bytes()) =>
+            {
+                Ok(Outcome::Taken {
+                    fence: *fence,
+                    queued: *queued > 0,
+                })
+            }
+            _ => match resp::value(held)? {
+                Value::ServerError(error) => Err(error.into()),
+                held => Ok(Outcome::Replies(Box::new([
+                    queued.clone(),
+                    held,
+                    fence,
+                    resp::value(holder)?,
+                ]))),
+            },
+        };
+        asker.tell(outcome);
+    }
+    Ok(())
+}
+
+/// Answers the last of the server's errors.
+fn tell_votes(askers: Vec<Asker>, replies: &mut Reader<'_>) -> RedisResult<Option<RedisError>> {
+    let mut behind = replies.clone();
+    behind.skip(2 * askers.len())?;
+    let time = behind.next()?;
+    let standing = behind.next()?;
+    let mut holders = Reader::elements(standing);
+    let mut seen = None;
+    for asker in askers {
+        let (taken, counted) = (replies.next()?, replies.next()?);
+        let holder = holders.as_mut().map(Reader::next).transpose()?.unwrap_or(standing);
+        let Teller::Vote(tellings) = asker.teller else {
+            continue;
+        };
+        for (telling, reply) in tellings.into_iter().zip([taken, counted, time, holder]) {
+            let reply = resp::value(reply)?.extract_error();
+            if let Err(error) = &reply {
+                seen = Some(error.clone());
+            }
+            telling.tell(reply);
+        }
+    }
+    Ok(seen)
+}
+
+/// Answers the server's error.
+fn tell_frees(askers: Vec<Asker>, answer: Value) -> RedisResult<Option<RedisError>> {
+    match answer {
+        Value::Int(freed) if freed == askers.len() as i64 => {
+            askers.into_iter().for_each(|asker| asker.tell(Ok(Outcome::Freed(1))));
+        }
+        Value::Array(answers) if answers.len() == askers.len() => {
+            for (asker, answer) in askers.into_iter().zip(answers) {
+                let Value::Int(answer) = answer else {
+                    return Err(resp::nonsense());
+                };
+                asker.tell(Ok(Outcome::Freed(answer)));
+            }
+        }
+        Value::ServerError(error) => {
+            let error = RedisError::from(error);
+            // It may be the fault of one of many, or of a script that is not known.
+            let is_shared = askers.len() > 1 || error.kind() == redis::ServerErrorKind::NoScript.into();
+            for asker in askers {
+                asker.tell(if is_shared {
+                    Ok(Outcome::Freed(ALONE))
+                } else {
+                    Err(error.clone())
+                });
+            }
+            return Ok(Some(error));
+        }
+        _ => return Err(resp::nonsense()),
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::super::super::asked::Told;
+    use super::super::super::keys::Layout;
+    use super::super::super::plain::FREEING;
+    use super::super::batch::Batch;
+    use super::*;
+    use crate::model::{Claim, Key, Process, Ttl};
+
+    pub(in super::super) fn claims(count: usize) -> Vec<Claim> {
+        let process = Arc::new(Process::current());
+        let key = |i| [Key::new(&format!("n{i}")).unwrap()];
+        let claim = |i| {
+            Claim::new(
+                &key(i),
+                OwnerToken::fresh(),
+                Ttl::clamped(std::time::Duration::MAX),
+                process.clone(),
+            )
+        };
+        (0..count).map(claim).collect()
+    }
+
+    fn bulk(text: &str) -> String {
+        format!("${}\r\n{text}\r\n", text.len())
+    }
+
+    type Outcomes = Vec<oneshot::Receiver<RedisResult<Outcome>>>;
+
+    fn sent(
+        claims: &[Claim],
+        mut add: impl FnMut(&mut Batch, &Layout, &Claim) -> oneshot::Receiver<RedisResult<Outcome>>,
+    ) -> (Sent, Outcomes) {
+        let (mut batch, layout, mut out) = (Batch::new(), Layout::new("lock:"), Vec::new());
+        let outcomes = claims.iter().map(|claim| add(&mut batch, &layout, claim)).collect();
+        assert!(batch.size() > 0);
+        let sent = batch.write(&mut out);
+        assert!(batch.is_empty() && batch.size() == 0);
+        (sent, outcomes)
+    }
+
+    /// Whatever the stream's cut, nobody is told before everything is there.
+    fn whole(sent: &Sent, replies: &str) -> usize {
+        let stream = format!("{replies}:1\r\n");
+        for cut in 0..replies.len() {
+            assert_eq!(sent.length(&stream.as_bytes()[..cut]).unwrap(), None, "{cut}");
+        }
+        let length = sent.length(stream.as_bytes()).unwrap();
+        assert_eq!(length, Some(replies.len()));
+        replies.len()
+    }
+
+    #[test]
+    fn each_of_many_has_its_own_token_and_outcome() {
+        let claims = claims(4);
+        let (sent, mut outcomes) = sent(&claims, |batch, layout, claim| batch.take(layout, claim));
+        assert_eq!(sent.calls(), 4);
+        let owner = |i: usize| claims[i].owner.as_str();
+        let replies = [
+            ":0\r\n$-1\r\n".to_owned(),
+            bulk("somebody"),
+            "-WRONGTYPE x\r\n$-1\r\n:1763000000000004\r\n*4\r\n".to_owned(),
+            bulk(owner(0)) + &bulk("somebody") + "$-1\r\n" + &bulk("a successor"),
+        ]
+        .concat();
+        whole(&sent, &replies);
+        let learnt = sent.tell(replies.as_bytes()).unwrap();
+        assert!(learnt.told == 0 && !learnt.is_unknown && learnt.error.is_none());
+        let mut outcome = |i: usize| outcomes[i].try_recv().unwrap();
+        assert!(matches!(
+            outcome(0),
+            Ok(Outcome::Taken {
+                fence: 1_763_000_000_000_001,
+                queued: false
+            })
+        ));
+        let Ok(Outcome::Replies(busy)) = outcome(1) else {
+            panic!()
+        };
+        assert_eq!(busy[1], Value::BulkString(b"somebody".to_vec()));
+        assert!(outcome(2).is_err());
+        let Ok(Outcome::Replies(displaced)) = outcome(3) else {
+            panic!()
+        };
+        assert_eq!(displaced[1..3], [Value::Nil, Value::Int(1_763_000_000_000_004)]);
+        assert_eq!(displaced[3], Value::BulkString(b"a successor".to_vec()));
+    }
+
+    #[test]
+    fn an_error_for_all_is_an_answer_for_each() {
+        let claims = claims(2);
+        let (sent, mut outcomes) = sent(&claims, |batch, layout, claim| batch.take(layout, claim));
+        let replies = "-NOPERM a\r\n$-1\r\n$-1\r\n-NOPERM b\r\n-NOPERM c\r\n";
+        whole(&sent, replies);
+        sent.tell(replies.as_bytes()).unwrap();
+        for outcome in &mut outcomes {
+            let Ok(Ok(Outcome::Replies(replies))) = outcome.try_recv() else {
+                panic!()
+            };
+            assert!(matches!(
+                *replies,
+                [
+                    Value::ServerError(_),
+                    Value::Nil,
+                    Value::ServerError(_),
+                    Value::ServerError(_)
+                ]
+            ));
+        }
+        let (sent, mut outcomes) = super::tests::sent(&claims, |batch, layout, claim| batch.look(layout, claim));
+        sent.tell(b"-NOPERM a\r\n").unwrap();
+        for outcome in &mut outcomes {
+            assert!(matches!(outcome.try_recv(), Ok(Ok(Outcome::NotHeld))));
+        }
+    }
+
+    #[test]
+    fn a_release_that_fails_is_tried_by_itself_unless_it_was() {
+        for (count, reply, expected) in [
+            (2, ":2\r\n", [Some(1), Some(1)]),
+            (2, "*2\r\n:0\r\n:-1\r\n", [Some(0), Some(ALONE)]),
+            (2, "-OOM x\r\n", [Some(ALONE), Some(ALONE)]),
+            (1, "-OOM x\r\n", [None, None]),
+            (1, "-NOSCRIPT x\r\n", [Some(ALONE), None]),
+        ] {
+            let claims = claims(count);
+            let (sent, mut outcomes) = sent(&claims, |batch, layout, claim| {
+                batch.free(layout, &FREEING, claim, None)
+            });
+            whole(&sent, reply);
+            let learnt = sent.tell(reply.as_bytes()).unwrap();
+            assert_eq!(learnt.is_unknown, reply.starts_with("-NOSCRIPT"));
+            for (outcome, expected) in outcomes.iter_mut().zip(expected) {
+                match outcome.try_recv().unwrap() {
+                    Ok(Outcome::Freed(answer)) => assert_eq!(Some(answer), expected, "{reply}"),
+                    other => assert!(expected.is_none() && other.is_err(), "{reply}"),
+                }
+            }
+        }
+    }
+
+    #[derive(Default)]
+    struct Heard(Mutex<Vec<(usize, RedisResult<Value>)>>);
+
+    impl Told for Heard {
+        fn told(self: Arc<Self>, number: usize, reply: RedisResult<Value>) {
+            self.0.lock().unwrap().push((number, reply));
+        }
+    }
+
+    #[test]
+    fn a_vote_is_told_of_each_reply_in_order_and_of_none_when_there_is_none() {
+        let claims = claims(2);
+        let (mut batch, layout, mut out) = (Batch::new(), Layout::new("lock:"), Vec::new());
+        let heard: Arc<Heard> = Arc::default();
+        for (claim, first) in claims.iter().zip([10, 20]) {
+            let tellings = std::array::from_fn(|number| Telling::new(heard.clone(), first + number));
+            batch.vote(&layout, claim, "value", 7, tellings);
+        }
+        let sent = batch.write(&mut out);
+        let replies = "$-1\r\n:1\r\n-READONLY x\r\n:0\r\n*0\r\n*2\r\n$5\r\nvalue\r\n$-1\r\n";
+        whole(&sent, replies);
+        let learnt = sent.tell(replies.as_bytes()).unwrap();
+        assert!(learnt.told == 2 && learnt.error.is_some());
+        let told = std::mem::take(&mut *heard.0.lock().unwrap());
+        let numbers: Vec<usize> = told.iter().map(|(number, _)| *number).collect();
+        assert_eq!(numbers, [10, 11, 12, 13, 20, 21, 22, 23]);
+        let replies: Vec<Option<Value>> = told.into_iter().map(|(_, reply)| reply.ok()).collect();
+        let (value, time) = (Value::BulkString(b"value".to_vec()), Value::Array(Vec::new()));
+        assert_eq!(
+            replies[..4],
+            [Some(Value::Nil), Some(Value::Int(1)), Some(time.clone()), Some(value)]
+        );
+        assert_eq!(replies[4..], [None, Some(Value::Int(0)), Some(time), Some(Value::Nil)]);
+
+        let tellings = std::array::from_fn(|number| Telling::new(heard.clone(), number));
+        batch.vote(&layout, &claims[0], "value", 7, tellings);
+        drop(batch);
+        let told = std::mem::take(&mut *heard.0.lock().unwrap());
+        assert!(told.len() == 4 && told.iter().all(|(_, reply)| reply.is_err()));
+    }
+
+    #[test]
+    fn replies_that_make_no_sense_are_an_error() {
+        let claims = claims(2);
+        for replies in [":3\r\n", "*1\r\n:1\r\n", "*2\r\n:1\r\n+OK\r\n", "$-1\r\n"] {
+            let (sent, mut outcomes) = sent(&claims, |batch, layout, claim| {
+                batch.free(layout, &FREEING, claim, None)
+            });
+            assert!(sent.tell(replies.as_bytes()).is_err(), "{replies}");
+            assert!(outcomes[1].try_recv().is_err(), "{replies}: nobody is told");
+        }
+        let (sent, _outcomes) = sent(&claims, |batch, layout, claim| batch.take(layout, claim));
+        assert!(sent.tell(b":0\r\n$-1\r\n$-1\r\n:9\r\n*1\r\n$1\r\nx\r\n").is_err());
+    }
+}
