@@ -1,7 +1,8 @@
 //! What is asked for many names at once: the commands of several calls, put together while the event loop's turn goes on.
 //!
-//! Calls of one kind that are made one after the other share their commands; a call of another kind begins anew, so that
-//! the server carries out everything in the order in which it was asked for. A call on its own is a batch of one.
+//! Calls of one kind share their commands, and the kinds take turns: what is let go of goes out first, so that it is free for
+//! what is asked for in the same turn. What one owner asks for keeps its order, and so does everything else that goes by the
+//! lane: it closes the batches before it. A call on its own is a batch of one.
 
 use redis::RedisResult;
 use tokio::sync::oneshot;
@@ -80,11 +81,14 @@ impl Batch {
         self.askers.is_empty()
     }
 
-    /// Whether a call can join it.
-    pub(super) fn takes(&self, kind: Kind, owner: &OwnerToken) -> bool {
-        // Of two releases by one owner the second finds nothing, which one script for both could not tell.
-        let is_twice = || kind == Kind::Free && self.askers.iter().any(|asker| asker.owner == *owner);
-        self.is_empty() || self.kind == kind && !is_twice()
+    /// Whether there is a call of another kind in it.
+    pub(super) fn is_for_others(&self, kind: Kind) -> bool {
+        !self.is_empty() && self.kind != kind
+    }
+
+    /// Whether there is a call by this owner in it.
+    pub(super) fn has(&self, owner: &OwnerToken) -> bool {
+        self.askers.iter().any(|asker| asker.owner == *owner)
     }
 
     fn join(&mut self, kind: Kind, claim: &Claim, teller: Teller) {
@@ -248,21 +252,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_of_one_kind_join_and_two_releases_by_one_owner_do_not() {
+    fn a_batch_knows_whose_calls_are_in_it() {
         let claims = claims(2);
         let (mut batch, layout) = (Batch::new(), Layout::new("lock:"));
         let [first, second] = [&claims[0].owner, &claims[1].owner];
-        assert!(batch.takes(Kind::Vote, first));
+        assert!(!batch.is_for_others(Kind::Vote) && !batch.has(first));
         let _outcome = batch.free(&layout, &FREEING, &claims[0], Some("process"));
-        assert!(!batch.takes(Kind::Free, first) && batch.takes(Kind::Free, second));
-        assert!(!batch.takes(Kind::Take, second));
+        assert!(batch.has(first) && !batch.has(second));
+        assert!(!batch.is_for_others(Kind::Free) && batch.is_for_others(Kind::Take));
         let mut out = Vec::new();
         batch.write(&mut out);
-        assert!(
-            String::from_utf8(out)
-                .unwrap()
-                .ends_with(&format!("$40\r\n{}:process\r\n", first.as_str()))
-        );
-        assert!(batch.takes(Kind::Take, first));
+        let owner = format!("$40\r\n{}:process\r\n", first.as_str());
+        assert!(String::from_utf8(out).unwrap().ends_with(&owner));
+        assert!(!batch.is_for_others(Kind::Take) && !batch.has(first));
     }
 }

@@ -234,7 +234,7 @@ impl Lane {
             }
             let result = fill(&mut state);
             let early = (EARLY * state.under_way).clamp(LEAST_EARLY, MOST_EARLY);
-            if state.batch.size() >= early {
+            if state.unsealed() >= early {
                 state.seal();
             }
             // A write that fails leaves the rest for the end of the turn, where the failure is seen to.
@@ -361,7 +361,7 @@ impl Lane {
                         let learnt = sent.tell(&state.input[taken..taken + length])?;
                         taken += length;
                         if learnt.is_unknown {
-                            state.batch.is_unknown();
+                            state.is_unknown();
                         }
                         // Calls see to that themselves.
                         (0..learnt.told).for_each(|_| self.health.heard());

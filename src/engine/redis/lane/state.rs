@@ -18,6 +18,11 @@ use crate::model::OwnerToken;
 /// How long tokens are drawn without a look at the server's clock.
 const SEED_EVERY: Duration = Duration::from_secs(1);
 
+// Where the batch of a kind is.
+const FREES: usize = 0;
+const LOOKS: usize = 1;
+const TAKES: usize = 2;
+
 pub(super) struct State {
     pub(super) out: Vec<u8>,
     /// How much of `out` was written already.
@@ -26,8 +31,8 @@ pub(super) struct State {
     pub(super) input: Vec<u8>,
     pub(super) filled: usize,
     pub(super) waiting: VecDeque<Asked>,
-    /// What is still put together.
-    pub(super) batch: Batch,
+    /// What is still put together, in the order in which it goes out.
+    batches: [Batch; 3],
     /// For how many calls there is no reply yet.
     pub(super) under_way: usize,
     /// The grants that inspection is to tell of, unless they are released first.
@@ -50,7 +55,7 @@ impl State {
             input: vec![0; CHUNK],
             filled: 0,
             waiting: VecDeque::new(),
-            batch: Batch::new(),
+            batches: std::array::from_fn(|_| Batch::new()),
             under_way: 0,
             records: HashMap::new(),
             lost_records: Vec::new(),
@@ -73,22 +78,42 @@ impl State {
 
     /// The batch that a call of this kind joins.
     pub(super) fn begin(&mut self, kind: Kind, owner: &OwnerToken) -> &mut Batch {
-        if !self.batch.takes(kind, owner) {
+        let place = match kind {
+            Kind::Free => FREES,
+            Kind::Look => LOOKS,
+            Kind::Take | Kind::Vote => TAKES,
+        };
+        // A release goes behind what its owner has asked for before. Of two by one owner the second finds nothing, which one
+        // script for both could not tell.
+        let is_behind = kind == Kind::Free && self.batches.iter().any(|batch| batch.has(owner));
+        if is_behind || self.batches[place].is_for_others(kind) {
             self.seal();
         }
         if kind == Kind::Take {
             self.seed();
         }
         self.under_way += 1;
-        &mut self.batch
+        &mut self.batches[place]
     }
 
     /// What was put together so far is to be sent: whatever is asked for from here on is carried out after it.
     pub(super) fn seal(&mut self) {
-        if !self.batch.is_empty() {
-            let sent = self.batch.write(&mut self.out);
-            self.waiting.push_back(Asked::Batch(sent));
+        for batch in &mut self.batches {
+            if !batch.is_empty() {
+                let sent = batch.write(&mut self.out);
+                self.waiting.push_back(Asked::Batch(sent));
+            }
         }
+    }
+
+    /// How much is being put together, in bytes.
+    pub(super) fn unsealed(&self) -> usize {
+        self.batches.iter().map(Batch::size).sum()
+    }
+
+    /// The server does not know the script of the releases.
+    pub(super) fn is_unknown(&mut self) {
+        self.batches[FREES].is_unknown();
     }
 
     /// Has the last token raised to the server's clock, if that is some time ago.

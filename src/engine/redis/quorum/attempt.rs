@@ -1,13 +1,13 @@
 //! An attempt's way to the nodes and back: how each is asked for its vote, and what its answer leads to.
 //!
-//! A node is asked by `acquire.lua`; or, where that is likely to do, by plain commands on its lane, which take about half of its
-//! time:
+//! A node is asked by `acquire.lua`; or, where that is likely to do, by plain commands on its lane, which take half of its
+//! time or less, the last two being shared by the attempts of one turn of the event loop (`lane/batch.rs`):
 //!
 //! ```text
 //! SET <lock> <owner>.<attempt> PX <ttl> NX GET     takes a free name
 //! ZADD <counter> GT CH <floor> last                raises the counter to the floor, if that is larger
 //! TIME                                             tells whether the floor is what this node's clock shows
-//! GET <lock>                                       tells whether the vote stands still
+//! MGET <locks>                                     tells whether the vote stands still
 //! ```
 //!
 //! That is a vote for the floor as the fence where the name was free, the counter was raised, the floor is as good as the

@@ -263,7 +263,10 @@ async fn a_released_lock_is_not_healed() {
     let mut other = nodes.other(0).await;
     let sources = ["../../quorum/release.lua", "../../quorum/force_release.lua"];
     let scripts = [
-        include_str!("../../quorum/release.lua"),
+        concat!(
+            include_str!("../../quorum/let_go.lua"),
+            include_str!("../../quorum/release.lua")
+        ),
         include_str!("../../quorum/force_release.lua"),
     ];
     for (source, script) in sources.into_iter().zip(scripts) {
