@@ -4,14 +4,18 @@ import { execFileSync, spawn } from 'node:child_process'
 import { mkdtempSync, readdirSync, readFileSync, rmSync, statfsSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
+import { createInterface } from 'node:readline'
 import { fileURLToPath, pathToFileURL } from 'node:url'
 import { installDependencies } from './setup.mjs'
 import { SHARED, testServers } from './servers.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 
-/** Runs a command with its output shown; gives its exit code and what it printed to stdout. */
-export function run(command, args, env = {}) {
+/**
+ * Runs a command with its output shown, or those lines of it that `shows` says; gives its exit code and what it printed to
+ * stdout.
+ */
+export function run(command, args, env = {}, shows) {
   return new Promise((resolve, reject) => {
     const child = spawn(command, args, {
       cwd: root,
@@ -22,8 +26,9 @@ export function run(command, args, env = {}) {
     let output = ''
     child.stdout.on('data', (chunk) => {
       output += chunk
-      process.stdout.write(chunk)
+      if (!shows) process.stdout.write(chunk)
     })
+    if (shows) createInterface(child.stdout).on('line', (line) => shows(line) && console.log(line))
     child.on('error', reject)
     child.on('close', (code) => resolve({ code, output }))
   })
@@ -31,13 +36,23 @@ export function run(command, args, env = {}) {
 
 const sum = (text, pattern) => [...text.matchAll(pattern)].reduce((total, [, count]) => total + Number(count), 0)
 
+/** Leaves out what tests print that pass, and their names once more: what has failed is hard to find behind it. */
+function leaveOutSuccesses() {
+  let isLeftOut = false
+  return (line) => {
+    if (line === 'successes:') isLeftOut = true
+    else if (line === 'failures:' || line.startsWith('test result:')) isLeftOut = false
+    return !isLeftOut
+  }
+}
+
 async function rustTests(env) {
   const features = ['--no-default-features', '--features', 'memory,sqlite,redis,mongodb']
   // napi builds the addon for an explicit target, which cargo keeps apart: the same one here, or all crates compile twice.
   const [, target] = /^host: (.*)$/m.exec(execFileSync('rustc', ['-vV'], { encoding: 'utf8' }))
-  // With what the tests print: one that finds no server passes, and says so.
+  // With what the tests print: one that finds no server passes, and says so, which is counted below.
   const args = ['test', '--target', target, ...features, '--', '--show-output']
-  const { code, output } = await run('cargo', args, { ...env, RUST_BACKTRACE: '0' })
+  const { code, output } = await run('cargo', args, { ...env, RUST_BACKTRACE: '0' }, leaveOutSuccesses())
   const failed = sum(output, /^test result: .* (\d+) failed;/gm)
   const unserved = [...output.matchAll(/^---- (\S+) stdout ----\r?\nskipped: (.*)$/gm)]
   const ignored = [...output.matchAll(/^test (\S+) \.\.\. ignored(?:, )?(.*)$/gm)]
