@@ -17,12 +17,19 @@ pub(super) trait Told: Send + Sync {
     fn told(self: Arc<Self>, number: usize, reply: RedisResult<Value>);
 }
 
-/// Somebody who is to be told, once.
+/// Somebody who is to be told, once; of several questions at least of the last.
 pub(super) struct Telling(Option<Arc<dyn Told>>, usize);
 
 impl Telling {
     pub(super) fn new(who: Arc<dyn Told>, number: usize) -> Self {
         Telling(Some(who), number)
+    }
+
+    /// Tells of the reply to a question so many before the last.
+    pub(super) fn tell_before(&self, last: usize, reply: RedisResult<Value>) {
+        if let Some(who) = &self.0 {
+            who.clone().told(self.1 - last, reply);
+        }
     }
 
     pub(super) fn tell(mut self, reply: RedisResult<Value>) {

@@ -128,7 +128,7 @@ impl Batch {
     }
 
     /// A vote for `value` as what the lock key holds, and `floor` as the fence.
-    pub(super) fn vote(&mut self, layout: &Layout, claim: &Claim, value: &str, floor: u64, tellings: [Telling; 4]) {
+    pub(super) fn vote(&mut self, layout: &Layout, claim: &Claim, value: &str, floor: u64, telling: Telling) {
         let (lock, [counter]) = self.room.keys(layout, claim.keys()[0].as_str(), [Part::Counter]);
         resp::word(&mut self.locks, &[lock]);
         let mut digits = itoa::Buffer::new();
@@ -146,7 +146,7 @@ impl Batch {
             &mut self.second,
             &["ZADD", counter, "GT", "CH", digits.format(floor), "last"],
         );
-        self.join(Kind::Vote, claim, Teller::Vote(tellings));
+        self.join(Kind::Vote, claim, Teller::Vote(telling));
     }
 
     fn add_free(&mut self, layout: &Layout, freeing: &'static Freeing, claim: &Claim, more: Option<&str>) {

@@ -177,14 +177,15 @@ impl Lane {
         outcome.await.unwrap_or_else(|_| Err(broken()))
     }
 
-    /// Asks for a vote by plain commands, and has somebody told of the replies, by the numbers from `first` on.
-    pub(super) fn vote(&self, who: &Arc<dyn Told>, first: usize, claim: &Claim, value: &str, floor: u64) {
-        let tellings = std::array::from_fn(|number| Telling::new(who.clone(), first + number));
+    /// Asks for a vote by plain commands, and has somebody told of the four replies, by the numbers up to `last`; or of the last
+    /// alone that there is none.
+    pub(super) fn vote(&self, who: &Arc<dyn Told>, last: usize, claim: &Claim, value: &str, floor: u64) {
+        let telling = Telling::new(who.clone(), last);
         // Dropped where the lane has ended, which tells that there is no reply.
         let _ = self.send(|state| {
             self.health.sent(Moment::now());
             let batch = state.begin(Kind::Vote, &claim.owner);
-            batch.vote(&self.layout, claim, value, floor, tellings);
+            batch.vote(&self.layout, claim, value, floor, telling);
         });
     }
 

@@ -31,8 +31,8 @@ pub(super) enum Teller {
     Call(oneshot::Sender<RedisResult<Outcome>>),
     /// Of a release by a quorum.
     Release(Telling),
-    /// Of a vote: of each reply.
-    Vote([Telling; 4]),
+    /// Of a vote: of each of its four replies, or that there is no last one.
+    Vote(Telling),
 }
 
 pub(super) struct Asker {
@@ -179,16 +179,20 @@ fn tell_votes(askers: Vec<Asker>, replies: &mut Reader<'_>) -> RedisResult<Optio
     for asker in askers {
         let (taken, counted) = (replies.next()?, replies.next()?);
         let holder = holders.as_mut().map(Reader::next).transpose()?.unwrap_or(standing);
-        let Teller::Vote(tellings) = asker.teller else {
+        let Teller::Vote(telling) = asker.teller else {
             continue;
         };
-        for (telling, reply) in tellings.into_iter().zip([taken, counted, time, holder]) {
+        let mut read = |reply| -> RedisResult<RedisResult<Value>> {
             let reply = resp::value(reply)?.extract_error();
             if let Err(error) = &reply {
                 seen = Some(error.clone());
             }
-            telling.tell(reply);
+            Ok(reply)
+        };
+        for (before, reply) in [(3, taken), (2, counted), (1, time)] {
+            telling.tell_before(before, read(reply)?);
         }
+        telling.tell(read(holder)?);
     }
     Ok(seen)
 }
@@ -383,8 +387,7 @@ pub(super) mod tests {
         let (mut batch, layout, mut out) = (Batch::new(), Layout::new("lock:"), Vec::new());
         let heard: Arc<Heard> = Arc::default();
         for (claim, first) in claims.iter().zip([10, 20]) {
-            let tellings = std::array::from_fn(|number| Telling::new(heard.clone(), first + number));
-            batch.vote(&layout, claim, "value", 7, tellings);
+            batch.vote(&layout, claim, "value", 7, Telling::new(heard.clone(), first + 3));
         }
         let sent = batch.write(&mut out);
         let replies = "$-1\r\n:1\r\n-READONLY x\r\n:0\r\n*0\r\n*2\r\n$5\r\nvalue\r\n$-1\r\n";
@@ -402,11 +405,10 @@ pub(super) mod tests {
         );
         assert_eq!(replies[4..], [None, Some(Value::Int(0)), Some(time), Some(Value::Nil)]);
 
-        let tellings = std::array::from_fn(|number| Telling::new(heard.clone(), number));
-        batch.vote(&layout, &claims[0], "value", 7, tellings);
+        batch.vote(&layout, &claims[0], "value", 7, Telling::new(heard.clone(), 3));
         drop(batch);
         let told = std::mem::take(&mut *heard.0.lock().unwrap());
-        assert!(told.len() == 4 && told.iter().all(|(_, reply)| reply.is_err()));
+        assert!(matches!(told[..], [(3, Err(_))]));
     }
 
     #[test]

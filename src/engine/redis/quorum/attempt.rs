@@ -214,7 +214,7 @@ impl Attempt {
             };
             let first = index * REPLIES;
             if way.is_plain {
-                lane.vote(&who, first + TAKEN, &self.claim, &self.value, self.floor);
+                lane.vote(&who, first + STANDS, &self.claim, &self.value, self.floor);
             } else {
                 if !is_first {
                     // What it was granted by plain commands, if it was, is to be found by the script.
