@@ -20,8 +20,8 @@
 //!   in a second. A key that somebody deleted meanwhile shows in a token that is [too small](SMALLEST), and the script
 //!   decides.
 //! - **Nobody is passed.** A waiter who was there before the first command stays in front: where there is one for any of the
-//!   names, each that was taken is looked at by itself. If somebody waits for it (its holder died), it is given back, which hands
-//!   it on, and the script decides.
+//!   names, each that was taken is looked at by itself. If somebody waits for it (its holder died; or who waits came after the
+//!   take, which cannot be told), it is given back, which hands it on, and the script decides.
 //! - **What the server refuses**, the second command or those behind it, takes nothing, or is given back, and the script
 //!   decides.
 //! - **A retry of the holder** finds its own token, and what is reserved for a waiter is told by its value: the script

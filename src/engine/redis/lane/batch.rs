@@ -14,17 +14,21 @@ use super::super::scripts::Script;
 use super::sent::{Asker, Outcome, Sent, Teller};
 use crate::model::{Claim, OwnerToken};
 
-/// What a batch does for each of its names.
+/// What a batch does for each of its names, in the order in which batches go out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
+    /// Lets go of it, by a script for many.
+    Free,
     /// Looks who holds it.
     Look,
     /// Takes it, by the plain commands of `plain.rs`.
     Take,
     /// Gives a vote for it, by those of `quorum/attempt.rs`.
     Vote,
-    /// Lets go of it, by a script for many.
-    Free,
+}
+
+impl Kind {
+    pub(super) const ALL: [Kind; 4] = [Kind::Free, Kind::Look, Kind::Take, Kind::Vote];
 }
 
 /// A script that lets go of one name each for several owners. No two of the owners are the same.
@@ -58,9 +62,9 @@ pub(super) struct Batch {
 }
 
 impl Batch {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(kind: Kind) -> Self {
         Batch {
-            kind: Kind::Look,
+            kind,
             freeing: None,
             askers: Vec::new(),
             room: Room::default(),
@@ -81,72 +85,45 @@ impl Batch {
         self.askers.is_empty()
     }
 
-    /// Whether there is a call of another kind in it.
-    pub(super) fn is_for_others(&self, kind: Kind) -> bool {
-        !self.is_empty() && self.kind != kind
-    }
-
     /// Whether there is a call by this owner in it.
     pub(super) fn has(&self, owner: &OwnerToken) -> bool {
         self.askers.iter().any(|asker| asker.owner == *owner)
     }
 
-    fn join(&mut self, kind: Kind, claim: &Claim, teller: Teller) {
-        self.kind = kind;
+    fn join(&mut self, claim: &Claim, teller: Teller) {
         let owner = claim.owner.clone();
         self.askers.push(Asker { owner, teller });
     }
 
-    fn call(&mut self, kind: Kind, claim: &Claim) -> oneshot::Receiver<RedisResult<Outcome>> {
+    fn call(&mut self, claim: &Claim) -> oneshot::Receiver<RedisResult<Outcome>> {
         let (sender, outcome) = oneshot::channel();
-        self.join(kind, claim, Teller::Call(sender));
+        self.join(claim, Teller::Call(sender));
         outcome
     }
 
     pub(super) fn look(&mut self, layout: &Layout, claim: &Claim) -> oneshot::Receiver<RedisResult<Outcome>> {
         let (lock, []) = self.room.keys(layout, claim.keys()[0].as_str(), []);
         resp::word(&mut self.locks, &[lock]);
-        self.call(Kind::Look, claim)
+        self.call(claim)
     }
 
     pub(super) fn take(&mut self, layout: &Layout, claim: &Claim) -> oneshot::Receiver<RedisResult<Outcome>> {
         let (lock, [queue]) = self.room.keys(layout, claim.keys()[0].as_str(), [Part::Queue]);
         resp::word(&mut self.locks, &[lock]);
         resp::word(&mut self.first, &[queue]);
-        let mut ttl = itoa::Buffer::new();
-        let words = [
-            "SET",
-            lock,
-            claim.owner.as_str(),
-            "PX",
-            ttl.format(claim.ttl.as_millis()),
-            "NX",
-            "GET",
-        ];
-        resp::write(&mut self.second, &words);
-        self.call(Kind::Take, claim)
+        set(&mut self.second, lock, claim.owner.as_str(), claim);
+        self.call(claim)
     }
 
     /// A vote for `value` as what the lock key holds, and `floor` as the fence.
     pub(super) fn vote(&mut self, layout: &Layout, claim: &Claim, value: &str, floor: u64, telling: Telling) {
         let (lock, [counter]) = self.room.keys(layout, claim.keys()[0].as_str(), [Part::Counter]);
         resp::word(&mut self.locks, &[lock]);
+        set(&mut self.second, lock, value, claim);
         let mut digits = itoa::Buffer::new();
-        let words = [
-            "SET",
-            lock,
-            value,
-            "PX",
-            digits.format(claim.ttl.as_millis()),
-            "NX",
-            "GET",
-        ];
+        let words = ["ZADD", counter, "GT", "CH", digits.format(floor), "last"];
         resp::write(&mut self.second, &words);
-        resp::write(
-            &mut self.second,
-            &["ZADD", counter, "GT", "CH", digits.format(floor), "last"],
-        );
-        self.join(Kind::Vote, claim, Teller::Vote(telling));
+        self.join(claim, Teller::Vote(telling));
     }
 
     fn add_free(&mut self, layout: &Layout, freeing: &'static Freeing, claim: &Claim, more: Option<&str>) {
@@ -174,7 +151,7 @@ impl Batch {
         more: Option<&str>,
     ) -> oneshot::Receiver<RedisResult<Outcome>> {
         self.add_free(layout, freeing, claim, more);
-        self.call(Kind::Free, claim)
+        self.call(claim)
     }
 
     /// The same for a release that is told of.
@@ -186,44 +163,27 @@ impl Batch {
         telling: Telling,
     ) {
         self.add_free(layout, freeing, claim, None);
-        self.join(Kind::Free, claim, Teller::Release(telling));
+        self.join(claim, Teller::Release(telling));
     }
 
     /// Writes the commands, and begins anew.
     pub(super) fn write(&mut self, out: &mut Vec<u8>) -> Sent {
         let count = self.askers.len();
         let mut digits = itoa::Buffer::new();
-        match (self.kind, self.freeing) {
-            (Kind::Look, _) => {}
-            (Kind::Take, _) => {
+        match self.kind {
+            Kind::Look => {}
+            Kind::Take => {
                 resp::head(out, 1 + count);
                 resp::word(out, &["EXISTS"]);
                 out.extend_from_slice(&self.first);
                 out.extend_from_slice(&self.second);
                 resp::write(out, &["INCRBY", LAST, digits.format(count)]);
             }
-            (Kind::Vote, _) => {
+            Kind::Vote => {
                 out.extend_from_slice(&self.second);
                 resp::write(out, &["TIME"]);
             }
-            (Kind::Free, Some(freeing)) => {
-                let script = (freeing.script)();
-                let (verb, script) = if std::mem::take(&mut self.is_unknown) {
-                    ("EVAL", script.source())
-                } else {
-                    ("EVALSHA", script.sha())
-                };
-                resp::head(out, 3 + 3 * count + 1 + count);
-                for word in [verb, script, digits.format(3 * count)] {
-                    resp::word(out, &[word]);
-                }
-                for keys in [&self.locks, &self.first, &self.second] {
-                    out.extend_from_slice(keys);
-                }
-                resp::word(out, &[freeing.to]);
-                out.extend_from_slice(&self.owners);
-            }
-            (Kind::Free, None) => unreachable!("set with the first name"),
+            Kind::Free => self.write_script(out),
         }
         if self.kind != Kind::Free {
             resp::head(out, 1 + count);
@@ -239,31 +199,35 @@ impl Batch {
         }
     }
 
+    fn write_script(&mut self, out: &mut Vec<u8>) {
+        let Some(freeing) = self.freeing else { return };
+        let (count, script) = (self.askers.len(), (freeing.script)());
+        let (verb, script) = if std::mem::take(&mut self.is_unknown) {
+            ("EVAL", script.source())
+        } else {
+            ("EVALSHA", script.sha())
+        };
+        let mut digits = itoa::Buffer::new();
+        resp::head(out, 3 + 3 * count + 1 + count);
+        for word in [verb, script, digits.format(3 * count)] {
+            resp::word(out, &[word]);
+        }
+        for keys in [&self.locks, &self.first, &self.second] {
+            out.extend_from_slice(keys);
+        }
+        resp::word(out, &[freeing.to]);
+        out.extend_from_slice(&self.owners);
+    }
+
     /// The server does not know the script: the next batch takes its text along.
     pub(super) fn is_unknown(&mut self) {
         self.is_unknown = true;
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::super::super::plain::FREEING;
-    use super::super::sent::tests::claims;
-    use super::*;
-
-    #[test]
-    fn a_batch_knows_whose_calls_are_in_it() {
-        let claims = claims(2);
-        let (mut batch, layout) = (Batch::new(), Layout::new("lock:"));
-        let [first, second] = [&claims[0].owner, &claims[1].owner];
-        assert!(!batch.is_for_others(Kind::Vote) && !batch.has(first));
-        let _outcome = batch.free(&layout, &FREEING, &claims[0], Some("process"));
-        assert!(batch.has(first) && !batch.has(second));
-        assert!(!batch.is_for_others(Kind::Free) && batch.is_for_others(Kind::Take));
-        let mut out = Vec::new();
-        batch.write(&mut out);
-        let owner = format!("$40\r\n{}:process\r\n", first.as_str());
-        assert!(String::from_utf8(out).unwrap().ends_with(&owner));
-        assert!(!batch.is_for_others(Kind::Take) && !batch.has(first));
-    }
+/// Writes the command that takes a name if it is free.
+fn set(out: &mut Vec<u8>, lock: &str, value: &str, claim: &Claim) {
+    let mut ttl = itoa::Buffer::new();
+    let ttl = ttl.format(claim.ttl.as_millis());
+    resp::write(out, &["SET", lock, value, "PX", ttl, "NX", "GET"]);
 }

@@ -294,6 +294,7 @@ impl Lane {
         self.dead.store(true, Relaxed);
         let mut state = self.state();
         state.seal();
+        state.under_way = 0;
         let waiting = std::mem::take(&mut state.waiting);
         let lost = waiting.into_iter().filter_map(|asked| match asked {
             Asked::Single(Single::Record(call)) => Some(*call),

@@ -4,6 +4,7 @@ use redis::{RedisError, RedisResult, Value};
 use tokio::sync::oneshot;
 
 use super::super::asked::Telling;
+use super::super::failure::spoils_connection;
 use super::super::resp::{self, Reader};
 use super::batch::Kind;
 use crate::model::OwnerToken;
@@ -130,11 +131,12 @@ fn tell_looks(askers: Vec<Asker>, reply: &[u8]) -> RedisResult<()> {
 }
 
 fn tell_takes(askers: Vec<Asker>, replies: &mut Reader<'_>) -> RedisResult<()> {
-    let queued = resp::value(replies.next()?)?;
+    let is_shared = askers.len() > 1;
+    let queued = resp::value(spared(replies.next()?, is_shared))?;
     let mut behind = replies.clone();
     behind.skip(askers.len())?;
     let last = resp::value(behind.next()?)?;
-    let standing = behind.next()?;
+    let standing = spared(behind.next()?, is_shared);
     let mut holders = Reader::elements(standing);
     let count = askers.len() as i64;
     for (asker, number) in askers.into_iter().zip(1..) {
@@ -168,14 +170,24 @@ fn tell_takes(askers: Vec<Asker>, replies: &mut Reader<'_>) -> RedisResult<()> {
     Ok(())
 }
 
-/// Answers the last of the server's errors.
+/// An answer, or that there is none where it is an error and `is_shared`: a right that is missing for one of several names is not
+/// to look like one that is missing for all.
+fn spared(answer: &[u8], is_shared: bool) -> &[u8] {
+    if is_shared && answer.starts_with(b"-") {
+        resp::NIL
+    } else {
+        answer
+    }
+}
+
+/// Answers one of the server's errors, one that means that the connection is of no use any more if there is such a one.
 fn tell_votes(askers: Vec<Asker>, replies: &mut Reader<'_>) -> RedisResult<Option<RedisError>> {
     let mut behind = replies.clone();
     behind.skip(2 * askers.len())?;
     let time = behind.next()?;
-    let standing = behind.next()?;
+    let standing = spared(behind.next()?, askers.len() > 1);
     let mut holders = Reader::elements(standing);
-    let mut seen = None;
+    let mut seen: Option<RedisError> = None;
     for asker in askers {
         let (taken, counted) = (replies.next()?, replies.next()?);
         let holder = holders.as_mut().map(Reader::next).transpose()?.unwrap_or(standing);
@@ -184,7 +196,9 @@ fn tell_votes(askers: Vec<Asker>, replies: &mut Reader<'_>) -> RedisResult<Optio
         };
         let mut read = |reply| -> RedisResult<RedisResult<Value>> {
             let reply = resp::value(reply)?.extract_error();
-            if let Err(error) = &reply {
+            if let Err(error) = &reply
+                && !seen.as_ref().is_some_and(spoils_connection)
+            {
                 seen = Some(error.clone());
             }
             Ok(reply)
@@ -261,10 +275,11 @@ pub(super) mod tests {
     type Outcomes = Vec<oneshot::Receiver<RedisResult<Outcome>>>;
 
     fn sent(
+        kind: Kind,
         claims: &[Claim],
         mut add: impl FnMut(&mut Batch, &Layout, &Claim) -> oneshot::Receiver<RedisResult<Outcome>>,
     ) -> (Sent, Outcomes) {
-        let (mut batch, layout, mut out) = (Batch::new(), Layout::new("lock:"), Vec::new());
+        let (mut batch, layout, mut out) = (Batch::new(kind), Layout::new("lock:"), Vec::new());
         let outcomes = claims.iter().map(|claim| add(&mut batch, &layout, claim)).collect();
         assert!(batch.size() > 0);
         let sent = batch.write(&mut out);
@@ -286,7 +301,7 @@ pub(super) mod tests {
     #[test]
     fn each_of_many_has_its_own_token_and_outcome() {
         let claims = claims(4);
-        let (sent, mut outcomes) = sent(&claims, |batch, layout, claim| batch.take(layout, claim));
+        let (sent, mut outcomes) = sent(Kind::Take, &claims, |batch, layout, claim| batch.take(layout, claim));
         assert_eq!(sent.calls(), 4);
         let owner = |i: usize| claims[i].owner.as_str();
         let replies = [
@@ -322,7 +337,7 @@ pub(super) mod tests {
     #[test]
     fn an_error_for_all_is_an_answer_for_each() {
         let claims = claims(2);
-        let (sent, mut outcomes) = sent(&claims, |batch, layout, claim| batch.take(layout, claim));
+        let (sent, mut outcomes) = sent(Kind::Take, &claims, |batch, layout, claim| batch.take(layout, claim));
         let replies = "-NOPERM a\r\n$-1\r\n$-1\r\n-NOPERM b\r\n-NOPERM c\r\n";
         whole(&sent, replies);
         sent.tell(replies.as_bytes()).unwrap();
@@ -332,15 +347,11 @@ pub(super) mod tests {
             };
             assert!(matches!(
                 *replies,
-                [
-                    Value::ServerError(_),
-                    Value::Nil,
-                    Value::ServerError(_),
-                    Value::ServerError(_)
-                ]
+                [Value::Nil, Value::Nil, Value::ServerError(_), Value::Nil]
             ));
         }
-        let (sent, mut outcomes) = super::tests::sent(&claims, |batch, layout, claim| batch.look(layout, claim));
+        let (sent, mut outcomes) =
+            super::tests::sent(Kind::Look, &claims, |batch, layout, claim| batch.look(layout, claim));
         sent.tell(b"-NOPERM a\r\n").unwrap();
         for outcome in &mut outcomes {
             assert!(matches!(outcome.try_recv(), Ok(Ok(Outcome::NotHeld))));
@@ -357,7 +368,7 @@ pub(super) mod tests {
             (1, "-NOSCRIPT x\r\n", [Some(ALONE), None]),
         ] {
             let claims = claims(count);
-            let (sent, mut outcomes) = sent(&claims, |batch, layout, claim| {
+            let (sent, mut outcomes) = sent(Kind::Free, &claims, |batch, layout, claim| {
                 batch.free(layout, &FREEING, claim, None)
             });
             whole(&sent, reply);
@@ -384,7 +395,7 @@ pub(super) mod tests {
     #[test]
     fn a_vote_is_told_of_each_reply_in_order_and_of_none_when_there_is_none() {
         let claims = claims(2);
-        let (mut batch, layout, mut out) = (Batch::new(), Layout::new("lock:"), Vec::new());
+        let (mut batch, layout, mut out) = (Batch::new(Kind::Vote), Layout::new("lock:"), Vec::new());
         let heard: Arc<Heard> = Arc::default();
         for (claim, first) in claims.iter().zip([10, 20]) {
             batch.vote(&layout, claim, "value", 7, Telling::new(heard.clone(), first + 3));
@@ -415,13 +426,13 @@ pub(super) mod tests {
     fn replies_that_make_no_sense_are_an_error() {
         let claims = claims(2);
         for replies in [":3\r\n", "*1\r\n:1\r\n", "*2\r\n:1\r\n+OK\r\n", "$-1\r\n"] {
-            let (sent, mut outcomes) = sent(&claims, |batch, layout, claim| {
+            let (sent, mut outcomes) = sent(Kind::Free, &claims, |batch, layout, claim| {
                 batch.free(layout, &FREEING, claim, None)
             });
             assert!(sent.tell(replies.as_bytes()).is_err(), "{replies}");
             assert!(outcomes[1].try_recv().is_err(), "{replies}: nobody is told");
         }
-        let (sent, _outcomes) = sent(&claims, |batch, layout, claim| batch.take(layout, claim));
+        let (sent, _outcomes) = sent(Kind::Take, &claims, |batch, layout, claim| batch.take(layout, claim));
         assert!(sent.tell(b":0\r\n$-1\r\n$-1\r\n:9\r\n*1\r\n$1\r\nx\r\n").is_err());
     }
 }

@@ -18,11 +18,6 @@ use crate::model::OwnerToken;
 /// How long tokens are drawn without a look at the server's clock.
 const SEED_EVERY: Duration = Duration::from_secs(1);
 
-// Where the batch of a kind is.
-const FREES: usize = 0;
-const LOOKS: usize = 1;
-const TAKES: usize = 2;
-
 pub(super) struct State {
     pub(super) out: Vec<u8>,
     /// How much of `out` was written already.
@@ -32,7 +27,7 @@ pub(super) struct State {
     pub(super) filled: usize,
     pub(super) waiting: VecDeque<Asked>,
     /// What is still put together, in the order in which it goes out.
-    batches: [Batch; 3],
+    batches: [Batch; Kind::ALL.len()],
     /// For how many calls there is no reply yet.
     pub(super) under_way: usize,
     /// The grants that inspection is to tell of, unless they are released first.
@@ -55,7 +50,7 @@ impl State {
             input: vec![0; CHUNK],
             filled: 0,
             waiting: VecDeque::new(),
-            batches: std::array::from_fn(|_| Batch::new()),
+            batches: Kind::ALL.map(Batch::new),
             under_way: 0,
             records: HashMap::new(),
             lost_records: Vec::new(),
@@ -78,22 +73,17 @@ impl State {
 
     /// The batch that a call of this kind joins.
     pub(super) fn begin(&mut self, kind: Kind, owner: &OwnerToken) -> &mut Batch {
-        let place = match kind {
-            Kind::Free => FREES,
-            Kind::Look => LOOKS,
-            Kind::Take | Kind::Vote => TAKES,
-        };
         // A release goes behind what its owner has asked for before. Of two by one owner the second finds nothing, which one
         // script for both could not tell.
         let is_behind = kind == Kind::Free && self.batches.iter().any(|batch| batch.has(owner));
-        if is_behind || self.batches[place].is_for_others(kind) {
+        if is_behind {
             self.seal();
         }
         if kind == Kind::Take {
             self.seed();
         }
         self.under_way += 1;
-        &mut self.batches[place]
+        &mut self.batches[kind as usize]
     }
 
     /// What was put together so far is to be sent: whatever is asked for from here on is carried out after it.
@@ -113,7 +103,7 @@ impl State {
 
     /// The server does not know the script of the releases.
     pub(super) fn is_unknown(&mut self) {
-        self.batches[FREES].is_unknown();
+        self.batches[Kind::Free as usize].is_unknown();
     }
 
     /// Has the last token raised to the server's clock, if that is some time ago.
@@ -162,5 +152,92 @@ impl State {
             Single::Told(telling) => telling.tell(reply.extract_error()),
             Single::Source => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::keys::Layout;
+    use super::super::super::plain::FREEING;
+    use super::super::sent::tests::claims;
+    use super::*;
+    use crate::model::Claim;
+
+    fn take(state: &mut State, claim: &Claim) {
+        let batch = state.begin(Kind::Take, &claim.owner);
+        drop(batch.take(&Layout::new("lock:"), claim));
+    }
+
+    fn free(state: &mut State, claim: &Claim) {
+        let batch = state.begin(Kind::Free, &claim.owner);
+        drop(batch.free(&Layout::new("lock:"), &FREEING, claim, Some("process")));
+    }
+
+    /// What was written, as the verbs and owners in it.
+    fn written(state: &State, claims: &[Claim]) -> Vec<String> {
+        let text = String::from_utf8(state.out.clone()).unwrap();
+        let verbs = ["EVAL", "EVALSHA", "EXISTS", "SET", "INCRBY", "MGET"];
+        let name = |word: &str| {
+            let owner = claims.iter().position(|claim| word.starts_with(claim.owner.as_str()));
+            owner
+                .map(|owner| owner.to_string())
+                .or_else(|| verbs.contains(&word).then(|| word.to_owned()))
+        };
+        text.split("\r\n").filter_map(name).collect()
+    }
+
+    fn seeded() -> State {
+        let mut state = State::new();
+        state.seeded = Some(Moment::now());
+        state
+    }
+
+    #[test]
+    fn releases_go_out_first() {
+        let (claims, mut state) = (claims(4), seeded());
+        for i in 0..2 {
+            take(&mut state, &claims[i]);
+            free(&mut state, &claims[2 + i]);
+        }
+        assert!(state.unsealed() > 0 && state.waiting.is_empty());
+        state.seal();
+        let expected = ["EVALSHA", "2", "3", "EXISTS", "SET", "0", "SET", "1", "INCRBY", "MGET"];
+        assert_eq!(written(&state, &claims), expected);
+        assert_eq!((state.waiting.len(), state.under_way, state.unsealed()), (2, 4, 0));
+    }
+
+    #[test]
+    fn a_release_goes_behind_what_its_owner_has_asked_for() {
+        let (claims, mut state) = (claims(2), seeded());
+        take(&mut state, &claims[0]);
+        take(&mut state, &claims[1]);
+        free(&mut state, &claims[1]);
+        state.seal();
+        let expected = ["EXISTS", "SET", "0", "SET", "1", "INCRBY", "MGET", "EVALSHA", "1"];
+        assert_eq!(written(&state, &claims), expected);
+        // Another by the same owner is for the next script.
+        state.out.clear();
+        for claim in [&claims[0], &claims[1], &claims[0]] {
+            free(&mut state, claim);
+        }
+        state.seal();
+        assert_eq!(written(&state, &claims), ["EVALSHA", "0", "1", "EVALSHA", "0"]);
+    }
+
+    #[test]
+    fn tokens_are_drawn_behind_the_look_at_the_clock_and_a_script_is_sent_whole_once() {
+        let (claims, mut state) = (claims(1), State::new());
+        take(&mut state, &claims[0]);
+        state.is_unknown();
+        for _ in 0..2 {
+            free(&mut state, &claims[0]);
+        }
+        state.seal();
+        let expected = [
+            "EVAL", "EXISTS", "SET", "0", "INCRBY", "MGET", "EVAL", "0", "EVALSHA", "0",
+        ];
+        assert_eq!(written(&state, &claims), expected);
+        assert_eq!((state.waiting.len(), state.under_way), (4, 4));
+        assert!(matches!(state.waiting[0], Asked::Single(Single::Seed)));
     }
 }

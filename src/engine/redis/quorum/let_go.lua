@@ -4,7 +4,7 @@
 -- `keep`: how long the name stays busy, in ms, as text; '0': it is free at once. `lasts`: how long the fence companion lasts at
 -- least, in ms; counts with `keep` only.
 --
--- The publication comes first: where the ACL forbids it, the script fails before it has changed anything.
+-- The publication comes before the changes: where the ACL forbids it, the script fails before it has changed anything.
 -- A name that was let go is marked in its fence companion, so that a renewal that is under way does not heal it.
 
 local function let_go(key, fence, metadata, owner, to, keep, lasts)
@@ -12,6 +12,8 @@ local function let_go(key, fence, metadata, owner, to, keep, lasts)
   if not holder or string.sub(holder, 1, #mine) ~= mine then
     return false
   end
+  -- Before anything is changed: what fails has to leave the name as it was.
+  local record = redis.call('GET', fence)
   redis.call('PUBLISH', to .. key, '')
   if keep ~= '0' then
     -- Busy for everybody, this owner included: no attempt has such a value.
@@ -24,7 +26,6 @@ local function let_go(key, fence, metadata, owner, to, keep, lasts)
   end
   redis.call('DEL', key, metadata)
   -- A lock that was released as soon as it was granted has nothing told, and no renewal under way.
-  local record = redis.call('GET', fence)
   local number = record and string.match(record, '^%d+')
   if number then
     redis.call('SET', fence, number .. ' ' .. owner .. '-free', 'KEEPTTL')
