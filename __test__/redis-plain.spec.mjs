@@ -24,7 +24,7 @@ before(async () => {
   const lock = await locks.acquire('warm', { metadata: 1 })
   await locks.inspect('warm')
   await lock.release()
-  for (let i = 0; i < 2; i++) await locks.using('warm', { waitMs: 0 }, () => locks.inspect('warm'))
+  for (const service of [locks, peer]) await service.using('warm', { waitMs: 0 }, () => service.inspect('warm'))
 })
 
 after(async () => {

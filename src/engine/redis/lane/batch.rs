@@ -57,7 +57,7 @@ pub(super) struct Batch {
     /// Companions, or whole commands.
     second: Vec<u8>,
     owners: Vec<u8>,
-    /// The server has not known the script of late.
+    /// The server may not know the script.
     is_unknown: bool,
 }
 
@@ -72,7 +72,8 @@ impl Batch {
             first: Vec::new(),
             second: Vec::new(),
             owners: Vec::new(),
-            is_unknown: false,
+            // A call that has to be made again goes another way, on a quorum's nodes past those behind it.
+            is_unknown: true,
         }
     }
 
