@@ -63,7 +63,7 @@ for (const kind of Object.keys(SERVERS)) {
       })
 
       test(`the answer to ${way} comes after the store's time is over: nothing is left`, async ({ proxy, direct, ...scene }) => {
-        const locks = await scene.warm({ storeTimeoutMs: 500 })
+        const locks = await scene.warm({ storeTimeoutMs: 1500 })
         proxy.hold()
         await rejects(take(locks, 'name'), 'LOCK_STORE', { retryable: true })
         assert.equal(await isHeld(direct, 'name'), true)

@@ -72,6 +72,7 @@ for (const size of [1, 3]) {
       if (size === 1) assertGrowing(last.tokens)
       if (size > 1) return
       const taken = await all(names, (name) => peer.acquire(name))
+      await until('what inspection tells is written', async () => (await others[0].keys('holdfast:fence:{lock:turn*')).length === 100)
       // The first tries tell the service that they are busy, and those after them only look.
       assert.deepEqual(new Set(await all(names, (name) => locks.acquireLock(name))), new Set([false]))
       await reset()

@@ -260,7 +260,7 @@ test('a server that cannot take a write leaves nothing taken', async () => {
     [['REPLICAOF', '127.0.0.1', '1'], 'READONLY', ['REPLICAOF', 'NO', 'ONE']],
     [['CONFIG', 'SET', 'min-replicas-to-write', '1'], 'NOREPLICAS', ['CONFIG', 'SET', 'min-replicas-to-write', '0']],
   ]) {
-    const impatient = await LockService.connect(redis.url, { storeTimeoutMs: 300 })
+    const impatient = await LockService.connect(redis.url, { storeTimeoutMs: 1000 })
     await other.call(...begin)
     const error = await rejects(impatient.acquireLock('refused'), 'LOCK_STORE', { retryable: true })
     assert.match(error.message, new RegExp(code))

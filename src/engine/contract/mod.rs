@@ -73,7 +73,7 @@ pub(crate) struct Stores {
 
 const LONG: Duration = Duration::from_secs(30);
 /// A ttl that is short for a test, and long against the hiccups of a busy machine.
-const SHORT: Duration = Duration::from_millis(400);
+const SHORT: Duration = Duration::from_millis(800);
 
 fn key(name: &str) -> Key {
     Key::new(name).unwrap()
