@@ -6,11 +6,12 @@ let turns = 0
 async function turn(name) {
   for (;;) {
     const lock = await locks.acquire([name, `${name}:more`], { ttlMs: task.ttlMs, waitMs: 60_000 })
+    const end = performance.now() + lock.remainingMs
     try {
       await lock.extend(task.ttlMs + 1)
     } catch (error) {
-      // A machine that stands still for longer than the ttl takes the lock away.
-      if (error.code !== 'LOCK_LOST') throw error
+      // A machine that stands still until the end of the lease takes the lock away, and nothing else does.
+      if (error.code !== 'LOCK_LOST' || performance.now() < end) throw error
     }
     await lock.release()
     if (++turns === 40) say({ going: true })

@@ -12,6 +12,7 @@ pub(super) struct Script {
     sha: String,
 }
 
+/// The scripts of a module, from files beside it.
 macro_rules! scripts {
     ($($(#[$on:meta])? $name:ident = $($file:literal)+;)*) => {
         $(
@@ -22,6 +23,8 @@ macro_rules! scripts {
         )*
     };
 }
+
+pub(super) use scripts;
 
 scripts! {
     ACQUIRE = "acquire_free.lua" "queue.lua" "acquire.lua";

@@ -61,20 +61,18 @@ impl Waiters {
     /// By what the queues know a waiter of this engine: a member as in `queue.lua`.
     pub(super) fn member(&self, claim: &Claim) -> String {
         let (process, owner) = (&self.process, claim.owner.as_str());
-        if claim.ttl.duration() < RESERVED {
-            format!("{process}:{owner}:{}", claim.ttl.as_millis())
-        } else {
-            format!("{process}:{owner}")
+        match short_ttl(claim) {
+            Some(ttl) => format!("{process}:{owner}:{ttl}"),
+            None => format!("{process}:{owner}"),
         }
     }
 
     /// What a member tells besides its owner, with a colon between the two.
     #[cfg(unix)]
     pub(super) fn place(&self, claim: &Claim) -> Cow<'_, str> {
-        if claim.ttl.duration() < RESERVED {
-            format!("{}:{}", self.process, claim.ttl.as_millis()).into()
-        } else {
-            (&*self.process).into()
+        match short_ttl(claim) {
+            Some(ttl) => format!("{}:{ttl}", self.process).into(),
+            None => (&*self.process).into(),
         }
     }
 
@@ -218,3 +216,8 @@ impl Waiters {
 
 /// What `beat.lua` answers for a name that the process has to see to itself.
 const GONE: i64 = -2;
+
+/// A ttl that is less than what a name is kept for whom it is handed to, in ms: the queue has it, too.
+fn short_ttl(claim: &Claim) -> Option<u64> {
+    (claim.ttl.duration() < RESERVED).then(|| claim.ttl.as_millis())
+}

@@ -19,7 +19,6 @@ mod watchdog;
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -180,10 +179,7 @@ impl Lane {
     /// Asks for a vote by plain commands, and has somebody told of the four replies, by the numbers up to `last`; or of the last
     /// alone that there is none.
     pub(super) fn vote(&self, who: &Arc<dyn Told>, last: usize, claim: &Claim, value: &str, floor: u64) {
-        let telling = Telling::new(who.clone(), last);
-        // Dropped where the lane has ended, which tells that there is no reply.
-        let _ = self.send(|state| {
-            self.health.sent(Moment::now());
+        self.send_and_tell(who, last, |state, telling| {
             let batch = state.begin(Kind::Vote, &claim.owner);
             batch.vote(&self.layout, claim, value, floor, telling);
         });
@@ -191,31 +187,28 @@ impl Lane {
 
     /// Lets go of a claim's one name, and has somebody told of the answer.
     pub(super) fn free_and_tell(&self, who: &Arc<dyn Told>, number: usize, freeing: &'static Freeing, claim: &Claim) {
-        let telling = Telling::new(who.clone(), number);
-        let _ = self.send(|state| {
-            self.health.sent(Moment::now());
+        self.send_and_tell(who, number, |state, telling| {
             let batch = state.begin(Kind::Free, &claim.owner);
             batch.free_and_tell(&self.layout, freeing, claim, telling);
         });
     }
 
-    /// Sends what `write` writes with the loop's next turn, a command for each of the numbers, and has somebody told of
-    /// their replies.
-    pub(super) fn tell(&self, who: &Arc<dyn Told>, numbers: Range<usize>, write: impl FnOnce(&mut Vec<u8>)) {
-        let mut telling = numbers.map(|number| Telling::new(who.clone(), number));
-        let now = Moment::now();
-        let asked = self.send(|state| {
+    /// Sends the command that `write` writes with the loop's next turn, and has somebody told of the reply.
+    pub(super) fn tell(&self, who: &Arc<dyn Told>, number: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        self.send_and_tell(who, number, |state, telling| {
             state.seal();
             write(&mut state.out);
-            for telling in telling.by_ref() {
-                self.health.sent(now);
-                state.wait(Single::Told(telling));
-            }
+            state.wait(Single::Told(telling));
         });
-        if asked.is_err() {
-            // Dropped, which tells that there is no reply.
-            telling.for_each(drop);
-        }
+    }
+
+    fn send_and_tell(&self, who: &Arc<dyn Told>, number: usize, fill: impl FnOnce(&mut State, Telling)) {
+        let telling = Telling::new(who.clone(), number);
+        // Where the lane has ended it is dropped, which tells that there is no reply.
+        let _ = self.send(|state| {
+            self.health.sent(Moment::now());
+            fill(state, telling);
+        });
     }
 
     /// Whether the last token was raised as it should be.
@@ -282,11 +275,14 @@ impl Lane {
         if !state.records.is_empty() {
             state.seal();
         }
-        for (_, record) in std::mem::take(&mut state.records) {
+        // The room is kept for the next turn.
+        let mut records = std::mem::take(&mut state.records);
+        for (_, record) in records.drain() {
             let call = record.call(&self.layout);
             call.write_packed_command(&mut state.out);
             state.wait(Single::Record(Box::new(call)));
         }
+        state.records = records;
     }
 
     /// Ends the lane: calls under way fail, and no more are taken.

@@ -119,11 +119,28 @@ impl Sent {
     }
 }
 
+/// What a reply for all says for one after the other: its elements, or each time the whole of it where it is no array.
+struct Shared<'a> {
+    reply: &'a [u8],
+    elements: Option<Reader<'a>>,
+}
+
+impl<'a> Shared<'a> {
+    fn new(reply: &'a [u8]) -> Self {
+        let elements = Reader::elements(reply);
+        Shared { reply, elements }
+    }
+
+    fn next(&mut self) -> RedisResult<&'a [u8]> {
+        self.elements.as_mut().map_or(Ok(self.reply), Reader::next)
+    }
+}
+
 fn tell_looks(askers: Vec<Asker>, reply: &[u8]) -> RedisResult<()> {
-    let mut holders = Reader::elements(reply);
+    let mut holders = Shared::new(reply);
     for asker in askers {
-        // Without an answer: a right that is missing may be missing for one of the names only.
-        let holder = holders.as_mut().map(Reader::next).transpose()?.and_then(resp::bulk);
+        // Not where the reply is an error: a right that is missing may be missing for one of the names only.
+        let holder = resp::bulk(holders.next()?);
         let is_held = holder.is_some_and(|holder| !holder.starts_with(asker.owner.as_str().as_bytes()));
         asker.tell(Ok(if is_held { Outcome::Held } else { Outcome::NotHeld }));
     }
@@ -137,11 +154,11 @@ fn tell_takes(askers: Vec<Asker>, replies: &mut Reader<'_>) -> RedisResult<()> {
     behind.skip(askers.len())?;
     let last = resp::value(behind.next()?)?;
     let standing = spared(behind.next()?, is_shared);
-    let mut holders = Reader::elements(standing);
+    let mut holders = Shared::new(standing);
     let count = askers.len() as i64;
     for (asker, number) in askers.into_iter().zip(1..) {
         let held = replies.next()?;
-        let holder = holders.as_mut().map(Reader::next).transpose()?.unwrap_or(standing);
+        let holder = holders.next()?;
         let fence = match &last {
             Value::Int(last) => Value::Int(last - count + number),
             other => other.clone(),
@@ -186,11 +203,11 @@ fn tell_votes(askers: Vec<Asker>, replies: &mut Reader<'_>) -> RedisResult<Optio
     behind.skip(2 * askers.len())?;
     let time = behind.next()?;
     let standing = spared(behind.next()?, askers.len() > 1);
-    let mut holders = Reader::elements(standing);
+    let mut holders = Shared::new(standing);
     let mut seen: Option<RedisError> = None;
     for asker in askers {
         let (taken, counted) = (replies.next()?, replies.next()?);
-        let holder = holders.as_mut().map(Reader::next).transpose()?.unwrap_or(standing);
+        let holder = holders.next()?;
         let Teller::Vote(telling) = asker.teller else {
             continue;
         };

@@ -138,12 +138,11 @@ impl State {
                         .waiting
                         .iter()
                         .any(|asked| matches!(asked, Asked::Single(Single::Source)));
+                    self.seal();
                     if told {
-                        self.seal();
                         call.write_packed_command(&mut self.out);
                         self.wait(Single::Record(call));
                     } else {
-                        self.seal();
                         RECORD.with_source(&call).write_packed_command(&mut self.out);
                         self.wait(Single::Source);
                     }

@@ -221,7 +221,7 @@ impl Attempt {
                     lane.write_records();
                 }
                 let call: &Cmd = by_script.get_or_insert_with(|| self.call());
-                lane.tell(&who, first..first + 1, |out| call.write_packed_command(out));
+                lane.tell(&who, first + BY_SCRIPT, |out| call.write_packed_command(out));
             }
         }
     }

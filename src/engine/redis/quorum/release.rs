@@ -125,7 +125,7 @@ impl Parting {
                 if self.is_simple() {
                     lane.free_and_tell(&who, index, &FREEING, &self.claim);
                 } else {
-                    lane.tell(&who, index..index + 1, |out| self.call().write_packed_command(out));
+                    lane.tell(&who, index, |out| self.call().write_packed_command(out));
                 }
             }
         }

@@ -2,18 +2,7 @@
 
 use std::sync::LazyLock;
 
-use super::super::scripts::Script;
-
-macro_rules! scripts {
-    ($($(#[$on:meta])? $name:ident = $($file:literal)+;)*) => {
-        $(
-            $(#[$on])?
-            #[doc = concat!($("`", $file, "` ",)+ ": what it takes and answers is in its header.")]
-            pub(super) static $name: LazyLock<Script> =
-                LazyLock::new(|| Script::new(concat!($(include_str!($file)),+)));
-        )*
-    };
-}
+use super::super::scripts::{Script, scripts};
 
 scripts! {
     ACQUIRE = "acquire.lua";

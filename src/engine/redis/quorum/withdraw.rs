@@ -56,7 +56,7 @@ impl Quorum {
                             attempt: attempt.clone(),
                             _urgent: self.urgent.token(),
                         });
-                        lane.tell(&behind, index..index + 1, |out| call.write_packed_command(out));
+                        lane.tell(&behind, index, |out| call.write_packed_command(out));
                     }
                     continue;
                 }
