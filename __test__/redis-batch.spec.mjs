@@ -133,6 +133,25 @@ for (const size of [1, 3]) {
       await gone('lock:free:*')
     })
 
+    test('a lock that is a stranger’s by now is left alone, where nobody waits and nothing is told of the others', async () => {
+      const names = named('stranger', 10)
+      const held = await all(names, (name) => locks.acquire(name))
+      const told = names.map((name) => `holdfast:fence:{lock:${name}}`)
+      const stranger = `${'f'.repeat(32)}${size === 1 ? '' : '.1'}`
+      for (const other of others) {
+        await until('it is told', async () => (await other.exists(...told)) === told.length)
+        await other.del(...told)
+        await other.set('lock:stranger:4', stranger)
+      }
+      const released = await all(held, (lock) => lock.release())
+      assert.deepEqual(indexes(released, (freed) => !freed), [4])
+      for (const other of others) {
+        assert.equal(await other.get('lock:stranger:4'), stranger)
+        await other.del('lock:stranger:4')
+      }
+      await gone('lock:stranger:*')
+    })
+
     test('a key that holds something else is the trouble of one release, and of one try', async () => {
       const names = named('type', 20)
       const held = await all(names, (name) => locks.acquire(name))
