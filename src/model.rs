@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use crate::error::LockError;
@@ -216,6 +217,18 @@ pub struct Claim {
     pub process: Arc<Process>,
     /// The user's own JSON text, kept beside the lock while it is held.
     pub metadata: Option<Arc<str>>,
+    /// Whether a command of an attempt may have left this process.
+    sent: SentFlag,
+}
+
+/// A flag that is set once. A clone starts with the value of the original and is independent of it.
+#[derive(Debug, Default)]
+struct SentFlag(AtomicBool);
+
+impl Clone for SentFlag {
+    fn clone(&self) -> Self {
+        SentFlag(AtomicBool::new(self.0.load(Relaxed)))
+    }
 }
 
 impl Claim {
@@ -240,7 +253,25 @@ impl Claim {
             waiting: false,
             process,
             metadata: None,
+            sent: SentFlag::default(),
         }
+    }
+
+    /// Records that a command of an attempt for this claim may leave this process. An engine calls it before the first
+    /// byte can be sent; it may call it too early, never too late.
+    pub fn mark_sent(&self) {
+        self.sent.0.store(true, Relaxed);
+    }
+
+    /// Whether a command of an attempt may have left this process. A claim that was not sent leaves nothing in the store.
+    pub fn was_sent(&self) -> bool {
+        self.sent.0.load(Relaxed)
+    }
+
+    /// Replaces the owner by a fresh one, which the store has not seen.
+    pub fn renew_owner(&mut self) {
+        self.owner = OwnerToken::fresh();
+        self.sent = SentFlag::default();
     }
 
     /// The names, sorted, without repeats, at least one.

@@ -352,7 +352,7 @@ impl Engine for MemoryEngine {
         Ok(self.shared.lock().info(key))
     }
 
-    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+    async fn list(&self, prefix: &str, _page_timeout: Duration) -> Result<Vec<LockInfo>> {
         let state = self.shared.lock();
         Ok(state
             .held

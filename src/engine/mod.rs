@@ -70,6 +70,12 @@ pub struct Renewal<'a> {
 /// Where the answers to many renewals go: which one, by its place in the list, and its answer.
 pub type Answers<'a> = dyn FnMut(usize, Result<Renewed>) + Send + 'a;
 
+/// Receives the answers to several attempts: the index in the list, and the answer.
+pub type Attempts<'a> = dyn FnMut(usize, Result<Acquired>) + Send + 'a;
+
+/// Receives the answers to several releases: the index in the list, and the answer.
+pub type Releases<'a> = dyn FnMut(usize, Result<Released>) + Send + 'a;
+
 /// The answer to a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Released {
@@ -105,6 +111,12 @@ pub trait Subscription: Send {
 ///   did the work: `try_acquire` by the owner that holds the names already is `Granted` with the fence it was granted
 ///   with, and lasts the full ttl from then on.
 /// - A future may be dropped at any point without harm to other calls; the work may or may not be done then.
+/// - Dropping an attempt cancels it: a command that has not left the process is never sent afterwards. An attempt calls
+///   [`Claim::mark_sent`] before its first command can leave the process.
+/// - A release that is called after an attempt of the same claim was dropped takes effect after what that attempt sent. An
+///   engine with several connections sees to it; the only exception is a connection that broke, whose bytes may still be
+///   on their way. The service therefore repeats releases of claims whose attempts failed.
+/// - Commands that keep or end leases (`renew`, `release`) go before queued attempts, wherever the engine has a queue.
 /// - A claim of several names is held as a whole or not at all.
 #[async_trait]
 pub trait Engine: Send + Sync + fmt::Debug {
@@ -122,6 +134,19 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// (or keeps alive) a place in the queue of the name that it answers; a place whose owner does not try again
     /// lapses after a time no longer than the claim's ttl.
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired>;
+
+    /// Attempts for several waiters of this process that want the same first name. They take effect in the order of the
+    /// list.
+    ///
+    /// # Behavior
+    /// Called by the service where [`Engine::ordered`] is true, with `waiting` claims; at most one call per name is in
+    /// progress. Each claim gets one answer. A store that can enter several waiters in one command does so; the default
+    /// makes one attempt after the other.
+    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
+        for (index, claim) in claims.iter().enumerate() {
+            answer(index, self.try_acquire(claim).await);
+        }
+    }
 
     /// Makes every name of the claim last at least `ttl` from now on. Never shortens a lease, so that a renewal that is
     /// carried out late cannot undo a longer one; never re-creates a lock that vanished.
@@ -153,6 +178,15 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// renew or release them any more than a stranger's (the owner is still named, but it has let go).
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released>;
 
+    /// Releases many abandoned claims, oldest first, each of them as [`Engine::release`] with `keep` zero does.
+    ///
+    /// # Behavior
+    /// Each claim gets one answer. A store that can release several in one command does so; the default calls
+    /// [`Engine::release`] for each of them at the same time. The service passes at most 256.
+    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
+        release_each(self, claims, answer).await;
+    }
+
     /// Subscribes to changes of `key`, on behalf of `claim`. When this returns, no change after it is missed.
     async fn subscribe(&self, claim: &Claim, key: &Key) -> Result<Box<dyn Subscription>>;
 
@@ -160,7 +194,13 @@ pub trait Engine: Send + Sync + fmt::Debug {
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>>;
 
     /// Everything held whose name starts with `prefix` (literal text), sorted by name.
-    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>>;
+    ///
+    /// # Behavior
+    /// A store that answers in pages gives each page `page_timeout`; the whole takes as long as it takes.
+    ///
+    /// # Errors
+    /// Also when one page had no answer within `page_timeout`.
+    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>>;
 
     /// Frees a name whoever holds it, and tells whoever is next. `false` when nobody held it.
     async fn force_release(&self, key: &Key) -> Result<bool>;
@@ -183,6 +223,17 @@ pub(crate) async fn renew_each<E: Engine + ?Sized>(engine: &E, renewals: &[Renew
         .collect();
     while let Some((index, renewed)) = calls.next().await {
         answer(index, renewed);
+    }
+}
+
+/// Calls an engine for each of many releases, at the same time.
+pub(crate) async fn release_each<E: Engine + ?Sized>(engine: &E, claims: &[Claim], answer: &mut Releases<'_>) {
+    let calls = claims.iter().enumerate();
+    let mut calls: FuturesUnordered<_> = calls
+        .map(|(index, claim)| async move { (index, engine.release(claim, Duration::ZERO).await) })
+        .collect();
+    while let Some((index, released)) = calls.next().await {
+        answer(index, released);
     }
 }
 

@@ -35,7 +35,8 @@ pub use lease::{Lease, LossSink};
 pub use options::{AcquireOptions, Wait};
 pub use pulse::Pulse;
 
-use event::Counters;
+use backoff::Backoff;
+use event::{Counters, add};
 use inner::{Inner, Lapsed};
 use keeper::Keeper;
 use options::LEAST_CLOSE_STEP;
@@ -249,9 +250,20 @@ impl Locks {
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>, LockError> {
         let inner = &self.inner;
         let _call = inner.open()?;
-        inner
-            .with_store("list", inner.store_timeout, || inner.engine.list(prefix))
-            .await
+        let started = tokio::time::Instant::now();
+        let mut backoff = Backoff::for_store();
+        loop {
+            let error = match inner.engine.list(prefix, inner.store_timeout).await {
+                Ok(found) => return Ok(found),
+                Err(error) => error,
+            };
+            add(&inner.counters.store_errors);
+            let pause = backoff.pause();
+            if !error.retryable || started.elapsed() + pause >= inner.store_timeout {
+                return Err(LockError::store(error));
+            }
+            tokio::time::sleep(pause).await;
+        }
     }
 
     /// Frees a name whoever holds it. `false` when nobody did.

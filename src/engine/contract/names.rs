@@ -79,7 +79,7 @@ pub(crate) async fn list_takes_the_prefix_literally(s: Stores) {
     let listed = |prefix: &'static str| {
         let b = s.b.clone();
         async move {
-            b.list(prefix)
+            b.list(prefix, std::time::Duration::from_secs(5))
                 .await
                 .unwrap()
                 .into_iter()
@@ -115,7 +115,13 @@ pub(crate) async fn odd_names_are_kept_apart(s: Stores) {
     for ours in &claims {
         fences.insert(take(&s.a, ours).await.0);
     }
-    let listed: BTreeSet<String> = s.b.list("").await.unwrap().into_iter().map(|info| info.name).collect();
+    let listed: BTreeSet<String> =
+        s.b.list("", std::time::Duration::from_secs(5))
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|info| info.name)
+            .collect();
     assert_eq!(
         listed,
         names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>()

@@ -179,7 +179,7 @@ impl Engine for MongodbEngine {
         self.look_up(key).await.map_err(|failure| failure.during("inspect"))
     }
 
-    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+    async fn list(&self, prefix: &str, _page_timeout: Duration) -> Result<Vec<LockInfo>> {
         self.look_up_all(prefix).await.map_err(|failure| failure.during("list"))
     }
 

@@ -425,7 +425,7 @@ impl Engine for RedisEngine {
             .map_err(|failure| failure.during("inspect"))
     }
 
-    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+    async fn list(&self, prefix: &str, _page_timeout: Duration) -> Result<Vec<LockInfo>> {
         self.look_for(prefix).await.map_err(|failure| failure.during("list"))
     }
 

@@ -169,8 +169,8 @@ impl Engine for Faulty {
         self.through("inspect", self.store.inspect(key)).await
     }
 
-    async fn list(&self, prefix: &str) -> EngineResult<Vec<LockInfo>> {
-        self.store.list(prefix).await
+    async fn list(&self, prefix: &str, page_timeout: Duration) -> EngineResult<Vec<LockInfo>> {
+        self.store.list(prefix, page_timeout).await
     }
 
     async fn force_release(&self, key: &Key) -> EngineResult<bool> {

@@ -312,7 +312,7 @@ impl Engine for QuorumEngine {
         self.quorum.look_at(key.as_str()).await
     }
 
-    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+    async fn list(&self, prefix: &str, _page_timeout: Duration) -> Result<Vec<LockInfo>> {
         self.quorum.look_for(prefix).await
     }
 

@@ -161,7 +161,7 @@ impl Engine for SqliteEngine {
         self.call("inspect", |reply| Job::Inspect(key.clone(), reply)).await
     }
 
-    async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>> {
+    async fn list(&self, prefix: &str, _page_timeout: Duration) -> Result<Vec<LockInfo>> {
         self.call("list", |reply| Job::List(prefix.to_owned(), reply)).await
     }
 

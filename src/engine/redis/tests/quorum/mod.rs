@@ -260,8 +260,8 @@ impl Engine for Held {
     async fn inspect(&self, key: &Key) -> EngineResult<Option<crate::model::LockInfo>> {
         self.engine.inspect(key).await
     }
-    async fn list(&self, prefix: &str) -> EngineResult<Vec<crate::model::LockInfo>> {
-        self.engine.list(prefix).await
+    async fn list(&self, prefix: &str, page_timeout: Duration) -> EngineResult<Vec<crate::model::LockInfo>> {
+        self.engine.list(prefix, page_timeout).await
     }
     async fn force_release(&self, key: &Key) -> EngineResult<bool> {
         self.engine.force_release(key).await
