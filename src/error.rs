@@ -156,4 +156,17 @@ impl EngineError {
     pub fn no_answer(engine: &'static str, op: &'static str, limit: std::time::Duration) -> Self {
         Self::new(engine, op, true, format!("no answer within {} ms", limit.as_millis()))
     }
+
+    /// The store granted a lock, but the answer came after the lease was over.
+    pub fn granted_too_late(engine: &'static str, after: std::time::Duration, ttl: std::time::Duration) -> Self {
+        let (after, ttl) = (after.as_millis(), ttl.as_millis());
+        Self::new(
+            engine,
+            "acquire",
+            true,
+            format!(
+                "the lock was granted too late: the answer came after {after} ms, and the ttl is {ttl} ms; use a longer ttl"
+            ),
+        )
+    }
 }

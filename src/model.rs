@@ -3,9 +3,10 @@
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use crate::clock::Moment;
 use crate::error::LockError;
 
 /// The longest name, in bytes of UTF-8.
@@ -217,17 +218,25 @@ pub struct Claim {
     pub process: Arc<Process>,
     /// The user's own JSON text, kept beside the lock while it is held.
     pub metadata: Option<Arc<str>>,
-    /// Whether a command of an attempt may have left this process.
-    sent: SentFlag,
+    sent: Sent,
 }
 
-/// A flag that is set once. A clone starts with the value of the original and is independent of it.
+/// What of a claim's attempts may have left this process. A clone starts with the values of the original and is independent
+/// of it.
 #[derive(Debug, Default)]
-struct SentFlag(AtomicBool);
+struct Sent {
+    /// Whether any attempt was sent.
+    ever: AtomicBool,
+    /// When the current attempt was sent, in nanoseconds of the local clock; zero before that.
+    at: AtomicU64,
+}
 
-impl Clone for SentFlag {
+impl Clone for Sent {
     fn clone(&self) -> Self {
-        SentFlag(AtomicBool::new(self.0.load(Relaxed)))
+        Sent {
+            ever: AtomicBool::new(self.ever.load(Relaxed)),
+            at: AtomicU64::new(self.at.load(Relaxed)),
+        }
     }
 }
 
@@ -253,25 +262,44 @@ impl Claim {
             waiting: false,
             process,
             metadata: None,
-            sent: SentFlag::default(),
+            sent: Sent::default(),
         }
     }
 
-    /// Records that a command of an attempt for this claim may leave this process. An engine calls it before the first
-    /// byte can be sent; it may call it too early, never too late.
-    pub fn mark_sent(&self) {
-        self.sent.0.store(true, Relaxed);
+    /// Begins an attempt: it counts as not sent until [`Claim::mark_sent`].
+    pub fn begin_attempt(&self) {
+        self.sent.at.store(0, Relaxed);
     }
 
-    /// Whether a command of an attempt may have left this process. A claim that was not sent leaves nothing in the store.
+    /// Records that the first command of the current attempt may leave this process now.
+    ///
+    /// # Behavior
+    /// An engine calls it in each attempt before the first byte can be sent. It may call it too early, never too late: the
+    /// lease counts from this moment, and a claim that was never sent is never released. Later calls in the same attempt
+    /// change nothing.
+    pub fn mark_sent(&self) {
+        self.sent.ever.store(true, Relaxed);
+        let now = Moment::now().to_nanos();
+        let _ = self.sent.at.compare_exchange(0, now, Relaxed, Relaxed);
+    }
+
+    /// Whether a command of any attempt may have left this process. A claim that was not sent leaves nothing in the store.
     pub fn was_sent(&self) -> bool {
-        self.sent.0.load(Relaxed)
+        self.sent.ever.load(Relaxed)
+    }
+
+    /// When the current attempt was sent. `None`: it was not.
+    pub fn sent_at(&self) -> Option<Moment> {
+        match self.sent.at.load(Relaxed) {
+            0 => None,
+            nanos => Some(Moment::from_nanos(nanos)),
+        }
     }
 
     /// Replaces the owner by a fresh one, which the store has not seen.
     pub fn renew_owner(&mut self) {
         self.owner = OwnerToken::fresh();
-        self.sent = SentFlag::default();
+        self.sent = Sent::default();
     }
 
     /// The names, sorted, without repeats, at least one.

@@ -212,6 +212,7 @@ impl Engine for MemoryEngine {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
+        claim.mark_sent();
         let mut state = self.shared.lock();
         state.sweep();
         let ticket = state.places.get(&claim.owner).map(|(_, ticket)| *ticket);

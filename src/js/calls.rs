@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use napi::Env;
 use tokio_util::sync::CancellationToken;
@@ -20,9 +21,19 @@ use crate::error::LockError;
 use crate::model::{Fence, Key, LockInfo, OwnerToken};
 use crate::service::{AcquireOptions, Lease, Locks, Outcome, Wait};
 
-/// What to do once the names are taken, or were busy.
-pub(super) type Settle =
-    Box<dyn FnOnce(&Env, &Rc<Bridge>, &Locks, Deferred, std::result::Result<Arc<Lease>, u32>) + Send>;
+/// What to do once the names are held, or were busy (`None`).
+pub(super) type Settle = Box<dyn FnOnce(&Env, &Rc<Bridge>, &Locks, Deferred, Option<Arc<Lease>>) + Send>;
+
+/// An acquisition whose promise is not settled yet.
+struct Taking {
+    locks: Locks,
+    names: Vec<Key>,
+    options: AcquireOptions,
+    abort: Option<CancellationToken>,
+    abortable: Abortable,
+    started: Instant,
+    settle: Settle,
+}
 
 impl LockService {
     /// Starts `work` and settles a new promise with what `make` makes of its result.
@@ -62,63 +73,26 @@ impl LockService {
                 return Ok(promise);
             }
         };
-        let theirs = self.locks.clone();
-        self.bridge
-            .call(env, self.locks.acquire(&names, options, abort), move |env, outcome| {
-                let Ok(bridge) = Bridge::get(env) else { return };
-                let deferred = abortable.disarm(env, &bridge);
-                linger(env, &bridge, &theirs);
-                let outcome = match outcome {
-                    // What ended on its way here is not handed out, and no job starts under it.
-                    Ok(Outcome::Acquired(lease)) if !lease.is_held() => {
-                        if let Some(deferred) = deferred {
-                            let loss = lease.loss().filter(|_| !theirs.is_closed());
-                            let error = loss.unwrap_or_else(LockError::closed);
-                            deferred.settle(env, Err(error.into()));
-                        }
-                        return;
-                    }
-                    Ok(Outcome::Acquired(lease)) => Ok(lease),
-                    Ok(Outcome::Busy { too_late }) => Err(too_late),
-                    Ok(Outcome::Aborted) => return,
-                    Err(error) => {
-                        if let Some(deferred) = deferred {
-                            deferred.settle(env, Err(error.into()));
-                        }
-                        return;
-                    }
-                };
-                match (deferred, outcome) {
-                    (Some(deferred), outcome) => settle(env, &bridge, &theirs, deferred, outcome),
-                    // Granted in the very moment of the abort: nobody knows of it, so it goes back.
-                    (None, Ok(lease)) => {
-                        bridge.call(env, theirs.release(&lease), move |env, _| {
-                            if let Ok(bridge) = Bridge::get(env) {
-                                linger(env, &bridge, &theirs);
-                            }
-                        });
-                    }
-                    (None, Err(_)) => {}
-                }
-            });
+        let taking = Taking {
+            locks: self.locks.clone(),
+            names,
+            options,
+            abort,
+            abortable,
+            started: Instant::now(),
+            settle,
+        };
+        taking.begin(env, &self.bridge);
         Ok(promise)
     }
 
     /// The rejection of a wait that ended busy.
-    pub(super) fn timeout(first: &str, wait: Wait, too_late: u32) -> LockError {
+    pub(super) fn timeout(first: &str, wait: Wait) -> LockError {
         let waited = match wait {
             Wait::For(wait) => format!("{} ms", wait.as_millis()),
             Wait::No | Wait::Forever => "0 ms".into(),
         };
-        let message = if too_late > 0 {
-            format!(
-                "the lock {first:?} was granted {too_late} times within {waited}, each time too late to be of use: its \
-                 ttl is too short for this store"
-            )
-        } else {
-            format!("the lock {first:?} was still busy after {waited}")
-        };
-        LockError::timeout(first, message)
+        LockError::timeout(first, format!("the lock {first:?} was still busy after {waited}"))
     }
 
     pub(super) fn execute(&self, env: &Env, first: Value, second: Value, third: Value) -> Answer<Value> {
@@ -160,7 +134,7 @@ impl LockService {
         let context = Context::current(env, self.bridge.shared())?;
         let (first, wait) = (names[0].clone(), options.wait);
         let settle: Settle = Box::new(move |env, bridge, locks, deferred, outcome| match outcome {
-            Ok(lease) => {
+            Some(lease) => {
                 let run = Run {
                     bridge: bridge.clone(),
                     locks: locks.clone(),
@@ -173,8 +147,8 @@ impl LockService {
                     Err(thrown) => run.fail(env, thrown),
                 }
             }
-            Err(_) if on_loss == OnLoss::PassOn => deferred.settle(env, Ok(undefined(env))),
-            Err(too_late) => deferred.settle(env, Err(Self::timeout(first.as_str(), wait, too_late).into())),
+            None if on_loss == OnLoss::PassOn => deferred.settle(env, Ok(undefined(env))),
+            None => deferred.settle(env, Err(Self::timeout(first.as_str(), wait).into())),
         });
         self.take(env, names, options, signal, settle)
     }
@@ -220,15 +194,81 @@ impl LockService {
     }
 }
 
-/// Holds the event loop open while a clean-up is under way: a process that has nothing else to do must not leave a lock
-/// behind that nobody knows of.
+impl Taking {
+    fn begin(self, env: &Env, bridge: &Rc<Bridge>) {
+        let acquiring = self
+            .locks
+            .acquire(&self.names, self.options.clone(), self.abort.clone());
+        bridge.call(env, acquiring, move |env, outcome| self.received(env, outcome));
+    }
+
+    /// The options for what is left of the wait. `None`: nothing is left.
+    fn rest(&self) -> Option<AcquireOptions> {
+        let wait = match self.options.wait {
+            Wait::No => return None,
+            Wait::Forever => Wait::Forever,
+            Wait::For(wait) => Wait::For(
+                wait.checked_sub(self.started.elapsed())
+                    .filter(|left| !left.is_zero())?,
+            ),
+        };
+        Some(AcquireOptions {
+            wait,
+            ..self.options.clone()
+        })
+    }
+
+    fn received(mut self, env: &Env, outcome: std::result::Result<Outcome, LockError>) {
+        let Ok(bridge) = Bridge::get(env) else { return };
+        let lease = match outcome {
+            // The lease ended before the event loop received it: it is not handed out, and no job starts under it.
+            Ok(Outcome::Acquired(lease)) if !lease.is_held() => {
+                if self.locks.is_closed() {
+                    Err(LockError::closed())
+                } else if let Some(rest) = self.rest() {
+                    self.options = AcquireOptions {
+                        resumed: Some(lease.arrival()),
+                        ..rest
+                    };
+                    return self.begin(env, &bridge);
+                } else {
+                    Ok(None)
+                }
+            }
+            Ok(Outcome::Acquired(lease)) => Ok(Some(lease)),
+            Ok(Outcome::Busy) => Ok(None),
+            // The signal has settled the promise.
+            Ok(Outcome::Aborted) => Ok(None),
+            Err(error) => Err(error),
+        };
+        let locks = self.locks;
+        let deferred = self.abortable.disarm(env, &bridge);
+        linger(env, &bridge, &locks);
+        match (deferred, lease) {
+            (Some(deferred), Ok(lease)) => (self.settle)(env, &bridge, &locks, deferred, lease),
+            (Some(deferred), Err(error)) => deferred.settle(env, Err(error.into())),
+            // Granted at the moment of the abort: no caller knows of it, so it is released.
+            (None, Ok(Some(lease))) => {
+                bridge.call(env, locks.release(&lease), move |env, _| {
+                    if let Ok(bridge) = Bridge::get(env) {
+                        linger(env, &bridge, &locks);
+                    }
+                });
+            }
+            (None, _) => {}
+        }
+    }
+}
+
+/// Keeps the process alive while claims are released in the background: a process that has nothing else to do must not exit
+/// and leave a lock that no caller knows of.
 pub(super) fn linger(env: &Env, bridge: &Bridge, locks: &Locks) {
-    if let Some(cleaned_up) = locks.clean_up() {
-        let cleaned_up = async move {
-            cleaned_up.await;
+    if let Some(released) = locks.background_releases() {
+        let released = async move {
+            released.await;
             Ok(())
         };
-        bridge.call(env, cleaned_up, |_, _| {});
+        bridge.call(env, released, |_, _| {});
     }
 }
 
@@ -254,11 +294,9 @@ pub(super) fn info_object(env: &Env, info: &LockInfo) -> Answer<Value> {
         None => null(env),
     };
     set(env, result, "holder", holder)?;
-    let metadata = info
-        .metadata
-        .as_deref()
-        .map_or_else(|| Ok(null(env)), |json| parsed(env, json))?;
-    set(env, result, "metadata", metadata)?;
+    // What another tool wrote there may be no JSON.
+    let metadata = info.metadata.as_deref().and_then(|json| parsed(env, json).ok());
+    set(env, result, "metadata", metadata.unwrap_or_else(|| null(env)))?;
     Ok(result)
 }
 

@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use napi::bindgen_prelude::*;
 use napi_derive::napi;
@@ -12,7 +13,7 @@ use super::options::ttl_ms;
 use super::promise::{Bridge, Deferred};
 use super::signal::LossSignal;
 use super::value::{self, Answer, Kept, Thrown, Value, array, bigint, boolean, number, object, set, string, undefined};
-use crate::service::{Lease, Locks};
+use crate::service::{Lease, Locks, ReleaseOutcome};
 
 /// A held lock.
 #[napi(custom_finalize)]
@@ -21,9 +22,44 @@ pub struct Lock {
     locks: Locks,
     bridge: Rc<Bridge>,
     signal: OnceCell<Kept>,
+    /// It releases the lease when it is garbage collected. A lock that `using` passes to the user's function does not: the
+    /// release comes with the end of the function.
+    owns: bool,
 }
 
-impl ObjectFinalize for Lock {}
+impl ObjectFinalize for Lock {
+    /// Releases a renewed lease that the user's code can neither release nor see the loss of any more: it would be renewed for
+    /// the life of the process.
+    fn finalize(self, env: Env) -> Result<()> {
+        let is_dropped = self.owns && self.lease.is_renewed() && self.signal.get().is_none() && self.lease.is_held();
+        if is_dropped && let Some(bridge) = Bridge::existing(&env) {
+            let (locks, lease) = (self.locks, self.lease);
+            // Not here: JavaScript cannot run while the garbage collector does.
+            bridge.shared().notice(move |env| release_dropped(env, &locks, &lease));
+        }
+        Ok(())
+    }
+}
+
+/// Releases the lease of a lock that was garbage collected, and warns, once per process.
+fn release_dropped(env: &Env, locks: &Locks, lease: &Arc<Lease>) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    let Ok(bridge) = Bridge::get(env) else { return };
+    if !lease.is_held() {
+        return;
+    }
+    bridge.call(env, locks.release(lease), |_, _| {});
+    if !WARNED.swap(true, Relaxed) {
+        let name = lease.names()[0].as_str();
+        super::signal::emit_warning(
+            env,
+            &format!(
+                "the lock {name:?} was garbage collected while it was held, and has been released. Keep a reference to the \
+                 Lock and call release(), or use `await using` or using(). Later ones are released without a warning."
+            ),
+        );
+    }
+}
 
 /// Hands a raw value to napi's own return conversion.
 pub(super) fn returned<'env>(env: &Env, answer: Answer<Value>) -> Result<Unknown<'env>> {
@@ -40,14 +76,24 @@ pub(super) fn returned<'env>(env: &Env, answer: Answer<Value>) -> Result<Unknown
 }
 
 impl Lock {
-    /// A new JavaScript object for a lease.
+    /// A new JavaScript object that owns a lease.
     pub(super) fn instance(env: &Env, bridge: &Rc<Bridge>, locks: &Locks, lease: Arc<Lease>) -> Answer<Value> {
+        Lock::object(env, bridge, locks, lease, true)
+    }
+
+    /// A new JavaScript object for a lease that `using` or `acquireAndExecute` releases.
+    pub(super) fn lent(env: &Env, bridge: &Rc<Bridge>, locks: &Locks, lease: Arc<Lease>) -> Answer<Value> {
+        Lock::object(env, bridge, locks, lease, false)
+    }
+
+    fn object(env: &Env, bridge: &Rc<Bridge>, locks: &Locks, lease: Arc<Lease>, owns: bool) -> Answer<Value> {
         let unclaimed = (locks.clone(), lease.clone());
         let lock = Lock {
             lease,
             locks: locks.clone(),
             bridge: bridge.clone(),
             signal: OnceCell::new(),
+            owns,
         };
         let made = lock.into_instance(env).and_then(|instance| {
             // SAFETY: the instance belongs to the open handle scope.
@@ -65,7 +111,9 @@ impl Lock {
     fn free(
         &self,
         env: &Env,
-        settle: impl FnOnce(&Env, std::result::Result<bool, crate::error::LockError>) -> Answer<Value> + Send + 'static,
+        settle: impl FnOnce(&Env, std::result::Result<ReleaseOutcome, crate::error::LockError>) -> Answer<Value>
+        + Send
+        + 'static,
     ) -> Value {
         let (deferred, promise) = Deferred::new(env);
         let locks = self.locks.clone();
@@ -157,7 +205,7 @@ impl Lock {
 
     #[napi(skip_typescript)]
     pub fn release<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
-        let promise = self.free(env, |env, released| Ok(boolean(env, released?)));
+        let promise = self.free(env, |env, released| Ok(boolean(env, released?.is_freed())));
         returned(env, Ok(promise))
     }
 

@@ -158,6 +158,11 @@ impl Bridge {
         Ok(bridge)
     }
 
+    /// The bridge of this environment, if it has one and is not being torn down.
+    pub(super) fn existing(env: &Env) -> Option<Rc<Bridge>> {
+        bridge_of(env.raw())
+    }
+
     fn start(env: &Env) -> Answer<Rc<Bridge>> {
         let failed = |why: &dyn std::fmt::Display| {
             Thrown::Lock(LockError::store(EngineError::new(

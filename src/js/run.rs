@@ -12,7 +12,7 @@ use super::lock::Lock;
 use super::promise::{Bridge, Deferred};
 use super::value::{Answer, Context, Kept, Kind, Thrown, Value, call, function, get, global, invoke, kind, undefined};
 use crate::error::LockError;
-use crate::service::{Lease, Locks};
+use crate::service::{Lease, Locks, ReleaseOutcome};
 
 /// What the promise says when the lease was lost while the function ran.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +41,7 @@ enum Did {
 impl Run {
     /// Calls the function with the lock, waits for what it returns, releases, and settles the promise.
     pub(super) fn start(self, env: &Env, context: &Context, callback: Value) {
-        let called = Lock::instance(env, &self.bridge, &self.locks, self.lease.clone())
+        let called = Lock::lent(env, &self.bridge, &self.locks, self.lease.clone())
             .and_then(|lock| context.enter(|| call(env, undefined(env), callback, &[lock])));
         match called {
             // A function that throws before it returns a promise releases, too.
@@ -90,7 +90,7 @@ impl Run {
                 linger(env, &bridge, &locks);
             }
             // A release that the store did not take goes on in the background; the job is done all the same.
-            let gone = !released_before && matches!(answer, Ok(false));
+            let gone = !released_before && matches!(answer, Ok(ReleaseOutcome::NotHeld));
             let loss = loss.or_else(|| gone.then(|| lost_at_release(&lease, locks.is_closed())));
             let answer = conclude(env, &kept, threw, loss.filter(|_| on_loss == OnLoss::Reject));
             deferred.settle(env, answer);

@@ -14,6 +14,7 @@ use super::options::{ACQUIRE, Options, callback, name, names, ttl_seconds};
 use super::promise::{Bridge, Deferred};
 use super::run::OnLoss;
 use super::value::{Answer, Kind, Thrown, Value, array, boolean, kind, null, number, object, set, string, undefined};
+use crate::error::LockError;
 use crate::service::{AcquireOptions, Locks, Wait};
 
 /// A lock service over one store.
@@ -86,8 +87,14 @@ impl LockService {
             if kind(env, ttl.raw()) != Kind::Undefined {
                 options.ttl = ttl_seconds(env, ttl.raw())?;
             }
-            let held = self.locks.acquire_by_name(key, options);
-            Ok(self.ask(env, held, |env, held| Ok(boolean(env, held))))
+            let acquiring = self.locks.acquire_by_name(key, options);
+            let locks = self.locks.clone();
+            Ok(self.ask(env, acquiring, move |env, lease| match lease {
+                Some(lease) if lease.is_held() => Ok(boolean(env, true)),
+                Some(_) if locks.is_closed() => Err(LockError::closed().into()),
+                // It ended before the event loop received it.
+                Some(_) | None => Ok(boolean(env, false)),
+            }))
         })
     }
 
@@ -96,7 +103,7 @@ impl LockService {
         promise(env, || {
             let key = name(env, lock.raw())?;
             let freed = self.locks.release_by_name(&key);
-            Ok(self.ask(env, freed, |env, freed| Ok(boolean(env, freed))))
+            Ok(self.ask(env, freed, |env, outcome| Ok(boolean(env, outcome.is_freed()))))
         })
     }
 
@@ -120,8 +127,8 @@ impl LockService {
             let (first, wait) = (keys[0].clone(), options.wait);
             let settle: Settle = Box::new(move |env, bridge, locks, deferred, outcome| {
                 let answer = match outcome {
-                    Ok(lease) => Lock::instance(env, bridge, locks, lease),
-                    Err(too_late) => Err(Self::timeout(first.as_str(), wait, too_late).into()),
+                    Some(lease) => Lock::instance(env, bridge, locks, lease),
+                    None => Err(Self::timeout(first.as_str(), wait).into()),
                 };
                 deferred.settle(env, answer);
             });
@@ -145,8 +152,8 @@ impl LockService {
             };
             let settle: Settle = Box::new(|env, bridge, locks, deferred, outcome| {
                 let answer = match outcome {
-                    Ok(lease) => Lock::instance(env, bridge, locks, lease),
-                    Err(_) => Ok(null(env)),
+                    Some(lease) => Lock::instance(env, bridge, locks, lease),
+                    None => Ok(null(env)),
                 };
                 deferred.settle(env, answer);
             });

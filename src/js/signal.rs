@@ -119,9 +119,14 @@ pub(super) fn warn(env: &Env, text: &str, thrown: Value) {
         .filter(|stack| kind(env, *stack) == Kind::String)
         .and_then(|stack| super::value::read_lossy(env, stack).ok())
         .unwrap_or_else(|| describe(env, thrown));
+    emit_warning(env, &format!("{text}: {shown}"));
+}
+
+/// Emits a `HoldfastWarning` of the process.
+pub(super) fn emit_warning(env: &Env, text: &str) {
     let emitted = global(env, "process").and_then(|process| {
-        let message = string(env, &format!("{text}: {shown}"))?;
-        invoke(env, process, "emitWarning", &[message, string(env, "HoldfastWarning")?])
+        let arguments = [string(env, text)?, string(env, "HoldfastWarning")?];
+        invoke(env, process, "emitWarning", &arguments)
     });
     drop(emitted);
 }

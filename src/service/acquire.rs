@@ -1,8 +1,8 @@
-//! The waiting loop: try, wait for a change, try again, until granted, out of time, aborted or closed; and the clean-up
-//! after whoever gives up.
+//! The waiting loop: makes an attempt, waits for a change, makes another, until the lock is granted, the time is over, or the
+//! call is aborted or closed. A call that ends without the lock leaves its claim to `abandoned.rs`.
 
-use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -10,14 +10,14 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Inner;
+use super::abandoned::AbandonedClaim;
 use super::backoff::Backoff;
 use super::event::{Event, EventKind, add, sub};
-use super::inner::Lapsed;
 use super::lease::Lease;
-use super::line::Place;
+use super::local_fifo::{Position, attempt_in_order};
 use super::options::{AcquireOptions, LEAST_STORE_PATIENCE, SAFETY_POLL, Wait};
 use crate::clock::Moment;
-use crate::engine::{Acquired, Result as EngineResult, Subscription};
+use crate::engine::{Acquired, Subscription};
 use crate::error::{EngineError, LockError};
 use crate::model::{Claim, Fence, Key, Names, OwnerToken, Ttl};
 
@@ -27,17 +27,12 @@ pub enum Outcome {
     /// The lock is held.
     Acquired(Arc<Lease>),
     /// It was busy for as long as the caller was ready to wait.
-    Busy {
-        /// How often the store granted it, but too late for the grant to be of use: a ttl too short for this store.
-        too_late: u32,
-    },
+    Busy,
     /// The caller's signal came first.
     Aborted,
 }
 
-type Try = Pin<Box<dyn Future<Output = EngineResult<Acquired>> + Send>>;
-
-/// What ended one try.
+/// What ended one attempt.
 enum Tried {
     Granted { fence: Fence, sent: Moment },
     Held { key: Key, retry_after: Option<Duration> },
@@ -56,7 +51,7 @@ pub(super) struct Acquisition {
     /// A close waits for as long as this is here.
     _open: TaskTrackerToken,
     started: Instant,
-    claim: Claim,
+    claim: Arc<Claim>,
     names: Names,
     options: AcquireOptions,
     abort: Option<CancellationToken>,
@@ -64,11 +59,12 @@ pub(super) struct Acquisition {
     deadline: Option<Instant>,
     /// The longest silence of the store that this call endures.
     patience: Duration,
-    /// A try failed, and may yet be carried out: the store may come to hold the claim without our knowing.
+    /// An attempt failed and may still be carried out: the store may come to hold the claim unnoticed.
     uncertain: bool,
     /// Whether the call counts as waiting.
     waiting: bool,
-    too_late: u32,
+    /// The place of the call among those of this service.
+    arrival: u64,
 }
 
 impl Acquisition {
@@ -95,12 +91,15 @@ impl Acquisition {
                 inner.store_timeout.min(wait.max(LEAST_STORE_PATIENCE)),
             ),
         };
-        let (uncertain, waiting, too_late) = (false, false, 0);
+        let (uncertain, waiting) = (false, false);
+        let arrival = options
+            .resumed
+            .unwrap_or_else(|| inner.last_arrival.fetch_add(1, Relaxed) + 1);
         Acquisition {
             inner: inner.clone(),
             _open: open,
             started,
-            claim,
+            claim: Arc::new(claim),
             names,
             options,
             abort,
@@ -108,7 +107,7 @@ impl Acquisition {
             patience,
             uncertain,
             waiting,
-            too_late,
+            arrival,
         }
     }
 
@@ -120,11 +119,8 @@ impl Acquisition {
             Box::pin(self.run(None)).await
         } else {
             match self.try_once(self.started).await {
-                Tried::Held { .. } => Ok(self.busy()),
-                Tried::Granted { fence, sent } => match self.granted(fence, sent) {
-                    Some(lease) => Ok(Outcome::Acquired(lease)),
-                    None => Ok(self.busy()),
-                },
+                Tried::Held { .. } => Ok(Outcome::Busy),
+                Tried::Granted { fence, sent } => self.granted(fence, sent).map(Outcome::Acquired),
                 failed => Box::pin(self.run(Some(failed))).await,
             }
         };
@@ -135,7 +131,7 @@ impl Acquisition {
             Ok(Outcome::Acquired(lease)) => Ok(Outcome::Acquired(lease)),
             other => {
                 self.give_up();
-                if let Ok(Outcome::Busy { .. }) = other {
+                if let Ok(Outcome::Busy) = other {
                     add(&self.inner.counters.busy);
                 }
                 other.map_err(|error| error.with_key(self.names[0].as_str()))
@@ -153,7 +149,7 @@ impl Acquisition {
             return Stop::Aborted.end();
         }
         let mut subscription: Option<Box<dyn Subscription>> = None;
-        let mut place: Option<Place> = None;
+        let mut position: Option<Position> = None;
         let mut backoff = Backoff::for_store();
         // Since when the store owes an answer. Only asking counts: a wait in between is no silence of the store.
         let mut asking_since: Option<Instant> = None;
@@ -161,17 +157,15 @@ impl Acquisition {
             // By owner, and before the first try takes a place in the queue.
             let first = self.claim.keys()[0].clone();
             subscription = inner.engine.subscribe(&self.claim, &first).await.ok();
-        } else if waits
-            && let [only] = self.claim.keys()
-            && inner.lines.is_occupied(only)
-        {
-            place = Some(inner.lines.enter(only));
+        } else if waits {
+            // The order of calls begins here, before any attempt.
+            position = Some(inner.local_fifos.enter(&self.claim.keys()[0], self.arrival));
         }
         loop {
-            if let Some(place) = &place {
-                self.begin_waiting();
-                while !place.is_first() {
-                    if let Some(end) = self.pause(place.told()).await {
+            if let Some(position) = &position {
+                while !position.is_first() {
+                    self.begin_waiting();
+                    if let Some(end) = self.pause(position.woken()).await {
                         return end;
                     }
                 }
@@ -184,33 +178,36 @@ impl Acquisition {
             match tried {
                 Tried::Granted { fence, sent } => {
                     asking_since = None;
-                    if let Some(lease) = self.granted(fence, sent) {
-                        return Ok(Outcome::Acquired(lease));
-                    }
+                    let too_late = match self.granted(fence, sent) {
+                        Ok(lease) => return Ok(Outcome::Acquired(lease)),
+                        Err(error) => error,
+                    };
                     if !waits {
-                        return Ok(self.busy());
+                        return Err(too_late);
                     }
                     if ordered {
                         let first = self.claim.keys()[0].clone();
                         subscription = inner.engine.subscribe(&self.claim, &first).await.ok();
                     }
-                    if let Some(end) = self.pause(tokio::time::sleep(backoff.pause())).await {
-                        return end;
+                    match self.pause(tokio::time::sleep(backoff.pause())).await {
+                        Some(Ok(Outcome::Busy)) => return Err(too_late),
+                        Some(end) => return end,
+                        None => {}
                     }
                 }
                 Tried::Held { key, retry_after } => {
                     asking_since = None;
                     backoff = Backoff::for_store();
                     if !waits {
-                        return Ok(self.busy());
+                        return Ok(Outcome::Busy);
                     }
                     self.begin_waiting();
                     if !ordered {
-                        if place.as_ref().is_none_or(|place| *place.key() != key) {
+                        if position.as_ref().is_none_or(|position| *position.key() != key) {
                             subscription = None;
-                            let next = inner.lines.enter(&key);
+                            let next = inner.local_fifos.enter(&key, self.arrival);
                             let first = next.is_first();
-                            place = Some(next);
+                            position = Some(next);
                             if !first {
                                 continue;
                             }
@@ -239,7 +236,7 @@ impl Acquisition {
                     let change = async {
                         tokio::select! {
                             () = changed(&mut subscription) => {}
-                            () = nudged(place.as_ref()) => {}
+                            () = woken(position.as_ref()) => {}
                             () = poll => {}
                         }
                     };
@@ -261,72 +258,65 @@ impl Acquisition {
         }
     }
 
-    /// The lease of a grant. `None`: validity was gone on return. The next try is a new acquisition then, with an owner of
-    /// its own.
-    fn granted(&mut self, fence: Fence, sent: Moment) -> Option<Arc<Lease>> {
+    /// The lease of a grant.
+    ///
+    /// # Errors
+    /// `LOCK_STORE` when the lease was over before the grant was known. The next attempt is a new acquisition then, with an
+    /// owner of its own.
+    fn granted(&mut self, fence: Fence, sent: Moment) -> Result<Arc<Lease>, LockError> {
         let lease = Lease::new(
-            self.claim.clone(),
+            Claim::clone(&self.claim),
             self.names.clone(),
             fence,
             sent,
             &self.options,
+            self.arrival,
             self.uncertain,
         );
         if lease.came_in_time() {
             self.inner.adopt(&lease, self.started);
-            return Some(lease);
+            return Ok(lease);
         }
-        self.too_late += 1;
-        self.inner.free_in_background(self.lapsed());
-        self.claim.owner = OwnerToken::fresh();
+        let error = EngineError::granted_too_late(self.inner.engine.name(), sent.elapsed(), self.claim.ttl.duration());
+        self.inner
+            .release_in_background(AbandonedClaim::new(Claim::clone(&self.claim), self.uncertain));
+        Arc::make_mut(&mut self.claim).renew_owner();
         self.uncertain = false;
-        None
+        Err(LockError::store(error))
     }
 
-    /// One try, for as long as the store may stay silent. A try that is given up goes on by itself, and is undone when
-    /// its answer comes: a release on another connection could overtake it.
+    /// One attempt, for as long as the store may stay silent. Giving up cancels it.
     async fn try_once(&mut self, since: Instant) -> Tried {
-        let (engine, claim) = (self.inner.engine.clone(), self.claim.clone());
-        let mut trying: Try = Box::pin(async move { engine.try_acquire(&claim).await });
-        let sent = Moment::now();
+        let (inner, claim) = (&self.inner, &self.claim);
+        let began = Moment::now();
+        claim.begin_attempt();
+        let attempt = async {
+            if claim.waiting && inner.engine.ordered() {
+                attempt_in_order(inner, claim, self.arrival).await
+            } else {
+                inner.engine.try_acquire(claim).await
+            }
+        };
         let tried = tokio::select! {
             biased;
-            answer = &mut trying => match answer {
-                Ok(Acquired::Granted { fence }) => return Tried::Granted { fence, sent },
+            answer = attempt => match answer {
+                Ok(Acquired::Granted { fence }) => {
+                    return Tried::Granted { fence, sent: claim.sent_at().unwrap_or(began) };
+                }
                 Ok(Acquired::Held { key, retry_after }) => return Tried::Held { key, retry_after },
                 Err(error) => {
-                    add(&self.inner.counters.store_errors);
-                    self.uncertain = true;
-                    return Tried::Failed(error);
+                    add(&inner.counters.store_errors);
+                    Tried::Failed(error)
                 }
             },
             () = self.aborted() => Tried::GaveUp(Stop::Aborted),
-            () = self.inner.closing.cancelled() => Tried::GaveUp(Stop::Closed),
+            () = inner.closing.cancelled() => Tried::GaveUp(Stop::Closed),
             () = tokio::time::sleep_until(since + self.patience) => {
-                add(&self.inner.counters.store_errors);
-                Tried::Failed(EngineError::no_answer(self.inner.engine.name(), "acquire", self.patience))
+                add(&inner.counters.store_errors);
+                Tried::Failed(EngineError::no_answer(inner.engine.name(), "acquire", self.patience))
             }
         };
-        let (inner, mut lapsed) = (self.inner.clone(), self.lapsed());
-        // The clean-up that begins here is the one for this claim.
-        self.uncertain = false;
-        self.inner.clean_up(async move {
-            let mut answer = tokio::time::timeout(inner.store_timeout, &mut trying).await;
-            if answer.is_err() {
-                // The answer may never come, for instance when only the replies are lost: what the store has done so far
-                // is undone now, and what it may yet do when the answer comes.
-                inner
-                    .clone()
-                    .free(Lapsed {
-                        doubtful: false,
-                        ..lapsed.clone()
-                    })
-                    .await;
-                answer = tokio::time::timeout(lapsed.claim.ttl.duration(), trying).await;
-            }
-            lapsed.doubtful |= !matches!(answer, Ok(Ok(_)));
-            inner.free(lapsed).await;
-        });
+        self.uncertain |= claim.sent_at().is_some();
         tried
     }
 
@@ -364,7 +354,7 @@ impl Acquisition {
             biased;
             () = self.aborted() => Some(Stop::Aborted.end()),
             () = self.inner.closing.cancelled() => Some(Stop::Closed.end()),
-            () = out_of_time => Some(Ok(self.busy())),
+            () = out_of_time => Some(Ok(Outcome::Busy)),
             () = change => None,
         }
     }
@@ -376,12 +366,6 @@ impl Acquisition {
             () = self.aborted() => Some(Stop::Aborted),
             () = self.inner.closing.cancelled() => Some(Stop::Closed),
             () = change => None,
-        }
-    }
-
-    fn busy(&self) -> Outcome {
-        Outcome::Busy {
-            too_late: self.too_late,
         }
     }
 
@@ -400,20 +384,12 @@ impl Acquisition {
         }
     }
 
-    /// Leaves nothing behind: no place in a queue, no lock that nobody knows of.
+    /// Has the store forget a claim that it may know: a place in a queue, or a lock that no caller knows of.
     fn give_up(&mut self) {
         let queued = self.waiting && self.inner.engine.ordered();
-        if self.uncertain || queued {
-            self.inner.free_in_background(self.lapsed());
-        }
-    }
-
-    fn lapsed(&self) -> Lapsed {
-        let (claim, kept_until, doubtful) = (self.claim.clone(), None, self.uncertain);
-        Lapsed {
-            claim,
-            kept_until,
-            doubtful,
+        if (self.uncertain || queued) && self.claim.was_sent() {
+            let claim = AbandonedClaim::new(Claim::clone(&self.claim), self.uncertain);
+            self.inner.release_in_background(claim);
         }
     }
 }
@@ -434,9 +410,9 @@ async fn changed(subscription: &mut Option<Box<dyn Subscription>>) {
     }
 }
 
-async fn nudged(place: Option<&Place>) {
-    match place {
-        Some(place) => place.told().await,
+async fn woken(position: Option<&Position>) {
+    match position {
+        Some(position) => position.woken().await,
         None => std::future::pending().await,
     }
 }

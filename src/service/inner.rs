@@ -1,26 +1,26 @@
 //! What the parts of a service share, and how they talk to the store.
 
 use std::collections::HashMap;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::abandoned::AbandonedClaims;
 use super::backoff::Backoff;
 use super::event::{Counters, Event, EventKind, EventSink, add};
 use super::keeper::Keeper;
 use super::lease::Lease;
-use super::line::Lines;
+use super::local_fifo::{Attempts, LocalFifos};
 use super::pulse::Pulse;
-use crate::clock::Moment;
 use crate::engine::{Result as EngineResult, SharedEngine};
 use crate::error::{EngineError, LockError};
-use crate::model::{Claim, Key, Process};
+use crate::model::{Key, Process};
 
 pub(super) struct Inner {
     pub(super) engine: SharedEngine,
@@ -32,7 +32,12 @@ pub(super) struct Inner {
     pub(super) keeper: Keeper,
     /// Something that others of the same lease wait for has ended (`lease/alone.rs`).
     pub(super) ended_alone: Notify,
-    pub(super) lines: Arc<Lines>,
+    /// How many acquisitions have begun.
+    pub(super) last_arrival: AtomicU64,
+    /// The order of local waiters, where the store keeps a queue, and where it keeps none.
+    pub(super) attempts: Attempts,
+    pub(super) local_fifos: Arc<LocalFifos>,
+    pub(super) abandoned: AbandonedClaims,
     /// What the gist's `acquireLock` holds, by name: its `releaseLock` has nothing else to go by.
     pub(super) gist: Mutex<HashMap<Key, Arc<Lease>>>,
     pub(super) closing: CancellationToken,
@@ -41,11 +46,9 @@ pub(super) struct Inner {
     pub(super) closed: tokio::sync::OnceCell<()>,
     /// Calls under way: `close` waits for them, because each may still leave a lease or a clean-up.
     pub(super) calls: TaskTracker,
-    /// How many clean-ups are under way.
-    pub(super) cleanups: watch::Sender<usize>,
-    /// Whether somebody waits for them already.
-    pub(super) cleanups_awaited: AtomicBool,
-    /// Renewals, and the clean-up after calls that gave up.
+    /// Whether a process that would otherwise exit is kept alive for the abandoned claims.
+    pub(super) holds_process: AtomicBool,
+    /// Renewals, the release of abandoned claims, and the attempts of local waiters.
     pub(super) background: TaskTracker,
 }
 
@@ -112,93 +115,5 @@ impl Inner {
             }
             tokio::time::sleep(pause).await;
         }
-    }
-
-    /// Starts a clean-up, which [`Locks::clean_up`](super::Locks::clean_up) waits for.
-    pub(super) fn clean_up(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        self.cleanups.send_modify(|count| *count += 1);
-        let under_way = CleanUp(self.clone());
-        self.background.spawn(async move {
-            let _under_way = under_way;
-            work.await;
-        });
-    }
-
-    /// Frees a claim that nobody will ask for any more, or that may have been granted without our knowing.
-    pub(super) fn free_in_background(self: &Arc<Self>, lapsed: Lapsed) {
-        let inner = self.clone();
-        self.clean_up(async move { inner.free(lapsed).await });
-    }
-
-    /// Tries to free a claim until the store has answered, for as long as it could last there.
-    pub(super) async fn free(self: Arc<Self>, mut lapsed: Lapsed) {
-        let end = Moment::now() + lapsed.claim.ttl.duration().max(Duration::from_secs(1));
-        let mut backoff = Backoff::for_store();
-        loop {
-            let keep = lapsed.kept_until.map_or(Duration::ZERO, Moment::remaining);
-            let released = tokio::time::timeout(self.store_timeout, self.engine.release(&lapsed.claim, keep)).await;
-            match released {
-                Ok(Ok(_)) => {
-                    for key in lapsed.claim.keys() {
-                        self.lines.nudge(key);
-                    }
-                    break;
-                }
-                // Also what only a human mends (a full disk, say) may be mended while the lease lasts.
-                Ok(Err(_)) | Err(_) => lapsed.doubtful = true,
-            }
-            if end.is_past() {
-                return;
-            }
-            tokio::time::sleep(backoff.pause()).await;
-        }
-        if lapsed.doubtful {
-            let inner = self.clone();
-            self.background
-                .spawn(async move { inner.free_again(lapsed.claim).await });
-        }
-    }
-
-    /// Frees a claim a few times more.
-    ///
-    /// # Behavior
-    /// After an outage a request that was given up may still lie in a buffer on its way to the store, and be carried out
-    /// after the release. Its owner is nobody's any more, so that a release too many does no harm.
-    async fn free_again(self: Arc<Self>, claim: Claim) {
-        for pause in DOUBTS {
-            tokio::select! {
-                () = tokio::time::sleep(pause.min(claim.ttl.duration())) => {}
-                () = self.closing.cancelled() => return,
-            }
-            let _ = tokio::time::timeout(self.store_timeout, self.engine.release(&claim, Duration::ZERO)).await;
-        }
-    }
-}
-
-/// When a claim is freed again after a request for it failed: what a broken connection left behind anywhere is carried
-/// out, or gone, within a minute or so.
-const DOUBTS: [Duration; 3] = [
-    Duration::from_millis(500),
-    Duration::from_secs(5),
-    Duration::from_secs(60),
-];
-
-/// A claim that is to be freed behind its caller's back.
-#[derive(Debug, Clone)]
-pub(super) struct Lapsed {
-    /// Its ttl is the longest that the store may keep it.
-    pub(super) claim: Claim,
-    /// The name stays busy until then.
-    pub(super) kept_until: Option<Moment>,
-    /// A request for it failed, and may yet be carried out.
-    pub(super) doubtful: bool,
-}
-
-/// A clean-up under way, however it ends.
-struct CleanUp(Arc<Inner>);
-
-impl Drop for CleanUp {
-    fn drop(&mut self) {
-        self.0.cleanups.send_modify(|count| *count -= 1);
     }
 }

@@ -1,7 +1,7 @@
 //! The service: waiting, leases, renewal, clean-up, over any engine.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Release};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,13 +16,14 @@ use crate::engine::{Renewed, SharedEngine};
 use crate::error::LockError;
 use crate::model::{Claim, Fence, Key, LockInfo, Names, OwnerToken, Process, Ttl};
 
+mod abandoned;
 mod acquire;
 pub(crate) mod backoff;
 mod event;
 mod inner;
 mod keeper;
 mod lease;
-mod line;
+mod local_fifo;
 mod options;
 mod pulse;
 #[cfg(all(test, feature = "memory"))]
@@ -31,13 +32,14 @@ mod tests;
 use acquire::Acquisition;
 pub use acquire::Outcome;
 pub use event::{Event, EventKind, EventSink, Stats};
-pub use lease::{Lease, LossSink};
+pub use lease::{Lease, LossSink, ReleaseOutcome};
 pub use options::{AcquireOptions, Wait};
 pub use pulse::Pulse;
 
+use abandoned::AbandonedClaim;
 use backoff::Backoff;
 use event::{Counters, add};
-use inner::{Inner, Lapsed};
+use inner::Inner;
 use keeper::Keeper;
 use options::LEAST_CLOSE_STEP;
 
@@ -69,14 +71,16 @@ impl Locks {
             counters: Counters::default(),
             keeper: Keeper::default(),
             ended_alone: Notify::new(),
-            lines: Arc::default(),
+            last_arrival: AtomicU64::new(0),
+            attempts: local_fifo::Attempts::default(),
+            local_fifos: Arc::default(),
+            abandoned: abandoned::AbandonedClaims::default(),
             gist: Mutex::default(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
             closed: tokio::sync::OnceCell::new(),
             calls: TaskTracker::new(),
-            cleanups: tokio::sync::watch::Sender::new(0),
-            cleanups_awaited: AtomicBool::new(false),
+            holds_process: AtomicBool::new(false),
             background: TaskTracker::new(),
         });
         tokio::spawn(Keeper::run(inner.clone()));
@@ -110,7 +114,10 @@ impl Locks {
         Either::Right(async move { call.outcome().await })
     }
 
-    /// The gist's `acquireLock`: one try, not renewed (whatever the options say), released by name.
+    /// The gist's `acquireLock`: one attempt, not renewed (whatever the options say), released by name.
+    ///
+    /// # Behavior
+    /// `None`: it is busy. Whoever passes the lease on asks it whether it still counts.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
@@ -118,7 +125,7 @@ impl Locks {
         &self,
         name: Key,
         options: AcquireOptions,
-    ) -> impl Future<Output = Result<bool, LockError>> + Send + use<> {
+    ) -> impl Future<Output = Result<Option<Arc<Lease>>, LockError>> + Send + use<> {
         let options = AcquireOptions {
             wait: Wait::No,
             renew: false,
@@ -130,37 +137,43 @@ impl Locks {
             // A close in this very moment has released it, or will.
             Outcome::Acquired(_) if inner.closing.is_cancelled() => Err(LockError::closed()),
             Outcome::Acquired(lease) => {
-                inner.gist().insert(name, lease);
-                Ok(true)
+                inner.gist().insert(name, lease.clone());
+                Ok(Some(lease))
             }
-            Outcome::Busy { .. } | Outcome::Aborted => Ok(false),
+            Outcome::Busy | Outcome::Aborted => Ok(None),
         })
     }
 
-    /// The gist's `releaseLock`: frees what [`Locks::acquire_by_name`] took. `false` when this service holds no such
+    /// The gist's `releaseLock`: releases what [`Locks::acquire_by_name`] acquired. `NotHeld` when this service holds no such
     /// lease (any more).
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
-    pub fn release_by_name(&self, name: &Key) -> impl Future<Output = Result<bool, LockError>> + Send + use<> {
+    pub fn release_by_name(
+        &self,
+        name: &Key,
+    ) -> impl Future<Output = Result<ReleaseOutcome, LockError>> + Send + use<> {
         if let Err(closed) = self.inner.open() {
             return Either::Left(ready(Err(closed)));
         }
         let lease = self.inner.gist().remove(name);
         match lease {
             Some(lease) => Either::Right(self.release(&lease)),
-            None => Either::Left(ready(Ok(false))),
+            None => Either::Left(ready(Ok(ReleaseOutcome::NotHeld))),
         }
     }
 
-    /// Frees a lease. `false` when it was released before, or is gone.
+    /// Releases a lease.
     ///
     /// # Behavior
     /// From the call on the lease counts no more; the future tells the store.
     ///
     /// # Errors
     /// `LOCK_STORE`; the release then goes on in the background until the lease has ended anyway.
-    pub fn release(&self, lease: &Arc<Lease>) -> impl Future<Output = Result<bool, LockError>> + Send + use<> {
+    pub fn release(
+        &self,
+        lease: &Arc<Lease>,
+    ) -> impl Future<Output = Result<ReleaseOutcome, LockError>> + Send + use<> {
         let (inner, lease) = (self.inner.clone(), lease.clone());
         let let_go = lease.let_go(&inner);
         async move { lease.finish_release(&inner, &let_go).await }
@@ -208,18 +221,14 @@ impl Locks {
         claim.owner = ours;
         let first = names.first().map_or("", Key::as_str);
         // Attempts that failed are no doubt: once one is through, a late one finds nothing of the old owner's.
-        let lease = Lease::new(claim.clone(), names.clone(), fence, sent, &options, false);
+        let lease = Lease::new(claim.clone(), names.clone(), fence, sent, &options, 0, false);
         if matches!(answer, Ok(Renewed::Extended)) && lease.is_held() {
             inner.adopt(&lease, tokio::time::Instant::now());
             return Ok(lease);
         }
         if calls > 1 || !matches!(answer, Ok(Renewed::Lost)) {
             // It may be ours all the same, by an attempt whose answer was lost or came too late.
-            inner.free_in_background(Lapsed {
-                claim,
-                kept_until: None,
-                doubtful: answer.is_err(),
-            });
+            inner.release_in_background(AbandonedClaim::new(claim, answer.is_err()));
         }
         Err(match answer {
             Err(error) => error.with_key(first),
@@ -266,21 +275,27 @@ impl Locks {
         }
     }
 
-    /// Frees a name whoever holds it. `false` when nobody did.
+    /// Releases a name, no matter which owner holds it. `false`: it was free.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
     pub async fn force_release(&self, name: &Key) -> Result<bool, LockError> {
         let inner = &self.inner;
         let _call = inner.open()?;
+        let end = tokio::time::Instant::now() + inner.store_timeout;
+        // Asked first: an attempt whose reply is lost has released it, and the next one finds it free.
+        let inspected = tokio::time::timeout_at(end, inner.engine.inspect(name)).await;
+        let was_held = matches!(inspected, Ok(Ok(Some(_))));
+        let mut calls = 0;
         let freed = inner
-            .with_store("force_release", inner.store_timeout, || {
+            .with_store("force_release", end - tokio::time::Instant::now(), || {
+                calls += 1;
                 inner.engine.force_release(name)
             })
             .await
             .map_err(|error| error.with_key(name.as_str()))?;
-        inner.lines.nudge(name);
-        Ok(freed)
+        inner.local_fifos.wake_first(name);
+        Ok(freed || calls > 1 && was_held)
     }
 
     /// The service's counters.
@@ -293,17 +308,16 @@ impl Locks {
         self.inner.closing.is_cancelled()
     }
 
-    /// The clean-up after calls that gave up, while it is under way: a wait until nothing is left of it, but no longer
-    /// than one call waits for the store. `None` when there is none, or somebody waits for it already.
-    pub fn clean_up(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
+    /// While claims are being released in the background: a wait until all have been released, but no longer than one call
+    /// waits for the store. `None`: there are none, or another caller waits for them already.
+    pub fn background_releases(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
         let inner = self.inner.clone();
-        if *inner.cleanups.borrow() == 0 || inner.cleanups_awaited.swap(true, AcqRel) {
+        if inner.abandoned.is_empty() || inner.holds_process.swap(true, AcqRel) {
             return None;
         }
         Some(async move {
-            let mut cleanups = inner.cleanups.subscribe();
-            let _ = tokio::time::timeout(inner.store_timeout, cleanups.wait_for(|count| *count == 0)).await;
-            inner.cleanups_awaited.store(false, Release);
+            let _ = tokio::time::timeout(inner.store_timeout, inner.abandoned.emptied()).await;
+            inner.holds_process.store(false, Release);
         })
     }
 
@@ -324,12 +338,11 @@ impl Locks {
                 let limit = || deadline.max(tokio::time::Instant::now() + LEAST_CLOSE_STEP);
                 inner.calls.close();
                 let _ = tokio::time::timeout_at(limit(), inner.calls.wait()).await;
-                let releases = inner.keeper.held().into_iter().map(|lease| async move {
-                    if let Err(error) = lease.end(inner).await {
-                        tracing::debug!(%error, "a lease could not be released at close; it ends by itself");
-                    }
-                });
-                let _ = tokio::time::timeout_at(limit(), futures_util::future::join_all(releases)).await;
+                for lease in inner.keeper.held() {
+                    lease.end(inner);
+                }
+                let _ = tokio::time::timeout_at(limit(), inner.abandoned.emptied()).await;
+                inner.abandoned.clear();
                 inner.ended.cancel();
                 inner.gist().clear();
                 inner.background.close();

@@ -39,6 +39,9 @@ pub struct AcquireOptions {
     pub min_hold: Duration,
     /// The user's own JSON text, for `inspect`.
     pub metadata: Option<Arc<str>>,
+    /// The arrival number of a call whose earlier lease ended before the caller received it: it keeps its place among the
+    /// waiters of this service. `None`: a new call.
+    pub resumed: Option<u64>,
 }
 
 impl Default for AcquireOptions {
@@ -51,6 +54,7 @@ impl Default for AcquireOptions {
             stall_limit: DEFAULT_STALL_LIMIT,
             min_hold: Duration::ZERO,
             metadata: None,
+            resumed: None,
         }
     }
 }

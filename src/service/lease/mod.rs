@@ -15,15 +15,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::Inner;
+use super::abandoned::AbandonedClaim;
 use super::backoff::Backoff;
 use super::event::{Event, EventKind, add, sub};
-use super::inner::Lapsed;
 use super::options::AcquireOptions;
 use crate::clock::Moment;
 use crate::error::{EngineError, LockError};
 use crate::model::{Claim, Fence, Key, Names, Ttl};
 
 pub(super) use batch::renew_together;
+pub use release::ReleaseOutcome;
 use window::Window;
 
 /// Called once when a lease is lost, on the I/O thread.
@@ -45,6 +46,8 @@ pub struct Lease {
     kept_until: Option<Moment>,
     /// Renewal pauses while the event loop has not answered for longer than this.
     stall_limit: Duration,
+    /// The place of its call among those of this service.
+    arrival: u64,
     /// A try for this claim failed before the one that was granted, and may yet be carried out.
     doubtful: bool,
     state: Mutex<State>,
@@ -103,6 +106,7 @@ impl Lease {
         fence: Fence,
         sent: Moment,
         options: &AcquireOptions,
+        arrival: u64,
         doubtful: bool,
     ) -> Arc<Self> {
         let ttl = claim.ttl;
@@ -130,6 +134,7 @@ impl Lease {
             ends_at: options.max_hold.map(|most| acquired_at + most),
             kept_until: (!options.min_hold.is_zero()).then(|| acquired_at + options.min_hold),
             stall_limit: options.stall_limit,
+            arrival,
             doubtful,
             state: Mutex::new(state),
         })
@@ -162,6 +167,11 @@ impl Lease {
     /// Whether it was asked for with renewal.
     pub fn is_renewed(&self) -> bool {
         self.renew
+    }
+
+    /// The place of its call among those of this service, for [`AcquireOptions::resumed`].
+    pub fn arrival(&self) -> u64 {
+        self.arrival
     }
 
     /// The metadata it was acquired with.
@@ -241,16 +251,11 @@ impl Lease {
         self.state().next.is_some_and(|next| next.opens <= now)
     }
 
-    /// The claim as it may lie in the store.
-    fn lapsed(&self, kept_until: Option<Moment>) -> Lapsed {
+    /// The claim with the longest ttl that the store may have for it.
+    fn abandoned(&self) -> AbandonedClaim {
         let mut claim = self.claim.clone();
         claim.ttl = claim.ttl.max(self.state().longest);
-        let doubtful = self.doubtful;
-        Lapsed {
-            claim,
-            kept_until,
-            doubtful,
-        }
+        AbandonedClaim::new(claim, self.doubtful)
     }
 
     fn lose(&self, inner: &Arc<Inner>, error: LockError) {
@@ -267,10 +272,9 @@ impl Lease {
         inner.forget_gist(self);
         sub(&inner.counters.held);
         add(&inner.counters.lost);
-        let lapsed = self.lapsed(None);
-        if self.renew || lapsed.doubtful || self.state().extended {
+        if self.renew || self.doubtful || self.state().extended {
             // A renewal or an extension whose reply was lost may have made it last at the store.
-            inner.free_in_background(lapsed);
+            inner.release_in_background(self.abandoned());
         }
         inner.emit(|| {
             self.event(

@@ -1,4 +1,4 @@
-//! Release, in two steps: the lease counts no more from the first, and the second tells the store.
+//! Release, in two steps: from the first the lease counts no more, and the second releases it at the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +24,24 @@ pub(in crate::service) enum LetGo {
         LockError,
         #[expect(dead_code, reason = "held, not read")] TaskTrackerToken,
     ),
+}
+
+/// What a release did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReleaseOutcome {
+    /// It freed the lock.
+    Freed,
+    /// The lock was released before, or is lost.
+    NotHeld,
+    /// The lock is not held any more. A first request had no answer, so it is not known whether that one freed it.
+    Unknown,
+}
+
+impl ReleaseOutcome {
+    /// Whether this release is known to have freed the lock.
+    pub fn is_freed(self) -> bool {
+        self == ReleaseOutcome::Freed
+    }
 }
 
 impl Lease {
@@ -52,50 +70,47 @@ impl Lease {
         LetGo::Now(token)
     }
 
-    /// The second half: tells the store.
+    /// The second half: releases the lease at the store.
     ///
     /// # Behavior
-    /// `true`: the store held it and freed it. `false`: it was released before, or is gone. When the store fails, the
-    /// release goes on in the background until the lease has ended anyway.
+    /// When the store fails, the release goes on in the background until the lease has ended anyway.
     ///
     /// # Errors
-    /// `LOCK_STORE` when the store did not take the release in time.
+    /// `LOCK_STORE` when the store did not answer the release in time.
     pub(in crate::service) async fn finish_release(
         self: &Arc<Self>,
         inner: &Arc<Inner>,
         let_go: &LetGo,
-    ) -> Result<bool, LockError> {
+    ) -> Result<ReleaseOutcome, LockError> {
         match let_go {
-            LetGo::Now(_) => self.tell_store(inner).await,
-            LetGo::Before => Ok(false),
+            LetGo::Now(_) => {
+                let outcome = self.release_at_store(inner).await?;
+                self.released(inner, outcome != ReleaseOutcome::NotHeld);
+                Ok(outcome)
+            }
+            LetGo::Before => Ok(ReleaseOutcome::NotHeld),
             LetGo::TooLate(loss, _) => {
                 self.lose(inner, loss.clone());
-                if inner.closing.is_cancelled() {
-                    // What was held is freed by the close, and the engine may be gone.
-                    return Ok(false);
+                if !inner.closing.is_cancelled() {
+                    // The store may hold it for a moment longer than the cautious view does. (A close releases what was held,
+                    // and the engine may be gone.)
+                    self.release_at_store(inner).await?;
                 }
-                // The store may hold it for a moment longer than the cautious view does.
-                self.free(inner).await?;
-                Ok(false)
+                Ok(ReleaseOutcome::NotHeld)
             }
         }
     }
 
-    /// The release of a lease that its holder did not ask for, because the service closes: freed at the store, lost to
-    /// its holder.
-    ///
-    /// # Errors
-    /// As [`Lease::finish_release`].
-    pub(in crate::service) async fn end(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<bool, LockError> {
+    /// Ends a lease because the service closes: it is lost to its holder, and released in the background.
+    pub(in crate::service) fn end(self: &Arc<Self>, inner: &Arc<Inner>) {
         if let Some(loss) = self.loss() {
-            self.lose(inner, loss);
-            return Ok(false);
+            return self.lose(inner, loss);
         }
         let loss = self.lost("its LockService was closed");
         let sink = {
             let mut state = self.state();
             if !matches!(state.phase, Phase::Held) {
-                return Ok(false);
+                return;
             }
             state.phase = Phase::Lost(loss.clone().into());
             state.on_loss.take()
@@ -105,29 +120,23 @@ impl Lease {
         if let Some(sink) = sink {
             sink(loss);
         }
-        self.tell_store(inner).await
+        inner.release_in_background(self.abandoned().kept_until(self.kept_until).of_lease(self));
     }
 
-    async fn tell_store(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<bool, LockError> {
-        let freed = self.free(inner).await?;
-        if freed {
+    /// Reports what the store answered to the release: that it held the lease, or that the lease was gone.
+    pub(in crate::service) fn released(&self, inner: &Inner, was_held: bool) {
+        let held_for = Some(self.acquired_at.elapsed());
+        if was_held {
             add(&inner.counters.released);
-            inner.emit(|| self.event(EventKind::Released, Some(self.acquired_at.elapsed()), None));
+            inner.emit(|| self.event(EventKind::Released, held_for, None));
         } else {
             add(&inner.counters.lost);
             let why = self.lost("it was gone from the store when it was released");
-            inner.emit(|| {
-                self.event(
-                    EventKind::Lost,
-                    Some(self.acquired_at.elapsed()),
-                    Some(why.message.into()),
-                )
-            });
+            inner.emit(|| self.event(EventKind::Lost, held_for, Some(why.message.into())));
         }
-        Ok(freed)
     }
 
-    async fn free(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<bool, LockError> {
+    async fn release_at_store(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<ReleaseOutcome, LockError> {
         let mut left = inner.store_timeout;
         // A renewal that hangs must not hold the release up for longer than the store may take; it never re-creates.
         let _alone = match self.try_alone(inner) {
@@ -146,19 +155,23 @@ impl Lease {
             let keep = kept_until.map_or(Duration::ZERO, Moment::remaining);
             inner.engine.release(&self.claim, keep)
         });
+        let in_background = || inner.release_in_background(self.abandoned().kept_until(kept_until));
         match released.await {
             Ok(answer) => {
                 for key in self.claim.keys() {
-                    inner.lines.nudge(key);
+                    inner.local_fifos.wake_first(key);
                 }
                 if self.doubtful {
-                    inner.free_in_background(self.lapsed(kept_until));
+                    in_background();
                 }
-                // After a lost reply the store finds nothing to free, because the call before did it.
-                Ok(answer == Released::Freed || calls > 1)
+                Ok(match answer {
+                    Released::Freed => ReleaseOutcome::Freed,
+                    Released::NotHeld if calls > 1 => ReleaseOutcome::Unknown,
+                    Released::NotHeld => ReleaseOutcome::NotHeld,
+                })
             }
             Err(error) => {
-                inner.free_in_background(self.lapsed(kept_until));
+                in_background();
                 Err(error.with_key(self.names[0].as_str()))
             }
         }

@@ -78,8 +78,8 @@ impl Lease {
                 let lost = matches!(state.phase, Phase::Lost(_));
                 drop(state);
                 if lost {
-                    // Lost here meanwhile: nothing may be left held that nobody knows of.
-                    inner.free_in_background(self.lapsed(None));
+                    // Lost here meanwhile: the store must not keep a lock that no caller knows of.
+                    inner.release_in_background(self.abandoned());
                 }
             }
             Ok(Renewed::Lost) => {

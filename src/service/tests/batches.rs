@@ -177,7 +177,7 @@ async fn a_release_in_the_middle_of_a_batch_is_a_release() {
     // Sent from 270 ms on, answered from 310 ms on.
     tokio::time::sleep(ms(305)).await;
     assert_eq!((engine.renewals.load(SeqCst), locks.stats().renewed), (20, 0));
-    assert!(locks.release(&leases[3]).await.unwrap());
+    assert!(locks.release(&leases[3]).await.unwrap().is_freed());
     assert!(!held_in_store(&engine, "n3").await);
     engine.set(Fault::None);
     tokio::time::sleep(ms(5000)).await;

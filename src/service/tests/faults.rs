@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use super::*;
 use crate::engine::memory::MemoryEngine;
 use crate::engine::{
-    Acquired, Answers, Engine, Released, Renewal, Renewed, Result as EngineResult, SharedEngine, Subscription,
-    renew_each,
+    Acquired, Answers, Engine, Released, Releases, Renewal, Renewed, Result as EngineResult, SharedEngine,
+    Subscription, release_each, renew_each,
 };
 use crate::error::EngineError;
 use crate::model::{Claim, LockInfo};
@@ -24,6 +24,8 @@ pub(super) enum Fault {
     LoseReply,
     /// No answer, ever; nothing is done.
     Hang,
+    /// Acquire: waits in a queue of the engine, for ever; nothing is sent.
+    HangUnsent,
     /// Done, and never answered.
     Swallow,
     /// Done at once, answered so much later.
@@ -42,6 +44,11 @@ pub(super) struct Faulty {
     only: Mutex<&'static str>,
     unordered: AtomicBool,
     pub(super) tries: AtomicU32,
+    /// Attempts that have no answer yet, and the most there were at once.
+    attempts: AtomicU32,
+    pub(super) most_attempts: AtomicU32,
+    /// Claims in each call of `release_all`.
+    pub(super) release_batches: Mutex<Vec<usize>>,
     pub(super) renewals: AtomicU32,
     /// How many calls carried them.
     pub(super) batches: AtomicU32,
@@ -55,6 +62,9 @@ impl Faulty {
             only: Mutex::new(""),
             unordered: AtomicBool::new(false),
             tries: AtomicU32::new(0),
+            attempts: AtomicU32::new(0),
+            most_attempts: AtomicU32::new(0),
+            release_batches: Mutex::default(),
             renewals: AtomicU32::new(0),
             batches: AtomicU32::new(0),
         }
@@ -98,7 +108,7 @@ impl Faulty {
                 call.await?;
                 Err(EngineError::new("faulty", op, true, "the reply was lost"))
             }
-            Fault::Hang => std::future::pending().await,
+            Fault::Hang | Fault::HangUnsent => std::future::pending().await,
             Fault::Swallow => {
                 call.await?;
                 std::future::pending().await
@@ -124,6 +134,11 @@ impl Engine for Faulty {
 
     async fn try_acquire(&self, claim: &Claim) -> EngineResult<Acquired> {
         self.tries.fetch_add(1, SeqCst);
+        if *self.fault.lock().unwrap() == Fault::HangUnsent {
+            return std::future::pending().await;
+        }
+        claim.mark_sent();
+        let _attempt = Attempt::begin(self);
         let mut claim = claim.clone();
         claim.waiting &= self.ordered();
         if let Fault::Late(delay) = *self.fault.lock().unwrap() {
@@ -134,6 +149,11 @@ impl Engine for Faulty {
             });
         }
         self.through("acquire", self.store.try_acquire(&claim)).await
+    }
+
+    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
+        self.release_batches.lock().unwrap().push(claims.len());
+        release_each(self, claims, answer).await;
     }
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> EngineResult<Renewed> {
@@ -166,6 +186,10 @@ impl Engine for Faulty {
     }
 
     async fn inspect(&self, key: &Key) -> EngineResult<Option<LockInfo>> {
+        if *self.fault.lock().unwrap() == Fault::LoseReply {
+            // The replies that matter are those to commands that change the store.
+            return self.store.inspect(key).await;
+        }
         self.through("inspect", self.store.inspect(key)).await
     }
 
@@ -174,10 +198,27 @@ impl Engine for Faulty {
     }
 
     async fn force_release(&self, key: &Key) -> EngineResult<bool> {
-        self.store.force_release(key).await
+        self.through("force_release", self.store.force_release(key)).await
     }
 
     async fn close(&self) {}
+}
+
+/// An attempt without an answer.
+struct Attempt<'a>(&'a Faulty);
+
+impl<'a> Attempt<'a> {
+    fn begin(engine: &'a Faulty) -> Self {
+        let attempts = engine.attempts.fetch_add(1, SeqCst) + 1;
+        engine.most_attempts.fetch_max(attempts, SeqCst);
+        Attempt(engine)
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        self.0.attempts.fetch_sub(1, SeqCst);
+    }
 }
 
 /// A subscription that hears nothing: what is left is the service's own doing.

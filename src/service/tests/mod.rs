@@ -1,5 +1,6 @@
 //! The service over the memory engine, in paused time: every pause is exact, and no test waits for real.
 
+mod abandoned;
 mod batches;
 mod faults;
 mod leases;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use self::faults::Faulty;
-use super::{AcquireOptions, Lease, Locks, Outcome, Pulse, Wait};
+use super::{AcquireOptions, Lease, Locks, Outcome, Pulse, ReleaseOutcome, Wait};
 use crate::error::{Code, LockError};
 use crate::model::{Key, OwnerToken, Ttl};
 
@@ -88,21 +89,36 @@ async fn the_gist_takes_and_frees_by_name() {
     let (engine, locks) = service();
     let other = another(&engine);
     let ttl = || options(1000, 0);
-    assert!(!locks.release_by_name(&key("n")).await.unwrap(), "never taken");
-    assert!(locks.acquire_by_name(key("n"), ttl()).await.unwrap());
     assert!(
-        !locks.acquire_by_name(key("n"), ttl()).await.unwrap(),
+        !locks.release_by_name(&key("n")).await.unwrap().is_freed(),
+        "never taken"
+    );
+    assert!(locks.acquire_by_name(key("n"), ttl()).await.unwrap().is_some());
+    assert!(
+        locks.acquire_by_name(key("n"), ttl()).await.unwrap().is_none(),
         "busy for itself, too"
     );
-    assert!(!other.acquire_by_name(key("n"), ttl()).await.unwrap());
-    assert!(!other.release_by_name(&key("n")).await.unwrap(), "a stranger's lock");
-    assert!(locks.release_by_name(&key("n")).await.unwrap());
-    assert!(!locks.release_by_name(&key("n")).await.unwrap(), "released before");
+    assert!(other.acquire_by_name(key("n"), ttl()).await.unwrap().is_none());
+    assert!(
+        !other.release_by_name(&key("n")).await.unwrap().is_freed(),
+        "a stranger's lock"
+    );
+    assert!(locks.release_by_name(&key("n")).await.unwrap().is_freed());
+    assert!(
+        !locks.release_by_name(&key("n")).await.unwrap().is_freed(),
+        "released before"
+    );
 
-    assert!(locks.acquire_by_name(key("n"), ttl()).await.unwrap());
+    assert!(locks.acquire_by_name(key("n"), ttl()).await.unwrap().is_some());
     tokio::time::sleep(ms(1001)).await;
-    assert!(other.acquire_by_name(key("n"), ttl()).await.unwrap(), "not renewed");
-    assert!(!locks.release_by_name(&key("n")).await.unwrap(), "taken over");
+    assert!(
+        other.acquire_by_name(key("n"), ttl()).await.unwrap().is_some(),
+        "not renewed"
+    );
+    assert!(
+        !locks.release_by_name(&key("n")).await.unwrap().is_freed(),
+        "taken over"
+    );
     assert!(held_in_store(&engine, "n").await, "the successor keeps it");
     assert_eq!(locks.stats().lost, 1);
 }
@@ -116,6 +132,7 @@ async fn one_time_names_leave_nothing_in_the_service() {
                 .acquire_by_name(key(&format!("n{i}")), options(50, 0))
                 .await
                 .unwrap()
+                .is_some()
         );
     }
     tokio::time::sleep(ms(300)).await;
@@ -132,7 +149,13 @@ async fn close_releases_and_ends_the_waits() {
     let told: Arc<std::sync::Mutex<Option<LockError>>> = Arc::default();
     let sink = told.clone();
     mine.on_loss(Box::new(move |loss| *sink.lock().unwrap() = Some(loss)));
-    assert!(locks.acquire_by_name(key("gist"), options(30_000, 0)).await.unwrap());
+    assert!(
+        locks
+            .acquire_by_name(key("gist"), options(30_000, 0))
+            .await
+            .unwrap()
+            .is_some()
+    );
     take(&other, "theirs", options(30_000, 0)).await;
     let waiting = {
         let locks = locks.clone();
@@ -230,7 +253,7 @@ async fn a_lock_is_restored_elsewhere() {
     assert_ne!(restored.token(), lease.token());
     let twice = restore(&other, &["n"], &lease, 1000).await.unwrap_err();
     assert_eq!((twice.code, twice.key.as_deref()), (Code::Lost, Some("n")));
-    assert!(other.release(&restored).await.unwrap());
+    assert!(other.release(&restored).await.unwrap().is_freed());
     let gone = restore(&other, &["n"], &restored, 1000).await.unwrap_err();
     assert_eq!((gone.code, gone.key.as_deref()), (Code::Lost, Some("n")));
     assert_eq!(other.stats().held, 0);
@@ -251,7 +274,7 @@ async fn whoever_had_a_restored_lock_loses_it_and_cannot_free_it() {
     tokio::time::sleep(ms(1100)).await;
     assert!(!lease.is_held(), "its next renewal told it");
     assert_eq!(told.lock().unwrap().take().unwrap().code, Code::Lost);
-    assert!(!locks.release(&lease).await.unwrap());
+    assert!(!locks.release(&lease).await.unwrap().is_freed());
     let error = locks.extend(&unused, unused.ttl()).await.unwrap_err();
     assert_eq!(error.code, Code::Lost, "so does its next use");
     locks.close().await;
@@ -261,8 +284,8 @@ async fn whoever_had_a_restored_lock_loses_it_and_cannot_free_it() {
         assert!(held_in_store(&engine, name).await, "{name}");
         assert!(is_busy(&other, name).await, "{name}");
     }
-    assert!(other.release(&restored).await.unwrap());
-    assert!(other.release(&second).await.unwrap());
+    assert!(other.release(&restored).await.unwrap().is_freed());
+    assert!(other.release(&second).await.unwrap().is_freed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -274,6 +297,6 @@ async fn a_close_does_not_free_what_was_handed_over() {
     locks.close().await;
     assert!(held_in_store(&engine, "n").await);
     assert!(restored.is_held());
-    assert!(other.release(&restored).await.unwrap());
+    assert!(other.release(&restored).await.unwrap().is_freed());
     assert!(!held_in_store(&engine, "n").await);
 }

@@ -72,10 +72,7 @@ async fn a_long_wait_is_no_silence_of_the_store() {
                 attempt(&locks, "n", options(900, wait)),
             ];
             for outcome in futures_util::future::join_all(waits).await {
-                assert!(
-                    matches!(outcome.unwrap(), Outcome::Busy { .. }),
-                    "unordered: {unordered}"
-                );
+                assert!(matches!(outcome.unwrap(), Outcome::Busy), "unordered: {unordered}");
             }
             assert!(started.elapsed() >= Duration::from_secs(seconds));
         }
@@ -99,7 +96,7 @@ async fn a_retry_after_a_lost_reply_does_not_block_itself() {
     let Outcome::Acquired(lease) = taking.await.unwrap().unwrap() else {
         panic!("blocked by itself")
     };
-    assert!(locks.release(&lease).await.unwrap());
+    assert!(locks.release(&lease).await.unwrap().is_freed());
     assert!(!held_in_store(&engine, "n").await);
 }
 
@@ -153,8 +150,8 @@ async fn a_try_that_arrives_late_leaves_no_lock_behind() {
     };
     settle().await;
     engine.set(Fault::None);
-    assert!(matches!(busy.await.unwrap().unwrap(), Outcome::Busy { .. }));
-    assert!(locks.release(&granted.await.unwrap()).await.unwrap());
+    assert!(matches!(busy.await.unwrap().unwrap(), Outcome::Busy));
+    assert!(locks.release(&granted.await.unwrap()).await.unwrap().is_freed());
     other.release(&holder).await.unwrap();
     for name in ["n", "m"] {
         assert!(!held_in_store(&engine, name).await, "{name}");
@@ -222,8 +219,55 @@ async fn a_release_whose_reply_is_lost_is_a_release() {
     settle().await;
     assert!(!held_in_store(&engine, "n").await);
     engine.set(Fault::None);
-    assert!(releasing.await.unwrap().unwrap());
+    let outcome = releasing.await.unwrap().unwrap();
+    assert_eq!(outcome, ReleaseOutcome::Unknown, "the first request had no answer");
     assert_eq!((locks.stats().released, locks.stats().lost), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_finds_the_lock_gone_does_not_count_as_freed() {
+    let (engine, locks) = service();
+    let lease = take(&locks, "n", options(60_000, 0)).await;
+    engine.store().force_release(&key("n")).await.unwrap();
+    let other = another(&engine);
+    let theirs = take(&other, "n", options(60_000, 0)).await;
+    engine.set(Fault::Refuse);
+    let releasing = tokio::spawn(locks.release(&lease));
+    settle().await;
+    engine.set(Fault::None);
+    assert!(
+        !releasing.await.unwrap().unwrap().is_freed(),
+        "another service holds it"
+    );
+    assert!(other.release(&theirs).await.unwrap().is_freed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_forced_release_whose_reply_is_lost_says_that_it_freed_the_name() {
+    let (engine, locks) = service();
+    take(&locks, "n", options(60_000, 0)).await;
+    engine.set(Fault::LoseReply);
+    let forcing = {
+        let locks = locks.clone();
+        tokio::spawn(async move { locks.force_release(&key("n")).await })
+    };
+    settle().await;
+    assert!(!held_in_store(&engine, "n").await);
+    engine.set(Fault::None);
+    assert!(forcing.await.unwrap().unwrap());
+    assert!(!locks.force_release(&key("n")).await.unwrap(), "it is free now");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_close_does_not_repeat_a_release_that_cannot_succeed() {
+    let (engine, locks) = service();
+    take(&locks, "held", options(60_000, 0)).await;
+    engine.set(Fault::SlowReply(7000));
+    assert_eq!(code(attempt(&locks, "n", options(60_000, 0)).await), Code::Store);
+    engine.set(Fault::Fatal);
+    let started = tokio::time::Instant::now();
+    locks.close().await;
+    assert!(started.elapsed() < ms(1000), "{:?}", started.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -263,12 +307,11 @@ async fn an_abort_that_came_first_asks_the_store_for_nothing() {
 async fn validity_that_is_gone_on_return_is_no_grant() {
     let (engine, locks) = service();
     engine.set(Fault::SlowReply(100));
-    assert!(matches!(
-        attempt(&locks, "n", options(90, 0)).await.unwrap(),
-        Outcome::Busy { too_late: 1 }
-    ));
-    let outcome = attempt(&locks, "n", options(90, 1000)).await.unwrap();
-    assert!(matches!(outcome, Outcome::Busy { too_late: 2.. }), "{outcome:?}");
+    for wait in [0, 1000] {
+        let error = attempt(&locks, "n", options(90, wait)).await.unwrap_err();
+        assert_eq!((error.code, error.retryable), (Code::Store, true));
+        assert!(error.message.contains("granted too late"), "{error}");
+    }
     engine.set(Fault::None);
     tokio::time::sleep(ms(500)).await;
     assert!(!held_in_store(&engine, "n").await);
@@ -302,9 +345,9 @@ async fn a_restore_whose_reply_is_lost_finds_itself_the_holder() {
     settle().await;
     engine.set(Fault::None);
     let restored = restoring.await.unwrap().unwrap();
-    assert!(!locks.release(&lease).await.unwrap());
+    assert!(!locks.release(&lease).await.unwrap().is_freed());
     assert!(held_in_store(&engine, "n").await);
-    assert!(other.release(&restored).await.unwrap());
+    assert!(other.release(&restored).await.unwrap().is_freed());
 }
 
 /// Its fresh token is known to nobody else.
@@ -340,7 +383,7 @@ async fn a_restore_that_the_store_refused_leaves_the_lock_where_it_was() {
     tokio::time::sleep(ms(3000)).await;
     assert!(lease.is_held() && held_in_store(&engine, "n").await);
     let restored = restore(&other, &["n"], &lease, 60_000).await.unwrap();
-    assert!(other.release(&restored).await.unwrap());
+    assert!(other.release(&restored).await.unwrap().is_freed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -427,7 +470,7 @@ async fn a_release_while_the_service_closes_counts_from_the_call_on() {
     let closing = tokio::spawn(async move { closing.close().await });
     settle().await;
     assert!(lease.is_held());
-    assert!(!locks.release(&lease).await.unwrap());
+    assert!(!locks.release(&lease).await.unwrap().is_freed());
     assert!(!lease.is_held());
     closing.await.unwrap();
     assert!(!held_in_store(&engine, "n").await);
@@ -447,6 +490,6 @@ async fn a_close_waits_for_a_release_that_came_too_late_to_count() {
     settle().await;
     locks.close().await;
     assert!(releasing.is_finished());
-    assert!(!releasing.await.unwrap().unwrap());
+    assert!(!releasing.await.unwrap().unwrap().is_freed());
     assert!(!held_in_store(&engine, "n").await);
 }

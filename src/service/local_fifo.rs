@@ -1,0 +1,276 @@
+//! Local waiters, in the order of their calls.
+//!
+//! Two rules, by what the store can do:
+//!
+//! - The store keeps a queue: at most one attempt per name and service is in progress. Attempts that come meanwhile wait here,
+//!   and are made together, in the order of the calls ([`attempt_in_order`]).
+//! - The store keeps none: the waiters of a name form a FIFO, and only the first of them talks to the store ([`Position`]).
+//!
+//! The order is that of the calls' arrival numbers, which the service counts.
+
+use std::collections::{BTreeMap, HashMap};
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+
+use tokio::sync::{Notify, oneshot};
+
+use super::Inner;
+use crate::engine::{Acquired, Result as EngineResult};
+use crate::model::{Claim, Key};
+
+/// The most attempts that are made together.
+const MOST_TOGETHER: usize = 64;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere leaves the content whole: every change is one step.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+type Reply = oneshot::Sender<EngineResult<Acquired>>;
+
+/// An attempt that waits until the one in progress has ended.
+#[derive(Debug)]
+struct Pending {
+    claim: Arc<Claim>,
+    reply: Reply,
+}
+
+/// The names for which an attempt is in progress, and the attempts that wait for its end.
+#[derive(Debug, Default)]
+pub(super) struct Attempts(Mutex<HashMap<Key, BTreeMap<u64, Pending>>>);
+
+impl Attempts {
+    /// Removes the next attempts of a name. `None`: there are none, and the next call may be made at once.
+    fn next(&self, key: &Key) -> Option<Vec<Pending>> {
+        let mut names = lock(&self.0);
+        let pending = names.get_mut(key)?;
+        let mut next = Vec::new();
+        while next.len() < MOST_TOGETHER
+            && let Some((_, entry)) = pending.pop_first()
+        {
+            next.push(entry);
+        }
+        if next.is_empty() {
+            names.remove(key);
+            return None;
+        }
+        Some(next)
+    }
+}
+
+/// Makes an attempt of a waiting claim, in the order of arrival, when the one in progress for its first name has been answered.
+///
+/// # Behavior
+/// Dropping the future cancels the attempt.
+///
+/// # Errors
+/// Those of the engine.
+pub(super) async fn attempt_in_order(inner: &Arc<Inner>, claim: &Arc<Claim>, arrival: u64) -> EngineResult<Acquired> {
+    let key = &claim.keys()[0];
+    let waits = {
+        let mut names = lock(&inner.attempts.0);
+        match names.get_mut(key) {
+            None => {
+                names.insert(key.clone(), BTreeMap::new());
+                None
+            }
+            Some(pending) => {
+                let (reply, answer) = oneshot::channel();
+                let claim = claim.clone();
+                pending.insert(arrival, Pending { claim, reply });
+                Some(answer)
+            }
+        }
+    };
+    let Some(answer) = waits else {
+        let _in_progress = InProgress { inner, key };
+        return inner.engine.try_acquire(claim).await;
+    };
+    let _waiting = Waiting { inner, key, arrival };
+    match answer.await {
+        Ok(answer) => answer,
+        // The runtime shuts down.
+        Err(_) => std::future::pending().await,
+    }
+}
+
+/// An attempt that a caller makes by itself. Its end lets the pending ones through.
+struct InProgress<'a> {
+    inner: &'a Arc<Inner>,
+    key: &'a Key,
+}
+
+impl Drop for InProgress<'_> {
+    fn drop(&mut self) {
+        let Some(next) = self.inner.attempts.next(self.key) else {
+            return;
+        };
+        // Without a runtime the process, or the worker, is about to end.
+        if tokio::runtime::Handle::try_current().is_ok() {
+            let (inner, key) = (self.inner.clone(), self.key.clone());
+            self.inner.background.spawn(make_attempts(inner, key, next));
+        }
+    }
+}
+
+/// A call that waits for the answer to its pending attempt.
+struct Waiting<'a> {
+    inner: &'a Arc<Inner>,
+    key: &'a Key,
+    arrival: u64,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if let Some(pending) = lock(&self.inner.attempts.0).get_mut(self.key) {
+            pending.remove(&self.arrival);
+        }
+    }
+}
+
+/// Makes pending attempts, together, until there are none.
+async fn make_attempts(inner: Arc<Inner>, key: Key, first: Vec<Pending>) {
+    let mut next = Some(first);
+    while let Some(pending) = next {
+        make_together(&inner, pending).await;
+        next = inner.attempts.next(&key);
+    }
+}
+
+async fn make_together(inner: &Arc<Inner>, pending: Vec<Pending>) {
+    let (claims, replies): (Vec<_>, Vec<_>) = pending
+        .into_iter()
+        .map(|Pending { claim, reply }| (claim, Mutex::new(Some(reply))))
+        .unzip();
+    for claim in &claims {
+        claim.begin_attempt();
+    }
+    let mut answer = |index: usize, answer| {
+        if let Some(reply) = replies.get(index).and_then(|reply| lock(reply).take())
+            && reply.send(answer).is_err()
+        {
+            // Its caller has gone; what it left is released after what was done just now.
+            inner.abandon(&claims[index]);
+        }
+    };
+    tokio::select! {
+        biased;
+        () = inner.engine.try_acquire_in_order(&claims, &mut answer) => {}
+        () = all_closed(&replies) => {}
+    }
+    for (claim, reply) in claims.iter().zip(&replies) {
+        if lock(reply).take().is_some() {
+            inner.abandon(claim);
+        }
+    }
+}
+
+/// Completes when no caller waits for an answer any more.
+async fn all_closed(replies: &[Mutex<Option<Reply>>]) {
+    for reply in replies {
+        poll_fn(|context| match &mut *lock(reply) {
+            Some(reply) => reply.poll_closed(context),
+            None => Poll::Ready(()),
+        })
+        .await;
+    }
+}
+
+/// The FIFOs of one service.
+#[derive(Debug, Default)]
+pub(super) struct LocalFifos(Mutex<HashMap<Key, BTreeMap<u64, Arc<Notify>>>>);
+
+/// A position in the FIFO of one name. Dropping it leaves the FIFO.
+#[derive(Debug)]
+pub(super) struct Position {
+    fifos: Arc<LocalFifos>,
+    key: Key,
+    arrival: u64,
+    wake: Arc<Notify>,
+}
+
+impl LocalFifos {
+    /// Enters the FIFO of `key`.
+    pub(super) fn enter(self: &Arc<Self>, key: &Key, arrival: u64) -> Position {
+        let wake = Arc::new(Notify::new());
+        lock(&self.0)
+            .entry(key.clone())
+            .or_default()
+            .insert(arrival, wake.clone());
+        Position {
+            fifos: self.clone(),
+            key: key.clone(),
+            arrival,
+            wake,
+        }
+    }
+
+    /// Wakes the first of a name: this process released it, and the store's own notification may come later.
+    pub(super) fn wake_first(&self, key: &Key) {
+        if let Some((_, first)) = lock(&self.0).get(key).and_then(|fifo| fifo.first_key_value()) {
+            first.notify_one();
+        }
+    }
+}
+
+impl Position {
+    /// The name.
+    pub(super) fn key(&self) -> &Key {
+        &self.key
+    }
+
+    /// Whether all earlier waiters have left.
+    pub(super) fn is_first(&self) -> bool {
+        let fifos = lock(&self.fifos.0);
+        let first = fifos.get(&self.key).and_then(|fifo| fifo.first_key_value());
+        first.is_some_and(|(first, _)| *first == self.arrival)
+    }
+
+    /// Waits until this position is the first, or the name was released here. May return without need.
+    pub(super) async fn woken(&self) {
+        self.wake.notified().await;
+    }
+}
+
+impl Drop for Position {
+    fn drop(&mut self) {
+        let mut fifos = lock(&self.fifos.0);
+        let Some(fifo) = fifos.get_mut(&self.key) else { return };
+        fifo.remove(&self.arrival);
+        match fifo.first_key_value() {
+            None => {
+                fifos.remove(&self.key);
+            }
+            Some((first, next)) if *first > self.arrival => next.notify_one(),
+            Some(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_fifo_moves_in_order_and_leaves_nothing() {
+        let fifos = Arc::new(LocalFifos::default());
+        let key = Key::new("n").unwrap();
+        let enter = |arrival| fifos.enter(&key, arrival);
+        let (first, second, third) = (enter(1), enter(3), enter(4));
+        assert!(first.is_first() && !second.is_first() && !third.is_first());
+        drop(second);
+        assert!(first.is_first() && !third.is_first());
+        drop(first);
+        third.woken().await;
+        assert!(third.is_first());
+        fifos.wake_first(&key);
+        third.woken().await;
+        let returned = enter(2);
+        assert!(returned.is_first() && !third.is_first());
+        drop(returned);
+        third.woken().await;
+        drop(third);
+        assert!(lock(&fifos.0).is_empty());
+    }
+}
