@@ -26,7 +26,7 @@ export type Json = string | number | boolean | null | readonly Json[] | { readon
  * - `LOCK_TIMEOUT`: the name stayed busy for all of `waitMs`. Only `acquire` and `using` reject with it.
  * - `LOCK_LOST`: the lease ended before it was released.
  * - `LOCK_CLOSED`: the `LockService` is closed.
- * - `LOCK_STORE`: the store failed, or did not answer within `storeTimeoutMs`.
+ * - `LOCK_STORE`: the store failed, did not answer within `storeTimeoutMs`, or granted the lock so late that the lease was over.
  */
 export type LockErrorCode = 'LOCK_INVALID_ARGUMENT' | 'LOCK_TIMEOUT' | 'LOCK_LOST' | 'LOCK_CLOSED' | 'LOCK_STORE'
 
@@ -266,7 +266,9 @@ export interface LockJson {
 }
 
 /**
- * A held lock. Release it with `release()`, or let `await using` do it.
+ * A held lock. Release it with `release()`, or let `await using` do it. A lock that is renewed and dropped without a release
+ * stays held until the process ends or the service is closed: the garbage collector releases nothing, it emits one
+ * `HoldfastWarning` that names the lock.
  *
  * @example
  * await using lock = await locks.acquire('order:42', { ttlMs: 30_000 })
@@ -298,9 +300,10 @@ export interface Lock extends AsyncDisposable {
    */
   extend(ttlMs: number): Promise<void>
   /**
-   * Frees the lock. `true`: the store held it and freed it. `false`: it was released before, or is lost. From the call
-   * on `isHeld` is false.
-   * @throws `LOCK_STORE` when the store did not take the release in time; it is tried again in the background
+   * Releases the lock. From the call on `isHeld` is false.
+   * @returns `true`: this call freed it. `false`: it was released before, is lost, or the store's first answer was lost in an
+   * outage, so that it is not known what freed it
+   * @throws `LOCK_STORE` when the store did not answer the release in time; it is repeated in the background
    */
   release(): Promise<boolean>
   /** As `release()`, but never rejects: a failing store does not hide what the block did. */
@@ -321,13 +324,14 @@ export interface LockService extends AsyncDisposable {
    * The gist's: one try, held until released or expired, not renewed. A name that this service holds is busy for itself
    * too.
    * @param ttlSeconds in **seconds**, fractions allowed @default 30
-   * @returns `true`: held by this service. `false`: somebody holds it
+   * @returns `true`: held by this service. `false`: it is busy, or the lease ended before a blocked event loop received it
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    */
   acquireLock(name: string, ttlSeconds?: number): Promise<boolean>
   /**
-   * The gist's: frees what `acquireLock` of this service took, and never somebody else's lock.
-   * @returns `false` when this service held nothing (never taken, expired, taken over)
+   * The gist's: releases what `acquireLock` of this service acquired, and never another holder's lock.
+   * @returns `true`: this call freed it. `false`: this service held nothing (never acquired, expired, taken over), or the
+   * store's first answer was lost in an outage
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    */
   releaseLock(name: string): Promise<boolean>

@@ -25,7 +25,7 @@ after(async () => {
 })
 
 /** Runs a module in a process of its own, which has nothing else to do. */
-const node = (source) => run(process.execPath, ['--input-type=module', '-e', source], { timeout: 60_000 })
+const node = (source, ...flags) => run(process.execPath, [...flags, '--input-type=module', '-e', source], { timeout: 60_000 })
 
 test('a process that gives up in flight and has nothing else to do gives the lock back before it exits', async () => {
   const locks = await LockService.connect(redis.url)
@@ -44,6 +44,41 @@ test('a process that gives up in flight and has nothing else to do gives the loc
   assert.deepEqual(await exited, [0, null])
   assert.equal(await locks.inspect('parting'), null)
   await locks.close()
+})
+
+test('a lock that is dropped without a release stays held, and one warning names it', async () => {
+  const { stdout } = await node(
+    `
+    import { LockService } from '${index}'
+    const warnings = []
+    process.on('warning', ({ name, message }) => warnings.push(name + ': ' + message))
+    const locks = await LockService.connect('memory:dropped')
+    const collect = async () => {
+      for (let i = 0; i < 20; i++) {
+        globalThis.gc()
+        await new Promise((resolve) => setTimeout(resolve, 10))
+      }
+    }
+    const { signal } = await locks.acquire('watched')
+    await locks.acquire('until it expires', { renew: false })
+    await (await locks.acquire('released')).release()
+    await locks.using('lent', collect)
+    await collect()
+    console.log(warnings.length, signal.aborted)
+    await locks.acquire('dropped')
+    while (warnings.length === 0) await collect()
+    await locks.acquire('dropped, too')
+    await collect()
+    console.log(warnings.length, warnings[0])
+    console.log((await locks.list()).map(({ name }) => name).join())
+    await locks.close()
+    `,
+    '--expose-gc',
+  )
+  const [before, after, held] = stdout.trim().split('\n')
+  assert.equal(before, '0 false')
+  assert.match(after, /^1 HoldfastWarning: the Lock of "dropped" was garbage collected while it was held/)
+  assert.equal(held, 'dropped,dropped, too,until it expires,watched')
 })
 
 test('one signal for many calls has one listener', async () => {

@@ -219,13 +219,48 @@ export function acquire(test, { ordered }) {
   test('a ttl of one millisecond never leaves a lock', async (place) => {
     const [a, b] = await place.connectAll(2)
     for (let round = 0; round < 5; round++) {
-      assert.equal(await a.tryAcquire('blink', { ttlMs: 1 }), null)
+      const late = await rejects(a.tryAcquire('blink', { ttlMs: 1 }), 'LOCK_STORE', { key: 'blink', retryable: true })
+      assert.match(late.message, /granted too late/)
     }
-    const late = await rejects(a.acquire('blink', { ttlMs: 1, waitMs: 200 }), 'LOCK_TIMEOUT', { key: 'blink' })
-    assert.match(late.message, /too short/)
+    const late = await rejects(a.acquire('blink', { ttlMs: 1, waitMs: 200 }), 'LOCK_STORE', { key: 'blink' })
+    assert.match(late.message, /granted too late/)
+    const job = () => assert.fail('the job ran without a lease')
+    await rejects(a.acquireAndExecute({ name: 'blink', ttlSeconds: 0.001 }, job), 'LOCK_STORE', { retryable: true })
     await assertFree(b, 'blink')
     assert.deepEqual(await b.list(), [])
     assert.equal(a.stats().held, 0)
+  })
+
+  test('a lease that ended before the blocked event loop received it is not handed out', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const brief = { ttlMs: 300, renew: false }
+    /** Blocks the event loop for longer than the ttl, at once or when the call has been sent. `undefined`: it had settled before. */
+    const late = async (inFlight, call) => {
+      let isSettled = false
+      const settled = Promise.allSettled([call()]).finally(() => (isSettled = true))
+      if (inFlight) await new Promise(setImmediate)
+      if (isSettled) return
+      Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 700)
+      return (await settled)[0]
+    }
+    /** A lease that counts, busy as a value, or a failure that says so. */
+    const check = (result, busy, isHeld) => {
+      if (result === undefined || isHeld(result.value) || (result.value === busy && !result.reason)) return
+      assert.equal(result.reason?.code, 'LOCK_STORE', result.reason?.message ?? `settled with ${result.value}`)
+      assert.match(result.reason.message, /granted too late/)
+    }
+    for (const inFlight of [false, true]) {
+      const gist = await late(inFlight, () => a.acquireLock('gist', 0.3))
+      const released = await a.releaseLock('gist')
+      check(gist, false, (value) => value === true && released)
+      check(await late(inFlight, () => a.tryAcquire('try', brief)), null, (lock) => lock?.isHeld)
+      const job = async ({ isHeld }) => isHeld
+      check(await late(inFlight, () => a.acquireAndExecute({ name: 'job', ttlSeconds: 0.3 }, job)), undefined, (ran) => ran)
+      const waited = await late(inFlight, () => a.acquire('wait', { ...brief, waitMs: 60_000 }))
+      assert.equal(waited?.reason, undefined, 'there was time to try again')
+      assert.equal(await a.using('using', brief, job), true)
+      for (const name of ['try', 'job', 'wait']) await assertFree(b, name)
+    }
   })
 
   test('names are compared byte by byte', async (place) => {

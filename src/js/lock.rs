@@ -11,7 +11,7 @@ use napi_derive::napi;
 use super::calls::linger;
 use super::options::ttl_ms;
 use super::promise::{Bridge, Deferred};
-use super::signal::LossSignal;
+use super::signal::{LossSignal, emit_warning};
 use super::value::{self, Answer, Kept, Thrown, Value, array, bigint, boolean, number, object, set, string, undefined};
 use crate::service::{Lease, Locks, ReleaseOutcome};
 
@@ -22,42 +22,32 @@ pub struct Lock {
     locks: Locks,
     bridge: Rc<Bridge>,
     signal: OnceCell<Kept>,
-    /// It releases the lease when it is garbage collected. A lock that `using` passes to the user's function does not: the
-    /// release comes with the end of the function.
+    /// Whether the user's code has to release it. `using` and `acquireAndExecute` release by themselves.
     owns: bool,
 }
 
 impl ObjectFinalize for Lock {
-    /// Releases a renewed lease that the user's code can neither release nor see the loss of any more: it would be renewed for
-    /// the life of the process.
+    /// Warns, once per process, when a renewed lock is garbage collected while it is held.
+    ///
+    /// The lease goes on. A program may acquire a lock for its whole life and keep no reference to it; a release at a time
+    /// that the garbage collector chooses would give the name to a second holder under it.
     fn finalize(self, env: Env) -> Result<()> {
+        static WARNED: AtomicBool = AtomicBool::new(false);
         let is_dropped = self.owns && self.lease.is_renewed() && self.signal.get().is_none() && self.lease.is_held();
-        if is_dropped && let Some(bridge) = Bridge::existing(&env) {
-            let (locks, lease) = (self.locks, self.lease);
-            // Not here: JavaScript cannot run while the garbage collector does.
-            bridge.shared().notice(move |env| release_dropped(env, &locks, &lease));
+        if is_dropped
+            && let Some(bridge) = Bridge::existing(&env)
+            && !WARNED.swap(true, Relaxed)
+        {
+            let warning = format!(
+                "the Lock of {:?} was garbage collected while it was held. It is renewed until this process ends or its \
+                 LockService is closed. Keep a reference to the Lock and call release(), or use `await using` or using(). \
+                 Later locks are not warned about.",
+                self.lease.names()[0].as_str()
+            );
+            // JavaScript cannot run while the garbage collector does.
+            bridge.shared().notice(move |env| emit_warning(env, &warning));
         }
         Ok(())
-    }
-}
-
-/// Releases the lease of a lock that was garbage collected, and warns, once per process.
-fn release_dropped(env: &Env, locks: &Locks, lease: &Arc<Lease>) {
-    static WARNED: AtomicBool = AtomicBool::new(false);
-    let Ok(bridge) = Bridge::get(env) else { return };
-    if !lease.is_held() {
-        return;
-    }
-    bridge.call(env, locks.release(lease), |_, _| {});
-    if !WARNED.swap(true, Relaxed) {
-        let name = lease.names()[0].as_str();
-        super::signal::emit_warning(
-            env,
-            &format!(
-                "the lock {name:?} was garbage collected while it was held, and has been released. Keep a reference to the \
-                 Lock and call release(), or use `await using` or using(). Later ones are released without a warning."
-            ),
-        );
     }
 }
 
