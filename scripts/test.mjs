@@ -115,7 +115,7 @@ async function bringUp() {
  * Where the servers keep their data: in memory where there is room for it (5 GiB). A disk that stands still for two seconds
  * makes a mongod answer no sooner, and leases of the tests are not much longer than that.
  */
-function serversDir() {
+export function serversDir() {
   const memory = '/dev/shm'
   try {
     const { bavail, bsize } = statfsSync(memory)
