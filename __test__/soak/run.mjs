@@ -20,6 +20,8 @@ const LEFTOVER_MS = 1000
 const SLACK_MS = 500
 /** The longest lease of a name that several processes use. */
 const SHARED_TTL_MS = 5000
+/** The longest lease at all. */
+const LONGEST_TTL_MS = 30_000
 /** A killed process's places in queues stay for a minute. */
 const QUEUE_PLACES_MS = 70_000
 const RATES = { mongodb: [50, 150, 300], memory: [300, 1000], other: [100, 300, 1000] }
@@ -54,6 +56,7 @@ class Soak {
   rounds = { passed: 0, failed: 0 }
   #killed = []
   #order = []
+  #undoneUntil = 0
 
   constructor(kind, store, random) {
     this.kind = kind
@@ -133,6 +136,7 @@ class Soak {
     const outcome = await fault.run(this.scene)
     const { done, wellAt } = typeof outcome === 'string' ? { done: outcome } : outcome
     if (fault.recovers) await this.#recovery(wellAt ?? (await whenWell(this.store)), facts)
+    if (fault.forgetsReleases?.(this.kind)) this.#undoneUntil = Date.now() + LONGEST_TTL_MS
     await sleep(1000)
     return `${done}, ${rate} pairs per second`
   }
@@ -161,7 +165,8 @@ class Soak {
     const listed = await this.#all('rest')
     // Names of killed processes are free when their leases have expired.
     const lastKill = this.#killed.at(-1)?.at ?? 0
-    await sleep(Math.max(0, lastKill + SHARED_TTL_MS + LEFTOVER_MS - Date.now()))
+    const freeAt = Math.max(lastKill + SHARED_TTL_MS + LEFTOVER_MS, this.#undoneUntil)
+    await sleep(Math.max(0, freeAt - Date.now()))
     await this.#nothingLeft('2 s after the last call', 2 * LEFTOVER_MS, /^held:/)
     if (this.kind === 'memory') {
       const names = listed[0].filter((name) => !name.startsWith('held:'))
