@@ -108,8 +108,8 @@ export class Resource {
   }
 }
 
-/** Rounds that a process needs before its memory is compared: the first ones fill pools and caches. */
-const WARM_UP_ROUNDS = 2
+/** Rounds before a process's memory is compared: the first one has the largest burst of all. */
+const WARM_UP_ROUNDS = 1
 const COMPARED_ROUNDS = 3
 const GROWTH_BYTES = 32 * 2 ** 20
 const GROWTH_FACTOR = 1.25

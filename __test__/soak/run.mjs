@@ -9,7 +9,7 @@ import { existsSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { leftovers } from '../leftovers.mjs'
 import { History, Memory, mib, Resource, Standstill, Violations } from './checks.mjs'
-import { FAULTS, KINDS, startStore, whenWell } from './faults.mjs'
+import { FAULTS, KINDS, startStore, WARM_UP, whenWell } from './faults.mjs'
 import { Worker } from './process.mjs'
 
 const RECOVERY_MS = 2000
@@ -54,6 +54,7 @@ class Soak {
   granted = 0
   failed = {}
   rounds = { passed: 0, failed: 0 }
+  violations = new Violations()
   #killed = []
   #order = []
   #undoneUntil = 0
@@ -106,12 +107,11 @@ class Soak {
   }
 
   async round(number) {
-    this.violations = new Violations()
     const startedAt = Date.now()
     const facts = []
     let done
     try {
-      done = await this.#underLoad(facts)
+      done = await this.#underLoad(number === 1 ? WARM_UP : this.#nextFault(), facts)
       await this.#afterwards(facts)
     } catch (error) {
       this.violations.add(error.stack)
@@ -123,16 +123,15 @@ class Soak {
     const seconds = ((Date.now() - startedAt) / 1000).toFixed(0)
     console.log(`${isGood ? 'ok    ' : 'FAILED'} ${this.kind} round ${number}, ${seconds} s: ${[done, ...facts].join('; ')}`)
     for (const line of this.violations.lines()) console.log(`       ${line}`)
-    return isGood
+    this.violations = new Violations()
   }
 
   /** Opens the services, lets them work, and has the fault happen. */
-  async #underLoad(facts) {
+  async #underLoad(fault, facts) {
     await this.#all('open')
     const rate = this.pick(RATES[this.engine] ?? RATES.other)
     await this.#all('work', { contenders: 3, rate: rate / this.workers.length })
     await sleep(this.between(500, 2000))
-    const fault = this.#nextFault()
     const outcome = await fault.run(this.scene)
     const { done, wellAt } = typeof outcome === 'string' ? { done: outcome } : outcome
     if (fault.recovers) await this.#recovery(wellAt ?? (await whenWell(this.store)), facts)
