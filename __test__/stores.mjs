@@ -113,11 +113,13 @@ async function dropCollections() {
 const TIMEOUT_MS = 90_000
 
 /**
- * A group of tests on one kind of store. `define` gets a function that declares a test, and what is known of the kind:
+ * A group of tests on one kind of store, four of them at a time unless `options` has another `concurrency`. `define` gets a
+ * function that declares a test, and what is known of the kind:
  * `test(title, body)`, whose body gets a fresh `Place`, and must leave nothing locked there once its services are
  * closed, unless it says `place.leaves = true`.
  */
-export function suite(kind, title, define) {
+export function suite(kind, title, options, define) {
+  if (!define) [options, define] = [{}, options]
   const reason = missing(kind)
   if (reason) {
     it(`${kind}: ${title}`, (t) => {
@@ -127,7 +129,7 @@ export function suite(kind, title, define) {
     return
   }
   // Most tests wait for a ttl most of the time.
-  describe(`${kind}: ${title}`, { concurrency: 4 }, () => {
+  describe(`${kind}: ${title}`, { concurrency: 4, ...options }, () => {
     const test = (name, body) => it(name, { timeout: TIMEOUT_MS }, (t) => inPlace(kind, (place) => body(place, t)))
     define(test, KINDS[kind])
   })

@@ -2,8 +2,11 @@
 import { readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { execFileSync } from 'node:child_process'
-import { installDependencies } from './setup.mjs'
 import { checkLayers } from './layers.mjs'
+import { hostTarget } from './pgo.mjs'
+import { locateMongod, locateRedis } from './servers.mjs'
+import { installDependencies } from './setup.mjs'
+import { step } from './steps.mjs'
 import { run, test } from './test.mjs'
 
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
@@ -11,13 +14,6 @@ const STORES = ['memory', 'sqlite', 'redis', 'mongodb']
 const GENERATED = ['index.d.ts', 'native.js']
 /** A file that a person wrote is better split when it is longer than the one, and must be when it is longer than the other. */
 const [MANY_LINES, MOST_LINES] = [300, 500]
-
-async function step(name, check) {
-  const started = Date.now()
-  console.log(`\n== ${name}`)
-  await check()
-  console.log(`== ${name}: ${((Date.now() - started) / 1000).toFixed(1)} s`)
-}
 
 async function must(command, args, env) {
   const { code } = await run(command, args, env)
@@ -28,8 +24,9 @@ function mustBeEmpty(problems) {
   if (problems.length > 0) throw new Error(problems.join('\n'))
 }
 
-const clippy = (targets, ...features) =>
-  must('cargo', ['clippy', '--quiet', targets, '--no-default-features', '--features', features.join(), '--', '-D', 'warnings'])
+// For the addon's target: what build scripts compile, SQLite above all, is then compiled once for the lints and the builds.
+const clippy = (...features) =>
+  must('cargo', [...'clippy --quiet --all-targets --no-default-features --target'.split(' '), hostTarget, '--features', features.join(), '--', '-D', 'warnings'])
 
 const tracked = () =>
   execFileSync('git', ['ls-files'], { encoding: 'utf8' })
@@ -37,19 +34,10 @@ const tracked = () =>
     .filter((file) => /\.(rs|lua|sql|m?js|ts|json|md|toml|ya?ml|lock)$|^\.ci\/run$|^\.npmrc$/.test(file))
 
 installDependencies()
+// Fetched while cargo is at work. The tests say so where a server cannot be had.
+const fetching = Promise.allSettled([locateRedis(), locateMongod()])
 await step('format', () => must('cargo', ['fmt', '--check']))
-await step('lints, all stores', () => clippy('--all-targets', ...STORES, 'node'))
-for (const store of STORES) {
-  await step(`lints, ${store} alone`, async () => {
-    await clippy('--lib', store)
-    // The service's tests stand on the memory store.
-    await clippy('--all-targets', ...new Set(['memory', store]))
-  })
-}
 await step('layers', () => mustBeEmpty(checkLayers('src')))
-await step('documentation', () =>
-  must('cargo', ['doc', '--quiet', '--no-deps', '--document-private-items'], { RUSTDOCFLAGS: '-D warnings' }),
-)
 await step('sizes, and what does not belong in a commit', () => {
   const problems = []
   for (const file of tracked()) {
@@ -74,6 +62,13 @@ await step('generated files are in step', async () => {
   )
 })
 
+await step('lints, all stores', () => clippy(...STORES, 'node'))
+// The library and its tests, without the other stores. The service's tests are left out where there is no memory store.
+for (const store of STORES) await step(`lints, ${store} alone`, () => clippy(store))
+await step('documentation', () =>
+  must('cargo', ['doc', '--quiet', '--no-deps', '--document-private-items', '--target', hostTarget], { RUSTDOCFLAGS: '-D warnings' }),
+)
+await step('fetch of the servers', () => fetching)
+
 // Last, so that the count closes the output.
-console.log('\n== tests')
 if ((await test({ build: false })) > 0) process.exitCode = 1

@@ -41,9 +41,9 @@ export async function startRedis({ args = [], tls: secure = false } = {}) {
   })
 }
 
-/** Starts three Redis that know nothing of each other; `url` has all their URLs, with commas between them. */
-export async function startRedisQuorum() {
-  const started = await Promise.allSettled([1, 2, 3].map(() => startRedis()))
+/** Starts three independent Redis; `url` has all their URLs, separated by commas. */
+export async function startRedisQuorum({ args = [] } = {}) {
+  const started = await Promise.allSettled([1, 2, 3].map(() => startRedis({ args })))
   const nodes = started.flatMap((result) => (result.status === 'fulfilled' ? [result.value] : []))
   const stop = async () => void (await Promise.all(nodes.map((node) => node.stop())))
   const failure = started.find((result) => result.status === 'rejected')
@@ -51,7 +51,7 @@ export async function startRedisQuorum() {
     await stop()
     throw failure.reason
   }
-  return { url: nodes.map((node) => node.url).join(','), stop }
+  return { url: nodes.map((node) => node.url).join(','), nodes, stop }
 }
 
 /**

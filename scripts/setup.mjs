@@ -1,6 +1,7 @@
 // What every command of this project needs before it can start. Runs without any dependency.
 import { spawnSync } from 'node:child_process'
-import { existsSync, statSync } from 'node:fs'
+import { existsSync, statfsSync, statSync } from 'node:fs'
+import { tmpdir } from 'node:os'
 import { fileURLToPath } from 'node:url'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
@@ -21,4 +22,19 @@ export function installDependencies(folder = '.') {
   // npm has said what it found; a stack trace of this script would only bury it.
   console.error(`npm ci failed in ${fileURLToPath(cwd)}${error ? `: ${error.message}` : ''}`)
   process.exit(1)
+}
+
+/**
+ * Where the servers keep their data: in memory where there is room for it (5 GiB). A disk that stands still for two seconds
+ * makes a mongod answer no sooner, and leases of the tests are not much longer than that.
+ */
+export function serversDir() {
+  const memory = '/dev/shm'
+  try {
+    const { bavail, bsize } = statfsSync(memory)
+    if (bavail * bsize >= 5 * 2 ** 30) return memory
+  } catch {
+    // There is none.
+  }
+  return tmpdir()
 }

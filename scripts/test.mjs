@@ -1,15 +1,19 @@
 // `npm test`: sets up, builds the addon, brings up the servers, runs the Rust and the Node tests on every store, and ends
 // with a count.
-import { execFileSync, spawn } from 'node:child_process'
-import { mkdtempSync, readdirSync, readFileSync, rmSync, statfsSync } from 'node:fs'
-import { tmpdir } from 'node:os'
-import { join } from 'node:path'
+import { spawn } from 'node:child_process'
+import { readdirSync } from 'node:fs'
+import { availableParallelism } from 'node:os'
+import { basename, join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { fileURLToPath, pathToFileURL } from 'node:url'
-import { installDependencies } from './setup.mjs'
+import { runTests } from './node-tests.mjs'
+import { hostTarget } from './pgo.mjs'
+import { installDependencies, serversDir } from './setup.mjs'
 import { SHARED, testServers } from './servers.mjs'
+import { printSteps, step } from './steps.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
+const LONGEST_SHOWN = 12
 
 /**
  * Runs a command with its output shown, or those lines of it that `shows` says; gives its exit code and what it printed to
@@ -46,50 +50,51 @@ function leaveOutSuccesses() {
   }
 }
 
+/** Tests wait for servers and leases most of the time: more of them at once than there are cores. */
+const RUST_THREADS = Math.max(8, availableParallelism())
+
 async function rustTests(env) {
-  const features = ['--no-default-features', '--features', 'memory,sqlite,redis,mongodb']
   // napi builds the addon for an explicit target, which cargo keeps apart: the same one here, or all crates compile twice.
-  const [, target] = /^host: (.*)$/m.exec(execFileSync('rustc', ['-vV'], { encoding: 'utf8' }))
+  const args = ['test', '--target', hostTarget, '--no-default-features', '--features', 'memory,sqlite,redis,mongodb']
+  const { code: built } = await step('build of the Rust tests', () => run('cargo', [...args, '--no-run']))
+  if (built !== 0) return { passed: 0, failed: 1, skipped: [] }
   // With what the tests print: one that finds no server passes, and says so, which is counted below.
-  const args = ['test', '--target', target, ...features, '--', '--show-output']
-  const { code, output } = await run('cargo', args, { ...env, RUST_BACKTRACE: '0' }, leaveOutSuccesses())
+  const shown = ['--', '--show-output', `--test-threads=${RUST_THREADS}`]
+  const { code, output } = await step('Rust tests', () =>
+    run('cargo', [...args, ...shown], { ...env, RUST_BACKTRACE: '0' }, leaveOutSuccesses()),
+  )
   const failed = sum(output, /^test result: .* (\d+) failed;/gm)
   const unserved = [...output.matchAll(/^---- (\S+) stdout ----\r?\nskipped: (.*)$/gm)]
   const ignored = [...output.matchAll(/^test (\S+) \.\.\. ignored(?:, )?(.*)$/gm)]
   return {
     passed: sum(output, /^test result: \w+\. (\d+) passed;/gm) - unserved.length,
-    // A build that fails, or a run that dies, has no line to count.
+    // A run that dies has no line to count.
     failed: failed === 0 && code !== 0 ? 1 : failed,
     skipped: [...unserved, ...ignored].map(([, name, why]) => `${name}: ${why}`),
   }
 }
 
-async function nodeTests(env) {
-  const folder = mkdtempSync(join(tmpdir(), 'holdfast-test-'))
-  const tap = join(folder, 'tap')
+/** Specs that keep a core busy all the time: they would make the others late, and run one at a time after them. */
+const BUSY = /^(bench|bursts.*|mongodb-fleet)\.spec\.mjs$/
+/** Specs that run for a minute or more: they start first, so that none of them is alone at the end. */
+const LONG = ['processes', 'mongodb-failover-load', 'mongodb-failover', 'redis-sentinel', 'mongodb-security', 'outage', 'mongodb-rights']
+/** The others wait most of the time: three of them need about one of two cores. */
+const CONCURRENCY = 3
+
+async function nodeTests() {
   const specs = readdirSync(join(root, '__test__')).filter((name) => name.endsWith('.spec.mjs'))
-  const reporters = ['spec', 'stdout', 'tap', tap]
-  const { code } = await run(
-    process.execPath,
-    [
-      '--test',
-      '--test-concurrency=2',
-      // A process that does not end is a failure, too.
-      '--test-timeout=600000',
-      ...reporters.map((value, i) => (i % 2 === 0 ? `--test-reporter=${value}` : `--test-reporter-destination=${value}`)),
-      ...specs.map((name) => `__test__/${name}`),
-    ],
-    env,
-  )
-  const report = readFileSync(tap, 'utf8')
-  rmSync(folder, { recursive: true })
-  const count = (word) => sum(report, new RegExp(`^# ${word} (\\d+)$`, 'gm'))
-  const failed = count('fail') + count('cancelled')
-  return {
-    passed: count('pass'),
-    failed: failed === 0 && code !== 0 ? 1 : failed,
-    skipped: [...report.matchAll(/^\s*ok \d+ - (.*) # SKIP ?(.*)$/gm)].map(([, name, why]) => `${name}: ${why}`),
-  }
+  // Those that are not listed have the largest rank.
+  const rank = (name) => LONG.indexOf(name.replace('.spec.mjs', '')) >>> 0
+  const calm = specs.filter((name) => !BUSY.test(name)).sort((one, other) => rank(one) - rank(other))
+  const paths = (names) => names.map((name) => join(root, '__test__', name))
+  const parts = [
+    await step('Node tests', () => runTests(paths(calm), CONCURRENCY)),
+    await step('Node tests that keep a core busy', () => runTests(paths(specs.filter((name) => BUSY.test(name))), 1)),
+  ]
+  const seconds = parts.flatMap((part) => [...part.seconds]).sort((one, other) => other[1] - one[1])
+  console.log('\nThe longest specs:')
+  for (const [file, took] of seconds.slice(0, LONGEST_SHOWN)) console.log(`${took.toFixed(1).padStart(9)} s  ${basename(file)}`)
+  return parts
 }
 
 /** The servers, or on a laptop those of them that can be had: what needs another one is then skipped, and says so. */
@@ -111,34 +116,26 @@ async function bringUp() {
   return { env, stop: () => Promise.all(servers.map((server) => server.stop())) }
 }
 
-/**
- * Where the servers keep their data: in memory where there is room for it (5 GiB). A disk that stands still for two seconds
- * makes a mongod answer no sooner, and leases of the tests are not much longer than that.
- */
-function serversDir() {
-  const memory = '/dev/shm'
-  try {
-    const { bavail, bsize } = statfsSync(memory)
-    if (bavail * bsize >= 5 * 2 ** 30) return memory
-  } catch {
-    // There is none.
-  }
-  return tmpdir()
-}
-
-/** Runs everything; gives the number of failures. */
+/** Runs everything; gives the number of failures. The count is the last line. */
 export async function test({ build = true } = {}) {
+  process.chdir(root)
   // For the servers of this process and of those that the tests are.
   process.env.HOLDFAST_SERVERS_DIR ||= serversDir()
   installDependencies()
   // Two specs want these, and must not install them at the same time.
   installDependencies('bench')
-  if (build && (await run(process.execPath, ['scripts/build.mjs'])).code !== 0) throw new Error('the addon does not build')
-  const servers = await bringUp()
+  if (build) {
+    const { code } = await step('addon', () => run(process.execPath, ['scripts/build.mjs']))
+    if (code !== 0) throw new Error('the addon does not build')
+  }
+  const servers = await step('servers', bringUp)
+  // The specs are processes of the test runner, which passes its own environment on.
+  Object.assign(process.env, servers.env)
   try {
-    const results = [await rustTests(servers.env), await nodeTests(servers.env)]
+    const results = [await rustTests(servers.env), ...(await nodeTests())]
     const skipped = results.flatMap((result) => result.skipped)
     const total = (field) => results.reduce((count, result) => count + result[field], 0)
+    printSteps()
     console.log()
     for (const line of skipped) console.log(`skipped: ${line}`)
     console.log(`${total('passed')} passed, ${total('failed')} failed, ${skipped.length} skipped`)

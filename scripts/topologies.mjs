@@ -13,8 +13,8 @@ const PATIENCE_MS = 60_000
 const MASTER = 'main'
 
 /** Starts a cluster of three masters that share the slots. */
-export async function startRedisCluster() {
-  const nodes = await together([0, 1, 2].map(() => startNode()))
+export async function startRedisCluster({ args = [] } = {}) {
+  const nodes = await together([0, 1, 2].map(() => startNode(args)))
   try {
     const [first] = nodes
     await Promise.all(
@@ -37,10 +37,10 @@ export async function startRedisCluster() {
   return { url, nodes, stop: () => stopAll(nodes) }
 }
 
-async function startNode() {
+async function startNode(args) {
   const busPort = await freePort()
   const bus = ['--cluster-port', busPort, '--cluster-announce-ip', '127.0.0.1', '--cluster-announce-bus-port', busPort]
-  const node = await startRedis({ args: ['--cluster-enabled', 'yes', '--cluster-node-timeout', '2000', ...bus] })
+  const node = await startRedis({ args: ['--cluster-enabled', 'yes', '--cluster-node-timeout', '2000', ...bus, ...args] })
   return Object.assign(node, { busPort })
 }
 

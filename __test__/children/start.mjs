@@ -26,7 +26,7 @@ class Child {
 
   constructor(script, task, orders) {
     this.#script = script
-    const args = ['--no-warnings=ExperimentalWarning', fileURLToPath(new URL(`${script}.mjs`, folder)), JSON.stringify(task)]
+    const args = ['--expose-gc', '--no-warnings=ExperimentalWarning', fileURLToPath(new URL(`${script}.mjs`, folder)), JSON.stringify(task)]
     this.#process = spawn(process.execPath, args, { stdio: [orders ? 'pipe' : 'ignore', 'pipe', 'pipe'] })
     // A process that was killed cannot be told anything any more, which is no error of the test.
     this.#process.stdin?.on('error', () => {})

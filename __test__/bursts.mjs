@@ -1,0 +1,63 @@
+// Thousands of calls at once on a store: each is granted, or rejects within its limit, and nothing is left in the store.
+import assert from 'node:assert/strict'
+import { start } from './children/start.mjs'
+import { leftovers } from './leftovers.mjs'
+import { suite } from './stores.mjs'
+import { until } from './tools.mjs'
+
+/** The part of the full size that runs here, 1 for all of it. The soak runs the full size. */
+const SCALE = Number(process.env.HOLDFAST_BURST_SCALE ?? 0.2)
+const FREE_NAMES = 20_000 * SCALE
+const WAITERS = 1000 * SCALE
+const PROCESSES = SCALE < 1 ? 4 : 10
+const STORE_TIMEOUT_MS = 5000
+const WAIT_MS = 5000
+/** The promise is one second beyond the limit; the rest is for a busy machine. */
+const LATE_MS = 1000 + 1000
+const LEFTOVER_MS = 1000 + 1000
+const BYTES_PER_CALL = 2048
+/** What the heaps of JavaScript and of the allocator keep after a burst, whatever its size. */
+const HEAP_BYTES = 32 * 2 ** 20
+
+/** Runs the calls in `processes` processes at once, and checks what must hold for each of them. */
+async function burst(place, t, { way, count, processes = 1, limitMs }) {
+  const task = { url: place.target, options: place.options, way, count: Math.ceil(count / processes), storeTimeoutMs: STORE_TIMEOUT_MS, waitMs: WAIT_MS }
+  const children = Array.from({ length: processes }, () => start(t, 'burst', task))
+  for (const child of children) await child.next('ready')
+  for (const child of children) child.tell('go')
+  const results = await Promise.all(children.map((child) => child.next('result', 85_000)))
+  t.diagnostic(JSON.stringify(processes === 1 ? results[0] : results))
+  await Promise.all(children.map((child) => child.next('closed')))
+  await until('nothing is left', async () => (await leftovers(place)).length === 0, LEFTOVER_MS).catch(async (error) => {
+    const left = await leftovers(place)
+    throw new Error(`${left.length} keys are left after close(), of them ${JSON.stringify(left[0])}`, { cause: error })
+  })
+  for (const { granted, failed, slowestMs, releasesFailed, isHeld } of results) {
+    const { LOCK_TIMEOUT = 0, LOCK_STORE = 0, ...others } = failed
+    assert.deepEqual(others, {})
+    assert.equal(granted + LOCK_TIMEOUT + LOCK_STORE, task.count)
+    assert.ok(slowestMs < limitMs + LATE_MS, `a call took ${slowestMs} ms, its limit is ${limitMs} ms`)
+    assert.equal(releasesFailed, 0, 'releases that failed')
+    assert.ok(isHeld, 'a renewed lease was lost')
+  }
+  return results
+}
+
+/** The cases that every store passes. Each of them wants the machine for itself. */
+export function bursts(kind) {
+  suite(kind, 'bursts', { concurrency: 1 }, (test, { server }) => {
+    test(`${FREE_NAMES} calls for free names at once`, async (place, t) => {
+      const [{ granted, keptBytes }] = await burst(place, t, { way: 'free', count: FREE_NAMES, limitMs: STORE_TIMEOUT_MS })
+      // A store that grants only a few of them spends its time on calls that have been rejected.
+      assert.ok(granted > FREE_NAMES / 10, `${granted} of ${FREE_NAMES} were granted`)
+      assert.ok(keptBytes <= FREE_NAMES * BYTES_PER_CALL + HEAP_BYTES, `${keptBytes} bytes are kept of ${FREE_NAMES} calls`)
+    })
+
+    test(`${WAITERS} waiters for one name from one process`, (place, t) =>
+      burst(place, t, { way: 'waiters', count: WAITERS, limitMs: Math.max(WAIT_MS, STORE_TIMEOUT_MS) }))
+
+    if (!server && kind !== 'sqlite') return
+    test(`${WAITERS} waiters for one name from ${PROCESSES} processes`, (place, t) =>
+      burst(place, t, { way: 'waiters', count: WAITERS, processes: PROCESSES, limitMs: Math.max(WAIT_MS, STORE_TIMEOUT_MS) }))
+  })
+}

@@ -1,0 +1,63 @@
+// Makes many calls at once, in a process whose memory is measured, and says how they ended.
+import { setTimeout as sleep } from 'node:timers/promises'
+import { Standstill } from '../soak/checks.mjs'
+import { open, orders, say, task } from './kit.mjs'
+
+const RENEWED_TTL_MS = 6000
+const standstill = new Standstill()
+
+async function rss() {
+  for (let turn = 0; turn < 3; turn++) {
+    globalThis.gc()
+    await sleep(20)
+  }
+  return process.memoryUsage.rss()
+}
+
+/** Makes `count` calls in one tick; each granted lock is released at once if `isShared`, else after all have ended. */
+async function calls(count, isShared, call) {
+  const failed = {}
+  let [granted, slowestMs] = [0, 0]
+  const one = async (index) => {
+    const [startedAt, stoodStill] = [performance.now(), standstill.totalMs]
+    const ended = () => {
+      // What the event loop needs for so many calls, or the machine takes, is no wait for the store.
+      slowestMs = Math.max(slowestMs, performance.now() - startedAt - (standstill.totalMs - stoodStill))
+    }
+    try {
+      const lock = await call(index)
+      ended()
+      granted++
+      if (!isShared) return lock
+      await lock.release()
+    } catch (error) {
+      ended()
+      failed[error.code] = (failed[error.code] ?? 0) + 1
+    }
+  }
+  let locks = await Promise.all(Array.from({ length: count }, (_, index) => one(index)))
+  const releases = await Promise.allSettled(locks.map((lock) => lock?.release()))
+  locks = undefined
+  return { granted, failed, slowestMs: Math.round(slowestMs), releasesFailed: releases.filter(({ status }) => status === 'rejected').length }
+}
+
+const locks = await open({ storeTimeoutMs: task.storeTimeoutMs })
+const held = await locks.acquire(`held:${process.pid}`, { ttlMs: RENEWED_TTL_MS })
+const ways = {
+  free: (index) => locks.tryAcquire(`free:${process.pid}:${index}`, { ttlMs: 60_000 }),
+  waiters: () => locks.acquire('crowd', { ttlMs: 60_000, waitMs: task.waitMs }),
+}
+const isShared = task.way === 'waiters'
+// What the first calls set up is no growth.
+await calls(200, isShared, ways[task.way])
+const before = await rss()
+say({ ready: true })
+for await (const _ of orders()) {
+  const result = await calls(task.count, isShared, ways[task.way])
+  // It shrinks again: what is kept for a call that has ended is gone soon.
+  await sleep(2000)
+  say({ result: { ...result, keptBytes: (await rss()) - before, isHeld: held.isHeld } })
+  break
+}
+await locks.close()
+say({ closed: true })

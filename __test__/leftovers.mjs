@@ -1,0 +1,75 @@
+// Lists what is stored under a prefix, read by other clients than holdfast: locks without a caller, queues, metadata.
+import Redis from 'ioredis'
+import { MongoClient } from 'mongodb'
+import { LockService } from '../index.js'
+
+/**
+ * What a store holds for the names of one prefix: `[{ what: 'lock' | 'queue' | 'metadata', name }]`.
+ *
+ * - `engine`, `target` and `options` are those of `LockService.connect`.
+ * - A memory store has no other client: it gives an empty list.
+ * - Fence companions on Redis are not listed. They outlive the lease on purpose and have a time to live.
+ */
+export function leftovers({ engine, target, options }) {
+  return READERS[engine](target, options)
+}
+
+const READERS = {
+  memory: async () => [],
+  // Another client that opens and closes the file in this process would end this process's locks on it.
+  sqlite: async (target, options) => {
+    const service = await LockService.connect(target, options)
+    try {
+      return (await service.list()).map(({ name }) => ({ what: 'lock', name }))
+    } finally {
+      await service.close()
+    }
+  },
+  redis: async (target, { keyPrefix }) => {
+    const clients = redisClients(target)
+    try {
+      const found = await Promise.all(clients.map((client) => keysOf(client, keyPrefix)))
+      return found.flat()
+    } finally {
+      for (const client of clients) client.disconnect()
+    }
+  },
+  mongodb: async (target, { keyPrefix = '', collection = 'locks' }) => {
+    const client = new MongoClient(target)
+    try {
+      const documents = client.db().collection(collection).find({}, { projection: { _id: 1 } })
+      const names = (await documents.toArray()).map(({ _id }) => String(_id))
+      return names.filter((name) => name.startsWith(keyPrefix)).map((name) => ({ what: 'lock', name: name.slice(keyPrefix.length) }))
+    } finally {
+      await client.close()
+    }
+  },
+}
+
+/** One client for each server that has keys. */
+function redisClients(target) {
+  const quiet = (client) => client.on('error', () => {})
+  if (Array.isArray(target)) return target.map((url) => quiet(new Redis(url)))
+  const { protocol, host, pathname } = new URL(target.replace(/^(\S+:\/\/)([^/]*)/, (_, scheme, hosts) => scheme + hosts.split(',')[0]))
+  const hosts = /^[^/]+\/\/([^/]*)/.exec(target)[1].split(',').map((each) => new URL(`redis://${each}`))
+  if (protocol === 'redis+cluster:') return hosts.map((url) => quiet(new Redis(url.href)))
+  if (protocol === 'redis+sentinel:') {
+    const sentinels = hosts.map(({ hostname, port }) => ({ host: hostname, port: Number(port) }))
+    return [quiet(new Redis({ sentinels, name: pathname.slice(1) }))]
+  }
+  return [quiet(new Redis(`redis://${host}`))]
+}
+
+async function keysOf(client, prefix) {
+  const found = []
+  for (let cursor = '0'; ; ) {
+    const [next, keys] = await client.scan(cursor, 'MATCH', `*${prefix}*`, 'COUNT', 5000)
+    for (const key of keys) {
+      const [, companion] = /^holdfast:(\w+):/.exec(key) ?? []
+      if (companion === 'fence') continue
+      found.push({ what: companion ?? 'lock', name: key.slice(key.indexOf(prefix) + prefix.length).replace(/}$/, '') })
+    }
+    if (next === '0') return found
+    cursor = next
+  }
+}

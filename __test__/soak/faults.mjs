@@ -1,0 +1,240 @@
+// The servers of the soak, and what happens to them and to the processes that use them.
+import { spawn } from 'node:child_process'
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { createInterface } from 'node:readline'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { startMongod, startRedis, startRedisQuorum } from '../../scripts/servers.mjs'
+import { mongoCommand, redisCommand, startRedisCluster, startRedisSentinel } from '../../scripts/topologies.mjs'
+
+/** A killed server must remember what it acknowledged: otherwise a second holder is no violation. */
+const DURABLE = { args: ['--appendonly', 'yes', '--appendfsync', 'always'] }
+const WELL_TIMEOUT_MS = 60_000
+
+const answers = (call, accepts) => call.then(accepts, () => false)
+const redisIsUp = ({ port }) => answers(redisCommand(port, 'PING'), (reply) => reply === '+PONG\r\n')
+const clusterIsUp = ({ port }) => answers(redisCommand(port, 'CLUSTER INFO'), (reply) => /cluster_state:ok/.test(reply))
+const isPrimary = (node) => answers(mongoCommand(node, { hello: 1 }, 1000), (reply) => reply.isWritablePrimary === true)
+const all = async (nodes, isUp) => (await Promise.all(nodes.map(isUp))).every(Boolean)
+
+const single = (server, isUp) => ({ target: server.url, nodes: [server], isWell: () => isUp(server), stop: () => server.stop() })
+
+/** How to start each store: what `connect` needs, the servers, and whether they serve, seen without holdfast. */
+const STORES = {
+  memory: async () => ({ target: 'memory:soak', nodes: [], isWell: async () => true, stop: async () => {} }),
+
+  async sqlite() {
+    const folder = mkdtempSync(join(process.env.HOLDFAST_SERVERS_DIR || tmpdir(), 'holdfast-soak-'))
+    const file = join(folder, 'locks.sqlite')
+    return { target: `sqlite:${file}`, file, nodes: [], isWell: async () => true, stop: async () => rmSync(folder, { recursive: true }) }
+  },
+
+  redis: async () => single(await startRedis(DURABLE), redisIsUp),
+
+  async 'redis-cluster'() {
+    const cluster = await startRedisCluster(DURABLE)
+    return { target: cluster.url, nodes: cluster.nodes, isWell: () => all(cluster.nodes, clusterIsUp), stop: cluster.stop }
+  },
+
+  async 'redis-sentinel'() {
+    const group = await startRedisSentinel()
+    const replicates = ({ port }) => answers(redisCommand(port, 'INFO replication'), (info) => /role:master/.test(info) && /state=online/.test(info))
+    return {
+      target: group.url,
+      // A failover to a replica must not lose what was granted.
+      options: { minReplicas: 1 },
+      nodes: group.servers,
+      master: group.master,
+      isWell: async () => {
+        const master = await group.master()
+        return master !== undefined && (await redisIsUp(master)) && replicates(master)
+      },
+      stop: group.stop,
+    }
+  },
+
+  async 'redis-quorum'() {
+    const quorum = await startRedisQuorum(DURABLE)
+    return { target: quorum.url.split(','), nodes: quorum.nodes, isWell: () => all(quorum.nodes, redisIsUp), stop: quorum.stop }
+  },
+
+  mongodb: async () => single(await startMongod(), isPrimary),
+  'mongodb-replica-set': async () => single(await startMongod({ replicaSet: true }), isPrimary),
+}
+
+export const KINDS = Object.keys(STORES)
+
+/** Starts the servers of a store. */
+export const startStore = (kind) => STORES[kind]()
+
+/** Waits until the servers serve by themselves; the time is the one from which recovery counts (µs). */
+export async function whenWell(store) {
+  for (const deadline = Date.now() + WELL_TIMEOUT_MS; ; await sleep(20)) {
+    if (await store.isWell()) return Number(process.hrtime.bigint() / 1000n)
+    if (Date.now() > deadline) throw new Error('the servers do not serve again: this is no fault of holdfast')
+  }
+}
+
+const seconds = (ms) => `${(ms / 1000).toFixed(1)} s`
+const isMongodb = (kind) => kind.startsWith('mongodb')
+
+/** The servers that stall or are killed together: all that answer, one of several, or a majority. */
+async function victims({ kind, store, pick }) {
+  if (kind === 'redis-sentinel') return [await store.master()]
+  if (kind === 'redis-quorum') return store.nodes.slice(0, pick([1, 2, 3]))
+  return kind === 'redis-cluster' && pick([true, false]) ? [pick(store.nodes)] : store.nodes
+}
+
+const LARGEST_BURST = 20_000
+
+async function burst(worker, count) {
+  const { granted, ms } = await worker.ask('burst', { count })
+  return `burst of ${count} free names: ${granted} granted and released in ${seconds(ms)}`
+}
+
+/** The first round: memory is compared from there on. */
+export const WARM_UP = { run: ({ workers }) => burst(workers[0], LARGEST_BURST) }
+
+/**
+ * What can happen. `of(kind)`: the stores it happens to. `run(scene)` does it, and gives a description, or
+ * `{ done, wellAt }` with the time at which the servers served again. With `recovers` grants must come back soon after that.
+ * `forgetsReleases(kind)`: the crash may undo the latest releases.
+ */
+export const FAULTS = {
+  nothing: {
+    of: () => true,
+    run: async ({ between }) => {
+      await sleep(between(1000, 3000))
+      return 'no fault'
+    },
+  },
+
+  stall: {
+    of: (kind) => kind !== 'memory' && kind !== 'sqlite',
+    recovers: true,
+    run: async (scene) => {
+      // Sentinels replace a master after two seconds.
+      const ms = scene.kind === 'redis-sentinel' ? scene.between(300, 1500) : scene.between(500, 12_000)
+      const nodes = await victims(scene)
+      await Promise.all(nodes.map((node) => node.pause()))
+      await sleep(ms)
+      for (const node of nodes) node.resume()
+      return `stall of ${nodes.length} of ${scene.store.nodes.length} servers for ${seconds(ms)}`
+    },
+  },
+
+  fsyncLock: {
+    of: isMongodb,
+    recovers: true,
+    run: async ({ store: { nodes }, between }) => {
+      const ms = between(3000, 12_000)
+      await mongoCommand(nodes[0], { fsync: 1, lock: true })
+      await sleep(ms)
+      await mongoCommand(nodes[0], { fsyncUnlock: 1 })
+      return `fsyncLock for ${seconds(ms)}`
+    },
+  },
+
+  'write lock': {
+    of: (kind) => kind === 'sqlite',
+    recovers: true,
+    run: async ({ store, between }) => {
+      const ms = between(500, 12_000)
+      const lock = await holdWriteLock(store.file)
+      if (!lock) return 'write lock of another process: left out, there is no python3'
+      await sleep(ms)
+      await lock.end()
+      return `write lock of another process for ${seconds(ms)}`
+    },
+  },
+
+  'server kill': {
+    of: (kind) => kind !== 'memory' && kind !== 'sqlite',
+    recovers: true,
+    // A release on MongoDB does not wait for the journal: after a crash the name may be busy until its lease expires.
+    forgetsReleases: isMongodb,
+    run: async (scene) => {
+      const ms = scene.between(0, 4000)
+      const nodes = await victims(scene)
+      await Promise.all(nodes.map((node) => node.kill()))
+      if (scene.kind === 'redis-sentinel') {
+        // The old master comes back when another one has its place.
+        const wellAt = await whenWell(scene.store)
+        await Promise.all(nodes.map((node) => node.restart()))
+        return { done: 'SIGKILL of the master, and a failover', wellAt }
+      }
+      await sleep(ms)
+      await Promise.all(nodes.map((node) => node.restart()))
+      return `SIGKILL of ${nodes.length} of ${scene.store.nodes.length} servers, down for ${seconds(ms)}`
+    },
+  },
+
+  'worker kill': {
+    of: (kind) => kind !== 'memory',
+    run: async ({ workers, pick, between }) => {
+      const count = pick([1, 2])
+      for (let index = 0; index < count; index++) {
+        // The first process lives through all rounds: its memory is compared.
+        await pick(workers.slice(1)).replace()
+        await sleep(between(0, 1000))
+      }
+      return `SIGKILL of ${count} processes`
+    },
+  },
+
+  'worker stop': {
+    of: (kind) => kind !== 'memory',
+    run: async ({ workers, pick, between }) => {
+      const [worker, ms] = [pick(workers), between(500, 8000)]
+      worker.kill('SIGSTOP')
+      await sleep(ms)
+      worker.kill('SIGCONT')
+      return `SIGSTOP of a process for ${seconds(ms)}`
+    },
+  },
+
+  burst: {
+    of: () => true,
+    run: ({ workers, pick }) => burst(pick(workers), pick([1000, 5000, LARGEST_BURST])),
+  },
+
+  crowd: {
+    of: () => true,
+    run: async ({ workers }) => {
+      const startedAt = Date.now()
+      const results = await Promise.all(workers.map((worker) => worker.ask('crowd', { count: 1000, waitMs: 10_000 })))
+      const granted = results.reduce((sum, result) => sum + result.granted, 0)
+      return `${1000 * workers.length} waiters for one name: ${granted} granted in ${seconds(Date.now() - startedAt)}`
+    },
+  },
+
+  'burst in a stall': {
+    of: (kind) => kind !== 'memory' && kind !== 'sqlite',
+    recovers: true,
+    run: async (scene) => {
+      // How many are granted does not matter here. Each call must end within its limit.
+      scene.workers[0].ask('burst', { count: 5000 }).catch(() => {})
+      const done = await FAULTS.stall.run(scene)
+      const wellAt = await whenWell(scene.store)
+      return { done: `${done}, with a burst of 5000 free names`, wellAt }
+    },
+  },
+}
+
+/** Has another process hold the write lock of a SQLite file; `undefined` where there is no Python. */
+async function holdWriteLock(file) {
+  const code = [
+    'import sqlite3, sys',
+    'db = sqlite3.connect(sys.argv[1], timeout=30, isolation_level=None)',
+    'db.execute("BEGIN IMMEDIATE")',
+    'print("locked", flush=True)',
+    'sys.stdin.readline()',
+    'db.execute("COMMIT")',
+  ]
+  const child = spawn('python3', ['-c', code.join('\n'), file], { stdio: ['pipe', 'pipe', 'inherit'] })
+  const ended = new Promise((resolve) => child.once('close', resolve).once('error', resolve))
+  const line = new Promise((resolve) => createInterface({ input: child.stdout }).once('line', resolve))
+  if ((await Promise.race([line, ended])) !== 'locked') return undefined
+  return { end: () => (child.stdin.end('\n'), ended) }
+}

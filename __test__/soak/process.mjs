@@ -1,0 +1,113 @@
+// The runner's side of a process of the soak: starts it, asks it, stops or kills it.
+import { fork } from 'node:child_process'
+import { fileURLToPath } from 'node:url'
+
+const SCRIPT = fileURLToPath(new URL('worker.mjs', import.meta.url))
+/** Longer than any verb takes, even one that waits for calls that are late. */
+const VERB_MS = 90_000
+/** Probes to remember: those of the last minutes. */
+const PROBES = 2000
+
+export class Worker {
+  #task
+  #listener
+  #process
+  #asked = new Map()
+  #serial = 0
+  #generation = -1
+  probes = []
+  /** Whether it failed to answer: it is replaced before the next round. */
+  isUseless = false
+
+  /** `listener(worker, message)` gets its reports; the value that it returns answers a question. */
+  constructor(index, task, listener) {
+    this.index = index
+    this.#task = task
+    this.#listener = listener
+  }
+
+  get tag() {
+    return `w${this.index}.${this.#generation}`
+  }
+
+  /** When the last probe was granted (µs). */
+  get lastProbe() {
+    return this.probes.at(-1)
+  }
+
+  start() {
+    this.#generation++
+    this.isUseless = false
+    const tag = this.tag
+    const child = fork(SCRIPT, [JSON.stringify({ ...this.#task, tag })], {
+      execArgv: ['--expose-gc', '--no-warnings=ExperimentalWarning'],
+      stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
+    })
+    this.#process = child
+    const ready = new Promise((resolve, reject) => {
+      child.once('exit', () => reject(new Error(`${tag} ended before it was ready`)))
+      child.on('message', (message) => {
+        if (message.ready) resolve()
+        else if (message.probe) this.probes = [...this.probes.slice(-PROBES), message.probe]
+        else if (message.read) child.send({ id: message.id, reply: { value: this.#listener(this, message) } }, () => {})
+        else if (message.id !== undefined) this.#answer(message)
+        else this.#listener(this, message)
+      })
+    })
+    child.on('error', () => {})
+    /** Resolves when it has ended and all its reports have been read. */
+    this.ended = Promise.all(['exit', 'disconnect'].map((event) => new Promise((resolve) => child.once(event, resolve))))
+    this.ended.then(([code]) => {
+      this.#listener(this, { killed: tag })
+      for (const [id, { reject }] of this.#asked) {
+        this.#asked.delete(id)
+        reject(new Error(`${tag} ended: ${child.signalCode ?? code}`))
+      }
+    })
+    return ready
+  }
+
+  #answer({ id, result, error }) {
+    const question = this.#asked.get(id)
+    if (!question) return
+    this.#asked.delete(id)
+    if (error) question.reject(new Error(`${this.tag}: ${error}`))
+    else question.resolve(result)
+  }
+
+  /** Has the process do what `verb` says in worker.mjs; gives the result. */
+  async ask(verb, order = {}) {
+    const id = ++this.#serial
+    let timer
+    const answer = new Promise((resolve, reject) => {
+      this.#asked.set(id, { resolve, reject })
+      timer = setTimeout(() => {
+        this.isUseless = true
+        reject(new Error(`${this.tag} did not finish ${verb} within ${VERB_MS / 1000} s`))
+      }, VERB_MS)
+    })
+    this.#process.send({ id, verb, ...order }, () => {})
+    return answer.finally(() => clearTimeout(timer))
+  }
+
+  kill(signal) {
+    this.#process.kill(signal)
+  }
+
+  /** Kills it with SIGKILL, and starts another one in its place, which works as it did. */
+  async replace() {
+    this.kill('SIGKILL')
+    await this.ended
+    await this.start()
+    await this.ask('open')
+    await this.ask('work', { contenders: 3, rate: 0 })
+  }
+
+  /** A process that did not answer is of no use in the next round. */
+  async renewIfUseless() {
+    if (!this.isUseless) return
+    this.kill('SIGKILL')
+    await this.ended
+    await this.start()
+  }
+}

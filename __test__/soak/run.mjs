@@ -1,0 +1,277 @@
+// `npm run soak`: stalls, kills and bursts at random on every store, and checks of what must hold all the same.
+//
+//   SOAK_S=600        seconds per store
+//   SOAK_STORES=a,b   the stores, by their names in faults.mjs; all of them without it
+//   SOAK_SEED=1       repeats the faults of an earlier run; a random one is printed without it
+//   SOAK_FAULTS=a,b   only these faults, by their names in faults.mjs
+//   SOAK_CASES=0      without the long cases of redis.mjs, mongodb.mjs, sqlite.mjs and quorum.mjs
+import { existsSync } from 'node:fs'
+import { setTimeout as sleep } from 'node:timers/promises'
+import { leftovers } from '../leftovers.mjs'
+import { History, Memory, mib, Resource, Standstill, Violations } from './checks.mjs'
+import { FAULTS, KINDS, startStore, WARM_UP, whenWell } from './faults.mjs'
+import { Worker } from './process.mjs'
+
+const RECOVERY_MS = 2000
+/** A process that gets no grant for so long is taken to never recover. */
+const NO_RECOVERY_MS = 20_000
+const LEFTOVER_MS = 1000
+/** For the machine, on top of a limit, in addition to the time in which this process stood still. */
+const SLACK_MS = 500
+/** The longest lease of a name that several processes use. */
+const SHARED_TTL_MS = 5000
+/** The longest lease at all. */
+const LONGEST_TTL_MS = 30_000
+/** A killed process's places in queues stay for a minute. */
+const QUEUE_PLACES_MS = 70_000
+const RATES = { mongodb: [50, 150, 300], memory: [300, 1000], other: [100, 300, 1000] }
+/** The file with the long cases of a store: `__test__/soak/<name>.mjs`. */
+const CASES = { redis: 'redis', 'redis-quorum': 'quorum', mongodb: 'mongodb', sqlite: 'sqlite' }
+
+const forSeconds = Number(process.env.SOAK_S ?? 600)
+const kinds = process.env.SOAK_STORES?.split(',') ?? KINDS
+const seed = Number(process.env.SOAK_SEED ?? Math.floor(Math.random() * 2 ** 31))
+const standstill = new Standstill()
+
+for (const kind of kinds) if (!KINDS.includes(kind)) throw new Error(`SOAK_STORES: there is no ${kind}; there are ${KINDS.join()}`)
+
+/** A generator of random numbers with a seed (mulberry32). */
+function randomFrom(state) {
+  return () => {
+    state = (state + 0x6d2b79f5) | 0
+    let mixed = Math.imul(state ^ (state >>> 15), 1 | state)
+    mixed = (mixed + Math.imul(mixed ^ (mixed >>> 7), 61 | mixed)) ^ mixed
+    return ((mixed ^ (mixed >>> 14)) >>> 0) / 2 ** 32
+  }
+}
+
+/** One store under test: its servers, processes and checks. */
+class Soak {
+  history = new History()
+  resource = new Resource()
+  memory = new Memory()
+  recoveries = []
+  granted = 0
+  failed = {}
+  rounds = { passed: 0, failed: 0 }
+  violations = new Violations()
+  #killed = []
+  #order = []
+  #undoneUntil = 0
+
+  constructor(kind, store, random) {
+    this.kind = kind
+    this.store = store
+    this.pick = (list) => list[Math.floor(random() * list.length)]
+    this.between = (low, high) => low + random() * (high - low)
+    this.options = { keyPrefix: `soak:${Math.random().toString(36).slice(2, 10)}:`, ...store.options }
+    this.engine = kind.split('-')[0]
+  }
+
+  async start() {
+    const count = this.kind === 'memory' ? 1 : 3
+    const task = { target: this.store.target, options: this.options }
+    const listener = (worker, message) => this.#hear(worker, message)
+    this.workers = Array.from({ length: count }, (_, index) => new Worker(index, task, listener))
+    await Promise.all(this.workers.map((worker) => worker.start()))
+    this.scene = { ...this, pick: this.pick, between: this.between }
+  }
+
+  #hear(worker, message) {
+    if (message.begin) this.history.begin(worker.tag, message.begin)
+    else if (message.end) this.history.end(message.end)
+    else if (message.read) return this.resource.read(message.read)
+    else if (message.write) this.resource.write(message.write, this.violations)
+    else if (message.violation) this.violations.add(message.violation)
+    else if (message.killed) {
+      this.history.killed(message.killed)
+      this.#killed.push({ tag: message.killed, at: Date.now() })
+    }
+  }
+
+  /** The next fault: in random order, but each as often as the others. */
+  #nextFault() {
+    if (this.#order.length === 0) {
+      const wanted = process.env.SOAK_FAULTS?.split(',')
+      this.#order = Object.keys(FAULTS).filter((name) => FAULTS[name].of(this.kind) && (!wanted || wanted.includes(name)))
+      for (let rest = this.#order.length - 1; rest > 0; rest--) {
+        const other = Math.floor(this.between(0, rest + 1))
+        ;[this.#order[rest], this.#order[other]] = [this.#order[other], this.#order[rest]]
+      }
+    }
+    return FAULTS[this.#order.pop()]
+  }
+
+  #all(verb, order) {
+    return Promise.all(this.workers.map((worker) => worker.ask(verb, order)))
+  }
+
+  async round(number) {
+    const startedAt = Date.now()
+    const facts = []
+    let done
+    try {
+      done = await this.#underLoad(number === 1 ? WARM_UP : this.#nextFault(), facts)
+      await this.#afterwards(facts)
+    } catch (error) {
+      this.violations.add(error.stack)
+    }
+    this.history.check(this.violations)
+    this.memory.check(this.violations)
+    const isGood = this.violations.size === 0
+    this.rounds[isGood ? 'passed' : 'failed']++
+    const seconds = ((Date.now() - startedAt) / 1000).toFixed(0)
+    console.log(`${isGood ? 'ok    ' : 'FAILED'} ${this.kind} round ${number}, ${seconds} s: ${[done, ...facts].join('; ')}`)
+    for (const line of this.violations.lines()) console.log(`       ${line}`)
+    this.violations = new Violations()
+  }
+
+  /** Opens the services, lets them work, and has the fault happen. */
+  async #underLoad(fault, facts) {
+    await this.#all('open')
+    const rate = this.pick(RATES[this.engine] ?? RATES.other)
+    await this.#all('work', { contenders: 3, rate: rate / this.workers.length })
+    await sleep(this.between(500, 2000))
+    const outcome = await fault.run(this.scene)
+    const { done, wellAt } = typeof outcome === 'string' ? { done: outcome } : outcome
+    if (fault.recovers) await this.#recovery(wellAt ?? (await whenWell(this.store)), facts)
+    if (fault.forgetsReleases?.(this.kind)) this.#undoneUntil = Date.now() + LONGEST_TTL_MS
+    await sleep(1000)
+    return `${done}, ${rate} pairs per second`
+  }
+
+  /** Every process gets a grant soon after the servers serve again. */
+  async #recovery(wellAt, facts) {
+    const stoodStill = standstill.totalMs
+    const end = Date.now() + NO_RECOVERY_MS
+    const grants = await Promise.all(
+      this.workers.map(async (worker) => {
+        while (!(worker.lastProbe > wellAt) && Date.now() < end) await sleep(20)
+        return worker.probes.find((at) => at > wellAt)
+      }),
+    )
+    const slowest = Math.max(...grants.map((at) => (at === undefined ? Infinity : (at - wellAt) / 1000)))
+    this.recoveries.push(slowest)
+    if (slowest === Infinity) this.violations.add(`no recovery within ${NO_RECOVERY_MS / 1000} s`)
+    else if (slowest > RECOVERY_MS + SLACK_MS + standstill.totalMs - stoodStill) {
+      this.violations.add(`recovery took ${Math.round(slowest)} ms`)
+    }
+    facts.push(slowest === Infinity ? 'no recovery' : `recovery ${Math.round(slowest)} ms`)
+  }
+
+  /** Ends the load, closes the services, and checks what is left. */
+  async #afterwards(facts) {
+    const listed = await this.#all('rest')
+    // Names of killed processes are free when their leases have expired.
+    const lastKill = this.#killed.at(-1)?.at ?? 0
+    const freeAt = Math.max(lastKill + SHARED_TTL_MS + LEFTOVER_MS, this.#undoneUntil)
+    await sleep(Math.max(0, freeAt - Date.now()))
+    await this.#nothingLeft('2 s after the last call', 2 * LEFTOVER_MS, /^held:/)
+    if (this.kind === 'memory') {
+      const names = listed[0].filter((name) => !name.startsWith('held:'))
+      if (names.length > 0) this.violations.add(`${names.length} locks without a holder: ${names[0]}`)
+    }
+    const closing = await this.#all('close')
+    await this.#nothingLeft('1 s after close', LEFTOVER_MS)
+    const memory = await this.#all('memory')
+    if (this.workers[0].tag === 'w0.0') this.memory.add(memory[0])
+    let granted = 0
+    for (const counts of await this.#all('counts')) {
+      granted += counts.granted
+      for (const [code, count] of Object.entries(counts.failed)) this.failed[code] = (this.failed[code] ?? 0) + count
+    }
+    this.granted += granted
+    facts.push(`${granted} grants`, `close ${Math.max(...closing)} ms`, `memory ${mib(memory[0])}`)
+  }
+
+  /** Nothing but names that match `allowed`, and what killed processes held. */
+  async #nothingLeft(when, withinMs, allowed) {
+    const [end, stoodStill] = [Date.now() + withinMs, standstill.totalMs]
+    for (;;) {
+      const found = await leftovers({ engine: this.engine, target: this.store.target, options: this.options })
+      const left = found.filter(({ what, name }) => !allowed?.test(name) && !this.#isOfKilled(what, name))
+      if (left.length === 0) return
+      if (Date.now() > end + SLACK_MS + standstill.totalMs - stoodStill) {
+        const examples = left.slice(0, 3).map(({ what, name }) => `${what} ${name}`)
+        return this.violations.add(`${left.length} keys left ${when}: ${examples.join(', ')}`)
+      }
+      await sleep(100)
+    }
+  }
+
+  #isOfKilled(what, name) {
+    if (what === 'queue') return this.#killed.some(({ at }) => Date.now() - at < QUEUE_PLACES_MS)
+    return this.#killed.some(({ tag }) => name.split(':').includes(tag))
+  }
+
+  async stop() {
+    for (const worker of this.workers) worker.kill('SIGKILL')
+    await this.store.stop()
+  }
+}
+
+/** Runs the long cases of a store, each of them once. */
+async function runCases(kind) {
+  const file = new URL(`${CASES[kind]}.mjs`, import.meta.url)
+  const count = { passed: 0, failed: 0 }
+  if (process.env.SOAK_CASES === '0' || !CASES[kind] || !existsSync(file)) return count
+  for (const [name, run] of Object.entries(await import(file))) {
+    if (typeof run !== 'function') continue
+    const startedAt = Date.now()
+    const took = () => `${((Date.now() - startedAt) / 1000).toFixed(0)} s`
+    try {
+      const facts = await run()
+      count.passed++
+      console.log(`ok     ${kind} case ${name}, ${took()}${facts ? `: ${facts}` : ''}`)
+    } catch (error) {
+      count.failed++
+      console.log(`FAILED ${kind} case ${name}, ${took()}\n       ${error.stack.replace(/\n/g, '\n       ')}`)
+    }
+  }
+  return count
+}
+
+const median = (values) => [...values].sort((one, other) => one - other)[values.length >> 1]
+
+async function soak(kind) {
+  const store = await startStore(kind)
+  const run = new Soak(kind, store, randomFrom(seed + KINDS.indexOf(kind)))
+  try {
+    await run.start()
+    const end = Date.now() + forSeconds * 1000
+    for (let number = 1; number === 1 || Date.now() < end; number++) {
+      await run.round(number)
+      if (run.workers.some((worker) => worker.isUseless)) await Promise.all(run.workers.map((worker) => worker.renewIfUseless()))
+    }
+  } finally {
+    await run.stop()
+  }
+  return run
+}
+
+function summary({ kind, rounds, granted, history, resource, failed, recoveries, memory }) {
+  const finite = recoveries.filter(Number.isFinite)
+  const recovery = recoveries.length === 0 ? 'none' : `median ${Math.round(median(recoveries))} ms, longest ${Math.round(Math.max(...recoveries))} ms`
+  const samples = memory.samples.map(mib)
+  return [
+    `${kind}: ${rounds.passed} rounds passed, ${rounds.failed} failed`,
+    `${granted} grants, ${history.holds} holds compared, ${resource.writes} guarded writes, ${resource.refused} refused`,
+    `failed calls ${JSON.stringify(failed)}`,
+    `recoveries ${finite.length} of ${recoveries.length}: ${recovery}`,
+    `memory ${samples[0] ?? '-'} after the first round, ${samples.at(-1) ?? '-'} after the last`,
+  ].join('; ')
+}
+
+console.log(`SOAK_SEED=${seed}, ${forSeconds} s for each of ${kinds.join(', ')}`)
+const total = { passed: 0, failed: 0 }
+const summaries = []
+for (const kind of kinds) {
+  for (const count of [await runCases(kind), (await soak(kind).then((run) => (summaries.push(summary(run)), run))).rounds]) {
+    total.passed += count.passed
+    total.failed += count.failed
+  }
+}
+console.log(`\nSummary, SOAK_SEED=${seed}`)
+for (const line of summaries) console.log(line)
+console.log(`${total.passed} passed, ${total.failed} failed`)
+process.exit(total.failed > 0 ? 1 : 0)

@@ -1,0 +1,30 @@
+// Runs test files of Node, several at a time, and counts their tests.
+import { run } from 'node:test'
+import { spec } from 'node:test/reporters'
+
+/** A process that does not end is a failure, too. */
+const TIMEOUT_MS = 600_000
+
+/**
+ * Runs `files` in the given order, `concurrency` of them at a time. The environment is that of this process.
+ *
+ * Gives `passed`, `failed`, `skipped` (a line for each), and `seconds`: how long the tests of each file took.
+ */
+export async function runTests(files, concurrency) {
+  const results = { passed: 0, failed: 0, skipped: [], seconds: new Map() }
+  let failedSuites = 0
+  const ended = ({ name, file, nesting, skip, todo, details }, isGood) => {
+    if (nesting === 0 && file) results.seconds.set(file, (results.seconds.get(file) ?? 0) + details.duration_ms / 1000)
+    if (details.type === 'suite') {
+      if (!isGood) failedSuites++
+    } else if (!isGood) results.failed++
+    else if (skip !== undefined) results.skipped.push(`${name}: ${typeof skip === 'string' ? skip : ''}`)
+    else if (todo === undefined) results.passed++
+  }
+  const tests = run({ files, concurrency, timeout: TIMEOUT_MS })
+  tests.on('test:pass', (data) => ended(data, true)).on('test:fail', (data) => ended(data, false))
+  for await (const text of tests.compose(new spec())) process.stdout.write(text)
+  // A hook that fails is no test.
+  if (results.failed === 0 && failedSuites > 0) results.failed = failedSuites
+  return results
+}

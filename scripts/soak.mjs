@@ -1,0 +1,8 @@
+// `npm run soak`: installs and builds what is missing, and runs the soak (`__test__/soak/run.mjs` has its settings).
+import { ensureBuilt } from './demo/build.mjs'
+import { installDependencies, serversDir } from './setup.mjs'
+
+process.env.HOLDFAST_SERVERS_DIR ||= serversDir()
+installDependencies()
+if (!process.argv.includes('--no-build')) ensureBuilt((text) => console.error(`soak: ${text}`))
+await import('../__test__/soak/run.mjs')

@@ -1,0 +1,40 @@
+// Named steps of a long command, and a table of how long each of them took.
+import { readFileSync } from 'node:fs'
+
+const steps = []
+
+/** CPU seconds of all child processes that have ended; `undefined` where the system does not tell. */
+function childSeconds() {
+  try {
+    const fields = readFileSync('/proc/self/stat', 'utf8').replace(/^.*\) /s, '').split(' ')
+    // cutime and cstime of proc(5), in ticks of 10 ms.
+    return (Number(fields[13]) + Number(fields[14])) / 100
+  } catch {
+    return undefined
+  }
+}
+
+/** Runs a step, prints its name before and its duration after it, and gives what `work` gives. */
+export async function step(name, work) {
+  const [startedAt, cpuBefore] = [performance.now(), childSeconds()]
+  console.log(`\n== ${name}`)
+  const result = await work()
+  const seconds = (performance.now() - startedAt) / 1000
+  const cpuSeconds = cpuBefore === undefined ? undefined : childSeconds() - cpuBefore
+  steps.push({ name, seconds, cpuSeconds })
+  console.log(`== ${name}: ${seconds.toFixed(1)} s`)
+  return result
+}
+
+/** Prints the steps so far: seconds, and CPU seconds of the processes that they started. */
+export function printSteps() {
+  const total = { name: 'in all', seconds: 0, cpuSeconds: 0 }
+  for (const { seconds, cpuSeconds } of steps) {
+    total.seconds += seconds
+    total.cpuSeconds += cpuSeconds ?? 0
+  }
+  console.log('\n        s    CPU s  step')
+  for (const { name, seconds, cpuSeconds } of [...steps, total]) {
+    console.log(`${seconds.toFixed(1).padStart(9)}${(cpuSeconds?.toFixed(1) ?? '-').padStart(9)}  ${name}`)
+  }
+}
