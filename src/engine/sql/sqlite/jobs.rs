@@ -110,10 +110,11 @@ impl Job {
         }
         match self {
             Job::Acquire(claims, ticket, reply) => {
+                // Before the start: a caller that can no longer cancel reads the marks.
+                claims.iter().for_each(|claim| claim.mark_sent());
                 if !ticket.start() {
                     return Ok(());
                 }
-                claims.iter().for_each(|claim| claim.mark_sent());
                 let mut answers = Vec::with_capacity(claims.len());
                 for (index, claim) in claims.iter().enumerate() {
                     let part = call.part(index + 1 == claims.len());

@@ -116,14 +116,17 @@ impl SqliteEngine {
             .unwrap_or_else(|_| Err(EngineError::new(NAME, op, false, "this engine is closed")))
     }
 
-    /// Attempts in the order of the list, as one job. Dropping the future cancels those that the writer has not started.
-    async fn acquire<C: Borrow<Claim> + Sync>(&self, claims: &[C], job: Vec<Arc<Claim>>) -> Result<Vec<Acquired>> {
+    /// Attempts in the order of the list, as one job. `copies`: what the job gets of the claims.
+    async fn acquire<C: Borrow<Claim> + Sync>(&self, claims: &[C], copies: Vec<Arc<Claim>>) -> Result<Vec<Acquired>> {
         let asked = Asked {
             claims,
+            copies,
             ticket: Arc::default(),
         };
-        self.call("acquire", |reply| Job::Acquire(job, asked.ticket.clone(), reply))
-            .await
+        self.call("acquire", |reply| {
+            Job::Acquire(asked.copies.clone(), asked.ticket.clone(), reply)
+        })
+        .await
     }
 
     async fn release_in_one(&self, claims: &[Claim], keep: Duration) -> Result<Vec<Released>> {
@@ -132,16 +135,19 @@ impl SqliteEngine {
     }
 }
 
-/// Attempts whose caller waits. When it goes away, they are cancelled, or marked as sent.
+/// Attempts whose caller waits. When it goes away, those that the writer has not started are cancelled.
 struct Asked<'a, C: Borrow<Claim>> {
     claims: &'a [C],
+    copies: Vec<Arc<Claim>>,
     ticket: Arc<Ticket>,
 }
 
 impl<C: Borrow<Claim>> Drop for Asked<'_, C> {
     fn drop(&mut self) {
         if !self.ticket.cancel() {
-            self.claims.iter().for_each(|claim| claim.borrow().mark_sent());
+            for (claim, copy) in self.claims.iter().zip(&self.copies) {
+                claim.borrow().mark_sent_like(copy);
+            }
         }
     }
 }
@@ -157,8 +163,8 @@ impl Engine for SqliteEngine {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        let job = vec![Arc::new(claim.clone())];
-        let answers = self.acquire(std::slice::from_ref(claim), job).await?;
+        let copies = vec![Arc::new(claim.clone())];
+        let answers = self.acquire(std::slice::from_ref(claim), copies).await?;
         one(answers, "acquire")
     }
 

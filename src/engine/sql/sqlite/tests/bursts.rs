@@ -246,7 +246,6 @@ async fn a_burst_is_answered_or_leaves_nothing() {
         .filter(|claim| claim.was_sent())
         .cloned()
         .collect();
-    assert!(sent.len() <= 128, "{} of {} were sent", sent.len(), given_up.len());
     engine.release_all(&sent, &mut |_, _| {}).await;
     let held = engine.list("", Duration::from_secs(5)).await.unwrap();
     assert_eq!(held.len(), done.len() + 1);
