@@ -18,7 +18,8 @@
 
 use std::sync::Arc;
 #[cfg(unix)]
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 #[cfg(unix)]
@@ -141,27 +142,31 @@ impl Attempt {
     fn ask_by_connection(self: &Arc<Self>, index: usize) {
         let attempt = self.clone();
         self.quorum.spawn(async move {
-            let mut is_sent = false;
+            let is_sent = AtomicBool::new(false);
+            // What was not sent when the tenure ends is never sent. What was sent may be answered a little later.
+            let is_over = async {
+                attempt.tenure.ended().await;
+                if is_sent.load(Relaxed) {
+                    tokio::time::sleep(attempt.quorum.patience).await;
+                }
+            };
             tokio::select! {
                 biased;
-                () = attempt.tenure.ended() => {
-                    // What was not sent is never sent.
-                    if is_sent {
-                        attempt.withdraw_later(index, true);
-                    }
-                }
-                answer = tokio::time::timeout(LATE, attempt.ask(index, &mut is_sent)) => {
+                answer = tokio::time::timeout(LATE, attempt.ask(index, &is_sent)) => {
                     attempt.answered(index, answer.unwrap_or_else(|_| Err(silence())));
+                }
+                () = is_over => if is_sent.load(Relaxed) {
+                    attempt.withdraw_later(index, true);
                 }
             }
         });
     }
 
-    async fn ask(&self, index: usize, is_sent: &mut bool) -> std::result::Result<Value, Failure> {
+    async fn ask(&self, index: usize, is_sent: &AtomicBool) -> std::result::Result<Value, Failure> {
         let link = &self.quorum.nodes[index].link;
         let connection = link.connection().await?;
         self.claim.mark_sent();
-        *is_sent = true;
+        is_sent.store(true, Relaxed);
         link.run_on(&connection, &ACQUIRE, &self.call(), false).await
     }
 

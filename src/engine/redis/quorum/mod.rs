@@ -135,6 +135,22 @@ impl QuorumEngine {
     }
 }
 
+#[cfg(test)]
+impl QuorumEngine {
+    /// How many entries are on the clean-up list of a node.
+    pub(super) fn remains(&self, node: usize) -> usize {
+        self.quorum.nodes[node].cleanup.len()
+    }
+
+    /// Makes the next call to a node need a new connection.
+    pub(super) async fn disconnect(&self, node: usize) {
+        let link = &self.quorum.nodes[node].link;
+        if let Some(connection) = link.existing().await {
+            link.lose(connection.generation);
+        }
+    }
+}
+
 impl Quorum {
     fn majority(&self) -> usize {
         majority(self.nodes.len())

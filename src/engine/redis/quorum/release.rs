@@ -7,7 +7,6 @@ use futures_util::future::join_all;
 use redis::{Cmd, Value};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::super::RECORD_KEPT_MS;
 #[cfg(unix)]
 use super::super::asked::Told;
 use super::super::failure::Failure;
@@ -91,7 +90,7 @@ impl Quorum {
             Ttl::clamped(keep).as_millis()
         };
         let mut call = self.call(&RELEASE, &PARTS, claim, claim.owner.as_str());
-        call.arg(keep).arg(keep + RECORD_KEPT_MS);
+        call.arg(keep);
         call
     }
 

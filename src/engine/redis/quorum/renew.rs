@@ -153,7 +153,7 @@ async fn heal(quorum: Arc<Quorum>, index: usize, claim: Claim, sent: Moment, ttl
     // The release may have come to the node first, and found nothing there.
     if tenure.is_over() {
         let mut release = quorum.call(&RELEASE, &PARTS, &claim, &owner);
-        release.arg(0).arg(0);
+        release.arg(0);
         let _ = tokio::time::timeout(quorum.patience, node.number(&RELEASE, &release)).await;
     }
 }
