@@ -158,8 +158,9 @@ async fn a_node_that_is_down_costs_a_bounded_list() {
         join_all(claims.iter().map(|claim| free(&ours, claim))).await;
     }
     eventually("the tasks of the calls end", async || tasks() <= before + 20).await;
+    // At most two for each: the release, and the vote that was on its way when the node went down.
     let left = ours.remains(2);
-    assert!(left <= 1000, "{left}");
+    assert!(left <= 1100, "{left} entries");
 }
 
 /// A vote for which there was no connection is not sent once its attempt is over.
