@@ -283,6 +283,14 @@ impl Claim {
         let _ = self.sent.at.compare_exchange(0, now, Relaxed, Relaxed);
     }
 
+    /// Copies the marks of a clone that another task used for the current attempt.
+    pub fn mark_sent_like(&self, clone: &Claim) {
+        if let Some(at) = clone.sent_at() {
+            self.sent.ever.store(true, Relaxed);
+            let _ = self.sent.at.compare_exchange(0, at.to_nanos(), Relaxed, Relaxed);
+        }
+    }
+
     /// Whether a command of any attempt may have left this process. A claim that was not sent leaves nothing in the store.
     pub fn was_sent(&self) -> bool {
         self.sent.ever.load(Relaxed)

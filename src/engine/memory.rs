@@ -10,7 +10,8 @@ use async_trait::async_trait;
 use tokio::sync::Notify;
 
 use super::{
-    Acquired, Engine, LAPSED_PLACE_KEPT, Released, Renewed, Result, SharedEngine, Subscription, WAITER_LIVENESS,
+    Acquired, Engine, LAPSED_PLACE_KEPT, Released, Renewed, Result, SharedEngine, Subscription, waiter_liveness,
+    waiter_retry,
 };
 use crate::clock::Moment;
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
@@ -126,9 +127,9 @@ impl State {
         }
     }
 
-    /// Takes the claim's place in the queue of `key`, with the ticket it has or a new one.
-    fn enqueue(&mut self, claim: &Claim, key: &Key) {
-        let alive_until = Moment::now() + liveness(claim.ttl);
+    /// Takes the claim's place in the queue of `key`, and returns its ticket: the one it has, or a new one.
+    fn enqueue(&mut self, claim: &Claim, key: &Key) -> u64 {
+        let alive_until = Moment::now() + waiter_liveness(claim.ttl);
         let moved = self.places.get(&claim.owner).filter(|(at, _)| at != key).cloned();
         let ticket = match self.places.get(&claim.owner) {
             Some((_, ticket)) => *ticket,
@@ -150,6 +151,14 @@ impl State {
                 alive_until,
             },
         );
+        ticket
+    }
+
+    /// How long the last live waiter ahead of a ticket keeps its place.
+    fn directly_ahead(&self, key: &Key, ticket: u64) -> Option<Duration> {
+        let mut ahead = self.queues.get(key)?.range(..ticket).rev();
+        let live = ahead.find(|(_, place)| !place.alive_until.is_past());
+        live.map(|(_, place)| place.alive_until.remaining())
     }
 
     /// Gives up the owner's place, and tells whoever is next there.
@@ -197,10 +206,6 @@ impl State {
     }
 }
 
-fn liveness(ttl: Ttl) -> Duration {
-    ttl.duration().min(WAITER_LIVENESS)
-}
-
 #[async_trait]
 impl Engine for MemoryEngine {
     fn name(&self) -> &'static str {
@@ -220,9 +225,8 @@ impl Engine for MemoryEngine {
             if let Some(wait) = state.obstacle(key, &claim.owner, ticket) {
                 let mut retry_after = wait;
                 if claim.waiting {
-                    state.enqueue(claim, key);
-                    // The place lapses unless its owner shows up again.
-                    retry_after = wait.min(liveness(claim.ttl) / 3);
+                    let ticket = state.enqueue(claim, key);
+                    retry_after = waiter_retry(wait, waiter_liveness(claim.ttl), state.directly_ahead(key, ticket));
                 }
                 return Ok(Acquired::Held {
                     key: key.clone(),
@@ -407,6 +411,36 @@ mod tests {
         let one = MemoryEngine::named("same");
         assert!(Arc::ptr_eq(&one, &MemoryEngine::named("same")));
         assert!(!Arc::ptr_eq(&one, &MemoryEngine::named("other")));
+    }
+
+    /// A waiter that died is woken by the release; the next one tries again when the place ahead of it lapses.
+    #[tokio::test(start_paused = true)]
+    async fn a_dead_waiter_blocks_the_next_for_its_ttl() {
+        let engine = MemoryEngine::default();
+        let (key, process) = (Key::new("n").unwrap(), Arc::new(Process::current()));
+        let claim = |ttl| {
+            let keys = std::slice::from_ref(&key);
+            let mut claim = Claim::new(keys, OwnerToken::fresh(), Ttl::clamped(ttl), process.clone());
+            claim.waiting = true;
+            claim
+        };
+        let (holder, dead, next) = (
+            claim(Duration::from_secs(60)),
+            claim(Duration::from_millis(400)),
+            claim(Duration::from_secs(60)),
+        );
+        engine.try_acquire(&holder).await.unwrap();
+        engine.try_acquire(&dead).await.unwrap();
+        let answer = engine.try_acquire(&next).await.unwrap();
+        engine.release(&holder, Duration::ZERO).await.unwrap();
+        let Acquired::Held { retry_after, .. } = answer else {
+            panic!("{answer:?}")
+        };
+        assert!(retry_after.unwrap() <= Duration::from_millis(400), "{answer:?}");
+        tokio::time::sleep(Duration::from_millis(401)).await;
+        let answer = engine.try_acquire(&next).await.unwrap();
+        assert!(matches!(answer, Acquired::Granted { .. }), "{answer:?}");
+        assert!(next.was_sent());
     }
 
     #[tokio::test(start_paused = true)]

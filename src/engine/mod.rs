@@ -215,6 +215,28 @@ const WAITER_LIVENESS: Duration = Duration::from_millis(4500);
 #[cfg(any(feature = "memory", feature = "sqlite"))]
 const LAPSED_PLACE_KEPT: Duration = Duration::from_secs(60);
 
+/// How long a place in a queue lives on after its owner's last attempt.
+#[cfg(any(feature = "memory", feature = "sqlite"))]
+fn waiter_liveness(ttl: Ttl) -> Duration {
+    ttl.duration().min(WAITER_LIVENESS)
+}
+
+/// When a waiter with a place tries again.
+///
+/// # Behavior
+/// `wait`: what the lease in the way still lasts. A waiter tries again twice before its place lapses. It also tries again
+/// when the place directly ahead of it lapses (`ahead`): a release before that moment wakes the waiter ahead, which may be
+/// dead, and no other.
+#[cfg(any(feature = "memory", feature = "sqlite"))]
+fn waiter_retry(wait: Duration, liveness: Duration, ahead: Option<Duration>) -> Duration {
+    let ahead = ahead.map_or(Duration::MAX, |ahead| ahead.max(LEAST_WAITER_RETRY));
+    wait.min(liveness / 3).min(ahead)
+}
+
+/// A waiter does not try again sooner because of the place ahead of it.
+#[cfg(any(feature = "memory", feature = "sqlite"))]
+const LEAST_WAITER_RETRY: Duration = Duration::from_millis(100);
+
 /// Calls an engine for each of many renewals, at the same time.
 pub(crate) async fn renew_each<E: Engine + ?Sized>(engine: &E, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
     let calls = renewals.iter().enumerate();

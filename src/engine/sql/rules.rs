@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use crate::engine::{LAPSED_PLACE_KEPT, WAITER_LIVENESS};
-use crate::model::{Fence, Ttl};
+use crate::engine::{LAPSED_PLACE_KEPT, waiter_retry};
+use crate::model::Fence;
 
 /// A place that lapsed is remembered for so long, as the database counts.
 pub(super) const LAPSED_PLACE_KEPT_MS: i64 = LAPSED_PLACE_KEPT.as_millis() as i64;
@@ -27,6 +27,8 @@ pub(super) struct Name {
     pub lease: Option<Lease>,
     /// Until when the first live waiter that came before the asker keeps its place.
     pub ahead_until: Option<i64>,
+    /// Until when the last live waiter that came before the asker keeps its place.
+    pub directly_ahead_until: Option<i64>,
 }
 
 /// What was read for a try.
@@ -55,11 +57,6 @@ pub(super) enum Verdict {
     },
 }
 
-/// How long a place in the queue lives on after its owner's last try.
-pub(super) fn liveness_ms(ttl: Ttl) -> u64 {
-    ttl.as_millis().min(WAITER_LIVENESS.as_millis() as u64)
-}
-
 /// What a try leads to. `liveness`: of the asker's place, when it waits.
 pub(super) fn judge(sight: &Sight, liveness: Option<Duration>) -> Verdict {
     let leases = || sight.names.iter().filter_map(|name| name.lease);
@@ -68,20 +65,18 @@ pub(super) fn judge(sight: &Sight, liveness: Option<Duration>) -> Verdict {
             // Whoever queues for a name that the asker holds came after it.
             Name { lease: Some(lease), .. } if lease.mine => continue,
             Name { lease: Some(lease), .. } => lease.expires_at,
-            Name {
-                lease: None,
-                ahead_until: Some(until),
-            } => *until,
-            Name {
-                lease: None,
-                ahead_until: None,
-            } => continue,
+            Name { lease: None, .. } => match name.ahead_until {
+                Some(until) => until,
+                None => continue,
+            },
         };
         let wait = millis(until - sight.now);
         return Verdict::Busy {
             index,
-            // A waiter comes again twice before its place lapses.
-            retry_after: liveness.map_or(wait, |liveness| wait.min(liveness / 3)),
+            retry_after: liveness.map_or(wait, |liveness| {
+                let ahead = name.directly_ahead_until.map(|until| millis(until - sight.now));
+                waiter_retry(wait, liveness, ahead)
+            }),
             holds_some: leases().any(|lease| lease.mine),
         };
     }
@@ -109,6 +104,7 @@ mod tests {
     const FREE: Name = Name {
         lease: None,
         ahead_until: None,
+        directly_ahead_until: None,
     };
 
     fn held(mine: bool, lasts: i64, fence: u64) -> Name {
@@ -118,14 +114,15 @@ mod tests {
                 expires_at: NOW + lasts,
                 fence,
             }),
-            ahead_until: None,
+            ..FREE
         }
     }
 
     fn queued(lasts: i64) -> Name {
         Name {
-            lease: None,
             ahead_until: Some(NOW + lasts),
+            directly_ahead_until: Some(NOW + lasts),
+            ..FREE
         }
     }
 
@@ -181,8 +178,18 @@ mod tests {
         assert_eq!(judged(&[held(false, 9000, 1)], Some(4500)), busy(0, 1500));
         assert_eq!(judged(&[held(false, 900, 1)], Some(4500)), busy(0, 900));
         assert_eq!(judged(&[queued(700)], Some(4500)), busy(0, 700));
-        assert_eq!(liveness_ms(Ttl::clamped(Duration::from_secs(60))), 4500);
-        assert_eq!(liveness_ms(Ttl::clamped(Duration::from_millis(20))), 20);
+    }
+
+    #[test]
+    fn a_waiter_comes_again_when_the_place_ahead_of_it_lapses() {
+        let behind = |lasts: i64| Name {
+            directly_ahead_until: Some(NOW + lasts),
+            ..held(false, 9000, 1)
+        };
+        assert_eq!(judged(&[behind(400)], Some(4500)), busy(0, 400));
+        assert_eq!(judged(&[behind(4400)], Some(4500)), busy(0, 1500));
+        assert_eq!(judged(&[behind(1)], Some(4500)), busy(0, 100), "not without a pause");
+        assert_eq!(judged(&[behind(400)], None), busy(0, 9000), "it does not wait");
     }
 
     #[test]

@@ -21,24 +21,22 @@ const SPLIT_PAUSE: Duration = Duration::from_millis(4);
 const DOUBLINGS: u32 = 5;
 
 /// An attempt that has not come to its end. Dropped before that (its caller is gone), it is taken back.
-struct Unfinished {
+struct Unfinished<'a> {
+    claim: &'a Claim,
     attempt: Arc<Attempt>,
     answers: Option<Vec<Answer<Vote>>>,
-    limit: Duration,
     is_finished: bool,
 }
 
-impl Drop for Unfinished {
+impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        if self.is_finished {
-            return;
+        if !self.is_finished {
+            let answers = self.answers.take().unwrap_or_else(|| self.attempt.tally.close());
+            for index in self.attempt.abandon(&answers) {
+                self.attempt.withdraw_later(index, false);
+            }
         }
-        let (attempt, limit) = (self.attempt.clone(), self.limit);
-        let answers = self.answers.take().unwrap_or_else(|| attempt.tally.close());
-        let quorum = attempt.quorum.clone();
-        self.attempt.quorum.spawn(async move {
-            quorum.take_back(&attempt, &answers, limit).await;
-        });
+        self.claim.mark_sent_like(&self.attempt.claim);
     }
 }
 
@@ -55,9 +53,9 @@ impl Quorum {
     async fn attempt(self: &Arc<Self>, claim: &Claim) -> Result<Acquired> {
         let limit = self.limit(claim.ttl);
         let mut attempt = Unfinished {
+            claim,
             attempt: Attempt::begin(self, claim),
             answers: None,
-            limit,
             is_finished: false,
         };
         let decided = |answers: &[Answer<Vote>]| self.is_decided(answers).then_some(());

@@ -18,7 +18,8 @@
 
 use std::sync::Arc;
 #[cfg(unix)]
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::AtomicU8;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 #[cfg(unix)]
@@ -141,11 +142,32 @@ impl Attempt {
     fn ask_by_connection(self: &Arc<Self>, index: usize) {
         let attempt = self.clone();
         self.quorum.spawn(async move {
-            let link = &attempt.quorum.nodes[index].link;
-            let call = attempt.call();
-            let answer = tokio::time::timeout(LATE, link.run(&ACQUIRE, &call)).await;
-            attempt.answered(index, answer.unwrap_or_else(|_| Err(silence())));
+            let is_sent = AtomicBool::new(false);
+            // What was not sent when the tenure ends is never sent. What was sent may be answered a little later.
+            let is_over = async {
+                attempt.tenure.ended().await;
+                if is_sent.load(Relaxed) {
+                    tokio::time::sleep(attempt.quorum.patience).await;
+                }
+            };
+            tokio::select! {
+                biased;
+                answer = tokio::time::timeout(LATE, attempt.ask(index, &is_sent)) => {
+                    attempt.answered(index, answer.unwrap_or_else(|_| Err(silence())));
+                }
+                () = is_over => if is_sent.load(Relaxed) {
+                    attempt.withdraw_later(index, true);
+                }
+            }
         });
+    }
+
+    async fn ask(&self, index: usize, is_sent: &AtomicBool) -> std::result::Result<Value, Failure> {
+        let link = &self.quorum.nodes[index].link;
+        let connection = link.connection().await?;
+        self.claim.mark_sent();
+        is_sent.store(true, Relaxed);
+        link.run_on(&connection, &ACQUIRE, &self.call(), false).await
     }
 
     /// The script's answer, or why there is none.
@@ -173,7 +195,7 @@ impl Attempt {
         let is_doubtful = matches!(&vote, Err(failure) if in_doubt(failure));
         let late = self.tally.cast(index, vote);
         if late.is_some_and(|vote| self.may_have(index, &vote)) && self.tenure.is_over() && !self.is_taken_back(index) {
-            self.withdraw_later(index);
+            self.withdraw_later(index, false);
         }
         if is_doubtful {
             self.watch_doubtful(index);
@@ -212,6 +234,7 @@ impl Attempt {
                 self.ask_by_connection(index);
                 continue;
             };
+            self.claim.mark_sent();
             let first = index * REPLIES;
             if way.is_plain {
                 lane.vote(&who, first + STANDS, &self.claim, &self.value, self.floor);
@@ -264,7 +287,7 @@ impl Attempt {
                     way.is_left.store(true, Relaxed);
                     self.ask_by_connection(index);
                 } else if !self.is_taken_back(index) {
-                    self.withdraw_later(index);
+                    self.withdraw_later(index, false);
                 }
             }
         }

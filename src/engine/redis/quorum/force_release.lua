@@ -1,5 +1,5 @@
--- Frees a name on this node whoever holds it, and tells whoever waits. The fence companion stays, and is marked, so that a
--- renewal that is under way does not heal the lock.
+-- Frees a name on this node whoever holds it, and tells whoever waits. The fence companion stays, and is marked, for an
+-- hour at most, so that a renewal that is under way does not heal the lock.
 --
 -- KEYS    1  the lock key
 --         2  its fence companion
@@ -16,5 +16,8 @@ redis.call('PUBLISH', 'holdfast:free:' .. KEYS[1], '')
 redis.call('DEL', KEYS[1], KEYS[3])
 if token then
   redis.call('SET', KEYS[2], number .. ' ' .. token .. '-free', 'KEEPTTL')
+  if redis.call('PTTL', KEYS[2]) > 3600000 then
+    redis.call('PEXPIRE', KEYS[2], 3600000)
+  end
 end
 return 1

@@ -21,6 +21,9 @@ use crate::model::{Fence, Holder, LockInfo};
 /// same as with them: the nodes' leases end milliseconds apart.
 const GRACE: Duration = Duration::from_millis(100);
 
+/// A list takes as long as its pages, each of which has a limit of its own.
+const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// What one node has of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Row {
@@ -94,21 +97,19 @@ impl Quorum {
 
     /// Reads every name with a prefix, sorted: those that a majority of the nodes holds for one holder, as far as can be
     /// told where nodes say nothing. What only a minority has is held by nobody, and is not shown.
-    pub(super) async fn look_for(self: &Arc<Self>, prefix: &str) -> Result<Vec<LockInfo>> {
+    pub(super) async fn look_for(self: &Arc<Self>, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
         self.write_records();
         let is_untold = |standings: &Vec<Standing>| standings.iter().any(Standing::is_untold);
-        let standings = look_until_told(|| self.standings(prefix), is_untold).await?;
+        let standings = look_until_told(|| self.standings(prefix, page_timeout), is_untold).await?;
         Ok(standings.into_iter().map(|standing| standing.info).collect())
     }
 
-    async fn standings(self: &Arc<Self>, prefix: &str) -> Result<Vec<Standing>> {
-        // As long as it takes: each single answer of a node is waited for as long as any other.
-        let limit = self.patience * 1000;
-        let tally = self.ask(limit, |node| {
+    async fn standings(self: &Arc<Self>, prefix: &str, page_timeout: Duration) -> Result<Vec<Standing>> {
+        let tally = self.ask(UNLIMITED, |node| {
             let (quorum, prefix) = (self.clone(), prefix.to_owned());
-            async move { rows(&node, &quorum.layout, &prefix, quorum.patience).await }
+            async move { rows(&node, &quorum.layout, &prefix, page_timeout).await }
         });
-        let (_, answers) = tally.decide(limit, |_| None::<()>).await;
+        let (_, answers) = tally.decide(UNLIMITED, |_| None::<()>).await;
         let mut names: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
         let mut known = 0;
         for found in answers.iter().filter_map(|answer| answer.as_ref()?.as_ref().ok()) {
@@ -118,7 +119,7 @@ impl Quorum {
             }
         }
         if known < self.majority() {
-            return Err(self.no_majority("list", &answers, self.patience));
+            return Err(self.no_majority("list", &answers, page_timeout));
         }
         let nodes = self.nodes.len();
         let held = |(name, rows): (&str, Vec<&Row>)| judge(name, rows.into_iter(), nodes - known, nodes);
@@ -126,18 +127,20 @@ impl Quorum {
     }
 }
 
-/// What one node has with a prefix.
+/// Reads what one node has with a prefix. Each page has `page_timeout`.
 async fn rows(
     node: &Node,
     layout: &Layout,
     prefix: &str,
-    patience: Duration,
+    page_timeout: Duration,
 ) -> std::result::Result<Vec<(String, Row)>, Failure> {
     let mut names = Vec::new();
     let mut cursor = Some(b"0".to_vec());
     while let Some(from) = cursor {
         let page = scan_page(&node.link, layout, prefix, &from, &mut names);
-        cursor = tokio::time::timeout(patience, page).await.map_err(|_| silence())??;
+        cursor = tokio::time::timeout(page_timeout, page)
+            .await
+            .map_err(|_| silence())??;
     }
     names.sort_unstable();
     names.dedup();
@@ -147,7 +150,7 @@ async fn rows(
             let call = INSPECT.call(layout, &ALL, std::iter::once(name.as_str()));
             row(node.link.run(&INSPECT, &call).await?)
         }));
-        let reads = tokio::time::timeout(patience, reads).await.map_err(|_| silence())?;
+        let reads = tokio::time::timeout(page_timeout, reads).await.map_err(|_| silence())?;
         for (name, outcome) in some.iter().zip(reads) {
             match outcome {
                 Ok(row) => found.extend(row.map(|row| (name.clone(), row))),

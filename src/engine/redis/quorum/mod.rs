@@ -9,7 +9,8 @@
 //!   that a late "take back" never hits the next attempt of the same owner; a release goes by the owner, whichever attempt
 //!   it was.
 //! - **Nothing is left behind.** A request whose answer is late or lost is followed up until the answer is there, or
-//!   nothing of it can be on its way any more (`withdraw.rs`, `tenure.rs`).
+//!   nothing of it can be on its way any more (`withdraw.rs`, `tenure.rs`). What a node did not confirm is on a bounded
+//!   list of the node (`cleanup.rs`). A vote that was not sent when its attempt ended is never sent.
 //! - **Validity.** A node has a third of the ttl for its vote at most, so a grant (with the fence agreed on, two thirds at
 //!   most) comes with time left: ttl − elapsed − drift > 0. Below a ttl of 150 ms the least patience with a node is
 //!   longer than that; there as everywhere the service counts from before the first request, and refuses what is over.
@@ -30,6 +31,7 @@
 
 mod acquire;
 mod attempt;
+mod cleanup;
 mod config;
 mod fence;
 mod look;
@@ -68,16 +70,8 @@ use super::keys::{Layout, Part};
 use super::scripts::Script;
 #[cfg(unix)]
 use super::{plain::Contended, resp};
-use crate::engine::{Acquired, Engine, Released, Renewed, Result, Subscription};
+use crate::engine::{Acquired, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
-
-/// When a node is told again what it did not confirm: what a broken connection left behind anywhere is carried out, or
-/// gone, within a minute or so.
-const AGAIN: [Duration; 3] = [
-    Duration::from_millis(500),
-    Duration::from_secs(5),
-    Duration::from_secs(60),
-];
 
 /// The engine behind a list of `redis://` and `rediss://` URLs.
 pub struct QuorumEngine {
@@ -138,6 +132,22 @@ impl QuorumEngine {
         let engine = Arc::new(QuorumEngine { quorum });
         engine.quorum.greet().await.inspect_err(|_| engine.quorum.shut())?;
         Ok(engine)
+    }
+}
+
+#[cfg(test)]
+impl QuorumEngine {
+    /// How many entries are on the clean-up list of a node.
+    pub(super) fn remains(&self, node: usize) -> usize {
+        self.quorum.nodes[node].cleanup.len()
+    }
+
+    /// Makes the next call to a node need a new connection.
+    pub(super) async fn disconnect(&self, node: usize) {
+        let link = &self.quorum.nodes[node].link;
+        if let Some(connection) = link.existing().await {
+            link.lose(connection.generation);
+        }
     }
 }
 
@@ -304,6 +314,10 @@ impl Engine for QuorumEngine {
         self.quorum.release(claim, keep).await
     }
 
+    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
+        self.quorum.release_all(claims, answer).await;
+    }
+
     async fn subscribe(&self, _claim: &Claim, key: &Key) -> Result<Box<dyn Subscription>> {
         Ok(Box::new(self.quorum.subscribe(key).await?))
     }
@@ -312,8 +326,8 @@ impl Engine for QuorumEngine {
         self.quorum.look_at(key.as_str()).await
     }
 
-    async fn list(&self, prefix: &str, _page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        self.quorum.look_for(prefix).await
+    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
+        self.quorum.look_for(prefix, page_timeout).await
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {

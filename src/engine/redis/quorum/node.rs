@@ -11,12 +11,14 @@ use super::super::connection::Link;
 use super::super::failure::{Failure, spoils_connection};
 use super::super::scripts::Script;
 use super::super::{OLDEST, check_version};
+use super::cleanup::Cleanup;
 use super::scripts::RENEW;
 use crate::clock::Moment;
 
 pub(super) struct Node {
     pub(super) link: Arc<Link>,
     pub(super) address: Box<str>,
+    pub(super) cleanup: Cleanup,
     clock: Mutex<Option<Clock>>,
 }
 
@@ -93,6 +95,7 @@ impl Node {
         Node {
             address,
             link,
+            cleanup: Cleanup::default(),
             clock: Mutex::new(None),
         }
     }

@@ -5,12 +5,11 @@
 --         2n+1 .. 3n     their metadata companions
 -- ARGV    1  the owner's token
 --         2  how long the names stay busy, in ms; 0: they are free at once
---         3  how long a fence companion lasts at least, in ms; counts with 2 only
 -- Answer  1 when the owner held every name, else 0
 
 local n, held = #KEYS / 3, 0
 for i = 1, n do
-  if let_go(KEYS[i], KEYS[n + i], KEYS[n + n + i], ARGV[1], 'holdfast:free:', ARGV[2], ARGV[3]) then
+  if let_go(KEYS[i], KEYS[n + i], KEYS[n + n + i], ARGV[1], 'holdfast:free:', ARGV[2]) then
     held = held + 1
   end
 end

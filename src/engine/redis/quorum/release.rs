@@ -3,10 +3,10 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use redis::{Cmd, Value};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::super::RECORD_KEPT_MS;
 #[cfg(unix)]
 use super::super::asked::Told;
 use super::super::failure::Failure;
@@ -15,17 +15,18 @@ use super::super::{
     keys::Part,
     lane::{ALONE, Freeing},
 };
-use super::node::number;
+use super::Quorum;
+use super::cleanup::{BATCH, Remains};
+use super::node::{number, silence};
 #[cfg(unix)]
 use super::scripts::RELEASE_MANY;
 use super::scripts::{FORCE_RELEASE, RELEASE};
-use super::tally::{Count, Tally};
+use super::tally::{Answer, Count, Tally};
 #[cfg(unix)]
 use super::wake::CHANNEL;
 use super::withdraw::PARTS;
-use super::{AGAIN, Quorum};
 use crate::clock::Moment;
-use crate::engine::{Released, Result};
+use crate::engine::{Released, Releases, Result};
 use crate::model::{Claim, Key, Ttl};
 
 impl Quorum {
@@ -50,14 +51,38 @@ impl Quorum {
             .tally
             .decide(limit, |answers| Count::of(answers, |freed| *freed).verdict())
             .await;
-        match verdict {
-            Some(true) => Ok(Released::Freed),
-            Some(false) => Ok(Released::NotHeld),
-            None => Err(self.no_majority("release", &answers, limit)),
+        self.released(verdict, &answers, limit)
+    }
+
+    /// Releases many claims. Each node gets them in batches.
+    pub(super) async fn release_all(self: &Arc<Self>, claims: &[Claim], answer: &mut Releases<'_>) {
+        let until = Moment::now();
+        let limit = self.patience;
+        for claim in claims {
+            self.tenures.end(&claim.owner);
+        }
+        let tallies: Vec<Tally<bool>> = claims.iter().map(|_| Tally::new(self.nodes.len())).collect();
+        let batch: Arc<[(Claim, Tally<bool>)]> = claims.iter().cloned().zip(tallies).collect();
+        for index in 0..self.nodes.len() {
+            self.spawn(release_on(self.clone(), index, batch.clone(), until));
+        }
+        let end = Moment::now() + limit;
+        for (place, (_, tally)) in batch.iter().enumerate() {
+            let decided = |answers: &[Answer<bool>]| Count::of(answers, |freed| *freed).verdict();
+            let (verdict, answers) = tally.decide(end.remaining(), decided).await;
+            answer(place, self.released(verdict, &answers, limit));
         }
     }
 
-    fn release_call(&self, claim: &Claim, until: Moment) -> Cmd {
+    fn released(&self, verdict: Option<bool>, answers: &[Answer<bool>], limit: Duration) -> Result<Released> {
+        match verdict {
+            Some(true) => Ok(Released::Freed),
+            Some(false) => Ok(Released::NotHeld),
+            None => Err(self.no_majority("release", answers, limit)),
+        }
+    }
+
+    pub(super) fn release_call(&self, claim: &Claim, until: Moment) -> Cmd {
         let keep = until.remaining();
         let keep = if keep.is_zero() {
             0
@@ -65,7 +90,7 @@ impl Quorum {
             Ttl::clamped(keep).as_millis()
         };
         let mut call = self.call(&RELEASE, &PARTS, claim, claim.owner.as_str());
-        call.arg(keep).arg(keep + RECORD_KEPT_MS);
+        call.arg(keep);
         call
     }
 
@@ -82,6 +107,31 @@ impl Quorum {
         }
         // With a node that says nothing, the others that were held may have been a majority with it.
         Ok(count.yes > 0 && count.nodes - count.no >= count.majority())
+    }
+}
+
+/// Releases many claims on one node.
+async fn release_on(quorum: Arc<Quorum>, index: usize, batch: Arc<[(Claim, Tally<bool>)]>, until: Moment) {
+    let _urgent = quorum.urgent.token();
+    let mut is_silent = false;
+    for some in batch.chunks(BATCH) {
+        let releases = join_all(some.iter().map(|(claim, _)| {
+            let call = quorum.release_call(claim, until);
+            let node = &quorum.nodes[index];
+            async move { node.number(&RELEASE, &call).await }
+        }));
+        let answers = match is_silent {
+            true => None,
+            false => tokio::time::timeout(quorum.patience, releases).await.ok(),
+        };
+        is_silent |= answers.is_none();
+        let answers = answers.unwrap_or_else(|| some.iter().map(|_| Err(silence())).collect());
+        for ((claim, tally), answer) in some.iter().zip(answers) {
+            if answer.is_err() {
+                quorum.clean_up(index, claim, Remains::Lease { until }, false);
+            }
+            tally.cast(index, answer.map(|freed| freed == 1));
+        }
     }
 }
 
@@ -156,32 +206,24 @@ impl Parting {
             let answer = quorum.nodes[index].link.run(&RELEASE, parting.call());
             match tokio::time::timeout(quorum.patience, answer).await {
                 Ok(answer) => parting.answered(index, answer),
-                Err(_) => parting.tell_again(index),
+                Err(_) => parting.remains(index),
             }
         });
+    }
+
+    /// The node is asked again, until it answers. No close waits for that.
+    fn remains(&self, index: usize) {
+        let until = self.until;
+        self.quorum
+            .clean_up(index, &self.claim, Remains::Lease { until }, false);
     }
 
     fn answered(&self, index: usize, answer: std::result::Result<Value, Failure>) {
         let answer = answer.and_then(|answer| number(&answer));
         if answer.is_err() {
-            self.tell_again(index);
+            self.remains(index);
         }
         self.tally.cast(index, answer.map(|freed| freed == 1));
-    }
-
-    /// Tells a node that has not heard, until it has. No close waits for that.
-    fn tell_again(&self, index: usize) {
-        let (quorum, claim, until) = (self.quorum.clone(), self.claim.clone(), self.until);
-        self.quorum.spawn(async move {
-            for pause in AGAIN {
-                tokio::time::sleep(pause.min(claim.ttl.duration())).await;
-                let call = quorum.release_call(&claim, until);
-                let answer = quorum.nodes[index].number(&RELEASE, &call);
-                if let Ok(Ok(_)) = tokio::time::timeout(quorum.patience, answer).await {
-                    return;
-                }
-            }
-        });
     }
 }
 

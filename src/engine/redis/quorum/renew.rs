@@ -15,6 +15,10 @@ use crate::clock::Moment;
 use crate::engine::{Renewed, Result};
 use crate::model::{Claim, OwnerToken, Ttl};
 
+/// A command that heals and was not sent within this time is not sent any more. So none arrives after the mark of a release,
+/// which lasts an hour.
+const LONGEST_HEAL: Duration = Duration::from_secs(60);
+
 /// A renewal has an eighth of the ttl for its answer, so that it is tried several times while the lease lasts; but never
 /// less than this.
 const LEAST_RENEWAL_PATIENCE: Duration = Duration::from_millis(80);
@@ -142,16 +146,14 @@ async fn heal(quorum: Arc<Quorum>, index: usize, claim: Claim, sent: Moment, ttl
         call.arg(metadata);
     }
     let node = &quorum.nodes[index];
-    let healed: Answer<i64> = tokio::time::timeout(ttl.duration(), node.number(&HEAL, &call))
-        .await
-        .ok();
+    let healed: Answer<i64> = tokio::time::timeout(LONGEST_HEAL, node.number(&HEAL, &call)).await.ok();
     if let Some(Err(failure)) = &healed {
         tracing::debug!(%failure, address = &*node.address, "a node could not be healed");
     }
     // The release may have come to the node first, and found nothing there.
     if tenure.is_over() {
         let mut release = quorum.call(&RELEASE, &PARTS, &claim, &owner);
-        release.arg(0).arg(0);
+        release.arg(0);
         let _ = tokio::time::timeout(quorum.patience, node.number(&RELEASE, &release)).await;
     }
 }

@@ -8,12 +8,15 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
+use tokio::sync::Notify;
+
 use crate::model::OwnerToken;
 
 /// Whether an owner still wants what it asked for.
 #[derive(Debug, Default)]
 pub(super) struct Tenure {
     is_over: AtomicBool,
+    ended: Notify,
     /// The lanes, node by node, on which the release went out. Zero: none.
     released_on: OnceLock<Box<[u64]>>,
 }
@@ -22,6 +25,15 @@ impl Tenure {
     /// Nothing of it may be left on any node.
     pub(super) fn end(&self) {
         self.is_over.store(true, Ordering::Release);
+        self.ended.notify_waiters();
+    }
+
+    /// Waits for the end.
+    pub(super) async fn ended(&self) {
+        let ended = self.ended.notified();
+        if !self.is_over() {
+            ended.await;
+        }
     }
 
     pub(super) fn is_over(&self) -> bool {

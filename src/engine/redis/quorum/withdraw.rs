@@ -12,11 +12,15 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 #[cfg(unix)]
 use super::super::asked::Told;
 use super::super::keys::Part;
+use super::Quorum;
 use super::attempt::Attempt;
+use super::cleanup::Remains;
 use super::node::Vote;
 use super::scripts::WITHDRAW;
-use super::tally::{Answer, Count, Tally};
-use super::{AGAIN, Quorum};
+#[cfg(unix)]
+use super::tally::Count;
+use super::tally::{Answer, Tally};
+use crate::model::Claim;
 
 /// What a lease is made of, for each name.
 pub(super) const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
@@ -28,42 +32,29 @@ impl Quorum {
     ///
     /// # Behavior
     /// When this returns, nothing of it is left on the nodes that gave their votes, or may have, if they answered once more in
-    /// time. With the others it goes on in the background: those that say nothing are told now, and once more when their
-    /// answer comes (`attempt.rs`); but if most nodes have refused, those that were asked on a lane only then. A node that
-    /// refused has nothing of the attempt: a vote is for all names or for none.
+    /// time. The others: see [`Attempt::abandon`].
     pub(super) async fn take_back(self: &Arc<Self>, attempt: &Arc<Attempt>, answers: &[Answer<Vote>], limit: Duration) {
-        attempt.tenure.end();
-        let call = Arc::new(attempt.withdrawal());
-        let may_have = |(index, answer): &(usize, &Answer<Vote>)| {
-            answer.as_ref().is_some_and(|answer| attempt.may_have(*index, answer))
-        };
-        let tally = Arc::new(Tally::new(answers.iter().enumerate().filter(may_have).count()));
-        let is_refused = Count::of(answers, |vote| matches!(vote, Vote::Granted { .. })).verdict() == Some(false);
-        let mut places = 0..;
-        for (index, answer) in answers.iter().enumerate() {
-            let (quorum, call) = (self.clone(), call.clone());
-            if may_have(&(index, answer)) {
-                let (tally, place) = (tally.clone(), places.next().unwrap_or_default());
-                self.spawn(async move {
-                    withdraw(&quorum, index, &call).await;
-                    tally.cast(place, Ok(()));
-                });
-            } else if answer.is_none() {
-                #[cfg(unix)]
-                if let Some(lane) = attempt.lane(index) {
-                    if !is_refused {
-                        let behind: Arc<dyn Told> = Arc::new(Withdrawal {
-                            attempt: attempt.clone(),
-                            _urgent: self.urgent.token(),
-                        });
-                        lane.tell(&behind, index, |out| call.write_packed_command(out));
-                    }
-                    continue;
+        let voted = attempt.abandon(answers);
+        let call = Arc::new(self.withdrawal(&attempt.claim, &attempt.value));
+        let tally = Arc::new(Tally::new(voted.len()));
+        for (place, index) in voted.into_iter().enumerate() {
+            let (attempt, call, tally) = (attempt.clone(), call.clone(), tally.clone());
+            let urgent = self.urgent.token();
+            self.spawn(async move {
+                let quorum = &attempt.quorum;
+                let answer = quorum.nodes[index].number(&WITHDRAW, &call);
+                if !matches!(tokio::time::timeout(quorum.patience, answer).await, Ok(Ok(_))) {
+                    attempt.withdraw_later(index, false);
                 }
-                self.spawn(async move { withdraw(&quorum, index, &call).await });
-            }
+                drop(urgent);
+                tally.cast(place, Ok(()));
+            });
         }
         tally.decide(limit, |_: &[Answer<()>]| None::<()>).await;
+    }
+
+    pub(super) fn withdrawal(&self, claim: &Claim, value: &str) -> Cmd {
+        self.call(&WITHDRAW, &[Part::Lock, Part::Metadata], claim, value)
     }
 }
 
@@ -79,55 +70,59 @@ impl Told for Withdrawal {
     fn told(self: Arc<Self>, index: usize, reply: RedisResult<Value>) {
         // The script may be unknown; or the lane has ended, and the vote may be anywhere.
         if reply.is_err() {
-            self.attempt.withdraw_later(index);
+            self.attempt.withdraw_later(index, true);
         }
     }
 }
 
 impl Attempt {
-    fn withdrawal(&self) -> Cmd {
-        self.quorum
-            .call(&WITHDRAW, &[Part::Lock, Part::Metadata], &self.claim, &self.value)
+    /// Ends the attempt, and returns the nodes that may have given their votes by their answers.
+    ///
+    /// # Behavior
+    /// A vote that was not sent yet is not sent any more. Nodes that have not answered are asked to take the vote back, behind
+    /// it on the same lane, or by their clean-up lists; but if most nodes have refused, those that were asked on a lane only
+    /// when they answer (`attempt.rs`). A node that refused has nothing of the attempt: a vote is for all names or for none.
+    pub(super) fn abandon(self: &Arc<Self>, answers: &[Answer<Vote>]) -> Vec<usize> {
+        self.tenure.end();
+        #[cfg(unix)]
+        let is_refused = Count::of(answers, |vote| matches!(vote, Vote::Granted { .. })).verdict() == Some(false);
+        let mut voted = Vec::new();
+        for (index, answer) in answers.iter().enumerate() {
+            match answer {
+                Some(answer) if self.may_have(index, answer) => voted.push(index),
+                Some(_) => {}
+                #[cfg(unix)]
+                None if !is_refused => {
+                    if let Some(lane) = self.lane(index) {
+                        let behind: Arc<dyn Told> = Arc::new(Withdrawal {
+                            attempt: self.clone(),
+                            _urgent: self.quorum.urgent.token(),
+                        });
+                        let call = self.quorum.withdrawal(&self.claim, &self.value);
+                        lane.tell(&behind, index, |out| call.write_packed_command(out));
+                    }
+                }
+                // The task that asked it sees the end.
+                None => {}
+            }
+        }
+        voted
     }
 
-    /// Takes back a vote that came when it was not wanted any more.
-    pub(super) fn withdraw_later(self: &Arc<Self>, index: usize) {
-        let attempt = self.clone();
-        self.quorum
-            .spawn(async move { withdraw(&attempt.quorum, index, &attempt.withdrawal()).await });
+    /// Takes back a vote that came, or may come, when it is not wanted any more.
+    pub(super) fn withdraw_later(&self, index: usize, is_doubtful: bool) {
+        self.quorum.clean_up(index, &self.claim, self.remains(), is_doubtful);
     }
 
     /// A request that failed may be carried out after that, whatever the node says then.
-    pub(super) fn watch_doubtful(self: &Arc<Self>, index: usize) {
-        let attempt = self.clone();
-        self.quorum.spawn(async move {
-            for pause in AGAIN {
-                tokio::time::sleep(pause).await;
-                if attempt.tenure.is_over() {
-                    withdraw_once(&attempt.quorum, index, &attempt.withdrawal()).await;
-                }
-            }
-        });
+    pub(super) fn watch_doubtful(&self, index: usize) {
+        self.quorum.clean_up_later(index, &self.claim, self.remains());
     }
-}
 
-/// Takes back one node's vote, again and again until the node has said that it did.
-async fn withdraw(quorum: &Quorum, index: usize, call: &Cmd) {
-    let urgent = quorum.urgent.token();
-    if withdraw_once(quorum, index, call).await {
-        return;
-    }
-    drop(urgent);
-    for pause in AGAIN {
-        tokio::time::sleep(pause).await;
-        if withdraw_once(quorum, index, call).await {
-            return;
+    fn remains(&self) -> Remains {
+        Remains::Vote {
+            value: self.value.as_str().into(),
+            tenure: self.tenure.clone(),
         }
     }
-}
-
-/// Whether the node has said that it did.
-async fn withdraw_once(quorum: &Quorum, index: usize, call: &Cmd) -> bool {
-    let answer = quorum.nodes[index].number(&WITHDRAW, call);
-    matches!(tokio::time::timeout(quorum.patience, answer).await, Ok(Ok(_)))
 }

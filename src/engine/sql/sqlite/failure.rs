@@ -52,6 +52,15 @@ impl Failure {
         }
     }
 
+    pub(super) fn of_replaced_files(path: &Arc<Path>) -> Self {
+        Failure {
+            path: path.clone(),
+            said: "the database, its -wal or its -shm file was deleted or replaced".to_owned(),
+            cause: None,
+            kind: Kind::Broken,
+        }
+    }
+
     pub(super) fn kind(&self) -> Kind {
         self.kind
     }

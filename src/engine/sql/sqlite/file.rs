@@ -5,17 +5,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use libsqlite3_sys::{SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, SQLITE_OK, sqlite3_db_config};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteSynchronous};
 use sqlx::{ConnectOptions, Connection, Executor, Row};
 
 use super::failure::{Failure, Kind};
+use super::identity::{FileId, Files, file_id};
+use super::peers::{Peer, Peers};
 use super::statements::{Statements, Transaction};
 use crate::clock::Moment;
 use crate::engine::sql::config::SqliteConfig;
 
-/// After the file was found to be another one, the next look is not before so long: on a file system whose inode
-/// numbers wander, every look would find another file.
-const LOOK_PAUSE: Duration = Duration::from_millis(250);
+/// After files were found to be deleted or replaced, they are not compared again before this pause: on a file system whose
+/// inode numbers change, each comparison would find other files.
+const COMPARE_PAUSE: Duration = Duration::from_millis(250);
 
 /// The one connection of an engine.
 pub(super) struct File {
@@ -23,13 +26,15 @@ pub(super) struct File {
     path: Arc<Path>,
     statements: Arc<Statements>,
     open: Option<Open>,
-    /// No look at the file's identity before this moment.
-    next_look: Moment,
+    /// The files are not compared before this moment.
+    next_comparison: Moment,
 }
 
 struct Open {
     connection: SqliteConnection,
-    identity: Option<Identity>,
+    files: Files,
+    /// `None` where files have no ids.
+    peer: Option<Peer>,
 }
 
 impl File {
@@ -39,22 +44,25 @@ impl File {
             config,
             statements,
             open: None,
-            next_look: Moment::now(),
+            next_comparison: Moment::now(),
         }
     }
 
-    /// The connection, and whether it is a new one.
+    /// Returns the connection, and whether it is a new one.
     ///
     /// # Behavior
-    /// A connection goes on with the file that it opened even when that was deleted or replaced since, and would lock a
-    /// ghost that no other process sees. So each call compares the inode at the path with the one that was opened. (It
-    /// must not open the file for that: to close it again would give up the process's POSIX locks on it.)
+    /// Opens the files anew when they were deleted or replaced.
     pub(super) async fn connection(&mut self) -> Result<(&mut SqliteConnection, bool), Failure> {
-        let known = self.open.as_ref().and_then(|open| open.identity);
-        if known.is_some() && self.next_look.is_past() && identity(&self.path) != known {
-            tracing::warn!(path = %self.path.display(), "the file of the locks was deleted or replaced: opening it anew");
-            self.next_look = Moment::now() + LOOK_PAUSE;
-            self.close().await;
+        if !self.are_in_place() {
+            self.next_comparison = Moment::now() + COMPARE_PAUSE;
+            self.reopen().await;
+        } else if self
+            .open
+            .as_ref()
+            .and_then(|open| open.peer.as_ref())
+            .is_some_and(Peer::is_outdated)
+        {
+            self.reopen().await;
         }
         let (open, fresh) = match self.open.take() {
             Some(open) => (open, false),
@@ -63,20 +71,58 @@ impl File {
         Ok((&mut self.open.insert(open).connection, fresh))
     }
 
-    /// Makes the connection fit for use after an error, or gives it up.
+    /// Fails when the files were deleted or replaced: what was committed since may be in files that no other process sees.
+    pub(super) fn confirm(&self) -> Result<(), Failure> {
+        if self.are_in_place() {
+            Ok(())
+        } else {
+            Err(Failure::of_replaced_files(&self.path))
+        }
+    }
+
+    fn are_in_place(&self) -> bool {
+        let compared = self.open.as_ref().filter(|_| self.next_comparison.is_past());
+        compared.is_none_or(|open| open.files.are_in_place())
+    }
+
+    /// Waits until another connection of this process finds that the files were deleted or replaced.
+    pub(super) async fn outdated(&self) {
+        match self.open.as_ref().and_then(|open| open.peer.as_ref()) {
+            Some(peer) => peer.outdated().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Closes the connection because the files were deleted or replaced. The next call opens them.
+    pub(super) async fn reopen(&mut self) {
+        tracing::warn!(path = %self.path.display(), "the files of the database were deleted or replaced: opening them again");
+        if let Some(open) = &mut self.open {
+            if let Some(peer) = &open.peer {
+                peer.outdate();
+            }
+            if open.files.were_replaced() {
+                keep_log_apart(&mut open.connection).await;
+            }
+        }
+        self.close().await;
+    }
+
+    /// Makes the connection usable after an error, or closes it.
     pub(super) async fn recover(&mut self, failure: &Failure) {
         match (failure.kind(), &mut self.open) {
-            // It fails when no transaction was begun, which is just as well.
+            // It fails when no transaction was begun, which does no harm.
             (Kind::Busy, Some(open)) => drop(open.connection.execute("ROLLBACK").await),
             _ => self.close().await,
         }
     }
 
     pub(super) async fn close(&mut self) {
-        if let Some(open) = self.open.take()
-            && let Err(error) = open.connection.close().await
-        {
-            tracing::debug!(%error, "the connection was gone already");
+        if let Some(open) = self.open.take() {
+            if let Err(error) = open.connection.close().await {
+                tracing::debug!(%error, "the connection was closed already");
+            }
+            // Only now: a new connection must not share anything with this one.
+            drop(open.peer);
         }
     }
 
@@ -84,7 +130,7 @@ impl File {
         Failure::of_driver(&self.path, cause)
     }
 
-    /// Opens the file, for as long as others are in the way.
+    /// Opens the file. Retries while other connections prevent it.
     async fn opened(&self) -> Result<Open, Failure> {
         let deadline = Moment::now() + self.config.patience;
         loop {
@@ -101,7 +147,11 @@ impl File {
     async fn try_open(&self) -> Result<Open, Failure> {
         self.make_folder()
             .map_err(|error| Failure::of_folder(&self.path, &error))?;
-        let before = identity(&self.path);
+        let before = file_id(&self.path);
+        let peer = match before {
+            Some(database) => Some(self.joined(database).await?),
+            None => None,
+        };
         let options = SqliteConnectOptions::new()
             .filename(&self.path)
             .create_if_missing(true)
@@ -118,12 +168,25 @@ impl File {
         self.prepare(&mut connection)
             .await
             .map_err(|error| self.failure(error))?;
-        let identity = identity(&self.path);
-        if before.is_some() && before != identity {
+        let files = Files::at(&self.path);
+        if before.is_some() && before != files.database() {
             // Which of the two was opened is not known.
             return Err(self.failure(sqlx::Error::WorkerCrashed));
         }
-        Ok(Open { connection, identity })
+        let peer = match (peer, files.database()) {
+            (None, Some(created)) => Some(self.joined(created).await?),
+            (peer, _) => peer,
+        };
+        Ok(Open {
+            connection,
+            files,
+            peer,
+        })
+    }
+
+    async fn joined(&self, database: FileId) -> Result<Peer, Failure> {
+        let joined = tokio::time::timeout(self.config.patience, Peers::join(database)).await;
+        joined.map_err(|_| Failure::of_replaced_files(&self.path))
     }
 
     async fn prepare(&self, connection: &mut SqliteConnection) -> sqlx::Result<()> {
@@ -178,17 +241,23 @@ async fn text(connection: &mut SqliteConnection, sql: &'static str) -> sqlx::Res
     connection.fetch_one(sql).await?.try_get(0)
 }
 
-/// What tells a file from another one that takes its path.
-type Identity = (u64, u64);
-
-#[cfg(unix)]
-fn identity(path: &Path) -> Option<Identity> {
-    use std::os::unix::fs::MetadataExt;
-    std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
-}
-
-/// Windows does not let anybody delete or replace a file that SQLite has open.
-#[cfg(not(unix))]
-fn identity(_path: &Path) -> Option<Identity> {
-    None
+/// Makes SQLite leave the files alone when it closes the connection: its log is deleted, and others may have written to the
+/// database since. By default the last connection copies its log to the database, and deletes whatever log has its name.
+async fn keep_log_apart(connection: &mut SqliteConnection) {
+    let Ok(mut handle) = connection.lock_handle().await else {
+        return;
+    };
+    let no_result = std::ptr::null_mut::<std::ffi::c_int>();
+    // SAFETY: the handle is open and locked. The option takes an int, and a pointer for the result that may be null.
+    let code = unsafe {
+        sqlite3_db_config(
+            handle.as_raw_handle().as_ptr(),
+            SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE,
+            1 as std::ffi::c_int,
+            no_result,
+        )
+    };
+    if code != SQLITE_OK {
+        tracing::warn!(code, "SQLite refused to keep its checkpoint off");
+    }
 }

@@ -1,7 +1,7 @@
 -- What stands between a claim and its names. One row per name, in the order of $1.
 --
 -- $1 names: JSON array of hexadecimal texts   $2 owner
--- → now, last fence, held by $2 (NULL: free), lease's end, lease's fence, end of the first live place ahead
+-- → now, last fence, held by $2 (NULL: free), lease's end, lease's fence, ends of the first and of the last live place ahead
 --
 -- Ahead of a claim that has a place are the smaller tickets; ahead of one that has none, all of them.
 WITH clock (now) AS MATERIALIZED (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER))
@@ -18,6 +18,14 @@ SELECT
       AND ahead.owner <> $2
       AND ahead.ticket < coalesce(place.ticket, 9223372036854775807)
     ORDER BY ahead.ticket
+    LIMIT 1),
+  (SELECT ahead.alive_until
+    FROM "{table}_waiters" AS ahead
+    WHERE ahead.name = unhex(claimed.value)
+      AND ahead.alive_until > clock.now
+      AND ahead.owner <> $2
+      AND ahead.ticket < coalesce(place.ticket, 9223372036854775807)
+    ORDER BY ahead.ticket DESC
     LIMIT 1)
 FROM json_each($1) AS claimed
 CROSS JOIN clock

@@ -15,26 +15,30 @@
 //! No other SQLite library in the same process (better-sqlite3, `node:sqlite`) may open the same file: POSIX drops the
 //! locks that a process has on a file when any of its descriptors of that file is closed.
 
+use std::borrow::Borrow;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use self::file::File;
+use self::jobs::{Job, Reply, Sender, Ticket};
 use self::statements::Statements;
 use self::verbs::Verbs;
-use self::writer::{Job, Reply, Writer};
+use self::writer::Writer;
 use super::config::SqliteConfig;
-use super::wake::Wakes;
-use crate::engine::{Acquired, Engine, Released, Renewed, Result, Subscription};
+use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription, release_each};
 use crate::error::EngineError;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 mod failure;
 mod file;
+mod identity;
+mod jobs;
+mod peers;
 mod statements;
 #[cfg(test)]
 mod tests;
@@ -46,13 +50,13 @@ const NAME: &str = "sqlite";
 /// The engine behind `sqlite:` URLs, and behind no URL at all.
 pub struct SqliteEngine {
     path: std::path::PathBuf,
-    wakes: Arc<Wakes>,
-    /// The way to the writer. `None` once closed.
+    verbs: Arc<Verbs>,
+    /// The writer task. `None` once closed.
     running: Mutex<Option<Running>>,
 }
 
 struct Running {
-    calls: mpsc::UnboundedSender<Job>,
+    jobs: Sender,
     writer: JoinHandle<()>,
 }
 
@@ -76,49 +80,76 @@ impl SqliteEngine {
     /// cannot be written, or what is there is no database, or has tables of the same name with other columns.
     pub async fn connect(config: SqliteConfig) -> Result<Arc<Self>> {
         let path = config.path().to_owned();
-        let wakes = Arc::new(Wakes::default());
         let statements = Arc::new(Statements::new(&config.table));
-        let verbs = Verbs {
+        let verbs = Arc::new(Verbs {
             statements: statements.clone(),
-            wakes: wakes.clone(),
+            wakes: Arc::default(),
             prefix: config.key_prefix.clone(),
-        };
+        });
         let mut file = File::new(config, statements);
         file.connection().await.map_err(|failure| failure.error("connect"))?;
-        let (calls, receiver) = mpsc::unbounded_channel();
-        let writer = tokio::spawn(
-            Writer {
-                file,
-                verbs: Arc::new(verbs),
-            }
-            .run(receiver),
-        );
+        let (jobs, receiver) = jobs::queue();
+        let writer = Writer {
+            file,
+            verbs: verbs.clone(),
+        };
+        let writer = tokio::spawn(writer.run(receiver));
         Ok(Arc::new(SqliteEngine {
             path,
-            wakes,
-            running: Mutex::new(Some(Running { calls, writer })),
+            verbs,
+            running: Mutex::new(Some(Running { jobs, writer })),
         }))
     }
 
-    /// Hands a call to the writer, and waits for its answer.
+    /// Sends a job to the writer, and waits for its answer.
     async fn call<T>(&self, op: &'static str, job: impl FnOnce(Reply<T>) -> Job) -> Result<T> {
         let (reply, answer) = Reply::new();
-        self.send(job(reply));
-        wait_for(op, answer).await
+        let job = job(reply);
+        // When the engine is closed, the job is dropped, and with it the sender of its answer.
+        if let Some(running) = &*self.running.lock().unwrap_or_else(PoisonError::into_inner) {
+            running.jobs.send(job);
+        } else {
+            drop(job);
+        }
+        answer
+            .await
+            .unwrap_or_else(|_| Err(EngineError::new(NAME, op, false, "this engine is closed")))
     }
 
-    /// When the engine is closed, the job is dropped, and with it the sender of its answer.
-    fn send(&self, job: Job) {
-        if let Some(running) = &*self.running.lock().unwrap_or_else(PoisonError::into_inner) {
-            let _ = running.calls.send(job);
-        }
+    /// Attempts in the order of the list, as one job. `copies`: what the job gets of the claims.
+    async fn acquire<C: Borrow<Claim> + Sync>(&self, claims: &[C], copies: Vec<Arc<Claim>>) -> Result<Vec<Acquired>> {
+        let asked = Asked {
+            claims,
+            copies,
+            ticket: Arc::default(),
+        };
+        self.call("acquire", |reply| {
+            Job::Acquire(asked.copies.clone(), asked.ticket.clone(), reply)
+        })
+        .await
+    }
+
+    async fn release_in_one(&self, claims: &[Claim], keep: Duration) -> Result<Vec<Released>> {
+        self.call("release", |reply| Job::Release(claims.to_vec(), keep, reply))
+            .await
     }
 }
 
-async fn wait_for<T>(op: &'static str, answer: oneshot::Receiver<Result<T>>) -> Result<T> {
-    answer
-        .await
-        .unwrap_or_else(|_| Err(EngineError::new(NAME, op, false, "this engine is closed")))
+/// Attempts whose caller waits. When it goes away, those that the writer has not started are cancelled.
+struct Asked<'a, C: Borrow<Claim>> {
+    claims: &'a [C],
+    copies: Vec<Arc<Claim>>,
+    ticket: Arc<Ticket>,
+}
+
+impl<C: Borrow<Claim>> Drop for Asked<'_, C> {
+    fn drop(&mut self) {
+        if !self.ticket.cancel() {
+            for (claim, copy) in self.claims.iter().zip(&self.copies) {
+                claim.borrow().mark_sent_like(copy);
+            }
+        }
+    }
 }
 
 #[async_trait]
@@ -132,8 +163,26 @@ impl Engine for SqliteEngine {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        self.call("acquire", |reply| Job::TryAcquire(claim.clone(), reply))
-            .await
+        let copies = vec![Arc::new(claim.clone())];
+        let answers = self.acquire(std::slice::from_ref(claim), copies).await?;
+        one(answers, "acquire")
+    }
+
+    /// # Behavior
+    /// All attempts are in one transaction, unless that fails.
+    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
+        match self.acquire(claims, claims.to_vec()).await {
+            Ok(answers) => answers
+                .into_iter()
+                .enumerate()
+                .for_each(|(index, acquired)| answer(index, Ok(acquired))),
+            Err(_) => {
+                // Each has its own error, or none: one of them may be the cause.
+                for (index, claim) in claims.iter().enumerate() {
+                    answer(index, self.try_acquire(claim).await);
+                }
+            }
+        }
     }
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
@@ -146,23 +195,45 @@ impl Engine for SqliteEngine {
     }
 
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        self.call("release", |reply| Job::Release(claim.clone(), keep, reply))
-            .await
+        let answers = self.release_in_one(std::slice::from_ref(claim), keep).await?;
+        one(answers, "release")
+    }
+
+    /// # Behavior
+    /// All releases are in one transaction, unless that fails.
+    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
+        match self.release_in_one(claims, Duration::ZERO).await {
+            Ok(answers) => answers
+                .into_iter()
+                .enumerate()
+                .for_each(|(index, released)| answer(index, Ok(released))),
+            Err(_) => release_each(self, claims, answer).await,
+        }
     }
 
     /// # Behavior
     /// The subscription is of the claim's owner, whatever the name: a claim waits for one name at a time. Its address
     /// gets into the store with the next waiting try.
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
-        Ok(self.wakes.subscribe(&claim.owner).await)
+        Ok(self.verbs.wakes.subscribe(&claim.owner).await)
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
         self.call("inspect", |reply| Job::Inspect(key.clone(), reply)).await
     }
 
-    async fn list(&self, prefix: &str, _page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        self.call("list", |reply| Job::List(prefix.to_owned(), reply)).await
+    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
+        let mut found = Vec::new();
+        let mut next = Some(self.verbs.first_page(prefix));
+        while let Some(page) = next {
+            let answer = self.call("list", |reply| Job::List(page, reply));
+            let (leases, after) = timeout(page_timeout, answer)
+                .await
+                .unwrap_or_else(|_| Err(EngineError::no_answer(NAME, "list", page_timeout)))?;
+            found.extend(leases);
+            next = after;
+        }
+        Ok(found)
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {
@@ -172,10 +243,16 @@ impl Engine for SqliteEngine {
 
     async fn close(&self) {
         let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Running { calls, writer }) = running {
+        if let Some(Running { jobs, writer }) = running {
             // The writer ends once it has answered what was sent before.
-            drop(calls);
+            drop(jobs);
             let _ = writer.await;
         }
     }
+}
+
+/// The answer of a job with one claim.
+fn one<T>(answers: Vec<T>, op: &'static str) -> Result<T> {
+    let answer = answers.into_iter().next();
+    answer.ok_or_else(|| EngineError::new(NAME, op, false, "the job has no answer"))
 }

@@ -10,7 +10,7 @@ use sqlx::sqlite::SqliteRow;
 use super::statements::{Answers, Statements, Transaction};
 use crate::engine::sql::rules::{self, Lease, Name, Sight, Verdict, millis};
 use crate::engine::sql::wake::{Address, Wakes};
-use crate::engine::{Acquired, Released, Renewed};
+use crate::engine::{Acquired, Released, Renewed, waiter_liveness};
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
 
 /// What the verbs need beside the transaction.
@@ -30,7 +30,38 @@ pub(super) struct Call<'a, 'c> {
     pub told: &'a mut Vec<Address>,
 }
 
+impl<'c> Call<'_, 'c> {
+    /// A part of a verb that has several. `last`: the verb ends with it.
+    pub(super) fn part(&mut self, last: bool) -> Call<'_, 'c> {
+        Call {
+            transaction: &mut *self.transaction,
+            last: self.last && last,
+            told: &mut *self.told,
+        }
+    }
+}
+
+/// Which leases a page of a list has.
+#[derive(Debug, Clone)]
+pub(super) struct Page {
+    /// The first name, as it is stored.
+    start: Vec<u8>,
+    /// The first name behind the last page. `None`: there is no such name.
+    end: Option<Vec<u8>>,
+}
+
+/// How many leases a page of a list has at most. Other jobs go between two pages.
+const PAGE: i64 = 1000;
+
 impl Verbs {
+    /// The first page of the names with a prefix.
+    pub(super) fn first_page(&self, prefix: &str) -> Page {
+        let start = [self.prefix.as_bytes(), prefix.as_bytes()].concat();
+        // UTF-8 has no byte 255, so that the last byte can grow by one without a carry.
+        let end = start.split_last().map(|(byte, rest)| [rest, &[byte + 1]].concat());
+        Page { start, end }
+    }
+
     /// Tells every waiter when the connection is a new one: whatever they wait for may have happened meanwhile.
     pub(super) fn greet(&self, fresh: bool) {
         if fresh {
@@ -51,9 +82,7 @@ impl Verbs {
             })
             .await?;
         let sight = sight(rows(&look, 0))?;
-        let liveness = claim
-            .waiting
-            .then(|| Duration::from_millis(rules::liveness_ms(claim.ttl)));
+        let liveness = claim.waiting.then(|| waiter_liveness(claim.ttl));
         match rules::judge(&sight, liveness) {
             Verdict::Grant { fence } => {
                 let ttl = claim.ttl.as_millis() as i64;
@@ -190,29 +219,32 @@ impl Verbs {
     }
 
     pub(super) async fn inspect(&self, transaction: &mut Transaction<'_>, key: &Key) -> sqlx::Result<Option<LockInfo>> {
-        let name = self.name(key);
-        // The next name in byte order is this one with a zero byte behind it.
-        let end = [name.as_slice(), &[0]].concat();
-        Ok(self.between(transaction, name, Some(end)).await?.pop())
+        let start = self.name(key);
+        let end = Some(after(&start));
+        let (mut found, _) = self.list(transaction, &Page { start, end }).await?;
+        Ok(found.pop())
     }
 
-    pub(super) async fn list(&self, transaction: &mut Transaction<'_>, prefix: &str) -> sqlx::Result<Vec<LockInfo>> {
-        let start = [self.prefix.as_bytes(), prefix.as_bytes()].concat();
-        // UTF-8 has no byte 255, so that the last byte can grow by one without a carry.
-        let end = start.split_last().map(|(byte, rest)| [rest, &[byte + 1]].concat());
-        self.between(transaction, start, end).await
-    }
-
-    async fn between(
+    /// Reads a page of leases, sorted by name. Returns the next page, if there may be one.
+    pub(super) async fn list(
         &self,
         transaction: &mut Transaction<'_>,
-        start: Vec<u8>,
-        end: Option<Vec<u8>>,
-    ) -> sqlx::Result<Vec<LockInfo>> {
+        page: &Page,
+    ) -> sqlx::Result<(Vec<LockInfo>, Option<Page>)> {
+        let Page { start, end } = page.clone();
         let answers = transaction
-            .read(&self.statements.list, |q| q.bind(start).bind(end))
+            .read(&self.statements.list, |q| q.bind(start).bind(end).bind(PAGE))
             .await?;
-        rows(&answers, 0).iter().map(|row| self.info(row)).collect()
+        let rows = rows(&answers, 0);
+        let next = match rows.last() {
+            Some(last) if rows.len() as i64 == PAGE => Some(Page {
+                start: after(&last.try_get::<Vec<u8>, _>(0)?),
+                end: page.end.clone(),
+            }),
+            _ => None,
+        };
+        let found = rows.iter().map(|row| self.info(row)).collect::<sqlx::Result<_>>()?;
+        Ok((found, next))
     }
 
     fn info(&self, row: &SqliteRow) -> sqlx::Result<LockInfo> {
@@ -253,6 +285,11 @@ impl Verbs {
     }
 }
 
+/// The next name in byte order.
+fn after(name: &[u8]) -> Vec<u8> {
+    [name, &[0]].concat()
+}
+
 /// How many rows `sweep.sql` removes at most of each table.
 const SWEEP_LIMIT: u64 = 500;
 
@@ -279,6 +316,7 @@ fn sight(rows: &[SqliteRow]) -> sqlx::Result<Sight> {
         Ok(Name {
             lease,
             ahead_until: row.try_get(5)?,
+            directly_ahead_until: row.try_get(6)?,
         })
     });
     Ok(Sight {

@@ -143,3 +143,99 @@ async fn a_close_waits_for_the_releases_on_their_way() {
     ours.close().await;
     assert_eq!(nodes.get(&[2], "lock:n").await, [None]);
 }
+
+/// What is left on a node that is down is on one list, and of bounded size.
+#[tokio::test]
+async fn a_node_that_is_down_costs_a_bounded_list() {
+    let Some(mut nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_millis(400)).await;
+    nodes.0[2].stop();
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+    for round in 0..20 {
+        let claims: Vec<Claim> = (0..50).map(|n| claim(&format!("{round} {n}"))).collect();
+        join_all(claims.iter().map(|claim| take_soon(&ours, claim))).await;
+        join_all(claims.iter().map(|claim| free(&ours, claim))).await;
+    }
+    eventually("the tasks of the calls end", async || tasks() <= before + 20).await;
+    // At most two for each: the release, and the vote that was on its way when the node went down.
+    let left = ours.remains(2);
+    assert!(left <= 1100, "{left} entries");
+}
+
+/// A vote for which there was no connection is not sent once its attempt is over.
+#[tokio::test]
+async fn a_vote_that_was_not_sent_is_dropped() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_secs(2)).await;
+    nodes.know_the_scripts(&ours).await;
+    for node in 0..3 {
+        nodes.hang(node);
+        // The next call needs a new connection, whose login is not answered.
+        ours.disconnect(node).await;
+    }
+    let dropped = claim("n");
+    let abandoned = tokio::time::timeout(Duration::from_millis(200), ours.try_acquire(&dropped)).await;
+    assert!(abandoned.is_err());
+    assert!(!dropped.was_sent());
+    (0..3).for_each(|node| nodes.go_on(node));
+    take_soon(&ours, &claim("other")).await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let counts = nodes.counts(&[0, 1, 2], "n").await;
+    assert!(counts.iter().all(Option::is_none), "a vote was given: {counts:?}");
+}
+
+/// Many releases in one call: each has its answer, and a node that was down gets them when it is back.
+#[tokio::test]
+async fn releases_in_batches_reach_every_node() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_millis(400)).await;
+    let claims: Vec<Claim> = (0..150).map(|n| claim(&format!("n{n}"))).collect();
+    for held in &claims[1..] {
+        take_soon(&ours, held).await;
+    }
+    for held in &claims[1..] {
+        nodes.all_have(&[0, 1, 2], held.keys()[0].as_str()).await;
+    }
+    nodes.hang(2);
+    let mut answers = vec![None; claims.len()];
+    let mut collect = |index: usize, answer: EngineResult<Released>| answers[index] = Some(answer.unwrap());
+    ours.release_all(&claims, &mut collect).await;
+    assert_eq!(answers[0], Some(Released::NotHeld));
+    assert!(answers[1..].iter().all(|answer| *answer == Some(Released::Freed)));
+    nodes.go_on(2);
+    for held in &claims {
+        nodes.are_free(&[0, 1, 2], held.keys()[0].as_str()).await;
+    }
+}
+
+/// However long the ttl was.
+#[tokio::test]
+async fn a_mark_of_a_release_lasts_an_hour_at_most() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.engine().await;
+    let days = Ttl::clamped(Duration::from_secs(20 * 24 * 3600));
+    for how in ["release", "keep", "force"] {
+        let mut held = claim(how);
+        held.ttl = days;
+        take_soon(&ours, &held).await;
+        nodes.all_have(&[0, 1, 2], how).await;
+        for node in 0..3 {
+            nodes.record(node, how).await;
+        }
+        match how {
+            "release" => assert_eq!(ours.release(&held, Duration::ZERO).await.unwrap(), Released::Freed),
+            "keep" => assert_eq!(
+                ours.release(&held, Duration::from_millis(1)).await.unwrap(),
+                Released::Freed
+            ),
+            _ => assert!(ours.force_release(&key(how)).await.unwrap()),
+        }
+        nodes.are_free(&[0, 1, 2], how).await;
+        for node in 0..3 {
+            let mark = format!("holdfast:fence:{{lock:{how}}}");
+            let left: i64 = nodes.other(node).await.args(&["PTTL", &mark]).await;
+            assert!((1..=3_600_001).contains(&left), "{how}: {left} ms");
+        }
+    }
+}

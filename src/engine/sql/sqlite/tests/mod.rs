@@ -11,6 +11,8 @@ use super::*;
 use crate::engine::{Settings, SharedEngine};
 use crate::model::{OwnerToken, Process};
 
+mod bursts;
+mod files;
 mod processes;
 mod queue;
 mod store;

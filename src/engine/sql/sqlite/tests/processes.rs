@@ -11,7 +11,7 @@ const FOLDER: &str = "HOLDFAST_SQLITE_TEST_FOLDER";
 /// The name that everybody fights for.
 const NAME: &str = "contended";
 
-struct Process(Child);
+pub(super) struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
@@ -21,7 +21,7 @@ impl Drop for Process {
 }
 
 impl Process {
-    fn start(role: &str, folder: &Path) -> Self {
+    pub(super) fn start(role: &str, folder: &Path) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args([
             "--exact",
@@ -38,7 +38,7 @@ impl Process {
     }
 
     /// Waits until it says that it is at work.
-    fn ready(&mut self) {
+    pub(super) fn ready(&mut self) {
         let mut output = BufReader::new(self.0.stdout.take().unwrap());
         let mut line = String::new();
         while !line.contains("ready") {
@@ -52,7 +52,7 @@ impl Process {
     }
 
     /// What it says until it ends, which must be well.
-    fn end(mut self) -> String {
+    pub(super) fn end(mut self) -> String {
         let mut output = String::new();
         self.0.stdout.take().unwrap().read_to_string(&mut output).unwrap();
         assert!(self.0.wait().unwrap().success(), "a child failed: {output}");
@@ -100,6 +100,10 @@ async fn child() {
         "try" | "line" => {
             let (done, slow) = pairs(&engine, NAME, Duration::from_secs(2), role == "line").await;
             println!("pairs {done} {}", slow.as_micros());
+        }
+        // Takes the name that follows, and closes without a release.
+        take if take.starts_with("take ") => {
+            println!("granted {}", granted(&engine, &claim(&[&take[5..]], 60_000)).await)
         }
         other => panic!("no such role: {other}"),
     }

@@ -106,6 +106,31 @@ async fn only_the_first_waiter_is_told() {
     assert!(granted(&b, &first).await);
 }
 
+/// The release wakes the first waiter, which is dead. The next one tries again when that place lapses.
+#[tokio::test]
+async fn a_dead_waiter_blocks_the_next_for_its_ttl() {
+    let folder = folder();
+    let engine = open(folder.path()).await;
+    let (holder, dead, next) = (claim(&["n"], 60_000), waiting(&["n"], 400), waiting(&["n"], 60_000));
+    assert!(granted(&engine, &holder).await && !granted(&engine, &dead).await);
+    let answer = engine.try_acquire(&next).await.unwrap();
+    let Acquired::Held { retry_after, .. } = answer else {
+        panic!("{answer:?}")
+    };
+    assert!(retry_after.unwrap() <= Duration::from_millis(400), "{retry_after:?}");
+    engine.release(&holder, Duration::ZERO).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(401)).await;
+    assert!(granted(&engine, &next).await);
+    // One that comes without a place is behind the last one, too.
+    let later = waiting(&["n"], 60_000);
+    let answer = engine.try_acquire(&waiting(&["n"], 300)).await.unwrap();
+    assert!(matches!(answer, Acquired::Held { .. }));
+    let Acquired::Held { retry_after, .. } = engine.try_acquire(&later).await.unwrap() else {
+        panic!()
+    };
+    assert!(retry_after.unwrap() <= Duration::from_millis(300), "{retry_after:?}");
+}
+
 #[tokio::test]
 async fn a_set_that_moves_on_tells_whom_it_leaves() {
     let folder = folder();

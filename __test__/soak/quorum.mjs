@@ -1,0 +1,105 @@
+// A quorum whose nodes fail under load, on servers of its own. Each exported case resolves to what it measured, and rejects
+// when a promise is broken. `npm run soak` runs all of them.
+import assert from 'node:assert/strict'
+import Redis from 'ioredis'
+import { startRedis } from '../../scripts/servers.mjs'
+import { LockService } from '../../index.js'
+import { sleep, until } from '../tools.mjs'
+
+const rss = () => {
+  globalThis.gc?.()
+  return process.memoryUsage.rss()
+}
+
+async function onNodes(options, body) {
+  const nodes = await Promise.all([1, 2, 3].map(() => startRedis()))
+  const locks = await LockService.connect(nodes.map((node) => node.url), options)
+  try {
+    return await body(locks, nodes)
+  } finally {
+    for (const node of nodes) node.resume()
+    await locks.close()
+    await Promise.all(nodes.map((node) => node.stop()))
+  }
+}
+
+/** Starts calls at a rate until `seconds` are over. */
+async function atRate(perSecond, seconds, call) {
+  const startedAt = performance.now()
+  const calls = []
+  while (performance.now() - startedAt < seconds * 1000) {
+    const due = Math.min(calls.length + perSecond / 10, ((performance.now() - startedAt) / 1000) * perSecond)
+    while (calls.length < due) calls.push(call(calls.length))
+    await sleep(5)
+  }
+  return calls
+}
+
+/** The lock keys of the nodes, without companions. */
+async function lockKeys(nodes) {
+  const found = await Promise.all(
+    nodes.map(async ({ url }) => {
+      const redis = new Redis(url)
+      const keys = await redis.keys('lock:*')
+      redis.disconnect()
+      return keys
+    }),
+  )
+  return found.flat()
+}
+
+const MIB = 2 ** 20
+
+/** 1 500 locks per second while one node is down: memory is bounded, and the node that is back has nothing. */
+export async function nodeDown(seconds = 30) {
+  return onNodes({}, async (locks, nodes) => {
+    const pair = async (i) => {
+      const lock = await locks.acquire(`pair ${i}`, { ttlMs: 30_000 })
+      await lock.release()
+    }
+    await Promise.all(await atRate(500, 2, pair))
+    await nodes[2].pause()
+    const before = rss()
+    let peak = before
+    const watch = setInterval(() => (peak = Math.max(peak, process.memoryUsage.rss())), 100)
+    const results = await Promise.allSettled(await atRate(1500, seconds, (i) => pair(`down ${i}`)))
+    clearInterval(watch)
+    const failed = results.filter(({ status }) => status === 'rejected').length
+    assert.ok(peak - before < 100 * MIB, `${Math.round((peak - before) / MIB)} MiB more with a node down`)
+    await nodes[2].resume()
+    await until('nothing is left on the nodes', async () => (await lockKeys(nodes)).length === 0, 10_000)
+    return { pairs: results.length, failed, growthMiB: Math.round((peak - before) / MIB) }
+  })
+}
+
+/** 1 000 calls per second while a majority stands still: nothing is left 2 s later, and service resumes at once. */
+export async function majorityStalled(seconds = 20) {
+  return onNodes({}, async (locks, nodes) => {
+    const before = rss()
+    await Promise.all([nodes[1].pause(), nodes[2].pause()])
+    let peak = before
+    const watch = setInterval(() => (peak = Math.max(peak, process.memoryUsage.rss())), 100)
+    const calls = await atRate(1000, seconds, (i) => locks.tryAcquire(`stalled ${i}`, { ttlMs: 60_000 }))
+    const results = Promise.allSettled(calls)
+    const resumedAt = performance.now()
+    await Promise.all([nodes[1].resume(), nodes[2].resume()])
+    await until('a grant', () => locks.acquire('next').then((lock) => lock.release(), () => false), 10_000)
+    const recoveredMs = Math.round(performance.now() - resumedAt)
+    const settled = await results
+    clearInterval(watch)
+    const granted = settled.filter(({ value }) => value)
+    await Promise.all(granted.map(({ value }) => value.release()))
+    await sleep(2000)
+    const left = await lockKeys(nodes)
+    assert.equal(left.length, 0, `${left.length} keys without a holder`)
+    const failed = settled.length - granted.length
+    await sleep(3000)
+    return {
+      failed,
+      granted: granted.length,
+      recoveredMs,
+      bytesPerCall: Math.round((peak - before) / settled.length),
+      bytesPerCallKept: Math.round((rss() - before) / settled.length),
+    }
+  })
+}

@@ -1,0 +1,82 @@
+// Many calls at once on SQLite, waiters that died, and files that are deleted under a service.
+import assert from 'node:assert/strict'
+import { spawn } from 'node:child_process'
+import { once } from 'node:events'
+import { readFileSync, rmSync } from 'node:fs'
+import { test } from 'node:test'
+import { burst } from './soak/sqlite.mjs'
+import { inPlace } from './stores.mjs'
+import { INDEX, runNode, waiting } from './tools.mjs'
+
+const TIMEOUT_MS = 90_000
+const inSqlite = (body) => () => inPlace('sqlite', body)
+
+/** Whether another process is granted a name, with a lease that lasts; it closes its service without a release. */
+async function grantedElsewhere(target, name) {
+  const code = `
+    import { LockService } from ${JSON.stringify(INDEX)}
+    const locks = await LockService.connect(${JSON.stringify(target)})
+    const lock = await locks.tryAcquire(${JSON.stringify(name)}, { ttlMs: 60_000 })
+    process.stdout.write(String(lock !== null))
+    await locks.close()`
+  const { stdout } = await runNode(code)
+  return stdout === 'true'
+}
+
+test('a burst of free names is granted or rejects in time, and leaves nothing', { timeout: TIMEOUT_MS }, () => burst(20_000))
+
+test('calls of one tick are served in order', { timeout: TIMEOUT_MS }, inSqlite(async (place) => {
+  for (let round = 0; round < 5; round++) {
+    const locks = await place.connect()
+    const order = []
+    const calls = Array.from({ length: 50 }, async (_, i) => {
+      const lock = await locks.acquire('n', { waitMs: 30_000 })
+      order.push(i)
+      await lock.release()
+    })
+    await Promise.all(calls)
+    assert.deepEqual(order, Array.from({ length: 50 }, (_, i) => i))
+  }
+}))
+
+test('a waiter that died blocks the next for its ttl', { timeout: TIMEOUT_MS }, inSqlite(async (place) => {
+  const [holder, next] = await place.connectAll(2)
+  const lock = await holder.acquire('n')
+  const code = `
+    import { LockService } from ${JSON.stringify(INDEX)}
+    const locks = await LockService.connect(${JSON.stringify(place.target)})
+    locks.acquire('n', { ttlMs: 400, waitMs: 60_000 })
+    while (locks.stats().waiting < 1) await new Promise((resolve) => setTimeout(resolve, 5))
+    process.stdout.write('waiting')`
+  const child = spawn(process.execPath, ['--input-type=module', '-e', code], { stdio: ['ignore', 'pipe', 'inherit'] })
+  await once(child.stdout, 'data')
+  const call = next.acquire('n', { waitMs: 30_000 })
+  await waiting(next, 1)
+  child.kill('SIGKILL')
+  await once(child, 'exit')
+  await lock.release()
+  const startedAt = performance.now()
+  const granted = await call
+  const took = performance.now() - startedAt
+  assert.ok(took < 1100, `${Math.round(took)} ms`)
+  await granted.release()
+}))
+
+test('files that are deleted, or read by the process itself, make no second holder', { timeout: TIMEOUT_MS }, inSqlite(async (place) => {
+  const locks = await place.connect()
+  const file = place.target.slice('sqlite:'.length)
+  const files = ['', '-wal', '-shm'].map((suffix) => file + suffix)
+  const interferences = {
+    deleted: () => files.slice(1).forEach((name) => rmSync(name, { force: true })),
+    read: () => files.forEach((name) => readFileSync(name)),
+  }
+  for (const [how, interfere] of Object.entries(interferences)) {
+    const before = await locks.acquire(`before ${how}`)
+    interfere()
+    await grantedElsewhere(place.target, `elsewhere ${how}`)
+    const after = await locks.acquire(`after ${how}`)
+    assert.equal(await grantedElsewhere(place.target, `after ${how}`), false, `${how}: two holders`)
+    assert.equal(await after.release(), true)
+    await before.release()
+  }
+}))

@@ -1,0 +1,73 @@
+//! Which files a connection has open: the database, its write-ahead log (`-wal`) and the index of that (`-shm`).
+//!
+//! A connection goes on with the files that it opened, even when they were deleted or replaced since. It would then lock
+//! files that no other process sees. So the inodes at the three paths are compared with those that were opened. (The files
+//! must not be opened for that: to close them would drop the process's POSIX locks on them.)
+
+use std::path::{Path, PathBuf};
+
+/// Device and inode.
+pub(super) type FileId = (u64, u64);
+
+/// The files of one connection.
+#[derive(Debug)]
+pub(super) struct Files {
+    path: PathBuf,
+    log: PathBuf,
+    index: PathBuf,
+    /// The ids when they were opened. `None`: there was no such file.
+    ids: [Option<FileId>; 3],
+}
+
+impl Files {
+    /// The files at this path now. The connection has read the database, so that all files of its mode are open.
+    pub(super) fn at(path: &Path) -> Self {
+        // SQLite resolves links before it appends the suffixes.
+        let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let beside = |suffix: &str| {
+            let mut path = real.clone().into_os_string();
+            path.push(suffix);
+            PathBuf::from(path)
+        };
+        let mut files = Files {
+            path: path.to_owned(),
+            log: beside("-wal"),
+            index: beside("-shm"),
+            ids: [None; 3],
+        };
+        files.ids = files.ids_now();
+        files
+    }
+
+    fn ids_now(&self) -> [Option<FileId>; 3] {
+        [&self.path, &self.log, &self.index].map(|path| file_id(path))
+    }
+
+    /// The id of the database.
+    pub(super) fn database(&self) -> Option<FileId> {
+        self.ids[0]
+    }
+
+    /// Whether all paths lead to the files that were opened.
+    pub(super) fn are_in_place(&self) -> bool {
+        self.ids_now() == self.ids
+    }
+
+    /// Whether another file is at one of the paths. `false` when files are only missing.
+    pub(super) fn were_replaced(&self) -> bool {
+        let pairs = self.ids_now().into_iter().zip(self.ids);
+        pairs.into_iter().any(|(now, then)| now.is_some() && now != then)
+    }
+}
+
+#[cfg(unix)]
+pub(super) fn file_id(path: &Path) -> Option<FileId> {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()))
+}
+
+/// Windows refuses to delete or replace a file that SQLite has open.
+#[cfg(not(unix))]
+pub(super) fn file_id(_path: &Path) -> Option<FileId> {
+    None
+}

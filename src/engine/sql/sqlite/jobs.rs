@@ -1,0 +1,216 @@
+//! The jobs of the writer task, and the queue in which they wait.
+//!
+//! The queue has two parts. Jobs that keep or end leases, and reads, go before attempts to acquire, however many of those
+//! wait. A job whose caller has gone is skipped.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::failure::Failure;
+use super::verbs::{Call, Page, Verbs};
+use crate::engine::{Acquired, Released, Renewed, Result};
+use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
+
+/// How many claims share a transaction, unless one job has more. They share its begin and its commit; other processes wait
+/// while it lasts.
+const BATCH: usize = 64;
+
+/// The answer to a job: stored when the job was executed, sent after the commit.
+pub(super) struct Reply<T> {
+    answer: Option<T>,
+    sender: oneshot::Sender<Result<T>>,
+}
+
+impl<T> Reply<T> {
+    pub(super) fn new() -> (Self, oneshot::Receiver<Result<T>>) {
+        let (sender, receiver) = oneshot::channel();
+        (Reply { answer: None, sender }, receiver)
+    }
+
+    fn send(self, op: &'static str, failure: Option<&Failure>) {
+        let result = match (failure, self.answer) {
+            (Some(failure), _) => Err(failure.error(op)),
+            (None, Some(answer)) => Ok(answer),
+            // The job was skipped, because its caller has gone.
+            (None, None) => return,
+        };
+        let _ = self.sender.send(result);
+    }
+}
+
+/// Decides once whether attempts are executed or cancelled.
+#[derive(Debug, Default)]
+pub(super) struct Ticket(AtomicU8);
+
+const QUEUED: u8 = 0;
+const STARTED: u8 = 1;
+const CANCELLED: u8 = 2;
+
+impl Ticket {
+    fn change(&self, to: u8) -> u8 {
+        let changed = self.0.compare_exchange(QUEUED, to, Ordering::AcqRel, Ordering::Acquire);
+        changed.map_or_else(|decided| decided, |_| to)
+    }
+
+    /// Starts the attempts. `false`: they were cancelled.
+    fn start(&self) -> bool {
+        self.change(STARTED) == STARTED
+    }
+
+    /// Cancels the attempts. `false`: they were started.
+    pub(super) fn cancel(&self) -> bool {
+        self.change(CANCELLED) == CANCELLED
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Acquire) == CANCELLED
+    }
+}
+
+/// What the writer executes.
+pub(super) enum Job {
+    Acquire(Vec<Arc<Claim>>, Arc<Ticket>, Reply<Vec<Acquired>>),
+    Renew(Claim, Ttl, Reply<Renewed>),
+    Transfer(Claim, OwnerToken, Reply<Renewed>),
+    Release(Vec<Claim>, Duration, Reply<Vec<Released>>),
+    ForceRelease(Key, Reply<bool>),
+    Inspect(Key, Reply<Option<LockInfo>>),
+    List(Page, Reply<(Vec<LockInfo>, Option<Page>)>),
+}
+
+impl Job {
+    /// How many claims it has.
+    fn claims(&self) -> usize {
+        match self {
+            Job::Acquire(claims, ..) => claims.len(),
+            Job::Release(claims, ..) => claims.len(),
+            _ => 1,
+        }
+    }
+
+    /// Whether the caller has gone. A release is executed all the same.
+    fn is_cancelled(&self) -> bool {
+        match self {
+            Job::Acquire(_, ticket, reply) => ticket.is_cancelled() || reply.sender.is_closed(),
+            Job::Renew(_, _, reply) | Job::Transfer(_, _, reply) => reply.sender.is_closed(),
+            Job::Release(..) => false,
+            Job::ForceRelease(_, reply) => reply.sender.is_closed(),
+            Job::Inspect(_, reply) => reply.sender.is_closed(),
+            Job::List(_, reply) => reply.sender.is_closed(),
+        }
+    }
+
+    /// Executes the job as a part of a transaction, unless its caller has gone.
+    pub(super) async fn run(&mut self, verbs: &Verbs, mut call: Call<'_, '_>) -> sqlx::Result<()> {
+        if self.is_cancelled() {
+            return Ok(());
+        }
+        match self {
+            Job::Acquire(claims, ticket, reply) => {
+                // Before the start: a caller that can no longer cancel reads the marks.
+                claims.iter().for_each(|claim| claim.mark_sent());
+                if !ticket.start() {
+                    return Ok(());
+                }
+                let mut answers = Vec::with_capacity(claims.len());
+                for (index, claim) in claims.iter().enumerate() {
+                    let part = call.part(index + 1 == claims.len());
+                    answers.push(verbs.try_acquire(part, claim).await?);
+                }
+                reply.answer = Some(answers);
+            }
+            Job::Renew(claim, ttl, reply) => reply.answer = Some(verbs.renew(call, claim, *ttl).await?),
+            Job::Transfer(claim, to, reply) => reply.answer = Some(verbs.transfer(call, claim, to).await?),
+            Job::Release(claims, keep, reply) => {
+                let mut answers = Vec::with_capacity(claims.len());
+                for (index, claim) in claims.iter().enumerate() {
+                    let part = call.part(index + 1 == claims.len());
+                    answers.push(verbs.release(part, claim, *keep).await?);
+                }
+                reply.answer = Some(answers);
+            }
+            Job::ForceRelease(key, reply) => reply.answer = Some(verbs.force_release(call, key).await?),
+            Job::Inspect(key, reply) => reply.answer = Some(verbs.inspect(call.transaction, key).await?),
+            Job::List(page, reply) => reply.answer = Some(verbs.list(call.transaction, page).await?),
+        }
+        Ok(())
+    }
+
+    /// Sends the answer, or the failure of the transaction.
+    pub(super) fn answer(self, failure: Option<&Failure>) {
+        match self {
+            Job::Acquire(_, _, reply) => reply.send("acquire", failure),
+            Job::Renew(_, _, reply) => reply.send("renew", failure),
+            Job::Transfer(_, _, reply) => reply.send("transfer", failure),
+            Job::Release(_, _, reply) => reply.send("release", failure),
+            Job::ForceRelease(_, reply) => reply.send("forceRelease", failure),
+            Job::Inspect(_, reply) => reply.send("inspect", failure),
+            Job::List(_, reply) => reply.send("list", failure),
+        }
+    }
+}
+
+/// The sending half of the queue.
+pub(super) struct Sender {
+    first: mpsc::UnboundedSender<Job>,
+    attempts: mpsc::UnboundedSender<Job>,
+}
+
+/// The receiving half of the queue.
+pub(super) struct Receiver {
+    first: mpsc::UnboundedReceiver<Job>,
+    attempts: mpsc::UnboundedReceiver<Job>,
+}
+
+pub(super) fn queue() -> (Sender, Receiver) {
+    let (first, first_receiver) = mpsc::unbounded_channel();
+    let (attempts, attempts_receiver) = mpsc::unbounded_channel();
+    let sender = Sender { first, attempts };
+    let receiver = Receiver {
+        first: first_receiver,
+        attempts: attempts_receiver,
+    };
+    (sender, receiver)
+}
+
+impl Sender {
+    /// Appends a job. When the writer has ended, the job is dropped, and with it the sender of its answer.
+    pub(super) fn send(&self, job: Job) {
+        let part = match job {
+            Job::Acquire(..) => &self.attempts,
+            _ => &self.first,
+        };
+        let _ = part.send(job);
+    }
+}
+
+impl Receiver {
+    /// Waits for jobs and moves those of one transaction to `batch`. `false`: the senders are gone, and the queue is empty.
+    ///
+    /// # Cancellation
+    /// No job is lost.
+    pub(super) async fn next(&mut self, batch: &mut Vec<Job>) -> bool {
+        let job = tokio::select! {
+            biased;
+            Some(job) = self.first.recv() => job,
+            Some(job) = self.attempts.recv() => job,
+            else => return false,
+        };
+        let mut claims = 0;
+        let mut next = Some(job);
+        while let Some(job) = next {
+            if !job.is_cancelled() {
+                claims += job.claims();
+                batch.push(job);
+            }
+            if claims >= BATCH {
+                break;
+            }
+            next = self.first.try_recv().or_else(|_| self.attempts.try_recv()).ok();
+        }
+        true
+    }
+}

@@ -1,0 +1,102 @@
+//! The connections of this process to one database.
+//!
+//! SQLite lets all connections of a process to one database share one memory mapping of the log's index. After the log or
+//! its index was deleted, a new connection would combine the new log with the mapping of the deleted index, as long as any
+//! old connection is open. So all of them are closed before one is opened again.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+
+use tokio::sync::watch;
+
+use super::identity::FileId;
+
+static DATABASES: LazyLock<Mutex<HashMap<FileId, Weak<Peers>>>> = LazyLock::new(Mutex::default);
+
+/// The connections to one database.
+#[derive(Debug, Default)]
+pub(super) struct Peers(watch::Sender<Open>);
+
+#[derive(Debug, Default)]
+struct Open {
+    /// Grows when the files were found to be deleted or replaced.
+    epoch: u64,
+    /// Connections of this epoch.
+    current: usize,
+    /// Connections of earlier epochs.
+    outdated: usize,
+}
+
+/// One connection's registration. Dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Peer {
+    peers: Arc<Peers>,
+    epoch: u64,
+}
+
+impl Peers {
+    /// Waits until no outdated connection is open, then registers one.
+    pub(super) async fn join(database: FileId) -> Peer {
+        let peers = {
+            let mut databases = DATABASES.lock().unwrap_or_else(PoisonError::into_inner);
+            databases.retain(|_, peers| peers.strong_count() > 0);
+            let known = databases.get(&database).and_then(Weak::upgrade);
+            known.unwrap_or_else(|| {
+                let peers = Arc::new(Peers::default());
+                databases.insert(database, Arc::downgrade(&peers));
+                peers
+            })
+        };
+        let mut changes = peers.0.subscribe();
+        loop {
+            let mut joined = None;
+            peers.0.send_if_modified(|open| {
+                if open.outdated == 0 {
+                    open.current += 1;
+                    joined = Some(open.epoch);
+                }
+                false
+            });
+            if let Some(epoch) = joined {
+                return Peer { peers, epoch };
+            }
+            // The sender lives as long as `peers`.
+            let _ = changes.changed().await;
+        }
+    }
+}
+
+impl Peer {
+    /// Makes all connections of this epoch outdated, this one included.
+    pub(super) fn outdate(&self) {
+        self.peers.0.send_if_modified(|open| {
+            let is_first = open.epoch == self.epoch;
+            if is_first {
+                open.epoch += 1;
+                open.outdated += std::mem::take(&mut open.current);
+            }
+            is_first
+        });
+    }
+
+    /// Waits until this connection is outdated.
+    pub(super) async fn outdated(&self) {
+        let _ = self.peers.0.subscribe().wait_for(|open| open.epoch > self.epoch).await;
+    }
+
+    pub(super) fn is_outdated(&self) -> bool {
+        self.peers.0.borrow().epoch > self.epoch
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.peers.0.send_modify(|open| {
+            if open.epoch == self.epoch {
+                open.current -= 1;
+            } else {
+                open.outdated -= 1;
+            }
+        });
+    }
+}
