@@ -88,7 +88,7 @@ async fn with_own_collection<F: Future<Output = ()>>(variable: &str, case: impl 
     };
     let engine = connect(&url, &settings).await.unwrap();
     case(engine.clone()).await;
-    engine.locks.drop().await.unwrap();
+    engine.locks().drop().await.unwrap();
     engine.close().await;
 }
 
@@ -133,7 +133,7 @@ async fn gist_acquires(locks: &Collection<Document>, name: &str, ttl: Duration) 
 }
 
 async fn document(engine: &MongodbEngine, name: &str) -> Option<Document> {
-    engine.locks.find_one(doc! { "_id": name }).await.unwrap()
+    engine.locks().find_one(doc! { "_id": name }).await.unwrap()
 }
 
 mod cases;
@@ -144,10 +144,10 @@ mod queue;
 async fn a_busy_try_writes_nothing() {
     with_own_collection(REPLICA_SET, |engine| async move {
         granted(&engine, &claim(&["n"], LONG)).await;
-        let oplog: Collection<Document> = engine.client.database("local").collection("oplog.rs");
+        let oplog: Collection<Document> = engine.pool.client().database("local").collection("oplog.rs");
         let entries = || async {
             oplog
-                .count_documents(doc! { "ns": engine.locks.namespace().to_string() })
+                .count_documents(doc! { "ns": engine.locks().namespace().to_string() })
                 .await
                 .unwrap()
         };
