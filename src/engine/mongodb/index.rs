@@ -124,8 +124,8 @@ impl IndexKeeper {
         }
         let (pool, locks) = (self.pool.clone(), self.pool.locks());
         tokio::spawn(async move {
-            let check = async move { Ok(ensure(&locks).await) };
-            if let Ok(Err(error)) = pool.call(Class::Acquire, check).await {
+            let check = || async move { Ok(ensure(&locks).await) };
+            if let Ok(Err(error)) = pool.call(Class::Query, check).await {
                 tracing::warn!(%error, "the TTL index could not be checked");
             }
         });

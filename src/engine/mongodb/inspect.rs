@@ -23,7 +23,7 @@ impl Core {
     pub(super) async fn inspect_one(&self, key: &Key) -> Outcome<Option<LockInfo>> {
         let filter = documents::busy(doc! { "_id": self.id(key) });
         let locks = self.locks();
-        let found = self.pool.call(Class::Acquire, async move {
+        let found = self.pool.call(Class::Query, || async move {
             Ok(locks.find_one(filter).projection(documents::shown()).await?)
         });
         let document = found.await?;
@@ -35,7 +35,7 @@ impl Core {
     pub(super) async fn list_all(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
         let filter = documents::busy(documents::starting_with(&format!("{}{prefix}", self.prefix)));
         let locks = self.locks();
-        let open = self.pool.call(Class::Acquire, async move {
+        let open = self.pool.call(Class::Query, || async move {
             let found = locks.find(filter).projection(documents::shown());
             Ok(found.sort(doc! { "_id": 1 }).batch_size(PAGE).await?)
         });
@@ -43,7 +43,7 @@ impl Core {
         let mut list = Vec::new();
         loop {
             let page;
-            (cursor, page) = in_time(page_timeout, self.pool.call(Class::Acquire, next_page(cursor))).await?;
+            (cursor, page) = in_time(page_timeout, self.pool.call(Class::Query, || next_page(cursor))).await?;
             if page.is_empty() {
                 return Ok(list);
             }

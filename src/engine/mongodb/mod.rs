@@ -3,7 +3,7 @@
 //!
 //! - `config.rs`: where a store is, from its URL (`url.rs`: that text; `tls.rs`: its certificates); `connect.rs`: from
 //!   there to an engine; `index.rs`: the TTL index.
-//! - `pool.rs`: which calls may use a connection, and in which order; `attempts.rs`: attempts that were dropped.
+//! - `pool.rs`: which calls may use a connection, and in which order (`attempt_queue.rs`: that of attempts); `attempts.rs`: attempts that were dropped.
 //! - `acquire.rs`: one attempt; `batch.rs`: the attempts of several waiters, and the releases of several claims. `estimate.rs`: the server's clock as it is thought to be. `fence.rs`: where the fencing token
 //!   comes from, and why it is right. `release.rs`: letting go.
 //! - `transfer.rs`: a lease goes into other hands.
@@ -28,6 +28,7 @@
 //! of the gist's counts as free at once: the two exclude each other for as long as both are in use.
 
 mod acquire;
+mod attempt_queue;
 mod attempts;
 mod batch;
 mod config;
@@ -161,14 +162,14 @@ impl Engine for MongodbEngine {
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
         let (core, claim) = (self.0.clone(), claim.clone());
-        let renewal = async move { core.extend(&claim, ttl).await };
+        let renewal = || async move { core.extend(&claim, ttl).await };
         let renewed = self.pool.call(Class::Keep, renewal).await;
         renewed.map_err(|failure| failure.during("renew"))
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
         let (core, claim, to) = (self.0.clone(), claim.clone(), to.clone());
-        let transfer = async move { core.hand_over(&claim, &to).await };
+        let transfer = || async move { core.hand_over(&claim, &to).await };
         let transferred = self.pool.call(Class::Keep, transfer).await;
         transferred.map_err(|failure| failure.during("transfer"))
     }
@@ -176,7 +177,7 @@ impl Engine for MongodbEngine {
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
         self.attempts.ended(&claim.owner).await;
         let (core, claim) = (self.0.clone(), claim.clone());
-        let release = async move { core.free(&claim, keep).await };
+        let release = || async move { core.free(&claim, keep).await };
         let released = self.pool.call(Class::Release, release).await;
         released.map_err(|failure| failure.during("release"))
     }
@@ -205,7 +206,7 @@ impl Engine for MongodbEngine {
 
     async fn force_release(&self, key: &Key) -> Result<bool> {
         let (core, key) = (self.0.clone(), key.clone());
-        let release = async move { core.force(&key).await };
+        let release = || async move { core.force(&key).await };
         let freed = self.pool.call(Class::Release, release).await;
         freed.map_err(|failure| failure.during("force_release"))
     }

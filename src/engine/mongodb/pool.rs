@@ -9,8 +9,8 @@
 //! so a caller that gives up neither leaves a request in the driver's queue nor closes a connection.
 //!
 //! # Order
-//! Renewals go before releases, and releases before acquisitions: [`Class`] says how. Within a class the order is that of
-//! arrival.
+//! Each [`Class`] of calls has its own queue and a part of the connections. Renewals may use every connection, and wait for
+//! calls in progress alone. The order is that of arrival, and that of `attempt_queue.rs` for attempts.
 //!
 //! # A driver that does not recover
 //! A call without an answer is aborted after [`LIMIT`] store timeouts. Where nothing else was answered in all that time
@@ -27,6 +27,7 @@ use mongodb::{Client, Collection};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Outcome;
+use super::attempt_queue::{AttemptQueue, Ticket};
 use super::failure::Failure;
 use super::sight::Sight;
 use crate::clock::Moment;
@@ -37,10 +38,12 @@ const LIMIT: u32 = 4;
 /// What a call is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
-    /// Attempts and queries. At most five eighths of the connections.
+    /// Attempts. At most five eighths of the connections.
     Acquire,
     /// Releases and clean-up. At most a quarter of the connections.
     Release,
+    /// Queries. At most an eighth of the connections.
+    Query,
     /// Renewals, heartbeats, and attempts of waiters whose turn it is. Any connection. They wait for calls that have a
     /// permit, and not for those that still want one.
     Keep,
@@ -50,7 +53,14 @@ pub(super) enum Class {
 /// the next of the same class.
 pub(super) struct Permit {
     _connection: Option<OwnedSemaphorePermit>,
-    _class: Option<OwnedSemaphorePermit>,
+    _class: OfClass,
+}
+
+/// The part of a permit that a class limits.
+enum OfClass {
+    Attempt { _ticket: Ticket },
+    Limited { _permit: Option<OwnedSemaphorePermit> },
+    Unlimited,
 }
 
 /// Where the locks are.
@@ -75,8 +85,9 @@ pub(super) struct Pool {
     sight: Arc<Sight>,
     current: RwLock<(Client, Collection<Document>)>,
     connections: Arc<Semaphore>,
-    acquisitions: Arc<Semaphore>,
+    attempts: Arc<AttemptQueue>,
     releases: Arc<Semaphore>,
+    queries: Arc<Semaphore>,
     limit: Duration,
     /// When the driver answered last.
     answered: AtomicU64,
@@ -101,8 +112,9 @@ impl Pool {
             sight,
             current: RwLock::new((client, locks)),
             connections: permits(size),
-            acquisitions: permits(size * 5 / 8),
+            attempts: AttemptQueue::new((size * 5 / 8).max(1)),
             releases: permits(size / 4),
+            queries: permits(size / 8),
             limit: store_timeout * LIMIT,
             answered: AtomicU64::new(Moment::now().to_nanos()),
         })
@@ -120,18 +132,22 @@ impl Pool {
 
     /// Waits for the right to make calls one after the other. Dropping the future leaves the queue.
     pub(super) async fn permit(&self, class: Class) -> Permit {
-        let class = match class {
-            Class::Acquire => Some(&self.acquisitions),
-            Class::Release => Some(&self.releases),
-            Class::Keep => None,
-        };
         // The semaphores are never closed.
+        let limited = |semaphore: &Arc<Semaphore>| semaphore.clone().acquire_owned();
         let class = match class {
-            Some(class) => class.clone().acquire_owned().await.ok(),
-            None => None,
+            Class::Acquire => OfClass::Attempt {
+                _ticket: self.attempts.ticket().await,
+            },
+            Class::Release => OfClass::Limited {
+                _permit: limited(&self.releases).await.ok(),
+            },
+            Class::Query => OfClass::Limited {
+                _permit: limited(&self.queries).await.ok(),
+            },
+            Class::Keep => OfClass::Unlimited,
         };
         Permit {
-            _connection: self.connections.clone().acquire_owned().await.ok(),
+            _connection: limited(&self.connections).await.ok(),
             _class: class,
         }
     }
@@ -141,7 +157,7 @@ impl Pool {
     ///
     /// # Errors
     /// Also when the calls had no end within the limit.
-    pub(super) async fn run<T, F>(self: &Arc<Self>, permit: Permit, calls: F) -> Outcome<T>
+    pub(super) fn run<T, F>(self: &Arc<Self>, permit: Permit, calls: F) -> impl Future<Output = Outcome<T>> + use<T, F>
     where
         T: Send + 'static,
         F: Future<Output = Outcome<T>> + Send + 'static,
@@ -163,17 +179,18 @@ impl Pool {
             }
         });
         // A task that panicked, or whose runtime ends.
-        task.await.unwrap_or_else(|_| Err(Failure(ErrorKind::Shutdown.into())))
+        async { task.await.unwrap_or_else(|_| Err(Failure(ErrorKind::Shutdown.into()))) }
     }
 
-    /// Makes `calls` of a class as soon as there is a permit.
-    pub(super) async fn call<T, F>(self: &Arc<Self>, class: Class, calls: F) -> Outcome<T>
+    /// Makes the calls of a class as soon as there is a permit. Until then there is only `calls`, and not the future that it
+    /// gives: thousands of calls may wait.
+    pub(super) async fn call<T, F>(self: &Arc<Self>, class: Class, calls: impl FnOnce() -> F) -> Outcome<T>
     where
         T: Send + 'static,
         F: Future<Output = Outcome<T>> + Send + 'static,
     {
         let permit = self.permit(class).await;
-        self.run(permit, calls).await
+        self.run(permit, calls()).await
     }
 
     /// Replaces the client if the driver has not answered anything since `began` although the server is there.

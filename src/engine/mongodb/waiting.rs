@@ -167,7 +167,7 @@ impl Line {
 
     async fn pass_on(&self, id: String, owner: &OwnerToken) -> Outcome<()> {
         let (locks, owner, process) = (self.pool.locks(), owner.clone(), self.process.clone());
-        let passing_on = async move { pass_on(&locks, &id, &owner, &process).await };
+        let passing_on = || async move { pass_on(&locks, &id, &owner, &process).await };
         self.pool.call(Class::Release, passing_on).await
     }
 
@@ -194,7 +194,7 @@ impl Line {
             doc! { "_id": { "$in": &ids } },
         );
         let is_one = names.len() == 1;
-        let beating = async move {
+        let beating = || async move {
             if is_one {
                 let beating = locks.find_one_and_update(ours, beat);
                 let found = beating.return_document(ReturnDocument::After).projection(shown).await?;
