@@ -7,27 +7,27 @@ use crate::engine::Subscription;
 use crate::engine::waiters::BEAT;
 
 /// A claim that is ready to wait.
-fn waiting(names: &[&str]) -> Claim {
+pub(super) fn waiting(names: &[&str]) -> Claim {
     let mut claim = claim(names, LONG);
     claim.waiting = true;
     claim
 }
 
 /// Takes a free name.
-async fn hold(engine: &MongodbEngine, name: &str) -> Claim {
+pub(super) async fn hold(engine: &MongodbEngine, name: &str) -> Claim {
     let holder = claim(&[name], LONG);
     granted(engine, &holder).await;
     holder
 }
 
 /// Takes a place in the queue of a busy name.
-async fn wait(engine: &MongodbEngine, claim: &Claim) -> Box<dyn Subscription> {
+pub(super) async fn wait(engine: &MongodbEngine, claim: &Claim) -> Box<dyn Subscription> {
     let subscription = engine.subscribe(claim, &claim.keys()[0]).await.unwrap();
     busy(engine, claim).await;
     subscription
 }
 
-async fn told(subscription: &mut Box<dyn Subscription>) {
+pub(super) async fn told(subscription: &mut Box<dyn Subscription>) {
     tokio::time::timeout(Duration::from_secs(10), subscription.changed())
         .await
         .expect("told within 10 s");
@@ -38,19 +38,19 @@ async fn quiet(subscription: &mut Box<dyn Subscription>, millis: u64) {
     assert!(told.is_err(), "told without need");
 }
 
-async fn free(engine: &MongodbEngine, claim: &Claim) {
+pub(super) async fn free(engine: &MongodbEngine, claim: &Claim) {
     assert_eq!(engine.release(claim, Duration::ZERO).await.unwrap(), Released::Freed);
 }
 
 /// Who waits, first to last.
-async fn places(engine: &MongodbEngine, name: &str) -> Vec<String> {
+pub(super) async fn places(engine: &MongodbEngine, name: &str) -> Vec<String> {
     let document = document(engine, name).await.unwrap_or_default();
     let queue = document.get_array(QUEUE).cloned().unwrap_or_default();
     let owners = queue.iter().map(|entry| entry.as_document().unwrap().get_str("owner"));
     owners.map(|owner| owner.unwrap().to_owned()).collect()
 }
 
-async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+pub(super) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !holds().await {
         assert!(Instant::now() < deadline, "not within 10 s: {what}");
@@ -59,7 +59,7 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 }
 
 /// Two engines, which the store takes for two processes, on a collection of their own.
-async fn two<F: Future<Output = ()>>(case: impl FnOnce(Arc<MongodbEngine>, Arc<MongodbEngine>) -> F) {
+pub(super) async fn two<F: Future<Output = ()>>(case: impl FnOnce(Arc<MongodbEngine>, Arc<MongodbEngine>) -> F) {
     with_own_collection(REPLICA_SET, |ours| async move {
         let settings = Settings {
             collection: ours.locks().name().to_owned(),
