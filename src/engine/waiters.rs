@@ -125,6 +125,12 @@ impl<H> Waiters<H> {
         self.state().names.contains_key(key)
     }
 
+    /// The names that this process waits for.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn names(&self) -> Vec<Key> {
+        self.state().names.keys().cloned().collect()
+    }
+
     /// A waiter has its place in the queue of `key`, behind a lease that ends in `left`. `true`: nobody guards the queues
     /// yet, and the caller has to have [`Waiters::guard`] run.
     #[must_use]
@@ -242,6 +248,7 @@ impl<H> Waiters<H> {
     }
 
     /// Has every waiter look for itself.
+    #[cfg(feature = "redis")]
     pub(super) fn wake_all(&self) {
         self.wake_those(|_, _| true);
     }

@@ -1,20 +1,23 @@
 //! One try: take every name, then stamp what was taken. `fence.rs` says why that is two steps.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use mongodb::bson::{Bson, DateTime, Document, Timestamp, doc};
 use mongodb::options::{Acknowledgment, ReturnDocument, WriteConcern};
 
+use super::attempts::Caller;
 use super::documents::{self, EXPIRES_AT, FENCE, SINCE};
 use super::estimate::{Look, Written};
 use super::failure::Failure;
 use super::fence::{Stamp, observed};
+use super::pool::Class;
 use super::queue::{self, Waiter};
 use super::watch::Use;
-use super::{MongodbEngine, Outcome};
+use super::{Core, Outcome};
 use crate::clock::Moment;
 use crate::engine::{Acquired, Renewed};
-use crate::model::{Claim, Fence, Key};
+use crate::model::{Claim, Fence, Key, OwnerToken};
 
 /// How often a try starts over when what it took was gone, or changed by an earlier try of the same claim, before it was
 /// stamped. Leases shorter than a round trip get there, and a call that was given up and is still under way.
@@ -28,21 +31,41 @@ const MOST_HANDED: u32 = 100_000;
 const SHORTEST_ESTIMATED: Duration = Duration::from_secs(1);
 
 /// What became of one name.
-enum Taken {
+pub(super) enum Taken {
     /// It is this owner's: newly taken (no stamp), or held since an earlier try, or handed on to it.
     Ours(Unstamped),
     /// It is somebody else's.
     Busy(Busy),
 }
 
-/// A name that is somebody else's.
-struct Busy {
+impl Taken {
+    /// What an answer says. `None`: it says nothing of what was asked, and the attempt has to be repeated.
+    pub(super) fn of(document: &Document, owner: &OwnerToken, is_settled: bool) -> Option<Self> {
+        if documents::is_owned_by(document, owner) {
+            return Some(Taken::Ours(Unstamped {
+                stamp: Stamp::of(document),
+                is_settled,
+                written: None,
+            }));
+        }
+        documents::is_answer(document).then(|| {
+            Taken::Busy(Busy {
+                left: documents::remaining(document),
+                place: None,
+                ahead: documents::ahead(document),
+            })
+        })
+    }
+}
+
+/// A name that another owner holds.
+pub(super) struct Busy {
     /// For so long. `None`: for ever.
-    left: Option<Duration>,
-    /// The place of whoever waits for it, and how it hears of its turn.
-    place: Option<(u64, Option<Use>)>,
+    pub(super) left: Option<Duration>,
+    /// The place of the waiter, and its use of the change stream.
+    pub(super) place: Option<(u64, Option<Use>)>,
     /// How many live waiters are before that one.
-    ahead: usize,
+    pub(super) ahead: usize,
 }
 
 impl Busy {
@@ -63,20 +86,68 @@ pub(super) struct Unstamped {
     written: Option<Written>,
 }
 
-impl MongodbEngine {
-    /// The engine's `try_acquire`.
-    pub(super) async fn acquire(&self, claim: &Claim) -> Outcome<Acquired> {
+impl Core {
+    /// The engine's `try_acquire`: one attempt with one permit, in a task of its own.
+    ///
+    /// # Behavior
+    /// An attempt that is dropped before it has a permit sends nothing. One that is dropped later rolls back what it wrote,
+    /// with the same permit.
+    pub(super) async fn attempt(self: &Arc<Self>, claim: &Claim) -> Outcome<Acquired> {
+        self.attempts.ended(&claim.owner).await;
+        let permit = self.pool.permit(self.class(claim)).await;
+        claim.mark_sent();
+        let (waiting, working, caller) = self.attempts.begin(vec![claim.owner.clone()]);
+        let (core, claim) = (self.clone(), claim.clone());
+        let attempt = async move {
+            let outcome = core.acquire(&claim, &caller, None).await;
+            // A busy answer to a claim that does not wait means that nothing was written.
+            if claim.waiting || !matches!(outcome, Ok(Acquired::Held { .. })) {
+                core.roll_back_if_dropped(&[&claim], &caller, outcome.as_ref().err())
+                    .await;
+            }
+            drop(working);
+            outcome
+        };
+        let outcome = self.pool.run(permit, attempt).await;
+        drop(waiting);
+        outcome
+    }
+
+    /// A waiter whose turn it is has little time to confirm, so it does not wait behind new attempts.
+    pub(super) fn class(&self, claim: &Claim) -> Class {
+        let waits = self
+            .line
+            .as_ref()
+            .is_some_and(|line| line.known.number(&claim.owner) > 0);
+        if waits { Class::Keep } else { Class::Acquire }
+    }
+
+    /// Frees what the claims of a dropped attempt hold, and their places. After a failure of the server that is left to
+    /// the service, which repeats it.
+    pub(super) async fn roll_back_if_dropped(&self, claims: &[&Claim], caller: &Caller, failure: Option<&Failure>) {
+        if caller.is_gone() && failure.is_none_or(Failure::is_cancelled) {
+            let rolled_back = self.free_all(claims).await;
+            if let Err(failure) = rolled_back {
+                tracing::debug!(%failure, "a dropped attempt could not be rolled back");
+            }
+        }
+    }
+
+    /// The steps of an attempt. `first`: what became of its first name, if that step was made already.
+    pub(super) async fn acquire(&self, claim: &Claim, caller: &Caller, mut first: Option<Taken>) -> Outcome<Acquired> {
         let mut newest = None;
         for _ in 0..ROUNDS {
-            let taken = match self.take_all(claim).await? {
+            let taken = match self.take_all(claim, caller, first.take()).await? {
                 Ok(taken) => taken,
                 Err(held) => return Ok(held),
             };
             newest = newest.max(newest_of(&taken));
+            caller.check()?;
             if let Some(fence) = self.stamp_all(claim, &taken, &mut newest).await? {
                 if let Some(line) = &self.line {
                     line.known.leaves(&claim.owner);
                 }
+                self.index.check_if_due();
                 return Ok(Acquired::Granted { fence });
             }
         }
@@ -86,13 +157,20 @@ impl MongodbEngine {
 
     /// Takes the names in their order, so that two claims that overlap meet at the first they share. Frees what it took when
     /// one is busy.
-    pub(super) async fn take_all(&self, claim: &Claim) -> Outcome<Result<Vec<Unstamped>, Acquired>> {
+    pub(super) async fn take_all(
+        &self,
+        claim: &Claim,
+        caller: &Caller,
+        first: Option<Taken>,
+    ) -> Outcome<Result<Vec<Unstamped>, Acquired>> {
         let keys = claim.keys();
         let mut all = Vec::with_capacity(keys.len());
-        let taken = self.take_each(claim, &mut all).await;
+        let taken = self.take_each(claim, caller, first, &mut all).await;
         let (key, busy) = match taken {
             Ok(None) => return Ok(Ok(all)),
             Ok(Some(busy)) => (&keys[all.len()], busy),
+            // The task of the attempt rolls everything back.
+            Err(failure) if failure.is_cancelled() => return Err(failure),
             Err(failure) => {
                 // As good as it gets: what cannot be given back expires. What an earlier try was granted, and a later one may
                 // be granted again, stays.
@@ -114,13 +192,25 @@ impl MongodbEngine {
     }
 
     /// Takes names until one is busy, and says so: the one behind those that it has added to `all`.
-    async fn take_each(&self, claim: &Claim, all: &mut Vec<Unstamped>) -> Outcome<Option<Busy>> {
+    async fn take_each(
+        &self,
+        claim: &Claim,
+        caller: &Caller,
+        first: Option<Taken>,
+        all: &mut Vec<Unstamped>,
+    ) -> Outcome<Option<Busy>> {
+        match first {
+            Some(Taken::Ours(taken)) => all.push(taken),
+            Some(Taken::Busy(busy)) => return Ok(Some(busy)),
+            None => {}
+        }
         let line = self.line.as_ref();
         let (awaited, number) = line.and_then(|line| line.known.place(&claim.owner)).unzip();
         let number = number.unwrap_or(0);
         // All at once, until it turns out that they are not all free.
         let mut at_once = claim.keys().len();
         while let Some((key, _)) = claim.keys()[all.len()..].split_first() {
+            caller.check()?;
             // The name that was waited for is not just free. The end of a short lease is worth the dearer write, which
             // gets it right.
             if awaited.as_ref() != Some(key) && claim.ttl.duration() >= SHORTEST_ESTIMATED {
@@ -132,7 +222,7 @@ impl MongodbEngine {
                 }
                 at_once = 1;
             }
-            match self.take(key, claim, number).await? {
+            match self.take(key, claim, caller, number).await? {
                 Taken::Ours(taken) => all.push(taken),
                 Taken::Busy(busy) => return Ok(Some(busy)),
             }
@@ -144,8 +234,9 @@ impl MongodbEngine {
     ///
     /// The primary's own acknowledgement is mostly enough: nothing is granted before the stamp, which lies behind this write in
     /// the oplog, has the full write concern. A busy answer, which promises nothing, need not wait for other members.
-    async fn take(&self, key: &Key, claim: &Claim, number: u64) -> Outcome<Taken> {
+    async fn take(&self, key: &Key, claim: &Claim, caller: &Caller, number: u64) -> Outcome<Taken> {
         let id = self.id(key);
+        caller.check()?;
         if !claim.waiting
             && claim.ttl.duration() >= SHORTEST_ESTIMATED
             && let Some(busy) = self.busy(&id, claim).await?
@@ -155,23 +246,31 @@ impl MongodbEngine {
         let line = self.line.as_ref().filter(|_| claim.waiting);
         if line.is_some() && number == 0 && claim.ttl.duration() < SHORTEST_ESTIMATED {
             // Nobody knows yet whether it is busy, and the way to hear of its end is worth something.
-            if let Taken::Ours(taken) = self.attempt(&id, claim, None, None).await? {
+            if let Taken::Ours(taken) = self.take_or_wait(&id, claim, None, None).await? {
                 return Ok(Taken::Ours(taken));
             }
         }
         // Whoever takes a place hears of its turn from then on, or looks often.
         match line {
             Some(line) => {
-                let open = line.listen().await?;
+                let open = line.listen(key).await?;
+                caller.check()?;
                 let process = line.process.as_str();
-                self.attempt(&id, claim, Some(Waiter { process, number }), open).await
+                self.take_or_wait(&id, claim, Some(Waiter { process, number }), open)
+                    .await
             }
-            None => self.attempt(&id, claim, None, None).await,
+            None => self.take_or_wait(&id, claim, None, None).await,
         }
     }
 
     /// The try that finds a document, most likely, and takes a place in its queue for a `waiter`, who hears by `open`.
-    async fn attempt(&self, id: &str, claim: &Claim, waiter: Option<Waiter<'_>>, open: Option<Use>) -> Outcome<Taken> {
+    async fn take_or_wait(
+        &self,
+        id: &str,
+        claim: &Claim,
+        waiter: Option<Waiter<'_>>,
+        open: Option<Use>,
+    ) -> Outcome<Taken> {
         // Whoever has a place tries because it is its turn, most likely, and then this is the only step.
         let is_settled = waiter.as_ref().is_some_and(|waiter| waiter.number > 0);
         let take = match &self.line {
@@ -182,9 +281,9 @@ impl MongodbEngine {
             Some(_) => documents::seen_by_waiter(&claim.owner),
             None => documents::seen(),
         };
+        let locks = self.locks();
         for _ in 0..ROUNDS {
-            let mut trying = self
-                .locks
+            let mut trying = locks
                 .find_one_and_update(documents::one_or_none(id), take.clone())
                 .upsert(true)
                 .return_document(ReturnDocument::After)
@@ -199,21 +298,15 @@ impl MongodbEngine {
                 Err(failure) if failure.is_duplicate_key() => continue,
                 Err(failure) => return Err(failure),
             };
-            if documents::is_owned_by(&document, &claim.owner) {
-                return Ok(Taken::Ours(Unstamped {
-                    stamp: Stamp::of(&document),
-                    is_settled,
-                    written: None,
-                }));
+            if let Some(taken) = Taken::of(&document, &claim.owner, is_settled) {
+                return Ok(match taken {
+                    Taken::Busy(busy) => Taken::Busy(Busy {
+                        place: documents::place(&document).map(|place| (place, open)),
+                        ..busy
+                    }),
+                    ours => ours,
+                });
             }
-            if !documents::is_answer(&document) {
-                continue;
-            }
-            return Ok(Taken::Busy(Busy {
-                left: documents::remaining(&document),
-                place: documents::place(&document).map(|place| (place, open)),
-                ahead: documents::ahead(&document),
-            }));
         }
         Ok(Taken::Busy(Busy::without_place(Some(SOON))))
     }
@@ -229,9 +322,14 @@ impl MongodbEngine {
         let asked = documents.len();
         // One is a smaller command than a list of one.
         let inserted = match <[Document; 1]>::try_from(documents) {
-            Ok([only]) => self.locks.insert_one(only).write_concern(one_member()).await.map(drop),
+            Ok([only]) => self
+                .locks()
+                .insert_one(only)
+                .write_concern(one_member())
+                .await
+                .map(drop),
             Err(several) => self
-                .locks
+                .locks()
                 .insert_many(several)
                 .write_concern(one_member())
                 .await
@@ -253,7 +351,7 @@ impl MongodbEngine {
     /// this owner's.
     async fn busy(&self, id: &str, claim: &Claim) -> Outcome<Option<Busy>> {
         let found = self
-            .locks
+            .locks()
             .find_one(doc! { "_id": id })
             .projection(documents::seen())
             .await?;
@@ -292,7 +390,7 @@ impl MongodbEngine {
         unchanged.insert(FENCE, observed(taken[0].stamp));
         let sent = Moment::now();
         let document: Option<Document> = self
-            .locks
+            .locks()
             .find_one_and_update(unchanged, Stamp::draw())
             .return_document(ReturnDocument::After)
             .projection(doc! { FENCE: 1, SINCE: 1 })
@@ -314,7 +412,7 @@ impl MongodbEngine {
         let others = &ids[1..];
         if !others.is_empty() {
             let not_newer = not_newer(documents::owned(others, &claim.owner), stamp.tick);
-            let copied = self.locks.update_many(not_newer, stamp.copy()).await?;
+            let copied = self.locks().update_many(not_newer, stamp.copy()).await?;
             if copied.matched_count < others.len() as u64 {
                 return Ok(None);
             }
@@ -344,7 +442,7 @@ impl MongodbEngine {
         }
         let mut ours = documents::owned(&wrong, &claim.owner);
         ours.insert(EXPIRES_AT, doc! { "$in": ends });
-        let corrected = self.locks.update_many(ours, documents::ends(claim.ttl)).await?;
+        let corrected = self.locks().update_many(ours, documents::ends(claim.ttl)).await?;
         Ok(corrected.matched_count == wrong.len() as u64)
     }
 
@@ -377,11 +475,11 @@ fn not_newer(mut filter: Document, tick: Timestamp) -> Document {
 }
 
 /// The acknowledgement of the primary alone.
-fn one_member() -> WriteConcern {
+pub(super) fn one_member() -> WriteConcern {
     WriteConcern::builder().w(Acknowledgment::Nodes(1)).build()
 }
 
-fn held(key: &Key, retry_after: Option<Duration>) -> Acquired {
+pub(super) fn held(key: &Key, retry_after: Option<Duration>) -> Acquired {
     Acquired::Held {
         key: key.clone(),
         retry_after,

@@ -14,9 +14,11 @@ use tokio::time::{Instant, timeout_at};
 use super::estimate::{Estimate, Look};
 use super::failure::{ENGINE, Failure};
 use super::fence::Clock;
+use super::index::IndexKeeper;
+use super::pool::{Place, Pool};
 use super::sight::Sight;
 use super::waiting::Line;
-use super::{MongodbConfig, MongodbEngine, index};
+use super::{Core, MongodbConfig, MongodbEngine, index};
 use crate::clock::Moment;
 use crate::engine::Result;
 use crate::error::EngineError;
@@ -25,8 +27,8 @@ use crate::error::EngineError;
 pub(super) const OP: &str = "connect";
 /// MongoDB 4.4, the first whose `findAndModify` can show `$$NOW` in its answer.
 const OLDEST_WIRE_VERSION: i32 = 9;
-/// The connections that one engine opens at most, unless the URL says otherwise. The driver's own default of 10 would
-/// make a crowd of callers queue behind each other's waits for the majority.
+/// How many connections an engine opens at most for its calls, unless the URL says otherwise. The driver's own default of
+/// 10 would make a crowd of callers queue behind each other's waits for the majority.
 const POOL: u32 = 64;
 
 impl MongodbEngine {
@@ -50,8 +52,8 @@ impl MongodbEngine {
         options.sdam_event_handler = Some(sight.handler());
         let about = About::new(&options);
         // Bad certificate files are found here.
-        let client =
-            Client::with_options(options).map_err(|error| EngineError::new(ENGINE, OP, false, Failure(error)))?;
+        let client = Client::with_options(options.clone())
+            .map_err(|error| EngineError::new(ENGINE, OP, false, Failure(error)))?;
         let database = client.database(&config.database);
         let greeting = async {
             tokio::select! {
@@ -67,7 +69,15 @@ impl MongodbEngine {
         }
         about.check_primary(&hello)?;
         let is_cluster = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
-        let locks = database.collection_with_options(&config.collection, collection_options(&config));
+        let place = Place {
+            database: config.database.clone(),
+            collection: config.collection.clone(),
+            options: collection_options(&config),
+        };
+        // One of the pool's connections is for the change stream.
+        let size = options.max_pool_size.unwrap_or(POOL).saturating_sub(1);
+        let pool = Pool::new(client, options, place, sight.clone(), size, config.timeout);
+        let locks = pool.locks();
         timeout_at(deadline, index::ensure(&locks)).await.unwrap_or_else(|_| {
             Err(late(
                 limit,
@@ -77,16 +87,27 @@ impl MongodbEngine {
         let look = timeout_at(deadline, look(&database))
             .await
             .unwrap_or_else(|_| Err(late(limit, "to the second command")))?;
-        let line = || Line::new(locks.clone(), config.prefix.clone(), config.timeout, sight.election());
-        Ok(Arc::new(MongodbEngine {
+        let index = IndexKeeper::new(pool.clone());
+        let line = || {
+            Line::new(
+                pool.clone(),
+                config.prefix.clone(),
+                config.timeout,
+                sight.election(),
+                index.clone(),
+            )
+        };
+        let core = Core {
             line: is_cluster.then(line),
+            index,
+            attempts: Arc::default(),
             estimate: Estimate::new(look),
             release_concern: release_concern(&config).filter(|_| !is_cluster),
             clock: if is_cluster { Clock::Cluster } else { Clock::Process },
             prefix: config.prefix,
-            client,
-            locks,
-        }))
+            pool,
+        };
+        Ok(Arc::new(MongodbEngine(Arc::new(core))))
     }
 }
 
@@ -140,7 +161,8 @@ async fn options(config: &MongodbConfig) -> Result<ClientOptions> {
             .map_or(selection, |own| own.min(selection)),
     );
     options.connect_timeout.get_or_insert(config.timeout);
-    options.max_pool_size.get_or_insert(POOL);
+    // What the URL allows is for calls. The change stream, open while a call waits on a replica set, has one more.
+    options.max_pool_size = Some(options.max_pool_size.unwrap_or(POOL).saturating_add(1));
     options.app_name.get_or_insert_with(|| "holdfast".to_owned());
     Ok(options)
 }

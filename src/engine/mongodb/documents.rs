@@ -9,10 +9,11 @@
 use std::time::Duration;
 
 use mongodb::bson::{Bson, DateTime, Document, doc};
+use serde::de::IgnoredAny;
 
 use super::estimate::Written;
 use super::fence::{Clock, Stamp};
-use super::queue::{self, HANDED, RESERVED, RESERVED_UNTIL};
+use super::queue::{self, HANDED, QUEUE, RESERVED, RESERVED_UNTIL};
 use crate::model::{Claim, Holder, LockInfo, OwnerToken, Process, Ttl};
 
 pub(super) const EXPIRES_AT: &str = "expiresAt";
@@ -259,6 +260,18 @@ pub(super) fn shown() -> Document {
     doc! { OWNER: 1, FENCE: 1, HANDED: 1, END: end(), HOLDER: 1, METADATA: 1, RESERVED: 1, NOW: "$$NOW" }
 }
 
+/// The fields that a release of several claims looks at.
+pub(super) fn released() -> Document {
+    // Whether there is a queue, and not what is in it.
+    let queue = doc! { "$cond": [{ "$eq": [{ "$type": "$queue" }, "missing"] }, "$$REMOVE", true] };
+    doc! { OWNER: 1, RESERVED: 1, QUEUE: queue, END: end(), NOW: "$$NOW" }
+}
+
+/// Whether this owner holds the document of an answer to [`released`].
+pub(super) fn is_held_by(document: &Document, owner: &OwnerToken) -> bool {
+    is_owned_by(document, owner) && !document.contains_key(RESERVED) && remaining(document) != Some(Duration::ZERO)
+}
+
 /// Whose document it is.
 pub(super) fn is_owned_by(document: &Document, owner: &OwnerToken) -> bool {
     document.get_str(OWNER).is_ok_and(|found| found == owner.as_str())
@@ -288,8 +301,17 @@ pub(super) fn info(name: &str, document: &Document, clock: Clock) -> LockInfo {
             .filter(|_| ours)
             .and_then(|stamp| stamp.fence(clock)),
         holder: document.get_document(HOLDER).ok().and_then(holder).filter(|_| ours),
-        metadata: document.get_str(METADATA).ok().filter(|_| ours).map(str::to_owned),
+        metadata: document
+            .get_str(METADATA)
+            .ok()
+            .filter(|text| ours && is_json(text))
+            .map(str::to_owned),
     }
+}
+
+/// Whether a text is what users pass as metadata. Another tool may have a field of that name.
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
 fn holder(document: &Document) -> Option<Holder> {

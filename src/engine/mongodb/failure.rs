@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
+use std::time::Duration;
 
 use mongodb::error::{Error, ErrorKind, RETRYABLE_WRITE_ERROR, WriteFailure};
 
@@ -53,9 +54,15 @@ const PASSING: [i32; 28] = [
 /// unknown stage, and "only supported on replica sets".
 const NO_CHANGE_STREAMS: [i32; 4] = [59, 115, 40324, 40573];
 
-/// The reason of [`Failure::without_tokens`].
+/// Failures that this engine finds, not the driver.
 #[derive(Debug)]
-struct NoTokens;
+enum Own {
+    NoTokens,
+    /// The caller dropped the attempt.
+    Cancelled,
+    /// The driver had no answer for so long.
+    Unanswered(Duration),
+}
 
 /// A driver's error that tells what happened without the driver's inner life.
 #[derive(Debug, Clone)]
@@ -73,7 +80,7 @@ impl Failure {
             ErrorKind::Io(error) => trouble::of_error(&error.to_string()).passes,
             ErrorKind::ServerSelection { message, .. } => trouble::of_search(message).passes,
             ErrorKind::ConnectionPoolCleared { .. } | ErrorKind::DnsResolve { .. } => true,
-            ErrorKind::Custom(_) => self.is_without_tokens(),
+            ErrorKind::Custom(_) => self.own().is_some(),
             _ => {
                 self.0.contains_label(RETRYABLE_WRITE_ERROR) || self.code().is_some_and(|code| PASSING.contains(&code))
             }
@@ -102,11 +109,29 @@ impl Failure {
 
     /// Why nothing can be granted while the cluster's clock stands still.
     pub(super) fn without_tokens() -> Self {
-        Failure(Error::custom(NoTokens))
+        Failure(Error::custom(Own::NoTokens))
     }
 
-    fn is_without_tokens(&self) -> bool {
-        matches!(&*self.0.kind, ErrorKind::Custom(reason) if reason.is::<NoTokens>())
+    /// The caller dropped the attempt.
+    pub(super) fn cancelled() -> Self {
+        Failure(Error::custom(Own::Cancelled))
+    }
+
+    /// Whether the caller dropped the attempt.
+    pub(super) fn is_cancelled(&self) -> bool {
+        matches!(self.own(), Some(Own::Cancelled))
+    }
+
+    /// The driver had no answer within `limit`.
+    pub(super) fn unanswered(limit: Duration) -> Self {
+        Failure(Error::custom(Own::Unanswered(limit)))
+    }
+
+    fn own(&self) -> Option<&Own> {
+        match &*self.0.kind {
+            ErrorKind::Custom(reason) => reason.downcast_ref(),
+            _ => None,
+        }
     }
 
     /// The user may not do this.
@@ -171,10 +196,17 @@ impl fmt::Display for Failure {
             }
             _ => {}
         }
+        match self.own() {
+            Some(Own::NoTokens) => {
+                return f.write_str(
+                    "the cluster time is so far ahead of the primary's clock that there are no fencing tokens left",
+                );
+            }
+            Some(Own::Cancelled) => return f.write_str("the caller dropped the attempt"),
+            Some(Own::Unanswered(limit)) => return write!(f, "no answer within {} ms", limit.as_millis()),
+            None => {}
+        }
         match &*self.0.kind {
-            ErrorKind::Custom(_) if self.is_without_tokens() => f.write_str(
-                "the cluster time is so far ahead of the primary's clock that there are no fencing tokens left",
-            ),
             ErrorKind::Authentication { message, .. } => write!(f, "wrong user, password or authSource: {message}"),
             ErrorKind::Command(error) => write!(f, "{} (code {})", without_command(&error.message), error.code),
             ErrorKind::Write(WriteFailure::WriteError(error)) => write!(f, "{} (code {})", error.message, error.code),

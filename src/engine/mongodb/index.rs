@@ -1,5 +1,7 @@
 //! The TTL index, which removes what crashed holders left behind, and what gist processes wait for.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
@@ -11,6 +13,8 @@ use super::Outcome;
 use super::connect::OP;
 use super::documents::EXPIRES_AT;
 use super::failure::{ENGINE, Failure};
+use super::pool::{Class, Pool};
+use crate::clock::Moment;
 use crate::engine::Result;
 use crate::error::EngineError;
 
@@ -79,6 +83,53 @@ async fn stands(locks: &Collection<Document>) -> Outcome<bool> {
         let is_on_the_end = index.keys.len() == 1 && index.keys.contains_key(EXPIRES_AT);
         is_on_the_end && ends_at_once && !is_partial
     }))
+}
+
+/// How often the index of a collection in use is checked.
+const CHECK: Duration = if cfg!(test) {
+    Duration::from_millis(500)
+} else {
+    Duration::from_secs(300)
+};
+
+/// Makes the index again after the collection was dropped, while the engine acquires locks.
+pub(super) struct IndexKeeper {
+    pool: Arc<Pool>,
+    /// When the next check is due, in nanoseconds of [`Moment`].
+    due: AtomicU64,
+}
+
+impl IndexKeeper {
+    /// The index was made just now.
+    pub(super) fn new(pool: Arc<Pool>) -> Arc<Self> {
+        let due = AtomicU64::new((Moment::now() + CHECK).to_nanos());
+        Arc::new(IndexKeeper { pool, due })
+    }
+
+    /// To be called when a collection may have been dropped.
+    pub(super) fn check_soon(&self) {
+        self.due.store(0, Relaxed);
+    }
+
+    /// To be called after a grant. Makes the index in the background where a check is due.
+    pub(super) fn check_if_due(&self) {
+        let now = Moment::now();
+        let due = self.due.load(Relaxed);
+        if due > now.to_nanos() {
+            return;
+        }
+        let next = (now + CHECK).to_nanos();
+        if self.due.compare_exchange(due, next, Relaxed, Relaxed).is_err() {
+            return;
+        }
+        let (pool, locks) = (self.pool.clone(), self.pool.locks());
+        tokio::spawn(async move {
+            let check = || async move { Ok(ensure(&locks).await) };
+            if let Ok(Err(error)) = pool.call(Class::Query, check).await {
+                tracing::warn!(%error, "the TTL index could not be checked");
+            }
+        });
+    }
 }
 
 async fn list(locks: &Collection<Document>) -> Outcome<Vec<IndexModel>> {

@@ -3,10 +3,11 @@
 //!
 //! - `config.rs`: where a store is, from its URL (`url.rs`: that text; `tls.rs`: its certificates); `connect.rs`: from
 //!   there to an engine; `index.rs`: the TTL index.
-//! - `acquire.rs`: one try. `estimate.rs`: the server's clock as it is thought to be. `fence.rs`: where the fencing token
+//! - `pool.rs`: which calls may use a connection, and in which order (`attempt_queue.rs`: that of attempts); `attempts.rs`: attempts that were dropped.
+//! - `acquire.rs`: one attempt; `batch.rs`: the attempts of several waiters, and the releases of several claims. `estimate.rs`: the server's clock as it is thought to be. `fence.rs`: where the fencing token
 //!   comes from, and why it is right. `release.rs`: letting go.
 //! - `transfer.rs`: a lease goes into other hands.
-//! - `documents.rs`: filters, pipelines, and the fields of a document.
+//! - `inspect.rs`: who holds what. `documents.rs`: filters, pipelines, and the fields of a document.
 //! - `queue.rs`: the queue of a name; `waiting.rs`: the part of a process in it; `watch.rs`: its wake-up by a change
 //!   stream; `poll.rs`: by a look now and then, where there is none.
 //! - `failure.rs`: which failures pass by themselves; `trouble.rs`: what the driver's texts mean; `sight.rs`: what is seen of
@@ -27,6 +28,9 @@
 //! of the gist's counts as free at once: the two exclude each other for as long as both are in use.
 
 mod acquire;
+mod attempt_queue;
+mod attempts;
+mod batch;
 mod config;
 mod connect;
 mod documents;
@@ -34,7 +38,9 @@ mod estimate;
 mod failure;
 mod fence;
 mod index;
+mod inspect;
 mod poll;
+mod pool;
 mod queue;
 mod release;
 mod sight;
@@ -48,32 +54,38 @@ mod waiting;
 mod watch;
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::TryStreamExt;
-use mongodb::bson::{Document, doc};
+use mongodb::Collection;
+use mongodb::bson::Document;
 use mongodb::options::WriteConcern;
-use mongodb::{Client, Collection};
 
+use self::attempts::DroppedAttempts;
 pub use self::config::MongodbConfig;
 use self::estimate::Estimate;
 use self::failure::{ENGINE, Failure};
 use self::fence::Clock;
+use self::index::IndexKeeper;
 use self::poll::Poll;
+use self::pool::{Class, Pool};
 use self::waiting::Line;
-use super::{Acquired, Engine, Released, Renewed, Result, Subscription};
+use super::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// What the driver says.
 type Outcome<T> = std::result::Result<T, Failure>;
 
-/// The engine behind `mongodb:` URLs.
-pub struct MongodbEngine {
-    client: Client,
-    /// Write concern of the URL (default: majority), reads from the primary.
-    locks: Collection<Document>,
+/// The engine behind `mongodb:` URLs. Calls run in tasks of their own (`pool.rs`), which share its core.
+pub struct MongodbEngine(Arc<Core>);
+
+/// What all calls of an engine share.
+pub struct Core {
+    pool: Arc<Pool>,
+    attempts: Arc<DroppedAttempts>,
+    index: Arc<IndexKeeper>,
     prefix: String,
     clock: Clock,
     estimate: Estimate,
@@ -83,13 +95,26 @@ pub struct MongodbEngine {
     line: Option<Arc<Line>>,
 }
 
-impl fmt::Debug for MongodbEngine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MongodbEngine({})", self.locks.namespace())
+impl Deref for MongodbEngine {
+    type Target = Arc<Core>;
+
+    fn deref(&self) -> &Arc<Core> {
+        &self.0
     }
 }
 
-impl MongodbEngine {
+impl fmt::Debug for MongodbEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "MongodbEngine({})", self.locks().namespace())
+    }
+}
+
+impl Core {
+    /// Write concern of the URL (default: majority), reads from the primary.
+    fn locks(&self) -> Collection<Document> {
+        self.pool.locks()
+    }
+
     fn id(&self, key: &Key) -> String {
         format!("{}{key}", self.prefix)
     }
@@ -103,38 +128,14 @@ impl MongodbEngine {
         let ids = self.ids(claim);
         let (held, extend) = (documents::held_by(&ids, &claim.owner), documents::extend(ttl));
         let updated = match ids.len() {
-            1 => self.locks.update_one(held, extend).await?,
-            _ => self.locks.update_many(held, extend).await?,
+            1 => self.locks().update_one(held, extend).await?,
+            _ => self.locks().update_many(held, extend).await?,
         };
         Ok(if updated.matched_count == ids.len() as u64 {
             Renewed::Extended
         } else {
             Renewed::Lost
         })
-    }
-
-    async fn look_up(&self, key: &Key) -> Outcome<Option<LockInfo>> {
-        let filter = documents::busy(doc! { "_id": self.id(key) });
-        let document = self.locks.find_one(filter).projection(documents::shown()).await?;
-        Ok(document.map(|document| documents::info(key.as_str(), &document, self.clock)))
-    }
-
-    async fn look_up_all(&self, prefix: &str) -> Outcome<Vec<LockInfo>> {
-        let filter = documents::busy(documents::starting_with(&format!("{}{prefix}", self.prefix)));
-        let mut found = self
-            .locks
-            .find(filter)
-            .projection(documents::shown())
-            .sort(doc! { "_id": 1 })
-            .await?;
-        let mut locks = Vec::new();
-        while let Some(document) = found.try_next().await? {
-            // A longer prefix than the engine's own is part of the name.
-            if let Some(name) = documents::id(&document).and_then(|id| id.strip_prefix(&self.prefix)) {
-                locks.push(documents::info(name, &document, self.clock));
-            }
-        }
-        Ok(locks)
     }
 }
 
@@ -149,23 +150,43 @@ impl Engine for MongodbEngine {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        self.acquire(claim).await.map_err(|failure| failure.during("acquire"))
+        self.attempt(claim).await.map_err(|failure| failure.during("acquire"))
+    }
+
+    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
+        self.attempt_in_order(claims, &mut |index, outcome| {
+            answer(index, outcome.map_err(|failure| failure.during("acquire")));
+        })
+        .await;
     }
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.extend(claim, ttl).await.map_err(|failure| failure.during("renew"))
+        let (core, claim) = (self.0.clone(), claim.clone());
+        let renewal = || async move { core.extend(&claim, ttl).await };
+        let renewed = self.pool.call(Class::Keep, renewal).await;
+        renewed.map_err(|failure| failure.during("renew"))
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
-        self.hand_over(claim, to)
-            .await
-            .map_err(|failure| failure.during("transfer"))
+        let (core, claim, to) = (self.0.clone(), claim.clone(), to.clone());
+        let transfer = || async move { core.hand_over(&claim, &to).await };
+        let transferred = self.pool.call(Class::Keep, transfer).await;
+        transferred.map_err(|failure| failure.during("transfer"))
     }
 
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        self.free(claim, keep)
-            .await
-            .map_err(|failure| failure.during("release"))
+        self.attempts.ended(&claim.owner).await;
+        let (core, claim) = (self.0.clone(), claim.clone());
+        let release = || async move { core.free(&claim, keep).await };
+        let released = self.pool.call(Class::Release, release).await;
+        released.map_err(|failure| failure.during("release"))
+    }
+
+    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
+        self.free_abandoned(claims, &mut |index, outcome| {
+            answer(index, outcome.map_err(|failure| failure.during("release")));
+        })
+        .await;
     }
 
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
@@ -176,23 +197,26 @@ impl Engine for MongodbEngine {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.look_up(key).await.map_err(|failure| failure.during("inspect"))
+        self.inspect_one(key).await.map_err(|failure| failure.during("inspect"))
     }
 
-    async fn list(&self, prefix: &str, _page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        self.look_up_all(prefix).await.map_err(|failure| failure.during("list"))
+    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
+        self.list_all(prefix, page_timeout).await
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {
-        self.force(key).await.map_err(|failure| failure.during("force_release"))
+        let (core, key) = (self.0.clone(), key.clone());
+        let release = || async move { core.force(&key).await };
+        let freed = self.pool.call(Class::Release, release).await;
+        freed.map_err(|failure| failure.during("force_release"))
     }
 
     async fn close(&self) {
-        /// A server that does not answer is left without a good-bye.
-        const PATIENCE: Duration = Duration::from_secs(1);
+        /// The connections to a server that does not answer within this time are closed without a farewell.
+        const LIMIT: Duration = Duration::from_secs(1);
         if let Some(line) = &self.line {
             line.close();
         }
-        let _ = tokio::time::timeout(PATIENCE, self.client.clone().shutdown().immediate(true)).await;
+        let _ = tokio::time::timeout(LIMIT, self.pool.client().shutdown().immediate(true)).await;
     }
 }

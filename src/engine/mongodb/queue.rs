@@ -21,7 +21,7 @@ use mongodb::bson::{Bson, Document, doc};
 use super::documents::{self, AHEAD, END, EXPIRES_AT, FENCE, NOW, OWNER, from_now, millis};
 use crate::engine::WAITER_LIVENESS;
 use crate::engine::waiters::RESERVED as LONGEST_HOLD;
-use crate::model::{Claim, OwnerToken};
+use crate::model::{Claim, OwnerToken, Ttl};
 
 pub(super) const QUEUE: &str = "queue";
 /// `<process>:<owner>` of the waiter that a name is kept for.
@@ -33,9 +33,9 @@ pub(super) const HANDED: &str = "handed";
 /// What the owner of a document that is about to be deleted is called: no token looks like it.
 pub(super) const FREED: &str = "-freed";
 
-/// How long a document stays for which nobody comes. Longer than the name is kept for its waiter, so that the TTL monitor
+/// How long a document stays that nobody confirms. Longer than the name is kept for its waiter, so that the TTL monitor
 /// does not delete the queue together with it.
-const STAYS: Duration = Duration::from_secs(10);
+pub(super) const STAYS: Duration = Duration::from_secs(10);
 
 /// Who waits, as an answer shows it.
 const OWNERS: &str = "owners";
@@ -106,12 +106,12 @@ fn queue_and_next(queue: Bson) -> Vec<(&'static str, Bson)> {
 
 /// The document, kept for `$$next`, with the rest of this queue.
 ///
-/// A process that does not come for what it was handed has only so long for its other waiters, too: one that stands still
-/// costs those behind it that time once, and not once for each of its waiters.
+/// A process that does not confirm has no longer for its other waiters: one that stands still costs the waiters behind it that
+/// time once, and not once for each of its waiters.
 fn handed_on(queue: &str) -> Document {
     let until = doc! { "$add": ["$$NOW", "$$next.hold"] };
     let of_its_process = doc! { "$eq": ["$$e.process", "$$next.process"] };
-    let shortened = doc! { "until": { "$min": ["$$e.until", from_now(LONGEST_HOLD)] } };
+    let shortened = doc! { "until": { "$min": ["$$e.until", { "$add": ["$$NOW", "$$e.hold"] }] } };
     let rest = entries(queue, doc! { "$ne": ["$$e.owner", "$$next.owner"] });
     doc! { "$mergeObjects": ["$$ROOT", {
         OWNER: "$$next.owner",
@@ -192,11 +192,22 @@ pub(super) fn take(claim: &Claim, waiter: Option<&Waiter<'_>>) -> Vec<Document> 
     becomes(with(variables, result))
 }
 
+/// For how long a name is kept for a waiter. A dead waiter then blocks the next one for no longer than its lease would have:
+/// a hold below [`LONGEST_HOLD`] is announced to the processes that wait for the name, and after the longest hold their
+/// heartbeat comes within [`BEAT`](crate::engine::waiters::BEAT).
+fn hold(ttl: Ttl) -> Duration {
+    let ttl = ttl.duration();
+    ttl.min((ttl / 2).clamp(SHORT_HOLD, LONGEST_HOLD))
+}
+
+/// A waiter with a shorter ttl than this has all of it to confirm.
+const SHORT_HOLD: Duration = Duration::from_secs(1);
+
 /// The queue with this waiter in it.
 fn entered(claim: &Claim, waiter: &Waiter<'_>) -> Document {
     let fresh = doc! {
         "until": from_now(WAITER_LIVENESS),
-        "hold": millis(claim.ttl.duration().min(LONGEST_HOLD)),
+        "hold": millis(hold(claim.ttl)),
     };
     let entry = |at: Bson| {
         let mut entry = doc! {
@@ -229,6 +240,41 @@ fn entered(claim: &Claim, waiter: &Waiter<'_>) -> Document {
     doc! { "$cond": [{ "$eq": ["$$mine", []] }, inserted, kept] }
 }
 
+/// The pipeline that enters several new waiters of a process in their order, as far as there is room. Places that they have
+/// already stay.
+pub(super) fn enter(claims: &[&Claim], process: &str) -> Vec<Document> {
+    let new: Vec<Document> = claims
+        .iter()
+        .zip(0_i64..)
+        .map(|(claim, offset)| {
+            doc! { "owner": claim.owner.as_str(), "hold": millis(hold(claim.ttl)), "offset": offset }
+        })
+        .collect();
+    let is_new = doc! { "$not": [{ "$in": ["$$e.owner", "$$queue.owner"] }] };
+    let micros = doc! { "$multiply": [{ "$toLong": "$$NOW" }, 1000_i64] };
+    let behind = doc! { "$add": [{ "$max": "$$queue.at" }, 1_i64] };
+    let room = doc! { "$max": [0, { "$subtract": [LONGEST_QUEUE, { "$size": "$$queue" }] }] };
+    let places = doc! { "$map": { "input": { "$slice": ["$$new", room] }, "as": "e", "in": {
+        "owner": "$$e.owner",
+        "process": literal(process),
+        "at": { "$add": ["$$first", "$$e.offset"] },
+        "until": from_now(WAITER_LIVENESS),
+        "hold": "$$e.hold",
+    } } };
+    let variables = vec![
+        ("queue", alive(standing(all()), process).into()),
+        ("new", entries(doc! { "$literal": new }, is_new)),
+        ("first", doc! { "$max": [micros, behind] }.into()),
+    ];
+    let queue = doc! { "$concatArrays": ["$$queue", places] };
+    becomes(with(variables, doc! { "$mergeObjects": ["$$ROOT", { QUEUE: queue }] }))
+}
+
+/// The entries of these owners, for the projection of an answer to [`enter`].
+pub(super) fn places(owners: &[&str]) -> Bson {
+    entries(all(), doc! { "$in": ["$$e.owner", owners] })
+}
+
 /// The place of an owner, for the projection of an answer (missing when it has none), and how many live ones are before it.
 pub(super) fn place(owner: &OwnerToken) -> (Document, Document) {
     let place = doc! { "$min": "$$mine.at" };
@@ -243,15 +289,28 @@ fn before(place: Document) -> Document {
     with(vec![("place", place.into())], doc! { "$size": entries(all(), earlier) })
 }
 
-/// The whole queue.
-fn all() -> Document {
-    doc! { "$ifNull": [format!("${QUEUE}"), Vec::<Bson>::new()] }
+/// The whole queue. A field of this name that is no array of our entries counts as absent: another tool may have one.
+fn all() -> Bson {
+    const TYPES: [(&str, &str); 5] = [
+        ("owner", "string"),
+        ("process", "string"),
+        ("at", "long"),
+        ("until", "date"),
+        ("hold", "long"),
+    ];
+    let queue = format!("${QUEUE}");
+    let array = doc! { "$cond": [{ "$isArray": [queue.as_str()] }, queue.as_str(), Vec::<Bson>::new()] };
+    let fits = |(field, bson_type)| Bson::from(doc! { "$eq": [{ "$type": format!("$$e.{field}") }, bson_type] });
+    entries(array, doc! { "$and": TYPES.map(fits).to_vec() })
 }
 
-/// The documents of these names that are this owner's, or in whose queue it is.
-pub(super) fn touched_by(ids: &[String], owner: &OwnerToken) -> Document {
+/// The documents of these names that belong to one of these owners, or belonged to one and are to be deleted, or in whose
+/// queue one of them is.
+pub(super) fn touched_by(ids: &[String], owners: &[&str]) -> Document {
+    let freed = owners.iter().map(|owner| format!("{owner}{FREED}"));
+    let names: Vec<String> = owners.iter().map(|owner| (*owner).to_owned()).chain(freed).collect();
     let in_queue = format!("{QUEUE}.owner");
-    doc! { "_id": { "$in": ids }, "$or": [{ OWNER: owner.as_str() }, { in_queue: owner.as_str() }] }
+    doc! { "_id": { "$in": ids }, "$or": [{ OWNER: { "$in": names } }, { in_queue: { "$in": owners } }] }
 }
 
 /// The document of a name that is kept for this waiter of a process, or in whose queue it is: but not one that it holds.
@@ -263,13 +322,15 @@ pub(super) fn waited_for_by(id: &str, process: &str, owner: &OwnerToken) -> Docu
     ] }
 }
 
-/// The pipeline of a parting: hands on what is this owner's, and takes its place away. What nobody waits for is marked as
-/// [`FREED`], to be deleted.
-pub(super) fn part(owner: &OwnerToken) -> Vec<Document> {
-    let variables = queue_and_next(entries(standing(all()), is_not(owner)));
-    let ours = documents::is_of(owner);
+/// The pipeline of a release for owners of this process: hands on what belongs to one of them, and removes their places. A
+/// document without waiters is marked as [`FREED`], to be deleted.
+pub(super) fn part(owners: &[&str], process: &str) -> Vec<Document> {
+    let is_other = doc! { "$not": [{ "$in": ["$$e.owner", owners] }] };
+    // The command proves that the process lives.
+    let variables = queue_and_next(entries(alive(standing(all()), process), is_other));
+    let ours = doc! { "$in": [format!("${OWNER}"), owners] };
     let freed = doc! { "$mergeObjects": ["$$ROOT", {
-        OWNER: literal(&freed(owner)),
+        OWNER: { "$concat": [format!("${OWNER}"), FREED] },
         EXPIRES_AT: "$$NOW",
     }] };
     let result = doc! { "$switch": {
@@ -282,14 +343,10 @@ pub(super) fn part(owner: &OwnerToken) -> Vec<Document> {
     becomes(with(variables, result))
 }
 
-/// The owner of what nobody waits for after it was freed.
-fn freed(owner: &OwnerToken) -> String {
-    format!("{}{FREED}", owner.as_str())
-}
-
-/// The documents of these names that were freed by this owner, and are to be deleted.
-pub(super) fn freed_by(ids: &[String], owner: &OwnerToken) -> Document {
-    doc! { "_id": { "$in": ids }, OWNER: freed(owner) }
+/// The documents of these names that were freed by these owners, and are to be deleted.
+pub(super) fn freed_by(ids: &[String], owners: &[&str]) -> Document {
+    let freed: Vec<String> = owners.iter().map(|owner| format!("{owner}{FREED}")).collect();
+    doc! { "_id": { "$in": ids }, OWNER: { "$in": freed } }
 }
 
 /// The pipeline that hands on a name whoever holds it. The filter sees to it that somebody waits.

@@ -1,17 +1,19 @@
-//! Letting go: a name that somebody waits for goes straight on to the first, any other is deleted.
+//! Releases: a name with waiters is handed on to the first of them, any other document is deleted.
 
 use std::time::Duration;
 
+use futures_util::TryStreamExt;
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::ReturnDocument;
 
 use super::documents::{self, OWNER};
 use super::queue::QUEUE;
-use super::{MongodbEngine, Outcome, queue};
+use super::waiting::Line;
+use super::{Core, Outcome, queue};
 use crate::engine::Released;
 use crate::model::{Claim, Key, OwnerToken};
 
-impl MongodbEngine {
+impl Core {
     /// The engine's `release`.
     pub(super) async fn free(&self, claim: &Claim, keep: Duration) -> Outcome<Released> {
         let waits = self
@@ -36,8 +38,8 @@ impl MongodbEngine {
         let held = documents::held_by(ids, owner);
         let let_go = documents::let_go(owner, keep);
         let updated = match ids.len() {
-            1 => self.locks.update_one(held, let_go).await?,
-            _ => self.locks.update_many(held, let_go).await?,
+            1 => self.locks().update_one(held, let_go).await?,
+            _ => self.locks().update_many(held, let_go).await?,
         };
         Ok(updated.matched_count)
     }
@@ -62,23 +64,25 @@ impl MongodbEngine {
             }
         }
         let left = self
-            .locks
-            .find_one_and_update(held, queue::part(&claim.owner))
+            .locks()
+            .find_one_and_update(held, queue::part(&[claim.owner.as_str()], &line.process))
             .return_document(ReturnDocument::After)
             .projection(doc! { OWNER: 1 })
             .await?;
         let Some(left) = left else { return Ok(0) };
         if left.get_str(OWNER).is_ok_and(|owner| owner.ends_with(queue::FREED)) {
-            self.delete_freed(std::slice::from_ref(id), &claim.owner).await?;
+            self.delete_freed(std::slice::from_ref(id), &[claim.owner.as_str()])
+                .await?;
         }
         Ok(1)
     }
 
     async fn delete(&self, ids: &[String], filter: Document) -> Outcome<u64> {
         // One name: a command that the driver sends again by itself after a fail-over.
+        let locks = self.locks();
         let mut deletion = match ids.len() {
-            1 => self.locks.delete_one(filter),
-            _ => self.locks.delete_many(filter),
+            1 => locks.delete_one(filter),
+            _ => locks.delete_many(filter),
         };
         if let Some(concern) = &self.release_concern {
             deletion = deletion.write_concern(concern.clone());
@@ -86,57 +90,112 @@ impl MongodbEngine {
         Ok(deletion.await?.deleted_count)
     }
 
-    /// Lets go of the documents of `filter`, which are this owner's, and says how many that were.
+    /// Frees the documents of `filter`, which are this owner's, and returns how many that were.
     pub(super) async fn part_with(&self, ids: &[String], owner: &OwnerToken, filter: Document) -> Outcome<u64> {
-        if self.line.is_none() {
-            return Ok(self.locks.delete_many(filter).await?.deleted_count);
-        }
+        let Some(line) = &self.line else {
+            return Ok(self.locks().delete_many(filter).await?.deleted_count);
+        };
         let deleted = self
-            .locks
+            .locks()
             .delete_many(queue::narrowed(filter.clone(), false))
             .await?
             .deleted_count;
-        let parted = self.locks.update_many(filter, queue::part(owner)).await?.matched_count;
+        let part = queue::part(&[owner.as_str()], &line.process);
+        let parted = self.locks().update_many(filter, part).await?.matched_count;
         if parted > 0 {
-            self.delete_freed(ids, owner).await?;
+            self.delete_freed(ids, &[owner.as_str()]).await?;
         }
         Ok(deleted + parted)
     }
 
-    /// Lets go of all that is this owner's, expired or not, and of its place in a queue.
+    /// Frees everything that is this owner's, expired or not, and its place in a queue.
     ///
     /// # Behavior
-    /// What expired is free for everybody here, but a gist process would have to wait for the TTL monitor.
-    pub(super) async fn part_with_all(&self, claim: &Claim) -> Outcome<()> {
+    /// What expired is free for every process of this engine, but a gist process would have to wait for the TTL monitor.
+    async fn part_with_all(&self, claim: &Claim) -> Outcome<()> {
         let ids = self.ids(claim);
-        let Some(line) = &self.line else {
-            self.locks.delete_many(documents::owned(&ids, &claim.owner)).await?;
-            return Ok(());
-        };
-        // Whatever becomes of this, nobody waits any more.
-        line.known.leaves(&claim.owner);
-        let touched = queue::touched_by(&ids, &claim.owner);
-        self.locks.update_many(touched, queue::part(&claim.owner)).await?;
-        // In any case: an earlier call may have come no further than to mark it.
-        self.delete_freed(&ids, &claim.owner).await
+        match &self.line {
+            None => {
+                self.locks().delete_many(documents::owned(&ids, &claim.owner)).await?;
+                Ok(())
+            }
+            Some(line) => {
+                line.known.leaves(&claim.owner);
+                self.part_with_touched(line, &ids, &[claim.owner.as_str()]).await
+            }
+        }
     }
 
-    async fn delete_freed(&self, ids: &[String], owner: &OwnerToken) -> Outcome<()> {
-        self.locks.delete_many(queue::freed_by(ids, owner)).await?;
+    /// Frees what these owners hold of these names, and their places.
+    async fn part_with_touched(&self, line: &Line, ids: &[String], owners: &[&str]) -> Outcome<()> {
+        let touched = queue::touched_by(ids, owners);
+        self.locks()
+            .update_many(touched, queue::part(owners, &line.process))
+            .await?;
+        // In any case: an earlier call may have come no further than to mark it.
+        self.delete_freed(ids, owners).await
+    }
+
+    async fn delete_freed(&self, ids: &[String], owners: &[&str]) -> Outcome<()> {
+        self.locks().delete_many(queue::freed_by(ids, owners)).await?;
         Ok(())
+    }
+
+    /// Frees everything that these claims hold, and their places. Returns for each of them whether it held its names.
+    ///
+    /// # Behavior
+    /// One query where there is nothing to free, and one to three commands more where there is.
+    pub(super) async fn free_all(&self, claims: &[&Claim]) -> Outcome<Vec<Released>> {
+        // Owner tokens are unique: no owner has a document, or a place, of a name that only another claim has.
+        let ids: Vec<String> = claims.iter().flat_map(|claim| self.ids(claim)).collect();
+        let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
+        if let Some(line) = &self.line {
+            claims.iter().for_each(|claim| line.known.leaves(&claim.owner));
+        }
+        let touched = queue::touched_by(&ids, &owners);
+        let found = self.locks().find(touched).projection(documents::released()).await?;
+        let found: Vec<Document> = found.try_collect().await?;
+        let held = |claim: &&Claim| {
+            let held = found
+                .iter()
+                .filter(|document| documents::is_held_by(document, &claim.owner));
+            match held.count() == claim.keys().len() {
+                true => Released::Freed,
+                false => Released::NotHeld,
+            }
+        };
+        let released = claims.iter().map(held).collect();
+        if found.is_empty() {
+            return Ok(released);
+        }
+        let has_queue = found.iter().any(|document| document.contains_key(QUEUE));
+        if !has_queue {
+            let owned = doc! { "_id": { "$in": &ids }, OWNER: { "$in": &owners }, QUEUE: Bson::Null };
+            if self.delete(&ids, owned).await? == found.len() as u64 {
+                return Ok(released);
+            }
+        }
+        match &self.line {
+            Some(line) => self.part_with_touched(line, &ids, &owners).await?,
+            None => {
+                let owned = doc! { "_id": { "$in": &ids }, OWNER: { "$in": &owners } };
+                self.locks().delete_many(owned).await?;
+            }
+        }
+        Ok(released)
     }
 
     /// The engine's `force_release`.
     pub(super) async fn force(&self, key: &Key) -> Outcome<bool> {
         let busy = documents::busy(doc! { "_id": self.id(key) });
         if self.line.is_none() {
-            return Ok(self.locks.delete_one(busy).await?.deleted_count == 1);
+            return Ok(self.locks().delete_one(busy).await?.deleted_count == 1);
         }
-        let deleted = self.locks.delete_one(queue::narrowed(busy.clone(), false)).await?;
+        let deleted = self.locks().delete_one(queue::narrowed(busy.clone(), false)).await?;
         if deleted.deleted_count == 1 {
             return Ok(true);
         }
         let wanted = queue::narrowed(busy, true);
-        Ok(self.locks.update_one(wanted, queue::hand_on()).await?.matched_count == 1)
+        Ok(self.locks().update_one(wanted, queue::hand_on()).await?.matched_count == 1)
     }
 }

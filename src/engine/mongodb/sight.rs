@@ -2,6 +2,7 @@
 //! nothing but another URL or certificate can help; and later, when another one is the primary.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use mongodb::options::{ClientOptions, ServerAddress, Tls, TlsOptions};
 use tokio::sync::{Notify, watch};
 
 use super::trouble;
+use crate::clock::Moment;
 
 /// How long a look at one server may take.
 const LOOK: Duration = Duration::from_secs(2);
@@ -27,6 +29,8 @@ pub(super) struct Sight {
     seen: Mutex<HashMap<ServerAddress, Seen>>,
     news: Notify,
     election: watch::Sender<Option<ObjectId>>,
+    /// When a server answered the driver's monitor last, in nanoseconds of [`Moment`].
+    answered: AtomicU64,
 }
 
 /// How one server was seen last.
@@ -54,6 +58,7 @@ impl Sight {
             seen: Mutex::default(),
             news: Notify::new(),
             election: watch::Sender::new(None),
+            answered: AtomicU64::new(0),
         })
     }
 
@@ -66,6 +71,7 @@ impl Sight {
         let sight = self.clone();
         EventHandler::callback(move |event| match event {
             SdamEvent::ServerHeartbeatSucceeded(heartbeat) => {
+                sight.answered.store(Moment::now().to_nanos(), Relaxed);
                 let seen = sight.wrong_set(&heartbeat.reply).map_or(Seen::Hope, Seen::Mistake);
                 let election = election(&heartbeat.reply);
                 // A primary that was cut off and does not know yet that there is another has an older one.
@@ -92,6 +98,11 @@ impl Sight {
     /// The last election of a primary that was seen.
     pub(super) fn election(&self) -> watch::Receiver<Option<ObjectId>> {
         self.election.subscribe()
+    }
+
+    /// Whether a server answered the driver's monitor after `moment`.
+    pub(super) fn has_seen_a_server_since(&self, moment: Moment) -> bool {
+        self.answered.load(Relaxed) > moment.to_nanos()
     }
 
     fn note(&self, server: ServerAddress, seen: Seen) {

@@ -15,11 +15,11 @@ use futures_util::TryStreamExt;
 use mongodb::bson::{Document, doc};
 
 use super::documents::{self, HOLDER, OWNER};
-use super::{MongodbEngine, Outcome};
+use super::{Core, Outcome};
 use crate::engine::Renewed;
 use crate::model::{Claim, OwnerToken};
 
-impl MongodbEngine {
+impl Core {
     /// The engine's `transfer`.
     pub(super) async fn hand_over(&self, claim: &Claim, to: &OwnerToken) -> Outcome<Renewed> {
         let ids = self.ids(claim);
@@ -27,7 +27,7 @@ impl MongodbEngine {
         let mut hand_over = documents::hand_over(to, &documents::process(&claim.process));
         if ids.len() == 1 {
             hand_over.extend(documents::extend(claim.ttl));
-            let updated = self.locks.update_one(held, hand_over).await?;
+            let updated = self.locks().update_one(held, hand_over).await?;
             return Ok(if updated.matched_count == 1 {
                 Renewed::Extended
             } else {
@@ -36,7 +36,7 @@ impl MongodbEngine {
         }
 
         let found: Vec<Document> = self
-            .locks
+            .locks()
             .find(held)
             .projection(doc! { OWNER: 1, HOLDER: 1 })
             .sort(doc! { "_id": 1 })
@@ -69,7 +69,7 @@ impl MongodbEngine {
         }
         if let Some(document) = theirs.first() {
             let back = documents::hand_over(&claim.owner, &documents::process_of(document));
-            self.locks.update_many(documents::owned(&moving, to), back).await?;
+            self.locks().update_many(documents::owned(&moving, to), back).await?;
         }
         Ok(Renewed::Lost)
     }
@@ -80,7 +80,7 @@ impl MongodbEngine {
             return Ok(true);
         }
         let held = documents::held_by(ids, from);
-        let updated = self.locks.update_many(held, hand_over.to_vec()).await?;
+        let updated = self.locks().update_many(held, hand_over.to_vec()).await?;
         Ok(updated.matched_count == ids.len() as u64)
     }
 }

@@ -17,7 +17,9 @@ use mongodb::bson::{Document, doc};
 use mongodb::options::ReturnDocument;
 use tokio::sync::watch;
 
+use super::index::IndexKeeper;
 use super::poll::Poll;
+use super::pool::{Class, Pool};
 use super::watch::{Change, Use, Watcher};
 use super::{Outcome, documents, queue};
 use crate::engine::Subscription;
@@ -31,7 +33,7 @@ const HEAD_STARTS: u32 = 10;
 
 /// The waiters of one engine.
 pub(super) struct Line {
-    locks: Collection<Document>,
+    pool: Arc<Pool>,
     prefix: String,
     /// By what the queues know this engine: random, hexadecimal.
     pub(super) process: String,
@@ -43,10 +45,11 @@ pub(super) struct Line {
 
 impl Line {
     pub(super) fn new(
-        locks: Collection<Document>,
+        pool: Arc<Pool>,
         prefix: String,
         limit: Duration,
         election: watch::Receiver<Option<ObjectId>>,
+        index: Arc<IndexKeeper>,
     ) -> Arc<Self> {
         let process = format!("{:016x}", fastrand::u64(..));
         Arc::new_cyclic(|line: &std::sync::Weak<Line>| {
@@ -57,8 +60,8 @@ impl Line {
                 }
             });
             Line {
-                watcher: Watcher::new(locks.clone(), &process, election, deliver),
-                locks,
+                watcher: Watcher::new(pool.clone(), &process, election, index, deliver),
+                pool,
                 prefix,
                 process,
                 known: Arc::new(Waiters::new()),
@@ -77,9 +80,10 @@ impl Line {
         self.watcher.is_open()
     }
 
-    /// Makes sure that this process hears of what is handed to it. `None`: it cannot, and has to look.
-    pub(super) async fn listen(&self) -> Outcome<Option<Use>> {
-        match self.watcher.open().await {
+    /// Opens the change stream, or keeps it open, for a waiter of this name. `None`: the server has no change streams, and the
+    /// waiter has to poll.
+    pub(super) async fn listen(&self, key: &Key) -> Outcome<Option<Use>> {
+        match self.watcher.open(self.id(key)).await {
             Ok(open) => Ok(Some(open)),
             Err(failure) if failure.is_without_change_streams() => Ok(None),
             Err(failure) => Err(failure),
@@ -121,7 +125,17 @@ impl Line {
                     });
                 }
             }
-            Change::Unknown => self.known.wake_all(),
+            Change::Reserved { id, hold } => {
+                if let Some(key) = self.key(&id) {
+                    self.known.ends_in(&key, Some(hold));
+                }
+            }
+            Change::Unknown => {
+                let names = self.known.names();
+                if !names.is_empty() {
+                    self.look(names);
+                }
+            }
         }
     }
 
@@ -138,7 +152,7 @@ impl Line {
     fn disown(self: &Arc<Self>, id: String, owner: OwnerToken) {
         let line = self.clone();
         tokio::spawn(async move {
-            let disowned = tokio::time::timeout(line.limit, line.pass_on(&id, &owner)).await;
+            let disowned = tokio::time::timeout(line.limit, line.pass_on(id, &owner)).await;
             if !matches!(disowned, Ok(Ok(()))) {
                 // Its place costs the others some time more.
                 tracing::debug!(?disowned, "a waiter that nobody knows could not be disowned");
@@ -148,28 +162,23 @@ impl Line {
 
     /// A waiter waits for this name no more.
     pub(super) async fn leave(&self, key: &Key, owner: &OwnerToken) -> Outcome<()> {
-        self.pass_on(&self.id(key), owner).await
+        pass_on(&self.pool.locks(), &self.id(key), owner, &self.process).await
     }
 
-    /// Takes a waiter's place away, and passes on what is kept for it. What it holds it keeps, so that this may come late.
-    async fn pass_on(&self, id: &str, owner: &OwnerToken) -> Outcome<()> {
-        let waited_for = queue::waited_for_by(id, &self.process, owner);
-        let parted = self.locks.update_one(waited_for, queue::part(owner)).await?;
-        if parted.matched_count == 1 {
-            let freed = queue::freed_by(&[id.to_owned()], owner);
-            self.locks.delete_one(freed).await?;
-        }
-        Ok(())
+    async fn pass_on(&self, id: String, owner: &OwnerToken) -> Outcome<()> {
+        let (locks, owner, process) = (self.pool.locks(), owner.clone(), self.process.clone());
+        let passing_on = || async move { pass_on(&locks, &id, &owner, &process).await };
+        self.pool.call(Class::Release, passing_on).await
     }
 
-    /// Gives a sign of life for these names.
+    /// Sends a heartbeat for these names.
     fn look(self: &Arc<Self>, names: Vec<Key>) {
         let line = self.clone();
         tokio::spawn(async move {
             let beat = tokio::time::timeout(line.limit, line.beat(&names)).await;
             if !matches!(beat, Ok(Ok(()))) {
-                // Each waiter meets the failure itself, and knows for how long to bear it.
-                tracing::debug!(?beat, "no sign of life could be given");
+                // Each waiter meets the failure itself, and knows its deadline.
+                tracing::debug!(?beat, "the heartbeat of the waiters failed");
                 names.iter().for_each(|key| line.known.wake(key));
             }
         });
@@ -179,18 +188,22 @@ impl Line {
         let ids: Vec<String> = names.iter().map(|key| self.id(key)).collect();
         let ours = queue::waited_for(&ids, &self.process);
         let shown = queue::shown(&self.process);
-        let found: Vec<Document> = match names.len() {
-            1 => {
-                let beat = self.locks.find_one_and_update(ours, queue::beat(&self.process));
-                let found = beat.return_document(ReturnDocument::After).projection(shown).await?;
-                found.into_iter().collect()
+        let (locks, beat, all) = (
+            self.pool.locks(),
+            queue::beat(&self.process),
+            doc! { "_id": { "$in": &ids } },
+        );
+        let is_one = names.len() == 1;
+        let beating = || async move {
+            if is_one {
+                let beating = locks.find_one_and_update(ours, beat);
+                let found = beating.return_document(ReturnDocument::After).projection(shown).await?;
+                return Ok(found.into_iter().collect());
             }
-            _ => {
-                self.locks.update_many(ours, queue::beat(&self.process)).await?;
-                let all = doc! { "_id": { "$in": &ids } };
-                self.locks.find(all).projection(shown).await?.try_collect().await?
-            }
+            locks.update_many(ours, beat).await?;
+            Ok(locks.find(all).projection(shown).await?.try_collect().await?)
         };
+        let found: Vec<Document> = self.pool.call(Class::Keep, beating).await?;
         let found: HashMap<&str, &Document> = found
             .iter()
             .filter_map(|document| Some((documents::id(document)?, document)))
@@ -221,6 +234,17 @@ impl Line {
             poll: Poll::default(),
         }
     }
+}
+
+/// Removes a waiter's place, and hands on what is kept for it. What it holds it keeps, so that this may come late.
+async fn pass_on(locks: &Collection<Document>, id: &str, owner: &OwnerToken, process: &str) -> Outcome<()> {
+    let waited_for = queue::waited_for_by(id, process, owner);
+    let owners = [owner.as_str()];
+    let parted = locks.update_one(waited_for, queue::part(&owners, process)).await?;
+    if parted.matched_count == 1 {
+        locks.delete_one(queue::freed_by(&[id.to_owned()], &owners)).await?;
+    }
+    Ok(())
 }
 
 /// A waiter's ear, and its eye where nothing can be heard.

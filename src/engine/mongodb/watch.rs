@@ -1,19 +1,26 @@
 //! What happens to the waiters of this process: one change stream per engine, while anybody waits.
 //!
-//! The stream tells of names that were handed on to a waiter of this process, and of them alone; of documents that were
-//! deleted (by a gist process, by the TTL monitor, or because nobody waited for them); and of releases that keep the name
-//! busy for a shorter while than the lease would have. Takeovers and renewals are left out by the server: they free nobody.
+//! The stream has an event for each name that was handed on to a waiter of this process. Of the names that this process waits
+//! for, and of no others, it has the deletions (by a gist process, by the TTL monitor, or because the queue was empty), the
+//! releases that keep the name busy for a shorter while than the lease would have, and the hand-offs to waiters of other
+//! processes that have less than [`LONGEST_HOLD`] to confirm. The server leaves out everything else.
 //!
-//! The driver goes on where a broken stream was, once and by itself. What happens while that fails is made up for by a hint
-//! to everybody when there is a stream again: whoever tries then sees the present. Where another member is elected, the
-//! stream goes there at once: the old one may hang.
+//! # Names
+//! A stream is opened with the names that are waited for then. A hand-off to a waiter of a name that came later arrives all
+//! the same, and the heartbeat notices the rest. Where such a name is waited for longer than [`SETTLE`], the stream is opened
+//! again, at most every [`REOPEN`].
+//!
+//! # Gaps
+//! The driver resumes a broken stream once and by itself. Events that a gap swallowed are made good by a heartbeat for all
+//! names, which shows what has become of them. Where another member is elected, the stream is opened there at once: the old
+//! primary may hang.
 
-use std::ops::ControlFlow;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use mongodb::Collection;
 use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::change_stream::ChangeStream;
@@ -25,9 +32,12 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::Outcome;
-use super::documents::KEPT;
+use super::documents::{EXPIRES_AT, KEPT, millis};
 use super::failure::Failure;
-use super::queue::RESERVED;
+use super::index::IndexKeeper;
+use super::pool::Pool;
+use super::queue::{RESERVED, RESERVED_UNTIL, STAYS};
+use crate::engine::waiters::RESERVED as LONGEST_HOLD;
 use crate::model::OwnerToken;
 
 /// How long the stream stays open without subscribers, at least (at most twice as long).
@@ -44,6 +54,27 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// How long a server that has no change streams (for this user) is not asked again.
 const REFUSAL: Duration = Duration::from_secs(60);
 
+/// For how long a name has to be waited for until the stream is opened again to cover it.
+const SETTLE: Duration = Duration::from_millis(500);
+/// How often the stream is opened again for that, at most.
+const REOPEN: Duration = if cfg!(test) {
+    Duration::from_millis(500)
+} else {
+    Duration::from_secs(5)
+};
+/// A stream for more names than this covers all names of the collection.
+const MOST_NAMES: usize = 1000;
+/// How many names that are not waited for any more a stream may cover, besides half of its names.
+const SPARE_NAMES: usize = 16;
+
+/// Why a stream ended.
+enum Ended {
+    Broken,
+    /// It does not cover the names that are waited for.
+    Outdated,
+    Unwanted,
+}
+
 /// What happened, as far as it matters to waiters.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Change {
@@ -51,7 +82,9 @@ pub(super) enum Change {
     Handed { id: String, owner: OwnerToken },
     /// A name may be free, or sooner than it was thought.
     Freed { id: String },
-    /// Nobody knows: the stream was interrupted.
+    /// A name was handed on to a waiter of another process, which has so long to confirm.
+    Reserved { id: String, hold: Duration },
+    /// The stream was interrupted: anything may have happened.
     Unknown,
 }
 
@@ -65,6 +98,8 @@ struct Event {
     document: Option<DocumentKey>,
     /// `<process>:<owner>`.
     to: Option<String>,
+    /// For how long the name is kept for it, in milliseconds.
+    hold: Option<i64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -74,15 +109,20 @@ struct DocumentKey {
 }
 
 impl Event {
-    fn change(self) -> Option<Change> {
+    fn change(self, process: &str) -> Option<Change> {
         let DocumentKey { id: Bson::String(id) } = self.document? else {
             return None;
         };
         Some(match self.to {
             Some(to) => {
-                let (_, owner) = to.split_once(':')?;
-                let owner = OwnerToken::parse(owner).ok()?;
-                Change::Handed { id, owner }
+                let (to, owner) = to.split_once(':')?;
+                if to == process {
+                    let owner = OwnerToken::parse(owner).ok()?;
+                    Change::Handed { id, owner }
+                } else {
+                    let hold = Duration::from_millis(u64::try_from(self.hold?).ok()?);
+                    Change::Reserved { id, hold }
+                }
             }
             None => Change::Freed { id },
         })
@@ -103,7 +143,8 @@ enum Phase {
 pub(super) struct Watcher(Arc<Shared>);
 
 struct Shared {
-    locks: Collection<Document>,
+    pool: Arc<Pool>,
+    index: Arc<IndexKeeper>,
     /// The name of this process in the queues.
     process: String,
     deliver: Deliver,
@@ -113,6 +154,8 @@ struct Shared {
     phase: watch::Sender<Phase>,
     /// Cuts a pause between two attempts short.
     attempt_now: Notify,
+    /// A name is waited for that the open stream does not cover.
+    uncovered: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -120,6 +163,10 @@ struct State {
     /// How many need the stream now, and how many have needed it so far.
     uses: usize,
     all_uses: u64,
+    /// How many of the uses are for each name.
+    names: HashMap<String, usize>,
+    /// The names that the stream was opened with. `None`: all.
+    covered: Option<HashSet<String>>,
     /// The stream's task. `None`: nobody waits for it.
     task: Option<AbortHandle>,
     /// Why there will be no stream for a while.
@@ -142,32 +189,56 @@ impl Shared {
     }
 
     async fn open(&self) -> Outcome<ChangeStream<Event>> {
-        let kept = doc! { "$regex": format!("{KEPT}$") };
-        let ours = doc! { "$regex": format!("^{}:", self.process) };
-        let updated = |field: &str| format!("updateDescription.updatedFields.{field}");
-        // How the server logs an update that a difference would describe at greater length: as a replacement.
-        let replaced = |field: &str| format!("fullDocument.{field}");
-        let telling = doc! { "$or": [
-            // A collection that is dropped or renamed ends the stream.
-            { "operationType": "delete" },
-            { "operationType": "update", updated(RESERVED): ours.clone() },
-            { "operationType": "replace", replaced(RESERVED): ours },
-            { "operationType": "update", updated("owner"): kept.clone() },
-            { "operationType": "replace", replaced("owner"): kept },
-        ] };
-        let to = doc! { "$ifNull": [format!("${}", updated(RESERVED)), format!("${}", replaced(RESERVED))] };
+        let covered = {
+            let mut state = self.lock();
+            let names = state.names.keys().cloned();
+            let covered: Option<HashSet<String>> = (names.len() <= MOST_NAMES).then(|| names.collect());
+            state.covered = covered.clone();
+            covered
+        };
         // The driver needs `_id`, the resume token.
+        let (to, hold) = (either(RESERVED), hold());
         let pipeline = [
-            doc! { "$match": telling },
-            doc! { "$project": { "_id": 1, "documentKey._id": 1, "to": to } },
+            doc! { "$match": self.wanted(covered) },
+            doc! { "$project": { "_id": 1, "documentKey._id": 1, "to": to, "hold": hold } },
         ];
         // A change stream reads what the majority has, and refuses to be asked for less.
-        let watch = self
-            .locks
-            .watch()
-            .pipeline(pipeline)
-            .read_concern(ReadConcern::majority());
+        let locks = self.pool.locks();
+        let watch = locks.watch().pipeline(pipeline).read_concern(ReadConcern::majority());
         Ok(watch.max_await_time(REQUEST).await?.with_type())
+    }
+
+    /// The events that the server sends, with those of these names.
+    fn wanted(&self, names: Option<HashSet<String>>) -> Document {
+        let ours = doc! { "$regex": format!("^{}:", self.process) };
+        let kept = doc! { "$regex": format!("{KEPT}$") };
+        let of_names = doc! { "$or": [
+            // A collection that is dropped or renamed ends the stream.
+            { "operationType": "delete" },
+            { "operationType": "update", updated("owner"): kept.clone() },
+            { "operationType": "replace", replaced("owner"): kept },
+            { "$expr": { "$lt": [hold(), millis(LONGEST_HOLD)] } },
+        ] };
+        let of_names = match names {
+            Some(names) => {
+                let names: Vec<String> = names.into_iter().collect();
+                doc! { "documentKey._id": { "$in": names }, "$and": [of_names] }
+            }
+            None => of_names,
+        };
+        doc! { "$or": [
+            { "operationType": "update", updated(RESERVED): ours.clone() },
+            { "operationType": "replace", replaced(RESERVED): ours },
+            of_names,
+        ] }
+    }
+
+    /// Whether a name is waited for that the stream does not cover, or the stream covers many that are not waited for.
+    fn should_reopen(&self) -> bool {
+        let state = self.lock();
+        let Some(covered) = &state.covered else { return false };
+        let is_missing = state.names.keys().any(|name| !covered.contains(name));
+        is_missing || covered.len() > 2 * state.names.len() + SPARE_NAMES
     }
 
     /// Keeps the stream open until nobody waits any more.
@@ -189,10 +260,14 @@ impl Shared {
                     if attempt > 1 {
                         (self.deliver)(Change::Unknown);
                     }
-                    if self.pass_on(stream, election).await.is_break() {
-                        return;
+                    match self.pass_on(stream, election).await {
+                        Ended::Unwanted => return,
+                        Ended::Outdated => {
+                            self.tell(Phase::Closed);
+                            continue;
+                        }
+                        Ended::Broken => self.tell(Phase::Closed),
                     }
-                    self.tell(Phase::Closed);
                     // One that breaks again and again is opened as seldom as one that cannot be opened.
                     if opened.elapsed() > LONGEST_PAUSE {
                         pause = FIRST_PAUSE;
@@ -215,32 +290,50 @@ impl Shared {
     }
 
     /// Passes changes on until the stream breaks, or there is another primary, or it is not needed any more.
-    async fn pass_on(
-        &self,
-        mut stream: ChangeStream<Event>,
-        mut election: watch::Receiver<Option<ObjectId>>,
-    ) -> ControlFlow<()> {
+    async fn pass_on(&self, mut stream: ChangeStream<Event>, mut election: watch::Receiver<Option<ObjectId>>) -> Ended {
         let mut seen = self.lock().all_uses;
         let mut look = tokio::time::interval(LINGER);
         look.reset();
+        let opened = Instant::now();
+        let mut reopen_at = None;
+        if self.should_reopen() {
+            self.uncovered.notify_one();
+        }
         loop {
             tokio::select! {
                 event = stream.next() => match event {
                     Some(Ok(event)) => {
-                        if let Some(change) = event.change() {
+                        if let Some(change) = event.change(&self.process) {
                             (self.deliver)(change);
                         }
                     }
-                    Some(Err(_)) | None => return ControlFlow::Continue(()),
+                    Some(Err(_)) => return Ended::Broken,
+                    None => {
+                        // The collection was dropped or renamed.
+                        self.index.check_soon();
+                        return Ended::Broken;
+                    }
                 },
                 // The old one may hang, and its connection with it, for as long as a request waits there.
-                Ok(()) = election.changed() => return ControlFlow::Continue(()),
+                Ok(()) = election.changed() => return Ended::Broken,
+                () = self.uncovered.notified(), if reopen_at.is_none() => {
+                    reopen_at = Some((Instant::now() + SETTLE).max(opened + REOPEN));
+                }
+                () = at(reopen_at) => {
+                    if self.should_reopen() {
+                        return Ended::Outdated;
+                    }
+                    reopen_at = None;
+                }
                 _ = look.tick() => {
                     let last = self.lock().all_uses;
                     if last == seen && self.retire_unless_wanted() {
-                        return ControlFlow::Break(());
+                        return Ended::Unwanted;
                     }
                     seen = last;
+                    if self.should_reopen() {
+                        self.uncovered.notify_one();
+                    }
                 }
             }
         }
@@ -262,29 +355,32 @@ impl Shared {
 
 impl Watcher {
     pub(super) fn new(
-        locks: Collection<Document>,
+        pool: Arc<Pool>,
         process: &str,
         election: watch::Receiver<Option<ObjectId>>,
+        index: Arc<IndexKeeper>,
         deliver: Deliver,
     ) -> Self {
         Watcher(Arc::new(Shared {
-            locks,
+            pool,
+            index,
             process: process.to_owned(),
             deliver,
             election,
             state: Mutex::default(),
             phase: watch::Sender::new(Phase::Closed),
             attempt_now: Notify::new(),
+            uncovered: Notify::new(),
         }))
     }
 
-    /// Opens the stream, or keeps it open.
+    /// Opens the stream, or keeps it open, for a waiter of the document `id`.
     ///
     /// # Behavior
-    /// Returns when the stream is open at the server: whatever happens from then on is told.
-    pub(super) async fn open(&self) -> Outcome<Use> {
+    /// Returns when the stream is open at the server: a hand-off from then on has an event.
+    pub(super) async fn open(&self, id: String) -> Outcome<Use> {
         let mut phase = self.0.phase.subscribe();
-        let open = self.enter()?;
+        let open = self.enter(id)?;
         // A failure from before is no answer. The attempt that follows it is made at once.
         let before = match &*phase.borrow_and_update() {
             Phase::Broken(attempt, _) => *attempt,
@@ -304,7 +400,7 @@ impl Watcher {
         }
     }
 
-    fn enter(&self) -> Outcome<Use> {
+    fn enter(&self, id: String) -> Outcome<Use> {
         let mut state = self.0.lock();
         if state.is_closed {
             return Err(Failure(ErrorKind::Shutdown.into()));
@@ -314,10 +410,17 @@ impl Watcher {
         }
         state.uses += 1;
         state.all_uses += 1;
+        *state.names.entry(id.clone()).or_default() += 1;
+        if state.covered.as_ref().is_some_and(|covered| !covered.contains(&id)) {
+            self.0.uncovered.notify_one();
+        }
         if state.task.is_none() {
             state.task = Some(tokio::spawn(self.0.clone().run()).abort_handle());
         }
-        Ok(Use(self.0.clone()))
+        Ok(Use {
+            shared: self.0.clone(),
+            id,
+        })
     }
 
     /// Whether the server has refused a stream.
@@ -349,11 +452,55 @@ impl Drop for Watcher {
     }
 }
 
-/// As long as there is one, the stream is open, or is opened again.
-pub(super) struct Use(Arc<Shared>);
+/// The stream is open, or is opened again, while there is one.
+pub(super) struct Use {
+    shared: Arc<Shared>,
+    id: String,
+}
 
 impl Drop for Use {
     fn drop(&mut self) {
-        self.0.lock().uses -= 1;
+        let mut state = self.shared.lock();
+        state.uses -= 1;
+        if let Entry::Occupied(mut name) = state.names.entry(std::mem::take(&mut self.id)) {
+            *name.get_mut() -= 1;
+            if *name.get() == 0 {
+                name.remove();
+            }
+        }
+    }
+}
+
+/// Where the server describes the new value of a field in an update.
+fn updated(field: &str) -> String {
+    format!("updateDescription.updatedFields.{field}")
+}
+
+/// The same where it logs an update that a difference would describe at greater length: as a replacement.
+fn replaced(field: &str) -> String {
+    format!("fullDocument.{field}")
+}
+
+/// The new value of a field.
+fn either(field: &str) -> Document {
+    doc! { "$ifNull": [format!("${}", updated(field)), format!("${}", replaced(field))] }
+}
+
+/// For how long a name is kept for the waiter that it was handed to, in milliseconds. An event that is no hand-off has a
+/// value that is not below [`LONGEST_HOLD`].
+fn hold() -> Document {
+    let is_date = |value: &str| doc! { "$eq": [{ "$type": value }, "date"] };
+    let kept_for = doc! { "$subtract": [millis(STAYS), { "$subtract": ["$$end", "$$until"] }] };
+    doc! { "$let": {
+        "vars": { "end": either(EXPIRES_AT), "until": either(RESERVED_UNTIL) },
+        "in": { "$cond": [{ "$and": [is_date("$$end"), is_date("$$until")] }, kept_for, millis(LONGEST_HOLD)] },
+    } }
+}
+
+/// Waits for a moment, or for ever.
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use mongodb::Collection;
-use mongodb::bson::{DateTime, Document, doc};
+use mongodb::bson::{Bson, DateTime, Document, doc};
 
 use super::{MongodbConfig, MongodbEngine};
 use crate::engine::{Acquired, Engine, Released, Renewed, Settings, SharedEngine};
@@ -78,6 +78,13 @@ on_both!(
     monitor::what_vanishes_before_its_stamp_is_taken_again,
     monitor::a_crash_at_any_step_costs_the_ttl_and_no_more,
     monitor::a_wrong_estimate_is_corrected_before_the_grant,
+    pressure::an_attempt_that_is_dropped_before_its_turn_sends_nothing,
+    pressure::a_release_takes_effect_after_a_dropped_attempt,
+    pressure::a_thousand_dropped_attempts_leave_nothing_and_block_nobody,
+    pressure::the_ttl_index_comes_back_after_the_collection_was_dropped,
+    pressure::foreign_fields_are_no_obstacle,
+    pressure::a_page_without_an_answer_ends_a_list,
+    batches::many_releases_free_what_each_holds,
 );
 
 async fn with_own_collection<F: Future<Output = ()>>(variable: &str, case: impl FnOnce(Arc<MongodbEngine>) -> F) {
@@ -88,7 +95,7 @@ async fn with_own_collection<F: Future<Output = ()>>(variable: &str, case: impl 
     };
     let engine = connect(&url, &settings).await.unwrap();
     case(engine.clone()).await;
-    engine.locks.drop().await.unwrap();
+    engine.locks().drop().await.unwrap();
     engine.close().await;
 }
 
@@ -133,21 +140,23 @@ async fn gist_acquires(locks: &Collection<Document>, name: &str, ttl: Duration) 
 }
 
 async fn document(engine: &MongodbEngine, name: &str) -> Option<Document> {
-    engine.locks.find_one(doc! { "_id": name }).await.unwrap()
+    engine.locks().find_one(doc! { "_id": name }).await.unwrap()
 }
 
+mod batches;
 mod cases;
 mod monitor;
+mod pressure;
 mod queue;
 
 #[tokio::test]
 async fn a_busy_try_writes_nothing() {
     with_own_collection(REPLICA_SET, |engine| async move {
         granted(&engine, &claim(&["n"], LONG)).await;
-        let oplog: Collection<Document> = engine.client.database("local").collection("oplog.rs");
+        let oplog: Collection<Document> = engine.pool.client().database("local").collection("oplog.rs");
         let entries = || async {
             oplog
-                .count_documents(doc! { "ns": engine.locks.namespace().to_string() })
+                .count_documents(doc! { "ns": engine.locks().namespace().to_string() })
                 .await
                 .unwrap()
         };

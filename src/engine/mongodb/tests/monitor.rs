@@ -1,5 +1,6 @@
 //! The TTL monitor, and whoever else deletes a document: between any two commands of ours.
 
+use super::super::attempts::Caller;
 use super::super::estimate::Look;
 use super::*;
 use crate::engine::Subscription;
@@ -18,7 +19,7 @@ fn busy_monitor(locks: Collection<Document>) -> tokio::task::AbortHandle {
 /// Leases that end between two commands, and a monitor that deletes them there: every answer is one that the caller can
 /// rely on, and no token is given twice.
 pub(super) async fn what_expires_between_two_commands_is_lost_and_no_more(engine: Arc<MongodbEngine>) {
-    let monitor = busy_monitor(engine.locks.clone());
+    let monitor = busy_monitor(engine.locks().clone());
     let granted_so_far = Arc::new(std::sync::Mutex::new(Vec::new()));
     let tasks: Vec<_> = (0..6)
         .map(|task| {
@@ -70,8 +71,8 @@ pub(super) async fn what_expires_between_two_commands_is_lost_and_no_more(engine
 pub(super) async fn what_vanishes_before_its_stamp_is_taken_again(engine: Arc<MongodbEngine>) {
     let ours = claim(&["m", "n"], LONG);
     for name in ["m", "n"] {
-        let taken = engine.take_all(&ours).await.unwrap().unwrap();
-        engine.locks.delete_one(doc! { "_id": name }).await.unwrap();
+        let taken = engine.take_all(&ours, &Caller::default(), None).await.unwrap().unwrap();
+        engine.locks().delete_one(doc! { "_id": name }).await.unwrap();
         assert_eq!(
             engine.stamp_all(&ours, &taken, &mut None).await.unwrap(),
             None,
@@ -160,7 +161,11 @@ async fn crash_after(engine: &MongodbEngine, dead: &Claim, step: &str) -> bool {
     let mut first = claim(&["m"], dead.ttl.duration());
     first.owner = dead.owner.clone();
     let taken = engine
-        .take_all(if step == "the first name" { &first } else { dead })
+        .take_all(
+            if step == "the first name" { &first } else { dead },
+            &Caller::default(),
+            None,
+        )
         .await
         .unwrap();
     assert!(taken.is_ok(), "{step}: the names were free");
@@ -168,7 +173,7 @@ async fn crash_after(engine: &MongodbEngine, dead: &Claim, step: &str) -> bool {
         return true;
     }
     let stamped = if step == "the first stamp" { &first } else { dead };
-    let Ok(taken) = engine.take_all(stamped).await.unwrap() else {
+    let Ok(taken) = engine.take_all(stamped, &Caller::default(), None).await.unwrap() else {
         return false;
     };
     engine.stamp_all(stamped, &taken, &mut None).await.unwrap().is_some()

@@ -7,27 +7,27 @@ use crate::engine::Subscription;
 use crate::engine::waiters::BEAT;
 
 /// A claim that is ready to wait.
-fn waiting(names: &[&str]) -> Claim {
+pub(super) fn waiting(names: &[&str]) -> Claim {
     let mut claim = claim(names, LONG);
     claim.waiting = true;
     claim
 }
 
 /// Takes a free name.
-async fn hold(engine: &MongodbEngine, name: &str) -> Claim {
+pub(super) async fn hold(engine: &MongodbEngine, name: &str) -> Claim {
     let holder = claim(&[name], LONG);
     granted(engine, &holder).await;
     holder
 }
 
 /// Takes a place in the queue of a busy name.
-async fn wait(engine: &MongodbEngine, claim: &Claim) -> Box<dyn Subscription> {
+pub(super) async fn wait(engine: &MongodbEngine, claim: &Claim) -> Box<dyn Subscription> {
     let subscription = engine.subscribe(claim, &claim.keys()[0]).await.unwrap();
     busy(engine, claim).await;
     subscription
 }
 
-async fn told(subscription: &mut Box<dyn Subscription>) {
+pub(super) async fn told(subscription: &mut Box<dyn Subscription>) {
     tokio::time::timeout(Duration::from_secs(10), subscription.changed())
         .await
         .expect("told within 10 s");
@@ -38,19 +38,19 @@ async fn quiet(subscription: &mut Box<dyn Subscription>, millis: u64) {
     assert!(told.is_err(), "told without need");
 }
 
-async fn free(engine: &MongodbEngine, claim: &Claim) {
+pub(super) async fn free(engine: &MongodbEngine, claim: &Claim) {
     assert_eq!(engine.release(claim, Duration::ZERO).await.unwrap(), Released::Freed);
 }
 
 /// Who waits, first to last.
-async fn places(engine: &MongodbEngine, name: &str) -> Vec<String> {
+pub(super) async fn places(engine: &MongodbEngine, name: &str) -> Vec<String> {
     let document = document(engine, name).await.unwrap_or_default();
     let queue = document.get_array(QUEUE).cloned().unwrap_or_default();
     let owners = queue.iter().map(|entry| entry.as_document().unwrap().get_str("owner"));
     owners.map(|owner| owner.unwrap().to_owned()).collect()
 }
 
-async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+pub(super) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while !holds().await {
         assert!(Instant::now() < deadline, "not within 10 s: {what}");
@@ -59,10 +59,10 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
 }
 
 /// Two engines, which the store takes for two processes, on a collection of their own.
-async fn two<F: Future<Output = ()>>(case: impl FnOnce(Arc<MongodbEngine>, Arc<MongodbEngine>) -> F) {
+pub(super) async fn two<F: Future<Output = ()>>(case: impl FnOnce(Arc<MongodbEngine>, Arc<MongodbEngine>) -> F) {
     with_own_collection(REPLICA_SET, |ours| async move {
         let settings = Settings {
-            collection: ours.locks.name().to_owned(),
+            collection: ours.locks().name().to_owned(),
             ..Settings::default()
         };
         let theirs = connect(&url(REPLICA_SET).unwrap(), &settings).await.unwrap();
@@ -139,13 +139,13 @@ async fn tokens_grow_from_hand_to_hand_and_after_it() {
 #[tokio::test]
 async fn a_place_keeps_its_number_when_a_gist_process_frees_the_name() {
     two(|ours, theirs| async move {
-        assert!(gist_acquires(&ours.locks, "n", LONG).await);
+        assert!(gist_acquires(&ours.locks(), "n", LONG).await);
         let (first, second, third) = (waiting(&["n"]), waiting(&["n"]), waiting(&["n"]));
         let mut told_first = wait(&ours, &first).await;
         let mut told_second = wait(&theirs, &second).await;
         let mut told_third = wait(&ours, &third).await;
         assert_eq!(places(&ours, "n").await.len(), 3);
-        ours.locks.delete_one(doc! { "_id": "n" }).await.unwrap();
+        ours.locks().delete_one(doc! { "_id": "n" }).await.unwrap();
         told(&mut told_first).await;
         told(&mut told_second).await;
         granted(&ours, &first).await;
@@ -165,7 +165,7 @@ async fn a_place_keeps_its_number_when_a_gist_process_frees_the_name() {
 #[tokio::test]
 async fn an_expired_gist_lock_goes_to_the_first_who_waits() {
     two(|ours, theirs| async move {
-        assert!(gist_acquires(&ours.locks, "n", Duration::from_millis(700)).await);
+        assert!(gist_acquires(&ours.locks(), "n", Duration::from_millis(700)).await);
         let (first, second) = (waiting(&["n"]), waiting(&["n"]));
         let mut told_first = wait(&theirs, &first).await;
         let mut told_second = wait(&ours, &second).await;
@@ -299,7 +299,7 @@ async fn a_sign_of_life_keeps_many_names_at_once() {
         }
         // A place that is gone is taken again.
         let nobody: Vec<Document> = Vec::new();
-        ours.locks
+        ours.locks()
             .update_one(doc! { "_id": "n3" }, doc! { "$set": { QUEUE: nobody } })
             .await
             .unwrap();
@@ -358,7 +358,7 @@ async fn a_stream_that_ended_is_opened_again_and_everybody_looks() {
         granted(&ours, &claim(&["n"], LONG)).await;
         let first = waiting(&["n"]);
         let mut told_first = wait(&theirs, &first).await;
-        ours.locks.drop().await.unwrap();
+        ours.locks().drop().await.unwrap();
         told(&mut told_first).await;
         let taken = granted(&ours, &claim(&["m"], LONG)).await;
         let deadline = Instant::now() + Duration::from_secs(30);
@@ -390,7 +390,7 @@ fn place_of(owner: &str, at: i64, millis: i64) -> Document {
 
 async fn fill(engine: &MongodbEngine, places: Vec<Document>) {
     let set = doc! { "$set": { QUEUE: places } };
-    engine.locks.update_one(doc! { "_id": "n" }, set).await.unwrap();
+    engine.locks().update_one(doc! { "_id": "n" }, set).await.unwrap();
 }
 
 #[tokio::test]
@@ -433,7 +433,7 @@ async fn tokens_do_not_run_out_from_hand_to_hand() {
     two(|ours, theirs| async move {
         let holder = hold(&ours, "n").await;
         let set = doc! { "$set": { "handed": 99_998_i64 } };
-        ours.locks.update_one(doc! { "_id": "n" }, set).await.unwrap();
+        ours.locks().update_one(doc! { "_id": "n" }, set).await.unwrap();
         let mut last = ours.inspect(&key("n")).await.unwrap().unwrap().fence.unwrap();
         let waiters: Vec<Claim> = (0..4).map(|_| waiting(&["n"])).collect();
         for waiter in &waiters {

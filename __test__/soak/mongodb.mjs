@@ -1,0 +1,189 @@
+// Stalls and bursts on a MongoDB server of their own. Each exported case resolves to what it measured, and rejects when a
+// promise is broken. The CI specs run the short ones (mongodb-stall.spec.mjs, mongodb-burst.spec.mjs), the soak command all.
+import assert from 'node:assert/strict'
+import { MongoClient } from 'mongodb'
+import { startMongod } from '../../scripts/servers.mjs'
+import { LockService } from '../../index.js'
+import { sleep, until } from '../tools.mjs'
+
+/** What a machine that stands still for a moment may add to a time limit. */
+const SLACK_MS = 3000
+const STORE_TIMEOUT_MS = 5000
+
+/** Stops a server from answering, and gives a function that continues it. */
+const STALLS = {
+  async SIGSTOP({ server }) {
+    await server.pause()
+    return () => server.resume()
+  },
+  async fsyncLock({ client }) {
+    await client.db('admin').command({ fsync: 1, lock: true })
+    return () => client.db('admin').command({ fsyncUnlock: 1 })
+  },
+}
+
+/** Runs `body` with a server, a client of the official driver, and the collection of the locks. */
+async function onServer({ replicaSet, args }, body) {
+  const server = await startMongod({ replicaSet, args })
+  const client = new MongoClient(server.url, { maxPoolSize: 4 })
+  const services = []
+  try {
+    await client.connect()
+    const connect = async (options, url = server.url) => {
+      const service = await LockService.connect(url, options)
+      services.push(service)
+      return service
+    }
+    return await body({ server, client, connect, locks: client.db('holdfast').collection('locks') })
+  } finally {
+    server.resume()
+    await Promise.all(services.map((service) => service.close()))
+    await client.close()
+    await server.stop()
+  }
+}
+
+/** Acquires and releases unique names at a rate, until `end()`. */
+class Pairs {
+  #timer
+  #open = new Set()
+  #count = 0
+  /** `[started, ended, error]` of each call, in milliseconds of `performance.now()`. */
+  calls = []
+
+  constructor(service, perSecond) {
+    const startedAt = performance.now()
+    this.#timer = setInterval(() => {
+      const due = ((performance.now() - startedAt) / 1000) * perSecond
+      // After the machine stood still the backlog is left out: that would be a burst.
+      if (due - this.#count > perSecond) this.#count = Math.floor(due)
+      while (this.#count < due) {
+        const pair = this.#pair(service, `pair${this.#count++}`).finally(() => this.#open.delete(pair))
+        this.#open.add(pair)
+      }
+    }, 5)
+  }
+
+  async #pair(service, name) {
+    const started = performance.now()
+    let error
+    try {
+      const lock = await service.tryAcquire(name, { ttlMs: 30_000, renew: false })
+      await lock.release()
+    } catch (thrown) {
+      error = thrown
+    }
+    this.calls.push([started, performance.now(), error])
+  }
+
+  async end() {
+    clearInterval(this.#timer)
+    await Promise.all(this.#open)
+  }
+}
+
+/** The server stalls under load and continues: service resumes, leases survive, nothing is left. */
+export async function stall({ replicaSet = false, how = 'SIGSTOP', perSecond = 300, seconds = 12, observeMs = 6000 } = {}) {
+  return onServer({ replicaSet }, async ({ server, client, connect, locks }) => {
+    const service = await connect()
+    const held = await service.acquire('held', { ttlMs: 60_000 })
+    const pairs = new Pairs(service, perSecond)
+    await sleep(1500)
+    assert.ok(pairs.calls.length > 0, 'the load works before the stall')
+    const continues = await STALLS[how]({ server, client })
+    await sleep(seconds * 1000)
+    await continues()
+    const continued = performance.now()
+    const inspected = await service.inspect('held').then(() => performance.now() - continued, (error) => error)
+    await sleep(Math.max(0, observeMs - (performance.now() - continued)))
+    await pairs.end()
+
+    const granted = pairs.calls.filter(([started, , error]) => started > continued && !error)
+    const firstMs = Math.min(...granted.map(([, ended]) => ended - continued))
+    const late = pairs.calls.filter(([started]) => started > continued + 2000 + SLACK_MS / 2)
+    const failedLate = late.filter(([, , error]) => error)
+    const slowest = Math.max(...pairs.calls.map(([started, ended]) => ended - started))
+    const figures = { how, perSecond, seconds, firstMs, inspectedMs: inspected, late: late.length, failedLate: failedLate.length, slowest }
+    for (const [, , error] of pairs.calls) assert.ok(!error || (error.code === 'LOCK_STORE' && error.retryable), error?.stack)
+    assert.ok(firstMs < 2000 + SLACK_MS, `service resumes: ${JSON.stringify(figures)}`)
+    assert.ok(typeof inspected === 'number', `inspect answers: ${inspected}`)
+    assert.ok(failedLate.length < late.length / 10, `calls fail after the stall: ${JSON.stringify(figures)}: ${failedLate[0]?.[2]}`)
+    // A pair is two calls.
+    assert.ok(slowest < 2 * (STORE_TIMEOUT_MS + 1000) + SLACK_MS, JSON.stringify(figures))
+    assert.equal(held.isHeld, true)
+    await held.extend(90_000)
+    const left = () => locks.countDocuments({ _id: { $ne: 'held' } })
+    figures.nothingLeftMs = performance.now() - continued
+    await until('nothing is left', async () => (await left()) === 0, 2000 + SLACK_MS)
+    assert.equal(await held.release(), true)
+    return figures
+  })
+}
+
+/** Many attempts for free names at once: each is granted or rejects in time and leaves nothing; other leases are renewed. */
+export async function burst({ replicaSet = true, count = 5000, bursts = 1, ttlMs = 6000 } = {}) {
+  return onServer({ replicaSet }, async ({ connect, locks }) => {
+    const service = await connect()
+    const held = await service.acquire('held', { ttlMs })
+    const figures = []
+    for (let round = 0; round < bursts; round++) {
+      const began = performance.now()
+      const memory = process.memoryUsage.rss()
+      let peak = memory
+      const watch = setInterval(() => (peak = Math.max(peak, process.memoryUsage.rss())), 50)
+      const took = []
+      const results = await Promise.allSettled(
+        Array.from({ length: count }, (_, index) =>
+          service.tryAcquire(`burst${round}-${index}`, { ttlMs: 120_000, renew: false }).finally(() => took.push(performance.now() - began)),
+        ),
+      )
+      clearInterval(watch)
+      const granted = results.filter(({ value }) => value).map(({ value }) => value)
+      for (const { reason } of results) assert.ok(!reason || (reason.code === 'LOCK_STORE' && reason.retryable), reason?.stack)
+      const slowest = Math.max(...took)
+      figures.push({ granted: granted.length, slowest, bytesPerCall: Math.round((peak - memory) / count) })
+      assert.ok(slowest < STORE_TIMEOUT_MS + 1000 + SLACK_MS, `a call took ${slowest} ms`)
+      assert.ok(granted.length > count / 20, `${granted.length} of ${count} were granted`)
+      assert.equal(held.isHeld, true, 'the lease is renewed during the burst')
+      const names = granted.length
+      await until('the rejected calls leave nothing', async () => (await locks.countDocuments({ _id: /^burst/ })) <= names, 1000 + SLACK_MS)
+      while (granted.length > 0) await Promise.all(granted.splice(0, 500).map((lock) => lock.release()))
+      assert.equal(held.isHeld, true, 'the lease is renewed during the releases')
+    }
+    await until('nothing is left', async () => (await locks.countDocuments({ _id: /^burst/ })) === 0, 1000 + SLACK_MS)
+    assert.equal(await held.release(), true)
+    return figures
+  })
+}
+
+/** Many waiters for one name, in some services: all enter the queue, in order within a service, and are served. */
+export async function crowd({ replicaSet = true, services = 1, waiters = 1000 } = {}) {
+  return onServer({ replicaSet }, async ({ connect, locks }) => {
+    const holder = await connect()
+    const other = await holder.acquire('other', { ttlMs: 6000 })
+    const held = await holder.acquire('n', { ttlMs: 60_000 })
+    const all = await Promise.all(Array.from({ length: services }, () => connect()))
+    const each = Math.ceil(waiters / services)
+    const order = all.map(() => [])
+    const began = performance.now()
+    const turns = all.flatMap((service, index) =>
+      Array.from({ length: each }, (_, number) =>
+        service.acquire('n', { waitMs: 120_000, ttlMs: 30_000 }).then((lock) => {
+          order[index].push(number)
+          return lock.release()
+        }),
+      ),
+    )
+    turns.forEach((turn) => turn.catch(() => {}))
+    const queued = async () => (await locks.findOne({ _id: 'n' }, { projection: { queue: 1 } }))?.queue?.length ?? 0
+    if (replicaSet) await until('all are in the queue', async () => (await queued()) === each * services || Promise.race([...turns, sleep(1)]).then(() => false), 30_000)
+    const enteredMs = performance.now() - began
+    assert.equal(await held.release(), true)
+    await Promise.all(turns)
+    const servedMs = performance.now() - began - enteredMs
+    for (const numbers of order) assert.deepEqual(numbers, numbers.toSorted((a, b) => a - b))
+    assert.equal(other.isHeld, true)
+    assert.equal(await other.release(), true)
+    return { services, waiters: each * services, enteredMs, servedMs }
+  })
+}

@@ -1,0 +1,150 @@
+//! DroppedAttempts that were dropped by their caller while their task still waits for the server.
+//!
+//! The task of such an attempt starts no further step of the acquisition: it rolls back what it wrote. A release of the same
+//! claim, and another attempt of it, wait until the task has ended: the server then carries them out after what the
+//! attempt sent.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use super::Outcome;
+use super::failure::Failure;
+use crate::model::OwnerToken;
+
+/// The attempts of one engine whose callers are gone, by owner. A receiver fails when the attempt's task has ended.
+#[derive(Debug, Default)]
+pub(super) struct DroppedAttempts(Mutex<HashMap<OwnerToken, watch::Receiver<()>>>);
+
+/// Whether the caller of an attempt still waits for it. The default never stops to wait.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Caller(Arc<AtomicBool>);
+
+impl Caller {
+    /// Whether the caller dropped the attempt.
+    pub(super) fn is_gone(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+
+    /// To be called before each step of an acquisition.
+    ///
+    /// # Errors
+    /// [`Failure::is_cancelled`] when the caller dropped the attempt.
+    pub(super) fn check(&self) -> Outcome<()> {
+        match self.is_gone() {
+            true => Err(Failure::cancelled()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// The caller's part of an attempt. Dropping it before the attempt has ended cancels the attempt.
+pub(super) struct Waiting {
+    attempts: Arc<DroppedAttempts>,
+    owners: Vec<OwnerToken>,
+    caller: Caller,
+    ended: watch::Receiver<()>,
+}
+
+/// The task's part of an attempt, to be dropped at its end.
+pub(super) struct Working {
+    attempts: Arc<DroppedAttempts>,
+    owners: Vec<OwnerToken>,
+    ended: Option<watch::Sender<()>>,
+}
+
+impl DroppedAttempts {
+    fn map(&self) -> MutexGuard<'_, HashMap<OwnerToken, watch::Receiver<()>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins an attempt for these owners.
+    pub(super) fn begin(self: &Arc<Self>, owners: Vec<OwnerToken>) -> (Waiting, Working, Caller) {
+        let (sender, ended) = watch::channel(());
+        let caller = Caller::default();
+        let working = Working {
+            attempts: self.clone(),
+            owners: owners.clone(),
+            ended: Some(sender),
+        };
+        let waiting = Waiting {
+            attempts: self.clone(),
+            owners,
+            caller: caller.clone(),
+            ended,
+        };
+        (waiting, working, caller)
+    }
+
+    /// Whether a dropped attempt of this owner is still in progress.
+    pub(super) fn is_in_progress(&self, owner: &OwnerToken) -> bool {
+        self.map().contains_key(owner)
+    }
+
+    /// Waits until no dropped attempt of this owner is in progress.
+    pub(super) async fn ended(&self, owner: &OwnerToken) {
+        let attempt = self.map().get(owner).cloned();
+        if let Some(mut attempt) = attempt {
+            // Nothing is ever sent.
+            let _ = attempt.changed().await;
+        }
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut map = self.attempts.map();
+        if self.ended.has_changed().is_ok() {
+            self.caller.0.store(true, Relaxed);
+            let owners = self.owners.drain(..);
+            map.extend(owners.map(|owner| (owner, self.ended.clone())));
+        }
+    }
+}
+
+impl Drop for Working {
+    fn drop(&mut self) {
+        let mut map = self.attempts.map();
+        // With the map locked: no caller may enter an attempt that has ended.
+        self.ended = None;
+        for owner in &self.owners {
+            map.remove(owner);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_dropped_attempt_is_in_progress_until_its_task_ends() {
+        let attempts = Arc::new(DroppedAttempts::default());
+        let owner = OwnerToken::fresh();
+        let (waiting, working, caller) = attempts.begin(vec![owner.clone()]);
+        attempts.ended(&owner).await;
+        caller.check().unwrap();
+        drop(waiting);
+        assert!(attempts.is_in_progress(&owner) && caller.check().unwrap_err().is_cancelled());
+        let waits = tokio::spawn({
+            let (attempts, owner) = (attempts.clone(), owner.clone());
+            async move { attempts.ended(&owner).await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waits.is_finished());
+        drop(working);
+        waits.await.unwrap();
+        assert!(attempts.map().is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_attempt_that_ended_leaves_nothing() {
+        let attempts = Arc::new(DroppedAttempts::default());
+        let (waiting, working, caller) = attempts.begin(vec![OwnerToken::fresh()]);
+        drop(working);
+        drop(waiting);
+        assert!(attempts.map().is_empty() && !caller.is_gone());
+    }
+}

@@ -1,0 +1,73 @@
+//! Who holds what: `inspect` and `list`.
+
+use std::time::Duration;
+
+use mongodb::Cursor;
+use mongodb::bson::{Document, doc};
+
+use super::failure::{ENGINE, Failure};
+use super::pool::Class;
+use super::{Core, Outcome, documents};
+use crate::engine::Result;
+use crate::error::EngineError;
+use crate::model::{Key, LockInfo};
+
+/// How many documents one page of a list has.
+const PAGE: u32 = 1000;
+
+/// What `list` is called in errors.
+const LIST: &str = "list";
+
+impl Core {
+    /// The engine's `inspect`.
+    pub(super) async fn inspect_one(&self, key: &Key) -> Outcome<Option<LockInfo>> {
+        let filter = documents::busy(doc! { "_id": self.id(key) });
+        let locks = self.locks();
+        let found = self.pool.call(Class::Query, || async move {
+            Ok(locks.find_one(filter).projection(documents::shown()).await?)
+        });
+        let document = found.await?;
+        Ok(document.map(|document| documents::info(key.as_str(), &document, self.clock)))
+    }
+
+    /// The engine's `list`. Each page has `page_timeout`, and a permit of its own: a long list keeps no connection from
+    /// other calls.
+    pub(super) async fn list_all(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
+        let filter = documents::busy(documents::starting_with(&format!("{}{prefix}", self.prefix)));
+        let locks = self.locks();
+        let open = self.pool.call(Class::Query, || async move {
+            let found = locks.find(filter).projection(documents::shown());
+            Ok(found.sort(doc! { "_id": 1 }).batch_size(PAGE).await?)
+        });
+        let mut cursor = in_time(page_timeout, open).await?;
+        let mut list = Vec::new();
+        loop {
+            let page;
+            (cursor, page) = in_time(page_timeout, self.pool.call(Class::Query, || next_page(cursor))).await?;
+            if page.is_empty() {
+                return Ok(list);
+            }
+            list.extend(page.iter().filter_map(|document| {
+                // A longer prefix than the engine's own is part of the name.
+                let name = documents::id(document)?.strip_prefix(&self.prefix)?;
+                Some(documents::info(name, document, self.clock))
+            }));
+        }
+    }
+}
+
+/// The next documents, as many as the driver has at hand or one request gets. None: there are no more.
+async fn next_page(mut cursor: Cursor<Document>) -> Outcome<(Cursor<Document>, Vec<Document>)> {
+    let mut page = Vec::new();
+    while page.len() < PAGE as usize && cursor.advance().await? {
+        page.push(cursor.deserialize_current()?);
+    }
+    Ok((cursor, page))
+}
+
+async fn in_time<T>(limit: Duration, call: impl Future<Output = Outcome<T>>) -> Result<T> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(answer) => answer.map_err(|failure: Failure| failure.during(LIST)),
+        Err(_) => Err(EngineError::no_answer(ENGINE, LIST, limit)),
+    }
+}

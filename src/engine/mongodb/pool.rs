@@ -1,0 +1,213 @@
+//! The connections of one engine: which calls may use them, in which order, and what becomes of a call that is dropped.
+//!
+//! # Why the driver's queue stays empty
+//! A driver call that is dropped while it waits for a connection leaves its request in the pool's queue, and the pool's
+//! worker removes one request per event (mongodb 3.9.1, `cmap/worker.rs`). After a stall under load that queue consists of
+//! dead requests, and every later call waits behind them until it times out. So the engine has as many permits as the pool
+//! has connections, and takes a permit before each call. A caller that gives up before it has a permit has sent nothing.
+//! From then on the call runs in a task that keeps the permit until the driver has answered, also when the caller is gone:
+//! so a caller that gives up neither leaves a request in the driver's queue nor closes a connection.
+//!
+//! # Order
+//! Each [`Class`] of calls has its own queue and a part of the connections. Renewals may use every connection, and wait for
+//! calls in progress alone. The order is that of arrival, and that of `attempt_queue.rs` for attempts.
+//!
+//! # A driver that does not recover
+//! A call without an answer is aborted after [`LIMIT`] store timeouts. Where nothing else was answered in all that time
+//! although the driver's monitor has seen the server, a new client takes the place of the old one.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use mongodb::bson::Document;
+use mongodb::error::ErrorKind;
+use mongodb::options::{ClientOptions, CollectionOptions};
+use mongodb::{Client, Collection};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::Outcome;
+use super::attempt_queue::{AttemptQueue, Ticket};
+use super::failure::Failure;
+use super::sight::Sight;
+use crate::clock::Moment;
+
+/// After so many store timeouts a call without an answer is aborted.
+const LIMIT: u32 = 4;
+
+/// What a call is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Class {
+    /// Attempts. At most five eighths of the connections.
+    Acquire,
+    /// Releases and clean-up. At most a quarter of the connections.
+    Release,
+    /// Queries. At most an eighth of the connections.
+    Query,
+    /// Renewals, heartbeats, and attempts of waiters whose turn it is. Any connection. They wait for calls that have a
+    /// permit, and not for those that still want one.
+    Keep,
+}
+
+/// The right to use one connection. Its parts are dropped in this order: whoever waits for a connection is served before
+/// the next of the same class.
+pub(super) struct Permit {
+    _connection: Option<OwnedSemaphorePermit>,
+    _class: OfClass,
+}
+
+/// The part of a permit that a class limits.
+enum OfClass {
+    Attempt { _ticket: Ticket },
+    Limited { _permit: Option<OwnedSemaphorePermit> },
+    Unlimited,
+}
+
+/// Where the locks are.
+#[derive(Clone)]
+pub(super) struct Place {
+    pub database: String,
+    pub collection: String,
+    pub options: CollectionOptions,
+}
+
+impl Place {
+    fn of(&self, client: &Client) -> Collection<Document> {
+        let database = client.database(&self.database);
+        database.collection_with_options(&self.collection, self.options.clone())
+    }
+}
+
+/// The connections of one engine.
+pub(super) struct Pool {
+    options: ClientOptions,
+    place: Place,
+    sight: Arc<Sight>,
+    current: RwLock<(Client, Collection<Document>)>,
+    connections: Arc<Semaphore>,
+    attempts: Arc<AttemptQueue>,
+    releases: Arc<Semaphore>,
+    queries: Arc<Semaphore>,
+    limit: Duration,
+    /// When the driver answered last.
+    answered: AtomicU64,
+}
+
+impl Pool {
+    /// For calls with `client`, made from `options`, on `size` connections.
+    pub(super) fn new(
+        client: Client,
+        options: ClientOptions,
+        place: Place,
+        sight: Arc<Sight>,
+        size: u32,
+        store_timeout: Duration,
+    ) -> Arc<Self> {
+        let size = size.max(1) as usize;
+        let locks = place.of(&client);
+        let permits = |count: usize| Arc::new(Semaphore::new(count.max(1)));
+        Arc::new(Pool {
+            options,
+            place,
+            sight,
+            current: RwLock::new((client, locks)),
+            connections: permits(size),
+            attempts: AttemptQueue::new((size * 5 / 8).max(1)),
+            releases: permits(size / 4),
+            queries: permits(size / 8),
+            limit: store_timeout * LIMIT,
+            answered: AtomicU64::new(Moment::now().to_nanos()),
+        })
+    }
+
+    /// The collection of the locks, by the current client.
+    pub(super) fn locks(&self) -> Collection<Document> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).1.clone()
+    }
+
+    /// The current client.
+    pub(super) fn client(&self) -> Client {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).0.clone()
+    }
+
+    /// Waits for the right to make calls one after the other. Dropping the future leaves the queue.
+    pub(super) async fn permit(&self, class: Class) -> Permit {
+        // The semaphores are never closed.
+        let limited = |semaphore: &Arc<Semaphore>| semaphore.clone().acquire_owned();
+        let class = match class {
+            Class::Acquire => OfClass::Attempt {
+                _ticket: self.attempts.ticket().await,
+            },
+            Class::Release => OfClass::Limited {
+                _permit: limited(&self.releases).await.ok(),
+            },
+            Class::Query => OfClass::Limited {
+                _permit: limited(&self.queries).await.ok(),
+            },
+            Class::Keep => OfClass::Unlimited,
+        };
+        Permit {
+            _connection: limited(&self.connections).await.ok(),
+            _class: class,
+        }
+    }
+
+    /// Makes `calls` in a task of its own, which keeps the permit until they have ended. Dropping the future leaves the
+    /// task alone.
+    ///
+    /// # Errors
+    /// Also when the calls had no end within the limit.
+    pub(super) fn run<T, F>(self: &Arc<Self>, permit: Permit, calls: F) -> impl Future<Output = Outcome<T>> + use<T, F>
+    where
+        T: Send + 'static,
+        F: Future<Output = Outcome<T>> + Send + 'static,
+    {
+        let pool = self.clone();
+        let task = tokio::spawn(async move {
+            let began = Moment::now();
+            let outcome = tokio::time::timeout(pool.limit, calls).await;
+            drop(permit);
+            match outcome {
+                Ok(outcome) => {
+                    pool.answered.store(Moment::now().to_nanos(), Relaxed);
+                    outcome
+                }
+                Err(_) => {
+                    pool.replace_client_unless_answered_since(began);
+                    Err(Failure::unanswered(pool.limit))
+                }
+            }
+        });
+        // A task that panicked, or whose runtime ends.
+        async { task.await.unwrap_or_else(|_| Err(Failure(ErrorKind::Shutdown.into()))) }
+    }
+
+    /// Makes the calls of a class as soon as there is a permit. Until then there is only `calls`, and not the future that it
+    /// gives: thousands of calls may wait.
+    pub(super) async fn call<T, F>(self: &Arc<Self>, class: Class, calls: impl FnOnce() -> F) -> Outcome<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Outcome<T>> + Send + 'static,
+    {
+        let permit = self.permit(class).await;
+        self.run(permit, calls()).await
+    }
+
+    /// Replaces the client if the driver has not answered anything since `began` although the server is there.
+    fn replace_client_unless_answered_since(&self, began: Moment) {
+        if self.answered.load(Relaxed) > began.to_nanos() || !self.sight.has_seen_a_server_since(began) {
+            return;
+        }
+        let Ok(client) = Client::with_options(self.options.clone()) else {
+            return;
+        };
+        tracing::warn!(
+            "no call was answered for {:?}: the MongoDB client is replaced",
+            self.limit
+        );
+        let locks = self.place.of(&client);
+        // The old client goes with the last of its calls.
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = (client, locks);
+        self.answered.store(Moment::now().to_nanos(), Relaxed);
+    }
+}

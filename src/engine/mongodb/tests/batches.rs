@@ -1,0 +1,199 @@
+//! Attempts and releases in batches, and waiters of other processes that do not confirm.
+
+use super::queue::{free, hold, places, told, two, wait, waiting};
+use super::*;
+
+async fn in_order(engine: &MongodbEngine, claims: &[Arc<Claim>]) -> Vec<Acquired> {
+    let mut answers = Vec::new();
+    engine
+        .try_acquire_in_order(claims, &mut |index, answer| answers.push((index, answer.unwrap())))
+        .await;
+    answers.sort_by_key(|(index, _)| *index);
+    assert_eq!(answers.len(), claims.len());
+    assert!(claims.iter().all(|claim| claim.was_sent()));
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+fn crowd(count: usize) -> Vec<Arc<Claim>> {
+    (0..count).map(|_| Arc::new(waiting(&["n"]))).collect()
+}
+
+fn owners(claims: &[Arc<Claim>]) -> Vec<String> {
+    claims.iter().map(|claim| claim.owner.as_str().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_batch_enters_a_busy_name_in_its_order() {
+    two(|ours, theirs| async move {
+        let holder = hold(&ours, "n").await;
+        let (first, second) = (crowd(64), crowd(5));
+        for answer in in_order(&theirs, &first).await {
+            assert!(
+                matches!(
+                    answer,
+                    Acquired::Held {
+                        retry_after: Some(_),
+                        ..
+                    }
+                ),
+                "{answer:?}"
+            );
+        }
+        in_order(&ours, &second).await;
+        // Again, some of them new.
+        let third = crowd(3);
+        let mixed: Vec<Arc<Claim>> = [&first[10..12], &third[..]].concat();
+        in_order(&theirs, &mixed).await;
+        let expected = owners(&[&first[..], &second, &third].concat());
+        assert_eq!(places(&ours, "n").await, expected);
+        free(&ours, &holder).await;
+        // The first is served although others are asked for together with it.
+        let late = crowd(2);
+        let answers = in_order(&theirs, &[late[0].clone(), first[0].clone(), late[1].clone()]).await;
+        assert!(matches!(answers[1], Acquired::Granted { .. }), "{answers:?}");
+        free(&theirs, &first[0]).await;
+        granted(&theirs, &first[1]).await;
+        assert_eq!(places(&ours, "n").await[..3], owners(&first[2..5]));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_batch_takes_a_free_name_for_its_first() {
+    two(|ours, theirs| async move {
+        let claims = crowd(4);
+        let answers = in_order(&theirs, &claims).await;
+        assert!(matches!(answers[0], Acquired::Granted { .. }), "{answers:?}");
+        assert_eq!(places(&ours, "n").await, owners(&claims[1..]));
+        let mut told_second = theirs.subscribe(&claims[1], &key("n")).await.unwrap();
+        free(&theirs, &claims[0]).await;
+        told(&mut told_second).await;
+        granted(&theirs, &claims[1]).await;
+        assert_eq!(granted(&theirs, &claims[1]).await, granted(&theirs, &claims[1]).await);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn claims_of_several_names_in_a_batch_keep_their_order() {
+    two(|ours, theirs| async move {
+        let holder = hold(&ours, "n").await;
+        let mut claims = crowd(3);
+        claims.insert(0, Arc::new(waiting(&["n", "o"])));
+        claims.insert(2, Arc::new(waiting(&["n", "o"])));
+        in_order(&theirs, &claims).await;
+        assert_eq!(places(&ours, "n").await, owners(&claims));
+        free(&ours, &holder).await;
+        for claim in &claims {
+            granted(&theirs, claim).await;
+            free(&theirs, claim).await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_dropped_batch_leaves_no_places() {
+    two(|ours, theirs| async move {
+        hold(&ours, "n").await;
+        let claims = crowd(20);
+        let answers = tokio::time::timeout(Duration::from_micros(200), in_order(&theirs, &claims));
+        assert!(answers.await.is_err());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let claims: Vec<Claim> = claims.iter().map(|claim| Claim::clone(claim)).collect();
+        theirs
+            .release_all(&claims, &mut |_, released| {
+                assert_eq!(released.unwrap(), Released::NotHeld)
+            })
+            .await;
+        assert!(places(&ours, "n").await.is_empty());
+    })
+    .await;
+}
+
+pub(super) async fn many_releases_free_what_each_holds(engine: Arc<MongodbEngine>) {
+    let held: Vec<Claim> = (0..30).map(|number| claim(&[&format!("n{number}")], LONG)).collect();
+    for claim in &held {
+        granted(&engine, claim).await;
+    }
+    let (stranger, several, nothing) = (claim(&["s"], LONG), claim(&["a", "b"], LONG), claim(&["n0", "s"], LONG));
+    granted(&engine, &stranger).await;
+    granted(&engine, &several).await;
+    let mut waiter = claim(&["n3"], LONG);
+    waiter.waiting = true;
+    busy(&engine, &waiter).await;
+    let mut all = held.clone();
+    all.extend([several, nothing]);
+    let mut answers = vec![None; all.len()];
+    engine
+        .release_all(&all, &mut |index, released| answers[index] = Some(released.unwrap()))
+        .await;
+    assert!(
+        answers[..31].iter().all(|answer| *answer == Some(Released::Freed)),
+        "{answers:?}"
+    );
+    assert_eq!(answers[31], Some(Released::NotHeld));
+    assert_eq!(engine.renew(&stranger, stranger.ttl).await.unwrap(), Renewed::Extended);
+    granted(&engine, &waiter).await;
+    assert_eq!(engine.locks().count_documents(doc! {}).await.unwrap(), 2);
+    let mut again = Vec::new();
+    engine
+        .release_all(&all, &mut |_, released| again.push(released.unwrap()))
+        .await;
+    assert!(again.iter().all(|answer| *answer == Released::NotHeld));
+}
+
+/// Promise 5. The first waiter's process is stopped.
+#[tokio::test]
+async fn a_dead_waiter_with_a_short_ttl_blocks_for_no_longer_than_that() {
+    two(|ours, theirs| async move {
+        let holder = hold(&ours, "n").await;
+        let mut dead = waiting(&["n"]);
+        dead.ttl = Ttl::new(Duration::from_millis(400)).unwrap();
+        busy(&theirs, &dead).await;
+        let next = waiting(&["n"]);
+        let mut told_next = wait(&ours, &next).await;
+        theirs.close().await;
+        let released = Instant::now();
+        free(&ours, &holder).await;
+        told(&mut told_next).await;
+        // Without news of the hand-off it takes until the next heartbeat, 2 s after the waiter came.
+        assert!(
+            released.elapsed() < Duration::from_millis(1500),
+            "{:?}",
+            released.elapsed()
+        );
+        assert!(released.elapsed() >= Duration::from_millis(390));
+        granted(&ours, &next).await;
+    })
+    .await;
+}
+
+/// The stream was opened before this name was waited for.
+#[tokio::test]
+async fn the_stream_covers_names_that_come_later() {
+    two(|ours, theirs| async move {
+        hold(&ours, "n").await;
+        let first = waiting(&["n"]);
+        let mut told_first = wait(&theirs, &first).await;
+        for name in ["m", "o"] {
+            assert!(gist_acquires(&ours.locks(), name, LONG).await);
+            let later = waiting(&[name]);
+            let mut told_later = wait(&theirs, &later).await;
+            tokio::time::sleep(Duration::from_millis(1500)).await;
+            let deleted = Instant::now();
+            ours.locks().delete_one(doc! { "_id": name }).await.unwrap();
+            told(&mut told_later).await;
+            assert!(
+                deleted.elapsed() < Duration::from_millis(1200),
+                "{:?}",
+                deleted.elapsed()
+            );
+            granted(&theirs, &later).await;
+        }
+        ours.force_release(&key("n")).await.unwrap();
+        told(&mut told_first).await;
+        granted(&theirs, &first).await;
+    })
+    .await;
+}
