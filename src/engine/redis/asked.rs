@@ -53,6 +53,8 @@ pub(super) enum Asked {
     Single(Single),
     /// Several calls, which are told of together.
     Batch(Sent),
+    /// A caller that waits for the replies before this place. There is no reply for it.
+    Nothing(#[expect(dead_code, reason = "its drop is the message")] oneshot::Sender<()>),
 }
 
 impl From<Single> for Asked {

@@ -1,9 +1,11 @@
 //! What is sent, what is read, and who waits for it.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
+use tokio::sync::Semaphore;
 
 use super::super::asked::{Asked, Single};
 use super::super::keys::LAST;
@@ -22,10 +24,14 @@ pub(super) struct State {
     pub(super) out: Vec<u8>,
     /// How much of `out` was written already.
     pub(super) written: usize,
+    /// The socket did not take all of `out`.
+    pub(super) blocked: bool,
     /// What was read and is not taken up yet, as far as `filled`.
     pub(super) input: Vec<u8>,
     pub(super) filled: usize,
     pub(super) waiting: VecDeque<Asked>,
+    /// How many more attempts to acquire may be sent.
+    attempts: Arc<Semaphore>,
     /// What is still put together, in the order in which it goes out.
     batches: [Batch; Kind::ALL.len()],
     /// For how many calls there is no reply yet.
@@ -43,10 +49,12 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(attempts: Arc<Semaphore>) -> Self {
         State {
+            attempts,
             out: Vec::with_capacity(4096),
             written: 0,
+            blocked: false,
             input: vec![0; CHUNK],
             filled: 0,
             waiting: VecDeque::new(),
@@ -72,11 +80,13 @@ impl State {
     }
 
     /// The batch that a call of this kind joins.
-    pub(super) fn begin(&mut self, kind: Kind, owner: &OwnerToken) -> &mut Batch {
+    pub(super) fn begin(&mut self, kind: Kind, owner: Option<&OwnerToken>) -> &mut Batch {
         // A release goes behind what its owner has asked for before. Of two by one owner the second finds nothing, which one
         // script for both could not tell.
-        let is_behind = kind == Kind::Free && self.batches.iter().any(|batch| batch.has(owner));
-        if is_behind {
+        let has = |owner| self.batches.iter().any(|batch| batch.has(owner));
+        let is_behind = kind == Kind::Free && owner.is_some_and(has);
+        let is_other = |batch: &&Batch| !batch.is_empty() && (batch.kind() == Kind::Script) != (kind == Kind::Script);
+        if is_behind || self.batches.iter().any(|batch| is_other(&batch)) {
             self.seal();
         }
         if kind == Kind::Take {
@@ -89,6 +99,11 @@ impl State {
     /// What was put together so far is to be sent: whatever is asked for from here on is carried out after it.
     pub(super) fn seal(&mut self) {
         for batch in &mut self.batches {
+            let withdrawn = batch.withdraw();
+            if withdrawn > 0 {
+                self.under_way -= withdrawn;
+                self.attempts.add_permits(withdrawn);
+            }
             if !batch.is_empty() {
                 let sent = batch.write(&mut self.out);
                 self.waiting.push_back(Asked::Batch(sent));
@@ -163,12 +178,12 @@ mod tests {
     use crate::model::Claim;
 
     fn take(state: &mut State, claim: &Claim) {
-        let batch = state.begin(Kind::Take, &claim.owner);
+        let batch = state.begin(Kind::Take, Some(&claim.owner));
         drop(batch.take(&Layout::new("lock:"), claim));
     }
 
     fn free(state: &mut State, claim: &Claim) {
-        let batch = state.begin(Kind::Free, &claim.owner);
+        let batch = state.begin(Kind::Free, Some(&claim.owner));
         drop(batch.free(&Layout::new("lock:"), &FREEING, claim, Some("process")));
     }
 
@@ -185,8 +200,12 @@ mod tests {
         text.split("\r\n").filter_map(name).collect()
     }
 
+    fn unseeded() -> State {
+        State::new(Arc::new(Semaphore::new(0)))
+    }
+
     fn seeded() -> State {
-        let mut state = State::new();
+        let mut state = unseeded();
         state.seeded = Some(Moment::now());
         state
     }
@@ -236,7 +255,7 @@ mod tests {
 
     #[test]
     fn tokens_are_drawn_behind_the_look_at_the_clock() {
-        let (claims, mut state) = (claims(1), State::new());
+        let (claims, mut state) = (claims(1), unseeded());
         take(&mut state, &claims[0]);
         state.seal();
         assert_eq!(
