@@ -36,7 +36,7 @@ impl Link {
         if let Some(lane) = self.lane() {
             return match self.by_lane(&lane, call, attempt).await {
                 Err(failure) if failure.is_unknown_script() => {
-                    self.by_lane(&lane, &script.with_source(call), attempt).await
+                    self.by_lane(&lane, &script.with_source(call), None).await
                 }
                 answer => answer,
             };
@@ -63,8 +63,8 @@ impl Link {
     ) -> Result<Value, Failure> {
         match self.call_on(connection, call, asking, attempt).await {
             Err(failure) if failure.is_unknown_script() => {
-                self.call_on(connection, &script.with_source(call), asking, attempt)
-                    .await
+                // An attempt had its turn already.
+                self.call_on(connection, &script.with_source(call), asking, None).await
             }
             answer => answer,
         }
