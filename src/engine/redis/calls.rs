@@ -81,7 +81,11 @@ impl Link {
     ) -> Result<Vec<Result<Value, Failure>>, Failure> {
         let mut pipeline = redis::pipe();
         for (index, call) in calls.iter().enumerate() {
-            pipeline.add_command(if index == 0 { script.with_source(call) } else { call.clone() });
+            pipeline.add_command(if index == 0 {
+                script.with_source(call)
+            } else {
+                call.clone()
+            });
         }
         let mut multiplexed = connection.multiplexed.clone();
         let replies = async {

@@ -33,7 +33,12 @@ impl RedisEngine {
                 continue;
             }
             let attempts: Vec<_> = rest[..count].iter().map(|claim| self.dropped.watch(claim)).collect();
-            for (index, acquired) in self.acquire_together(&rest[..count], slot).await.into_iter().enumerate() {
+            for (index, acquired) in self
+                .acquire_together(&rest[..count], slot)
+                .await
+                .into_iter()
+                .enumerate()
+            {
                 answer(at + index, acquired.map_err(|failure| failure.during("acquire")));
             }
             attempts.into_iter().for_each(|attempt| attempt.answered());

@@ -29,6 +29,8 @@ local function let_go(key, queue, fence, metadata, owner, me, to, fences_last, k
       if not passed then
         redis.call('DEL', key)
       end
+    elseif queued and #redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'LIMIT', 0, 1) == 0 then
+      clear(queue)
     end
     return false, passed == nil
   end

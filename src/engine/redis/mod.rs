@@ -91,9 +91,7 @@ use self::replicas::Replicated;
 use self::route::Route;
 use self::scripts::{Script, TRANSFER};
 use self::waiting::Waiters;
-use super::{
-    Acquired, Answers, Attempts, Engine, Released, Releases, Renewal, Renewed, Result, Subscription,
-};
+use super::{Acquired, Answers, Attempts, Engine, Released, Releases, Renewal, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// How long the last fence of a name outlives its last lease in a cluster: a day, less the hour for which renewals may
@@ -220,7 +218,10 @@ impl RedisEngine {
             .arg(ttl + self.fence_lasts())
             .arg(claim.process.pid)
             .arg(&claim.process.host);
-        match self.run_safely(&TRANSFER, &call, self.slot(&claim.keys()[0]), None).await? {
+        match self
+            .run_safely(&TRANSFER, &call, self.slot(&claim.keys()[0]), None)
+            .await?
+        {
             Value::Int(1) => Ok(Renewed::Extended),
             Value::Int(0) => Ok(Renewed::Lost),
             _ => Err(Failure::Unexpected("of transfer.lua")),

@@ -117,12 +117,7 @@ impl RedisEngine {
     }
 
     /// Releases names of one slot, and their places in the queues. `behind`: on the connection that attempts use.
-    pub(super) async fn release_part(
-        &self,
-        claim: &Claim,
-        keep: Duration,
-        behind: bool,
-    ) -> Result<Released, Failure> {
+    pub(super) async fn release_part(&self, claim: &Claim, keep: Duration, behind: bool) -> Result<Released, Failure> {
         const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
         let member = if claim.waiting {
             self.waiters.member(claim)

@@ -178,7 +178,8 @@ impl Waiters {
             // Each call removes some; where one fails, the heartbeats of live waiters go on.
             while let Ok(Ok(Value::Int(2..))) =
                 tokio::time::timeout(waiters.route.limit(), waiters.route.run(&RELEASE, &call, slot)).await
-            {}
+            {
+            }
         });
     }
 
@@ -231,8 +232,7 @@ impl Waiters {
     async fn beat(self: &Arc<Self>, names: &[Key]) -> Result<(), Failure> {
         let mut call = SCRIPT.call(&self.layout, &[Part::Lock, Part::Queue], names.iter().map(Key::as_str));
         let slot = self.route.slot(&self.layout, names[0].as_str());
-        call.arg(self.route.mailboxes(slot))
-            .arg(&self.process);
+        call.arg(self.route.mailboxes(slot)).arg(&self.process);
         let reply = tokio::time::timeout(self.route.limit(), self.route.run(&SCRIPT, &call, slot)).await;
         let reply = reply.unwrap_or(Err(Failure::Unexpected("no beat in time")));
         let Value::Array(left) = reply? else {

@@ -315,6 +315,7 @@ impl Lane {
     pub(super) fn left_records(&self) -> Vec<Cmd> {
         let mut state = self.state();
         let mut calls = std::mem::take(&mut state.lost_records);
+        calls.append(&mut state.refused_records.0);
         for (_, record) in state.records.drain() {
             calls.push(record.call(&self.layout));
         }
@@ -348,7 +349,7 @@ impl Lane {
         state.under_way = 0;
         let waiting = std::mem::take(&mut state.waiting);
         let lost = waiting.into_iter().filter_map(|asked| match asked {
-            Asked::Single(Single::Record(call)) => Some(*call),
+            Asked::Single(Single::Record(call) | Single::Source(call)) => Some(*call),
             _ => None,
         });
         state.lost_records.extend(lost);
@@ -447,7 +448,11 @@ impl Lane {
             if attempts > 0 {
                 self.attempts.add_permits(attempts);
             }
-            while state.waiting.front().is_some_and(|asked| matches!(asked, Asked::Nothing(_))) {
+            while state
+                .waiting
+                .front()
+                .is_some_and(|asked| matches!(asked, Asked::Nothing(_)))
+            {
                 state.waiting.pop_front();
             }
             state.input.copy_within(taken..state.filled, 0);

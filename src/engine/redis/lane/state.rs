@@ -4,10 +4,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::{Cmd, ServerError, Value};
 use tokio::sync::Semaphore;
 
 use super::super::asked::{Asked, Single};
+use super::super::failure::passes;
 use super::super::keys::LAST;
 use super::super::plain::Record;
 use super::super::resp;
@@ -19,6 +20,10 @@ use crate::model::OwnerToken;
 
 /// How long tokens are drawn without a look at the server's clock.
 const SEED_EVERY: Duration = Duration::from_secs(1);
+
+/// How often records are sent again that the server refused for now, and how many of them are kept.
+const REPEAT_EVERY: Duration = Duration::from_secs(1);
+const MOST_REFUSED: usize = 4096;
 
 pub(super) struct State {
     pub(super) out: Vec<u8>,
@@ -42,6 +47,8 @@ pub(super) struct State {
     pub(super) seeded: Option<Moment>,
     /// The server would not, the last time.
     pub(super) unseeded: bool,
+    /// Records that the server refused for now (out of memory, busy, a full disk), and when they were last sent.
+    pub(super) refused_records: (Vec<Cmd>, Moment),
     /// What was on its way to be written down when the lane ended.
     pub(super) lost_records: Vec<Cmd>,
     /// Since when the oldest call waits, or when a reply last came.
@@ -61,6 +68,7 @@ impl State {
             batches: Kind::ALL.map(Batch::new),
             under_way: 0,
             records: HashMap::new(),
+            refused_records: (Vec::new(), Moment::now()),
             lost_records: Vec::new(),
             seeded: None,
             unseeded: false,
@@ -70,7 +78,7 @@ impl State {
 
     /// Whether there is nothing to send, and no reply to come.
     pub(super) fn is_idle(&self) -> bool {
-        self.under_way == 0 && self.records.is_empty()
+        self.under_way == 0 && self.records.is_empty() && self.refused_records.0.is_empty()
     }
 
     /// There will be a reply.
@@ -145,26 +153,57 @@ impl State {
                 }
             }
             Single::Record(call) => {
-                if let Value::ServerError(error) = reply
-                    && error.kind() == Some(redis::ServerErrorKind::NoScript)
-                {
+                let Value::ServerError(error) = reply else { return };
+                if error.kind() == Some(redis::ServerErrorKind::NoScript) {
                     // Of many that went out together the first takes the text along, which costs the server most of it.
                     let told = self
                         .waiting
                         .iter()
-                        .any(|asked| matches!(asked, Asked::Single(Single::Source)));
+                        .any(|asked| matches!(asked, Asked::Single(Single::Source(_))));
                     self.seal();
                     if told {
                         call.write_packed_command(&mut self.out);
                         self.wait(Single::Record(call));
                     } else {
                         RECORD.with_source(&call).write_packed_command(&mut self.out);
-                        self.wait(Single::Source);
+                        self.wait(Single::Source(call));
                     }
+                } else {
+                    self.refused(call, error);
                 }
             }
             Single::Told(telling) => telling.tell(reply.extract_error()),
-            Single::Source => {}
+            Single::Source(call) => {
+                if let Value::ServerError(error) = reply {
+                    self.refused(call, error);
+                }
+            }
+        }
+    }
+
+    /// Keeps a record for later, where the refusal passes.
+    fn refused(&mut self, call: Box<Cmd>, error: ServerError) {
+        let (calls, since) = &mut self.refused_records;
+        if passes(&error.into()) && calls.len() < MOST_REFUSED {
+            if calls.is_empty() {
+                *since = Moment::now();
+            }
+            calls.push(*call);
+        }
+    }
+
+    /// Sends again what was refused a while ago.
+    pub(super) fn repeat_records(&mut self) {
+        let (calls, since) = &mut self.refused_records;
+        if calls.is_empty() || since.elapsed() < REPEAT_EVERY {
+            return;
+        }
+        *since = Moment::now();
+        let calls = std::mem::take(calls);
+        self.seal();
+        for call in calls {
+            call.write_packed_command(&mut self.out);
+            self.wait(Single::Record(Box::new(call)));
         }
     }
 }
@@ -179,7 +218,8 @@ mod tests {
 
     fn take(state: &mut State, claim: &Claim) {
         let batch = state.begin(Kind::Take, Some(&claim.owner));
-        drop(batch.take(&Layout::new("lock:"), claim));
+        // The caller waits.
+        std::mem::forget(batch.take(&Layout::new("lock:"), claim));
     }
 
     fn free(state: &mut State, claim: &Claim) {
