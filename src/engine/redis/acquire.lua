@@ -14,18 +14,19 @@
 --         4  the process id and the host
 --         5  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         the rest only where one of them is needed
---         6  the waiter's member of the queue, or nothing for who does not wait
+--         6  the waiter's member of the queue, or nothing for a claim that does not wait
 --         7  the waiter's number, or 0 when it has none yet
---         8  how long the waiter's process counts as alive from now on, in ms
---         9  a fence that this grant's must not be smaller than: that of the claim's names in other slots, or 0
---         10 the metadata, only when there is some
--- Answer  granted: the fence, an integer
---         busy:    { the index of the first busy key, its PTTL, the waiter's number }
+--         8  a fence that this grant's must not be smaller than: that of the claim's names in other slots, or 0
+--         9  the metadata, only when there is some
+-- Answer  granted:   the fence, an integer
+--         busy:      { the index of the first busy key, its PTTL, the waiter's number, 1 when a name that was given back
+--                    has to be handed on by another call }
+--         undecided: {}, dead waiters were removed, and there may be more: the caller calls again at once
 --
 -- Every lock is read (and can fail, as with a key of another type) before anything is granted.
 
 local to = ARGV[5]
-local reserved, least = owner .. '-next', tonumber(ARGV[9] or 0)
+local reserved, least = owner .. '-next', tonumber(ARGV[8] or 0)
 
 -- `queued`: the names with a queue that are not busy, and whether they are reserved for this owner.
 local ours, busy, queued = 0, nil, nil
@@ -49,23 +50,36 @@ if busy or queued then
   end
   number = tonumber(ARGV[7] or 0)
   for i = 1, busy and 0 or n do
-    if queued[i] == false and pass(KEYS[i], KEYS[n + n + i], to, me, number > 0 and number) then
-      busy = i
-      break
+    if queued[i] == false then
+      local passed = pass(KEYS[i], KEYS[n + n + i], to, me, number > 0 and number)
+      if passed == nil then
+        return {}
+      elseif passed then
+        busy = i
+        break
+      end
     end
   end
 end
 
 if busy then
+  local more = 0
   for i = 1, n > 1 and n or 0 do
     if i ~= busy then
       -- All or nothing, and one place at a time.
       local queue, holder = KEYS[n + n + i], redis.call('GET', KEYS[i])
       if me then
         redis.call('ZREM', queue, me)
+        lives(queue, me)
       end
-      if (holder == owner or holder == reserved) and not pass(KEYS[i], queue, to) then
-        redis.call('DEL', KEYS[i])
+      if holder == owner or holder == reserved then
+        local passed = pass(KEYS[i], queue, to)
+        if not passed then
+          redis.call('DEL', KEYS[i])
+        end
+        if passed == nil then
+          more = 1
+        end
       end
     end
   end
@@ -76,10 +90,10 @@ if busy then
       number = math.max(now, (tonumber(last) or 0) + 1)
     end
     redis.call('ZADD', queue, 'NX', number, me)
-    redis.call('ZADD', queue, 'LT', -(math.floor(now / 1000) + ARGV[8]), string.match(me, '^%x+'))
+    redis.call('ZADD', queue, 'LT', -(math.floor(now / 1000) + ALIVE_MS), string.match(me, '^%x+'))
     redis.call('PEXPIRE', queue, QUEUE_MS)
   end
-  return { busy, redis.call('PTTL', KEYS[busy]), number }
+  return { busy, redis.call('PTTL', KEYS[busy]), number, more }
 end
 
 local fence, record
@@ -129,9 +143,9 @@ for i = 1, n do
     local queue = KEYS[n + n + i]
     redis.call('ZREM', queue, me)
     if #redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'LIMIT', 0, 1) == 0 then
-      redis.call('DEL', queue)
+      clear(queue)
     else
-      redis.call('ZADD', queue, 'LT', -(math.floor(microseconds() / 1000) + ARGV[8]), string.match(me, '^%x+'))
+      lives(queue, me)
     end
   end
 end

@@ -3,31 +3,38 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Value;
+use redis::{Cmd, Value};
 
 use super::RedisEngine;
 use super::failure::Failure;
 use super::keys::Part;
 use super::route::Ear;
 use super::scripts::ACQUIRE;
-use crate::engine::{Acquired, WAITER_LIVENESS};
+use crate::engine::Acquired;
 use crate::model::{Claim, Fence, Key};
 
 impl RedisEngine {
     /// One try for names of one slot, with a place in the queue for a waiter who finds one busy. The fence is not smaller
     /// than `least`. `busy`: a first try has found it so.
-    pub(super) async fn acquire(&self, claim: &Claim, least: u64, busy: bool) -> Result<Acquired, Failure> {
+    /// `whole` is the claim that this one is, or is a part of.
+    pub(super) async fn acquire(
+        &self,
+        claim: &Claim,
+        whole: &Claim,
+        least: u64,
+        busy: bool,
+    ) -> Result<Acquired, Failure> {
         if !claim.waiting {
-            return self.attempt(claim, None, least).await;
+            return self.attempt(claim, whole, None, least).await;
         }
         let slot = self.slot(&claim.keys()[0]);
         let ear = match self.waiters.ear(slot) {
             Some(ear) => ear,
             None => {
-                // Who has no ear yet takes no place: the name would be handed to somebody who does not hear of it. Free
-                // names cost one round trip all the same.
+                // Do not enqueue before the subscription is active; a hand-off would be lost. Free names cost one round
+                // trip all the same.
                 if !busy {
-                    let first = self.attempt(claim, None, least).await?;
+                    let first = self.attempt(claim, whole, None, least).await?;
                     if matches!(first, Acquired::Granted { .. }) {
                         return Ok(first);
                     }
@@ -35,11 +42,31 @@ impl RedisEngine {
                 self.waiters.listen(slot).await?
             }
         };
-        self.attempt(claim, Some(&ear), least).await
+        self.attempt(claim, whole, Some(&ear), least).await
     }
 
-    /// The same, with a place in the queue for who has an ear there.
-    pub(super) async fn attempt(&self, claim: &Claim, ear: Option<&Arc<Ear>>, least: u64) -> Result<Acquired, Failure> {
+    /// The same, with a place in the queue where `ear` is the process's subscription.
+    pub(super) async fn attempt(
+        &self,
+        claim: &Claim,
+        whole: &Claim,
+        ear: Option<&Arc<Ear>>,
+        least: u64,
+    ) -> Result<Acquired, Failure> {
+        let slot = self.slot(&claim.keys()[0]);
+        let call = self.acquire_call(claim, ear.is_some(), least);
+        let mark_sent = || whole.mark_sent();
+        loop {
+            let answer = self.run_safely(&ACQUIRE, &call, slot, Some(&mark_sent)).await;
+            // Each call that decides nothing has removed dead waiters from the queue.
+            if let Some(acquired) = self.acquired(claim, ear, answer).await? {
+                return Ok(acquired);
+            }
+        }
+    }
+
+    /// The call of the script, with a place in the queue or without.
+    pub(super) fn acquire_call(&self, claim: &Claim, queued: bool, least: u64) -> Cmd {
         const PARTS: [Part; 4] = [Part::Lock, Part::Fence, Part::Queue, Part::Metadata];
         let parts = if claim.metadata.is_some() {
             &PARTS[..]
@@ -47,9 +74,10 @@ impl RedisEngine {
             &PARTS[..3]
         };
         let ttl = claim.ttl.as_millis();
-        let (member, number) = match ear {
-            Some(_) => (self.waiters.member(claim), self.waiters.known.number(&claim.owner)),
-            None => (String::new(), 0),
+        let (member, number) = if queued {
+            (self.waiters.member(claim), self.waiters.known.number(&claim.owner))
+        } else {
+            (String::new(), 0)
         };
         let slot = self.slot(&claim.keys()[0]);
         let names = claim.keys().iter().map(Key::as_str);
@@ -59,39 +87,52 @@ impl RedisEngine {
             .arg(ttl + self.fence_lasts())
             .arg(format!("{} {}", claim.process.pid, claim.process.host))
             .arg(self.route.mailboxes(slot));
-        if ear.is_some() || least > 0 || claim.metadata.is_some() {
-            call.arg(member)
-                .arg(number)
-                .arg(WAITER_LIVENESS.as_millis() as u64)
-                .arg(least);
+        if queued || least > 0 || claim.metadata.is_some() {
+            call.arg(member).arg(number).arg(least);
         }
         if let Some(metadata) = &claim.metadata {
             call.arg(&**metadata);
         }
-        let answer = self.run_safely(&ACQUIRE, &call, slot).await;
+        call
+    }
+
+    /// What the script answers. `None`: it has to be called again at once.
+    pub(super) async fn acquired(
+        &self,
+        claim: &Claim,
+        ear: Option<&Arc<Ear>>,
+        answer: Result<Value, Failure>,
+    ) -> Result<Option<Acquired>, Failure> {
         if let Err(Failure::Replicas { .. }) = answer {
-            // The failure is the answer, whatever becomes of this: the service frees what it was not granted once more.
-            let _ = self.let_go(claim, Duration::ZERO).await;
+            // The failure is the answer, whatever becomes of this: the service releases what it was not granted once more.
+            let _ = self.release_part(claim, Duration::ZERO, false).await;
         }
         match answer? {
-            Value::Int(fence) if fence > 0 => Ok(Acquired::Granted {
+            Value::Int(fence) if fence > 0 => Ok(Some(Acquired::Granted {
                 fence: Fence(fence as u64),
-            }),
+            })),
             Value::Array(held) => match held[..] {
-                [Value::Int(index @ 1..), Value::Int(left), Value::Int(number @ 0..)]
-                    if index as usize <= claim.keys().len() =>
-                {
+                [] => Ok(None),
+                [
+                    Value::Int(index @ 1..),
+                    Value::Int(left),
+                    Value::Int(number @ 0..),
+                    Value::Int(more),
+                ] if index as usize <= claim.keys().len() => {
                     let key = &claim.keys()[index as usize - 1];
                     let retry_after = retry_after(left);
+                    if more > 0 {
+                        claim.keys().iter().for_each(|key| self.waiters.hand_on(key));
+                    }
                     if let Some(ear) = ear {
                         #[cfg(unix)]
                         self.contended.note(key);
                         self.waiters.waits(&claim.owner, key, number as u64, retry_after, ear);
                     }
-                    Ok(Acquired::Held {
+                    Ok(Some(Acquired::Held {
                         key: key.clone(),
                         retry_after,
-                    })
+                    }))
                 }
                 _ => Err(Failure::Unexpected("of acquire.lua")),
             },

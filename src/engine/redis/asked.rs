@@ -53,6 +53,8 @@ pub(super) enum Asked {
     Single(Single),
     /// Several calls, which are told of together.
     Batch(Sent),
+    /// A caller that waits for the replies before this place. There is no reply for it.
+    Nothing(#[expect(dead_code, reason = "its drop is the message")] oneshot::Sender<()>),
 }
 
 impl From<Single> for Asked {
@@ -70,8 +72,8 @@ pub(super) enum Single {
     Seed,
     /// Nobody; but a record whose script the server does not know is sent once more.
     Record(Box<Cmd>),
-    /// Nobody, after a record that took the script's text along.
-    Source,
+    /// Nobody, after a record that took the script's text along. The call is the one without the text.
+    Source(Box<Cmd>),
 }
 
 /// Sends one command on a fresh connection.

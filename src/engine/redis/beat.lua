@@ -5,18 +5,18 @@
 --         n+1 .. 2n      their queues
 -- ARGV    1  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         2  the process
---         3  how long it counts as alive from now on, in ms
--- Answer  for each name its PTTL, or -2 when the process has to see to its waiters itself: its places are gone (the
---         store was emptied), or it hears nothing
+-- Answer  for each name its PTTL; 0 when dead waiters were removed, and there may be more: another heartbeat is due at once;
+--         or -2 when the process's waiters have to try again: places of theirs are gone (the process counted as dead, or the
+--         store was emptied), or the process receives no messages
 
 local n = #KEYS / 2
 local ms = math.floor(microseconds() / 1000)
-local till = ms + ARGV[3]
+local till = ms + ALIVE_MS
 local answer = {}
 for i = 1, n do
   local queue = KEYS[n + i]
   local left = -2
-  if redis.call('ZSCORE', queue, ARGV[2]) then
+  if redis.call('ZREM', queue, '!' .. ARGV[2]) == 0 and redis.call('ZSCORE', queue, ARGV[2]) then
     redis.call('ZADD', queue, 'LT', -till, ARGV[2])
     redis.call('PEXPIRE', queue, QUEUE_MS)
     -- Processes that are gone for good, of a queue that is never empty.
@@ -25,8 +25,13 @@ for i = 1, n do
       redis.call('ZREM', queue, unpack(gone))
     end
     left = redis.call('PTTL', KEYS[i])
-    if left == -2 and pass(KEYS[i], queue, ARGV[1]) then
-      left = redis.call('PTTL', KEYS[i])
+    if left == -2 then
+      local passed = pass(KEYS[i], queue, ARGV[1])
+      if passed == nil then
+        left = 0
+      elseif passed then
+        left = redis.call('PTTL', KEYS[i])
+      end
     end
   end
   answer[i] = left

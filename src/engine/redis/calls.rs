@@ -1,5 +1,6 @@
 //! One call on the connection, from sending to the reply.
 
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,18 +14,41 @@ use super::lane::Lane;
 use super::scripts::Script;
 use crate::clock::Moment;
 
+/// Marks a command as an attempt to acquire. The connection limits how many attempts are unanswered
+/// ([`ATTEMPTS`](super::connection::ATTEMPTS)), and calls this function right before it sends one. An attempt that waits for
+/// its turn is cancelled when its future is dropped. Commands without this mark are sent at once.
+pub(super) type Attempt<'a> = Option<&'a (dyn Fn() + Sync)>;
+
 impl Link {
     /// Runs a script, with its text where the server does not know it (a first call, a restart, `SCRIPT FLUSH`).
     pub(super) async fn run(self: &Arc<Self>, script: &Script, call: &Cmd) -> Result<Value, Failure> {
+        self.run_as(script, call, None).await
+    }
+
+    /// Runs a script, as an attempt to acquire where `attempt` says so.
+    pub(super) async fn run_as(
+        self: &Arc<Self>,
+        script: &Script,
+        call: &Cmd,
+        attempt: Attempt<'_>,
+    ) -> Result<Value, Failure> {
         #[cfg(unix)]
         if let Some(lane) = self.lane() {
-            return match self.by_lane(&lane, call).await {
-                Err(failure) if failure.is_unknown_script() => self.by_lane(&lane, &script.with_source(call)).await,
+            return match self.by_lane(&lane, call, attempt).await {
+                Err(failure) if failure.is_unknown_script() => {
+                    self.by_lane(&lane, &script.with_source(call), None).await
+                }
                 answer => answer,
             };
         }
         let connection = self.connection().await?;
-        self.run_on(&connection, script, call, false).await
+        self.run_on(&connection, script, call, false, attempt).await
+    }
+
+    /// Runs a script on the ordinary connection, from whatever thread.
+    pub(super) async fn run_ordinarily(self: &Arc<Self>, script: &Script, call: &Cmd) -> Result<Value, Failure> {
+        let connection = self.connection().await?;
+        self.run_on(&connection, script, call, false, None).await
     }
 
     /// The same on a certain connection, and with `asking` right behind the `ASKING` that a node wants to hear first when a
@@ -35,23 +59,55 @@ impl Link {
         script: &Script,
         call: &Cmd,
         asking: bool,
+        attempt: Attempt<'_>,
     ) -> Result<Value, Failure> {
-        match self.call_on(connection, call, asking).await {
+        match self.call_on(connection, call, asking, attempt).await {
             Err(failure) if failure.is_unknown_script() => {
-                self.call_on(connection, &script.with_source(call), asking).await
+                // An attempt had its turn already.
+                self.call_on(connection, &script.with_source(call), asking, None).await
             }
             answer => answer,
         }
+    }
+
+    /// Runs a script once for each of several attempts, in one pipeline: the server carries them out in the order of the
+    /// list. The first takes the script's text along, so that those behind it find it.
+    pub(super) async fn run_in_order(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        script: &Script,
+        calls: &[Cmd],
+        attempt: Attempt<'_>,
+    ) -> Result<Vec<Result<Value, Failure>>, Failure> {
+        let mut pipeline = redis::pipe();
+        for (index, call) in calls.iter().enumerate() {
+            pipeline.add_command(if index == 0 {
+                script.with_source(call)
+            } else {
+                call.clone()
+            });
+        }
+        let mut multiplexed = connection.multiplexed.clone();
+        let replies = async {
+            let _place = admitted(connection, attempt).await?;
+            multiplexed.send_packed_commands(&pipeline, 0, calls.len()).await
+        };
+        let replies = self.exchange(connection, replies).await?;
+        if replies.len() != calls.len() {
+            return Err(Failure::Unexpected("of a pipeline"));
+        }
+        let answers = replies.into_iter().map(|reply| Ok(reply.extract_error()?));
+        Ok(answers.collect())
     }
 
     /// Sends one command on the current connection, and waits for its reply for as long as the caller does.
     pub(super) async fn call(self: &Arc<Self>, cmd: &Cmd) -> Result<Value, Failure> {
         #[cfg(unix)]
         if let Some(lane) = self.lane() {
-            return self.by_lane(&lane, cmd).await;
+            return self.by_lane(&lane, cmd, None).await;
         }
         let connection = self.connection().await?;
-        self.call_on(&connection, cmd, false).await
+        self.call_on(&connection, cmd, false, None).await
     }
 
     /// Sends one command on a certain connection, with `asking` as for [`Link::run_on`].
@@ -60,9 +116,11 @@ impl Link {
         connection: &Arc<Connection>,
         cmd: &Cmd,
         asking: bool,
+        attempt: Attempt<'_>,
     ) -> Result<Value, Failure> {
         let mut multiplexed = connection.multiplexed.clone();
         let reply = async {
+            let _place = admitted(connection, attempt).await?;
             let reply = if asking {
                 // In one piece: it counts for the next command of the connection, whoever sends that.
                 let mut pair = redis::pipe();
@@ -78,8 +136,11 @@ impl Link {
     }
 
     #[cfg(unix)]
-    async fn by_lane(&self, lane: &Lane, cmd: &Cmd) -> Result<Value, Failure> {
-        self.exchange_on(lane, lane.call(cmd)).await
+    async fn by_lane(&self, lane: &Lane, cmd: &Cmd, attempt: Attempt<'_>) -> Result<Value, Failure> {
+        match attempt {
+            None => self.exchange_on(lane, lane.call(cmd)).await,
+            Some(mark_sent) => self.exchange_on(lane, lane.attempt(cmd, mark_sent)).await,
+        }
     }
 
     /// Waits for a reply on the lane, and learns about its health from it.
@@ -89,9 +150,13 @@ impl Link {
         lane: &Lane,
         reply: impl Future<Output = RedisResult<T>>,
     ) -> Result<T, Failure> {
-        let reply = Waiting::on(lane.health(), self.patience(), || lane.end())
-            .until(reply)
-            .await;
+        let left = |is_lost| {
+            // The caller's command may be among those that the socket did not take: it is not to be sent later.
+            if is_lost || lane.is_blocked() {
+                lane.end();
+            }
+        };
+        let reply = Waiting::on(lane.health(), self.patience(), left).until(reply).await;
         if reply.as_ref().is_err_and(spoils_connection) {
             lane.end();
         }
@@ -107,7 +172,12 @@ impl Link {
         connection: &Arc<Connection>,
         reply: impl Future<Output = RedisResult<T>>,
     ) -> Result<T, Failure> {
-        let reply = Waiting::on(&connection.health, self.patience(), || self.lose(connection.generation))
+        let left = |is_lost| {
+            if is_lost {
+                self.lose(connection.generation);
+            }
+        };
+        let reply = Waiting::on(&connection.health, self.patience(), left)
             .until(reply)
             .await;
         if reply.as_ref().is_err_and(spoils_connection) {
@@ -117,23 +187,46 @@ impl Link {
     }
 }
 
+/// Waits until an attempt may be sent on a connection, and marks it as sent. `None` for commands that are no attempts.
+///
+/// The driver drops a command whose caller is gone before it writes it, so that a dropped attempt is sent only if its
+/// bytes are in the driver's write buffer already.
+async fn admitted<'c>(
+    connection: &'c Connection,
+    attempt: Attempt<'_>,
+) -> RedisResult<Option<tokio::sync::SemaphorePermit<'c>>> {
+    let Some(mark_sent) = attempt else { return Ok(None) };
+    let place = connection.attempts.acquire().await.map_err(|_| broken())?;
+    if connection.health.is_dead() {
+        return Err(broken());
+    }
+    mark_sent();
+    Ok(Some(place))
+}
+
+/// The error of a connection that broke.
+pub(super) fn broken() -> redis::RedisError {
+    io::Error::from(ErrorKind::BrokenPipe).into()
+}
+
 /// A call that waits for its reply. Dropped without one, it may take the connection with it.
-struct Waiting<'a, F: Fn()> {
+struct Waiting<'a, F: Fn(bool)> {
     health: &'a Health,
     patience: Duration,
-    lose: F,
+    /// Called when the caller leaves without a reply; `true`: the connection should be given up.
+    left: F,
     sent: Moment,
     answered: bool,
 }
 
-impl<'a, F: Fn()> Waiting<'a, F> {
-    fn on(health: &'a Health, patience: Duration, lose: F) -> Self {
+impl<'a, F: Fn(bool)> Waiting<'a, F> {
+    fn on(health: &'a Health, patience: Duration, left: F) -> Self {
         let sent = Moment::now();
         health.sent(sent);
         Waiting {
             health,
             patience,
-            lose,
+            left,
             sent,
             answered: false,
         }
@@ -146,12 +239,12 @@ impl<'a, F: Fn()> Waiting<'a, F> {
     }
 }
 
-impl<F: Fn()> Drop for Waiting<'_, F> {
+impl<F: Fn(bool)> Drop for Waiting<'_, F> {
     fn drop(&mut self) {
         if self.answered {
             self.health.heard();
-        } else if self.health.given_up(self.sent, self.patience) {
-            (self.lose)();
+        } else {
+            (self.left)(self.health.given_up(self.sent, self.patience));
         }
     }
 }

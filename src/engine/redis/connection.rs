@@ -16,7 +16,7 @@ use futures_util::future::{BoxFuture, Shared};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, PushInfo, PushKind, Value};
 use tokio::runtime::Handle;
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 
 use super::config::{RedisConfig, client, show_address};
 use super::failure::Failure;
@@ -32,6 +32,9 @@ use crate::clock::Moment;
 
 /// How many calls may be on their way to the driver's task before the next one has to wait. Its default is 50.
 const QUEUE: usize = 1024;
+/// How many attempts to acquire may be unanswered on a connection. Those beyond it wait in this process: after an outage the
+/// server finds no more than these, and dropping one that waits cancels it. Other commands are not counted.
+pub(super) const ATTEMPTS: usize = 1024;
 /// Pauses between the attempts to reconnect on behalf of subscribers.
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
@@ -42,6 +45,8 @@ pub(super) struct Connection {
     /// Counts the connections of the engine, from 1.
     pub(super) generation: u64,
     pub(super) health: Arc<Health>,
+    /// How many more attempts may be sent. Closed when the connection is given up.
+    pub(super) attempts: Semaphore,
     /// Where it leads.
     address: Arc<str>,
 }
@@ -158,6 +163,15 @@ impl Link {
         None
     }
 
+    /// The fast lane, if it is open, from any thread.
+    #[cfg(unix)]
+    pub(super) fn current_lane(&self) -> Option<Arc<Lane>> {
+        match &*self.lane_slot() {
+            LaneSlot::Open(lane) if lane.is_open() => Some(lane.clone()),
+            _ => None,
+        }
+    }
+
     /// Lets a lane be opened when there are calls for it, though it could not be, or has not been, when this link was made.
     #[cfg(unix)]
     pub(super) fn allow_lane(&self) {
@@ -263,6 +277,9 @@ impl Link {
 
     /// Begins to open the next connection, in a task of its own: the caller who began it may give up, the others not.
     fn start(self: &Arc<Self>, state: &mut State) -> Opening {
+        if let Slot::Open(lost) = &state.slot {
+            lost.attempts.close();
+        }
         state.generation += 1;
         let (link, generation) = (self.clone(), state.generation);
         let (done, result) = oneshot::channel();
@@ -305,6 +322,7 @@ impl Link {
             multiplexed,
             generation,
             health,
+            attempts: Semaphore::new(ATTEMPTS),
             address: address.clone(),
         });
         self.resubscribe(&connection).await.map_err(cannot_connect)?;
@@ -346,6 +364,7 @@ impl Link {
             return;
         }
         connection.health.mark_dead();
+        connection.attempts.close();
         let lost = std::mem::replace(&mut state.slot, Slot::Empty);
         self.restore(&mut state);
         drop(state);

@@ -81,6 +81,11 @@ impl Failure {
         matches!(self, Failure::Call(error) if code(error) == "NOSCRIPT")
     }
 
+    /// Whether a node of a cluster did not carry out the call because a slot moves.
+    pub(super) fn is_moving(&self) -> bool {
+        matches!(self, Failure::Call(error) if matches!(code(error), "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"))
+    }
+
     /// Whether a key holds something that is no string.
     pub(super) fn is_wrong_type(&self) -> bool {
         matches!(self, Failure::Call(error) if code(error) == "WRONGTYPE")

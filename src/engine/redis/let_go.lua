@@ -1,30 +1,43 @@
--- Lets go of a name, if it is the owner's, and of the owner's place in its queue, and hands the name on. Stands in front of
--- the scripts that do so. Answers whether the name was the owner's.
+-- Releases a name, if it is the owner's, removes the owner's place in its queue, and hands the name on. Stands in front of
+-- the scripts that do so. Answers whether the name was the owner's, and whether somebody has to hand it on by another call,
+-- because dead waiters in the queue were too many for one (`pass` in queue.lua).
 --
--- `me`: the waiter's member of the queue, or nothing for who did not wait. `to`: where waiters are told, without the process.
--- `fences_last`: how long the fence companion outlasts what is let go of, in ms, as text; 0 when it goes with it. `keep`: how
--- long the name stays busy, in ms; without it the name is free at once.
+-- `me`: the waiter's member of the queue, or nothing for a claim that did not wait. `to`: where waiters are notified, without
+-- the process. `fences_last`: how long the fence companion outlasts the release, in ms, as text; 0 when it goes with it.
+-- `keep`: how long the name stays busy, in ms; without it the name is free at once.
+
+-- A fence companion lasts for no longer than that after its lease, whatever the ttl was. An hour more does no harm, and saves
+-- a write.
+local function shorten(fence, lasts)
+  local left = redis.call('PTTL', fence)
+  if left >= 0 and (left < lasts or left > lasts + 3600000) then
+    redis.call('PEXPIRE', fence, lasts)
+  end
+end
 
 local function let_go(key, queue, fence, metadata, owner, me, to, fences_last, keep)
   local holder = redis.call('GET', key)
   local queued = redis.call('EXISTS', queue) == 1
   if queued and me ~= '' then
     redis.call('ZREM', queue, me)
+    lives(queue, me)
   end
+  local passed = false
   if holder ~= owner then
-    if queued and (not holder or holder == owner .. '-next') and not pass(key, queue, to) then
-      -- Whoever was, or would have been, the next has given up.
-      redis.call('DEL', key)
+    if queued and (not holder or holder == owner .. '-next') then
+      passed = pass(key, queue, to)
+      if not passed then
+        redis.call('DEL', key)
+      end
+    elseif queued and #redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'LIMIT', 0, 1) == 0 then
+      clear(queue)
     end
-    return false
+    return false, passed == nil
   end
   if keep then
     -- Busy for everybody, this owner included: no claim has such a token.
     redis.call('SET', key, owner .. '-kept', 'PX', keep)
-    local lasts = keep + fences_last
-    if redis.call('PTTL', fence) < lasts then
-      redis.call('PEXPIRE', fence, lasts)
-    end
+    shorten(fence, keep + fences_last)
     if metadata then
       redis.call('PEXPIRE', metadata, keep)
     end
@@ -33,7 +46,8 @@ local function let_go(key, queue, fence, metadata, owner, me, to, fences_last, k
       pass(key, queue, to, nil, nil, true)
     end
   else
-    if not (queued and pass(key, queue, to)) then
+    passed = queued and pass(key, queue, to)
+    if not passed then
       redis.call('DEL', key)
     end
     if metadata then
@@ -41,8 +55,10 @@ local function let_go(key, queue, fence, metadata, owner, me, to, fences_last, k
     end
     if fences_last == '0' then
       redis.call('DEL', fence)
+    else
+      shorten(fence, tonumber(fences_last))
     end
   end
-  return true
+  return true, passed == nil
 end
 

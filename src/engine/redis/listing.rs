@@ -3,14 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use redis::Value;
 
 use super::RedisEngine;
 use super::connection::Link;
-use super::failure::Failure;
+use super::failure::{ENGINE, Failure};
 use super::keys::{Layout, Part};
 use super::scripts::INSPECT;
+use crate::error::EngineError;
 use crate::model::{Fence, Holder, LockInfo, OwnerToken, Process};
 
 /// How many keys the server looks at per SCAN, and so the longest that it is kept from others by one.
@@ -60,10 +62,11 @@ impl RedisEngine {
         Ok(Some(Seen { info, untold }))
     }
 
-    /// Reads every name with a prefix, sorted.
-    pub(super) async fn look_for(&self, prefix: &str) -> Result<Vec<LockInfo>, Failure> {
+    /// Reads every name with a prefix, sorted. Each page has `page_timeout`.
+    pub(super) async fn look_for(&self, prefix: &str, page_timeout: Duration) -> crate::engine::Result<Vec<LockInfo>> {
         self.write_records();
-        let mut found = self.read_all(self.scan(prefix).await?).await?;
+        let names = self.scan(prefix, page_timeout).await?;
+        let mut found = self.read_all(names, page_timeout).await?;
         for pause in RECORD_UNDER_WAY {
             let untold: Vec<String> = found
                 .iter()
@@ -75,23 +78,24 @@ impl RedisEngine {
             }
             tokio::time::sleep(pause).await;
             found.retain(|seen| !seen.untold);
-            found.extend(self.read_all(untold).await?);
+            found.extend(self.read_all(untold, page_timeout).await?);
             found.sort_by(|a, b| a.info.name.cmp(&b.info.name));
         }
         Ok(found.into_iter().map(|seen| seen.info).collect())
     }
 
-    async fn read_all(&self, names: Vec<String>) -> Result<Vec<Seen>, Failure> {
+    async fn read_all(&self, names: Vec<String>, page_timeout: Duration) -> crate::engine::Result<Vec<Seen>> {
         let mut found = Vec::with_capacity(names.len());
         for some in names.chunks(READ_AT_ONCE) {
             // One script per name, sent together: one script for all would keep the server from others for longer, and
             // would not do in a cluster.
-            for outcome in join_all(some.iter().map(|name| self.read(name))).await {
+            let reading = join_all(some.iter().map(|name| self.read(name))).map(Ok);
+            for outcome in in_time(page_timeout, reading).await? {
                 match outcome {
                     Ok(seen) => found.extend(seen),
                     // It has become something else since the scan.
                     Err(failure) if failure.is_wrong_type() => {}
-                    Err(failure) => return Err(failure),
+                    Err(failure) => return Err(failure.during("list")),
                 }
             }
         }
@@ -100,17 +104,26 @@ impl RedisEngine {
 
     /// The names of all keys that may be locks with a prefix, sorted, without repeats: SCAN gives some, and a slot that
     /// moves may be seen on two servers.
-    async fn scan(&self, prefix: &str) -> Result<Vec<String>, Failure> {
+    async fn scan(&self, prefix: &str, page_timeout: Duration) -> crate::engine::Result<Vec<String>> {
         let mut names = Vec::new();
-        for server in self.route.servers().await? {
+        for server in in_time(page_timeout, self.route.servers()).await? {
             let mut cursor = Some(b"0".to_vec());
             while let Some(from) = cursor {
-                cursor = scan_page(&server, &self.layout, prefix, &from, &mut names).await?;
+                let page = scan_page(&server, &self.layout, prefix, &from, &mut names);
+                cursor = in_time(page_timeout, page).await?;
             }
         }
         names.sort_unstable();
         names.dedup();
         Ok(names)
+    }
+}
+
+/// The answer to what is asked for one page.
+async fn in_time<T>(limit: Duration, page: impl Future<Output = Result<T, Failure>>) -> crate::engine::Result<T> {
+    match tokio::time::timeout(limit, page).await {
+        Ok(answer) => answer.map_err(|failure| failure.during("list")),
+        Err(_) => Err(EngineError::no_answer(ENGINE, "list", limit)),
     }
 }
 

@@ -42,6 +42,7 @@ mod failover;
 mod failure;
 mod health;
 mod hosts;
+mod in_order;
 mod keys;
 #[cfg(unix)]
 mod lane;
@@ -49,6 +50,7 @@ mod listing;
 #[cfg(unix)]
 mod plain;
 mod quorum;
+mod release;
 mod renewal;
 mod replicas;
 #[cfg(unix)]
@@ -77,17 +79,19 @@ use redis::Value;
 pub use config::RedisConfig;
 pub use quorum::{QuorumConfig, QuorumEngine};
 
+use self::calls::Attempt;
 use self::connection::Link;
 use self::failover::Listening;
 use self::failure::{ENGINE, Failure};
 use self::keys::{LAST, Layout, Part};
 #[cfg(unix)]
 use self::plain::Undecided;
+use self::release::Dropped;
 use self::replicas::Replicated;
 use self::route::Route;
-use self::scripts::{FORCE_RELEASE, RELEASE, Script, TRANSFER};
+use self::scripts::{Script, TRANSFER};
 use self::waiting::Waiters;
-use super::{Acquired, Answers, Engine, Released, Renewal, Renewed, Result, Subscription};
+use super::{Acquired, Answers, Attempts, Engine, Released, Releases, Renewal, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// How long the last fence of a name outlives its last lease in a cluster: a day, less the hour for which renewals may
@@ -107,6 +111,7 @@ pub struct RedisEngine {
     replicated: Option<Replicated>,
     layout: Layout,
     waiters: Arc<Waiters>,
+    dropped: Dropped,
     #[cfg(unix)]
     contended: plain::Contended,
     /// Under sentinels, until the engine is closed.
@@ -153,6 +158,7 @@ impl RedisEngine {
             replicated,
             layout,
             waiters,
+            dropped: Dropped::default(),
             #[cfg(unix)]
             contended: plain::Contended::default(),
             listening: Mutex::new(listening),
@@ -183,10 +189,16 @@ impl RedisEngine {
     }
 
     /// Runs a script whose positive answer says that somebody holds a name (longer) now.
-    async fn run_safely(&self, script: &Script, call: &redis::Cmd, slot: u16) -> std::result::Result<Value, Failure> {
+    async fn run_safely(
+        &self,
+        script: &Script,
+        call: &redis::Cmd,
+        slot: u16,
+        attempt: Attempt<'_>,
+    ) -> std::result::Result<Value, Failure> {
         match &self.replicated {
-            Some(replicated) => replicated.run(script, call).await,
-            None => self.route.run(script, call, slot).await,
+            Some(replicated) => replicated.run(script, call, attempt).await,
+            None => self.route.run_as(script, call, slot, attempt).await,
         }
     }
 
@@ -206,93 +218,54 @@ impl RedisEngine {
             .arg(ttl + self.fence_lasts())
             .arg(claim.process.pid)
             .arg(&claim.process.host);
-        match self.run_safely(&TRANSFER, &call, self.slot(&claim.keys()[0])).await? {
+        match self
+            .run_safely(&TRANSFER, &call, self.slot(&claim.keys()[0]), None)
+            .await?
+        {
             Value::Int(1) => Ok(Renewed::Extended),
             Value::Int(0) => Ok(Renewed::Lost),
             _ => Err(Failure::Unexpected("of transfer.lua")),
         }
     }
 
+    /// One attempt, by plain commands where they do.
+    async fn try_once(&self, claim: &Claim) -> Result<Acquired> {
+        // A future is moved as a whole when it is boxed: what is rare has a box of its own, and is made only then.
+        #[cfg(unix)]
+        let busy = match self.plain_lane(claim) {
+            None => false,
+            Some((link, lane)) => match self.try_plainly(link, &lane, claim).await {
+                Ok(Ok(acquired)) => {
+                    if claim.waiting {
+                        self.waiters.known.leaves(&claim.owner);
+                    }
+                    return Ok(acquired);
+                }
+                Ok(Err(Undecided::Held)) if !claim.waiting => {
+                    let (key, retry_after) = (claim.keys()[0].clone(), None);
+                    return Ok(Acquired::Held { key, retry_after });
+                }
+                Ok(Err(undecided)) => matches!(undecided, Undecided::Held),
+                Err(failure) => return Err(failure.during("acquire")),
+            },
+        };
+        #[cfg(not(unix))]
+        let busy = false;
+        let acquired = Box::pin(self.try_by_script(claim, busy)).await;
+        acquired.map_err(|failure| failure.during("acquire"))
+    }
+
     /// One try for all names of a claim. `busy`: a first try has found them so.
     async fn try_by_script(&self, claim: &Claim, busy: bool) -> std::result::Result<Acquired, Failure> {
         let acquired = match self.parts(claim) {
-            None => self.acquire(claim, 0, busy).await?,
-            Some(parts) => self.acquire_parts(&parts).await?,
+            None => self.acquire(claim, claim, 0, busy).await?,
+            Some(parts) => self.acquire_parts(&parts, claim).await?,
         };
         if claim.waiting && matches!(acquired, Acquired::Granted { .. }) {
             // Only now: until all names are granted, a waiter keeps its number in the order of arrival.
             self.waiters.known.leaves(&claim.owner);
         }
         Ok(acquired)
-    }
-
-    async fn let_go_whole(&self, claim: &Claim, keep: Duration) -> std::result::Result<Released, Failure> {
-        match self.parts(claim) {
-            None => self.let_go(claim, keep).await,
-            Some(parts) => self.let_go_parts(&parts, keep).await,
-        }
-    }
-
-    async fn let_go(&self, claim: &Claim, keep: Duration) -> std::result::Result<Released, Failure> {
-        #[cfg(unix)]
-        if let Some((_, lane)) = self.lane() {
-            if keep.is_zero() {
-                lane.forget(&claim.owner);
-            } else {
-                lane.write_records();
-            }
-        }
-        if claim.waiting {
-            self.waiters.known.leaves(&claim.owner);
-        }
-        self.free_part(claim, keep).await
-    }
-
-    /// Lets go of names of one slot, and of their queues at the server.
-    async fn free_part(&self, claim: &Claim, keep: Duration) -> std::result::Result<Released, Failure> {
-        const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
-        let member = if claim.waiting {
-            self.waiters.member(claim)
-        } else {
-            String::new()
-        };
-        let slot = self.slot(&claim.keys()[0]);
-        let parts = if claim.metadata.is_some() {
-            &PARTS[..]
-        } else {
-            &PARTS[..3]
-        };
-        let outlasts = if self.counts { 0 } else { FENCE_KEPT_MS };
-        let mut call = self.call(&RELEASE, parts, claim);
-        call.arg(claim.keys().len())
-            .arg(self.route.mailboxes(slot))
-            .arg(member)
-            .arg(outlasts);
-        if !keep.is_zero() {
-            call.arg(Ttl::clamped(keep).as_millis());
-        }
-        released(&self.route.run(&RELEASE, &call, slot).await?)
-    }
-
-    async fn free(&self, key: &Key) -> std::result::Result<bool, Failure> {
-        const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Metadata, Part::Fence];
-        let parts = if self.counts { &PARTS[..] } else { &PARTS[..3] };
-        let mut call = FORCE_RELEASE.call(&self.layout, parts, std::iter::once(key.as_str()));
-        let slot = self.slot(key);
-        call.arg(self.route.mailboxes(slot));
-        match self.route.run(&FORCE_RELEASE, &call, slot).await? {
-            Value::Int(freed) => Ok(freed == 1),
-            _ => Err(Failure::Unexpected("of force_release.lua")),
-        }
-    }
-}
-
-/// The answer of `release.lua`.
-fn released(answer: &Value) -> std::result::Result<Released, Failure> {
-    match answer {
-        Value::Int(1) => Ok(Released::Freed),
-        Value::Int(0) => Ok(Released::NotHeld),
-        _ => Err(Failure::Unexpected("of release.lua")),
     }
 }
 
@@ -354,29 +327,14 @@ impl Engine for RedisEngine {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        // A future is moved as a whole when it is boxed: what is rare has a box of its own, and is made only then.
-        #[cfg(unix)]
-        let busy = match self.plain_lane(claim) {
-            None => false,
-            Some((link, lane)) => match self.try_plainly(link, &lane, claim).await {
-                Ok(Ok(acquired)) => {
-                    if claim.waiting {
-                        self.waiters.known.leaves(&claim.owner);
-                    }
-                    return Ok(acquired);
-                }
-                Ok(Err(Undecided::Held)) if !claim.waiting => {
-                    let (key, retry_after) = (claim.keys()[0].clone(), None);
-                    return Ok(Acquired::Held { key, retry_after });
-                }
-                Ok(Err(undecided)) => matches!(undecided, Undecided::Held),
-                Err(failure) => return Err(failure.during("acquire")),
-            },
-        };
-        #[cfg(not(unix))]
-        let busy = false;
-        let acquired = Box::pin(self.try_by_script(claim, busy)).await;
-        acquired.map_err(|failure| failure.during("acquire"))
+        let attempt = self.dropped.watch(claim);
+        let acquired = self.try_once(claim).await;
+        attempt.answered();
+        acquired
+    }
+
+    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
+        self.acquire_in_order(claims, answer).await;
     }
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
@@ -404,6 +362,7 @@ impl Engine for RedisEngine {
             && claim.keys().len() == 1
             && claim.metadata.is_none()
             && let Some((link, lane)) = self.lane()
+            && !self.dropped.has(&claim.owner)
         {
             match self.free_on(link, &lane, claim).await {
                 Ok(Some(released)) => return Ok(released),
@@ -411,8 +370,12 @@ impl Engine for RedisEngine {
                 Err(failure) => return Err(failure.during("release")),
             }
         }
-        let released = Box::pin(self.let_go_whole(claim, keep)).await;
+        let released = Box::pin(self.release_whole(claim, keep)).await;
         released.map_err(|failure| failure.during("release"))
+    }
+
+    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
+        self.release_many(claims, answer).await;
     }
 
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
@@ -425,8 +388,8 @@ impl Engine for RedisEngine {
             .map_err(|failure| failure.during("inspect"))
     }
 
-    async fn list(&self, prefix: &str, _page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        self.look_for(prefix).await.map_err(|failure| failure.during("list"))
+    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
+        self.look_for(prefix, page_timeout).await
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {

@@ -153,7 +153,7 @@ impl RedisEngine {
             Err(failure) => return Err(failure),
         };
         if queued && Box::pin(self.is_queued(link, lane, key)).await? {
-            Box::pin(self.free_part(claim, Duration::ZERO)).await?;
+            Box::pin(self.release_part(claim, Duration::ZERO, false)).await?;
             return Ok(Err(Undecided::Unclear));
         }
         if fence < SMALLEST || !lane.is_seeded() {
@@ -191,7 +191,7 @@ impl RedisEngine {
                     lane.leave_to_scripts();
                 }
                 if queued != Value::Int(0) {
-                    self.free_part(claim, Duration::ZERO).await?;
+                    self.release_part(claim, Duration::ZERO, false).await?;
                 }
                 Ok(Err(Undecided::Unclear))
             }
@@ -215,8 +215,7 @@ impl RedisEngine {
         });
         let freed = lane.free(&FREEING, claim, place.as_deref());
         match link.exchange_on(lane, freed).await? {
-            Outcome::Freed(1) => Ok(Some(Released::Freed)),
-            Outcome::Freed(0) => Ok(Some(Released::NotHeld)),
+            Outcome::Freed(answer @ 0..4) => Ok(Some(self.released(answer, claim.keys()))),
             Outcome::Freed(ALONE) => Ok(None),
             _ => Err(Failure::Unexpected("of release_many.lua")),
         }

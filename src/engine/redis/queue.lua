@@ -1,21 +1,27 @@
 -- The queue of a name, and how the name is handed on. Stands in front of every script that may do so.
 --
--- A queue is a sorted set with two kinds of members:
+-- A queue is a sorted set with three kinds of members:
 --
 --   <process>:<owner>[:<ttl>]  a waiter, with its ttl in ms if that is less than RESERVED_MS; its score is its number, by
 --                              which it is served: the microsecond of its arrival
 --   <process>                  a process with waiters; its score is minus the millisecond until which it counts as alive
+--   !<process>                 a process whose waiters were removed as dead; its score is minus the millisecond of that.
+--                              Its next heartbeat is answered with "try again", and its waiters enter again with their
+--                              numbers
 --
--- Whom a name is handed to has to come for it within RESERVED_MS, or its ttl: who died in line is to cost the others no
--- more than it would have in the lock's possession. Until then the lock's key holds `<owner>-next`: busy
--- for everybody else, other tools included, and held by nobody.
+-- A waiter that a name is handed to has to confirm within RESERVED_MS, or its ttl: a waiter that died is to cost the others
+-- no more than its lease would have. Until then the lock's key holds `<owner>-next`: busy for everybody else, other tools
+-- included, and held by nobody.
 
 local RESERVED_MS = 2000
--- A waiter whose process is silent keeps its place for so long after it ceased to count as alive.
+-- How long a process counts as alive after a command of it: WAITER_LIVENESS in src/engine/mod.rs.
+local ALIVE_MS = 4500
+-- The mark of removed waiters lasts for so long.
 local KEPT_MS = 60000
--- What nobody touches goes away: a little later than the last place in it.
+-- An untouched queue expires a little later than the last mark in it.
 local QUEUE_MS = 70000
-local AT_ONCE = 32
+-- One script looks at no more than AT_ONCE * ROUNDS waiters, so that it blocks the server for some milliseconds at most.
+local AT_ONCE, ROUNDS = 32, 8
 
 -- The server's clock in microseconds since 1970: below 2^53, and so exact in Lua's doubles, until the year 2255.
 local function microseconds()
@@ -23,54 +29,89 @@ local function microseconds()
   return now[1] * 1000000 + now[2]
 end
 
--- Hands a name that is free, or about to be, to the first live waiter, and tells that one alone: its process gets the
--- waiter's member of the queue and the lock key. Answers whether it did;
--- not when `me`, or a waiter with a larger number, would be the next. The process of `me` is alive, for it asks. With
--- `hint` the waiter is told, but gets nothing. `to` and the process make the channel; in a cluster it lies in the slot of
--- the keys.
+-- The process of the waiter `me` has sent a command: it counts as alive in this queue, if it has waiters there.
+local function lives(queue, me)
+  local till = math.floor(microseconds() / 1000) + ALIVE_MS
+  redis.call('ZADD', queue, 'XX', 'LT', -till, string.match(me, '^%x+'))
+end
+
+-- Deletes a queue without waiters; a part of it where many processes are in it.
+local function clear(queue)
+  local rest = redis.call('ZRANGEBYSCORE', queue, '-inf', '(0', 'LIMIT', 0, AT_ONCE * ROUNDS)
+  if #rest < AT_ONCE * ROUNDS then
+    redis.call('DEL', queue)
+  else
+    redis.call('ZREM', queue, unpack(rest))
+  end
+end
+
+-- Hands a name that is free, or about to be, to the first live waiter, and notifies that one alone: its process gets the
+-- waiter's member of the queue and the lock key. Removes dead waiters in front of it.
+--
+-- Answers true when it did; false when `me`, a waiter with a number larger than `number`, or nobody would be the next; nil
+-- when it has removed as many dead waiters as one script may: the caller has to call again. The process of `me` is alive,
+-- for it asks. With `hint` the waiter is notified, but gets nothing. `to` and the process make the channel; in a cluster it
+-- lies in the slot of the keys.
 local function pass(lock, queue, to, me, number, hint)
   local publish = string.find(to, '{', 1, true) and 'SPUBLISH' or 'PUBLISH'
-  local ms, alive, from = math.floor(microseconds() / 1000), {}, 0
+  local ms, alive = math.floor(microseconds() / 1000), {}
   local asks = me and string.match(me, '^%x+')
-  while true do
-    local waiters = redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'WITHSCORES', 'LIMIT', from, AT_ONCE)
+  for _ = 1, ROUNDS do
+    local waiters = redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, AT_ONCE)
+    local dead, next, process, owner = {}, nil, nil, nil
     for i = 1, #waiters, 2 do
       local waiter = waiters[i]
       if waiter == me or number and tonumber(waiters[i + 1]) > number then
-        return false
+        next = false
+        break
       end
-      local process, owner = string.match(waiter, '^(%x+):(%x+)')
+      process, owner = string.match(waiter, '^(%x+):(%x+)')
       local till = alive[process]
       if not till then
         till = process == asks and ms + RESERVED_MS or -(tonumber(redis.call('ZSCORE', queue, process)) or 0)
-        -- A process whose connection is gone hears nothing. It may come back to its places.
+        -- A process whose connection is gone receives nothing. Its waiters enter again when it has a connection.
         if till > ms and redis.call(publish, to .. process, waiter .. ' ' .. lock) == 0 then
           till = ms
         end
         alive[process] = till
+        if till <= ms then
+          redis.call('ZREM', queue, process)
+          redis.call('ZADD', queue, -ms, '!' .. process)
+        end
       end
       if till > ms then
-        if not hint then
-          local ttl = tonumber(string.match(waiter, ':(%d+)$', #process + #owner + 2))
-          local left = math.min(till - ms, RESERVED_MS, ttl or RESERVED_MS)
-          redis.call('SET', lock, owner .. '-next', 'PX', left)
-          -- It owes an answer. Until that comes, nothing else is handed to this process: one that stands still costs
-          -- those behind it so much time once, and not once for each of its waiters.
-          redis.call('ZADD', queue, -(ms + left), process)
+        next = waiter
+        break
+      end
+      dead[#dead + 1] = waiter
+    end
+    if #dead > 0 then
+      redis.call('ZREM', queue, unpack(dead))
+    end
+    if next and not hint then
+      local ttl = tonumber(string.match(next, ':(%d+)$', #process + #owner + 2))
+      local left = math.min(alive[process] - ms, RESERVED_MS, ttl or RESERVED_MS)
+      redis.call('SET', lock, owner .. '-next', 'PX', left)
+      -- It owes an answer. Until that comes, nothing else is handed to this process: one that stands still costs
+      -- those behind it so much time once, and not once for each of its waiters.
+      redis.call('ZADD', queue, -(ms + left), process)
+      if left < RESERVED_MS then
+        -- Sooner than the next heartbeat: another process looks when that time is over.
+        for _, other in ipairs(redis.call('ZRANGEBYSCORE', queue, '-inf', '(' .. -ms, 'LIMIT', 0, AT_ONCE)) do
+          if other ~= process and redis.call(publish, to .. other, 'wait:' .. left .. ' ' .. lock) > 0 then
+            break
+          end
         end
-        return true
-      elseif till + KEPT_MS < ms then
-        redis.call('ZREM', queue, waiter)
-        from = from - 1
       end
     end
-    from = from + #waiters / 2
+    if next ~= nil then
+      return next and true
+    end
     if #waiters < AT_ONCE * 2 then
-      if from == 0 then
-        redis.call('DEL', queue)
-      end
+      clear(queue)
       return false
     end
   end
+  return nil
 end
 

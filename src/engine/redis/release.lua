@@ -6,19 +6,23 @@
 --         3n+1 .. 4n     their metadata companions, only when there is metadata
 -- ARGV    1  the owner's token
 --         2  the number of names
---         3  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
---         4  the waiter's member of the queues, or nothing for who did not wait
+--         3  where waiters are notified, without the process: holdfast:to:, in a cluster with a hash tag of the slot
+--         4  the waiter's member of the queues, or nothing for a claim that did not wait
 --         5  how long the fence companions outlast what is let go of, in ms; 0 when they go with it
 --         6  how long the names stay busy, in ms; without it they are free at once
--- Answer  1 when the owner held every name, else 0
+-- Answer  1 when the owner held every name, else 0; and 2 more when names have to be handed on by another call
 
 local n, to, me = tonumber(ARGV[2]), ARGV[3], ARGV[4]
 
-local held = 0
+local held, answer = 0, 0
 for i = 1, n do
   local queue, fence, metadata = KEYS[n + i], KEYS[n + n + i], KEYS[n + n + n + i]
-  if let_go(KEYS[i], queue, fence, metadata, owner, me, to, fences_last, keep) then
+  local done, more = let_go(KEYS[i], queue, fence, metadata, owner, me, to, fences_last, keep)
+  if done then
     held = held + 1
   end
+  if more then
+    answer = 2
+  end
 end
-return held == n and 1 or 0
+return answer + (held == n and 1 or 0)

@@ -1,19 +1,22 @@
--- Lets go of one name each for several owners, as release.lua does for one owner of several names. No two of the owners are the
--- same.
+-- Releases many names, each of one owner. As release.lua does for one owner of several names.
 --
 -- KEYS    1 .. n         the lock keys
 --         n+1 .. 2n      their queues
---         2n+1 .. 3n     their fence companions, which go with them
--- ARGV    1  where waiters are told, without the process
---         2 .. n+1       the owners' tokens; of one who may have a place in the queue `<token>:<process>[:<ttl>]`, the process
---                        and the ttl as there
--- Answer  n when every owner held its name; else for each name 1 if its owner held it, 0 if not, or -1 if that failed
+--         2n+1 .. 3n     their fence companions
+--         3n+1 .. 4n     their metadata companions, only when one of the claims has metadata
+-- ARGV    1  where waiters are notified, without the process; where fence companions outlast the release, a space and how
+--            long, in ms
+--         2 .. n+1       the owners' tokens; of one that may have a place in the queue `<token>:<process>[:<ttl>]`, the
+--                        process and the ttl as there
+-- Answer  n when every owner held its name; else for each name 1 if its owner held it, 0 if not, and 2 more when the name has
+--         to be handed on by another call; or -1 if that failed
 
-local to, answers = ARGV[1], {}
+local answers = {}
 for i = 1, n do
   local owner, process, ttl = string.match(ARGV[i + 1], '^(%x+):?(%x*)(.*)')
   local me = process == '' and '' or process .. ':' .. owner .. ttl
-  local done, held = pcall(let_go, KEYS[i], KEYS[n + i], KEYS[n + n + i], nil, owner, me, to, '0')
-  answers[i] = done and (held and 1 or 0) or -1
+  local fence, metadata = KEYS[n + n + i], KEYS[n + n + n + i]
+  local done, held, more = pcall(let_go, KEYS[i], KEYS[n + i], fence, metadata, owner, me, to, last)
+  answers[i] = done and (held and 1 or 0) + (more and 2 or 0) or -1
 end
 return answers

@@ -100,7 +100,7 @@ impl RedisEngine {
     async fn run_renewals(&self, renewals: &[Renewal<'_>], group: &[usize]) -> Result<Vec<Renewed>, Failure> {
         let call = self.renewal_call(renewals, group);
         let slot = self.slot(&renewals[group[0]].claim.keys()[0]);
-        let Value::BulkString(digits) = self.run_safely(&RENEW, &call, slot).await? else {
+        let Value::BulkString(digits) = self.run_safely(&RENEW, &call, slot, None).await? else {
             return Err(UNEXPECTED);
         };
         let answers = digits.iter().map(|digit| match digit {

@@ -16,6 +16,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::sync::Mutex;
 
+use super::calls::Attempt;
 use super::connection::{Connection, Link};
 use super::failure::Failure;
 use super::scripts::Script;
@@ -72,13 +73,33 @@ impl Replicated {
     ///
     /// # Errors
     /// [`Failure::Replicas`] when too few acknowledged in time: the script has been carried out all the same.
-    pub(super) async fn run(&self, script: &Script, call: &Cmd) -> Result<Value, Failure> {
+    pub(super) async fn run(&self, script: &Script, call: &Cmd, attempt: Attempt<'_>) -> Result<Value, Failure> {
         let connection = self.link.connection().await?;
-        let answer = self.link.run_on(&connection, script, call, false).await?;
+        let answer = self.link.run_on(&connection, script, call, false, attempt).await?;
         if says_yes(&answer) {
             self.acknowledged(&connection).await?;
         }
         Ok(answer)
+    }
+
+    /// Runs a script once for each of several attempts, in the order of the list. As [`Replicated::run`] otherwise: where
+    /// too few replicas acknowledged, that is the answer to each that is positive.
+    pub(super) async fn run_in_order(
+        &self,
+        script: &Script,
+        calls: &[Cmd],
+        attempt: Attempt<'_>,
+    ) -> Result<Vec<Result<Value, Failure>>, Failure> {
+        let connection = self.link.connection().await?;
+        let mut answers = self.link.run_in_order(&connection, script, calls, attempt).await?;
+        let is_yes = |answer: &Result<Value, Failure>| answer.as_ref().is_ok_and(says_yes);
+        if answers.iter().any(is_yes)
+            && let Err(failure) = self.acknowledged(&connection).await
+        {
+            let yes = answers.iter_mut().filter(|answer| is_yes(answer));
+            yes.for_each(|answer| *answer = Err(failure.clone()));
+        }
+        Ok(answers)
     }
 
     /// Makes sure of everything that was answered on this connection so far.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
 
+use super::calls::Attempt;
 use super::cluster::{Cluster, ClusterEar};
 use super::config::RedisConfig;
 use super::connection::Link;
@@ -55,10 +56,37 @@ impl Route {
 
     /// Runs a script whose keys lie in this slot.
     pub(super) async fn run(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
+        self.run_as(script, call, slot, None).await
+    }
+
+    /// Runs a script whose keys lie in this slot, as an attempt to acquire where `attempt` says so.
+    pub(super) async fn run_as(
+        &self,
+        script: &Script,
+        call: &Cmd,
+        slot: u16,
+        attempt: Attempt<'_>,
+    ) -> Result<Value, Failure> {
         match self {
-            Route::One(link) => link.run(script, call).await,
-            Route::Cluster(cluster) => cluster.run(script, call, slot).await,
+            Route::One(link) => link.run_as(script, call, attempt).await,
+            Route::Cluster(cluster) => cluster.run(script, call, slot, attempt).await,
         }
+    }
+
+    /// Runs a script once for each of several attempts whose keys lie in this slot, in the order of the list.
+    pub(super) async fn run_in_order(
+        &self,
+        script: &Script,
+        calls: &[Cmd],
+        slot: u16,
+        attempt: Attempt<'_>,
+    ) -> Result<Vec<Result<Value, Failure>>, Failure> {
+        let link = match self {
+            Route::One(link) => link.clone(),
+            Route::Cluster(cluster) => cluster.serving(slot).await?,
+        };
+        let connection = link.connection().await?;
+        link.run_in_order(&connection, script, calls, attempt).await
     }
 
     /// The servers that have all keys between them.

@@ -32,9 +32,8 @@ scripts! {
     RENEW = "renew.lua";
     TRANSFER = "transfer.lua";
     RELEASE = "release_held.lua" "queue.lua" "let_go.lua" "release.lua";
-    #[cfg(unix)]
     RELEASE_MANY = "release_many_held.lua" "queue.lua" "let_go.lua" "release_many.lua";
-    FORCE_RELEASE = "queue.lua" "force_release.lua";
+    FORCE_RELEASE = "queue.lua" "let_go.lua" "force_release.lua";
     DISOWN = "queue.lua" "disown.lua";
     INSPECT = "inspect.lua";
     #[cfg(unix)]

@@ -15,7 +15,7 @@ use futures_util::future::join_all;
 
 use super::RedisEngine;
 use super::failure::Failure;
-use crate::engine::{Acquired, Released, Renewal, Renewed};
+use crate::engine::{Acquired, Renewal, Renewed};
 use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
 
 /// How often a claim whose parts expire while they are taken is begun anew.
@@ -24,6 +24,14 @@ const ROUNDS: usize = 3;
 /// A renewal for no longer than any lease lasts: it changes nothing, and tells whether the lease is held.
 fn least_ttl() -> Ttl {
     Ttl::clamped(Duration::from_millis(1))
+}
+
+/// The part of a claim with these names.
+pub(super) fn part(claim: &Claim, keys: &[Key]) -> Claim {
+    let mut part = Claim::new(keys, claim.owner.clone(), claim.ttl, claim.process.clone());
+    part.waiting = claim.waiting;
+    part.metadata.clone_from(&claim.metadata);
+    part
 }
 
 impl RedisEngine {
@@ -40,24 +48,18 @@ impl RedisEngine {
         if slots.len() == 1 {
             return None;
         }
-        let part = |keys: Vec<Key>| {
-            let mut part = Claim::new(&keys, claim.owner.clone(), claim.ttl, claim.process.clone());
-            part.waiting = claim.waiting;
-            part.metadata.clone_from(&claim.metadata);
-            part
-        };
-        let mut parts: Vec<Claim> = slots.into_values().map(part).collect();
+        let mut parts: Vec<Claim> = slots.into_values().map(|keys| part(claim, &keys)).collect();
         parts.sort_by(|a, b| a.keys()[0].cmp(&b.keys()[0]));
         Some(parts)
     }
 
     /// One try for all parts.
-    pub(super) async fn acquire_parts(&self, parts: &[Claim]) -> Result<Acquired, Failure> {
+    pub(super) async fn acquire_parts(&self, parts: &[Claim], whole: &Claim) -> Result<Acquired, Failure> {
         let mut fences = vec![0; parts.len()];
         for _ in 0..ROUNDS {
             let mut largest = fences.iter().copied().max().unwrap_or_default();
             for (index, part) in parts.iter().enumerate() {
-                match self.acquire(part, largest, false).await {
+                match self.acquire(part, whole, largest, false).await {
                     Ok(Acquired::Granted { fence: Fence(fence) }) => {
                         fences[index] = fence;
                         largest = largest.max(fence);
@@ -74,7 +76,8 @@ impl RedisEngine {
                 }
             }
             let behind: Vec<usize> = (0..parts.len()).filter(|index| fences[*index] < largest).collect();
-            let raised = join_all(behind.iter().map(|index| self.attempt(&parts[*index], None, largest))).await;
+            let raise = |index: &usize| self.attempt(&parts[*index], whole, None, largest);
+            let raised = join_all(behind.iter().map(raise)).await;
             for (index, raised) in behind.into_iter().zip(raised) {
                 if let Acquired::Granted { fence: Fence(fence) } = raised? {
                     fences[index] = fence;
@@ -93,7 +96,7 @@ impl RedisEngine {
     async fn give_back(&self, parts: &[Claim], busy: usize) -> Result<(), Failure> {
         let others = parts.iter().enumerate().filter(|(index, _)| *index != busy);
         // Those behind the busy part, too: an earlier round may have been granted them, or a place in their queues.
-        let freed = join_all(others.map(|(_, part)| self.free_part(part, Duration::ZERO))).await;
+        let freed = join_all(others.map(|(_, part)| self.release_part(part, Duration::ZERO, false))).await;
         freed.into_iter().try_for_each(|freed| freed.map(|_| ()))
     }
 
@@ -142,13 +145,5 @@ impl RedisEngine {
             }
         }
         Ok(Renewed::Extended)
-    }
-
-    /// Lets go of all parts, each as far as it is held.
-    pub(super) async fn let_go_parts(&self, parts: &[Claim], keep: Duration) -> Result<Released, Failure> {
-        let released = join_all(parts.iter().map(|part| self.let_go(part, keep))).await;
-        let released: Vec<Released> = released.into_iter().collect::<Result<_, _>>()?;
-        let all = released.iter().all(|released| *released == Released::Freed);
-        Ok(if all { Released::Freed } else { Released::NotHeld })
     }
 }

@@ -5,7 +5,6 @@
 //! handed to, and its sign of life: one script for all names, which is also run when the lease in a waiter's way ends,
 //! and hands on what has become free.
 
-#[cfg(unix)]
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -16,8 +15,7 @@ use redis::Value;
 use super::failure::Failure;
 use super::keys::{Layout, Part};
 use super::route::{Ear, Route};
-use super::scripts::{BEAT as SCRIPT, DISOWN};
-use crate::engine::WAITER_LIVENESS;
+use super::scripts::{BEAT as SCRIPT, DISOWN, RELEASE};
 use crate::engine::waiters::{self, RESERVED};
 use crate::model::{Claim, Key, OwnerToken};
 
@@ -68,7 +66,6 @@ impl Waiters {
     }
 
     /// What a member tells besides its owner, with a colon between the two.
-    #[cfg(unix)]
     pub(super) fn place(&self, claim: &Claim) -> Cow<'_, str> {
         match short_ttl(claim) {
             Some(ttl) => format!("{}:{ttl}", self.process).into(),
@@ -104,6 +101,14 @@ impl Waiters {
         Ok(ear)
     }
 
+    /// The mailbox for a slot, which is opened if it is not open.
+    pub(super) async fn listening(self: &Arc<Self>, slot: u16) -> Result<Arc<Ear>, Failure> {
+        match self.ear(slot) {
+            Some(ear) => Ok(ear),
+            None => self.listen(slot).await,
+        }
+    }
+
     /// Wakes the waiter that a message names; all of them when it names none, after a connection was lost.
     fn deliver(self: &Arc<Self>, message: &[u8]) {
         if message.is_empty() {
@@ -114,6 +119,14 @@ impl Waiters {
         let Some((member, lock)) = std::str::from_utf8(message).ok().and_then(|text| text.split_once(' ')) else {
             return;
         };
+        if let Some(left) = member.strip_prefix("wait:") {
+            // Another process's waiter has so much time to confirm, in ms.
+            let key = self.layout.name_of(lock).and_then(|name| Key::new(name).ok());
+            if let (Ok(left), Some(key)) = (left.parse(), key) {
+                self.known.ends_in(&key, Some(Duration::from_millis(left)));
+            }
+            return;
+        }
         let Some(owner) = member.split(':').nth(1).and_then(|owner| OwnerToken::parse(owner).ok()) else {
             return;
         };
@@ -130,7 +143,7 @@ impl Waiters {
 
     /// Takes away the place of a waiter that this process does not know. Else the name would be handed to it again and
     /// again: its process is alive, after all.
-    async fn disown(&self, member: &str, lock: &str) -> Result<(), Failure> {
+    async fn disown(self: &Arc<Self>, member: &str, lock: &str) -> Result<(), Failure> {
         let Some(name) = self.layout.name_of(lock) else {
             return Ok(());
         };
@@ -138,9 +151,36 @@ impl Waiters {
         let slot = self.route.slot(&self.layout, name);
         call.arg(self.route.mailboxes(slot)).arg(member);
         let reply = tokio::time::timeout(self.route.limit(), self.route.run(&DISOWN, &call, slot)).await;
-        reply
-            .unwrap_or(Err(Failure::Unexpected("no answer in time")))
-            .map(|_| ())
+        if reply.unwrap_or(Err(Failure::Unexpected("no answer in time")))? == Value::Int(3)
+            && let Ok(key) = Key::new(name)
+        {
+            self.hand_on(&key);
+        }
+        Ok(())
+    }
+
+    /// Hands on a name that is free, in the background. For scripts that removed dead waiters and could not finish.
+    pub(super) fn hand_on(self: &Arc<Self>, key: &Key) {
+        let (waiters, key) = (self.clone(), key.clone());
+        self.route.runtime().spawn(async move {
+            // The release of an owner that holds nothing.
+            let mut call = RELEASE.call(
+                &waiters.layout,
+                &[Part::Lock, Part::Queue, Part::Fence],
+                std::iter::once(key.as_str()),
+            );
+            let slot = waiters.route.slot(&waiters.layout, key.as_str());
+            call.arg(OwnerToken::fresh().as_str())
+                .arg(1)
+                .arg(waiters.route.mailboxes(slot))
+                .arg("")
+                .arg(0);
+            // Each call removes some; where one fails, the heartbeats of live waiters go on.
+            while let Ok(Ok(Value::Int(2..))) =
+                tokio::time::timeout(waiters.route.limit(), waiters.route.run(&RELEASE, &call, slot)).await
+            {
+            }
+        });
     }
 
     /// A waiter has its place in the queue of `key`, behind a lease that ends in `left`.
@@ -192,9 +232,7 @@ impl Waiters {
     async fn beat(self: &Arc<Self>, names: &[Key]) -> Result<(), Failure> {
         let mut call = SCRIPT.call(&self.layout, &[Part::Lock, Part::Queue], names.iter().map(Key::as_str));
         let slot = self.route.slot(&self.layout, names[0].as_str());
-        call.arg(self.route.mailboxes(slot))
-            .arg(&self.process)
-            .arg(WAITER_LIVENESS.as_millis() as u64);
+        call.arg(self.route.mailboxes(slot)).arg(&self.process);
         let reply = tokio::time::timeout(self.route.limit(), self.route.run(&SCRIPT, &call, slot)).await;
         let reply = reply.unwrap_or(Err(Failure::Unexpected("no beat in time")));
         let Value::Array(left) = reply? else {

@@ -27,6 +27,7 @@ use tokio::time::Instant;
 pub(super) use self::ear::ClusterEar;
 use self::map::{Address, Ranges, SlotMap};
 use super::agreement::agreed;
+use super::calls::Attempt as AsAttempt;
 use super::config::RedisConfig;
 use super::connection::Link;
 use super::failure::Failure;
@@ -98,7 +99,13 @@ impl Cluster {
     }
 
     /// Runs a script on the node that serves the slot of its keys.
-    pub(super) async fn run(self: &Arc<Self>, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        script: &Script,
+        call: &Cmd,
+        slot: u16,
+        as_attempt: AsAttempt<'_>,
+    ) -> Result<Value, Failure> {
         let started = Instant::now();
         let (mut pause, mut hops) = (FIRST_PAUSE, 0);
         let mut asked = None;
@@ -114,7 +121,7 @@ impl Cluster {
                 sent: Instant::now(),
                 answered: false,
             };
-            let answer = run_once(&node.commands, script, call, asking).await;
+            let answer = run_once(&node.commands, script, call, asking, as_attempt).await;
             attempt.answered = true;
             let failure = match answer {
                 Ok(answer) => return Ok(answer),
@@ -154,6 +161,11 @@ impl Cluster {
                 pause = (pause * 2).min(LONGEST_PAUSE);
             }
         }
+    }
+
+    /// The connections for commands to the node that serves a slot, as far as is known.
+    pub(super) async fn serving(self: &Arc<Self>, slot: u16) -> Result<Arc<Link>, Failure> {
+        Ok(self.node(&self.master(slot).await?)?.commands.clone())
     }
 
     /// A connection to each master there is now.
@@ -288,9 +300,15 @@ fn host_and_port(address: &ConnectionAddr) -> Option<Address> {
     }
 }
 
-async fn run_once(link: &Arc<Link>, script: &Script, call: &Cmd, asking: bool) -> Result<Value, Failure> {
+async fn run_once(
+    link: &Arc<Link>,
+    script: &Script,
+    call: &Cmd,
+    asking: bool,
+    as_attempt: AsAttempt<'_>,
+) -> Result<Value, Failure> {
     let connection = link.connection().await?;
-    link.run_on(&connection, script, call, asking).await
+    link.run_on(&connection, script, call, asking, as_attempt).await
 }
 
 fn refusal(failure: &Failure, redirecting: &Address) -> Option<Refusal> {

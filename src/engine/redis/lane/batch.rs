@@ -4,7 +4,7 @@
 //! what is asked for in the same turn. What one owner asks for keeps its order, and so does everything else that goes by the
 //! lane: it closes the batches before it. A call on its own is a batch of one.
 
-use redis::RedisResult;
+use redis::{Cmd, RedisResult};
 use tokio::sync::oneshot;
 
 use super::super::asked::Telling;
@@ -25,10 +25,17 @@ pub(super) enum Kind {
     Take,
     /// Gives a vote for it, by those of `quorum/attempt.rs`.
     Vote,
+    /// Runs a script of its own for it, in an attempt to acquire it.
+    Script,
 }
 
 impl Kind {
-    pub(super) const ALL: [Kind; 4] = [Kind::Free, Kind::Look, Kind::Take, Kind::Vote];
+    pub(super) const ALL: [Kind; 5] = [Kind::Free, Kind::Look, Kind::Take, Kind::Vote, Kind::Script];
+
+    /// Whether its calls are attempts to acquire: their number is limited, and one whose caller is gone is not sent.
+    pub(super) fn is_attempt(self) -> bool {
+        matches!(self, Kind::Look | Kind::Take | Kind::Script)
+    }
 }
 
 /// A script that lets go of one name each for several owners. No two of the owners are the same.
@@ -77,6 +84,10 @@ impl Batch {
         }
     }
 
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+
     /// How much there is of it, in bytes.
     pub(super) fn size(&self) -> usize {
         self.locks.len() + self.first.len() + self.second.len() + self.owners.len()
@@ -88,11 +99,11 @@ impl Batch {
 
     /// Whether there is a call by this owner in it.
     pub(super) fn has(&self, owner: &OwnerToken) -> bool {
-        self.askers.iter().any(|asker| asker.owner == *owner)
+        self.askers.iter().any(|asker| asker.owner.as_ref() == Some(owner))
     }
 
     fn join(&mut self, claim: &Claim, teller: Teller) {
-        let owner = claim.owner.clone();
+        let owner = Some(claim.owner.clone());
         self.askers.push(Asker { owner, teller });
     }
 
@@ -114,6 +125,38 @@ impl Batch {
         resp::word(&mut self.first, &[queue]);
         set(&mut self.second, lock, claim.owner.as_str(), claim);
         self.call(claim)
+    }
+
+    /// A command of the caller's own.
+    pub(super) fn script(&mut self, cmd: &Cmd) -> oneshot::Receiver<RedisResult<Outcome>> {
+        cmd.write_packed_command(&mut self.second);
+        let (sender, outcome) = oneshot::channel();
+        let (owner, teller) = (None, Teller::Call(sender));
+        self.askers.push(Asker { owner, teller });
+        outcome
+    }
+
+    /// Removes attempts whose caller is gone. Returns how many.
+    pub(super) fn withdraw(&mut self) -> usize {
+        if !self.kind.is_attempt() || !self.askers.iter().any(Asker::is_gone) {
+            return 0;
+        }
+        let gone: Vec<bool> = self.askers.iter().map(Asker::is_gone).collect();
+        for part in [&mut self.locks, &mut self.first, &mut self.second] {
+            // Each call has one word, or one command, in each part that its kind uses.
+            let (mut kept, mut at) = (Vec::with_capacity(part.len()), 0);
+            for gone in &gone {
+                let length = resp::length(&part[at..]).ok().flatten().unwrap_or(0);
+                if !gone {
+                    kept.extend_from_slice(&part[at..at + length]);
+                }
+                at += length;
+            }
+            *part = kept;
+        }
+        let mut at = gone.iter();
+        self.askers.retain(|_| at.next() == Some(&false));
+        gone.iter().filter(|gone| **gone).count()
     }
 
     /// A vote for `value` as what the lock key holds, and `floor` as the fence.
@@ -185,8 +228,9 @@ impl Batch {
                 resp::write(out, &["TIME"]);
             }
             Kind::Free => self.write_script(out),
+            Kind::Script => out.extend_from_slice(&self.second),
         }
-        if self.kind != Kind::Free {
+        if !matches!(self.kind, Kind::Free | Kind::Script) {
             resp::head(out, 1 + count);
             resp::word(out, &["MGET"]);
             out.extend_from_slice(&self.locks);

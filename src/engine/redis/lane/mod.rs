@@ -25,13 +25,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::{Cmd, RedisError, RedisResult, Value};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::{Notify, Semaphore, TryAcquireError, oneshot};
 
 pub(super) use self::batch::Freeing;
 use self::batch::{Batch, Kind};
 pub(super) use self::sent::{ALONE, Outcome, Sent};
 use self::state::State;
 use super::asked::{Asked, Single, Telling, Told, ask, major_version};
+pub(super) use super::calls::broken;
+use super::connection::ATTEMPTS;
 use super::failure::spoils_connection;
 use super::health::Health;
 use super::keys::Layout;
@@ -65,6 +67,8 @@ pub(super) struct Lane {
     layout: Layout,
     /// Whether acquisitions may be tried by plain commands (`plain.rs`).
     plain: AtomicBool,
+    /// How many more attempts to acquire may be sent: a place is free again with the reply. Closed when the lane ends.
+    attempts: Arc<Semaphore>,
 }
 
 impl Lane {
@@ -84,10 +88,11 @@ impl Lane {
         // `SET` with both `NX` and `GET` is of version 7.
         let plain = version >= Some(7);
         let socket = stream.into_std()?;
+        let attempts = Arc::new(Semaphore::new(ATTEMPTS));
         let lane = Arc::new(Lane {
             number: LAST.fetch_add(1, Relaxed) + 1,
             socket,
-            state: Mutex::new(State::new()),
+            state: Mutex::new(State::new(attempts.clone())),
             dead: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             stirred: Arc::default(),
@@ -95,6 +100,7 @@ impl Lane {
             patience,
             layout,
             plain: AtomicBool::new(plain),
+            attempts,
         });
         tokio::spawn(watchdog::watch(Arc::downgrade(&lane), lane.stirred.clone()));
         Ok(lane)
@@ -140,14 +146,58 @@ impl Lane {
         reply.await.unwrap_or_else(|_| Err(broken()))?.extract_error()
     }
 
+    /// Waits until another attempt to acquire may be sent. Dropped meanwhile, the attempt is never sent.
+    async fn admit(&self) -> RedisResult<()> {
+        let place = match self.attempts.try_acquire() {
+            Ok(place) => place,
+            Err(TryAcquireError::Closed) => return Err(broken()),
+            Err(TryAcquireError::NoPermits) => {
+                // Boxed: this is rare, and a call's future is to stay small.
+                Box::pin(self.attempts.acquire()).await.map_err(|_| broken())?
+            }
+        };
+        place.forget();
+        Ok(())
+    }
+
+    /// Sends one command of an attempt to acquire, and waits for its reply. `mark_sent` is called before it is sent.
+    pub(super) async fn attempt(&self, cmd: &Cmd, mark_sent: &(dyn Fn() + Sync)) -> RedisResult<Value> {
+        self.admit().await?;
+        mark_sent();
+        let outcome = self.send(|state| state.begin(Kind::Script, None).script(cmd))?;
+        match outcome.await.unwrap_or_else(|_| Err(broken()))? {
+            Outcome::Answer(answer) => Ok(answer),
+            _ => Err(resp::nonsense()),
+        }
+    }
+
+    /// Waits for the replies to all that was asked for so far, or for the end of the lane.
+    pub(super) async fn settled(&self) {
+        let (sender, settled) = oneshot::channel();
+        {
+            let mut state = self.state();
+            state.seal();
+            if state.waiting.is_empty() || !self.is_open() {
+                return;
+            }
+            state.waiting.push_back(Asked::Nothing(sender));
+        }
+        // The sender is dropped when it comes to the front of the queue.
+        let _ = settled.await;
+    }
+
     /// Looks whether somebody else holds a claim's one name.
     pub(super) async fn look(&self, claim: &Claim) -> RedisResult<Outcome> {
+        self.admit().await?;
+        claim.mark_sent();
         self.join(Kind::Look, claim, |batch| batch.look(&self.layout, claim))
             .await
     }
 
     /// Tries to take a claim's one name by plain commands.
     pub(super) async fn take(&self, claim: &Claim) -> RedisResult<Outcome> {
+        self.admit().await?;
+        claim.mark_sent();
         self.join(Kind::Take, claim, |batch| batch.take(&self.layout, claim))
             .await
     }
@@ -172,7 +222,7 @@ impl Lane {
         claim: &Claim,
         add: impl FnOnce(&mut Batch) -> oneshot::Receiver<RedisResult<Outcome>>,
     ) -> RedisResult<Outcome> {
-        let outcome = self.send(|state| add(state.begin(kind, &claim.owner)))?;
+        let outcome = self.send(|state| add(state.begin(kind, Some(&claim.owner))))?;
         outcome.await.unwrap_or_else(|_| Err(broken()))
     }
 
@@ -180,7 +230,7 @@ impl Lane {
     /// alone that there is none.
     pub(super) fn vote(&self, who: &Arc<dyn Told>, last: usize, claim: &Claim, value: &str, floor: u64) {
         self.send_and_tell(who, last, |state, telling| {
-            let batch = state.begin(Kind::Vote, &claim.owner);
+            let batch = state.begin(Kind::Vote, Some(&claim.owner));
             batch.vote(&self.layout, claim, value, floor, telling);
         });
     }
@@ -188,7 +238,7 @@ impl Lane {
     /// Lets go of a claim's one name, and has somebody told of the answer.
     pub(super) fn free_and_tell(&self, who: &Arc<dyn Told>, number: usize, freeing: &'static Freeing, claim: &Claim) {
         self.send_and_tell(who, number, |state, telling| {
-            let batch = state.begin(Kind::Free, &claim.owner);
+            let batch = state.begin(Kind::Free, Some(&claim.owner));
             batch.free_and_tell(&self.layout, freeing, claim, telling);
         });
     }
@@ -265,6 +315,7 @@ impl Lane {
     pub(super) fn left_records(&self) -> Vec<Cmd> {
         let mut state = self.state();
         let mut calls = std::mem::take(&mut state.lost_records);
+        calls.append(&mut state.refused_records.0);
         for (_, record) in state.records.drain() {
             calls.push(record.call(&self.layout));
         }
@@ -282,18 +333,23 @@ impl Lane {
             call.write_packed_command(&mut state.out);
             state.wait(Single::Record(Box::new(call)));
         }
+        records.shrink_to(ATTEMPTS);
         state.records = records;
     }
 
     /// Ends the lane: calls under way fail, and no more are taken.
     pub(super) fn end(&self) {
         self.dead.store(true, Relaxed);
+        self.attempts.close();
         let mut state = self.state();
         state.seal();
+        // None of it is to be sent any more.
+        state.out = Vec::new();
+        state.written = 0;
         state.under_way = 0;
         let waiting = std::mem::take(&mut state.waiting);
         let lost = waiting.into_iter().filter_map(|asked| match asked {
-            Asked::Single(Single::Record(call)) => Some(*call),
+            Asked::Single(Single::Record(call) | Single::Source(call)) => Some(*call),
             _ => None,
         });
         state.lost_records.extend(lost);
@@ -301,6 +357,11 @@ impl Lane {
         // So that the event loop hears of it. A peer that has gone already is no matter.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         self.stirred.notify_one();
+    }
+
+    /// Whether the socket did not take everything that was to be sent.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.state().blocked
     }
 
     /// What is known of the connection's life.
@@ -315,12 +376,17 @@ impl Lane {
             match (&self.socket).write(&state.out[state.written..]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(count) => state.written += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    state.blocked = true;
+                    return Ok(());
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
+        state.blocked = false;
         state.out.clear();
+        state.out.shrink_to(CHUNK);
         state.written = 0;
         Ok(())
     }
@@ -342,7 +408,7 @@ impl Lane {
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
                 Err(error) => return Err(error.into()),
             };
-            let mut taken = 0;
+            let (mut taken, mut attempts) = (0, 0);
             while let Some(length) = resp::length(&state.input[taken..state.filled])? {
                 // A reply that nobody asked for: the connection cannot be made sense of.
                 let Some(asked) = state.waiting.pop_front() else {
@@ -350,12 +416,14 @@ impl Lane {
                 };
                 let asked = match asked {
                     Asked::Single(asked) => asked,
+                    Asked::Nothing(_) => continue,
                     Asked::Batch(sent) => {
                         let Some(length) = sent.length(&state.input[taken..state.filled])? else {
                             state.waiting.push_front(Asked::Batch(sent));
                             break;
                         };
                         state.under_way -= sent.calls();
+                        attempts += sent.attempts();
                         let learnt = sent.tell(&state.input[taken..taken + length])?;
                         taken += length;
                         if learnt.is_unknown {
@@ -376,6 +444,16 @@ impl Lane {
                     spoiled |= matches!(&reply, Value::ServerError(error) if spoils_connection(&error.clone().into()));
                 }
                 state.answer(asked, reply);
+            }
+            if attempts > 0 {
+                self.attempts.add_permits(attempts);
+            }
+            while state
+                .waiting
+                .front()
+                .is_some_and(|asked| matches!(asked, Asked::Nothing(_)))
+            {
+                state.waiting.pop_front();
             }
             state.input.copy_within(taken..state.filled, 0);
             state.filled -= taken;
@@ -435,8 +513,4 @@ impl Socket for Lane {
     fn end(&self) {
         Lane::end(self);
     }
-}
-
-pub(super) fn broken() -> RedisError {
-    io::Error::from(ErrorKind::BrokenPipe).into()
 }

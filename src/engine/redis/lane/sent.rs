@@ -25,6 +25,8 @@ pub(in super::super) enum Outcome {
     Replies(Box<[Value; 4]>),
     /// What the script answers for this name.
     Freed(i64),
+    /// The reply to a command of the caller's own.
+    Answer(Value),
 }
 
 /// Who is told what came of one name.
@@ -37,11 +39,21 @@ pub(super) enum Teller {
 }
 
 pub(super) struct Asker {
-    pub(super) owner: OwnerToken,
+    /// `None` for a command of the caller's own.
+    pub(super) owner: Option<OwnerToken>,
     pub(super) teller: Teller,
 }
 
 impl Asker {
+    /// Whether nobody waits for the outcome any more.
+    pub(super) fn is_gone(&self) -> bool {
+        matches!(&self.teller, Teller::Call(sender) if sender.is_closed())
+    }
+
+    fn owner(&self) -> Option<&[u8]> {
+        self.owner.as_ref().map(|owner| owner.as_str().as_bytes())
+    }
+
     fn tell(self, outcome: RedisResult<Outcome>) {
         match (self.teller, outcome) {
             (Teller::Call(sender), outcome) => {
@@ -78,11 +90,17 @@ impl Sent {
         self.askers.len()
     }
 
+    /// How many of them are attempts to acquire.
+    pub(super) fn attempts(&self) -> usize {
+        if self.kind.is_attempt() { self.askers.len() } else { 0 }
+    }
+
     /// How long the replies are together, when all of them have come.
     pub(super) fn length(&self, input: &[u8]) -> RedisResult<Option<usize>> {
         let count = self.askers.len();
         let replies = match self.kind {
             Kind::Look | Kind::Free => 1,
+            Kind::Script => count,
             Kind::Take => count + 3,
             Kind::Vote => 2 * count + 2,
         };
@@ -109,6 +127,12 @@ impl Sent {
             Kind::Look => tell_looks(self.askers, replies.next()?)?,
             Kind::Take => tell_takes(self.askers, &mut replies)?,
             Kind::Vote => learnt.error = tell_votes(self.askers, &mut replies)?,
+            Kind::Script => {
+                for asker in self.askers {
+                    let answer = resp::value(replies.next()?)?.extract_error();
+                    asker.tell(answer.map(Outcome::Answer));
+                }
+            }
             Kind::Free => {
                 learnt.error = tell_frees(self.askers, resp::value(replies.next()?)?)?;
                 let unknown = redis::ServerErrorKind::NoScript.into();
@@ -141,7 +165,7 @@ fn tell_looks(askers: Vec<Asker>, reply: &[u8]) -> RedisResult<()> {
     for asker in askers {
         // Not where the reply is an error: a right that is missing may be missing for one of the names only.
         let holder = resp::bulk(holders.next()?);
-        let is_held = holder.is_some_and(|holder| !holder.starts_with(asker.owner.as_str().as_bytes()));
+        let is_held = holder.is_some_and(|holder| !asker.owner().is_some_and(|owner| holder.starts_with(owner)));
         asker.tell(Ok(if is_held { Outcome::Held } else { Outcome::NotHeld }));
     }
     Ok(())
@@ -165,7 +189,7 @@ fn tell_takes(askers: Vec<Asker>, replies: &mut Reader<'_>) -> RedisResult<()> {
         };
         let outcome = match (&queued, &fence) {
             (Value::Int(queued), Value::Int(fence))
-                if held == resp::NIL && resp::bulk(holder) == Some(asker.owner.as_str().as_bytes()) =>
+                if held == resp::NIL && resp::bulk(holder).is_some_and(|holder| asker.owner() == Some(holder)) =>
             {
                 Ok(Outcome::Taken {
                     fence: *fence,

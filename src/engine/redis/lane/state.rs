@@ -1,11 +1,14 @@
 //! What is sent, what is read, and who waits for it.
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::{Cmd, ServerError, Value};
+use tokio::sync::Semaphore;
 
 use super::super::asked::{Asked, Single};
+use super::super::failure::passes;
 use super::super::keys::LAST;
 use super::super::plain::Record;
 use super::super::resp;
@@ -18,14 +21,22 @@ use crate::model::OwnerToken;
 /// How long tokens are drawn without a look at the server's clock.
 const SEED_EVERY: Duration = Duration::from_secs(1);
 
+/// How often records are sent again that the server refused for now, and how many of them are kept.
+const REPEAT_EVERY: Duration = Duration::from_secs(1);
+const MOST_REFUSED: usize = 4096;
+
 pub(super) struct State {
     pub(super) out: Vec<u8>,
     /// How much of `out` was written already.
     pub(super) written: usize,
+    /// The socket did not take all of `out`.
+    pub(super) blocked: bool,
     /// What was read and is not taken up yet, as far as `filled`.
     pub(super) input: Vec<u8>,
     pub(super) filled: usize,
     pub(super) waiting: VecDeque<Asked>,
+    /// How many more attempts to acquire may be sent.
+    attempts: Arc<Semaphore>,
     /// What is still put together, in the order in which it goes out.
     batches: [Batch; Kind::ALL.len()],
     /// For how many calls there is no reply yet.
@@ -36,6 +47,8 @@ pub(super) struct State {
     pub(super) seeded: Option<Moment>,
     /// The server would not, the last time.
     pub(super) unseeded: bool,
+    /// Records that the server refused for now (out of memory, busy, a full disk), and when they were last sent.
+    pub(super) refused_records: (Vec<Cmd>, Moment),
     /// What was on its way to be written down when the lane ended.
     pub(super) lost_records: Vec<Cmd>,
     /// Since when the oldest call waits, or when a reply last came.
@@ -43,16 +56,19 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(attempts: Arc<Semaphore>) -> Self {
         State {
+            attempts,
             out: Vec::with_capacity(4096),
             written: 0,
+            blocked: false,
             input: vec![0; CHUNK],
             filled: 0,
             waiting: VecDeque::new(),
             batches: Kind::ALL.map(Batch::new),
             under_way: 0,
             records: HashMap::new(),
+            refused_records: (Vec::new(), Moment::now()),
             lost_records: Vec::new(),
             seeded: None,
             unseeded: false,
@@ -62,7 +78,7 @@ impl State {
 
     /// Whether there is nothing to send, and no reply to come.
     pub(super) fn is_idle(&self) -> bool {
-        self.under_way == 0 && self.records.is_empty()
+        self.under_way == 0 && self.records.is_empty() && self.refused_records.0.is_empty()
     }
 
     /// There will be a reply.
@@ -72,11 +88,13 @@ impl State {
     }
 
     /// The batch that a call of this kind joins.
-    pub(super) fn begin(&mut self, kind: Kind, owner: &OwnerToken) -> &mut Batch {
+    pub(super) fn begin(&mut self, kind: Kind, owner: Option<&OwnerToken>) -> &mut Batch {
         // A release goes behind what its owner has asked for before. Of two by one owner the second finds nothing, which one
         // script for both could not tell.
-        let is_behind = kind == Kind::Free && self.batches.iter().any(|batch| batch.has(owner));
-        if is_behind {
+        let has = |owner| self.batches.iter().any(|batch| batch.has(owner));
+        let is_behind = kind == Kind::Free && owner.is_some_and(has);
+        let is_other = |batch: &&Batch| !batch.is_empty() && (batch.kind() == Kind::Script) != (kind == Kind::Script);
+        if is_behind || self.batches.iter().any(|batch| is_other(&batch)) {
             self.seal();
         }
         if kind == Kind::Take {
@@ -89,6 +107,11 @@ impl State {
     /// What was put together so far is to be sent: whatever is asked for from here on is carried out after it.
     pub(super) fn seal(&mut self) {
         for batch in &mut self.batches {
+            let withdrawn = batch.withdraw();
+            if withdrawn > 0 {
+                self.under_way -= withdrawn;
+                self.attempts.add_permits(withdrawn);
+            }
             if !batch.is_empty() {
                 let sent = batch.write(&mut self.out);
                 self.waiting.push_back(Asked::Batch(sent));
@@ -130,26 +153,57 @@ impl State {
                 }
             }
             Single::Record(call) => {
-                if let Value::ServerError(error) = reply
-                    && error.kind() == Some(redis::ServerErrorKind::NoScript)
-                {
+                let Value::ServerError(error) = reply else { return };
+                if error.kind() == Some(redis::ServerErrorKind::NoScript) {
                     // Of many that went out together the first takes the text along, which costs the server most of it.
                     let told = self
                         .waiting
                         .iter()
-                        .any(|asked| matches!(asked, Asked::Single(Single::Source)));
+                        .any(|asked| matches!(asked, Asked::Single(Single::Source(_))));
                     self.seal();
                     if told {
                         call.write_packed_command(&mut self.out);
                         self.wait(Single::Record(call));
                     } else {
                         RECORD.with_source(&call).write_packed_command(&mut self.out);
-                        self.wait(Single::Source);
+                        self.wait(Single::Source(call));
                     }
+                } else {
+                    self.refused(call, error);
                 }
             }
             Single::Told(telling) => telling.tell(reply.extract_error()),
-            Single::Source => {}
+            Single::Source(call) => {
+                if let Value::ServerError(error) = reply {
+                    self.refused(call, error);
+                }
+            }
+        }
+    }
+
+    /// Keeps a record for later, where the refusal passes.
+    fn refused(&mut self, call: Box<Cmd>, error: ServerError) {
+        let (calls, since) = &mut self.refused_records;
+        if passes(&error.into()) && calls.len() < MOST_REFUSED {
+            if calls.is_empty() {
+                *since = Moment::now();
+            }
+            calls.push(*call);
+        }
+    }
+
+    /// Sends again what was refused a while ago.
+    pub(super) fn repeat_records(&mut self) {
+        let (calls, since) = &mut self.refused_records;
+        if calls.is_empty() || since.elapsed() < REPEAT_EVERY {
+            return;
+        }
+        *since = Moment::now();
+        let calls = std::mem::take(calls);
+        self.seal();
+        for call in calls {
+            call.write_packed_command(&mut self.out);
+            self.wait(Single::Record(Box::new(call)));
         }
     }
 }
@@ -163,12 +217,13 @@ mod tests {
     use crate::model::Claim;
 
     fn take(state: &mut State, claim: &Claim) {
-        let batch = state.begin(Kind::Take, &claim.owner);
-        drop(batch.take(&Layout::new("lock:"), claim));
+        let batch = state.begin(Kind::Take, Some(&claim.owner));
+        // The caller waits.
+        std::mem::forget(batch.take(&Layout::new("lock:"), claim));
     }
 
     fn free(state: &mut State, claim: &Claim) {
-        let batch = state.begin(Kind::Free, &claim.owner);
+        let batch = state.begin(Kind::Free, Some(&claim.owner));
         drop(batch.free(&Layout::new("lock:"), &FREEING, claim, Some("process")));
     }
 
@@ -185,8 +240,12 @@ mod tests {
         text.split("\r\n").filter_map(name).collect()
     }
 
+    fn unseeded() -> State {
+        State::new(Arc::new(Semaphore::new(0)))
+    }
+
     fn seeded() -> State {
-        let mut state = State::new();
+        let mut state = unseeded();
         state.seeded = Some(Moment::now());
         state
     }
@@ -236,7 +295,7 @@ mod tests {
 
     #[test]
     fn tokens_are_drawn_behind_the_look_at_the_clock() {
-        let (claims, mut state) = (claims(1), State::new());
+        let (claims, mut state) = (claims(1), unseeded());
         take(&mut state, &claims[0]);
         state.seal();
         assert_eq!(

@@ -27,7 +27,8 @@ pub(super) async fn watch(lane: Weak<Lane>, stirred: Arc<Notify>) {
                 return;
             };
             let (waits, stale) = {
-                let state = lane.state();
+                let mut state = lane.state();
+                state.repeat_records();
                 let waits = !state.is_idle();
                 (waits, waits && state.since.elapsed() >= STALE)
             };

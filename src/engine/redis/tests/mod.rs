@@ -19,6 +19,7 @@ use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
 mod cluster;
 mod connection;
+mod dead;
 mod keyspace;
 mod nodes;
 mod outage;
@@ -36,6 +37,7 @@ mod rights;
 mod security;
 mod sentinel;
 mod speed;
+mod stall;
 mod topology;
 #[cfg(unix)]
 mod trouble;

@@ -1,0 +1,245 @@
+//! Waiters that died or stand still: what they cost those behind them, and the server.
+
+use super::*;
+
+const QUEUE: &str = "holdfast:queue:{lock:n}";
+
+/// Adds waiters of processes that are gone, in front of every other.
+async fn add_dead(other: &mut Other, count: usize, processes: usize) {
+    let till = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_millis()
+        + 4000;
+    let mut scores: Vec<(String, String)> = Vec::new();
+    for process in 0..processes {
+        scores.push((format!("-{till}"), format!("{process:016x}")));
+    }
+    for waiter in 0..count {
+        let process = waiter % processes;
+        scores.push(((waiter + 1).to_string(), format!("{process:016x}:{waiter:032x}")));
+    }
+    for some in scores.chunks(1000) {
+        let mut args = vec!["ZADD", QUEUE];
+        args.extend(
+            some.iter()
+                .flat_map(|(score, member)| [score.as_str(), member.as_str()]),
+        );
+        other.args::<()>(&args).await;
+    }
+}
+
+#[tokio::test]
+async fn a_hundred_thousand_dead_waiters_do_not_block_the_server() {
+    // All of few processes, and each of a process of its own.
+    for processes in [10, 100_000] {
+        let Some(server) = Server::start(&["--slowlog-log-slower-than", "30000"]).await else {
+            return;
+        };
+        let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
+        let (holder, next) = (claim("n"), waiting("n"));
+        take(&ours, &holder).await;
+        let mut next_told = wait(&theirs, &next).await;
+        add_dead(&mut other, 100_000, processes).await;
+        other.run::<()>("SLOWLOG RESET").await;
+        free(&ours, &holder).await;
+        told(&mut next_told).await;
+        take(&theirs, &next).await;
+        free(&theirs, &next).await;
+        // A stranger takes the name while nobody waits.
+        let stranger = claim("n");
+        take(&ours, &stranger).await;
+        free(&ours, &stranger).await;
+        // One script takes 1 ms or so. This machine may stand still once or twice.
+        let slow: i64 = other.run("SLOWLOG LEN").await;
+        assert!(
+            slow <= 3,
+            "{slow} scripts took more than 30 ms each, with {processes} processes"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_does_not_wait_gets_a_free_name_behind_dead_waiters() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    add_dead(&mut other, 2000, 3).await;
+    let any = claim("n");
+    take(&ours, &any).await;
+    free(&ours, &any).await;
+    assert_eq!(other.run::<i64>(&format!("EXISTS {QUEUE}")).await, 0);
+}
+
+#[tokio::test]
+async fn a_process_that_was_passed_over_comes_back_to_its_places() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
+    let (holder, first, second, third) = (claim("n"), waiting("n"), waiting("n"), waiting("n"));
+    take(&ours, &holder).await;
+    let mut first_told = wait(&theirs, &first).await;
+    let mut second_told = wait(&ours, &second).await;
+    // The first one's process counts as dead: as if it had stood still.
+    other.args::<()>(&["ZADD", QUEUE, "-1", &theirs.waiters.process]).await;
+    free(&ours, &holder).await;
+    told(&mut second_told).await;
+    take(&ours, &second).await;
+    let mut third_told = wait(&ours, &third).await;
+    // Its next heartbeat has it enter again, in front of the one that came later.
+    told(&mut first_told).await;
+    assert!(matches!(
+        theirs.try_acquire(&first).await.unwrap(),
+        Acquired::Held { .. }
+    ));
+    free(&ours, &second).await;
+    told(&mut first_told).await;
+    take(&theirs, &first).await;
+    free(&theirs, &first).await;
+    told(&mut third_told).await;
+}
+
+#[tokio::test]
+async fn a_waiter_with_a_short_ttl_that_stands_still_blocks_the_next_for_its_ttl() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let (holder, next) = (claim("n"), waiting("n"));
+    take(&ours, &holder).await;
+    // A process that receives messages and never answers.
+    let mut still = server.other().await;
+    still.run::<()>("SUBSCRIBE holdfast:to:00ff").await;
+    let mut next_told = wait(&ours, &next).await;
+    let till = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap()
+        .as_millis()
+        + 4000;
+    other
+        .args::<()>(&["ZADD", QUEUE, "1", &format!("00ff:{:032x}:400", 1)])
+        .await;
+    other.args::<()>(&["ZADD", QUEUE, &format!("-{till}"), "00ff"]).await;
+    let began = tokio::time::Instant::now();
+    free(&ours, &holder).await;
+    let held: String = other.run("GET lock:n").await;
+    assert_eq!(held, format!("{:032x}-next", 1));
+    told(&mut next_told).await;
+    take(&ours, &next).await;
+    // 0.4 s. Without the notification of the next process it is the next heartbeat, some 2 s later.
+    let waited = began.elapsed();
+    assert!(waited < Duration::from_millis(1300), "{waited:?}");
+}
+
+#[tokio::test]
+async fn a_claim_of_several_names_that_has_to_wait_further_keeps_its_process_alive() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
+    let (x, y) = (claim("n"), claim("y"));
+    take(&ours, &x).await;
+    take(&ours, &y).await;
+    let mut both = Claim::new(
+        &[key("n"), key("y")],
+        OwnerToken::fresh(),
+        Ttl::clamped(Duration::from_millis(300)),
+        Arc::new(Process::current()),
+    );
+    both.waiting = true;
+    // Of one process: the claim of both names, and behind it one of the first name alone.
+    let (mut both_told, behind) = (wait(&theirs, &both).await, waiting("n"));
+    let mut behind_told = wait(&theirs, &behind).await;
+    // A waiter of another process comes last.
+    let last = waiting("n");
+    let mut last_told = wait(&ours, &last).await;
+    free(&ours, &x).await;
+    told(&mut both_told).await;
+    // The other name is busy: the first goes to the waiter behind, and its process lives as before.
+    assert!(matches!(
+        theirs.try_acquire(&both).await.unwrap(),
+        Acquired::Held { key, .. } if key.as_str() == "y"
+    ));
+    told(&mut behind_told).await;
+    take(&theirs, &behind).await;
+    let left = waiting("n");
+    drop(wait(&theirs, &left).await);
+    let till: String = other.args(&["ZSCORE", QUEUE, &theirs.waiters.process]).await;
+    let now: Vec<String> = other.run("TIME").await;
+    let alive = -till.parse::<f64>().unwrap() - now[0].parse::<f64>().unwrap() * 1000.0;
+    assert!(alive > 2500.0, "alive for {alive} ms");
+    let quiet = tokio::time::timeout(Duration::from_millis(100), last_told.changed()).await;
+    assert!(quiet.is_err());
+}
+
+/// The queue's waiters in the order in which they are served, as owners.
+async fn served(other: &mut Other, queue: &str) -> Vec<String> {
+    let members: Vec<String> = other.args(&["ZRANGEBYSCORE", queue, "0", "+inf"]).await;
+    let owner = |member: &String| member.split(':').nth(1).unwrap().to_owned();
+    members.iter().map(owner).collect()
+}
+
+#[tokio::test]
+async fn attempts_in_order_take_effect_in_order() {
+    for names in [&["n"][..], &["n", "z"]] {
+        // A server that knows no script, and an engine without a subscription.
+        let Some(server) = Server::start(&[]).await else { return };
+        let (ours, mut other) = (server.engine().await, server.other().await);
+        let names: Vec<Key> = names.iter().map(|name| key(name)).collect();
+        let claims: Vec<Arc<Claim>> = (0..64)
+            .map(|_| {
+                let ttl = Ttl::clamped(LONG);
+                let mut claim = Claim::new(&names, OwnerToken::fresh(), ttl, Arc::new(Process::current()));
+                claim.waiting = true;
+                Arc::new(claim)
+            })
+            .collect();
+        for round in 0..2 {
+            let mut answers: Vec<Option<Acquired>> = vec![None; claims.len()];
+            ours.try_acquire_in_order(&claims, &mut |index, answer| answers[index] = Some(answer.unwrap()))
+                .await;
+            let granted = |answer: &Option<Acquired>| matches!(answer, Some(Acquired::Granted { .. }));
+            assert!(granted(&answers[0]), "{:?}", answers[0]);
+            assert!(answers[1..].iter().all(|answer| answer.is_some() && !granted(answer)));
+            assert!(claims.iter().all(|claim| claim.was_sent()));
+            let order: Vec<String> = claims[1..]
+                .iter()
+                .map(|claim| claim.owner.as_str().to_owned())
+                .collect();
+            assert_eq!(served(&mut other, QUEUE).await, order, "round {round}");
+            other.run::<()>("SCRIPT FLUSH").await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_fence_companion_of_a_cluster_outlives_a_release_by_a_day() {
+    let Some(server) = Server::start(&["--cluster-enabled", "yes"]).await else {
+        return;
+    };
+    let mut other = server.other().await;
+    other.run::<()>("CLUSTER ADDSLOTSRANGE 0 16383").await;
+    eventually("a cluster that serves", async || {
+        other.run::<String>("CLUSTER INFO").await.contains("cluster_state:ok")
+    })
+    .await;
+    let ours = server.engine().await;
+    let long = || {
+        let ttl = Ttl::clamped(Duration::from_secs(20 * 24 * 3600));
+        Claim::new(&[key("n")], OwnerToken::fresh(), ttl, Arc::new(Process::current()))
+    };
+    for how in 0..4 {
+        let held = long();
+        take(&ours, &held).await;
+        match how {
+            0 => free(&ours, &held).await,
+            1 => assert!(ours.force_release(&key("n")).await.unwrap()),
+            2 => {
+                let mut released = None;
+                ours.release_all(std::slice::from_ref(&held), &mut |_, answer| released = Some(answer))
+                    .await;
+                assert_eq!(released.unwrap().unwrap(), Released::Freed);
+            }
+            _ => {
+                let keep = Duration::from_millis(500);
+                assert_eq!(ours.release(&held, keep).await.unwrap(), Released::Freed);
+            }
+        }
+        let left: i64 = other.run("PTTL holdfast:fence:{lock:n}").await;
+        assert!((1..=25 * 3_600_000 + 60_000).contains(&left), "{left} ms, after {how}");
+    }
+}
