@@ -165,9 +165,12 @@ impl Attempt {
     async fn ask(&self, index: usize, is_sent: &AtomicBool) -> std::result::Result<Value, Failure> {
         let link = &self.quorum.nodes[index].link;
         let connection = link.connection().await?;
-        self.claim.mark_sent();
-        is_sent.store(true, Relaxed);
-        link.run_on(&connection, &ACQUIRE, &self.call(), false).await
+        let mark_sent = || {
+            self.claim.mark_sent();
+            is_sent.store(true, Relaxed);
+        };
+        link.run_on(&connection, &ACQUIRE, &self.call(), false, Some(&mark_sent))
+            .await
     }
 
     /// The script's answer, or why there is none.
