@@ -2,6 +2,10 @@
 import assert from 'node:assert/strict'
 import { assertFree, rejection, rejects, sleep, timed, until } from '../tools.mjs'
 
+/** Acquires a name for 0.2 s. A machine that stands still may receive the grant when the lease is over: then again. */
+const briefly = (service, name) =>
+  until('a grant in time', () => service.acquireLock(name, 0.2).catch((error) => assert.match(error.message, /too late/)))
+
 export function gist(test) {
   test('acquireLock is true once, for one service, and not re-entrant', async (place) => {
     const [a, b] = await place.connectAll(2)
@@ -74,11 +78,11 @@ export function gist(test) {
 
   test('releaseLock is false after expiry, and after a take-over', async (place) => {
     const [a, b] = await place.connectAll(2)
-    assert.equal(await a.acquireLock('expired', 0.2), true)
+    await briefly(a, 'expired')
     await until('expiry', async () => (await b.inspect('expired')) === null)
     assert.equal(await a.releaseLock('expired'), false)
 
-    assert.equal(await a.acquireLock('taken', 0.2), true)
+    await briefly(a, 'taken')
     await until('take-over', () => b.acquireLock('taken', 60))
     assert.equal(await a.releaseLock('taken'), false)
     assert.equal(await a.acquireLock('taken', 60), false, 'b must hold it still')
@@ -96,7 +100,7 @@ export function gist(test) {
 
   test('a service takes its own name again after expiry', async (place) => {
     const a = await place.connect()
-    assert.equal(await a.acquireLock('again', 0.1), true)
+    await briefly(a, 'again')
     await until('expiry', () => a.acquireLock('again', 60))
     assert.equal(await a.releaseLock('again'), true)
     assert.equal(await a.inspect('again'), null)

@@ -262,7 +262,9 @@ impl Locks {
         let started = tokio::time::Instant::now();
         let mut backoff = Backoff::for_store();
         loop {
-            let error = match inner.engine.list(prefix, inner.store_timeout).await {
+            // What is left: a store that is down costs no more than one store timeout.
+            let page_timeout = inner.store_timeout.saturating_sub(started.elapsed());
+            let error = match inner.engine.list(prefix, page_timeout).await {
                 Ok(found) => return Ok(found),
                 Err(error) => error,
             };
