@@ -50,8 +50,8 @@ function leaveOutSuccesses() {
   }
 }
 
-/** Tests wait for servers and leases most of the time: more of them at once than there are cores. */
-const RUST_THREADS = Math.max(8, availableParallelism())
+/** Tests wait for servers and leases most of the time: twice as many at once as there are cores. */
+const RUST_THREADS = 2 * availableParallelism()
 
 async function rustTests(env) {
   // napi builds the addon for an explicit target, which cargo keeps apart: the same one here, or all crates compile twice.
