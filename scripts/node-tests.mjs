@@ -8,13 +8,12 @@ const TIMEOUT_MS = 600_000
 /**
  * Runs `files` in the given order, `concurrency` of them at a time. The environment is that of this process.
  *
- * Gives `passed`, `failed`, `skipped` (a line for each), and `seconds`: how long the tests of each file took.
+ * Gives `passed`, `failed`, `skipped` (a line for each), and `seconds`: how long each file took.
  */
 export async function runTests(files, concurrency) {
   const results = { passed: 0, failed: 0, skipped: [], seconds: new Map() }
   let failedSuites = 0
-  const ended = ({ name, file, nesting, skip, todo, details }, isGood) => {
-    if (nesting === 0 && file) results.seconds.set(file, (results.seconds.get(file) ?? 0) + details.duration_ms / 1000)
+  const ended = ({ name, skip, todo, details }, isGood) => {
     if (details.type === 'suite') {
       if (!isGood) failedSuites++
     } else if (!isGood) results.failed++
@@ -22,6 +21,9 @@ export async function runTests(files, concurrency) {
     else if (todo === undefined) results.passed++
   }
   const tests = run({ files, concurrency, timeout: TIMEOUT_MS })
+  tests.on('test:complete', ({ name, nesting, details }) => {
+    if (nesting === 0 && files.includes(name)) results.seconds.set(name, details.duration_ms / 1000)
+  })
   tests.on('test:pass', (data) => ended(data, true)).on('test:fail', (data) => ended(data, false))
   for await (const text of tests.compose(new spec())) process.stdout.write(text)
   // A hook that fails is no test.

@@ -50,12 +50,13 @@ function leaveOutSuccesses() {
   }
 }
 
-/** Tests wait for servers and leases most of the time: more of them at once than there are cores. */
-const RUST_THREADS = Math.max(8, availableParallelism())
+/** Tests wait for servers and leases most of the time: twice as many at once as there are cores. */
+const RUST_THREADS = 2 * availableParallelism()
 
 async function rustTests(env) {
   // napi builds the addon for an explicit target, which cargo keeps apart: the same one here, or all crates compile twice.
-  const args = ['test', '--target', hostTarget, '--no-default-features', '--features', 'memory,sqlite,redis,mongodb']
+  // The library alone: without `--lib` cargo builds the addon's library once more, for documentation tests that there are none of.
+  const args = ['test', '--lib', '--target', hostTarget, '--no-default-features', '--features', 'memory,sqlite,redis,mongodb']
   const { code: built } = await step('build of the Rust tests', () => run('cargo', [...args, '--no-run']))
   if (built !== 0) return { passed: 0, failed: 1, skipped: [] }
   // With what the tests print: one that finds no server passes, and says so, which is counted below.
@@ -75,7 +76,7 @@ async function rustTests(env) {
 }
 
 /** Specs that keep a core busy all the time: they would make the others late, and run one at a time after them. */
-const BUSY = /^(bench|bursts.*|mongodb-fleet)\.spec\.mjs$/
+const BUSY = /^(bench|.*bursts?|bursts-.*|.*-stall|mongodb-fleet)\.spec\.mjs$/
 /** Specs that run for a minute or more: they start first, so that none of them is alone at the end. */
 const LONG = ['processes', 'mongodb-failover-load', 'mongodb-failover', 'redis-sentinel', 'mongodb-security', 'outage', 'mongodb-rights']
 /** The others wait most of the time: three of them need about one of two cores. */

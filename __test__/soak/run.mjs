@@ -222,7 +222,7 @@ async function runCases(kind) {
     try {
       const facts = await run()
       count.passed++
-      console.log(`ok     ${kind} case ${name}, ${took()}${facts ? `: ${facts}` : ''}`)
+      console.log(`ok     ${kind} case ${name}, ${took()}${facts ? `: ${typeof facts === 'string' ? facts : JSON.stringify(facts)}` : ''}`)
     } catch (error) {
       count.failed++
       console.log(`FAILED ${kind} case ${name}, ${took()}\n       ${error.stack.replace(/\n/g, '\n       ')}`)
