@@ -25,10 +25,12 @@ export async function burst(count = 5000) {
   try {
     const kept = await locks.acquire('kept', { ttlMs: 6000 })
     const before = rss()
-    const startedAt = performance.now()
     let slowest = 0
-    const done = () => (slowest = Math.max(slowest, performance.now() - startedAt))
-    const calls = Array.from({ length: count }, (_, i) => locks.tryAcquire(`free ${i}`, { ttlMs: 60_000 }).finally(done))
+    const calls = Array.from({ length: count }, (_, i) => {
+      const startedAt = performance.now()
+      const done = () => (slowest = Math.max(slowest, performance.now() - startedAt))
+      return locks.tryAcquire(`free ${i}`, { ttlMs: 60_000 }).finally(done)
+    })
     const peak = rss()
     const results = await Promise.allSettled(calls)
     const granted = results.filter(({ value }) => value).length

@@ -169,8 +169,9 @@ impl Attempt {
             self.claim.mark_sent();
             is_sent.store(true, Relaxed);
         };
-        link.run_on(&connection, &ACQUIRE, &self.call(), false, Some(&mark_sent))
-            .await
+        // Boxed, so that a call that waits for a connection is small.
+        let call = self.call();
+        Box::pin(link.run_on(&connection, &ACQUIRE, &call, false, Some(&mark_sent))).await
     }
 
     /// The script's answer, or why there is none.

@@ -196,9 +196,19 @@ impl Node {
         }
     }
 
+    /// Runs a script. The exchange takes its memory when there is a connection: many calls may wait for one.
+    pub(super) async fn run(&self, script: &Script, call: &Cmd) -> Result<Value, Failure> {
+        #[cfg(unix)]
+        if self.link.lane().is_some() {
+            return Box::pin(self.link.run(script, call)).await;
+        }
+        let connection = self.link.connection().await?;
+        Box::pin(self.link.run_on(&connection, script, call, false, None)).await
+    }
+
     /// Runs a script that answers a number.
     pub(super) async fn number(&self, script: &Script, call: &Cmd) -> Result<i64, Failure> {
-        number(&self.link.run(script, call).await?)
+        number(&self.run(script, call).await?)
     }
 }
 

@@ -203,7 +203,7 @@ impl Parting {
         let parting = self.clone();
         self.quorum.spawn(async move {
             let quorum = &parting.quorum;
-            let answer = quorum.nodes[index].link.run(&RELEASE, parting.call());
+            let answer = quorum.nodes[index].run(&RELEASE, parting.call());
             match tokio::time::timeout(quorum.patience, answer).await {
                 Ok(answer) => parting.answered(index, answer),
                 Err(_) => parting.remains(index),

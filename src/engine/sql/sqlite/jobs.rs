@@ -124,14 +124,7 @@ impl Job {
             }
             Job::Renew(claim, ttl, reply) => reply.answer = Some(verbs.renew(call, claim, *ttl).await?),
             Job::Transfer(claim, to, reply) => reply.answer = Some(verbs.transfer(call, claim, to).await?),
-            Job::Release(claims, keep, reply) => {
-                let mut answers = Vec::with_capacity(claims.len());
-                for (index, claim) in claims.iter().enumerate() {
-                    let part = call.part(index + 1 == claims.len());
-                    answers.push(verbs.release(part, claim, *keep).await?);
-                }
-                reply.answer = Some(answers);
-            }
+            Job::Release(claims, keep, reply) => reply.answer = Some(verbs.release(call, claims, *keep).await?),
             Job::ForceRelease(key, reply) => reply.answer = Some(verbs.force_release(call, key).await?),
             Job::Inspect(key, reply) => reply.answer = Some(verbs.inspect(call.transaction, key).await?),
             Job::List(page, reply) => reply.answer = Some(verbs.list(call.transaction, page).await?),

@@ -1,5 +1,6 @@
 //! What each verb reads and writes within a transaction.
 
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
@@ -122,7 +123,7 @@ impl Verbs {
                         last: last && liveness.is_none(),
                         told,
                     };
-                    self.release(call, claim, Duration::ZERO).await?;
+                    self.release(call, std::slice::from_ref(claim), Duration::ZERO).await?;
                 }
                 let key = claim.keys()[index].clone();
                 if let Some(liveness) = liveness {
@@ -175,29 +176,41 @@ impl Verbs {
         Ok(renewed(&answers, claim))
     }
 
-    pub(super) async fn release(&self, call: Call<'_, '_>, claim: &Claim, keep: Duration) -> sqlx::Result<Released> {
+    /// Releases claims, in one exchange with the driver. Returns one answer for each.
+    pub(super) async fn release(
+        &self,
+        call: Call<'_, '_>,
+        claims: &[Claim],
+        keep: Duration,
+    ) -> sqlx::Result<Vec<Released>> {
         // Whole milliseconds, rounded up: a keep that is not zero stays one.
         let keep_ms = i64::try_from(keep.as_nanos().div_ceil(1_000_000))
             .unwrap_or(i64::MAX)
             .min(MAX_KEEP_MS);
+        let pairs = claims.iter().flat_map(|claim| {
+            let owner = claim.owner.as_str();
+            claim.keys().iter().map(move |key| (self.hexadecimal(key), owner))
+        });
+        let pairs: Vec<String> = pairs.map(|(name, owner)| format!("[\"{name}\",\"{owner}\"]")).collect();
         let answers = call
             .transaction
             .run(&self.statements.release, call.last, |q| {
-                q.bind(self.names(claim.keys()))
-                    .bind(claim.owner.as_str().to_owned())
-                    .bind(keep_ms)
+                q.bind(format!("[{}]", pairs.join(","))).bind(keep_ms)
             })
             .await?;
         read_addresses(&answers, call.told)?;
-        let mut held = rows(&answers, 1).len();
-        for row in rows(&answers, 2) {
-            held += usize::from(row.try_get::<bool, _>(0)?);
+        let mut held: HashMap<String, usize> = HashMap::new();
+        for row in rows(&answers, 1) {
+            *held.entry(row.try_get(0)?).or_default() += 1;
         }
-        Ok(if held == claim.keys().len() {
-            Released::Freed
-        } else {
-            Released::NotHeld
-        })
+        for row in rows(&answers, 2) {
+            *held.entry(row.try_get(0)?).or_default() += usize::from(row.try_get::<bool, _>(1)?);
+        }
+        let answer = |claim: &Claim| match held.get(claim.owner.as_str()) {
+            Some(count) if *count == claim.keys().len() => Released::Freed,
+            _ => Released::NotHeld,
+        };
+        Ok(claims.iter().map(answer).collect())
     }
 
     pub(super) async fn force_release(&self, call: Call<'_, '_>, key: &Key) -> sqlx::Result<bool> {
@@ -272,16 +285,17 @@ impl Verbs {
 
     /// Several names as one argument. JSON cannot carry bytes (and SQLite's stops at a zero), hence the hexadecimal.
     fn names(&self, keys: &[Key]) -> String {
-        let mut json = String::with_capacity(keys.iter().map(|key| key.as_str().len() * 2 + 3).sum::<usize>() + 2);
-        for key in keys {
-            json.push_str(if json.is_empty() { "[\"" } else { "\",\"" });
-            for byte in self.prefix.bytes().chain(key.as_str().bytes()) {
-                // Writing to a String cannot fail.
-                let _ = write!(json, "{byte:02x}");
-            }
+        let names: Vec<String> = keys.iter().map(|key| self.hexadecimal(key)).collect();
+        format!("[\"{}\"]", names.join("\",\""))
+    }
+
+    fn hexadecimal(&self, key: &Key) -> String {
+        let mut text = String::with_capacity(2 * (self.prefix.len() + key.as_str().len()));
+        for byte in self.prefix.bytes().chain(key.as_str().bytes()) {
+            // Writing to a String cannot fail.
+            let _ = write!(text, "{byte:02x}");
         }
-        json.push_str("\"]");
-        json
+        text
     }
 }
 

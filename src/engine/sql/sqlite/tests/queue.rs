@@ -208,6 +208,7 @@ async fn no_statement_scans_a_table() {
             let step: String = step.get("detail");
             let harmless = [
                 "claimed VIRTUAL",
+                "claims",
                 "clock",
                 "concerned",
                 "fence",
