@@ -75,7 +75,7 @@ async function rustTests(env) {
 }
 
 /** Specs that keep a core busy all the time: they would make the others late, and run one at a time after them. */
-const BUSY = /^(bench|bursts.*|mongodb-fleet)\.spec\.mjs$/
+const BUSY = /^(bench|bursts.*|mongodb-fleet|mongodb-stall)\.spec\.mjs$/
 /** Specs that run for a minute or more: they start first, so that none of them is alone at the end. */
 const LONG = ['processes', 'mongodb-failover-load', 'mongodb-failover', 'redis-sentinel', 'mongodb-security', 'outage', 'mongodb-rights']
 /** The others wait most of the time: three of them need about one of two cores. */
