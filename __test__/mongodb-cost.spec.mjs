@@ -76,6 +76,31 @@ scenes('mongodb-replica-set', 'what waiting costs', { serverPerTest: true }, (te
     assert.ok(perHandOff[2] <= perHandOff[0] + 1, `${perHandOff} operations`)
   })
 
+  test('a process that waits receives nothing of the names that others use', async (scene) => {
+    const perPair = () =>
+      look(scene, async (db) => {
+        const PAIRS = 200
+        const bytes = async () => (await db.command({ serverStatus: 1 })).network.bytesOut
+        const before = await bytes()
+        for (let pair = 0; pair < PAIRS; pair++) await (await scene.direct.acquire(`pair${pair}`)).release()
+        return Number((await bytes()) - before) / PAIRS
+      })
+    const alone = await perPair()
+    const held = await Promise.all(Array.from({ length: 12 }, (_, index) => scene.direct.acquire(`w${index}`)))
+    const turns = []
+    for (let index = 0; index < held.length; index++) {
+      const locks = await scene.connect({}, scene.server.port)
+      turns.push(locks.using(`w${index}`, { waitMs: 60_000 }, () => {}))
+      await waiting(locks, 1)
+    }
+    await until('all have a place', () => look(scene, async (db) => (await db.collection('locks').countDocuments({ 'queue.0': { $exists: true } })) === held.length))
+    const beside = await perPair()
+    // Events of each pair for each process would be three times as much again.
+    assert.ok(beside < 2 * alone, `${beside} bytes per pair beside 12 processes that wait, ${alone} without them`)
+    await Promise.all(held.map((lock) => lock.release()))
+    await Promise.all(turns)
+  })
+
   test('many names that were waited for leave nothing', async (scene) => {
     const locks = await scene.connect({}, scene.server.port)
     const names = Array.from({ length: 300 }, (_, index) => `n${index}`)

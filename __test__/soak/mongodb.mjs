@@ -120,6 +120,28 @@ export async function stall({ replicaSet = false, how = 'SIGSTOP', perSecond = 3
   })
 }
 
+/** Commands that were sent are never answered, while the driver's monitor sees the server: service resumes after the limit. */
+export async function silence({ replicaSet = true, count = 300 } = {}) {
+  const args = ['--setParameter', 'enableTestCommands=1']
+  return onServer({ replicaSet, args }, async ({ client, connect }) => {
+    const service = await connect({ storeTimeoutMs: 800 })
+    await (await service.tryAcquire('before')).release()
+    const failCommands = ['insert', 'update', 'delete', 'findAndModify', 'find']
+    const data = { failCommands, blockConnection: true, blockTimeMS: 90_000, appName: 'holdfast' }
+    await client.db('admin').command({ configureFailPoint: 'failCommand', mode: 'alwaysOn', data })
+    const results = await Promise.allSettled(Array.from({ length: count }, (_, index) => service.tryAcquire(`n${index}`, { ttlMs: 2000 })))
+    for (const { reason } of results) assert.ok(reason?.code === 'LOCK_STORE' && reason.retryable, reason?.stack)
+    const began = performance.now()
+    // Its answer waits for the blocked commands.
+    const off = client.db('admin').command({ configureFailPoint: 'failCommand', mode: 'off' })
+    const works = () => service.using('after', () => true).catch(() => false)
+    await until('service resumes', works, 4 * 800 + 2000 + SLACK_MS)
+    const resumedMs = performance.now() - began
+    await off
+    return { resumedMs }
+  })
+}
+
 /** Many attempts for free names at once: each is granted or rejects in time and leaves nothing; other leases are renewed. */
 export async function burst({ replicaSet = true, count = 5000, bursts = 1, ttlMs = 6000 } = {}) {
   return onServer({ replicaSet }, async ({ connect, locks }) => {

@@ -3,21 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mongodb::bson::{Bson, DateTime, Document, Timestamp, doc};
+use mongodb::bson::{Document, Timestamp, doc};
 use mongodb::options::{Acknowledgment, ReturnDocument, WriteConcern};
 
 use super::attempts::Caller;
-use super::documents::{self, EXPIRES_AT, FENCE, SINCE};
-use super::estimate::{Look, Written};
+use super::documents;
 use super::failure::Failure;
-use super::fence::{Stamp, observed};
+use super::fence::Stamp;
 use super::pool::Class;
 use super::queue::{self, Waiter};
+use super::stamp::{Unstamped, not_newer};
 use super::watch::Use;
 use super::{Core, Outcome};
-use crate::clock::Moment;
-use crate::engine::{Acquired, Renewed};
-use crate::model::{Claim, Fence, Key, OwnerToken};
+use crate::engine::Acquired;
+use crate::model::{Claim, Key, OwnerToken};
 
 /// How often a try starts over when what it took was gone, or changed by an earlier try of the same claim, before it was
 /// stamped. Leases shorter than a round trip get there, and a call that was given up and is still under way.
@@ -25,8 +24,6 @@ const ROUNDS: usize = 3;
 /// When to try again when it is not known how long the holder lasts: somebody got or freed the name just now.
 const SOON: Duration = Duration::from_millis(1);
 
-/// After so many hand-offs a name gets a new stamp, so that its tokens stay within the second of the stamp.
-const MOST_HANDED: u32 = 100_000;
 /// The shortest lease whose end is written by an estimate.
 const SHORTEST_ESTIMATED: Duration = Duration::from_secs(1);
 
@@ -73,17 +70,6 @@ impl Busy {
         let (place, ahead) = (None, 0);
         Busy { left, place, ahead }
     }
-}
-
-/// A name that was taken, until it has its stamp.
-#[derive(Default)]
-pub(super) struct Unstamped {
-    /// The one that it has already.
-    stamp: Option<Stamp>,
-    /// Whether it was taken with the full write concern.
-    is_settled: bool,
-    /// Its end, if that was written by the estimate.
-    written: Option<Written>,
 }
 
 impl Core {
@@ -362,90 +348,6 @@ impl Core {
             .map(Busy::without_place))
     }
 
-    /// Gives one fence to all names of the claim, which `take_all` left in this owner's hands.
-    ///
-    /// # Behavior
-    /// `None`: at least one of them changed since then, and nothing is granted. `newest` gets the stamp that was drawn.
-    pub(super) async fn stamp_all(
-        &self,
-        claim: &Claim,
-        taken: &[Unstamped],
-        newest: &mut Option<Timestamp>,
-    ) -> Outcome<Option<Fence>> {
-        if let [Unstamped { stamp: Some(first), .. }, others @ ..] = taken
-            && others.iter().all(|other| other.stamp == Some(*first))
-            && first.handed < MOST_HANDED
-        {
-            // Handed on, or granted by an earlier try whose answer was lost: the same fence again. Renewing makes sure
-            // that it has the full write concern, too.
-            let is_granted =
-                taken.iter().all(|taken| taken.is_settled) || self.extend(claim, claim.ttl).await? == Renewed::Extended;
-            return match is_granted {
-                true => self.fence(first).map(Some),
-                false => Ok(None),
-            };
-        }
-        let ids = self.ids(claim);
-        let mut unchanged = documents::owned(&ids[..1], &claim.owner);
-        unchanged.insert(FENCE, observed(taken[0].stamp));
-        let sent = Moment::now();
-        let document: Option<Document> = self
-            .locks()
-            .find_one_and_update(unchanged, Stamp::draw())
-            .return_document(ReturnDocument::After)
-            .projection(doc! { FENCE: 1, SINCE: 1 })
-            .await?;
-        let answered = Moment::now();
-        let Some(stamp) = document.as_ref().and_then(Stamp::of) else {
-            return Ok(None);
-        };
-        let look = Look {
-            shown: stamp.since,
-            sent,
-            answered,
-        };
-        self.estimate.note(look);
-        *newest = Some(stamp.tick).max(*newest);
-        if !self.corrected(claim, &ids, taken, look).await? {
-            return Ok(None);
-        }
-        let others = &ids[1..];
-        if !others.is_empty() {
-            let not_newer = not_newer(documents::owned(others, &claim.owner), stamp.tick);
-            let copied = self.locks().update_many(not_newer, stamp.copy()).await?;
-            if copied.matched_count < others.len() as u64 {
-                return Ok(None);
-            }
-        }
-        self.fence(&stamp).map(Some)
-    }
-
-    fn fence(&self, stamp: &Stamp) -> Outcome<Fence> {
-        stamp.fence(self.clock).ok_or_else(Failure::without_tokens)
-    }
-
-    /// Corrects the ends that were written by an estimate, where a look at the server's clock says that they are wrong.
-    /// `false`: at least one of the names was gone.
-    ///
-    /// A correction that arrives late must not shorten what was extended since: hence only ends that were written here.
-    async fn corrected(&self, claim: &Claim, ids: &[String], taken: &[Unstamped], look: Look) -> Outcome<bool> {
-        let written = ids
-            .iter()
-            .zip(taken)
-            .filter_map(|(id, taken)| Some((id, taken.written?)));
-        let (wrong, ends): (Vec<String>, Vec<DateTime>) = written
-            .filter(|(_, written)| !written.is_right(look))
-            .map(|(id, written)| (id.clone(), written.expires_at))
-            .unzip();
-        if wrong.is_empty() {
-            return Ok(true);
-        }
-        let mut ours = documents::owned(&wrong, &claim.owner);
-        ours.insert(EXPIRES_AT, doc! { "$in": ends });
-        let corrected = self.locks().update_many(ours, documents::ends(claim.ttl)).await?;
-        Ok(corrected.matched_count == wrong.len() as u64)
-    }
-
     /// Frees the first names of the claim, those that were taken, with stamps up to `newest`, or (`None`) without one.
     ///
     /// A command that is still on its way when its answer is given up may arrive during a later try of the same claim.
@@ -466,12 +368,6 @@ impl Core {
 fn newest_of(taken: &[Unstamped]) -> Option<Timestamp> {
     let stamps = taken.iter().filter_map(|taken| taken.stamp);
     stamps.map(|stamp| stamp.tick).max()
-}
-
-/// Narrows a filter to documents without a stamp, or with one up to `tick`.
-fn not_newer(mut filter: Document, tick: Timestamp) -> Document {
-    filter.insert(FENCE, doc! { "$not": { "$gt": Bson::Timestamp(tick) } });
-    filter
 }
 
 /// The acknowledgement of the primary alone.

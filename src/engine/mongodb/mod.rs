@@ -4,12 +4,12 @@
 //! - `config.rs`: where a store is, from its URL (`url.rs`: that text; `tls.rs`: its certificates); `connect.rs`: from
 //!   there to an engine; `index.rs`: the TTL index.
 //! - `pool.rs`: which calls may use a connection, and in which order (`attempt_queue.rs`: that of attempts); `attempts.rs`: attempts that were dropped.
-//! - `acquire.rs`: one attempt; `batch.rs`: the attempts of several waiters, and the releases of several claims. `estimate.rs`: the server's clock as it is thought to be. `fence.rs`: where the fencing token
+//! - `acquire.rs`: one attempt (`stamp.rs`: its last step); `batch.rs`: the attempts of several waiters, and the releases of several claims. `estimate.rs`: the server's clock as it is thought to be. `fence.rs`: where the fencing token
 //!   comes from, and why it is right. `release.rs`: letting go.
 //! - `transfer.rs`: a lease goes into other hands.
 //! - `inspect.rs`: who holds what. `documents.rs`: filters, pipelines, and the fields of a document.
 //! - `queue.rs`: the queue of a name; `waiting.rs`: the part of a process in it; `watch.rs`: its wake-up by a change
-//!   stream; `poll.rs`: by a look now and then, where there is none.
+//!   stream (`event.rs`: its events); `poll.rs`: by a look now and then, where there is none.
 //! - `failure.rs`: which failures pass by themselves; `trouble.rs`: what the driver's texts mean; `sight.rs`: what is seen of
 //!   the servers while connecting, and of elections.
 //!
@@ -35,6 +35,7 @@ mod config;
 mod connect;
 mod documents;
 mod estimate;
+mod event;
 mod failure;
 mod fence;
 mod index;
@@ -44,6 +45,7 @@ mod pool;
 mod queue;
 mod release;
 mod sight;
+mod stamp;
 #[cfg(test)]
 mod tests;
 mod tls;

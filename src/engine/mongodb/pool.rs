@@ -13,7 +13,8 @@
 //! calls in progress alone. The order is that of arrival, and that of `attempt_queue.rs` for attempts.
 //!
 //! # A driver that does not recover
-//! A call without an answer is aborted after [`LIMIT`] store timeouts. Where nothing else was answered in all that time
+//! A call without an answer is aborted after [`LIMIT`] store timeouts, or after one where another primary was elected
+//! meanwhile: the old one may hang. Where nothing else was answered in all that time
 //! although the driver's monitor has seen the server, a new client takes the place of the old one.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -88,7 +89,7 @@ pub(super) struct Pool {
     attempts: Arc<AttemptQueue>,
     releases: Arc<Semaphore>,
     queries: Arc<Semaphore>,
-    limit: Duration,
+    store_timeout: Duration,
     /// When the driver answered last.
     answered: AtomicU64,
 }
@@ -115,7 +116,7 @@ impl Pool {
             attempts: AttemptQueue::new((size * 5 / 8).max(1)),
             releases: permits(size / 4),
             queries: permits(size / 8),
-            limit: store_timeout * LIMIT,
+            store_timeout,
             answered: AtomicU64::new(Moment::now().to_nanos()),
         })
     }
@@ -165,18 +166,21 @@ impl Pool {
         let pool = self.clone();
         let task = tokio::spawn(async move {
             let began = Moment::now();
-            let outcome = tokio::time::timeout(pool.limit, calls).await;
+            let outcome = tokio::select! {
+                biased;
+                outcome = calls => Some(outcome),
+                () = pool.has_no_answer_in_time() => None,
+            };
             drop(permit);
-            match outcome {
-                Ok(outcome) => {
-                    pool.answered.store(Moment::now().to_nanos(), Relaxed);
-                    outcome
-                }
-                Err(_) => {
-                    pool.replace_client_unless_answered_since(began);
-                    Err(Failure::unanswered(pool.limit))
-                }
+            if let Some(outcome) = outcome {
+                pool.answered.store(Moment::now().to_nanos(), Relaxed);
+                return outcome;
             }
+            let waited = began.elapsed();
+            if waited >= pool.store_timeout * LIMIT {
+                pool.replace_client_unless_answered_since(began);
+            }
+            Err(Failure::unanswered(waited))
         });
         // A task that panicked, or whose runtime ends.
         async { task.await.unwrap_or_else(|_| Err(Failure(ErrorKind::Shutdown.into()))) }
@@ -193,6 +197,22 @@ impl Pool {
         self.run(permit, calls()).await
     }
 
+    /// Waits as long as a call may take that begins now. Where another primary was elected, that is one store timeout: the old
+    /// one may hang, and the caller has given up by then.
+    async fn has_no_answer_in_time(&self) {
+        let mut election = self.sight.election();
+        tokio::time::sleep(self.store_timeout).await;
+        let elected = async {
+            if election.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        tokio::select! {
+            () = elected => {}
+            () = tokio::time::sleep(self.store_timeout * (LIMIT - 1)) => {}
+        }
+    }
+
     /// Replaces the client if the driver has not answered anything since `began` although the server is there.
     fn replace_client_unless_answered_since(&self, began: Moment) {
         if self.answered.load(Relaxed) > began.to_nanos() || !self.sight.has_seen_a_server_since(began) {
@@ -203,7 +223,7 @@ impl Pool {
         };
         tracing::warn!(
             "no call was answered for {:?}: the MongoDB client is replaced",
-            self.limit
+            began.elapsed()
         );
         let locks = self.place.of(&client);
         // The old client goes with the last of its calls.

@@ -17,10 +17,11 @@ use mongodb::bson::{Document, doc};
 use mongodb::options::ReturnDocument;
 use tokio::sync::watch;
 
+use super::event::Change;
 use super::index::IndexKeeper;
 use super::poll::Poll;
 use super::pool::{Class, Pool};
-use super::watch::{Change, Use, Watcher};
+use super::watch::{Use, Watcher};
 use super::{Outcome, documents, queue};
 use crate::engine::Subscription;
 use crate::engine::waiters::{self, Waiters};

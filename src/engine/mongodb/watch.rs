@@ -22,23 +22,18 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use mongodb::bson::oid::ObjectId;
-use mongodb::bson::{Bson, Document, doc};
 use mongodb::change_stream::ChangeStream;
 use mongodb::error::ErrorKind;
 use mongodb::options::ReadConcern;
-use serde::Deserialize;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use super::Outcome;
-use super::documents::{EXPIRES_AT, KEPT, millis};
+use super::event::{self, Change, Event};
 use super::failure::Failure;
 use super::index::IndexKeeper;
 use super::pool::Pool;
-use super::queue::{RESERVED, RESERVED_UNTIL, STAYS};
-use crate::engine::waiters::RESERVED as LONGEST_HOLD;
-use crate::model::OwnerToken;
 
 /// How long the stream stays open without subscribers, at least (at most twice as long).
 const LINGER: Duration = if cfg!(test) {
@@ -75,59 +70,8 @@ enum Ended {
     Unwanted,
 }
 
-/// What happened, as far as it matters to waiters.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    /// A name was handed on to a waiter of this process.
-    Handed { id: String, owner: OwnerToken },
-    /// A name may be free, or sooner than it was thought.
-    Freed { id: String },
-    /// A name was handed on to a waiter of another process, which has so long to confirm.
-    Reserved { id: String, hold: Duration },
-    /// The stream was interrupted: anything may have happened.
-    Unknown,
-}
-
 /// What is done with a change. It must not block.
 pub(super) type Deliver = Arc<dyn Fn(Change) + Send + Sync>;
-
-/// What the server sends of a change.
-#[derive(Debug, Deserialize)]
-struct Event {
-    #[serde(rename = "documentKey")]
-    document: Option<DocumentKey>,
-    /// `<process>:<owner>`.
-    to: Option<String>,
-    /// For how long the name is kept for it, in milliseconds.
-    hold: Option<i64>,
-}
-
-#[derive(Debug, Deserialize)]
-struct DocumentKey {
-    #[serde(rename = "_id")]
-    id: Bson,
-}
-
-impl Event {
-    fn change(self, process: &str) -> Option<Change> {
-        let DocumentKey { id: Bson::String(id) } = self.document? else {
-            return None;
-        };
-        Some(match self.to {
-            Some(to) => {
-                let (to, owner) = to.split_once(':')?;
-                if to == process {
-                    let owner = OwnerToken::parse(owner).ok()?;
-                    Change::Handed { id, owner }
-                } else {
-                    let hold = Duration::from_millis(u64::try_from(self.hold?).ok()?);
-                    Change::Reserved { id, hold }
-                }
-            }
-            None => Change::Freed { id },
-        })
-    }
-}
 
 /// Where the stream is.
 #[derive(Debug, Clone)]
@@ -196,41 +140,13 @@ impl Shared {
             state.covered = covered.clone();
             covered
         };
-        // The driver needs `_id`, the resume token.
-        let (to, hold) = (either(RESERVED), hold());
-        let pipeline = [
-            doc! { "$match": self.wanted(covered) },
-            doc! { "$project": { "_id": 1, "documentKey._id": 1, "to": to, "hold": hold } },
-        ];
         // A change stream reads what the majority has, and refuses to be asked for less.
         let locks = self.pool.locks();
-        let watch = locks.watch().pipeline(pipeline).read_concern(ReadConcern::majority());
+        let watch = locks
+            .watch()
+            .pipeline(event::pipeline(&self.process, covered))
+            .read_concern(ReadConcern::majority());
         Ok(watch.max_await_time(REQUEST).await?.with_type())
-    }
-
-    /// The events that the server sends, with those of these names.
-    fn wanted(&self, names: Option<HashSet<String>>) -> Document {
-        let ours = doc! { "$regex": format!("^{}:", self.process) };
-        let kept = doc! { "$regex": format!("{KEPT}$") };
-        let of_names = doc! { "$or": [
-            // A collection that is dropped or renamed ends the stream.
-            { "operationType": "delete" },
-            { "operationType": "update", updated("owner"): kept.clone() },
-            { "operationType": "replace", replaced("owner"): kept },
-            { "$expr": { "$lt": [hold(), millis(LONGEST_HOLD)] } },
-        ] };
-        let of_names = match names {
-            Some(names) => {
-                let names: Vec<String> = names.into_iter().collect();
-                doc! { "documentKey._id": { "$in": names }, "$and": [of_names] }
-            }
-            None => of_names,
-        };
-        doc! { "$or": [
-            { "operationType": "update", updated(RESERVED): ours.clone() },
-            { "operationType": "replace", replaced(RESERVED): ours },
-            of_names,
-        ] }
     }
 
     /// Whether a name is waited for that the stream does not cover, or the stream covers many that are not waited for.
@@ -469,32 +385,6 @@ impl Drop for Use {
             }
         }
     }
-}
-
-/// Where the server describes the new value of a field in an update.
-fn updated(field: &str) -> String {
-    format!("updateDescription.updatedFields.{field}")
-}
-
-/// The same where it logs an update that a difference would describe at greater length: as a replacement.
-fn replaced(field: &str) -> String {
-    format!("fullDocument.{field}")
-}
-
-/// The new value of a field.
-fn either(field: &str) -> Document {
-    doc! { "$ifNull": [format!("${}", updated(field)), format!("${}", replaced(field))] }
-}
-
-/// For how long a name is kept for the waiter that it was handed to, in milliseconds. An event that is no hand-off has a
-/// value that is not below [`LONGEST_HOLD`].
-fn hold() -> Document {
-    let is_date = |value: &str| doc! { "$eq": [{ "$type": value }, "date"] };
-    let kept_for = doc! { "$subtract": [millis(STAYS), { "$subtract": ["$$end", "$$until"] }] };
-    doc! { "$let": {
-        "vars": { "end": either(EXPIRES_AT), "until": either(RESERVED_UNTIL) },
-        "in": { "$cond": [{ "$and": [is_date("$$end"), is_date("$$until")] }, kept_for, millis(LONGEST_HOLD)] },
-    } }
 }
 
 /// Waits for a moment, or for ever.

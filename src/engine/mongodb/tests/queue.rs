@@ -1,7 +1,7 @@
 //! The queue on a replica set, beyond the contract.
 
+use super::super::event::Change;
 use super::super::queue::QUEUE;
-use super::super::watch::Change;
 use super::*;
 use crate::engine::Subscription;
 use crate::engine::waiters::BEAT;
