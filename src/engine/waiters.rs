@@ -253,12 +253,15 @@ impl<H> Waiters<H> {
         self.wake_those(|_, _| true);
     }
 
+    /// Wakes waiters in the order of their numbers, so that they try again in that order.
     fn wake_those(&self, are_meant: impl Fn(&OwnerToken, &Waiter) -> bool) {
-        for (owner, waiter) in &self.state().waiters {
-            if are_meant(owner, waiter) {
-                waiter.told.notify_one();
-            }
-        }
+        let state = self.state();
+        let meant = state.waiters.iter().filter(|(owner, waiter)| are_meant(owner, waiter));
+        let mut meant: Vec<_> = meant
+            .map(|(_, waiter)| (waiter.place.as_ref().map_or(u64::MAX, |(_, number)| *number), &waiter.told))
+            .collect();
+        meant.sort_unstable_by_key(|(number, _)| *number);
+        meant.into_iter().for_each(|(_, told)| told.notify_one());
     }
 
     /// The lease in the way of a name's waiters ends in `left`.

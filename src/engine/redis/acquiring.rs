@@ -39,7 +39,7 @@ impl RedisEngine {
                         return Ok(first);
                     }
                 }
-                self.waiters.listen(slot).await?
+                Box::pin(self.waiters.listen(slot)).await?
             }
         };
         self.attempt(claim, whole, Some(&ear), least).await
@@ -105,7 +105,7 @@ impl RedisEngine {
     ) -> Result<Option<Acquired>, Failure> {
         if let Err(Failure::Replicas { .. }) = answer {
             // The failure is the answer, whatever becomes of this: the service releases what it was not granted once more.
-            let _ = self.release_part(claim, Duration::ZERO, false).await;
+            let _ = Box::pin(self.release_part(claim, Duration::ZERO, false)).await;
         }
         match answer? {
             Value::Int(fence) if fence > 0 => Ok(Some(Acquired::Granted {

@@ -118,19 +118,10 @@ impl Link {
         asking: bool,
         attempt: Attempt<'_>,
     ) -> Result<Value, Failure> {
-        let mut multiplexed = connection.multiplexed.clone();
         let reply = async {
             let _place = admitted(connection, attempt).await?;
-            let reply = if asking {
-                // In one piece: it counts for the next command of the connection, whoever sends that.
-                let mut pair = redis::pipe();
-                pair.cmd("ASKING").add_command(cmd.clone());
-                let replies = multiplexed.send_packed_commands(&pair, 1, 1).await?;
-                replies.into_iter().next().unwrap_or(Value::Nil)
-            } else {
-                multiplexed.send_packed_command(cmd).await?
-            };
-            reply.extract_error()
+            // The driver's future is large, and attempts that wait for their turn are to be small.
+            Box::pin(send(connection, cmd, asking)).await?.extract_error()
         };
         self.exchange(connection, reply).await
     }
@@ -185,6 +176,19 @@ impl Link {
         }
         Ok(reply?)
     }
+}
+
+/// Sends one command, and waits for its reply.
+async fn send(connection: &Connection, cmd: &Cmd, asking: bool) -> RedisResult<Value> {
+    let mut multiplexed = connection.multiplexed.clone();
+    if !asking {
+        return multiplexed.send_packed_command(cmd).await;
+    }
+    // In one piece: it counts for the next command of the connection, whatever call that is of.
+    let mut pair = redis::pipe();
+    pair.cmd("ASKING").add_command(cmd.clone());
+    let replies = multiplexed.send_packed_commands(&pair, 1, 1).await?;
+    Ok(replies.into_iter().next().unwrap_or(Value::Nil))
 }
 
 /// Waits until an attempt may be sent on a connection, and marks it as sent. `None` for commands that are no attempts.

@@ -197,7 +197,8 @@ impl RedisEngine {
         attempt: Attempt<'_>,
     ) -> std::result::Result<Value, Failure> {
         match &self.replicated {
-            Some(replicated) => replicated.run(script, call, attempt).await,
+            // Boxed: waiting calls are many, and are to be small.
+            Some(replicated) => Box::pin(replicated.run(script, call, attempt)).await,
             None => self.route.run_as(script, call, slot, attempt).await,
         }
     }
@@ -259,7 +260,7 @@ impl RedisEngine {
     async fn try_by_script(&self, claim: &Claim, busy: bool) -> std::result::Result<Acquired, Failure> {
         let acquired = match self.parts(claim) {
             None => self.acquire(claim, claim, 0, busy).await?,
-            Some(parts) => self.acquire_parts(&parts, claim).await?,
+            Some(parts) => Box::pin(self.acquire_parts(&parts, claim)).await?,
         };
         if claim.waiting && matches!(acquired, Acquired::Granted { .. }) {
             // Only now: until all names are granted, a waiter keeps its number in the order of arrival.

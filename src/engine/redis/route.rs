@@ -69,7 +69,7 @@ impl Route {
     ) -> Result<Value, Failure> {
         match self {
             Route::One(link) => link.run_as(script, call, attempt).await,
-            Route::Cluster(cluster) => cluster.run(script, call, slot, attempt).await,
+            Route::Cluster(cluster) => Box::pin(cluster.run(script, call, slot, attempt)).await,
         }
     }
 

@@ -1,0 +1,123 @@
+// Long tests on Redis for `npm run soak`: a server that stands still under load.
+import assert from 'node:assert/strict'
+import Redis from 'ioredis'
+import { LockService } from '../../index.js'
+import { startRedis } from '../../scripts/servers.mjs'
+import { startProxy } from '../proxy.mjs'
+import { sleep } from '../tools.mjs'
+
+/** This machine stands still for a second now and then. */
+const SLACK_MS = 1000
+
+/** Notes when the last attempt to acquire a name passes a proxy: `SET`, or the script of an acquisition (four keys). */
+function noteAttempts(proxy, prefix) {
+  const attempts = new Map()
+  const pattern = new RegExp(`(?:\\$3\\r\\nSET|\\$1\\r\\n4)\\r\\n\\$\\d+\\r\\n(${prefix}[a-z]\\d+)\\r\\n`, 'g')
+  const rests = new WeakMap()
+  proxy.saw = (pair, data) => {
+    const text = (rests.get(pair) ?? '') + data.toString('latin1')
+    const now = performance.now()
+    let end = 0
+    for (const match of text.matchAll(pattern)) {
+      attempts.set(match[1], now)
+      end = match.index + match[0].length
+    }
+    rests.set(pair, text.slice(Math.max(end, text.length - 200)))
+  }
+  return attempts
+}
+
+const rssMb = () => process.memoryUsage.rss() / 2 ** 20
+const memory = () => Object.fromEntries(Object.entries(process.memoryUsage()).map(([k, v]) => [k, Math.round(v / 2 ** 20)]))
+
+/**
+ * The server stands still for `stallMs` under `perSecond` calls at default options. Returns what was measured, having
+ * checked it.
+ */
+export async function stall({ stallMs = 20_000, perSecond = 1000, log = () => {} } = {}) {
+  const redis = await startRedis()
+  const other = new Redis(redis.url)
+  const proxy = await startProxy(redis.port)
+  const prefix = 'stall:'
+  const attempts = noteAttempts(proxy, prefix)
+  const locks = await LockService.connect(`redis://127.0.0.1:${proxy.port}`, { keyPrefix: prefix })
+  const rejected = new Map()
+  const result = { calls: 0, failed: 0, granted: 0 }
+  let firstGrant
+  let isBack = false
+  const call = (i) => {
+    const name = `n${i}`
+    result.calls++
+    const began = performance.now()
+    const taken = i % 2 === 0 ? locks.tryAcquire(name) : locks.acquire(name)
+    taken.then(
+      (lock) => {
+        result.granted++
+        if (isBack && began > backAt) firstGrant ??= performance.now()
+        lock.release().catch(() => {})
+      },
+      (error) => {
+        if (error.code !== 'LOCK_STORE') throw error
+        result.failed++
+        rejected.set(prefix + name, performance.now())
+      },
+    )
+  }
+  let backAt = 0
+  try {
+    for (let i = 0; i < 50; i++) await (await locks.acquire(`w${i}`)).release()
+    await sleep(500)
+    globalThis.gc?.()
+    result.rssBefore = rssMb()
+    log(memory())
+    process.kill(redis.pid, 'SIGSTOP')
+    const began = performance.now()
+    let made = 0
+    const load = async (endMs) => {
+      for (;;) {
+        const elapsed = performance.now() - began
+        for (; made < (elapsed * perSecond) / 1000; made++) call(made)
+        if (elapsed >= endMs) return
+        await sleep(5)
+      }
+    }
+    await load(stallMs)
+    result.rssPeak = rssMb()
+    log(memory())
+    process.kill(redis.pid, 'SIGCONT')
+    backAt = performance.now()
+    isBack = true
+    await load(stallMs + 1500)
+    result.firstGrantMs = firstGrant && firstGrant - backAt
+    await sleep(500 + SLACK_MS)
+    const left = (await other.keys(`${prefix}n*`)).filter((key) => rejected.has(key))
+    result.left = left.length
+    await sleep(5000)
+    globalThis.gc?.()
+    result.rssAfter = rssMb()
+    log(memory())
+    result.late = 0
+    result.latestMs = 0
+    for (const [key, at] of rejected) {
+      const lateMs = (attempts.get(key) ?? 0) - at
+      result.latestMs = Math.max(result.latestMs, lateMs)
+      if (lateMs > SLACK_MS) result.late++
+    }
+    result.attemptsOfRejected = [...rejected.keys()].filter((key) => attempts.has(key)).length
+    result.pending = locks.stats()
+    log(result)
+    assert.ok(result.failed > (stallMs / 1000 - 6) * perSecond * 0.5, `${result.failed} calls failed`)
+    assert.equal(result.late, 0, `${result.late} attempts left after their rejection`)
+    assert.equal(result.left, 0, `${result.left} keys without a holder`)
+    assert.ok(result.firstGrantMs < 200 + SLACK_MS, `the first grant came after ${result.firstGrantMs} ms`)
+    return result
+  } finally {
+    process.kill(redis.pid, 'SIGCONT')
+    await locks.close()
+    await proxy.close()
+    other.disconnect()
+    await redis.stop()
+  }
+}
+
+if (process.argv[1] === import.meta.filename) await stall({ log: console.log })
