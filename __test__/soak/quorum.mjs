@@ -92,7 +92,11 @@ export async function majorityStalled(seconds = 20) {
     const granted = settled.filter(({ value }) => value)
     await Promise.all(granted.map(({ value }) => value.release()))
     const settledAt = performance.now()
-    await until('no key without a holder', async () => (await lockKeys(nodes)).length === 0, 10_000)
+    let left = []
+    const isEmpty = async () => (left = await lockKeys(nodes)).length === 0
+    await until('no key without a holder', isEmpty, 10_000).catch(() => {
+      assert.fail(`${left.length} keys without a holder after 10 s, for instance ${left.slice(0, 3).join()}`)
+    })
     const emptyMs = Math.round(performance.now() - settledAt)
     const failed = settled.length - granted.length
     await sleep(3000)
