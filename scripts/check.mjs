@@ -25,8 +25,10 @@ function mustBeEmpty(problems) {
 }
 
 // For the addon's target: what build scripts compile, SQLite above all, is then compiled once for the lints and the builds.
-const clippy = (...features) =>
-  must('cargo', [...'clippy --quiet --all-targets --no-default-features --target'.split(' '), hostTarget, '--features', features.join(), '--', '-D', 'warnings'])
+const clippy = (...features) => {
+  const selected = ['--all-targets', '--no-default-features', '--features', features.join()]
+  return must('cargo', ['clippy', '--quiet', '--target', hostTarget, ...selected, '--', '-D', 'warnings'])
+}
 
 const tracked = () =>
   execFileSync('git', ['ls-files'], { encoding: 'utf8' })

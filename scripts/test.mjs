@@ -87,7 +87,16 @@ function rustCounts({ code, output }) {
 /** Specs that keep a core busy all the time: they would make the others late, and run one at a time after them. */
 const BUSY = /^(bench|.*bursts?|bursts-.*|.*-stall|mongodb-fleet)\.spec\.mjs$/
 /** Specs that run for a minute or more: they start first, so that none of them is alone at the end. */
-const LONG = ['processes', 'mongodb-failover-load', 'mongodb-failover', 'redis-sentinel', 'mongodb-security', 'outage', 'mongodb-rights']
+const LONG = [
+  'processes',
+  'mongodb-failover-load',
+  'mongodb-failover',
+  'proxy',
+  'mongodb-security',
+  'redis-sentinel',
+  'mongodb-rights',
+  'outage',
+]
 /** The others wait most of the time: three of them need about one of two cores. */
 const CONCURRENCY = 3
 
