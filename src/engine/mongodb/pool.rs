@@ -50,8 +50,8 @@ pub(super) enum Class {
     Keep,
 }
 
-/// The right to use one connection. Its parts are dropped in this order: whoever waits for a connection is served before
-/// the next of the same class.
+/// The right to use one connection. Its parts are dropped in this order: a call that already waits for a connection goes before
+/// the next one of this class.
 pub(super) struct Permit {
     _connection: Option<OwnedSemaphorePermit>,
     _class: OfClass,
