@@ -169,26 +169,26 @@ impl State {
                         self.wait(Single::Source(call));
                     }
                 } else {
-                    self.refused(call, error);
+                    self.refused(*call, error);
                 }
             }
             Single::Told(telling) => telling.tell(reply.extract_error()),
             Single::Source(call) => {
                 if let Value::ServerError(error) = reply {
-                    self.refused(call, error);
+                    self.refused(*call, error);
                 }
             }
         }
     }
 
     /// Keeps a record for later, where the refusal passes.
-    fn refused(&mut self, call: Box<Cmd>, error: ServerError) {
+    fn refused(&mut self, call: Cmd, error: ServerError) {
         let (calls, since) = &mut self.refused_records;
         if passes(&error.into()) && calls.len() < MOST_REFUSED {
             if calls.is_empty() {
                 *since = Moment::now();
             }
-            calls.push(*call);
+            calls.push(call);
         }
     }
 
