@@ -64,7 +64,7 @@ async fn a_hundred_thousand_dead_waiters_do_not_block_the_server() {
         let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
         let (calls, average) = (field(line, "calls="), field(line, "usec_per_call="));
         eprintln!("{processes} processes: {calls} scripts of {average} µs");
-        assert!(calls < 2000.0 && average < 5000.0, "{calls} scripts of {average} µs");
+        assert!(calls < 2000.0 && average < 20_000.0, "{calls} scripts of {average} µs");
     }
 }
 
