@@ -17,7 +17,7 @@ const LATE_MS = 1000 + 1000
 const LEFTOVER_MS = 1000 + 1000
 const BYTES_PER_CALL = 2048
 /** What the heaps of JavaScript and of the allocator keep after a burst, whatever its size. */
-const HEAP_BYTES = 48 * 2 ** 20
+const HEAP_BYTES = 24 * 2 ** 20
 const maxKeptBytes = (calls) => calls * BYTES_PER_CALL + HEAP_BYTES
 
 /** Runs the calls in `processes` processes at once, and checks what must hold for each of them. */
