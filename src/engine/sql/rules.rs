@@ -27,7 +27,7 @@ pub(super) struct Name {
     pub lease: Option<Lease>,
     /// Until when the first live waiter that came before the asker keeps its place.
     pub ahead_until: Option<i64>,
-    /// Until when the last live waiter that came before the asker keeps its place.
+    /// Until when the last live waiter before the asker keeps its place.
     pub directly_ahead_until: Option<i64>,
 }
 
@@ -188,8 +188,8 @@ mod tests {
         };
         assert_eq!(judged(&[behind(400)], Some(4500)), busy(0, 400));
         assert_eq!(judged(&[behind(4400)], Some(4500)), busy(0, 1500));
-        assert_eq!(judged(&[behind(1)], Some(4500)), busy(0, 100), "not without a pause");
-        assert_eq!(judged(&[behind(400)], None), busy(0, 9000), "it does not wait");
+        assert_eq!(judged(&[behind(1)], Some(4500)), busy(0, 100), "after the shortest retry");
+        assert_eq!(judged(&[behind(400)], None), busy(0, 9000), "without a place in the queue");
     }
 
     #[test]
