@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_comes_again_when_the_place_ahead_of_it_lapses() {
+    fn a_waiter_tries_again_when_the_place_ahead_of_it_expires() {
         let behind = |lasts: i64| Name {
             directly_ahead_until: Some(NOW + lasts),
             ..held(false, 9000, 1)
