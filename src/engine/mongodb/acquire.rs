@@ -36,7 +36,8 @@ pub(super) enum Taken {
 }
 
 impl Taken {
-    /// Reads an answer. `None`: the answer has no owner and no lease, and the attempt has to be repeated.
+    /// Reads an answer. `None`: the calculated fields are missing, because the driver sent the command twice. The caller then
+    /// repeats the attempt.
     pub(super) fn of(document: &Document, owner: &OwnerToken, is_settled: bool) -> Option<Self> {
         if documents::is_owned_by(document, owner) {
             return Some(Taken::Ours(Unstamped {
@@ -57,11 +58,11 @@ impl Taken {
 
 /// A name that another owner holds.
 pub(super) struct Busy {
-    /// For so long. `None`: for ever.
+    /// The rest of its lease. `None`: no end.
     pub(super) left: Option<Duration>,
     /// The place of the waiter, and its use of the change stream.
     pub(super) place: Option<(u64, Option<Use>)>,
-    /// How many live waiters are before that one.
+    /// Number of live waiters before that place.
     pub(super) ahead: usize,
 }
 

@@ -186,8 +186,8 @@ impl Pool {
         async { task.await.unwrap_or_else(|_| Err(Failure(ErrorKind::Shutdown.into()))) }
     }
 
-    /// Makes the calls of a class as soon as there is a permit. `calls` creates its future only then, because thousands of calls
-    /// may wait.
+    /// Makes the calls of a class as soon as there is a permit. Only then does `calls` create its future, because thousands of
+    /// calls may wait.
     pub(super) async fn call<T, F>(self: &Arc<Self>, class: Class, calls: impl FnOnce() -> F) -> Outcome<T>
     where
         T: Send + 'static,
