@@ -22,7 +22,7 @@ async function calls(count, isShared, call) {
   const one = async (index) => {
     const [startedAt, stoodStill] = [performance.now(), standstill.totalMs]
     const ended = () => {
-      // The time in which this process did not run is not a wait for the store.
+      // The time in which the event loop was blocked is not a wait for the store.
       slowestMs = Math.max(slowestMs, performance.now() - startedAt - (standstill.totalMs - stoodStill))
     }
     try {

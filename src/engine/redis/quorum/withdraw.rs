@@ -79,9 +79,9 @@ impl Attempt {
     /// Ends the attempt, and returns the nodes that may have given their votes by their answers.
     ///
     /// # Behavior
-    /// An unsent vote is never sent. Where a node has not answered, a withdrawal follows the vote on the same lane, or the
-    /// clean-up list of the node sends it. If most nodes have refused, a vote on a lane is withdrawn only when its answer comes
-    /// (`attempt.rs`). A node that refused has nothing of the attempt: a vote is for all names or for none.
+    /// An unsent vote is never sent. Where a node has not answered, the rollback follows the vote on the same lane, or the
+    /// clean-up list of the node sends it. If most nodes have refused, a vote on a lane is rolled back only when its answer
+    /// comes (`attempt.rs`). A node that refused has nothing of the attempt: a vote is for all names or for none.
     pub(super) fn abandon(self: &Arc<Self>, answers: &[Answer<Vote>]) -> Vec<usize> {
         self.tenure.end();
         #[cfg(unix)]
@@ -109,7 +109,7 @@ impl Attempt {
         voted
     }
 
-    /// Withdraws a vote that arrived, or may arrive, after the end of its attempt.
+    /// Rolls back a vote that arrived, or may arrive, after the end of its attempt.
     pub(super) fn withdraw_later(&self, index: usize, is_doubtful: bool) {
         self.quorum.clean_up(index, &self.claim, self.remains(), is_doubtful);
     }
