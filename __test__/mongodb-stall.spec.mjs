@@ -3,7 +3,7 @@ import { describe, it } from 'node:test'
 import { silence, stall } from './soak/mongodb.mjs'
 
 /** A test of one case, which shows its figures. */
-const test = (title, run) => it(title, { timeout: 120_000 }, async (t) => t.diagnostic(JSON.stringify(await run())))
+const test = (title, run) => it(title, { timeout: 120_000 }, async (t) => t.diagnostic(await run()))
 
 describe('mongodb: stalls', { concurrency: 3 }, () => {
   test('service resumes after a standalone server was stopped for 12 s', () => stall({ how: 'SIGSTOP' }))

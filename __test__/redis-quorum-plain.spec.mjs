@@ -260,3 +260,19 @@ test('a holder that is displaced in the middle of its votes is not granted the l
   await ours.releaseLock('probe')
   await free()
 })
+
+test('calls of one tick are served in order', async () => {
+  const expected = Array.from({ length: 20 }, (_, i) => i)
+  for (let round = 0; round < 15; round++) {
+    const service = await LockService.connect(nodes.map((node) => node.url))
+    const order = []
+    const calls = expected.map(async (i) => {
+      const lock = await service.acquire('tick', { waitMs: 30_000 })
+      order.push(i)
+      await lock.release()
+    })
+    await Promise.all(calls)
+    await service.close()
+    assert.deepEqual(order, expected)
+  }
+})

@@ -25,8 +25,10 @@ function mustBeEmpty(problems) {
 }
 
 // With the addon's target, so that the lints and the builds share what build scripts compile, above all SQLite.
-const clippy = (...features) =>
-  must('cargo', [...'clippy --quiet --all-targets --no-default-features --target'.split(' '), hostTarget, '--features', features.join(), '--', '-D', 'warnings'])
+const clippy = (...features) => {
+  const selected = ['--all-targets', '--no-default-features', '--features', features.join()]
+  return must('cargo', ['clippy', '--quiet', '--target', hostTarget, ...selected, '--', '-D', 'warnings'])
+}
 
 const tracked = () =>
   execFileSync('git', ['ls-files'], { encoding: 'utf8' })

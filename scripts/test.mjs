@@ -50,20 +50,29 @@ function leaveOutSuccesses() {
   }
 }
 
-/** Tests wait for servers and leases most of the time: twice as many at once as there are cores. */
+/** Tests of models keep the cores busy for minutes, which would delay the others: they run on their own. */
+const MODELS = '::model::'
+/** The others wait for servers and leases most of the time: twice as many at once as there are cores. */
 const RUST_THREADS = 2 * availableParallelism()
 
 async function rustTests(env) {
   // napi builds the addon for an explicit target, which cargo keeps apart: the same one here, or all crates compile twice.
-  // The library alone: without `--lib` cargo builds the addon's library once more, for documentation tests that there are none of.
+  // The library alone: without `--lib` cargo builds it once more, for documentation tests that there are none of.
   const args = ['test', '--lib', '--target', hostTarget, '--no-default-features', '--features', 'memory,sqlite,redis,mongodb']
   const { code: built } = await step('build of the Rust tests', () => run('cargo', [...args, '--no-run']))
-  if (built !== 0) return { passed: 0, failed: 1, skipped: [] }
+  if (built !== 0) return [{ passed: 0, failed: 1, skipped: [] }]
   // With what the tests print: one that finds no server passes, and says so, which is counted below.
-  const shown = ['--', '--show-output', `--test-threads=${RUST_THREADS}`]
-  const { code, output } = await step('Rust tests', () =>
-    run('cargo', [...args, ...shown], { ...env, RUST_BACKTRACE: '0' }, leaveOutSuccesses()),
-  )
+  const part = async (...selected) => {
+    const runs = [...args, '--', '--show-output', ...selected]
+    return rustCounts(await run('cargo', runs, { ...env, RUST_BACKTRACE: '0' }, leaveOutSuccesses()))
+  }
+  return [
+    await step('Rust tests of models', () => part(MODELS)),
+    await step('Rust tests', () => part('--skip', MODELS, `--test-threads=${RUST_THREADS}`)),
+  ]
+}
+
+function rustCounts({ code, output }) {
   const failed = sum(output, /^test result: .* (\d+) failed;/gm)
   const unserved = [...output.matchAll(/^---- (\S+) stdout ----\r?\nskipped: (.*)$/gm)]
   const ignored = [...output.matchAll(/^test (\S+) \.\.\. ignored(?:, )?(.*)$/gm)]
@@ -78,7 +87,16 @@ async function rustTests(env) {
 /** Specs that keep a core busy all the time: they would make the others late, and run one at a time after them. */
 const BUSY = /^(bench|.*bursts?|bursts-.*|.*-stall|mongodb-fleet)\.spec\.mjs$/
 /** Specs that run for a minute or more: they start first, so that none of them is alone at the end. */
-const LONG = ['processes', 'mongodb-failover-load', 'mongodb-failover', 'redis-sentinel', 'mongodb-security', 'outage', 'mongodb-rights']
+const LONG = [
+  'processes',
+  'mongodb-failover-load',
+  'mongodb-failover',
+  'proxy',
+  'mongodb-security',
+  'redis-sentinel',
+  'mongodb-rights',
+  'outage',
+]
 /** The others wait most of the time: three of them need about one of two cores. */
 const CONCURRENCY = 3
 
@@ -133,7 +151,7 @@ export async function test({ build = true } = {}) {
   // The specs are processes of the test runner, which passes its own environment on.
   Object.assign(process.env, servers.env)
   try {
-    const results = [await rustTests(servers.env), ...(await nodeTests())]
+    const results = [...(await rustTests(servers.env)), ...(await nodeTests())]
     const skipped = results.flatMap((result) => result.skipped)
     const total = (field) => results.reduce((count, result) => count + result[field], 0)
     printSteps()

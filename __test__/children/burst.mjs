@@ -39,7 +39,8 @@ async function calls(count, isShared, call) {
   let locks = await Promise.all(Array.from({ length: count }, (_, index) => one(index)))
   const releases = await Promise.allSettled(locks.map((lock) => lock?.release()))
   locks = undefined
-  return { granted, failed, slowestMs: Math.round(slowestMs), releasesFailed: releases.filter(({ status }) => status === 'rejected').length }
+  const releasesFailed = releases.filter(({ status }) => status === 'rejected').length
+  return { granted, failed, slowestMs: Math.round(slowestMs), releasesFailed }
 }
 
 const locks = await open({ storeTimeoutMs: task.storeTimeoutMs })

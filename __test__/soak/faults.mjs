@@ -39,7 +39,8 @@ const STORES = {
 
   async 'redis-sentinel'() {
     const group = await startRedisSentinel()
-    const replicates = ({ port }) => answers(redisCommand(port, 'INFO replication'), (info) => /role:master/.test(info) && /state=online/.test(info))
+    const hasReplica = (info) => /role:master/.test(info) && /state=online/.test(info)
+    const replicates = ({ port }) => answers(redisCommand(port, 'INFO replication'), hasReplica)
     return {
       target: group.url,
       // A failover to a replica must not lose what was granted.

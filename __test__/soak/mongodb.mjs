@@ -1,5 +1,5 @@
-// Stalls and bursts on a MongoDB server of their own. Each exported case resolves to what it measured, and rejects when a
-// promise is broken. The CI specs run the short ones (mongodb-stall.spec.mjs, mongodb-burst.spec.mjs), the soak command all.
+// Stalls and bursts on MongoDB servers of their own. Each exported case resolves to what it measured, and rejects when a promise
+// is broken. The soak command runs all of them with their defaults, mongodb-stall.spec.mjs the short ones.
 import assert from 'node:assert/strict'
 import { MongoClient } from 'mongodb'
 import { startMongod } from '../../scripts/servers.mjs'
@@ -116,7 +116,7 @@ export async function stall({ replicaSet = false, how = 'SIGSTOP', perSecond = 3
     figures.nothingLeftMs = performance.now() - continued
     await until('nothing is left', async () => (await left()) === 0, 2000 + SLACK_MS)
     assert.equal(await held.release(), true)
-    return figures
+    return JSON.stringify(figures)
   })
 }
 
@@ -138,7 +138,7 @@ export async function silence({ replicaSet = true, count = 300 } = {}) {
     await until('service resumes', works, 4 * 800 + 2000 + SLACK_MS)
     const resumedMs = performance.now() - began
     await off
-    return { resumedMs }
+    return JSON.stringify({ resumedMs })
   })
 }
 
@@ -174,7 +174,7 @@ export async function burst({ replicaSet = true, count = 5000, bursts = 1, ttlMs
     }
     await until('nothing is left', async () => (await locks.countDocuments({ _id: /^burst/ })) === 0, 1000 + SLACK_MS)
     assert.equal(await held.release(), true)
-    return figures
+    return JSON.stringify(figures)
   })
 }
 
@@ -206,6 +206,24 @@ export async function crowd({ replicaSet = true, services = 1, waiters = 1000 } 
     for (const numbers of order) assert.deepEqual(numbers, numbers.toSorted((a, b) => a - b))
     assert.equal(other.isHeld, true)
     assert.equal(await other.release(), true)
-    return { services, waiters: each * services, enteredMs, servedMs }
+    return JSON.stringify({ services, waiters: each * services, enteredMs, servedMs })
   })
 }
+
+/** A replica set is locked by fsyncLock for 12 s, as backups lock it, under 300 pairs per second. */
+export const fsyncLockOfReplicaSet = () => stall({ how: 'fsyncLock', replicaSet: true })
+
+/** A replica set is stopped for 20 s under 100 pairs per second. */
+export const stopFor20s = () => stall({ replicaSet: true, perSecond: 100, seconds: 20 })
+
+/** A standalone server is locked for 40 s under 50 pairs per second. */
+export const fsyncLockFor40s = () => stall({ how: 'fsyncLock', perSecond: 50, seconds: 40 })
+
+/** Two bursts, one after the other, without a stall. */
+export const twoBursts = () => burst({ bursts: 2 })
+
+/** 20 000 attempts for free names at once. */
+export const burstOf20000 = () => burst({ count: 20_000 })
+
+/** 1 000 waiters for one name, in ten services. */
+export const crowdOfTenServices = () => crowd({ services: 10 })

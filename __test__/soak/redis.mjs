@@ -120,4 +120,53 @@ export async function stall({ stallMs = 20_000, perSecond = 1000, log = () => {}
   }
 }
 
-if (process.argv[1] === import.meta.filename) await stall({ log: console.log })
+/**
+ * `count` free names at once, and `count / 20` waiters for one name: every call is granted, or rejects in time; a renewed
+ * lease survives, and nothing is left.
+ */
+export async function burst({ count = 20_000, log = () => {} } = {}) {
+  const redis = await startRedis()
+  const other = new Redis(redis.url)
+  const locks = await LockService.connect(redis.url, { keyPrefix: 'burst:' })
+  const result = {}
+  try {
+    const renewed = await locks.acquire('renewed', { ttlMs: 6000 })
+    result.rssBefore = rssMb()
+    const tally = (outcomes) => {
+      const counts = {}
+      for (const { reason } of outcomes) counts[reason ? reason.code : 'granted'] = (counts[reason ? reason.code : 'granted'] ?? 0) + 1
+      return counts
+    }
+    let began = performance.now()
+    const free = Array.from({ length: count }, (_, i) => locks.tryAcquire(`n${i}`).then((lock) => lock.release()))
+    result.free = tally(await Promise.allSettled(free))
+    result.freeMs = performance.now() - began
+    began = performance.now()
+    const order = []
+    const waiters = Array.from({ length: count / 20 }, (_, i) =>
+      locks.using('one', { waitMs: 60_000 }, async () => void order.push(i)),
+    )
+    result.waiters = tally(await Promise.allSettled(waiters))
+    result.waitersMs = performance.now() - began
+    result.rssPeak = rssMb()
+    await sleep(1000)
+    const left = (await other.keys('*')).filter((key) => !key.includes('renewed') && key !== 'holdfast:last')
+    log({ ...result, left: left.length })
+    assert.deepEqual(result.free, { granted: count })
+    assert.deepEqual(result.waiters, { granted: count / 20 })
+    assert.deepEqual(order, Array.from({ length: count / 20 }, (_, i) => i), 'in the order of the calls')
+    assert.deepEqual(left, [])
+    assert.equal(renewed.isHeld, true, renewed.signal.reason?.message)
+    assert.equal(await renewed.release(), true)
+    return result
+  } finally {
+    await locks.close()
+    other.disconnect()
+    await redis.stop()
+  }
+}
+
+if (process.argv[1] === import.meta.filename) {
+  await burst({ log: console.log })
+  await stall({ log: console.log })
+}

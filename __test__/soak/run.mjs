@@ -251,7 +251,8 @@ async function soak(kind) {
 
 function summary({ kind, rounds, granted, history, resource, failed, recoveries, memory }) {
   const finite = recoveries.filter(Number.isFinite)
-  const recovery = recoveries.length === 0 ? 'none' : `median ${Math.round(median(recoveries))} ms, longest ${Math.round(Math.max(...recoveries))} ms`
+  const [middle, longest] = [median(recoveries), Math.max(...recoveries)].map(Math.round)
+  const recovery = recoveries.length === 0 ? 'none' : `median ${middle} ms, longest ${longest} ms`
   const samples = memory.samples.map(mib)
   return [
     `${kind}: ${rounds.passed} rounds passed, ${rounds.failed} failed`,

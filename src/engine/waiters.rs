@@ -258,7 +258,12 @@ impl<H> Waiters<H> {
         let state = self.state();
         let meant = state.waiters.iter().filter(|(owner, waiter)| are_meant(owner, waiter));
         let mut meant: Vec<_> = meant
-            .map(|(_, waiter)| (waiter.place.as_ref().map_or(u64::MAX, |(_, number)| *number), &waiter.told))
+            .map(|(_, waiter)| {
+                (
+                    waiter.place.as_ref().map_or(u64::MAX, |(_, number)| *number),
+                    &waiter.told,
+                )
+            })
             .collect();
         meant.sort_unstable_by_key(|(number, _)| *number);
         meant.into_iter().for_each(|(_, told)| told.notify_one());

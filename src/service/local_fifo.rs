@@ -138,43 +138,60 @@ async fn make_attempts(inner: Arc<Inner>, key: Key, first: Vec<Pending>) {
     }
 }
 
-async fn make_together(inner: &Arc<Inner>, pending: Vec<Pending>) {
-    let (claims, replies): (Vec<_>, Vec<_>) = pending
-        .into_iter()
-        .map(|Pending { claim, reply }| (claim, Mutex::new(Some(reply))))
-        .unzip();
-    for claim in &claims {
-        claim.begin_attempt();
-    }
-    let mut answer = |index: usize, answer| {
-        if let Some(reply) = replies.get(index).and_then(|reply| lock(reply).take())
-            && reply.send(answer).is_err()
-        {
-            // The caller was dropped: release what its attempt left in the store.
-            inner.abandon(&claims[index]);
-        }
-    };
-    tokio::select! {
-        biased;
-        () = inner.engine.try_acquire_in_order(&claims, &mut answer) => {}
-        () = all_closed(&replies) => {}
-    }
-    for (claim, reply) in claims.iter().zip(&replies) {
-        if lock(reply).take().is_some() {
-            inner.abandon(claim);
+async fn make_together(inner: &Arc<Inner>, mut pending: Vec<Pending>) {
+    while !pending.is_empty() {
+        let (claims, replies): (Vec<_>, Vec<_>) = pending
+            .into_iter()
+            .map(|Pending { claim, reply }| (claim, Mutex::new(Some(reply))))
+            .unzip();
+        claims.iter().for_each(|claim| claim.begin_attempt());
+        let mut answer = |index: usize, answer| {
+            if let Some(reply) = replies.get(index).and_then(|reply| lock(reply).take())
+                && reply.send(answer).is_err()
+            {
+                // The caller was dropped: release what its attempt left in the store.
+                inner.abandon(&claims[index]);
+            }
+        };
+        let is_cancelled = tokio::select! {
+            biased;
+            () = inner.engine.try_acquire_in_order(&claims, &mut answer) => false,
+            () = cancelled(&claims, &replies) => true,
+        };
+        pending = Vec::new();
+        for (claim, reply) in claims.into_iter().zip(replies) {
+            let Some(reply) = reply.into_inner().unwrap_or_else(PoisonError::into_inner) else {
+                continue;
+            };
+            if is_cancelled && claim.sent_at().is_none() && !reply.is_closed() {
+                pending.push(Pending { claim, reply });
+            } else {
+                inner.abandon(&claim);
+            }
         }
     }
 }
 
-/// Completes when every caller has its answer or was dropped.
-async fn all_closed(replies: &[Mutex<Option<Reply>>]) {
-    for reply in replies {
-        poll_fn(|context| match &mut *lock(reply) {
-            Some(reply) => reply.poll_closed(context),
-            None => Poll::Ready(()),
-        })
-        .await;
-    }
+/// Completes when the attempts should be dropped: when every remaining caller was dropped, or when one was dropped before
+/// anything was sent. Then the attempts of the others start again without it.
+async fn cancelled(claims: &[Arc<Claim>], replies: &[Mutex<Option<Reply>>]) {
+    poll_fn(|context| {
+        let (mut gone, mut waiting) = (false, false);
+        for reply in replies {
+            if let Some(reply) = &mut *lock(reply) {
+                match reply.poll_closed(context) {
+                    Poll::Ready(()) => gone = true,
+                    Poll::Pending => waiting = true,
+                }
+            }
+        }
+        if gone && (!waiting || claims.iter().all(|claim| claim.sent_at().is_none())) {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    })
+    .await;
 }
 
 /// The FIFOs of one service, by name.

@@ -50,8 +50,8 @@ pub(super) enum Class {
     Keep,
 }
 
-/// The right to use one connection. The connection is released before the share of the class, so that a call that waits for
-/// a connection goes before the next one of the same class.
+/// The right to use one connection. Its parts are dropped in this order, so that a call that waits for a connection goes before
+/// the next one of the same class.
 pub(super) struct Permit {
     _connection: Option<OwnedSemaphorePermit>,
     _class: OfClass,

@@ -142,6 +142,37 @@ async fn a_waiter_that_is_cancelled_before_its_attempt_sends_nothing_and_holds_u
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_waiter_that_is_cancelled_before_its_attempt_was_sent_is_left_out_of_the_attempts_made_together() {
+    let (engine, locks) = service();
+    engine.set(Fault::SlowReply(100));
+    let waiter = |abort: Option<CancellationToken>| {
+        let locks = locks.clone();
+        tokio::spawn(async move { locks.acquire(&[key("n")], options(30_000, 9000), abort).await })
+    };
+    let first = waiter(None);
+    settle().await;
+    let abort = CancellationToken::new();
+    let cancelled = waiter(Some(abort.clone()));
+    settle().await;
+    let last = waiter(None);
+    settle().await;
+    engine.set(Fault::HangUnsent);
+    let Outcome::Acquired(first) = first.await.unwrap().unwrap() else {
+        panic!("the name was free")
+    };
+    tokio::time::sleep(ms(10)).await;
+    engine.set(Fault::None);
+    abort.cancel();
+    assert!(matches!(cancelled.await.unwrap().unwrap(), Outcome::Aborted));
+    settle().await;
+    locks.release(&first).await.unwrap();
+    assert!(matches!(last.await.unwrap().unwrap(), Outcome::Acquired(_)));
+    let claims_sent = engine.sent.lock().unwrap().len();
+    assert_eq!(claims_sent, 2, "of the first and of the last");
+    assert!(engine.release_batches.lock().unwrap().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_resumed_call_goes_before_the_waiters_that_came_after_it() {
     let (engine, locks) = service();
     engine.keep_no_queue();

@@ -1,5 +1,6 @@
 //! A memory engine that misbehaves on demand.
 
+use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
@@ -47,6 +48,8 @@ pub(super) struct Faulty {
     /// Number of attempts without an answer, and its maximum.
     attempts: AtomicU32,
     pub(super) most_attempts: AtomicU32,
+    /// The owners whose attempts were sent.
+    pub(super) sent: Mutex<HashSet<OwnerToken>>,
     /// Number of claims in each call of `release_all`.
     pub(super) release_batches: Mutex<Vec<usize>>,
     pub(super) renewals: AtomicU32,
@@ -64,6 +67,7 @@ impl Faulty {
             tries: AtomicU32::new(0),
             attempts: AtomicU32::new(0),
             most_attempts: AtomicU32::new(0),
+            sent: Mutex::default(),
             release_batches: Mutex::default(),
             renewals: AtomicU32::new(0),
             batches: AtomicU32::new(0),
@@ -138,6 +142,7 @@ impl Engine for Faulty {
             return std::future::pending().await;
         }
         claim.mark_sent();
+        self.sent.lock().unwrap().insert(claim.owner.clone());
         let _attempt = Attempt::begin(self);
         let mut claim = claim.clone();
         claim.waiting &= self.ordered();

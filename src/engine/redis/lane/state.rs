@@ -169,26 +169,26 @@ impl State {
                         self.wait(Single::Source(call));
                     }
                 } else {
-                    self.refused(call, error);
+                    self.refused(*call, error);
                 }
             }
             Single::Told(telling) => telling.tell(reply.extract_error()),
             Single::Source(call) => {
                 if let Value::ServerError(error) = reply {
-                    self.refused(call, error);
+                    self.refused(*call, error);
                 }
             }
         }
     }
 
     /// Keeps a record for later, where the refusal passes.
-    fn refused(&mut self, call: Box<Cmd>, error: ServerError) {
+    fn refused(&mut self, call: Cmd, error: ServerError) {
         let (calls, since) = &mut self.refused_records;
         if passes(&error.into()) && calls.len() < MOST_REFUSED {
             if calls.is_empty() {
                 *since = Moment::now();
             }
-            calls.push(*call);
+            calls.push(call);
         }
     }
 
@@ -320,5 +320,26 @@ mod tests {
             state.out.clear();
         }
         assert_eq!(verbs, ["EVAL", "EVALSHA", "EVAL", "EVALSHA"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_record_that_the_server_refused_for_now_is_sent_again() {
+        for (line, is_repeated) in [
+            ("-OOM command not allowed\r\n", true),
+            ("-BUSY Redis is busy\r\n", true),
+            ("-MISCONF no disk\r\n", true),
+            ("-NOPERM no\r\n", false),
+        ] {
+            let mut state = unseeded();
+            let refused = redis::parse_redis_value(line.as_bytes()).unwrap();
+            state.answer(Single::Record(Box::new(redis::cmd("EVALSHA"))), refused);
+            state.repeat_records();
+            assert!(state.out.is_empty(), "not at once");
+            assert_eq!(state.is_idle(), !is_repeated, "the watchdog stays awake for it");
+            tokio::time::advance(REPEAT_EVERY).await;
+            state.repeat_records();
+            assert_eq!(!state.out.is_empty(), is_repeated, "{line}");
+            assert_eq!(state.waiting.len(), usize::from(is_repeated));
+        }
     }
 }

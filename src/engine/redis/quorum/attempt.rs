@@ -58,6 +58,8 @@ pub(super) struct Attempt {
     pub(super) value: String,
     pub(super) tenure: Arc<Tenure>,
     pub(super) tally: Tally<Vote>,
+    /// Whether a doubtful entry for it is on the clean-up list of each node.
+    pub(super) listed: Box<[AtomicBool]>,
     /// What the nodes' clocks were taken to show.
     floor: u64,
     /// The way to each node.
@@ -102,6 +104,7 @@ impl Attempt {
             number,
             tenure,
             tally: Tally::new(quorum.nodes.len()),
+            listed: quorum.nodes.iter().map(|_| AtomicBool::new(false)).collect(),
             floor,
             #[cfg(unix)]
             ways: quorum.ways(claim, floor, is_first),
@@ -198,11 +201,13 @@ impl Attempt {
     fn voted(self: &Arc<Self>, index: usize, vote: std::result::Result<Vote, Failure>) {
         let is_doubtful = matches!(&vote, Err(failure) if in_doubt(failure));
         let late = self.tally.cast(index, vote);
-        if late.is_some_and(|vote| self.may_have(index, &vote)) && self.tenure.is_over() && !self.is_taken_back(index) {
-            self.withdraw_later(index, false);
-        }
         if is_doubtful {
             self.watch_doubtful(index);
+        } else if late.is_some_and(|vote| self.may_have(index, &vote))
+            && self.tenure.is_over()
+            && !self.is_taken_back(index)
+        {
+            self.withdraw_later(index, false);
         }
     }
 }

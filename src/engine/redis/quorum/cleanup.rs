@@ -18,7 +18,7 @@ use crate::model::Claim;
 
 /// The most entries of one node. While the list is full, further entries are dropped: what they would have removed ends
 /// with its ttl, and the oldest entries are those of locks that were granted before the node failed.
-const MOST: usize = 10_000;
+const MOST: usize = 30_000;
 /// How many entries are sent to a node together.
 pub(super) const BATCH: usize = 64;
 /// Pauses while a node does not answer.

@@ -1,6 +1,7 @@
 //! What is left of an attempt: late answers, lost answers, and votes that came to nothing.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use redis::Cmd;
@@ -111,12 +112,25 @@ impl Attempt {
 
     /// Rolls back a vote that arrived, or may arrive, after the end of its attempt.
     pub(super) fn withdraw_later(&self, index: usize, is_doubtful: bool) {
-        self.quorum.clean_up(index, &self.claim, self.remains(), is_doubtful);
+        // One doubtful entry is enough, because it is repeated.
+        let listed = &self.listed[index];
+        let is_listed = if is_doubtful {
+            listed.swap(true, Relaxed)
+        } else {
+            listed.load(Relaxed)
+        };
+        if !is_listed {
+            self.quorum.clean_up(index, &self.claim, self.remains(), is_doubtful);
+        }
     }
 
     /// A request that failed may be carried out after that, whatever the node says then.
     pub(super) fn watch_doubtful(&self, index: usize) {
-        self.quorum.clean_up_later(index, &self.claim, self.remains());
+        if self.tenure.is_over() {
+            self.withdraw_later(index, true);
+        } else if !self.listed[index].swap(true, Relaxed) {
+            self.quorum.clean_up_later(index, &self.claim, self.remains());
+        }
     }
 
     fn remains(&self) -> Remains {

@@ -1,0 +1,116 @@
+//! Writes to the socket of the fast path, and reads replies from it.
+
+use std::io::{self, ErrorKind, Read, Write};
+
+use redis::{RedisResult, Value};
+
+use super::super::asked::{Asked, Single};
+use super::super::failure::spoils_connection;
+use super::super::resp;
+use super::state::State;
+use super::{CHUNK, Lane, broken};
+use crate::clock::Moment;
+
+impl Lane {
+    /// Writes what is to be sent, as far as the socket takes it. The rest goes out with a later turn: when the server's
+    /// answers to the first part have come, or when the watchdog looks.
+    pub(super) fn write(&self, state: &mut State) -> io::Result<()> {
+        while state.written < state.out.len() {
+            match (&self.socket).write(&state.out[state.written..]) {
+                Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                Ok(count) => state.written += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    state.blocked = true;
+                    return Ok(());
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        state.blocked = false;
+        state.out.clear();
+        state.out.shrink_to(CHUNK);
+        state.written = 0;
+        Ok(())
+    }
+
+    pub(super) fn read(&self, state: &mut State) -> RedisResult<()> {
+        let mut spoiled = false;
+        loop {
+            if state.filled == state.input.len() {
+                // A reply that is longer than the buffer.
+                state.input.resize(2 * state.filled, 0);
+            }
+            let full = match (&self.socket).read(&mut state.input[state.filled..]) {
+                Ok(0) => return Err(broken()),
+                Ok(count) => {
+                    state.filled += count;
+                    state.filled == state.input.len()
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error.into()),
+            };
+            let (mut taken, mut attempts) = (0, 0);
+            while let Some(length) = resp::length(&state.input[taken..state.filled])? {
+                // A reply that nobody asked for: the connection cannot be made sense of.
+                let Some(asked) = state.waiting.pop_front() else {
+                    return Err(broken());
+                };
+                let asked = match asked {
+                    Asked::Single(asked) => asked,
+                    Asked::Nothing(_) => continue,
+                    Asked::Batch(sent) => {
+                        let Some(length) = sent.length(&state.input[taken..state.filled])? else {
+                            state.waiting.push_front(Asked::Batch(sent));
+                            break;
+                        };
+                        state.under_way -= sent.calls();
+                        attempts += sent.attempts();
+                        let learnt = sent.tell(&state.input[taken..taken + length])?;
+                        taken += length;
+                        if learnt.is_unknown {
+                            state.is_unknown();
+                        }
+                        // Calls see to that themselves.
+                        (0..learnt.told).for_each(|_| self.health.heard());
+                        spoiled |= learnt.told > 0 && learnt.error.as_ref().is_some_and(spoils_connection);
+                        continue;
+                    }
+                };
+                state.under_way -= 1;
+                let reply = resp::value(&state.input[taken..taken + length])?;
+                taken += length;
+                if let Single::Told(_) = asked {
+                    // Calls see to that themselves.
+                    self.health.heard();
+                    spoiled |= matches!(&reply, Value::ServerError(error) if spoils_connection(&error.clone().into()));
+                }
+                state.answer(asked, reply);
+            }
+            if attempts > 0 {
+                self.attempts.add_permits(attempts);
+            }
+            while state
+                .waiting
+                .front()
+                .is_some_and(|asked| matches!(asked, Asked::Nothing(_)))
+            {
+                state.waiting.pop_front();
+            }
+            state.input.copy_within(taken..state.filled, 0);
+            state.filled -= taken;
+            if state.input.len() > CHUNK && state.filled <= CHUNK {
+                state.input.truncate(CHUNK);
+                state.input.shrink_to_fit();
+            }
+            state.since = Moment::now();
+            if spoiled {
+                return Err(broken());
+            }
+            if !full {
+                return Ok(());
+            }
+        }
+    }
+}
