@@ -4,7 +4,7 @@ import { Standstill } from '../soak/checks.mjs'
 import { open, orders, say, task } from './kit.mjs'
 
 const RENEWED_TTL_MS = 6000
-const GIVEN_BACK_MS = 5000
+const FREED_MS = 5000
 const standstill = new Standstill()
 
 async function rss() {
@@ -58,7 +58,7 @@ for await (const _ of orders()) {
   const result = await calls(task.count, isShared, ways[task.way])
   // The memory of calls that have ended is freed soon.
   let keptBytes
-  for (const end = performance.now() + GIVEN_BACK_MS; ; await sleep(200)) {
+  for (const end = performance.now() + FREED_MS; ; await sleep(200)) {
     keptBytes = (await rss()) - before
     if (keptBytes <= task.maxKeptBytes || performance.now() > end) break
   }

@@ -25,7 +25,7 @@ use crate::service::{AcquireOptions, Lease, Locks, Outcome, Wait};
 pub(super) type Settle = Box<dyn FnOnce(&Env, &Rc<Bridge>, &Locks, Deferred, Option<Arc<Lease>>) + Send>;
 
 /// An acquisition whose promise is pending.
-struct Taking {
+struct PendingAcquisition {
     locks: Locks,
     names: Vec<Key>,
     options: AcquireOptions,
@@ -73,7 +73,7 @@ impl LockService {
                 return Ok(promise);
             }
         };
-        let taking = Taking {
+        let acquisition = PendingAcquisition {
             locks: self.locks.clone(),
             names,
             options,
@@ -82,7 +82,7 @@ impl LockService {
             started: Instant::now(),
             settle,
         };
-        taking.begin(env, &self.bridge);
+        acquisition.begin(env, &self.bridge);
         Ok(promise)
     }
 
@@ -194,7 +194,7 @@ impl LockService {
     }
 }
 
-impl Taking {
+impl PendingAcquisition {
     fn begin(self, env: &Env, bridge: &Rc<Bridge>) {
         let acquiring = self
             .locks

@@ -72,7 +72,7 @@ impl Lock {
     }
 
     /// Creates a JavaScript object for a lease that `using` or `acquireAndExecute` releases.
-    pub(super) fn lent(env: &Env, bridge: &Rc<Bridge>, locks: &Locks, lease: Arc<Lease>) -> Answer<Value> {
+    pub(super) fn borrowed(env: &Env, bridge: &Rc<Bridge>, locks: &Locks, lease: Arc<Lease>) -> Answer<Value> {
         Lock::object(env, bridge, locks, lease, false)
     }
 

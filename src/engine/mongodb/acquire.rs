@@ -113,7 +113,7 @@ impl Core {
     /// the service repeats the release.
     pub(super) async fn roll_back_if_dropped(&self, claims: &[&Claim], caller: &Caller, failure: Option<&Failure>) {
         if caller.is_gone() && failure.is_none_or(Failure::is_cancelled) {
-            let rolled_back = self.free_all(claims).await;
+            let rolled_back = self.release_claims(claims).await;
             if let Err(failure) = rolled_back {
                 tracing::debug!(%failure, "a dropped attempt could not be rolled back");
             }

@@ -160,7 +160,7 @@ impl Core {
     }
 
     /// The engine's `release_all`. Releases claims with an attempt in progress last, after its end.
-    pub(super) async fn free_abandoned(
+    pub(super) async fn release_abandoned(
         self: &Arc<Self>,
         claims: &[Claim],
         answer: &mut (dyn FnMut(usize, Outcome<Released>) + Send),
@@ -176,7 +176,7 @@ impl Core {
                 self.attempts.ended(&claim.owner).await;
             }
             let core = self.clone();
-            let release = || async move { core.free_all(&batch.iter().collect::<Vec<_>>()).await };
+            let release = || async move { core.release_claims(&batch.iter().collect::<Vec<_>>()).await };
             let outcome = self.pool.call(Class::Release, release).await;
             for (place, index) in indexes.into_iter().enumerate() {
                 answer(index, outcome.as_ref().map(|all| all[place]).map_err(Failure::clone));

@@ -187,7 +187,7 @@ impl Engine for MongodbEngine {
     }
 
     async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
-        self.free_abandoned(claims, &mut |index, outcome| {
+        self.release_abandoned(claims, &mut |index, outcome| {
             answer(index, outcome.map_err(|failure| failure.during("release")));
         })
         .await;

@@ -54,11 +54,11 @@ pub(super) enum Class {
 /// the next one of the same class.
 pub(super) struct Permit {
     _connection: Option<OwnedSemaphorePermit>,
-    _class: OfClass,
+    _class: ClassShare,
 }
 
 /// The share of a class that a permit uses.
-enum OfClass {
+enum ClassShare {
     Attempt { _ticket: Ticket },
     Limited { _permit: Option<OwnedSemaphorePermit> },
     Unlimited,
@@ -136,16 +136,16 @@ impl Pool {
         // The semaphores are never closed.
         let limited = |semaphore: &Arc<Semaphore>| semaphore.clone().acquire_owned();
         let class = match class {
-            Class::Acquire => OfClass::Attempt {
+            Class::Acquire => ClassShare::Attempt {
                 _ticket: self.attempts.ticket().await,
             },
-            Class::Release => OfClass::Limited {
+            Class::Release => ClassShare::Limited {
                 _permit: limited(&self.releases).await.ok(),
             },
-            Class::Query => OfClass::Limited {
+            Class::Query => ClassShare::Limited {
                 _permit: limited(&self.queries).await.ok(),
             },
-            Class::Keep => OfClass::Unlimited,
+            Class::Keep => ClassShare::Unlimited,
         };
         Permit {
             _connection: limited(&self.connections).await.ok(),

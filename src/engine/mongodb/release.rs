@@ -121,13 +121,13 @@ impl Core {
             }
             Some(line) => {
                 line.known.leaves(&claim.owner);
-                self.part_with_touched(line, &ids, &[claim.owner.as_str()]).await
+                self.release_touched(line, &ids, &[claim.owner.as_str()]).await
             }
         }
     }
 
     /// Releases what these owners hold of these names, and removes their places.
-    async fn part_with_touched(&self, line: &Line, ids: &[String], owners: &[&str]) -> Outcome<()> {
+    async fn release_touched(&self, line: &Line, ids: &[String], owners: &[&str]) -> Outcome<()> {
         let touched = queue::touched_by(ids, owners);
         self.locks()
             .update_many(touched, queue::part(owners, &line.process))
@@ -145,7 +145,7 @@ impl Core {
     ///
     /// # Behavior
     /// Needs one query, and one to three commands more where it finds something.
-    pub(super) async fn free_all(&self, claims: &[&Claim]) -> Outcome<Vec<Released>> {
+    pub(super) async fn release_claims(&self, claims: &[&Claim]) -> Outcome<Vec<Released>> {
         // Owner tokens are unique: an owner has documents and places only of the names of its own claim.
         let ids: Vec<String> = claims.iter().flat_map(|claim| self.ids(claim)).collect();
         let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
@@ -176,7 +176,7 @@ impl Core {
             }
         }
         match &self.line {
-            Some(line) => self.part_with_touched(line, &ids, &owners).await?,
+            Some(line) => self.release_touched(line, &ids, &owners).await?,
             None => {
                 let owned = doc! { "_id": { "$in": &ids }, OWNER: { "$in": &owners } };
                 self.locks().delete_many(owned).await?;

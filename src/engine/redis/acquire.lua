@@ -70,7 +70,7 @@ if busy then
       local queue, holder = KEYS[n + n + i], redis.call('GET', KEYS[i])
       if me then
         redis.call('ZREM', queue, me)
-        lives(queue, me)
+        mark_alive(queue, me)
       end
       if holder == owner or holder == reserved then
         local passed = pass(KEYS[i], queue, to)
@@ -145,7 +145,7 @@ for i = 1, n do
     if #redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'LIMIT', 0, 1) == 0 then
       clear(queue)
     else
-      lives(queue, me)
+      mark_alive(queue, me)
     end
   end
 end

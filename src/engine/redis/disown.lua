@@ -10,7 +10,7 @@
 
 local lock, queue = KEYS[1], KEYS[2]
 redis.call('ZREM', queue, ARGV[2])
-lives(queue, ARGV[2])
+mark_alive(queue, ARGV[2])
 if redis.call('GET', lock) ~= string.match(ARGV[2], '^%x+:(%x+)') .. '-next' then
   return 0
 end

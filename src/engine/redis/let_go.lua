@@ -20,7 +20,7 @@ local function let_go(key, queue, fence, metadata, owner, me, to, fences_last, k
   local queued = redis.call('EXISTS', queue) == 1
   if queued and me ~= '' then
     redis.call('ZREM', queue, me)
-    lives(queue, me)
+    mark_alive(queue, me)
   end
   local passed = false
   if holder ~= owner then

@@ -30,7 +30,7 @@ local function microseconds()
 end
 
 -- Records that the process of the waiter `me` is alive, if it has waiters in this queue: it has sent a command.
-local function lives(queue, me)
+local function mark_alive(queue, me)
   local till = math.floor(microseconds() / 1000) + ALIVE_MS
   redis.call('ZADD', queue, 'XX', 'LT', -till, string.match(me, '^%x+'))
 end

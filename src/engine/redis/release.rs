@@ -109,7 +109,7 @@ impl RedisEngine {
                     parts.iter().map(|part| self.release_part(part, keep, behind)).collect();
                 let mut all = Ok(Released::Freed);
                 while let Some(part) = released.next().await {
-                    all = worse(all, part);
+                    all = combined(all, part);
                 }
                 all
             }
@@ -189,7 +189,7 @@ impl RedisEngine {
         let mut outcomes = vec![Ok(Released::Freed); claims.len()];
         while let Some((names, released)) = scripts.next().await {
             for ((index, _), released) in names.iter().zip(released) {
-                outcomes[*index] = worse(outcomes[*index].clone(), released);
+                outcomes[*index] = combined(outcomes[*index].clone(), released);
                 left[*index] -= 1;
                 if left[*index] == 0 {
                     let outcome = outcomes[*index].clone();
@@ -282,7 +282,7 @@ impl RedisEngine {
 }
 
 /// Returns the combined outcome of two releases.
-fn worse(a: Result<Released, Failure>, b: Result<Released, Failure>) -> Result<Released, Failure> {
+fn combined(a: Result<Released, Failure>, b: Result<Released, Failure>) -> Result<Released, Failure> {
     match (a?, b?) {
         (Released::Freed, Released::Freed) => Ok(Released::Freed),
         _ => Ok(Released::NotHeld),

@@ -188,8 +188,16 @@ mod tests {
         };
         assert_eq!(judged(&[behind(400)], Some(4500)), busy(0, 400));
         assert_eq!(judged(&[behind(4400)], Some(4500)), busy(0, 1500));
-        assert_eq!(judged(&[behind(1)], Some(4500)), busy(0, 100), "after the shortest retry");
-        assert_eq!(judged(&[behind(400)], None), busy(0, 9000), "without a place in the queue");
+        assert_eq!(
+            judged(&[behind(1)], Some(4500)),
+            busy(0, 100),
+            "after the shortest retry"
+        );
+        assert_eq!(
+            judged(&[behind(400)], None),
+            busy(0, 9000),
+            "without a place in the queue"
+        );
     }
 
     #[test]

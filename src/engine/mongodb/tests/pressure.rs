@@ -98,7 +98,7 @@ pub(super) async fn a_release_takes_effect_after_a_dropped_attempt(engine: Arc<M
     assert_eq!(engine.locks().count_documents(doc! {}).await.unwrap(), 0);
 }
 
-pub(super) async fn a_thousand_dropped_attempts_leave_nothing_and_block_nobody(engine: Arc<MongodbEngine>) {
+pub(super) async fn a_thousand_dropped_attempts_leave_nothing_and_delay_no_other_call(engine: Arc<MongodbEngine>) {
     let names: Vec<String> = (0..1000).map(|number| format!("n{number}")).collect();
     let claims: Vec<Claim> = names.iter().map(|name| claim(&[name], LONG)).collect();
     let attempts = futures_util::future::join_all(claims.iter().map(|claim| engine.try_acquire(claim)));
@@ -133,7 +133,7 @@ pub(super) async fn the_ttl_index_comes_back_after_the_collection_was_dropped(en
     .await;
 }
 
-pub(super) async fn foreign_fields_are_no_obstacle(engine: Arc<MongodbEngine>) {
+pub(super) async fn foreign_fields_do_not_prevent_a_lock(engine: Arc<MongodbEngine>) {
     let queues = [
         Bson::Int32(7),
         Bson::String("$$NOW".into()),

@@ -118,13 +118,13 @@ impl SqliteEngine {
 
     /// Makes attempts in the order of the list, as one job. `copies`: the claims for the job.
     async fn acquire<C: Borrow<Claim> + Sync>(&self, claims: &[C], copies: Vec<Arc<Claim>>) -> Result<Vec<Acquired>> {
-        let asked = Asked {
+        let guard = AttemptGuard {
             claims,
             copies,
             ticket: Arc::default(),
         };
         self.call("acquire", |reply| {
-            Job::Acquire(asked.copies.clone(), asked.ticket.clone(), reply)
+            Job::Acquire(guard.copies.clone(), guard.ticket.clone(), reply)
         })
         .await
     }
@@ -136,13 +136,13 @@ impl SqliteEngine {
 }
 
 /// Guard of a caller that waits for its attempts. Dropping it cancels them if the writer has not started them.
-struct Asked<'a, C: Borrow<Claim>> {
+struct AttemptGuard<'a, C: Borrow<Claim>> {
     claims: &'a [C],
     copies: Vec<Arc<Claim>>,
     ticket: Arc<Ticket>,
 }
 
-impl<C: Borrow<Claim>> Drop for Asked<'_, C> {
+impl<C: Borrow<Claim>> Drop for AttemptGuard<'_, C> {
     fn drop(&mut self) {
         if !self.ticket.cancel() {
             for (claim, copy) in self.claims.iter().zip(&self.copies) {
