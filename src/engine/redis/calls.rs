@@ -217,7 +217,7 @@ pub(super) fn broken() -> redis::RedisError {
 struct Waiting<'a, F: Fn(bool)> {
     health: &'a Health,
     patience: Duration,
-    /// Called when the caller leaves without a reply; `true`: the connection should be given up.
+    /// Called when the caller is dropped without a reply; `true`: the connection should be replaced.
     left: F,
     sent: Moment,
     answered: bool,

@@ -53,7 +53,7 @@ impl Lane {
             };
             let (mut taken, mut attempts) = (0, 0);
             while let Some(length) = resp::length(&state.input[taken..state.filled])? {
-                // A reply that nobody asked for: the connection cannot be made sense of.
+                // A reply without a command: the replies of the connection can no longer be assigned.
                 let Some(asked) = state.waiting.pop_front() else {
                     return Err(broken());
                 };

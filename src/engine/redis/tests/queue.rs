@@ -150,7 +150,7 @@ async fn a_short_ttl_is_no_shorter_wait_and_no_longer_hold_up() {
     free(&theirs, &first).await;
     told(&mut next_told).await;
     take(&ours, &next).await;
-    // When it gives up, its release finds the place by the same member, and deletes the empty queue.
+    // Its release finds the place by the same member, and deletes the empty queue.
     drop(wait(&theirs, &first).await);
     assert_eq!(theirs.release(&first, Duration::ZERO).await.unwrap(), Released::NotHeld);
     assert_eq!(
