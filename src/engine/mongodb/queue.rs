@@ -33,7 +33,7 @@ pub(super) const HANDED: &str = "handed";
 /// What the owner of a document that is about to be deleted is called: no token looks like it.
 pub(super) const FREED: &str = "-freed";
 
-/// How long a document stays that nobody confirms. Longer than the name is kept for its waiter, so that the TTL monitor
+/// How long an unconfirmed document stays. This is longer than the reservation for its waiter, so that the TTL monitor
 /// does not delete the queue together with it.
 pub(super) const STAYS: Duration = Duration::from_secs(10);
 

@@ -12,8 +12,8 @@ use super::{CHUNK, Lane, broken};
 use crate::clock::Moment;
 
 impl Lane {
-    /// Writes what is to be sent, as far as the socket takes it. The rest goes out with a later turn: when the server's
-    /// answers to the first part have come, or when the watchdog looks.
+    /// Writes the output, as far as the socket takes it. A later tick writes the rest: when the replies to the first part
+    /// arrive, or when the watchdog runs.
     pub(super) fn write(&self, state: &mut State) -> io::Result<()> {
         while state.written < state.out.len() {
             match (&self.socket).write(&state.out[state.written..]) {
