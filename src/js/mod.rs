@@ -7,6 +7,7 @@ mod error;
 #[cfg(unix)]
 mod home;
 mod lock;
+mod memory;
 mod options;
 mod promise;
 mod run;

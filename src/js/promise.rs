@@ -26,6 +26,7 @@ use tokio::sync::Notify;
 use super::abort::Groups;
 #[cfg(unix)]
 use super::home::{Calls, Home};
+use super::memory::{Burst, return_memory};
 #[cfg(unix)]
 use super::turns::Turns;
 use super::value::{Answer, Thrown, Value};
@@ -121,6 +122,7 @@ pub(super) struct Bridge {
     shared: Arc<Shared>,
     function: sys::napi_threadsafe_function,
     outstanding: RefCell<u32>,
+    burst: Burst,
     thread: RefCell<Option<JoinHandle<()>>>,
     /// The calls that are at home on this thread.
     #[cfg(unix)]
@@ -228,6 +230,7 @@ impl Bridge {
             shared,
             function,
             outstanding: RefCell::new(0),
+            burst: Burst::default(),
             thread: RefCell::new(Some(thread)),
             #[cfg(unix)]
             calls,
@@ -260,6 +263,7 @@ impl Bridge {
         #[cfg(unix)]
         let at_home = self.turns.as_ref().is_some_and(Turns::come);
         *outstanding += 1;
+        self.burst.began(*outstanding);
         let shared = self.shared.clone();
         // Not an async block: that would keep room for the future twice, and a boxed future is moved as a whole.
         let job = AssertUnwindSafe(work).catch_unwind().map(move |outcome| {
@@ -271,6 +275,10 @@ impl Bridge {
         if at_home {
             return self.calls.begin(job);
         }
+        self.begin_on_io_thread(job);
+    }
+
+    fn begin_on_io_thread(&self, job: Job) {
         lock(&self.shared.inbox).push(job);
         self.shared.arrived.notify_one();
     }
@@ -302,6 +310,9 @@ impl Bridge {
         if replies > 0 && *outstanding == 0 {
             // SAFETY: as in `call`.
             unsafe { sys::napi_unref_threadsafe_function(env.raw(), self.function) };
+        }
+        if self.burst.is_over(*outstanding) {
+            self.begin_on_io_thread(Box::pin(return_memory()));
         }
     }
 }
