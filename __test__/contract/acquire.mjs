@@ -234,7 +234,7 @@ export function acquire(test, { ordered }) {
   test('a lease that ended before the blocked event loop received it is not handed out', async (place) => {
     const [a, b] = await place.connectAll(2)
     const brief = { ttlMs: 300, renew: false }
-    /** Blocks the event loop for longer than the ttl, at once or after the call was sent. `undefined`: the call settled before that. */
+    /** Blocks the event loop for longer than the ttl, at once or after the call was sent. `undefined`: the call settled before. */
     const late = async (inFlight, call) => {
       let isSettled = false
       const settled = Promise.allSettled([call()]).finally(() => (isSettled = true))
