@@ -267,8 +267,7 @@ export interface LockJson {
 
 /**
  * A held lock. Release it with `release()`, or let `await using` do it. A lock that is renewed and dropped without a release
- * stays held until the process ends or the service is closed: the garbage collector releases nothing, it emits one
- * `HoldfastWarning` that names the lock.
+ * stays held until the process ends or the service is closed. When it is garbage collected, one `HoldfastWarning` names it.
  *
  * @example
  * await using lock = await locks.acquire('order:42', { ttlMs: 30_000 })
@@ -300,9 +299,9 @@ export interface Lock extends AsyncDisposable {
    */
   extend(ttlMs: number): Promise<void>
   /**
-   * Releases the lock. From the call on `isHeld` is false.
+   * Releases the lock. `isHeld` is false as soon as this is called.
    * @returns `true`: this call freed it. `false`: it was released before, is lost, or the store's first answer was lost in an
-   * outage, so that it is not known what freed it
+   * outage, so that it is unknown whether this call freed it
    * @throws `LOCK_STORE` when the store did not answer the release in time; it is repeated in the background
    */
   release(): Promise<boolean>
@@ -329,7 +328,7 @@ export interface LockService extends AsyncDisposable {
    */
   acquireLock(name: string, ttlSeconds?: number): Promise<boolean>
   /**
-   * The gist's: releases what `acquireLock` of this service acquired, and never another holder's lock.
+   * The gist's `releaseLock`: releases what `acquireLock` of this service acquired, and never another holder's lock.
    * @returns `true`: this call freed it. `false`: this service held nothing (never acquired, expired, taken over), or the
    * store's first answer was lost in an outage
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`

@@ -5,18 +5,18 @@ import { leftovers } from './leftovers.mjs'
 import { suite } from './stores.mjs'
 import { until } from './tools.mjs'
 
-/** The part of the full size that runs here, 1 for all of it. The soak runs the full size. */
+/** The part of the full size that runs here; 1 is the full size, which the soak runs. */
 const SCALE = Number(process.env.HOLDFAST_BURST_SCALE ?? 0.2)
 const FREE_NAMES = 20_000 * SCALE
 const WAITERS = 1000 * SCALE
 const PROCESSES = SCALE < 1 ? 4 : 10
 const STORE_TIMEOUT_MS = 5000
 const WAIT_MS = 5000
-/** The promise is one second beyond the limit; the rest is for a busy machine. */
+/** The promise is one second beyond the limit. The rest is slack for a busy machine. */
 const LATE_MS = 1000 + 1000
 const LEFTOVER_MS = 1000 + 1000
 const BYTES_PER_CALL = 2048
-/** What the heaps of JavaScript and of the allocator keep after a burst, whatever its size. */
+/** Memory that JavaScript's heap and the allocator keep after a burst of any size. */
 const HEAP_BYTES = 24 * 2 ** 20
 const maxKeptBytes = (calls) => calls * BYTES_PER_CALL + HEAP_BYTES
 
@@ -47,12 +47,12 @@ async function burst(place, t, { way, count, processes = 1, limitMs }) {
   return results
 }
 
-/** The cases that every store passes. Each of them wants the machine for itself. */
+/** The cases that every store passes. Each of them needs the machine for itself. */
 export function bursts(kind) {
   suite(kind, 'bursts', { concurrency: 1 }, (test, { server }) => {
     test(`${FREE_NAMES} calls for free names at once`, async (place, t) => {
       const [{ granted }] = await burst(place, t, { way: 'free', count: FREE_NAMES, limitMs: STORE_TIMEOUT_MS })
-      // A store that grants only a few of them spends its time on calls that have been rejected.
+      // Fewer grants would mean that the store spends its time on calls that have been rejected.
       assert.ok(granted > FREE_NAMES / 40, `${granted} of ${FREE_NAMES} were granted`)
     })
 

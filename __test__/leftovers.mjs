@@ -1,14 +1,14 @@
-// Lists what is stored under a prefix, read by other clients than holdfast: locks without a caller, queues, metadata.
+// Lists what is stored under a prefix, as other clients than holdfast read it: locks without a caller, queues, metadata.
 import Redis from 'ioredis'
 import { MongoClient } from 'mongodb'
 import { LockService } from '../index.js'
 
 /**
- * What a store holds for the names of one prefix: `[{ what: 'lock' | 'queue' | 'metadata', name }]`.
+ * Lists what a store holds for the names of one prefix: `[{ what: 'lock' | 'queue' | 'metadata', name }]`.
  *
  * - `engine`, `target` and `options` are those of `LockService.connect`.
- * - A memory store has no other client: it gives an empty list.
- * - Fence companions on Redis are not listed. They outlive the lease on purpose and have a time to live.
+ * - A memory store has no other client: the list is empty.
+ * - Fence companions on Redis are left out. They outlive the lease on purpose and expire.
  */
 export function leftovers({ engine, target, options }) {
   return READERS[engine](target, options)
@@ -46,7 +46,7 @@ const READERS = {
   },
 }
 
-/** One client for each server that has keys. */
+/** Opens one client for each server that has keys. */
 function redisClients(target) {
   const quiet = (client) => client.on('error', () => {})
   if (Array.isArray(target)) return target.map((url) => quiet(new Redis(url)))

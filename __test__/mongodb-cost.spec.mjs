@@ -97,7 +97,7 @@ scenes('mongodb-replica-set', 'what waiting costs', { serverPerTest: true }, (te
     await until('all have a place', () => look(scene, async (db) => (await db.collection('locks').countDocuments({ 'queue.0': { $exists: true } })) === held.length))
     const beside = await perPair()
     t.diagnostic(`${alone} bytes per pair, ${beside} beside 12 processes that wait`)
-    // Events of each pair for each process would be three times as much again.
+    // If each process got the events of each pair, this would be three times as much.
     assert.ok(beside < 2 * alone, `${beside} bytes per pair beside 12 processes that wait, ${alone} without them`)
     await Promise.all(held.map((lock) => lock.release()))
     await Promise.all(turns)

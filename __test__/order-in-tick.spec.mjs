@@ -3,7 +3,7 @@ import assert from 'node:assert/strict'
 import { KINDS, suite } from './stores.mjs'
 import { assertGrowing } from './tools.mjs'
 
-/** How many calls in one tick, and how often. */
+/** Rounds by the number of calls in one tick. */
 const ROUNDS = { 20: 3, 100: 2 }
 
 /** Calls `acquire` so often in one tick; gives the indexes and the fencing tokens in the order of the grants. */

@@ -1,4 +1,4 @@
-// Redis stands still under load: what was cancelled is not carried out later, and service resumes at once.
+// Redis stands still under load: cancelled calls are not executed later, and service resumes at once.
 import { it } from 'node:test'
 import { stall } from './soak/redis.mjs'
 

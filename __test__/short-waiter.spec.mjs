@@ -6,15 +6,15 @@ import { KINDS, suite } from './stores.mjs'
 import { until, waiting } from './tools.mjs'
 
 const TTL_MS = 400
-/** What a hand-off to the next waiter may take beyond the lease. */
+/** Time for a hand-off to the next waiter, beyond the lease. */
 const HANDOFF_MS = 250
-/** For a busy machine. One round may still be slower: the machine stands still for a second now and then. */
+/** Slack for a busy machine. A single round may still be slower: the machine sometimes stands still for a second. */
 const SLACK_MS = 500
 const ROUNDS = 3
 
 const median = (values) => [...values].sort((one, other) => one - other)[values.length >> 1]
 
-/** The first waiter is in a process that suffers `harm`; gives how long the second one waited after the release. */
+/** Applies `harm` to the process of the first waiter. Resolves to the time from the release to the second waiter's grant. */
 async function secondWaits(place, t, round, harm) {
   const locks = await place.connect()
   const name = `n${round}`
@@ -54,7 +54,7 @@ for (const kind of Object.keys(KINDS).filter((kind) => kind !== 'memory')) {
         t.diagnostic(`ms from the release to the second waiter: ${times}`)
         const limitMs = TTL_MS + HANDOFF_MS + SLACK_MS
         assert.ok(median(times) < limitMs, `${times} ms, the limit for the median is ${limitMs} ms`)
-        // A lease that the first process was handed before it was killed expires by itself.
+        // A lease that the killed process got by hand-off expires by itself.
         const locks = await place.connect()
         await until('nothing is left', async () => (await locks.list()).length === 0)
       })

@@ -11,7 +11,7 @@ import { INDEX, runNode, waiting } from './tools.mjs'
 const TIMEOUT_MS = 90_000
 const inSqlite = (body) => () => inPlace('sqlite', body)
 
-/** Whether another process is granted a name, with a lease that lasts; it closes its service without a release. */
+/** Whether another process is granted a name. It closes its service at the end. */
 async function grantedElsewhere(target, name) {
   const code = `
     import { LockService } from ${JSON.stringify(INDEX)}

@@ -24,7 +24,7 @@ function mustBeEmpty(problems) {
   if (problems.length > 0) throw new Error(problems.join('\n'))
 }
 
-// For the addon's target: what build scripts compile, SQLite above all, is then compiled once for the lints and the builds.
+// With the addon's target, so that the lints and the builds share what build scripts compile, above all SQLite.
 const clippy = (...features) => {
   const selected = ['--all-targets', '--no-default-features', '--features', features.join()]
   return must('cargo', ['clippy', '--quiet', '--target', hostTarget, ...selected, '--', '-D', 'warnings'])
@@ -36,7 +36,7 @@ const tracked = () =>
     .filter((file) => /\.(rs|lua|sql|m?js|ts|json|md|toml|ya?ml|lock)$|^\.ci\/run$|^\.npmrc$/.test(file))
 
 installDependencies()
-// Fetched while cargo is at work. The tests say so where a server cannot be had.
+// Downloads run beside cargo. Where a server is missing, the tests report it.
 const fetching = Promise.allSettled([locateRedis(), locateMongod()])
 await step('format', () => must('cargo', ['fmt', '--check']))
 await step('layers', () => mustBeEmpty(checkLayers('src')))
@@ -65,7 +65,7 @@ await step('generated files are in step', async () => {
 })
 
 await step('lints, all stores', () => clippy(...STORES, 'node'))
-// The library and its tests, without the other stores. The service's tests are left out where there is no memory store.
+// The library and its tests, without the other stores. Without the memory store the service's tests are left out.
 for (const store of STORES) await step(`lints, ${store} alone`, () => clippy(store))
 await step('documentation', () =>
   must('cargo', ['doc', '--quiet', '--no-deps', '--document-private-items', '--target', hostTarget], { RUSTDOCFLAGS: '-D warnings' }),

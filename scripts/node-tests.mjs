@@ -2,13 +2,13 @@
 import { run } from 'node:test'
 import { spec } from 'node:test/reporters'
 
-/** A process that does not end is a failure, too. */
+/** A process that does not end within this time is a failure. */
 const TIMEOUT_MS = 600_000
 
 /**
  * Runs `files` in the given order, `concurrency` of them at a time. The environment is that of this process.
  *
- * Gives `passed`, `failed`, `skipped` (a line for each), and `seconds`: how long each file took.
+ * Resolves to `passed`, `failed`, `skipped` (a line for each), and `seconds`: the duration of each file.
  */
 export async function runTests(files, concurrency) {
   const results = { passed: 0, failed: 0, skipped: [], seconds: new Map() }
@@ -26,7 +26,7 @@ export async function runTests(files, concurrency) {
   })
   tests.on('test:pass', (data) => ended(data, true)).on('test:fail', (data) => ended(data, false))
   for await (const text of tests.compose(new spec())) process.stdout.write(text)
-  // A hook that fails is no test.
+  // A failed hook is not counted as a test.
   if (results.failed === 0 && failedSuites > 0) results.failed = failedSuites
   return results
 }

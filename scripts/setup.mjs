@@ -25,8 +25,8 @@ export function installDependencies(folder = '.') {
 }
 
 /**
- * Where the servers keep their data: in memory where there is room for it (5 GiB). A disk that stands still for two seconds
- * makes a mongod answer no sooner, and leases of the tests are not much longer than that.
+ * Returns the folder for the servers' data: in memory where there are 5 GiB free. When a disk stands still for two seconds,
+ * a mongod does not answer in that time, and the tests' leases are not much longer.
  */
 export function serversDir() {
   const memory = '/dev/shm'
@@ -34,7 +34,7 @@ export function serversDir() {
     const { bavail, bsize } = statfsSync(memory)
     if (bavail * bsize >= 5 * 2 ** 30) return memory
   } catch {
-    // There is none.
+    // There is no such folder.
   }
   return tmpdir()
 }

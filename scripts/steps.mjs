@@ -3,7 +3,7 @@ import { readFileSync } from 'node:fs'
 
 const steps = []
 
-/** CPU seconds of all child processes that have ended; `undefined` where the system does not tell. */
+/** CPU seconds of all child processes that have ended; `undefined` where the system does not report them. */
 function childSeconds() {
   try {
     const fields = readFileSync('/proc/self/stat', 'utf8').replace(/^.*\) /s, '').split(' ')
@@ -14,7 +14,7 @@ function childSeconds() {
   }
 }
 
-/** Runs a step, prints its name before and its duration after it, and gives what `work` gives. */
+/** Runs a step and prints its name before, and its duration after it. Resolves to the result of `work`. */
 export async function step(name, work) {
   const [startedAt, cpuBefore] = [performance.now(), childSeconds()]
   console.log(`\n== ${name}`)

@@ -50,7 +50,7 @@ function leaveOutSuccesses() {
   }
 }
 
-/** Tests of models keep the cores busy for minutes, and would make the others late: they run on their own. */
+/** Tests of models keep the cores busy for minutes, which would delay the others: they run on their own. */
 const MODELS = '::model::'
 /** The others wait for servers and leases most of the time: twice as many at once as there are cores. */
 const RUST_THREADS = 2 * availableParallelism()

@@ -157,7 +157,7 @@ impl EngineError {
         Self::new(engine, op, true, format!("no answer within {} ms", limit.as_millis()))
     }
 
-    /// The store granted a lock, but the answer came after the lease was over.
+    /// Creates the error of a grant that arrived after its lease had ended.
     pub fn granted_too_late(engine: &'static str, after: std::time::Duration, ttl: std::time::Duration) -> Self {
         let (after, ttl) = (after.as_millis(), ttl.as_millis());
         Self::new(

@@ -6,9 +6,9 @@
 //!  js/promise.rs      future handed over, promise returned ───────────────► I/O thread
 //!  service/acquire.rs loop: try → wait for a change | safety poll | deadline | abort
 //!  engine/redis       one script ─────────────────────────────────────────► store
-//!                   ◄─ Granted { fence }      service/lease.rs: renew at ttl/3
+//!                   ◄─ Granted { fence }      service/lease/: renew at ttl/3
 //!  js/promise.rs      back on the JS thread: signal disarmed, Lock or coded Error
-//! lease lost ► service/lease.rs ► lock.signal aborts
+//! lease lost ► service/lease/ ► lock.signal aborts
 //! ```
 
 #![warn(missing_docs)]

@@ -221,8 +221,8 @@ pub struct Claim {
     sent: Sent,
 }
 
-/// What of a claim's attempts may have left this process. A clone starts with the values of the original and is independent
-/// of it.
+/// Records which attempts of a claim may have left this process. A clone starts with the values of the original and is
+/// independent of it.
 #[derive(Debug, Default)]
 struct Sent {
     /// Whether any attempt was sent.
@@ -266,7 +266,7 @@ impl Claim {
         }
     }
 
-    /// Begins an attempt: it counts as not sent until [`Claim::mark_sent`].
+    /// Begins an attempt, which counts as not sent until [`Claim::mark_sent`].
     pub fn begin_attempt(&self) {
         self.sent.at.store(0, Relaxed);
     }
@@ -274,9 +274,9 @@ impl Claim {
     /// Records that the first command of the current attempt may leave this process now.
     ///
     /// # Behavior
-    /// An engine calls it in each attempt before the first byte can be sent. It may call it too early, never too late: the
+    /// An engine calls this in each attempt before the first byte can be sent: too early is allowed, too late is not. The
     /// lease counts from this moment, and a claim that was never sent is never released. Later calls in the same attempt
-    /// change nothing.
+    /// have no effect.
     pub fn mark_sent(&self) {
         self.sent.ever.store(true, Relaxed);
         let now = Moment::now().to_nanos();
@@ -296,7 +296,7 @@ impl Claim {
         self.sent.ever.load(Relaxed)
     }
 
-    /// When the current attempt was sent. `None`: it was not.
+    /// Returns when the current attempt was sent. `None`: it was not sent.
     pub fn sent_at(&self) -> Option<Moment> {
         match self.sent.at.load(Relaxed) {
             0 => None,
@@ -304,7 +304,7 @@ impl Claim {
         }
     }
 
-    /// Replaces the owner by a fresh one, which the store has not seen.
+    /// Replaces the owner by a new one that the store has not seen.
     pub fn renew_owner(&mut self) {
         self.owner = OwnerToken::fresh();
         self.sent = Sent::default();

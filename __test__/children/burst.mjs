@@ -1,10 +1,10 @@
-// Makes many calls at once, in a process whose memory is measured, and says how they ended.
+// Makes many calls at once, measures the memory of this process, and reports how the calls ended.
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Standstill } from '../soak/checks.mjs'
 import { open, orders, say, task } from './kit.mjs'
 
 const RENEWED_TTL_MS = 6000
-const GIVEN_BACK_MS = 5000
+const FREED_MS = 5000
 const standstill = new Standstill()
 
 async function rss() {
@@ -22,7 +22,7 @@ async function calls(count, isShared, call) {
   const one = async (index) => {
     const [startedAt, stoodStill] = [performance.now(), standstill.totalMs]
     const ended = () => {
-      // What the event loop needs for so many calls, or the machine takes, is no wait for the store.
+      // The time in which the event loop was blocked is not a wait for the store.
       slowestMs = Math.max(slowestMs, performance.now() - startedAt - (standstill.totalMs - stoodStill))
     }
     try {
@@ -50,15 +50,15 @@ const ways = {
   waiters: () => locks.acquire('crowd', { ttlMs: 60_000, waitMs: task.waitMs }),
 }
 const isShared = task.way === 'waiters'
-// What the first calls set up is no growth.
+// The first calls allocate what stays: that is not growth.
 await calls(200, isShared, ways[task.way])
 const before = await rss()
 say({ ready: true })
 for await (const _ of orders()) {
   const result = await calls(task.count, isShared, ways[task.way])
-  // What is kept for a call that has ended is given back soon.
+  // The memory of calls that have ended is freed soon.
   let keptBytes
-  for (const end = performance.now() + GIVEN_BACK_MS; ; await sleep(200)) {
+  for (const end = performance.now() + FREED_MS; ; await sleep(200)) {
     keptBytes = (await rss()) - before
     if (keptBytes <= task.maxKeptBytes || performance.now() > end) break
   }

@@ -234,7 +234,7 @@ export function acquire(test, { ordered }) {
   test('a lease that ended before the blocked event loop received it is not handed out', async (place) => {
     const [a, b] = await place.connectAll(2)
     const brief = { ttlMs: 300, renew: false }
-    /** Blocks the event loop for longer than the ttl, at once or when the call has been sent. `undefined`: it had settled before. */
+    /** Blocks the event loop for longer than the ttl, at once or after the call was sent. `undefined`: the call settled before. */
     const late = async (inFlight, call) => {
       let isSettled = false
       const settled = Promise.allSettled([call()]).finally(() => (isSettled = true))
@@ -243,7 +243,7 @@ export function acquire(test, { ordered }) {
       Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, 700)
       return (await settled)[0]
     }
-    /** A lease that counts, busy as a value, or a failure that says so. */
+    /** Allows a lease that is held, busy as a value, or a `LOCK_STORE` error. */
     const check = (result, busy, isHeld) => {
       if (result === undefined || isHeld(result.value) || (result.value === busy && !result.reason)) return
       assert.equal(result.reason?.code, 'LOCK_STORE', result.reason?.message ?? `settled with ${result.value}`)

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { assertFree, rejection, rejects, sleep, timed, until } from '../tools.mjs'
 
-/** Acquires a name for 0.2 s. A machine that stands still may receive the grant when the lease is over: then again. */
+/** Acquires a name for 0.2 s. Tries again when the grant arrives after the end of the lease, on a machine that stood still. */
 const briefly = (service, name) =>
   until('a grant in time', () => service.acquireLock(name, 0.2).catch((error) => assert.match(error.message, /too late/)))
 

@@ -1,4 +1,4 @@
-// The checks of the soak: what must hold whatever happens to servers and processes.
+// The checks of the soak: what must hold under every fault.
 
 /** A list of violations. Equal ones (apart from digits) are counted, and the first one is kept as the example. */
 export class Violations {
@@ -21,8 +21,8 @@ export class Violations {
 }
 
 /**
- * Who held which name from when to when. All processes run on one machine and share its monotonic clock, so two holds of
- * one name must not overlap, and in their order the fencing tokens must grow.
+ * Records the holds of each name. All processes run on one machine and share its monotonic clock, so two holds of
+ * one name must not overlap, and their fencing tokens must grow in order.
  */
 export class History {
   #open = new Map()
@@ -30,12 +30,12 @@ export class History {
   #last = new Map()
   holds = 0
 
-  /** A hold began at `at`; if its process is killed, it lasts until `until` (both in µs). */
+  /** Records a hold that began at `at`. If its process is killed, it lasts until `until` (both in µs). */
   begin(worker, { name, token, at, until }) {
     this.#open.set(`${name} ${token}`, { worker, name, token: BigInt(token), at, end: until })
   }
 
-  /** The holder saw its lease valid at `end` for the last time. */
+  /** Records the end of a hold: the holder saw its lease valid at `end` for the last time. */
   end({ name, token, end }) {
     const key = `${name} ${token}`
     const hold = this.#open.get(key)
@@ -44,7 +44,7 @@ export class History {
     this.#close({ ...hold, end })
   }
 
-  /** A process was killed: its leases last until they expire. */
+  /** Ends the holds of a killed process: its leases last until they expire. */
   killed(worker) {
     for (const [key, hold] of this.#open) {
       if (hold.worker !== worker) continue
@@ -108,7 +108,7 @@ export class Resource {
   }
 }
 
-/** Rounds before a process's memory is compared: the first one has the largest burst of all. */
+/** Rounds before a process's memory is compared: the first one has the largest burst. */
 const WARM_UP_ROUNDS = 1
 const COMPARED_ROUNDS = 3
 const GROWTH_BYTES = 32 * 2 ** 20
@@ -116,7 +116,7 @@ const GROWTH_FACTOR = 1.25
 
 const median = (values) => [...values].sort((one, other) => one - other)[values.length >> 1]
 
-/** The memory of the process that lives through all rounds, in bytes, measured at the end of each. */
+/** Compares the memory of the process that lives through all rounds, in bytes, measured at the end of each. */
 export class Memory {
   samples = []
 
@@ -134,7 +134,7 @@ export class Memory {
 
 export const mib = (bytes) => `${Math.round(bytes / 2 ** 20)} MiB`
 
-/** Measures for how long this process stood still: with it, most of the machine. */
+/** Measures how long this process, and so most of the machine, stood still. */
 export class Standstill {
   static TICK_MS = 20
   #last = performance.now()
@@ -148,7 +148,7 @@ export class Standstill {
     this.timer.unref()
   }
 
-  /** Milliseconds since the start in which timers were late. */
+  /** Total lateness of the timers since the start, in milliseconds. */
   get totalMs() {
     return this.#total + Math.max(0, performance.now() - this.#last - Standstill.TICK_MS)
   }

@@ -1,4 +1,4 @@
-// The servers of the soak, and what happens to them and to the processes that use them.
+// The servers of the soak, and the faults of servers and processes.
 import { spawn } from 'node:child_process'
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -8,7 +8,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { startMongod, startRedis, startRedisQuorum } from '../../scripts/servers.mjs'
 import { mongoCommand, redisCommand, startRedisCluster, startRedisSentinel } from '../../scripts/topologies.mjs'
 
-/** A killed server must remember what it acknowledged: otherwise a second holder is no violation. */
+/** A killed server must keep what it acknowledged. Without that, a second holder would not be a violation. */
 const DURABLE = { args: ['--appendonly', 'yes', '--appendfsync', 'always'] }
 const WELL_TIMEOUT_MS = 60_000
 
@@ -20,7 +20,7 @@ const all = async (nodes, isUp) => (await Promise.all(nodes.map(isUp))).every(Bo
 
 const single = (server, isUp) => ({ target: server.url, nodes: [server], isWell: () => isUp(server), stop: () => server.stop() })
 
-/** How to start each store: what `connect` needs, the servers, and whether they serve, seen without holdfast. */
+/** How to start each store: the arguments of `connect`, the servers, and a check by another client that they serve. */
 const STORES = {
   memory: async () => ({ target: 'memory:soak', nodes: [], isWell: async () => true, stop: async () => {} }),
 
@@ -69,7 +69,7 @@ export const KINDS = Object.keys(STORES)
 /** Starts the servers of a store. */
 export const startStore = (kind) => STORES[kind]()
 
-/** Waits until the servers serve by themselves; the time is the one from which recovery counts (µs). */
+/** Waits until the servers serve again. Resolves to that time (µs), from which recovery counts. */
 export async function whenWell(store) {
   for (const deadline = Date.now() + WELL_TIMEOUT_MS; ; await sleep(20)) {
     if (await store.isWell()) return Number(process.hrtime.bigint() / 1000n)
@@ -80,7 +80,7 @@ export async function whenWell(store) {
 const seconds = (ms) => `${(ms / 1000).toFixed(1)} s`
 const isMongodb = (kind) => kind.startsWith('mongodb')
 
-/** The servers that stall or are killed together: all that answer, one of several, or a majority. */
+/** Picks the servers that stall or are killed together: all that answer, one of several, or a majority. */
 async function victims({ kind, store, pick }) {
   if (kind === 'redis-sentinel') return [await store.master()]
   if (kind === 'redis-quorum') return store.nodes.slice(0, pick([1, 2, 3]))
@@ -98,8 +98,8 @@ async function burst(worker, count) {
 export const WARM_UP = { run: ({ workers }) => burst(workers[0], LARGEST_BURST) }
 
 /**
- * What can happen. `of(kind)`: the stores it happens to. `run(scene)` does it, and gives a description, or
- * `{ done, wellAt }` with the time at which the servers served again. With `recovers` grants must come back soon after that.
+ * The faults. `of(kind)`: whether a store has it. `run(scene)` causes it, and resolves to a description, or to
+ * `{ done, wellAt }` with the time at which the servers served again. With `recovers`, grants must resume soon after that.
  * `forgetsReleases(kind)`: the crash may undo the latest releases.
  */
 export const FAULTS = {
@@ -160,7 +160,7 @@ export const FAULTS = {
       const nodes = await victims(scene)
       await Promise.all(nodes.map((node) => node.kill()))
       if (scene.kind === 'redis-sentinel') {
-        // The old master comes back when another one has its place.
+        // The old master restarts after another one has been elected.
         const wellAt = await whenWell(scene.store)
         await Promise.all(nodes.map((node) => node.restart()))
         return { done: 'SIGKILL of the master, and a failover', wellAt }
@@ -214,7 +214,7 @@ export const FAULTS = {
     of: (kind) => kind !== 'memory' && kind !== 'sqlite',
     recovers: true,
     run: async (scene) => {
-      // How many are granted does not matter here. Each call must end within its limit.
+      // The number of grants does not matter here. Each call must end within its limit.
       scene.workers[0].ask('burst', { count: 5000 }).catch(() => {})
       const done = await FAULTS.stall.run(scene)
       const wellAt = await whenWell(scene.store)
@@ -223,7 +223,7 @@ export const FAULTS = {
   },
 }
 
-/** Has another process hold the write lock of a SQLite file; `undefined` where there is no Python. */
+/** Starts another process that holds the write lock of a SQLite file; `undefined` where there is no Python. */
 async function holdWriteLock(file) {
   const code = [
     'import sqlite3, sys',

@@ -1,9 +1,9 @@
-// The runner's side of a process of the soak: starts it, asks it, stops or kills it.
+// The runner's side of a process of the soak: starts it, sends it requests, stops or kills it.
 import { fork } from 'node:child_process'
 import { fileURLToPath } from 'node:url'
 
 const SCRIPT = fileURLToPath(new URL('worker.mjs', import.meta.url))
-/** Longer than any verb takes, even one that waits for calls that are late. */
+/** Longer than any verb takes, even one that waits for late calls. */
 const VERB_MS = 90_000
 /** Probes to remember: those of the last minutes. */
 const PROBES = 2000
@@ -19,7 +19,7 @@ export class Worker {
   /** Whether it failed to answer: it is replaced before the next round. */
   isUseless = false
 
-  /** `listener(worker, message)` gets its reports; the value that it returns answers a question. */
+  /** `listener(worker, message)` gets its reports and questions. Its return value answers a question. */
   constructor(index, task, listener) {
     this.index = index
     this.#task = task
@@ -75,7 +75,7 @@ export class Worker {
     else question.resolve(result)
   }
 
-  /** Has the process do what `verb` says in worker.mjs; gives the result. */
+  /** Runs `verb` of worker.mjs in the process. Resolves to its result. */
   async ask(verb, order = {}) {
     const id = ++this.#serial
     let timer
@@ -94,7 +94,7 @@ export class Worker {
     this.#process.kill(signal)
   }
 
-  /** Kills it with SIGKILL, and starts another one in its place, which works as it did. */
+  /** Kills it with SIGKILL, and starts a replacement with the same work. */
   async replace() {
     this.kill('SIGKILL')
     await this.ended
@@ -103,7 +103,7 @@ export class Worker {
     await this.ask('work', { contenders: 3, rate: 0 })
   }
 
-  /** A process that did not answer is of no use in the next round. */
+  /** Replaces a process that did not answer, before the next round. */
   async renewIfUseless() {
     if (!this.isUseless) return
     this.kill('SIGKILL')

@@ -23,7 +23,7 @@ async function onNodes(options, body) {
   }
 }
 
-/** Starts calls at a rate until `seconds` are over, and gives a promise of the outcome of each. */
+/** Starts calls at a rate for `seconds`. Returns a promise of the outcome of each. */
 async function atRate(perSecond, seconds, call) {
   const startedAt = performance.now()
   const calls = []
@@ -35,7 +35,7 @@ async function atRate(perSecond, seconds, call) {
   return calls
 }
 
-/** The lock keys of the nodes, without companions. */
+/** Lists the lock keys of the nodes, without companions. */
 async function lockKeys(nodes) {
   const found = await Promise.all(
     nodes.map(async ({ url }) => {
@@ -50,7 +50,7 @@ async function lockKeys(nodes) {
 
 const MIB = 2 ** 20
 
-/** 1 500 locks per second while one node is down: memory is bounded, and the node that is back has nothing. */
+/** 1 500 locks per second while one node is down: memory is bounded, and nothing is left on the restarted node. */
 export async function nodeDown(seconds = 30) {
   return onNodes({}, async (locks, nodes) => {
     const pair = async (i) => {

@@ -1,4 +1,4 @@
-// `npm run soak`: stalls, kills and bursts at random on every store, and checks of what must hold all the same.
+// `npm run soak`: random stalls, kills and bursts on every store, with checks of what must hold in spite of them.
 //
 //   SOAK_S=600        seconds per store
 //   SOAK_STORES=a,b   the stores, by their names in faults.mjs; all of them without it
@@ -13,14 +13,14 @@ import { FAULTS, KINDS, startStore, WARM_UP, whenWell } from './faults.mjs'
 import { Worker } from './process.mjs'
 
 const RECOVERY_MS = 2000
-/** A process that gets no grant for so long is taken to never recover. */
+/** A process without a grant for this time counts as one that never recovers. */
 const NO_RECOVERY_MS = 20_000
 const LEFTOVER_MS = 1000
-/** For the machine, on top of a limit, in addition to the time in which this process stood still. */
+/** Slack for the machine beyond a limit, besides the time in which this process stood still. */
 const SLACK_MS = 500
 /** The longest lease of a name that several processes use. */
 const SHARED_TTL_MS = 5000
-/** The longest lease at all. */
+/** The longest lease. */
 const LONGEST_TTL_MS = 30_000
 /** A killed process's places in queues stay for a minute. */
 const QUEUE_PLACES_MS = 70_000
@@ -71,13 +71,13 @@ class Soak {
   async start() {
     const count = this.kind === 'memory' ? 1 : 3
     const task = { target: this.store.target, options: this.options }
-    const listener = (worker, message) => this.#hear(worker, message)
+    const listener = (worker, message) => this.#receive(worker, message)
     this.workers = Array.from({ length: count }, (_, index) => new Worker(index, task, listener))
     await Promise.all(this.workers.map((worker) => worker.start()))
     this.scene = { ...this, pick: this.pick, between: this.between }
   }
 
-  #hear(worker, message) {
+  #receive(worker, message) {
     if (message.begin) this.history.begin(worker.tag, message.begin)
     else if (message.end) this.history.end(message.end)
     else if (message.read) return this.resource.read(message.read)
@@ -89,7 +89,7 @@ class Soak {
     }
   }
 
-  /** The next fault: in random order, but each as often as the others. */
+  /** Picks the next fault: in random order, each as often as the others. */
   #nextFault() {
     if (this.#order.length === 0) {
       const wanted = process.env.SOAK_FAULTS?.split(',')
@@ -126,7 +126,7 @@ class Soak {
     this.violations = new Violations()
   }
 
-  /** Opens the services, lets them work, and has the fault happen. */
+  /** Opens the services, starts their load, and causes the fault. */
   async #underLoad(fault, facts) {
     await this.#all('open')
     const rate = this.pick(RATES[this.engine] ?? RATES.other)
@@ -140,7 +140,7 @@ class Soak {
     return `${done}, ${rate} pairs per second`
   }
 
-  /** Every process gets a grant soon after the servers serve again. */
+  /** Checks that every process gets a grant soon after the servers serve again. */
   async #recovery(wellAt, facts) {
     const stoodStill = standstill.totalMs
     const end = Date.now() + NO_RECOVERY_MS
@@ -159,7 +159,7 @@ class Soak {
     facts.push(slowest === Infinity ? 'no recovery' : `recovery ${Math.round(slowest)} ms`)
   }
 
-  /** Ends the load, closes the services, and checks what is left. */
+  /** Ends the load, closes the services, and checks what is left in the store. */
   async #afterwards(facts) {
     const listed = await this.#all('rest')
     // Names of killed processes are free when their leases have expired.
@@ -184,7 +184,7 @@ class Soak {
     facts.push(`${granted} grants`, `close ${Math.max(...closing)} ms`, `memory ${mib(memory[0])}`)
   }
 
-  /** Nothing but names that match `allowed`, and what killed processes held. */
+  /** Checks that nothing is left but names that match `allowed`, and what killed processes held. */
   async #nothingLeft(when, withinMs, allowed) {
     const [end, stoodStill] = [Date.now() + withinMs, standstill.totalMs]
     for (;;) {
@@ -210,7 +210,7 @@ class Soak {
   }
 }
 
-/** Runs the long cases of a store, each of them once. */
+/** Runs each long case of a store once. */
 async function runCases(kind) {
   const file = new URL(`${CASES[kind]}.mjs`, import.meta.url)
   const count = { passed: 0, failed: 0 }

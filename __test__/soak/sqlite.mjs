@@ -8,7 +8,7 @@ import { LockService } from '../../index.js'
 import { sleep } from '../tools.mjs'
 
 const STORE_TIMEOUT_MS = 5000
-/** One second is the promise, the rest is for a machine that stands still for a moment, and for the event loop. */
+/** The promise is one second. The rest is slack for the event loop, and for a machine that stands still for a moment. */
 const SLACK_MS = 4000
 
 const rss = () => {
@@ -16,7 +16,7 @@ const rss = () => {
   return process.memoryUsage.rss()
 }
 
-/** Free names at once: each call is granted or rejects in time and leaves nothing, and a renewed lease survives. */
+/** Many free names at once: each call is granted or rejects in time and leaves nothing, and a renewed lease survives. */
 export async function burst(count = 5000) {
   const folder = mkdtempSync(join(process.env.HOLDFAST_SERVERS_DIR || tmpdir(), 'holdfast-burst-'))
   const target = `sqlite:${join(folder, 'locks.sqlite')}`

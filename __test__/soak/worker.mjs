@@ -1,4 +1,4 @@
-// One process of the soak. The runner starts it, tells it what to do, and may stop or kill it at any time.
+// One process of the soak. The runner starts it, sends it requests, and may stop or kill it at any time.
 import { setTimeout as sleep } from 'node:timers/promises'
 import { LockService } from '../../index.js'
 import { Standstill } from './checks.mjs'
@@ -9,7 +9,7 @@ const SHARED_NAMES = ['shared:0', 'shared:1', 'shared:2']
 const SHARED_TTL_MS = 5000
 const OWN_TTL_MS = 30_000
 const PROBE_MS = 200
-/** A call may take this much longer than its limit: the promise is one second, and one more is for a busy machine. */
+/** Slack of a call beyond its limit. The promise is one second; one more is for a busy machine. */
 const SLACK_MS = 2000
 
 const standstill = new Standstill()
@@ -26,7 +26,7 @@ let serial = 0
 let inFlight = 0
 const counts = { granted: 0, failed: {} }
 
-/** Makes a call, and checks that it ends within its limit, and fails only as it may while a store is away. */
+/** Makes a call. Checks that it ends within its limit, and fails only as it may while a store is unavailable. */
 async function bounded(what, limitMs, call) {
   const [startedAt, stoodStill] = [performance.now(), standstill.totalMs]
   inFlight++
@@ -61,7 +61,7 @@ const ask = (question) =>
 /** Reads and writes the guarded resource, and reports the time in which the lease was valid. */
 async function hold(lock, ms) {
   const token = String(lock.fencingToken)
-  // The time is read before the lease is checked: a process that is stopped in between reports a time that is too early.
+  // Read the time before the lease is checked: a process that is stopped in between then reports an earlier end.
   let at = now()
   if (!lock.isHeld) return
   let end = at
@@ -79,7 +79,7 @@ async function hold(lock, ms) {
     if (value !== undefined && isHeld()) process.send({ write: { name, token, value } })
   }
   isHeld()
-  // Before the release: a process that is killed after it must not seem to hold the name.
+  // Report before the release: a process that is killed after it must not seem to hold the name.
   for (const name of lock.names) await send({ end: { name, token, end } })
 }
 
@@ -87,7 +87,7 @@ async function contend() {
   while (isWorking) {
     const first = Math.floor(random(SHARED_NAMES.length))
     const names = random(1) < 0.85 ? [SHARED_NAMES[first]] : [SHARED_NAMES[first], SHARED_NAMES[(first + 1) % SHARED_NAMES.length]]
-    // A short lease that is renewed while it is held, now and then.
+    // Sometimes a short lease, which is renewed while it is held.
     const isLong = random(1) < 0.02
     const more = { ttlMs: isLong ? 1000 : SHARED_TTL_MS }
     const lock = random(1) < 0.8 ? await acquire(names, 3000, more) : await tryAcquire(names, more)
@@ -111,19 +111,19 @@ async function pair(name) {
   await release(lock)
 }
 
-/** `rate` pairs per second, whether or not earlier ones have been answered. */
+/** Makes `rate` pairs per second, whether or not earlier ones have been answered. */
 async function pairs(rate) {
   let due = 0
   for (let last = performance.now(); isWorking; await sleep(10)) {
     const at = performance.now()
-    // A process that stood still does not catch up on more than a second.
+    // A process that stood still catches up on one second at most.
     due = Math.min(due + ((at - last) * rate) / 1000, rate)
     last = at
     for (; due >= 1; due--) pair(`pair:${tag}:${++serial}`)
   }
 }
 
-/** A call for a name of its own, five times per second: its grants show when the store serves this process again. */
+/** Acquires a name of its own five times per second. The grants show when the store serves this process again. */
 async function probe() {
   for (; isWorking; await sleep(PROBE_MS)) {
     const name = `probe:${tag}:${++serial}`
@@ -135,7 +135,7 @@ async function probe() {
   }
 }
 
-// ---- What the runner may ask for ------------------------------------------------------------------------------------
+// ---- Requests of the runner -----------------------------------------------------------------------------------------
 
 const verbs = {
   async open() {
@@ -149,7 +149,7 @@ const verbs = {
     if (rate > 0) loops.push(pairs(rate))
   },
 
-  /** Many calls for free names at once. */
+  /** Makes many calls for free names at once. */
   async burst({ count }) {
     const startedAt = performance.now()
     const locks = await Promise.all(
@@ -161,7 +161,7 @@ const verbs = {
     return { granted: granted.length, ms: Math.round(performance.now() - startedAt) }
   },
 
-  /** Many waiters for one name, which other processes want as well. */
+  /** Starts many waiters for one name, which other processes want as well. */
   async crowd({ count, waitMs }) {
     let granted = 0
     const wait = async () => {
@@ -220,7 +220,7 @@ process.on('message', async ({ id, verb, reply, ...order }) => {
     process.send({ id, error: `${verb}: ${error.message}` })
   }
 })
-// The runner is gone.
+// The runner has ended.
 process.on('disconnect', () => process.exit())
 process.on('unhandledRejection', (error) => violation(`unhandled rejection: ${error?.stack ?? error}`))
 process.send({ ready: true })

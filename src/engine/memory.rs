@@ -127,7 +127,7 @@ impl State {
         }
     }
 
-    /// Takes the claim's place in the queue of `key`, and returns its ticket: the one it has, or a new one.
+    /// Enters the claim into the queue of `key`, or keeps its place alive. Returns its ticket.
     fn enqueue(&mut self, claim: &Claim, key: &Key) -> u64 {
         let alive_until = Moment::now() + waiter_liveness(claim.ttl);
         let moved = self.places.get(&claim.owner).filter(|(at, _)| at != key).cloned();
@@ -154,7 +154,7 @@ impl State {
         ticket
     }
 
-    /// How long the last live waiter ahead of a ticket keeps its place.
+    /// Returns how long the last live waiter ahead of a ticket keeps its place.
     fn directly_ahead(&self, key: &Key, ticket: u64) -> Option<Duration> {
         let mut ahead = self.queues.get(key)?.range(..ticket).rev();
         let live = ahead.find(|(_, place)| !place.alive_until.is_past());
@@ -413,7 +413,7 @@ mod tests {
         assert!(!Arc::ptr_eq(&one, &MemoryEngine::named("other")));
     }
 
-    /// A waiter that died is woken by the release; the next one tries again when the place ahead of it lapses.
+    /// The release wakes a dead waiter. The next one tries again when the place ahead of it expires.
     #[tokio::test(start_paused = true)]
     async fn a_dead_waiter_blocks_the_next_for_its_ttl() {
         let engine = MemoryEngine::default();

@@ -102,7 +102,7 @@ pub trait Subscription: Send {
 /// One store.
 ///
 /// # Contract
-/// The cases in `contract.rs` are the contract; every engine passes all of them. In words:
+/// The cases in `contract/` are the contract; every engine passes all of them. In words:
 ///
 /// - Nothing here waits for a busy name, and nothing retries: only the service does. An engine keeps (and re-opens) its
 ///   connection, and gives an error when the store cannot be reached; how long to wait for an answer is the service's.
@@ -113,10 +113,10 @@ pub trait Subscription: Send {
 /// - A future may be dropped at any point without harm to other calls; the work may or may not be done then.
 /// - Dropping an attempt cancels it: a command that has not left the process is never sent afterwards. An attempt calls
 ///   [`Claim::mark_sent`] before its first command can leave the process.
-/// - A release that is called after an attempt of the same claim was dropped takes effect after what that attempt sent. An
-///   engine with several connections sees to it; the only exception is a connection that broke, whose bytes may still be
-///   on their way. The service therefore repeats releases of claims whose attempts failed.
-/// - Commands that keep or end leases (`renew`, `release`) go before queued attempts, wherever the engine has a queue.
+/// - A release after a dropped attempt of the same claim takes effect after what that attempt sent, also in an engine with
+///   several connections. The only exception is a connection that broke: its bytes may arrive later. The service therefore
+///   repeats releases of claims whose attempts failed.
+/// - Where an engine has a queue of calls, `renew` and `release` go before queued attempts.
 /// - A claim of several names is held as a whole or not at all.
 #[async_trait]
 pub trait Engine: Send + Sync + fmt::Debug {
@@ -135,11 +135,11 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// lapses after a time no longer than the claim's ttl.
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired>;
 
-    /// Attempts for several waiters of this process that want the same first name. They take effect in the order of the
+    /// Makes attempts for several waiters of this process with the same first name. They take effect in the order of the
     /// list.
     ///
     /// # Behavior
-    /// Called by the service where [`Engine::ordered`] is true, with `waiting` claims; at most one call per name is in
+    /// The service calls this where [`Engine::ordered`] is true, with `waiting` claims. At most one call per name is in
     /// progress. Each claim gets one answer. A store that can enter several waiters in one command does so; the default
     /// makes one attempt after the other.
     async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
@@ -178,11 +178,11 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// renew or release them any more than a stranger's (the owner is still named, but it has let go).
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released>;
 
-    /// Releases many abandoned claims, oldest first, each of them as [`Engine::release`] with `keep` zero does.
+    /// Releases many abandoned claims, oldest first, each as [`Engine::release`] does with a `keep` of zero.
     ///
     /// # Behavior
     /// Each claim gets one answer. A store that can release several in one command does so; the default calls
-    /// [`Engine::release`] for each of them at the same time. The service passes at most 256.
+    /// [`Engine::release`] for all of them concurrently. The service passes at most 256.
     async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
         release_each(self, claims, answer).await;
     }
@@ -196,7 +196,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Everything held whose name starts with `prefix` (literal text), sorted by name.
     ///
     /// # Behavior
-    /// A store that answers in pages gives each page `page_timeout`; the whole takes as long as it takes.
+    /// A store that answers in pages gives each page `page_timeout`. The number of pages is not limited.
     ///
     /// # Errors
     /// Also when one page had no answer within `page_timeout`.
@@ -215,25 +215,25 @@ const WAITER_LIVENESS: Duration = Duration::from_millis(4500);
 #[cfg(any(feature = "memory", feature = "sqlite"))]
 const LAPSED_PLACE_KEPT: Duration = Duration::from_secs(60);
 
-/// How long a place in a queue lives on after its owner's last attempt.
+/// Returns how long a place in a queue lives after its owner's last attempt.
 #[cfg(any(feature = "memory", feature = "sqlite"))]
 fn waiter_liveness(ttl: Ttl) -> Duration {
     ttl.duration().min(WAITER_LIVENESS)
 }
 
-/// When a waiter with a place tries again.
+/// Returns the time after which a waiter with a place tries again.
 ///
 /// # Behavior
-/// `wait`: what the lease in the way still lasts. A waiter tries again twice before its place lapses. It also tries again
-/// when the place directly ahead of it lapses (`ahead`): a release before that moment wakes the waiter ahead, which may be
-/// dead, and no other.
+/// `wait`: the rest of the current lease. A waiter tries again twice before its place expires. It also tries again when the
+/// place directly ahead of it expires (`ahead`): a release before that moment wakes only the waiter ahead, which may be
+/// dead.
 #[cfg(any(feature = "memory", feature = "sqlite"))]
 fn waiter_retry(wait: Duration, liveness: Duration, ahead: Option<Duration>) -> Duration {
     let ahead = ahead.map_or(Duration::MAX, |ahead| ahead.max(LEAST_WAITER_RETRY));
     wait.min(liveness / 3).min(ahead)
 }
 
-/// A waiter does not try again sooner because of the place ahead of it.
+/// The shortest retry because of the place ahead.
 #[cfg(any(feature = "memory", feature = "sqlite"))]
 const LEAST_WAITER_RETRY: Duration = Duration::from_millis(100);
 
@@ -248,7 +248,7 @@ pub(crate) async fn renew_each<E: Engine + ?Sized>(engine: &E, renewals: &[Renew
     }
 }
 
-/// Calls an engine for each of many releases, at the same time.
+/// Calls an engine for each of many releases, concurrently.
 pub(crate) async fn release_each<E: Engine + ?Sized>(engine: &E, claims: &[Claim], answer: &mut Releases<'_>) {
     let calls = claims.iter().enumerate();
     let mut calls: FuturesUnordered<_> = calls

@@ -21,11 +21,11 @@ use crate::error::LockError;
 use crate::model::{Fence, Key, LockInfo, OwnerToken};
 use crate::service::{AcquireOptions, Lease, Locks, Outcome, Wait};
 
-/// What to do once the names are held, or were busy (`None`).
+/// Settles the promise with the lease, or with `None` when the names were busy.
 pub(super) type Settle = Box<dyn FnOnce(&Env, &Rc<Bridge>, &Locks, Deferred, Option<Arc<Lease>>) + Send>;
 
-/// An acquisition whose promise is not settled yet.
-struct Taking {
+/// An acquisition whose promise is pending.
+struct PendingAcquisition {
     locks: Locks,
     names: Vec<Key>,
     options: AcquireOptions,
@@ -73,7 +73,7 @@ impl LockService {
                 return Ok(promise);
             }
         };
-        let taking = Taking {
+        let acquisition = PendingAcquisition {
             locks: self.locks.clone(),
             names,
             options,
@@ -82,7 +82,7 @@ impl LockService {
             started: Instant::now(),
             settle,
         };
-        taking.begin(env, &self.bridge);
+        acquisition.begin(env, &self.bridge);
         Ok(promise)
     }
 
@@ -194,7 +194,7 @@ impl LockService {
     }
 }
 
-impl Taking {
+impl PendingAcquisition {
     fn begin(self, env: &Env, bridge: &Rc<Bridge>) {
         let acquiring = self
             .locks
@@ -202,7 +202,7 @@ impl Taking {
         bridge.call(env, acquiring, move |env, outcome| self.received(env, outcome));
     }
 
-    /// The options for what is left of the wait. `None`: nothing is left.
+    /// Returns the options with the rest of the wait. `None`: the wait is over.
     fn rest(&self) -> Option<AcquireOptions> {
         let wait = match self.options.wait {
             Wait::No => return None,
@@ -221,7 +221,7 @@ impl Taking {
     fn received(mut self, env: &Env, outcome: std::result::Result<Outcome, LockError>) {
         let Ok(bridge) = Bridge::get(env) else { return };
         let lease = match outcome {
-            // The lease ended before the event loop received it: it is not handed out, and no job starts under it.
+            // The lease ended before the event loop received it: do not return it, and start no job under it.
             Ok(Outcome::Acquired(lease)) if !lease.is_held() => {
                 if self.locks.is_closed() {
                     Err(LockError::closed())
@@ -247,7 +247,7 @@ impl Taking {
         match (deferred, lease) {
             (Some(deferred), Ok(lease)) => (self.settle)(env, &bridge, &locks, deferred, lease),
             (Some(deferred), Err(error)) => deferred.settle(env, Err(error.into())),
-            // Granted at the moment of the abort: no caller knows of it, so it is released.
+            // The abort settled the promise before the grant arrived: release the lease.
             (None, Ok(Some(lease))) => {
                 bridge.call(env, locks.release(&lease), move |env, _| {
                     if let Ok(bridge) = Bridge::get(env) {
@@ -260,8 +260,8 @@ impl Taking {
     }
 }
 
-/// Keeps the process alive while claims are released in the background: a process that has nothing else to do must not exit
-/// and leave a lock that no caller knows of.
+/// Keeps the process alive while claims are released in the background. Otherwise a process with nothing else to do would
+/// exit and leave a lock without a caller.
 pub(super) fn linger(env: &Env, bridge: &Bridge, locks: &Locks) {
     if let Some(released) = locks.background_releases() {
         let released = async move {
@@ -294,7 +294,7 @@ pub(super) fn info_object(env: &Env, info: &LockInfo) -> Answer<Value> {
         None => null(env),
     };
     set(env, result, "holder", holder)?;
-    // What another tool wrote there may be no JSON.
+    // Another tool may have written something else than JSON.
     let metadata = info.metadata.as_deref().and_then(|json| parsed(env, json).ok());
     set(env, result, "metadata", metadata.unwrap_or_else(|| null(env)))?;
     Ok(result)

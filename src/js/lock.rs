@@ -22,7 +22,7 @@ pub struct Lock {
     locks: Locks,
     bridge: Rc<Bridge>,
     signal: OnceCell<Kept>,
-    /// Whether the user's code has to release it. `using` and `acquireAndExecute` release by themselves.
+    /// Whether the user's code has to release the lock. `using` and `acquireAndExecute` release theirs.
     owns: bool,
 }
 
@@ -44,7 +44,7 @@ impl ObjectFinalize for Lock {
                  Later locks are not warned about.",
                 self.lease.names()[0].as_str()
             );
-            // JavaScript cannot run while the garbage collector does.
+            // JavaScript cannot run during garbage collection.
             bridge.shared().notice(move |env| emit_warning(env, &warning));
         }
         Ok(())
@@ -66,13 +66,13 @@ pub(super) fn returned<'env>(env: &Env, answer: Answer<Value>) -> Result<Unknown
 }
 
 impl Lock {
-    /// A new JavaScript object that owns a lease.
+    /// Creates a JavaScript object that owns a lease.
     pub(super) fn instance(env: &Env, bridge: &Rc<Bridge>, locks: &Locks, lease: Arc<Lease>) -> Answer<Value> {
         Lock::object(env, bridge, locks, lease, true)
     }
 
-    /// A new JavaScript object for a lease that `using` or `acquireAndExecute` releases.
-    pub(super) fn lent(env: &Env, bridge: &Rc<Bridge>, locks: &Locks, lease: Arc<Lease>) -> Answer<Value> {
+    /// Creates a JavaScript object for a lease that `using` or `acquireAndExecute` releases.
+    pub(super) fn borrowed(env: &Env, bridge: &Rc<Bridge>, locks: &Locks, lease: Arc<Lease>) -> Answer<Value> {
         Lock::object(env, bridge, locks, lease, false)
     }
 

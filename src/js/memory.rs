@@ -1,33 +1,33 @@
-//! Memory that a burst of calls leaves behind.
+//! Returns the memory of a burst of calls to the system.
 //!
-//! glibc's allocator keeps freed memory for later: after 20 000 calls at once, or an outage under load, a process would keep
-//! some 3 KB per call for good. So the memory is returned to the system when a burst is over (`malloc_trim(3)`).
+//! glibc's allocator keeps freed memory for later. After 20 000 calls at once, or an outage under load, a process would keep
+//! some 3 KB per call for ever. So `malloc_trim(3)` runs after the end of a burst.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// The fewest calls in progress that count as a burst.
+/// Number of calls in progress from which they count as a burst.
 const BURST: u32 = 2048;
-/// When memory is returned after the end of a burst: what belongs to its calls has been dropped by then.
+/// Delay after the end of a burst. By then everything that belongs to its calls has been dropped.
 const DELAY: Duration = Duration::from_secs(1);
-/// The shortest time between two returns: each costs some milliseconds.
+/// The shortest interval between two returns: each costs some milliseconds.
 const PAUSE: Duration = Duration::from_secs(3);
 
-/// Finds the end of a burst.
+/// Detects the end of a burst.
 #[derive(Debug, Default)]
 pub(super) struct Burst {
-    /// The most calls in progress since the last burst ended.
+    /// Maximum number of calls in progress since the end of the last burst.
     peak: Cell<u32>,
     ended: Cell<Option<Instant>>,
 }
 
 impl Burst {
-    /// Counts a call that has begun, with which `calls` are in progress.
+    /// Records the start of a call. `calls`: the number in progress, with this one.
     pub(super) fn began(&self, calls: u32) {
         self.peak.set(self.peak.get().max(calls));
     }
 
-    /// Counts replies, after which `calls` are in progress. `true`: a burst is over, and memory is to be returned.
+    /// Records replies. `calls`: the number still in progress. `true`: a burst has ended, and memory should be returned.
     pub(super) fn is_over(&self, calls: u32) -> bool {
         if self.peak.get() < BURST || calls > self.peak.get() / 8 {
             return false;
@@ -41,10 +41,10 @@ impl Burst {
     }
 }
 
-/// Returns freed memory to the system, a little later.
+/// Returns freed memory to the system after a delay.
 pub(super) async fn return_memory() {
     tokio::time::sleep(DELAY).await;
-    // A thread of its own: neither renewals nor the event loop wait for it. It fails only when the runtime ends.
+    // On a thread of its own, so that neither renewals nor the event loop wait for it. It fails only when the runtime ends.
     drop(tokio::task::spawn_blocking(trim).await);
 }
 

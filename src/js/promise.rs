@@ -160,7 +160,7 @@ impl Bridge {
         Ok(bridge)
     }
 
-    /// The bridge of this environment, if it has one and is not being torn down.
+    /// Returns the bridge of this environment, unless it has none or is being torn down.
     pub(super) fn existing(env: &Env) -> Option<Rc<Bridge>> {
         bridge_of(env.raw())
     }

@@ -41,7 +41,7 @@ enum Did {
 impl Run {
     /// Calls the function with the lock, waits for what it returns, releases, and settles the promise.
     pub(super) fn start(self, env: &Env, context: &Context, callback: Value) {
-        let called = Lock::lent(env, &self.bridge, &self.locks, self.lease.clone())
+        let called = Lock::borrowed(env, &self.bridge, &self.locks, self.lease.clone())
             .and_then(|lock| context.enter(|| call(env, undefined(env), callback, &[lock])));
         match called {
             // A function that throws before it returns a promise releases, too.

@@ -92,7 +92,7 @@ impl LockService {
             Ok(self.ask(env, acquiring, move |env, lease| match lease {
                 Some(lease) if lease.is_held() => Ok(boolean(env, true)),
                 Some(_) if locks.is_closed() => Err(LockError::closed().into()),
-                // It ended before the event loop received it.
+                // The lease ended before the event loop received it.
                 Some(_) | None => Ok(boolean(env, false)),
             }))
         })

@@ -18,37 +18,37 @@ use crate::engine::Released;
 use crate::error::EngineError;
 use crate::model::Claim;
 
-/// The most claims in one call of the engine.
+/// Maximum number of claims in one call of the engine.
 const BATCH: usize = 256;
 
-/// When a doubtful claim is released again: what a broken connection left behind anywhere has been carried out, or is gone,
-/// within a minute or so.
+/// Delays of the repeats of a doubtful release. Bytes that a broken connection left in a buffer are executed or lost within
+/// about a minute.
 const REPEATS: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_secs(5),
     Duration::from_secs(60),
 ];
-/// Repeats that are due within this time go out together.
+/// Repeats that are due within this time share a batch.
 const TOGETHER: Duration = Duration::from_millis(100);
-/// The most claims that wait for one of their repeats. More are repeated early.
+/// Maximum number of claims that wait for the same repeat. Beyond it the oldest are repeated early.
 const MOST_REPEATS: usize = 50_000;
 
-/// A claim that is to be released.
+/// A claim to release.
 #[derive(Debug)]
 pub(super) struct AbandonedClaim {
     claim: Claim,
-    /// When it has ended at the store anyway.
+    /// When the claim has expired at the store.
     ends: Moment,
-    /// The name stays busy until then.
+    /// The names stay busy until this moment (`minHoldMs`).
     kept_until: Option<Moment>,
-    /// An attempt failed and may still be carried out: the release is repeated.
+    /// An attempt failed that the store may still carry out: the release is repeated.
     doubtful: bool,
-    /// The lease that a close ended: the answer of the store becomes its last event.
+    /// The lease that a close ended. The store's answer becomes its last event.
     lease: Option<Arc<Lease>>,
 }
 
 impl AbandonedClaim {
-    /// A claim whose ttl is the longest time for which the store may keep it.
+    /// Creates an entry. `claim.ttl` is the longest time for which the store may keep the claim.
     pub(super) fn new(claim: Claim, doubtful: bool) -> Self {
         let ends = Moment::now() + claim.ttl.duration().max(Duration::from_secs(1));
         AbandonedClaim {
@@ -60,44 +60,44 @@ impl AbandonedClaim {
         }
     }
 
-    /// Keeps the names busy until then.
+    /// Keeps the names busy until `until`.
     pub(super) fn kept_until(mut self, until: Option<Moment>) -> Self {
         self.kept_until = until;
         self
     }
 
-    /// Reports the answer of the store to a lease.
+    /// Reports the store's answer to `lease`.
     pub(super) fn of_lease(mut self, lease: &Arc<Lease>) -> Self {
         self.lease = Some(lease.clone());
         self
     }
 }
 
-/// The list.
+/// The list of abandoned claims of one service.
 #[derive(Debug)]
 pub(super) struct AbandonedClaims {
     lists: Mutex<Lists>,
-    /// A claim was added.
+    /// Notified when a claim was added.
     added: Notify,
-    /// How many claims have not been released yet.
+    /// Number of claims that have not been released once.
     unreleased: watch::Sender<usize>,
 }
 
 #[derive(Debug, Default)]
 struct Lists {
-    /// Not released yet, the oldest first.
+    /// Claims that have not been released once, oldest first.
     unreleased: VecDeque<AbandonedClaim>,
-    /// Released, and to be released again at that time.
+    /// Released claims with the time of their next release, one list for each repeat.
     repeats: [VecDeque<(Moment, AbandonedClaim)>; REPEATS.len()],
-    /// The task runs.
+    /// Whether the task runs.
     is_served: bool,
 }
 
-/// What the task does next.
+/// The next step of the task.
 enum Step {
-    /// Releases these. The number: how many repeats each of them has had, if it was released before.
+    /// Releases claims. The number is the index of their repeat; `None` for first releases.
     Release(Vec<AbandonedClaim>, Option<usize>),
-    /// Waits until then.
+    /// Waits until this moment.
     Wait(Moment),
     End,
 }
@@ -117,18 +117,18 @@ impl AbandonedClaims {
         self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether every claim has been released once, or given up.
+    /// Whether no claim waits for its first release.
     pub(super) fn is_empty(&self) -> bool {
         *self.unreleased.borrow() == 0
     }
 
-    /// Waits until every claim has been released once, or given up.
+    /// Waits until no claim waits for its first release.
     pub(super) async fn emptied(&self) {
         // The sender lives as long as `self`.
         let _ = self.unreleased.subscribe().wait_for(|count| *count == 0).await;
     }
 
-    /// Gives up: the service is closed, and its engine as well.
+    /// Empties the list, because the service and its engine close.
     pub(super) fn clear(&self) {
         let mut lists = self.lock();
         lists.unreleased.clear();
@@ -172,14 +172,14 @@ impl Lists {
 }
 
 impl Inner {
-    /// Has a claim released in the background, if the store may know it.
+    /// Releases a claim in the background if a command of it may have left this process.
     pub(super) fn abandon(self: &Arc<Self>, claim: &Claim) {
         if claim.was_sent() {
             self.release_in_background(AbandonedClaim::new(claim.clone(), true));
         }
     }
 
-    /// Has a claim released in the background.
+    /// Releases a claim in the background.
     pub(super) fn release_in_background(self: &Arc<Self>, claim: AbandonedClaim) {
         let mut lists = self.abandoned.lock();
         lists.unreleased.push_back(claim);
@@ -189,12 +189,12 @@ impl Inner {
         if is_served {
             self.abandoned.added.notify_one();
         } else if tokio::runtime::Handle::try_current().is_ok() {
-            // Without a runtime the process, or the worker, is about to end.
+            // Without a runtime the process or the worker is about to end.
             self.background.spawn(self.clone().release_abandoned());
         }
     }
 
-    /// Releases what is on the list, until there is nothing.
+    /// Releases the claims on the list until it is empty.
     async fn release_abandoned(self: Arc<Self>) {
         let mut backoff = Backoff::for_store();
         loop {
@@ -218,7 +218,7 @@ impl Inner {
         }
     }
 
-    /// Releases a batch. Answers whether the store did.
+    /// Releases a batch. Returns whether the store answered every release.
     async fn release_batch(self: &Arc<Self>, batch: Vec<AbandonedClaim>, repeated: Option<usize>) -> bool {
         let claims: Vec<Claim> = batch.iter().map(|abandoned| abandoned.claim.clone()).collect();
         let mut answers: Vec<Option<Result<Released, EngineError>>> = batch.iter().map(|_| None).collect();
@@ -252,16 +252,16 @@ impl Inner {
                     done += 1;
                     self.repeat(abandoned, repeated.map_or(0, |number| number + 1));
                 }
-                // What cannot succeed is not repeated.
+                // A permanent error is not retried.
                 Some(Err(error)) if !error.retryable => {
-                    tracing::debug!(%error, "an abandoned claim could not be released; it ends by itself");
+                    tracing::debug!(%error, "an abandoned claim could not be released; it expires with its ttl");
                     done += 1;
                 }
                 Some(Err(_)) | None => {
                     failed = true;
                     abandoned.doubtful = true;
                     match repeated {
-                        // It was released before: the next repeat will do.
+                        // The claim was released before: wait for its next repeat.
                         Some(number) => self.repeat(abandoned, number + 1),
                         None if abandoned.ends.is_past() => done += 1,
                         None => again.push(abandoned),
@@ -283,7 +283,7 @@ impl Inner {
         !failed
     }
 
-    /// Puts a doubtful claim on the list of its next repeat.
+    /// Schedules the next repeat of a doubtful claim.
     fn repeat(&self, abandoned: AbandonedClaim, number: usize) {
         let Some(pause) = REPEATS.get(number).filter(|_| abandoned.doubtful) else {
             return;

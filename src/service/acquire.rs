@@ -1,5 +1,6 @@
-//! The waiting loop: makes an attempt, waits for a change, makes another, until the lock is granted, the time is over, or the
-//! call is aborted or closed. A call that ends without the lock leaves its claim to `abandoned.rs`.
+//! The waiting loop: makes an attempt, waits for a change, and makes the next attempt. It ends when the lock is granted, at the
+//! deadline, when the call is aborted, or when the service closes. A call that ends without the lock leaves its claim to
+//! `abandoned.rs`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -32,7 +33,7 @@ pub enum Outcome {
     Aborted,
 }
 
-/// What ended one attempt.
+/// The outcome of one attempt.
 enum Tried {
     Granted { fence: Fence, sent: Moment },
     Held { key: Key, retry_after: Option<Duration> },
@@ -59,11 +60,11 @@ pub(super) struct Acquisition {
     deadline: Option<Instant>,
     /// The longest silence of the store that this call endures.
     patience: Duration,
-    /// An attempt failed and may still be carried out: the store may come to hold the claim unnoticed.
+    /// Whether an attempt failed that the store may still carry out.
     uncertain: bool,
     /// Whether the call counts as waiting.
     waiting: bool,
-    /// The place of the call among those of this service.
+    /// The arrival number of the call: its place in the order of this service's calls.
     arrival: u64,
 }
 
@@ -158,7 +159,7 @@ impl Acquisition {
             let first = self.claim.keys()[0].clone();
             subscription = inner.engine.subscribe(&self.claim, &first).await.ok();
         } else if waits {
-            // The order of calls begins here, before any attempt.
+            // Enter the FIFO before the first attempt, so that it keeps the order of the calls.
             position = Some(inner.local_fifos.enter(&self.claim.keys()[0], self.arrival));
         }
         loop {
@@ -258,11 +259,11 @@ impl Acquisition {
         }
     }
 
-    /// The lease of a grant.
+    /// Creates the lease of a grant.
     ///
     /// # Errors
-    /// `LOCK_STORE` when the lease was over before the grant was known. The next attempt is a new acquisition then, with an
-    /// owner of its own.
+    /// `LOCK_STORE` when the lease ended before the grant arrived. The claim is then released in the background and gets a new
+    /// owner, so that the next attempt is a new acquisition.
     fn granted(&mut self, fence: Fence, sent: Moment) -> Result<Arc<Lease>, LockError> {
         let lease = Lease::new(
             Claim::clone(&self.claim),
@@ -285,7 +286,7 @@ impl Acquisition {
         Err(LockError::store(error))
     }
 
-    /// One attempt, for as long as the store may stay silent. Giving up cancels it.
+    /// Makes one attempt. Cancels it on an abort, on a close, and when the store has been silent for too long.
     async fn try_once(&mut self, since: Instant) -> Tried {
         let (inner, claim) = (&self.inner, &self.claim);
         let began = Moment::now();
@@ -384,7 +385,7 @@ impl Acquisition {
         }
     }
 
-    /// Has the store forget a claim that it may know: a place in a queue, or a lock that no caller knows of.
+    /// Releases in the background what the store may hold for this claim: a place in a queue, or a lock without a caller.
     fn give_up(&mut self) {
         let queued = self.waiting && self.inner.engine.ordered();
         if (self.uncertain || queued) && self.claim.was_sent() {

@@ -32,9 +32,9 @@ pub(super) struct Inner {
     pub(super) keeper: Keeper,
     /// Something that others of the same lease wait for has ended (`lease/alone.rs`).
     pub(super) ended_alone: Notify,
-    /// How many acquisitions have begun.
+    /// The arrival number of the newest call.
     pub(super) last_arrival: AtomicU64,
-    /// The order of local waiters, where the store keeps a queue, and where it keeps none.
+    /// The order of local waiters where the store keeps a queue (`attempts`), and where it keeps none (`local_fifos`).
     pub(super) attempts: Attempts,
     pub(super) local_fifos: Arc<LocalFifos>,
     pub(super) abandoned: AbandonedClaims,
@@ -44,11 +44,11 @@ pub(super) struct Inner {
     /// Every lease has ended: nothing is left to look after.
     pub(super) ended: CancellationToken,
     pub(super) closed: tokio::sync::OnceCell<()>,
-    /// Calls under way: `close` waits for them, because each may still leave a lease or a clean-up.
+    /// Calls in progress: `close` waits for them, because each may still leave a lease or an abandoned claim.
     pub(super) calls: TaskTracker,
-    /// Whether a process that would otherwise exit is kept alive for the abandoned claims.
+    /// Whether a call keeps the process alive until the abandoned claims are released.
     pub(super) holds_process: AtomicBool,
-    /// Renewals, the release of abandoned claims, and the attempts of local waiters.
+    /// Tasks for renewals, for releases of abandoned claims, and for attempts of local waiters.
     pub(super) background: TaskTracker,
 }
 

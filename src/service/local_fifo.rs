@@ -1,12 +1,12 @@
-//! Local waiters, in the order of their calls.
+//! Keeps local waiters in the order of their calls.
 //!
-//! Two rules, by what the store can do:
+//! The rule depends on the store:
 //!
-//! - The store keeps a queue: at most one attempt per name and service is in progress. Attempts that come meanwhile wait here,
-//!   and are made together, in the order of the calls ([`attempt_in_order`]).
+//! - The store keeps a queue: at most one attempt per name and service is in progress. Later attempts wait here. When it ends,
+//!   they are made together, in the order of the calls ([`attempt_in_order`]).
 //! - The store keeps none: the waiters of a name form a FIFO, and only the first of them talks to the store ([`Position`]).
 //!
-//! The order is that of the calls' arrival numbers, which the service counts.
+//! Each call has an arrival number, which the service counts. The order is that of these numbers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -19,29 +19,29 @@ use super::Inner;
 use crate::engine::{Acquired, Result as EngineResult};
 use crate::model::{Claim, Key};
 
-/// The most attempts that are made together.
+/// Maximum number of attempts in one call of the engine.
 const MOST_TOGETHER: usize = 64;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere leaves the content whole: every change is one step.
+    // A panic cannot leave a half-made change: every change is one step.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 type Reply = oneshot::Sender<EngineResult<Acquired>>;
 
-/// An attempt that waits until the one in progress has ended.
+/// An attempt that waits for the end of the one in progress.
 #[derive(Debug)]
 struct Pending {
     claim: Arc<Claim>,
     reply: Reply,
 }
 
-/// The names for which an attempt is in progress, and the attempts that wait for its end.
+/// The names with an attempt in progress, each with its pending attempts by arrival number.
 #[derive(Debug, Default)]
 pub(super) struct Attempts(Mutex<HashMap<Key, BTreeMap<u64, Pending>>>);
 
 impl Attempts {
-    /// Removes the next attempts of a name. `None`: there are none, and the next call may be made at once.
+    /// Removes the next pending attempts of a name. `None`: there are none, and the name has no attempt in progress any more.
     fn next(&self, key: &Key) -> Option<Vec<Pending>> {
         let mut names = lock(&self.0);
         let pending = names.get_mut(key)?;
@@ -59,7 +59,7 @@ impl Attempts {
     }
 }
 
-/// Makes an attempt of a waiting claim, in the order of arrival, when the one in progress for its first name has been answered.
+/// Makes an attempt of a waiting claim after the one in progress for its first name, in the order of arrival.
 ///
 /// # Behavior
 /// Dropping the future cancels the attempt.
@@ -90,12 +90,12 @@ pub(super) async fn attempt_in_order(inner: &Arc<Inner>, claim: &Arc<Claim>, arr
     let _waiting = Waiting { inner, key, arrival };
     match answer.await {
         Ok(answer) => answer,
-        // The runtime shuts down.
+        // The runtime is shutting down.
         Err(_) => std::future::pending().await,
     }
 }
 
-/// An attempt that a caller makes by itself. Its end lets the pending ones through.
+/// Guard of an attempt that its caller makes itself. Dropping it starts the pending attempts.
 struct InProgress<'a> {
     inner: &'a Arc<Inner>,
     key: &'a Key,
@@ -106,7 +106,7 @@ impl Drop for InProgress<'_> {
         let Some(next) = self.inner.attempts.next(self.key) else {
             return;
         };
-        // Without a runtime the process, or the worker, is about to end.
+        // Without a runtime the process or the worker is about to end.
         if tokio::runtime::Handle::try_current().is_ok() {
             let (inner, key) = (self.inner.clone(), self.key.clone());
             self.inner.background.spawn(make_attempts(inner, key, next));
@@ -114,7 +114,7 @@ impl Drop for InProgress<'_> {
     }
 }
 
-/// A call that waits for the answer to its pending attempt.
+/// Guard of a call that waits for its pending attempt. Dropping it removes the attempt.
 struct Waiting<'a> {
     inner: &'a Arc<Inner>,
     key: &'a Key,
@@ -129,7 +129,7 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Makes pending attempts, together, until there are none.
+/// Makes batches of pending attempts until there are none.
 async fn make_attempts(inner: Arc<Inner>, key: Key, first: Vec<Pending>) {
     let mut next = Some(first);
     while let Some(pending) = next {
@@ -149,7 +149,7 @@ async fn make_together(inner: &Arc<Inner>, mut pending: Vec<Pending>) {
             if let Some(reply) = replies.get(index).and_then(|reply| lock(reply).take())
                 && reply.send(answer).is_err()
             {
-                // Its caller has gone. The claim is released after what was done just now.
+                // The caller was dropped: release what its attempt left in the store.
                 inner.abandon(&claims[index]);
             }
         };
@@ -172,8 +172,8 @@ async fn make_together(inner: &Arc<Inner>, mut pending: Vec<Pending>) {
     }
 }
 
-/// Completes when the attempts are to be dropped: all callers have gone; or some have while nothing was sent, so that the
-/// attempts of the others can be made without them.
+/// Completes when the attempts should be dropped: when every remaining caller was dropped, or when one was dropped before
+/// anything was sent. Then the attempts of the others start again without it.
 async fn cancelled(claims: &[Arc<Claim>], replies: &[Mutex<Option<Reply>>]) {
     poll_fn(|context| {
         let (mut gone, mut waiting) = (false, false);
@@ -194,7 +194,7 @@ async fn cancelled(claims: &[Arc<Claim>], replies: &[Mutex<Option<Reply>>]) {
     .await;
 }
 
-/// The FIFOs of one service.
+/// The FIFOs of one service, by name.
 #[derive(Debug, Default)]
 pub(super) struct LocalFifos(Mutex<HashMap<Key, BTreeMap<u64, Arc<Notify>>>>);
 
@@ -223,7 +223,7 @@ impl LocalFifos {
         }
     }
 
-    /// Wakes the first of a name: this process released it, and the store's own notification may come later.
+    /// Wakes the first waiter of a name that this process released. The store's own notification may come later.
     pub(super) fn wake_first(&self, key: &Key) {
         if let Some((_, first)) = lock(&self.0).get(key).and_then(|fifo| fifo.first_key_value()) {
             first.notify_one();
@@ -232,7 +232,7 @@ impl LocalFifos {
 }
 
 impl Position {
-    /// The name.
+    /// Returns the name.
     pub(super) fn key(&self) -> &Key {
         &self.key
     }
@@ -244,7 +244,7 @@ impl Position {
         first.is_some_and(|(first, _)| *first == self.arrival)
     }
 
-    /// Waits until this position is the first, or the name was released here. May return without need.
+    /// Waits until this position is the first, or this process released the name. May return spuriously.
     pub(super) async fn woken(&self) {
         self.wake.notified().await;
     }

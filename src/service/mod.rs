@@ -117,7 +117,7 @@ impl Locks {
     /// The gist's `acquireLock`: one attempt, not renewed (whatever the options say), released by name.
     ///
     /// # Behavior
-    /// `None`: it is busy. Whoever passes the lease on asks it whether it still counts.
+    /// `None`: the name is busy. The caller checks `is_held` before it reports success: the lease may have ended meanwhile.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
@@ -166,10 +166,10 @@ impl Locks {
     /// Releases a lease.
     ///
     /// # Behavior
-    /// From the call on the lease counts no more; the future tells the store.
+    /// The lease ends with the call; the future releases it at the store.
     ///
     /// # Errors
-    /// `LOCK_STORE`; the release then goes on in the background until the lease has ended anyway.
+    /// `LOCK_STORE`; the release is then repeated in the background until the lease has expired.
     pub fn release(
         &self,
         lease: &Arc<Lease>,
@@ -262,7 +262,7 @@ impl Locks {
         let started = tokio::time::Instant::now();
         let mut backoff = Backoff::for_store();
         loop {
-            // What is left: a store that is down costs no more than one store timeout.
+            // The time that is left: a store that is down costs no more than one store timeout.
             let page_timeout = inner.store_timeout.saturating_sub(started.elapsed());
             let error = match inner.engine.list(prefix, page_timeout).await {
                 Ok(found) => return Ok(found),
@@ -285,7 +285,7 @@ impl Locks {
         let inner = &self.inner;
         let _call = inner.open()?;
         let end = tokio::time::Instant::now() + inner.store_timeout;
-        // Asked first: an attempt whose reply is lost has released it, and the next one finds it free.
+        // Inspect first: when the reply to a first request is lost, the next request finds the name free.
         let inspected = tokio::time::timeout_at(end, inner.engine.inspect(name)).await;
         let was_held = matches!(inspected, Ok(Ok(Some(_))));
         let mut calls = 0;
@@ -310,8 +310,8 @@ impl Locks {
         self.inner.closing.is_cancelled()
     }
 
-    /// While claims are being released in the background: a wait until all have been released, but no longer than one call
-    /// waits for the store. `None`: there are none, or another caller waits for them already.
+    /// Returns a future that waits until all abandoned claims have been released, for one store timeout at most. `None`: there
+    /// are none, or another caller waits for them already.
     pub fn background_releases(&self) -> Option<impl Future<Output = ()> + Send + use<>> {
         let inner = self.inner.clone();
         if inner.abandoned.is_empty() || inner.holds_process.swap(true, AcqRel) {

@@ -39,8 +39,8 @@ pub struct AcquireOptions {
     pub min_hold: Duration,
     /// The user's own JSON text, for `inspect`.
     pub metadata: Option<Arc<str>>,
-    /// The arrival number of a call whose earlier lease ended before the caller received it: it keeps its place among the
-    /// waiters of this service. `None`: a new call.
+    /// The arrival number of a call whose lease ended before the caller received it. The call keeps its place in the order of
+    /// this service. `None`: a new call.
     pub resumed: Option<u64>,
 }
 

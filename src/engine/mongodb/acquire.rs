@@ -36,7 +36,8 @@ pub(super) enum Taken {
 }
 
 impl Taken {
-    /// What an answer says. `None`: it says nothing of what was asked, and the attempt has to be repeated.
+    /// Reads an answer. `None`: the calculated fields are missing, because the driver sent the command twice. The caller then
+    /// repeats the attempt.
     pub(super) fn of(document: &Document, owner: &OwnerToken, is_settled: bool) -> Option<Self> {
         if documents::is_owned_by(document, owner) {
             return Some(Taken::Ours(Unstamped {
@@ -57,11 +58,11 @@ impl Taken {
 
 /// A name that another owner holds.
 pub(super) struct Busy {
-    /// For so long. `None`: for ever.
+    /// The rest of its lease. `None`: no end.
     pub(super) left: Option<Duration>,
     /// The place of the waiter, and its use of the change stream.
     pub(super) place: Option<(u64, Option<Use>)>,
-    /// How many live waiters are before that one.
+    /// Number of live waiters before that place.
     pub(super) ahead: usize,
 }
 
@@ -76,8 +77,8 @@ impl Core {
     /// The engine's `try_acquire`: one attempt with one permit, in a task of its own.
     ///
     /// # Behavior
-    /// An attempt that is dropped before it has a permit sends nothing. One that is dropped later rolls back what it wrote,
-    /// with the same permit.
+    /// An attempt that is dropped before it has a permit sends nothing. When it is dropped later, its task rolls back what it
+    /// wrote, with the same permit.
     pub(super) async fn attempt(self: &Arc<Self>, claim: &Claim) -> Outcome<Acquired> {
         self.attempts.ended(&claim.owner).await;
         let permit = self.pool.permit(self.class(claim)).await;
@@ -99,7 +100,7 @@ impl Core {
         outcome
     }
 
-    /// A waiter whose turn it is has little time to confirm, so it does not wait behind new attempts.
+    /// Returns the class of an attempt. A waiter has little time to confirm, so it does not wait behind new attempts.
     pub(super) fn class(&self, claim: &Claim) -> Class {
         let waits = self
             .line
@@ -108,18 +109,18 @@ impl Core {
         if waits { Class::Keep } else { Class::Acquire }
     }
 
-    /// Frees what the claims of a dropped attempt hold, and their places. After a failure of the server that is left to
-    /// the service, which repeats it.
+    /// Releases what the claims of a dropped attempt hold, and removes their places. After a server failure it does nothing:
+    /// the service repeats the release.
     pub(super) async fn roll_back_if_dropped(&self, claims: &[&Claim], caller: &Caller, failure: Option<&Failure>) {
         if caller.is_gone() && failure.is_none_or(Failure::is_cancelled) {
-            let rolled_back = self.free_all(claims).await;
+            let rolled_back = self.release_claims(claims).await;
             if let Err(failure) = rolled_back {
                 tracing::debug!(%failure, "a dropped attempt could not be rolled back");
             }
         }
     }
 
-    /// The steps of an attempt. `first`: what became of its first name, if that step was made already.
+    /// Makes the steps of an attempt. `first`: the outcome of its first name, if that step is done.
     pub(super) async fn acquire(&self, claim: &Claim, caller: &Caller, mut first: Option<Taken>) -> Outcome<Acquired> {
         let mut newest = None;
         for _ in 0..ROUNDS {

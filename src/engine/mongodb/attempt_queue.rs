@@ -1,9 +1,9 @@
 //! The queue of attempts that wait for a connection.
 //!
-//! In the order of arrival, until the oldest has waited for [`OVERLOAD`]: from then on the newest goes first. After a stall
-//! the queue is full of attempts whose callers are about to give up. In the order of arrival each of them would be sent when
-//! it is nearly too late, and so would every attempt after it for as long as the load lasts. (Facebook's "adaptive LIFO":
-//! Maurer, "Fail at Scale", ACM Queue 13(8), 2015.)
+//! The queue is first in, first out until the oldest attempt has waited for [`OVERLOAD`]; then the newest goes first. After a
+//! stall the queue is full of attempts that are about to time out. In the order of arrival each of them would be sent shortly
+//! before its timeout, and so would every later attempt while the load lasts. (Facebook's "adaptive LIFO": Maurer, "Fail at
+//! Scale", ACM Queue 13(8), 2015.)
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,10 +12,10 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// When attempts count as late.
+/// How long the oldest attempt waits before the newest goes first.
 const OVERLOAD: Duration = Duration::from_millis(500);
 
-/// Tickets for attempts, and the queue for them.
+/// Issues tickets for attempts, and keeps the queue for them.
 #[derive(Debug)]
 pub(super) struct AttemptQueue(Mutex<State>);
 
@@ -32,7 +32,7 @@ struct Waiting {
     turn: oneshot::Sender<()>,
 }
 
-/// The right to make one attempt. Dropping it lets the next one through.
+/// The right to make one attempt. Dropping it passes the right to the next attempt.
 #[derive(Debug)]
 pub(super) struct Ticket(Arc<AttemptQueue>);
 
@@ -42,7 +42,7 @@ impl Drop for Ticket {
     }
 }
 
-/// A place in the queue.
+/// A place in the queue. Dropping it leaves the queue.
 struct Place {
     queue: Arc<AttemptQueue>,
     arrival: u64,
@@ -52,14 +52,14 @@ struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if !self.has_ticket && self.queue.state().waiting.remove(&self.arrival).is_none() {
-            // It was its turn already.
+            // The ticket had been assigned to this place: pass it on.
             self.queue.pass_on();
         }
     }
 }
 
 impl AttemptQueue {
-    /// For so many attempts at once.
+    /// Creates a queue with `size` tickets.
     pub(super) fn new(size: usize) -> Arc<Self> {
         Arc::new(AttemptQueue(Mutex::new(State {
             free: size,
@@ -92,13 +92,13 @@ impl AttemptQueue {
             };
             (turn, place)
         };
-        // The sender stays in the queue until it is used.
+        // The queue keeps the sender until it uses it.
         let _ = turn.await;
         place.has_ticket = true;
         Ticket(self.clone())
     }
 
-    /// Lets the next attempt through.
+    /// Passes a ticket to the next attempt.
     fn pass_on(&self) {
         let mut state = self.state();
         let is_late = |(_, oldest): (&u64, &Waiting)| oldest.since.elapsed() > OVERLOAD;
@@ -107,7 +107,7 @@ impl AttemptQueue {
             false => state.waiting.pop_first(),
         };
         match next {
-            // A place that is dropped at this moment passes the turn on.
+            // A place that is dropped at this moment passes the ticket on.
             Some((_, next)) => drop(next.turn.send(())),
             None => state.free += 1,
         }

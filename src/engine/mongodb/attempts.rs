@@ -1,8 +1,7 @@
-//! DroppedAttempts that were dropped by their caller while their task still waits for the server.
+//! Tracks attempts that their caller dropped while their task still waits for the server.
 //!
-//! The task of such an attempt starts no further step of the acquisition: it rolls back what it wrote. A release of the same
-//! claim, and another attempt of it, wait until the task has ended: the server then carries them out after what the
-//! attempt sent.
+//! The task of such an attempt starts no further step of the acquisition and rolls back what it wrote. A release of the same
+//! claim, and another attempt of it, wait for the end of the task. So the server executes them after what the attempt sent.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -14,11 +13,11 @@ use super::Outcome;
 use super::failure::Failure;
 use crate::model::OwnerToken;
 
-/// The attempts of one engine whose callers are gone, by owner. A receiver fails when the attempt's task has ended.
+/// The dropped attempts of one engine, by owner. A receiver fails when the attempt's task has ended.
 #[derive(Debug, Default)]
 pub(super) struct DroppedAttempts(Mutex<HashMap<OwnerToken, watch::Receiver<()>>>);
 
-/// Whether the caller of an attempt still waits for it. The default never stops to wait.
+/// Flag that the caller of an attempt has dropped it. The default caller never does.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Caller(Arc<AtomicBool>);
 
@@ -28,7 +27,7 @@ impl Caller {
         self.0.load(Relaxed)
     }
 
-    /// To be called before each step of an acquisition.
+    /// Fails when the caller dropped the attempt. Each step of an acquisition begins with it.
     ///
     /// # Errors
     /// [`Failure::is_cancelled`] when the caller dropped the attempt.
@@ -40,7 +39,7 @@ impl Caller {
     }
 }
 
-/// The caller's part of an attempt. Dropping it before the attempt has ended cancels the attempt.
+/// The caller's handle of an attempt. Dropping it before the attempt has ended cancels the attempt.
 pub(super) struct Waiting {
     attempts: Arc<DroppedAttempts>,
     owners: Vec<OwnerToken>,
@@ -48,7 +47,7 @@ pub(super) struct Waiting {
     ended: watch::Receiver<()>,
 }
 
-/// The task's part of an attempt, to be dropped at its end.
+/// The task's handle of an attempt. The task drops it at its end.
 pub(super) struct Working {
     attempts: Arc<DroppedAttempts>,
     owners: Vec<OwnerToken>,
@@ -87,7 +86,7 @@ impl DroppedAttempts {
     pub(super) async fn ended(&self, owner: &OwnerToken) {
         let attempt = self.map().get(owner).cloned();
         if let Some(mut attempt) = attempt {
-            // Nothing is ever sent.
+            // No value is ever sent: this waits for the end of the sender.
             let _ = attempt.changed().await;
         }
     }
@@ -107,7 +106,7 @@ impl Drop for Waiting {
 impl Drop for Working {
     fn drop(&mut self) {
         let mut map = self.attempts.map();
-        // With the map locked: no caller may enter an attempt that has ended.
+        // Under the lock of the map, so that no caller enters an attempt that has ended.
         self.ended = None;
         for owner in &self.owners {
             map.remove(owner);

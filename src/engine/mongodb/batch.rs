@@ -1,4 +1,4 @@
-//! Several claims in one command: the attempts of waiters for one name, in their order, and releases of abandoned claims.
+//! Batches: attempts of several waiters for one name, in their order, and releases of abandoned claims.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use super::{Core, Outcome, documents};
 use crate::engine::{Acquired, Released};
 use crate::model::Claim;
 
-/// The entries of the queue that belong to the claims, as an answer shows them.
+/// The answer's field with the queue entries of the claims.
 const PLACES: &str = "places";
 
 impl Core {
     /// The engine's `try_acquire_in_order`.
     ///
     /// # Behavior
-    /// A claim of several names, and one that the command could not enter, makes an attempt of its own.
+    /// A claim of several names makes an attempt of its own, and so does one that the command could not enter.
     pub(super) async fn attempt_in_order(
         self: &Arc<Self>,
         claims: &[Arc<Claim>],
@@ -49,7 +49,7 @@ impl Core {
         }
     }
 
-    /// The attempts of several waiters for one name, with one permit. `None`: the claim needs an attempt of its own.
+    /// Makes the attempts of several waiters for one name, with one permit. `None`: the claim needs an attempt of its own.
     async fn attempt_batch(
         self: &Arc<Self>,
         line: &Arc<Line>,
@@ -78,7 +78,7 @@ impl Core {
         }
     }
 
-    /// The first claim makes an attempt, and the others enter the queue behind it, in one command.
+    /// Makes the attempt of the first claim and enters the others into the queue behind it, in one command.
     async fn acquire_batch(
         &self,
         line: &Arc<Line>,
@@ -159,8 +159,8 @@ impl Core {
         Ok(outcomes)
     }
 
-    /// The engine's `release_all`. Claims whose attempt is still in progress come last, when it has ended.
-    pub(super) async fn free_abandoned(
+    /// The engine's `release_all`. Releases claims with an attempt in progress last, after its end.
+    pub(super) async fn release_abandoned(
         self: &Arc<Self>,
         claims: &[Claim],
         answer: &mut (dyn FnMut(usize, Outcome<Released>) + Send),
@@ -176,7 +176,7 @@ impl Core {
                 self.attempts.ended(&claim.owner).await;
             }
             let core = self.clone();
-            let release = || async move { core.free_all(&batch.iter().collect::<Vec<_>>()).await };
+            let release = || async move { core.release_claims(&batch.iter().collect::<Vec<_>>()).await };
             let outcome = self.pool.call(Class::Release, release).await;
             for (place, index) in indexes.into_iter().enumerate() {
                 answer(index, outcome.as_ref().map(|all| all[place]).map_err(Failure::clone));
@@ -185,7 +185,7 @@ impl Core {
     }
 }
 
-/// The places in an answer, by owner.
+/// Returns the places in an answer, by owner.
 fn places(document: &Document) -> HashMap<&str, u64> {
     let entries = document.get_array(PLACES).map(Vec::as_slice).unwrap_or_default();
     let places = entries.iter().filter_map(|entry| {

@@ -27,8 +27,8 @@ use crate::error::EngineError;
 pub(super) const OP: &str = "connect";
 /// MongoDB 4.4, the first whose `findAndModify` can show `$$NOW` in its answer.
 const OLDEST_WIRE_VERSION: i32 = 9;
-/// How many connections an engine opens at most for its calls, unless the URL says otherwise. The driver's own default of
-/// 10 would make a crowd of callers queue behind each other's waits for the majority.
+/// Maximum number of connections for calls, unless the URL sets `maxPoolSize`. With the driver's default of 10, many callers
+/// would queue behind each other's waits for the majority.
 const POOL: u32 = 64;
 
 impl MongodbEngine {
@@ -74,7 +74,7 @@ impl MongodbEngine {
             collection: config.collection.clone(),
             options: collection_options(&config),
         };
-        // One of the pool's connections is for the change stream.
+        // One connection of the pool is for the change stream.
         let size = options.max_pool_size.unwrap_or(POOL).saturating_sub(1);
         let pool = Pool::new(client, options, place, sight.clone(), size, config.timeout);
         let locks = pool.locks();
@@ -161,7 +161,7 @@ async fn options(config: &MongodbConfig) -> Result<ClientOptions> {
             .map_or(selection, |own| own.min(selection)),
     );
     options.connect_timeout.get_or_insert(config.timeout);
-    // What the URL allows is for calls. The change stream, open while a call waits on a replica set, has one more.
+    // `maxPoolSize` limits the connections for calls. The change stream of a replica set has one more.
     options.max_pool_size = Some(options.max_pool_size.unwrap_or(POOL).saturating_add(1));
     options.app_name.get_or_insert_with(|| "holdfast".to_owned());
     Ok(options)

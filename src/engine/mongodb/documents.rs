@@ -260,9 +260,9 @@ pub(super) fn shown() -> Document {
     doc! { OWNER: 1, FENCE: 1, HANDED: 1, END: end(), HOLDER: 1, METADATA: 1, RESERVED: 1, NOW: "$$NOW" }
 }
 
-/// The fields that a release of several claims looks at.
+/// Returns the projection for a release of several claims.
 pub(super) fn released() -> Document {
-    // Whether there is a queue, and not what is in it.
+    // Only whether there is a queue, without its content.
     let queue = doc! { "$cond": [{ "$eq": [{ "$type": "$queue" }, "missing"] }, "$$REMOVE", true] };
     doc! { OWNER: 1, RESERVED: 1, QUEUE: queue, END: end(), NOW: "$$NOW" }
 }
@@ -309,7 +309,7 @@ pub(super) fn info(name: &str, document: &Document, clock: Clock) -> LockInfo {
     }
 }
 
-/// Whether a text is what users pass as metadata. Another tool may have a field of that name.
+/// Whether a text is JSON, as the users' metadata is. Another tool may have a field of that name.
 fn is_json(text: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(text).is_ok()
 }

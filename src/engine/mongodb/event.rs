@@ -1,4 +1,4 @@
-//! The events of the change stream: which of them the server sends, what it sends of each, and what they mean.
+//! The events of the change stream: their filter, their projection, and their meaning.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -11,27 +11,27 @@ use super::queue::{RESERVED, RESERVED_UNTIL, STAYS};
 use crate::engine::waiters::RESERVED as LONGEST_HOLD;
 use crate::model::OwnerToken;
 
-/// What happened, as far as it matters to waiters.
+/// A change that matters to waiters.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Change {
     /// A name was handed on to a waiter of this process.
     Handed { id: String, owner: OwnerToken },
-    /// A name may be free, or sooner than it was thought.
+    /// A name may be free now, or earlier than expected.
     Freed { id: String },
-    /// A name was handed on to a waiter of another process, which has so long to confirm.
+    /// A name was handed on to a waiter of another process, which has this time to confirm.
     Reserved { id: String, hold: Duration },
-    /// The stream was interrupted: anything may have happened.
+    /// The stream had a gap: events may be lost.
     Unknown,
 }
 
-/// What the server sends of a change.
+/// The fields of a change that the server sends.
 #[derive(Debug, Deserialize)]
 pub(super) struct Event {
     #[serde(rename = "documentKey")]
     document: Option<DocumentKey>,
     /// `<process>:<owner>`.
     to: Option<String>,
-    /// For how long the name is kept for it, in milliseconds.
+    /// For how long the name is reserved for it, in milliseconds.
     hold: Option<i64>,
 }
 
@@ -62,19 +62,19 @@ impl Event {
     }
 }
 
-/// The pipeline of the stream of a process, with the events of these names. `None`: of all names.
+/// Returns the pipeline of the stream of a process, for events of these names. `None`: of all names.
 pub(super) fn pipeline(process: &str, names: Option<HashSet<String>>) -> [Document; 2] {
     // The driver needs `_id`, the resume token.
     let shown = doc! { "_id": 1, "documentKey._id": 1, "to": either(RESERVED), "hold": hold() };
     [doc! { "$match": wanted(process, names) }, doc! { "$project": shown }]
 }
 
-/// The events that the server sends, with those of these names.
+/// Returns the filter of the events that the server sends.
 fn wanted(process: &str, names: Option<HashSet<String>>) -> Document {
     let ours = doc! { "$regex": format!("^{}:", process) };
     let kept = doc! { "$regex": format!("{KEPT}$") };
     let of_names = doc! { "$or": [
-        // A collection that is dropped or renamed ends the stream.
+        // Includes the drop and the rename of the collection, which end the stream.
         { "operationType": "delete" },
         { "operationType": "update", updated("owner"): kept.clone() },
         { "operationType": "replace", replaced("owner"): kept },
@@ -94,23 +94,23 @@ fn wanted(process: &str, names: Option<HashSet<String>>) -> Document {
     ] }
 }
 
-/// Where the server describes the new value of a field in an update.
+/// Returns the path of a field's new value in an update.
 fn updated(field: &str) -> String {
     format!("updateDescription.updatedFields.{field}")
 }
 
-/// The same where it logs an update that a difference would describe at greater length: as a replacement.
+/// Returns the path of a field in a replacement, which the server logs where a difference would be longer.
 fn replaced(field: &str) -> String {
     format!("fullDocument.{field}")
 }
 
-/// The new value of a field.
+/// Returns the expression for the new value of a field.
 fn either(field: &str) -> Document {
     doc! { "$ifNull": [format!("${}", updated(field)), format!("${}", replaced(field))] }
 }
 
-/// For how long a name is kept for the waiter that it was handed to, in milliseconds. An event that is no hand-off has a
-/// value that is not below [`LONGEST_HOLD`].
+/// Returns the expression for the time, in milliseconds, for which a name is reserved for the waiter that it was handed to.
+/// For an event that is not a hand-off the value is at least [`LONGEST_HOLD`].
 fn hold() -> Document {
     let is_date = |value: &str| doc! { "$eq": [{ "$type": value }, "date"] };
     let kept_for = doc! { "$subtract": [millis(STAYS), { "$subtract": ["$$end", "$$until"] }] };

@@ -54,13 +54,13 @@ const PASSING: [i32; 28] = [
 /// unknown stage, and "only supported on replica sets".
 const NO_CHANGE_STREAMS: [i32; 4] = [59, 115, 40324, 40573];
 
-/// Failures that this engine finds, not the driver.
+/// Failures that this engine detects, not the driver.
 #[derive(Debug)]
 enum Own {
     NoTokens,
     /// The caller dropped the attempt.
     Cancelled,
-    /// The driver had no answer for so long.
+    /// The driver gave no answer for this time.
     Unanswered(Duration),
 }
 
@@ -122,7 +122,7 @@ impl Failure {
         matches!(self.own(), Some(Own::Cancelled))
     }
 
-    /// The driver had no answer within `limit`.
+    /// Creates the failure of a call without an answer within `limit`.
     pub(super) fn unanswered(limit: Duration) -> Self {
         Failure(Error::custom(Own::Unanswered(limit)))
     }

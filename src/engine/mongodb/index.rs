@@ -85,14 +85,14 @@ async fn stands(locks: &Collection<Document>) -> Outcome<bool> {
     }))
 }
 
-/// How often the index of a collection in use is checked.
+/// Interval between two checks of the index while the collection is in use.
 const CHECK: Duration = if cfg!(test) {
     Duration::from_millis(500)
 } else {
     Duration::from_secs(300)
 };
 
-/// Makes the index again after the collection was dropped, while the engine acquires locks.
+/// Creates the index again after the collection was dropped, while the engine acquires locks.
 pub(super) struct IndexKeeper {
     pool: Arc<Pool>,
     /// When the next check is due, in nanoseconds of [`Moment`].
@@ -100,18 +100,18 @@ pub(super) struct IndexKeeper {
 }
 
 impl IndexKeeper {
-    /// The index was made just now.
+    /// Creates the keeper of an index that was checked just now.
     pub(super) fn new(pool: Arc<Pool>) -> Arc<Self> {
         let due = AtomicU64::new((Moment::now() + CHECK).to_nanos());
         Arc::new(IndexKeeper { pool, due })
     }
 
-    /// To be called when a collection may have been dropped.
+    /// Makes the next check due. The engine calls it when the collection may have been dropped.
     pub(super) fn check_soon(&self) {
         self.due.store(0, Relaxed);
     }
 
-    /// To be called after a grant. Makes the index in the background where a check is due.
+    /// Creates the index in the background if a check is due. The engine calls it after each grant.
     pub(super) fn check_if_due(&self) {
         let now = Moment::now();
         let due = self.due.load(Relaxed);

@@ -1,4 +1,4 @@
-//! Who holds what: `inspect` and `list`.
+//! `inspect` and `list`.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::engine::Result;
 use crate::error::EngineError;
 use crate::model::{Key, LockInfo};
 
-/// How many documents one page of a list has.
+/// Number of documents in one page of a list.
 const PAGE: u32 = 1000;
 
-/// What `list` is called in errors.
+/// The name of `list` in errors.
 const LIST: &str = "list";
 
 impl Core {
@@ -30,8 +30,8 @@ impl Core {
         Ok(document.map(|document| documents::info(key.as_str(), &document, self.clock)))
     }
 
-    /// The engine's `list`. Each page has `page_timeout`, and a permit of its own: a long list keeps no connection from
-    /// other calls.
+    /// The engine's `list`. Each page has `page_timeout` and a permit of its own, so that a long list does not occupy a
+    /// connection.
     pub(super) async fn list_all(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
         let filter = documents::busy(documents::starting_with(&format!("{}{prefix}", self.prefix)));
         let locks = self.locks();
@@ -48,7 +48,7 @@ impl Core {
                 return Ok(list);
             }
             list.extend(page.iter().filter_map(|document| {
-                // A longer prefix than the engine's own is part of the name.
+                // Only the engine's own prefix is not a part of the name.
                 let name = documents::id(document)?.strip_prefix(&self.prefix)?;
                 Some(documents::info(name, document, self.clock))
             }));
@@ -56,7 +56,7 @@ impl Core {
     }
 }
 
-/// The next documents, as many as the driver has at hand or one request gets. None: there are no more.
+/// Returns the next page: the documents that the driver has fetched, or those of one request. Empty: the list has ended.
 async fn next_page(mut cursor: Cursor<Document>) -> Outcome<(Cursor<Document>, Vec<Document>)> {
     let mut page = Vec::new();
     while page.len() < PAGE as usize && cursor.advance().await? {

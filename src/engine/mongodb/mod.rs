@@ -3,13 +3,15 @@
 //!
 //! - `config.rs`: where a store is, from its URL (`url.rs`: that text; `tls.rs`: its certificates); `connect.rs`: from
 //!   there to an engine; `index.rs`: the TTL index.
-//! - `pool.rs`: which calls may use a connection, and in which order (`attempt_queue.rs`: that of attempts); `attempts.rs`: attempts that were dropped.
-//! - `acquire.rs`: one attempt (`stamp.rs`: its last step); `batch.rs`: the attempts of several waiters, and the releases of several claims. `estimate.rs`: the server's clock as it is thought to be. `fence.rs`: where the fencing token
-//!   comes from, and why it is right. `release.rs`: letting go.
+//! - `pool.rs`: which calls may use a connection, and in which order (`attempt_queue.rs`: the order of attempts).
+//!   `attempts.rs`: dropped attempts.
+//! - `acquire.rs`: one attempt (`stamp.rs`: its last step). `batch.rs`: the attempts of several waiters, and the releases of
+//!   several claims. `estimate.rs`: the estimate of the server's clock. `fence.rs`: the source of the fencing token, with its
+//!   proof. `release.rs`: releases.
 //! - `transfer.rs`: a lease goes into other hands.
-//! - `inspect.rs`: who holds what. `documents.rs`: filters, pipelines, and the fields of a document.
-//! - `queue.rs`: the queue of a name; `waiting.rs`: the part of a process in it; `watch.rs`: its wake-up by a change
-//!   stream (`event.rs`: its events); `poll.rs`: by a look now and then, where there is none.
+//! - `inspect.rs`: `inspect` and `list`. `documents.rs`: filters, pipelines, and the fields of a document.
+//! - `queue.rs`: the queue of a name; `waiting.rs`: the waiters of a process; `watch.rs`: the change stream that wakes them
+//!   (`event.rs`: its events); `poll.rs`: polling where there is no change stream.
 //! - `failure.rs`: which failures pass by themselves; `trouble.rs`: what the driver's texts mean; `sight.rs`: what is seen of
 //!   the servers while connecting, and of elections.
 //!
@@ -185,7 +187,7 @@ impl Engine for MongodbEngine {
     }
 
     async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
-        self.free_abandoned(claims, &mut |index, outcome| {
+        self.release_abandoned(claims, &mut |index, outcome| {
             answer(index, outcome.map_err(|failure| failure.during("release")));
         })
         .await;
@@ -214,7 +216,7 @@ impl Engine for MongodbEngine {
     }
 
     async fn close(&self) {
-        /// The connections to a server that does not answer within this time are closed without a farewell.
+        /// How long `close` waits for a server. Then it drops the connections.
         const LIMIT: Duration = Duration::from_secs(1);
         if let Some(line) = &self.line {
             line.close();

@@ -1,21 +1,21 @@
-//! The connections of one engine: which calls may use them, in which order, and what becomes of a call that is dropped.
+//! The connections of one engine: which calls may use them, in which order, and what happens to a dropped call.
 //!
 //! # Why the driver's queue stays empty
 //! A driver call that is dropped while it waits for a connection leaves its request in the pool's queue, and the pool's
 //! worker removes one request per event (mongodb 3.9.1, `cmap/worker.rs`). After a stall under load that queue consists of
 //! dead requests, and every later call waits behind them until it times out. So the engine has as many permits as the pool
-//! has connections, and takes a permit before each call. A caller that gives up before it has a permit has sent nothing.
-//! From then on the call runs in a task that keeps the permit until the driver has answered, also when the caller is gone:
-//! so a caller that gives up neither leaves a request in the driver's queue nor closes a connection.
+//! has connections, and takes a permit before each call. A call that is dropped before it has a permit has sent nothing. From
+//! then on it runs in a task that keeps the permit until the driver has answered, also after the caller dropped it. So a
+//! dropped call neither leaves a request in the driver's queue nor closes a connection.
 //!
 //! # Order
-//! Each [`Class`] of calls has its own queue and a part of the connections. Renewals may use every connection, and wait for
-//! calls in progress alone. The order is that of arrival, and that of `attempt_queue.rs` for attempts.
+//! Each [`Class`] of calls has its own queue and a share of the connections. Renewals may use every connection, and wait only
+//! for calls in progress. Each queue is first in, first out, except that of attempts (`attempt_queue.rs`).
 //!
 //! # A driver that does not recover
 //! A call without an answer is aborted after [`LIMIT`] store timeouts, or after one where another primary was elected
-//! meanwhile: the old one may hang. Where nothing else was answered in all that time
-//! although the driver's monitor has seen the server, a new client takes the place of the old one.
+//! meanwhile: the old one may hang. If no other call was answered in that time either, although the driver's monitor has
+//! seen the server, the engine replaces the client.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -33,10 +33,10 @@ use super::failure::Failure;
 use super::sight::Sight;
 use crate::clock::Moment;
 
-/// After so many store timeouts a call without an answer is aborted.
+/// Number of store timeouts after which a call without an answer is aborted.
 const LIMIT: u32 = 4;
 
-/// What a call is for.
+/// The purpose of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
     /// Attempts. At most five eighths of the connections.
@@ -45,26 +45,26 @@ pub(super) enum Class {
     Release,
     /// Queries. At most an eighth of the connections.
     Query,
-    /// Renewals, heartbeats, and attempts of waiters whose turn it is. Any connection. They wait for calls that have a
-    /// permit, and not for those that still want one.
+    /// Renewals, heartbeats, and attempts of waiters. They may use every connection. They wait for calls with a permit, and
+    /// go before all other calls without one.
     Keep,
 }
 
-/// The right to use one connection. Its parts are dropped in this order: a call that already waits for a connection goes before
-/// the next one of this class.
+/// The right to use one connection. Its parts are dropped in this order, so that a call that waits for a connection goes before
+/// the next one of the same class.
 pub(super) struct Permit {
     _connection: Option<OwnedSemaphorePermit>,
-    _class: OfClass,
+    _class: ClassShare,
 }
 
-/// The part of a permit that a class limits.
-enum OfClass {
+/// The share of a class that a permit uses.
+enum ClassShare {
     Attempt { _ticket: Ticket },
     Limited { _permit: Option<OwnedSemaphorePermit> },
     Unlimited,
 }
 
-/// Where the locks are.
+/// The collection of the locks.
 #[derive(Clone)]
 pub(super) struct Place {
     pub database: String,
@@ -90,12 +90,12 @@ pub(super) struct Pool {
     releases: Arc<Semaphore>,
     queries: Arc<Semaphore>,
     store_timeout: Duration,
-    /// When the driver answered last.
+    /// When the driver answered last, in nanoseconds of [`Moment`].
     answered: AtomicU64,
 }
 
 impl Pool {
-    /// For calls with `client`, made from `options`, on `size` connections.
+    /// Creates a pool for calls with `client`, which was made from `options`, on `size` connections.
     pub(super) fn new(
         client: Client,
         options: ClientOptions,
@@ -121,31 +121,31 @@ impl Pool {
         })
     }
 
-    /// The collection of the locks, by the current client.
+    /// Returns the collection of the locks with the current client.
     pub(super) fn locks(&self) -> Collection<Document> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).1.clone()
     }
 
-    /// The current client.
+    /// Returns the current client.
     pub(super) fn client(&self) -> Client {
         self.current.read().unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
-    /// Waits for the right to make calls one after the other. Dropping the future leaves the queue.
+    /// Waits for the right to make calls, one at a time. Dropping the future leaves the queue.
     pub(super) async fn permit(&self, class: Class) -> Permit {
         // The semaphores are never closed.
         let limited = |semaphore: &Arc<Semaphore>| semaphore.clone().acquire_owned();
         let class = match class {
-            Class::Acquire => OfClass::Attempt {
+            Class::Acquire => ClassShare::Attempt {
                 _ticket: self.attempts.ticket().await,
             },
-            Class::Release => OfClass::Limited {
+            Class::Release => ClassShare::Limited {
                 _permit: limited(&self.releases).await.ok(),
             },
-            Class::Query => OfClass::Limited {
+            Class::Query => ClassShare::Limited {
                 _permit: limited(&self.queries).await.ok(),
             },
-            Class::Keep => OfClass::Unlimited,
+            Class::Keep => ClassShare::Unlimited,
         };
         Permit {
             _connection: limited(&self.connections).await.ok(),
@@ -153,11 +153,11 @@ impl Pool {
         }
     }
 
-    /// Makes `calls` in a task of its own, which keeps the permit until they have ended. Dropping the future leaves the
-    /// task alone.
+    /// Makes `calls` in a task of its own, which keeps the permit until they have ended. The task goes on when the future is
+    /// dropped.
     ///
     /// # Errors
-    /// Also when the calls had no end within the limit.
+    /// Those of the calls, or [`Failure::unanswered`] when they did not end within the limit.
     pub(super) fn run<T, F>(self: &Arc<Self>, permit: Permit, calls: F) -> impl Future<Output = Outcome<T>> + use<T, F>
     where
         T: Send + 'static,
@@ -182,12 +182,12 @@ impl Pool {
             }
             Err(Failure::unanswered(waited))
         });
-        // A task that panicked, or whose runtime ends.
+        // The task panicked, or its runtime ended.
         async { task.await.unwrap_or_else(|_| Err(Failure(ErrorKind::Shutdown.into()))) }
     }
 
-    /// Makes the calls of a class as soon as there is a permit. Until then there is only `calls`, and not the future that it
-    /// gives: thousands of calls may wait.
+    /// Makes the calls of a class as soon as there is a permit. Only then does `calls` create its future, because thousands of
+    /// calls may wait.
     pub(super) async fn call<T, F>(self: &Arc<Self>, class: Class, calls: impl FnOnce() -> F) -> Outcome<T>
     where
         T: Send + 'static,
@@ -197,8 +197,8 @@ impl Pool {
         self.run(permit, calls()).await
     }
 
-    /// Waits as long as a call may take that begins now. Where another primary was elected, that is one store timeout: the old
-    /// one may hang, and the caller has given up by then.
+    /// Waits for the longest time that a call may take from now on. Where another primary was elected, that is one store
+    /// timeout: the old one may hang, and the caller has timed out by then.
     async fn has_no_answer_in_time(&self) {
         let mut election = self.sight.election();
         tokio::time::sleep(self.store_timeout).await;
@@ -213,7 +213,7 @@ impl Pool {
         }
     }
 
-    /// Replaces the client if the driver has not answered anything since `began` although the server is there.
+    /// Replaces the client if the driver has answered no call since `began` although its monitor has seen the server.
     fn replace_client_unless_answered_since(&self, began: Moment) {
         if self.answered.load(Relaxed) > began.to_nanos() || !self.sight.has_seen_a_server_since(began) {
             return;
@@ -226,7 +226,7 @@ impl Pool {
             began.elapsed()
         );
         let locks = self.place.of(&client);
-        // The old client goes with the last of its calls.
+        // The last call of the old client drops it.
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = (client, locks);
         self.answered.store(Moment::now().to_nanos(), Relaxed);
     }

@@ -33,7 +33,7 @@ pub(super) const HANDED: &str = "handed";
 /// What the owner of a document that is about to be deleted is called: no token looks like it.
 pub(super) const FREED: &str = "-freed";
 
-/// How long a document stays that nobody confirms. Longer than the name is kept for its waiter, so that the TTL monitor
+/// How long an unconfirmed document stays. This is longer than the reservation for its waiter, so that the TTL monitor
 /// does not delete the queue together with it.
 pub(super) const STAYS: Duration = Duration::from_secs(10);
 
@@ -106,8 +106,8 @@ fn queue_and_next(queue: Bson) -> Vec<(&'static str, Bson)> {
 
 /// The document, kept for `$$next`, with the rest of this queue.
 ///
-/// A process that does not confirm has no longer for its other waiters: one that stands still costs the waiters behind it that
-/// time once, and not once for each of its waiters.
+/// Limits the liveness of the process to the time to confirm. A process that does not confirm then delays the waiters behind it
+/// once, and not once for each of its waiters.
 fn handed_on(queue: &str) -> Document {
     let until = doc! { "$add": ["$$NOW", "$$next.hold"] };
     let of_its_process = doc! { "$eq": ["$$e.process", "$$next.process"] };
@@ -192,15 +192,15 @@ pub(super) fn take(claim: &Claim, waiter: Option<&Waiter<'_>>) -> Vec<Document> 
     becomes(with(variables, result))
 }
 
-/// For how long a name is kept for a waiter. A dead waiter then blocks the next one for no longer than its lease would have:
-/// a hold below [`LONGEST_HOLD`] is announced to the processes that wait for the name, and after the longest hold their
-/// heartbeat comes within [`BEAT`](crate::engine::waiters::BEAT).
+/// Returns for how long a name is reserved for a waiter. So a dead waiter blocks the next one for no longer than its lease
+/// would have. A hold below [`LONGEST_HOLD`] is an event for the processes that wait for the name. After the longest hold
+/// their heartbeat comes within [`BEAT`](crate::engine::waiters::BEAT).
 fn hold(ttl: Ttl) -> Duration {
     let ttl = ttl.duration();
     ttl.min((ttl / 2).clamp(SHORT_HOLD, LONGEST_HOLD))
 }
 
-/// A waiter with a shorter ttl than this has all of it to confirm.
+/// A waiter with a ttl up to this has all of it to confirm.
 const SHORT_HOLD: Duration = Duration::from_secs(1);
 
 /// The queue with this waiter in it.
@@ -240,8 +240,8 @@ fn entered(claim: &Claim, waiter: &Waiter<'_>) -> Document {
     doc! { "$cond": [{ "$eq": ["$$mine", []] }, inserted, kept] }
 }
 
-/// The pipeline that enters several new waiters of a process in their order, as far as there is room. Places that they have
-/// already stay.
+/// Returns the pipeline that enters several new waiters of a process in their order, up to the longest queue. Waiters that
+/// have a place keep it.
 pub(super) fn enter(claims: &[&Claim], process: &str) -> Vec<Document> {
     let new: Vec<Document> = claims
         .iter()
@@ -270,7 +270,7 @@ pub(super) fn enter(claims: &[&Claim], process: &str) -> Vec<Document> {
     becomes(with(variables, doc! { "$mergeObjects": ["$$ROOT", { QUEUE: queue }] }))
 }
 
-/// The entries of these owners, for the projection of an answer to [`enter`].
+/// Returns the projection of the entries of these owners, for an answer to [`enter`].
 pub(super) fn places(owners: &[&str]) -> Bson {
     entries(all(), doc! { "$in": ["$$e.owner", owners] })
 }
@@ -289,7 +289,7 @@ fn before(place: Document) -> Document {
     with(vec![("place", place.into())], doc! { "$size": entries(all(), earlier) })
 }
 
-/// The whole queue. A field of this name that is no array of our entries counts as absent: another tool may have one.
+/// Returns the whole queue. A field of this name with other content counts as absent: another tool may have written it.
 fn all() -> Bson {
     const TYPES: [(&str, &str); 5] = [
         ("owner", "string"),
@@ -304,8 +304,8 @@ fn all() -> Bson {
     entries(array, doc! { "$and": TYPES.map(fits).to_vec() })
 }
 
-/// The documents of these names that belong to one of these owners, or belonged to one and are to be deleted, or in whose
-/// queue one of them is.
+/// Returns the filter of the documents of these names that a release of these owners concerns: one of them holds the name, has
+/// a place in its queue, or freed it (the document waits for its deletion).
 pub(super) fn touched_by(ids: &[String], owners: &[&str]) -> Document {
     let freed = owners.iter().map(|owner| format!("{owner}{FREED}"));
     let names: Vec<String> = owners.iter().map(|owner| (*owner).to_owned()).chain(freed).collect();
@@ -322,8 +322,8 @@ pub(super) fn waited_for_by(id: &str, process: &str, owner: &OwnerToken) -> Docu
     ] }
 }
 
-/// The pipeline of a release for owners of this process: hands on what belongs to one of them, and removes their places. A
-/// document without waiters is marked as [`FREED`], to be deleted.
+/// Returns the pipeline of a release for owners of this process. It hands on what belongs to one of them and removes their
+/// places. It marks a document without waiters as [`FREED`], for deletion.
 pub(super) fn part(owners: &[&str], process: &str) -> Vec<Document> {
     let is_other = doc! { "$not": [{ "$in": ["$$e.owner", owners] }] };
     // The command proves that the process lives.
@@ -343,7 +343,7 @@ pub(super) fn part(owners: &[&str], process: &str) -> Vec<Document> {
     becomes(with(variables, result))
 }
 
-/// The documents of these names that were freed by these owners, and are to be deleted.
+/// Returns the filter of the documents of these names that these owners freed.
 pub(super) fn freed_by(ids: &[String], owners: &[&str]) -> Document {
     let freed: Vec<String> = owners.iter().map(|owner| format!("{owner}{FREED}")).collect();
     doc! { "_id": { "$in": ids }, OWNER: { "$in": freed } }

@@ -90,7 +90,7 @@ impl Core {
         Ok(deletion.await?.deleted_count)
     }
 
-    /// Frees the documents of `filter`, which are this owner's, and returns how many that were.
+    /// Releases the documents of `filter`, which belong to this owner. Returns their number.
     pub(super) async fn part_with(&self, ids: &[String], owner: &OwnerToken, filter: Document) -> Outcome<u64> {
         let Some(line) = &self.line else {
             return Ok(self.locks().delete_many(filter).await?.deleted_count);
@@ -108,10 +108,10 @@ impl Core {
         Ok(deleted + parted)
     }
 
-    /// Frees everything that is this owner's, expired or not, and its place in a queue.
+    /// Releases everything that belongs to this owner, expired or not, and removes its place in a queue.
     ///
     /// # Behavior
-    /// What expired is free for every process of this engine, but a gist process would have to wait for the TTL monitor.
+    /// Expired documents are free for every holdfast process, but a gist process would wait for the TTL monitor.
     async fn part_with_all(&self, claim: &Claim) -> Outcome<()> {
         let ids = self.ids(claim);
         match &self.line {
@@ -121,13 +121,13 @@ impl Core {
             }
             Some(line) => {
                 line.known.leaves(&claim.owner);
-                self.part_with_touched(line, &ids, &[claim.owner.as_str()]).await
+                self.release_touched(line, &ids, &[claim.owner.as_str()]).await
             }
         }
     }
 
-    /// Frees what these owners hold of these names, and their places.
-    async fn part_with_touched(&self, line: &Line, ids: &[String], owners: &[&str]) -> Outcome<()> {
+    /// Releases what these owners hold of these names, and removes their places.
+    async fn release_touched(&self, line: &Line, ids: &[String], owners: &[&str]) -> Outcome<()> {
         let touched = queue::touched_by(ids, owners);
         self.locks()
             .update_many(touched, queue::part(owners, &line.process))
@@ -141,12 +141,12 @@ impl Core {
         Ok(())
     }
 
-    /// Frees everything that these claims hold, and their places. Returns for each of them whether it held its names.
+    /// Releases everything that these claims hold, and removes their places. Returns for each claim whether it held its names.
     ///
     /// # Behavior
-    /// One query where there is nothing to free, and one to three commands more where there is.
-    pub(super) async fn free_all(&self, claims: &[&Claim]) -> Outcome<Vec<Released>> {
-        // Owner tokens are unique: no owner has a document, or a place, of a name that only another claim has.
+    /// Needs one query, and one to three commands more where it finds something.
+    pub(super) async fn release_claims(&self, claims: &[&Claim]) -> Outcome<Vec<Released>> {
+        // Owner tokens are unique: an owner has documents and places only of the names of its own claim.
         let ids: Vec<String> = claims.iter().flat_map(|claim| self.ids(claim)).collect();
         let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
         if let Some(line) = &self.line {
@@ -176,7 +176,7 @@ impl Core {
             }
         }
         match &self.line {
-            Some(line) => self.part_with_touched(line, &ids, &owners).await?,
+            Some(line) => self.release_touched(line, &ids, &owners).await?,
             None => {
                 let owned = doc! { "_id": { "$in": &ids }, OWNER: { "$in": &owners } };
                 self.locks().delete_many(owned).await?;

@@ -29,7 +29,7 @@ pub(super) struct Sight {
     seen: Mutex<HashMap<ServerAddress, Seen>>,
     news: Notify,
     election: watch::Sender<Option<ObjectId>>,
-    /// When a server answered the driver's monitor last, in nanoseconds of [`Moment`].
+    /// The last answer of a server to the driver's monitor, in nanoseconds of [`Moment`].
     answered: AtomicU64,
 }
 

@@ -1,4 +1,4 @@
-//! The last step of an attempt: the stamp, which draws the fencing token. `fence.rs` says why it is a step of its own.
+//! The last step of an attempt: the stamp, which creates the fencing token. `fence.rs` says why it is a step of its own.
 
 use mongodb::bson::{Bson, DateTime, Document, Timestamp, doc};
 use mongodb::options::ReturnDocument;
@@ -12,24 +12,24 @@ use crate::clock::Moment;
 use crate::engine::Renewed;
 use crate::model::{Claim, Fence};
 
-/// After so many hand-offs a name gets a new stamp, so that its tokens stay within the second of the stamp.
+/// Number of hand-offs after which a name gets a new stamp, so that its tokens stay within the second of the stamp.
 const MOST_HANDED: u32 = 100_000;
-/// A name that was taken, until it has its stamp.
+/// A name that this owner holds without a confirmed stamp.
 #[derive(Default)]
 pub(super) struct Unstamped {
-    /// The one that it has already.
+    /// The stamp that the document has.
     pub(super) stamp: Option<Stamp>,
-    /// Whether it was taken with the full write concern.
+    /// Whether it was written with the full write concern.
     pub(super) is_settled: bool,
-    /// Its end, if that was written by the estimate.
+    /// Its end, if the estimate wrote it.
     pub(super) written: Option<Written>,
 }
 
 impl Core {
-    /// Gives one fence to all names of the claim, which `take_all` left in this owner's hands.
+    /// Gives one fence to all names of the claim, which this owner holds after `take_all`.
     ///
     /// # Behavior
-    /// `None`: at least one of them changed since then, and nothing is granted. `newest` gets the stamp that was drawn.
+    /// `None`: at least one of them changed since then, and nothing is granted. Updates `newest` with the new stamp.
     pub(super) async fn stamp_all(
         &self,
         claim: &Claim,
@@ -88,10 +88,10 @@ impl Core {
         stamp.fence(self.clock).ok_or_else(Failure::without_tokens)
     }
 
-    /// Corrects the ends that were written by an estimate, where a look at the server's clock says that they are wrong.
-    /// `false`: at least one of the names was gone.
+    /// Corrects the ends that the estimate wrote, where the server's clock shows that they are wrong. `false`: at least one of
+    /// the names was gone.
     ///
-    /// A correction that arrives late must not shorten what was extended since: hence only ends that were written here.
+    /// Matches only ends that this attempt wrote: a correction that arrives late must not shorten a lease that was extended.
     async fn corrected(&self, claim: &Claim, ids: &[String], taken: &[Unstamped], look: Look) -> Outcome<bool> {
         let written = ids
             .iter()

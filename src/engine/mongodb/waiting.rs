@@ -82,7 +82,7 @@ impl Line {
     }
 
     /// Opens the change stream, or keeps it open, for a waiter of this name. `None`: the server has no change streams, and the
-    /// waiter has to poll.
+    /// waiter polls.
     pub(super) async fn listen(&self, key: &Key) -> Outcome<Option<Use>> {
         match self.watcher.open(self.id(key)).await {
             Ok(open) => Ok(Some(open)),
@@ -178,7 +178,7 @@ impl Line {
         tokio::spawn(async move {
             let beat = tokio::time::timeout(line.limit, line.beat(&names)).await;
             if !matches!(beat, Ok(Ok(()))) {
-                // Each waiter meets the failure itself, and knows its deadline.
+                // The waiters' own attempts report the failure, within their deadlines.
                 tracing::debug!(?beat, "the heartbeat of the waiters failed");
                 names.iter().for_each(|key| line.known.wake(key));
             }
@@ -237,7 +237,7 @@ impl Line {
     }
 }
 
-/// Removes a waiter's place, and hands on what is kept for it. What it holds it keeps, so that this may come late.
+/// Removes a waiter's place, and hands on what is reserved for it. Leaves what it holds, so that this may run late.
 async fn pass_on(locks: &Collection<Document>, id: &str, owner: &OwnerToken, process: &str) -> Outcome<()> {
     let waited_for = queue::waited_for_by(id, process, owner);
     let owners = [owner.as_str()];

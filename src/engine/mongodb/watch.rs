@@ -1,19 +1,18 @@
-//! What happens to the waiters of this process: one change stream per engine, while anybody waits.
+//! Watches changes for the waiters of this process: one change stream per engine, open while a call waits.
 //!
 //! The stream has an event for each name that was handed on to a waiter of this process. Of the names that this process waits
-//! for, and of no others, it has the deletions (by a gist process, by the TTL monitor, or because the queue was empty), the
-//! releases that keep the name busy for a shorter while than the lease would have, and the hand-offs to waiters of other
-//! processes that have less than [`LONGEST_HOLD`] to confirm. The server leaves out everything else.
+//! for, and of no others, it has deletions (by a gist process, by the TTL monitor, or because the queue was empty), releases
+//! that keep the name busy for less than the rest of the lease, and hand-offs to waiters of other processes that have less
+//! than [`LONGEST_HOLD`] to confirm. The server filters out everything else.
 //!
 //! # Names
-//! A stream is opened with the names that are waited for then. A hand-off to a waiter of a name that came later arrives all
-//! the same, and the heartbeat notices the rest. Where such a name is waited for longer than [`SETTLE`], the stream is opened
-//! again, at most every [`REOPEN`].
+//! A stream is opened with the names that have waiters then. For names that come later the stream has only the hand-offs to
+//! this process; the heartbeat covers the rest. Where a call waits for such a name for longer than [`SETTLE`], the stream is
+//! opened again, at most every [`REOPEN`].
 //!
 //! # Gaps
-//! The driver resumes a broken stream once and by itself. Events that a gap swallowed are made good by a heartbeat for all
-//! names, which shows what has become of them. Where another member is elected, the stream is opened there at once: the old
-//! primary may hang.
+//! The driver resumes a broken stream once. After a gap a heartbeat for all names shows what the lost events would have shown.
+//! When another member is elected, the stream is opened there at once: the old primary may hang.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -49,23 +48,23 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// How long a server that has no change streams (for this user) is not asked again.
 const REFUSAL: Duration = Duration::from_secs(60);
 
-/// For how long a name has to be waited for until the stream is opened again to cover it.
+/// How long a call waits for a name before the stream is opened again to cover it.
 const SETTLE: Duration = Duration::from_millis(500);
-/// How often the stream is opened again for that, at most.
+/// The shortest interval between two such openings.
 const REOPEN: Duration = if cfg!(test) {
     Duration::from_millis(500)
 } else {
     Duration::from_secs(5)
 };
-/// A stream for more names than this covers all names of the collection.
+/// Maximum number of names of a stream. Beyond it the stream covers all names of the collection.
 const MOST_NAMES: usize = 1000;
-/// How many names that are not waited for any more a stream may cover, besides half of its names.
+/// How many names without waiters a stream may cover, besides half of its names.
 const SPARE_NAMES: usize = 16;
 
 /// Why a stream ended.
 enum Ended {
     Broken,
-    /// It does not cover the names that are waited for.
+    /// It does not cover the names that have waiters.
     Outdated,
     Unwanted,
 }
@@ -98,7 +97,7 @@ struct Shared {
     phase: watch::Sender<Phase>,
     /// Cuts a pause between two attempts short.
     attempt_now: Notify,
-    /// A name is waited for that the open stream does not cover.
+    /// Notified when a call waits for a name that the open stream does not cover.
     uncovered: Notify,
 }
 
@@ -107,9 +106,9 @@ struct State {
     /// How many need the stream now, and how many have needed it so far.
     uses: usize,
     all_uses: u64,
-    /// How many of the uses are for each name.
+    /// Number of uses of each name.
     names: HashMap<String, usize>,
-    /// The names that the stream was opened with. `None`: all.
+    /// The names of the open stream. `None`: all.
     covered: Option<HashSet<String>>,
     /// The stream's task. `None`: nobody waits for it.
     task: Option<AbortHandle>,
@@ -149,7 +148,7 @@ impl Shared {
         Ok(watch.max_await_time(REQUEST).await?.with_type())
     }
 
-    /// Whether a name is waited for that the stream does not cover, or the stream covers many that are not waited for.
+    /// Whether the stream lacks a name that has waiters, or covers many names without waiters.
     fn should_reopen(&self) -> bool {
         let state = self.lock();
         let Some(covered) = &state.covered else { return false };
@@ -293,7 +292,7 @@ impl Watcher {
     /// Opens the stream, or keeps it open, for a waiter of the document `id`.
     ///
     /// # Behavior
-    /// Returns when the stream is open at the server: a hand-off from then on has an event.
+    /// Returns when the stream is open at the server: every later hand-off has an event.
     pub(super) async fn open(&self, id: String) -> Outcome<Use> {
         let mut phase = self.0.phase.subscribe();
         let open = self.enter(id)?;
@@ -368,7 +367,7 @@ impl Drop for Watcher {
     }
 }
 
-/// The stream is open, or is opened again, while there is one.
+/// Keeps the stream open, or has it opened again, until it is dropped.
 pub(super) struct Use {
     shared: Arc<Shared>,
     id: String,
@@ -387,7 +386,7 @@ impl Drop for Use {
     }
 }
 
-/// Waits for a moment, or for ever.
+/// Waits until `moment`. `None`: waits for ever.
 async fn at(moment: Option<Instant>) {
     match moment {
         Some(moment) => tokio::time::sleep_until(moment).await,

@@ -16,12 +16,12 @@
 --         the rest only where one of them is needed
 --         6  the waiter's member of the queue, or nothing for a claim that does not wait
 --         7  the waiter's number, or 0 when it has none yet
---         8  a fence that this grant's must not be smaller than: that of the claim's names in other slots, or 0
+--         8  the least fence of this grant: the fence of the claim's names in other slots, or 0
 --         9  the metadata, only when there is some
 -- Answer  granted:   the fence, an integer
---         busy:      { the index of the first busy key, its PTTL, the waiter's number, 1 when a name that was given back
---                    has to be handed on by another call }
---         undecided: {}, dead waiters were removed, and there may be more: the caller calls again at once
+--         busy:      { the index of the first busy key, its PTTL, the waiter's number, 1 when another call has to hand on a
+--                    name that was rolled back }
+--         undecided: {}: the script removed dead waiters, and there may be more; the caller calls again at once
 --
 -- Every lock is read (and can fail, as with a key of another type) before anything is granted.
 
@@ -70,7 +70,7 @@ if busy then
       local queue, holder = KEYS[n + n + i], redis.call('GET', KEYS[i])
       if me then
         redis.call('ZREM', queue, me)
-        lives(queue, me)
+        mark_alive(queue, me)
       end
       if holder == owner or holder == reserved then
         local passed = pass(KEYS[i], queue, to)
@@ -145,7 +145,7 @@ for i = 1, n do
     if #redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'LIMIT', 0, 1) == 0 then
       clear(queue)
     else
-      lives(queue, me)
+      mark_alive(queue, me)
     end
   end
 end

@@ -16,7 +16,7 @@ use crate::model::{Claim, Fence, Key};
 impl RedisEngine {
     /// One try for names of one slot, with a place in the queue for a waiter who finds one busy. The fence is not smaller
     /// than `least`. `busy`: a first try has found it so.
-    /// `whole` is the claim that this one is, or is a part of.
+    /// `whole` is the claim that this one is a part of, or this one.
     pub(super) async fn acquire(
         &self,
         claim: &Claim,
@@ -31,8 +31,8 @@ impl RedisEngine {
         let ear = match self.waiters.ear(slot) {
             Some(ear) => ear,
             None => {
-                // Do not enqueue before the subscription is active; a hand-off would be lost. Free names cost one round
-                // trip all the same.
+                // Do not enqueue before the subscription is active; a hand-off would be lost. A free name still costs one
+                // round trip.
                 if !busy {
                     let first = self.attempt(claim, whole, None, least).await?;
                     if matches!(first, Acquired::Granted { .. }) {
@@ -45,7 +45,7 @@ impl RedisEngine {
         self.attempt(claim, whole, Some(&ear), least).await
     }
 
-    /// The same, with a place in the queue where `ear` is the process's subscription.
+    /// Makes one attempt; with `ear`, the process's subscription, it enters the queue of a busy name.
     pub(super) async fn attempt(
         &self,
         claim: &Claim,
@@ -58,14 +58,14 @@ impl RedisEngine {
         let mark_sent = || whole.mark_sent();
         loop {
             let answer = self.run_safely(&ACQUIRE, &call, slot, Some(&mark_sent)).await;
-            // Each call that decides nothing has removed dead waiters from the queue.
+            // The loop ends: each undecided call has removed dead waiters from the queue.
             if let Some(acquired) = self.acquired(claim, ear, answer).await? {
                 return Ok(acquired);
             }
         }
     }
 
-    /// The call of the script, with a place in the queue or without.
+    /// Returns the call of the script. `queued`: with a place in the queue.
     pub(super) fn acquire_call(&self, claim: &Claim, queued: bool, least: u64) -> Cmd {
         const PARTS: [Part; 4] = [Part::Lock, Part::Fence, Part::Queue, Part::Metadata];
         let parts = if claim.metadata.is_some() {
@@ -96,7 +96,7 @@ impl RedisEngine {
         call
     }
 
-    /// What the script answers. `None`: it has to be called again at once.
+    /// Reads the script's answer. `None`: undecided, call the script again at once.
     pub(super) async fn acquired(
         &self,
         claim: &Claim,
@@ -104,7 +104,7 @@ impl RedisEngine {
         answer: Result<Value, Failure>,
     ) -> Result<Option<Acquired>, Failure> {
         if let Err(Failure::Replicas { .. }) = answer {
-            // The failure is the answer, whatever becomes of this: the service releases what it was not granted once more.
+            // Return the failure in any case: the service releases what it was not granted once more.
             let _ = Box::pin(self.release_part(claim, Duration::ZERO, false)).await;
         }
         match answer? {

@@ -53,7 +53,7 @@ pub(super) enum Asked {
     Single(Single),
     /// Several calls, which are told of together.
     Batch(Sent),
-    /// A caller that waits for the replies before this place. There is no reply for it.
+    /// A caller that waits for the replies before this place. It gets no reply itself.
     Nothing(#[expect(dead_code, reason = "its drop is the message")] oneshot::Sender<()>),
 }
 
@@ -72,7 +72,7 @@ pub(super) enum Single {
     Seed,
     /// Nobody; but a record whose script the server does not know is sent once more.
     Record(Box<Cmd>),
-    /// Nobody, after a record that took the script's text along. The call is the one without the text.
+    /// No caller: a record that was sent with the script's text. The call is the one without the text.
     Source(Box<Cmd>),
 }
 

@@ -5,7 +5,7 @@
 --         n+1 .. 2n      their queues
 -- ARGV    1  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         2  the process
--- Answer  for each name its PTTL; 0 when dead waiters were removed, and there may be more: another heartbeat is due at once;
+-- Answer  for each name its PTTL; 0 when the script removed dead waiters and there may be more: send the next heartbeat at once;
 --         or -2 when the process's waiters have to try again: places of theirs are gone (the process counted as dead, or the
 --         store was emptied), or the process receives no messages
 

@@ -14,9 +14,9 @@ use super::lane::Lane;
 use super::scripts::Script;
 use crate::clock::Moment;
 
-/// Marks a command as an attempt to acquire. The connection limits how many attempts are unanswered
-/// ([`ATTEMPTS`](super::connection::ATTEMPTS)), and calls this function right before it sends one. An attempt that waits for
-/// its turn is cancelled when its future is dropped. Commands without this mark are sent at once.
+/// Marks a command as an attempt to acquire. The connection limits the number of unanswered attempts
+/// ([`ATTEMPTS`](super::connection::ATTEMPTS)) and calls this function right before it sends one. Dropping the future of a
+/// queued attempt cancels it. Commands without this mark are sent at once.
 pub(super) type Attempt<'a> = Option<&'a (dyn Fn() + Sync)>;
 
 impl Link {
@@ -45,7 +45,7 @@ impl Link {
         self.run_on(&connection, script, call, false, attempt).await
     }
 
-    /// Runs a script on the ordinary connection, from whatever thread.
+    /// Runs a script on the ordinary connection, from any thread.
     pub(super) async fn run_ordinarily(self: &Arc<Self>, script: &Script, call: &Cmd) -> Result<Value, Failure> {
         let connection = self.connection().await?;
         self.run_on(&connection, script, call, false, None).await
@@ -63,15 +63,15 @@ impl Link {
     ) -> Result<Value, Failure> {
         match self.call_on(connection, call, asking, attempt).await {
             Err(failure) if failure.is_unknown_script() => {
-                // An attempt had its turn already.
+                // No second permit: the attempt has been admitted.
                 self.call_on(connection, &script.with_source(call), asking, None).await
             }
             answer => answer,
         }
     }
 
-    /// Runs a script once for each of several attempts, in one pipeline: the server carries them out in the order of the
-    /// list. The first takes the script's text along, so that those behind it find it.
+    /// Runs a script once for each of several attempts, in one pipeline: the server executes them in the order of the list.
+    /// The first command contains the script's text, so that the later ones find the script.
     pub(super) async fn run_in_order(
         self: &Arc<Self>,
         connection: &Arc<Connection>,
@@ -120,7 +120,7 @@ impl Link {
     ) -> Result<Value, Failure> {
         let reply = async {
             let _place = admitted(connection, attempt).await?;
-            // The driver's future is large, and attempts that wait for their turn are to be small.
+            // Boxed: the driver's future is large, and many attempts may be queued.
             Box::pin(send(connection, cmd, asking)).await?.extract_error()
         };
         self.exchange(connection, reply).await
@@ -142,7 +142,7 @@ impl Link {
         reply: impl Future<Output = RedisResult<T>>,
     ) -> Result<T, Failure> {
         let left = |is_lost| {
-            // The caller's command may be among those that the socket did not take: it is not to be sent later.
+            // The caller's command may be among those that the socket did not take, and must not be sent later.
             if is_lost || lane.is_blocked() {
                 lane.end();
             }
@@ -178,23 +178,23 @@ impl Link {
     }
 }
 
-/// Sends one command, and waits for its reply.
+/// Sends one command and waits for its reply.
 async fn send(connection: &Connection, cmd: &Cmd, asking: bool) -> RedisResult<Value> {
     let mut multiplexed = connection.multiplexed.clone();
     if !asking {
         return multiplexed.send_packed_command(cmd).await;
     }
-    // In one piece: it counts for the next command of the connection, whatever call that is of.
+    // In one packet: `ASKING` applies to the next command on the connection, whichever call that belongs to.
     let mut pair = redis::pipe();
     pair.cmd("ASKING").add_command(cmd.clone());
     let replies = multiplexed.send_packed_commands(&pair, 1, 1).await?;
     Ok(replies.into_iter().next().unwrap_or(Value::Nil))
 }
 
-/// Waits until an attempt may be sent on a connection, and marks it as sent. `None` for commands that are no attempts.
+/// Waits until an attempt may be sent on a connection, and marks it as sent. `None` for other commands.
 ///
-/// The driver drops a command whose caller is gone before it writes it, so that a dropped attempt is sent only if its
-/// bytes are in the driver's write buffer already.
+/// The driver discards a command whose caller was dropped before the write. So a dropped attempt is sent only if its bytes
+/// are in the driver's write buffer.
 async fn admitted<'c>(
     connection: &'c Connection,
     attempt: Attempt<'_>,
@@ -208,7 +208,7 @@ async fn admitted<'c>(
     Ok(Some(place))
 }
 
-/// The error of a connection that broke.
+/// Returns the error of a broken connection.
 pub(super) fn broken() -> redis::RedisError {
     io::Error::from(ErrorKind::BrokenPipe).into()
 }
@@ -217,7 +217,7 @@ pub(super) fn broken() -> redis::RedisError {
 struct Waiting<'a, F: Fn(bool)> {
     health: &'a Health,
     patience: Duration,
-    /// Called when the caller leaves without a reply; `true`: the connection should be given up.
+    /// Called when the caller is dropped without a reply; `true`: the connection should be replaced.
     left: F,
     sent: Moment,
     answered: bool,

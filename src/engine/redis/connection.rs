@@ -32,8 +32,8 @@ use crate::clock::Moment;
 
 /// How many calls may be on their way to the driver's task before the next one has to wait. Its default is 50.
 const QUEUE: usize = 1024;
-/// How many attempts to acquire may be unanswered on a connection. Those beyond it wait in this process: after an outage the
-/// server finds no more than these, and dropping one that waits cancels it. Other commands are not counted.
+/// Maximum number of unanswered attempts to acquire on a connection. Further attempts wait in this process, where dropping the
+/// future cancels them. So a server that stood still finds no more than these. Other commands are not counted.
 pub(super) const ATTEMPTS: usize = 1024;
 /// Pauses between the attempts to reconnect on behalf of subscribers.
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
@@ -45,7 +45,7 @@ pub(super) struct Connection {
     /// Counts the connections of the engine, from 1.
     pub(super) generation: u64,
     pub(super) health: Arc<Health>,
-    /// How many more attempts may be sent. Closed when the connection is given up.
+    /// Permits for attempts. Closed when the connection is replaced.
     pub(super) attempts: Semaphore,
     /// Where it leads.
     address: Arc<str>,
@@ -163,7 +163,7 @@ impl Link {
         None
     }
 
-    /// The fast lane, if it is open, from any thread.
+    /// Returns the fast path, if it is open, from any thread.
     #[cfg(unix)]
     pub(super) fn current_lane(&self) -> Option<Arc<Lane>> {
         match &*self.lane_slot() {

@@ -6,11 +6,11 @@
 --         2  its queue
 -- ARGV    1  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         2  the waiter's member of the queue
--- Answer  1 when the name was kept for it, else 0; and 2 more when the name has to be handed on by another call
+-- Answer  1 when the name was kept for it, else 0; and 2 more when another call has to hand the name on
 
 local lock, queue = KEYS[1], KEYS[2]
 redis.call('ZREM', queue, ARGV[2])
-lives(queue, ARGV[2])
+mark_alive(queue, ARGV[2])
 if redis.call('GET', lock) ~= string.match(ARGV[2], '^%x+:(%x+)') .. '-next' then
   return 0
 end

@@ -81,7 +81,7 @@ impl Failure {
         matches!(self, Failure::Call(error) if code(error) == "NOSCRIPT")
     }
 
-    /// Whether a node of a cluster did not carry out the call because a slot moves.
+    /// Whether a node of a cluster did not execute the call because a slot moves.
     pub(super) fn is_moving(&self) -> bool {
         matches!(self, Failure::Call(error) if matches!(code(error), "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"))
     }

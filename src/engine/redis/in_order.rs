@@ -1,4 +1,4 @@
-//! Attempts of several waiters of this process for one name, in the order of a list.
+//! Makes attempts of several waiters of this process for one name, in the order of a list.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::engine::{Acquired, Attempts, Engine};
 use crate::model::Claim;
 
 impl RedisEngine {
-    /// One attempt for each claim. Those whose names lie in one slot share a pipeline; a claim over several slots has its
-    /// turn by itself.
+    /// Makes one attempt for each claim. Claims whose names lie in one slot share a pipeline. A claim over several slots makes
+    /// its attempt alone.
     pub(super) async fn acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
         let mut at = 0;
         while at < claims.len() {
@@ -20,7 +20,7 @@ impl RedisEngine {
             let count = rest.iter().take_while(|claim| self.parts(claim).is_none()).count();
             let slot = self.slot(&rest[0].keys()[0]);
             if count < 2 || self.waiters.ear(slot).is_none() {
-                // The first attempt alone opens this process's channel where it is needed.
+                // The first attempt goes alone and opens this process's channel if the name is busy.
                 answer(at, self.try_acquire(&rest[0]).await);
                 at += 1;
                 if count < 2 {
@@ -46,7 +46,7 @@ impl RedisEngine {
         }
     }
 
-    /// One attempt for each claim, in one pipeline. All names lie in one slot.
+    /// Makes one attempt for each claim, in one pipeline. All names lie in one slot.
     async fn acquire_together(&self, claims: &[Arc<Claim>], slot: u16) -> Vec<Result<Acquired, Failure>> {
         let ear = match self.waiters.listening(slot).await {
             Ok(ear) => ear,
@@ -65,7 +65,7 @@ impl RedisEngine {
         let mut answers = Vec::with_capacity(claims.len());
         for (claim, reply) in claims.iter().zip(replies) {
             let acquired = match reply {
-                // Not carried out: the slot moves, or the server has lost the script meanwhile.
+                // Not executed: the slot moves, or the server has lost the script meanwhile.
                 Err(failure) if failure.is_unknown_script() || failure.is_moving() => {
                     self.attempt(claim, claim, Some(&ear), 0).await
                 }

@@ -1,13 +1,13 @@
--- Releases a name, if it is the owner's, removes the owner's place in its queue, and hands the name on. Stands in front of
--- the scripts that do so. Answers whether the name was the owner's, and whether somebody has to hand it on by another call,
--- because dead waiters in the queue were too many for one (`pass` in queue.lua).
+-- Releases a name, if the owner holds it, removes the owner's place in its queue, and hands the name on. Stands in front of
+-- the scripts that do so. Answers whether the owner held the name, and whether another call has to hand it on, because the
+-- queue has too many dead waiters for one call (`pass` in queue.lua).
 --
 -- `me`: the waiter's member of the queue, or nothing for a claim that did not wait. `to`: where waiters are notified, without
 -- the process. `fences_last`: how long the fence companion outlasts the release, in ms, as text; 0 when it goes with it.
 -- `keep`: how long the name stays busy, in ms; without it the name is free at once.
 
--- A fence companion lasts for no longer than that after its lease, whatever the ttl was. An hour more does no harm, and saves
--- a write.
+-- A fence companion lasts for no longer than `lasts` from now, however long the ttl was. Up to an hour more is accepted,
+-- which saves a write.
 local function shorten(fence, lasts)
   local left = redis.call('PTTL', fence)
   if left >= 0 and (left < lasts or left > lasts + 3600000) then
@@ -20,7 +20,7 @@ local function let_go(key, queue, fence, metadata, owner, me, to, fences_last, k
   local queued = redis.call('EXISTS', queue) == 1
   if queued and me ~= '' then
     redis.call('ZREM', queue, me)
-    lives(queue, me)
+    mark_alive(queue, me)
   end
   local passed = false
   if holder ~= owner then

@@ -119,7 +119,7 @@ impl RedisEngine {
     }
 }
 
-/// The answer to what is asked for one page.
+/// Waits for the answer to one page, for `limit` at most.
 async fn in_time<T>(limit: Duration, page: impl Future<Output = Result<T, Failure>>) -> crate::engine::Result<T> {
     match tokio::time::timeout(limit, page).await {
         Ok(answer) => answer.map_err(|failure| failure.during("list")),

@@ -197,7 +197,7 @@ impl RedisEngine {
         attempt: Attempt<'_>,
     ) -> std::result::Result<Value, Failure> {
         match &self.replicated {
-            // Boxed: waiting calls are many, and are to be small.
+            // Boxed: there may be many waiting calls, which should be small.
             Some(replicated) => Box::pin(replicated.run(script, call, attempt)).await,
             None => self.route.run_as(script, call, slot, attempt).await,
         }
@@ -229,9 +229,9 @@ impl RedisEngine {
         }
     }
 
-    /// One attempt, by plain commands where they do.
+    /// Makes one attempt, by plain commands where they suffice.
     async fn try_once(&self, claim: &Claim) -> Result<Acquired> {
-        // A future is moved as a whole when it is boxed: what is rare has a box of its own, and is made only then.
+        // A future is moved as a whole when it is boxed. So rare parts have a box of their own, which is created on demand.
         #[cfg(unix)]
         let busy = match self.plain_lane(claim) {
             None => false,

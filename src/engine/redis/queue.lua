@@ -5,22 +5,22 @@
 --   <process>:<owner>[:<ttl>]  a waiter, with its ttl in ms if that is less than RESERVED_MS; its score is its number, by
 --                              which it is served: the microsecond of its arrival
 --   <process>                  a process with waiters; its score is minus the millisecond until which it counts as alive
---   !<process>                 a process whose waiters were removed as dead; its score is minus the millisecond of that.
---                              Its next heartbeat is answered with "try again", and its waiters enter again with their
---                              numbers
+--   !<process>                 a process whose waiters were removed as dead; its score is minus the millisecond of the
+--                              removal. The answer to its next heartbeat is "try again", and its waiters enter again with
+--                              their numbers
 --
--- A waiter that a name is handed to has to confirm within RESERVED_MS, or its ttl: a waiter that died is to cost the others
--- no more than its lease would have. Until then the lock's key holds `<owner>-next`: busy for everybody else, other tools
--- included, and held by nobody.
+-- A waiter that gets a name by hand-off has to confirm within RESERVED_MS or its ttl, so that a dead waiter delays the others
+-- for no longer than its lease would have. Until then the lock's key holds `<owner>-next`: the name is busy for every other
+-- owner, other tools included, and has no holder.
 
 local RESERVED_MS = 2000
 -- How long a process counts as alive after a command of it: WAITER_LIVENESS in src/engine/mod.rs.
 local ALIVE_MS = 4500
--- The mark of removed waiters lasts for so long.
+-- How long the mark of removed waiters lasts.
 local KEPT_MS = 60000
 -- An untouched queue expires a little later than the last mark in it.
 local QUEUE_MS = 70000
--- One script looks at no more than AT_ONCE * ROUNDS waiters, so that it blocks the server for some milliseconds at most.
+-- One script reads AT_ONCE * ROUNDS waiters at most, so that it blocks the server for a few milliseconds.
 local AT_ONCE, ROUNDS = 32, 8
 
 -- The server's clock in microseconds since 1970: below 2^53, and so exact in Lua's doubles, until the year 2255.
@@ -29,13 +29,13 @@ local function microseconds()
   return now[1] * 1000000 + now[2]
 end
 
--- The process of the waiter `me` has sent a command: it counts as alive in this queue, if it has waiters there.
-local function lives(queue, me)
+-- Records that the process of the waiter `me` is alive, if it has waiters in this queue: it has sent a command.
+local function mark_alive(queue, me)
   local till = math.floor(microseconds() / 1000) + ALIVE_MS
   redis.call('ZADD', queue, 'XX', 'LT', -till, string.match(me, '^%x+'))
 end
 
--- Deletes a queue without waiters; a part of it where many processes are in it.
+-- Deletes a queue without waiters. If many processes are in it, deletes a part.
 local function clear(queue)
   local rest = redis.call('ZRANGEBYSCORE', queue, '-inf', '(0', 'LIMIT', 0, AT_ONCE * ROUNDS)
   if #rest < AT_ONCE * ROUNDS then
@@ -48,10 +48,10 @@ end
 -- Hands a name that is free, or about to be, to the first live waiter, and notifies that one alone: its process gets the
 -- waiter's member of the queue and the lock key. Removes dead waiters in front of it.
 --
--- Answers true when it did; false when `me`, a waiter with a number larger than `number`, or nobody would be the next; nil
--- when it has removed as many dead waiters as one script may: the caller has to call again. The process of `me` is alive,
--- for it asks. With `hint` the waiter is notified, but gets nothing. `to` and the process make the channel; in a cluster it
--- lies in the slot of the keys.
+-- Answers true when it handed the name on; false when the next waiter is `me` or has a number larger than `number`, or when
+-- there is none; nil when it removed the most dead waiters that one script may: the caller has to call again. The process of
+-- `me` counts as alive, because it made this call. With `hint` the waiter is notified, but does not get the name. `to` and the
+-- process form the channel; in a cluster it lies in the slot of the keys.
 local function pass(lock, queue, to, me, number, hint)
   local publish = string.find(to, '{', 1, true) and 'SPUBLISH' or 'PUBLISH'
   local ms, alive = math.floor(microseconds() / 1000), {}
@@ -69,7 +69,7 @@ local function pass(lock, queue, to, me, number, hint)
       local till = alive[process]
       if not till then
         till = process == asks and ms + RESERVED_MS or -(tonumber(redis.call('ZSCORE', queue, process)) or 0)
-        -- A process whose connection is gone receives nothing. Its waiters enter again when it has a connection.
+        -- A process without a connection receives no messages. Its waiters enter again when it has one.
         if till > ms and redis.call(publish, to .. process, waiter .. ' ' .. lock) == 0 then
           till = ms
         end
@@ -92,11 +92,11 @@ local function pass(lock, queue, to, me, number, hint)
       local ttl = tonumber(string.match(next, ':(%d+)$', #process + #owner + 2))
       local left = math.min(alive[process] - ms, RESERVED_MS, ttl or RESERVED_MS)
       redis.call('SET', lock, owner .. '-next', 'PX', left)
-      -- It owes an answer. Until that comes, nothing else is handed to this process: one that stands still costs
-      -- those behind it so much time once, and not once for each of its waiters.
+      -- The process has to confirm. Until then it gets no other name: a process that stands still delays the waiters
+      -- behind it once, and not once for each of its waiters.
       redis.call('ZADD', queue, -(ms + left), process)
       if left < RESERVED_MS then
-        -- Sooner than the next heartbeat: another process looks when that time is over.
+        -- The time ends before the next heartbeat: ask another process to send one at its end.
         for _, other in ipairs(redis.call('ZRANGEBYSCORE', queue, '-inf', '(' .. -ms, 'LIMIT', 0, AT_ONCE)) do
           if other ~= process and redis.call(publish, to .. other, 'wait:' .. left .. ' ' .. lock) > 0 then
             break

@@ -10,7 +10,7 @@
 --         4  the waiter's member of the queues, or nothing for a claim that did not wait
 --         5  how long the fence companions outlast what is let go of, in ms; 0 when they go with it
 --         6  how long the names stay busy, in ms; without it they are free at once
--- Answer  1 when the owner held every name, else 0; and 2 more when names have to be handed on by another call
+-- Answer  1 when the owner held every name, else 0; and 2 more when another call has to hand names on
 
 local n, to, me = tonumber(ARGV[2]), ARGV[3], ARGV[4]
 

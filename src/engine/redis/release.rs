@@ -1,4 +1,4 @@
-//! Releases: one claim, many abandoned ones, and a name whoever holds it.
+//! Releases one claim, many abandoned claims, or a name no matter which owner holds it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -18,22 +18,22 @@ use super::{FENCE_KEPT_MS, RedisEngine};
 use crate::engine::{Released, Releases};
 use crate::model::{Claim, Key, OwnerToken, Ttl};
 
-/// The most names in one script, so that it does not block the server for long: so many take it 1 ms or so.
+/// Maximum number of names in one script, which takes the server about 1 ms.
 const TOGETHER: usize = 256;
 
-/// In the answer of a script that releases: the owner held everything.
+/// Bit in the answer of a release script: the owner held every name.
 const HELD: i64 = 1;
-/// In the same answer: names have to be handed on by another call.
+/// Bit in the answer of a release script: another call has to hand names on.
 const UNFINISHED: i64 = 2;
 
-/// The owners whose attempt was dropped before its answer came.
+/// The owners of attempts that were dropped before their answer.
 #[derive(Default)]
 pub(super) struct Dropped {
     any: AtomicBool,
     owners: Mutex<HashSet<OwnerToken>>,
 }
 
-/// An attempt in progress. Dropped without [`Unanswered::answered`], it is remembered.
+/// Guard of an attempt in progress. Dropping it without [`Unanswered::answered`] records the owner, if the attempt was sent.
 pub(super) struct Unanswered<'a>(Option<&'a Dropped>, &'a Claim);
 
 impl Dropped {
@@ -85,7 +85,7 @@ impl Drop for Unanswered<'_> {
 }
 
 impl RedisEngine {
-    /// Releases a claim, whatever slots its names lie in.
+    /// Releases a claim, in one slot or in several.
     pub(super) async fn release_whole(&self, claim: &Claim, keep: Duration) -> Result<Released, Failure> {
         #[cfg(unix)]
         if let Some((_, lane)) = self.lane() {
@@ -109,14 +109,14 @@ impl RedisEngine {
                     parts.iter().map(|part| self.release_part(part, keep, behind)).collect();
                 let mut all = Ok(Released::Freed);
                 while let Some(part) = released.next().await {
-                    all = worse(all, part);
+                    all = combined(all, part);
                 }
                 all
             }
         }
     }
 
-    /// Releases names of one slot, and their places in the queues. `behind`: on the connection that attempts use.
+    /// Releases names of one slot, and removes their places. `behind`: after the attempts that this process has sent.
     pub(super) async fn release_part(&self, claim: &Claim, keep: Duration, behind: bool) -> Result<Released, Failure> {
         const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
         let member = if claim.waiting {
@@ -149,7 +149,7 @@ impl RedisEngine {
         }
     }
 
-    /// What the answer of a script that releases says. Has the names handed on where the script could not finish that.
+    /// Reads the answer of a release script. Starts the hand-on of the names that the script could not finish.
     pub(super) fn released(&self, answer: i64, keys: &[Key]) -> Released {
         if answer & UNFINISHED != 0 {
             keys.iter().for_each(|key| self.waiters.hand_on(key));
@@ -161,7 +161,7 @@ impl RedisEngine {
         }
     }
 
-    /// How long a fence companion outlasts a release, in ms.
+    /// Returns how long a fence companion outlasts a release, in ms.
     fn fences_outlast(&self) -> u64 {
         if self.counts { 0 } else { FENCE_KEPT_MS }
     }
@@ -189,7 +189,7 @@ impl RedisEngine {
         let mut outcomes = vec![Ok(Released::Freed); claims.len()];
         while let Some((names, released)) = scripts.next().await {
             for ((index, _), released) in names.iter().zip(released) {
-                outcomes[*index] = worse(outcomes[*index].clone(), released);
+                outcomes[*index] = combined(outcomes[*index].clone(), released);
                 left[*index] -= 1;
                 if left[*index] == 0 {
                     let outcome = outcomes[*index].clone();
@@ -199,7 +199,7 @@ impl RedisEngine {
         }
     }
 
-    /// One script for names of one slot, each with the index of its claim.
+    /// Releases names of one slot with one script. Each name has the index of its claim.
     async fn release_names(&self, claims: &[Claim], names: &[(usize, &Key)]) -> Vec<Result<Released, Failure>> {
         let slot = self.slot(names[0].1);
         let call = self.release_call(claims, names, slot);
@@ -210,7 +210,7 @@ impl RedisEngine {
                 answers.iter().map(number).collect()
             }
             Ok(_) => return vec![Err(Failure::Unexpected("of release_many.lua")); names.len()],
-            // One of them may be the cause, for instance a name that the user has no right to.
+            // One name may be the cause, for example one that the ACL forbids: release each alone.
             Err(failure) if names.len() > 1 && !failure.retryable() => vec![-1; names.len()],
             Err(failure) => return vec![Err(failure); names.len()],
         };
@@ -249,7 +249,7 @@ impl RedisEngine {
         call
     }
 
-    /// Waits until what was asked for on the fast path so far is answered, or the fast path has ended.
+    /// Waits until all earlier commands on the fast path are answered, or the fast path has ended.
     async fn settled(&self) {
         #[cfg(unix)]
         if let Route::One(link) = &self.route
@@ -259,7 +259,7 @@ impl RedisEngine {
         }
     }
 
-    /// Runs a script behind the attempts that were sent from here on the ordinary connection.
+    /// Runs a script behind the attempts that this process has sent on the ordinary connection.
     async fn run_behind(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
         match (&self.replicated, &self.route) {
             (Some(replicated), _) => replicated.link.run_ordinarily(script, call).await,
@@ -268,7 +268,7 @@ impl RedisEngine {
         }
     }
 
-    /// Releases a name whoever holds it.
+    /// Releases a name, no matter which owner holds it.
     pub(super) async fn free(&self, key: &Key) -> Result<bool, Failure> {
         const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
         let mut call = FORCE_RELEASE.call(&self.layout, &PARTS, std::iter::once(key.as_str()));
@@ -281,8 +281,8 @@ impl RedisEngine {
     }
 }
 
-/// The outcome of two releases together.
-fn worse(a: Result<Released, Failure>, b: Result<Released, Failure>) -> Result<Released, Failure> {
+/// Returns the combined outcome of two releases.
+fn combined(a: Result<Released, Failure>, b: Result<Released, Failure>) -> Result<Released, Failure> {
     match (a?, b?) {
         (Released::Freed, Released::Freed) => Ok(Released::Freed),
         _ => Ok(Released::NotHeld),

@@ -7,7 +7,7 @@ if ARGV[2] == '1' and not keep and redis.call('GET', KEYS[1]) == owner and redis
     redis.call('DEL', unpack(KEYS))
   else
     redis.call('DEL', KEYS[1], KEYS[4] or KEYS[1])
-    -- It may have been written for a long ttl.
+    -- The companion may have been written for a long ttl.
     if redis.call('PTTL', KEYS[3]) > fences_last + 3600000 then
       redis.call('PEXPIRE', KEYS[3], fences_last)
     end

@@ -1,15 +1,15 @@
--- Releases many names, each of one owner. As release.lua does for one owner of several names.
+-- Releases many names, each of one owner, as release.lua does for one owner of several names.
 --
 -- KEYS    1 .. n         the lock keys
 --         n+1 .. 2n      their queues
 --         2n+1 .. 3n     their fence companions
 --         3n+1 .. 4n     their metadata companions, only when one of the claims has metadata
--- ARGV    1  where waiters are notified, without the process; where fence companions outlast the release, a space and how
---            long, in ms
---         2 .. n+1       the owners' tokens; of one that may have a place in the queue `<token>:<process>[:<ttl>]`, the
---                        process and the ttl as there
--- Answer  n when every owner held its name; else for each name 1 if its owner held it, 0 if not, and 2 more when the name has
---         to be handed on by another call; or -1 if that failed
+-- ARGV    1  where waiters are notified, without the process; where fence companions outlast the release, a space and the
+--            time in ms
+--         2 .. n+1       the owners' tokens; for an owner with a possible place in the queue `<token>:<process>[:<ttl>]`,
+--                        with process and ttl as in the queue's member
+-- Answer  n when every owner held its name; else for each name 1 if its owner held it, 0 if not, and 2 more when another call
+--         has to hand it on; or -1 if its release failed
 
 local answers = {}
 for i = 1, n do

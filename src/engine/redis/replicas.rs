@@ -82,8 +82,8 @@ impl Replicated {
         Ok(answer)
     }
 
-    /// Runs a script once for each of several attempts, in the order of the list. As [`Replicated::run`] otherwise: where
-    /// too few replicas acknowledged, that is the answer to each that is positive.
+    /// Runs a script once for each of several attempts, in the order of the list, and waits for the replicas as
+    /// [`Replicated::run`] does. Where too few replicas acknowledged, each positive answer becomes that error.
     pub(super) async fn run_in_order(
         &self,
         script: &Script,

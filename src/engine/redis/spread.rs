@@ -26,7 +26,7 @@ fn least_ttl() -> Ttl {
     Ttl::clamped(Duration::from_millis(1))
 }
 
-/// The part of a claim with these names.
+/// Returns the part of a claim with these names.
 pub(super) fn part(claim: &Claim, keys: &[Key]) -> Claim {
     let mut part = Claim::new(keys, claim.owner.clone(), claim.ttl, claim.process.clone());
     part.waiting = claim.waiting;

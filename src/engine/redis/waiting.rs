@@ -101,7 +101,7 @@ impl Waiters {
         Ok(ear)
     }
 
-    /// The mailbox for a slot, which is opened if it is not open.
+    /// Returns the mailbox for a slot; opens it if necessary.
     pub(super) async fn listening(self: &Arc<Self>, slot: u16) -> Result<Arc<Ear>, Failure> {
         match self.ear(slot) {
             Some(ear) => Ok(ear),
@@ -120,7 +120,7 @@ impl Waiters {
             return;
         };
         if let Some(left) = member.strip_prefix("wait:") {
-            // Another process's waiter has so much time to confirm, in ms.
+            // A waiter of another process has this time to confirm, in ms.
             let key = self.layout.name_of(lock).and_then(|name| Key::new(name).ok());
             if let (Ok(left), Some(key)) = (left.parse(), key) {
                 self.known.ends_in(&key, Some(Duration::from_millis(left)));
@@ -159,7 +159,7 @@ impl Waiters {
         Ok(())
     }
 
-    /// Hands on a name that is free, in the background. For scripts that removed dead waiters and could not finish.
+    /// Hands on a free name in the background, after a script that removed dead waiters and could not finish.
     pub(super) fn hand_on(self: &Arc<Self>, key: &Key) {
         let (waiters, key) = (self.clone(), key.clone());
         self.route.runtime().spawn(async move {
@@ -175,7 +175,7 @@ impl Waiters {
                 .arg(waiters.route.mailboxes(slot))
                 .arg("")
                 .arg(0);
-            // Each call removes some; where one fails, the heartbeats of live waiters go on.
+            // The loop ends: each call removes some. After a failure the heartbeats of live waiters continue.
             while let Ok(Ok(Value::Int(2..))) =
                 tokio::time::timeout(waiters.route.limit(), waiters.route.run(&RELEASE, &call, slot)).await
             {

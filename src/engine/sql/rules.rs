@@ -27,7 +27,7 @@ pub(super) struct Name {
     pub lease: Option<Lease>,
     /// Until when the first live waiter that came before the asker keeps its place.
     pub ahead_until: Option<i64>,
-    /// Until when the last live waiter that came before the asker keeps its place.
+    /// Until when the last live waiter before the asker keeps its place.
     pub directly_ahead_until: Option<i64>,
 }
 
@@ -181,15 +181,23 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_comes_again_when_the_place_ahead_of_it_lapses() {
+    fn a_waiter_tries_again_when_the_place_ahead_of_it_expires() {
         let behind = |lasts: i64| Name {
             directly_ahead_until: Some(NOW + lasts),
             ..held(false, 9000, 1)
         };
         assert_eq!(judged(&[behind(400)], Some(4500)), busy(0, 400));
         assert_eq!(judged(&[behind(4400)], Some(4500)), busy(0, 1500));
-        assert_eq!(judged(&[behind(1)], Some(4500)), busy(0, 100), "not without a pause");
-        assert_eq!(judged(&[behind(400)], None), busy(0, 9000), "it does not wait");
+        assert_eq!(
+            judged(&[behind(1)], Some(4500)),
+            busy(0, 100),
+            "after the shortest retry"
+        );
+        assert_eq!(
+            judged(&[behind(400)], None),
+            busy(0, 9000),
+            "without a place in the queue"
+        );
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub struct Lease {
     kept_until: Option<Moment>,
     /// Renewal pauses while the event loop has not answered for longer than this.
     stall_limit: Duration,
-    /// The place of its call among those of this service.
+    /// The arrival number of its call.
     arrival: u64,
     /// A try for this claim failed before the one that was granted, and may yet be carried out.
     doubtful: bool,
@@ -169,7 +169,7 @@ impl Lease {
         self.renew
     }
 
-    /// The place of its call among those of this service, for [`AcquireOptions::resumed`].
+    /// Returns the arrival number of its call, for [`AcquireOptions::resumed`].
     pub fn arrival(&self) -> u64 {
         self.arrival
     }
@@ -251,7 +251,7 @@ impl Lease {
         self.state().next.is_some_and(|next| next.opens <= now)
     }
 
-    /// The claim with the longest ttl that the store may have for it.
+    /// Returns the claim as an abandoned one, with the longest ttl that the store may have for it.
     fn abandoned(&self) -> AbandonedClaim {
         let mut claim = self.claim.clone();
         claim.ttl = claim.ttl.max(self.state().longest);

@@ -1,4 +1,4 @@
-//! Release, in two steps: from the first the lease counts no more, and the second releases it at the store.
+//! Release, in two steps: the first ends the lease in this process, the second releases it at the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,19 +26,19 @@ pub(in crate::service) enum LetGo {
     ),
 }
 
-/// What a release did.
+/// The outcome of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReleaseOutcome {
-    /// It freed the lock.
+    /// This release freed the lock.
     Freed,
     /// The lock was released before, or is lost.
     NotHeld,
-    /// The lock is not held any more. A first request had no answer, so it is not known whether that one freed it.
+    /// The store does not hold the lease. An earlier request of this release had no answer, and may have freed the lock.
     Unknown,
 }
 
 impl ReleaseOutcome {
-    /// Whether this release is known to have freed the lock.
+    /// Whether the store confirmed that this release freed the lock.
     pub fn is_freed(self) -> bool {
         self == ReleaseOutcome::Freed
     }
@@ -70,10 +70,10 @@ impl Lease {
         LetGo::Now(token)
     }
 
-    /// The second half: releases the lease at the store.
+    /// Releases the lease at the store: the second step.
     ///
     /// # Behavior
-    /// When the store fails, the release goes on in the background until the lease has ended anyway.
+    /// When the store fails, the release is repeated in the background until the lease has expired.
     ///
     /// # Errors
     /// `LOCK_STORE` when the store did not answer the release in time.
@@ -92,8 +92,8 @@ impl Lease {
             LetGo::TooLate(loss, _) => {
                 self.lose(inner, loss.clone());
                 if !inner.closing.is_cancelled() {
-                    // The store may hold it for a moment longer than the cautious view does. (A close releases what was held,
-                    // and the engine may be gone.)
+                    // The store may hold the lease for a moment longer than the local deadline says. During a close the list of
+                    // abandoned claims releases it.
                     self.release_at_store(inner).await?;
                 }
                 Ok(ReleaseOutcome::NotHeld)
@@ -101,7 +101,7 @@ impl Lease {
         }
     }
 
-    /// Ends a lease because the service closes: it is lost to its holder, and released in the background.
+    /// Ends a lease because the service closes: reports it as lost, and releases it in the background.
     pub(in crate::service) fn end(self: &Arc<Self>, inner: &Arc<Inner>) {
         if let Some(loss) = self.loss() {
             return self.lose(inner, loss);
@@ -123,7 +123,7 @@ impl Lease {
         inner.release_in_background(self.abandoned().kept_until(self.kept_until).of_lease(self));
     }
 
-    /// Reports what the store answered to the release: that it held the lease, or that the lease was gone.
+    /// Emits the event for the store's answer to the release: released, or lost where the store did not hold the lease.
     pub(in crate::service) fn released(&self, inner: &Inner, was_held: bool) {
         let held_for = Some(self.acquired_at.elapsed());
         if was_held {

@@ -78,7 +78,7 @@ impl Lease {
                 let lost = matches!(state.phase, Phase::Lost(_));
                 drop(state);
                 if lost {
-                    // Lost here meanwhile: the store must not keep a lock that no caller knows of.
+                    // The lease was lost locally during the renewal: the store must not keep a lock without a caller.
                     inner.release_in_background(self.abandoned());
                 }
             }

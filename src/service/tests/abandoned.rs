@@ -1,4 +1,4 @@
-//! Cancelled calls: what is sent, what is released, in which order and in how many commands.
+//! Tests of cancelled calls: what is sent and released, in which order, and in how many commands.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use super::faults::Fault;
 use super::*;
 
-/// As many calls for names of their own, at once.
+/// Makes `count` calls at once, each for a name of its own.
 async fn attempt_many(locks: &Locks, count: usize, wait: u64) -> Vec<Result<Outcome, LockError>> {
     let calls = (0..count).map(|i| {
         let locks = locks.clone();
@@ -46,7 +46,7 @@ async fn abandoned_claims_are_released_in_batches_once_the_store_answers() {
     engine.hang();
     tokio::time::sleep(Duration::from_secs(20)).await;
     let batches = engine.release_batches.lock().unwrap().clone();
-    assert!(batches.len() <= 5, "a silent store is asked seldom: {batches:?}");
+    assert!(batches.len() <= 5, "a silent store gets few batches: {batches:?}");
     engine.release_batches.lock().unwrap().clear();
     engine.set(Fault::None);
     tokio::time::sleep(STORE_TIMEOUT + ms(1000)).await;

@@ -45,12 +45,12 @@ pub(super) struct Faulty {
     only: Mutex<&'static str>,
     unordered: AtomicBool,
     pub(super) tries: AtomicU32,
-    /// Attempts that have no answer yet, and the most there were at once.
+    /// Number of attempts without an answer, and its maximum.
     attempts: AtomicU32,
     pub(super) most_attempts: AtomicU32,
     /// The owners whose attempts were sent.
     pub(super) sent: Mutex<HashSet<OwnerToken>>,
-    /// Claims in each call of `release_all`.
+    /// Number of claims in each call of `release_all`.
     pub(super) release_batches: Mutex<Vec<usize>>,
     pub(super) renewals: AtomicU32,
     /// How many calls carried them.
@@ -209,7 +209,7 @@ impl Engine for Faulty {
     async fn close(&self) {}
 }
 
-/// An attempt without an answer.
+/// Guard that counts an attempt without an answer.
 struct Attempt<'a>(&'a Faulty);
 
 impl<'a> Attempt<'a> {

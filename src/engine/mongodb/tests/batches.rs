@@ -1,4 +1,4 @@
-//! Attempts and releases in batches, and waiters of other processes that do not confirm.
+//! Tests of attempts and releases in batches, and of waiters of other processes that do not confirm.
 
 use super::queue::{free, hold, places, told, two, wait, waiting};
 use super::*;
@@ -40,14 +40,14 @@ async fn a_batch_enters_a_busy_name_in_its_order() {
             );
         }
         in_order(&ours, &second).await;
-        // Again, some of them new.
+        // A second batch, with some new claims.
         let third = crowd(3);
         let mixed: Vec<Arc<Claim>> = [&first[10..12], &third[..]].concat();
         in_order(&theirs, &mixed).await;
         let expected = owners(&[&first[..], &second, &third].concat());
         assert_eq!(places(&ours, "n").await, expected);
         free(&ours, &holder).await;
-        // The first is served although others are asked for together with it.
+        // The first waiter is served although its attempt shares a batch with others.
         let late = crowd(2);
         let answers = in_order(&theirs, &[late[0].clone(), first[0].clone(), late[1].clone()]).await;
         assert!(matches!(answers[1], Acquired::Granted { .. }), "{answers:?}");
@@ -157,7 +157,7 @@ async fn a_dead_waiter_with_a_short_ttl_blocks_for_no_longer_than_that() {
         let released = Instant::now();
         free(&ours, &holder).await;
         told(&mut told_next).await;
-        // Without news of the hand-off it takes until the next heartbeat, 2 s after the waiter came.
+        // Without the event of the hand-off it takes until the next heartbeat, 2 s after the waiter came.
         assert!(
             released.elapsed() < Duration::from_millis(1500),
             "{:?}",
@@ -169,7 +169,7 @@ async fn a_dead_waiter_with_a_short_ttl_blocks_for_no_longer_than_that() {
     .await;
 }
 
-/// The stream was opened before this name was waited for.
+/// The stream was opened before a call waited for this name.
 #[tokio::test]
 async fn the_stream_covers_names_that_come_later() {
     two(|ours, theirs| async move {

@@ -80,9 +80,9 @@ on_both!(
     monitor::a_wrong_estimate_is_corrected_before_the_grant,
     pressure::an_attempt_that_is_dropped_before_its_turn_sends_nothing,
     pressure::a_release_takes_effect_after_a_dropped_attempt,
-    pressure::a_thousand_dropped_attempts_leave_nothing_and_block_nobody,
+    pressure::a_thousand_dropped_attempts_leave_nothing_and_delay_no_other_call,
     pressure::the_ttl_index_comes_back_after_the_collection_was_dropped,
-    pressure::foreign_fields_are_no_obstacle,
+    pressure::foreign_fields_do_not_prevent_a_lock,
     pressure::a_page_without_an_answer_ends_a_list,
     batches::many_releases_free_what_each_holds,
 );

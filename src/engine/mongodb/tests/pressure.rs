@@ -1,10 +1,10 @@
-//! Calls that are dropped, and connections that are scarce.
+//! Tests of dropped calls and of scarce connections.
 
 use super::super::pool::Class;
 use super::queue::{eventually, told, two, wait, waiting};
 use super::*;
 
-/// An engine with so many connections, beside `engine` and on its collection.
+/// Opens an engine with `count` connections on the collection of `engine`.
 async fn with_connections(engine: &MongodbEngine, variable: &str, count: u32) -> Arc<MongodbEngine> {
     let url = url(variable).unwrap();
     let separator = if url.contains('?') { '&' } else { '?' };
@@ -58,7 +58,7 @@ pub(super) async fn an_attempt_that_is_dropped_before_its_turn_sends_nothing(eng
     let dropped = claim(&["n"], LONG);
     let attempt = tokio::time::timeout(Duration::from_millis(50), engine.try_acquire(&dropped)).await;
     assert!(attempt.is_err() && !dropped.was_sent());
-    // Everything else has connections left.
+    // Every other class has connections left.
     let theirs = claim(&["m"], LONG);
     in_time("renew", engine.renew(&theirs, theirs.ttl)).await.unwrap();
     in_time("release", engine.release(&theirs, Duration::ZERO))
@@ -71,7 +71,7 @@ pub(super) async fn an_attempt_that_is_dropped_before_its_turn_sends_nothing(eng
     assert_eq!(document(&engine, "n").await, None);
 }
 
-/// Whatever an attempt was about to do when it was dropped, nothing of it is there after its release.
+/// A release removes everything of an attempt, whichever step it was at when it was dropped.
 pub(super) async fn a_release_takes_effect_after_a_dropped_attempt(engine: Arc<MongodbEngine>) {
     let mut left = Vec::new();
     for round in 0..120_u64 {
@@ -80,7 +80,7 @@ pub(super) async fn a_release_takes_effect_after_a_dropped_attempt(engine: Arc<M
         let limit = Duration::from_micros(round % 40 * 100);
         let attempt = tokio::time::timeout(limit, engine.try_acquire(&dropped)).await;
         if attempt.is_err() && dropped.was_sent() && round % 2 == 0 {
-            // The task rolls back by itself.
+            // The task rolls the attempt back.
             left.push(name);
         } else {
             engine.release(&dropped, Duration::ZERO).await.unwrap();
@@ -98,7 +98,7 @@ pub(super) async fn a_release_takes_effect_after_a_dropped_attempt(engine: Arc<M
     assert_eq!(engine.locks().count_documents(doc! {}).await.unwrap(), 0);
 }
 
-pub(super) async fn a_thousand_dropped_attempts_leave_nothing_and_block_nobody(engine: Arc<MongodbEngine>) {
+pub(super) async fn a_thousand_dropped_attempts_leave_nothing_and_delay_no_other_call(engine: Arc<MongodbEngine>) {
     let names: Vec<String> = (0..1000).map(|number| format!("n{number}")).collect();
     let claims: Vec<Claim> = names.iter().map(|name| claim(&[name], LONG)).collect();
     let attempts = futures_util::future::join_all(claims.iter().map(|claim| engine.try_acquire(claim)));
@@ -133,7 +133,7 @@ pub(super) async fn the_ttl_index_comes_back_after_the_collection_was_dropped(en
     .await;
 }
 
-pub(super) async fn foreign_fields_are_no_obstacle(engine: Arc<MongodbEngine>) {
+pub(super) async fn foreign_fields_do_not_prevent_a_lock(engine: Arc<MongodbEngine>) {
     let queues = [
         Bson::Int32(7),
         Bson::String("$$NOW".into()),

@@ -163,7 +163,7 @@ impl Cluster {
         }
     }
 
-    /// The connections for commands to the node that serves a slot, as far as is known.
+    /// Returns the connections to the node that serves a slot, by the current map.
     pub(super) async fn serving(self: &Arc<Self>, slot: u16) -> Result<Arc<Link>, Failure> {
         Ok(self.node(&self.master(slot).await?)?.commands.clone())
     }

@@ -25,14 +25,14 @@ pub(super) enum Kind {
     Take,
     /// Gives a vote for it, by those of `quorum/attempt.rs`.
     Vote,
-    /// Runs a script of its own for it, in an attempt to acquire it.
+    /// Runs a script of its own in an attempt to acquire it.
     Script,
 }
 
 impl Kind {
     pub(super) const ALL: [Kind; 5] = [Kind::Free, Kind::Look, Kind::Take, Kind::Vote, Kind::Script];
 
-    /// Whether its calls are attempts to acquire: their number is limited, and one whose caller is gone is not sent.
+    /// Whether its calls are attempts to acquire: their number is limited, and a dropped one is not sent.
     pub(super) fn is_attempt(self) -> bool {
         matches!(self, Kind::Look | Kind::Take | Kind::Script)
     }
@@ -127,7 +127,7 @@ impl Batch {
         self.call(claim)
     }
 
-    /// A command of the caller's own.
+    /// Adds a command of the caller.
     pub(super) fn script(&mut self, cmd: &Cmd) -> oneshot::Receiver<RedisResult<Outcome>> {
         cmd.write_packed_command(&mut self.second);
         let (sender, outcome) = oneshot::channel();
@@ -136,7 +136,7 @@ impl Batch {
         outcome
     }
 
-    /// Removes attempts whose caller is gone. Returns how many.
+    /// Removes dropped attempts. Returns their number.
     pub(super) fn withdraw(&mut self) -> usize {
         if !self.kind.is_attempt() || !self.askers.iter().any(Asker::is_gone) {
             return 0;

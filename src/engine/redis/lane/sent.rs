@@ -25,7 +25,7 @@ pub(in super::super) enum Outcome {
     Replies(Box<[Value; 4]>),
     /// What the script answers for this name.
     Freed(i64),
-    /// The reply to a command of the caller's own.
+    /// The reply to a command of the caller.
     Answer(Value),
 }
 
@@ -39,13 +39,13 @@ pub(super) enum Teller {
 }
 
 pub(super) struct Asker {
-    /// `None` for a command of the caller's own.
+    /// `None` for a command of the caller.
     pub(super) owner: Option<OwnerToken>,
     pub(super) teller: Teller,
 }
 
 impl Asker {
-    /// Whether nobody waits for the outcome any more.
+    /// Whether the caller was dropped.
     pub(super) fn is_gone(&self) -> bool {
         matches!(&self.teller, Teller::Call(sender) if sender.is_closed())
     }
@@ -90,7 +90,7 @@ impl Sent {
         self.askers.len()
     }
 
-    /// How many of them are attempts to acquire.
+    /// Returns the number of attempts to acquire among them.
     pub(super) fn attempts(&self) -> usize {
         if self.kind.is_attempt() { self.askers.len() } else { 0 }
     }

@@ -1,4 +1,4 @@
-//! Writing to the socket of the fast path, and reading replies from it.
+//! Writes to the socket of the fast path, and reads replies from it.
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -12,8 +12,8 @@ use super::{CHUNK, Lane, broken};
 use crate::clock::Moment;
 
 impl Lane {
-    /// Writes what is to be sent, as far as the socket takes it. The rest goes out with a later turn: when the server's
-    /// answers to the first part have come, or when the watchdog looks.
+    /// Writes the output, as far as the socket takes it. A later tick writes the rest: when the replies to the first part
+    /// arrive, or when the watchdog runs.
     pub(super) fn write(&self, state: &mut State) -> io::Result<()> {
         while state.written < state.out.len() {
             match (&self.socket).write(&state.out[state.written..]) {
@@ -53,7 +53,7 @@ impl Lane {
             };
             let (mut taken, mut attempts) = (0, 0);
             while let Some(length) = resp::length(&state.input[taken..state.filled])? {
-                // A reply that nobody asked for: the connection cannot be made sense of.
+                // A reply without a command: the replies of the connection can no longer be assigned.
                 let Some(asked) = state.waiting.pop_front() else {
                     return Err(broken());
                 };

@@ -146,7 +146,7 @@ impl Attempt {
         let attempt = self.clone();
         self.quorum.spawn(async move {
             let is_sent = AtomicBool::new(false);
-            // What was not sent when the tenure ends is never sent. What was sent may be answered a little later.
+            // A vote that is unsent when the tenure ends is never sent. A sent one gets a short time for its answer.
             let is_over = async {
                 attempt.tenure.ended().await;
                 if is_sent.load(Relaxed) {

@@ -1,6 +1,6 @@
-//! What remains to be removed from a node: releases that it did not confirm, and votes that may arrive late.
+//! Removes from a node what its calls left there: releases that it did not confirm, and votes that may arrive late.
 //!
-//! One bounded list and at most one task per node, however many claims are on it.
+//! There is one bounded list and at most one task per node.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,22 +24,22 @@ pub(super) const BATCH: usize = 64;
 /// Pauses while a node does not answer.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// When a doubtful entry is repeated: what a broken connection left behind has been executed, or is gone, within a minute
-/// or so.
+/// Delays of the repeats of a doubtful entry. Bytes that a broken connection left in a buffer are executed or lost within
+/// about a minute.
 const REPEATS: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_secs(5),
     Duration::from_secs(60),
 ];
-/// An entry is kept for the ttl of its claim, at least for so long.
+/// The shortest time for which an entry is kept. Otherwise it is kept for the ttl of its claim.
 const KEPT: Duration = Duration::from_secs(66);
 
-/// What is to be removed.
+/// What an entry removes.
 #[derive(Debug)]
 pub(super) enum Remains {
-    /// Whatever the owner holds. The names stay busy until then.
+    /// Whatever the owner holds. The names stay busy until `until`.
     Lease { until: Moment },
-    /// The vote with this value, once the tenure is over.
+    /// The vote with this value, after the end of the tenure.
     Vote { value: Box<str>, tenure: Arc<Tenure> },
 }
 
@@ -47,10 +47,10 @@ pub(super) enum Remains {
 struct Entry {
     claim: Claim,
     remains: Remains,
-    /// A request may still be executed after the node has confirmed the removal.
+    /// Whether a request may still be executed after the node has confirmed the removal.
     is_doubtful: bool,
     ends: Moment,
-    /// Until the first try, a close waits.
+    /// A close waits for the first attempt of the removal.
     urgent: Option<TaskTrackerToken>,
 }
 
@@ -73,7 +73,7 @@ impl Lists {
         self.due.len() + self.repeats.iter().map(VecDeque::len).sum::<usize>()
     }
 
-    /// Takes what is due, with the number of its repeat.
+    /// Removes a batch of due entries from the list, with the number of their repeat.
     fn take(&mut self) -> Option<(Vec<Entry>, usize)> {
         if !self.due.is_empty() {
             let count = self.due.len().min(BATCH);
@@ -113,7 +113,7 @@ impl Cleanup {
 }
 
 impl Quorum {
-    /// Removes the remains from a node in the background, now.
+    /// Removes the remains from a node in the background, at once.
     pub(super) fn clean_up(self: &Arc<Self>, node: usize, claim: &Claim, remains: Remains, is_doubtful: bool) {
         let entry = self.entry(claim, remains, is_doubtful);
         self.add(node, |lists| lists.due.push_back(entry));
@@ -158,7 +158,7 @@ impl Quorum {
     async fn remove(self: &Arc<Self>, node: usize, batch: Vec<Entry>, number: usize) -> Vec<Entry> {
         let removals = batch.iter().map(|entry| async {
             let (script, call) = match &entry.remains {
-                // A repeat comes again if the tenure lasts until then.
+                // The tenure still lasts: the next repeat checks again.
                 Remains::Vote { tenure, .. } if !tenure.is_over() => return true,
                 Remains::Vote { value, .. } => (&WITHDRAW, self.withdrawal(&entry.claim, value)),
                 Remains::Lease { until } => (&RELEASE, self.release_call(&entry.claim, *until)),

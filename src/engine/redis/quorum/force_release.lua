@@ -1,5 +1,5 @@
--- Frees a name on this node whoever holds it, and tells whoever waits. The fence companion stays, and is marked, for an
--- hour at most, so that a renewal that is under way does not heal the lock.
+-- Releases a name on this node, no matter which owner holds it, and notifies waiters. The fence companion stays and is marked,
+-- for an hour at most, so that a renewal in progress does not heal the lock.
 --
 -- KEYS    1  the lock key
 --         2  its fence companion

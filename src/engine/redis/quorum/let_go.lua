@@ -4,8 +4,7 @@
 -- `keep`: how long the name stays busy, in ms, as text; '0': it is free at once.
 --
 -- The publication comes before the changes: where the ACL forbids it, the script fails before it has changed anything.
--- A name that was let go is marked in its fence companion, for an hour at most, so that a renewal that is under way does not
--- heal it.
+-- A released name is marked in its fence companion, for an hour at most, so that a renewal in progress does not heal it.
 
 local MARKED_MS = 3600000
 

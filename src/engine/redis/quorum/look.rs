@@ -21,7 +21,7 @@ use crate::model::{Fence, Holder, LockInfo};
 /// same as with them: the nodes' leases end milliseconds apart.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// A list takes as long as its pages, each of which has a limit of its own.
+/// A list has no limit as a whole: each of its pages has one.
 const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What one node has of a name.
@@ -127,7 +127,7 @@ impl Quorum {
     }
 }
 
-/// Reads what one node has with a prefix. Each page has `page_timeout`.
+/// Reads the names with a prefix on one node. Each page has `page_timeout`.
 async fn rows(
     node: &Node,
     layout: &Layout,

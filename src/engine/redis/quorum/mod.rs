@@ -9,8 +9,8 @@
 //!   that a late "take back" never hits the next attempt of the same owner; a release goes by the owner, whichever attempt
 //!   it was.
 //! - **Nothing is left behind.** A request whose answer is late or lost is followed up until the answer is there, or
-//!   nothing of it can be on its way any more (`withdraw.rs`, `tenure.rs`). What a node did not confirm is on a bounded
-//!   list of the node (`cleanup.rs`). A vote that was not sent when its attempt ended is never sent.
+//!   nothing of it can be on its way any more (`withdraw.rs`, `tenure.rs`). A bounded list per node has the removals that
+//!   the node did not confirm (`cleanup.rs`). A vote that is unsent when its attempt ends is never sent.
 //! - **Validity.** A node has a third of the ttl for its vote at most, so a grant (with the fence agreed on, two thirds at
 //!   most) comes with time left: ttl − elapsed − drift > 0. Below a ttl of 150 ms the least patience with a node is
 //!   longer than that; there as everywhere the service counts from before the first request, and refuses what is over.
@@ -137,12 +137,12 @@ impl QuorumEngine {
 
 #[cfg(test)]
 impl QuorumEngine {
-    /// How many entries are on the clean-up list of a node.
+    /// Returns the number of entries on the clean-up list of a node.
     pub(super) fn remains(&self, node: usize) -> usize {
         self.quorum.nodes[node].cleanup.len()
     }
 
-    /// Makes the next call to a node need a new connection.
+    /// Closes the connection to a node, so that its next call needs a new one.
     pub(super) async fn disconnect(&self, node: usize) {
         let link = &self.quorum.nodes[node].link;
         if let Some(connection) = link.existing().await {

@@ -196,7 +196,7 @@ impl Node {
         }
     }
 
-    /// Runs a script. The exchange takes its memory when there is a connection: many calls may wait for one.
+    /// Runs a script. Allocates the exchange once there is a connection, because many calls may wait for one.
     pub(super) async fn run(&self, script: &Script, call: &Cmd) -> Result<Value, Failure> {
         #[cfg(unix)]
         if self.link.lane().is_some() {

@@ -211,7 +211,7 @@ impl Parting {
         });
     }
 
-    /// The node is asked again, until it answers. No close waits for that.
+    /// Puts the release on the node's clean-up list, which sends it until the node answers. No close waits for that.
     fn remains(&self, index: usize) {
         let until = self.until;
         self.quorum

@@ -15,7 +15,7 @@ use crate::clock::Moment;
 use crate::engine::{Renewed, Result};
 use crate::model::{Claim, OwnerToken, Ttl};
 
-/// A command that heals and was not sent within this time is not sent any more. So none arrives after the mark of a release,
+/// How long a command that heals may wait until it is sent; then it is dropped. So none arrives after the mark of a release,
 /// which lasts an hour.
 const LONGEST_HEAL: Duration = Duration::from_secs(60);
 

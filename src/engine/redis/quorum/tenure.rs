@@ -28,7 +28,7 @@ impl Tenure {
         self.ended.notify_waiters();
     }
 
-    /// Waits for the end.
+    /// Waits for the end of the tenure.
     pub(super) async fn ended(&self) {
         let ended = self.ended.notified();
         if !self.is_over() {

@@ -80,9 +80,9 @@ impl Attempt {
     /// Ends the attempt, and returns the nodes that may have given their votes by their answers.
     ///
     /// # Behavior
-    /// A vote that was not sent yet is not sent any more. Nodes that have not answered are asked to take the vote back, behind
-    /// it on the same lane, or by their clean-up lists; but if most nodes have refused, those that were asked on a lane only
-    /// when they answer (`attempt.rs`). A node that refused has nothing of the attempt: a vote is for all names or for none.
+    /// An unsent vote is never sent. Where a node has not answered, the rollback follows the vote on the same lane, or the
+    /// clean-up list of the node sends it. If most nodes have refused, a vote on a lane is rolled back only when its answer
+    /// comes (`attempt.rs`). A node that refused has nothing of the attempt: a vote is for all names or for none.
     pub(super) fn abandon(self: &Arc<Self>, answers: &[Answer<Vote>]) -> Vec<usize> {
         self.tenure.end();
         #[cfg(unix)]
@@ -103,16 +103,16 @@ impl Attempt {
                         lane.tell(&behind, index, |out| call.write_packed_command(out));
                     }
                 }
-                // The task that asked it sees the end.
+                // The task of the vote reacts to the end of the tenure.
                 None => {}
             }
         }
         voted
     }
 
-    /// Takes back a vote that came, or may come, when it is not wanted any more.
+    /// Rolls back a vote that arrived, or may arrive, after the end of its attempt.
     pub(super) fn withdraw_later(&self, index: usize, is_doubtful: bool) {
-        // A doubtful entry is repeated: one is enough.
+        // One doubtful entry is enough, because it is repeated.
         let listed = &self.listed[index];
         let is_listed = if is_doubtful {
             listed.swap(true, Relaxed)

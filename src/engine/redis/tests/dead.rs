@@ -1,4 +1,4 @@
-//! Waiters that died or stand still: what they cost those behind them, and the server.
+//! Tests of waiters that died or stand still: the delay for the waiters behind them, and the load of the server.
 
 use super::*;
 
@@ -31,7 +31,7 @@ async fn add_dead(other: &mut Other, count: usize, processes: usize) {
 
 #[tokio::test]
 async fn a_hundred_thousand_dead_waiters_do_not_block_the_server() {
-    // All of few processes, and each of a process of its own.
+    // First with few processes, then with a process for each waiter.
     for processes in [10, 100_000] {
         let Some(server) = Server::start(&["--slowlog-log-slower-than", "100000"]).await else {
             return;
@@ -46,11 +46,11 @@ async fn a_hundred_thousand_dead_waiters_do_not_block_the_server() {
         told(&mut next_told).await;
         take(&theirs, &next).await;
         free(&theirs, &next).await;
-        // A stranger takes the name while nobody waits.
+        // Another owner takes the name while no live waiter is in the queue.
         let stranger = claim("n");
         take(&ours, &stranger).await;
         free(&ours, &stranger).await;
-        // One script takes 1 ms or so; this machine may stand still once or twice. Without a bound each takes a second.
+        // One script takes about 1 ms. The machine may stall once or twice. Without a limit each script takes a second.
         let slow: i64 = other.run("SLOWLOG LEN").await;
         assert!(
             slow <= 3,
@@ -93,7 +93,7 @@ async fn a_process_that_was_passed_over_comes_back_to_its_places() {
     told(&mut second_told).await;
     take(&ours, &second).await;
     let mut third_told = wait(&ours, &third).await;
-    // Its next heartbeat has it enter again, in front of the one that came later.
+    // After its next heartbeat it enters again, in front of the waiter that came later.
     told(&mut first_told).await;
     assert!(matches!(
         theirs.try_acquire(&first).await.unwrap(),
@@ -150,7 +150,7 @@ async fn a_claim_of_several_names_that_has_to_wait_further_keeps_its_process_ali
         Arc::new(Process::current()),
     );
     both.waiting = true;
-    // Of one process: the claim of both names, and behind it one of the first name alone.
+    // Two claims of one process: first a claim of both names, behind it a claim of the first name.
     let (mut both_told, behind) = (wait(&theirs, &both).await, waiting("n"));
     let mut behind_told = wait(&theirs, &behind).await;
     // A waiter of another process comes last.
@@ -158,7 +158,7 @@ async fn a_claim_of_several_names_that_has_to_wait_further_keeps_its_process_ali
     let mut last_told = wait(&ours, &last).await;
     free(&ours, &x).await;
     told(&mut both_told).await;
-    // The other name is busy: the first goes to the waiter behind, and its process lives as before.
+    // The other name is busy: the first one goes to the waiter behind, and the liveness of the process stays.
     assert!(matches!(
         theirs.try_acquire(&both).await.unwrap(),
         Acquired::Held { key, .. } if key.as_str() == "y"
@@ -175,7 +175,7 @@ async fn a_claim_of_several_names_that_has_to_wait_further_keeps_its_process_ali
     assert!(quiet.is_err());
 }
 
-/// The queue's waiters in the order in which they are served, as owners.
+/// Returns the owners of the queue's waiters, in the order of service.
 async fn served(other: &mut Other, queue: &str) -> Vec<String> {
     let members: Vec<String> = other.args(&["ZRANGEBYSCORE", queue, "0", "+inf"]).await;
     let owner = |member: &String| member.split(':').nth(1).unwrap().to_owned();
@@ -185,7 +185,7 @@ async fn served(other: &mut Other, queue: &str) -> Vec<String> {
 #[tokio::test]
 async fn attempts_in_order_take_effect_in_order() {
     for names in [&["n"][..], &["n", "z"]] {
-        // A server that knows no script, and an engine without a subscription.
+        // The server has no script yet, and the engine no subscription.
         let Some(server) = Server::start(&[]).await else { return };
         let (ours, mut other) = (server.engine().await, server.other().await);
         let names: Vec<Key> = names.iter().map(|name| key(name)).collect();

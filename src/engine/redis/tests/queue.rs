@@ -124,7 +124,7 @@ async fn a_process_that_stands_still_costs_those_behind_it_its_time_once() {
     );
     assert!(
         other.args::<Option<f64>>(&["ZSCORE", queue, "!00ff"]).await.is_some(),
-        "its next heartbeat has them enter again"
+        "they enter again after its next heartbeat"
     );
     assert!(
         other.args::<i64>(&["PTTL", queue]).await > 0,
@@ -150,7 +150,7 @@ async fn a_short_ttl_is_no_shorter_wait_and_no_longer_hold_up() {
     free(&theirs, &first).await;
     told(&mut next_told).await;
     take(&ours, &next).await;
-    // And when it gives up, its place is found by the same name, and an empty queue goes with it.
+    // Its release finds the place by the same member, and deletes the empty queue.
     drop(wait(&theirs, &first).await);
     assert_eq!(theirs.release(&first, Duration::ZERO).await.unwrap(), Released::NotHeld);
     assert_eq!(

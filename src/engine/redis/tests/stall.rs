@@ -1,4 +1,4 @@
-//! Attempts that are dropped while the server stands still, and the releases of abandoned claims.
+//! Tests of attempts that are dropped while the server is stopped, and of releases of abandoned claims.
 
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -24,7 +24,7 @@ impl crate::event_loop::EventLoop for Loop {
     }
 }
 
-/// An engine whose calls use the fast path, or one without it.
+/// Opens an engine with or without the fast path.
 async fn opened(server: &Server, fast: bool) -> Arc<RedisEngine> {
     let event_loop: Arc<dyn crate::event_loop::EventLoop> = Arc::new(Loop(std::thread::current().id()));
     let settings = Settings {
@@ -35,7 +35,7 @@ async fn opened(server: &Server, fast: bool) -> Arc<RedisEngine> {
         .await
         .unwrap();
     assert_eq!(engine.link().current_lane().is_some(), fast);
-    // The server knows the scripts from here on.
+    // Load the scripts into the server.
     let warm = claim("warm");
     take(&engine, &warm).await;
     free(&engine, &warm).await;
@@ -52,7 +52,7 @@ async fn release_all(engine: &RedisEngine, claims: &[Claim]) -> Vec<Result<Relea
     answers.into_iter().map(Option::unwrap).collect()
 }
 
-/// Of many attempts during a stall a limited number is sent, and those are released by few commands afterwards.
+/// Checks that a limited number of attempts is sent during a stall, and that few commands release them afterwards.
 async fn a_stall(fast: bool, waiting: bool) {
     const CALLS: usize = 4000;
     let Some(server) = Server::start(&[]).await else { return };
@@ -77,7 +77,7 @@ async fn a_stall(fast: bool, waiting: bool) {
             released += usize::from(answer.unwrap() == Released::Freed);
         }
     }
-    // Each release takes effect after the attempt of its claim, on whichever connection that was sent.
+    // Each release takes effect after the attempt of its claim, on either connection.
     let keys: Vec<String> = other.run("KEYS lock:*").await;
     assert_eq!(keys, [""; 0]);
     assert_eq!(released, sent.len());
@@ -88,7 +88,7 @@ async fn a_stall(fast: bool, waiting: bool) {
     free(&ours, &after).await;
 }
 
-/// How many scripts the server has run.
+/// Returns the number of scripts that the server has run.
 async fn scripts(other: &mut Other) -> i64 {
     let stats: String = other.run("INFO commandstats").await;
     let calls = |verb: &str| -> i64 {
@@ -155,7 +155,7 @@ async fn a_release_after_a_dropped_attempt_takes_effect_after_it() {
         server.freeze();
         let tried = tokio::time::timeout(Duration::from_millis(100), ours.try_acquire(&claim)).await;
         assert!(tried.is_err() && claim.was_sent());
-        // From another thread, as the service's task for abandoned claims.
+        // From another thread, like the service's task for abandoned claims.
         let (engine, abandoned) = (ours.clone(), claim.clone());
         let released = tokio::spawn(async move { engine.release(&abandoned, Duration::ZERO).await });
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -251,7 +251,7 @@ async fn a_list_that_has_no_answer_ends_with_the_time_of_its_page() {
 }
 
 #[tokio::test]
-async fn what_the_acl_forbids_is_not_worth_a_repeat() {
+async fn errors_of_the_acl_are_not_retryable() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let held = claim("n");

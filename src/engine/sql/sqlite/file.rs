@@ -16,8 +16,8 @@ use super::statements::{Statements, Transaction};
 use crate::clock::Moment;
 use crate::engine::sql::config::SqliteConfig;
 
-/// After files were found to be deleted or replaced, they are not compared again before this pause: on a file system whose
-/// inode numbers change, each comparison would find other files.
+/// Pause between two comparisons after the files had been deleted or replaced: on a file system whose inode numbers change,
+/// each comparison would find other files.
 const COMPARE_PAUSE: Duration = Duration::from_millis(250);
 
 /// The one connection of an engine.
@@ -26,7 +26,7 @@ pub(super) struct File {
     path: Arc<Path>,
     statements: Arc<Statements>,
     open: Option<Open>,
-    /// The files are not compared before this moment.
+    /// The earliest moment of the next comparison of the files.
     next_comparison: Moment,
 }
 
@@ -51,7 +51,7 @@ impl File {
     /// Returns the connection, and whether it is a new one.
     ///
     /// # Behavior
-    /// Opens the files anew when they were deleted or replaced.
+    /// Opens the files again when they were deleted or replaced.
     pub(super) async fn connection(&mut self) -> Result<(&mut SqliteConnection, bool), Failure> {
         if !self.are_in_place() {
             self.next_comparison = Moment::now() + COMPARE_PAUSE;
@@ -71,7 +71,7 @@ impl File {
         Ok((&mut self.open.insert(open).connection, fresh))
     }
 
-    /// Fails when the files were deleted or replaced: what was committed since may be in files that no other process sees.
+    /// Fails when the files were deleted or replaced: the last commit may be in files that no other process sees.
     pub(super) fn confirm(&self) -> Result<(), Failure> {
         if self.are_in_place() {
             Ok(())
@@ -110,7 +110,7 @@ impl File {
     /// Makes the connection usable after an error, or closes it.
     pub(super) async fn recover(&mut self, failure: &Failure) {
         match (failure.kind(), &mut self.open) {
-            // It fails when no transaction was begun, which does no harm.
+            // It fails when there is no transaction, which is harmless.
             (Kind::Busy, Some(open)) => drop(open.connection.execute("ROLLBACK").await),
             _ => self.close().await,
         }
@@ -121,7 +121,7 @@ impl File {
             if let Err(error) = open.connection.close().await {
                 tracing::debug!(%error, "the connection was closed already");
             }
-            // Only now: a new connection must not share anything with this one.
+            // Unregister after the close: a new connection must not share anything with this one.
             drop(open.peer);
         }
     }
@@ -241,8 +241,9 @@ async fn text(connection: &mut SqliteConnection, sql: &'static str) -> sqlx::Res
     connection.fetch_one(sql).await?.try_get(0)
 }
 
-/// Makes SQLite leave the files alone when it closes the connection: its log is deleted, and others may have written to the
-/// database since. By default the last connection copies its log to the database, and deletes whatever log has its name.
+/// Makes SQLite leave the files alone when it closes the connection. By default the last connection copies its log to the
+/// database and deletes the file with the log's name. Here the log is deleted, and other processes may have written to the
+/// database since.
 async fn keep_log_apart(connection: &mut SqliteConnection) {
     let Ok(mut handle) = connection.lock_handle().await else {
         return;
@@ -258,6 +259,6 @@ async fn keep_log_apart(connection: &mut SqliteConnection) {
         )
     };
     if code != SQLITE_OK {
-        tracing::warn!(code, "SQLite refused to keep its checkpoint off");
+        tracing::warn!(code, "SQLite refused to disable the checkpoint on close");
     }
 }

@@ -1,8 +1,8 @@
-//! Which files a connection has open: the database, its write-ahead log (`-wal`) and the index of that (`-shm`).
+//! Identifies the files of a connection: the database, its write-ahead log (`-wal`) and the log's index (`-shm`).
 //!
-//! A connection goes on with the files that it opened, even when they were deleted or replaced since. It would then lock
-//! files that no other process sees. So the inodes at the three paths are compared with those that were opened. (The files
-//! must not be opened for that: to close them would drop the process's POSIX locks on them.)
+//! A connection keeps using the files that it opened, even when they were deleted or replaced since. It would then lock
+//! files that no other process sees. So `File` compares the inodes at the three paths with those of the open files. It never
+//! opens the files for that: closing them would drop the process's POSIX locks on them.
 
 use std::path::{Path, PathBuf};
 
@@ -15,12 +15,12 @@ pub(super) struct Files {
     path: PathBuf,
     log: PathBuf,
     index: PathBuf,
-    /// The ids when they were opened. `None`: there was no such file.
+    /// The ids at the time of the opening. `None`: there was no such file.
     ids: [Option<FileId>; 3],
 }
 
 impl Files {
-    /// The files at this path now. The connection has read the database, so that all files of its mode are open.
+    /// Reads the ids of the files at this path. The connection has read the database, so all files of its mode are open.
     pub(super) fn at(path: &Path) -> Self {
         // SQLite resolves links before it appends the suffixes.
         let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -43,17 +43,17 @@ impl Files {
         [&self.path, &self.log, &self.index].map(|path| file_id(path))
     }
 
-    /// The id of the database.
+    /// Returns the id of the database.
     pub(super) fn database(&self) -> Option<FileId> {
         self.ids[0]
     }
 
-    /// Whether all paths lead to the files that were opened.
+    /// Whether all paths lead to the open files.
     pub(super) fn are_in_place(&self) -> bool {
         self.ids_now() == self.ids
     }
 
-    /// Whether another file is at one of the paths. `false` when files are only missing.
+    /// Whether a different file is at one of the paths. `false` when files are only missing.
     pub(super) fn were_replaced(&self) -> bool {
         let pairs = self.ids_now().into_iter().zip(self.ids);
         pairs.into_iter().any(|(now, then)| now.is_some() && now != then)

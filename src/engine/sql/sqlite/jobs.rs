@@ -1,7 +1,7 @@
 //! The jobs of the writer task, and the queue in which they wait.
 //!
-//! The queue has two parts. Jobs that keep or end leases, and reads, go before attempts to acquire, however many of those
-//! wait. A job whose caller has gone is skipped.
+//! The queue has two parts. Renewals, releases and reads go before all attempts to acquire. A job whose caller was dropped is
+//! skipped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -14,11 +14,11 @@ use super::verbs::{Call, Page, Verbs};
 use crate::engine::{Acquired, Released, Renewed, Result};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
-/// How many claims share a transaction, unless one job has more. They share its begin and its commit; other processes wait
-/// while it lasts.
+/// Maximum number of claims in a transaction, unless one job has more. They share its begin and its commit. Other processes
+/// wait while it lasts.
 const BATCH: usize = 64;
 
-/// The answer to a job: stored when the job was executed, sent after the commit.
+/// The answer to a job: stored when the job is executed, sent after the commit.
 pub(super) struct Reply<T> {
     answer: Option<T>,
     sender: oneshot::Sender<Result<T>>,
@@ -34,14 +34,14 @@ impl<T> Reply<T> {
         let result = match (failure, self.answer) {
             (Some(failure), _) => Err(failure.error(op)),
             (None, Some(answer)) => Ok(answer),
-            // The job was skipped, because its caller has gone.
+            // The job was skipped because its caller was dropped.
             (None, None) => return,
         };
         let _ = self.sender.send(result);
     }
 }
 
-/// Decides once whether attempts are executed or cancelled.
+/// Decides once whether attempts are started or cancelled.
 #[derive(Debug, Default)]
 pub(super) struct Ticket(AtomicU8);
 
@@ -55,12 +55,12 @@ impl Ticket {
         changed.map_or_else(|decided| decided, |_| to)
     }
 
-    /// Starts the attempts. `false`: they were cancelled.
+    /// Starts the attempts. `false`: they were cancelled before.
     fn start(&self) -> bool {
         self.change(STARTED) == STARTED
     }
 
-    /// Cancels the attempts. `false`: they were started.
+    /// Cancels the attempts. `false`: they were started before.
     pub(super) fn cancel(&self) -> bool {
         self.change(CANCELLED) == CANCELLED
     }
@@ -82,7 +82,7 @@ pub(super) enum Job {
 }
 
 impl Job {
-    /// How many claims it has.
+    /// Returns the number of its claims.
     fn claims(&self) -> usize {
         match self {
             Job::Acquire(claims, ..) => claims.len(),
@@ -91,7 +91,7 @@ impl Job {
         }
     }
 
-    /// Whether the caller has gone. A release is executed all the same.
+    /// Whether the caller was dropped. A release is never cancelled.
     fn is_cancelled(&self) -> bool {
         match self {
             Job::Acquire(_, ticket, reply) => ticket.is_cancelled() || reply.sender.is_closed(),
@@ -103,14 +103,14 @@ impl Job {
         }
     }
 
-    /// Executes the job as a part of a transaction, unless its caller has gone.
+    /// Executes the job as a part of a transaction, unless it is cancelled.
     pub(super) async fn run(&mut self, verbs: &Verbs, mut call: Call<'_, '_>) -> sqlx::Result<()> {
         if self.is_cancelled() {
             return Ok(());
         }
         match self {
             Job::Acquire(claims, ticket, reply) => {
-                // Before the start: a caller that can no longer cancel reads the marks.
+                // Mark before the start: a caller that can no longer cancel reads the marks.
                 claims.iter().for_each(|claim| claim.mark_sent());
                 if !ticket.start() {
                     return Ok(());
@@ -170,7 +170,7 @@ pub(super) fn queue() -> (Sender, Receiver) {
 }
 
 impl Sender {
-    /// Appends a job. When the writer has ended, the job is dropped, and with it the sender of its answer.
+    /// Appends a job. When the writer has ended, the job and its reply are dropped.
     pub(super) fn send(&self, job: Job) {
         let part = match job {
             Job::Acquire(..) => &self.attempts,
@@ -181,10 +181,10 @@ impl Sender {
 }
 
 impl Receiver {
-    /// Waits for jobs and moves those of one transaction to `batch`. `false`: the senders are gone, and the queue is empty.
+    /// Waits for jobs and moves those of one transaction to `batch`. `false`: the queue is empty and has no sender.
     ///
     /// # Cancellation
-    /// No job is lost.
+    /// Cancel-safe: no job is lost.
     pub(super) async fn next(&mut self, batch: &mut Vec<Job>) -> bool {
         let job = tokio::select! {
             biased;

@@ -105,7 +105,7 @@ impl SqliteEngine {
     async fn call<T>(&self, op: &'static str, job: impl FnOnce(Reply<T>) -> Job) -> Result<T> {
         let (reply, answer) = Reply::new();
         let job = job(reply);
-        // When the engine is closed, the job is dropped, and with it the sender of its answer.
+        // When the engine is closed, the job and its reply are dropped.
         if let Some(running) = &*self.running.lock().unwrap_or_else(PoisonError::into_inner) {
             running.jobs.send(job);
         } else {
@@ -116,15 +116,15 @@ impl SqliteEngine {
             .unwrap_or_else(|_| Err(EngineError::new(NAME, op, false, "this engine is closed")))
     }
 
-    /// Attempts in the order of the list, as one job. `copies`: what the job gets of the claims.
+    /// Makes attempts in the order of the list, as one job. `copies`: the claims for the job.
     async fn acquire<C: Borrow<Claim> + Sync>(&self, claims: &[C], copies: Vec<Arc<Claim>>) -> Result<Vec<Acquired>> {
-        let asked = Asked {
+        let guard = AttemptGuard {
             claims,
             copies,
             ticket: Arc::default(),
         };
         self.call("acquire", |reply| {
-            Job::Acquire(asked.copies.clone(), asked.ticket.clone(), reply)
+            Job::Acquire(guard.copies.clone(), guard.ticket.clone(), reply)
         })
         .await
     }
@@ -135,14 +135,14 @@ impl SqliteEngine {
     }
 }
 
-/// Attempts whose caller waits. When it goes away, those that the writer has not started are cancelled.
-struct Asked<'a, C: Borrow<Claim>> {
+/// Guard of a caller that waits for its attempts. Dropping it cancels them if the writer has not started them.
+struct AttemptGuard<'a, C: Borrow<Claim>> {
     claims: &'a [C],
     copies: Vec<Arc<Claim>>,
     ticket: Arc<Ticket>,
 }
 
-impl<C: Borrow<Claim>> Drop for Asked<'_, C> {
+impl<C: Borrow<Claim>> Drop for AttemptGuard<'_, C> {
     fn drop(&mut self) {
         if !self.ticket.cancel() {
             for (claim, copy) in self.claims.iter().zip(&self.copies) {
@@ -169,7 +169,7 @@ impl Engine for SqliteEngine {
     }
 
     /// # Behavior
-    /// All attempts are in one transaction, unless that fails.
+    /// Makes all attempts in one transaction. If that fails, makes each in its own.
     async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
         match self.acquire(claims, claims.to_vec()).await {
             Ok(answers) => answers
@@ -177,7 +177,7 @@ impl Engine for SqliteEngine {
                 .enumerate()
                 .for_each(|(index, acquired)| answer(index, Ok(acquired))),
             Err(_) => {
-                // Each has its own error, or none: one of them may be the cause.
+                // One claim may be the cause: each gets its own answer.
                 for (index, claim) in claims.iter().enumerate() {
                     answer(index, self.try_acquire(claim).await);
                 }
@@ -200,7 +200,7 @@ impl Engine for SqliteEngine {
     }
 
     /// # Behavior
-    /// All releases are in one transaction, unless that fails.
+    /// Makes all releases in one transaction. If that fails, makes each in its own.
     async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
         match self.release_in_one(claims, Duration::ZERO).await {
             Ok(answers) => answers
@@ -251,7 +251,7 @@ impl Engine for SqliteEngine {
     }
 }
 
-/// The answer of a job with one claim.
+/// Returns the answer of a job with one claim.
 fn one<T>(answers: Vec<T>, op: &'static str) -> Result<T> {
     let answer = answers.into_iter().next();
     answer.ok_or_else(|| EngineError::new(NAME, op, false, "the job has no answer"))

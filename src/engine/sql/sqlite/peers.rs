@@ -1,8 +1,8 @@
 //! The connections of this process to one database.
 //!
-//! SQLite lets all connections of a process to one database share one memory mapping of the log's index. After the log or
-//! its index was deleted, a new connection would combine the new log with the mapping of the deleted index, as long as any
-//! old connection is open. So all of them are closed before one is opened again.
+//! In SQLite, all connections of a process to one database share one memory mapping of the log's index. After the log or its
+//! index was deleted, a new connection would combine the new log with the mapping of the deleted index while any old
+//! connection is open. So all old connections are closed before a new one is opened.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
@@ -19,15 +19,15 @@ pub(super) struct Peers(watch::Sender<Open>);
 
 #[derive(Debug, Default)]
 struct Open {
-    /// Grows when the files were found to be deleted or replaced.
+    /// Incremented when a connection finds that the files were deleted or replaced.
     epoch: u64,
-    /// Connections of this epoch.
+    /// Number of connections of this epoch.
     current: usize,
-    /// Connections of earlier epochs.
+    /// Number of connections of earlier epochs.
     outdated: usize,
 }
 
-/// One connection's registration. Dropping it ends it.
+/// Registration of one connection. Dropping it unregisters the connection.
 #[derive(Debug)]
 pub(super) struct Peer {
     peers: Arc<Peers>,
@@ -35,7 +35,7 @@ pub(super) struct Peer {
 }
 
 impl Peers {
-    /// Waits until no outdated connection is open, then registers one.
+    /// Waits until no outdated connection is open, then registers a new one.
     pub(super) async fn join(database: FileId) -> Peer {
         let peers = {
             let mut databases = DATABASES.lock().unwrap_or_else(PoisonError::into_inner);

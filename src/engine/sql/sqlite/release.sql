@@ -1,4 +1,4 @@
--- Frees what claims hold, or keeps it busy for $2 more with an owner that does not exist, and gives up their places.
+-- Releases what claims hold, or keeps it busy for $2 more with an owner that does not exist, and removes their places.
 --
 -- $1 JSON array of [name as a hexadecimal text, owner], one for each name of each claim   $2 how long to keep, 0: not at all
 -- → port, number of the first live waiter of each name that this concerns

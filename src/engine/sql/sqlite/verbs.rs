@@ -32,7 +32,7 @@ pub(super) struct Call<'a, 'c> {
 }
 
 impl<'c> Call<'_, 'c> {
-    /// A part of a verb that has several. `last`: the verb ends with it.
+    /// Returns the call for a part of a verb. `last`: the verb ends with it.
     pub(super) fn part(&mut self, last: bool) -> Call<'_, 'c> {
         Call {
             transaction: &mut *self.transaction,
@@ -42,20 +42,20 @@ impl<'c> Call<'_, 'c> {
     }
 }
 
-/// Which leases a page of a list has.
+/// The names of one page of a list.
 #[derive(Debug, Clone)]
 pub(super) struct Page {
-    /// The first name, as it is stored.
+    /// The first name, as stored.
     start: Vec<u8>,
     /// The first name behind the last page. `None`: there is no such name.
     end: Option<Vec<u8>>,
 }
 
-/// How many leases a page of a list has at most. Other jobs go between two pages.
+/// Maximum number of leases in a page of a list. Other jobs run between two pages.
 const PAGE: i64 = 1000;
 
 impl Verbs {
-    /// The first page of the names with a prefix.
+    /// Returns the first page of the names with a prefix.
     pub(super) fn first_page(&self, prefix: &str) -> Page {
         let start = [self.prefix.as_bytes(), prefix.as_bytes()].concat();
         // UTF-8 has no byte 255, so that the last byte can grow by one without a carry.
@@ -299,7 +299,7 @@ impl Verbs {
     }
 }
 
-/// The next name in byte order.
+/// Returns the next name in byte order.
 fn after(name: &[u8]) -> Vec<u8> {
     [name, &[0]].concat()
 }

@@ -72,7 +72,7 @@ impl Writer {
     async fn execute(&mut self, batch: &mut Vec<Job>) {
         let outcome = self.transact(batch).await;
         if batch.len() > 1 && outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Stuck) {
-            // One of the jobs may be the cause: the others do not fail with it.
+            // One job may be the cause: execute each on its own, so that the others do not fail with it.
             for mut job in batch.drain(..) {
                 let outcome = self.transact(std::slice::from_mut(&mut job)).await;
                 self.answer(std::iter::once(job), outcome).await;

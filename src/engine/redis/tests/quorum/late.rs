@@ -144,7 +144,7 @@ async fn a_close_waits_for_the_releases_on_their_way() {
     assert_eq!(nodes.get(&[2], "lock:n").await, [None]);
 }
 
-/// What is left on a node that is down is on one list, and of bounded size.
+/// One bounded list has all removals for a node that is down.
 #[tokio::test]
 async fn a_node_that_is_down_costs_a_bounded_list() {
     let Some(mut nodes) = Nodes::start(3).await else { return };
@@ -158,12 +158,12 @@ async fn a_node_that_is_down_costs_a_bounded_list() {
         join_all(claims.iter().map(|claim| free(&ours, claim))).await;
     }
     eventually("the tasks of the calls end", async || tasks() <= before + 20).await;
-    // At most two for each: the release, and the vote that was on its way when the node went down.
+    // At most two for each: the release, and the vote that was in flight when the node went down.
     let left = ours.remains(2);
     assert!(left <= 1100, "{left} entries");
 }
 
-/// A vote for which there was no connection is not sent once its attempt is over.
+/// A vote without a connection is never sent after its attempt has ended.
 #[tokio::test]
 async fn a_vote_that_was_not_sent_is_dropped() {
     let Some(nodes) = Nodes::start(3).await else { return };
@@ -185,7 +185,7 @@ async fn a_vote_that_was_not_sent_is_dropped() {
     assert!(counts.iter().all(Option::is_none), "a vote was given: {counts:?}");
 }
 
-/// Many releases in one call: each has its answer, and a node that was down gets them when it is back.
+/// Many releases in one call: each gets its answer, and a node that was down gets them after its restart.
 #[tokio::test]
 async fn releases_in_batches_reach_every_node() {
     let Some(nodes) = Nodes::start(3).await else { return };
@@ -209,7 +209,7 @@ async fn releases_in_batches_reach_every_node() {
     }
 }
 
-/// However long the ttl was.
+/// The mark of a long lease, too.
 #[tokio::test]
 async fn a_mark_of_a_release_lasts_an_hour_at_most() {
     let Some(nodes) = Nodes::start(3).await else { return };

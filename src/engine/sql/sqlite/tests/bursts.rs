@@ -1,11 +1,11 @@
-//! Many calls at once, and calls whose caller goes away.
+//! Tests of many calls at once, and of calls whose caller is dropped.
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 
 use super::*;
 
-/// Another program that has the write lock: the writer waits in its first transaction.
+/// Takes the write lock as another program: the writer waits in its first transaction.
 async fn blocked(folder: &Path) -> SqliteConnection {
     let mut stranger = raw(folder).await;
     stranger.execute("BEGIN IMMEDIATE").await.unwrap();
@@ -17,7 +17,7 @@ async fn unblock(mut stranger: SqliteConnection) {
     stranger.close().await.unwrap();
 }
 
-/// Starts a call and lets the writer take it, if it can.
+/// Starts a call and lets the writer start it, if it can.
 async fn started<F: Future + Unpin>(call: &mut F) {
     assert!(call.now_or_never().is_none(), "it was answered");
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -82,7 +82,7 @@ async fn a_release_takes_effect_after_a_cancelled_attempt() {
     }
 }
 
-/// However many attempts wait, what keeps or ends a lease waits for one transaction.
+/// Renewals and releases wait for one transaction, however many attempts are queued.
 #[tokio::test]
 async fn renewals_and_releases_go_before_queued_attempts() {
     let folder = folder();
@@ -164,7 +164,7 @@ async fn many_releases_share_a_transaction() {
     assert!(engine.list("", Duration::from_secs(5)).await.unwrap().is_empty());
 }
 
-/// One claim that fails for a reason of its own takes no other with it.
+/// A claim that fails for a reason of its own does not make others fail.
 #[tokio::test]
 async fn a_bad_claim_fails_alone() {
     let folder = folder();
@@ -201,7 +201,7 @@ async fn a_list_comes_in_pages() {
     let listed = engine.list("page ", Duration::from_secs(5)).await.unwrap();
     names.sort();
     assert_eq!(listed.into_iter().map(|info| info.name).collect::<Vec<_>>(), names);
-    // Each page has its time: here the first one waits behind a transaction that cannot begin.
+    // Each page has its own limit. Here the first one waits behind a transaction that cannot begin.
     let stranger = blocked(folder.path()).await;
     let ours = claim(&["n"], 60_000);
     let mut call = engine.try_acquire(&ours);
@@ -212,7 +212,7 @@ async fn a_list_comes_in_pages() {
     assert!(matches!(call.await.unwrap(), Acquired::Granted { .. }));
 }
 
-/// 20 000 free names at once: each is granted, or given up in time, and leaves nothing; a renewed lease survives.
+/// 20 000 free names at once: each call is granted or cancelled in time and leaves nothing, and a renewed lease survives.
 #[tokio::test]
 async fn a_burst_is_answered_or_leaves_nothing() {
     let folder = folder();

@@ -1,9 +1,9 @@
-//! Files that are deleted while they are open, and locks of the operating system that are dropped.
+//! Tests of files that are deleted while they are open, and of dropped POSIX locks.
 
 use super::processes::Process;
 use super::*;
 
-/// Whether another process is granted a name, with a lease that lasts.
+/// Whether another process is granted a name. It keeps the lease.
 fn granted_elsewhere(folder: &Path, name: &str) -> bool {
     let output = Process::start(&format!("take {name}"), folder).end();
     assert!(output.contains("granted "), "{output}");
@@ -14,7 +14,7 @@ fn file(folder: &Path, suffix: &str) -> std::path::PathBuf {
     folder.join(format!("deep/locks.sqlite{suffix}"))
 }
 
-/// Another process sees what this one has, and the other way round.
+/// Checks that this process and another one see each other's locks.
 async fn share_one_store(engine: &SqliteEngine, folder: &Path) {
     for round in 0..2 {
         let fresh = || format!("{round} {}", OwnerToken::fresh().as_str());
@@ -44,7 +44,7 @@ async fn a_deleted_log_is_noticed() {
         for suffix in suffixes {
             std::fs::remove_file(file(folder.path(), suffix)).unwrap();
         }
-        // Nobody else has opened the file: the leases of this process are still there.
+        // No other process has opened the file: the leases of this process are still there.
         assert_eq!(
             a.renew(&before, before.ttl).await.unwrap(),
             Renewed::Extended,
@@ -94,7 +94,7 @@ async fn a_process_that_reads_its_own_files_keeps_to_the_store() {
     share_one_store(&b, folder.path()).await;
 }
 
-/// Nothing is answered from a file that no other process sees.
+/// The engine gives no answer from a file that no other process sees.
 #[tokio::test]
 #[cfg(unix)]
 async fn a_commit_to_deleted_files_is_an_error() {

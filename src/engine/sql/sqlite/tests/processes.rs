@@ -101,7 +101,7 @@ async fn child() {
             let (done, slow) = pairs(&engine, NAME, Duration::from_secs(2), role == "line").await;
             println!("pairs {done} {}", slow.as_micros());
         }
-        // Takes the name that follows, and closes without a release.
+        // Acquires the name that follows, and closes without a release.
         take if take.starts_with("take ") => {
             println!("granted {}", granted(&engine, &claim(&[&take[5..]], 60_000)).await)
         }

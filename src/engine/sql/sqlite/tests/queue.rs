@@ -106,7 +106,7 @@ async fn only_the_first_waiter_is_told() {
     assert!(granted(&b, &first).await);
 }
 
-/// The release wakes the first waiter, which is dead. The next one tries again when that place lapses.
+/// The release wakes the first waiter, which is dead. The next one tries again when that place expires.
 #[tokio::test]
 async fn a_dead_waiter_blocks_the_next_for_its_ttl() {
     let folder = folder();
@@ -121,7 +121,7 @@ async fn a_dead_waiter_blocks_the_next_for_its_ttl() {
     engine.release(&holder, Duration::ZERO).await.unwrap();
     tokio::time::sleep(Duration::from_millis(401)).await;
     assert!(granted(&engine, &next).await);
-    // One that comes without a place is behind the last one, too.
+    // A waiter without a place is behind the last one, too.
     let later = waiting(&["n"], 60_000);
     let answer = engine.try_acquire(&waiting(&["n"], 300)).await.unwrap();
     assert!(matches!(answer, Acquired::Held { .. }));
