@@ -210,6 +210,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
 }
 
 /// The longest that a silent waiter keeps its place in a queue, where a store has one.
+#[cfg(any(feature = "memory", feature = "sqlite", feature = "mongodb"))]
 const WAITER_LIVENESS: Duration = Duration::from_millis(4500);
 /// A place that lapsed is remembered for so long, so that a waiter that was merely slow comes back to it.
 #[cfg(any(feature = "memory", feature = "sqlite"))]

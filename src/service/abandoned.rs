@@ -1,13 +1,18 @@
 //! Claims that are to be released without a caller: of calls that timed out or were cancelled, of lost leases, of leases that
 //! are held when the service closes.
 //!
-//! One list per service and one task: the oldest first, in batches, with one backoff for all. What a service that failed to
-//! reach its store has to clean up is thus bounded by the number of claims, and costs the store few commands.
+//! One list per service and one task: the oldest first, in batches, with one backoff for all. A few batches may be in progress,
+//! so that a release without an answer holds up no other; claims whose release failed come again behind those that were not
+//! tried yet. What a service that failed to reach its store has to clean up is thus bounded by the number of claims, and
+//! costs the store few commands.
 
 use std::collections::VecDeque;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::stream::FuturesUnordered;
+use futures_util::{FutureExt, StreamExt};
 use tokio::sync::{Notify, watch};
 
 use super::Inner;
@@ -20,6 +25,18 @@ use crate::model::Claim;
 
 /// Maximum number of claims in one call of the engine.
 const BATCH: usize = 256;
+
+/// Maximum number of calls of the engine in progress.
+const BATCHES: usize = 8;
+/// Maximum number of them when the next claims failed before: half of them stay free for claims that were not tried yet.
+const BATCHES_OF_FAILED: usize = 4;
+/// How long a batch has the store for itself: a silent store is asked seldom.
+const HEAD_START: Duration = Duration::from_millis(250);
+/// The shortest time for which a release is tried. A store that stands still may carry out an attempt long after its caller
+/// gave up, and only then does the lease begin.
+const SHORTEST_EFFORT: Duration = Duration::from_secs(300);
+/// Maximum number of claims that were not released yet. Beyond it the oldest are left to their ttl.
+const MOST_UNRELEASED: usize = 200_000;
 
 /// Delays of the repeats of a doubtful release. Bytes that a broken connection left in a buffer are executed or lost within
 /// about a minute.
@@ -37,7 +54,7 @@ const MOST_REPEATS: usize = 50_000;
 #[derive(Debug)]
 pub(super) struct AbandonedClaim {
     claim: Claim,
-    /// When the claim has expired at the store.
+    /// When the release is given up.
     ends: Moment,
     /// The names stay busy until this moment (`minHoldMs`).
     kept_until: Option<Moment>,
@@ -49,8 +66,10 @@ pub(super) struct AbandonedClaim {
 
 impl AbandonedClaim {
     /// Creates an entry. `claim.ttl` is the longest time for which the store may keep the claim.
-    pub(super) fn new(claim: Claim, doubtful: bool) -> Self {
-        let ends = Moment::now() + claim.ttl.duration().max(Duration::from_secs(1));
+    pub(super) fn new(mut claim: Claim, doubtful: bool) -> Self {
+        let ends = Moment::now() + claim.ttl.duration().max(SHORTEST_EFFORT);
+        // A release needs to know that there is metadata, and not which.
+        claim.metadata = claim.metadata.map(|_| Arc::default());
         AbandonedClaim {
             claim,
             ends,
@@ -85,20 +104,24 @@ pub(super) struct AbandonedClaims {
 
 #[derive(Debug, Default)]
 struct Lists {
-    /// Claims that have not been released once, oldest first.
-    unreleased: VecDeque<AbandonedClaim>,
+    /// Claims that were not tried yet, oldest first.
+    fresh: VecDeque<AbandonedClaim>,
+    /// Claims whose release failed, with the time of the next try.
+    failed: VecDeque<(Moment, AbandonedClaim)>,
     /// Released claims with the time of their next release, one list for each repeat.
     repeats: [VecDeque<(Moment, AbandonedClaim)>; REPEATS.len()],
     /// Whether the task runs.
     is_served: bool,
+    /// The service is closed: claims that come now are left to their ttl.
+    is_closed: bool,
 }
 
 /// The next step of the task.
 enum Step {
     /// Releases claims. The number is the index of their repeat; `None` for first releases.
     Release(Vec<AbandonedClaim>, Option<usize>),
-    /// Waits until this moment.
-    Wait(Moment),
+    /// Waits until this moment, or for the end of a batch.
+    Wait(Option<Moment>),
     End,
 }
 
@@ -129,45 +152,59 @@ impl AbandonedClaims {
     }
 
     /// Empties the list, because the service and its engine close.
-    pub(super) fn clear(&self) {
-        let mut lists = self.lock();
-        lists.unreleased.clear();
-        lists.repeats = Default::default();
-        drop(lists);
+    pub(super) fn close(&self) {
+        *self.lock() = Lists {
+            is_closed: true,
+            ..Lists::default()
+        };
         self.unreleased.send_replace(0);
         self.added.notify_one();
     }
 }
 
+/// Removes up to [`BATCH`] claims whose time has come, and those in excess of `most`.
+fn due(list: &mut VecDeque<(Moment, AbandonedClaim)>, at: Moment, most: usize) -> Vec<AbandonedClaim> {
+    let early = list.len().saturating_sub(most);
+    let due = list.iter().take(BATCH).take_while(|(due, _)| *due <= at).count();
+    list.drain(..due.max(early.min(BATCH)))
+        .map(|(_, claim)| claim)
+        .collect()
+}
+
 impl Lists {
-    fn next(&mut self, closing: bool) -> Step {
-        if !self.unreleased.is_empty() {
-            let batch = self.unreleased.len().min(BATCH);
-            return Step::Release(self.unreleased.drain(..batch).collect(), None);
+    /// The next step while `running` batches are in progress, of which the last began at `began`.
+    fn next(&mut self, running: usize, began: Moment, closing: bool) -> Step {
+        let now = Moment::now();
+        let head_start = began + HEAD_START;
+        let is_idle =
+            self.fresh.is_empty() && self.failed.is_empty() && (closing || self.repeats.iter().all(VecDeque::is_empty));
+        if running > 0 && (is_idle || head_start > now || running >= BATCHES) {
+            return Step::Wait((running < BATCHES && !is_idle).then_some(head_start));
         }
-        if !closing {
-            let soon = Moment::now() + TOGETHER;
-            let mut next = None;
-            for (number, list) in self.repeats.iter_mut().enumerate() {
-                let early = list.len().saturating_sub(MOST_REPEATS);
-                let due = list.iter().take(BATCH).take_while(|(at, _)| *at <= soon).count();
-                let batch = due.max(early.min(BATCH));
-                if batch > 0 {
-                    let claims = list.drain(..batch).map(|(_, claim)| claim).collect();
-                    return Step::Release(claims, Some(number));
-                }
-                let first = list.front().map(|(at, _)| *at);
-                next = match (next, first) {
-                    (Some(next), Some(first)) => Some(first.min(next)),
-                    (next, first) => next.or(first),
-                };
-            }
-            if let Some(at) = next {
-                return Step::Wait(at);
+        if is_idle {
+            self.is_served = false;
+            return Step::End;
+        }
+        if !self.fresh.is_empty() {
+            let batch = self.fresh.len().min(BATCH);
+            return Step::Release(self.fresh.drain(..batch).collect(), None);
+        }
+        if running >= BATCHES_OF_FAILED {
+            return Step::Wait(None);
+        }
+        let failed = due(&mut self.failed, now, usize::MAX);
+        if !failed.is_empty() {
+            return Step::Release(failed, None);
+        }
+        let repeats: &mut [_] = if closing { &mut [] } else { &mut self.repeats };
+        for (number, list) in repeats.iter_mut().enumerate() {
+            let claims = due(list, now + TOGETHER, MOST_REPEATS);
+            if !claims.is_empty() {
+                return Step::Release(claims, Some(number));
             }
         }
-        *self = Lists::default();
-        Step::End
+        let lists = repeats.iter().chain([&self.failed]);
+        Step::Wait(lists.filter_map(|list| list.front()).map(|(at, _)| *at).min())
     }
 }
 
@@ -182,8 +219,19 @@ impl Inner {
     /// Releases a claim in the background.
     pub(super) fn release_in_background(self: &Arc<Self>, claim: AbandonedClaim) {
         let mut lists = self.abandoned.lock();
-        lists.unreleased.push_back(claim);
-        self.abandoned.unreleased.send_modify(|count| *count += 1);
+        if lists.is_closed {
+            return;
+        }
+        if lists.fresh.len() + lists.failed.len() >= MOST_UNRELEASED {
+            let _ = lists
+                .failed
+                .pop_front()
+                .map(|(_, claim)| claim)
+                .or_else(|| lists.fresh.pop_front());
+        } else {
+            self.abandoned.unreleased.send_modify(|count| *count += 1);
+        }
+        lists.fresh.push_back(claim);
         let is_served = std::mem::replace(&mut lists.is_served, true);
         drop(lists);
         if is_served {
@@ -197,49 +245,83 @@ impl Inner {
     /// Releases the claims on the list until it is empty.
     async fn release_abandoned(self: Arc<Self>) {
         let mut backoff = Backoff::for_store();
+        let mut batches = FuturesUnordered::new();
+        let mut began = Moment::now();
         loop {
-            let closing = self.closing.is_cancelled();
-            let step = self.abandoned.lock().next(closing);
-            match step {
+            let step = {
+                let mut lists = self.abandoned.lock();
+                if lists.is_closed {
+                    return;
+                }
+                lists.next(batches.len(), began, self.closing.is_cancelled())
+            };
+            let wait = match step {
                 Step::End => return,
-                Step::Wait(at) => tokio::select! {
-                    () = self.abandoned.added.notified() => {}
-                    () = self.closing.cancelled() => {}
-                    () = tokio::time::sleep(at.remaining()) => {}
-                },
                 Step::Release(claims, repeated) => {
-                    if self.release_batch(claims, repeated).await {
+                    began = Moment::now();
+                    batches.push(self.release_batch(claims, repeated));
+                    continue;
+                }
+                Step::Wait(until) => until,
+            };
+            let due = async {
+                match wait {
+                    Some(at) => tokio::time::sleep(at.remaining()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let is_closing = self.closing.is_cancelled();
+            tokio::select! {
+                Some(failed) = batches.next() => {
+                    if failed.is_empty() {
                         backoff = Backoff::for_store();
                     } else {
-                        tokio::time::sleep(backoff.pause()).await;
+                        let again = Moment::now() + backoff.pause();
+                        let failed = failed.into_iter().map(|claim| (again, claim));
+                        self.abandoned.lock().failed.extend(failed);
                     }
                 }
+                () = self.abandoned.added.notified() => {}
+                () = self.closing.cancelled(), if !is_closing => {}
+                () = due => {}
             }
         }
     }
 
-    /// Releases a batch. Returns whether the store answered every release.
-    async fn release_batch(self: &Arc<Self>, batch: Vec<AbandonedClaim>, repeated: Option<usize>) -> bool {
-        let claims: Vec<Claim> = batch.iter().map(|abandoned| abandoned.claim.clone()).collect();
+    /// Releases a batch. Returns the claims to try again.
+    async fn release_batch(&self, batch: Vec<AbandonedClaim>, repeated: Option<usize>) -> Vec<AbandonedClaim> {
         let mut answers: Vec<Option<Result<Released, EngineError>>> = batch.iter().map(|_| None).collect();
         let (kept, plain): (Vec<usize>, Vec<usize>) =
             (0..batch.len()).partition(|index| batch[*index].kept_until.is_some());
-        let _ = tokio::time::timeout(self.store_timeout, async {
-            if kept.is_empty() {
-                let mut answer = |index: usize, released| answers[index] = Some(released);
-                return self.engine.release_all(&claims, &mut answer).await;
-            }
-            let others: Vec<Claim> = plain.iter().map(|index| claims[*index].clone()).collect();
-            let mut answer = |index: usize, released| answers[plain[index]] = Some(released);
-            self.engine.release_all(&others, &mut answer).await;
-            for index in kept {
-                let keep = batch[index].kept_until.map_or(Duration::ZERO, Moment::remaining);
-                answers[index] = Some(self.engine.release(&claims[index], keep).await);
-            }
-        })
-        .await;
-        let mut again = Vec::new();
-        let (mut done, mut failed) = (0, false);
+        let claims: Vec<Claim> = plain.iter().map(|index| batch[*index].claim.clone()).collect();
+        let collected = Mutex::new(&mut answers);
+        let collect = |index: usize, released| {
+            collected.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(released);
+        };
+        let mut answer = |index: usize, released| collect(plain[index], released);
+        let listed = &batch;
+        let release_kept = kept.iter().map(|&index| async move {
+            let keep = listed[index].kept_until.map_or(Duration::ZERO, Moment::remaining);
+            (index, self.engine.release(&listed[index].claim, keep).await)
+        });
+        let releasing = async {
+            let plain = async {
+                if !claims.is_empty() {
+                    self.engine.release_all(&claims, &mut answer).await;
+                }
+            };
+            let mut release_kept: FuturesUnordered<_> = release_kept.collect();
+            let kept = async {
+                while let Some((index, released)) = release_kept.next().await {
+                    collect(index, released);
+                }
+            };
+            tokio::join!(plain, kept);
+        };
+        // A panic in the engine counts as no answer: the list goes on.
+        let releasing = AssertUnwindSafe(releasing).catch_unwind();
+        drop(tokio::time::timeout(self.store_timeout, releasing).await);
+        let (mut again, mut done) = (Vec::new(), 0);
         for (mut abandoned, answer) in batch.into_iter().zip(answers) {
             match answer {
                 Some(Ok(released)) => {
@@ -258,7 +340,6 @@ impl Inner {
                     done += 1;
                 }
                 Some(Err(_)) | None => {
-                    failed = true;
                     abandoned.doubtful = true;
                     match repeated {
                         // The claim was released before: wait for its next repeat.
@@ -269,18 +350,12 @@ impl Inner {
                 }
             }
         }
-        {
-            let mut lists = self.abandoned.lock();
-            for abandoned in again.into_iter().rev() {
-                lists.unreleased.push_front(abandoned);
-            }
-        }
         if repeated.is_none() {
             self.abandoned
                 .unreleased
                 .send_modify(|count| *count = count.saturating_sub(done));
         }
-        !failed
+        again
     }
 
     /// Schedules the next repeat of a doubtful claim.
@@ -288,7 +363,10 @@ impl Inner {
         let Some(pause) = REPEATS.get(number).filter(|_| abandoned.doubtful) else {
             return;
         };
-        let at = Moment::now() + (*pause).min(abandoned.claim.ttl.duration());
-        self.abandoned.lock().repeats[number].push_back((at, abandoned));
+        let at = Moment::now() + *pause;
+        let mut lists = self.abandoned.lock();
+        if !lists.is_closed {
+            lists.repeats[number].push_back((at, abandoned));
+        }
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! The rule depends on the store:
 //!
-//! - The store keeps a queue: at most one attempt per name and service is in progress. Later attempts wait here. When it ends,
+//! - The store keeps a queue: at most one attempt per name and service is in progress (one more for each half
+//!   second without an answer). Later attempts wait here. When it ends,
 //!   they are made together, in the order of the calls ([`attempt_in_order`]).
 //! - The store keeps none: the waiters of a name form a FIFO, and only the first of them talks to the store ([`Position`]).
 //!
@@ -12,8 +13,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
+use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
+use tokio::time::Instant;
 
 use super::Inner;
 use crate::engine::{Acquired, Result as EngineResult};
@@ -21,6 +24,9 @@ use crate::model::{Claim, Key};
 
 /// Maximum number of attempts in one call of the engine.
 const MOST_TOGETHER: usize = 64;
+/// How long an attempt without an answer holds up the others of its name. Less than the time that a waiter has to confirm a
+/// hand-off (2 s).
+const OVERDUE: Duration = Duration::from_millis(500);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A panic cannot leave a half-made change: every change is one step.
@@ -36,85 +42,115 @@ struct Pending {
     reply: Reply,
 }
 
-/// The names with an attempt in progress, each with its pending attempts by arrival number.
+/// The names with an attempt in progress.
 #[derive(Debug, Default)]
-pub(super) struct Attempts(Mutex<HashMap<Key, BTreeMap<u64, Pending>>>);
+pub(super) struct Attempts(Mutex<HashMap<Key, Name>>);
 
-impl Attempts {
-    /// Removes the next pending attempts of a name. `None`: there are none, and the name has no attempt in progress any more.
-    fn next(&self, key: &Key) -> Option<Vec<Pending>> {
-        let mut names = lock(&self.0);
-        let pending = names.get_mut(key)?;
-        let mut next = Vec::new();
-        while next.len() < MOST_TOGETHER
-            && let Some((_, entry)) = pending.pop_first()
-        {
-            next.push(entry);
-        }
-        if next.is_empty() {
-            names.remove(key);
-            return None;
-        }
-        Some(next)
-    }
+#[derive(Debug)]
+struct Name {
+    /// Which attempt is in progress, and since when.
+    current: u64,
+    began: Instant,
+    /// The attempts that wait for its end, by arrival number.
+    pending: BTreeMap<u64, Pending>,
 }
 
 /// Makes an attempt of a waiting claim after the one in progress for its first name, in the order of arrival.
 ///
 /// # Behavior
-/// Dropping the future cancels the attempt.
+/// An attempt that has no answer after [`OVERDUE`] does not hold up the others any longer: one of them may be the waiter whose
+/// turn it is. Dropping the future cancels the attempt.
 ///
 /// # Errors
 /// Those of the engine.
 pub(super) async fn attempt_in_order(inner: &Arc<Inner>, claim: &Arc<Claim>, arrival: u64) -> EngineResult<Acquired> {
     let key = &claim.keys()[0];
-    let waits = {
+    let mut answer = {
         let mut names = lock(&inner.attempts.0);
-        match names.get_mut(key) {
-            None => {
-                names.insert(key.clone(), BTreeMap::new());
-                None
-            }
-            Some(pending) => {
-                let (reply, answer) = oneshot::channel();
-                let claim = claim.clone();
-                pending.insert(arrival, Pending { claim, reply });
-                Some(answer)
-            }
+        if let Some(name) = names.get_mut(key) {
+            let (reply, answer) = oneshot::channel();
+            let claim = claim.clone();
+            name.pending.insert(arrival, Pending { claim, reply });
+            Some(answer)
+        } else {
+            let name = Name {
+                current: arrival,
+                began: Instant::now(),
+                pending: BTreeMap::new(),
+            };
+            names.insert(key.clone(), name);
+            None
         }
     };
-    let Some(answer) = waits else {
-        let _in_progress = InProgress { inner, key };
+    let Some(answer) = &mut answer else {
+        let _in_progress = InProgress::new(inner, key, arrival);
         return inner.engine.try_acquire(claim).await;
     };
     let _waiting = Waiting { inner, key, arrival };
-    match answer.await {
-        Ok(answer) => answer,
-        // The runtime is shutting down.
-        Err(_) => std::future::pending().await,
-    }
-}
-
-/// Guard of an attempt that its caller makes itself. Dropping it starts the pending attempts.
-struct InProgress<'a> {
-    inner: &'a Arc<Inner>,
-    key: &'a Key,
-}
-
-impl Drop for InProgress<'_> {
-    fn drop(&mut self) {
-        let Some(next) = self.inner.attempts.next(self.key) else {
-            return;
-        };
-        // Without a runtime the process or the worker is about to end.
-        if tokio::runtime::Handle::try_current().is_ok() {
-            let (inner, key) = (self.inner.clone(), self.key.clone());
-            self.inner.background.spawn(make_attempts(inner, key, next));
+    loop {
+        tokio::select! {
+            biased;
+            answer = &mut *answer => return match answer {
+                Ok(answer) => answer,
+                // The attempts ended in a panic, or the runtime is shutting down.
+                Err(_) => std::future::pending().await,
+            },
+            () = tokio::time::sleep(OVERDUE) => begin_pending(inner, key, |name| name.began.elapsed() >= OVERDUE),
         }
     }
 }
 
-/// Guard of a call that waits for its pending attempt. Dropping it removes the attempt.
+/// Makes the pending attempts of a name together, in a task, if `may_begin`. Without pending attempts the name has none in
+/// progress any more.
+fn begin_pending(inner: &Arc<Inner>, key: &Key, may_begin: impl FnOnce(&Name) -> bool) {
+    // Without a runtime the process or the worker is about to end.
+    if tokio::runtime::Handle::try_current().is_err() {
+        return;
+    }
+    let mut names = lock(&inner.attempts.0);
+    let Some(name) = names.get_mut(key).filter(|name| may_begin(name)) else {
+        return;
+    };
+    let Some((&first, _)) = name.pending.first_key_value() else {
+        names.remove(key);
+        return;
+    };
+    let mut pending = Vec::new();
+    while pending.len() < MOST_TOGETHER
+        && let Some((_, entry)) = name.pending.pop_first()
+    {
+        pending.push(entry);
+    }
+    (name.current, name.began) = (first, Instant::now());
+    drop(names);
+    let in_progress = InProgress::new(inner, key, first);
+    inner.background.spawn(async move {
+        make_together(&in_progress.inner, pending).await;
+        drop(in_progress);
+    });
+}
+
+/// Guard of an attempt in progress. Dropping it starts the pending attempts, unless others were started before.
+struct InProgress {
+    inner: Arc<Inner>,
+    key: Key,
+    number: u64,
+}
+
+impl InProgress {
+    fn new(inner: &Arc<Inner>, key: &Key, number: u64) -> Self {
+        let (inner, key) = (inner.clone(), key.clone());
+        InProgress { inner, key, number }
+    }
+}
+
+impl Drop for InProgress {
+    fn drop(&mut self) {
+        begin_pending(&self.inner, &self.key, |name| name.current == self.number);
+    }
+}
+
+/// A call that waits for the answer to its pending attempt.
 struct Waiting<'a> {
     inner: &'a Arc<Inner>,
     key: &'a Key,
@@ -123,18 +159,9 @@ struct Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if let Some(pending) = lock(&self.inner.attempts.0).get_mut(self.key) {
-            pending.remove(&self.arrival);
+        if let Some(name) = lock(&self.inner.attempts.0).get_mut(self.key) {
+            name.pending.remove(&self.arrival);
         }
-    }
-}
-
-/// Makes batches of pending attempts until there are none.
-async fn make_attempts(inner: Arc<Inner>, key: Key, first: Vec<Pending>) {
-    let mut next = Some(first);
-    while let Some(pending) = next {
-        make_together(&inner, pending).await;
-        next = inner.attempts.next(&key);
     }
 }
 

@@ -344,7 +344,7 @@ impl Locks {
                     lease.end(inner);
                 }
                 let _ = tokio::time::timeout_at(limit(), inner.abandoned.emptied()).await;
-                inner.abandoned.clear();
+                inner.abandoned.close();
                 inner.ended.cancel();
                 inner.gist().clear();
                 inner.background.close();

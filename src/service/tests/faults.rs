@@ -1,6 +1,5 @@
 //! A memory engine that misbehaves on demand.
 
-use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
@@ -9,7 +8,7 @@ use async_trait::async_trait;
 use super::*;
 use crate::engine::memory::MemoryEngine;
 use crate::engine::{
-    Acquired, Answers, Engine, Released, Releases, Renewal, Renewed, Result as EngineResult, SharedEngine,
+    Acquired, Answers, Attempts, Engine, Released, Releases, Renewal, Renewed, Result as EngineResult, SharedEngine,
     Subscription, release_each, renew_each,
 };
 use crate::error::EngineError;
@@ -35,6 +34,10 @@ pub(super) enum Fault {
     Late(u64),
     /// A failure that only a human mends.
     Fatal,
+    /// Releases of names that begin with "hung" have no answer; everything else goes well.
+    HangSome,
+    /// Acquire: panics. Everything else goes well.
+    Panic,
 }
 
 #[derive(Debug)]
@@ -48,10 +51,19 @@ pub(super) struct Faulty {
     /// Number of attempts without an answer, and its maximum.
     attempts: AtomicU32,
     pub(super) most_attempts: AtomicU32,
-    /// The owners whose attempts were sent.
-    pub(super) sent: Mutex<HashSet<OwnerToken>>,
     /// Number of claims in each call of `release_all`.
     pub(super) release_batches: Mutex<Vec<usize>>,
+    /// Calls of `release`, alone or in a batch.
+    pub(super) releases: AtomicU32,
+    /// When true, attempts of several waiters wait together before the first of them is sent, as for a connection.
+    pub(super) gate: AtomicBool,
+    /// Releases panic.
+    pub(super) panics: AtomicBool,
+    /// Whether a close ends the engine. (Services of a test share it.)
+    pub(super) closes: AtomicBool,
+    closed: AtomicBool,
+    /// The owners whose attempts were sent together.
+    pub(super) sent_owners: Mutex<Vec<OwnerToken>>,
     pub(super) renewals: AtomicU32,
     /// How many calls carried them.
     pub(super) batches: AtomicU32,
@@ -67,8 +79,13 @@ impl Faulty {
             tries: AtomicU32::new(0),
             attempts: AtomicU32::new(0),
             most_attempts: AtomicU32::new(0),
-            sent: Mutex::default(),
             release_batches: Mutex::default(),
+            releases: AtomicU32::new(0),
+            gate: AtomicBool::new(false),
+            panics: AtomicBool::new(false),
+            closes: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+            sent_owners: Mutex::default(),
             renewals: AtomicU32::new(0),
             batches: AtomicU32::new(0),
         }
@@ -102,9 +119,12 @@ impl Faulty {
         op: &'static str,
         call: impl Future<Output = EngineResult<T>> + Send,
     ) -> EngineResult<T> {
+        if self.closed.load(SeqCst) {
+            return Err(EngineError::new("faulty", op, false, "this engine is closed"));
+        }
         let fault = *self.fault.lock().unwrap();
         match fault {
-            Fault::None => call.await,
+            Fault::None | Fault::HangSome | Fault::Panic => call.await,
             Fault::Refuse => Err(EngineError::new("faulty", op, true, "refused")),
             Fault::Late(_) => Err(EngineError::new("faulty", op, true, "the connection broke")),
             Fault::Fatal => Err(EngineError::new("faulty", op, false, "wrong password")),
@@ -138,11 +158,13 @@ impl Engine for Faulty {
 
     async fn try_acquire(&self, claim: &Claim) -> EngineResult<Acquired> {
         self.tries.fetch_add(1, SeqCst);
+        if *self.fault.lock().unwrap() == Fault::Panic {
+            panic!("a bug in an engine");
+        }
         if *self.fault.lock().unwrap() == Fault::HangUnsent {
             return std::future::pending().await;
         }
         claim.mark_sent();
-        self.sent.lock().unwrap().insert(claim.owner.clone());
         let _attempt = Attempt::begin(self);
         let mut claim = claim.clone();
         claim.waiting &= self.ordered();
@@ -154,6 +176,20 @@ impl Engine for Faulty {
             });
         }
         self.through("acquire", self.store.try_acquire(&claim)).await
+    }
+
+    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
+        while self.gate.load(SeqCst) {
+            tokio::time::sleep(ms(1)).await;
+        }
+        // As Redis and MongoDB do: all of them in one packet, or in one command.
+        for claim in claims {
+            claim.mark_sent();
+            self.sent_owners.lock().unwrap().push(claim.owner.clone());
+        }
+        for (index, claim) in claims.iter().enumerate() {
+            answer(index, self.try_acquire(claim).await);
+        }
     }
 
     async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
@@ -180,6 +216,11 @@ impl Engine for Faulty {
     }
 
     async fn release(&self, claim: &Claim, keep: Duration) -> EngineResult<Released> {
+        self.releases.fetch_add(1, SeqCst);
+        assert!(!self.panics.load(SeqCst), "a bug in an engine");
+        if *self.fault.lock().unwrap() == Fault::HangSome && claim.keys()[0].as_str().starts_with("hung") {
+            return std::future::pending().await;
+        }
         self.through("release", self.store.release(claim, keep)).await
     }
 
@@ -206,7 +247,9 @@ impl Engine for Faulty {
         self.through("force_release", self.store.force_release(key)).await
     }
 
-    async fn close(&self) {}
+    async fn close(&self) {
+        self.closed.store(self.closes.load(SeqCst), SeqCst);
+    }
 }
 
 /// Guard that counts an attempt without an answer.

@@ -3,6 +3,7 @@
 mod abandoned;
 mod batches;
 mod faults;
+mod hangs;
 mod leases;
 mod outages;
 mod waiting;
