@@ -110,3 +110,46 @@ export async function majorityStalled(seconds = 20) {
     }
   })
 }
+
+/** 20 000 calls at once and 1 000 pairs per second on slow nodes: each call ends in time, and a lease of 30 s is renewed. */
+export async function burstOnSlowNodes(count = 20_000, seconds = 15) {
+  const storeTimeoutMs = 5000
+  return onNodes({ storeTimeoutMs }, async (locks, nodes) => {
+    const held = await locks.acquire('held', { ttlMs: 30_000 })
+    const counts = { granted: 0, failed: 0, slowestMs: 0 }
+    const timed = async (name) => {
+      const startedAt = performance.now()
+      const lock = await locks.tryAcquire(name, { ttlMs: 30_000 }).catch((error) => {
+        if (!error.retryable) throw error
+      })
+      counts.slowestMs = Math.round(Math.max(counts.slowestMs, performance.now() - startedAt))
+      counts[lock ? 'granted' : 'failed']++
+      await lock?.release().catch(() => {})
+    }
+    await Promise.all(Array.from({ length: 200 }, (_, i) => timed(`first ${i}`)))
+    const before = rss()
+    let [peak, isSlow] = [before, true]
+    const watch = setInterval(() => (peak = Math.max(peak, process.memoryUsage.rss())), 100)
+    const slowness = (async () => {
+      while (isSlow) {
+        for (const node of nodes) node.pause()
+        await sleep(95)
+        for (const node of nodes) node.resume()
+        await sleep(5)
+      }
+    })()
+    const burst = Array.from({ length: count }, (_, i) => timed(`burst ${i}`))
+    const beside = await atRate(1000, seconds, (i) => timed(`beside ${i}`))
+    await Promise.all([...burst, ...beside])
+    isSlow = false
+    await slowness
+    clearInterval(watch)
+    const calls = counts.granted + counts.failed
+    assert.ok(held.isHeld, 'a renewed lease was lost')
+    const growth = Math.round((peak - before) / calls)
+    await held.release()
+    const settledAt = performance.now()
+    await until('nothing is left', async () => (await lockKeys(nodes)).length === 0, 15_000)
+    return { ...counts, emptyMs: Math.round(performance.now() - settledAt), bytesPerCall: growth, peakMiB: Math.round(peak / MIB) }
+  })
+}
