@@ -80,9 +80,10 @@ impl Attempt {
     /// Ends the attempt, and returns the nodes that may have given their votes by their answers.
     ///
     /// # Behavior
-    /// A vote that was not sent yet is not sent any more. Nodes that have not answered are asked to take the vote back, behind
-    /// it on the same lane, or by their clean-up lists; but if most nodes have refused, those that were asked on a lane only
-    /// when they answer (`attempt.rs`). A node that refused has nothing of the attempt: a vote is for all names or for none.
+    /// A vote that was not sent yet is not sent any more: a fast path whose socket takes nothing ends. Nodes that have not
+    /// answered are asked to take the vote back, behind it on the same lane, or by their clean-up lists; but if most nodes
+    /// have refused, those that were asked on a lane only when they answer (`attempt.rs`). A node that refused has nothing of
+    /// the attempt: a vote is for all names or for none.
     pub(super) fn abandon(self: &Arc<Self>, answers: &[Answer<Vote>]) -> Vec<usize> {
         self.tenure.end();
         #[cfg(unix)]
@@ -95,6 +96,11 @@ impl Attempt {
                 #[cfg(unix)]
                 None if !is_refused => {
                     if let Some(lane) = self.lane(index) {
+                        if lane.is_blocked() {
+                            // The vote may be in the write buffer: it is not to be sent later. What was sent is doubtful then.
+                            lane.end();
+                            continue;
+                        }
                         let behind: Arc<dyn Told> = Arc::new(Withdrawal {
                             attempt: self.clone(),
                             _urgent: self.quorum.urgent.token(),

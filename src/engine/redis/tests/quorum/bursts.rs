@@ -90,7 +90,13 @@ async fn a_vote_in_the_write_buffer_is_not_sent_after_its_attempt_was_dropped() 
     }
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.patient(Duration::from_secs(5)).await;
-    nodes.know_the_scripts(&ours).await;
+    // A lock with metadata is acquired by the script: the nodes know it from here on.
+    let mut first = claim("first");
+    first.metadata = Some("1".into());
+    take_soon(&ours, &first).await;
+    nodes.all_have(&[0, 1, 2], "first").await;
+    free(&ours, &first).await;
+    nodes.are_free(&[0, 1, 2], "first").await;
     let before = nodes.votes(1).await;
     (1..3).for_each(|node| nodes.hang(node));
     let mut claims = claims(LARGE);
