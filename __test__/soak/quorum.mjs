@@ -5,6 +5,17 @@ import Redis from 'ioredis'
 import { startRedis } from '../../scripts/servers.mjs'
 import { LockService } from '../../index.js'
 import { sleep, until } from '../tools.mjs'
+import { Standstill } from './checks.mjs'
+
+/** For the machine, on top of a limit, in addition to the time in which this process stood still. */
+const SLACK_MS = 500
+const standstill = new Standstill()
+
+/** Starts to measure how long something takes, without the time in which this process stood still. */
+function stopwatch() {
+  const [startedAt, stoodStill] = [performance.now(), standstill.totalMs]
+  return () => Math.round(performance.now() - startedAt - (standstill.totalMs - stoodStill))
+}
 
 const rss = () => {
   globalThis.gc?.()
@@ -49,6 +60,9 @@ async function lockKeys(nodes) {
 }
 
 const MIB = 2 ** 20
+const BYTES_PER_CALL = 2048
+/** What the heaps of JavaScript and of the allocator keep after many calls, whatever their number. */
+const HEAP_BYTES = 48 * MIB
 
 /** 1 500 locks per second while one node is down: memory is bounded, and nothing is left on the restarted node. */
 export async function nodeDown(seconds = 30) {
@@ -75,6 +89,9 @@ export async function nodeDown(seconds = 30) {
 /** 1 000 calls per second while a majority stands still: nothing is left 2 s later, and service resumes at once. */
 export async function majorityStalled(seconds = 20) {
   return onNodes({}, async (locks, nodes) => {
+    // What the first calls set up is no growth.
+    const pair = async (i) => (await locks.acquire(`first ${i}`, { ttlMs: 30_000 })).release()
+    await Promise.all(await atRate(1000, 2, pair))
     const before = rss()
     await Promise.all([nodes[1].pause(), nodes[2].pause()])
     let peak = before
@@ -83,24 +100,24 @@ export async function majorityStalled(seconds = 20) {
     const acquire = (i) => locks.tryAcquire(`stalled ${i}`, { ttlMs: 60_000 }).catch(() => null)
     const calls = await atRate(1000, seconds, acquire)
     const results = Promise.all(calls)
-    const resumedAt = performance.now()
+    const sinceResumed = stopwatch()
     await Promise.all([nodes[1].resume(), nodes[2].resume()])
     await until('a grant', () => locks.acquire('next').then((lock) => lock.release(), () => false), 10_000)
-    const recoveredMs = Math.round(performance.now() - resumedAt)
+    const recoveredMs = sinceResumed()
     const settled = await results
     clearInterval(watch)
     const granted = settled.filter(({ value }) => value)
     await Promise.all(granted.map(({ value }) => value.release()))
-    const settledAt = performance.now()
+    const sinceSettled = stopwatch()
     let left = []
     const isEmpty = async () => (left = await lockKeys(nodes)).length === 0
     await until('no key without a holder', isEmpty, 10_000).catch(() => {
       assert.fail(`${left.length} keys without a holder after 10 s, for instance ${left.slice(0, 3).join()}`)
     })
-    const emptyMs = Math.round(performance.now() - settledAt)
+    const emptyMs = sinceSettled()
     const failed = settled.length - granted.length
     await sleep(3000)
-    return {
+    const facts = {
       failed,
       granted: granted.length,
       recoveredMs,
@@ -108,5 +125,65 @@ export async function majorityStalled(seconds = 20) {
       bytesPerCall: Math.round((peak - before) / settled.length),
       bytesPerCallKept: Math.round((rss() - before) / settled.length),
     }
+    const text = JSON.stringify(facts)
+    assert.ok(recoveredMs < 2000 + SLACK_MS, `recovery took ${recoveredMs} ms: ${text}`)
+    assert.ok(emptyMs < 2000 + SLACK_MS, `keys without a holder for ${emptyMs} ms: ${text}`)
+    assert.ok(peak - before < settled.length * BYTES_PER_CALL + HEAP_BYTES, `${Math.round(peak / MIB)} MiB: ${text}`)
+    return facts
+  })
+}
+
+/** 20 000 calls at once and 1 000 pairs per second on slow nodes: each call ends in time, and a lease of 30 s is renewed. */
+export async function burstOnSlowNodes(count = 20_000, seconds = 15) {
+  const storeTimeoutMs = 5000
+  return onNodes({ storeTimeoutMs }, async (locks, nodes) => {
+    const held = await locks.acquire('held', { ttlMs: 30_000 })
+    const counts = { granted: 0, failed: 0, slowestMs: 0 }
+    const pair = async (name) => {
+      const sinceCalled = stopwatch()
+      const lock = await locks.tryAcquire(name, { ttlMs: 30_000 }).catch((error) => {
+        if (!error.retryable) throw error
+      })
+      counts.slowestMs = Math.max(counts.slowestMs, sinceCalled())
+      counts[lock ? 'granted' : 'failed']++
+      // A release that fails goes on in the background.
+      await lock?.release().catch(() => {})
+    }
+    await Promise.all(await atRate(1000, 2, (i) => pair(`first ${i}`)))
+    const before = rss()
+    let [peak, isSlow] = [before, true]
+    const watch = setInterval(() => (peak = Math.max(peak, process.memoryUsage.rss())), 100)
+    const slowness = (async () => {
+      while (isSlow) {
+        for (const node of nodes) node.pause()
+        await sleep(95)
+        for (const node of nodes) node.resume()
+        await sleep(5)
+      }
+    })()
+    const burst = Array.from({ length: count }, (_, i) => pair(`burst ${i}`))
+    const beside = await atRate(1000, seconds, (i) => pair(`beside ${i}`))
+    await Promise.all([...burst, ...beside])
+    isSlow = false
+    await slowness
+    clearInterval(watch)
+    const wasHeld = held.isHeld
+    await held.release().catch(() => {})
+    const sinceSettled = stopwatch()
+    const isEmpty = async () => (await lockKeys(nodes)).length === 0
+    const emptyMs = await until('nothing is left', isEmpty, 15_000).then(sinceSettled, () => Infinity)
+    const facts = {
+      ...counts,
+      wasHeld,
+      emptyMs,
+      bytesPerCall: Math.round((peak - before) / (counts.granted + counts.failed)),
+      peakMiB: Math.round(peak / MIB),
+    }
+    const text = JSON.stringify(facts)
+    assert.ok(wasHeld, `a renewed lease was lost: ${text}`)
+    assert.ok(counts.slowestMs < storeTimeoutMs + 1000 + SLACK_MS, `a call took ${counts.slowestMs} ms: ${text}`)
+    assert.ok(emptyMs < 2000 + SLACK_MS, `keys are left after ${emptyMs} ms: ${text}`)
+    assert.ok(peak - before < (count + 1000 * seconds) * BYTES_PER_CALL + HEAP_BYTES, `${facts.peakMiB} MiB: ${text}`)
+    return facts
   })
 }

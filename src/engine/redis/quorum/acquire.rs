@@ -4,6 +4,8 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::OwnedSemaphorePermit;
+
 use super::super::failure::Failure;
 use super::Quorum;
 use super::attempt::Attempt;
@@ -25,6 +27,8 @@ struct Unfinished<'a> {
     claim: &'a Claim,
     attempt: Arc<Attempt>,
     answers: Option<Vec<Answer<Vote>>>,
+    /// The attempt's permit, until a majority has answered.
+    permit: Option<OwnedSemaphorePermit>,
     is_finished: bool,
 }
 
@@ -36,44 +40,63 @@ impl Drop for Unfinished<'_> {
                 self.attempt.withdraw_later(index, false);
             }
         }
+        if let Some(permit) = self.permit.take() {
+            self.attempt.keep_permit(permit);
+        }
         self.claim.mark_sent_like(&self.attempt.claim);
     }
 }
 
 impl Quorum {
     /// One attempt. Where its caller goes away, it is taken back.
+    ///
+    /// # Behavior
+    /// At most [`ATTEMPTS`](super::ATTEMPTS) attempts are in progress. The others wait for a permit, in the order of their
+    /// calls: nothing is allocated or sent for them, and dropping one removes it from the semaphore's queue.
     pub(super) async fn acquire(self: &Arc<Self>, claim: &Claim) -> Result<Acquired> {
-        tokio::select! {
-            biased;
-            () = self.closing.cancelled() => Err(Failure::Closed.during("acquire")),
-            outcome = self.attempt(claim) => outcome,
-        }
+        let closed = || Failure::Closed.during("acquire");
+        let permit = self.attempts.clone().acquire_owned().await.map_err(|_| closed())?;
+        // Boxed, so that a call that waits for its permit is small.
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                () = self.closing.cancelled() => Err(closed()),
+                outcome = self.attempt(claim, permit) => outcome,
+            }
+        })
+        .await
     }
 
-    async fn attempt(self: &Arc<Self>, claim: &Claim) -> Result<Acquired> {
+    async fn attempt(self: &Arc<Self>, claim: &Claim, permit: OwnedSemaphorePermit) -> Result<Acquired> {
         let limit = self.limit(claim.ttl);
         let mut attempt = Unfinished {
             claim,
             attempt: Attempt::begin(self, claim),
             answers: None,
+            permit: Some(permit),
             is_finished: false,
         };
         let decided = |answers: &[Answer<Vote>]| self.is_decided(answers).then_some(());
         let (_, answers) = attempt.attempt.tally.decide(limit, decided).await;
         let answers = attempt.answers.insert(answers);
         let votes = count(answers);
+        let is_answered = votes.yes + votes.no >= votes.majority();
         if votes.yes >= votes.majority()
             && let Some(fence) = self.settle_fence(&attempt.attempt, answers, limit).await
         {
             attempt.is_finished = true;
+            attempt.permit = None;
             #[cfg(unix)]
             attempt.attempt.record(fence);
             return Ok(Acquired::Granted { fence });
         }
         self.take_back(&attempt.attempt, answers, limit).await;
         attempt.is_finished = true;
+        if is_answered {
+            attempt.permit = None;
+        }
         // Busy, if enough nodes have answered to say that it is the lock and not the store.
-        if votes.yes < votes.majority() && votes.yes + votes.no >= votes.majority() {
+        if votes.yes < votes.majority() && is_answered {
             #[cfg(unix)]
             if let [only] = claim.keys() {
                 self.contended.note(only);

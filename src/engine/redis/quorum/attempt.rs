@@ -17,6 +17,7 @@
 //! name without metadata that was neither busy nor undecided of late, where the floor is likely to be right.
 
 use std::sync::Arc;
+use std::sync::OnceLock;
 #[cfg(unix)]
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -25,6 +26,7 @@ use std::time::Duration;
 #[cfg(unix)]
 use redis::RedisResult;
 use redis::{Cmd, Value};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::RECORD_KEPT_MS;
 use super::super::failure::Failure;
@@ -60,6 +62,8 @@ pub(super) struct Attempt {
     pub(super) tally: Tally<Vote>,
     /// Whether a doubtful entry for it is on the clean-up list of each node.
     pub(super) listed: Box<[AtomicBool]>,
+    /// Keeps the attempt counted until its last vote is answered or its connection has ended.
+    permit: OnceLock<OwnedSemaphorePermit>,
     /// What the nodes' clocks were taken to show.
     floor: u64,
     /// The way to each node.
@@ -105,6 +109,7 @@ impl Attempt {
             tenure,
             tally: Tally::new(quorum.nodes.len()),
             listed: quorum.nodes.iter().map(|_| AtomicBool::new(false)).collect(),
+            permit: OnceLock::new(),
             floor,
             #[cfg(unix)]
             ways: quorum.ways(claim, floor, is_first),
@@ -118,6 +123,12 @@ impl Attempt {
             (0..quorum.nodes.len()).for_each(|index| attempt.ask_by_connection(index));
         }
         attempt
+    }
+
+    /// Keeps the permit of an attempt that ended without the answer of a majority: its votes may not have been sent yet.
+    pub(super) fn keep_permit(&self, permit: OwnedSemaphorePermit) {
+        // An attempt ends once.
+        let _ = self.permit.set(permit);
     }
 
     /// The script's call.

@@ -56,6 +56,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use redis::Cmd;
 use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -73,6 +74,9 @@ use super::{plain::Contended, resp};
 use crate::engine::{Acquired, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
+/// How many attempts to acquire are in progress at once. Renewals and releases are not limited.
+const ATTEMPTS: usize = 512;
+
 /// The engine behind a list of `redis://` and `rediss://` URLs.
 pub struct QuorumEngine {
     quorum: Arc<Quorum>,
@@ -84,6 +88,8 @@ struct Quorum {
     layout: Layout,
     /// How long one node has for one answer, at most.
     patience: Duration,
+    /// Permits for attempts to acquire. Closed with the engine.
+    attempts: Arc<Semaphore>,
     last_attempt: AtomicU64,
     last_floor: AtomicU64,
     tenures: Tenures,
@@ -120,6 +126,7 @@ impl QuorumEngine {
             nodes: config.nodes.into_iter().map(|node| Arc::new(Node::new(node))).collect(),
             layout,
             patience: config.patience,
+            attempts: Arc::new(Semaphore::new(ATTEMPTS)),
             last_attempt: AtomicU64::new(0),
             last_floor: AtomicU64::new(0),
             tenures: Tenures::default(),
@@ -275,6 +282,7 @@ impl Quorum {
     /// Gives back the connections.
     fn shut(&self) {
         self.closing.cancel();
+        self.attempts.close();
         for node in &self.nodes {
             node.link.close();
         }

@@ -80,7 +80,7 @@ impl Attempt {
     /// Ends the attempt, and returns the nodes that may have given their votes by their answers.
     ///
     /// # Behavior
-    /// An unsent vote is never sent. Where a node has not answered, the rollback follows the vote on the same lane, or the
+    /// An unsent vote is never sent: a fast path whose socket takes nothing ends. Where a node has not answered, the rollback follows the vote on the same lane, or the
     /// clean-up list of the node sends it. If most nodes have refused, a vote on a lane is rolled back only when its answer
     /// comes (`attempt.rs`). A node that refused has nothing of the attempt: a vote is for all names or for none.
     pub(super) fn abandon(self: &Arc<Self>, answers: &[Answer<Vote>]) -> Vec<usize> {
@@ -95,6 +95,11 @@ impl Attempt {
                 #[cfg(unix)]
                 None if !is_refused => {
                     if let Some(lane) = self.lane(index) {
+                        if lane.is_blocked() {
+                            // The vote may be in the write buffer: it is not to be sent later. What was sent is doubtful then.
+                            lane.end();
+                            continue;
+                        }
                         let behind: Arc<dyn Told> = Arc::new(Withdrawal {
                             attempt: self.clone(),
                             _urgent: self.quorum.urgent.token(),

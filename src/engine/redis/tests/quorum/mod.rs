@@ -8,6 +8,7 @@ use crate::engine::redis::{QuorumConfig, QuorumEngine};
 use crate::engine::{Renewed, Result as EngineResult};
 use crate::event_loop::{EventLoop, Socket};
 
+mod bursts;
 mod faults;
 mod late;
 mod looking;

@@ -1,0 +1,117 @@
+//! Many calls at once: how many attempts are in progress, and what becomes of the others.
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use super::*;
+
+const CALLS: usize = 2000;
+const MOST: usize = 512;
+const STALL: Duration = Duration::from_millis(300);
+
+fn claims(count: usize) -> Vec<Claim> {
+    (0..count).map(|i| claim(&format!("burst{i}"))).collect()
+}
+
+fn sent(claims: &[Claim]) -> usize {
+    claims.iter().filter(|claim| claim.was_sent()).count()
+}
+
+impl Nodes {
+    /// The lock keys of all nodes.
+    async fn locks(&self) -> usize {
+        let keys =
+            (0..self.0.len()).map(async |node| -> Vec<String> { self.other(node).await.run("KEYS lock:*").await });
+        join_all(keys).await.iter().map(Vec::len).sum()
+    }
+
+    /// How many votes a node was asked for.
+    async fn votes(&self, node: usize) -> usize {
+        let stats: String = self.other(node).await.run("INFO commandstats").await;
+        // The script raises the counter by `ZADD` as well.
+        let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_zadd:calls="));
+        calls.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+    }
+}
+
+#[tokio::test]
+async fn attempts_dropped_while_they_wait_for_a_permit_are_never_sent() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_secs(5)).await;
+    nodes.know_the_scripts(&ours).await;
+    let before = nodes.votes(0).await;
+    (1..3).for_each(|node| nodes.hang(node));
+    let claims = claims(CALLS);
+    let mut calls: FuturesUnordered<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
+    let some = tokio::time::timeout(STALL, calls.next()).await;
+    assert!(some.is_err(), "there is no majority");
+    drop(calls);
+    let count = sent(&claims);
+    assert!((1..=MOST).contains(&count), "{count} were sent");
+    (1..3).for_each(|node| nodes.go_on(node));
+    eventually("nothing is left on the nodes", async || nodes.locks().await == 0).await;
+    // Nothing of the others comes later.
+    take_soon(&ours, &claim("after")).await;
+    assert_eq!(sent(&claims), count);
+    let votes = nodes.votes(0).await - before;
+    assert!(votes <= MOST + 2, "{votes} votes for {count} attempts");
+}
+
+#[tokio::test]
+async fn renewals_and_releases_do_not_wait_for_a_permit() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_secs(20)).await;
+    nodes.know_the_scripts(&ours).await;
+    let [kept, freed] = ["kept", "freed"].map(claim);
+    take(&ours, &kept).await;
+    take(&ours, &freed).await;
+    let before = nodes.votes(0).await;
+    let claims = claims(CALLS);
+    let mut calls: FuturesUnordered<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
+    (1..3).for_each(|node| nodes.hang(node));
+    let some = tokio::time::timeout(STALL, calls.next()).await;
+    assert!(some.is_err(), "there is no majority");
+    // The attempts keep their permits: they are not polled.
+    (1..3).for_each(|node| nodes.go_on(node));
+    assert_eq!(renew(&ours, &kept).await.unwrap(), Renewed::Extended);
+    free(&ours, &freed).await;
+    let votes = nodes.votes(0).await - before;
+    assert!((1..=MOST).contains(&votes), "{votes} votes");
+    while let Some(outcome) = calls.next().await {
+        assert!(matches!(outcome, Ok(Acquired::Granted { .. })), "{outcome:?}");
+    }
+}
+
+/// What the socket of the fast path did not take is not sent after its attempt was dropped.
+#[tokio::test]
+async fn a_vote_in_the_write_buffer_is_not_sent_after_its_attempt_was_dropped() {
+    const LARGE: usize = 128;
+    if !by_lanes() {
+        return;
+    }
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_secs(5)).await;
+    // A lock with metadata is acquired by the script: the nodes know it from here on.
+    let mut first = claim("first");
+    first.metadata = Some("1".into());
+    take_soon(&ours, &first).await;
+    nodes.all_have(&[0, 1, 2], "first").await;
+    free(&ours, &first).await;
+    nodes.are_free(&[0, 1, 2], "first").await;
+    let before = nodes.votes(1).await;
+    (1..3).for_each(|node| nodes.hang(node));
+    let mut claims = claims(LARGE);
+    for claim in &mut claims {
+        // All of them are more than the socket's buffers hold.
+        claim.metadata = Some("x".repeat(256 * 1024).into());
+    }
+    let calls = join_all(claims.iter().map(|claim| ours.try_acquire(claim)));
+    assert!(
+        tokio::time::timeout(STALL, calls).await.is_err(),
+        "there is no majority"
+    );
+    (1..3).for_each(|node| nodes.go_on(node));
+    eventually("nothing is left on the nodes", async || nodes.locks().await == 0).await;
+    take_soon(&ours, &claim("after")).await;
+    let votes = nodes.votes(1).await - before;
+    assert!(votes < LARGE / 2, "{votes} of {LARGE} votes were sent");
+}
