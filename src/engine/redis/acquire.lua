@@ -21,7 +21,8 @@
 -- Answer  granted:   the fence, an integer
 --         busy:      { the index of the first busy key, its PTTL, the waiter's number, 1 when another call has to hand on a
 --                    name that was rolled back }
---         undecided: {}: the script removed dead waiters, and there may be more; the caller calls again at once
+--         undecided: {}: the script removed dead waiters, and there may be more; the caller calls again at once. The waiter
+--                    is in the queue of the first name, so that no later attempt of the same pipeline is granted before it
 --
 -- Every lock is read (and can fail, as with a key of another type) before anything is granted.
 
@@ -44,6 +45,19 @@ for i = 1, n do
 end
 
 local me, number
+
+-- Adds the waiter to a queue. A waiter that is in it keeps its number.
+local function enter(queue)
+  local now = microseconds()
+  if number == 0 then
+    local last = redis.call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
+    number = math.max(now, (tonumber(last) or 0) + 1)
+  end
+  redis.call('ZADD', queue, 'NX', number, me)
+  redis.call('ZADD', queue, 'LT', -(math.floor(now / 1000) + ALIVE_MS), string.match(me, '^%x+'))
+  redis.call('PEXPIRE', queue, QUEUE_MS)
+end
+
 if busy or queued then
   if ARGV[6] ~= '' then
     me = ARGV[6]
@@ -53,6 +67,10 @@ if busy or queued then
     if queued[i] == false then
       local passed = pass(KEYS[i], KEYS[n + n + i], to, me, number > 0 and number)
       if passed == nil then
+        -- A first name that this owner holds already is busy for later attempts.
+        if me and redis.call('GET', KEYS[1]) ~= owner then
+          enter(KEYS[n + n + 1])
+        end
         return {}
       elseif passed then
         busy = i
@@ -84,14 +102,7 @@ if busy then
     end
   end
   if me then
-    local queue, now = KEYS[n + n + busy], microseconds()
-    if number == 0 then
-      local last = redis.call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
-      number = math.max(now, (tonumber(last) or 0) + 1)
-    end
-    redis.call('ZADD', queue, 'NX', number, me)
-    redis.call('ZADD', queue, 'LT', -(math.floor(now / 1000) + ALIVE_MS), string.match(me, '^%x+'))
-    redis.call('PEXPIRE', queue, QUEUE_MS)
+    enter(KEYS[n + n + busy])
   end
   return { busy, redis.call('PTTL', KEYS[busy]), number, more }
 end

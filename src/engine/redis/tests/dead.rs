@@ -215,6 +215,68 @@ async fn attempts_in_order_take_effect_in_order() {
     }
 }
 
+/// Attempts that share a pipeline, behind more dead waiters than one script removes.
+#[tokio::test]
+async fn attempts_in_order_take_effect_in_order_behind_dead_waiters() {
+    // One script removes 256. The last count leaves each attempt of the pipeline undecided.
+    for dead in [300, 700, 2000] {
+        let Some(server) = Server::start(&[]).await else { return };
+        let (ours, mut other) = (server.engine().await, server.other().await);
+        // Open this process's channel.
+        let held = claim("held");
+        take(&ours, &held).await;
+        let _subscription = wait(&ours, &waiting("held")).await;
+        add_dead(&mut other, dead, 3).await;
+        let claims: Vec<Arc<Claim>> = (0..4).map(|_| Arc::new(waiting("n"))).collect();
+        let mut granted = Vec::new();
+        ours.try_acquire_in_order(&claims, &mut |index, acquired| {
+            if let Acquired::Granted { .. } = acquired.unwrap() {
+                granted.push(index);
+            }
+        })
+        .await;
+        assert_eq!(granted, [0], "behind {dead} dead waiters");
+        let order: Vec<String> = claims[1..]
+            .iter()
+            .map(|claim| claim.owner.as_str().to_owned())
+            .collect();
+        assert_eq!(served(&mut other, QUEUE).await, order);
+        free(&ours, &claims[0]).await;
+        take(&ours, &claims[1]).await;
+    }
+}
+
+/// An attempt that is undecided because of its second name goes before a later attempt for the first name.
+#[tokio::test]
+async fn an_undecided_attempt_of_two_names_is_granted_before_a_later_one_of_its_first_name() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (server.engine().await, server.other().await);
+    let held = claim("held");
+    take(&ours, &held).await;
+    let _subscription = wait(&ours, &waiting("held")).await;
+    add_dead(&mut other, 300, 3).await;
+    let mut both = Claim::new(
+        &[key("a"), key("n")],
+        OwnerToken::fresh(),
+        Ttl::clamped(LONG),
+        Arc::new(Process::current()),
+    );
+    both.waiting = true;
+    let claims = [Arc::new(both), Arc::new(waiting("a"))];
+    let mut granted = Vec::new();
+    ours.try_acquire_in_order(&claims, &mut |index, acquired| {
+        if let Acquired::Granted { .. } = acquired.unwrap() {
+            granted.push(index);
+        }
+    })
+    .await;
+    assert_eq!(granted, [0]);
+    free(&ours, &claims[0]).await;
+    take(&ours, &claims[1]).await;
+    free(&ours, &claims[1]).await;
+    assert_eq!(other.run::<i64>("EXISTS holdfast:queue:{lock:a}").await, 0);
+}
+
 #[tokio::test]
 async fn a_fence_companion_of_a_cluster_outlives_a_release_by_a_day() {
     let Some(server) = Server::start(&["--cluster-enabled", "yes"]).await else {

@@ -16,9 +16,9 @@ use super::statements::{Statements, Transaction};
 use crate::clock::Moment;
 use crate::engine::sql::config::SqliteConfig;
 
-/// Pause between two comparisons after the files had been deleted or replaced: on a file system whose inode numbers change,
-/// each comparison would find other files.
-const COMPARE_PAUSE: Duration = Duration::from_millis(250);
+/// Shortest time between two re-openings after the files were deleted or replaced. Limits the load on a file system whose inode
+/// numbers change: there each comparison finds other files.
+const REOPEN_PAUSE: Duration = Duration::from_millis(250);
 
 /// The one connection of an engine.
 pub(super) struct File {
@@ -26,8 +26,8 @@ pub(super) struct File {
     path: Arc<Path>,
     statements: Arc<Statements>,
     open: Option<Open>,
-    /// The earliest moment of the next comparison of the files.
-    next_comparison: Moment,
+    /// The earliest moment of the next re-opening.
+    next_reopening: Moment,
 }
 
 struct Open {
@@ -44,7 +44,7 @@ impl File {
             config,
             statements,
             open: None,
-            next_comparison: Moment::now(),
+            next_reopening: Moment::now(),
         }
     }
 
@@ -52,9 +52,15 @@ impl File {
     ///
     /// # Behavior
     /// Opens the files again when they were deleted or replaced.
+    ///
+    /// # Errors
+    /// Fails with a retryable failure when they are deleted or replaced again within `REOPEN_PAUSE`.
     pub(super) async fn connection(&mut self) -> Result<(&mut SqliteConnection, bool), Failure> {
         if !self.are_in_place() {
-            self.next_comparison = Moment::now() + COMPARE_PAUSE;
+            if !self.next_reopening.is_past() {
+                return Err(Failure::of_replaced_files(&self.path));
+            }
+            self.next_reopening = Moment::now() + REOPEN_PAUSE;
             self.reopen().await;
         } else if self
             .open
@@ -81,8 +87,7 @@ impl File {
     }
 
     fn are_in_place(&self) -> bool {
-        let compared = self.open.as_ref().filter(|_| self.next_comparison.is_past());
-        compared.is_none_or(|open| open.files.are_in_place())
+        self.open.as_ref().is_none_or(|open| open.files.are_in_place())
     }
 
     /// Waits until another connection of this process finds that the files were deleted or replaced.

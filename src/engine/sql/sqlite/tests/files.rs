@@ -14,6 +14,33 @@ fn file(folder: &Path, suffix: &str) -> std::path::PathBuf {
     folder.join(format!("deep/locks.sqlite{suffix}"))
 }
 
+/// Deletes the write-ahead log and its index.
+#[cfg(unix)]
+fn delete_log(folder: &Path) {
+    for suffix in ["-wal", "-shm"] {
+        std::fs::remove_file(file(folder, suffix)).unwrap();
+    }
+}
+
+/// Acquires a lock for 10 s at most. Each failure must be retryable.
+#[cfg(unix)]
+async fn take_with_retries(engine: &SqliteEngine, claim: &Claim) {
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    loop {
+        match engine.try_acquire(claim).await {
+            Ok(acquired) => {
+                assert!(matches!(acquired, Acquired::Granted { .. }), "{acquired:?}");
+                return;
+            }
+            Err(error) => {
+                assert!(error.retryable && error.to_string().contains("-wal"), "{error}");
+                assert!(tokio::time::Instant::now() < deadline, "{error}");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+}
+
 /// Checks that this process and another one see each other's locks.
 async fn share_one_store(engine: &SqliteEngine, folder: &Path) {
     for round in 0..2 {
@@ -62,9 +89,7 @@ async fn a_replaced_log_is_noticed() {
     let folder = folder();
     let (a, b) = (open(folder.path()).await, open(folder.path()).await);
     assert!(granted(&a, &claim(&["before"], 60_000)).await);
-    for suffix in ["-wal", "-shm"] {
-        std::fs::remove_file(file(folder.path(), suffix)).unwrap();
-    }
+    delete_log(folder.path());
     assert!(granted_elsewhere(folder.path(), "elsewhere"));
     assert!(!granted(&a, &claim(&["elsewhere"], 60_000)).await, "two holders");
     assert!(!granted(&b, &claim(&["elsewhere"], 60_000)).await, "two holders");
@@ -100,19 +125,36 @@ async fn a_process_that_reads_its_own_files_keeps_to_the_store() {
 async fn a_commit_to_deleted_files_is_an_error() {
     let folder = folder();
     let engine = open(folder.path()).await;
-    let mut stranger = raw(folder.path()).await;
-    stranger.execute("BEGIN IMMEDIATE").await.unwrap();
-    let ours = claim(&["n"], 60_000);
-    let call = tokio::spawn({
-        let (engine, ours) = (engine.clone(), ours.clone());
-        async move { engine.try_acquire(&ours).await }
-    });
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    std::fs::remove_file(file(folder.path(), "-wal")).unwrap();
-    stranger.execute("ROLLBACK").await.unwrap();
-    stranger.close().await.unwrap();
-    let error = call.await.unwrap().unwrap_err();
-    assert!(error.retryable && error.to_string().contains("-wal"), "{error}");
-    assert!(granted(&engine, &ours).await);
+    // The second round begins right after the engine opened the files again.
+    for name in ["first", "second"] {
+        let mut stranger = raw(folder.path()).await;
+        stranger.execute("BEGIN IMMEDIATE").await.unwrap();
+        let ours = claim(&[name], 60_000);
+        let call = tokio::spawn({
+            let (engine, ours) = (engine.clone(), ours.clone());
+            async move { engine.try_acquire(&ours).await }
+        });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        std::fs::remove_file(file(folder.path(), "-wal")).unwrap();
+        stranger.execute("ROLLBACK").await.unwrap();
+        stranger.close().await.unwrap();
+        let error = call.await.unwrap().unwrap_err();
+        assert!(error.retryable && error.to_string().contains("-wal"), "{error}");
+        take_with_retries(&engine, &ours).await;
+    }
+    share_one_store(&engine, folder.path()).await;
+}
+
+#[tokio::test]
+#[cfg(unix)]
+async fn a_log_that_is_deleted_twice_is_noticed_twice() {
+    let folder = folder();
+    let engine = open(folder.path()).await;
+    delete_log(folder.path());
+    assert!(granted(&engine, &claim(&["first"], 60_000)).await);
+    delete_log(folder.path());
+    let second = claim(&["second"], 60_000);
+    take_with_retries(&engine, &second).await;
+    assert!(!granted_elsewhere(folder.path(), "second"), "two holders");
     share_one_store(&engine, folder.path()).await;
 }
