@@ -384,7 +384,11 @@ export interface LockService extends AsyncDisposable {
   inspect(name: string): Promise<LockInfo | null>
   /** Everything held whose name starts with `prefix` (literal text, no pattern), sorted by name in byte order. */
   list(options?: { prefix?: string | undefined }): Promise<LockInfo[]>
-  /** Frees a name whoever holds it; its holder learns of it at its next renewal. `false` when nobody did. */
+  /**
+   * Releases a name, no matter which owner holds it. The holder loses the lock at its next renewal.
+   * @returns `true`: the name was held and is free now. `false`: it was free
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
   forceRelease(name: string): Promise<boolean>
   /** This service's counters. */
   stats(): LockStats
