@@ -224,7 +224,9 @@ impl Pool {
     /// While the whole server stands still it answers no call, and this waits for all of the limit.
     async fn has_no_answer_in_time(&self, began: Moment) {
         let mut election = self.sight.election();
-        let later = began.to_nanos().saturating_add((self.store_timeout / 2).as_nanos() as u64);
+        let later = began
+            .to_nanos()
+            .saturating_add((self.store_timeout / 2).as_nanos() as u64);
         tokio::time::sleep(self.store_timeout).await;
         let elected = async {
             if election.changed().await.is_err() {
