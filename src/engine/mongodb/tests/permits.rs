@@ -129,7 +129,8 @@ async fn a_dropped_attempt_does_not_wait_for_the_change_stream() {
         theirs.line.as_ref().unwrap().hang();
         let limit = Duration::from_millis(300);
         let waiters: Vec<Arc<Claim>> = (0..3).map(|_| Arc::new(waiting(&["n"]))).collect();
-        let batch = theirs.try_acquire_in_order(&waiters, &mut |_, _| ());
+        let mut answer = |_, _| ();
+        let batch = theirs.try_acquire_in_order(&waiters, &mut answer);
         assert!(tokio::time::timeout(limit, batch).await.is_err());
         assert!(waiters.iter().all(|claim| !claim.was_sent()), "the batch had a permit");
         for waiter in &waiters {
