@@ -44,11 +44,22 @@ struct Waiter {
     subscribed: bool,
     /// Where it waits, with its number there.
     place: Option<(Key, u64)>,
+    /// When it was last notified of its turn.
+    #[cfg(feature = "mongodb")]
+    turn: Option<Instant>,
 }
 
 impl Waiter {
     fn is_at(&self, key: &Key) -> bool {
         self.place.as_ref().is_some_and(|(at, _)| at == key)
+    }
+
+    fn notify_of_turn(&mut self) {
+        #[cfg(feature = "mongodb")]
+        {
+            self.turn = Some(Instant::now());
+        }
+        self.told.notify_one();
     }
 }
 
@@ -199,14 +210,23 @@ impl<H> Waiters<H> {
         self.earlier.notify_one();
     }
 
-    /// Has one waiter look. `false`: nobody here knows it.
+    /// Notifies one waiter of its turn. `false`: this engine does not know the waiter.
     pub(super) fn tell(&self, owner: &OwnerToken) -> bool {
-        let state = self.state();
-        let waiter = state.waiters.get(owner);
+        let mut state = self.state();
+        let waiter = state.waiters.get_mut(owner);
+        let is_known = waiter.is_some();
         if let Some(waiter) = waiter {
-            waiter.told.notify_one();
+            waiter.notify_of_turn();
         }
-        waiter.is_some()
+        is_known
+    }
+
+    /// Whether a waiter was notified of its turn within the last [`RESERVED`].
+    #[cfg(feature = "mongodb")]
+    pub(super) fn has_turn(&self, owner: &OwnerToken) -> bool {
+        let state = self.state();
+        let turn = state.waiters.get(owner).and_then(|waiter| waiter.turn);
+        turn.is_some_and(|turn| turn.elapsed() < RESERVED)
     }
 
     /// Has every waiter of a name look for itself.
@@ -223,13 +243,13 @@ impl<H> Waiters<H> {
     /// Has the first waiter of a name look for itself.
     #[cfg(feature = "mongodb")]
     pub(super) fn wake_first(&self, key: &Key) {
-        let state = self.state();
-        let here = state.waiters.values().filter_map(|waiter| {
+        let mut state = self.state();
+        let here = state.waiters.values_mut().filter_map(|waiter| {
             let (at, number) = waiter.place.as_ref()?;
-            (at == key).then_some((*number, &waiter.told))
+            (at == key).then_some((*number, waiter))
         });
-        if let Some((_, told)) = here.min_by_key(|(number, _)| *number) {
-            told.notify_one();
+        if let Some((_, waiter)) = here.min_by_key(|(number, _)| *number) {
+            waiter.notify_of_turn();
         }
     }
 

@@ -81,7 +81,7 @@ impl Core {
     /// wrote, with the same permit.
     pub(super) async fn attempt(self: &Arc<Self>, claim: &Claim) -> Outcome<Acquired> {
         self.attempts.ended(&claim.owner).await;
-        let permit = self.pool.permit(self.class(claim)).await;
+        let permit = self.pool.permit(self.class([claim])).await;
         claim.mark_sent();
         let (waiting, working, caller) = self.attempts.begin(vec![claim.owner.clone()]);
         let (core, claim) = (self.clone(), claim.clone());
@@ -100,13 +100,15 @@ impl Core {
         outcome
     }
 
-    /// Returns the class of an attempt. A waiter has little time to confirm, so it does not wait behind new attempts.
-    pub(super) fn class(&self, claim: &Claim) -> Class {
-        let waits = self
-            .line
-            .as_ref()
-            .is_some_and(|line| line.known.number(&claim.owner) > 0);
-        if waits { Class::Keep } else { Class::Acquire }
+    /// Returns the class of an attempt for these claims. A waiter that was notified of its turn has little time to confirm, so
+    /// it does not wait behind other attempts.
+    pub(super) fn class<'a>(&self, claims: impl IntoIterator<Item = &'a Claim>) -> Class {
+        let mut claims = claims.into_iter();
+        let line = self.line.as_ref();
+        match line.is_some_and(|line| claims.any(|claim| line.known.has_turn(&claim.owner))) {
+            true => Class::Confirm,
+            false => Class::Acquire,
+        }
     }
 
     /// Releases what the claims of a dropped attempt hold, and removes their places. After a server failure it does nothing:
@@ -240,7 +242,7 @@ impl Core {
         // Whoever takes a place hears of its turn from then on, or looks often.
         match line {
             Some(line) => {
-                let open = line.listen(key).await?;
+                let open = caller.while_here(line.listen(key)).await?;
                 caller.check()?;
                 let process = line.process.as_str();
                 self.take_or_wait(&id, claim, Some(Waiter { process, number }), open)

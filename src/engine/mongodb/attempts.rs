@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::Outcome;
 use super::failure::Failure;
@@ -19,12 +19,18 @@ pub(super) struct DroppedAttempts(Mutex<HashMap<OwnerToken, watch::Receiver<()>>
 
 /// Flag that the caller of an attempt has dropped it. The default caller never does.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Caller(Arc<AtomicBool>);
+pub(super) struct Caller(Arc<Flag>);
+
+#[derive(Debug, Default)]
+struct Flag {
+    is_gone: AtomicBool,
+    change: Notify,
+}
 
 impl Caller {
     /// Whether the caller dropped the attempt.
     pub(super) fn is_gone(&self) -> bool {
-        self.0.load(Relaxed)
+        self.0.is_gone.load(Relaxed)
     }
 
     /// Fails when the caller dropped the attempt. Each step of an acquisition begins with it.
@@ -35,6 +41,20 @@ impl Caller {
         match self.is_gone() {
             true => Err(Failure::cancelled()),
             false => Ok(()),
+        }
+    }
+
+    /// Waits for `step`, which sends nothing of the attempt, until the caller drops the attempt.
+    ///
+    /// # Errors
+    /// Those of the step, or [`Failure::is_cancelled`] when the caller dropped the attempt.
+    pub(super) async fn while_here<T>(&self, step: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+        // The future receives the notification from its creation on.
+        let gone = self.0.change.notified();
+        self.check()?;
+        tokio::select! {
+            outcome = step => outcome,
+            () = gone => Err(Failure::cancelled()),
         }
     }
 }
@@ -96,7 +116,8 @@ impl Drop for Waiting {
     fn drop(&mut self) {
         let mut map = self.attempts.map();
         if self.ended.has_changed().is_ok() {
-            self.caller.0.store(true, Relaxed);
+            self.caller.0.is_gone.store(true, Relaxed);
+            self.caller.0.change.notify_waiters();
             let owners = self.owners.drain(..);
             map.extend(owners.map(|owner| (owner, self.ended.clone())));
         }
@@ -136,6 +157,18 @@ mod tests {
         drop(working);
         waits.await.unwrap();
         assert!(attempts.map().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_step_ends_when_the_caller_drops_the_attempt() {
+        let attempts = Arc::new(DroppedAttempts::default());
+        let (waiting, _working, caller) = attempts.begin(vec![OwnerToken::fresh()]);
+        assert!(caller.while_here(async { Ok(7) }).await.is_ok_and(|value| value == 7));
+        let step = tokio::spawn(async move { caller.while_here(std::future::pending::<Outcome<()>>()).await });
+        tokio::task::yield_now().await;
+        assert!(!step.is_finished());
+        drop(waiting);
+        assert!(step.await.unwrap().unwrap_err().is_cancelled());
     }
 
     #[tokio::test]

@@ -12,6 +12,7 @@ use super::failure::Failure;
 use super::pool::Class;
 use super::queue::{self, RESERVED, Waiter};
 use super::waiting::Line;
+use super::watch::Use;
 use super::{Core, Outcome, documents};
 use crate::engine::{Acquired, Released};
 use crate::model::Claim;
@@ -58,14 +59,23 @@ impl Core {
         for claim in claims {
             self.attempts.ended(&claim.owner).await;
         }
-        let permit = self.pool.permit(self.class(&claims[0])).await;
+        // Before the permit: no connection is in use while the change stream opens.
+        let mut uses = Vec::with_capacity(claims.len());
+        for _ in claims {
+            match line.listen(&claims[0].keys()[0]).await {
+                Ok(open) => uses.push(open),
+                Err(failure) => return failed(claims, &failure),
+            }
+        }
+        let class = self.class(claims.iter().map(|claim| &**claim));
+        let permit = self.pool.permit(class).await;
         claims.iter().for_each(|claim| claim.mark_sent());
         let owners = claims.iter().map(|claim| claim.owner.clone()).collect();
         let (waiting, working, caller) = self.attempts.begin(owners);
         let (core, line, batch) = (self.clone(), line.clone(), claims.to_vec());
         let attempts = async move {
             let batch: Vec<&Claim> = batch.iter().map(|claim| &**claim).collect();
-            let outcome = core.acquire_batch(&line, &batch, &caller).await;
+            let outcome = core.acquire_batch(&line, &batch, uses, &caller).await;
             core.roll_back_if_dropped(&batch, &caller, outcome.as_ref().err()).await;
             drop(working);
             outcome
@@ -74,23 +84,21 @@ impl Core {
         drop(waiting);
         match outcome {
             Ok(outcomes) => outcomes,
-            Err(failure) => claims.iter().map(|_| Some(Err(failure.clone()))).collect(),
+            Err(failure) => failed(claims, &failure),
         }
     }
 
-    /// Makes the attempt of the first claim and enters the others into the queue behind it, in one command.
+    /// Makes the attempt of the first claim and enters the others into the queue behind it, in one command. `uses`: a use of the
+    /// change stream for each claim.
     async fn acquire_batch(
         &self,
         line: &Arc<Line>,
         claims: &[&Claim],
+        uses: Vec<Option<Use>>,
         caller: &Caller,
     ) -> Outcome<Vec<Option<Outcome<Acquired>>>> {
         let first = claims[0];
         let key = &first.keys()[0];
-        let mut uses = Vec::with_capacity(claims.len());
-        for _ in claims {
-            uses.push(line.listen(key).await?);
-        }
         caller.check()?;
         let number = line.known.number(&first.owner);
         let waiter = Waiter {
@@ -183,6 +191,11 @@ impl Core {
             }
         }
     }
+}
+
+/// Returns the outcome of a batch that failed.
+fn failed(claims: &[Arc<Claim>], failure: &Failure) -> Vec<Option<Outcome<Acquired>>> {
+    claims.iter().map(|_| Some(Err(failure.clone()))).collect()
 }
 
 /// Returns the places in an answer, by owner.

@@ -9,12 +9,14 @@
 //! dropped call neither leaves a request in the driver's queue nor closes a connection.
 //!
 //! # Order
-//! Each [`Class`] of calls has its own queue and a share of the connections. Renewals may use every connection, and wait only
-//! for calls in progress. Each queue is first in, first out, except that of attempts (`attempt_queue.rs`).
+//! Each [`Class`] of calls has its own queue and a share of the connections. Each queue is first in, first out, except that of
+//! new attempts (`attempt_queue.rs`). An eighth of the connections is reserved for renewals, transfers and heartbeats, which
+//! may use every connection. The shares bound how many calls of the other classes wait for a connection, so that neither a
+//! renewal nor a release waits behind the attempts of thousands of waiters.
 //!
 //! # A driver that does not recover
-//! A call without an answer is aborted after [`LIMIT`] store timeouts, or after one where another primary was elected
-//! meanwhile: the old one may hang. If no other call was answered in that time either, although the driver's monitor has
+//! A call without an answer is aborted after [`LIMIT`] store timeouts. It is aborted after one where another primary was elected
+//! meanwhile, because the old one may hang, or where calls that began later were answered: then only this call hangs. If no other call was answered in that time either, although the driver's monitor has
 //! seen the server, the engine replaces the client.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -41,12 +43,13 @@ const LIMIT: u32 = 4;
 pub(super) enum Class {
     /// Attempts. At most five eighths of the connections.
     Acquire,
+    /// Attempts of waiters that were notified of their turn. At most a quarter of the connections.
+    Confirm,
     /// Releases and clean-up. At most a quarter of the connections.
     Release,
     /// Queries. At most an eighth of the connections.
     Query,
-    /// Renewals, heartbeats, and attempts of waiters. They may use every connection. They wait for calls with a permit, and
-    /// go before all other calls without one.
+    /// Renewals, transfers and heartbeats. They may use every connection, and an eighth is reserved for them.
     Keep,
 }
 
@@ -54,6 +57,7 @@ pub(super) enum Class {
 /// the next one of the same class.
 pub(super) struct Permit {
     _connection: Option<OwnedSemaphorePermit>,
+    _unreserved: Option<OwnedSemaphorePermit>,
     _class: ClassShare,
 }
 
@@ -86,12 +90,16 @@ pub(super) struct Pool {
     sight: Arc<Sight>,
     current: RwLock<(Client, Collection<Document>)>,
     connections: Arc<Semaphore>,
+    unreserved: Arc<Semaphore>,
     attempts: Arc<AttemptQueue>,
+    confirmations: Arc<Semaphore>,
     releases: Arc<Semaphore>,
     queries: Arc<Semaphore>,
     store_timeout: Duration,
     /// When the driver answered last, in nanoseconds of [`Moment`].
     answered: AtomicU64,
+    /// The latest beginning of a call that the driver has answered, in nanoseconds of [`Moment`].
+    answered_began: AtomicU64,
 }
 
 impl Pool {
@@ -113,11 +121,14 @@ impl Pool {
             sight,
             current: RwLock::new((client, locks)),
             connections: permits(size),
+            unreserved: permits(size - (size / 8).max(1)),
+            confirmations: permits(size / 4),
             attempts: AttemptQueue::new((size * 5 / 8).max(1)),
             releases: permits(size / 4),
             queries: permits(size / 8),
             store_timeout,
             answered: AtomicU64::new(Moment::now().to_nanos()),
+            answered_began: AtomicU64::new(0),
         })
     }
 
@@ -139,6 +150,9 @@ impl Pool {
             Class::Acquire => ClassShare::Attempt {
                 _ticket: self.attempts.ticket().await,
             },
+            Class::Confirm => ClassShare::Limited {
+                _permit: limited(&self.confirmations).await.ok(),
+            },
             Class::Release => ClassShare::Limited {
                 _permit: limited(&self.releases).await.ok(),
             },
@@ -147,7 +161,12 @@ impl Pool {
             },
             Class::Keep => ClassShare::Unlimited,
         };
+        let unreserved = match class {
+            ClassShare::Unlimited => None,
+            _ => limited(&self.unreserved).await.ok(),
+        };
         Permit {
+            _unreserved: unreserved,
             _connection: limited(&self.connections).await.ok(),
             _class: class,
         }
@@ -169,11 +188,12 @@ impl Pool {
             let outcome = tokio::select! {
                 biased;
                 outcome = calls => Some(outcome),
-                () = pool.has_no_answer_in_time() => None,
+                () = pool.has_no_answer_in_time(began) => None,
             };
             drop(permit);
             if let Some(outcome) = outcome {
                 pool.answered.store(Moment::now().to_nanos(), Relaxed);
+                pool.answered_began.fetch_max(began.to_nanos(), Relaxed);
                 return outcome;
             }
             let waited = began.elapsed();
@@ -197,19 +217,33 @@ impl Pool {
         self.run(permit, calls()).await
     }
 
-    /// Waits for the longest time that a call may take from now on. Where another primary was elected, that is one store
-    /// timeout: the old one may hang, and the caller has timed out by then.
-    async fn has_no_answer_in_time(&self) {
+    /// Waits for the longest time that a call may take that began just now. That is one store timeout where another primary was
+    /// elected, or where calls were answered that began later by half a store timeout: their caller has timed out by then.
+    ///
+    /// # Behavior
+    /// While the whole server stands still it answers no call, and this waits for all of the limit.
+    async fn has_no_answer_in_time(&self, began: Moment) {
         let mut election = self.sight.election();
+        let later = began
+            .to_nanos()
+            .saturating_add((self.store_timeout / 2).as_nanos() as u64);
         tokio::time::sleep(self.store_timeout).await;
         let elected = async {
             if election.changed().await.is_err() {
                 std::future::pending::<()>().await;
             }
         };
+        let passed_over = async {
+            for _ in 1..LIMIT {
+                if self.answered_began.load(Relaxed) >= later {
+                    return;
+                }
+                tokio::time::sleep(self.store_timeout).await;
+            }
+        };
         tokio::select! {
             () = elected => {}
-            () = tokio::time::sleep(self.store_timeout * (LIMIT - 1)) => {}
+            () = passed_over => {}
         }
     }
 

@@ -81,6 +81,11 @@ impl Line {
         self.watcher.is_open()
     }
 
+    #[cfg(test)]
+    pub(super) fn hang(&self) {
+        self.watcher.hang();
+    }
+
     /// Opens the change stream, or keeps it open, for a waiter of this name. `None`: the server has no change streams, and the
     /// waiter polls.
     pub(super) async fn listen(&self, key: &Key) -> Outcome<Option<Use>> {

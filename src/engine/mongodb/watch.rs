@@ -348,6 +348,13 @@ impl Watcher {
         matches!(*self.0.phase.borrow(), Phase::Open)
     }
 
+    /// Makes every opening of the stream wait from now on.
+    #[cfg(test)]
+    pub(super) fn hang(&self) {
+        let task = tokio::spawn(std::future::pending::<()>());
+        self.0.lock().task = Some(task.abort_handle());
+    }
+
     /// Closes the stream for good. Who waits for it to open is told so.
     pub(super) fn close(&self) {
         let mut state = self.0.lock();

@@ -146,6 +146,7 @@ async fn document(engine: &MongodbEngine, name: &str) -> Option<Document> {
 mod batches;
 mod cases;
 mod monitor;
+mod permits;
 mod pressure;
 mod queue;
 

@@ -1,0 +1,145 @@
+//! Tests of the permits: which calls wait for which others, and when a permit becomes free.
+
+use mongodb::Client;
+use mongodb::options::{ClientOptions, CollectionOptions, ServerAddress};
+
+use super::super::pool::{Class, Place, Pool};
+use super::super::sight::Sight;
+use super::queue::{free, hold, told, two, wait, waiting};
+use super::*;
+
+/// Creates a pool of `size` connections without a server.
+fn pool(size: u32, store_timeout: Duration) -> Arc<Pool> {
+    let options = ClientOptions::builder()
+        .hosts(vec![ServerAddress::parse("127.0.0.1:1").unwrap()])
+        .build();
+    let client = Client::with_options(options.clone()).unwrap();
+    let place = Place {
+        database: "d".into(),
+        collection: "c".into(),
+        options: CollectionOptions::default(),
+    };
+    let sight = Sight::new(&options);
+    Pool::new(client, options, place, sight, size, store_timeout)
+}
+
+/// Waiters try again together after a heartbeat failed, or after the collection was dropped. Even where all of them were
+/// notified of their turn, renewals and releases go before them.
+#[tokio::test]
+async fn a_renewal_does_not_wait_behind_the_attempts_of_waiters() {
+    for waiters in [Class::Confirm, Class::Acquire] {
+        for size in [8, 1] {
+            let pool = pool(size, Duration::from_secs(5));
+            // Each command takes 5 ms.
+            for _ in 0..2000 {
+                let pool = pool.clone();
+                tokio::spawn(async move {
+                    let _permit = pool.permit(waiters).await;
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                });
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            for class in [Class::Keep, Class::Release] {
+                let asked = Instant::now();
+                drop(pool.permit(class).await);
+                let waited = asked.elapsed();
+                assert!(
+                    waited < Duration::from_millis(250),
+                    "{class:?} waited for {waited:?} behind {waiters:?}, with {size} connections"
+                );
+            }
+        }
+    }
+}
+
+/// Counts permits of a class that are available at once.
+async fn available(pool: &Pool, class: Class) -> usize {
+    let mut permits = Vec::new();
+    while let Ok(permit) = tokio::time::timeout(Duration::from_millis(20), pool.permit(class)).await {
+        permits.push(permit);
+    }
+    permits.len()
+}
+
+#[tokio::test]
+async fn connections_are_reserved_for_renewals() {
+    let pool = pool(64, Duration::from_secs(5));
+    let mut permits = Vec::new();
+    for class in [Class::Acquire, Class::Confirm, Class::Release, Class::Query] {
+        while let Ok(permit) = tokio::time::timeout(Duration::from_millis(20), pool.permit(class)).await {
+            permits.push(permit);
+        }
+    }
+    assert_eq!((permits.len(), available(&pool, Class::Keep).await), (56, 8));
+}
+
+/// Starts calls without an answer on all permits of attempts, and returns how many permits are free after three store
+/// timeouts.
+async fn free_after_a_hang(others_are_answered: bool) -> usize {
+    let store_timeout = Duration::from_millis(400);
+    let pool = pool(8, store_timeout);
+    for _ in 0..5 {
+        let permit = pool.permit(Class::Acquire).await;
+        // The task goes on without the future.
+        drop(pool.run(permit, std::future::pending::<super::super::Outcome<()>>()));
+    }
+    assert_eq!(available(&pool, Class::Acquire).await, 0);
+    let began = Instant::now();
+    while began.elapsed() < store_timeout * 3 {
+        if others_are_answered {
+            pool.call(Class::Keep, || async { Ok(()) }).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    available(&pool, Class::Acquire).await
+}
+
+#[tokio::test]
+async fn hung_attempts_free_their_permits_while_other_calls_are_answered() {
+    assert_eq!(free_after_a_hang(true).await, 5);
+}
+
+#[tokio::test]
+async fn hung_attempts_keep_their_permits_while_no_call_is_answered() {
+    assert_eq!(free_after_a_hang(false).await, 0);
+}
+
+#[tokio::test]
+async fn only_a_waiter_that_was_notified_of_its_turn_goes_before_new_attempts() {
+    two(|ours, theirs| async move {
+        let holder = hold(&ours, "n").await;
+        let (first, second) = (waiting(&["n"]), waiting(&["n"]));
+        let mut told_first = wait(&theirs, &first).await;
+        let _told_second = wait(&theirs, &second).await;
+        assert_eq!(theirs.class([&first, &second]), Class::Acquire);
+        free(&ours, &holder).await;
+        told(&mut told_first).await;
+        assert_eq!(theirs.class([&first]), Class::Confirm);
+        assert_eq!(theirs.class([&second]), Class::Acquire);
+        assert_eq!(theirs.class([&second, &first]), Class::Confirm);
+        granted(&theirs, &first).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_dropped_attempt_does_not_wait_for_the_change_stream() {
+    two(|ours, theirs| async move {
+        hold(&ours, "n").await;
+        theirs.line.as_ref().unwrap().hang();
+        let limit = Duration::from_millis(300);
+        let waiters: Vec<Arc<Claim>> = (0..3).map(|_| Arc::new(waiting(&["n"]))).collect();
+        let mut answer = |_, _| ();
+        let batch = theirs.try_acquire_in_order(&waiters, &mut answer);
+        assert!(tokio::time::timeout(limit, batch).await.is_err());
+        assert!(waiters.iter().all(|claim| !claim.was_sent()), "the batch had a permit");
+        for waiter in &waiters {
+            assert!(tokio::time::timeout(limit, theirs.try_acquire(waiter)).await.is_err());
+            let release = theirs.release(waiter, Duration::ZERO);
+            let released = tokio::time::timeout(Duration::from_secs(3), release).await;
+            assert_eq!(released.expect("the attempt has ended").unwrap(), Released::NotHeld);
+        }
+        assert_eq!(available(&theirs.pool, Class::Acquire).await, 40);
+    })
+    .await;
+}
