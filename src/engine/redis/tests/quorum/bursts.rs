@@ -81,6 +81,15 @@ async fn renewals_and_releases_do_not_wait_for_a_permit() {
     }
 }
 
+#[tokio::test]
+async fn a_call_that_waits_for_a_permit_is_small() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.engine().await;
+    let waits = claim("waits");
+    let size = size_of_val(&*ours.try_acquire(&waits));
+    assert!(size <= 512, "{size} bytes");
+}
+
 /// What the socket of the fast path did not take is not sent after its attempt was dropped.
 #[tokio::test]
 async fn a_vote_in_the_write_buffer_is_not_sent_after_its_attempt_was_dropped() {
