@@ -5,7 +5,6 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::*;
 use crate::engine::Result;
-use crate::service::{AcquireOptions, Locks, Outcome, Pulse, Wait};
 
 /// An event loop on the test's own thread, which flushes and reads every millisecond.
 #[derive(Debug)]
@@ -164,36 +163,6 @@ async fn a_release_after_a_dropped_attempt_takes_effect_after_it() {
         assert_eq!(released.await.unwrap().unwrap(), Released::Freed);
         assert_eq!(other.run::<i64>("EXISTS lock:n").await, 0);
     }
-}
-
-/// The server stands still for longer than the ttl. The kernel keeps what was sent, and the server executes it afterwards.
-#[tokio::test]
-async fn a_stall_that_is_longer_than_the_ttl_leaves_no_lock_without_a_holder() {
-    let Some(server) = Server::start(&[]).await else { return };
-    let (ours, mut other) = (server.engine().await, server.other().await);
-    let locks = Locks::new(ours, Duration::from_secs(1), Arc::new(Pulse::new(|| {})), None);
-    let options = AcquireOptions {
-        ttl: Ttl::clamped(Duration::from_secs(6)),
-        wait: Wait::No,
-        ..AcquireOptions::default()
-    };
-    let Ok(Outcome::Acquired(warm)) = locks.acquire(&[key("warm")], options.clone(), None).await else {
-        panic!("the server answers");
-    };
-    locks.release(&warm).await.unwrap();
-    server.freeze();
-    let names: Vec<Key> = (0..200).map(|i| key(&format!("n{i}"))).collect();
-    let calls = names
-        .iter()
-        .map(|name| locks.acquire(std::slice::from_ref(name), options.clone(), None));
-    let answers = join_all(calls).await;
-    assert!(answers.iter().all(|answer| answer.is_err()), "the server stands still");
-    tokio::time::sleep(Duration::from_secs(10)).await;
-    server.thaw();
-    // Shorter than the ttl, which begins when the server goes on.
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    let keys: Vec<String> = other.run("KEYS lock:*").await;
-    assert_eq!(keys.len(), 0, "locks without a holder: {:?}...", keys.first());
 }
 
 #[tokio::test]
