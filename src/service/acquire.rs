@@ -44,6 +44,8 @@ enum Tried {
 enum Stop {
     Aborted,
     Closed,
+    /// The wait is over, and the store has not answered the last attempt.
+    OutOfTime,
 }
 
 /// One acquisition under way.
@@ -312,6 +314,7 @@ impl Acquisition {
             },
             () = self.aborted() => Tried::GaveUp(Stop::Aborted),
             () = inner.closing.cancelled() => Tried::GaveUp(Stop::Closed),
+            () = self.out_of_time() => Tried::GaveUp(Stop::OutOfTime),
             () = tokio::time::sleep_until(since + self.patience) => {
                 add(&inner.counters.store_errors);
                 Tried::Failed(EngineError::no_answer(inner.engine.name(), "acquire", self.patience))
@@ -319,6 +322,15 @@ impl Acquisition {
         };
         self.uncertain |= claim.sent_at().is_some();
         tried
+    }
+
+    /// Completes a little after the end of the wait, if the store has said before that the lock is busy: an attempt that has no
+    /// answer by then does not prolong the wait.
+    async fn out_of_time(&self) {
+        match self.deadline.filter(|_| self.waiting) {
+            Some(deadline) => tokio::time::sleep_until(deadline + LEAST_STORE_PATIENCE).await,
+            None => std::future::pending().await,
+        }
     }
 
     fn is_aborted(&self) -> bool {
@@ -399,6 +411,7 @@ impl Stop {
     fn end(self) -> Result<Outcome, LockError> {
         match self {
             Stop::Aborted => Ok(Outcome::Aborted),
+            Stop::OutOfTime => Ok(Outcome::Busy),
             Stop::Closed => Err(LockError::closed()),
         }
     }

@@ -27,6 +27,26 @@ async fn a_wait_ends_on_time_and_leaves_the_queue() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_attempt_without_an_answer_prolongs_a_wait_by_a_second_at_most() {
+    for unordered in [false, true] {
+        let (engine, locks) = service();
+        if unordered {
+            engine.keep_no_queue();
+        }
+        let other = another(&engine);
+        let held = take(&other, "n", options(30_000, 0)).await;
+        let started = tokio::time::Instant::now();
+        let waiting = waiter(&locks, "n", 2000);
+        tokio::time::sleep(ms(1900)).await;
+        other.release(&held).await.unwrap();
+        engine.hang();
+        let outcome = waiting.await.unwrap().unwrap();
+        assert!(matches!(outcome, Outcome::Busy), "{outcome:?}");
+        assert!(started.elapsed() <= ms(3000), "{:?}", started.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn waiting_for_ever_ends_with_the_lease_in_the_way() {
     let (engine, locks) = service();
     let dead = AcquireOptions {
