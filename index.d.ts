@@ -300,8 +300,7 @@ export interface Lock extends AsyncDisposable {
   extend(ttlMs: number): Promise<void>
   /**
    * Releases the lock. `isHeld` is false as soon as this is called.
-   * @returns `true`: this call freed it. `false`: it was released before, is lost, or the store's first answer was lost in an
-   * outage, so that it is unknown whether this call freed it
+   * @returns `true`: this call freed it. `false`: it was released before, or is lost
    * @throws `LOCK_STORE` when the store did not answer the release in time; it is repeated in the background
    */
   release(): Promise<boolean>
@@ -329,8 +328,7 @@ export interface LockService extends AsyncDisposable {
   acquireLock(name: string, ttlSeconds?: number): Promise<boolean>
   /**
    * The gist's `releaseLock`: releases what `acquireLock` of this service acquired, and never another holder's lock.
-   * @returns `true`: this call freed it. `false`: this service held nothing (never acquired, expired, taken over), or the
-   * store's first answer was lost in an outage
+   * @returns `true`: this call freed it. `false`: this service held nothing (never acquired, expired, taken over)
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    */
   releaseLock(name: string): Promise<boolean>

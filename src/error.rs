@@ -131,6 +131,8 @@ pub struct EngineError {
     /// Whether the same call may succeed later: true for an outage, false for a wrong password or a full disk of
     /// configuration mistakes that only a human mends.
     pub retryable: bool,
+    /// Whether the command may have reached the store. `false`: there was no connection to send it on.
+    pub may_be_executed: bool,
     /// The driver's own error.
     #[source]
     pub source: Box<dyn StdError + Send + Sync>,
@@ -148,8 +150,15 @@ impl EngineError {
             engine,
             op,
             retryable,
+            may_be_executed: true,
             source: source.into(),
         }
+    }
+
+    /// The same error of a command that was not sent.
+    pub fn not_sent(mut self) -> Self {
+        self.may_be_executed = false;
+        self
     }
 
     /// The store gave no answer within the limit.

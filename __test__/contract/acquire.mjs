@@ -219,7 +219,8 @@ export function acquire(test, { ordered }) {
   test('a ttl of one millisecond never leaves a lock', async (place) => {
     const [a, b] = await place.connectAll(2)
     for (let round = 0; round < 5; round++) {
-      const late = await rejects(a.tryAcquire('blink', { ttlMs: 1 }), 'LOCK_STORE', { key: 'blink', retryable: true })
+      const key = `blink ${round}`
+      const late = await rejects(a.tryAcquire(key, { ttlMs: 1 }), 'LOCK_STORE', { key, retryable: true })
       assert.match(late.message, /granted too late/)
     }
     const late = await rejects(a.acquire('blink', { ttlMs: 1, waitMs: 200 }), 'LOCK_STORE', { key: 'blink' })

@@ -45,6 +45,8 @@ const REPEATS: [Duration; 3] = [
     Duration::from_secs(5),
     Duration::from_secs(60),
 ];
+/// Delay of the first release of a claim whose attempt had no answer: it must not overtake what is on its way.
+const UNANSWERED: Duration = Duration::from_millis(100);
 /// Repeats that are due within this time share a batch.
 const TOGETHER: Duration = Duration::from_millis(100);
 /// Maximum number of claims that wait for the same repeat. Beyond it the oldest are repeated early.
@@ -106,7 +108,9 @@ pub(super) struct AbandonedClaims {
 struct Lists {
     /// Claims that were not tried yet, oldest first.
     fresh: VecDeque<AbandonedClaim>,
-    /// Claims whose release failed, with the time of the next try.
+    /// Claims whose attempt had no answer, with the time from which they are fresh.
+    unanswered: VecDeque<(Moment, AbandonedClaim)>,
+    /// Claims whose release failed, with the time of the next one.
     failed: VecDeque<(Moment, AbandonedClaim)>,
     /// Released claims with the time of their next release, one list for each repeat.
     repeats: [VecDeque<(Moment, AbandonedClaim)>; REPEATS.len()],
@@ -175,9 +179,15 @@ impl Lists {
     /// The next step while `running` batches are in progress, of which the last began at `began`.
     fn next(&mut self, running: usize, began: Moment, closing: bool) -> Step {
         let now = Moment::now();
+        let at = if closing { Moment::from_nanos(u64::MAX) } else { now };
+        while self.unanswered.front().is_some_and(|(due, _)| *due <= at) {
+            self.fresh.extend(self.unanswered.pop_front().map(|(_, claim)| claim));
+        }
         let head_start = began + HEAD_START;
-        let is_idle =
-            self.fresh.is_empty() && self.failed.is_empty() && (closing || self.repeats.iter().all(VecDeque::is_empty));
+        let is_idle = self.unanswered.is_empty()
+            && self.fresh.is_empty()
+            && self.failed.is_empty()
+            && (closing || self.repeats.iter().all(VecDeque::is_empty));
         if running > 0 && (is_idle || head_start > now || running >= BATCHES) {
             return Step::Wait((running < BATCHES && !is_idle).then_some(head_start));
         }
@@ -190,7 +200,7 @@ impl Lists {
             return Step::Release(self.fresh.drain(..batch).collect(), None);
         }
         if running >= BATCHES_OF_FAILED {
-            return Step::Wait(None);
+            return Step::Wait(self.unanswered.front().map(|(at, _)| *at));
         }
         let failed = due(&mut self.failed, now, usize::MAX);
         if !failed.is_empty() {
@@ -203,7 +213,7 @@ impl Lists {
                 return Step::Release(claims, Some(number));
             }
         }
-        let lists = repeats.iter().chain([&self.failed]);
+        let lists = repeats.iter().chain([&self.failed, &self.unanswered]);
         Step::Wait(lists.filter_map(|list| list.front()).map(|(at, _)| *at).min())
     }
 }
@@ -222,7 +232,7 @@ impl Inner {
         if lists.is_closed {
             return;
         }
-        if lists.fresh.len() + lists.failed.len() >= MOST_UNRELEASED {
+        if lists.unanswered.len() + lists.fresh.len() + lists.failed.len() >= MOST_UNRELEASED {
             let _ = lists
                 .failed
                 .pop_front()
@@ -231,7 +241,11 @@ impl Inner {
         } else {
             self.abandoned.unreleased.send_modify(|count| *count += 1);
         }
-        lists.fresh.push_back(claim);
+        if claim.doubtful && !self.closing.is_cancelled() {
+            lists.unanswered.push_back((Moment::now() + UNANSWERED, claim));
+        } else {
+            lists.fresh.push_back(claim);
+        }
         let is_served = std::mem::replace(&mut lists.is_served, true);
         drop(lists);
         if is_served {

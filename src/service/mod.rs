@@ -1,7 +1,7 @@
 //! The service: waiting, leases, renewal, clean-up, over any engine.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::AcqRel, Ordering::Relaxed, Ordering::Release};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -288,16 +288,19 @@ impl Locks {
         // Inspect first: when the reply to a first request is lost, the next request finds the name free.
         let inspected = tokio::time::timeout_at(end, inner.engine.inspect(name)).await;
         let was_held = matches!(inspected, Ok(Ok(Some(_))));
-        let mut calls = 0;
+        let is_unanswered = AtomicBool::new(false);
         let freed = inner
-            .with_store("force_release", end - tokio::time::Instant::now(), || {
-                calls += 1;
-                inner.engine.force_release(name)
+            .with_store("force_release", end - tokio::time::Instant::now(), || async {
+                let freed = inner.engine.force_release(name).await;
+                if freed.as_ref().is_err_and(|error| error.may_be_executed) {
+                    is_unanswered.store(true, Relaxed);
+                }
+                freed
             })
             .await
             .map_err(|error| error.with_key(name.as_str()))?;
         inner.local_fifos.wake_first(name);
-        Ok(freed || calls > 1 && was_held)
+        Ok(freed || was_held && is_unanswered.load(Relaxed))
     }
 
     /// The service's counters.

@@ -63,7 +63,9 @@ impl Failure {
 
     /// The failure as the layers above see it.
     pub(super) fn during(self, op: &'static str) -> EngineError {
-        EngineError::new(ENGINE, op, self.retryable(), self)
+        let is_unsent = matches!(self, Failure::Connect { .. } | Failure::NoMaster(_) | Failure::Unserved);
+        let error = EngineError::new(ENGINE, op, self.retryable(), self);
+        if is_unsent { error.not_sent() } else { error }
     }
 
     /// Whether the same call may succeed later without a human's help.

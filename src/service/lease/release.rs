@@ -1,6 +1,7 @@
 //! Release, in two steps: the first ends the lease in this process, the second releases it at the store.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::{Lease, Phase};
@@ -33,8 +34,6 @@ pub enum ReleaseOutcome {
     Freed,
     /// The lock was released before, or is lost.
     NotHeld,
-    /// The store does not hold the lease. An earlier request of this release had no answer, and may have freed the lock.
-    Unknown,
 }
 
 impl ReleaseOutcome {
@@ -149,11 +148,15 @@ impl Lease {
             }
         };
         let kept_until = self.kept_until;
-        let mut calls = 0;
-        let released = inner.with_store("release", left, || {
-            calls += 1;
+        // An earlier request had no answer, but may have been executed.
+        let is_unanswered = AtomicBool::new(false);
+        let released = inner.with_store("release", left, || async {
             let keep = kept_until.map_or(Duration::ZERO, Moment::remaining);
-            inner.engine.release(&self.claim, keep)
+            let released = inner.engine.release(&self.claim, keep).await;
+            if released.as_ref().is_err_and(|error| error.may_be_executed) {
+                is_unanswered.store(true, Relaxed);
+            }
+            released
         });
         let in_background = || inner.release_in_background(self.abandoned().kept_until(kept_until));
         match released.await {
@@ -166,7 +169,8 @@ impl Lease {
                 }
                 Ok(match answer {
                     Released::Freed => ReleaseOutcome::Freed,
-                    Released::NotHeld if calls > 1 => ReleaseOutcome::Unknown,
+                    // That one freed it.
+                    Released::NotHeld if is_unanswered.load(Relaxed) => ReleaseOutcome::Freed,
                     Released::NotHeld => ReleaseOutcome::NotHeld,
                 })
             }

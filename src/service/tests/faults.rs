@@ -125,7 +125,7 @@ impl Faulty {
         let fault = *self.fault.lock().unwrap();
         match fault {
             Fault::None | Fault::HangSome | Fault::Panic => call.await,
-            Fault::Refuse => Err(EngineError::new("faulty", op, true, "refused")),
+            Fault::Refuse => Err(EngineError::new("faulty", op, true, "refused").not_sent()),
             Fault::Late(_) => Err(EngineError::new("faulty", op, true, "the connection broke")),
             Fault::Fatal => Err(EngineError::new("faulty", op, false, "wrong password")),
             Fault::LoseReply => {

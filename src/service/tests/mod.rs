@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use self::faults::Faulty;
-use super::{AcquireOptions, Lease, Locks, Outcome, Pulse, ReleaseOutcome, Wait};
+use super::{AcquireOptions, Lease, Locks, Outcome, Pulse, Wait};
 use crate::error::{Code, LockError};
 use crate::model::{Key, OwnerToken, Ttl};
 

@@ -219,8 +219,7 @@ async fn a_release_whose_reply_is_lost_is_a_release() {
     settle().await;
     assert!(!held_in_store(&engine, "n").await);
     engine.set(Fault::None);
-    let outcome = releasing.await.unwrap().unwrap();
-    assert_eq!(outcome, ReleaseOutcome::Unknown, "the first request had no answer");
+    assert!(releasing.await.unwrap().unwrap().is_freed());
     assert_eq!((locks.stats().released, locks.stats().lost), (1, 0));
 }
 
