@@ -208,3 +208,22 @@ async fn abandoned_claims_are_released_after_a_panic_in_a_release() {
         "20 s after the store was well again"
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_forced_release_does_not_count_what_the_holder_released() {
+    let (engine, locks) = service();
+    let other = another(&engine);
+    let held = take(&other, "n", options(600_000, 0)).await;
+    engine.set(Fault::SlowReply(10));
+    let forcing = {
+        let locks = locks.clone();
+        tokio::spawn(async move { locks.force_release(&key("n")).await })
+    };
+    // The inspection goes well. Then connections are refused for a moment: nothing is sent.
+    tokio::time::sleep(ms(5)).await;
+    engine.set(Fault::Refuse);
+    tokio::time::sleep(ms(7)).await;
+    engine.set(Fault::None);
+    assert!(other.release(&held).await.unwrap().is_freed());
+    assert!(!forcing.await.unwrap().unwrap(), "its holder freed it");
+}
