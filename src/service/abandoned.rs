@@ -232,14 +232,10 @@ impl Inner {
         if lists.is_closed {
             return;
         }
-        if lists.unanswered.len() + lists.fresh.len() + lists.failed.len() >= MOST_UNRELEASED {
-            let _ = lists
-                .failed
-                .pop_front()
-                .map(|(_, claim)| claim)
-                .or_else(|| lists.fresh.pop_front());
-        } else {
+        if lists.unanswered.len() + lists.fresh.len() + lists.failed.len() < MOST_UNRELEASED {
             self.abandoned.unreleased.send_modify(|count| *count += 1);
+        } else if lists.failed.pop_front().is_none() && lists.fresh.pop_front().is_none() {
+            lists.unanswered.pop_front();
         }
         if claim.doubtful && !self.closing.is_cancelled() {
             lists.unanswered.push_back((Moment::now() + UNANSWERED, claim));
