@@ -305,7 +305,7 @@ impl Claim {
     }
 
     /// Replaces the owner by a new one that the store has not seen.
-    pub fn renew_owner(&mut self) {
+    pub fn replace_owner(&mut self) {
         self.owner = OwnerToken::fresh();
         self.sent = Sent::default();
     }

@@ -283,7 +283,7 @@ impl Acquisition {
         let error = EngineError::granted_too_late(self.inner.engine.name(), sent.elapsed(), self.claim.ttl.duration());
         self.inner
             .release_in_background(AbandonedClaim::new(Claim::clone(&self.claim), self.uncertain));
-        Arc::make_mut(&mut self.claim).renew_owner();
+        Arc::make_mut(&mut self.claim).replace_owner();
         self.uncertain = false;
         Err(LockError::store(error))
     }

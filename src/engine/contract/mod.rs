@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 use super::{Acquired, Released, Renewed, SharedEngine};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
+/// The time limit of a page of `list` in tests.
+pub(crate) const PAGE: Duration = Duration::from_secs(5);
+
 pub(crate) use fences::*;
 pub(crate) use leases::*;
 pub(crate) use names::*;

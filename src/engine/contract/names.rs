@@ -79,7 +79,7 @@ pub(crate) async fn list_takes_the_prefix_literally(s: Stores) {
     let listed = |prefix: &'static str| {
         let b = s.b.clone();
         async move {
-            b.list(prefix, std::time::Duration::from_secs(5))
+            b.list(prefix, PAGE)
                 .await
                 .unwrap()
                 .into_iter()
@@ -116,7 +116,7 @@ pub(crate) async fn odd_names_are_kept_apart(s: Stores) {
         fences.insert(take(&s.a, ours).await.0);
     }
     let listed: BTreeSet<String> =
-        s.b.list("", std::time::Duration::from_secs(5))
+        s.b.list("", PAGE)
             .await
             .unwrap()
             .into_iter()

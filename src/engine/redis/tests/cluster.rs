@@ -58,18 +58,9 @@ async fn names_on_several_masters_are_taken_together_or_not_at_all() {
     let mut handed_over = all.clone();
     handed_over.owner = to;
     assert_eq!(ours.renew(&all, all.ttl).await.unwrap(), Renewed::Lost);
-    assert_eq!(
-        theirs.list("", std::time::Duration::from_secs(5)).await.unwrap().len(),
-        3
-    );
+    assert_eq!(theirs.list("", PAGE).await.unwrap().len(), 3);
     free(&ours, &handed_over).await;
-    assert!(
-        theirs
-            .list("", std::time::Duration::from_secs(5))
-            .await
-            .unwrap()
-            .is_empty()
-    );
+    assert!(theirs.list("", PAGE).await.unwrap().is_empty());
 
     for busy in &names {
         let holder = claim(busy);
@@ -79,11 +70,7 @@ async fn names_on_several_masters_are_taken_together_or_not_at_all() {
             panic!("{busy} is busy");
         };
         assert_eq!(held.as_str(), busy);
-        assert_eq!(
-            theirs.list("", std::time::Duration::from_secs(5)).await.unwrap().len(),
-            1,
-            "only {busy}"
-        );
+        assert_eq!(theirs.list("", PAGE).await.unwrap().len(), 1, "only {busy}");
         free(&theirs, &holder).await;
     }
 
@@ -92,17 +79,11 @@ async fn names_on_several_masters_are_taken_together_or_not_at_all() {
     assert!(theirs.force_release(&key(&names[1])).await.unwrap());
     assert_eq!(ours.renew(&all, Ttl::clamped(4 * LONG)).await.unwrap(), Renewed::Lost);
     assert_eq!(ours.transfer(&all, &OwnerToken::fresh()).await.unwrap(), Renewed::Lost);
-    for info in theirs.list("", std::time::Duration::from_secs(5)).await.unwrap() {
+    for info in theirs.list("", PAGE).await.unwrap() {
         assert!(info.remaining.unwrap() <= LONG, "{}", info.name);
     }
     assert_eq!(ours.release(&all, Duration::ZERO).await.unwrap(), Released::NotHeld);
-    assert!(
-        theirs
-            .list("", std::time::Duration::from_secs(5))
-            .await
-            .unwrap()
-            .is_empty()
-    );
+    assert!(theirs.list("", PAGE).await.unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -195,7 +195,7 @@ async fn a_flushed_script_cache_is_filled_again() {
             take(&ours, &ours_now).await;
             ours.renew(&ours_now, ours_now.ttl).await.unwrap();
             ours.inspect(&key("n")).await.unwrap().unwrap();
-            ours.list("", std::time::Duration::from_secs(5)).await.unwrap();
+            ours.list("", PAGE).await.unwrap();
             free(&ours, &ours_now).await;
             assert!(!ours.force_release(&key("n")).await.unwrap());
         }

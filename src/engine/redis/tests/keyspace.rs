@@ -54,7 +54,7 @@ async fn the_lock_is_what_other_tools_write_and_respect() {
         Acquired::Held { retry_after: None, .. }
     ));
     assert_eq!(ours.inspect(&key("n")).await.unwrap().unwrap().remaining, None);
-    assert_eq!(ours.list("", std::time::Duration::from_secs(5)).await.unwrap().len(), 1);
+    assert_eq!(ours.list("", PAGE).await.unwrap().len(), 1);
     assert!(ours.force_release(&key("n")).await.unwrap());
     take(&ours, &second).await;
 }
@@ -236,7 +236,7 @@ async fn a_key_of_another_type_is_an_error_and_left_alone() {
             "{shown}"
         );
     }
-    assert_eq!(ours.list("", std::time::Duration::from_secs(5)).await.unwrap(), []);
+    assert_eq!(ours.list("", PAGE).await.unwrap(), []);
     assert_eq!(other.run::<String>("TYPE lock:n").await, "hash");
     assert_eq!(other.run::<i64>("DBSIZE").await, 1);
 }
@@ -263,7 +263,7 @@ async fn an_empty_prefix_keeps_names_and_companions_apart() {
     }
     other.run::<()>("LPUSH list 1").await;
     let listed = async |prefix: &str| {
-        ours.list(prefix, std::time::Duration::from_secs(5))
+        ours.list(prefix, PAGE)
             .await
             .unwrap()
             .into_iter()
@@ -294,7 +294,7 @@ async fn a_long_list_is_complete_and_without_repeats() {
         "for i = 1, 3000 do redis.call('SET', 'lock:' .. i, 'x', 'PX', 60000) redis.call('SET', 'no:' .. i, 'x') end";
     other.args::<()>(&["EVAL", script, "0"]).await;
     let names: Vec<String> = ours
-        .list("", std::time::Duration::from_secs(5))
+        .list("", PAGE)
         .await
         .unwrap()
         .into_iter()
@@ -303,8 +303,5 @@ async fn a_long_list_is_complete_and_without_repeats() {
     let mut expected: Vec<String> = (1..=3000).map(|i| i.to_string()).collect();
     expected.sort_unstable();
     assert_eq!(names, expected);
-    assert_eq!(
-        ours.list("299", std::time::Duration::from_secs(5)).await.unwrap().len(),
-        11
-    );
+    assert_eq!(ours.list("299", PAGE).await.unwrap().len(), 11);
 }

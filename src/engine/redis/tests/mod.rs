@@ -14,6 +14,7 @@ use self::topology::{MASTER, Watched, within};
 use super::connection::Link;
 use super::route::Route;
 use super::{RedisConfig, RedisEngine};
+use crate::engine::contract::PAGE;
 use crate::engine::{Acquired, Engine, Released, Settings, SharedEngine, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 

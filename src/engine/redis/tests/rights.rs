@@ -96,12 +96,7 @@ async fn the_documented_user_is_enough_in_a_cluster() {
     let (kept, ()) = tokio::join!(kept, nodes.close(slot, 0, 1));
     assert_eq!(kept.unwrap(), Renewed::Extended);
     free(&ours, &waiter).await;
-    assert!(
-        ours.list("", std::time::Duration::from_secs(5))
-            .await
-            .unwrap()
-            .is_empty()
-    );
+    assert!(ours.list("", PAGE).await.unwrap().is_empty());
     for node in &nodes.nodes {
         assert_nothing_was_refused(node).await;
     }

@@ -59,7 +59,7 @@ async fn the_documented_user_can_do_everything_and_no_more_than_that() {
         assert_eq!(ours.transfer(&first, &to).await.unwrap(), Renewed::Extended);
         first.owner = to;
         assert!(ours.inspect(&key(name)).await.unwrap().unwrap().metadata.is_some());
-        assert_eq!(ours.list("", std::time::Duration::from_secs(5)).await.unwrap().len(), 1);
+        assert_eq!(ours.list("", PAGE).await.unwrap().len(), 1);
         free(&ours, &first).await;
         tokio::time::timeout(Duration::from_secs(5), told.changed())
             .await

@@ -13,7 +13,7 @@ async fn works(engine: &QuorumEngine) {
     busy(engine, &claim("works")).await;
     let info = engine.inspect(&key("works")).await.unwrap().unwrap();
     assert_eq!((info.fence, info.metadata.as_deref()), (Some(fence), Some("1")));
-    let listed = engine.list("works", std::time::Duration::from_secs(5)).await.unwrap();
+    let listed = engine.list("works", PAGE).await.unwrap();
     assert_eq!(listed.len(), 1);
     assert_eq!((listed[0].fence, &listed[0].holder), (Some(fence), &info.holder));
     let next = OwnerToken::fresh();
@@ -49,7 +49,7 @@ async fn a_killed_minority_is_no_matter_and_a_lost_quorum_is_told() {
             ours.transfer(&held, &OwnerToken::fresh()).await.map(drop),
             ours.release(&fresh, Duration::ZERO).await.map(drop),
             ours.inspect(&key("held")).await.map(drop),
-            ours.list("", std::time::Duration::from_secs(5)).await.map(drop),
+            ours.list("", PAGE).await.map(drop),
             ours.force_release(&key("fresh")).await.map(drop),
             ours.subscribe(&held, &key("held")).await.map(drop),
         ];

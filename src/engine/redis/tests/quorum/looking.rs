@@ -8,7 +8,7 @@ async fn what_a_minority_has_is_nobodys() {
     let ours = nodes.engine().await;
     nodes.other(0).await.run::<()>("SET lock:n theirs PX 60000").await;
     assert_eq!(ours.inspect(&key("n")).await.unwrap(), None);
-    assert_eq!(ours.list("", std::time::Duration::from_secs(5)).await.unwrap(), []);
+    assert_eq!(ours.list("", PAGE).await.unwrap(), []);
     assert!(!ours.force_release(&key("n")).await.unwrap(), "nobody held it");
     // But the leftover goes.
     nodes.are_free(&[0], "n").await;
@@ -16,7 +16,7 @@ async fn what_a_minority_has_is_nobodys() {
     nodes.other(0).await.run::<()>("SET lock:n theirs PX 60000").await;
     let held = claim("n");
     take(&ours, &held).await;
-    assert_eq!(ours.list("", std::time::Duration::from_secs(5)).await.unwrap().len(), 1);
+    assert_eq!(ours.list("", PAGE).await.unwrap().len(), 1);
     assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Extended);
     assert_eq!(
         nodes.get(&[0], "lock:n").await,
@@ -43,7 +43,7 @@ async fn another_tool_that_holds_a_majority_excludes_ours_and_is_shown() {
     let info = ours.inspect(&key("n")).await.unwrap().unwrap();
     assert!(seconds(4, 6).contains(&info.remaining.unwrap()), "{info:?}");
     assert_eq!((info.fence, info.holder), (None, None));
-    assert_eq!(ours.list("", std::time::Duration::from_secs(5)).await.unwrap().len(), 1);
+    assert_eq!(ours.list("", PAGE).await.unwrap().len(), 1);
     let held = claim("m");
     take(&ours, &held).await;
     assert_eq!(
@@ -69,7 +69,7 @@ async fn a_name_that_may_be_held_is_shown_as_held() {
     nodes.other(0).await.run::<()>("FLUSHALL").await;
     nodes.0[1].stop();
     assert_eq!(ours.inspect(&key("n")).await.unwrap().unwrap().fence, Some(fence));
-    assert_eq!(ours.list("", std::time::Duration::from_secs(5)).await.unwrap().len(), 1);
+    assert_eq!(ours.list("", PAGE).await.unwrap().len(), 1);
     busy(&ours, &claim("n")).await;
     assert!(ours.force_release(&key("n")).await.unwrap());
     take_soon(&ours, &claim("n")).await;
@@ -234,7 +234,7 @@ async fn a_user_with_the_documented_rights_can_do_everything() {
         let next = OwnerToken::fresh();
         assert_eq!(ours.transfer(&held, &next).await.unwrap(), Renewed::Extended);
         held.owner = next;
-        assert_eq!(ours.list("", std::time::Duration::from_secs(5)).await.unwrap().len(), 1);
+        assert_eq!(ours.list("", PAGE).await.unwrap().len(), 1);
         let keep = Duration::from_millis(keep);
         assert_eq!(ours.release(&held, keep).await.unwrap(), Released::Freed);
         tokio::time::timeout(Duration::from_secs(5), subscription.changed())

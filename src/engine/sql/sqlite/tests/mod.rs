@@ -8,6 +8,7 @@ use sqlx::{ConnectOptions, Connection, Executor, Row};
 use tempfile::TempDir;
 
 use super::*;
+use crate::engine::contract::PAGE;
 use crate::engine::{Settings, SharedEngine};
 use crate::model::{OwnerToken, Process};
 

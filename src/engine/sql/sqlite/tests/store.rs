@@ -19,7 +19,7 @@ async fn prefixes_keep_services_apart() {
     assert!(granted(&b, &claim(&["n"], 60_000)).await);
     let names = async |engine: &SqliteEngine, prefix| {
         engine
-            .list(prefix, std::time::Duration::from_secs(5))
+            .list(prefix, PAGE)
             .await
             .unwrap()
             .into_iter()
