@@ -65,8 +65,10 @@ for (const kind of Object.keys(SERVERS)) {
       test(`the answer to ${way} comes after the store's time is over: nothing is left`, async ({ proxy, direct, ...scene }) => {
         const locks = await scene.warm({ storeTimeoutMs: 1500 })
         proxy.hold()
-        await rejects(take(locks, 'name'), 'LOCK_STORE', { retryable: true })
-        assert.equal(await isHeld(direct, 'name'), true)
+        const call = rejects(take(locks, 'name'), 'LOCK_STORE', { retryable: true })
+        // Before the call ends: the release that follows reaches the server, whose answers alone are held back.
+        await heldAtStore(direct, 'name')
+        await call
         proxy.resume()
         await givenBack(direct, 'name')
         await givenBack(direct, 'name:2')
@@ -82,7 +84,6 @@ for (const kind of Object.keys(SERVERS)) {
       await heldAtStore(direct, 'name')
       controller.abort(reason)
       assert.equal(await call, reason)
-      assert.equal(await isHeld(direct, 'name'), true)
       proxy.resume()
       await givenBack(direct, 'name')
     })
@@ -106,10 +107,11 @@ for (const kind of Object.keys(SERVERS)) {
       const locks = await scene.warm({ storeTimeoutMs: 10_000 })
       proxy.hold()
       const startedAt = performance.now()
-      const { code } = await rejection(locks.acquire('name', { ttlMs: 60_000, waitMs: 200 }))
+      const call = rejection(locks.acquire('name', { ttlMs: 60_000, waitMs: 1000 }))
+      await heldAtStore(direct, 'name')
+      const { code } = await call
       assert.ok(['LOCK_TIMEOUT', 'LOCK_STORE'].includes(code), code)
-      assert.ok(performance.now() - startedAt < 1000 + SLACK_MS)
-      assert.equal(await isHeld(direct, 'name'), true)
+      assert.ok(performance.now() - startedAt < 2000 + SLACK_MS)
       proxy.resume()
       await givenBack(direct, 'name')
     })
