@@ -204,7 +204,7 @@ class Scene {
 
   /** A service behind the proxy that has done everything once, so that nothing is left to be set up (scripts, pools). */
   warm = async (options) => {
-    const locks = await this.connect({ storeTimeoutMs: 2000, ...options })
+    const locks = await this.connect({ storeTimeoutMs: 4000, ...options })
     const lock = await locks.acquire(['warm', 'up'])
     await lock.extend(40_000)
     await lock.release()

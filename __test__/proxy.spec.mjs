@@ -50,7 +50,7 @@ for (const kind of Object.keys(SERVERS)) {
       })
 
       test(`the answer to ${way} is lost, and the store stays away: nothing is left`, async ({ proxy, direct, ...scene }) => {
-        const locks = await scene.warm({ storeTimeoutMs: 1000 })
+        const locks = await scene.warm({ storeTimeoutMs: 3000 })
         const lost = proxy.loseReply(scene.key('name'))
         const call = rejects(take(locks, 'name'), 'LOCK_STORE', { retryable: true, engine: SERVERS[kind].engine })
         await lost
@@ -63,7 +63,7 @@ for (const kind of Object.keys(SERVERS)) {
       })
 
       test(`the answer to ${way} comes after the store's time is over: nothing is left`, async ({ proxy, direct, ...scene }) => {
-        const locks = await scene.warm({ storeTimeoutMs: 1500 })
+        const locks = await scene.warm({ storeTimeoutMs: 3000 })
         proxy.hold()
         const call = rejects(take(locks, 'name'), 'LOCK_STORE', { retryable: true })
         // Before the call ends: the release that follows reaches the server, whose answers alone are held back.

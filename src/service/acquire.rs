@@ -35,9 +35,17 @@ pub enum Outcome {
 
 /// The outcome of one attempt.
 enum Tried {
-    Granted { fence: Fence, sent: Moment },
-    Held { key: Key, retry_after: Option<Duration> },
+    Granted {
+        fence: Fence,
+        sent: Moment,
+    },
+    Held {
+        key: Key,
+        retry_after: Option<Duration>,
+    },
     Failed(EngineError),
+    /// The store was silent for as long as the call endures.
+    Silent,
     GaveUp(Stop),
 }
 
@@ -156,6 +164,8 @@ impl Acquisition {
         let mut backoff = Backoff::for_store();
         // Since when the store owes an answer. Only asking counts: a wait in between is no silence of the store.
         let mut asking_since: Option<Instant> = None;
+        // The last error of an attempt since then.
+        let mut last_failure: Option<EngineError> = None;
         if waits && ordered {
             // By owner, and before the first try takes a place in the queue.
             let first = self.claim.keys()[0].clone();
@@ -180,7 +190,7 @@ impl Acquisition {
             };
             match tried {
                 Tried::Granted { fence, sent } => {
-                    asking_since = None;
+                    (asking_since, last_failure) = (None, None);
                     let too_late = match self.granted(fence, sent) {
                         Ok(lease) => return Ok(Outcome::Acquired(lease)),
                         Err(error) => error,
@@ -199,7 +209,7 @@ impl Acquisition {
                     }
                 }
                 Tried::Held { key, retry_after } => {
-                    asking_since = None;
+                    (asking_since, last_failure) = (None, None);
                     backoff = Backoff::for_store();
                     if !waits {
                         return Ok(Outcome::Busy);
@@ -252,9 +262,15 @@ impl Acquisition {
                     if !error.retryable || since.elapsed() + pause >= self.patience {
                         return Err(LockError::store(error));
                     }
+                    last_failure = Some(error);
                     if let Some(stop) = self.stopped(tokio::time::sleep(pause)).await {
                         return stop.end();
                     }
+                }
+                Tried::Silent => {
+                    // An error that the store has sent before says more.
+                    let silence = || EngineError::no_answer(inner.engine.name(), "acquire", self.patience);
+                    return Err(LockError::store(last_failure.unwrap_or_else(silence)));
                 }
                 Tried::GaveUp(stop) => return stop.end(),
             }
@@ -317,7 +333,7 @@ impl Acquisition {
             () = self.out_of_time() => Tried::GaveUp(Stop::OutOfTime),
             () = tokio::time::sleep_until(since + self.patience) => {
                 add(&inner.counters.store_errors);
-                Tried::Failed(EngineError::no_answer(inner.engine.name(), "acquire", self.patience))
+                Tried::Silent
             }
         };
         self.uncertain |= claim.sent_at().is_some();

@@ -102,17 +102,22 @@ impl Inner {
     {
         let end = Instant::now() + limit;
         let mut backoff = Backoff::for_store();
+        let mut last_error = None;
         loop {
             let error = match tokio::time::timeout_at(end, call()).await {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(error)) => error,
-                Err(_) => EngineError::no_answer(self.engine.name(), op, limit),
+                // An error that the store has sent before says more.
+                Err(_) => last_error
+                    .take()
+                    .unwrap_or_else(|| EngineError::no_answer(self.engine.name(), op, limit)),
             };
             add(&self.counters.store_errors);
             let pause = backoff.pause();
             if !error.retryable || Instant::now() + pause >= end {
                 return Err(LockError::store(error));
             }
+            last_error = Some(error);
             tokio::time::sleep(pause).await;
         }
     }

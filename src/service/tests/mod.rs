@@ -6,6 +6,7 @@ mod faults;
 mod hangs;
 mod leases;
 mod outages;
+mod unavailable;
 mod waiting;
 
 use std::sync::Arc;

@@ -3,58 +3,6 @@
 use super::faults::Fault;
 use super::*;
 
-#[tokio::test(start_paused = true)]
-async fn a_dead_store_is_an_error_within_the_limit() {
-    let (engine, locks) = service();
-    for fault in [Fault::Refuse, Fault::Hang] {
-        engine.set(fault);
-        let started = tokio::time::Instant::now();
-        let error = attempt(&locks, "n", options(30_000, 0)).await.unwrap_err();
-        assert_eq!(
-            (error.code, error.retryable, error.engine),
-            (Code::Store, true, Some("faulty")),
-            "{fault:?}"
-        );
-        assert_eq!(error.key.as_deref(), Some("n"));
-        assert!(started.elapsed() <= STORE_TIMEOUT, "{fault:?}: {:?}", started.elapsed());
-        let started = tokio::time::Instant::now();
-        let error = attempt(&locks, "n", options(30_000, 2000)).await.unwrap_err();
-        assert_eq!(error.code, Code::Store, "{fault:?}");
-        assert!(started.elapsed() <= ms(2000), "{fault:?}: {:?}", started.elapsed());
-        assert_eq!(
-            locks.inspect(&key("n")).await.unwrap_err().code,
-            Code::Store,
-            "{fault:?}"
-        );
-    }
-    assert!(locks.stats().store_errors >= 6);
-    engine.set(Fault::None);
-    take(&locks, "n", options(1000, 0)).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_only_a_human_mends_is_not_tried_again() {
-    let (engine, locks) = service();
-    engine.set(Fault::Fatal);
-    let started = tokio::time::Instant::now();
-    let error = attempt(&locks, "n", options(30_000, 9000)).await.unwrap_err();
-    assert_eq!((error.code, error.retryable), (Code::Store, false));
-    assert_eq!(started.elapsed(), Duration::ZERO);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_short_outage_is_ridden_out() {
-    let (engine, locks) = service();
-    engine.set(Fault::Refuse);
-    let taking = {
-        let locks = locks.clone();
-        tokio::spawn(async move { attempt(&locks, "n", options(30_000, 0)).await })
-    };
-    tokio::time::sleep(ms(700)).await;
-    engine.set(Fault::None);
-    assert!(matches!(taking.await.unwrap().unwrap(), Outcome::Acquired(_)));
-}
-
 /// The store is quiet while a call waits for its turn; that is no silence of the store.
 #[tokio::test(start_paused = true)]
 async fn a_long_wait_is_no_silence_of_the_store() {
