@@ -11,9 +11,6 @@
 //! lease lost ► service/lease/ ► lock.signal aborts
 //! ```
 
-#![warn(missing_docs)]
-#![deny(unsafe_op_in_unsafe_fn)]
-
 pub mod clock;
 pub mod engine;
 pub mod error;
