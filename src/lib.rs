@@ -11,6 +11,9 @@
 //! lease lost ► service/lease/ ► lock.signal aborts
 //! ```
 
+// A failed expectation of a test is a panic.
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 pub mod clock;
 pub mod engine;
 pub mod error;
