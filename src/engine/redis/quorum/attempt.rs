@@ -26,7 +26,6 @@ use std::time::Duration;
 #[cfg(unix)]
 use redis::RedisResult;
 use redis::{Cmd, Value};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::RECORD_KEPT_MS;
 use super::super::failure::Failure;
@@ -42,6 +41,7 @@ use super::scripts::ACQUIRE;
 use super::tally::Tally;
 use super::tenure::Tenure;
 use super::withdraw::VOTED;
+use crate::engine::attempt_queue::Ticket;
 use crate::model::Claim;
 #[cfg(unix)]
 use crate::model::Fence;
@@ -63,7 +63,7 @@ pub(super) struct Attempt {
     /// Whether a doubtful entry for it is on the clean-up list of each node.
     pub(super) listed: Box<[AtomicBool]>,
     /// Keeps the attempt counted until its last vote is answered or its connection has ended.
-    permit: OnceLock<OwnedSemaphorePermit>,
+    ticket: OnceLock<Ticket>,
     /// What the nodes' clocks were taken to show.
     floor: u64,
     /// The way to each node.
@@ -109,7 +109,7 @@ impl Attempt {
             tenure,
             tally: Tally::new(quorum.nodes.len()),
             listed: quorum.nodes.iter().map(|_| AtomicBool::new(false)).collect(),
-            permit: OnceLock::new(),
+            ticket: OnceLock::new(),
             floor,
             #[cfg(unix)]
             ways: quorum.ways(claim, floor, is_first),
@@ -125,10 +125,10 @@ impl Attempt {
         attempt
     }
 
-    /// Keeps the permit of an attempt that ended without the answer of a majority: its votes may not have been sent yet.
-    pub(super) fn keep_permit(&self, permit: OwnedSemaphorePermit) {
+    /// Keeps the ticket of an attempt that ended without the answer of a majority: its votes may not have been sent yet.
+    pub(super) fn keep_ticket(&self, ticket: Ticket) {
         // An attempt ends once.
-        let _ = self.permit.set(permit);
+        let _ = self.ticket.set(ticket);
     }
 
     /// The script's call.
