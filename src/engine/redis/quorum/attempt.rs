@@ -80,6 +80,8 @@ struct Way {
     done: AtomicU8,
     /// It is asked by the other connection, because the lane's answer did not decide.
     is_left: AtomicBool,
+    /// The lane has removed the vote before it was sent.
+    is_cancelled: AtomicBool,
 }
 
 /// The replies that are told of, by their numbers: so many for each node, the script's and those of the plain commands.
@@ -238,6 +240,7 @@ impl Quorum {
                     lane,
                     done: AtomicU8::new(0),
                     is_left: AtomicBool::new(false),
+                    is_cancelled: AtomicBool::new(false),
                 }
             })
             .collect()
@@ -323,6 +326,11 @@ impl Attempt {
         self.ways[index].is_plain
     }
 
+    /// Whether the lane has removed the vote before it was sent.
+    pub(super) fn is_cancelled_at(&self, index: usize) -> bool {
+        self.ways[index].is_cancelled.load(Relaxed)
+    }
+
     /// The lane on which a node's vote is on its way, if it is: what is sent there now is carried out after it.
     pub(super) fn lane(&self, index: usize) -> Option<&Arc<Lane>> {
         let way = &self.ways[index];
@@ -364,6 +372,15 @@ impl Attempt {
 
 #[cfg(unix)]
 impl Told for Attempt {
+    /// A vote of an attempt that has ended.
+    fn is_cancelled(&self, number: usize) -> bool {
+        let is_over = self.tenure.is_over();
+        if is_over {
+            self.ways[number / REPLIES].is_cancelled.store(true, Relaxed);
+        }
+        is_over
+    }
+
     fn told(self: Arc<Self>, number: usize, reply: RedisResult<Value>) {
         let (index, which) = (number / REPLIES, number % REPLIES);
         if which != BY_SCRIPT {

@@ -152,3 +152,46 @@ async fn a_vote_in_the_write_buffer_is_not_sent_after_its_attempt_was_dropped() 
     let votes = nodes.votes(1).await - before;
     assert!(votes < LARGE / 2, "{votes} of {LARGE} votes were sent");
 }
+
+/// The votes of other attempts on the same fast path are not affected.
+#[tokio::test]
+async fn an_attempt_dropped_while_a_socket_is_full_does_not_end_the_fast_path() {
+    const LARGE: usize = 128;
+    if !by_lanes() {
+        return;
+    }
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_secs(10)).await;
+    let large = |mut claim: Claim| {
+        // All of them are more than the socket's buffers hold.
+        claim.metadata = Some("x".repeat(256 * 1024).into());
+        claim
+    };
+    let first = large(claim("first"));
+    take_soon(&ours, &first).await;
+    nodes.all_have(&[0, 1, 2], "first").await;
+    free(&ours, &first).await;
+    nodes.are_free(&[0, 1, 2], "first").await;
+    (1..3).for_each(|node| nodes.hang(node));
+    let claims: Vec<Claim> = claims(LARGE).into_iter().map(large).collect();
+    let mut calls: Vec<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
+    for call in &mut calls {
+        assert!(futures_util::poll!(call).is_pending());
+    }
+    // The event loop writes what the sockets take: the first request and some more.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    for dropped in [LARGE - 1, 0] {
+        drop(calls.remove(dropped));
+    }
+    (1..3).for_each(|node| nodes.go_on(node));
+    for answer in join_all(calls).await {
+        assert!(matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");
+    }
+    // A vote leaves the counter of its name behind.
+    let counter = async |index: usize| nodes.counts(&[1], claims[index].keys()[0].as_str()).await[0];
+    assert!(counter(0).await.is_some(), "what was sent");
+    assert_eq!(counter(LARGE - 1).await, None, "what was in the write buffer");
+    for dropped in [0, LARGE - 1] {
+        nodes.are_free(&[0, 1, 2], claims[dropped].keys()[0].as_str()).await;
+    }
+}
