@@ -168,6 +168,49 @@ export async function burst({ count = 20_000, log = () => {} } = {}) {
   }
 }
 
+/**
+ * `list()` among millions of other keys takes longer than `storeTimeoutMs`, and succeeds: the limit is for each page. Other calls
+ * are served meanwhile.
+ */
+export async function longList({ foreign = 4_000_000, storeTimeoutMs = 1500, log = () => {} } = {}) {
+  const redis = await startRedis({ args: ['--enable-debug-command', 'yes'] })
+  const other = new Redis(redis.url)
+  const locks = await LockService.connect(redis.url, { storeTimeoutMs })
+  const result = { foreign, storeTimeoutMs }
+  try {
+    await other.call('DEBUG', 'POPULATE', foreign, 'foreign', 10)
+    const names = Array.from({ length: 500 }, (_, i) => `order:${String(i).padStart(3, '0')}`)
+    const held = await Promise.all([...names, 'another'].map((name) => locks.acquire(name, { ttlMs: 10_000 })))
+    let isListed = false
+    const pairs = (async () => {
+      result.pairs = 0
+      result.slowestPairMs = 0
+      while (!isListed) {
+        const began = performance.now()
+        await (await locks.acquire('pair')).release()
+        result.slowestPairMs = Math.max(result.slowestPairMs, Math.round(performance.now() - began))
+        result.pairs++
+        await sleep(10)
+      }
+    })()
+    const began = performance.now()
+    const found = await locks.list({ prefix: 'order:' }).finally(() => (isListed = true))
+    result.listMs = Math.round(performance.now() - began)
+    await pairs
+    log(result)
+    assert.deepEqual(found.map(({ name }) => name), names)
+    assert.ok(found.every(({ fencingToken, holder }) => fencingToken && holder), 'each with its record')
+    assert.ok(result.listMs > storeTimeoutMs, `${result.listMs} ms: too few keys to show anything`)
+    assert.ok(held.every((lock) => lock.isHeld))
+    await Promise.all(held.map((lock) => lock.release()))
+    return result
+  } finally {
+    await locks.close()
+    other.disconnect()
+    await redis.stop()
+  }
+}
+
 if (process.argv[1] === import.meta.filename) {
   await burst({ log: console.log })
   await stall({ log: console.log })

@@ -3,7 +3,7 @@
 //!
 //! - `config.rs`: where a store is, from its URL (`url.rs`: that text; `tls.rs`: its certificates); `connect.rs`: from
 //!   there to an engine; `index.rs`: the TTL index.
-//! - `pool.rs`: which calls may use a connection, and in which order (`attempt_queue.rs`: the order of attempts).
+//! - `pool.rs`: which calls may use a connection, and in which order (`engine/attempt_queue.rs`: the order of attempts).
 //!   `attempts.rs`: dropped attempts.
 //! - `acquire.rs`: one attempt (`stamp.rs`: its last step). `batch.rs`: the attempts of several waiters, and the releases of
 //!   several claims. `estimate.rs`: the estimate of the server's clock. `fence.rs`: the source of the fencing token, with its
@@ -30,7 +30,6 @@
 //! of the gist's counts as free at once: the two exclude each other for as long as both are in use.
 
 mod acquire;
-mod attempt_queue;
 mod attempts;
 mod batch;
 mod config;

@@ -10,7 +10,7 @@
 //!
 //! # Order
 //! Each [`Class`] of calls has its own queue and a share of the connections. Each queue is first in, first out, except that of
-//! new attempts (`attempt_queue.rs`). An eighth of the connections is reserved for renewals, transfers and heartbeats, which
+//! new attempts (`engine/attempt_queue.rs`). An eighth of the connections is reserved for renewals, transfers and heartbeats, which
 //! may use every connection. The shares bound how many calls of the other classes wait for a connection, so that neither a
 //! renewal nor a release waits behind the attempts of thousands of waiters.
 //!
@@ -30,10 +30,10 @@ use mongodb::{Client, Collection};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Outcome;
-use super::attempt_queue::{AttemptQueue, Ticket};
 use super::failure::Failure;
 use super::sight::Sight;
 use crate::clock::Moment;
+use crate::engine::attempt_queue::{AttemptQueue, Ticket};
 
 /// Number of store timeouts after which a call without an answer is aborted.
 const LIMIT: u32 = 4;

@@ -5,6 +5,7 @@ mod batches;
 mod faults;
 mod hangs;
 mod leases;
+mod list;
 mod outages;
 mod unavailable;
 mod waiting;

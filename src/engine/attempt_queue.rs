@@ -1,4 +1,5 @@
-//! The queue of attempts that wait for a connection.
+//! The queue of attempts to acquire that an engine has not begun yet. An engine limits how many attempts are in progress, so that
+//! the driver and the servers have no long queues.
 //!
 //! The queue is first in, first out until the oldest attempt has waited for [`OVERLOAD`]; then the newest goes first. After a
 //! stall the queue is full of attempts that are about to time out. In the order of arrival each of them would be sent shortly
