@@ -138,7 +138,10 @@ async fn attempts_are_made_while_loops_poll_inspect() {
         reads.get()
     };
     let (before, _) = tokio::join!(attempts, polls);
-    assert!(before <= 60 * 64 * 8 / 4, "{before} reads were answered before 100 attempts");
+    assert!(
+        before <= 60 * 64 * 8 / 4,
+        "{before} reads were answered before 100 attempts"
+    );
 }
 
 #[tokio::test]
