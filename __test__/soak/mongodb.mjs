@@ -4,6 +4,7 @@ import assert from 'node:assert/strict'
 import { MongoClient } from 'mongodb'
 import { startMongod } from '../../scripts/servers.mjs'
 import { LockService } from '../../index.js'
+import { startProxy } from '../proxy.mjs'
 import { sleep, until } from '../tools.mjs'
 
 /** What a machine that stands still for a moment may add to a time limit. */
@@ -140,6 +141,71 @@ export async function silence({ replicaSet = true, count = 300 } = {}) {
     const resumedMs = performance.now() - began
     await off
     return JSON.stringify({ resumedMs })
+  })
+}
+
+/** The server answers its monitors and no command, until the engine replaces the client: then calls succeed. */
+export async function replacedClient({ storeTimeoutMs = 800 } = {}) {
+  return onServer({}, async ({ server, connect }) => {
+    const proxy = await startProxy(server.port)
+    const monitors = new Set()
+    let isSilent = false
+    proxy.saw = (pair, data) => {
+      // A field of the monitor's hello.
+      if (data.includes('maxAwaitTimeMS')) monitors.add(pair)
+      const isCommand = ['insert', 'update', 'delete', 'find', 'aggregate'].some((name) => data.includes(name))
+      if (isSilent && monitors.size === 1 && isCommand) pair.isStranded = true
+    }
+    try {
+      const url = `mongodb://127.0.0.1:${proxy.port}/holdfast?directConnection=true&heartbeatFrequencyMS=500`
+      const service = await connect({ storeTimeoutMs }, url)
+      await (await service.tryAcquire('before')).release()
+      await until('the monitor is connected', () => monitors.size === 1)
+      isSilent = true
+      const began = performance.now()
+      let failed = 0
+      const works = () =>
+        service.using('after', { waitMs: 0 }, () => true).catch((error) => {
+          assert.ok(error.code === 'LOCK_STORE' && error.retryable, error.stack)
+          failed++
+          return false
+        })
+      await until('service resumes', works, 4 * storeTimeoutMs + 4000 + SLACK_MS)
+      const resumedMs = performance.now() - began
+      assert.ok(failed > 0, 'calls failed before the client was replaced')
+      assert.equal(monitors.size, 2, 'the monitors of two clients')
+      return JSON.stringify({ failed, resumedMs })
+    } finally {
+      await proxy.close()
+    }
+  })
+}
+
+/** The server executes the writes of rejected calls after their connections were closed: a close leaves nothing behind. */
+export async function lateWrites({ replicaSet = true, count = 30, storeTimeoutMs = 3000 } = {}) {
+  return onServer({ replicaSet }, async ({ client, connect, locks }) => {
+    const service = await connect({ storeTimeoutMs })
+    await (await service.tryAcquire('before')).release()
+    const blocked = async () => {
+      const { inprog } = await client.db('admin').command({ currentOp: 1, ns: 'holdfast.locks', waitingForLock: true })
+      return inprog.filter(({ command }) => command.insert).length
+    }
+    const continues = await STALLS.fsyncLock({ client })
+    const began = performance.now()
+    const calls = Promise.allSettled(Array.from({ length: count }, (_, index) => service.tryAcquire(`n${index}`, { ttlMs: 120_000 })))
+    // Queries are answered during an fsyncLock. So the engine takes the inserts for hung, and closes their connections.
+    while (performance.now() - began < 2 * storeTimeoutMs + 500) await Promise.all([service.inspect('n').catch(() => {}), sleep(50)])
+    for (const { reason } of await calls) assert.ok(reason?.code === 'LOCK_STORE' && reason.retryable, reason?.stack)
+    assert.equal(await blocked(), count, 'inserts that the server will execute')
+    const closing = performance.now()
+    const closed = service.close().then(() => performance.now() - closing)
+    await sleep(200)
+    await continues()
+    const closeMs = await closed
+    const left = await locks.countDocuments()
+    await sleep(1000)
+    assert.deepEqual([left, await locks.countDocuments()], [0, 0], 'documents after close(), and a second later')
+    return JSON.stringify({ closeMs })
   })
 }
 
