@@ -43,7 +43,7 @@ impl Drop for Unfinished<'_> {
         if let Some(permit) = self.permit.take() {
             self.attempt.keep_permit(permit);
         }
-        self.claim.mark_sent_like(&self.attempt.claim);
+        self.claim.copy_sent_marks(&self.attempt.claim);
     }
 }
 
