@@ -22,7 +22,7 @@ const SLACK_MS = 500
 const SHARED_TTL_MS = 5000
 /** The longest lease. */
 const LONGEST_TTL_MS = 30_000
-/** A killed process's places in queues stay for a minute. */
+/** A killed process's places in queues, and on MongoDB the documents of its expired leases, stay for a minute. */
 const QUEUE_PLACES_MS = 70_000
 const RATES = { mongodb: [50, 150, 300], memory: [300, 1000], other: [100, 300, 1000] }
 /** The file with the long cases of a store: `__test__/soak/<name>.mjs`. */
@@ -189,7 +189,7 @@ class Soak {
     const [end, stoodStill] = [Date.now() + withinMs, standstill.totalMs]
     for (;;) {
       const found = await leftovers({ engine: this.engine, target: this.store.target, options: this.options })
-      const left = found.filter(({ what, name }) => !allowed?.test(name) && !this.#isOfKilled(what, name))
+      const left = found.filter((lock) => !allowed?.test(lock.name) && !this.#isOfKilled(lock))
       if (left.length === 0) return
       if (Date.now() > end + SLACK_MS + standstill.totalMs - stoodStill) {
         const examples = left.slice(0, 3).map(({ what, name }) => `${what} ${name}`)
@@ -199,8 +199,8 @@ class Soak {
     }
   }
 
-  #isOfKilled(what, name) {
-    if (what === 'queue') return this.#killed.some(({ at }) => Date.now() - at < QUEUE_PLACES_MS)
+  #isOfKilled({ what, name, isExpired }) {
+    if (what === 'queue' || isExpired) return this.#killed.some(({ at }) => Date.now() - at < QUEUE_PLACES_MS)
     return this.#killed.some(({ tag }) => name.split(':').includes(tag))
   }
 
