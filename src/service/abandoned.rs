@@ -325,7 +325,7 @@ impl Shared {
             };
             tokio::join!(plain, kept);
         };
-        // A panic in the engine counts as no answer: the list goes on.
+        // A panic in the engine counts as no answer. The task continues.
         let releasing = AssertUnwindSafe(releasing).catch_unwind();
         drop(tokio::time::timeout(self.store_timeout, releasing).await);
         let (mut failed, mut done) = (Vec::new(), 0);

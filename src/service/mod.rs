@@ -274,11 +274,11 @@ impl Locks {
                 Err(error) => error,
             };
             add(&shared.counters.store_errors);
-            let pause = backoff.delay();
-            if !error.retryable || started.elapsed() + pause >= shared.store_timeout {
+            let delay = backoff.delay();
+            if !error.retryable || started.elapsed() + delay >= shared.store_timeout {
                 return Err(LockError::store(error));
             }
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(delay).await;
         }
     }
 
@@ -335,8 +335,8 @@ impl Locks {
     /// called again.
     ///
     /// # Behavior
-    /// The leases that are held become lost for their holders. The close takes at most `store_timeout`, and up to 1 s more when the
-    /// store does not answer.
+    /// The leases that are held become lost for their holders. The close ends within `store_timeout`, or up to 1 s later when
+    /// the store does not answer.
     pub async fn close(&self) {
         let shared = &self.shared;
         shared

@@ -26,11 +26,7 @@ pub(crate) async fn only_the_owner_releases(s: Stores) {
         Released::Freed,
         "the owner is identified by its token, not by its connection"
     );
-    assert_eq!(
-        release(&s.a, &holder).await,
-        Released::NotHeld,
-        "a second release frees nothing"
-    );
+    assert_eq!(release(&s.a, &holder).await, Released::NotHeld, "a second release");
     let never = claim(&["never-acquired"], LONG);
     assert_eq!(release(&s.a, &never).await, Released::NotHeld);
 }

@@ -4,7 +4,7 @@
 //! Each waiter has its own position in the queue of its name, so that the waiters of all processes are served in order of
 //! arrival. They share the heartbeat of the process: while there are waiters, one task has the engine send a heartbeat for all
 //! their names every [`HEARTBEAT_INTERVAL`]. It also has the engine check a name when the current lease on it ends, so that a
-//! free name is handed on although its holder died.
+//! name whose holder died is handed off.
 
 mod subscription;
 

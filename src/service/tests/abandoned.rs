@@ -46,7 +46,10 @@ async fn abandoned_claims_are_released_in_batches_once_the_store_answers() {
     engine.hang();
     tokio::time::sleep(Duration::from_secs(20)).await;
     let batches = engine.release_batches.lock().unwrap().clone();
-    assert!(batches.len() <= 24, "a silent store gets few batches: {batches:?}");
+    assert!(
+        batches.len() <= 24,
+        "a store that does not answer gets few batches: {batches:?}"
+    );
     engine.release_batches.lock().unwrap().clear();
     engine.set(Fault::None);
     tokio::time::sleep(STORE_TIMEOUT + ms(1000)).await;

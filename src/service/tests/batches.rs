@@ -38,13 +38,13 @@ async fn take_many(locks: &Locks, prefix: &str, count: usize, ttl: u64) -> Vec<A
 }
 
 /// Returns the longest time between two renewals of a lease until now.
-fn longest_pause(times: &Times) -> Duration {
+fn longest_gap(times: &Times) -> Duration {
     let times = times.lock().unwrap();
-    let pauses = times.values().flat_map(|times| {
+    let gaps = times.values().flat_map(|times| {
         let until = times.iter().skip(1).copied().chain([Instant::now()]);
         times.iter().zip(until).map(|(from, until)| until - *from)
     });
-    pauses.max().unwrap()
+    gaps.max().unwrap()
 }
 
 #[tokio::test(start_paused = true)]
@@ -54,7 +54,7 @@ async fn ten_thousand_leases_renew_in_batches_spread_over_time_and_none_is_late(
     // All at the same moment: the worst case.
     let leases = take_many(&locks, "n", LEASES, 30_000).await;
     tokio::time::sleep(ms(60_000)).await;
-    assert!(longest_pause(&times) <= ms(10_000), "{:?}", longest_pause(&times));
+    assert!(longest_gap(&times) <= ms(10_000), "{:?}", longest_gap(&times));
     assert!(leases.iter().all(|lease| lease.is_held()));
     let (renewals, batches) = (engine.renewals.load(SeqCst), engine.batches.load(SeqCst));
     assert!(
@@ -83,7 +83,7 @@ async fn few_leases_of_the_same_age_are_renewed_together() {
     tokio::time::sleep(ms(59_000)).await;
     assert_eq!(engine.batches.load(SeqCst), 6);
     assert_eq!(engine.renewals.load(SeqCst), 600);
-    assert!(longest_pause(&times) <= ms(10_000));
+    assert!(longest_gap(&times) <= ms(10_000));
 }
 
 #[tokio::test(start_paused = true)]
@@ -112,11 +112,7 @@ async fn a_renewal_that_fails_or_hangs_does_not_affect_the_others() {
             assert!(bad.loss().unwrap().cause.is_some(), "{fault:?}");
         }
         times.lock().unwrap().remove("bad");
-        assert!(
-            longest_pause(&times) <= ms(1000),
-            "{fault:?}: {:?}",
-            longest_pause(&times)
-        );
+        assert!(longest_gap(&times) <= ms(1000), "{fault:?}: {:?}", longest_gap(&times));
         assert!(leases.iter().all(|lease| lease.is_held()), "{fault:?}");
     }
 }
@@ -145,8 +141,8 @@ async fn renewals_are_retried_in_batches_during_an_outage() {
     let leases = take_many(&locks, "n", 2000, 30_000).await;
     engine.set(Fault::Refuse);
     tokio::time::sleep(ms(27_000)).await;
-    let (tries, calls) = (engine.renewals.load(SeqCst), engine.batches.load(SeqCst));
-    assert!(tries >= 10 * calls, "{tries} tries in {calls} calls");
+    let (attempts, calls) = (engine.renewals.load(SeqCst), engine.batches.load(SeqCst));
+    assert!(attempts >= 10 * calls, "{attempts} renewals in {calls} calls");
     engine.set(Fault::None);
     tokio::time::sleep(ms(60_000)).await;
     assert!(leases.iter().all(|lease| lease.is_held()));
@@ -215,11 +211,7 @@ async fn a_batch_does_not_wait_for_a_lease_that_is_being_extended() {
         assert!(busy.is_held(), "{fault:?}");
         assert!(leases.iter().all(|lease| lease.is_held()), "{fault:?}");
         times.lock().unwrap().remove("busy");
-        assert!(
-            longest_pause(&times) <= ms(300),
-            "{fault:?}: {:?}",
-            longest_pause(&times)
-        );
+        assert!(longest_gap(&times) <= ms(300), "{fault:?}: {:?}", longest_gap(&times));
     }
 }
 

@@ -228,7 +228,7 @@ impl Engine for Faulty {
         if self.ordered() {
             return self.store.subscribe(claim, key).await;
         }
-        Ok(Box::new(Silent))
+        Ok(Box::new(NoNotifications))
     }
 
     async fn inspect(&self, key: &Key) -> EngineResult<Option<LockInfo>> {
@@ -270,10 +270,10 @@ impl Drop for Attempt<'_> {
 }
 
 /// A subscription without notifications: only the service's polls and local wake-ups remain.
-struct Silent;
+struct NoNotifications;
 
 #[async_trait]
-impl Subscription for Silent {
+impl Subscription for NoNotifications {
     async fn changed(&mut self) {
         std::future::pending().await
     }

@@ -58,7 +58,10 @@ async fn the_local_deadline_is_before_the_expiry_in_the_store() {
         !locks.release(&lease).await.unwrap().is_freed(),
         "the lease was lost before the release"
     );
-    assert!(!held_in_store(&engine, "n").await, "the release frees the name early");
+    assert!(
+        !held_in_store(&engine, "n").await,
+        "the release makes the name free early"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -181,7 +184,10 @@ async fn min_hold_keeps_the_name_busy() {
     let lease = take(&locks, "n", short).await;
     tokio::time::sleep(ms(1100)).await;
     assert!(locks.release(&lease).await.unwrap().is_freed());
-    assert!(!is_busy(&other, "n").await, "past the minimum a release frees at once");
+    assert!(
+        !is_busy(&other, "n").await,
+        "after the minimum, the name is free at once"
+    );
 }
 
 #[tokio::test(start_paused = true)]

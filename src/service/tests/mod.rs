@@ -94,7 +94,7 @@ async fn leases_are_acquired_and_released_by_name() {
     let ttl = || options(1000, 0);
     assert!(
         !locks.release_by_name(&key("n")).await.unwrap().is_freed(),
-        "never taken"
+        "never acquired"
     );
     assert!(locks.acquire_by_name(key("n"), ttl()).await.unwrap().is_some());
     assert!(
@@ -120,7 +120,7 @@ async fn leases_are_acquired_and_released_by_name() {
     );
     assert!(
         !locks.release_by_name(&key("n")).await.unwrap().is_freed(),
-        "taken over"
+        "another service holds it"
     );
     assert!(held_in_store(&engine, "n").await, "the successor keeps it");
     assert_eq!(locks.stats().lost, 1);

@@ -49,11 +49,11 @@ async fn an_attempt_without_an_answer_prolongs_a_wait_by_a_second_at_most() {
 #[tokio::test(start_paused = true)]
 async fn a_wait_without_a_limit_ends_with_the_current_lease() {
     let (engine, locks) = service();
-    let dead = AcquireOptions {
+    let not_renewed = AcquireOptions {
         renew: false,
         ..options(3_600_000, 0)
     };
-    take(&locks, "n", dead).await;
+    take(&locks, "n", not_renewed).await;
     let other = another(&engine);
     let unlimited = AcquireOptions {
         wait: Wait::Forever,
