@@ -1,22 +1,21 @@
-//! The local clock: monotonic, and it counts the time that the machine sleeps.
+//! The local clock: monotonic, and it includes the time that the machine is suspended.
 //!
-//! `std::time::Instant` stands still while a laptop or a virtual machine is suspended (`CLOCK_MONOTONIC` on Linux), and
-//! a lease measured with it would look alive after the store gave the name away. `clock_gettime(2)` names
-//! `CLOCK_BOOTTIME` as the clock that goes on; on macOS `CLOCK_MONOTONIC` does (`clock_gettime(3)` there), on Windows
-//! the performance counter behind `Instant` does.
+//! `std::time::Instant` stops while a laptop or a virtual machine is suspended (`CLOCK_MONOTONIC` on Linux). A lease measured
+//! with it would seem held after it has expired in the store. On Linux `CLOCK_BOOTTIME` continues (`clock_gettime(2)`), on macOS
+//! `CLOCK_MONOTONIC` does (`clock_gettime(3)`), on Windows the performance counter behind `Instant` does.
 //!
-//! In the crate's own tests the clock is tokio's, so that paused time reaches it.
+//! The crate's unit tests use tokio's clock, so that they can pause it.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-/// A point in time on the local clock, in nanoseconds since the clock's origin: they last for 584 years. Meaningful within
-/// this process only.
+/// A point in time on the local clock, in nanoseconds since the clock's origin (they suffice for 584 years). Valid only in this
+/// process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment(NonZeroU64);
 
 impl Moment {
-    /// The present.
+    /// Returns the present.
     pub fn now() -> Self {
         #[cfg(test)]
         return Moment::from_nanos(nanos(tests::paused_now()));
@@ -24,28 +23,27 @@ impl Moment {
         return Moment::from_nanos(nanos(boot_time()));
     }
 
-    /// How long until this moment; zero when it has passed.
+    /// Returns the time until this moment; zero when it has passed.
     pub fn remaining(self) -> Duration {
         Duration::from_nanos(self.to_nanos().saturating_sub(Self::now().to_nanos()))
     }
 
-    /// How long since this moment; zero when it is ahead.
+    /// Returns the time since this moment; zero when it is in the future.
     pub fn elapsed(self) -> Duration {
         Duration::from_nanos(Self::now().to_nanos().saturating_sub(self.to_nanos()))
     }
 
-    /// Whether this moment has come.
+    /// Whether this moment has been reached.
     pub fn is_past(self) -> bool {
         Self::now() >= self
     }
 
-    /// Whole nanoseconds since the clock's origin, for storing in an atomic; never zero.
+    /// Returns the nanoseconds since the clock's origin, for an atomic. Never zero.
     pub fn to_nanos(self) -> u64 {
         self.0.get()
     }
 
-    /// The inverse of [`Moment::to_nanos`]. The origin itself counts as a nanosecond later: an optional moment is as small as
-    /// any.
+    /// Creates a moment from [`Moment::to_nanos`]. Zero becomes one, so that an `Option<Moment>` needs no extra space.
     pub fn from_nanos(nanos: u64) -> Self {
         Moment(NonZeroU64::new(nanos).unwrap_or(NonZeroU64::MIN))
     }
@@ -100,7 +98,7 @@ mod tests {
     pub(super) fn paused_now() -> Duration {
         static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
         let origin = *ORIGIN.get_or_init(std::time::Instant::now);
-        // An hour ahead: a paused clock starts before the origin, and subtracting must not stop at zero.
+        // One hour ahead: a paused clock starts before the origin, and the difference must not saturate at zero.
         (Instant::now().into_std() + Duration::from_secs(3600)).saturating_duration_since(origin)
     }
 
@@ -113,7 +111,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn remaining_and_elapsed_are_each_others_mirror() {
+    async fn remaining_and_elapsed_are_opposites() {
         let later = Moment::now() + Duration::from_secs(5);
         assert_eq!(later.remaining(), Duration::from_secs(5));
         assert!(!later.is_past());

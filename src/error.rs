@@ -1,15 +1,15 @@
-//! The two error types: what a store says (`EngineError`) and what a caller sees (`LockError`).
+//! The two error types: `EngineError` from a store, `LockError` for a caller.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-/// What went wrong, as the caller tells cases apart. Busy is not among them: it is an answer.
+/// The kinds of failure. Busy is not one of them: it is an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Code {
-    /// An argument is outside what the function takes. Nothing reached the store.
+    /// An argument is invalid. Nothing was sent to the store.
     InvalidArgument,
-    /// The name stayed busy for as long as the caller was ready to wait.
+    /// The name was busy until the caller's timeout.
     Timeout,
     /// The lease ended before the caller released it.
     Lost,
@@ -20,7 +20,7 @@ pub enum Code {
 }
 
 impl Code {
-    /// The code as JavaScript sees it in `error.code`.
+    /// Returns the value of `error.code` in JavaScript.
     pub const fn as_str(self) -> &'static str {
         match self {
             Code::InvalidArgument => "LOCK_INVALID_ARGUMENT",
@@ -32,20 +32,20 @@ impl Code {
     }
 }
 
-/// A failure that a caller of the service sees.
+/// A failure of a call of the service.
 #[derive(Debug, Clone)]
 pub struct LockError {
-    /// The case.
+    /// The kind of failure.
     pub code: Code,
-    /// One sentence for a human.
+    /// One sentence for people.
     pub message: String,
-    /// The lock's name, where the failure concerns one.
+    /// The lock's name, if the failure concerns one.
     pub key: Option<String>,
-    /// The store's name (`redis`, `mongodb`, …), where the failure came from it.
+    /// The store's name (`redis`, `mongodb`, …), if the store failed.
     pub engine: Option<&'static str>,
-    /// Whether the same call may succeed later without a change to it.
+    /// Whether the same call may succeed later.
     pub retryable: bool,
-    /// What the store said.
+    /// The store's error.
     pub cause: Option<Arc<EngineError>>,
 }
 
@@ -61,12 +61,12 @@ impl LockError {
         }
     }
 
-    /// `LOCK_INVALID_ARGUMENT`: names the argument and shows the value.
+    /// Creates `LOCK_INVALID_ARGUMENT`, with the argument's name, the rule and the value.
     pub fn invalid(argument: &str, rule: &str, got: impl fmt::Display) -> Self {
         Self::new(Code::InvalidArgument, format!("{argument} {rule}, got {got}"))
     }
 
-    /// `LOCK_TIMEOUT`.
+    /// Creates `LOCK_TIMEOUT`.
     pub fn timeout(key: &str, message: impl Into<String>) -> Self {
         LockError {
             key: Some(key.to_owned()),
@@ -75,7 +75,7 @@ impl LockError {
         }
     }
 
-    /// `LOCK_LOST`.
+    /// Creates `LOCK_LOST`.
     pub fn lost(key: &str, message: impl Into<String>) -> Self {
         LockError {
             key: Some(key.to_owned()),
@@ -83,12 +83,12 @@ impl LockError {
         }
     }
 
-    /// `LOCK_CLOSED`.
+    /// Creates `LOCK_CLOSED`.
     pub fn closed() -> Self {
         Self::new(Code::Closed, "this LockService is closed")
     }
 
-    /// `LOCK_STORE` from what the engine reported.
+    /// Creates `LOCK_STORE` from an engine's error.
     pub fn store(error: EngineError) -> Self {
         LockError {
             engine: Some(error.engine),
@@ -99,7 +99,7 @@ impl LockError {
         }
     }
 
-    /// The same error with the lock's name in it.
+    /// Adds the lock's name, unless the error has one.
     pub fn with_key(mut self, key: &str) -> Self {
         self.key.get_or_insert_with(|| key.to_owned());
         self
@@ -118,9 +118,9 @@ impl StdError for LockError {
     }
 }
 
-/// A failure of a store: which one, in which operation, and whether the same call may succeed later.
+/// A failure of a store.
 ///
-/// An operation that failed may still have been carried out: a reply can be lost after the store applied the write.
+/// The store may have executed an operation that failed: a reply can be lost after the write.
 #[derive(Debug, thiserror::Error)]
 #[error("{engine}: {op} failed: {source}")]
 pub struct EngineError {
@@ -128,10 +128,10 @@ pub struct EngineError {
     pub engine: &'static str,
     /// The operation (`acquire`, `renew`, `release`, `connect`, …).
     pub op: &'static str,
-    /// Whether the same call may succeed later: true for an outage, false for a wrong password or a full disk of
-    /// configuration mistakes that only a human mends.
+    /// Whether the same call may succeed later: true for an outage, false for a wrong password and other mistakes in the
+    /// configuration.
     pub retryable: bool,
-    /// Whether the command may have reached the store. `false`: there was no connection to send it on.
+    /// Whether the store may have received the command. `false`: there was no connection to send it on.
     pub may_be_executed: bool,
     /// The driver's own error.
     #[source]
@@ -139,7 +139,7 @@ pub struct EngineError {
 }
 
 impl EngineError {
-    /// Wraps a driver's error.
+    /// Creates an error from a driver's error.
     pub fn new(
         engine: &'static str,
         op: &'static str,
@@ -155,15 +155,15 @@ impl EngineError {
         }
     }
 
-    /// The same error of a command that was not sent.
+    /// Marks the error as one of a command that was not sent.
     pub fn not_sent(mut self) -> Self {
         self.may_be_executed = false;
         self
     }
 
-    /// The store gave no answer within the limit.
-    pub fn no_answer(engine: &'static str, op: &'static str, limit: std::time::Duration) -> Self {
-        Self::new(engine, op, true, format!("no answer within {} ms", limit.as_millis()))
+    /// Creates the error of an operation that timed out.
+    pub fn no_answer(engine: &'static str, op: &'static str, timeout: std::time::Duration) -> Self {
+        Self::new(engine, op, true, format!("no answer within {} ms", timeout.as_millis()))
     }
 
     /// Creates the error of a grant that arrived after its lease had ended.

@@ -1,7 +1,7 @@
-//! The event loop of whoever calls, for an engine that wants its socket served there.
+//! The caller's event loop, for an engine whose socket it can poll.
 //!
-//! A hop between two threads costs more than everything else in a call. Where calls come from a thread that has an event
-//! loop of its own (Node's), a socket that is written and read on that thread saves two of them.
+//! A hop between two threads costs more than everything else in a call. Calls from a thread with its own event loop (Node's)
+//! save two hops when the socket is written and read on that thread.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,63 +11,63 @@ pub trait EventLoop: Send + Sync + fmt::Debug {
     /// Whether the current thread is the loop's own.
     fn is_here(&self) -> bool;
 
-    /// Has a socket served, from soon on and until it says that it has ended. May be called on any thread.
+    /// Polls a socket soon, and until a method of the socket returns `false`. May be called on any thread.
     #[cfg(unix)]
     fn serve(&self, socket: Arc<dyn Socket>);
 }
 
-/// Whether it is worthwhile to look out for answers for a moment before the loop sleeps.
+/// Decides whether the loop busy-polls for a reply before it sleeps.
 ///
 /// # Behavior
-/// To fall asleep and be woken takes a core about as long as a store nearby takes to answer, so that looking out costs
-/// nothing when the answers come in time. Answers that do not are a sign of a store that is far away, or of a machine
-/// without a core to spare: then there is no look-out for two turns, and for twice as many with each more in vain.
+/// To sleep and wake up takes a core about as long as a nearby store takes to reply, so that busy-polling costs nothing when the
+/// reply arrives in time. A missed reply means that the store is far away, or that the machine has no idle core: the loop then
+/// does not spin for two ticks, and for twice as many with each further miss.
 #[derive(Debug, Default)]
-pub struct LookOut {
-    /// How many in a row were in vain.
-    in_vain: u32,
-    /// For how many turns there is none.
-    pause: u32,
+pub struct AdaptiveSpin {
+    /// The number of misses in a row, up to a maximum.
+    misses: u32,
+    /// The number of ticks without a spin that remain.
+    skipped_ticks: u32,
 }
 
-/// The longest pause, as a power of two.
-const LONGEST_PAUSE: u32 = 12;
+/// The longest pause is two to the power of this, in ticks.
+const MAX_MISSES: u32 = 12;
 
-impl LookOut {
-    /// The loop has answers under way, and is about to sleep: whether to look out for them now.
-    pub fn is_due(&mut self) -> bool {
-        let due = self.pause == 0;
-        self.pause = self.pause.saturating_sub(1);
-        due
+impl AdaptiveSpin {
+    /// Whether the loop spins in this tick. Called once per tick with pending replies, before the loop sleeps.
+    pub fn should_spin(&mut self) -> bool {
+        let should_spin = self.skipped_ticks == 0;
+        self.skipped_ticks = self.skipped_ticks.saturating_sub(1);
+        should_spin
     }
 
-    /// How the look-out ended.
-    pub fn ended(&mut self, in_time: bool) {
-        if in_time {
-            self.in_vain = 0;
+    /// Records whether a reply arrived during a spin.
+    pub fn record(&mut self, found_reply: bool) {
+        if found_reply {
+            self.misses = 0;
         } else {
-            self.in_vain = (self.in_vain + 1).min(LONGEST_PAUSE);
-            self.pause = 1 << self.in_vain;
+            self.misses = (self.misses + 1).min(MAX_MISSES);
+            self.skipped_ticks = 1 << self.misses;
         }
     }
 }
 
-/// A socket that an event loop serves. Its methods are called on the loop's thread, and must not block.
+/// A socket that an event loop polls. The loop calls the methods on its own thread. They must not block.
 #[cfg(unix)]
 pub trait Socket: Send + Sync {
-    /// The descriptor. It stays open for as long as the socket lives.
+    /// Returns the file descriptor. It stays open while the socket exists.
     fn descriptor(&self) -> std::os::fd::RawFd;
 
-    /// There is something to read. Answers whether the socket is still of use.
+    /// Reads what has arrived. `false`: the loop stops polling the socket.
     fn readable(&self) -> bool;
 
-    /// The loop is about to sleep: what is to be sent goes out now. Answers whether the socket is still of use.
+    /// Sends buffered commands, before the loop sleeps. `false`: the loop stops polling the socket.
     fn flush(&self) -> bool;
 
-    /// Whether answers are under way: there will be something to read soon.
+    /// Whether replies are pending.
     fn awaits(&self) -> bool;
 
-    /// The loop does not serve it (any more).
+    /// The loop does not poll the socket any more.
     fn end(&self);
 }
 
@@ -75,27 +75,27 @@ pub trait Socket: Send + Sync {
 mod tests {
     use super::*;
 
-    /// How many of so many turns have a look-out, when all of them end alike.
-    fn look_outs(look_out: &mut LookOut, turns: usize, in_time: bool) -> usize {
+    /// Returns the number of spins in some ticks with the same result.
+    fn count_spins(spin: &mut AdaptiveSpin, ticks: usize, found_reply: bool) -> usize {
         let mut count = 0;
-        for _ in 0..turns {
-            if look_out.is_due() {
+        for _ in 0..ticks {
+            if spin.should_spin() {
                 count += 1;
-                look_out.ended(in_time);
+                spin.record(found_reply);
             }
         }
         count
     }
 
     #[test]
-    fn a_store_that_answers_in_time_is_looked_out_for_in_every_turn_and_another_hardly_ever() {
-        let mut look_out = LookOut::default();
-        assert_eq!(look_outs(&mut look_out, 1000, true), 1000);
-        assert_eq!(look_outs(&mut look_out, 10_000, false), 13);
-        assert!(look_outs(&mut look_out, 10 << LONGEST_PAUSE, false) <= 10);
-        // It has come nearer: the next look-out finds out, and all is as before.
-        let turns = 1 << LONGEST_PAUSE;
-        assert!(look_outs(&mut look_out, turns, true) <= turns);
-        assert_eq!(look_outs(&mut look_out, 1000, true), 1000);
+    fn the_loop_spins_in_every_tick_for_a_fast_store_and_rarely_for_a_slow_one() {
+        let mut spin = AdaptiveSpin::default();
+        assert_eq!(count_spins(&mut spin, 1000, true), 1000);
+        assert_eq!(count_spins(&mut spin, 10_000, false), 13);
+        assert!(count_spins(&mut spin, 10 << MAX_MISSES, false) <= 10);
+        // The store gets faster: the next spin finds a reply, and the pauses end.
+        let ticks = 1 << MAX_MISSES;
+        assert!(count_spins(&mut spin, ticks, true) <= ticks);
+        assert_eq!(count_spins(&mut spin, 1000, true), 1000);
     }
 }

@@ -1,4 +1,4 @@
-//! The words every layer shares. Each type checks its rule when it is made, so that no layer below checks it again.
+//! The types that every layer shares. Each type validates its value on construction, so that no layer checks it again.
 
 use std::fmt;
 use std::ops::Deref;
@@ -9,9 +9,9 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::error::LockError;
 
-/// The longest name, in bytes of UTF-8.
+/// The maximum length of a name, in bytes of UTF-8.
 pub const MAX_KEY_BYTES: usize = 512;
-/// The longest ttl: 2^31 milliseconds, some 24.8 days.
+/// The maximum ttl: 2^31 milliseconds, about 24.8 days.
 pub const MAX_TTL: Duration = Duration::from_millis(1 << 31);
 
 /// A lock's name: 1 to 512 bytes of UTF-8, compared byte by byte.
@@ -19,10 +19,10 @@ pub const MAX_TTL: Duration = Duration::from_millis(1 << 31);
 pub struct Key(Arc<str>);
 
 impl Key {
-    /// Checks the length.
+    /// Validates a name.
     ///
     /// # Errors
-    /// `LOCK_INVALID_ARGUMENT` for an empty name or one over 512 bytes.
+    /// `LOCK_INVALID_ARGUMENT` for an empty name and for one over 512 bytes.
     pub fn new(name: &str) -> Result<Self, LockError> {
         match name.len() {
             0 => Err(LockError::invalid("name", "must not be empty", "\"\"")),
@@ -35,7 +35,7 @@ impl Key {
         }
     }
 
-    /// The name as the user wrote it.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -47,19 +47,19 @@ impl fmt::Display for Key {
     }
 }
 
-/// The names of one lock, at least one, without repeats. A clone shares them.
+/// The names of one lock: at least one, without duplicates. Clones share them.
 #[derive(Debug, Clone)]
-pub struct Names(Shared);
+pub struct Names(NameList);
 
-/// Nearly all locks have one name, which is shared by itself.
+/// Most locks have one name, which needs no slice.
 #[derive(Debug, Clone)]
-enum Shared {
+enum NameList {
     One(Key),
     Several(Arc<[Key]>),
 }
 
 impl Names {
-    /// Leaves out repeats. The first of them keeps its place.
+    /// Removes duplicates and keeps the order.
     pub fn unique(keys: &[Key]) -> Self {
         if let [only] = keys {
             return only.clone().into();
@@ -70,13 +70,13 @@ impl Names {
                 unique.push(key.clone());
             }
         }
-        Names(Shared::Several(unique.into()))
+        Names(NameList::Several(unique.into()))
     }
 }
 
 impl From<Key> for Names {
     fn from(key: Key) -> Self {
-        Names(Shared::One(key))
+        Names(NameList::One(key))
     }
 }
 
@@ -84,34 +84,34 @@ impl Deref for Names {
     type Target = [Key];
     fn deref(&self) -> &[Key] {
         match &self.0 {
-            Shared::One(key) => std::slice::from_ref(key),
-            Shared::Several(keys) => keys,
+            NameList::One(key) => std::slice::from_ref(key),
+            NameList::Several(keys) => keys,
         }
     }
 }
 
-/// Who owns a lease: a fresh random value per acquisition, 32 hexadecimal digits (a version 4 UUID, RFC 9562).
+/// A random value that identifies one acquisition: 32 hexadecimal digits (a version 4 UUID, RFC 9562).
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct OwnerToken([u8; OWNER_DIGITS]);
 
 const OWNER_DIGITS: usize = 32;
 
 impl OwnerToken {
-    /// A new one that nobody has.
+    /// Creates a new token.
     pub fn fresh() -> Self {
         let mut digits = [0; OWNER_DIGITS];
         uuid::Uuid::new_v4().simple().encode_lower(&mut digits);
         OwnerToken(digits)
     }
 
-    /// One that came from `Lock.toJSON()`.
+    /// Parses a token from `Lock.toJSON()`.
     ///
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` unless it is 32 lower-case hexadecimal digits.
     pub fn parse(token: &str) -> Result<Self, LockError> {
         match <[u8; OWNER_DIGITS]>::try_from(token.as_bytes()) {
             Ok(digits) if digits.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) => Ok(OwnerToken(digits)),
-            // The value itself stays out of messages: it may be a token with a typing error.
+            // The message does not contain the value: it may be a token with a typing error.
             _ => Err(LockError::invalid(
                 "token",
                 "must be 32 hexadecimal digits in lower case",
@@ -120,9 +120,9 @@ impl OwnerToken {
         }
     }
 
-    /// The 32 digits.
+    /// Returns the 32 digits.
     pub fn as_str(&self) -> &str {
-        // Digits are all there is ever in it.
+        // Always ASCII digits.
         std::str::from_utf8(&self.0).unwrap_or_default()
     }
 }
@@ -133,19 +133,19 @@ impl fmt::Debug for OwnerToken {
     }
 }
 
-/// A fencing token: a number that strictly grows from holder to holder of a name.
+/// A fencing token: a number that grows with each grant of a name.
 ///
-/// Every store builds it from its clock in microseconds, so that it stays below 2^53 until the year 2255 and fits a
-/// signed 64-bit column.
+/// Every store derives it from its clock in microseconds. It stays below 2^53 until the year 2255, and fits a signed 64-bit
+/// column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(pub u64);
 
-/// How long a lease lasts: over zero, at most 2^31 ms, whole milliseconds (rounded up).
+/// The length of a lease: more than zero, at most 2^31 ms, in whole milliseconds (rounded up).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ttl(u32);
 
 impl Ttl {
-    /// Checks the range, and rounds up to a whole millisecond, the unit of every store.
+    /// Validates the range, and rounds up to whole milliseconds, the unit of every store.
     ///
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` for zero or more than 2^31 ms.
@@ -160,41 +160,41 @@ impl Ttl {
         Ok(Self::clamped(ttl))
     }
 
-    /// The nearest valid ttl.
+    /// Returns the nearest valid ttl.
     pub fn clamped(ttl: Duration) -> Self {
         let ms = ttl.as_nanos().div_ceil(1_000_000).clamp(1, MAX_TTL.as_millis());
         Ttl(ms as u32)
     }
 
-    /// The length.
+    /// Returns the length.
     pub fn duration(self) -> Duration {
         Duration::from_millis(self.as_millis())
     }
 
-    /// The length in whole milliseconds, as stores take it.
+    /// Returns the length in milliseconds.
     pub fn as_millis(self) -> u64 {
         self.0.into()
     }
 
-    /// What of the ttl the local view may count on: less 1 % and 2 ms, for clocks that run at different speeds and for
-    /// the store's resolution of a millisecond (the drift allowance of the Redlock description in Redis's manual).
-    pub fn cautious(self) -> Duration {
+    /// Returns the local validity of the ttl: 1 % and 2 ms less, for clocks that run at different speeds and for the store's
+    /// resolution of a millisecond (the drift allowance of the Redlock description in Redis's manual).
+    pub fn validity(self) -> Duration {
         let whole = self.duration();
         whole.saturating_sub(whole / 100 + Duration::from_millis(2))
     }
 }
 
-/// The process that takes a lock, as `inspect` shows it.
+/// The process that acquires a lock, as `inspect` shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// The host's name.
     pub host: String,
-    /// The process id there.
+    /// The process id on that host.
     pub pid: u32,
 }
 
 impl Process {
-    /// This process.
+    /// Returns this process.
     pub fn current() -> Self {
         Process {
             host: gethostname::gethostname().to_string_lossy().into_owned(),
@@ -203,20 +203,20 @@ impl Process {
     }
 }
 
-/// One wish to hold one or several names, all or nothing: what every verb of an engine is about.
+/// The request of one acquisition: one or several names, all or nothing. Every operation of an engine takes one.
 #[derive(Debug, Clone)]
 pub struct Claim {
-    /// The names, sorted and without repeats: one order for everybody, so that overlapping claims cannot deadlock.
+    /// The names, sorted and without duplicates. The common order prevents deadlocks between overlapping claims.
     keys: Names,
-    /// Who asks. Fresh per acquisition; every retry of the same acquisition carries the same one.
+    /// The owner token: new for each acquisition, the same for every retry of it.
     pub owner: OwnerToken,
-    /// How long the lease lasts from the moment the store grants or renews it.
+    /// The length of the lease, from the moment at which the store grants or renews it.
     pub ttl: Ttl,
-    /// Whether the asker is ready to wait: where the store keeps a queue, a busy try takes a place in it.
+    /// Whether the caller waits. If the store keeps a queue, a busy attempt enters it.
     pub waiting: bool,
-    /// Who shows up in `inspect`.
+    /// The process that `inspect` shows.
     pub process: Arc<Process>,
-    /// The user's own JSON text, kept beside the lock while it is held.
+    /// The user's JSON text, stored with the lock while it is held.
     pub metadata: Option<Arc<str>>,
     sent: Sent,
 }
@@ -227,7 +227,7 @@ pub struct Claim {
 struct Sent {
     /// Whether any attempt was sent.
     ever: AtomicBool,
-    /// When the current attempt was sent, in nanoseconds of the local clock; zero before that.
+    /// When the current attempt was sent, in nanoseconds of the local clock. Zero: not yet.
     at: AtomicU64,
 }
 
@@ -241,19 +241,19 @@ impl Clone for Sent {
 }
 
 impl Claim {
-    /// A claim on `keys` (in any order, repeats allowed), not waiting, without metadata.
+    /// Creates a claim on `keys` (in any order, with or without duplicates) that does not wait and has no metadata.
     pub fn new(keys: &[Key], owner: OwnerToken, ttl: Ttl, process: Arc<Process>) -> Self {
-        Self::sharing(&Names::unique(keys), owner, ttl, process)
+        Self::with_names(&Names::unique(keys), owner, ttl, process)
     }
 
-    /// The same on names that are shared already, and stay so where they are in order as they are.
-    pub fn sharing(names: &Names, owner: OwnerToken, ttl: Ttl, process: Arc<Process>) -> Self {
+    /// Creates a claim like [`Claim::new`]. Shares `names` if they are sorted.
+    pub fn with_names(names: &Names, owner: OwnerToken, ttl: Ttl, process: Arc<Process>) -> Self {
         let keys = if names.is_sorted() {
             names.clone()
         } else {
             let mut keys = names.to_vec();
             keys.sort();
-            Names(Shared::Several(keys.into()))
+            Names(NameList::Several(keys.into()))
         };
         Claim {
             keys,
@@ -274,9 +274,8 @@ impl Claim {
     /// Records that the first command of the current attempt may leave this process now.
     ///
     /// # Behavior
-    /// An engine calls this in each attempt before the first byte can be sent: too early is allowed, too late is not. The
-    /// lease counts from this moment, and a claim that was never sent is never released. Later calls in the same attempt
-    /// have no effect.
+    /// An engine calls this in each attempt before the first byte can be sent: too early is allowed, too late is not. The lease
+    /// starts at this moment. A claim that was never sent is never released. Later calls in the same attempt have no effect.
     pub fn mark_sent(&self) {
         self.sent.ever.store(true, Relaxed);
         let now = Moment::now().to_nanos();
@@ -284,7 +283,7 @@ impl Claim {
     }
 
     /// Copies the marks of a clone that another task used for the current attempt.
-    pub fn mark_sent_like(&self, clone: &Claim) {
+    pub fn copy_sent_marks(&self, clone: &Claim) {
         if let Some(at) = clone.sent_at() {
             self.sent.ever.store(true, Relaxed);
             let _ = self.sent.at.compare_exchange(0, at.to_nanos(), Relaxed, Relaxed);
@@ -310,28 +309,28 @@ impl Claim {
         self.sent = Sent::default();
     }
 
-    /// The names, sorted, without repeats, at least one.
+    /// Returns the names: sorted, without duplicates, at least one.
     pub fn keys(&self) -> &[Key] {
         &self.keys
     }
 }
 
-/// What is known of a held lock.
+/// A held lock, as `inspect` and `list` return it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LockInfo {
     /// The lock's name.
     pub name: String,
-    /// How long the lease still lasts by the store's clock. `None`: it never expires (another tool wrote it so).
+    /// The rest of the lease by the store's clock. `None`: it never expires (another tool wrote it).
     pub remaining: Option<Duration>,
     /// The holder's fencing token. `None` when another tool holds the name.
     pub fence: Option<Fence>,
-    /// Who holds it. `None` when another tool does.
+    /// The holder. `None` when another tool holds the name.
     pub holder: Option<Holder>,
-    /// The holder's metadata, JSON text.
+    /// The holder's metadata, as JSON text.
     pub metadata: Option<String>,
 }
 
-/// Who holds a lock, and since when.
+/// The holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holder {
     /// The process.
@@ -346,9 +345,8 @@ mod tests {
     use crate::error::Code;
 
     #[test]
-    fn keys_take_1_to_512_bytes() {
+    fn a_name_has_1_to_512_bytes() {
         assert_eq!(Key::new("").unwrap_err().code, Code::InvalidArgument);
-        assert!(Key::new("a").is_ok());
         assert!(Key::new(&"x".repeat(512)).is_ok());
         assert!(Key::new(&"x".repeat(513)).unwrap_err().message.contains("513 bytes"));
         assert!(Key::new(&"é".repeat(257)).is_err(), "bytes count, not characters");
@@ -374,12 +372,12 @@ mod tests {
     }
 
     #[test]
-    fn the_cautious_view_is_shorter_by_one_percent_and_two_ms() {
+    fn the_validity_is_shorter_by_one_percent_and_two_ms() {
         assert_eq!(
-            Ttl::clamped(Duration::from_secs(10)).cautious(),
+            Ttl::clamped(Duration::from_secs(10)).validity(),
             Duration::from_millis(9898)
         );
-        assert_eq!(Ttl::clamped(Duration::from_millis(1)).cautious(), Duration::ZERO);
+        assert_eq!(Ttl::clamped(Duration::from_millis(1)).validity(), Duration::ZERO);
     }
 
     #[test]
@@ -393,7 +391,7 @@ mod tests {
         );
         assert_eq!(claim.keys(), &[key("a"), key("b")]);
         let names = Names::unique(&[key("a"), key("b"), key("a")]);
-        let shared = Claim::sharing(&names, OwnerToken::fresh(), claim.ttl, claim.process);
+        let shared = Claim::with_names(&names, OwnerToken::fresh(), claim.ttl, claim.process);
         assert!(std::ptr::eq(shared.keys(), &*names));
         assert_eq!(*Names::unique(&[key("b"), key("a"), key("b")]), [key("b"), key("a")]);
         assert_eq!(*Names::from(key("a")), *Names::unique(&[key("a"), key("a")]));

@@ -1,4 +1,4 @@
-//! From a target (URL, list of URLs, nothing) to a connected engine: the only match over engines.
+//! Parses a target (a URL, a list of URLs, nothing) and connects to its engine. The only match over engines.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,22 +8,22 @@ use super::SharedEngine;
 use crate::error::LockError;
 use crate::event_loop::EventLoop;
 
-/// What every engine may be told beside its URL.
+/// The settings of an engine besides its URL.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Put in front of every name in the store. `None`: the engine's own default (`lock:` on Redis, nothing elsewhere).
+    /// The prefix of every name in the store. `None`: the engine's default (`lock:` on Redis, empty elsewhere).
     pub key_prefix: Option<String>,
     /// MongoDB: the collection. Default `locks`.
     pub collection: String,
     /// SQL: the table. Default `locks`.
     pub table: String,
-    /// The longest that connecting may take. Default 5 s.
+    /// The timeout of connecting. Default 5 s.
     pub store_timeout: Duration,
-    /// Redis: how many replicas have to acknowledge a grant before it counts. Default 0.
+    /// Redis: the number of replicas that must acknowledge a grant. Default 0.
     pub min_replicas: u32,
-    /// Certificates for `rediss://` and for MongoDB with TLS.
+    /// The certificates for `rediss://` and for MongoDB with TLS.
     pub tls: TlsFiles,
-    /// The event loop of the thread that the calls come from, if it can serve an engine's socket.
+    /// The caller's event loop, if it can poll an engine's socket.
     pub event_loop: Option<Arc<dyn EventLoop>>,
 }
 
@@ -41,24 +41,24 @@ impl Default for Settings {
     }
 }
 
-/// Paths of PEM files, and whether to believe any certificate.
+/// Paths of PEM files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The authorities to trust instead of the system's.
+    /// The certificate authorities, instead of the system's.
     pub ca_file: Option<PathBuf>,
-    /// The client's certificate (MongoDB: certificate and key in one file).
+    /// The client's certificate (MongoDB: certificate and private key in one file).
     pub cert_file: Option<PathBuf>,
     /// The client's private key.
     pub key_file: Option<PathBuf>,
-    /// Accept any certificate. For tests only.
+    /// Accepts any certificate. For tests only.
     pub insecure: bool,
 }
 
-/// A target that was understood: which engine, and where it is.
+/// A parsed target: the engine and its settings.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum EngineConfig {
-    /// This process only. One store per name.
+    /// A store in this process, by name.
     #[cfg(feature = "memory")]
     Memory(String),
     /// A SQLite file.
@@ -76,14 +76,13 @@ pub enum EngineConfig {
 }
 
 impl EngineConfig {
-    /// Understands a target.
+    /// Parses a target.
     ///
     /// # Behavior
-    /// No URL at all means the embedded store in the user's state folder. `HOLDFAST_URL` is the caller's business.
+    /// Without a URL, the target is the embedded store in the user's state folder. The caller reads `HOLDFAST_URL`.
     ///
     /// # Errors
-    /// `LOCK_INVALID_ARGUMENT` naming `target` (or the setting) for whatever cannot be understood. A password in the
-    /// URL is never part of a message.
+    /// `LOCK_INVALID_ARGUMENT` for an invalid target or setting. Messages never contain the password of a URL.
     pub fn parse(urls: &[String], settings: &Settings) -> Result<Self, LockError> {
         if settings.min_replicas > 0 {
             let scheme = match urls {
@@ -91,12 +90,9 @@ impl EngineConfig {
                 _ => None,
             };
             if !scheme.is_some_and(|scheme| REPLICATED.contains(&scheme)) {
-                return Err(LockError::invalid(
-                    "minReplicas",
-                    "must be 0 or absent for a store other than one of redis://, rediss://, redis+sentinel:// and \
-                     rediss+sentinel://",
-                    settings.min_replicas,
-                ));
+                let rule = "must be 0 or absent for a store other than one of redis://, rediss://, redis+sentinel:// and \
+                            rediss+sentinel://";
+                return Err(LockError::invalid("minReplicas", rule, settings.min_replicas));
             }
         }
         let url = match urls {
@@ -110,7 +106,7 @@ impl EngineConfig {
             [] => {
                 return Err(LockError::invalid(
                     "target",
-                    "is needed: this build has no embedded store",
+                    "is required: this build has no embedded store",
                     "nothing",
                 ));
             }
@@ -122,7 +118,7 @@ impl EngineConfig {
             }
             #[cfg(not(feature = "redis"))]
             many => {
-                let rule = "must be one URL: this build has no Redis";
+                let rule = "must be one URL: this build does not include Redis";
                 return Err(LockError::invalid("target", rule, format_args!("{} URLs", many.len())));
             }
         };
@@ -130,7 +126,7 @@ impl EngineConfig {
         match scheme {
             #[cfg(feature = "memory")]
             "memory" => {
-                // One store per name and prefix: a prefix keeps apart what has the same name.
+                // One store per name and prefix.
                 let prefix = settings.key_prefix.as_deref().unwrap_or_default();
                 Ok(EngineConfig::Memory(format!("{}\0{prefix}", &url["memory:".len()..])))
             }
@@ -145,8 +141,8 @@ impl EngineConfig {
                 url, settings,
             )?))),
             _ if !url.contains(':') => {
-                // Without a scheme the whole text may be anything, a password included: it is not shown.
-                Err(LockError::invalid("target", RULE, "a text without a scheme"))
+                // The message does not contain the text: without a scheme, it may be a password.
+                Err(LockError::invalid("target", RULE, "a string without a scheme"))
             }
             other => Err(LockError::invalid(
                 "target",
@@ -159,47 +155,53 @@ impl EngineConfig {
 
 const RULE: &str = "must be a URL that starts with memory:, sqlite:, redis://, rediss://, redis+sentinel://, \
                     rediss+sentinel://, redis+cluster://, rediss+cluster://, mongodb:// or mongodb+srv://";
-/// The targets that `min_replicas` has a meaning for.
+/// The schemes for which `min_replicas` is allowed.
 const REPLICATED: [&str; 4] = ["redis", "rediss", "redis+sentinel", "rediss+sentinel"];
 
-/// Connects, and talks to the store once before it returns.
+/// Connects to the store, and sends one command to it.
 ///
 /// # Errors
-/// `LOCK_STORE` when the store cannot be reached or refuses, within `settings.store_timeout`.
+/// `LOCK_STORE` when the store cannot be reached, refuses the connection, or does not answer within `settings.store_timeout`.
 #[cfg_attr(
     not(any(feature = "sqlite", feature = "redis", feature = "mongodb")),
     allow(unused_variables)
 )]
 pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<SharedEngine, LockError> {
-    let limit = settings.store_timeout;
+    let timeout = settings.store_timeout;
     match config {
         #[cfg(feature = "memory")]
         EngineConfig::Memory(name) => Ok(super::memory::MemoryEngine::named(&name)),
         #[cfg(feature = "sqlite")]
-        EngineConfig::Sqlite(config) => within("sqlite", limit, super::sql::SqliteEngine::connect(config)).await,
+        EngineConfig::Sqlite(config) => {
+            connect_within("sqlite", timeout, super::sql::SqliteEngine::connect(config)).await
+        }
         #[cfg(feature = "redis")]
-        EngineConfig::Redis(config) => within("redis", limit, super::redis::RedisEngine::connect(*config)).await,
+        EngineConfig::Redis(config) => {
+            connect_within("redis", timeout, super::redis::RedisEngine::connect(*config)).await
+        }
         #[cfg(feature = "redis")]
-        EngineConfig::Quorum(config) => within("redis", limit, super::redis::QuorumEngine::connect(*config)).await,
+        EngineConfig::Quorum(config) => {
+            connect_within("redis", timeout, super::redis::QuorumEngine::connect(*config)).await
+        }
         #[cfg(feature = "mongodb")]
         EngineConfig::Mongodb(config) => {
-            within("mongodb", limit, super::mongodb::MongodbEngine::connect(*config)).await
+            connect_within("mongodb", timeout, super::mongodb::MongodbEngine::connect(*config)).await
         }
     }
 }
 
-/// Opens an engine within `limit`.
+/// Opens an engine within `timeout`.
 #[cfg(any(feature = "sqlite", feature = "redis", feature = "mongodb"))]
-async fn within<E: super::Engine + 'static>(
+async fn connect_within<E: super::Engine + 'static>(
     engine: &'static str,
-    limit: Duration,
-    opening: impl Future<Output = super::Result<std::sync::Arc<E>>>,
+    timeout: Duration,
+    opening: impl Future<Output = super::Result<Arc<E>>>,
 ) -> Result<SharedEngine, LockError> {
-    match tokio::time::timeout(limit, opening).await {
+    match tokio::time::timeout(timeout, opening).await {
         Ok(Ok(engine)) => Ok(engine),
         Ok(Err(error)) => Err(LockError::store(error)),
         Err(_) => Err(LockError::store(crate::error::EngineError::no_answer(
-            engine, "connect", limit,
+            engine, "connect", timeout,
         ))),
     }
 }

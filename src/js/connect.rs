@@ -14,7 +14,7 @@ use super::value::{
 };
 use crate::engine::{EngineConfig, Settings, TlsFiles};
 use crate::error::LockError;
-use crate::service::{AcquireOptions, Event, EventKind, EventSink, Pulse};
+use crate::service::{AcquireOptions, Event, EventKind, EventSink, StallDetector};
 
 /// What `connect` was asked for.
 pub(super) struct Request {
@@ -22,7 +22,7 @@ pub(super) struct Request {
     pub(super) settings: Settings,
     pub(super) defaults: AcquireOptions,
     pub(super) events: Option<EventSink>,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) pulse: Arc<StallDetector>,
 }
 
 const OPTIONS: &[&str] = &[
@@ -171,14 +171,14 @@ fn url(env: &Env, value: Value) -> Answer<String> {
 }
 
 /// Asks the event loop for a sign of life without holding it open.
-fn pulse(shared: Arc<Shared>) -> Arc<Pulse> {
-    Arc::new_cyclic(|pulse: &std::sync::Weak<Pulse>| {
+fn pulse(shared: Arc<Shared>) -> Arc<StallDetector> {
+    Arc::new_cyclic(|pulse: &std::sync::Weak<StallDetector>| {
         let pulse = pulse.clone();
-        Pulse::new(move || {
+        StallDetector::new(move || {
             let pulse = pulse.clone();
             shared.notice(move |_| {
                 if let Some(pulse) = pulse.upgrade() {
-                    pulse.answered();
+                    pulse.responded();
                 }
             });
         })

@@ -15,7 +15,7 @@ use napi::{Env, sys};
 
 use super::promise::{Bridge, settle_ready};
 use super::value::{Answer, object, string};
-use crate::event_loop::{LookOut, Socket};
+use crate::event_loop::{AdaptiveSpin, Socket};
 
 type Handled = *mut c_void;
 type OnClose = unsafe extern "C" fn(Handled);
@@ -91,7 +91,7 @@ pub(super) struct Turns {
     context: sys::napi_async_context,
     prepare: Cell<Handled>,
     polls: RefCell<Vec<Handled>>,
-    look_out: RefCell<LookOut>,
+    look_out: RefCell<AdaptiveSpin>,
 }
 
 /// What a poll handle belongs to.
@@ -184,7 +184,7 @@ impl Turns {
             .map(|poll| &served(poll).socket)
             .filter(|socket| socket.awaits());
         let mut look_out = self.look_out.borrow_mut();
-        let Some(socket) = awaiting.next().filter(|_| look_out.is_due()) else {
+        let Some(socket) = awaiting.next().filter(|_| look_out.should_spin()) else {
             return;
         };
         // SAFETY: the loop is alive, and this is its thread.
@@ -204,12 +204,12 @@ impl Turns {
         // SAFETY: two valid entries.
         while unsafe { libc::poll(ready.as_mut_ptr(), 2, 0) } == 0 {
             if started.elapsed() >= LOOK_OUT {
-                return look_out.ended(false);
+                return look_out.record(false);
             }
         }
         // Something else that is ready tells nothing of the store.
         if ready[1].revents != 0 {
-            look_out.ended(true);
+            look_out.record(true);
         }
     }
 

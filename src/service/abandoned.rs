@@ -1,23 +1,24 @@
-//! Claims that are to be released without a caller: of calls that timed out or were cancelled, of lost leases, of leases that
-//! are held when the service closes.
+//! Claims that are released without a caller: of calls that timed out or were cancelled, of lost leases, and of leases that are
+//! held when the service closes.
 //!
-//! One list per service and one task: the oldest first, in batches, with one backoff for all. A few batches may be in progress,
-//! so that a release without an answer holds up no other; claims whose release failed come again behind those that were not
-//! tried yet. What a service that failed to reach its store has to clean up is thus bounded by the number of claims, and
-//! costs the store few commands.
+//! Each service has one list and one task. The task releases the oldest claims first, in batches, with one backoff for all. A few
+//! batches may be in progress, so that a release without an answer does not delay the others. Claims whose release failed are
+//! retried after those that were not tried yet. After an outage, the clean-up thus costs the store few commands, and its size is
+//! bounded by the number of claims.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use super::Inner;
-use super::backoff::Backoff;
+use super::Shared;
 use super::lease::Lease;
+use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::Released;
 use crate::error::EngineError;
@@ -28,15 +29,15 @@ const BATCH: usize = 256;
 
 /// Maximum number of calls of the engine in progress.
 const BATCHES: usize = 8;
-/// Maximum number of them when the next claims failed before: half of them stay free for claims that were not tried yet.
-const BATCHES_OF_FAILED: usize = 4;
-/// How long a batch has the store for itself: a silent store is asked seldom.
+/// Maximum number of calls in progress for a retry or a repeat to start: half of them stay free for first releases.
+const BATCHES_OF_RETRIES: usize = 4;
+/// Minimum time between the starts of two batches while one is in progress: a store that does not answer gets few commands.
 const HEAD_START: Duration = Duration::from_millis(250);
-/// The shortest time for which a release is tried. A store that stands still may carry out an attempt long after its caller
-/// gave up, and only then does the lease begin.
-const SHORTEST_EFFORT: Duration = Duration::from_secs(300);
+/// Minimum time for which a release is retried. A store that hangs may execute an attempt long after the call ended, and the
+/// lease begins only then.
+const MIN_EFFORT: Duration = Duration::from_secs(300);
 /// Maximum number of claims that were not released yet. Beyond it the oldest are left to their ttl.
-const MOST_UNRELEASED: usize = 200_000;
+const MAX_UNRELEASED: usize = 200_000;
 
 /// Delays of the repeats of a doubtful release. Bytes that a broken connection left in a buffer are executed or lost within
 /// about a minute.
@@ -45,23 +46,25 @@ const REPEATS: [Duration; 3] = [
     Duration::from_secs(5),
     Duration::from_secs(60),
 ];
-/// Delay of the first release of a claim whose attempt had no answer: it must not overtake what is on its way.
-const UNANSWERED: Duration = Duration::from_millis(100);
+/// Delay of the first release of a claim whose attempt had no answer: it must not overtake the attempt.
+const UNANSWERED_DELAY: Duration = Duration::from_millis(100);
 /// Repeats that are due within this time share a batch.
 const TOGETHER: Duration = Duration::from_millis(100);
-/// Maximum number of claims that wait for the same repeat. Beyond it the oldest are repeated early.
-const MOST_REPEATS: usize = 50_000;
+/// Maximum number of claims that wait for a repeat. Beyond it the next ones are repeated early.
+const MAX_REPEATS: usize = 150_000;
 
 /// A claim to release.
 #[derive(Debug)]
 pub(super) struct AbandonedClaim {
     claim: Claim,
-    /// When the release is given up.
+    /// When the retries end.
     ends: Moment,
     /// The names stay busy until this moment (`minHoldMs`).
-    kept_until: Option<Moment>,
-    /// An attempt failed that the store may still carry out: the release is repeated.
+    min_hold_until: Option<Moment>,
+    /// An attempt failed, and the store may still execute it: the release is repeated.
     doubtful: bool,
+    /// The number of repeats that were scheduled. Zero: the store has not answered a release.
+    repeats: usize,
     /// The lease that a close ended. The store's answer becomes its last event.
     lease: Option<Arc<Lease>>,
 }
@@ -69,21 +72,22 @@ pub(super) struct AbandonedClaim {
 impl AbandonedClaim {
     /// Creates an entry. `claim.ttl` is the longest time for which the store may keep the claim.
     pub(super) fn new(mut claim: Claim, doubtful: bool) -> Self {
-        let ends = Moment::now() + claim.ttl.duration().max(SHORTEST_EFFORT);
-        // A release needs to know that there is metadata, and not which.
+        let ends = Moment::now() + claim.ttl.duration().max(MIN_EFFORT);
+        // A release needs to know whether there is metadata, but not its text.
         claim.metadata = claim.metadata.map(|_| Arc::default());
         AbandonedClaim {
             claim,
             ends,
-            kept_until: None,
+            min_hold_until: None,
             doubtful,
+            repeats: 0,
             lease: None,
         }
     }
 
     /// Keeps the names busy until `until`.
-    pub(super) fn kept_until(mut self, until: Option<Moment>) -> Self {
-        self.kept_until = until;
+    pub(super) fn min_hold_until(mut self, until: Option<Moment>) -> Self {
+        self.min_hold_until = until;
         self
     }
 
@@ -95,7 +99,7 @@ impl AbandonedClaim {
 }
 
 /// The list of abandoned claims of one service.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct AbandonedClaims {
     lists: Mutex<Lists>,
     /// Notified when a claim was added.
@@ -104,46 +108,37 @@ pub(super) struct AbandonedClaims {
     unreleased: watch::Sender<usize>,
 }
 
+/// Claims by the time of their next release, and in order of arrival.
+type Queue = BTreeMap<(Moment, u64), AbandonedClaim>;
+
 #[derive(Debug, Default)]
 struct Lists {
-    /// Claims that were not tried yet, oldest first.
-    fresh: VecDeque<AbandonedClaim>,
-    /// Claims whose attempt had no answer, with the time from which they are fresh.
-    unanswered: VecDeque<(Moment, AbandonedClaim)>,
-    /// Claims whose release failed, with the time of the next one.
-    failed: VecDeque<(Moment, AbandonedClaim)>,
-    /// Released claims with the time of their next release, one list for each repeat.
-    repeats: [VecDeque<(Moment, AbandonedClaim)>; REPEATS.len()],
+    /// The queues, in the order in which they are served.
+    queues: [Queue; 3],
+    /// The number of the newest entry of a queue.
+    last_number: u64,
     /// Whether the task runs.
     is_served: bool,
     /// The service is closed: claims that come now are left to their ttl.
     is_closed: bool,
 }
 
+/// The queue of claims that were not tried yet.
+const FIRST: usize = 0;
+/// The queue of claims whose release failed.
+const RETRIES: usize = 1;
+/// The queue of released claims whose release is repeated.
+const REPEATED: usize = 2;
+
 /// The next step of the task.
 enum Step {
-    /// Releases claims. The number is the index of their repeat; `None` for first releases.
-    Release(Vec<AbandonedClaim>, Option<usize>),
+    Release(Vec<AbandonedClaim>),
     /// Waits until this moment, or for the end of a batch.
     Wait(Option<Moment>),
     End,
 }
 
-impl Default for AbandonedClaims {
-    fn default() -> Self {
-        AbandonedClaims {
-            lists: Mutex::default(),
-            added: Notify::new(),
-            unreleased: watch::Sender::new(0),
-        }
-    }
-}
-
 impl AbandonedClaims {
-    fn lock(&self) -> MutexGuard<'_, Lists> {
-        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether no claim waits for its first release.
     pub(super) fn is_empty(&self) -> bool {
         *self.unreleased.borrow() == 0
@@ -157,7 +152,7 @@ impl AbandonedClaims {
 
     /// Empties the list, because the service and its engine close.
     pub(super) fn close(&self) {
-        *self.lock() = Lists {
+        *self.lists.lock() = Lists {
             is_closed: true,
             ..Lists::default()
         };
@@ -166,28 +161,34 @@ impl AbandonedClaims {
     }
 }
 
-/// Removes up to [`BATCH`] claims whose time has come, and those in excess of `most`.
-fn due(list: &mut VecDeque<(Moment, AbandonedClaim)>, at: Moment, most: usize) -> Vec<AbandonedClaim> {
-    let early = list.len().saturating_sub(most);
-    let due = list.iter().take(BATCH).take_while(|(due, _)| *due <= at).count();
-    list.drain(..due.max(early.min(BATCH)))
-        .map(|(_, claim)| claim)
-        .collect()
-}
-
 impl Lists {
-    /// The next step while `running` batches are in progress, of which the last began at `began`.
+    fn push(&mut self, queue: usize, due: Moment, claim: AbandonedClaim) {
+        self.last_number += 1;
+        self.queues[queue].insert((due, self.last_number), claim);
+    }
+
+    /// Removes up to [`BATCH`] claims that are due at `now`, and those in excess of `limit`.
+    fn take(&mut self, queue: usize, now: Moment, limit: usize) -> Vec<AbandonedClaim> {
+        let queue = &mut self.queues[queue];
+        let excess = queue.len().saturating_sub(limit);
+        let mut batch = Vec::new();
+        while batch.len() < BATCH
+            && let Some(entry) = queue.first_entry()
+            && (entry.key().0 <= now || batch.len() < excess)
+        {
+            batch.push(entry.remove());
+        }
+        batch
+    }
+
+    /// Returns the next step while `running` batches are in progress, of which the last began at `began`.
     fn next(&mut self, running: usize, began: Moment, closing: bool) -> Step {
         let now = Moment::now();
-        let at = if closing { Moment::from_nanos(u64::MAX) } else { now };
-        while self.unanswered.front().is_some_and(|(due, _)| *due <= at) {
-            self.fresh.extend(self.unanswered.pop_front().map(|(_, claim)| claim));
+        if closing {
+            self.queues[REPEATED].clear();
         }
+        let is_idle = self.queues.iter().all(Queue::is_empty);
         let head_start = began + HEAD_START;
-        let is_idle = self.unanswered.is_empty()
-            && self.fresh.is_empty()
-            && self.failed.is_empty()
-            && (closing || self.repeats.iter().all(VecDeque::is_empty));
         if running > 0 && (is_idle || head_start > now || running >= BATCHES) {
             return Step::Wait((running < BATCHES && !is_idle).then_some(head_start));
         }
@@ -195,30 +196,25 @@ impl Lists {
             self.is_served = false;
             return Step::End;
         }
-        if !self.fresh.is_empty() {
-            let batch = self.fresh.len().min(BATCH);
-            return Step::Release(self.fresh.drain(..batch).collect(), None);
-        }
-        if running >= BATCHES_OF_FAILED {
-            return Step::Wait(self.unanswered.front().map(|(at, _)| *at));
-        }
-        let failed = due(&mut self.failed, now, usize::MAX);
-        if !failed.is_empty() {
-            return Step::Release(failed, None);
-        }
-        let repeats: &mut [_] = if closing { &mut [] } else { &mut self.repeats };
-        for (number, list) in repeats.iter_mut().enumerate() {
-            let claims = due(list, now + TOGETHER, MOST_REPEATS);
-            if !claims.is_empty() {
-                return Step::Release(claims, Some(number));
+        let first_due = if closing { Moment::from_nanos(u64::MAX) } else { now };
+        let queues = [
+            (first_due, usize::MAX),
+            (now, usize::MAX),
+            (now + TOGETHER, MAX_REPEATS),
+        ];
+        let served = if running < BATCHES_OF_RETRIES { queues.len() } else { 1 };
+        for (queue, (due, limit)) in queues.into_iter().enumerate().take(served) {
+            let batch = self.take(queue, due, limit);
+            if !batch.is_empty() {
+                return Step::Release(batch);
             }
         }
-        let lists = repeats.iter().chain([&self.failed, &self.unanswered]);
-        Step::Wait(lists.filter_map(|list| list.front()).map(|(at, _)| *at).min())
+        let next = self.queues[..served].iter().filter_map(Queue::first_key_value);
+        Step::Wait(next.map(|((due, _), _)| *due).min())
     }
 }
 
-impl Inner {
+impl Shared {
     /// Releases a claim in the background if a command of it may have left this process.
     pub(super) fn abandon(self: &Arc<Self>, claim: &Claim) {
         if claim.was_sent() {
@@ -228,20 +224,21 @@ impl Inner {
 
     /// Releases a claim in the background.
     pub(super) fn release_in_background(self: &Arc<Self>, claim: AbandonedClaim) {
-        let mut lists = self.abandoned.lock();
+        let mut lists = self.abandoned.lists.lock();
         if lists.is_closed {
             return;
         }
-        if lists.unanswered.len() + lists.fresh.len() + lists.failed.len() < MOST_UNRELEASED {
+        if lists.queues[FIRST].len() + lists.queues[RETRIES].len() < MAX_UNRELEASED {
             self.abandoned.unreleased.send_modify(|count| *count += 1);
-        } else if lists.failed.pop_front().is_none() && lists.fresh.pop_front().is_none() {
-            lists.unanswered.pop_front();
+        } else if lists.queues[RETRIES].pop_first().is_none() {
+            lists.queues[FIRST].pop_first();
         }
-        if claim.doubtful && !self.closing.is_cancelled() {
-            lists.unanswered.push_back((Moment::now() + UNANSWERED, claim));
+        let delay = if claim.doubtful {
+            UNANSWERED_DELAY
         } else {
-            lists.fresh.push_back(claim);
-        }
+            Duration::ZERO
+        };
+        lists.push(FIRST, Moment::now() + delay, claim);
         let is_served = std::mem::replace(&mut lists.is_served, true);
         drop(lists);
         if is_served {
@@ -259,7 +256,7 @@ impl Inner {
         let mut began = Moment::now();
         loop {
             let step = {
-                let mut lists = self.abandoned.lock();
+                let mut lists = self.abandoned.lists.lock();
                 if lists.is_closed {
                     return;
                 }
@@ -267,9 +264,9 @@ impl Inner {
             };
             let wait = match step {
                 Step::End => return,
-                Step::Release(claims, repeated) => {
+                Step::Release(batch) => {
                     began = Moment::now();
-                    batches.push(self.release_batch(claims, repeated));
+                    batches.push(self.release_batch(batch));
                     continue;
                 }
                 Step::Wait(until) => until,
@@ -284,11 +281,11 @@ impl Inner {
             tokio::select! {
                 Some(failed) = batches.next() => {
                     if failed.is_empty() {
-                        backoff = Backoff::for_store();
+                        backoff.reset();
                     } else {
-                        let again = Moment::now() + backoff.pause();
-                        let failed = failed.into_iter().map(|claim| (again, claim));
-                        self.abandoned.lock().failed.extend(failed);
+                        let due = Moment::now() + backoff.delay();
+                        let mut lists = self.abandoned.lists.lock();
+                        failed.into_iter().for_each(|claim| lists.push(RETRIES, due, claim));
                     }
                 }
                 () = self.abandoned.added.notified() => {}
@@ -298,20 +295,20 @@ impl Inner {
         }
     }
 
-    /// Releases a batch. Returns the claims to try again.
-    async fn release_batch(&self, batch: Vec<AbandonedClaim>, repeated: Option<usize>) -> Vec<AbandonedClaim> {
+    /// Releases a batch. Returns the claims to retry.
+    async fn release_batch(&self, batch: Vec<AbandonedClaim>) -> Vec<AbandonedClaim> {
         let mut answers: Vec<Option<Result<Released, EngineError>>> = batch.iter().map(|_| None).collect();
         let (kept, plain): (Vec<usize>, Vec<usize>) =
-            (0..batch.len()).partition(|index| batch[*index].kept_until.is_some());
+            (0..batch.len()).partition(|index| batch[*index].min_hold_until.is_some());
         let claims: Vec<Claim> = plain.iter().map(|index| batch[*index].claim.clone()).collect();
         let collected = Mutex::new(&mut answers);
         let collect = |index: usize, released| {
-            collected.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(released);
+            collected.lock()[index] = Some(released);
         };
         let mut answer = |index: usize, released| collect(plain[index], released);
         let listed = &batch;
         let release_kept = kept.iter().map(|&index| async move {
-            let keep = listed[index].kept_until.map_or(Duration::ZERO, Moment::remaining);
+            let keep = listed[index].min_hold_until.map_or(Duration::ZERO, Moment::remaining);
             (index, self.engine.release(&listed[index].claim, keep).await)
         });
         let releasing = async {
@@ -328,55 +325,54 @@ impl Inner {
             };
             tokio::join!(plain, kept);
         };
-        // A panic in the engine counts as no answer: the list goes on.
+        // A panic in the engine counts as no answer. The task continues.
         let releasing = AssertUnwindSafe(releasing).catch_unwind();
         drop(tokio::time::timeout(self.store_timeout, releasing).await);
-        let (mut again, mut done) = (Vec::new(), 0);
+        let (mut failed, mut done) = (Vec::new(), 0);
         for (mut abandoned, answer) in batch.into_iter().zip(answers) {
+            let is_first = abandoned.repeats == 0;
             match answer {
                 Some(Ok(released)) => {
                     for key in abandoned.claim.keys() {
                         self.local_fifos.wake_first(key);
                     }
                     if let Some(lease) = abandoned.lease.take() {
-                        lease.released(self, released == Released::Freed);
+                        lease.emit_released(self, released == Released::Freed);
                     }
-                    done += 1;
-                    self.repeat(abandoned, repeated.map_or(0, |number| number + 1));
+                    self.schedule_repeat(abandoned);
                 }
                 // A permanent error is not retried.
                 Some(Err(error)) if !error.retryable => {
                     tracing::debug!(%error, "an abandoned claim could not be released; it expires with its ttl");
-                    done += 1;
                 }
                 Some(Err(_)) | None => {
                     abandoned.doubtful = true;
-                    match repeated {
+                    if !is_first {
                         // The claim was released before: wait for its next repeat.
-                        Some(number) => self.repeat(abandoned, number + 1),
-                        None if abandoned.ends.is_past() => done += 1,
-                        None => again.push(abandoned),
+                        self.schedule_repeat(abandoned);
+                    } else if !abandoned.ends.is_past() {
+                        failed.push(abandoned);
+                        continue;
                     }
                 }
             }
+            done += usize::from(is_first);
         }
-        if repeated.is_none() {
-            self.abandoned
-                .unreleased
-                .send_modify(|count| *count = count.saturating_sub(done));
-        }
-        again
+        self.abandoned
+            .unreleased
+            .send_modify(|count| *count = count.saturating_sub(done));
+        failed
     }
 
     /// Schedules the next repeat of a doubtful claim.
-    fn repeat(&self, abandoned: AbandonedClaim, number: usize) {
-        let Some(pause) = REPEATS.get(number).filter(|_| abandoned.doubtful) else {
+    fn schedule_repeat(&self, mut abandoned: AbandonedClaim) {
+        let Some(delay) = REPEATS.get(abandoned.repeats).filter(|_| abandoned.doubtful) else {
             return;
         };
-        let at = Moment::now() + *pause;
-        let mut lists = self.abandoned.lock();
+        abandoned.repeats += 1;
+        let mut lists = self.abandoned.lists.lock();
         if !lists.is_closed {
-            lists.repeats[number].push_back((at, abandoned));
+            lists.push(REPEATED, Moment::now() + *delay, abandoned);
         }
     }
 }

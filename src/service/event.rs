@@ -1,4 +1,4 @@
-//! What a service tells about its leases: events for `onEvent`, numbers for `stats()`.
+//! The events of a service, for `onEvent`, and its counters, for `stats()`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,18 +11,18 @@ use crate::model::{Fence, Names};
 pub enum EventKind {
     /// A lease was granted.
     Acquired,
-    /// A lease was released by its holder.
+    /// The holder released a lease.
     Released,
     /// A lease was renewed.
     Renewed,
-    /// A lease ended before its holder released it.
+    /// A lease ended before a release.
     Lost,
-    /// A call found its name busy and waits.
+    /// A call waits for a busy name.
     Waiting,
 }
 
 impl EventKind {
-    /// The type as JavaScript sees it.
+    /// Returns the event's `type` in JavaScript.
     pub const fn as_str(self) -> &'static str {
         match self {
             EventKind::Acquired => "acquired",
@@ -37,22 +37,22 @@ impl EventKind {
 /// One event.
 #[derive(Debug, Clone)]
 pub struct Event {
-    /// What happened.
+    /// The kind.
     pub kind: EventKind,
     /// The names of the lock, as the caller gave them; at least one.
     pub names: Names,
-    /// The lease's fencing token; none while waiting.
+    /// The lease's fencing token. `None` for `Waiting`.
     pub fence: Option<Fence>,
-    /// `Acquired`: how long the call waited. `Released` and `Lost`: how long the lease was held.
+    /// `Acquired`: the duration of the call. `Released` and `Lost`: how long the lease was held.
     pub duration: Option<Duration>,
-    /// `Lost`: why.
+    /// `Lost`: the reason.
     pub reason: Option<Arc<str>>,
 }
 
-/// Where events go. Called on the I/O thread; it must not block.
+/// Receives the events, on the I/O thread. It must not block.
 pub type EventSink = Arc<dyn Fn(Event) + Send + Sync>;
 
-/// Counters since the service was made.
+/// The counters of a service, since its start.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) held: AtomicU64,
@@ -73,24 +73,24 @@ pub(super) fn sub(counter: &AtomicU64) {
     counter.fetch_sub(1, Relaxed);
 }
 
-/// A reading of the counters.
+/// The values of the counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Leases held now.
+    /// The leases that are held now.
     pub held: u64,
-    /// Calls that wait for a busy name now.
+    /// The calls that wait for a busy name now.
     pub waiting: u64,
-    /// Leases granted.
+    /// The leases that were granted.
     pub acquired: u64,
-    /// Calls that ended with the name busy (waited or not).
+    /// The calls that ended because the name was busy, at once or after a wait.
     pub busy: u64,
-    /// Leases released by their holder.
+    /// The leases that their holders released.
     pub released: u64,
-    /// Renewals that succeeded.
+    /// The renewals that succeeded.
     pub renewed: u64,
-    /// Leases that ended before they were released.
+    /// The leases that ended before a release.
     pub lost: u64,
-    /// Operations that the store failed or did not answer in time (those that were tried again included).
+    /// The operations that failed in the store or timed out, including those that were retried.
     pub store_errors: u64,
 }
 

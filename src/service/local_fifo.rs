@@ -2,36 +2,31 @@
 //!
 //! The rule depends on the store:
 //!
-//! - The store keeps a queue: at most one attempt per name and service is in progress (one more for each half
-//!   second without an answer). Later attempts wait here. When it ends,
-//!   they are made together, in the order of the calls ([`attempt_in_order`]).
-//! - The store keeps none: the waiters of a name form a FIFO, and only the first of them talks to the store ([`Position`]).
+//! - The store keeps a queue: at most one attempt per name and service is in progress (one more for each half second without an
+//!   answer). Later attempts wait here. When it ends, they are made together, in the order of the calls ([`attempt_in_order`]).
+//! - The store keeps no queue: the waiters of a name form a FIFO, and only the first one calls the store ([`Position`]).
 //!
 //! Each call has an arrival number, which the service counts. The order is that of these numbers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use super::Inner;
+use super::Shared;
 use crate::engine::{Acquired, Result as EngineResult};
 use crate::model::{Claim, Key};
 
 /// Maximum number of attempts in one call of the engine.
 const MOST_TOGETHER: usize = 64;
-/// How long an attempt without an answer holds up the others of its name. Less than the time that a waiter has to confirm a
+/// How long an attempt without an answer delays the others of its name. Less than the time that a waiter has to confirm a
 /// hand-off (2 s).
 const OVERDUE: Duration = Duration::from_millis(500);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic cannot leave a half-made change: every change is one step.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 type Reply = oneshot::Sender<EngineResult<Acquired>>;
 
@@ -48,7 +43,7 @@ pub(super) struct Attempts(Mutex<HashMap<Key, Name>>);
 
 #[derive(Debug)]
 struct Name {
-    /// Which attempt is in progress, and since when.
+    /// The arrival number of the attempt in progress, and its start.
     current: u64,
     began: Instant,
     /// The attempts that wait for its end, by arrival number.
@@ -58,15 +53,15 @@ struct Name {
 /// Makes an attempt of a waiting claim after the one in progress for its first name, in the order of arrival.
 ///
 /// # Behavior
-/// An attempt that has no answer after [`OVERDUE`] does not hold up the others any longer: one of them may be the waiter whose
-/// turn it is. Dropping the future cancels the attempt.
+/// An attempt without an answer after [`OVERDUE`] does not delay the others any longer: one of them may be the first waiter in the
+/// queue. Dropping the future cancels the attempt.
 ///
 /// # Errors
 /// Those of the engine.
-pub(super) async fn attempt_in_order(inner: &Arc<Inner>, claim: &Arc<Claim>, arrival: u64) -> EngineResult<Acquired> {
+pub(super) async fn attempt_in_order(shared: &Arc<Shared>, claim: &Arc<Claim>, arrival: u64) -> EngineResult<Acquired> {
     let key = &claim.keys()[0];
     let mut answer = {
-        let mut names = lock(&inner.attempts.0);
+        let mut names = shared.attempts.0.lock();
         if let Some(name) = names.get_mut(key) {
             let (reply, answer) = oneshot::channel();
             let claim = claim.clone();
@@ -83,10 +78,10 @@ pub(super) async fn attempt_in_order(inner: &Arc<Inner>, claim: &Arc<Claim>, arr
         }
     };
     let Some(answer) = &mut answer else {
-        let _in_progress = InProgress::new(inner, key, arrival);
-        return inner.engine.try_acquire(claim).await;
+        let _in_progress = InProgress::new(shared, key, arrival);
+        return shared.engine.try_acquire(claim).await;
     };
-    let _waiting = Waiting { inner, key, arrival };
+    let _waiting = Waiting { shared, key, arrival };
     loop {
         tokio::select! {
             biased;
@@ -95,19 +90,18 @@ pub(super) async fn attempt_in_order(inner: &Arc<Inner>, claim: &Arc<Claim>, arr
                 // The attempts ended in a panic, or the runtime is shutting down.
                 Err(_) => std::future::pending().await,
             },
-            () = tokio::time::sleep(OVERDUE) => begin_pending(inner, key, |name| name.began.elapsed() >= OVERDUE),
+            () = tokio::time::sleep(OVERDUE) => begin_pending(shared, key, |name| name.began.elapsed() >= OVERDUE),
         }
     }
 }
 
-/// Makes the pending attempts of a name together, in a task, if `may_begin`. Without pending attempts the name has none in
-/// progress any more.
-fn begin_pending(inner: &Arc<Inner>, key: &Key, may_begin: impl FnOnce(&Name) -> bool) {
+/// Makes the pending attempts of a name together, in a task, if `may_begin`. Removes a name without pending attempts.
+fn begin_pending(shared: &Arc<Shared>, key: &Key, may_begin: impl FnOnce(&Name) -> bool) {
     // Without a runtime the process or the worker is about to end.
     if tokio::runtime::Handle::try_current().is_err() {
         return;
     }
-    let mut names = lock(&inner.attempts.0);
+    let mut names = shared.attempts.0.lock();
     let Some(name) = names.get_mut(key).filter(|name| may_begin(name)) else {
         return;
     };
@@ -123,49 +117,49 @@ fn begin_pending(inner: &Arc<Inner>, key: &Key, may_begin: impl FnOnce(&Name) ->
     }
     (name.current, name.began) = (first, Instant::now());
     drop(names);
-    let in_progress = InProgress::new(inner, key, first);
-    inner.background.spawn(async move {
-        make_together(&in_progress.inner, pending).await;
+    let in_progress = InProgress::new(shared, key, first);
+    shared.background.spawn(async move {
+        make_together(&in_progress.shared, pending).await;
         drop(in_progress);
     });
 }
 
 /// Guard of an attempt in progress. Dropping it starts the pending attempts, unless others were started before.
 struct InProgress {
-    inner: Arc<Inner>,
+    shared: Arc<Shared>,
     key: Key,
     number: u64,
 }
 
 impl InProgress {
-    fn new(inner: &Arc<Inner>, key: &Key, number: u64) -> Self {
-        let (inner, key) = (inner.clone(), key.clone());
-        InProgress { inner, key, number }
+    fn new(shared: &Arc<Shared>, key: &Key, number: u64) -> Self {
+        let (shared, key) = (shared.clone(), key.clone());
+        InProgress { shared, key, number }
     }
 }
 
 impl Drop for InProgress {
     fn drop(&mut self) {
-        begin_pending(&self.inner, &self.key, |name| name.current == self.number);
+        begin_pending(&self.shared, &self.key, |name| name.current == self.number);
     }
 }
 
 /// A call that waits for the answer to its pending attempt.
 struct Waiting<'a> {
-    inner: &'a Arc<Inner>,
+    shared: &'a Arc<Shared>,
     key: &'a Key,
     arrival: u64,
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if let Some(name) = lock(&self.inner.attempts.0).get_mut(self.key) {
+        if let Some(name) = self.shared.attempts.0.lock().get_mut(self.key) {
             name.pending.remove(&self.arrival);
         }
     }
 }
 
-async fn make_together(inner: &Arc<Inner>, mut pending: Vec<Pending>) {
+async fn make_together(shared: &Arc<Shared>, mut pending: Vec<Pending>) {
     while !pending.is_empty() {
         let (claims, replies): (Vec<_>, Vec<_>) = pending
             .into_iter()
@@ -173,27 +167,27 @@ async fn make_together(inner: &Arc<Inner>, mut pending: Vec<Pending>) {
             .unzip();
         claims.iter().for_each(|claim| claim.begin_attempt());
         let mut answer = |index: usize, answer| {
-            if let Some(reply) = replies.get(index).and_then(|reply| lock(reply).take())
+            if let Some(reply) = replies.get(index).and_then(|reply| reply.lock().take())
                 && reply.send(answer).is_err()
             {
                 // The caller was dropped: release what its attempt left in the store.
-                inner.abandon(&claims[index]);
+                shared.abandon(&claims[index]);
             }
         };
         let is_cancelled = tokio::select! {
             biased;
-            () = inner.engine.try_acquire_in_order(&claims, &mut answer) => false,
+            () = shared.engine.try_acquire_in_order(&claims, &mut answer) => false,
             () = cancelled(&claims, &replies) => true,
         };
         pending = Vec::new();
         for (claim, reply) in claims.into_iter().zip(replies) {
-            let Some(reply) = reply.into_inner().unwrap_or_else(PoisonError::into_inner) else {
+            let Some(reply) = reply.into_inner() else {
                 continue;
             };
             if is_cancelled && claim.sent_at().is_none() && !reply.is_closed() {
                 pending.push(Pending { claim, reply });
             } else {
-                inner.abandon(&claim);
+                shared.abandon(&claim);
             }
         }
     }
@@ -203,16 +197,16 @@ async fn make_together(inner: &Arc<Inner>, mut pending: Vec<Pending>) {
 /// anything was sent. Then the attempts of the others start again without it.
 async fn cancelled(claims: &[Arc<Claim>], replies: &[Mutex<Option<Reply>>]) {
     poll_fn(|context| {
-        let (mut gone, mut waiting) = (false, false);
+        let (mut is_dropped, mut is_awaited) = (false, false);
         for reply in replies {
-            if let Some(reply) = &mut *lock(reply) {
+            if let Some(reply) = &mut *reply.lock() {
                 match reply.poll_closed(context) {
-                    Poll::Ready(()) => gone = true,
-                    Poll::Pending => waiting = true,
+                    Poll::Ready(()) => is_dropped = true,
+                    Poll::Pending => is_awaited = true,
                 }
             }
         }
-        if gone && (!waiting || claims.iter().all(|claim| claim.sent_at().is_none())) {
+        if is_dropped && (!is_awaited || claims.iter().all(|claim| claim.sent_at().is_none())) {
             Poll::Ready(())
         } else {
             Poll::Pending
@@ -238,7 +232,8 @@ impl LocalFifos {
     /// Enters the FIFO of `key`.
     pub(super) fn enter(self: &Arc<Self>, key: &Key, arrival: u64) -> Position {
         let wake = Arc::new(Notify::new());
-        lock(&self.0)
+        self.0
+            .lock()
             .entry(key.clone())
             .or_default()
             .insert(arrival, wake.clone());
@@ -252,7 +247,7 @@ impl LocalFifos {
 
     /// Wakes the first waiter of a name that this process released. The store's own notification may come later.
     pub(super) fn wake_first(&self, key: &Key) {
-        if let Some((_, first)) = lock(&self.0).get(key).and_then(|fifo| fifo.first_key_value()) {
+        if let Some((_, first)) = self.0.lock().get(key).and_then(|fifo| fifo.first_key_value()) {
             first.notify_one();
         }
     }
@@ -266,7 +261,7 @@ impl Position {
 
     /// Whether all earlier waiters have left.
     pub(super) fn is_first(&self) -> bool {
-        let fifos = lock(&self.fifos.0);
+        let fifos = self.fifos.0.lock();
         let first = fifos.get(&self.key).and_then(|fifo| fifo.first_key_value());
         first.is_some_and(|(first, _)| *first == self.arrival)
     }
@@ -279,7 +274,7 @@ impl Position {
 
 impl Drop for Position {
     fn drop(&mut self) {
-        let mut fifos = lock(&self.fifos.0);
+        let mut fifos = self.fifos.0.lock();
         let Some(fifo) = fifos.get_mut(&self.key) else { return };
         fifo.remove(&self.arrival);
         match fifo.first_key_value() {
@@ -297,7 +292,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_fifo_moves_in_order_and_leaves_nothing() {
+    async fn a_fifo_advances_in_order_and_is_removed_when_empty() {
         let fifos = Arc::new(LocalFifos::default());
         let key = Key::new("n").unwrap();
         let enter = |arrival| fifos.enter(&key, arrival);
@@ -315,6 +310,6 @@ mod tests {
         drop(returned);
         third.woken().await;
         drop(third);
-        assert!(lock(&fifos.0).is_empty());
+        assert!(fifos.0.lock().is_empty());
     }
 }

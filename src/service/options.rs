@@ -1,46 +1,45 @@
-//! What a caller may ask for, and every default of it in one place. (What a store is told stands with its settings, in
-//! `engine/config.rs`.)
+//! The options of an acquisition, and all defaults of the service. (`engine/config.rs` has the settings of the stores.)
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::model::Ttl;
 
-/// How long a lease lasts when the caller does not say: 30 s (both for `ttlMs` and for the gist's `ttlSeconds`).
+/// The default ttl: 30 s, for `ttlMs` and for `ttlSeconds`.
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
-/// How long `acquire` and `using` wait when the caller does not say.
+/// The default wait of `acquire` and `using`.
 const DEFAULT_WAIT: Duration = Duration::from_secs(10);
-/// How long the event loop may be silent before its leases are renewed no more.
+/// The default of `stallLimitMs`.
 const DEFAULT_STALL_LIMIT: Duration = Duration::from_secs(300);
 
-/// A call that waits for a busy name gives the store at least this long for an answer, however short its own wait is.
-pub(super) const LEAST_STORE_PATIENCE: Duration = Duration::from_secs(1);
-/// What each step of a close is given, however late it comes to its turn.
-pub(super) const LEAST_CLOSE_STEP: Duration = Duration::from_millis(250);
-/// The rare poll that makes good a lost wake-up.
-pub(super) const SAFETY_POLL: Duration = Duration::from_secs(5);
-/// Leases are looked at this often, so that a machine that slept is noticed although timers stood still meanwhile.
-pub(super) const WATCH_INTERVAL: Duration = Duration::from_millis(250);
+/// The minimum timeout for an answer of the store in a call that waits, however short its wait is.
+pub(super) const MIN_STORE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The minimum time for each step of a close, however long the steps before it took.
+pub(super) const MIN_CLOSE_STEP: Duration = Duration::from_millis(250);
+/// The interval of the poll that finds lost notifications.
+pub(super) const SAFETY_POLL_INTERVAL: Duration = Duration::from_secs(5);
+/// The interval at which deadlines are compared with the clock: timers stop while the machine is suspended, the clock does not.
+pub(super) const CLOCK_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How one acquisition is to be done.
+/// The options of one acquisition.
 #[derive(Debug, Clone)]
 pub struct AcquireOptions {
-    /// How long the lease lasts from each grant or renewal.
+    /// The length of the lease, from each grant or renewal.
     pub ttl: Ttl,
-    /// How long to wait for a busy name. Zero: one try.
+    /// How long the call waits for a busy name.
     pub wait: Wait,
     /// Whether the lease is renewed at a third of its ttl.
     pub renew: bool,
-    /// The lease ends at the latest so long after it was acquired, renewed or not.
+    /// The maximum time from the grant to the end of the lease, with all renewals.
     pub max_hold: Option<Duration>,
-    /// Renewal pauses while the event loop has not answered for longer than this.
+    /// Renewal pauses when the event loop has not responded for this long.
     pub stall_limit: Duration,
-    /// A release before this keeps the name busy until then.
+    /// After an earlier release, the name stays busy until this time has passed since the grant.
     pub min_hold: Duration,
-    /// The user's own JSON text, for `inspect`.
+    /// The user's JSON text, for `inspect`.
     pub metadata: Option<Arc<str>>,
-    /// The arrival number of a call whose lease ended before the caller received it. The call keeps its place in the order of
-    /// this service. `None`: a new call.
+    /// The arrival number of a call whose lease ended before the caller received it. The new call keeps its place in the order
+    /// of the service's calls. `None`: a new number.
     pub resumed: Option<u64>,
 }
 
@@ -59,13 +58,13 @@ impl Default for AcquireOptions {
     }
 }
 
-/// How long to wait for a busy name.
+/// How long a call waits for a busy name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
-    /// One try, no place in any queue.
+    /// One attempt, without a position in a queue.
     No,
-    /// At most so long.
+    /// At most this long.
     For(Duration),
-    /// Until it is free.
+    /// Without a limit.
     Forever,
 }

@@ -1,80 +1,71 @@
-//! Holding: one holder, its owner token, expiry, renewal (promises 1, 3 and 7).
+//! Leases: one holder, its owner token, expiry, renewal (promises 1, 3 and 7).
 
 use super::*;
 
-/// Promise 1: while one holds, nobody else is granted; once it is free, the next is.
+/// Promise 1: a name is granted to one owner at a time.
 pub(crate) async fn one_holder(s: Stores) {
     let (first, second) = (claim(&["n"], LONG), claim(&["n"], LONG));
-    take(&s.a, &first).await;
+    acquire(&s.a, &first).await;
     assert_eq!(busy(&s.b, &second).await.0, key("n"));
-    assert_eq!(
-        busy(&s.a, &second).await.0,
-        key("n"),
-        "the same process is no exception"
-    );
-    assert_eq!(free(&s.a, &first).await, Released::Freed);
-    take(&s.b, &second).await;
+    assert_eq!(busy(&s.a, &second).await.0, key("n"), "busy for the same process, too");
+    assert_eq!(release(&s.a, &first).await, Released::Freed);
+    acquire(&s.b, &second).await;
     assert_eq!(busy(&s.a, &first).await.0, key("n"));
-    assert_eq!(free(&s.b, &second).await, Released::Freed);
+    assert_eq!(release(&s.b, &second).await, Released::Freed);
 }
 
 /// Promise 3.
 pub(crate) async fn only_the_owner_releases(s: Stores) {
-    let (holder, stranger) = (claim(&["n"], LONG), claim(&["n"], LONG));
-    take(&s.a, &holder).await;
-    assert_eq!(free(&s.b, &stranger).await, Released::NotHeld);
-    assert_eq!(s.b.renew(&stranger, stranger.ttl).await.unwrap(), Renewed::Lost);
-    busy(&s.b, &stranger).await;
+    let (holder, other) = (claim(&["n"], LONG), claim(&["n"], LONG));
+    acquire(&s.a, &holder).await;
+    assert_eq!(release(&s.b, &other).await, Released::NotHeld);
+    assert_eq!(s.b.renew(&other, other.ttl).await.unwrap(), Renewed::Lost);
+    busy(&s.b, &other).await;
     assert_eq!(
-        free(&s.b, &holder).await,
+        release(&s.b, &holder).await,
         Released::Freed,
-        "the owner is known by its token, not by its connection"
+        "the owner is identified by its token, not by its connection"
     );
-    assert_eq!(
-        free(&s.a, &holder).await,
-        Released::NotHeld,
-        "a second release frees nothing"
-    );
-    let never = claim(&["never-taken"], LONG);
-    assert_eq!(free(&s.a, &never).await, Released::NotHeld);
+    assert_eq!(release(&s.a, &holder).await, Released::NotHeld, "a second release");
+    let never = claim(&["never-acquired"], LONG);
+    assert_eq!(release(&s.a, &never).await, Released::NotHeld);
 }
 
-/// Promise 1: a lease past its end is free at once, not when some clean-up comes round.
-pub(crate) async fn expiry_frees_at_once(s: Stores) {
+/// Promise 1: a name is free as soon as its lease has expired, without a clean-up.
+pub(crate) async fn an_expired_name_is_free_at_once(s: Stores) {
     let (first, second) = (claim(&["n"], SHORT), claim(&["n"], LONG));
-    take(&s.a, &first).await;
+    acquire(&s.a, &first).await;
     let granted = Instant::now();
     busy(&s.b, &second).await;
     sleep(SHORT + Duration::from_millis(30)).await;
-    take(&s.b, &second).await;
+    acquire(&s.b, &second).await;
     assert!(
         granted.elapsed() < SHORT + Duration::from_secs(20),
-        "this machine is too slow for the test to mean anything"
+        "this machine is too slow for this test"
     );
-    assert_eq!(free(&s.a, &first).await, Released::NotHeld);
+    assert_eq!(release(&s.a, &first).await, Released::NotHeld);
     busy(&s.a, &claim(&["n"], LONG)).await;
-    free(&s.b, &second).await;
+    release(&s.b, &second).await;
 }
 
-/// Promise 3: a retry after a lost reply does not block itself, keeps its fence, and gets a full ttl.
+/// Promise 3: a retry after a lost reply is granted, with the same fencing token and the full ttl.
 pub(crate) async fn acquire_is_idempotent_by_owner(s: Stores) {
     let ours = claim(&["n", "m"], Duration::from_secs(2));
-    let fence = take(&s.a, &ours).await;
+    let fence = acquire(&s.a, &ours).await;
     sleep(Duration::from_millis(1200)).await;
-    assert_eq!(take(&s.b, &ours).await, fence);
+    assert_eq!(acquire(&s.b, &ours).await, fence);
     sleep(Duration::from_millis(1200)).await;
     busy(&s.b, &claim(&["n"], LONG)).await;
     busy(&s.b, &claim(&["m"], LONG)).await;
-    assert_eq!(free(&s.a, &ours).await, Released::Freed);
+    assert_eq!(release(&s.a, &ours).await, Released::Freed);
 }
 
-/// A renewal adds time; one that is carried out late must not take time away.
-/// The trap: the first request lay in a buffer, its retry was granted and extended, and then the first one arrives.
-pub(crate) async fn a_late_retry_takes_nothing_away(s: Stores) {
+/// The first request is delayed, its retry is granted, the lease is extended, and then the first request arrives.
+pub(crate) async fn a_late_retry_does_not_shorten_the_lease(s: Stores) {
     let ours = claim(&["n", "m"], SHORT);
-    let fence = take(&s.a, &ours).await;
+    let fence = acquire(&s.a, &ours).await;
     assert_eq!(s.a.renew(&ours, Ttl::clamped(LONG)).await.unwrap(), Renewed::Extended);
-    assert_eq!(take(&s.b, &ours).await, fence);
+    assert_eq!(acquire(&s.b, &ours).await, fence);
     for name in ["n", "m"] {
         let left = s.a.inspect(&key(name)).await.unwrap().unwrap().remaining.unwrap();
         assert!(left > SHORT, "{left:?}");
@@ -83,43 +74,43 @@ pub(crate) async fn a_late_retry_takes_nothing_away(s: Stores) {
 
 pub(crate) async fn renewal_extends_and_never_shortens(s: Stores) {
     let ours = claim(&["n"], SHORT);
-    take(&s.a, &ours).await;
+    acquire(&s.a, &ours).await;
     assert_eq!(s.a.renew(&ours, Ttl::clamped(LONG)).await.unwrap(), Renewed::Extended);
     assert_eq!(s.a.renew(&ours, Ttl::clamped(SHORT)).await.unwrap(), Renewed::Extended);
     sleep(SHORT + Duration::from_millis(30)).await;
     busy(&s.b, &claim(&["n"], LONG)).await;
     let info = s.b.inspect(&key("n")).await.unwrap().unwrap();
     assert!(info.remaining.unwrap() > Duration::from_secs(20), "{info:?}");
-    free(&s.a, &ours).await;
+    release(&s.a, &ours).await;
 }
 
-/// Promise 7: what vanished stays away.
-pub(crate) async fn renewal_never_recreates(s: Stores) {
+/// Promise 7.
+pub(crate) async fn renewal_never_recreates_a_lock(s: Stores) {
     let expired = claim(&["n"], Duration::from_millis(60));
-    take(&s.a, &expired).await;
+    acquire(&s.a, &expired).await;
     sleep(Duration::from_millis(90)).await;
     assert_eq!(s.a.renew(&expired, Ttl::clamped(LONG)).await.unwrap(), Renewed::Lost);
     assert_eq!(s.b.inspect(&key("n")).await.unwrap(), None);
 
     let forced = claim(&["m", "o"], LONG);
-    take(&s.a, &forced).await;
+    acquire(&s.a, &forced).await;
     assert!(s.b.force_release(&key("m")).await.unwrap());
     assert_eq!(s.a.renew(&forced, Ttl::clamped(LONG)).await.unwrap(), Renewed::Lost);
     assert_eq!(s.b.inspect(&key("m")).await.unwrap(), None);
-    assert_eq!(free(&s.a, &forced).await, Released::NotHeld, "not all of it was held");
-    take(&s.b, &claim(&["m", "o"], SHORT)).await;
+    assert_eq!(release(&s.a, &forced).await, Released::NotHeld, "one name was not held");
+    acquire(&s.b, &claim(&["m", "o"], SHORT)).await;
 }
 
-/// The gist's worst fault: a holder that outlived its lease frees whoever came after it.
-pub(crate) async fn a_stale_holder_cannot_touch_its_successor(s: Stores) {
+/// Promise 3: a holder whose lease has expired cannot release its successor's lease.
+pub(crate) async fn a_former_holder_cannot_change_its_successors_lease(s: Stores) {
     let (stale, successor) = (claim(&["n"], Duration::from_millis(60)), claim(&["n"], LONG));
-    take(&s.a, &stale).await;
+    acquire(&s.a, &stale).await;
     sleep(Duration::from_millis(90)).await;
-    let fence = take(&s.b, &successor).await;
-    assert_eq!(free(&s.a, &stale).await, Released::NotHeld);
+    let fence = acquire(&s.b, &successor).await;
+    assert_eq!(release(&s.a, &stale).await, Released::NotHeld);
     assert_eq!(s.a.renew(&stale, stale.ttl).await.unwrap(), Renewed::Lost);
     assert_eq!(s.a.release(&stale, LONG).await.unwrap(), Released::NotHeld);
     let info = s.a.inspect(&key("n")).await.unwrap().unwrap();
     assert_eq!(info.fence, Some(fence));
-    assert_eq!(free(&s.b, &successor).await, Released::Freed);
+    assert_eq!(release(&s.b, &successor).await, Released::Freed);
 }

@@ -1,29 +1,29 @@
-//! Looking at locks, odd names, and the ends of the ranges.
+//! `inspect`, `list`, unusual names, and the limits of a ttl.
 
 use std::collections::BTreeSet;
 
 use super::*;
 
-pub(crate) async fn force_release_frees_anybody(s: Stores) {
+pub(crate) async fn force_release_releases_any_owner(s: Stores) {
     let holder = claim(&["n"], LONG);
     assert!(!s.b.force_release(&key("n")).await.unwrap());
-    take(&s.a, &holder).await;
+    acquire(&s.a, &holder).await;
     assert!(s.b.force_release(&key("n")).await.unwrap());
     assert_eq!(s.a.inspect(&key("n")).await.unwrap(), None);
-    take(&s.b, &claim(&["n"], Duration::from_millis(30))).await;
+    acquire(&s.b, &claim(&["n"], Duration::from_millis(30))).await;
     sleep(Duration::from_millis(50)).await;
     assert!(
         !s.a.force_release(&key("n")).await.unwrap(),
-        "an expired lock is nobody's"
+        "an expired lock is not held"
     );
 }
 
-pub(crate) async fn inspect_tells_who_and_how_long(s: Stores) {
+pub(crate) async fn inspect_returns_holder_and_remaining_time(s: Stores) {
     assert_eq!(s.a.inspect(&key("n")).await.unwrap(), None);
     let metadata = r#"{"job":"18:00 «report»","n":[1,2]}"#;
     let mut ours = claim(&["n"], LONG);
     ours.metadata = Some(metadata.into());
-    let fence = take(&s.a, &ours).await;
+    let fence = acquire(&s.a, &ours).await;
     let info = s.b.inspect(&key("n")).await.unwrap().unwrap();
     assert_eq!(info.name, "n");
     assert_eq!(info.fence, Some(fence));
@@ -49,20 +49,20 @@ pub(crate) async fn inspect_tells_who_and_how_long(s: Stores) {
     assert_eq!(
         renewed.metadata.as_deref(),
         Some(metadata),
-        "a renewal keeps the metadata"
+        "a renewal does not change the metadata"
     );
     assert_eq!(
         renewed.holder.unwrap().since_ms,
         holder.since_ms,
-        "a renewal keeps the time of the grant"
+        "a renewal does not change the time of the grant"
     );
-    free(&s.a, &ours).await;
+    release(&s.a, &ours).await;
     let without = claim(&["n"], SHORT);
-    take(&s.b, &without).await;
+    acquire(&s.b, &without).await;
     assert_eq!(
         s.a.inspect(&key("n")).await.unwrap().unwrap().metadata,
         None,
-        "the next holder's metadata is its own"
+        "the metadata of the former holder"
     );
 }
 
@@ -71,10 +71,10 @@ pub(crate) async fn list_takes_the_prefix_literally(s: Stores) {
         "a*b", "a*c", "axb", "a%b", "a_b", "a[x]b", "a?b", "a.b", "a\\b", "b", "é1", "é2",
     ];
     for name in names {
-        take(&s.a, &claim(&[name], LONG)).await;
+        acquire(&s.a, &claim(&[name], LONG)).await;
     }
     let short = claim(&["a*gone"], Duration::from_millis(30));
-    take(&s.a, &short).await;
+    acquire(&s.a, &short).await;
     sleep(Duration::from_millis(60)).await;
     let listed = |prefix: &'static str| {
         let b = s.b.clone();
@@ -102,7 +102,7 @@ pub(crate) async fn list_takes_the_prefix_literally(s: Stores) {
 }
 
 /// Names are compared byte by byte.
-pub(crate) async fn odd_names_are_kept_apart(s: Stores) {
+pub(crate) async fn unusual_names_are_distinct(s: Stores) {
     let long_one = "x".repeat(512);
     let long_two = format!("{}y", "x".repeat(511));
     let names: Vec<&str> = vec![
@@ -113,7 +113,7 @@ pub(crate) async fn odd_names_are_kept_apart(s: Stores) {
     let mut fences = BTreeSet::new();
     let claims: Vec<Claim> = names.iter().map(|name| claim(&[name], LONG)).collect();
     for ours in &claims {
-        fences.insert(take(&s.a, ours).await.0);
+        fences.insert(acquire(&s.a, ours).await.0);
     }
     let listed: BTreeSet<String> =
         s.b.list("", PAGE)
@@ -133,28 +133,28 @@ pub(crate) async fn odd_names_are_kept_apart(s: Stores) {
     let all = claim(&names, LONG);
     busy(&s.b, &all).await;
     for (name, ours) in names.iter().zip(&claims) {
-        assert_eq!(free(&s.b, ours).await, Released::Freed, "{name:?}");
+        assert_eq!(release(&s.b, ours).await, Released::Freed, "{name:?}");
         assert_eq!(s.a.inspect(&key(name)).await.unwrap(), None, "{name:?}");
     }
-    take(&s.a, &all).await;
-    assert_eq!(free(&s.a, &all).await, Released::Freed);
+    acquire(&s.a, &all).await;
+    assert_eq!(release(&s.a, &all).await, Released::Freed);
 }
 
 pub(crate) async fn a_ttl_of_one_millisecond(s: Stores) {
     let mut last = Fence(0);
     for _ in 0..20 {
-        let fence = take(&s.a, &claim(&["n"], Duration::from_millis(1))).await;
+        let fence = acquire(&s.a, &claim(&["n"], Duration::from_millis(1))).await;
         assert!(fence > last);
         last = fence;
         sleep(Duration::from_millis(5)).await;
     }
-    take(&s.b, &claim(&["n"], SHORT)).await;
+    acquire(&s.b, &claim(&["n"], SHORT)).await;
 }
 
-/// The longest ttl there is: no store may overflow, or forget its fence before the lease ends.
-pub(crate) async fn long_ttl(s: Stores) {
+/// The store neither overflows nor forgets its fencing token before the lease ends.
+pub(crate) async fn the_maximum_ttl(s: Stores) {
     let ours = claim(&["n"], crate::model::MAX_TTL);
-    take(&s.a, &ours).await;
+    acquire(&s.a, &ours).await;
     let (_, retry_after) = busy(&s.b, &claim(&["n"], LONG)).await;
     assert!(retry_after.is_none_or(|after| after <= crate::model::MAX_TTL));
     let info = s.b.inspect(&key("n")).await.unwrap().unwrap();
@@ -163,27 +163,23 @@ pub(crate) async fn long_ttl(s: Stores) {
         "{info:?}"
     );
     assert_eq!(s.a.renew(&ours, ours.ttl).await.unwrap(), Renewed::Extended);
-    assert_eq!(free(&s.a, &ours).await, Released::Freed);
+    assert_eq!(release(&s.a, &ours).await, Released::Freed);
 }
 
-/// `minHoldMs`: a release that keeps the name busy, after which the owner owns nothing.
+/// `minHoldMs`: the release keeps the name busy, and the owner does not hold it any more.
 pub(crate) async fn a_kept_name_stays_busy(s: Stores) {
     let ours = claim(&["n", "m"], LONG);
-    take(&s.a, &ours).await;
+    acquire(&s.a, &ours).await;
     let released = Instant::now();
     assert_eq!(s.a.release(&ours, SHORT).await.unwrap(), Released::Freed);
     let (_, retry_after) = busy(&s.b, &claim(&["n"], LONG)).await;
     assert!(retry_after.unwrap() <= SHORT, "{retry_after:?}");
     busy(&s.b, &claim(&["m"], LONG)).await;
-    assert_eq!(
-        s.a.renew(&ours, ours.ttl).await.unwrap(),
-        Renewed::Lost,
-        "the owner has let go"
-    );
-    assert_eq!(free(&s.a, &ours).await, Released::NotHeld, "the owner has let go");
+    assert_eq!(s.a.renew(&ours, ours.ttl).await.unwrap(), Renewed::Lost, "released");
+    assert_eq!(release(&s.a, &ours).await, Released::NotHeld, "released");
     if released.elapsed() < SHORT {
         busy(&s.b, &claim(&["n"], LONG)).await;
     }
     sleep(SHORT.saturating_sub(released.elapsed()) + Duration::from_millis(30)).await;
-    take(&s.b, &claim(&["n", "m"], SHORT)).await;
+    acquire(&s.b, &claim(&["n", "m"], SHORT)).await;
 }

@@ -1,8 +1,8 @@
-//! Many at once, and callers that go away.
+//! Concurrent claims, and dropped calls.
 
 use super::*;
 
-/// Promise 1 under load: an unprotected counter.
+/// Promise 1 under load, checked with an unprotected counter.
 pub(crate) async fn claims_racing_for_one_name_never_overlap(s: Stores) {
     const TASKS: usize = 8;
     const ROUNDS: usize = 10;
@@ -20,7 +20,7 @@ pub(crate) async fn claims_racing_for_one_name_never_overlap(s: Stores) {
                 let seen = counter.load(std::sync::atomic::Ordering::SeqCst);
                 sleep(Duration::from_millis(1)).await;
                 counter.store(seen + 1, std::sync::atomic::Ordering::SeqCst);
-                assert_eq!(free(&engine, &ours).await, Released::Freed);
+                assert_eq!(release(&engine, &ours).await, Released::Freed);
             }
         }));
     }
@@ -42,7 +42,7 @@ pub(crate) async fn overlapping_sets_never_deadlock(s: Stores) {
                     sleep(Duration::from_millis(fastrand::u64(1..8))).await;
                 }
                 sleep(Duration::from_millis(1)).await;
-                assert_eq!(free(&engine, &ours).await, Released::Freed);
+                assert_eq!(release(&engine, &ours).await, Released::Freed);
             }
         }));
     }
@@ -59,7 +59,7 @@ pub(crate) async fn overlapping_sets_never_deadlock(s: Stores) {
 pub(crate) async fn renewal_racing_release_leaves_nothing(s: Stores) {
     for _ in 0..20 {
         let ours = claim(&["n"], LONG);
-        take(&s.a, &ours).await;
+        acquire(&s.a, &ours).await;
         let (renewed, released) = tokio::join!(s.b.renew(&ours, ours.ttl), s.a.release(&ours, Duration::ZERO));
         renewed.unwrap();
         assert_eq!(released.unwrap(), Released::Freed);
@@ -71,17 +71,17 @@ pub(crate) async fn renewal_racing_release_leaves_nothing(s: Stores) {
     }
 }
 
-/// A caller that goes away in the middle of a call leaves at most what it asked for, which its owner token can release.
-pub(crate) async fn a_dropped_call_leaves_no_harm(s: Stores) {
+/// A dropped attempt leaves at most a lease, which its owner token can release.
+pub(crate) async fn a_dropped_call_has_no_side_effect(s: Stores) {
     for round in 0..20u64 {
         let ours = claim(&["n"], LONG);
         let _ = tokio::time::timeout(Duration::from_micros(round * 40), s.a.try_acquire(&ours)).await;
-        // Whatever is still on its way has arrived after this.
+        // After this, what was sent has arrived.
         sleep(Duration::from_millis(10)).await;
-        free(&s.a, &ours).await;
+        release(&s.a, &ours).await;
         assert_eq!(s.b.inspect(&key("n")).await.unwrap(), None, "round {round}");
     }
     let last = claim(&["n"], LONG);
-    take(&s.a, &last).await;
-    free(&s.a, &last).await;
+    acquire(&s.a, &last).await;
+    release(&s.a, &last).await;
 }

@@ -1,9 +1,9 @@
-//! Many renewals in one call: each of them as if it were alone.
+//! Several renewals in one call are independent of each other.
 
 use super::*;
 use crate::engine::Renewal;
 
-/// Renews each claim for so long. One answer each, or it panics.
+/// Renews each claim with its ttl. Panics unless each has one answer.
 async fn renew_all(engine: &SharedEngine, wanted: &[(&Claim, Duration)]) -> Vec<Renewed> {
     let renewals: Vec<Renewal<'_>> = wanted
         .iter()
@@ -33,28 +33,32 @@ async fn remaining(engine: &SharedEngine, name: &str) -> Duration {
     info.remaining.unwrap()
 }
 
-/// Enough for more than one command where a store takes several renewals in one.
+/// More than one command of a store that takes several renewals in one command.
 const MANY: usize = 230;
 
-pub(crate) async fn many_renewals_have_an_answer_each(s: Stores) {
+pub(crate) async fn each_of_many_renewals_has_one_answer(s: Stores) {
     let names: Vec<String> = (0..MANY).map(|i| format!("n{i}")).collect();
     let claims: Vec<Claim> = names.iter().map(|name| claim(&[name], LONG)).collect();
     for ours in &claims {
-        take(&s.a, ours).await;
+        acquire(&s.a, ours).await;
     }
-    // Every seventh is gone, one way or the other.
-    let gone = |index: usize| index % 7 == 3;
+    // Every seventh lease is lost.
+    let is_lost = |index: usize| index % 7 == 3;
     let successor = claim(&[&names[10]], LONG);
-    for (index, name) in names.iter().enumerate().filter(|(index, _)| gone(*index)) {
+    for (index, name) in names.iter().enumerate().filter(|(index, _)| is_lost(*index)) {
         assert!(s.b.force_release(&key(name)).await.unwrap());
         if index == 10 {
-            take(&s.b, &successor).await;
+            acquire(&s.b, &successor).await;
         }
     }
     let wanted: Vec<(&Claim, Duration)> = claims.iter().map(|claim| (claim, 2 * LONG)).collect();
     let answers = renew_all(&s.a, &wanted).await;
     for (index, answer) in answers.into_iter().enumerate() {
-        let expected = if gone(index) { Renewed::Lost } else { Renewed::Extended };
+        let expected = if is_lost(index) {
+            Renewed::Lost
+        } else {
+            Renewed::Extended
+        };
         assert_eq!(answer, expected, "{index}");
     }
     for index in [0, 1, 116, MANY - 1] {
@@ -64,9 +68,9 @@ pub(crate) async fn many_renewals_have_an_answer_each(s: Stores) {
     assert_eq!(s.b.inspect(&key(&names[3])).await.unwrap(), None, "never re-created");
     assert!(
         remaining(&s.b, &names[10]).await <= LONG,
-        "its successor's time is its own"
+        "the lease of its successor is not extended"
     );
-    assert_eq!(free(&s.b, &successor).await, Released::Freed);
+    assert_eq!(release(&s.b, &successor).await, Released::Freed);
 }
 
 pub(crate) async fn renewals_of_several_names_are_all_or_nothing(s: Stores) {
@@ -76,7 +80,7 @@ pub(crate) async fn renewals_of_several_names_are_all_or_nothing(s: Stores) {
         claim(&["g"], LONG),
     );
     for ours in [&whole, &torn, &single] {
-        take(&s.a, ours).await;
+        acquire(&s.a, ours).await;
     }
     assert!(s.b.force_release(&key("e")).await.unwrap());
     let never = claim(&["a", "never"], LONG);
@@ -93,14 +97,14 @@ pub(crate) async fn renewals_of_several_names_are_all_or_nothing(s: Stores) {
     assert_eq!(s.b.inspect(&key("never")).await.unwrap(), None);
 }
 
-pub(crate) async fn renewals_together_have_their_own_ttls(s: Stores) {
+pub(crate) async fn renewals_of_one_call_have_different_ttls(s: Stores) {
     let (long, short, expired) = (
         claim(&["l"], 2 * LONG),
         claim(&["s"], LONG),
         claim(&["e"], Duration::from_millis(60)),
     );
     for ours in [&long, &short, &expired] {
-        take(&s.a, ours).await;
+        acquire(&s.a, ours).await;
     }
     sleep(Duration::from_millis(90)).await;
     let wanted = [(&long, SHORT), (&expired, LONG), (&short, 4 * LONG)];
@@ -111,6 +115,6 @@ pub(crate) async fn renewals_together_have_their_own_ttls(s: Stores) {
     assert_eq!(s.b.inspect(&key("e")).await.unwrap(), None, "never re-created");
 }
 
-pub(crate) async fn no_renewals_at_all(s: Stores) {
+pub(crate) async fn an_empty_list_of_renewals(s: Stores) {
     assert_eq!(renew_all(&s.a, &[]).await, []);
 }

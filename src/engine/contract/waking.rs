@@ -1,29 +1,29 @@
-//! What wakes a waiter.
+//! Notifications of waiters.
 
 use super::*;
 
-/// The trap: a wake-up between the failed try and the subscription.
+/// A release between the busy attempt and the wait.
 pub(crate) async fn a_change_after_subscribing_is_not_missed(s: Stores) {
     let (holder, waiter) = (claim(&["n"], LONG), waiting(&["n"], LONG));
-    take(&s.a, &holder).await;
+    acquire(&s.a, &holder).await;
     let mut subscription = s.b.subscribe(&waiter, &key("n")).await.unwrap();
     busy(&s.b, &waiter).await;
-    free(&s.a, &holder).await;
+    release(&s.a, &holder).await;
     sleep(Duration::from_millis(50)).await;
     woken(&mut subscription).await;
-    take(&s.b, &waiter).await;
+    acquire(&s.b, &waiter).await;
     let next = waiting(&["n"], LONG);
     let mut subscription = s.a.subscribe(&next, &key("n")).await.unwrap();
     busy(&s.a, &next).await;
     assert!(s.b.force_release(&key("n")).await.unwrap());
     woken(&mut subscription).await;
-    take(&s.a, &next).await;
-    free(&s.a, &next).await;
+    acquire(&s.a, &next).await;
+    release(&s.a, &next).await;
 }
 
 pub(crate) async fn a_kept_release_wakes_waiters(s: Stores) {
     let (holder, waiter) = (claim(&["n"], LONG), waiting(&["n"], LONG));
-    take(&s.a, &holder).await;
+    acquire(&s.a, &holder).await;
     let mut subscription = s.b.subscribe(&waiter, &key("n")).await.unwrap();
     busy(&s.b, &waiter).await;
     s.a.release(&holder, SHORT).await.unwrap();
@@ -35,22 +35,22 @@ pub(crate) async fn a_kept_release_wakes_waiters(s: Stores) {
             Acquired::Held { retry_after, .. } => {
                 assert!(
                     retry_after.unwrap() <= SHORT,
-                    "the shorter lease is not seen: {retry_after:?}"
+                    "the waiter does not know the new end: {retry_after:?}"
                 );
                 assert!(Instant::now() < deadline, "still busy");
                 sleep(retry_after.unwrap().min(Duration::from_millis(50))).await;
             }
         }
     }
-    free(&s.b, &waiter).await;
+    release(&s.b, &waiter).await;
 }
 
-/// Nobody needs to be told of an expiry: the busy answer says when it will be.
+/// An expiry needs no notification: `retry_after` is its time.
 pub(crate) async fn retry_after_is_bounded_by_the_lease(s: Stores) {
-    take(&s.a, &claim(&["n"], SHORT)).await;
+    acquire(&s.a, &claim(&["n"], SHORT)).await;
     for ours in [claim(&["n"], LONG), waiting(&["n"], LONG)] {
         let (_, retry_after) = busy(&s.b, &ours).await;
         assert!(retry_after.unwrap() <= SHORT, "{retry_after:?}");
-        free(&s.b, &ours).await;
+        release(&s.b, &ours).await;
     }
 }

@@ -107,7 +107,7 @@ impl Core {
     pub(super) fn class<'a>(&self, claims: impl IntoIterator<Item = &'a Claim>) -> Class {
         let mut claims = claims.into_iter();
         let line = self.line.as_ref();
-        match line.is_some_and(|line| claims.any(|claim| line.known.has_turn(&claim.owner))) {
+        match line.is_some_and(|line| claims.any(|claim| line.known.has_reservation(&claim.owner))) {
             true => Class::Confirm,
             false => Class::Acquire,
         }
@@ -136,7 +136,7 @@ impl Core {
             caller.check()?;
             if let Some(fence) = self.stamp_all(claim, &taken, &mut newest).await? {
                 if let Some(line) = &self.line {
-                    line.known.leaves(&claim.owner);
+                    line.known.leave(&claim.owner);
                 }
                 self.index.check_if_due();
                 return Ok(Acquired::Granted { fence });
@@ -171,9 +171,9 @@ impl Core {
         };
         self.give_back(claim, all.len(), newest_of(&all)).await?;
         if let (Some(line), Some((number, open))) = (&self.line, busy.place) {
-            let before = line.known.place(&claim.owner).map(|(key, _)| key);
+            let before = line.known.position(&claim.owner).map(|(key, _)| key);
             line.waits(claim, key, number, busy.left, open);
-            line.known.is_behind(key, busy.ahead.min(line.known.ahead(key)));
+            line.known.set_ahead(key, busy.ahead.min(line.known.ahead(key)));
             if let Some(before) = before.filter(|before| before != key) {
                 // A set waits for one name at a time.
                 line.leave(&before, &claim.owner).await?;
@@ -196,7 +196,7 @@ impl Core {
             None => {}
         }
         let line = self.line.as_ref();
-        let (awaited, number) = line.and_then(|line| line.known.place(&claim.owner)).unzip();
+        let (awaited, number) = line.and_then(|line| line.known.position(&claim.owner)).unzip();
         let number = number.unwrap_or(0);
         // All at once, until it turns out that they are not all free.
         let mut at_once = claim.keys().len();

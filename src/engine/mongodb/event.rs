@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::documents::{EXPIRES_AT, KEPT, millis};
 use super::queue::{RESERVED, RESERVED_UNTIL, STAYS};
-use crate::engine::waiters::RESERVED as LONGEST_HOLD;
+use crate::engine::local_waiters::RESERVATION as LONGEST_HOLD;
 use crate::model::OwnerToken;
 
 /// A change that matters to waiters.

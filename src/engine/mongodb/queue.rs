@@ -20,7 +20,7 @@ use mongodb::bson::{Bson, Document, doc};
 
 use super::documents::{self, AHEAD, END, EXPIRES_AT, FENCE, NOW, OWNER, from_now, millis};
 use crate::engine::WAITER_LIVENESS;
-use crate::engine::waiters::RESERVED as LONGEST_HOLD;
+use crate::engine::local_waiters::RESERVATION as LONGEST_HOLD;
 use crate::model::{Claim, OwnerToken, Ttl};
 
 pub(super) const QUEUE: &str = "queue";
@@ -194,7 +194,7 @@ pub(super) fn take(claim: &Claim, waiter: Option<&Waiter<'_>>) -> Vec<Document> 
 
 /// Returns for how long a name is reserved for a waiter. So a dead waiter blocks the next one for no longer than its lease
 /// would have. A hold below [`LONGEST_HOLD`] is an event for the processes that wait for the name. After the longest hold
-/// their heartbeat comes within [`BEAT`](crate::engine::waiters::BEAT).
+/// their heartbeat comes within [`HEARTBEAT_INTERVAL`](crate::engine::local_waiters::HEARTBEAT_INTERVAL).
 fn hold(ttl: Ttl) -> Duration {
     let ttl = ttl.duration();
     ttl.min((ttl / 2).clamp(SHORT_HOLD, LONGEST_HOLD))

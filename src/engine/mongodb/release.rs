@@ -120,7 +120,7 @@ impl Core {
                 Ok(())
             }
             Some(line) => {
-                line.known.leaves(&claim.owner);
+                line.known.leave(&claim.owner);
                 self.release_touched(line, &ids, &[claim.owner.as_str()]).await
             }
         }
@@ -150,7 +150,7 @@ impl Core {
         let ids: Vec<String> = claims.iter().flat_map(|claim| self.ids(claim)).collect();
         let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
         if let Some(line) = &self.line {
-            claims.iter().for_each(|claim| line.known.leaves(&claim.owner));
+            claims.iter().for_each(|claim| line.known.leave(&claim.owner));
         }
         let touched = queue::touched_by(&ids, &owners);
         let found = self.locks().find(touched).projection(documents::released()).await?;

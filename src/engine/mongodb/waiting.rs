@@ -24,7 +24,7 @@ use super::pool::{Class, Pool};
 use super::watch::{Use, Watcher};
 use super::{Outcome, documents, queue};
 use crate::engine::Subscription;
-use crate::engine::waiters::{self, Waiters};
+use crate::engine::local_waiters::{self, LocalWaiters};
 use crate::model::{Claim, Key, OwnerToken};
 
 /// The head start over whoever came later, when a name is free and its queue is gone.
@@ -39,7 +39,7 @@ pub(super) struct Line {
     /// By what the queues know this engine: random, hexadecimal.
     pub(super) process: String,
     /// With each name goes the use of the stream.
-    pub(super) known: Arc<Waiters<Option<Use>>>,
+    pub(super) known: Arc<LocalWaiters<Option<Use>>>,
     watcher: Watcher,
     limit: Duration,
 }
@@ -65,7 +65,7 @@ impl Line {
                 pool,
                 prefix,
                 process,
-                known: Arc::new(Waiters::new()),
+                known: Arc::new(LocalWaiters::new()),
                 limit,
             }
         })
@@ -73,7 +73,7 @@ impl Line {
 
     pub(super) fn close(&self) {
         self.watcher.close();
-        self.known.forget_all();
+        self.known.clear();
     }
 
     #[cfg(test)]
@@ -105,9 +105,9 @@ impl Line {
         left: Option<Duration>,
         open: Option<Use>,
     ) {
-        if self.known.waits(&claim.owner, key, number, left, || open) {
+        if self.known.enter(&claim.owner, key, number, left, || open) {
             let line = self.clone();
-            tokio::spawn(async move { line.known.guard(|names| line.look(names)).await });
+            tokio::spawn(async move { line.known.run_heartbeats(|names| line.look(names)).await });
         }
     }
 
@@ -115,7 +115,7 @@ impl Line {
     pub(super) fn deliver(self: &Arc<Self>, change: Change) {
         match change {
             Change::Handed { id, owner } => {
-                if !self.known.tell(&owner) {
+                if !self.known.notify(&owner) {
                     self.disown(id, owner);
                 }
             }
@@ -133,7 +133,7 @@ impl Line {
             }
             Change::Reserved { id, hold } => {
                 if let Some(key) = self.key(&id) {
-                    self.known.ends_in(&key, Some(hold));
+                    self.known.set_lease_end(&key, Some(hold));
                 }
             }
             Change::Unknown => {
@@ -220,10 +220,10 @@ impl Line {
                     let present = queue::owners(document);
                     self.known.wake_others(key, &present);
                     if let Some(owner) = queue::reserved_for(document, &self.process) {
-                        self.known.tell(&owner);
+                        self.known.notify(&owner);
                     }
-                    self.known.ends_in(key, documents::remaining(document));
-                    self.known.is_behind(key, documents::ahead(document));
+                    self.known.set_lease_end(key, documents::remaining(document));
+                    self.known.set_ahead(key, documents::ahead(document));
                 }
                 // Nobody of this process waits there any more, as far as the store knows.
                 None => self.known.wake(key),
@@ -255,7 +255,7 @@ async fn pass_on(locks: &Collection<Document>, id: &str, owner: &OwnerToken, pro
 
 /// A waiter's ear, and its eye where nothing can be heard.
 pub(super) struct LineSubscription {
-    ear: waiters::Ear<Option<Use>>,
+    ear: local_waiters::WaiterSubscription<Option<Use>>,
     line: Arc<Line>,
     poll: Poll,
 }
@@ -264,7 +264,7 @@ pub(super) struct LineSubscription {
 impl Subscription for LineSubscription {
     async fn changed(&mut self) {
         // Who has no place is told by nobody either.
-        if self.line.watcher.is_refused() || !self.ear.is_expected() {
+        if self.line.watcher.is_refused() || !self.ear.is_queued() {
             tokio::select! {
                 () = self.ear.changed() => {}
                 () = self.poll.changed() => {}
@@ -274,7 +274,7 @@ impl Subscription for LineSubscription {
         }
     }
 
-    fn keeps_watch(&self) -> bool {
+    fn is_reliable(&self) -> bool {
         true
     }
 }

@@ -3,7 +3,7 @@
 //! The stream has an event for each name that was handed on to a waiter of this process. Of the names that this process waits
 //! for, and of no others, it has deletions (by a gist process, by the TTL monitor, or because the queue was empty), releases
 //! that keep the name busy for less than the rest of the lease, and hand-offs to waiters of other processes that have less
-//! than 2 s (`waiters::RESERVED`) to confirm. The server filters out everything else.
+//! than 2 s (`local_waiters::RESERVATION`) to confirm. The server filters out everything else.
 //!
 //! # Names
 //! A stream is opened with the names that have waiters then. For names that come later the stream has only the hand-offs to

@@ -76,7 +76,7 @@ impl RedisEngine {
                 },
             };
             if let Ok(Acquired::Granted { .. }) = acquired {
-                self.waiters.known.leaves(&claim.owner);
+                self.waiters.known.leave(&claim.owner);
             }
             answers.push(acquired);
         }

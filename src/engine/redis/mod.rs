@@ -238,7 +238,7 @@ impl RedisEngine {
             Some((link, lane)) => match self.try_plainly(link, &lane, claim).await {
                 Ok(Ok(acquired)) => {
                     if claim.waiting {
-                        self.waiters.known.leaves(&claim.owner);
+                        self.waiters.known.leave(&claim.owner);
                     }
                     return Ok(acquired);
                 }
@@ -264,7 +264,7 @@ impl RedisEngine {
         };
         if claim.waiting && matches!(acquired, Acquired::Granted { .. }) {
             // Only now: until all names are granted, a waiter keeps its number in the order of arrival.
-            self.waiters.known.leaves(&claim.owner);
+            self.waiters.known.leave(&claim.owner);
         }
         Ok(acquired)
     }

@@ -210,7 +210,7 @@ impl RedisEngine {
     pub(super) async fn free_on(&self, link: &Link, lane: &Lane, claim: &Claim) -> Result<Option<Released>, Failure> {
         lane.forget(&claim.owner);
         let place = claim.waiting.then(|| {
-            self.waiters.known.leaves(&claim.owner);
+            self.waiters.known.leave(&claim.owner);
             self.waiters.place(claim)
         });
         let freed = lane.free(&FREEING, claim, place.as_deref());

@@ -96,7 +96,7 @@ impl RedisEngine {
             }
         }
         if claim.waiting {
-            self.waiters.known.leaves(&claim.owner);
+            self.waiters.known.leave(&claim.owner);
         }
         let behind = self.dropped.take(&claim.owner);
         if behind {
@@ -171,7 +171,7 @@ impl RedisEngine {
         for claim in claims {
             self.dropped.take(&claim.owner);
             if claim.waiting {
-                self.waiters.known.leaves(&claim.owner);
+                self.waiters.known.leave(&claim.owner);
             }
         }
         self.settled().await;

@@ -16,7 +16,7 @@ use super::failure::Failure;
 use super::keys::{Layout, Part};
 use super::route::{Ear, Route};
 use super::scripts::{BEAT as SCRIPT, DISOWN, RELEASE};
-use crate::engine::waiters::{self, RESERVED};
+use crate::engine::local_waiters::{self, RESERVATION};
 use crate::model::{Claim, Key, OwnerToken};
 
 /// The most names in one script, so that the server is not kept from others for long.
@@ -29,7 +29,7 @@ pub(super) struct Waiters {
     /// By what the queues know this engine: random, hexadecimal.
     pub(super) process: String,
     /// With each name goes the mailbox where its waiters are told.
-    pub(super) known: Arc<waiters::Waiters<Arc<Ear>>>,
+    pub(super) known: Arc<local_waiters::LocalWaiters<Arc<Ear>>>,
     mailboxes: Mutex<Mailboxes>,
 }
 
@@ -47,7 +47,7 @@ impl Waiters {
             route,
             layout,
             process: format!("{:016x}", fastrand::u64(..)),
-            known: Arc::new(waiters::Waiters::new()),
+            known: Arc::new(local_waiters::LocalWaiters::new()),
             mailboxes: Mutex::default(),
         })
     }
@@ -123,14 +123,14 @@ impl Waiters {
             // A waiter of another process has this time to confirm, in ms.
             let key = self.layout.name_of(lock).and_then(|name| Key::new(name).ok());
             if let (Ok(left), Some(key)) = (left.parse(), key) {
-                self.known.ends_in(&key, Some(Duration::from_millis(left)));
+                self.known.set_lease_end(&key, Some(Duration::from_millis(left)));
             }
             return;
         }
         let Some(owner) = member.split(':').nth(1).and_then(|owner| OwnerToken::parse(owner).ok()) else {
             return;
         };
-        if !self.known.tell(&owner) {
+        if !self.known.notify(&owner) {
             let (waiters, member, lock) = (self.clone(), member.to_owned(), lock.to_owned());
             self.route.runtime().spawn(async move {
                 if let Err(failure) = waiters.disown(&member, &lock).await {
@@ -192,11 +192,11 @@ impl Waiters {
         left: Option<Duration>,
         ear: &Arc<Ear>,
     ) {
-        if self.known.waits(owner, key, number, left, || ear.clone()) {
+        if self.known.enter(owner, key, number, left, || ear.clone()) {
             let waiters = self.clone();
             self.route
                 .runtime()
-                .spawn(async move { waiters.known.guard(|names| waiters.look(names)).await });
+                .spawn(async move { waiters.known.run_heartbeats(|names| waiters.look(names)).await });
         }
     }
 
@@ -243,7 +243,7 @@ impl Waiters {
                 Value::Int(GONE) => self.known.wake(key),
                 Value::Int(left) => {
                     let left = u64::try_from(left).ok().map(Duration::from_millis);
-                    self.known.ends_in(key, left);
+                    self.known.set_lease_end(key, left);
                 }
                 _ => return Err(Failure::Unexpected("of beat.lua")),
             }
@@ -257,5 +257,5 @@ const GONE: i64 = -2;
 
 /// A ttl that is less than what a name is kept for whom it is handed to, in ms: the queue has it, too.
 fn short_ttl(claim: &Claim) -> Option<u64> {
-    (claim.ttl.duration() < RESERVED).then(|| claim.ttl.as_millis())
+    (claim.ttl.duration() < RESERVATION).then(|| claim.ttl.as_millis())
 }

@@ -1,12 +1,10 @@
 //! SQL stores: one row per held lock, one row per waiter, and the database's own clock.
 //!
 //! - `config.rs`: where a store is, from its URL.
-//! - `rules.rs`: what a try leads to, given what was read under the store's write lock. Pure, shared by every dialect.
 //! - `wake.rs`: a wake-up for stores that cannot push: a datagram on the loopback interface.
 //! - `sqlite/`: the embedded store, and its statements as files.
 
 mod config;
-mod rules;
 mod sqlite;
 mod wake;
 

@@ -1,79 +1,79 @@
-//! Renewals of leases that are due together: one call of the engine for all of them.
+//! Renews several leases in one call of the engine.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::alone::Alone;
+use super::op_guard::OpGuard;
 use super::{Lease, Phase};
 use crate::clock::Moment;
 use crate::engine::Renewal;
 use crate::error::EngineError;
 use crate::model::Ttl;
-use crate::service::Inner;
+use crate::service::Shared;
 
-/// One of them, until its answer is there.
-struct Flight<'a> {
+/// A renewal without an answer yet.
+struct InFlight<'a> {
     lease: &'a Arc<Lease>,
-    /// What is asked for.
+    /// The requested ttl.
     ttl: Ttl,
-    _alone: Alone<'a>,
+    _guard: OpGuard<'a>,
 }
 
-/// Renews leases, and puts each of them back on the keeper's schedule as soon as its answer is there.
+/// Renews leases, and schedules the next event of each one when its answer arrives.
 ///
 /// # Behavior
-/// What is unanswered after `limit` has failed, and is tried again. A lease that is being extended or released at this
-/// moment holds nobody up: it comes later.
-pub(in crate::service) async fn renew_together(inner: Arc<Inner>, leases: Vec<Arc<Lease>>, limit: Duration) {
-    let mut flights = Vec::with_capacity(leases.len());
+/// A renewal without an answer within `timeout` has failed, and is retried. A lease with another operation in progress is
+/// skipped, and is renewed later.
+pub(in crate::service) async fn renew_batch(shared: Arc<Shared>, leases: Vec<Arc<Lease>>, timeout: Duration) {
+    let mut in_flight = Vec::with_capacity(leases.len());
     let mut renewals = Vec::with_capacity(leases.len());
     for lease in &leases {
-        match lease.take_off(&inner) {
-            Some(flight) => {
-                let ttl = flight.ttl;
+        match lease.begin_renewal(&shared) {
+            Some(renewal) => {
                 renewals.push(Renewal {
                     claim: &lease.claim,
-                    ttl,
+                    ttl: renewal.ttl,
                 });
-                flights.push(Some(flight));
+                in_flight.push(Some(renewal));
             }
-            None => inner.keeper.schedule(lease),
+            None => shared.renewal_scheduler.schedule(lease),
         }
     }
     let sent = Moment::now();
-    let land = |flight: Flight<'_>, answer| {
-        let lease = flight.lease;
-        lease.renewed(&inner, answer, sent, flight.ttl);
-        drop(flight);
-        inner.keeper.schedule(lease);
+    let complete = |renewal: InFlight<'_>, answer| {
+        let lease = renewal.lease;
+        lease.apply_renewal(&shared, answer, sent, renewal.ttl);
+        drop(renewal);
+        shared.renewal_scheduler.schedule(lease);
     };
     let mut answered = |index: usize, answer| {
-        if let Some(flight) = flights.get_mut(index).and_then(Option::take) {
-            land(flight, answer);
+        if let Some(renewal) = in_flight.get_mut(index).and_then(Option::take) {
+            complete(renewal, answer);
         }
     };
-    let _ = tokio::time::timeout(limit, inner.engine.renew_all(&renewals, &mut answered)).await;
-    for flight in flights.into_iter().flatten() {
-        land(flight, Err(EngineError::no_answer(inner.engine.name(), "renew", limit)));
+    let _ = tokio::time::timeout(timeout, shared.engine.renew_all(&renewals, &mut answered)).await;
+    for renewal in in_flight.into_iter().flatten() {
+        let error = EngineError::no_answer(shared.engine.name(), "renew", timeout);
+        complete(renewal, Err(error));
     }
 }
 
 impl Lease {
-    /// Begins a renewal, unless the lease is over, or something else is under way for it.
-    fn take_off<'a>(self: &'a Arc<Self>, inner: &'a Inner) -> Option<Flight<'a>> {
-        let Some(alone) = self.try_alone(inner) else {
-            self.state().pause();
+    /// Begins a renewal, unless the lease has ended or another operation is in progress.
+    fn begin_renewal<'a>(self: &'a Arc<Self>, shared: &'a Shared) -> Option<InFlight<'a>> {
+        let Some(guard) = self.try_begin_op(shared) else {
+            self.state.lock().delay_renewal();
             return None;
         };
-        let state = self.state();
+        let state = self.state.lock();
         if !matches!(state.phase, Phase::Held) || state.deadline.is_past() {
             return None;
         }
-        let ttl = self.capped(state.ttl)?;
-        Some(Flight {
+        let ttl = self.capped_ttl(state.ttl)?;
+        Some(InFlight {
             lease: self,
             ttl,
-            _alone: alone,
+            _guard: guard,
         })
     }
 }

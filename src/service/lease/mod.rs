@@ -1,86 +1,91 @@
 //! A held lock: its local deadline, its renewal, its loss.
 //!
-//! The local view is the cautious one. A lease counts from the moment at which the request that granted (or renewed) it
-//! was *sent*, less an allowance for drift ([`Ttl::cautious`]). A failed renewal is *unknown*, not lost: it is tried
-//! again until the local deadline, and only then is the lease lost.
+//! The local view of a lease is the shorter one. The lease starts when the request that granted (or renewed) it was *sent*, and is
+//! shortened by an allowance for clock drift ([`Ttl::validity`]). A failed renewal does not end the lease: it is retried until
+//! the local deadline, and only then is the lease lost.
 
-mod alone;
 mod batch;
+mod op_guard;
 mod release;
 mod renewal;
-mod window;
+mod renewal_window;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::Inner;
+use parking_lot::Mutex;
+
+use super::Shared;
 use super::abandoned::AbandonedClaim;
-use super::backoff::Backoff;
 use super::event::{Event, EventKind, add, sub};
 use super::options::AcquireOptions;
+use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::error::{EngineError, LockError};
 use crate::model::{Claim, Fence, Key, Names, Ttl};
 
-pub(super) use batch::renew_together;
+pub(super) use batch::renew_batch;
 pub use release::ReleaseOutcome;
-use window::Window;
+use renewal_window::RenewalWindow;
 
-/// Called once when a lease is lost, on the I/O thread.
+/// The reason of a loss by `maxHoldMs`.
+const MAX_HOLD_PASSED: &str = "maxHoldMs has passed";
+
+/// Receives the loss of a lease, at most once, on the I/O thread.
 pub type LossSink = Box<dyn FnOnce(LockError) + Send>;
 
 /// A lock that was granted.
 pub struct Lease {
-    /// What the store knows it by.
+    /// The claim that the store granted.
     pub(super) claim: Claim,
-    /// The names as the caller gave them, without repeats.
+    /// The names in the caller's order, without duplicates.
     names: Names,
     fence: Fence,
     acquired_at: Moment,
     /// Whether it is renewed.
     renew: bool,
-    /// When `max_hold` ends it.
-    ends_at: Option<Moment>,
-    /// A release before this keeps the name busy until then (`min_hold`).
-    kept_until: Option<Moment>,
-    /// Renewal pauses while the event loop has not answered for longer than this.
+    /// The end of the lease by `max_hold`.
+    max_hold_until: Option<Moment>,
+    /// After an earlier release, the name stays busy until this moment (`min_hold`).
+    min_hold_until: Option<Moment>,
+    /// Renewal pauses when the event loop has not responded for this long.
     stall_limit: Duration,
     /// The arrival number of its call.
     arrival: u64,
-    /// A try for this claim failed before the one that was granted, and may yet be carried out.
+    /// An earlier attempt of this claim failed, and the store may still execute it.
     doubtful: bool,
     state: Mutex<State>,
 }
 
 struct State {
     phase: Phase,
-    /// The lease counts until then, for this process.
+    /// The end of the lease for this process.
     deadline: Moment,
-    /// When to renew next. `None`: never again, or a renewal is under way.
-    next: Option<Window>,
-    /// What each renewal asks for; `extend` may raise it.
+    /// The next renewal. `None`: there is none, or it is in progress.
+    renewal: Option<RenewalWindow>,
+    /// The ttl of the next renewal. `extend` may raise it.
     ttl: Ttl,
-    /// The longest that the store was ever asked for: how long the lease may lie there.
-    longest: Ttl,
-    /// An extension was asked for.
-    extended: bool,
-    /// Its holder released it while the service closes, which frees it.
-    let_go: bool,
-    /// Something is under way for it at the store, and whether somebody waits for the end of that (`alone.rs`).
-    busy: bool,
-    awaited: bool,
-    /// `None` while all goes well.
-    trouble: Option<Box<Trouble>>,
-    /// When the keeper looks at it, if it is on the keeper's schedule.
+    /// The longest ttl that the store was asked for: how long the store may keep the lease.
+    max_ttl: Ttl,
+    /// Whether an extension was requested.
+    is_extended: bool,
+    /// The holder released the lease during a close of the service, which releases it in the store.
+    is_released_by_holder: bool,
+    /// Whether an operation is in progress at the store, and whether another one waits for its end (`op_guard.rs`).
+    op_in_progress: bool,
+    op_awaited: bool,
+    /// `None` after a successful renewal.
+    retry: Option<Box<RenewalRetry>>,
+    /// The time of its entry in the schedule of the renewal scheduler.
     slot: Option<Moment>,
     on_loss: Option<LossSink>,
 }
 
-/// Renewals that failed, or could not be done.
-struct Trouble {
+/// The retries of a renewal that failed or was delayed.
+struct RenewalRetry {
     backoff: Backoff,
-    last_failure: Option<Arc<EngineError>>,
+    last_error: Option<Arc<EngineError>>,
 }
 
 enum Phase {
@@ -99,7 +104,7 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
-    /// A lease whose granting request was sent at `sent`. `doubtful`: an earlier one failed, and may yet be carried out.
+    /// Creates a lease whose request was sent at `sent`. `doubtful`: an earlier attempt failed, and the store may still execute it.
     pub(super) fn new(
         claim: Claim,
         names: Names,
@@ -112,15 +117,15 @@ impl Lease {
         let ttl = claim.ttl;
         let state = State {
             phase: Phase::Held,
-            deadline: sent + ttl.cautious(),
-            next: options.renew.then(|| Window::after(sent, ttl)),
+            deadline: sent + ttl.validity(),
+            renewal: options.renew.then(|| RenewalWindow::after(sent, ttl)),
             ttl,
-            longest: ttl,
-            extended: false,
-            let_go: false,
-            busy: false,
-            awaited: false,
-            trouble: None,
+            max_ttl: ttl,
+            is_extended: false,
+            is_released_by_holder: false,
+            op_in_progress: false,
+            op_awaited: false,
+            retry: None,
             slot: None,
             on_loss: None,
         };
@@ -131,8 +136,8 @@ impl Lease {
             fence,
             acquired_at,
             renew: options.renew,
-            ends_at: options.max_hold.map(|most| acquired_at + most),
-            kept_until: (!options.min_hold.is_zero()).then(|| acquired_at + options.min_hold),
+            max_hold_until: options.max_hold.map(|max_hold| acquired_at + max_hold),
+            min_hold_until: (!options.min_hold.is_zero()).then(|| acquired_at + options.min_hold),
             stall_limit: options.stall_limit,
             arrival,
             doubtful,
@@ -140,31 +145,27 @@ impl Lease {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The names as the caller gave them, without repeats; at least one.
+    /// Returns the names in the caller's order: at least one, without duplicates.
     pub fn names(&self) -> &[Key] {
         &self.names
     }
 
-    /// The owner token at the store.
+    /// Returns the owner token.
     pub fn token(&self) -> &str {
         self.claim.owner.as_str()
     }
 
-    /// The fencing token.
+    /// Returns the fencing token.
     pub fn fence(&self) -> Fence {
         self.fence
     }
 
-    /// What each renewal asks for.
+    /// Returns the ttl of the next renewal.
     pub fn ttl(&self) -> Ttl {
-        self.state().ttl
+        self.state.lock().ttl
     }
 
-    /// Whether it was asked for with renewal.
+    /// Whether the lease is renewed.
     pub fn is_renewed(&self) -> bool {
         self.renew
     }
@@ -174,35 +175,35 @@ impl Lease {
         self.arrival
     }
 
-    /// The metadata it was acquired with.
+    /// Returns the metadata of the acquisition.
     pub fn metadata(&self) -> Option<&str> {
         self.claim.metadata.as_deref()
     }
 
-    /// How long the lease still counts for this process; zero once it is released or lost. True at any instant, also
-    /// right after the process or the machine was suspended: it is computed from the clock, not from a timer.
+    /// Returns the rest of the lease for this process; zero after its release or loss. It is computed from the clock, not from a
+    /// timer, so that it is correct right after the process or the machine was suspended.
     pub fn remaining(&self) -> Duration {
-        let state = self.state();
-        if matches!(state.phase, Phase::Held) && !state.let_go {
+        let state = self.state.lock();
+        if matches!(state.phase, Phase::Held) && !state.is_released_by_holder {
             state.deadline.remaining()
         } else {
             Duration::ZERO
         }
     }
 
-    /// Whether it counted when its grant was known.
-    pub(super) fn came_in_time(&self) -> bool {
-        self.acquired_at < self.state().deadline
+    /// Whether the deadline had not passed when the grant arrived.
+    pub(super) fn was_granted_in_time(&self) -> bool {
+        self.acquired_at < self.state.lock().deadline
     }
 
-    /// Whether the lease still counts.
+    /// Whether the lease is held: neither released nor lost.
     pub fn is_held(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// Why the lease is gone although it was not released; `None` while it is held and after a release.
+    /// Returns the loss. `None` while the lease is held, and after a release.
     pub fn loss(&self) -> Option<LockError> {
-        let state = self.state();
+        let state = self.state.lock();
         match &state.phase {
             Phase::Lost(error) => Some(LockError::clone(error)),
             Phase::Held if state.deadline.is_past() => Some(self.expired(&state)),
@@ -210,14 +211,14 @@ impl Lease {
         }
     }
 
-    /// Whether the holder released it, as opposed to losing it.
+    /// Whether the holder released the lease.
     pub fn is_released(&self) -> bool {
-        matches!(self.state().phase, Phase::Released)
+        matches!(self.state.lock().phase, Phase::Released)
     }
 
-    /// Has `sink` called when the lease is lost; at once when it is already. Never after a release.
+    /// Calls `sink` when the lease is lost: at once if it is lost already, never after a release.
     pub fn on_loss(&self, sink: LossSink) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         match &state.phase {
             Phase::Lost(error) => {
                 let error = LockError::clone(error);
@@ -230,53 +231,57 @@ impl Lease {
     }
 
     pub(super) fn slot(&self) -> Option<Moment> {
-        self.state().slot
+        self.state.lock().slot
     }
 
     pub(super) fn set_slot(&self, slot: Option<Moment>) {
-        self.state().slot = slot;
+        self.state.lock().slot = slot;
     }
 
-    /// When the keeper must look at this lease next. `None` once it is over.
+    /// Returns the time of the next renewal or of the deadline. `None`: the lease has ended.
     pub(super) fn next_event(&self) -> Option<Moment> {
-        let state = self.state();
+        let state = self.state.lock();
         match state.phase {
-            Phase::Held => Some(state.next.map_or(state.deadline, |next| next.due.min(state.deadline))),
+            Phase::Held => Some(
+                state
+                    .renewal
+                    .map_or(state.deadline, |next| next.due.min(state.deadline)),
+            ),
             _ => None,
         }
     }
 
-    /// Whether it may be renewed now, along with others.
+    /// Whether its renewal window is open.
     pub(super) fn may_be_renewed(&self, now: Moment) -> bool {
-        self.state().next.is_some_and(|next| next.opens <= now)
+        self.state.lock().renewal.is_some_and(|next| next.opens <= now)
     }
 
-    /// Returns the claim as an abandoned one, with the longest ttl that the store may have for it.
+    /// Returns the claim for the list of abandoned claims, with the longest ttl that the store may have for it.
     fn abandoned(&self) -> AbandonedClaim {
         let mut claim = self.claim.clone();
-        claim.ttl = claim.ttl.max(self.state().longest);
+        claim.ttl = claim.ttl.max(self.state.lock().max_ttl);
         AbandonedClaim::new(claim, self.doubtful)
     }
 
-    fn lose(&self, inner: &Arc<Inner>, error: LockError) {
+    fn lose(&self, shared: &Arc<Shared>, error: LockError) {
         let sink = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             if !matches!(state.phase, Phase::Held) {
                 return;
             }
             state.phase = Phase::Lost(error.clone().into());
-            state.next = None;
+            state.renewal = None;
             state.on_loss.take()
         };
-        inner.keeper.forget(self);
-        inner.forget_gist(self);
-        sub(&inner.counters.held);
-        add(&inner.counters.lost);
-        if self.renew || self.doubtful || self.state().extended {
-            // A renewal or an extension whose reply was lost may have made it last at the store.
-            inner.release_in_background(self.abandoned());
+        shared.renewal_scheduler.remove(self);
+        shared.remove_by_name(self);
+        sub(&shared.counters.held);
+        add(&shared.counters.lost);
+        if self.renew || self.doubtful || self.state.lock().is_extended {
+            // A renewal or an extension whose reply was lost may have extended the lease in the store.
+            shared.release_in_background(self.abandoned());
         }
-        inner.emit(|| {
+        shared.emit(|| {
             self.event(
                 EventKind::Lost,
                 Some(self.acquired_at.elapsed()),
@@ -288,27 +293,29 @@ impl Lease {
         }
     }
 
+    /// Returns the error of a deadline that has passed.
     fn expired(&self, state: &State) -> LockError {
-        if let Some(failure) = state.trouble.as_ref().and_then(|trouble| trouble.last_failure.as_ref()) {
+        if let Some(failure) = state.retry.as_ref().and_then(|retry| retry.last_error.as_ref()) {
             let mut error = self.lost(&format!("it could not be renewed in time ({failure})"));
             error.engine = Some(failure.engine);
             error.cause = Some(failure.clone());
             return error;
         }
-        let drift = state.ttl.duration() - state.ttl.cautious();
-        if self.ends_at.is_some_and(|end| end.remaining() <= drift) {
-            return self.lost("maxHoldMs is over");
+        let drift = state.ttl.duration() - state.ttl.validity();
+        if self.max_hold_until.is_some_and(|end| end.remaining() <= drift) {
+            return self.lost(MAX_HOLD_PASSED);
         }
         self.lost(if self.renew {
-            "it could not be renewed in time (the process was suspended, or its event loop was silent for stallLimitMs)"
+            "it could not be renewed in time (the process was suspended, or its event loop did not respond for stallLimitMs)"
         } else {
-            "its ttl is over, and it was not to be renewed"
+            "its ttl has passed, and renewal is off"
         })
     }
 
-    fn lost(&self, why: &str) -> LockError {
+    /// Returns a `LOCK_LOST` error with a reason.
+    fn lost(&self, reason: &str) -> LockError {
         let name = self.names[0].as_str();
-        LockError::lost(name, format!("the lock {name:?} is lost: {why}"))
+        LockError::lost(name, format!("the lock {name:?} is lost: {reason}"))
     }
 
     pub(super) fn event(&self, kind: EventKind, duration: Option<Duration>, reason: Option<Arc<str>>) -> Event {

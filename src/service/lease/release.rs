@@ -1,27 +1,27 @@
-//! Release, in two steps: the first ends the lease in this process, the second releases it at the store.
+//! Release, in two steps: the first ends the lease in this process, the second releases it in the store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use super::{Lease, Phase};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::{Lease, Phase};
 use crate::clock::Moment;
 use crate::engine::Released;
 use crate::error::LockError;
-use crate::service::Inner;
+use crate::service::Shared;
 use crate::service::event::{EventKind, add, sub};
 
-/// What a release found.
+/// The state of a lease at its release. A close waits for the second step while the token exists.
 #[derive(Debug)]
-pub(in crate::service) enum LetGo {
-    /// The lease counted until now. A close waits for the second half.
-    Now(#[expect(dead_code, reason = "held, not read")] TaskTrackerToken),
-    /// It was released before.
-    Before,
-    /// It is lost. A close waits for what is told to the store all the same.
-    TooLate(
+pub(in crate::service) enum ReleaseStart {
+    /// The lease was held.
+    Held(#[expect(dead_code, reason = "held, not read")] TaskTrackerToken),
+    /// It was released before, or the close releases it.
+    AlreadyReleased,
+    /// It is lost.
+    Lost(
         LockError,
         #[expect(dead_code, reason = "held, not read")] TaskTrackerToken,
     ),
@@ -44,32 +44,32 @@ impl ReleaseOutcome {
 }
 
 impl Lease {
-    /// The first half of a release: from here on the lease counts no more.
-    pub(in crate::service) fn let_go(&self, inner: &Inner) -> LetGo {
-        // The token comes first: a close from here on waits for this release. One that has begun frees the lease itself.
-        let token = inner.calls.token();
-        if inner.closing.is_cancelled() {
-            self.state().let_go = true;
-            return LetGo::Before;
+    /// Ends the lease in this process: the first step.
+    pub(in crate::service) fn begin_release(&self, shared: &Shared) -> ReleaseStart {
+        // The token comes first: a close that starts after it waits for this release.
+        let token = shared.calls.token();
+        if shared.closing.is_cancelled() {
+            self.state.lock().is_released_by_holder = true;
+            return ReleaseStart::AlreadyReleased;
         }
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             match &state.phase {
-                Phase::Released => return LetGo::Before,
-                Phase::Lost(loss) => return LetGo::TooLate(LockError::clone(loss), token),
-                Phase::Held if state.deadline.is_past() => return LetGo::TooLate(self.expired(&state), token),
+                Phase::Released => return ReleaseStart::AlreadyReleased,
+                Phase::Lost(loss) => return ReleaseStart::Lost(LockError::clone(loss), token),
+                Phase::Held if state.deadline.is_past() => return ReleaseStart::Lost(self.expired(&state), token),
                 Phase::Held => {
                     state.phase = Phase::Released;
                     state.on_loss = None;
                 }
             }
         }
-        inner.keeper.forget(self);
-        sub(&inner.counters.held);
-        LetGo::Now(token)
+        shared.renewal_scheduler.remove(self);
+        sub(&shared.counters.held);
+        ReleaseStart::Held(token)
     }
 
-    /// Releases the lease at the store: the second step.
+    /// Releases the lease in the store: the second step.
     ///
     /// # Behavior
     /// When the store fails, the release is repeated in the background until the lease has expired.
@@ -78,98 +78,98 @@ impl Lease {
     /// `LOCK_STORE` when the store did not answer the release in time.
     pub(in crate::service) async fn finish_release(
         self: &Arc<Self>,
-        inner: &Arc<Inner>,
-        let_go: &LetGo,
+        shared: &Arc<Shared>,
+        start: &ReleaseStart,
     ) -> Result<ReleaseOutcome, LockError> {
-        match let_go {
-            LetGo::Now(_) => {
-                let outcome = self.release_at_store(inner).await?;
-                self.released(inner, outcome != ReleaseOutcome::NotHeld);
+        match start {
+            ReleaseStart::Held(_) => {
+                let outcome = self.release_in_store(shared).await?;
+                self.emit_released(shared, outcome != ReleaseOutcome::NotHeld);
                 Ok(outcome)
             }
-            LetGo::Before => Ok(ReleaseOutcome::NotHeld),
-            LetGo::TooLate(loss, _) => {
-                self.lose(inner, loss.clone());
-                if !inner.closing.is_cancelled() {
-                    // The store may hold the lease for a moment longer than the local deadline says. During a close the list of
+            ReleaseStart::AlreadyReleased => Ok(ReleaseOutcome::NotHeld),
+            ReleaseStart::Lost(loss, _) => {
+                self.lose(shared, loss.clone());
+                if !shared.closing.is_cancelled() {
+                    // The lease in the store may last a little longer than the local deadline. During a close the list of
                     // abandoned claims releases it.
-                    self.release_at_store(inner).await?;
+                    self.release_in_store(shared).await?;
                 }
                 Ok(ReleaseOutcome::NotHeld)
             }
         }
     }
 
-    /// Ends a lease because the service closes: reports it as lost, and releases it in the background.
-    pub(in crate::service) fn end(self: &Arc<Self>, inner: &Arc<Inner>) {
+    /// Ends the lease for a close: reports it as lost, and releases it in the background.
+    pub(in crate::service) fn close(self: &Arc<Self>, shared: &Arc<Shared>) {
         if let Some(loss) = self.loss() {
-            return self.lose(inner, loss);
+            return self.lose(shared, loss);
         }
         let loss = self.lost("its LockService was closed");
         let sink = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             if !matches!(state.phase, Phase::Held) {
                 return;
             }
             state.phase = Phase::Lost(loss.clone().into());
             state.on_loss.take()
         };
-        inner.keeper.forget(self);
-        sub(&inner.counters.held);
+        shared.renewal_scheduler.remove(self);
+        sub(&shared.counters.held);
         if let Some(sink) = sink {
             sink(loss);
         }
-        inner.release_in_background(self.abandoned().kept_until(self.kept_until).of_lease(self));
+        shared.release_in_background(self.abandoned().min_hold_until(self.min_hold_until).of_lease(self));
     }
 
-    /// Emits the event for the store's answer to the release: released, or lost where the store did not hold the lease.
-    pub(in crate::service) fn released(&self, inner: &Inner, was_held: bool) {
+    /// Emits the event for the store's answer to the release: `Released`, or `Lost` if the store did not have the lease.
+    pub(in crate::service) fn emit_released(&self, shared: &Shared, was_held: bool) {
         let held_for = Some(self.acquired_at.elapsed());
         if was_held {
-            add(&inner.counters.released);
-            inner.emit(|| self.event(EventKind::Released, held_for, None));
+            add(&shared.counters.released);
+            shared.emit(|| self.event(EventKind::Released, held_for, None));
         } else {
-            add(&inner.counters.lost);
-            let why = self.lost("it was gone from the store when it was released");
-            inner.emit(|| self.event(EventKind::Lost, held_for, Some(why.message.into())));
+            add(&shared.counters.lost);
+            let reason = self.lost("the store no longer had it when it was released").message;
+            shared.emit(|| self.event(EventKind::Lost, held_for, Some(reason.into())));
         }
     }
 
-    async fn release_at_store(self: &Arc<Self>, inner: &Arc<Inner>) -> Result<ReleaseOutcome, LockError> {
-        let mut left = inner.store_timeout;
-        // A renewal that hangs must not hold the release up for longer than the store may take; it never re-creates.
-        let _alone = match self.try_alone(inner) {
-            Some(alone) => Some(alone),
+    async fn release_in_store(self: &Arc<Self>, shared: &Arc<Shared>) -> Result<ReleaseOutcome, LockError> {
+        let mut timeout = shared.store_timeout;
+        // A renewal without an answer delays the release by at most half of the timeout. A renewal never re-creates the lock.
+        let _guard = match self.try_begin_op(shared) {
+            Some(guard) => Some(guard),
             None => {
                 let started = tokio::time::Instant::now();
-                let alone = tokio::time::timeout(left / 2, self.alone(inner)).await.ok();
-                left = left.saturating_sub(started.elapsed());
-                alone
+                let guard = tokio::time::timeout(timeout / 2, self.begin_op(shared)).await.ok();
+                timeout = timeout.saturating_sub(started.elapsed());
+                guard
             }
         };
-        let kept_until = self.kept_until;
-        // An earlier request had no answer, but may have been executed.
+        let min_hold_until = self.min_hold_until;
+        // An earlier request had no answer, but the store may have executed it.
         let is_unanswered = AtomicBool::new(false);
-        let released = inner.with_store("release", left, || async {
-            let keep = kept_until.map_or(Duration::ZERO, Moment::remaining);
-            let released = inner.engine.release(&self.claim, keep).await;
+        let released = shared.with_retries("release", timeout, || async {
+            let keep = min_hold_until.map_or(Duration::ZERO, Moment::remaining);
+            let released = shared.engine.release(&self.claim, keep).await;
             if released.as_ref().is_err_and(|error| error.may_be_executed) {
                 is_unanswered.store(true, Relaxed);
             }
             released
         });
-        let in_background = || inner.release_in_background(self.abandoned().kept_until(kept_until));
+        let in_background = || shared.release_in_background(self.abandoned().min_hold_until(min_hold_until));
         match released.await {
             Ok(answer) => {
                 for key in self.claim.keys() {
-                    inner.local_fifos.wake_first(key);
+                    shared.local_fifos.wake_first(key);
                 }
                 if self.doubtful {
                     in_background();
                 }
                 Ok(match answer {
                     Released::Freed => ReleaseOutcome::Freed,
-                    // That one freed it.
+                    // The unanswered request freed it.
                     Released::NotHeld if is_unanswered.load(Relaxed) => ReleaseOutcome::Freed,
                     Released::NotHeld => ReleaseOutcome::NotHeld,
                 })

@@ -1,144 +1,150 @@
-//! When a lease is renewed, what an answer means for it, and `extend`.
+//! Renewal and extension of a lease: when, with which timeout, and what an answer means.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Lease, Phase, State, Trouble, Window};
+use super::{Lease, MAX_HOLD_PASSED, Phase, RenewalRetry, RenewalWindow, State};
+use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::Renewed;
 use crate::error::{EngineError, LockError};
 use crate::model::Ttl;
-use crate::service::Inner;
-use crate::service::backoff::Backoff;
+use crate::service::Shared;
 use crate::service::event::{EventKind, add};
 
-/// How long one renewal waits for its answer: several tries fit into what is left of the lease.
-fn renewal_limit(ttl: Ttl) -> Duration {
-    (ttl.duration() / 6).max(LEAST_RENEWAL_LIMIT)
+/// Returns the timeout of one renewal: several retries fit into the rest of the lease.
+fn renewal_timeout(ttl: Ttl) -> Duration {
+    (ttl.duration() / 6).max(MIN_RENEWAL_TIMEOUT)
 }
 
-/// The same for a batch: rounded down a little (to three binary digits), so that leases of similar ttls share a call.
-fn batch_limit(limit: Duration) -> Duration {
-    let ms = (limit.as_millis() as u64).max(1);
+/// Rounds a timeout down to three binary digits, so that leases of similar ttls share a batch.
+fn batch_timeout(timeout: Duration) -> Duration {
+    let ms = (timeout.as_millis() as u64).max(1);
     let unit = 1 << ms.ilog2().saturating_sub(2);
     Duration::from_millis(ms / unit * unit)
 }
 
-/// A renewal is given at least this long for an answer, however short the ttl.
-const LEAST_RENEWAL_LIMIT: Duration = Duration::from_millis(100);
+/// The minimum timeout of a renewal, however short the ttl is.
+const MIN_RENEWAL_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// The reason of a loss that the store reported.
+const GONE: &str = "the store no longer has it: it expired, or was deleted or taken over";
 
 impl Lease {
-    /// Does what is due: declares the loss, or begins a renewal.
-    ///
-    /// # Behavior
-    /// `Some`: it is to be renewed now, and an answer is to be waited for as long as that. Until then, nothing else is due
-    /// for it but its deadline.
-    pub(in crate::service) fn look_after(&self, inner: &Arc<Inner>) -> Option<Duration> {
-        let mut state = self.state();
+    /// Declares the lease lost if its deadline has passed. Returns the timeout of its renewal if it is to be renewed now; the
+    /// deadline is then its next event.
+    pub(in crate::service) fn renewal_due(&self, shared: &Arc<Shared>) -> Option<Duration> {
+        let mut state = self.state.lock();
         if !matches!(state.phase, Phase::Held) {
             return None;
         }
         if state.deadline.is_past() {
             let error = self.expired(&state);
             drop(state);
-            self.lose(inner, error);
+            self.lose(shared, error);
             return None;
         }
-        state.next.filter(|window| window.opens.is_past())?;
-        if inner.pulse.silence() > self.stall_limit {
-            // Renewal pauses; it goes on if the event loop answers before the deadline.
-            state.pause();
+        state.renewal.filter(|window| window.opens.is_past())?;
+        if shared.stall_detector.stalled_for() > self.stall_limit {
+            // Renewal resumes if the event loop responds before the deadline.
+            state.delay_renewal();
             return None;
         }
-        inner.pulse.check();
-        state.next = None;
-        Some(batch_limit(renewal_limit(state.ttl).min(inner.store_timeout)))
+        shared.stall_detector.ping();
+        state.renewal = None;
+        Some(batch_timeout(renewal_timeout(state.ttl).min(shared.store_timeout)))
     }
 
-    pub(super) fn renewed(&self, inner: &Arc<Inner>, answer: Result<Renewed, EngineError>, sent: Moment, ttl: Ttl) {
-        let mut state = self.state();
+    /// Applies the answer to a renewal that was sent at `sent`.
+    pub(super) fn apply_renewal(
+        &self,
+        shared: &Arc<Shared>,
+        answer: Result<Renewed, EngineError>,
+        sent: Moment,
+        ttl: Ttl,
+    ) {
+        let mut state = self.state.lock();
         match answer {
-            // A deadline that has passed is final: whoever asked has been told so.
+            // A deadline that has passed is final: `is_held` has returned `false` since then.
             Ok(Renewed::Extended) if matches!(state.phase, Phase::Held) && state.deadline.is_past() => {
                 let error = self.expired(&state);
                 drop(state);
-                self.lose(inner, error);
+                self.lose(shared, error);
             }
             Ok(Renewed::Extended) if matches!(state.phase, Phase::Held) => {
-                state.deadline = state.deadline.max(sent + ttl.cautious());
-                let next = Window::after(sent, state.ttl);
-                let goes_on = self.renew && self.ends_at.is_none_or(|end| next.due < end);
-                state.next = goes_on.then_some(next);
-                state.trouble = None;
+                state.deadline = state.deadline.max(sent + ttl.validity());
+                let next = RenewalWindow::after(sent, state.ttl);
+                let continues = self.renew && self.max_hold_until.is_none_or(|end| next.due < end);
+                state.renewal = continues.then_some(next);
+                state.retry = None;
                 drop(state);
-                add(&inner.counters.renewed);
-                inner.emit(|| self.event(EventKind::Renewed, None, None));
+                add(&shared.counters.renewed);
+                shared.emit(|| self.event(EventKind::Renewed, None, None));
             }
             Ok(Renewed::Extended) => {
-                let lost = matches!(state.phase, Phase::Lost(_));
+                let is_lost = matches!(state.phase, Phase::Lost(_));
                 drop(state);
-                if lost {
+                if is_lost {
                     // The lease was lost locally during the renewal: the store must not keep a lock without a caller.
-                    inner.release_in_background(self.abandoned());
+                    shared.release_in_background(self.abandoned());
                 }
             }
             Ok(Renewed::Lost) => {
                 drop(state);
-                self.lose(
-                    inner,
-                    self.lost("it is gone from the store: expired, deleted, or taken over"),
-                );
+                self.lose(shared, self.lost(GONE));
             }
             Err(error) => {
-                add(&inner.counters.store_errors);
-                tracing::debug!(%error, name = %self.names[0], "a renewal failed and is tried again");
-                state.pause().last_failure = Some(Arc::new(error));
+                add(&shared.counters.store_errors);
+                tracing::debug!(%error, name = %self.names[0], "a renewal failed and is retried");
+                state.delay_renewal().last_error = Some(Arc::new(error));
             }
         }
     }
 
-    /// The ttl, shortened so that the lease does not outlast `max_hold`. `None` once that is over.
-    pub(super) fn capped(&self, ttl: Ttl) -> Option<Ttl> {
-        let Some(end) = self.ends_at else { return Some(ttl) };
+    /// Shortens a ttl so that the lease does not outlast `max_hold`. `None`: `max_hold` has passed.
+    pub(super) fn capped_ttl(&self, ttl: Ttl) -> Option<Ttl> {
+        let Some(end) = self.max_hold_until else {
+            return Some(ttl);
+        };
         let left = end.remaining();
         (!left.is_zero()).then(|| Ttl::clamped(left.min(ttl.duration())))
     }
 
-    /// Makes the lease last at least `ttl` from now on, and each later renewal ask for it.
+    /// Extends the lease to at least `ttl` from now on. Later renewals use this ttl.
     ///
     /// # Errors
-    /// `LOCK_LOST` when it is gone (or was released), `LOCK_STORE` when the store failed.
-    pub(in crate::service) async fn extend(self: &Arc<Self>, inner: &Arc<Inner>, ttl: Ttl) -> Result<(), LockError> {
+    /// `LOCK_LOST` when the lease is lost or was released, `LOCK_STORE` when the store failed.
+    pub(in crate::service) async fn extend(self: &Arc<Self>, shared: &Arc<Shared>, ttl: Ttl) -> Result<(), LockError> {
         let started = tokio::time::Instant::now();
         let name = || self.names[0].as_str();
-        let Ok(_alone) = tokio::time::timeout(inner.store_timeout, self.alone(inner)).await else {
-            let error = EngineError::no_answer(inner.engine.name(), "renew", inner.store_timeout);
+        let Ok(_guard) = tokio::time::timeout(shared.store_timeout, self.begin_op(shared)).await else {
+            let error = EngineError::no_answer(shared.engine.name(), "renew", shared.store_timeout);
             return Err(LockError::store(error).with_key(name()));
         };
-        if let Phase::Released = self.state().phase {
+        if self.is_released() {
             return Err(self.lost("it was released"));
         }
         if let Some(loss) = self.loss() {
             return Err(loss);
         }
-        let Some(asked) = self.capped(ttl) else {
-            return Err(self.lost("maxHoldMs is over"));
+        let Some(capped) = self.capped_ttl(ttl) else {
+            return Err(self.lost(MAX_HOLD_PASSED));
         };
-        let limit = {
-            let mut state = self.state();
-            state.longest = state.longest.max(asked);
-            state.extended = true;
-            renewal_limit(state.ttl)
+        // As short as that of a renewal: a retry must fit into the rest of the lease.
+        let timeout = {
+            let mut state = self.state.lock();
+            state.max_ttl = state.max_ttl.max(capped);
+            state.is_extended = true;
+            renewal_timeout(state.ttl)
         };
         let mut sent = Moment::now();
-        let answer = inner
-            .with_store("renew", inner.store_timeout.saturating_sub(started.elapsed()), || {
+        let answer = shared
+            .with_retries("renew", shared.store_timeout.saturating_sub(started.elapsed()), || {
                 sent = Moment::now();
                 async move {
-                    // No longer than a renewal waits: the lease must not run out under an extension.
-                    match tokio::time::timeout(limit, inner.engine.renew(&self.claim, asked)).await {
+                    match tokio::time::timeout(timeout, shared.engine.renew(&self.claim, capped)).await {
                         Ok(answer) => answer,
-                        Err(_) => Err(EngineError::no_answer(inner.engine.name(), "renew", limit)),
+                        Err(_) => Err(EngineError::no_answer(shared.engine.name(), "renew", timeout)),
                     }
                 }
             })
@@ -146,17 +152,17 @@ impl Lease {
             .map_err(|error| error.with_key(name()))?;
         match answer {
             Renewed::Extended => {
-                self.state().ttl = ttl;
-                self.renewed(inner, Ok(answer), sent, asked);
+                self.state.lock().ttl = ttl;
+                self.apply_renewal(shared, Ok(answer), sent, capped);
                 if let Some(loss) = self.loss() {
                     return Err(loss);
                 }
-                inner.keeper.schedule(self);
+                shared.renewal_scheduler.schedule(self);
                 Ok(())
             }
             Renewed::Lost => {
-                let error = self.lost("it is gone from the store: expired, deleted, or taken over");
-                self.lose(inner, error.clone());
+                let error = self.lost(GONE);
+                self.lose(shared, error.clone());
                 Err(error)
             }
         }
@@ -164,22 +170,22 @@ impl Lease {
 }
 
 impl State {
-    /// Puts the next renewal off: it failed, or cannot be done just now.
-    pub(super) fn pause(&mut self) -> &mut Trouble {
+    /// Delays the next renewal, because one failed or is not possible now.
+    pub(super) fn delay_renewal(&mut self) -> &mut RenewalRetry {
         let ttl = self.ttl;
-        let trouble = self.trouble.get_or_insert_with(|| {
-            Box::new(Trouble {
+        let retry = self.retry.get_or_insert_with(|| {
+            Box::new(RenewalRetry {
                 backoff: renewal_backoff(ttl),
-                last_failure: None,
+                last_error: None,
             })
         });
-        self.next = Some(Window::after_pause(trouble.backoff.pause()));
-        trouble
+        self.renewal = Some(RenewalWindow::after_delay(retry.backoff.delay()));
+        retry
     }
 }
 
-/// A failed renewal is tried again soon, but not so often that a struggling store is kept from recovering.
+/// Returns the backoff between failed renewals. The cap is a sixth of the ttl, and at most 2 s.
 fn renewal_backoff(ttl: Ttl) -> Backoff {
-    let most = (ttl.duration() / 6).clamp(Duration::from_millis(5), Duration::from_secs(2));
-    Backoff::new((most / 8).max(Duration::from_millis(2)), most)
+    let cap = (ttl.duration() / 6).clamp(Duration::from_millis(5), Duration::from_secs(2));
+    Backoff::new((cap / 8).max(Duration::from_millis(2)), cap)
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use super::faults::Fault;
 use super::*;
 
-/// Makes `count` calls at once, each for a name of its own.
+/// Makes `count` concurrent calls, each for a different name.
 async fn attempt_many(locks: &Locks, count: usize, wait: u64) -> Vec<Result<Outcome, LockError>> {
     let calls = (0..count).map(|i| {
         let locks = locks.clone();
@@ -46,7 +46,10 @@ async fn abandoned_claims_are_released_in_batches_once_the_store_answers() {
     engine.hang();
     tokio::time::sleep(Duration::from_secs(20)).await;
     let batches = engine.release_batches.lock().unwrap().clone();
-    assert!(batches.len() <= 24, "a silent store gets few batches: {batches:?}");
+    assert!(
+        batches.len() <= 24,
+        "a store that does not answer gets few batches: {batches:?}"
+    );
     engine.release_batches.lock().unwrap().clear();
     engine.set(Fault::None);
     tokio::time::sleep(STORE_TIMEOUT + ms(1000)).await;
@@ -67,7 +70,7 @@ async fn a_doubtful_release_is_repeated_in_batches() {
     }
     engine.set(Fault::None);
     tokio::time::sleep(ms(4000)).await;
-    assert_eq!(count_held(&engine).await, 100, "carried out after the first releases");
+    assert_eq!(count_held(&engine).await, 100, "executed after the first releases");
     engine.release_batches.lock().unwrap().clear();
     tokio::time::sleep(ms(2500)).await;
     assert_eq!(count_held(&engine).await, 0);
@@ -95,7 +98,7 @@ async fn waiters_of_one_name_make_one_attempt_at_a_time_in_the_order_of_their_ca
         if unordered {
             engine.keep_no_queue();
         }
-        // Replies that take different times would change the order of attempts in flight.
+        // Replies that take different times would change the order of attempts in progress.
         engine.set(Fault::SlowReply(3));
         let served = Arc::new(Mutex::new(Vec::new()));
         let calls = (0..100).map(|i| {
@@ -108,12 +111,12 @@ async fn waiters_of_one_name_make_one_attempt_at_a_time_in_the_order_of_their_ca
         });
         futures_util::future::join_all(calls).await;
         assert_eq!(*served.lock().unwrap(), (0..100).collect::<Vec<_>>());
-        assert_eq!(engine.most_attempts.load(SeqCst), 1, "unordered: {unordered}");
+        assert_eq!(engine.max_concurrent.load(SeqCst), 1, "unordered: {unordered}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_that_is_cancelled_before_its_attempt_sends_nothing_and_holds_up_no_other() {
+async fn a_waiter_that_is_cancelled_before_its_attempt_sends_nothing_and_delays_no_other() {
     let (engine, locks) = service();
     engine.set(Fault::SlowReply(100));
     let first = {
@@ -135,7 +138,7 @@ async fn a_waiter_that_is_cancelled_before_its_attempt_sends_nothing_and_holds_u
     assert!(matches!(cancelled.await.unwrap().unwrap(), Outcome::Aborted));
     let first = first.await.unwrap();
     tokio::time::sleep(ms(200)).await;
-    assert_eq!(engine.tries.load(SeqCst), 2, "of the first and of the last");
+    assert_eq!(engine.attempts.load(SeqCst), 2, "of the first and of the last");
     locks.release(&first).await.unwrap();
     assert!(last.await.unwrap().is_held());
     assert!(engine.release_batches.lock().unwrap().is_empty());
@@ -148,7 +151,7 @@ async fn a_resumed_call_goes_before_the_waiters_that_came_after_it() {
     let lost = take(&locks, "n", options(1000, 0)).await;
     let served = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
-    for (who, resumed) in [("later", None), ("resumed", Some(lost.arrival()))] {
+    for (call, resumed) in [("later", None), ("resumed", Some(lost.arrival()))] {
         let (locks, served) = (locks.clone(), served.clone());
         let options = AcquireOptions {
             resumed,
@@ -156,7 +159,7 @@ async fn a_resumed_call_goes_before_the_waiters_that_came_after_it() {
         };
         tasks.push(tokio::spawn(async move {
             let lease = take(&locks, "n", options).await;
-            served.lock().unwrap().push(who);
+            served.lock().unwrap().push(call);
             locks.release(&lease).await.unwrap();
         }));
         settle().await;

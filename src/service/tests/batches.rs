@@ -1,4 +1,4 @@
-//! Many leases in one service: renewed together, spread over time, each with a fate of its own.
+//! Many leases in one service: renewed together, spread over time, and independent of each other.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -13,7 +13,7 @@ use crate::service::{Event, EventKind};
 /// When each lease was granted or renewed, by its name.
 type Times = Arc<Mutex<HashMap<String, Vec<Instant>>>>;
 
-/// A service that keeps a record of what it renews.
+/// Creates a service that records its renewals.
 fn recorded() -> (Arc<Faulty>, Locks, Times) {
     let engine = Arc::new(Faulty::new(OwnerToken::fresh().as_str()));
     let times = Times::default();
@@ -24,8 +24,8 @@ fn recorded() -> (Arc<Faulty>, Locks, Times) {
             record.lock().unwrap().entry(name).or_default().push(Instant::now());
         }
     };
-    let pulse = Arc::new(Pulse::new(|| {}));
-    let locks = Locks::new(engine.clone(), STORE_TIMEOUT, pulse, Some(Arc::new(sink)));
+    let stall_detector = Arc::new(StallDetector::new(|| {}));
+    let locks = Locks::new(engine.clone(), STORE_TIMEOUT, stall_detector, Some(Arc::new(sink)));
     (engine, locks, times)
 }
 
@@ -37,24 +37,24 @@ async fn take_many(locks: &Locks, prefix: &str, count: usize, ttl: u64) -> Vec<A
     leases
 }
 
-/// The longest that any lease went without a renewal until now.
-fn longest_pause(times: &Times) -> Duration {
+/// Returns the longest time between two renewals of a lease until now.
+fn longest_gap(times: &Times) -> Duration {
     let times = times.lock().unwrap();
-    let pauses = times.values().flat_map(|times| {
+    let gaps = times.values().flat_map(|times| {
         let until = times.iter().skip(1).copied().chain([Instant::now()]);
         times.iter().zip(until).map(|(from, until)| until - *from)
     });
-    pauses.max().unwrap()
+    gaps.max().unwrap()
 }
 
 #[tokio::test(start_paused = true)]
 async fn ten_thousand_leases_renew_in_batches_spread_over_time_and_none_is_late() {
     const LEASES: usize = 10_000;
     let (engine, locks, times) = recorded();
-    // All in one instant, the worst case.
+    // All at the same moment: the worst case.
     let leases = take_many(&locks, "n", LEASES, 30_000).await;
     tokio::time::sleep(ms(60_000)).await;
-    assert!(longest_pause(&times) <= ms(10_000), "{:?}", longest_pause(&times));
+    assert!(longest_gap(&times) <= ms(10_000), "{:?}", longest_gap(&times));
     assert!(leases.iter().all(|lease| lease.is_held()));
     let (renewals, batches) = (engine.renewals.load(SeqCst), engine.batches.load(SeqCst));
     assert!(
@@ -63,7 +63,7 @@ async fn ten_thousand_leases_renew_in_batches_spread_over_time_and_none_is_late(
     );
     assert!(renewals >= 100 * batches, "{renewals} renewals in {batches} batches");
 
-    // The first time they come within the last tenth of the third, but never all at once; later they drift apart.
+    // The first renewals fall within the last tenth of the third, but not in one instant. Later ones drift apart.
     let mut instants: HashMap<Instant, usize> = HashMap::new();
     let mut sixth = Vec::new();
     for times in times.lock().unwrap().values() {
@@ -73,21 +73,21 @@ async fn ten_thousand_leases_renew_in_batches_spread_over_time_and_none_is_late(
     let most = *instants.values().max().unwrap();
     assert!(most <= LEASES / 20, "{most} renewals in one instant");
     let spread = *sixth.iter().max().unwrap() - *sixth.iter().min().unwrap();
-    assert!(spread >= ms(1500), "after six renewals they come within {spread:?}");
+    assert!(spread >= ms(1500), "the sixth renewals fall within {spread:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn few_leases_of_one_age_share_their_renewals() {
+async fn few_leases_of_the_same_age_are_renewed_together() {
     let (engine, locks, times) = recorded();
     let _leases = take_many(&locks, "n", 100, 30_000).await;
     tokio::time::sleep(ms(59_000)).await;
     assert_eq!(engine.batches.load(SeqCst), 6);
     assert_eq!(engine.renewals.load(SeqCst), 600);
-    assert!(longest_pause(&times) <= ms(10_000));
+    assert!(longest_gap(&times) <= ms(10_000));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_lease_is_lost_alone() {
+async fn the_loss_of_one_lease_does_not_affect_the_others() {
     let (engine, locks) = service();
     let leases = take_many(&locks, "n", 300, 3000).await;
     assert!(another(&engine).force_release(&key("n7")).await.unwrap());
@@ -99,7 +99,7 @@ async fn a_lost_lease_is_lost_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_renewal_that_fails_or_hangs_leaves_the_others_alone() {
+async fn a_renewal_that_fails_or_hangs_does_not_affect_the_others() {
     for fault in [Fault::Refuse, Fault::Hang, Fault::Swallow, Fault::Fatal] {
         let (engine, locks, times) = recorded();
         let leases = take_many(&locks, "n", 50, 3000).await;
@@ -112,23 +112,19 @@ async fn a_renewal_that_fails_or_hangs_leaves_the_others_alone() {
             assert!(bad.loss().unwrap().cause.is_some(), "{fault:?}");
         }
         times.lock().unwrap().remove("bad");
-        assert!(
-            longest_pause(&times) <= ms(1000),
-            "{fault:?}: {:?}",
-            longest_pause(&times)
-        );
+        assert!(longest_gap(&times) <= ms(1000), "{fault:?}: {:?}", longest_gap(&times));
         assert!(leases.iter().all(|lease| lease.is_held()), "{fault:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_hangs_keeps_no_later_batch_waiting() {
+async fn a_batch_without_an_answer_does_not_delay_later_batches() {
     let (engine, locks, times) = recorded();
     let first = take_many(&locks, "first", 50, 60_000).await;
     tokio::time::sleep(ms(2500)).await;
     let second = take_many(&locks, "second", 50, 60_000).await;
     engine.set_for("first", Fault::Hang);
-    // The first are sent from 18 s on, and are waited for for some 4 s; the second are due at 22.5 s.
+    // The first ones are sent from 18 s on, with a timeout of about 4 s. The second ones are due at 22.5 s.
     tokio::time::sleep(ms(20_000)).await;
     let renewed = |name: &str| times.lock().unwrap()[name].len() - 1;
     assert_eq!((renewed("first0"), renewed("second0")), (0, 1));
@@ -140,21 +136,21 @@ async fn a_store_that_hangs_keeps_no_later_batch_waiting() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_is_ridden_out_in_batches() {
+async fn renewals_are_retried_in_batches_during_an_outage() {
     let (engine, locks) = service();
     let leases = take_many(&locks, "n", 2000, 30_000).await;
     engine.set(Fault::Refuse);
     tokio::time::sleep(ms(27_000)).await;
-    let (tries, calls) = (engine.renewals.load(SeqCst), engine.batches.load(SeqCst));
-    assert!(tries >= 10 * calls, "{tries} tries in {calls} calls");
+    let (attempts, calls) = (engine.renewals.load(SeqCst), engine.batches.load(SeqCst));
+    assert!(attempts >= 10 * calls, "{attempts} renewals in {calls} calls");
     engine.set(Fault::None);
     tokio::time::sleep(ms(60_000)).await;
     assert!(leases.iter().all(|lease| lease.is_held()));
 }
 
-/// A short lease waits for an answer less long than a long one can.
+/// The timeout of a renewal depends on the ttl.
 #[tokio::test(start_paused = true)]
-async fn leases_of_different_patience_share_no_call() {
+async fn leases_with_different_renewal_timeouts_share_no_batch() {
     let (engine, locks) = service();
     let long = take_many(&locks, "long", 10, 30_000).await;
     tokio::time::sleep(ms(8100)).await;
@@ -162,15 +158,11 @@ async fn leases_of_different_patience_share_no_call() {
     engine.set_for("long", Fault::SlowReply(1000));
     tokio::time::sleep(ms(30_000)).await;
     assert!(long.iter().chain(&short).all(|lease| lease.is_held()));
-    assert_eq!(
-        locks.stats().store_errors,
-        0,
-        "an answer that came in time was not waited for"
-    );
+    assert_eq!(locks.stats().store_errors, 0, "an answer in time counted as a timeout");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_in_the_middle_of_a_batch_is_a_release() {
+async fn a_release_during_a_batch_releases_the_lock() {
     let (engine, locks) = service();
     let leases = take_many(&locks, "n", 20, 900).await;
     engine.set(Fault::SlowReply(40));
@@ -181,13 +173,13 @@ async fn a_release_in_the_middle_of_a_batch_is_a_release() {
     assert!(!held_in_store(&engine, "n3").await);
     engine.set(Fault::None);
     tokio::time::sleep(ms(5000)).await;
-    assert!(!held_in_store(&engine, "n3").await, "nothing re-created it");
+    assert!(!held_in_store(&engine, "n3").await, "the renewal re-created it");
     assert!(leases.iter().enumerate().all(|(i, lease)| lease.is_held() == (i != 3)));
     assert_eq!((locks.stats().lost, locks.stats().held), (0, 19));
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extension_in_the_middle_of_a_batch_comes_after_it() {
+async fn an_extension_during_a_batch_takes_effect_after_it() {
     let (engine, locks) = service();
     let leases = take_many(&locks, "n", 20, 900).await;
     engine.set(Fault::SlowReply(40));
@@ -219,16 +211,12 @@ async fn a_batch_does_not_wait_for_a_lease_that_is_being_extended() {
         assert!(busy.is_held(), "{fault:?}");
         assert!(leases.iter().all(|lease| lease.is_held()), "{fault:?}");
         times.lock().unwrap().remove("busy");
-        assert!(
-            longest_pause(&times) <= ms(300),
-            "{fault:?}: {:?}",
-            longest_pause(&times)
-        );
+        assert!(longest_gap(&times) <= ms(300), "{fault:?}: {:?}", longest_gap(&times));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_close_in_the_middle_of_a_batch_leaves_nothing() {
+async fn a_close_during_a_batch_leaves_nothing() {
     let (engine, locks) = service();
     let leases = take_many(&locks, "n", 20, 900).await;
     engine.set(Fault::SlowReply(40));
@@ -241,5 +229,5 @@ async fn a_close_in_the_middle_of_a_batch_leaves_nothing() {
     }
     let renewals = engine.renewals.load(SeqCst);
     tokio::time::sleep(ms(5000)).await;
-    assert_eq!(engine.renewals.load(SeqCst), renewals, "nothing is renewed any more");
+    assert_eq!(engine.renewals.load(SeqCst), renewals, "renewed after the close");
 }

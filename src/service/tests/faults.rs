@@ -1,4 +1,4 @@
-//! A memory engine that misbehaves on demand.
+//! A memory engine with faults.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
@@ -14,29 +14,29 @@ use crate::engine::{
 use crate::error::EngineError;
 use crate::model::{Claim, LockInfo};
 
-/// What happens to the calls from now on.
+/// The fault of the next calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
     None,
-    /// Refused at once; nothing is done.
+    /// Refused at once, not executed.
     Refuse,
-    /// Done, but the reply is lost.
+    /// Executed, but the reply is lost.
     LoseReply,
-    /// No answer, ever; nothing is done.
+    /// Never answered, not executed.
     Hang,
-    /// Acquire: waits in a queue of the engine, for ever; nothing is sent.
+    /// Attempts wait in a queue of the engine without an end. Nothing is sent.
     HangUnsent,
-    /// Done, and never answered.
+    /// Executed, but never answered.
     Swallow,
-    /// Done at once, answered so much later.
+    /// Executed at once, answered after this many milliseconds.
     SlowReply(u64),
-    /// Acquire: fails at once, and is carried out so much later, as from a buffer on the way.
+    /// Attempts fail at once, and are executed after this many milliseconds, as from a buffer of a broken connection.
     Late(u64),
-    /// A failure that only a human mends.
+    /// A permanent error.
     Fatal,
-    /// Releases of names that begin with "hung" have no answer; everything else goes well.
+    /// Releases of names that begin with "hung" have no answer. Everything else works.
     HangSome,
-    /// Acquire: panics. Everything else goes well.
+    /// Attempts panic. Everything else works.
     Panic,
 }
 
@@ -44,13 +44,13 @@ pub(super) enum Fault {
 pub(super) struct Faulty {
     store: SharedEngine,
     fault: Mutex<Fault>,
-    /// Renewals of other names than these are spared.
+    /// Renewals of names without this prefix work.
     only: Mutex<&'static str>,
     unordered: AtomicBool,
-    pub(super) tries: AtomicU32,
+    pub(super) attempts: AtomicU32,
     /// Number of attempts without an answer, and its maximum.
-    attempts: AtomicU32,
-    pub(super) most_attempts: AtomicU32,
+    concurrent: AtomicU32,
+    pub(super) max_concurrent: AtomicU32,
     /// Number of claims in each call of `release_all`.
     pub(super) release_batches: Mutex<Vec<usize>>,
     /// Calls of `release`, alone or in a batch.
@@ -65,7 +65,7 @@ pub(super) struct Faulty {
     /// The owners whose attempts were sent together.
     pub(super) sent_owners: Mutex<Vec<OwnerToken>>,
     pub(super) renewals: AtomicU32,
-    /// How many calls carried them.
+    /// Number of calls of `renew_all`.
     pub(super) batches: AtomicU32,
 }
 
@@ -76,9 +76,9 @@ impl Faulty {
             fault: Mutex::new(Fault::None),
             only: Mutex::new(""),
             unordered: AtomicBool::new(false),
-            tries: AtomicU32::new(0),
             attempts: AtomicU32::new(0),
-            most_attempts: AtomicU32::new(0),
+            concurrent: AtomicU32::new(0),
+            max_concurrent: AtomicU32::new(0),
             release_batches: Mutex::default(),
             releases: AtomicU32::new(0),
             gate: AtomicBool::new(false),
@@ -99,7 +99,7 @@ impl Faulty {
         *self.fault.lock().unwrap() = fault;
     }
 
-    /// As [`Faulty::set`], but renewals of names that do not begin so go well.
+    /// Like [`Faulty::set`], but renewals of names without this prefix work.
     pub(super) fn set_for(&self, prefix: &'static str, fault: Fault) {
         *self.only.lock().unwrap() = prefix;
         self.set(fault);
@@ -109,7 +109,7 @@ impl Faulty {
         self.set(Fault::Hang);
     }
 
-    /// Behaves like a store that keeps no queue: waiters are told of every change, and take no place.
+    /// Behaves like a store that keeps no queue.
     pub(super) fn keep_no_queue(&self) {
         self.unordered.store(true, SeqCst);
     }
@@ -157,7 +157,7 @@ impl Engine for Faulty {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> EngineResult<Acquired> {
-        self.tries.fetch_add(1, SeqCst);
+        self.attempts.fetch_add(1, SeqCst);
         if *self.fault.lock().unwrap() == Fault::Panic {
             panic!("a bug in an engine");
         }
@@ -182,7 +182,7 @@ impl Engine for Faulty {
         while self.gate.load(SeqCst) {
             tokio::time::sleep(ms(1)).await;
         }
-        // As Redis and MongoDB do: all of them in one packet, or in one command.
+        // Like Redis and MongoDB: all of them in one packet or one command.
         for claim in claims {
             claim.mark_sent();
             self.sent_owners.lock().unwrap().push(claim.owner.clone());
@@ -228,12 +228,12 @@ impl Engine for Faulty {
         if self.ordered() {
             return self.store.subscribe(claim, key).await;
         }
-        Ok(Box::new(Silent))
+        Ok(Box::new(NoNotifications))
     }
 
     async fn inspect(&self, key: &Key) -> EngineResult<Option<LockInfo>> {
         if *self.fault.lock().unwrap() == Fault::LoseReply {
-            // The replies that matter are those to commands that change the store.
+            // Only replies to commands that change the store are lost.
             return self.store.inspect(key).await;
         }
         self.through("inspect", self.store.inspect(key)).await
@@ -259,23 +259,23 @@ struct Attempt<'a>(&'a Faulty);
 
 impl<'a> Attempt<'a> {
     fn begin(engine: &'a Faulty) -> Self {
-        let attempts = engine.attempts.fetch_add(1, SeqCst) + 1;
-        engine.most_attempts.fetch_max(attempts, SeqCst);
+        let concurrent = engine.concurrent.fetch_add(1, SeqCst) + 1;
+        engine.max_concurrent.fetch_max(concurrent, SeqCst);
         Attempt(engine)
     }
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        self.0.attempts.fetch_sub(1, SeqCst);
+        self.0.concurrent.fetch_sub(1, SeqCst);
     }
 }
 
-/// A subscription that hears nothing: what is left is the service's own doing.
-struct Silent;
+/// A subscription without notifications: only the service's polls and local wake-ups remain.
+struct NoNotifications;
 
 #[async_trait]
-impl Subscription for Silent {
+impl Subscription for NoNotifications {
     async fn changed(&mut self) {
         std::future::pending().await
     }

@@ -1,12 +1,12 @@
-//! Releases and attempts without an answer, attempts that the store carries out late, and panics of an engine.
+//! Releases and attempts without an answer, attempts that the store executes late, and panics of an engine.
 
 use std::sync::atomic::Ordering::SeqCst;
 
 use super::faults::Fault;
 use super::*;
 
-/// A call that leaves a claim on the list of abandoned claims whose release has no answer (a dead node of a cluster, an
-/// attempt whose task still waits for the server).
+/// Leaves claims on the list of abandoned claims whose releases have no answer (a dead node of a cluster, an attempt whose task
+/// still waits for the server).
 async fn abandon_hung(engine: &Faulty, locks: &Locks, count: usize) {
     engine.set(Fault::Swallow);
     let calls = (0..count).map(|i| {
@@ -30,7 +30,7 @@ async fn a_close_releases_what_is_held_although_another_release_hangs() {
     tokio::time::sleep(ms(10_000)).await;
     assert!(
         !held_in_store(&engine, "mine").await,
-        "its own release would have been answered at once"
+        "the store answers its release at once"
     );
 }
 
@@ -78,24 +78,24 @@ async fn a_close_releases_kept_leases_at_the_same_time() {
     let left = engine.store().list("", STORE_TIMEOUT).await.unwrap().len();
     assert_eq!(
         left, 0,
-        "round trips of 50 ms, 200 leases, 5 s: these stay for ten minutes"
+        "200 leases, round trips of 50 ms, 5 s: these stay for ten minutes"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_attempt_that_is_carried_out_after_its_ttl_is_released() {
+async fn an_attempt_that_is_executed_after_its_ttl_is_released() {
     let (engine, locks) = service();
-    // In the buffer of the silent store; carried out 20 s later.
+    // The store executes the attempt 20 s later.
     engine.set(Fault::Late(20_000));
     assert_eq!(code(attempt(&locks, "n", options(10_000, 0)).await), Code::Store);
     engine.hang();
     tokio::time::sleep(Duration::from_secs(15)).await;
     engine.set(Fault::None);
-    // The store answers again 20 s after the call. (The retries of the call are carried out until 25 s after it.)
+    // The store answers again 20 s after the call. (The retries of the call are executed until 25 s after it.)
     tokio::time::sleep(ms(9000)).await;
     assert!(
         !held_in_store(&engine, "n").await,
-        "a lock without a holder, 9 s after the store is back"
+        "a lock without a holder, 9 s after the store answers again"
     );
 }
 
@@ -119,7 +119,7 @@ async fn an_attempt_is_not_sent_after_its_call_was_aborted() {
     engine.gate.store(false, SeqCst);
     tokio::time::sleep(ms(500)).await;
     let sent = engine.sent_owners.lock().unwrap().len();
-    assert!(sent <= 5, "{sent} attempts were sent together, of which 5 had a caller");
+    assert!(sent <= 5, "{sent} attempts were sent together, but only 5 had a caller");
 }
 
 #[tokio::test(start_paused = true)]
@@ -158,7 +158,7 @@ async fn the_list_does_not_keep_metadata() {
     assert_eq!(code(attempt(&locks, "n", with).await), Code::Store);
     engine.set(Fault::None);
     tokio::time::sleep(Duration::from_secs(10)).await;
-    // (The memory engine may have one while it holds the name; it does not any more.)
+    // (The memory engine does not hold the name any more.)
     assert_eq!(
         Arc::strong_count(&metadata),
         1,
@@ -167,7 +167,7 @@ async fn the_list_does_not_keep_metadata() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_attempt_without_an_answer_does_not_hold_up_the_waiter_whose_turn_it_is() {
+async fn an_attempt_without_an_answer_does_not_delay_the_first_waiter() {
     let (engine, locks) = service();
     let other = another(&engine);
     let held = take(&other, "n", options(600_000, 0)).await;
@@ -176,7 +176,7 @@ async fn an_attempt_without_an_answer_does_not_hold_up_the_waiter_whose_turn_it_
         tokio::spawn(async move { take(&locks, "n", options(600_000, 60_000)).await })
     };
     tokio::time::sleep(ms(100)).await;
-    // The reply to one attempt of a later call is lost; everything else goes well.
+    // The reply to one attempt of a later call is lost; everything else works.
     engine.set(Fault::Swallow);
     let later = {
         let locks = locks.clone();
@@ -203,10 +203,7 @@ async fn abandoned_claims_are_released_after_a_panic_in_a_release() {
     assert_eq!(code(attempt(&locks, "n", options(600_000, 0)).await), Code::Store);
     engine.set(Fault::None);
     tokio::time::sleep(ms(20_000)).await;
-    assert!(
-        !held_in_store(&engine, "n").await,
-        "20 s after the store was well again"
-    );
+    assert!(!held_in_store(&engine, "n").await, "20 s after the last panic");
 }
 
 #[tokio::test(start_paused = true)]
@@ -219,11 +216,11 @@ async fn a_forced_release_does_not_count_what_the_holder_released() {
         let locks = locks.clone();
         tokio::spawn(async move { locks.force_release(&key("n")).await })
     };
-    // The inspection goes well. Then connections are refused for a moment: nothing is sent.
+    // The inspection succeeds. Then connections are refused for a moment: nothing is sent.
     tokio::time::sleep(ms(5)).await;
     engine.set(Fault::Refuse);
     tokio::time::sleep(ms(7)).await;
     engine.set(Fault::None);
     assert!(other.release(&held).await.unwrap().is_freed());
-    assert!(!forcing.await.unwrap().unwrap(), "its holder freed it");
+    assert!(!forcing.await.unwrap().unwrap(), "its holder released it");
 }

@@ -1,4 +1,4 @@
-//! Leases: renewal, loss, and the limits of both.
+//! Leases: renewal, loss, and their limits.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -29,12 +29,12 @@ async fn a_lease_is_renewed_at_a_third_of_its_ttl() {
     assert_eq!(
         engine.renewals.load(SeqCst),
         renewals,
-        "a released lease is renewed no more"
+        "a released lease is not renewed"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_local_view_ends_before_the_stores() {
+async fn the_local_deadline_is_before_the_expiry_in_the_store() {
     let (engine, locks) = service();
     let lease = take(
         &locks,
@@ -53,16 +53,19 @@ async fn the_local_view_ends_before_the_stores() {
     assert!(!lease.is_held());
     settle().await;
     assert_eq!(loss.lock().unwrap().as_ref().unwrap().code, Code::Lost);
-    assert!(held_in_store(&engine, "n").await, "the store has not given it away yet");
+    assert!(held_in_store(&engine, "n").await, "it has not expired in the store");
     assert!(
         !locks.release(&lease).await.unwrap().is_freed(),
-        "too late to count as a release"
+        "the lease was lost before the release"
     );
-    assert!(!held_in_store(&engine, "n").await, "but the name need not stay busy");
+    assert!(
+        !held_in_store(&engine, "n").await,
+        "the release makes the name free early"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_renewal_is_not_yet_a_loss() {
+async fn a_failed_renewal_is_not_a_loss() {
     let (engine, locks) = service();
     for fault in [Fault::Refuse, Fault::Hang, Fault::LoseReply] {
         let lease = take(&locks, "n", options(3000, 0)).await;
@@ -95,19 +98,19 @@ async fn an_outage_longer_than_the_lease_is_a_loss_in_time() {
         assert!(loss.cause.is_some(), "{fault:?}: {loss}");
         assert!(
             held_in_store(&engine, "n").await,
-            "{fault:?}: told before the store gives it away"
+            "{fault:?}: the loss is reported before the lease expires in the store"
         );
         engine.set(Fault::None);
         tokio::time::sleep(ms(5000)).await;
         assert!(
             !held_in_store(&engine, "n").await,
-            "{fault:?}: a renewal re-created it, or nobody freed it"
+            "{fault:?}: a renewal re-created it, or it was not released"
         );
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_vanished_lock_is_lost_at_the_next_renewal() {
+async fn a_deleted_lock_is_lost_at_the_next_renewal() {
     let (engine, locks) = service();
     let lease = take(&locks, "n", options(3000, 0)).await;
     let loss = loss_of(&lease);
@@ -124,7 +127,7 @@ async fn a_vanished_lock_is_lost_at_the_next_renewal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_loss_is_told_to_whoever_asks_later() {
+async fn a_loss_is_reported_to_a_sink_that_is_set_later() {
     let (_, locks) = service();
     let lease = take(
         &locks,
@@ -141,7 +144,7 @@ async fn a_loss_is_told_to_whoever_asks_later() {
     let loss = loss_of(&released);
     locks.release(&released).await.unwrap();
     tokio::time::sleep(ms(500)).await;
-    assert!(loss.lock().unwrap().is_none(), "a release is no loss");
+    assert!(loss.lock().unwrap().is_none(), "a release is not a loss");
 }
 
 #[tokio::test(start_paused = true)]
@@ -181,34 +184,37 @@ async fn min_hold_keeps_the_name_busy() {
     let lease = take(&locks, "n", short).await;
     tokio::time::sleep(ms(1100)).await;
     assert!(locks.release(&lease).await.unwrap().is_freed());
-    assert!(!is_busy(&other, "n").await, "past the minimum a release frees at once");
+    assert!(
+        !is_busy(&other, "n").await,
+        "after the minimum, the name is free at once"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn renewal_pauses_while_the_event_loop_is_silent_for_too_long() {
+async fn renewal_pauses_while_the_event_loop_does_not_respond() {
     let engine = Arc::new(Faulty::new(OwnerToken::fresh().as_str()));
     let alive = Arc::new(AtomicBool::new(true));
-    let pulse = Arc::new_cyclic(|pulse: &std::sync::Weak<Pulse>| {
-        let (pulse, alive) = (pulse.clone(), alive.clone());
-        Pulse::new(move || {
+    let stall_detector = Arc::new_cyclic(|stall_detector: &std::sync::Weak<StallDetector>| {
+        let (stall_detector, alive) = (stall_detector.clone(), alive.clone());
+        StallDetector::new(move || {
             if alive.load(SeqCst)
-                && let Some(pulse) = pulse.upgrade()
+                && let Some(stall_detector) = stall_detector.upgrade()
             {
-                tokio::spawn(async move { pulse.answered() });
+                tokio::spawn(async move { stall_detector.responded() });
             }
         })
     });
-    let locks = Locks::new(engine.clone(), STORE_TIMEOUT, pulse.clone(), None);
+    let locks = Locks::new(engine.clone(), STORE_TIMEOUT, stall_detector.clone(), None);
     let limited = AcquireOptions {
         stall_limit: ms(5000),
         ..options(900, 0)
     };
     let lease = take(&locks, "n", limited).await;
     tokio::time::sleep(ms(20_000)).await;
-    assert!(lease.is_held(), "an event loop that answers keeps its leases");
+    assert!(lease.is_held(), "the event loop responds");
     alive.store(false, SeqCst);
     tokio::time::sleep(ms(4500)).await;
-    assert!(lease.is_held(), "a loop that is busy for a while keeps them, too");
+    assert!(lease.is_held(), "the event loop is busy for less than the limit");
     tokio::time::sleep(ms(2500)).await;
     assert!(!lease.is_held());
     assert!(!is_busy(&another(&engine), "n").await);
@@ -232,11 +238,7 @@ async fn extend_adds_time_and_raises_later_renewals() {
     assert!(lease.remaining() > ms(9800), "never shortens");
     tokio::time::sleep(ms(9000)).await;
     assert!(lease.is_held());
-    assert_eq!(
-        engine.renewals.load(SeqCst),
-        2,
-        "an extended lease is not renewed if it was not to be"
-    );
+    assert_eq!(engine.renewals.load(SeqCst), 2, "an extension does not turn renewal on");
     tokio::time::sleep(ms(1000)).await;
     assert_eq!(
         locks.extend(&lease, Ttl::clamped(ms(1000))).await.unwrap_err().code,
@@ -252,7 +254,7 @@ async fn extend_adds_time_and_raises_later_renewals() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_waits_for_the_renewal_in_flight() {
+async fn a_release_waits_for_the_renewal_in_progress() {
     let (engine, locks) = service();
     let lease = take(&locks, "n", options(900, 0)).await;
     engine.set(Fault::SlowReply(40));
@@ -264,15 +266,20 @@ async fn a_release_waits_for_the_renewal_in_flight() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_tell_the_story_in_order() {
+async fn events_are_emitted_in_order() {
     let engine = Arc::new(Faulty::new(OwnerToken::fresh().as_str()));
-    let story: Arc<Mutex<Vec<(EventKind, String)>>> = Arc::default();
-    let told = story.clone();
+    let emitted: Arc<Mutex<Vec<(EventKind, String)>>> = Arc::default();
+    let record = emitted.clone();
     let sink = move |event: Event| {
         assert_eq!(event.fence.is_none(), event.kind == EventKind::Waiting);
-        told.lock().unwrap().push((event.kind, event.names[0].to_string()));
+        record.lock().unwrap().push((event.kind, event.names[0].to_string()));
     };
-    let locks = Locks::new(engine, STORE_TIMEOUT, Arc::new(Pulse::new(|| {})), Some(Arc::new(sink)));
+    let locks = Locks::new(
+        engine,
+        STORE_TIMEOUT,
+        Arc::new(StallDetector::new(|| {})),
+        Some(Arc::new(sink)),
+    );
     let lease = take(&locks, "n", options(900, 0)).await;
     tokio::time::sleep(ms(310)).await;
     assert!(matches!(
@@ -300,13 +307,13 @@ async fn events_tell_the_story_in_order() {
         (Lost, "m"),
     ];
     assert_eq!(
-        *story.lock().unwrap(),
+        *emitted.lock().unwrap(),
         expected.map(|(kind, name)| (kind, name.to_owned()))
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_done_for_one_lease_is_done_one_after_the_other() {
+async fn operations_of_one_lease_do_not_overlap() {
     let (engine, locks) = service();
     let (lease, other) = (
         take(&locks, "n", options(30_000, 0)).await,
@@ -330,6 +337,6 @@ async fn what_is_done_for_one_lease_is_done_one_after_the_other() {
     let last = extend(&lease);
     settle().await;
     assert!(locks.release(&lease).await.unwrap().is_freed());
-    assert_eq!(started.elapsed(), ms(250), "behind the extension");
+    assert_eq!(started.elapsed(), ms(250), "after the extension");
     assert_eq!(last.await.unwrap(), 200);
 }

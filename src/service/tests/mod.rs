@@ -1,7 +1,8 @@
-//! The service over the memory engine, in paused time: every pause is exact, and no test waits for real.
+//! Tests of the service over the memory engine, in paused time: every delay is exact, and no test waits in real time.
 
 mod abandoned;
 mod batches;
+mod closing;
 mod faults;
 mod hangs;
 mod leases;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use self::faults::Faulty;
-use super::{AcquireOptions, Lease, Locks, Outcome, Pulse, Wait};
+use super::{AcquireOptions, Lease, Locks, Outcome, StallDetector, Wait};
 use crate::error::{Code, LockError};
 use crate::model::{Key, OwnerToken, Ttl};
 
@@ -30,7 +31,7 @@ fn key(name: &str) -> Key {
     Key::new(name).unwrap()
 }
 
-/// A store of its own behind a wrapper that can misbehave, and a service over it.
+/// Creates a store of its own, wrapped in an engine with faults, and a service over it.
 fn service() -> (Arc<Faulty>, Locks) {
     let engine = Arc::new(Faulty::new(OwnerToken::fresh().as_str()));
     let locks = another(&engine);
@@ -38,7 +39,7 @@ fn service() -> (Arc<Faulty>, Locks) {
 }
 
 fn another(engine: &Arc<Faulty>) -> Locks {
-    Locks::new(engine.clone(), STORE_TIMEOUT, Arc::new(Pulse::new(|| {})), None)
+    Locks::new(engine.clone(), STORE_TIMEOUT, Arc::new(StallDetector::new(|| {})), None)
 }
 
 fn options(ttl: u64, wait: u64) -> AcquireOptions {
@@ -60,7 +61,7 @@ async fn take(locks: &Locks, name: &str, options: AcquireOptions) -> Arc<Lease> 
     }
 }
 
-/// Whether one try finds the name busy; what it takes, it gives back.
+/// Whether one attempt finds the name busy. Releases what it acquires.
 async fn is_busy(locks: &Locks, name: &str) -> bool {
     match attempt(locks, name, options(1000, 0)).await.unwrap() {
         Outcome::Acquired(lease) => {
@@ -71,12 +72,12 @@ async fn is_busy(locks: &Locks, name: &str) -> bool {
     }
 }
 
-/// What the store itself says, past every fault.
+/// Whether the store holds the name, without faults.
 async fn held_in_store(engine: &Faulty, name: &str) -> bool {
     engine.store().inspect(&key(name)).await.unwrap().is_some()
 }
 
-/// Lets tasks that are ready run, without any time passing.
+/// Runs the tasks that are ready. No time passes.
 async fn settle() {
     for _ in 0..50 {
         tokio::task::yield_now().await;
@@ -88,23 +89,23 @@ fn code(result: Result<Outcome, LockError>) -> Code {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_gist_takes_and_frees_by_name() {
+async fn leases_are_acquired_and_released_by_name() {
     let (engine, locks) = service();
     let other = another(&engine);
     let ttl = || options(1000, 0);
     assert!(
         !locks.release_by_name(&key("n")).await.unwrap().is_freed(),
-        "never taken"
+        "never acquired"
     );
     assert!(locks.acquire_by_name(key("n"), ttl()).await.unwrap().is_some());
     assert!(
         locks.acquire_by_name(key("n"), ttl()).await.unwrap().is_none(),
-        "busy for itself, too"
+        "busy for the same service"
     );
     assert!(other.acquire_by_name(key("n"), ttl()).await.unwrap().is_none());
     assert!(
         !other.release_by_name(&key("n")).await.unwrap().is_freed(),
-        "a stranger's lock"
+        "the lock of another service"
     );
     assert!(locks.release_by_name(&key("n")).await.unwrap().is_freed());
     assert!(
@@ -120,7 +121,7 @@ async fn the_gist_takes_and_frees_by_name() {
     );
     assert!(
         !locks.release_by_name(&key("n")).await.unwrap().is_freed(),
-        "taken over"
+        "another service holds it"
     );
     assert!(held_in_store(&engine, "n").await, "the successor keeps it");
     assert_eq!(locks.stats().lost, 1);
@@ -139,8 +140,8 @@ async fn one_time_names_leave_nothing_in_the_service() {
         );
     }
     tokio::time::sleep(ms(300)).await;
-    assert!(locks.inner.gist().is_empty());
-    assert!(locks.inner.keeper.held().is_empty());
+    assert!(locks.shared.leases_by_name.lock().is_empty());
+    assert!(locks.shared.renewal_scheduler.held().is_empty());
     assert_eq!(locks.stats().held, 0);
 }
 
@@ -149,8 +150,8 @@ async fn close_releases_and_ends_the_waits() {
     let (engine, locks) = service();
     let other = another(&engine);
     let mine = take(&locks, "mine", options(30_000, 0)).await;
-    let told: Arc<std::sync::Mutex<Option<LockError>>> = Arc::default();
-    let sink = told.clone();
+    let reported: Arc<std::sync::Mutex<Option<LockError>>> = Arc::default();
+    let sink = reported.clone();
     mine.on_loss(Box::new(move |loss| *sink.lock().unwrap() = Some(loss)));
     assert!(
         locks
@@ -169,13 +170,10 @@ async fn close_releases_and_ends_the_waits() {
     tokio::join!(locks.close(), locks.close());
     assert_eq!(code(waiting.await.unwrap()), Code::Closed);
     assert!(!mine.is_held());
-    let told = told
-        .lock()
-        .unwrap()
-        .take()
-        .expect("whoever works under a lease learns that it was taken away");
-    assert_eq!(told.code, Code::Lost);
-    assert!(told.message.contains("closed"), "{told}");
+    let loss = reported.lock().unwrap().take();
+    let loss = loss.expect("the holder is notified of the loss");
+    assert_eq!(loss.code, Code::Lost);
+    assert!(loss.message.contains("closed"), "{loss}");
     for name in ["mine", "gist"] {
         assert!(!held_in_store(&engine, name).await, "{name}");
     }
@@ -189,7 +187,7 @@ async fn close_releases_and_ends_the_waits() {
     locks.close().await;
 }
 
-/// A close that crosses an acquisition, wherever it stands, leaves no lock and no place in a queue.
+/// A close at any point of an acquisition leaves no lock and no position in a queue.
 #[tokio::test(start_paused = true)]
 async fn close_in_the_middle_of_an_acquisition_leaves_nothing() {
     for slow in [0, 20] {
@@ -223,14 +221,14 @@ async fn close_in_the_middle_of_an_acquisition_leaves_nothing() {
             other.force_release(&key("busy")).await.unwrap();
             assert!(
                 !is_busy(&other, "busy").await,
-                "a place in the queue stayed after {yields} yields"
+                "a position in the queue is left after {yields} yields"
             );
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn close_ends_within_its_limit_when_the_store_is_dead() {
+async fn close_ends_in_time_when_the_store_does_not_answer() {
     let (engine, locks) = service();
     take(&locks, "n", options(30_000, 0)).await;
     engine.hang();
@@ -263,23 +261,23 @@ async fn a_lock_is_restored_elsewhere() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_had_a_restored_lock_loses_it_and_cannot_free_it() {
+async fn the_former_holder_of_a_restored_lock_loses_it_and_cannot_release_it() {
     let (engine, locks) = service();
     let lease = take(&locks, "n", options(3000, 0)).await;
     let unused = take(&locks, "m", options(60_000, 0)).await;
-    let told = Arc::new(std::sync::Mutex::new(None));
-    let sink = told.clone();
+    let reported = Arc::new(std::sync::Mutex::new(None));
+    let sink = reported.clone();
     lease.on_loss(Box::new(move |loss| *sink.lock().unwrap() = Some(loss)));
     let other = another(&engine);
     let restored = restore(&other, &["n"], &lease, 3000).await.unwrap();
     let second = restore(&other, &["m"], &unused, 60_000).await.unwrap();
-    assert!(lease.is_held(), "it has not heard of it yet");
+    assert!(lease.is_held(), "it is notified at its next renewal");
     tokio::time::sleep(ms(1100)).await;
-    assert!(!lease.is_held(), "its next renewal told it");
-    assert_eq!(told.lock().unwrap().take().unwrap().code, Code::Lost);
+    assert!(!lease.is_held(), "lost at its next renewal");
+    assert_eq!(reported.lock().unwrap().take().unwrap().code, Code::Lost);
     assert!(!locks.release(&lease).await.unwrap().is_freed());
     let error = locks.extend(&unused, unused.ttl()).await.unwrap_err();
-    assert_eq!(error.code, Code::Lost, "so does its next use");
+    assert_eq!(error.code, Code::Lost, "lost at its extension");
     locks.close().await;
     tokio::time::sleep(ms(10_000)).await;
     for (name, held) in [("n", &restored), ("m", &second)] {
@@ -292,7 +290,7 @@ async fn whoever_had_a_restored_lock_loses_it_and_cannot_free_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_close_does_not_free_what_was_handed_over() {
+async fn a_close_does_not_release_a_transferred_lock() {
     let (engine, locks) = service();
     let lease = take(&locks, "n", options(60_000, 0)).await;
     let other = another(&engine);

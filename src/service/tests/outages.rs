@@ -1,11 +1,12 @@
-//! A store in trouble: outages, lost replies, answers that come too late or never.
+//! Tests of outages, lost replies, and late or missing answers.
 
 use super::faults::Fault;
 use super::*;
 
-/// The store is quiet while a call waits for its turn; that is no silence of the store.
+/// The time between two attempts does not count for the timeout of the store.
+
 #[tokio::test(start_paused = true)]
-async fn a_long_wait_is_no_silence_of_the_store() {
+async fn a_long_wait_is_not_a_timeout_of_the_store() {
     let (engine, locks) = service();
     for unordered in [false, true] {
         if unordered {
@@ -49,7 +50,7 @@ async fn a_retry_after_a_lost_reply_does_not_block_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lost_replies_all_along_leave_no_lock_behind() {
+async fn an_acquisition_whose_replies_are_all_lost_leaves_no_lock() {
     let (engine, locks) = service();
     engine.set(Fault::LoseReply);
     assert_eq!(code(attempt(&locks, "n", options(3_600_000, 0)).await), Code::Store);
@@ -59,7 +60,7 @@ async fn lost_replies_all_along_leave_no_lock_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_grant_that_comes_after_giving_up_goes_back() {
+async fn a_grant_after_the_timeout_is_released() {
     let (engine, locks) = service();
     engine.set(Fault::SlowReply(7000));
     assert_eq!(code(attempt(&locks, "n", options(3_600_000, 0)).await), Code::Store);
@@ -70,7 +71,7 @@ async fn a_grant_that_comes_after_giving_up_goes_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_that_never_comes_leaves_no_lock_behind() {
+async fn a_grant_without_an_answer_is_released() {
     let (engine, locks) = service();
     engine.set(Fault::Swallow);
     assert_eq!(code(attempt(&locks, "n", options(3_600_000, 0)).await), Code::Store);
@@ -80,9 +81,10 @@ async fn an_answer_that_never_comes_leaves_no_lock_behind() {
     assert!(!held_in_store(&engine, "n").await);
 }
 
-/// A failed try may be carried out long after its caller gave up, or has released what a later try got.
+/// A failed attempt may be executed long after the call ended, or after the release of what a later attempt got.
+
 #[tokio::test(start_paused = true)]
-async fn a_try_that_arrives_late_leaves_no_lock_behind() {
+async fn an_attempt_that_is_executed_late_leaves_no_lock() {
     let (engine, locks) = service();
     engine.keep_no_queue();
     let other = another(&engine);
@@ -106,15 +108,15 @@ async fn a_try_that_arrives_late_leaves_no_lock_behind() {
     }
     tokio::time::sleep(ms(6000)).await;
     for name in ["n", "m"] {
-        assert!(!held_in_store(&engine, name).await, "{name}: the late try holds it");
+        assert!(!held_in_store(&engine, name).await, "{name}: the late attempt holds it");
     }
     let started = tokio::time::Instant::now();
     locks.close().await;
-    assert!(started.elapsed() < ms(100), "doubts keep no close waiting");
+    assert!(started.elapsed() < ms(100), "repeats of a release do not delay a close");
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extended_lease_is_freed_for_as_long_as_it_lasts() {
+async fn the_release_of_an_extended_lease_is_retried_until_it_expires() {
     let (engine, locks) = service();
     for renew in [true, false] {
         let lease = take(
@@ -134,7 +136,7 @@ async fn an_extended_lease_is_freed_for_as_long_as_it_lasts() {
         tokio::time::sleep(ms(1000)).await;
         assert!(!held_in_store(&engine, "n").await);
     }
-    // An extension whose reply is lost lasts at the store, if not here.
+    // An extension whose reply is lost counts in the store, but not in this process.
     let lease = take(
         &locks,
         "n",
@@ -190,7 +192,7 @@ async fn a_release_that_finds_the_lock_gone_does_not_count_as_freed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_forced_release_whose_reply_is_lost_says_that_it_freed_the_name() {
+async fn a_forced_release_whose_reply_is_lost_reports_that_it_freed_the_name() {
     let (engine, locks) = service();
     take(&locks, "n", options(60_000, 0)).await;
     engine.set(Fault::LoseReply);
@@ -206,19 +208,7 @@ async fn a_forced_release_whose_reply_is_lost_says_that_it_freed_the_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_close_does_not_repeat_a_release_that_cannot_succeed() {
-    let (engine, locks) = service();
-    take(&locks, "held", options(60_000, 0)).await;
-    engine.set(Fault::SlowReply(7000));
-    assert_eq!(code(attempt(&locks, "n", options(60_000, 0)).await), Code::Store);
-    engine.set(Fault::Fatal);
-    let started = tokio::time::Instant::now();
-    locks.close().await;
-    assert!(started.elapsed() < ms(1000), "{:?}", started.elapsed());
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_abort_in_flight_leaves_nothing() {
+async fn an_abort_during_an_attempt_leaves_nothing() {
     let (engine, locks) = service();
     engine.set(Fault::SlowReply(100));
     let abort = CancellationToken::new();
@@ -241,7 +231,7 @@ async fn an_abort_in_flight_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_abort_that_came_first_asks_the_store_for_nothing() {
+async fn an_abort_before_the_first_attempt_sends_nothing() {
     let (_, locks) = service();
     let abort = CancellationToken::new();
     abort.cancel();
@@ -251,7 +241,7 @@ async fn an_abort_that_came_first_asks_the_store_for_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn validity_that_is_gone_on_return_is_no_grant() {
+async fn a_grant_whose_lease_has_ended_is_an_error() {
     let (engine, locks) = service();
     engine.set(Fault::SlowReply(100));
     for wait in [0, 1000] {
@@ -266,21 +256,21 @@ async fn validity_that_is_gone_on_return_is_no_grant() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_that_the_store_did_not_take_goes_on_in_the_background() {
+async fn a_failed_release_is_retried_in_the_background() {
     let (engine, locks) = service();
     let lease = take(&locks, "n", options(60_000, 0)).await;
     engine.set(Fault::Refuse);
     let error = locks.release(&lease).await.unwrap_err();
     assert_eq!((error.code, error.retryable), (Code::Store, true));
     assert!(!lease.is_held());
-    assert!(lease.loss().is_none(), "let go, not lost");
+    assert!(lease.loss().is_none(), "released, not lost");
     engine.set(Fault::None);
     tokio::time::sleep(ms(1000)).await;
     assert!(!held_in_store(&engine, "n").await);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restore_whose_reply_is_lost_finds_itself_the_holder() {
+async fn a_restore_whose_reply_is_lost_succeeds() {
     let (engine, locks) = service();
     let lease = take(&locks, "n", options(60_000, 0)).await;
     let other = another(&engine);
@@ -297,9 +287,10 @@ async fn a_restore_whose_reply_is_lost_finds_itself_the_holder() {
     assert!(other.release(&restored).await.unwrap().is_freed());
 }
 
-/// Its fresh token is known to nobody else.
+/// No caller knows its new token.
+
 #[tokio::test(start_paused = true)]
-async fn a_restore_that_gave_up_leaves_no_lock_behind() {
+async fn a_failed_restore_leaves_no_lock() {
     for fault in [Fault::LoseReply, Fault::Swallow, Fault::SlowReply(7000)] {
         let (engine, locks) = service();
         let lease = take(&locks, "n", options(3_600_000, 0)).await;
@@ -319,7 +310,7 @@ async fn a_restore_that_gave_up_leaves_no_lock_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restore_that_the_store_refused_leaves_the_lock_where_it_was() {
+async fn a_refused_restore_does_not_change_the_holder() {
     let (engine, locks) = service();
     let lease = take(&locks, "n", options(60_000, 0)).await;
     let other = another(&engine);
@@ -334,7 +325,7 @@ async fn a_restore_that_the_store_refused_leaves_the_lock_where_it_was() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restore_that_is_answered_too_late_gives_back() {
+async fn a_restore_that_is_answered_too_late_releases_the_lock() {
     let (engine, locks) = service();
     let lease = take(&locks, "n", options(60_000, 0)).await;
     let other = another(&engine);
@@ -347,42 +338,11 @@ async fn a_restore_that_is_answered_too_late_gives_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_close_on_a_silent_store_takes_no_longer_than_the_limit() {
-    let (engine, locks) = service();
-    take(&locks, "held", options(60_000, 0)).await;
-    engine.hang();
-    let asking = locks.clone();
-    let call = tokio::spawn(async move { asking.inspect(&key("n")).await });
-    settle().await;
-    let started = tokio::time::Instant::now();
-    locks.close().await;
-    assert!(started.elapsed() <= STORE_TIMEOUT + ms(1000), "{:?}", started.elapsed());
-    assert_eq!(call.await.unwrap().unwrap_err().code, Code::Store);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_lease_that_ends_while_its_service_closes_says_so_in_time() {
-    let (engine, locks) = service();
-    let lease = take(&locks, "n", options(1000, 0)).await;
-    let (tell, told) = tokio::sync::oneshot::channel();
-    lease.on_loss(Box::new(move |loss| drop(tell.send(loss))));
-    engine.hang();
-    let asking = locks.clone();
-    let call = tokio::spawn(async move { asking.inspect(&key("other")).await });
-    settle().await;
-    let closing = tokio::spawn(async move { locks.close().await });
-    let told = tokio::time::timeout(ms(1100), told).await;
-    assert_eq!(told.expect("within its ttl").unwrap().code, Code::Lost);
-    closing.await.unwrap();
-    drop(call);
-}
-
-#[tokio::test(start_paused = true)]
-async fn an_extension_counts_the_wait_for_a_renewal_that_hangs() {
+async fn the_timeout_of_an_extension_includes_the_wait_for_a_renewal_without_an_answer() {
     let (engine, locks) = service();
     let lease = take(&locks, "n", options(60_000, 0)).await;
     engine.hang();
-    // The renewal is under way.
+    // The renewal is in progress.
     tokio::time::sleep(ms(20_500)).await;
     let started = tokio::time::Instant::now();
     let error = locks.extend(&lease, Ttl::clamped(ms(60_000))).await.unwrap_err();
@@ -391,7 +351,7 @@ async fn an_extension_counts_the_wait_for_a_renewal_that_hangs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_extension_whose_reply_is_lost_is_freed_although_it_was_no_longer_than_the_lease() {
+async fn an_extension_whose_reply_is_lost_is_released_although_it_was_no_longer_than_the_lease() {
     let (engine, locks) = service();
     let mut brief = options(10_000, 0);
     brief.renew = false;
@@ -402,41 +362,8 @@ async fn an_extension_whose_reply_is_lost_is_freed_although_it_was_no_longer_tha
     assert!(!lease.is_held());
     engine.set(Fault::None);
     tokio::time::sleep(ms(2500)).await;
-    assert!(!held_in_store(&engine, "n").await, "it was made to last longer");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_release_while_the_service_closes_counts_from_the_call_on() {
-    let (engine, locks) = service();
-    let lease = take(&locks, "n", options(30_000, 0)).await;
-    engine.set(Fault::SlowReply(500));
-    let asking = locks.clone();
-    let call = tokio::spawn(async move { asking.inspect(&key("other")).await });
-    settle().await;
-    let closing = locks.clone();
-    let closing = tokio::spawn(async move { closing.close().await });
-    settle().await;
-    assert!(lease.is_held());
-    assert!(!locks.release(&lease).await.unwrap().is_freed());
-    assert!(!lease.is_held());
-    closing.await.unwrap();
-    assert!(!held_in_store(&engine, "n").await);
-    drop(call);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_close_waits_for_a_release_that_came_too_late_to_count() {
-    let (engine, locks) = service();
-    let mut brief = options(10_000, 0);
-    brief.renew = false;
-    let lease = take(&locks, "n", brief).await;
-    tokio::time::sleep(ms(9950)).await;
-    assert!(!lease.is_held());
-    engine.set(Fault::SlowReply(300));
-    let releasing = tokio::spawn(locks.release(&lease));
-    settle().await;
-    locks.close().await;
-    assert!(releasing.is_finished());
-    assert!(!releasing.await.unwrap().unwrap().is_freed());
-    assert!(!held_in_store(&engine, "n").await);
+    assert!(
+        !held_in_store(&engine, "n").await,
+        "the lost reply extended it in the store"
+    );
 }

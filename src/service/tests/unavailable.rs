@@ -4,7 +4,7 @@ use super::faults::Fault;
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_store_is_an_error_within_the_limit() {
+async fn an_unavailable_store_is_an_error_within_the_timeout() {
     let (engine, locks) = service();
     for fault in [Fault::Refuse, Fault::Hang] {
         engine.set(fault);
@@ -53,7 +53,7 @@ async fn an_error_of_the_store_is_reported_although_the_last_attempt_had_no_answ
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_only_a_human_mends_is_not_tried_again() {
+async fn a_permanent_error_is_not_retried() {
     let (engine, locks) = service();
     engine.set(Fault::Fatal);
     let started = tokio::time::Instant::now();
@@ -63,7 +63,7 @@ async fn what_only_a_human_mends_is_not_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_short_outage_is_ridden_out() {
+async fn an_attempt_is_retried_through_a_short_outage() {
     let (engine, locks) = service();
     engine.set(Fault::Refuse);
     let taking = {

@@ -1,4 +1,4 @@
-//! Waiting: order, deadlines, aborts, and what is left behind.
+//! Waiting: order, deadlines, aborts, and what they leave in the store.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
@@ -47,20 +47,20 @@ async fn an_attempt_without_an_answer_prolongs_a_wait_by_a_second_at_most() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_for_ever_ends_with_the_lease_in_the_way() {
+async fn a_wait_without_a_limit_ends_with_the_current_lease() {
     let (engine, locks) = service();
-    let dead = AcquireOptions {
+    let not_renewed = AcquireOptions {
         renew: false,
         ..options(3_600_000, 0)
     };
-    take(&locks, "n", dead).await;
+    take(&locks, "n", not_renewed).await;
     let other = another(&engine);
-    let patient = AcquireOptions {
+    let unlimited = AcquireOptions {
         wait: Wait::Forever,
         ..options(1000, 0)
     };
     let started = tokio::time::Instant::now();
-    take(&other, "n", patient).await;
+    take(&other, "n", unlimited).await;
     assert!(
         started.elapsed() >= ms(3_600_000) && started.elapsed() < ms(3_600_100),
         "{:?}",
@@ -91,16 +91,12 @@ async fn waiters_are_served_in_order_across_services() {
         task.await.unwrap();
     }
     assert_eq!(*served.lock().unwrap(), (0..20).collect::<Vec<_>>());
-    assert_eq!(
-        started.elapsed(),
-        ms(200),
-        "each was woken by the release before it, not by a poll"
-    );
+    assert_eq!(started.elapsed(), ms(200), "the release woke each waiter, not a poll");
 }
 
-/// Where the store keeps no queue, the waiters of a process form one line: one contender per process and name.
+/// If the store keeps no queue, the waiters of a process form one FIFO: one process makes attempts for one waiter at a time.
 #[tokio::test(start_paused = true)]
-async fn local_waiters_form_one_line() {
+async fn local_waiters_form_one_fifo() {
     let (engine, locks) = service();
     engine.keep_no_queue();
     let first = take(&locks, "n", options(30_000, 0)).await;
@@ -115,10 +111,10 @@ async fn local_waiters_form_one_line() {
         }));
         settle().await;
     }
-    let before = engine.tries.load(SeqCst);
-    assert!(before <= 4, "{before} tries by 50 waiters of one process");
+    let before = engine.attempts.load(SeqCst);
+    assert!(before <= 4, "{before} attempts by 50 waiters of one process");
     tokio::time::sleep(ms(20_000)).await;
-    let polls = engine.tries.load(SeqCst) - before;
+    let polls = engine.attempts.load(SeqCst) - before;
     assert!(polls <= 4, "{polls} commands while 50 waiters waited 20 s");
     locks.release(&first).await.unwrap();
     for task in tasks {
@@ -128,7 +124,7 @@ async fn local_waiters_form_one_line() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_leaves_the_line_lets_the_next_through() {
+async fn a_waiter_that_leaves_the_fifo_unblocks_the_next_one() {
     let (engine, locks) = service();
     engine.keep_no_queue();
     let first = take(&locks, "n", options(30_000, 0)).await;
@@ -138,20 +134,20 @@ async fn whoever_leaves_the_line_lets_the_next_through() {
         tokio::spawn(async move { locks.acquire(&[key("n")], options(30_000, 60_000), Some(abort)).await })
     };
     settle().await;
-    let hasty = waiter(&locks, "n", 100);
+    let short = waiter(&locks, "n", 100);
     settle().await;
-    let patient = waiter(&locks, "n", 60_000);
+    let long = waiter(&locks, "n", 60_000);
     settle().await;
     abort.cancel();
     assert!(matches!(aborted.await.unwrap().unwrap(), Outcome::Aborted));
-    assert!(matches!(hasty.await.unwrap().unwrap(), Outcome::Busy));
+    assert!(matches!(short.await.unwrap().unwrap(), Outcome::Busy));
     locks.release(&first).await.unwrap();
-    assert!(matches!(patient.await.unwrap().unwrap(), Outcome::Acquired(_)));
+    assert!(matches!(long.await.unwrap().unwrap(), Outcome::Acquired(_)));
     assert_eq!(locks.stats().waiting, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_aborted_waiter_blocks_nobody() {
+async fn an_aborted_waiter_does_not_block_others() {
     let (engine, locks) = service();
     let other = another(&engine);
     let lease = take(&locks, "n", options(30_000, 0)).await;
@@ -169,19 +165,19 @@ async fn an_aborted_waiter_blocks_nobody() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn repeated_names_count_once() {
+async fn duplicate_names_count_once() {
     let (_, locks) = service();
     let outcome = locks
         .acquire(&[key("b"), key("a"), key("b")], options(1000, 0), None)
         .await;
     let Outcome::Acquired(lease) = outcome.unwrap() else {
-        panic!("a repeat blocks itself")
+        panic!("a duplicate name blocks itself")
     };
     assert_eq!(lease.names(), [key("b"), key("a")]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn overlapping_sets_all_get_their_turn() {
+async fn overlapping_sets_are_all_served() {
     let (engine, locks) = service();
     let other = another(&engine);
     let sets = [

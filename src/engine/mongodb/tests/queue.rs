@@ -4,7 +4,7 @@ use super::super::event::Change;
 use super::super::queue::QUEUE;
 use super::*;
 use crate::engine::Subscription;
-use crate::engine::waiters::BEAT;
+use crate::engine::local_waiters::HEARTBEAT_INTERVAL;
 
 /// A claim that is ready to wait.
 pub(super) fn waiting(names: &[&str]) -> Claim {
@@ -182,7 +182,7 @@ async fn an_expired_gist_lock_goes_to_the_first_who_waits() {
 #[tokio::test]
 async fn a_holder_that_died_needs_no_help_and_its_waiters_no_commands() {
     two(|ours, theirs| async move {
-        let ttl = BEAT * 2 + Duration::from_millis(500);
+        let ttl = HEARTBEAT_INTERVAL * 2 + Duration::from_millis(500);
         granted(&ours, &claim(&["n"], ttl)).await;
         let first = waiting(&["n"]);
         let mut told_first = wait(&theirs, &first).await;
@@ -200,7 +200,7 @@ async fn a_waiter_that_is_not_known_any_more_hands_on() {
         let holder = hold(&ours, "n").await;
         let (ghost, next) = (waiting(&["n"]), waiting(&["n"]));
         busy(&theirs, &ghost).await;
-        theirs.line.as_ref().unwrap().known.leaves(&ghost.owner);
+        theirs.line.as_ref().unwrap().known.leave(&ghost.owner);
         let mut told_next = wait(&theirs, &next).await;
         let released = Instant::now();
         free(&ours, &holder).await;
@@ -262,7 +262,7 @@ async fn a_process_that_is_gone_is_passed_over() {
         let mut told_next = wait(&ours, &next).await;
         // No sign of life comes from there any more.
         theirs.close().await;
-        theirs.line.as_ref().unwrap().known.leaves(&dead.owner);
+        theirs.line.as_ref().unwrap().known.leave(&dead.owner);
         eventually("its sign of life is too old", async || {
             let document = document(&ours, "n").await.unwrap();
             let first = document.get_array(QUEUE).unwrap()[0].as_document().unwrap().clone();

@@ -42,7 +42,7 @@ impl Drop for Unfinished<'_> {
         if let Some(ticket) = self.ticket.take() {
             self.attempt.keep_ticket(ticket);
         }
-        self.claim.mark_sent_like(&self.attempt.claim);
+        self.claim.copy_sent_marks(&self.attempt.claim);
     }
 }
 

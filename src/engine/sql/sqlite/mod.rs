@@ -146,7 +146,7 @@ impl<C: Borrow<Claim>> Drop for AttemptGuard<'_, C> {
     fn drop(&mut self) {
         if !self.ticket.cancel() {
             for (claim, copy) in self.claims.iter().zip(&self.copies) {
-                claim.borrow().mark_sent_like(copy);
+                claim.borrow().copy_sent_marks(copy);
             }
         }
     }

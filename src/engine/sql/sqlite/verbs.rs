@@ -9,9 +9,9 @@ use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
 use super::statements::{Answers, Statements, Transaction};
-use crate::engine::sql::rules::{self, Lease, Name, Sight, Verdict, millis};
+use crate::engine::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
 use crate::engine::sql::wake::{Address, Wakes};
-use crate::engine::{Acquired, Released, Renewed, waiter_liveness};
+use crate::engine::{Acquired, EXPIRED_POSITION_KEPT, Released, Renewed};
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
 
 /// What the verbs need beside the transaction.
@@ -82,10 +82,10 @@ impl Verbs {
                 q.bind(names.clone()).bind(owner.to_owned())
             })
             .await?;
-        let sight = sight(rows(&look, 0))?;
+        let (now, snapshot) = snapshot(rows(&look, 0))?;
         let liveness = claim.waiting.then(|| waiter_liveness(claim.ttl));
-        match rules::judge(&sight, liveness) {
-            Verdict::Grant { fence } => {
+        match decide(&snapshot, liveness) {
+            Decision::Grant { fence } => {
                 let ttl = claim.ttl.as_millis() as i64;
                 let process = &claim.process;
                 transaction
@@ -93,18 +93,18 @@ impl Verbs {
                         q.bind(names)
                             .bind(owner.to_owned())
                             .bind(fence.0 as i64)
-                            .bind(sight.now)
+                            .bind(now)
                             .bind(ttl)
                             .bind(process.host.clone())
                             .bind(i64::from(process.pid))
                             .bind(claim.metadata.as_deref().map(str::to_owned))
-                            .bind(sight.now - rules::LAPSED_PLACE_KEPT_MS)
+                            .bind(now - EXPIRED_POSITION_KEPT_MS)
                     })
                     .await?;
                 Ok(Acquired::Granted { fence })
             }
-            Verdict::Again { fence } => {
-                let expires_at = sight.now + claim.ttl.as_millis() as i64;
+            Decision::AlreadyHeld { fence } => {
+                let expires_at = now + claim.ttl.as_millis() as i64;
                 transaction
                     .run(&self.statements.grant_again, last, |q| {
                         q.bind(names).bind(owner.to_owned()).bind(expires_at)
@@ -112,7 +112,7 @@ impl Verbs {
                     .await?;
                 Ok(Acquired::Granted { fence })
             }
-            Verdict::Busy {
+            Decision::Busy {
                 index,
                 retry_after,
                 holds_some,
@@ -132,11 +132,11 @@ impl Verbs {
                         .run(&self.statements.enqueue, last, |q| {
                             q.bind(owner.to_owned())
                                 .bind(self.name(&key))
-                                .bind(sight.now)
-                                .bind(sight.now + liveness.as_millis() as i64)
+                                .bind(now)
+                                .bind(now + liveness.as_millis() as i64)
                                 .bind(address.and_then(|address| address.port).map(i64::from))
                                 .bind(address.map(|address| address.id as i64))
-                                .bind(sight.now - rules::LAPSED_PLACE_KEPT_MS)
+                                .bind(now - EXPIRED_POSITION_KEPT_MS)
                         })
                         .await?;
                     read_addresses(&answers, told)?;
@@ -226,7 +226,7 @@ impl Verbs {
     /// Removes some of what is past its end, and says whether there may be more.
     pub(super) async fn sweep(&self, transaction: &mut Transaction<'_>) -> sqlx::Result<bool> {
         let answers = transaction
-            .run(&self.statements.sweep, true, |q| q.bind(rules::LAPSED_PLACE_KEPT_MS))
+            .run(&self.statements.sweep, true, |q| q.bind(EXPIRED_POSITION_KEPT_MS))
             .await?;
         Ok(answers.iter().any(|answer| answer.changed >= SWEEP_LIMIT))
     }
@@ -307,6 +307,9 @@ fn after(name: &[u8]) -> Vec<u8> {
 /// How many rows `sweep.sql` removes at most of each table.
 const SWEEP_LIMIT: u64 = 500;
 
+/// [`EXPIRED_POSITION_KEPT`] in milliseconds, as the store counts.
+const EXPIRED_POSITION_KEPT_MS: i64 = EXPIRED_POSITION_KEPT.as_millis() as i64;
+
 /// Some 292 years, so that adding the clock does not overflow.
 const MAX_KEEP_MS: i64 = i64::MAX / 1_000_000;
 
@@ -315,29 +318,41 @@ fn rows(answers: &Answers, statement: usize) -> &[SqliteRow] {
     answers.get(statement).map_or(&[], |answer| answer.rows.as_slice())
 }
 
-fn sight(rows: &[SqliteRow]) -> sqlx::Result<Sight> {
+/// Returns the store's clock, in milliseconds, and the snapshot for an attempt.
+fn snapshot(rows: &[SqliteRow]) -> sqlx::Result<(i64, Snapshot)> {
     // No row at all means that the row of the last fence is gone.
     let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
+    let now: i64 = first.try_get(0)?;
+    let until = |row: &SqliteRow, column: usize| -> sqlx::Result<Option<Duration>> {
+        let at = row.try_get::<Option<i64>, _>(column)?;
+        Ok(at.map(|at| millis(at - now)))
+    };
     let names = rows.iter().map(|row| {
         let lease = match row.try_get::<Option<bool>, _>(2)? {
-            Some(mine) => Some(Lease {
-                mine,
-                expires_at: row.try_get(3)?,
+            Some(is_own) => Some(HeldLease {
+                is_own,
+                remaining: until(row, 3)?.unwrap_or_default(),
                 fence: row.try_get::<i64, _>(4)? as u64,
             }),
             None => None,
         };
-        Ok(Name {
+        Ok(NameState {
             lease,
-            ahead_until: row.try_get(5)?,
-            directly_ahead_until: row.try_get(6)?,
+            first_ahead: until(row, 5)?,
+            last_ahead: until(row, 6)?,
         })
     });
-    Ok(Sight {
-        now: first.try_get(0)?,
+    let snapshot = Snapshot {
+        now_micros: now.max(0).unsigned_abs() * 1000,
         last_fence: first.try_get::<i64, _>(1)? as u64,
         names: names.collect::<sqlx::Result<_>>()?,
-    })
+    };
+    Ok((now, snapshot))
+}
+
+/// Returns a span of milliseconds, zero when it is negative.
+fn millis(span: i64) -> Duration {
+    Duration::from_millis(span.max(0).unsigned_abs())
 }
 
 /// What a script that changes every lease of a claim or none of them did.

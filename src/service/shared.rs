@@ -1,49 +1,51 @@
-//! What the parts of a service share, and how they talk to the store.
+//! The state that all parts of a service share, and the retry loop around a store's operation.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, OnceCell};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::abandoned::AbandonedClaims;
-use super::backoff::Backoff;
 use super::event::{Counters, Event, EventKind, EventSink, add};
-use super::keeper::Keeper;
 use super::lease::Lease;
 use super::local_fifo::{Attempts, LocalFifos};
-use super::pulse::Pulse;
+use super::renewal_scheduler::RenewalScheduler;
+use super::stall_detector::StallDetector;
+use crate::backoff::Backoff;
 use crate::engine::{Result as EngineResult, SharedEngine};
 use crate::error::{EngineError, LockError};
 use crate::model::{Key, Process};
 
-pub(super) struct Inner {
+pub(super) struct Shared {
     pub(super) engine: SharedEngine,
     pub(super) process: Arc<Process>,
+    /// The timeout of each call of the store.
     pub(super) store_timeout: Duration,
     pub(super) events: Option<EventSink>,
-    pub(super) pulse: Arc<Pulse>,
+    pub(super) stall_detector: Arc<StallDetector>,
     pub(super) counters: Counters,
-    pub(super) keeper: Keeper,
-    /// Something that others of the same lease wait for has ended (`lease/alone.rs`).
-    pub(super) ended_alone: Notify,
+    pub(super) renewal_scheduler: RenewalScheduler,
+    /// Notified when an operation of a lease ends for which others wait (`lease/op_guard.rs`).
+    pub(super) op_ended: Notify,
     /// The arrival number of the newest call.
     pub(super) last_arrival: AtomicU64,
-    /// The order of local waiters where the store keeps a queue (`attempts`), and where it keeps none (`local_fifos`).
+    /// The order of local waiters if the store keeps a queue (`attempts`), and if it keeps none (`local_fifos`).
     pub(super) attempts: Attempts,
     pub(super) local_fifos: Arc<LocalFifos>,
     pub(super) abandoned: AbandonedClaims,
-    /// What the gist's `acquireLock` holds, by name: its `releaseLock` has nothing else to go by.
-    pub(super) gist: Mutex<HashMap<Key, Arc<Lease>>>,
+    /// The leases that `release_by_name` releases.
+    pub(super) leases_by_name: Mutex<HashMap<Key, Arc<Lease>>>,
     pub(super) closing: CancellationToken,
-    /// Every lease has ended: nothing is left to look after.
+    /// Cancelled by a close after every lease has ended.
     pub(super) ended: CancellationToken,
-    pub(super) closed: tokio::sync::OnceCell<()>,
+    pub(super) closed: OnceCell<()>,
     /// Calls in progress: `close` waits for them, because each may still leave a lease or an abandoned claim.
     pub(super) calls: TaskTracker,
     /// Whether a call keeps the process alive until the abandoned claims are released.
@@ -52,10 +54,13 @@ pub(super) struct Inner {
     pub(super) background: TaskTracker,
 }
 
-impl Inner {
-    /// Begins a call, which lasts as long as the token.
-    pub(super) fn open(&self) -> Result<TaskTrackerToken, LockError> {
-        // The token comes first: a close from here on waits for this call.
+impl Shared {
+    /// Begins a call. It lasts as long as the token.
+    ///
+    /// # Errors
+    /// `LOCK_CLOSED`.
+    pub(super) fn begin_call(&self) -> Result<TaskTrackerToken, LockError> {
+        // The token comes first: a close that starts after it waits for this call.
         let token = self.calls.token();
         if self.closing.is_cancelled() {
             Err(LockError::closed())
@@ -64,15 +69,12 @@ impl Inner {
         }
     }
 
-    pub(super) fn gist(&self) -> MutexGuard<'_, HashMap<Key, Arc<Lease>>> {
-        self.gist.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn forget_gist(&self, lease: &Lease) {
+    /// Removes a lost lease from those that `release_by_name` releases.
+    pub(super) fn remove_by_name(&self, lease: &Lease) {
         let name = &lease.names()[0];
-        let mut gist = self.gist();
-        if gist.get(name).is_some_and(|held| std::ptr::eq(&**held, lease)) {
-            gist.remove(name);
+        let mut leases = self.leases_by_name.lock();
+        if leases.get(name).is_some_and(|held| std::ptr::eq(&**held, lease)) {
+            leases.remove(name);
         }
     }
 
@@ -82,43 +84,46 @@ impl Inner {
         }
     }
 
-    /// Counts a new lease as held, and has it looked after. It was asked for at `since`.
-    pub(super) fn adopt(&self, lease: &Arc<Lease>, since: Instant) {
+    /// Counts a new lease as held, and schedules its renewal. `since`: when its call began.
+    pub(super) fn add_lease(&self, lease: &Arc<Lease>, since: Instant) {
         add(&self.counters.acquired);
         add(&self.counters.held);
-        self.keeper.schedule(lease);
+        self.renewal_scheduler.schedule(lease);
         self.emit(|| lease.event(EventKind::Acquired, Some(since.elapsed()), None));
     }
 
-    /// Has the store do something that may be done again, until it answers or `limit` is over.
-    pub(super) async fn with_store<T, F>(
+    /// Calls the store until it answers, or until the timeout. `call` must be safe to repeat.
+    ///
+    /// # Errors
+    /// `LOCK_STORE`: a permanent error, or the last error before the timeout.
+    pub(super) async fn with_retries<T, F>(
         &self,
         op: &'static str,
-        limit: Duration,
+        timeout: Duration,
         mut call: impl FnMut() -> F,
     ) -> Result<T, LockError>
     where
         F: Future<Output = EngineResult<T>>,
     {
-        let end = Instant::now() + limit;
+        let deadline = Instant::now() + timeout;
         let mut backoff = Backoff::for_store();
         let mut last_error = None;
         loop {
-            let error = match tokio::time::timeout_at(end, call()).await {
+            let error = match tokio::time::timeout_at(deadline, call()).await {
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(error)) => error,
-                // An error that the store has sent before says more.
+                // An earlier error of the store says more than the timeout.
                 Err(_) => last_error
                     .take()
-                    .unwrap_or_else(|| EngineError::no_answer(self.engine.name(), op, limit)),
+                    .unwrap_or_else(|| EngineError::no_answer(self.engine.name(), op, timeout)),
             };
             add(&self.counters.store_errors);
-            let pause = backoff.pause();
-            if !error.retryable || Instant::now() + pause >= end {
+            let delay = backoff.delay();
+            if !error.retryable || Instant::now() + delay >= deadline {
                 return Err(LockError::store(error));
             }
             last_error = Some(error);
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(delay).await;
         }
     }
 }

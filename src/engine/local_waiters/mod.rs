@@ -1,0 +1,369 @@
+//! The waiters of this process, where a store keeps a queue for the waiters of all processes.
+//!
+//! # Behavior
+//! Each waiter has its own position in the queue of its name, so that the waiters of all processes are served in order of
+//! arrival. They share the heartbeat of the process: while there are waiters, one task has the engine send a heartbeat for all
+//! their names every [`HEARTBEAT_INTERVAL`]. It also has the engine check a name when the current lease on it ends, so that a
+//! name whose holder died is handed off.
+
+mod subscription;
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+pub(super) use self::subscription::WaiterSubscription;
+use crate::model::{Key, OwnerToken};
+
+/// The time between two heartbeats: less than half of the time for which one keeps a position alive.
+pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
+/// How long a name is reserved for the waiter that it was handed to, unless the waiter's ttl is shorter.
+pub(super) const RESERVATION: Duration = Duration::from_secs(2);
+
+/// The waiters of one engine. `H` is a resource that the engine keeps for each name with waiters.
+pub(super) struct LocalWaiters<H> {
+    state: Mutex<State<H>>,
+    /// A check is due earlier than the heartbeat task expects.
+    rescheduled: Notify,
+}
+
+struct State<H> {
+    waiters: HashMap<OwnerToken, Waiter>,
+    names: HashMap<Key, WaitedName<H>>,
+    /// When the heartbeat task wakes up. `None`: it does not run.
+    next_check: Option<Instant>,
+}
+
+#[derive(Default)]
+struct Waiter {
+    notify: Arc<Notify>,
+    is_subscribed: bool,
+    /// The name that it waits for, and its number in the queue.
+    position: Option<(Key, u64)>,
+    /// When it was last notified of a hand-off.
+    #[cfg(feature = "mongodb")]
+    notified_at: Option<Instant>,
+}
+
+impl Waiter {
+    fn is_at(&self, key: &Key) -> bool {
+        self.position.as_ref().is_some_and(|(at, _)| at == key)
+    }
+
+    fn notify(&mut self) {
+        #[cfg(feature = "mongodb")]
+        {
+            self.notified_at = Some(Instant::now());
+        }
+        self.notify.notify_one();
+    }
+}
+
+/// A name with waiters in this process.
+struct WaitedName<H> {
+    /// The number of waiters.
+    waiters: usize,
+    /// When to check the name: the end of the current lease, as far as it is known.
+    check_at: Instant,
+    /// Maximum number of waiters of other processes ahead of those of this one.
+    #[cfg(feature = "mongodb")]
+    ahead: usize,
+    _resource: H,
+}
+
+impl<H> State<H> {
+    /// Removes one waiter of a name.
+    fn remove_waiter(&mut self, key: &Key) {
+        if let Entry::Occupied(mut entry) = self.names.entry(key.clone()) {
+            let name = entry.get_mut();
+            name.waiters -= 1;
+            #[cfg(feature = "mongodb")]
+            {
+                // The count referred to the first waiter, which may be the one that is removed.
+                name.ahead = usize::MAX;
+            }
+            if name.waiters == 0 {
+                entry.remove();
+            }
+        }
+    }
+}
+
+impl<H> LocalWaiters<H> {
+    pub(super) fn new() -> Self {
+        LocalWaiters {
+            state: Mutex::new(State {
+                waiters: HashMap::new(),
+                names: HashMap::new(),
+                next_check: None,
+            }),
+            rescheduled: Notify::new(),
+        }
+    }
+
+    /// Subscribes a waiter to its notifications.
+    pub(super) fn subscribe(self: &Arc<Self>, owner: &OwnerToken) -> WaiterSubscription<H> {
+        let mut state = self.state.lock();
+        let waiter = state.waiters.entry(owner.clone()).or_default();
+        waiter.is_subscribed = true;
+        WaiterSubscription::new(self.clone(), owner.clone(), waiter.notify.clone())
+    }
+
+    /// Returns a waiter's number in its queue; 0 without a position.
+    pub(super) fn number(&self, owner: &OwnerToken) -> u64 {
+        self.position(owner).map_or(0, |(_, number)| number)
+    }
+
+    /// Returns the name that a waiter waits for, and its number in the queue.
+    pub(super) fn position(&self, owner: &OwnerToken) -> Option<(Key, u64)> {
+        self.state.lock().waiters.get(owner)?.position.clone()
+    }
+
+    /// Whether this process has waiters for a name.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn is_waited_for(&self, key: &Key) -> bool {
+        self.state.lock().names.contains_key(key)
+    }
+
+    /// Returns the names with waiters in this process.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn names(&self) -> Vec<Key> {
+        self.state.lock().names.keys().cloned().collect()
+    }
+
+    /// Records a waiter's position in the queue of `key`, behind a lease that ends after `left`. Returns `true` when the
+    /// heartbeat task does not run: the caller spawns [`LocalWaiters::run_heartbeats`].
+    #[must_use]
+    pub(super) fn enter(
+        &self,
+        owner: &OwnerToken,
+        key: &Key,
+        number: u64,
+        left: Option<Duration>,
+        resource: impl FnOnce() -> H,
+    ) -> bool {
+        let check_at = check_time(left);
+        let mut state = self.state.lock();
+        let waiter = state.waiters.entry(owner.clone()).or_default();
+        let before = waiter.position.replace((key.clone(), number));
+        if before.as_ref().is_none_or(|(at, _)| at != key) {
+            if let Some((at, _)) = before {
+                state.remove_waiter(&at);
+            }
+            let name = state.names.entry(key.clone()).or_insert_with(|| WaitedName {
+                waiters: 0,
+                check_at,
+                #[cfg(feature = "mongodb")]
+                ahead: usize::MAX,
+                _resource: resource(),
+            });
+            name.waiters += 1;
+        }
+        if let Some(name) = state.names.get_mut(key) {
+            name.check_at = check_at;
+        }
+        match state.next_check {
+            None => {
+                state.next_check = Some(check_at);
+                return true;
+            }
+            Some(next) if check_at < next => self.rescheduled.notify_one(),
+            Some(_) => {}
+        }
+        false
+    }
+
+    /// Removes a waiter's position, after its grant or the end of its wait.
+    pub(super) fn leave(&self, owner: &OwnerToken) {
+        let mut state = self.state.lock();
+        let Entry::Occupied(mut entry) = state.waiters.entry(owner.clone()) else {
+            return;
+        };
+        let position = entry.get_mut().position.take();
+        if !entry.get().is_subscribed {
+            entry.remove();
+        }
+        if let Some((key, _)) = position {
+            state.remove_waiter(&key);
+        }
+    }
+
+    /// Removes all positions. The heartbeat task ends.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn clear(&self) {
+        let mut state = self.state.lock();
+        state.names.clear();
+        for waiter in state.waiters.values_mut() {
+            waiter.position = None;
+        }
+        self.rescheduled.notify_one();
+    }
+
+    /// Notifies a waiter of a hand-off. `false`: this engine does not have that waiter.
+    pub(super) fn notify(&self, owner: &OwnerToken) -> bool {
+        let mut state = self.state.lock();
+        state.waiters.get_mut(owner).map(Waiter::notify).is_some()
+    }
+
+    /// Whether a waiter was notified of a hand-off within the last [`RESERVATION`].
+    #[cfg(feature = "mongodb")]
+    pub(super) fn has_reservation(&self, owner: &OwnerToken) -> bool {
+        let state = self.state.lock();
+        let notified_at = state.waiters.get(owner).and_then(|waiter| waiter.notified_at);
+        notified_at.is_some_and(|at| at.elapsed() < RESERVATION)
+    }
+
+    /// Wakes every waiter of a name for a new attempt.
+    pub(super) fn wake(&self, key: &Key) {
+        self.wake_if(|_, waiter| waiter.is_at(key));
+    }
+
+    /// Wakes the waiters of a name that are not among `these`.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn wake_others(&self, key: &Key, these: &std::collections::HashSet<OwnerToken>) {
+        self.wake_if(|owner, waiter| waiter.is_at(key) && !these.contains(owner));
+    }
+
+    /// Notifies the first waiter of a name.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn wake_first(&self, key: &Key) {
+        let mut state = self.state.lock();
+        let waiters = state.waiters.values_mut().filter_map(|waiter| {
+            let (at, number) = waiter.position.as_ref()?;
+            (at == key).then_some((*number, waiter))
+        });
+        if let Some((_, waiter)) = waiters.min_by_key(|(number, _)| *number) {
+            waiter.notify();
+        }
+    }
+
+    /// Records the maximum number of waiters of other processes ahead of those of this one.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn set_ahead(&self, key: &Key, ahead: usize) {
+        if let Some(name) = self.state.lock().names.get_mut(key) {
+            name.ahead = ahead;
+        }
+    }
+
+    /// Returns the maximum number of waiters of other processes ahead of those of this one.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn ahead(&self, key: &Key) -> usize {
+        let state = self.state.lock();
+        state.names.get(key).map_or(usize::MAX, |name| name.ahead)
+    }
+
+    /// Wakes every waiter.
+    #[cfg(feature = "redis")]
+    pub(super) fn wake_all(&self) {
+        self.wake_if(|_, _| true);
+    }
+
+    /// Wakes waiters in the order of their numbers, so that they make their attempts in that order.
+    fn wake_if(&self, is_selected: impl Fn(&OwnerToken, &Waiter) -> bool) {
+        let state = self.state.lock();
+        let selected = state
+            .waiters
+            .iter()
+            .filter(|(owner, waiter)| is_selected(owner, waiter));
+        let number = |waiter: &Waiter| waiter.position.as_ref().map_or(u64::MAX, |(_, number)| *number);
+        let mut selected: Vec<_> = selected.map(|(_, waiter)| (number(waiter), &waiter.notify)).collect();
+        selected.sort_unstable_by_key(|(number, _)| *number);
+        selected.into_iter().for_each(|(_, notify)| notify.notify_one());
+    }
+
+    /// Records that the current lease on a name ends after `left`.
+    pub(super) fn set_lease_end(&self, key: &Key, left: Option<Duration>) {
+        let check_at = check_time(left);
+        let mut state = self.state.lock();
+        let next_check = state.next_check;
+        if let Some(name) = state.names.get_mut(key) {
+            name.check_at = check_at;
+            if next_check.is_some_and(|next| check_at < next) {
+                self.rescheduled.notify_one();
+            }
+        }
+    }
+
+    /// Calls `send` with all names every [`HEARTBEAT_INTERVAL`], and with each name at the end of the current lease on it.
+    /// Returns when there are no waiters. `send` must not block.
+    pub(super) async fn run_heartbeats(&self, mut send: impl FnMut(Vec<Key>)) {
+        let mut heartbeat_at = Instant::now() + HEARTBEAT_INTERVAL;
+        loop {
+            let next = {
+                let mut state = self.state.lock();
+                let first = state.names.values().map(|name| name.check_at).min();
+                state.next_check = first.map(|first| first.min(heartbeat_at));
+                let Some(next) = state.next_check else { return };
+                next
+            };
+            tokio::select! {
+                () = tokio::time::sleep_until(next) => {}
+                () = self.rescheduled.notified() => continue,
+            }
+            let now = Instant::now();
+            let is_heartbeat = now >= heartbeat_at;
+            let names: Vec<Key> = {
+                let mut state = self.state.lock();
+                let names = state.names.iter_mut();
+                let due = names.filter(|(_, name)| is_heartbeat || name.check_at <= now);
+                due.map(|(key, name)| {
+                    // The answer sets the time of the next check.
+                    name.check_at = now + HEARTBEAT_INTERVAL;
+                    key.clone()
+                })
+                .collect()
+            };
+            if is_heartbeat {
+                heartbeat_at = now + HEARTBEAT_INTERVAL;
+            }
+            if !names.is_empty() {
+                send(names);
+            }
+        }
+    }
+}
+
+/// Returns when to check a name whose current lease ends after `left`.
+///
+/// # Behavior
+/// The check comes a little later than the store's answer says, so that the lease has ended by the store's clock. Jitter
+/// separates the processes. A lock that never expires is checked with each heartbeat.
+fn check_time(left: Option<Duration>) -> Instant {
+    let jitter = Duration::from_micros(fastrand::u64(500..3_000));
+    Instant::now() + left.unwrap_or(HEARTBEAT_INTERVAL).min(Duration::from_secs(3600)) + jitter
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_end_that_a_heartbeat_reports_is_checked_in_time() {
+        let waiters = Arc::new(LocalWaiters::<()>::new());
+        let (owner, key) = (OwnerToken::fresh(), Key::new("n").unwrap());
+        assert!(waiters.enter(&owner, &key, 1, Some(Duration::from_secs(30)), || ()));
+        let began = Instant::now();
+        let mut sent = Vec::new();
+        let heartbeats = waiters.run_heartbeats(|names| {
+            assert_eq!(names, std::slice::from_ref(&key));
+            sent.push(began.elapsed());
+            // The answer arrives after the task sleeps again.
+            let (waiters, key) = (waiters.clone(), key.clone());
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                waiters.set_lease_end(&key, Some(Duration::from_millis(300)));
+            });
+        });
+        let _ = tokio::time::timeout(HEARTBEAT_INTERVAL + Duration::from_millis(500), heartbeats).await;
+        assert_eq!(sent.len(), 2, "{sent:?}");
+        assert!(
+            sent[0] >= HEARTBEAT_INTERVAL && sent[1] < HEARTBEAT_INTERVAL + Duration::from_millis(310),
+            "{sent:?}"
+        );
+    }
+}

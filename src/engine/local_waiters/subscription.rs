@@ -1,0 +1,53 @@
+//! The notifications of one waiter.
+
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::sync::Notify;
+
+use super::LocalWaiters;
+use crate::engine::Subscription;
+use crate::model::OwnerToken;
+
+/// A waiter's subscription to its notifications.
+pub(in crate::engine) struct WaiterSubscription<H> {
+    waiters: Arc<LocalWaiters<H>>,
+    owner: OwnerToken,
+    notify: Arc<Notify>,
+}
+
+impl<H> WaiterSubscription<H> {
+    pub(super) fn new(waiters: Arc<LocalWaiters<H>>, owner: OwnerToken, notify: Arc<Notify>) -> Self {
+        WaiterSubscription { waiters, owner, notify }
+    }
+
+    /// Whether the waiter has a position in a queue. Without one it is never notified.
+    #[cfg(feature = "mongodb")]
+    pub(in crate::engine) fn is_queued(&self) -> bool {
+        self.waiters.number(&self.owner) > 0
+    }
+}
+
+#[async_trait]
+impl<H: Send> Subscription for WaiterSubscription<H> {
+    async fn changed(&mut self) {
+        self.notify.notified().await;
+    }
+
+    fn is_reliable(&self) -> bool {
+        true
+    }
+}
+
+impl<H> Drop for WaiterSubscription<H> {
+    fn drop(&mut self) {
+        let mut state = self.waiters.state.lock();
+        if let Entry::Occupied(mut entry) = state.waiters.entry(self.owner.clone()) {
+            entry.get_mut().is_subscribed = false;
+            if entry.get().position.is_none() {
+                entry.remove();
+            }
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! The waiting loop: makes an attempt, waits for a change, and makes the next attempt.
+//!
+//! The loop ends with a grant, at the deadline, when the caller aborts, or when the service closes. A call that ends without the
+//! lock leaves its claim to `abandoned.rs`.
+
+mod attempt;
+mod wait;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use self::attempt::{AttemptOutcome, Cancellation};
+use super::Shared;
+use super::abandoned::AbandonedClaim;
+use super::event::{Event, EventKind, add, sub};
+use super::lease::Lease;
+use super::local_fifo::Position;
+use super::options::{AcquireOptions, MIN_STORE_TIMEOUT, Wait};
+use crate::backoff::Backoff;
+use crate::clock::Moment;
+use crate::engine::Subscription;
+use crate::error::{EngineError, LockError};
+use crate::model::{Claim, Fence, Names, OwnerToken, Ttl};
+
+/// The outcome of an acquisition without an error.
+#[derive(Debug)]
+pub enum Outcome {
+    /// The lock is held.
+    Acquired(Arc<Lease>),
+    /// The lock was busy until the caller's deadline.
+    Busy,
+    /// The caller aborted.
+    Aborted,
+}
+
+/// An acquisition in progress.
+pub(super) struct Acquisition {
+    shared: Arc<Shared>,
+    /// A close waits while this exists.
+    _call: TaskTrackerToken,
+    started: Instant,
+    claim: Arc<Claim>,
+    names: Names,
+    options: AcquireOptions,
+    abort: Option<CancellationToken>,
+    /// The end of the wait. `None`: it has no end.
+    deadline: Option<Instant>,
+    /// How long the store may leave attempts without an answer.
+    store_timeout: Duration,
+    /// An attempt failed, and the store may still execute it.
+    doubtful: bool,
+    /// Whether the store has answered that the lock is busy, and the call waits.
+    is_waiting: bool,
+    /// The number of the call in the order of this service's calls.
+    arrival: u64,
+}
+
+impl Acquisition {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        call: TaskTrackerToken,
+        names: Names,
+        options: AcquireOptions,
+        abort: Option<CancellationToken>,
+    ) -> Self {
+        let started = Instant::now();
+        let max_hold = options.max_hold.unwrap_or(Duration::MAX);
+        let ttl = Ttl::clamped(max_hold.min(options.ttl.duration()));
+        let mut claim = Claim::with_names(&names, OwnerToken::fresh(), ttl, shared.process.clone());
+        claim.metadata = options.metadata.clone();
+        claim.waiting = options.wait != Wait::No;
+        let (deadline, store_timeout) = match options.wait {
+            Wait::No => (Some(started), shared.store_timeout),
+            Wait::Forever => (None, shared.store_timeout),
+            Wait::For(wait) => (
+                started.checked_add(wait),
+                shared.store_timeout.min(wait.max(MIN_STORE_TIMEOUT)),
+            ),
+        };
+        let arrival = options
+            .resumed
+            .unwrap_or_else(|| shared.last_arrival.fetch_add(1, Relaxed) + 1);
+        Acquisition {
+            shared: shared.clone(),
+            _call: call,
+            started,
+            claim: Arc::new(claim),
+            names,
+            options,
+            abort,
+            deadline,
+            store_timeout,
+            doubtful: false,
+            is_waiting: false,
+            arrival,
+        }
+    }
+
+    /// Runs the acquisition to its outcome.
+    ///
+    /// # Errors
+    /// `LOCK_STORE`, `LOCK_CLOSED`.
+    pub(super) async fn run(&mut self) -> Result<Outcome, LockError> {
+        // Most calls that do not wait end with their first attempt. The loop is a large future, which they do not need.
+        let outcome = if self.claim.waiting || self.is_aborted() {
+            Box::pin(self.run_loop(None)).await
+        } else {
+            match self.attempt(self.started).await {
+                AttemptOutcome::Held { .. } => Ok(Outcome::Busy),
+                AttemptOutcome::Granted { fence, sent } => self.create_lease(fence, sent).map(Outcome::Acquired),
+                failed => Box::pin(self.run_loop(Some(failed))).await,
+            }
+        };
+        if self.is_waiting {
+            sub(&self.shared.counters.waiting);
+        }
+        match outcome {
+            Ok(Outcome::Acquired(lease)) => Ok(Outcome::Acquired(lease)),
+            other => {
+                self.abandon_claim();
+                if let Ok(Outcome::Busy) = other {
+                    add(&self.shared.counters.busy);
+                }
+                other.map_err(|error| error.with_key(self.names[0].as_str()))
+            }
+        }
+    }
+
+    /// Makes attempts until there is an outcome. `first`: the outcome of the first attempt, if it was made.
+    async fn run_loop(&mut self, mut first: Option<AttemptOutcome>) -> Result<Outcome, LockError> {
+        let shared = self.shared.clone();
+        let ordered = shared.engine.ordered();
+        let waits = self.claim.waiting;
+        if self.is_aborted() {
+            return Cancellation::Aborted.into_outcome();
+        }
+        let mut subscription: Option<Box<dyn Subscription>> = None;
+        let mut position: Option<Position> = None;
+        let mut backoff = Backoff::for_store();
+        // Since when attempts have had no answer. `None`: the last attempt had one.
+        let mut unanswered_since: Option<Instant> = None;
+        // The last error since then.
+        let mut last_error: Option<EngineError> = None;
+        if waits && ordered {
+            // Before the first attempt: it may enter the queue, and a hand-off would be lost.
+            subscription = self.subscribe_owner().await;
+        } else if waits {
+            // Enter the FIFO before the first attempt, so that it keeps the order of the calls.
+            position = Some(shared.local_fifos.enter(&self.claim.keys()[0], self.arrival));
+        }
+        loop {
+            if let Some(position) = &position {
+                while !position.is_first() {
+                    self.set_waiting();
+                    if let Some(end) = self.wait_for(position.woken()).await {
+                        return end;
+                    }
+                }
+            }
+            let since = *unanswered_since.get_or_insert(if first.is_some() { self.started } else { Instant::now() });
+            let outcome = match first.take() {
+                Some(outcome) => outcome,
+                None => self.attempt(since).await,
+            };
+            match outcome {
+                AttemptOutcome::Granted { fence, sent } => {
+                    (unanswered_since, last_error) = (None, None);
+                    let too_late = match self.create_lease(fence, sent) {
+                        Ok(lease) => return Ok(Outcome::Acquired(lease)),
+                        Err(error) => error,
+                    };
+                    if !waits {
+                        return Err(too_late);
+                    }
+                    if ordered {
+                        // The claim has a new owner.
+                        subscription = self.subscribe_owner().await;
+                    }
+                    match self.wait_for(tokio::time::sleep(backoff.delay())).await {
+                        Some(Ok(Outcome::Busy)) => return Err(too_late),
+                        Some(end) => return end,
+                        None => {}
+                    }
+                }
+                AttemptOutcome::Held { key, retry_after } => {
+                    (unanswered_since, last_error) = (None, None);
+                    backoff.reset();
+                    if !waits {
+                        return Ok(Outcome::Busy);
+                    }
+                    self.set_waiting();
+                    if !ordered {
+                        if position.as_ref().is_none_or(|position| *position.key() != key) {
+                            subscription = None;
+                            let next = shared.local_fifos.enter(&key, self.arrival);
+                            let is_first = next.is_first();
+                            position = Some(next);
+                            if !is_first {
+                                continue;
+                            }
+                        }
+                        if subscription.is_none() {
+                            match self.subscribe(&key).await {
+                                Ok(new) => {
+                                    subscription = Some(new);
+                                    // A change between the busy answer and the subscription was not notified.
+                                    continue;
+                                }
+                                Err(end) => return end,
+                            }
+                        }
+                    }
+                    let change = wait::for_change(&mut subscription, position.as_ref(), retry_after);
+                    if let Some(end) = self.wait_for(change).await {
+                        return end;
+                    }
+                }
+                AttemptOutcome::Failed(error) => {
+                    let delay = backoff.delay();
+                    if !error.retryable || since.elapsed() + delay >= self.store_timeout {
+                        return Err(LockError::store(error));
+                    }
+                    last_error = Some(error);
+                    if let Some(cancellation) = self.sleep_past_deadline(delay).await {
+                        return cancellation.into_outcome();
+                    }
+                }
+                AttemptOutcome::TimedOut => {
+                    // An earlier error of the store says more than the timeout.
+                    let timeout = || EngineError::no_answer(shared.engine.name(), "acquire", self.store_timeout);
+                    return Err(LockError::store(last_error.unwrap_or_else(timeout)));
+                }
+                AttemptOutcome::Cancelled(cancellation) => return cancellation.into_outcome(),
+            }
+        }
+    }
+
+    /// Creates the lease of a grant.
+    ///
+    /// # Errors
+    /// `LOCK_STORE` when the lease ended before the grant arrived. The claim is then released in the background and gets a new
+    /// owner, so that the next attempt is a new acquisition.
+    fn create_lease(&mut self, fence: Fence, sent: Moment) -> Result<Arc<Lease>, LockError> {
+        let lease = Lease::new(
+            Claim::clone(&self.claim),
+            self.names.clone(),
+            fence,
+            sent,
+            &self.options,
+            self.arrival,
+            self.doubtful,
+        );
+        if lease.was_granted_in_time() {
+            self.shared.add_lease(&lease, self.started);
+            return Ok(lease);
+        }
+        let error = EngineError::granted_too_late(self.shared.engine.name(), sent.elapsed(), self.claim.ttl.duration());
+        self.shared
+            .release_in_background(AbandonedClaim::new(Claim::clone(&self.claim), self.doubtful));
+        Arc::make_mut(&mut self.claim).replace_owner();
+        self.doubtful = false;
+        Err(LockError::store(error))
+    }
+
+    /// Counts the call as waiting, and emits its event.
+    fn set_waiting(&mut self) {
+        if !self.is_waiting {
+            self.is_waiting = true;
+            add(&self.shared.counters.waiting);
+            let names = self.names.clone();
+            self.shared.emit(|| Event {
+                kind: EventKind::Waiting,
+                names,
+                fence: None,
+                duration: None,
+                reason: None,
+            });
+        }
+    }
+
+    /// Releases in the background what the store may have for this claim: a position in a queue, or a lock without a caller.
+    fn abandon_claim(&mut self) {
+        let is_queued = self.is_waiting && self.shared.engine.ordered();
+        if (self.doubtful || is_queued) && self.claim.was_sent() {
+            let claim = AbandonedClaim::new(Claim::clone(&self.claim), self.doubtful);
+            self.shared.release_in_background(claim);
+        }
+    }
+}

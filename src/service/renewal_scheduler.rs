@@ -1,0 +1,154 @@
+//! Renews the held leases of a service: one task wakes up for the next renewal or deadline, and renews leases that are due at
+//! about the same time together.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::Shared;
+use super::lease::{Lease, renew_batch};
+use super::options::CLOCK_CHECK_INTERVAL;
+use crate::clock::Moment;
+
+/// The size at which a batch is sent without waiting for more leases. Thousands of leases are renewed in many batches over their
+/// renewal window, not in one batch at its start.
+const BATCH: usize = 256;
+
+/// How long the task keeps polling after the last lease ended. A wake-up for each of many short leases would cost more than the
+/// lease.
+const IDLE_GRACE: Duration = Duration::from_secs(1);
+
+/// The key of a lease in the schedule: its next event, and its address in memory, which is unique.
+type Slot = (Moment, usize);
+
+fn slot(at: Moment, lease: &Lease) -> Slot {
+    (at, std::ptr::from_ref(lease).addr())
+}
+
+/// The held leases, by the time of their next event.
+#[derive(Debug, Default)]
+pub(super) struct RenewalScheduler {
+    schedule: Mutex<BTreeMap<Slot, Arc<Lease>>>,
+    /// Notified when an event is due before the task wakes up.
+    rescheduled: Notify,
+    /// When the task wakes up, in nanoseconds of the local clock.
+    wakes_at: AtomicU64,
+}
+
+impl RenewalScheduler {
+    /// Inserts a lease by its next event, or moves it there. Removes a lease that has ended.
+    pub(super) fn schedule(&self, lease: &Arc<Lease>) {
+        let mut schedule = self.schedule.lock();
+        if let Some(before) = lease.slot() {
+            schedule.remove(&slot(before, lease));
+        }
+        let next = lease.next_event();
+        lease.set_slot(next);
+        if let Some(at) = next {
+            schedule.insert(slot(at, lease), lease.clone());
+            if at.to_nanos() < self.wakes_at.load(Relaxed) {
+                self.rescheduled.notify_one();
+            }
+        }
+    }
+
+    /// Removes a lease that has ended.
+    pub(super) fn remove(&self, lease: &Lease) {
+        let mut schedule = self.schedule.lock();
+        if let Some(at) = lease.slot() {
+            schedule.remove(&slot(at, lease));
+            lease.set_slot(None);
+        }
+    }
+
+    /// Returns every held lease.
+    pub(super) fn held(&self) -> Vec<Arc<Lease>> {
+        self.schedule.lock().values().cloned().collect()
+    }
+
+    /// Returns the leases with an event that is due. If one of them is renewed, adds those that may be renewed with it.
+    fn take_due(&self) -> Vec<Arc<Lease>> {
+        let now = Moment::now();
+        let mut schedule = self.schedule.lock();
+        let later = schedule.split_off(&(now, usize::MAX));
+        let mut due: Vec<Arc<Lease>> = std::mem::replace(&mut *schedule, later).into_values().collect();
+        if due.iter().any(|lease| lease.may_be_renewed(now)) {
+            // The leases are sorted by due time. Renewal windows overlap, so that some of the next ones are not open yet.
+            let next = schedule.iter().take(2 * BATCH);
+            let open = next
+                .filter(|(_, lease)| lease.may_be_renewed(now))
+                .map(|(slot, _)| *slot);
+            let added: Vec<Slot> = open.take(BATCH.saturating_sub(due.len())).collect();
+            due.extend(added.iter().filter_map(|slot| schedule.remove(slot)));
+        }
+        // They stay in the schedule, under another key, so that a close finds them.
+        let last = Moment::from_nanos(u64::MAX);
+        for lease in &due {
+            lease.set_slot(Some(last));
+            schedule.insert(slot(last, lease), lease.clone());
+        }
+        due
+    }
+
+    /// Declares leases lost whose deadline has passed, and starts the renewals that are due.
+    fn run_due(shared: &Arc<Shared>) {
+        let mut batches: Vec<(Duration, Vec<Arc<Lease>>)> = Vec::new();
+        for lease in shared.renewal_scheduler.take_due() {
+            let timeout = lease.renewal_due(shared);
+            shared.renewal_scheduler.schedule(&lease);
+            let Some(timeout) = timeout else { continue };
+            // A batch has one timeout.
+            match batches.iter_mut().find(|batch| batch.0 == timeout) {
+                Some((_, batch)) => batch.push(lease),
+                None => batches.push((timeout, vec![lease])),
+            }
+        }
+        for (timeout, batch) in batches {
+            // Each batch has a task: a batch without an answer does not delay later ones.
+            shared.background.spawn(renew_batch(shared.clone(), batch, timeout));
+        }
+    }
+
+    /// Runs until a close has ended all leases.
+    ///
+    /// # Behavior
+    /// Timers stop while the machine is suspended. While leases are held, the task therefore wakes up at least every
+    /// [`CLOCK_CHECK_INTERVAL`] and reads a clock that does not stop.
+    pub(super) async fn run(shared: Arc<Shared>) {
+        let mut idle_since = None;
+        loop {
+            Self::run_due(&shared);
+            let sleep = {
+                let schedule = shared.renewal_scheduler.schedule.lock();
+                let now = Moment::now();
+                let sleep = match schedule.keys().next() {
+                    Some((at, _)) => {
+                        idle_since = None;
+                        Some(at.remaining().min(CLOCK_CHECK_INTERVAL))
+                    }
+                    None if idle_since.get_or_insert(now).elapsed() < IDLE_GRACE => Some(CLOCK_CHECK_INTERVAL),
+                    None => None,
+                };
+                // Under the lock: `schedule` compares later leases with this time.
+                let wakes_at = sleep.map_or(u64::MAX, |sleep| (now + sleep).to_nanos());
+                shared.renewal_scheduler.wakes_at.store(wakes_at, Relaxed);
+                sleep
+            };
+            let sleep = async {
+                match sleep {
+                    Some(sleep) => tokio::time::sleep(sleep).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = shared.renewal_scheduler.rescheduled.notified() => {}
+                () = shared.ended.cancelled() => return,
+                () = sleep => {}
+            }
+        }
+    }
+}
