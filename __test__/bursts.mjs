@@ -21,18 +21,18 @@ const HEAP_BYTES = 24 * 2 ** 20
 const maxKeptBytes = (calls) => calls * BYTES_PER_CALL + HEAP_BYTES
 
 /** Runs the calls in `processes` processes at once, and checks what must hold for each of them. */
-async function burst(place, t, { way, count, processes = 1, limitMs }) {
+async function burst(store, t, { way, count, processes = 1, limitMs }) {
   const calls = Math.ceil(count / processes)
   const limits = { storeTimeoutMs: STORE_TIMEOUT_MS, waitMs: WAIT_MS, maxKeptBytes: maxKeptBytes(calls) }
-  const task = { url: place.target, options: place.options, way, count: calls, ...limits }
+  const task = { url: store.target, options: store.options, way, count: calls, ...limits }
   const children = Array.from({ length: processes }, () => start(t, 'burst', task))
   for (const child of children) await child.next('ready')
-  for (const child of children) child.tell('go')
+  for (const child of children) child.send('go')
   const results = await Promise.all(children.map((child) => child.next('result', 85_000)))
   t.diagnostic(JSON.stringify(processes === 1 ? results[0] : results))
   await Promise.all(children.map((child) => child.next('closed')))
-  await until('nothing is left', async () => (await leftovers(place)).length === 0, LEFTOVER_MS).catch(async (error) => {
-    const left = await leftovers(place)
+  await until('nothing is left', async () => (await leftovers(store)).length === 0, LEFTOVER_MS).catch(async (error) => {
+    const left = await leftovers(store)
     throw new Error(`${left.length} keys are left after close(), of them ${JSON.stringify(left[0])}`, { cause: error })
   })
   for (const { granted, failed, slowestMs, releasesFailed, keptBytes, isHeld } of results) {
@@ -50,17 +50,17 @@ async function burst(place, t, { way, count, processes = 1, limitMs }) {
 /** The cases that every store passes. Each of them needs the machine for itself. */
 export function bursts(kind) {
   suite(kind, 'bursts', { concurrency: 1 }, (test, { server }) => {
-    test(`${FREE_NAMES} calls for free names at once`, async (place, t) => {
-      const [{ granted }] = await burst(place, t, { way: 'free', count: FREE_NAMES, limitMs: STORE_TIMEOUT_MS })
+    test(`${FREE_NAMES} calls for free names at once`, async (store, t) => {
+      const [{ granted }] = await burst(store, t, { way: 'free', count: FREE_NAMES, limitMs: STORE_TIMEOUT_MS })
       // Fewer grants would mean that the store spends its time on calls that have been rejected.
       assert.ok(granted > FREE_NAMES / 40, `${granted} of ${FREE_NAMES} were granted`)
     })
 
-    test(`${WAITERS} waiters for one name from one process`, (place, t) =>
-      burst(place, t, { way: 'waiters', count: WAITERS, limitMs: Math.max(WAIT_MS, STORE_TIMEOUT_MS) }))
+    test(`${WAITERS} waiters for one name from one process`, (store, t) =>
+      burst(store, t, { way: 'waiters', count: WAITERS, limitMs: Math.max(WAIT_MS, STORE_TIMEOUT_MS) }))
 
     if (!server && kind !== 'sqlite') return
-    test(`${WAITERS} waiters for one name from ${PROCESSES} processes`, (place, t) =>
-      burst(place, t, { way: 'waiters', count: WAITERS, processes: PROCESSES, limitMs: Math.max(WAIT_MS, STORE_TIMEOUT_MS) }))
+    test(`${WAITERS} waiters for one name from ${PROCESSES} processes`, (store, t) =>
+      burst(store, t, { way: 'waiters', count: WAITERS, processes: PROCESSES, limitMs: Math.max(WAIT_MS, STORE_TIMEOUT_MS) }))
   })
 }

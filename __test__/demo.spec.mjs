@@ -7,7 +7,7 @@ import { join } from 'node:path'
 import { describe, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { reasonToBuild } from '../scripts/demo/build.mjs'
-import { Ledger, judge } from '../scripts/demo/ledger.mjs'
+import { Ledger, judge } from '../scripts/demo/database.mjs'
 import { Screen } from '../scripts/demo/screen.mjs'
 import { KINDS, missing, serverUrl } from './stores.mjs'
 

@@ -5,7 +5,7 @@ import { after, before, test } from 'node:test'
 import { promisify } from 'node:util'
 import vm from 'node:vm'
 import { installDependencies } from '../scripts/setup.mjs'
-import { onDatabase } from './database.mjs'
+import { withDatabase } from './database.mjs'
 import { blocksOf, root } from './readme/blocks.mjs'
 import { Project } from './readme/run.mjs'
 import { missing, suite } from './stores.mjs'
@@ -74,11 +74,11 @@ test('every block has a test, and every test a block', () => {
 
 suite('mongodb', `every block of ${DOCUMENT}`, (test) => {
   for (const { line, language, code } of blocks) {
-    test(`line ${line}, ${language}`, onDatabase('mongodb', async ({ place, collection, t }) => {
-      const env = { README_MONGODB_URL: place.target }
+    test(`line ${line}, ${language}`, withDatabase('mongodb', async ({ store, collection, t }) => {
+      const env = { README_MONGODB_URL: store.target }
       await TESTS[testsOf(code)[0]]({
         code,
-        place,
+        store,
         collection,
         t,
         js: (text = code, more = {}) => project.js(text, { env: { ...env, ...more } }),
@@ -98,9 +98,9 @@ async function counts(database) {
 const oneLine = (text) => text.trim().split(/\s+/).join(' ')
 
 /** A text block is what `connect` says when this index stands. */
-async function saysSo({ code, place, collection }, key, options) {
+async function saysSo({ code, store, collection }, key, options) {
   await collection.createIndex(key, options)
-  const { message } = await rejects(place.connect(), 'LOCK_STORE')
+  const { message } = await rejects(store.connect(), 'LOCK_STORE')
   const { version } = await collection.client.db('admin').command({ buildInfo: 1 })
   // The second half is the server's, in the words of its version.
   const told = (text) => (version.startsWith('6.0.') ? oneLine(text) : oneLine(text).split('expireAfterSeconds: 0: ')[0])
@@ -108,28 +108,28 @@ async function saysSo({ code, place, collection }, key, options) {
 }
 
 /** A block for the shell makes `connect` succeed when this index stands. */
-async function remedies({ code, place, collection }, key, options) {
+async function remedies({ code, store, collection }, key, options) {
   await collection.createIndex(key, options)
-  await rejects(place.connect(), 'LOCK_STORE')
+  await rejects(store.connect(), 'LOCK_STORE')
   const commands = []
   const later = (run) => (...args) => void commands.push(() => run(...args))
   const [dropIndex, createIndex] = ['dropIndex', 'createIndex'].map((verb) => later((...args) => collection[verb](...args)))
   const runCommand = later((command) => collection.client.db(collection.dbName).command(command))
   vm.runInNewContext(code, { db: { locks: { dropIndex, createIndex }, runCommand } })
   for (const command of commands) await command()
-  const locks = await place.connect()
+  const locks = await store.connect()
   assert.equal(await locks.acquireLock('n', 60), true)
   assert.equal(await locks.releaseLock('n'), true)
 }
 
 /** A version with both locks does the job when both are free, and leaves it to whoever has one of them. */
-async function takesBoth({ run, place, collection, leases, old, t }) {
-  const ours = await place.connect({ collection: leases })
+async function takesBoth({ run, store, collection, leases, old, t }) {
+  const ours = await store.connect({ collection: leases })
   assert.equal(await run(), 1)
   assert.equal(await ours.acquireLock('report', 60), true)
   assert.equal(await run(), 0, 'the new lock is held')
   assert.equal(await ours.releaseLock('report'), true)
-  const release = await old(place.target, collection, t)
+  const release = await old(store.target, collection, t)
   assert.equal(await run(), 0, 'the old lock is held')
   // They know nothing of each other: this is why a version needs both.
   assert.equal(await ours.acquireLock('report', 60), true)

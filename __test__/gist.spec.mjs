@@ -1,7 +1,7 @@
 // The well-known gist, on the official driver, against ours, on one collection of one database: in a rolling deployment
 // instances of both run side by side.
 import assert from 'node:assert/strict'
-import { onDatabase } from './database.mjs'
+import { withDatabase } from './database.mjs'
 import { suite } from './stores.mjs'
 import { assertGrowing, rejects, sleep, SOON_MS, timed, until, waiting } from './tools.mjs'
 
@@ -9,10 +9,10 @@ import { assertGrowing, rejects, sleep, SOON_MS, timed, until, waiting } from '.
 const MONITOR_MS = 80_000
 
 function sideBySide(kind, test) {
-  const both = (name, body) => test(name, onDatabase(kind, body))
+  const both = (name, body) => test(name, withDatabase(kind, body))
 
-  both('ours excludes the gist', async ({ place, gist }) => {
-    const ours = await place.connect()
+  both('ours excludes the gist', async ({ store, gist }) => {
+    const ours = await store.connect()
     await gist.start()
     assert.equal(await ours.acquireLock('n1', 60), true)
     const lock = await ours.acquire(['n2', 'n3'])
@@ -23,9 +23,9 @@ function sideBySide(kind, test) {
     for (const name of ['n1', 'n2', 'n3']) assert.equal(await gist.acquireLock(name, 60), true)
   })
 
-  both('the gist excludes ours', async ({ place, gist }) => {
+  both('the gist excludes ours', async ({ store, gist }) => {
     await gist.start()
-    const ours = await place.connect()
+    const ours = await store.connect()
     assert.equal(await gist.acquireLock('n', 60), true)
     assert.equal(await ours.acquireLock('n', 60), false)
     assert.equal(await ours.tryAcquire('n'), null)
@@ -38,8 +38,8 @@ function sideBySide(kind, test) {
     assert.equal(await ours.acquireLock('m', 60), true)
   })
 
-  both('our document is the gist’s own, and the index is made', async ({ place, gist, collection }) => {
-    const ours = await place.connect()
+  both('our document is the gist’s own, and the index is made', async ({ store, gist, collection }) => {
+    const ours = await store.connect()
     const began = Date.now()
     const lock = await ours.acquire('n', { ttlMs: 20_000, metadata: 'm' })
     const document = await collection.findOne({ _id: 'n' })
@@ -49,13 +49,13 @@ function sideBySide(kind, test) {
     assert.equal(await lock.release(), true)
     assert.equal(await collection.countDocuments(), 0)
     await gist.start()
-    await place.connect()
+    await store.connect()
     const indexes = (await collection.indexes()).filter(({ key }) => key.expiresAt)
     assert.deepEqual(indexes.map(({ key, expireAfterSeconds }) => [key, expireAfterSeconds]), [[{ expiresAt: 1 }, 0]])
   })
 
-  both('ours shows what the gist holds, and may free it by force', async ({ place, gist, collection }) => {
-    const ours = await place.connect()
+  both('ours shows what the gist holds, and may free it by force', async ({ store, gist, collection }) => {
+    const ours = await store.connect()
     await gist.acquireLock('theirs', 60)
     await collection.insertOne({ _id: 'for ever' })
     const info = await ours.inspect('theirs')
@@ -69,8 +69,8 @@ function sideBySide(kind, test) {
     assert.equal(await gist.acquireLock('theirs', 60), true)
   })
 
-  both('a waiter of ours is woken when the gist releases', async ({ place, gist }) => {
-    const ours = await place.connect()
+  both('a waiter of ours is woken when the gist releases', async ({ store, gist }) => {
+    const ours = await store.connect()
     await gist.acquireLock('n', 60)
     const wait = ours.acquire('n', { waitMs: 60_000 })
     await waiting(ours, 1)
@@ -81,8 +81,8 @@ function sideBySide(kind, test) {
     assert.equal(await (await wait).release(), true)
   })
 
-  both('the gist gets what expired of ours once the TTL monitor came round', async ({ place, gist, collection }) => {
-    const ours = await place.connect()
+  both('the gist gets what expired of ours once the TTL monitor came round', async ({ store, gist, collection }) => {
+    const ours = await store.connect()
     assert.equal(await ours.acquireLock('n', 0.3), true)
     const began = Date.now()
     await until('the TTL monitor', () => gist.acquireLock('n', 60), MONITOR_MS)
@@ -95,8 +95,8 @@ function sideBySide(kind, test) {
     assert.deepEqual((await collection.findOne({ _id: 'n' })).expiresAt, expiresAt)
   })
 
-  both('ours takes over what expired of the gist’s, the TTL monitor or not', async ({ place, gist, collection }) => {
-    const ours = await place.connect()
+  both('ours takes over what expired of the gist’s, the TTL monitor or not', async ({ store, gist, collection }) => {
+    const ours = await store.connect()
     await gist.start()
     for (let round = 0, isShown = false; !isShown; round++) {
       assert.ok(round < 50, 'the monitor was always first')
@@ -117,8 +117,8 @@ function sideBySide(kind, test) {
     }
   })
 
-  both('a waiter of ours takes over when the gist’s document expires', async ({ place, gist }) => {
-    const ours = await place.connect()
+  both('a waiter of ours takes over when the gist’s document expires', async ({ store, gist }) => {
+    const ours = await store.connect()
     await gist.acquireLock('n', 1)
     const began = Date.now()
     const lock = await ours.acquire('n', { waitMs: 30_000 })
@@ -127,8 +127,8 @@ function sideBySide(kind, test) {
     assert.equal(await lock.release(), true)
   })
 
-  both('ours frees nothing of the gist’s', async ({ place, gist, collection }) => {
-    const ours = await place.connect()
+  both('ours frees nothing of the gist’s', async ({ store, gist, collection }) => {
+    const ours = await store.connect()
     await gist.acquireLock('n', 60)
     assert.equal(await ours.releaseLock('n'), false)
     const before = await collection.findOne({ _id: 'n' })
@@ -139,8 +139,8 @@ function sideBySide(kind, test) {
     assert.deepEqual(await collection.findOne({ _id: 'n' }), before)
   })
 
-  both('the gist frees anybody’s, and ours learns of it', async ({ place, gist, collection }) => {
-    const ours = await place.connect()
+  both('the gist frees anybody’s, and ours learns of it', async ({ store, gist, collection }) => {
+    const ours = await store.connect()
     const [lock, renewed] = [await ours.acquire('n1'), await ours.acquire('n2', { ttlMs: 900 })]
     const used = ours.using('n3', async () => {
       await gist.releaseLock('n3')
@@ -160,8 +160,8 @@ function sideBySide(kind, test) {
     assert.equal(before.length, 3)
   })
 
-  both('tokens grow across the gist’s locks in between', async ({ place, gist }) => {
-    const ours = await place.connect()
+  both('tokens grow across the gist’s locks in between', async ({ store, gist }) => {
+    const ours = await store.connect()
     const tokens = []
     for (let round = 0; round < 4; round++) {
       await ours.using('n', ({ fencingToken }) => tokens.push(fencingToken))
@@ -172,8 +172,8 @@ function sideBySide(kind, test) {
     assertGrowing(tokens)
   })
 
-  both('both in one deployment: an unprotected counter adds up', async ({ place, gist }) => {
-    const services = await place.connectAll(2)
+  both('both in one deployment: an unprotected counter adds up', async ({ store, gist }) => {
+    const services = await store.connectAll(2)
     await gist.start()
     let counter = 0
     const add = async () => {

@@ -4,7 +4,7 @@ import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { start } from './children/start.mjs'
-import { Load, PATIENCE_MS, TEST_COMMANDS, onReplicaSet, successor, takesBack, withoutReplication } from './replica-set.mjs'
+import { Load, PATIENCE_MS, TEST_COMMANDS, replicaSetSuite, successor, takesBack, withoutReplication } from './replica-set.mjs'
 import { assertGrowing, rejects, sleep, until } from './tools.mjs'
 
 const NAMES = ['a', 'b', 'c']
@@ -32,10 +32,10 @@ async function underLoad({ connectAll }, trouble) {
   return load
 }
 
-onReplicaSet('fail-over under load', { args: TEST_COMMANDS }, (test) => {
-  test(`a step-down every ${EVERY_MS / 1000} s`, async ({ set, ...scene }, t) => {
+replicaSetSuite('fail-over under load', { args: TEST_COMMANDS }, (test) => {
+  test(`a step-down every ${EVERY_MS / 1000} s`, async ({ set, ...fixture }, t) => {
     let [steps, stretches] = [0, 0]
-    const load = await underLoad(scene, async (load) => {
+    const load = await underLoad(fixture, async (load) => {
       for (const end = performance.now() + STORM_MS; performance.now() < end; steps++) {
         const { granted } = load
         const next = sleep(EVERY_MS)
@@ -49,15 +49,15 @@ onReplicaSet('fail-over under load', { args: TEST_COMMANDS }, (test) => {
     assert.ok(stretches > steps / 2, `work went on after ${stretches} of ${steps} step-downs`)
   })
 
-  test('the SIGKILL of the primary, and its return', async ({ set, options, ...scene }, t) => {
+  test('the SIGKILL of the primary, and its return', async ({ set, options, ...fixture }, t) => {
     // Beside the load that looks at every lease: processes that only have what the lock promises.
     const folder = await mkdtemp(join(tmpdir(), 'holdfast-failover-'))
     t.after(() => rm(folder, { recursive: true, force: true }))
     await writeFile(join(folder, 'count'), JSON.stringify({ count: 0, fence: '0' }))
     const patient = { ...options, storeTimeoutMs: PATIENCE_MS }
     const task = { url: set.url, options: patient, way: 'acquire', names: ['count'], rounds: 40, folder }
-    const children = Array.from({ length: 4 }, () => start(t, 'count', task))
-    const load = await underLoad(scene, async (load) => {
+    const children = Array.from({ length: 4 }, () => start(t, 'counter', task))
+    const load = await underLoad(fixture, async (load) => {
       for (let round = 0; round < 2; round++) {
         const old = await until('a primary', set.primary)
         await old.kill()
@@ -72,8 +72,8 @@ onReplicaSet('fail-over under load', { args: TEST_COMMANDS }, (test) => {
     t.diagnostic(load.summary)
   })
 
-  test('a primary that hangs, and comes back with answers and writes of its own', async ({ set, ...scene }, t) => {
-    const load = await underLoad(scene, async (load) => {
+  test('a primary that hangs, and comes back with answers and writes of its own', async ({ set, ...fixture }, t) => {
+    const load = await underLoad(fixture, async (load) => {
       for (let round = 0; round < 2; round++) {
         // What it writes from now on nobody else will have, so that it has to be taken back.
         const { primary: old, end } = await withoutReplication(set)
@@ -93,7 +93,7 @@ onReplicaSet('fail-over under load', { args: TEST_COMMANDS }, (test) => {
   })
 })
 
-onReplicaSet('writes that are taken back', { args: TEST_COMMANDS }, (test) => {
+replicaSetSuite('writes that are taken back', { args: TEST_COMMANDS }, (test) => {
   /** Cuts the primary off, does `meanwhile` at it, and `afterwards` at its successor; then the old one comes back. */
   async function partition(set, meanwhile, afterwards) {
     const { primary: old, end } = await withoutReplication(set)

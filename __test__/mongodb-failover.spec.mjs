@@ -1,7 +1,7 @@
 // What a fail-over of a MongoDB replica set means to who holds a lock, who waits for one, and who calls meanwhile.
 import assert from 'node:assert/strict'
 import { LockService } from '../index.js'
-import { PATIENCE_MS, SLACK_MS, TROUBLES, WATCHFUL, advanceClusterTime, onReplicaSet, successor, withoutPrimary } from './replica-set.mjs'
+import { PATIENCE_MS, SLACK_MS, TROUBLES, WATCHFUL, advanceClusterTime, replicaSetSuite, successor, withoutPrimary } from './replica-set.mjs'
 import { assertGrowing, rejection, rejects, sleep, until, waiting } from './tools.mjs'
 
 /** Promises whose end matters only if the test gets that far: what went wrong before is what it has to show. */
@@ -13,7 +13,7 @@ function later(promises) {
 /** Calls wait for a new primary for as long as it takes. */
 const PATIENT = { storeTimeoutMs: PATIENCE_MS }
 
-onReplicaSet('leases across a fail-over', {}, (test) => {
+replicaSetSuite('leases across a fail-over', {}, (test) => {
   for (const [what, { begin, end, ttlMs }] of Object.entries(TROUBLES)) {
     test(`what was granted before ${what} is held after it`, async ({ set, connect }) => {
       const events = []
@@ -166,7 +166,7 @@ onReplicaSet('leases across a fail-over', {}, (test) => {
   })
 })
 
-onReplicaSet('fencing tokens', {}, (test) => {
+replicaSetSuite('fencing tokens', {}, (test) => {
   test('they grow although nothing is left of the last holder, whatever the wall clock says', async ({ set, connectAll, document }) => {
     const services = await connectAll(2, PATIENT)
     const tokens = []

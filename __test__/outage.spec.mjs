@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import net from 'node:net'
 import { LockService } from '../index.js'
-import { SERVERS, SLACK_MS, scenes, startProxy } from './proxy.mjs'
+import { SERVERS, SLACK_MS, proxySuite, startProxy } from './proxy.mjs'
 import { rejects, sleep, until, waiting } from './tools.mjs'
 
 const STORE_TIMEOUT_MS = 1500
@@ -54,17 +54,17 @@ async function worksAgain(locks) {
 
 const nothingLeft = (direct) => until('nothing left', async () => (await direct.list()).length === 0, 20_000)
 
-async function prepare(scene, options) {
-  const locks = await scene.warm({ storeTimeoutMs: STORE_TIMEOUT_MS, ...options })
+async function prepare(fixture, options) {
+  const locks = await fixture.warm({ storeTimeoutMs: STORE_TIMEOUT_MS, ...options })
   const held = await locks.acquire('held', { ttlMs: 60_000 })
   assert.equal(await locks.acquireLock('gist', 60), true)
   return { locks, held, gist: 'gist' }
 }
 
 for (const kind of Object.keys(SERVERS)) {
-  scenes(kind, 'outages', {}, (test) => {
-    test('a store that refuses connections', async ({ proxy, direct, ...scene }) => {
-      const { locks, ...own } = await prepare(scene)
+  proxySuite(kind, 'outages', {}, (test) => {
+    test('a store that refuses connections', async ({ proxy, direct, ...fixture }) => {
+      const { locks, ...own } = await prepare(fixture)
       await proxy.down()
       await allFail(kind, locks, own)
       await proxy.up()
@@ -72,8 +72,8 @@ for (const kind of Object.keys(SERVERS)) {
       await nothingLeft(direct)
     })
 
-    test('a network that swallows everything', async ({ proxy, direct, ...scene }) => {
-      const { locks, ...own } = await prepare(scene)
+    test('a network that swallows everything', async ({ proxy, direct, ...fixture }) => {
+      const { locks, ...own } = await prepare(fixture)
       proxy.freeze()
       await allFail(kind, locks, own)
       proxy.resume()
@@ -98,8 +98,8 @@ for (const kind of Object.keys(SERVERS)) {
       assert.ok(performance.now() - startedAt < STORE_TIMEOUT_MS + SLACK_MS)
     })
 
-    test('close() of a service whose store is away ends in time', async ({ proxy, direct, ...scene }) => {
-      const { locks } = await prepare(scene)
+    test('close() of a service whose store is away ends in time', async ({ proxy, direct, ...fixture }) => {
+      const { locks } = await prepare(fixture)
       const waiter = rejects(locks.acquire('held', { waitMs: 60_000 }), 'LOCK_CLOSED')
       await waiting(locks, 1)
       await proxy.down()
@@ -115,9 +115,9 @@ for (const kind of Object.keys(SERVERS)) {
       silence: [(proxy) => proxy.freeze(), (proxy) => proxy.resume()],
     }
     for (const [what, [begin, end]] of Object.entries(outages)) {
-      test(`${what} for less than the lease: it is not lost, and is renewed again`, async ({ proxy, direct, ...scene }) => {
+      test(`${what} for less than the lease: it is not lost, and is renewed again`, async ({ proxy, direct, ...fixture }) => {
         const ttlMs = 4000
-        const locks = await scene.warm()
+        const locks = await fixture.warm()
         const lock = await locks.acquire('name', { ttlMs })
         await begin(proxy)
         await sleep(2000)
@@ -132,9 +132,9 @@ for (const kind of Object.keys(SERVERS)) {
         assert.equal(await lock.release(), true)
       })
 
-      test(`${what} for longer than the lease: it is lost here before it is at the store`, async ({ proxy, direct, ...scene }) => {
+      test(`${what} for longer than the lease: it is lost here before it is at the store`, async ({ proxy, direct, ...fixture }) => {
         const ttlMs = 4000
-        const locks = await scene.warm()
+        const locks = await fixture.warm()
         const lock = await locks.acquire('name', { ttlMs })
         // What inspection tells is written down from here on: else each look waits for that, and shows less than there is.
         await locks.inspect('name')
@@ -171,8 +171,8 @@ for (const kind of Object.keys(SERVERS)) {
         assert.equal(await next.lock.release(), true)
       })
 
-      test(`${what}: who waited is served when the store is back`, async ({ proxy, direct, ...scene }) => {
-        const locks = await scene.warm({ storeTimeoutMs: 4000 })
+      test(`${what}: who waited is served when the store is back`, async ({ proxy, direct, ...fixture }) => {
+        const locks = await fixture.warm({ storeTimeoutMs: 4000 })
         const held = await direct.acquire('name', { ttlMs: 60_000 })
         const turn = async () => (await locks.acquire('name', { waitMs: 60_000 })).release()
         const turns = Promise.all(Array.from({ length: 3 }, turn))
@@ -189,9 +189,9 @@ for (const kind of Object.keys(SERVERS)) {
     }
   })
 
-  scenes(kind, 'servers that stop', { serverPerTest: true }, (test) => {
-    test('a server that hangs', async ({ server, direct, ...scene }) => {
-      const { locks, ...own } = await prepare(scene)
+  proxySuite(kind, 'servers that stop', { serverPerTest: true }, (test) => {
+    test('a server that hangs', async ({ server, direct, ...fixture }) => {
+      const { locks, ...own } = await prepare(fixture)
       server.pause()
       try {
         await allFail(kind, locks, own)
@@ -205,8 +205,8 @@ for (const kind of Object.keys(SERVERS)) {
       await nothingLeft(direct)
     })
 
-    test('a server that starts anew', async ({ server, direct, ...scene }) => {
-      const locks = await scene.warm({ storeTimeoutMs: 15_000 })
+    test('a server that starts anew', async ({ server, direct, ...fixture }) => {
+      const locks = await fixture.warm({ storeTimeoutMs: 15_000 })
       const long = await locks.acquire('long', { ttlMs: 60_000 })
       // Not renewed: a server that is back within a second would keep it.
       const short = await locks.acquire('short', { ttlMs: 1000, renew: false })
@@ -235,8 +235,8 @@ for (const kind of Object.keys(SERVERS)) {
     })
 
     if (kind === 'redis') return
-    test('a crash does not take away what was granted', async ({ server, direct, ...scene }) => {
-      const locks = await scene.warm({ storeTimeoutMs: 15_000 })
+    test('a crash does not take away what was granted', async ({ server, direct, ...fixture }) => {
+      const locks = await fixture.warm({ storeTimeoutMs: 15_000 })
       const lock = await locks.acquire('name', { ttlMs: 60_000 })
       await server.kill()
       await server.restart()
@@ -250,9 +250,9 @@ for (const kind of Object.keys(SERVERS)) {
   })
 }
 
-scenes('redis', 'scripts', { serverPerTest: true }, (test) => {
-  test('the script cache is emptied in the middle of everything', async ({ server, ...scene }) => {
-    const locks = await scene.warm()
+proxySuite('redis', 'scripts', { serverPerTest: true }, (test) => {
+  test('the script cache is emptied in the middle of everything', async ({ server, ...fixture }) => {
+    const locks = await fixture.warm()
     const admin = net.connect(server.port, '127.0.0.1')
     let [flushes, isOver] = [0, false]
     admin.setEncoding('utf8').on('data', (text) => (flushes += text.split('+OK').length - 1))

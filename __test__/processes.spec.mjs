@@ -8,7 +8,7 @@ import { KINDS, suite } from './stores.mjs'
 import { assertGrowing, sleep, until, waiting } from './tools.mjs'
 
 /** What a child must know to use the store of a test. */
-const taskFor = (place, more) => ({ url: place.target, options: place.options, ...more })
+const taskFor = (store, more) => ({ url: store.target, options: store.options, ...more })
 
 /** A wait whose end matters only if the test gets that far: what went wrong before is what it has to show. */
 function later(promise) {
@@ -19,9 +19,9 @@ function later(promise) {
 /** A process must end by itself, and long before any lease would let it go. */
 async function ends(child, { code = 0, signal = null } = {}) {
   const end = await Promise.race([child.ended, sleep(20_000, undefined, { ref: false })])
-  assert.ok(end, `still there after 20 s; it said ${JSON.stringify(child.said)} ${child.stderr}`)
+  assert.ok(end, `still there after 20 s; it said ${JSON.stringify(child.messages)} ${child.stderr}`)
   assert.deepEqual(end, { code, signal }, child.stderr)
-  assert.deepEqual(child.said.filter((message) => message.error ?? message.unhandled), [])
+  assert.deepEqual(child.messages.filter((message) => message.error ?? message.unhandled), [])
 }
 
 async function endsQuietly(child) {
@@ -30,12 +30,12 @@ async function endsQuietly(child) {
 }
 
 /** Four processes add to counters that only the lock protects. */
-async function addUp(t, place, { way, names, rounds, perRound }) {
+async function addUp(t, store, { way, names, rounds, perRound }) {
   const folder = await mkdtemp(join(tmpdir(), 'holdfast-count-'))
   t.after(() => rm(folder, { recursive: true, force: true }))
   for (const name of names) await writeFile(join(folder, name), JSON.stringify({ count: 0, fence: '0' }))
-  const task = taskFor(place, { way, names, rounds, folder })
-  const children = Array.from({ length: 4 }, () => start(t, 'count', task))
+  const task = taskFor(store, { way, names, rounds, folder })
+  const children = Array.from({ length: 4 }, () => start(t, 'counter', task))
   for (const child of children) {
     assert.equal(await child.next('lost', 80_000), 0)
     await ends(child)
@@ -47,10 +47,10 @@ async function addUp(t, place, { way, names, rounds, perRound }) {
 
 for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-replica-set']) {
   suite(kind, 'leases between processes', (test) => {
-    test('a blocked event loop keeps its lock', async (place, t) => {
+    test('a blocked event loop keeps its lock', async (store, t) => {
       const ttlMs = 600
-      const locks = await place.connect()
-      const holder = start(t, 'hold', taskFor(place, { names: 'n', acquire: { ttlMs } }))
+      const locks = await store.connect()
+      const holder = start(t, 'hold', taskFor(store, { names: 'n', acquire: { ttlMs } }))
       const fence = BigInt(await holder.next('held'))
       const waiter = later(locks.acquire('n', { waitMs: 60_000 }))
       let [tries, wins, isOver] = [0, 0, false]
@@ -58,7 +58,7 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
         for (; !isOver; tries++) if (await locks.tryAcquire('n')) wins++
       })()
 
-      holder.tell(`block ${4 * ttlMs}`)
+      holder.send(`block ${4 * ttlMs}`)
       const found = await holder.next('blocked')
       isOver = true
       await trying
@@ -67,17 +67,17 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
       assert.ok(tries > 20, `only ${tries} tries`)
 
       // It was this lock that stood in the way, and nothing else.
-      holder.tell('release')
+      holder.send('release')
       assert.equal(await holder.next('released'), true)
       const lock = await waiter
       assert.ok(lock.fencingToken > fence)
       await lock.release()
     })
 
-    test('the lock of a killed process is taken over within its ttl and a second', async (place, t) => {
+    test('the lock of a killed process is taken over within its ttl and a second', async (store, t) => {
       const ttlMs = 2000
-      const locks = await place.connect()
-      const holder = start(t, 'hold', taskFor(place, { names: ['n', 'm'], acquire: { ttlMs } }))
+      const locks = await store.connect()
+      const holder = start(t, 'hold', taskFor(store, { names: ['n', 'm'], acquire: { ttlMs } }))
       const fence = BigInt(await holder.next('held'))
       // Long enough for the lease to be a renewed one.
       await sleep(ttlMs / 2)
@@ -96,13 +96,13 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
       }
     })
 
-    test('a killed waiter blocks nobody for longer than its ttl and a second', async (place, t) => {
+    test('a killed waiter blocks nobody for longer than its ttl and a second', async (store, t) => {
       const ttlMs = 2000
-      const locks = await place.connect()
+      const locks = await store.connect()
       const held = await locks.acquire('n')
-      const first = start(t, 'line', taskFor(place))
+      const first = start(t, 'waiter', taskFor(store))
       await first.next('ready')
-      first.tell(JSON.stringify({ name: 'n', ttlMs }))
+      first.send(JSON.stringify({ name: 'n', ttlMs }))
       assert.equal(await first.next('waiting'), 'n')
       const second = later(locks.acquire('n', { waitMs: 60_000 }))
       await waiting(locks, 1)
@@ -116,9 +116,9 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
       await lock.release()
     })
 
-    test('a process that was suspended past its ttl knows so in its first line', async (place, t) => {
+    test('a process that was suspended past its ttl knows so in its first line', async (store, t) => {
       const ttlMs = 1500
-      const locks = await place.connect()
+      const locks = await store.connect()
       const variants = [
         { loop: 'interval', look: 'isHeld' },
         { loop: 'immediate', look: 'aborted' },
@@ -127,7 +127,7 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
       ]
       const children = variants.map((variant) => {
         const name = `${variant.loop}-${variant.look}`
-        return { name, process: start(t, 'gap', taskFor(place, { ...variant, name, ttlMs })) }
+        return { name, process: start(t, 'suspended', taskFor(store, { ...variant, name, ttlMs })) }
       })
       await Promise.all(
         children.map(async (child) => {
@@ -150,25 +150,25 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
   })
 
   suite(kind, 'contention between processes', (test) => {
-    test('an unprotected counter adds up with acquire', (place, t) =>
-      addUp(t, place, { way: 'acquire', names: ['a'], rounds: 30, perRound: 1 }))
+    test('an unprotected counter adds up with acquire', (store, t) =>
+      addUp(t, store, { way: 'acquire', names: ['a'], rounds: 30, perRound: 1 }))
 
-    test('an unprotected counter adds up with acquireLock', (place, t) =>
-      addUp(t, place, { way: 'acquireLock', names: ['a'], rounds: 20, perRound: 1 }))
+    test('an unprotected counter adds up with acquireLock', (store, t) =>
+      addUp(t, store, { way: 'acquireLock', names: ['a'], rounds: 20, perRound: 1 }))
 
-    test('unprotected counters add up with overlapping sets of names', (place, t) =>
-      addUp(t, place, { way: 'several', names: ['a', 'b', 'c', 'd', 'e'], rounds: 20, perRound: 2 }))
+    test('unprotected counters add up with overlapping sets of names', (store, t) =>
+      addUp(t, store, { way: 'several', names: ['a', 'b', 'c', 'd', 'e'], rounds: 20, perRound: 2 }))
 
-    test('a process killed in the middle of everything leaves a usable store', async (place, t) => {
-      place.leaves = true
+    test('a process killed in the middle of everything leaves a usable store', async (store, t) => {
+      store.mayLeaveLocks = true
       const ttlMs = 1000
       for (let round = 0; round < 3; round++) {
-        const child = start(t, 'storm', taskFor(place, { name: 's', ttlMs }))
+        const child = start(t, 'load', taskFor(store, { name: 's', ttlMs }))
         await child.next('going')
         await sleep(Math.random() * 40)
         child.kill('SIGKILL')
         assert.equal((await child.ended).signal, 'SIGKILL')
-        const locks = await place.connect()
+        const locks = await store.connect()
         const names = Array.from({ length: 10 }, (_, index) => `s:${index}`)
         const taken = await Promise.all(names.map((name) => locks.acquire([name, `${name}:more`], { waitMs: 20_000 })))
         for (const lock of taken) assert.equal(await lock.release(), true)
@@ -177,16 +177,16 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
     })
 
     if (!KINDS[kind].ordered) return
-    test('waiters of two processes are served in the order of arrival', async (place, t) => {
-      const locks = await place.connect()
+    test('waiters of two processes are served in the order of arrival', async (store, t) => {
+      const locks = await store.connect()
       const held = await locks.acquire('n')
-      const children = [start(t, 'line', taskFor(place)), start(t, 'line', taskFor(place))]
+      const children = [start(t, 'waiter', taskFor(store)), start(t, 'waiter', taskFor(store))]
       for (const child of children) await child.next('ready')
       const asked = Array.from({ length: 12 }, (_, index) => index)
       for (const index of asked) {
         // In pairs, so that neighbours in the line are of one process as well as of two.
         const child = children[(index >> 1) % 2]
-        child.tell(JSON.stringify({ name: 'n', as: index }))
+        child.send(JSON.stringify({ name: 'n', as: index }))
         await child.next('waiting')
       }
       await held.release()
@@ -196,15 +196,15 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
       }
       served.sort((one, other) => (BigInt(one.fence) < BigInt(other.fence) ? -1 : 1))
       assert.deepEqual(served.map(({ as }) => as), asked)
-      for (const child of children) await child.dismiss()
+      for (const child of children) await child.endInput()
     })
   })
 }
 
 suite('sqlite', 'a file that does not exist yet', (test) => {
-  test('eight processes connect to it at the same time', async (place, t) => {
-    const task = taskFor(place, { name: 'n', at: Date.now() + 2000 })
-    const children = Array.from({ length: 8 }, () => start(t, 'meet', task))
+  test('eight processes connect to it at the same time', async (store, t) => {
+    const task = taskFor(store, { name: 'n', at: Date.now() + 2000 })
+    const children = Array.from({ length: 8 }, () => start(t, 'connect', task))
     const fences = await Promise.all(children.map((child) => child.next('served')))
     await Promise.all(children.map(endsQuietly))
     assertGrowing(fences.map(BigInt).sort((one, other) => (one < other ? -1 : 1)))
@@ -213,49 +213,49 @@ suite('sqlite', 'a file that does not exist yet', (test) => {
 
 for (const kind of Object.keys(KINDS)) {
   suite(kind, 'the end of a process', (test) => {
-    const leave = (t, place, way, more) => start(t, 'leave', taskFor(place, { name: 'n', way, ...more }), { orders: false })
+    const leave = (t, store, way, more) => start(t, 'exit', taskFor(store, { name: 'n', way, ...more }), { requests: false })
 
     for (const way of ['renewing', 'gist', 'waited', 'closed', 'unawaited', 'hooks']) {
-      test(`it ends by itself: ${way}`, async (place, t) => {
-        place.leaves = way !== 'closed' && way !== 'unawaited'
-        const child = leave(t, place, way)
+      test(`it ends by itself: ${way}`, async (store, t) => {
+        store.mayLeaveLocks = way !== 'closed' && way !== 'unawaited'
+        const child = leave(t, store, way)
         await endsQuietly(child)
         const expected = {
           gist: [{ acquired: true }],
           waited: [{ codes: ['LOCK_TIMEOUT', 'LOCK_TIMEOUT', 'LOCK_TIMEOUT'] }],
           hooks: [{ isHeld: true }],
         }
-        assert.deepEqual(child.said, expected[way] ?? [])
+        assert.deepEqual(child.messages, expected[way] ?? [])
       })
     }
 
     for (const afterMs of [0, 30, 200]) {
-      test(`process.exit() with calls in flight, after ${afterMs} ms`, async (place, t) => {
-        place.leaves = true
-        const child = leave(t, place, 'exit', { afterMs })
+      test(`process.exit() with calls in flight, after ${afterMs} ms`, async (store, t) => {
+        store.mayLeaveLocks = true
+        const child = leave(t, store, 'exit', { afterMs })
         await ends(child, { code: 7 })
         assert.equal(child.stderr, '')
       })
     }
 
-    test('an uncaught error with calls in flight', async (place, t) => {
-      place.leaves = true
-      const child = leave(t, place, 'throws')
+    test('an uncaught error with calls in flight', async (store, t) => {
+      store.mayLeaveLocks = true
+      const child = leave(t, store, 'throws')
       await ends(child, { code: 1 })
       assert.match(child.stderr, /on purpose/)
     })
 
-    test('SIGTERM without a handler', async (place, t) => {
-      place.leaves = true
-      const child = leave(t, place, 'terminated')
+    test('SIGTERM without a handler', async (store, t) => {
+      store.mayLeaveLocks = true
+      const child = leave(t, store, 'terminated')
       await child.next('ready')
       child.kill('SIGTERM')
       await ends(child, { code: null, signal: 'SIGTERM' })
       assert.equal(child.stderr, '')
     })
 
-    test('SIGTERM with a handler that closes the service', async (place, t) => {
-      const child = leave(t, place, 'graceful')
+    test('SIGTERM with a handler that closes the service', async (store, t) => {
+      const child = leave(t, store, 'graceful')
       await child.next('ready')
       child.kill('SIGTERM')
       await endsQuietly(child)
@@ -264,15 +264,15 @@ for (const kind of Object.keys(KINDS)) {
 
   suite(kind, 'worker threads', (test) => {
     for (const way of ['midLease', 'midWait', 'midCalls', 'reload', 'together']) {
-      test(way, async (place, t) => {
-        place.leaves = true
+      test(way, async (store, t) => {
+        store.mayLeaveLocks = true
         const rounds = 25
-        const child = start(t, 'threads', taskFor(place, { name: 'n', way, rounds }), { orders: false })
-        await until('it is done', () => child.end ?? child.said.some(({ done }) => done), 60_000)
+        const child = start(t, 'threads', taskFor(store, { name: 'n', way, rounds }), { requests: false })
+        await until('it is done', () => child.end ?? child.messages.some(({ done }) => done), 60_000)
         await ends(child)
         assert.equal(child.stderr, '')
-        assert.ok(child.said.some(({ done }) => done))
-        if (way === 'together') assert.equal(child.said[0].count, 4 * rounds)
+        assert.ok(child.messages.some(({ done }) => done))
+        if (way === 'together') assert.equal(child.messages[0].count, 4 * rounds)
       })
     }
   })

@@ -177,7 +177,7 @@ export const SERVERS = {
 export const SLACK_MS = 1000
 
 /** A service behind a proxy, one that reaches the store directly, and both their ends. */
-class Scene {
+class ProxyFixture {
   #services = []
 
   constructor(kind, server) {
@@ -228,7 +228,7 @@ class Scene {
  * A group of tests with a server of its own, or one for each test with `serverPerTest`, started with `args`. A test gets
  * `(scene, t)`, and must leave nothing in the store.
  */
-export function scenes(kind, title, { serverPerTest = false, args }, define) {
+export function proxySuite(kind, title, { serverPerTest = false, args }, define) {
   describe(`${kind}: ${title}`, { concurrency: serverPerTest ? 2 : 4 }, () => {
     let shared
     const start = () => SERVERS[kind].start({ args }).catch((error) => ({ trouble: error.message }))
@@ -243,17 +243,17 @@ export function scenes(kind, title, { serverPerTest = false, args }, define) {
           assert.ok(!process.env.CI, server.trouble)
           return t.skip(`no ${kind}: ${server.trouble}`)
         }
-        const scene = new Scene(kind, server)
+        const fixture = new ProxyFixture(kind, server)
         try {
-          await scene.open()
-          await body(scene, t)
-          await scene.closeServices(scene.direct)
+          await fixture.open()
+          await body(fixture, t)
+          await fixture.closeServices(fixture.direct)
           // A name that was handed to a waiter of a service that is gone is kept for it for 2 s.
-          const kept = async () => (await scene.direct.list()).some(({ fencingToken }) => fencingToken === null)
+          const kept = async () => (await fixture.direct.list()).some(({ fencingToken }) => fencingToken === null)
           await until('nothing is kept for a waiter', async () => !(await kept()))
-          assert.deepEqual(await scene.direct.list(), [], 'the test left locks behind')
+          assert.deepEqual(await fixture.direct.list(), [], 'the test left locks behind')
         } finally {
-          await scene.close()
+          await fixture.close()
           if (serverPerTest) await server.stop()
         }
       }),

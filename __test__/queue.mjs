@@ -1,21 +1,21 @@
 // The queue of a store between real processes: who is served when, and who holds nobody up.
 import assert from 'node:assert/strict'
 import { Worker } from 'node:worker_threads'
-import { Crowd, named, standStill } from './crowd.mjs'
+import { WaiterProcesses, named, suspend } from './waiter-processes.mjs'
 import { suite } from './stores.mjs'
 import { rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
 
 /** How long a waiter that stands still may keep a name that it was handed, and what a busy machine may add. */
 const STANDSTILL_MS = 2000 + SOON_MS
 
-const crowd = (t, place) => new Crowd(t, { url: place.target, options: place.options })
+const crowd = (t, store) => new WaiterProcesses(t, { url: store.target, options: store.options })
 
 /** The cases that every store with a queue passes whose processes meet in a server. */
 export function queue(kind) {
   suite(kind, 'the order of waiters', (test) => {
-    test('4 processes × 25 waiters are served in the order of their arrival', async (place, t) => {
-      const locks = await place.connect()
-      const all = crowd(t, place)
+    test('4 processes × 25 waiters are served in the order of their arrival', async (store, t) => {
+      const locks = await store.connect()
+      const all = crowd(t, store)
       const held = await locks.acquire('n')
       const children = await all.processes(4)
       const expected = []
@@ -30,9 +30,9 @@ export function queue(kind) {
       await all.isOver()
     })
 
-    test('a process with 200 waiters and one with 1 take turns by arrival, not by process', async (place, t) => {
-      const locks = await place.connect()
-      const all = crowd(t, place)
+    test('a process with 200 waiters and one with 1 take turns by arrival, not by process', async (store, t) => {
+      const locks = await store.connect()
+      const all = crowd(t, store)
       const held = await locks.acquire('n')
       const [many, single] = await all.processes(2)
       const expected = [...named('m', 70), 's0', ...named('m', 200).slice(70)]
@@ -40,14 +40,14 @@ export function queue(kind) {
       assert.equal(await held.release(), true)
       // Its next waiter comes while the others are served: behind them all.
       await single.next('served')
-      single.tell(JSON.stringify({ verb: 'wait', as: 's1', name: 'n' }))
+      single.send(JSON.stringify({ verb: 'wait', as: 's1', name: 'n' }))
       await all.serves([...expected, 's1'])
       await all.isOver()
     })
 
-    test('neither a single try nor another tool’s ever passes the queue', async (place, t) => {
-      const [locks, passer] = await place.connectAll(2)
-      const all = crowd(t, place)
+    test('neither a single try nor another tool’s ever passes the queue', async (store, t) => {
+      const [locks, passer] = await store.connectAll(2)
+      const all = crowd(t, store)
       const held = await locks.acquire('n')
       const children = await all.processes(2)
       const expected = named('w', 40)
@@ -74,11 +74,11 @@ export function queue(kind) {
       assert.ok(tries > 30, `only ${tries} tries`)
     })
 
-    test('waiters in worker threads are as good as processes', async (place, t) => {
-      const locks = await place.connect()
+    test('waiters in worker threads are as good as processes', async (store, t) => {
+      const locks = await store.connect()
       const held = await locks.acquire('n')
-      const task = JSON.stringify({ url: place.target, options: place.options })
-      const threads = Array.from({ length: 3 }, () => new Worker(new URL('children/crowd-thread.mjs', import.meta.url), { argv: [task] }))
+      const task = JSON.stringify({ url: store.target, options: store.options })
+      const threads = Array.from({ length: 3 }, () => new Worker(new URL('children/waiter-thread.mjs', import.meta.url), { argv: [task] }))
       t.after(() => Promise.all(threads.map((thread) => thread.terminate())))
       const [served, places] = [[], []]
       let ready = 0
@@ -106,9 +106,9 @@ export function queue(kind) {
 
   suite(kind, 'waiters that drop out', (test) => {
     /** A holder, and processes whose waiters stand in line in the given order: `a0` is of the first process. */
-    async function line(t, place, order) {
-      const locks = await place.connect()
-      const all = crowd(t, place)
+    async function line(t, store, order) {
+      const locks = await store.connect()
+      const all = crowd(t, store)
       const held = await locks.acquire('n', { ttlMs: 60_000 })
       const letters = [...new Set(order.map(([letter]) => letter))]
       const children = await all.processes(letters.length)
@@ -117,9 +117,9 @@ export function queue(kind) {
       return { all, by, held, locks }
     }
 
-    test('a killed process holds nobody up, wherever its waiters stand', async (place, t) => {
+    test('a killed process holds nobody up, wherever its waiters stand', async (store, t) => {
       const order = [...named('a', 10), 'b0', 'a10', 'c0', 'b1', 'a11']
-      const { all, by, held } = await line(t, place, order)
+      const { all, by, held } = await line(t, store, order)
       by.a.kill('SIGKILL')
       await by.a.ended
       const releasedAt = performance.now()
@@ -130,8 +130,8 @@ export function queue(kind) {
       assert.ok(tookMs < STANDSTILL_MS, `it took ${tookMs} ms`)
     })
 
-    test('a process killed with the name in its hands costs its lease, and no more', async (place, t) => {
-      const { all, by, held } = await line(t, place, named('b', 3))
+    test('a process killed with the name in its hands costs its lease, and no more', async (store, t) => {
+      const { all, by, held } = await line(t, store, named('b', 3))
       // It comes last, and its turn comes with a lease of 1 s.
       await all.enqueue(by.b, 'b3', { ttlMs: 1000, holdMs: 60_000 })
       const [heir] = await all.processes(1)
@@ -146,13 +146,13 @@ export function queue(kind) {
       assert.ok((await all.served()).includes('c0'))
     })
 
-    test('a stopped process is passed over, and comes back to its places', async (place, t) => {
+    test('a stopped process is passed over, and comes back to its places', async (store, t) => {
       const order = [...named('a', 5), 'b0', 'c0']
-      const { all, by, held } = await line(t, place, order.slice(0, 5))
+      const { all, by, held } = await line(t, store, order.slice(0, 5))
       const [b, c] = await all.processes(2)
       await all.enqueue(b, 'b0', { holdMs: 4000 })
       await all.enqueue(c, 'c0')
-      await standStill(by.a)
+      await suspend(by.a)
       const releasedAt = performance.now()
       assert.equal(await held.release(), true)
       await until('the next live one is served', async () => (await all.served()).length > 0)
@@ -165,9 +165,9 @@ export function queue(kind) {
       await all.isOver()
     })
 
-    test('an aborted first waiter leaves at once', async (place, t) => {
-      const { all, by, held } = await line(t, place, ['a0', 'b0', 'a1'])
-      by.a.tell(JSON.stringify({ verb: 'abort', as: 'a0' }))
+    test('an aborted first waiter leaves at once', async (store, t) => {
+      const { all, by, held } = await line(t, store, ['a0', 'b0', 'a1'])
+      by.a.send(JSON.stringify({ verb: 'abort', as: 'a0' }))
       assert.deepEqual(await by.a.next('gaveUp'), { as: 'a0', code: 'enough' })
       await until('its place is gone', async () => (await all.places()).length === 2)
       const releasedAt = performance.now()
@@ -177,9 +177,9 @@ export function queue(kind) {
       await all.isOver()
     })
 
-    test('whoever gives up while the name is handed to it hands it on', async (place, t) => {
-      const [locks, quitter] = await place.connectAll(2)
-      const all = crowd(t, place)
+    test('whoever gives up while the name is handed to it hands it on', async (store, t) => {
+      const [locks, quitter] = await store.connectAll(2)
+      const all = crowd(t, store)
       const [child] = await all.processes(1)
       let served = 0
       for (let round = 0; round < 30; round++) {
@@ -201,8 +201,8 @@ export function queue(kind) {
       await all.isOver()
     })
 
-    test('a waiter whose time is up leaves', async (place, t) => {
-      const { all, by, held } = await line(t, place, ['a0', 'b0'])
+    test('a waiter whose time is up leaves', async (store, t) => {
+      const { all, by, held } = await line(t, store, ['a0', 'b0'])
       const [c] = await all.processes(1)
       await all.enqueue(c, 'c0', { waitMs: 300 })
       await all.enqueue(by.a, 'a1')
@@ -213,9 +213,9 @@ export function queue(kind) {
       await all.isOver()
     })
 
-    test('close() while waiting leaves no place behind', async (place) => {
-      const [locks, leaving] = await place.connectAll(2)
-      const all = crowd({ after: (end) => (place.alsoAtEnd = end) }, place)
+    test('close() while waiting leaves no place behind', async (store) => {
+      const [locks, leaving] = await store.connectAll(2)
+      const all = crowd({ after: (end) => (store.alsoAtEnd = end) }, store)
       const held = await locks.acquire('n')
       const waits = named('w', 20).map(() => rejects(leaving.acquire('n', { waitMs: Infinity }), 'LOCK_CLOSED'))
       await waiting(leaving, 20)
@@ -225,11 +225,11 @@ export function queue(kind) {
       assert.deepEqual(await all.places(), [])
       assert.equal(await held.release(), true)
       assert.ok(await all.ledger.isOver('n'))
-      await place.alsoAtEnd()
+      await store.alsoAtEnd()
     })
 
-    test('a waiter with a short ttl has no worse place', async (place, t) => {
-      const { all, held } = await line(t, place, [])
+    test('a waiter with a short ttl has no worse place', async (store, t) => {
+      const { all, held } = await line(t, store, [])
       const [a, b] = await all.processes(2)
       await all.enqueue(a, 'a0', { ttlMs: 300 })
       await all.enqueue(b, 'b0')
@@ -239,11 +239,11 @@ export function queue(kind) {
       await all.serves(['a0', 'b0'])
     })
 
-    test('the queue of a killed holder moves at the end of its lease, in order', async (place, t) => {
+    test('the queue of a killed holder moves at the end of its lease, in order', async (store, t) => {
       const ttlMs = 3000
-      const all = crowd(t, place)
+      const all = crowd(t, store)
       const [holder, a, b] = await all.processes(3)
-      holder.tell(JSON.stringify({ verb: 'hold', name: 'n', ttlMs }))
+      holder.send(JSON.stringify({ verb: 'hold', name: 'n', ttlMs }))
       await holder.next('held')
       const order = ['a0', 'b0', 'b1', 'a1']
       for (const as of order) await all.enqueue(as[0] === 'a' ? a : b, as)

@@ -1,8 +1,8 @@
 // What the queue in Redis costs the server: commands while it waits, commands per hand-off, and what is left in the end.
 import assert from 'node:assert/strict'
-import { Crowd, named } from './crowd.mjs'
+import { WaiterProcesses, named } from './waiter-processes.mjs'
 import { Monitor } from '../scripts/monitor.mjs'
-import { scenes } from './proxy.mjs'
+import { proxySuite } from './proxy.mjs'
 import { sleep, until, waiting } from './tools.mjs'
 
 /** The one key that is there to stay: the last token of all. */
@@ -16,7 +16,7 @@ async function count(redis, command) {
 
 /** Who waits in `n`, so many in each of some processes. */
 async function gather(t, { server, options }, { processes, each, ...order }) {
-  const all = new Crowd(t, { url: server.url, options })
+  const all = new WaiterProcesses(t, { url: server.url, options })
   const children = await all.processes(processes)
   const expected = []
   for (let index = 0; index < processes * each; index++) {
@@ -26,12 +26,12 @@ async function gather(t, { server, options }, { processes, each, ...order }) {
   return { all, expected }
 }
 
-scenes('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
-  test('100 waiters of 4 processes send less than one command per process and second', async ({ direct, ...scene }, t) => {
+proxySuite('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
+  test('100 waiters of 4 processes send less than one command per process and second', async ({ direct, ...fixture }, t) => {
     // With the default ttl: its renewals are among what is counted.
     const held = await direct.acquire('n')
-    const { all, expected } = await gather(t, scene, { processes: 4, each: 25 })
-    const monitor = await Monitor.open(scene.server.port)
+    const { all, expected } = await gather(t, fixture, { processes: 4, each: 25 })
+    const monitor = await Monitor.open(fixture.server.port)
     const [before, scripts] = [direct.stats().renewed, await count(all.ledger.redis, 'evalsha')]
     monitor.reset()
     await sleep(10_000)
@@ -72,9 +72,9 @@ scenes('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
     assert.ok(perHandOff[2] <= perHandOff[0] + 1, `${perHandOff} commands`)
   })
 
-  test('a hand-off between processes costs no more', async ({ server, direct, ...scene }, t) => {
+  test('a hand-off between processes costs no more', async ({ server, direct, ...fixture }, t) => {
     const held = await direct.acquire('n')
-    const { all, expected } = await gather(t, { server, ...scene }, { processes: 4, each: 10 })
+    const { all, expected } = await gather(t, { server, ...fixture }, { processes: 4, each: 10 })
     const monitor = await Monitor.open(server.port)
     assert.equal(await held.release(), true)
     await all.serves(expected)
@@ -85,9 +85,9 @@ scenes('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
     assert.ok(sent.length / expected.length <= 3, `${sent.length} commands for ${expected.length} hand-offs`)
   })
 
-  test('what a queue leaves has a ttl, and is gone when everybody was served', async ({ server, direct, ...scene }, t) => {
+  test('what a queue leaves has a ttl, and is gone when everybody was served', async ({ server, direct, ...fixture }, t) => {
     const held = await direct.acquire('n')
-    const { all, expected } = await gather(t, { server, ...scene }, { processes: 2, each: 10 })
+    const { all, expected } = await gather(t, { server, ...fixture }, { processes: 2, each: 10 })
     const ttls = async () => {
       const keys = (await all.ledger.redis.keys('*')).filter((key) => !key.startsWith('crowd_'))
       return Object.fromEntries(await Promise.all(keys.map(async (key) => [key, await all.ledger.redis.pttl(key)])))
@@ -106,7 +106,7 @@ scenes('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
   })
 
   test('a thousand names that were waited for leave nothing but the last token of all', async ({ server, direct, connect, options }, t) => {
-    const all = new Crowd(t, { url: server.url, options })
+    const all = new WaiterProcesses(t, { url: server.url, options })
     const locks = await connect({}, server.port)
     const names = named('n', 1000)
     const held = await Promise.all(names.map((name) => direct.acquire(name)))

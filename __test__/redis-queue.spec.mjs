@@ -1,15 +1,15 @@
 // The queue in Redis.
 import assert from 'node:assert/strict'
-import { Crowd, named } from './crowd.mjs'
-import { scenes } from './proxy.mjs'
+import { WaiterProcesses, named } from './waiter-processes.mjs'
+import { proxySuite } from './proxy.mjs'
 import { queue } from './queue.mjs'
 import { rejects, until } from './tools.mjs'
 
 queue('redis')
 
-scenes('redis', 'a store that is emptied', { serverPerTest: true }, (test) => {
+proxySuite('redis', 'a store that is emptied', { serverPerTest: true }, (test) => {
   test('FLUSHALL while waiting: everybody is served, one at a time', async ({ server, direct, options }, t) => {
-    const all = new Crowd(t, { url: server.url, options })
+    const all = new WaiterProcesses(t, { url: server.url, options })
     const held = await direct.acquire('n', { ttlMs: 60_000 })
     const children = await all.processes(4)
     const expected = named('w', 40)

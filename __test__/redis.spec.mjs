@@ -26,10 +26,10 @@ function command(...words) {
 }
 
 suite('redis', 'beside other tools', (test) => {
-  test('the key holds the token and nothing else, as with SET NX PX', async (place) => {
-    const a = await place.connect()
+  test('the key holds the token and nothing else, as with SET NX PX', async (store) => {
+    const a = await store.connect()
     const lock = await a.acquire('shared', { ttlMs: 20_000, metadata: 'kept elsewhere' })
-    const key = `${place.options.keyPrefix}shared`
+    const key = `${store.options.keyPrefix}shared`
     assert.equal(await command('GET', key), lock.token)
     const ttl = Number(await command('PTTL', key))
     assert.ok(ttl > 10_000 && ttl <= 20_000, `${ttl} ms`)
@@ -38,24 +38,24 @@ suite('redis', 'beside other tools', (test) => {
     assert.equal(await command('EXISTS', key), '0')
   })
 
-  test('the key prefix is lock: unless told otherwise, and may be empty', async (place) => {
-    const name = place.options.keyPrefix
-    place.options = {}
-    const a = await place.connect()
+  test('the key prefix is lock: unless told otherwise, and may be empty', async (store) => {
+    const name = store.options.keyPrefix
+    store.options = {}
+    const a = await store.connect()
     const lock = await a.acquire(name)
     assert.equal(await command('GET', `lock:${name}`), lock.token)
-    const bare = await place.connect({ keyPrefix: '' })
+    const bare = await store.connect({ keyPrefix: '' })
     const other = await bare.acquire(name)
     assert.equal(await command('GET', name), other.token)
     assert.deepEqual((await bare.list({ prefix: name })).map((info) => info.name), [name])
     assert.deepEqual([await lock.release(), await other.release()], [true, true])
     // What others keep under the default prefix is not this test's business.
-    place.options = { keyPrefix: name }
+    store.options = { keyPrefix: name }
   })
 
-  test('another tool’s lock excludes ours, and is shown', async (place) => {
-    const a = await place.connect()
-    const key = (name) => `${place.options.keyPrefix}${name}`
+  test('another tool’s lock excludes ours, and is shown', async (store) => {
+    const a = await store.connect()
+    const key = (name) => `${store.options.keyPrefix}${name}`
     assert.equal(await command('SET', key('theirs'), 'token', 'NX', 'PX', 60_000), 'OK')
     assert.equal(await command('SET', key('for ever'), 'token', 'NX'), 'OK')
     assert.equal(await a.acquireLock('theirs'), false)
@@ -72,9 +72,9 @@ suite('redis', 'beside other tools', (test) => {
     await assertFree(a, 'theirs')
   })
 
-  test('a waiter takes over when another tool’s lock expires', async (place) => {
-    const a = await place.connect()
-    await command('SET', `${place.options.keyPrefix}n`, 'token', 'NX', 'PX', 400)
+  test('a waiter takes over when another tool’s lock expires', async (store) => {
+    const a = await store.connect()
+    await command('SET', `${store.options.keyPrefix}n`, 'token', 'NX', 'PX', 400)
     const wait = a.acquire('n', { waitMs: 60_000 })
     await waiting(a, 1)
     const took = await timed(wait)
@@ -82,10 +82,10 @@ suite('redis', 'beside other tools', (test) => {
     assert.equal(await (await wait).release(), true)
   })
 
-  test('a lock that another tool deleted is lost, and is not made again', async (place) => {
-    const a = await place.connect()
+  test('a lock that another tool deleted is lost, and is not made again', async (store) => {
+    const a = await store.connect()
     const lock = await a.acquire('n', { ttlMs: 900 })
-    const key = `${place.options.keyPrefix}n`
+    const key = `${store.options.keyPrefix}n`
     await command('DEL', key)
     await command('SET', key, 'theirs', 'PX', 60_000)
     await until('the loss', () => lock.signal.aborted)
@@ -94,8 +94,8 @@ suite('redis', 'beside other tools', (test) => {
     await command('DEL', key)
   })
 
-  test('a flushed script cache is no matter', async (place) => {
-    const a = await place.connect()
+  test('a flushed script cache is no matter', async (store) => {
+    const a = await store.connect()
     for (let round = 0; round < 3; round++) {
       const lock = await a.acquire(['n', 'm'], { metadata: round })
       await command('SCRIPT', 'FLUSH')

@@ -19,7 +19,7 @@ export const SLACK_MS = 3000
 export const WATCHFUL = '&connectTimeoutMS=2000&heartbeatFrequencyMS=500'
 
 /** One test's view of the set: services, names and a collection of its own. */
-class Scene {
+class ReplicaSetFixture {
   #services = []
 
   constructor(set) {
@@ -57,7 +57,7 @@ class Scene {
  * A group of tests with a replica set of their own, one after the other. A test gets `(scene, t)`, and must leave nothing
  * in the store; the set is whole when it begins.
  */
-export function onReplicaSet(title, { args } = {}, define) {
+export function replicaSetSuite(title, { args } = {}, define) {
   describe(`mongodb, three members: ${title}`, () => {
     let set
     before(async () => void (set = await startMongoReplicaSet({ args }).catch((error) => ({ trouble: error.message }))))
@@ -69,15 +69,15 @@ export function onReplicaSet(title, { args } = {}, define) {
           return t.skip(set.trouble)
         }
         await set.whole()
-        const scene = new Scene(set)
+        const fixture = new ReplicaSetFixture(set)
         try {
-          await body(scene, t)
-          const witness = await scene.connect({ storeTimeoutMs: PATIENCE_MS })
-          await scene.close(witness)
+          await body(fixture, t)
+          const witness = await fixture.connect({ storeTimeoutMs: PATIENCE_MS })
+          await fixture.close(witness)
           // What a call gave up on is given back behind its back, or expires.
           await until('nothing is left', async () => (await witness.list()).length === 0, PATIENCE_MS)
         } finally {
-          await scene.close()
+          await fixture.close()
         }
       }),
     )

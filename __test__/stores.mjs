@@ -46,7 +46,7 @@ const collection = `test_${random()}`
 const used = new Map()
 
 /** A fresh, empty store. `connect()` may be called as often as a test wants; `close()` ends whatever is open. */
-export class Place {
+export class TestStore {
   #services = []
   #folder
 
@@ -64,13 +64,13 @@ export class Place {
       this.options.keyPrefix = `test:${random()}:`
       if (this.engine === 'mongodb') {
         this.options.collection = collection
-        this.alsoUses(collection)
+        this.dropAtEnd(collection)
       }
     }
   }
 
   /** Has a MongoDB collection removed when the tests of this file are over. */
-  alsoUses(name) {
+  dropAtEnd(name) {
     used.set(this.kind, (used.get(this.kind) ?? new Set()).add(name))
   }
 
@@ -130,22 +130,22 @@ export function suite(kind, title, options, define) {
   }
   // Most tests wait for a ttl most of the time.
   describe(`${kind}: ${title}`, { concurrency: 4, ...options }, () => {
-    const test = (name, body) => it(name, { timeout: TIMEOUT_MS }, (t) => inPlace(kind, (place) => body(place, t)))
+    const test = (name, body) => it(name, { timeout: TIMEOUT_MS }, (t) => withStore(kind, (store) => body(store, t)))
     define(test, KINDS[kind])
   })
 }
 
 /** Runs `body` in a fresh place, and looks whether it left anything there. */
-export async function inPlace(kind, body) {
-  const place = new Place(kind)
+export async function withStore(kind, body) {
+  const store = new TestStore(kind)
   try {
-    await body(place)
+    await body(store)
     // What a memory store keeps goes with its last service.
-    const witness = await place.connect()
-    await place.closeServices(witness)
-    if (!place.leaves) assert.deepEqual(await witness.list(), [], 'the test left locks behind')
+    const witness = await store.connect()
+    await store.closeServices(witness)
+    if (!store.mayLeaveLocks) assert.deepEqual(await witness.list(), [], 'the test left locks behind')
   } finally {
-    await place.close()
+    await store.close()
   }
 }
 

@@ -5,7 +5,7 @@
 //
 // An addon that is named in NAPI_RS_NATIVE_LIBRARY_PATH is taken as it is.
 import { startMongod } from '../scripts/servers.mjs'
-import { measureHandOffs, prepare } from './handoffs.mjs'
+import { measureHandOffs, prepare } from './measure-handoffs.mjs'
 import { USUAL_MS } from './poll.mjs'
 import { serverVersion, withMajority } from './report.mjs'
 

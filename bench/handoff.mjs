@@ -6,7 +6,7 @@
 // An addon that is named in NAPI_RS_NATIVE_LIBRARY_PATH is taken as it is.
 import { Monitor } from '../scripts/monitor.mjs'
 import { startRedis } from '../scripts/servers.mjs'
-import { measureHandOffs, prepare, quick } from './handoffs.mjs'
+import { measureHandOffs, prepare, quick } from './measure-handoffs.mjs'
 import { serverVersion } from './report.mjs'
 
 /** `retryMs`: a timer of Node does not know less than 1 ms. */

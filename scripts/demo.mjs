@@ -9,9 +9,9 @@ import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { ensureBuilt } from './demo/build.mjs'
-import { Crew } from './demo/crew.mjs'
+import { Crew } from './demo/processes.mjs'
 import { TTL_MS } from './demo/job.mjs'
-import { Ledger, judge } from './demo/ledger.mjs'
+import { Ledger, judge } from './demo/database.mjs'
 import { Screen } from './demo/screen.mjs'
 
 const KILL_ROUND = 1

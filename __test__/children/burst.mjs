@@ -1,7 +1,7 @@
 // Makes many calls at once, measures the memory of this process, and reports how the calls ended.
 import { setTimeout as sleep } from 'node:timers/promises'
 import { Standstill } from '../soak/checks.mjs'
-import { open, orders, say, task } from './kit.mjs'
+import { open, requests, report, task } from './child.mjs'
 
 const RENEWED_TTL_MS = 6000
 const FREED_MS = 5000
@@ -53,8 +53,8 @@ const isShared = task.way === 'waiters'
 // The first calls allocate what stays: that is not growth.
 await calls(200, isShared, ways[task.way])
 const before = await rss()
-say({ ready: true })
-for await (const _ of orders()) {
+report({ ready: true })
+for await (const _ of requests()) {
   const result = await calls(task.count, isShared, ways[task.way])
   // The memory of calls that have ended is freed soon.
   let keptBytes
@@ -62,8 +62,8 @@ for await (const _ of orders()) {
     keptBytes = (await rss()) - before
     if (keptBytes <= task.maxKeptBytes || performance.now() > end) break
   }
-  say({ result: { ...result, keptBytes, isHeld: held.isHeld } })
+  report({ result: { ...result, keptBytes, isHeld: held.isHeld } })
   break
 }
 await locks.close()
-say({ closed: true })
+report({ closed: true })

@@ -10,8 +10,8 @@ const folder = new URL('.', import.meta.url)
  *
  * With `orders: false` nothing but its own work keeps the process alive: it has no input that it could wait for.
  */
-export function start(t, script, task, { orders = true } = {}) {
-  const child = new Child(script, task, orders)
+export function start(t, script, task, { requests = true } = {}) {
+  const child = new Child(script, task, requests)
   t.after(() => child.kill('SIGKILL'))
   return child
 }
@@ -21,19 +21,19 @@ class Child {
   #script
   #inbox = []
   #hear = () => {}
-  said = []
+  messages = []
   stderr = ''
 
-  constructor(script, task, orders) {
+  constructor(script, task, requests) {
     this.#script = script
     const args = ['--expose-gc', '--no-warnings=ExperimentalWarning', fileURLToPath(new URL(`${script}.mjs`, folder)), JSON.stringify(task)]
-    this.#process = spawn(process.execPath, args, { stdio: [orders ? 'pipe' : 'ignore', 'pipe', 'pipe'] })
+    this.#process = spawn(process.execPath, args, { stdio: [requests ? 'pipe' : 'ignore', 'pipe', 'pipe'] })
     // A process that was killed cannot be told anything any more, which is no error of the test.
     this.#process.stdin?.on('error', () => {})
     this.#process.stderr.setEncoding('utf8').on('data', (text) => (this.stderr += text))
     createInterface({ input: this.#process.stdout }).on('line', (line) => {
       const message = JSON.parse(line)
-      this.said.push(message)
+      this.messages.push(message)
       this.#inbox.push(message)
       this.#hear()
     })
@@ -53,12 +53,12 @@ class Child {
     return this.#process.kill(signal)
   }
 
-  tell(line) {
+  send(line) {
     this.#process.stdin.write(`${line}\n`)
   }
 
   /** Ends its input: a script that waits for orders then ends. */
-  dismiss() {
+  endInput() {
     this.#process.stdin.end()
     return this.ended
   }

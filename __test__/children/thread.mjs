@@ -1,8 +1,8 @@
 // One worker thread.
 import { once } from 'node:events'
 import { parentPort, workerData } from 'node:worker_threads'
-import { open } from './kit.mjs'
-import { count } from './thread-count.mjs'
+import { open } from './child.mjs'
+import { count } from './thread-counter.mjs'
 
 const { name, role } = workerData
 const locks = await open()

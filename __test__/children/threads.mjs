@@ -1,7 +1,7 @@
 // Loads the addon in worker threads, and in the main thread or not.
 import { once } from 'node:events'
 import { Worker } from 'node:worker_threads'
-import { say, task } from './threads-kit.mjs'
+import { report, task } from './threads-child.mjs'
 
 const worker = (role) =>
   new Worker(new URL('thread.mjs', import.meta.url), { workerData: { ...task, role }, argv: [process.argv[2]] })
@@ -12,10 +12,10 @@ const ways = {
   async midLease() {
     const thread = worker('hold')
     await told(thread)
-    say({ code: await thread.terminate() })
+    report({ code: await thread.terminate() })
   },
   async midWait() {
-    const { open } = await import('./kit.mjs')
+    const { open } = await import('./child.mjs')
     const locks = await open()
     const lock = await locks.acquire(task.name)
     const thread = worker('wait')
@@ -44,19 +44,19 @@ const ways = {
     }
   },
   async together() {
-    const { open } = await import('./kit.mjs')
+    const { open } = await import('./child.mjs')
     const locks = await open()
     const counter = new Int32Array(new SharedArrayBuffer(4))
     const threads = Array.from({ length: 3 }, () => worker('count'))
     const ended = threads.map((thread) => once(thread, 'exit'))
     for (const thread of threads) thread.postMessage(counter)
-    const { count } = await import('./thread-count.mjs')
+    const { count } = await import('./thread-counter.mjs')
     await count(locks, counter, task)
     await Promise.all(ended)
-    say({ count: counter[0] })
+    report({ count: counter[0] })
     await locks.close()
   },
 }
 
 await ways[task.way]()
-say({ done: true })
+report({ done: true })

@@ -3,9 +3,9 @@ import assert from 'node:assert/strict'
 import { assertFree, assertGrowing, rejection, rejects, sleep, SOON_MS, timed, until, waiting } from '../tools.mjs'
 
 export function acquire(test, { ordered }) {
-  test('tryAcquire is one try', async (place) => {
+  test('tryAcquire is one try', async (store) => {
     const events = []
-    const [a, b] = [await place.connect(), await place.connect({ onEvent: ({ type }) => events.push(type) })]
+    const [a, b] = [await store.connect(), await store.connect({ onEvent: ({ type }) => events.push(type) })]
     const lock = await a.tryAcquire('one')
     assert.equal(lock.isHeld, true)
     assert.equal(await a.tryAcquire('one'), null)
@@ -16,16 +16,16 @@ export function acquire(test, { ordered }) {
     assert.equal(await next.release(), true)
   })
 
-  test('tryAcquire has one winner among many at once', async (place) => {
-    const services = await place.connectAll(3)
+  test('tryAcquire has one winner among many at once', async (store) => {
+    const services = await store.connectAll(3)
     const locks = await Promise.all(Array.from({ length: 30 }, (_, i) => services[i % 3].tryAcquire('race')))
     const won = locks.filter((lock) => lock !== null)
     assert.equal(won.length, 1)
     assert.equal(await won[0].release(), true)
   })
 
-  test('acquire gives up after waitMs with LOCK_TIMEOUT', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('acquire gives up after waitMs with LOCK_TIMEOUT', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('busy')
     for (const service of [a, b]) {
       for (const waitMs of [0, 1, 250]) {
@@ -39,14 +39,14 @@ export function acquire(test, { ordered }) {
     assert.equal(b.stats().waiting, 0)
   })
 
-  test('acquire with waitMs 0 takes a free name', async (place) => {
-    const a = await place.connect()
+  test('acquire with waitMs 0 takes a free name', async (store) => {
+    const a = await store.connect()
     const lock = await a.acquire('free', { waitMs: 0 })
     assert.equal(await lock.release(), true)
   })
 
-  test('a waiter is woken by the release of another service', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a waiter is woken by the release of another service', async (store) => {
+    const [a, b] = await store.connectAll(2)
     for (let round = 0; round < 3; round++) {
       const lock = await a.acquire('woken')
       const next = b.acquire('woken', { waitMs: Infinity })
@@ -59,8 +59,8 @@ export function acquire(test, { ordered }) {
     }
   })
 
-  test('a waiter is woken by releaseLock, forceRelease, close, and expiry', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('a waiter is woken by releaseLock, forceRelease, close, and expiry', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const wakers = [
       () => a.releaseLock('woken'),
       () => c.forceRelease('woken'),
@@ -78,8 +78,8 @@ export function acquire(test, { ordered }) {
     }
   })
 
-  test('the waiters of one service are served in the order of arrival', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('the waiters of one service are served in the order of arrival', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('line')
     const served = []
     const calls = []
@@ -95,8 +95,8 @@ export function acquire(test, { ordered }) {
   })
 
   if (ordered) {
-    test('the waiters of all services are served in the order of arrival', async (place) => {
-      const services = await place.connectAll(4)
+    test('the waiters of all services are served in the order of arrival', async (store) => {
+      const services = await store.connectAll(4)
       const lock = await services[0].acquire('queue')
       const served = []
       const calls = []
@@ -118,8 +118,8 @@ export function acquire(test, { ordered }) {
     })
   }
 
-  test('a hundred waiters of one service on one name', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a hundred waiters of one service on one name', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('crowd')
     const tokens = []
     let inside = 0
@@ -138,8 +138,8 @@ export function acquire(test, { ordered }) {
     assert.equal(b.stats().held, 0)
   })
 
-  test('one holder at a time: services and an unprotected counter', async (place) => {
-    const services = await place.connectAll(3)
+  test('one holder at a time: services and an unprotected counter', async (store) => {
+    const services = await store.connectAll(3)
     const tokens = []
     let counter = 0
     const work = async (service) => {
@@ -157,8 +157,8 @@ export function acquire(test, { ordered }) {
     assertGrowing(tokens)
   })
 
-  test('a wait that timed out leaves nothing', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('a wait that timed out leaves nothing', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const lock = await a.acquire('left')
     await rejects(b.acquire('left', { waitMs: 100 }), 'LOCK_TIMEOUT')
     assert.equal(await lock.release(), true)
@@ -166,8 +166,8 @@ export function acquire(test, { ordered }) {
     assert.equal(b.stats().held, 0)
   })
 
-  test('an aborted wait rejects with the reason and leaves nothing', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('an aborted wait rejects with the reason and leaves nothing', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const lock = await a.acquire('left')
     for (const settle of [() => {}, () => sleep(20), () => waiting(b, 1)]) {
       const controller = new AbortController()
@@ -183,8 +183,8 @@ export function acquire(test, { ordered }) {
     assert.equal(b.stats().held, 0)
   })
 
-  test('the one behind a waiter that gave up is served', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('the one behind a waiter that gave up is served', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const lock = await a.acquire('chain')
     const controller = new AbortController()
     const gone = rejection(b.acquire('chain', { waitMs: Infinity, signal: controller.signal }))
@@ -199,8 +199,8 @@ export function acquire(test, { ordered }) {
     assert.equal(await (await next).release(), true)
   })
 
-  test('an abort at any moment of a free acquisition leaves no lock that nobody knows of', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('an abort at any moment of a free acquisition leaves no lock that nobody knows of', async (store) => {
+    const [a, b] = await store.connectAll(2)
     for (let round = 0; round < 24; round++) {
       const controller = new AbortController()
       const reason = new Error(`round ${round}`)
@@ -216,8 +216,8 @@ export function acquire(test, { ordered }) {
     await until('nothing is held', async () => a.stats().held === 0 && (await b.list()).length === 0)
   })
 
-  test('a ttl of one millisecond never leaves a lock', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a ttl of one millisecond never leaves a lock', async (store) => {
+    const [a, b] = await store.connectAll(2)
     for (let round = 0; round < 5; round++) {
       const key = `blink ${round}`
       const late = await rejects(a.tryAcquire(key, { ttlMs: 1 }), 'LOCK_STORE', { key, retryable: true })
@@ -232,8 +232,8 @@ export function acquire(test, { ordered }) {
     assert.equal(a.stats().held, 0)
   })
 
-  test('a lease that ended before the blocked event loop received it is not handed out', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a lease that ended before the blocked event loop received it is not handed out', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const brief = { ttlMs: 300, renew: false }
     /** Blocks the event loop for longer than the ttl, at once or after the call was sent. `undefined`: the call settled before. */
     const late = async (inFlight, call) => {
@@ -264,8 +264,8 @@ export function acquire(test, { ordered }) {
     }
   })
 
-  test('names are compared byte by byte', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('names are compared byte by byte', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const names = [
       'x', 'X', ' x', 'x ', 'x\n', 'x\0', '\0', 'n'.repeat(512), `${'n'.repeat(511)}m`, 'é', 'e\u0301', 'É', 'ß',
       'ss', '鎖'.repeat(170), '🔒'.repeat(128), '{}', '{x}', '{x}y', '*', '?', '[x]', '%', '_', '\\', '"', "'", '`',

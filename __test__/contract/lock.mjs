@@ -4,8 +4,8 @@ import { once } from 'node:events'
 import { assertFree, assertGrowing, assertLockError, rejects, sleep, SOON_MS, until } from '../tools.mjs'
 
 export function lock(test) {
-  test('a lock shows what it is', async (place) => {
-    const a = await place.connect()
+  test('a lock shows what it is', async (store) => {
+    const a = await store.connect()
     const [lock, other] = [await a.acquire('order:42', { ttlMs: 60_000 }), await a.acquire('order:43')]
     assert.equal(lock.name, 'order:42')
     assert.deepEqual(lock.names, ['order:42'])
@@ -21,8 +21,8 @@ export function lock(test) {
     assert.deepEqual([await lock.release(), await other.release()], [true, true])
   })
 
-  test('release counts from the call on, once, and never aborts the signal', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('release counts from the call on, once, and never aborts the signal', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('freed')
     const { signal } = lock
     const [first, second] = [lock.release(), lock.release()]
@@ -36,8 +36,8 @@ export function lock(test) {
     assert.equal(lock.signal.aborted, false)
   })
 
-  test('asyncDispose releases, and never rejects', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('asyncDispose releases, and never rejects', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('disposed')
     assert.equal(await lock[Symbol.asyncDispose](), undefined)
     assert.equal(lock.isHeld, false)
@@ -51,8 +51,8 @@ export function lock(test) {
     await theirs.release()
   })
 
-  test('extend makes a lease last longer, and never shorter', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('extend makes a lease last longer, and never shorter', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('longer', { ttlMs: 5000, renew: false })
     assert.equal(await lock.extend(60_000), undefined)
     assert.ok(lock.remainingMs > 40_000, `${lock.remainingMs} ms`)
@@ -63,8 +63,8 @@ export function lock(test) {
     assert.equal(await lock.release(), true)
   })
 
-  test('extend sets what later renewals ask for', async (place) => {
-    const a = await place.connect()
+  test('extend sets what later renewals ask for', async (store) => {
+    const a = await store.connect()
     const lock = await a.acquire('raised', { ttlMs: 900 })
     await lock.extend(1800)
     assert.equal(lock.toJSON().ttlMs, 1800)
@@ -74,8 +74,8 @@ export function lock(test) {
     assert.equal(await lock.release(), true)
   })
 
-  test('extend rejects with LOCK_LOST when the lease is gone', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('extend rejects with LOCK_LOST when the lease is gone', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lost = { key: 'gone' }
     const expired = await a.acquire('gone', { ttlMs: 100, renew: false })
     const theirs = await b.acquire('gone', { waitMs: 10_000 })
@@ -95,8 +95,8 @@ export function lock(test) {
     assert.equal(await next.release(), true)
   })
 
-  test('a lock that was freed by force is lost at its next renewal', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a lock that was freed by force is lost at its next renewal', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('forced', { ttlMs: 900 })
     let fired = 0
     lock.signal.addEventListener('abort', () => fired++)
@@ -115,8 +115,8 @@ export function lock(test) {
     assert.equal(await theirs.release(), true)
   })
 
-  test('a lease says lost before the store gives the name away', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a lease says lost before the store gives the name away', async (store) => {
+    const [a, b] = await store.connectAll(2)
     for (let round = 0; round < 4; round++) {
       const lock = await a.acquire('cautious', { ttlMs: 300, renew: false })
       const { signal } = lock
@@ -131,8 +131,8 @@ export function lock(test) {
     }
   })
 
-  test('the signal of a lock that was lost before it was asked for is aborted', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('the signal of a lock that was lost before it was asked for is aborted', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('late', { ttlMs: 100, renew: false })
     await until('the loss', () => !lock.isHeld)
     assert.equal(lock.signal.aborted, true)
@@ -141,10 +141,10 @@ export function lock(test) {
     await assertFree(b, 'late')
   })
 
-  test('fencing tokens grow across release, expiry, forceRelease, close and reconnection', async (place) => {
+  test('fencing tokens grow across release, expiry, forceRelease, close and reconnection', async (store) => {
     const tokens = []
-    let a = await place.connect()
-    const b = await place.connect()
+    let a = await store.connect()
+    const b = await store.connect()
     const take = async (service, options) => {
       const lock = await service.acquire('fence', { waitMs: 10_000, ...options })
       tokens.push(lock.fencingToken)
@@ -164,17 +164,17 @@ export function lock(test) {
       await b.releaseLock('fence')
       await take(a)
       await a.close()
-      a = await place.connect()
+      a = await store.connect()
     }
     // With nobody connected in between.
-    await place.closeServices()
-    a = await place.connect()
+    await store.closeServices()
+    a = await store.connect()
     await (await take(a)).release()
     assertGrowing(tokens)
   })
 
-  test('toJSON is what restore takes in another service', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('toJSON is what restore takes in another service', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const metadata = { job: 'report', tags: ['ä', 1, null] }
     const lock = await a.acquire('handed', { ttlMs: 20_000, renew: false, metadata })
     const json = lock.toJSON()
@@ -199,8 +199,8 @@ export function lock(test) {
     await assertFree(c, 'handed')
   })
 
-  test('whoever handed a lock over has it no more: neither its renewal nor its close touches it', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('whoever handed a lock over has it no more: neither its renewal nor its close touches it', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const lock = await a.acquire('handed', { ttlMs: 900 })
     const told = new Promise((resolve) => lock.signal.addEventListener('abort', resolve))
     const theirs = await b.restore(lock.toJSON())
@@ -215,8 +215,8 @@ export function lock(test) {
     assert.equal(await theirs.release(), true)
   })
 
-  test('a restored lock is renewed if the first one was to be', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a restored lock is renewed if the first one was to be', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const json = (await a.acquire('kept', { ttlMs: 60_000 })).toJSON()
     assert.equal(json.renew, true)
     const lock = await b.restore({ ...json, ttlMs: 1200 })
@@ -226,8 +226,8 @@ export function lock(test) {
     assert.equal(await lock.release(), true)
   })
 
-  test('what toJSON gave is good for one restore', async (place) => {
-    const services = await place.connectAll(4)
+  test('what toJSON gave is good for one restore', async (store) => {
+    const services = await store.connectAll(4)
     const json = (await services[0].acquire('once', { renew: false })).toJSON()
     const outcomes = await Promise.allSettled(services.map((service) => service.restore(json)))
     const [won, ...more] = outcomes.filter(({ status }) => status === 'fulfilled')
@@ -241,8 +241,8 @@ export function lock(test) {
     await assertFree(services[0], 'once')
   })
 
-  test('restore rejects with LOCK_LOST when the lease is gone', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('restore rejects with LOCK_LOST when the lease is gone', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('gone', { renew: false })
     const json = lock.toJSON()
     const stranger = { ...json, token: '0'.repeat(32) }

@@ -3,8 +3,8 @@ import assert from 'node:assert/strict'
 import { assertFree, assertGrowing, rejection, rejects, sleep, SOON_MS, timed, until, waiting } from '../tools.mjs'
 
 export function multi(test) {
-  test('several names are taken and freed together', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('several names are taken and freed together', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire(['m2', 'm1', 'm2'])
     assert.equal(lock.name, 'm2')
     assert.deepEqual(lock.names, ['m2', 'm1'])
@@ -16,8 +16,8 @@ export function multi(test) {
     for (const name of lock.names) await assertFree(b, name)
   })
 
-  test('all or nothing', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('all or nothing', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const held = await a.acquire('m2')
     for (const names of [['m1', 'm2', 'm3'], ['m3', 'm2'], ['m2', 'm9']]) {
       assert.equal(await b.tryAcquire(names), null)
@@ -28,8 +28,8 @@ export function multi(test) {
     assert.equal(await held.release(), true)
   })
 
-  test('a frozen array of one name, and a hundred names', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a frozen array of one name, and a hundred names', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const one = await a.acquire(Object.freeze(['only']))
     assert.deepEqual(one.names, ['only'])
     const names = Array.from({ length: 100 }, (_, i) => `many:${i}`)
@@ -40,8 +40,8 @@ export function multi(test) {
     assert.deepEqual([await one.release(), await many.release()], [true, true])
   })
 
-  test('a set waits until each of its names is free', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('a set waits until each of its names is free', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const [first, second] = [await a.acquire('m1'), await b.acquire('m2')]
     let isIn = false
     const both = c.acquire(['m1', 'm2'], { waitMs: 60_000 }).then((lock) => ((isIn = true), lock))
@@ -55,8 +55,8 @@ export function multi(test) {
     assert.equal(await (await both).release(), true)
   })
 
-  test('an aborted wait for a set leaves nothing', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('an aborted wait for a set leaves nothing', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const held = await a.acquire('m2')
     const controller = new AbortController()
     const call = rejection(b.acquire(['m1', 'm2', 'm3'], { waitMs: Infinity, signal: controller.signal }))
@@ -69,8 +69,8 @@ export function multi(test) {
     await assertFree(c, 'm2')
   })
 
-  test('overlapping sets never deadlock, and exclude each other', async (place) => {
-    const services = await place.connectAll(3)
+  test('overlapping sets never deadlock, and exclude each other', async (store) => {
+    const services = await store.connectAll(3)
     const sets = [['m1', 'm2'], ['m2', 'm3'], ['m3', 'm1'], ['m3', 'm2', 'm1'], ['m1'], ['m2', 'm4']]
     const inside = new Map()
     const tokens = new Map()
@@ -92,8 +92,8 @@ export function multi(test) {
     for (const seen of tokens.values()) assertGrowing(seen)
   })
 
-  test('a set’s fencing token is larger than any of its names had before', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a set’s fencing token is larger than any of its names had before', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const tokens = []
     for (const names of ['m1', 'm2', ['m1', 'm2'], 'm1', ['m2', 'm3'], ['m1', 'm3'], 'm2', ['m1', 'm2', 'm3']]) {
       for (const service of [a, b]) {
@@ -107,8 +107,8 @@ export function multi(test) {
     }
   })
 
-  test('a set that lost one of its names is lost, and gives back the others', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a set that lost one of its names is lost, and gives back the others', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire(['m1', 'm2'], { ttlMs: 60_000 })
     assert.equal(await b.forceRelease('m2'), true)
     const theirs = await b.acquire('m2')
@@ -125,15 +125,15 @@ export function multi(test) {
     assert.equal(await theirs.release(), true)
   })
 
-  test('a set expires as a whole', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a set expires as a whole', async (store) => {
+    const [a, b] = await store.connectAll(2)
     await a.acquire(['m1', 'm2'], { ttlMs: 200, renew: false })
     const next = await b.acquire(['m2', 'm1'], { waitMs: 10_000 })
     assert.equal(await next.release(), true)
   })
 
-  test('a set is handed over as a whole', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('a set is handed over as a whole', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const lock = await a.acquire(['m2', 'm1'], { renew: false })
     const theirs = await b.restore(lock.toJSON())
     assert.deepEqual(theirs.names, ['m2', 'm1'])

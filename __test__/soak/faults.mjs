@@ -114,14 +114,14 @@ export const FAULTS = {
   stall: {
     of: (kind) => kind !== 'memory' && kind !== 'sqlite',
     recovers: true,
-    run: async (scene) => {
+    run: async (fixture) => {
       // Sentinels replace a master after two seconds.
-      const ms = scene.kind === 'redis-sentinel' ? scene.between(300, 1500) : scene.between(500, 12_000)
-      const nodes = await victims(scene)
+      const ms = fixture.kind === 'redis-sentinel' ? fixture.between(300, 1500) : fixture.between(500, 12_000)
+      const nodes = await victims(fixture)
       await Promise.all(nodes.map((node) => node.pause()))
       await sleep(ms)
       for (const node of nodes) node.resume()
-      return `stall of ${nodes.length} of ${scene.store.nodes.length} servers for ${seconds(ms)}`
+      return `stall of ${nodes.length} of ${fixture.store.nodes.length} servers for ${seconds(ms)}`
     },
   },
 
@@ -155,19 +155,19 @@ export const FAULTS = {
     recovers: true,
     // A release on MongoDB does not wait for the journal: after a crash the name may be busy until its lease expires.
     forgetsReleases: isMongodb,
-    run: async (scene) => {
-      const ms = scene.between(0, 4000)
-      const nodes = await victims(scene)
+    run: async (fixture) => {
+      const ms = fixture.between(0, 4000)
+      const nodes = await victims(fixture)
       await Promise.all(nodes.map((node) => node.kill()))
-      if (scene.kind === 'redis-sentinel') {
+      if (fixture.kind === 'redis-sentinel') {
         // The old master restarts after another one has been elected.
-        const wellAt = await whenWell(scene.store)
+        const wellAt = await whenWell(fixture.store)
         await Promise.all(nodes.map((node) => node.restart()))
         return { done: 'SIGKILL of the master, and a failover', wellAt }
       }
       await sleep(ms)
       await Promise.all(nodes.map((node) => node.restart()))
-      return `SIGKILL of ${nodes.length} of ${scene.store.nodes.length} servers, down for ${seconds(ms)}`
+      return `SIGKILL of ${nodes.length} of ${fixture.store.nodes.length} servers, down for ${seconds(ms)}`
     },
   },
 
@@ -213,11 +213,11 @@ export const FAULTS = {
   'burst in a stall': {
     of: (kind) => kind !== 'memory' && kind !== 'sqlite',
     recovers: true,
-    run: async (scene) => {
+    run: async (fixture) => {
       // The number of grants does not matter here. Each call must end within its limit.
-      scene.workers[0].ask('burst', { count: 5000 }).catch(() => {})
-      const done = await FAULTS.stall.run(scene)
-      const wellAt = await whenWell(scene.store)
+      fixture.workers[0].ask('burst', { count: 5000 }).catch(() => {})
+      const done = await FAULTS.stall.run(fixture)
+      const wellAt = await whenWell(fixture.store)
       return { done: `${done}, with a burst of 5000 free names`, wellAt }
     },
   },

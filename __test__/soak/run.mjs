@@ -74,7 +74,7 @@ class Soak {
     const listener = (worker, message) => this.#receive(worker, message)
     this.workers = Array.from({ length: count }, (_, index) => new Worker(index, task, listener))
     await Promise.all(this.workers.map((worker) => worker.start()))
-    this.scene = { ...this, pick: this.pick, between: this.between }
+    this.fixture = { ...this, pick: this.pick, between: this.between }
   }
 
   #receive(worker, message) {
@@ -132,7 +132,7 @@ class Soak {
     const rate = this.pick(RATES[this.engine] ?? RATES.other)
     await this.#all('work', { contenders: 3, rate: rate / this.workers.length })
     await sleep(this.between(500, 2000))
-    const outcome = await fault.run(this.scene)
+    const outcome = await fault.run(this.fixture)
     const { done, wellAt } = typeof outcome === 'string' ? { done: outcome } : outcome
     if (fault.recovers) await this.#recovery(wellAt ?? (await whenWell(this.store)), facts)
     if (fault.forgetsReleases?.(this.kind)) this.#undoneUntil = Date.now() + LONGEST_TTL_MS

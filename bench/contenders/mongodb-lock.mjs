@@ -5,7 +5,7 @@ import { promisify } from 'node:util'
 import mongodb from 'mongodb3'
 import mongoDbLock from 'mongodb-lock'
 import { poll } from '../poll.mjs'
-import { TAKEN_MS } from '../taken.mjs'
+import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'library'
 export const packages = ['mongodb-lock', 'mongodb3']
@@ -30,7 +30,7 @@ export async function connect(url) {
       if (!(await release())) throw new Error(`${name} was lost`)
     },
     async take(name) {
-      if (!(await acquire(name, TAKEN_MS))) throw new Error(`${name} was busy`)
+      if (!(await acquire(name, HELD_TTL_MS))) throw new Error(`${name} was busy`)
     },
     async tryHeld(name) {
       if (await acquire(name)) throw new Error(`${name} was not busy`)

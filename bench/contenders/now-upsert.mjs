@@ -2,7 +2,7 @@
 // over that is missing or expired by the server's clock, and leaves it as it is otherwise; and a delete by owner.
 import { randomBytes } from 'node:crypto'
 import { MongoClient } from 'mongodb'
-import { TAKEN_MS } from '../taken.mjs'
+import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'code'
 export const packages = ['mongodb']
@@ -36,7 +36,7 @@ export async function connect(url) {
       if ((await locks.deleteOne({ _id: name, owner })).deletedCount !== 1) throw new Error(`${name} was lost`)
     },
     async take(name) {
-      if (!(await acquire(name, newOwner(), TAKEN_MS))) throw new Error(`${name} was busy`)
+      if (!(await acquire(name, newOwner(), HELD_TTL_MS))) throw new Error(`${name} was busy`)
     },
     async tryHeld(name) {
       if (await acquire(name, newOwner())) throw new Error(`${name} was not busy`)

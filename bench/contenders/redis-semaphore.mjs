@@ -1,7 +1,7 @@
 // redis-semaphore's Mutex, on several nodes its RedlockMutex; without the refresh timer where names are given back at once.
 import Redis from 'ioredis'
 import { Mutex, RedlockMutex } from 'redis-semaphore'
-import { TAKEN_MS } from '../taken.mjs'
+import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'library'
 export const packages = ['redis-semaphore', 'ioredis']
@@ -26,7 +26,7 @@ export async function connectWith(options, ...urls) {
       if (!(await mutex.tryAcquire())) throw new Error(`${name} was busy`)
       await mutex.release()
     },
-    take: (name) => mutexOf(name, { ...once, lockTimeout: TAKEN_MS }).acquire(),
+    take: (name) => mutexOf(name, { ...once, lockTimeout: HELD_TTL_MS }).acquire(),
     async tryHeld(name) {
       if (await mutexOf(name).tryAcquire()) throw new Error(`${name} was not busy`)
     },

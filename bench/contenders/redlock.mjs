@@ -1,7 +1,7 @@
 // redlock 5 without retries, which is its fastest setting where names are free.
 import Redis from 'ioredis'
 import Redlock, { ExecutionError } from 'redlock'
-import { TAKEN_MS } from '../taken.mjs'
+import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'library'
 export const packages = ['redlock', 'ioredis']
@@ -22,7 +22,7 @@ export async function connectWith(options, ...urls) {
       // Throws when it was lost.
       await lock.release()
     },
-    take: (name) => redlock.acquire([name], TAKEN_MS),
+    take: (name) => redlock.acquire([name], HELD_TTL_MS),
     async tryHeld(name) {
       await redlock.acquire([name], 30_000).then(
         () => {

@@ -1,6 +1,6 @@
 // Plain Valkey GLIDE, whose core is Rust, `SET NX PX` and a compare-and-delete script that the client loads once, no library.
 import { GlideClient, Script, TimeUnit } from '@valkey/valkey-glide'
-import { FREE, plainly } from '../plainly.mjs'
+import { FREE, driverLock } from '../driver-lock.mjs'
 
 export const kind = 'driver'
 export const packages = ['@valkey/valkey-glide']
@@ -18,7 +18,7 @@ export async function connect(url) {
     const expiry = { type: TimeUnit.Milliseconds, count: ttlMs }
     return (await client.set(name, token, { conditionalSet: 'onlyIfDoesNotExist', expiry })) === 'OK'
   }
-  return plainly({
+  return driverLock({
     acquire,
     free: (name, token) => client.invokeScript(free, { keys: [name], args: [token] }),
     close: () => client.close(),

@@ -2,7 +2,7 @@
 import { Verrou } from '@verrou/core'
 import { redisStore } from '@verrou/core/drivers/redis'
 import Redis from 'ioredis'
-import { TAKEN_MS } from '../taken.mjs'
+import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'library'
 export const packages = ['@verrou/core', 'ioredis']
@@ -23,7 +23,7 @@ export async function connectWith(options, url) {
       await lock.release()
     },
     async take(name) {
-      if (!(await verrou.createLock(name, TAKEN_MS).acquireImmediately())) throw new Error(`${name} was busy`)
+      if (!(await verrou.createLock(name, HELD_TTL_MS).acquireImmediately())) throw new Error(`${name} was busy`)
     },
     async tryHeld(name) {
       if (await verrou.createLock(name, 30_000).acquireImmediately()) throw new Error(`${name} was not busy`)

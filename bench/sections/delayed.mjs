@@ -1,6 +1,6 @@
 // Pairs through a link whose round trips take longer than on loopback.
-import { measureAll } from '../fleet.mjs'
-import { openLink } from '../link.mjs'
+import { measureAll } from '../contender-processes.mjs'
+import { openDelayProxy } from '../delay-proxy.mjs'
 import { onServer, redis } from './stores.mjs'
 
 const LINKS_MS = [0.5, 2]
@@ -10,7 +10,7 @@ export async function delayed(timing) {
   return onServer(redis, async ({ server, probe, version }) => {
     const fields = []
     for (const extraMs of LINKS_MS) {
-      const link = await openLink(server, extraMs)
+      const link = await openDelayProxy(server, extraMs)
       const before = await link.tripMs()
       const results = await measureAll({ contenders: redis.contenders, urls: [link.url], what: 'pair', loads: LOADS, probe, ...timing })
       const after = await link.tripMs()

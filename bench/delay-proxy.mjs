@@ -18,7 +18,7 @@ const TRIPS = 300
 const MOST_OWN_MS = 0.16
 
 /** Opens a link to `server` whose round trips take `extraMs` longer than without it. */
-export async function openLink(server, extraMs) {
+export async function openDelayProxy(server, extraMs) {
   const child = fork(FILE, [String(server.port)])
   const hear = () => new Promise((resolve, reject) => child.once('message', resolve).once('exit', () => reject(new Error('the link broke'))))
   const { port } = await hear()

@@ -4,11 +4,11 @@ import Redis from 'ioredis'
 import { MongoClient } from 'mongodb'
 
 /** Opens the ledger called `log` beside the locks of a store `{ url, options }`. */
-export function openLedger({ url, options, log }) {
-  return url.startsWith('mongodb') ? new MongodbLedger(url, options, log) : new RedisLedger(url, options, log)
+export function openRecorder({ url, options, log }) {
+  return url.startsWith('mongodb') ? new MongodbRecorder(url, options, log) : new RedisRecorder(url, options, log)
 }
 
-class RedisLedger {
+class RedisRecorder {
   constructor(url, options, log) {
     /** Another tool's connection. */
     this.redis = new Redis(url, { maxRetriesPerRequest: null })
@@ -78,7 +78,7 @@ class RedisLedger {
   }
 }
 
-class MongodbLedger {
+class MongodbRecorder {
   #client
 
   constructor(url, options, log) {

@@ -2,7 +2,7 @@
 // this process, and waiters that are served in the end.
 import assert from 'node:assert/strict'
 import Redis from 'ioredis'
-import { SLACK_MS, scenes } from './proxy.mjs'
+import { SLACK_MS, proxySuite } from './proxy.mjs'
 import { rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
 
 const STORE_TIMEOUT_MS = 800
@@ -86,16 +86,16 @@ const refused = (redis, how) => until('the trouble is there', () => redis.ping()
 /** Loads slowly, and answers meanwhile. */
 const args = ['--key-load-delay', '400', '--loading-process-events-interval-bytes', '1024']
 
-scenes('redis', 'trouble', { serverPerTest: true, args }, (test) => {
+proxySuite('redis', 'trouble', { serverPerTest: true, args }, (test) => {
   /** The scene with what a trouble needs. */
-  function open(scene, t) {
+  function open(fixture, t) {
     const more = () => {
-      const redis = new Redis(scene.server.url, { maxRetriesPerRequest: 0, retryStrategy: () => 50, enableReadyCheck: false })
+      const redis = new Redis(fixture.server.url, { maxRetriesPerRequest: 0, retryStrategy: () => 50, enableReadyCheck: false })
       redis.on('error', () => {})
       t.after(() => redis.disconnect())
       return redis
     }
-    return { ...scene, more, redis: more() }
+    return { ...fixture, more, redis: more() }
   }
 
   /** Four who wait for `n`, one after the other. Resolves once they do, to `{ turns }`. */
@@ -108,14 +108,14 @@ scenes('redis', 'trouble', { serverPerTest: true, args }, (test) => {
     return { turns: Promise.all(turns) }
   }
 
-  const queue = (scene) => `holdfast:queue:{${scene.key('n')}}`
+  const queue = (fixture) => `holdfast:queue:{${fixture.key('n')}}`
 
   for (const [what, trouble] of Object.entries(TROUBLES)) {
-    test(`${what}: a clear error, and service again`, async (scene, t) => {
-      const place = open(scene, t)
-      const locks = await scene.warm({ storeTimeoutMs: STORE_TIMEOUT_MS })
+    test(`${what}: a clear error, and service again`, async (fixture, t) => {
+      const store = open(fixture, t)
+      const locks = await fixture.warm({ storeTimeoutMs: STORE_TIMEOUT_MS })
       const held = await locks.acquire('held', { ttlMs: 60_000 })
-      const end = await trouble.begin(place)
+      const end = await trouble.begin(store)
       const startedAt = performance.now()
       const error = await rejects(locks.acquire('a', { waitMs: 60_000 }), 'LOCK_STORE', { engine: 'redis', key: 'a' })
       assert.ok(performance.now() - startedAt < STORE_TIMEOUT_MS + SLACK_MS)
@@ -130,13 +130,13 @@ scenes('redis', 'trouble', { serverPerTest: true, args }, (test) => {
       assert.equal(await held.release(), !trouble.forgets)
     })
 
-    test(`${what}: who waits meanwhile is served, in order`, async (scene, t) => {
-      const place = open(scene, t)
-      const locks = await scene.connect({ storeTimeoutMs: trouble.mends ? 2000 : 20_000 })
-      const held = await scene.direct.acquire('n', { ttlMs: 60_000 })
+    test(`${what}: who waits meanwhile is served, in order`, async (fixture, t) => {
+      const store = open(fixture, t)
+      const locks = await fixture.connect({ storeTimeoutMs: trouble.mends ? 2000 : 20_000 })
+      const held = await fixture.direct.acquire('n', { ttlMs: 60_000 })
       const served = []
       const { turns } = await line(locks, served)
-      const end = await trouble.begin(place)
+      const end = await trouble.begin(store)
       // The hand-off falls into it.
       const released = held.release().catch(() => {})
       await sleep(1000)
@@ -149,39 +149,39 @@ scenes('redis', 'trouble', { serverPerTest: true, args }, (test) => {
       // A queue that is lost is made again by who comes first.
       if (trouble.forgets) served.sort()
       assert.deepEqual(served, [0, 1, 2, 3])
-      await until('nothing is left', async () => (await place.redis.exists(queue(scene))) === 0)
+      await until('nothing is left', async () => (await store.redis.exists(queue(fixture))) === 0)
     })
   }
 
-  test('trouble that outlasts a waiter’s patience ends its wait with LOCK_STORE', async (scene, t) => {
-    const place = open(scene, t)
-    const locks = await scene.connect({ storeTimeoutMs: STORE_TIMEOUT_MS })
-    const held = await scene.direct.acquire('n', { ttlMs: 60_000 })
+  test('trouble that outlasts a waiter’s patience ends its wait with LOCK_STORE', async (fixture, t) => {
+    const store = open(fixture, t)
+    const locks = await fixture.connect({ storeTimeoutMs: STORE_TIMEOUT_MS })
+    const held = await fixture.direct.acquire('n', { ttlMs: 60_000 })
     const waits = [0, 1, 2].map(() => rejects(locks.acquire('n', { waitMs: Infinity }), 'LOCK_STORE', { retryable: true, key: 'n' }))
     await waiting(locks, 3)
-    await place.server.pause()
+    await store.server.pause()
     const startedAt = performance.now()
     await Promise.all(waits)
     // A sign of life, the silence after it, and the waiter's own try.
     assert.ok(performance.now() - startedAt < 2000 + 2 * STORE_TIMEOUT_MS + SLACK_MS)
-    place.server.resume()
+    store.server.resume()
     // Their places are given back behind their backs: nobody is handed a name that nobody waits for.
-    await until('their places are gone', async () => (await place.redis.zcount(queue(scene), 0, '+inf').catch(() => 1)) === 0)
+    await until('their places are gone', async () => (await store.redis.zcount(queue(fixture), 0, '+inf').catch(() => 1)) === 0)
     assert.equal(await held.release(), true)
   })
 
-  test('places that a long outage left behind hold nobody up', async (scene, t) => {
-    const { redis } = open(scene, t)
-    const locks = await scene.connect({ storeTimeoutMs: STORE_TIMEOUT_MS })
-    const held = await scene.direct.acquire('n', { ttlMs: 60_000 })
+  test('places that a long outage left behind hold nobody up', async (fixture, t) => {
+    const { redis } = open(fixture, t)
+    const locks = await fixture.connect({ storeTimeoutMs: STORE_TIMEOUT_MS })
+    const held = await fixture.direct.acquire('n', { ttlMs: 60_000 })
     const waits = [0, 1, 2].map(() => rejects(locks.acquire('n', { waitMs: Infinity, ttlMs: 1000 }), 'LOCK_STORE'))
     await waiting(locks, 3)
-    await scene.proxy.down()
+    await fixture.proxy.down()
     await Promise.all(waits)
     // The clean-up goes on for as long as the ttl.
     await sleep(3000)
-    assert.equal(await redis.zcount(queue(scene), 0, '+inf'), 3)
-    await scene.proxy.up()
+    assert.equal(await redis.zcount(queue(fixture), 0, '+inf'), 3)
+    await fixture.proxy.up()
     const served = []
     const { turns } = await line(locks, served)
     const releasedAt = performance.now()
@@ -190,14 +190,14 @@ scenes('redis', 'trouble', { serverPerTest: true, args }, (test) => {
     // Their process is alive again, and says that it does not know them.
     assert.ok(performance.now() - releasedAt < SOON_MS)
     assert.deepEqual(served, [0, 1, 2, 3])
-    await until('nothing is left', async () => (await redis.exists(queue(scene))) === 0)
+    await until('nothing is left', async () => (await redis.exists(queue(fixture))) === 0)
   })
 
-  test('SCRIPT FLUSH while waiting is nothing to notice', async (scene, t) => {
-    const { redis } = open(scene, t)
-    const locks = await scene.connect()
+  test('SCRIPT FLUSH while waiting is nothing to notice', async (fixture, t) => {
+    const { redis } = open(fixture, t)
+    const locks = await fixture.connect()
     for (let round = 0; round < 5; round++) {
-      const held = await scene.direct.acquire('n')
+      const held = await fixture.direct.acquire('n')
       const turns = Promise.all([0, 1, 2].map(() => locks.using('n', () => redis.script('FLUSH'))))
       await waiting(locks, 3)
       await redis.script('FLUSH')
@@ -205,14 +205,14 @@ scenes('redis', 'trouble', { serverPerTest: true, args }, (test) => {
       await turns
     }
     assert.equal(locks.stats().storeErrors, 0)
-    assert.equal(scene.direct.stats().storeErrors, 0)
+    assert.equal(fixture.direct.stats().storeErrors, 0)
   })
 
-  test('a connection that is cut while waiting: served at once, and in order', async (scene, t) => {
-    const { redis } = open(scene, t)
-    const locks = await scene.connect()
+  test('a connection that is cut while waiting: served at once, and in order', async (fixture, t) => {
+    const { redis } = open(fixture, t)
+    const locks = await fixture.connect()
     for (let round = 0; round < 5; round++) {
-      const held = await scene.direct.acquire('n', { ttlMs: 60_000 })
+      const held = await fixture.direct.acquire('n', { ttlMs: 60_000 })
       const served = []
       const { turns } = await line(locks, served)
       const cutAt = performance.now()

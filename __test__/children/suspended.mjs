@@ -1,5 +1,5 @@
 // Watches its own lock from a loop, and says what the first line that runs after a gap in time finds.
-import { open, say, task } from './kit.mjs'
+import { open, report, task } from './child.mjs'
 
 const locks = await open()
 const lock = await locks.acquire(task.name, { ttlMs: task.ttlMs })
@@ -32,12 +32,12 @@ function look() {
   if (now - last > task.ttlMs / 2) {
     const found = first()
     over = true
-    say({ found: { ...found, heard, remainingMs: lock.remainingMs } })
+    report({ found: { ...found, heard, remainingMs: lock.remainingMs } })
   }
   last = now
 }
 
-say({ held: lock.fencingToken })
+report({ held: lock.fencingToken })
 
 const tick = (wait) => new Promise((resolve) => wait(resolve))
 const loops = {

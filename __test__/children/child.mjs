@@ -7,14 +7,14 @@ import { LockService } from '../../index.js'
 export const task = JSON.parse(process.argv[2])
 
 /** One line to the test, written at once: it arrives even if the process is killed right after it. */
-export const say = (message) => writeSync(1, `${JSON.stringify(message, plain)}\n`)
+export const report = (message) => writeSync(1, `${JSON.stringify(message, plain)}\n`)
 
 const plain = (_, value) => (typeof value === 'bigint' ? String(value) : value)
 
 export const open = (options) => LockService.connect(task.url, { ...task.options, ...options })
 
 /** The test's lines. They end, and with them the process, when the test goes away, however it does. */
-export const orders = () => createInterface({ input: process.stdin })
+export const requests = () => createInterface({ input: process.stdin })
 
 /** Keeps the JavaScript thread from doing anything else. */
 export function block(ms) {

@@ -1,6 +1,6 @@
 // Lost answers, late answers, and connections that break: no lock that nobody knows of, no lease lost without need.
 import assert from 'node:assert/strict'
-import { SERVERS, SLACK_MS, scenes } from './proxy.mjs'
+import { SERVERS, SLACK_MS, proxySuite } from './proxy.mjs'
 import { rejection, rejects, sleep, until } from './tools.mjs'
 
 /** The ways to take a lock that make one try, and what they say when they got it. */
@@ -17,15 +17,15 @@ const heldAtStore = (direct, name) => until(`${name} held at the store`, () => i
 const givenBack = (direct, name) => until(`${name} given back`, async () => !(await isHeld(direct, name)), 20_000)
 
 for (const kind of Object.keys(SERVERS)) {
-  scenes(kind, 'answers that are lost or late', {}, (test) => {
+  proxySuite(kind, 'answers that are lost or late', {}, (test) => {
     for (const [way, take] of Object.entries(WAYS)) {
-      test(`an answer to ${way} is lost: the call gets the lock all the same`, async ({ proxy, direct, ...scene }) => {
-        const locks = await scene.warm()
+      test(`an answer to ${way} is lost: the call gets the lock all the same`, async ({ proxy, direct, ...fixture }) => {
+        const locks = await fixture.warm()
         // Some stores take more than one step: each of their answers gets lost in turn.
         let step = 0
         for (; ; step++) {
           const name = `name-${step}`
-          const lost = proxy.loseReply(scene.key(name), step)
+          const lost = proxy.loseReply(fixture.key(name), step)
           const call = take(locks, name)
           if (!(await Promise.race([lost, call.then(() => false)]))) break
           assert.equal(await isHeld(direct, name), true)
@@ -49,9 +49,9 @@ for (const kind of Object.keys(SERVERS)) {
         assert.equal(locks.stats().lost, 0)
       })
 
-      test(`the answer to ${way} is lost, and the store stays away: nothing is left`, async ({ proxy, direct, ...scene }) => {
-        const locks = await scene.warm({ storeTimeoutMs: 3000 })
-        const lost = proxy.loseReply(scene.key('name'))
+      test(`the answer to ${way} is lost, and the store stays away: nothing is left`, async ({ proxy, direct, ...fixture }) => {
+        const locks = await fixture.warm({ storeTimeoutMs: 3000 })
+        const lost = proxy.loseReply(fixture.key('name'))
         const call = rejects(take(locks, 'name'), 'LOCK_STORE', { retryable: true, engine: SERVERS[kind].engine })
         await lost
         await proxy.down()
@@ -62,8 +62,8 @@ for (const kind of Object.keys(SERVERS)) {
         await givenBack(direct, 'name:2')
       })
 
-      test(`the answer to ${way} comes after the store's time is over: nothing is left`, async ({ proxy, direct, ...scene }) => {
-        const locks = await scene.warm({ storeTimeoutMs: 3000 })
+      test(`the answer to ${way} comes after the store's time is over: nothing is left`, async ({ proxy, direct, ...fixture }) => {
+        const locks = await fixture.warm({ storeTimeoutMs: 3000 })
         proxy.hold()
         const call = rejects(take(locks, 'name'), 'LOCK_STORE', { retryable: true })
         // Before the call ends: the release that follows reaches the server, whose answers alone are held back.
@@ -75,8 +75,8 @@ for (const kind of Object.keys(SERVERS)) {
       })
     }
 
-    test('an abort while the answer is on its way', async ({ proxy, direct, ...scene }) => {
-      const locks = await scene.warm()
+    test('an abort while the answer is on its way', async ({ proxy, direct, ...fixture }) => {
+      const locks = await fixture.warm()
       proxy.hold()
       const controller = new AbortController()
       const reason = { mine: true }
@@ -88,8 +88,8 @@ for (const kind of Object.keys(SERVERS)) {
       await givenBack(direct, 'name')
     })
 
-    test('an abort while the answer is on its way, and then the connection breaks', async ({ proxy, direct, ...scene }) => {
-      const locks = await scene.warm()
+    test('an abort while the answer is on its way, and then the connection breaks', async ({ proxy, direct, ...fixture }) => {
+      const locks = await fixture.warm()
       proxy.hold()
       const controller = new AbortController()
       const call = rejection(locks.acquire('name', { ttlMs: 60_000, signal: controller.signal }))
@@ -103,8 +103,8 @@ for (const kind of Object.keys(SERVERS)) {
       await givenBack(direct, 'name')
     })
 
-    test('waitMs is over while the answer is on its way', async ({ proxy, direct, ...scene }) => {
-      const locks = await scene.warm({ storeTimeoutMs: 10_000 })
+    test('waitMs is over while the answer is on its way', async ({ proxy, direct, ...fixture }) => {
+      const locks = await fixture.warm({ storeTimeoutMs: 10_000 })
       proxy.hold()
       const startedAt = performance.now()
       const call = rejection(locks.acquire('name', { ttlMs: 60_000, waitMs: 1000 }))
@@ -116,8 +116,8 @@ for (const kind of Object.keys(SERVERS)) {
       await givenBack(direct, 'name')
     })
 
-    test('close() while the answer is on its way', async ({ proxy, direct, ...scene }) => {
-      const locks = await scene.warm()
+    test('close() while the answer is on its way', async ({ proxy, direct, ...fixture }) => {
+      const locks = await fixture.warm()
       proxy.hold()
       const call = rejects(locks.acquire('name', { ttlMs: 60_000 }), 'LOCK_CLOSED')
       await heldAtStore(direct, 'name')
@@ -128,11 +128,11 @@ for (const kind of Object.keys(SERVERS)) {
       await givenBack(direct, 'name')
     })
 
-    test('the answer to a release is lost: it was released', async ({ proxy, direct, ...scene }) => {
+    test('the answer to a release is lost: it was released', async ({ proxy, direct, ...fixture }) => {
       const events = []
-      const locks = await scene.warm({ onEvent: ({ type, name }) => name !== 'warm' && events.push(type) })
+      const locks = await fixture.warm({ onEvent: ({ type, name }) => name !== 'warm' && events.push(type) })
       const lock = await locks.acquire('name', { ttlMs: 60_000 })
-      const lost = proxy.loseReply(scene.key('name'))
+      const lost = proxy.loseReply(fixture.key('name'))
       const call = lock.release()
       await lost
       assert.equal(await isHeld(direct, 'name'), false)
@@ -143,19 +143,19 @@ for (const kind of Object.keys(SERVERS)) {
       assert.equal(lock.signal.aborted, false)
     })
 
-    test('the answer to the release of using() is lost: its result counts', async ({ proxy, ...scene }) => {
-      const locks = await scene.warm()
+    test('the answer to the release of using() is lost: its result counts', async ({ proxy, ...fixture }) => {
+      const locks = await fixture.warm()
       const call = locks.using('name', { ttlMs: 60_000 }, () => {
-        proxy.loseReply(scene.key('name')).then(() => proxy.cut())
+        proxy.loseReply(fixture.key('name')).then(() => proxy.cut())
         return 'result'
       })
       assert.equal(await call, 'result')
     })
 
-    test('the answer to a renewal is lost: the lease goes on', async ({ proxy, direct, ...scene }) => {
-      const locks = await scene.warm()
+    test('the answer to a renewal is lost: the lease goes on', async ({ proxy, direct, ...fixture }) => {
+      const locks = await fixture.warm()
       const lock = await locks.acquire('name', { ttlMs: 9000 })
-      await proxy.loseReply(scene.key('name'))
+      await proxy.loseReply(fixture.key('name'))
       const lostAt = performance.now()
       proxy.cut()
       // Past the end that the lease had when it was taken, which is at most 9 s after its first renewal.
@@ -169,8 +169,8 @@ for (const kind of Object.keys(SERVERS)) {
       assert.equal(await lock.release(), true)
     })
 
-    test('aborts in the middle of everything leave nothing', async ({ proxy, direct, ...scene }) => {
-      const locks = await scene.warm({ storeTimeoutMs: 10_000 })
+    test('aborts in the middle of everything leave nothing', async ({ proxy, direct, ...fixture }) => {
+      const locks = await fixture.warm({ storeTimeoutMs: 10_000 })
       proxy.lagMs = 8
       const mine = new Error('mine')
       const call = async (index) => {
@@ -194,8 +194,8 @@ for (const kind of Object.keys(SERVERS)) {
       assert.deepEqual({ held, waiting, lost }, { held: 0, waiting: 0, lost: 0 })
     })
 
-    test('connections that break all the time: one holder at a time, and nothing left', async ({ proxy, direct, ...scene }) => {
-      const services = await Promise.all([scene.warm(), scene.warm()])
+    test('connections that break all the time: one holder at a time, and nothing left', async ({ proxy, direct, ...fixture }) => {
+      const services = await Promise.all([fixture.warm(), fixture.warm()])
       let [inside, most, count, done, isOver] = [0, 0, 0, 0, false]
       const cutting = (async () => {
         for (; !isOver; proxy.cut()) await sleep(20 + Math.random() * 60)

@@ -1,6 +1,6 @@
 // A worker thread that waits for `n` whenever it gets a message.
 import { parentPort } from 'node:worker_threads'
-import { open } from './kit.mjs'
+import { open } from './child.mjs'
 
 const locks = await open({ onEvent: ({ type }) => type === 'waiting' && parentPort.postMessage({ waiting: true }) })
 parentPort.on('message', async (as) => {

@@ -6,7 +6,7 @@ import { cpus } from 'node:os'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { installDependencies } from '../scripts/setup.mjs'
 import { releaseBuild } from './build.mjs'
-import { Crowd, FOR_EVER, HOLD } from './crowd.mjs'
+import { WaiterProcesses, FOR_EVER, HOLD } from './waiter-processes.mjs'
 import { contenderVersions, median } from './report.mjs'
 
 export const quick = process.argv.includes('--quick')
@@ -88,7 +88,7 @@ async function roundTrip(store, count, pauses) {
 
 async function start(store, contender, processes) {
   await store.reset()
-  return Crowd.start(store.url, contender, processes)
+  return WaiterProcesses.start(store.url, contender, processes)
 }
 
 async function measure(store, contender, { processes, waiters }) {

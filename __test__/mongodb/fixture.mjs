@@ -28,20 +28,20 @@ export function withMongod(title, body) {
       assert.ok(!process.env.CI, error.message)
       return t.skip(`no mongod: ${error.message}`)
     }
-    const own = new Own()
+    const fixture = new MongodFixture()
     try {
-      await body(own)
+      await body(fixture)
     } finally {
-      await own.close()
+      await fixture.close()
     }
   })
 }
 
-class Own {
+class MongodFixture {
   #ends = []
 
   /** What to do at the end, the last one first. */
-  atEnd(end) {
+  onClose(end) {
     this.#ends.push(end)
   }
 
@@ -51,23 +51,23 @@ class Own {
 
   folder() {
     const folder = mkdtempSync(join(tmpdir(), 'holdfast-test-'))
-    this.atEnd(() => rmSync(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 }))
+    this.onClose(() => rmSync(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 }))
     return folder
   }
 
-  async mongod(options) {
+  async start(options) {
     const server = await startMongod(options)
-    this.atEnd(() => server.stop())
+    this.onClose(() => server.stop())
     return server
   }
 
   /** A server that asks for a login; `admin` is somebody who may do everything. */
-  async guarded({ replicaSet = false, args = [] } = {}) {
+  async startWithAuth({ replicaSet = false, args = [] } = {}) {
     const keyFile = join(this.folder(), 'key')
     // Members of a set ask each other for a key, too.
     writeFileSync(keyFile, randomBytes(48).toString('base64'), { mode: 0o600 })
     const key = replicaSet ? ['--keyFile', keyFile] : []
-    const server = await this.mongod({ replicaSet, args: ['--auth', ...key, ...args] })
+    const server = await this.start({ replicaSet, args: ['--auth', ...key, ...args] })
     // The first user may be made by whoever is on the machine.
     const nobody = await this.client(server, '', '')
     await nobody.db('admin').command({ createUser: 'root', pwd: `${SECRET}-root`, roles: ['root'] })
@@ -78,20 +78,20 @@ class Own {
   async client(server, login, options) {
     const { MongoClient } = await import('mongodb')
     const client = await MongoClient.connect(`mongodb://${login}127.0.0.1:${server.port}/?directConnection=true${options}`)
-    this.atEnd(() => client.close())
+    this.onClose(() => client.close())
     return client
   }
 
   /** A service that is closed at the end. */
   async connect(url, options) {
     const service = await LockService.connect(url, options)
-    this.atEnd(() => service.close())
+    this.onClose(() => service.close())
     return service
   }
 }
 
 /** The URL of a server with another login, path and options. */
-export const at = (server, { login = '', host = '127.0.0.1', path = '', options = '' } = {}) =>
+export const urlOf = (server, { login = '', host = '127.0.0.1', path = '', options = '' } = {}) =>
   `mongodb://${login && `${login}@`}${host}:${server.port}/${path}${options && `?${options}`}`
 
 /** The longest that `refuses` lets a call take that has to say why it failed. */
@@ -103,7 +103,7 @@ const MISTAKE_LIMIT_MS = 30_000
  * Connecting has to fail with a reason: `LOCK_STORE`, no password in it, and no mere time-out. What is for a human to mend
  * has to be told at once, and the rest within the limit.
  */
-export async function refuses(url, { retryable, tls, why }) {
+export async function assertConnectFails(url, { retryable, tls, why }) {
   const storeTimeoutMs = retryable ? LIMIT_MS : MISTAKE_LIMIT_MS
   const start = performance.now()
   const error = await rejection(LockService.connect(url, { storeTimeoutMs, ...(tls && { tls }) }))

@@ -29,7 +29,7 @@ const node = (source, ...flags) => run(process.execPath, [...flags, '--input-typ
 
 test('a process that gives up in flight and has nothing else to do gives the lock back before it exits', async () => {
   const locks = await LockService.connect(redis.url)
-  const child = fork(new URL('children/give-up.mjs', import.meta.url), [`redis://127.0.0.1:${proxy.port}`])
+  const child = fork(new URL('children/abort.mjs', import.meta.url), [`redis://127.0.0.1:${proxy.port}`])
   const exited = once(child, 'exit')
   await once(child, 'message')
   proxy.hold()

@@ -1,7 +1,7 @@
 // What a MongoDB user must be allowed: exactly the role that the README shows.
 import assert from 'node:assert/strict'
 import { LockService } from '../index.js'
-import { SECRET, at, withMongod } from './mongodb/own.mjs'
+import { SECRET, urlOf, withMongod } from './mongodb/fixture.mjs'
 import { rightsInReadme, useEveryVerb } from './readme/permissions.mjs'
 import { rejects, until } from './tools.mjs'
 
@@ -21,7 +21,7 @@ async function userWith(server, database, actions, { mechanism, more = '' } = {}
   await db.command({ createRole: ROLE.role, privileges, roles: [] })
   const mechanisms = mechanism ? { mechanisms: [mechanism] } : {}
   await db.command({ createUser: 'app', pwd: `${SECRET}-app`, roles: [ROLE.role], ...mechanisms })
-  return at(server, { login: `app:${SECRET}-app`, path: database, options: more })
+  return urlOf(server, { login: `app:${SECRET}-app`, path: database, options: more })
 }
 
 /** The lines of the server's log about something that a user was refused. */
@@ -32,8 +32,8 @@ async function refusals(server) {
 }
 
 for (const { kind, replicaSet } of DEPLOYMENTS) {
-  withMongod(`${kind}: the README's role is enough, by either SCRAM, and nothing is refused`, async (own) => {
-    const server = await own.guarded({ replicaSet })
+  withMongod(`${kind}: the README's role is enough, by either SCRAM, and nothing is refused`, async (fixture) => {
+    const server = await fixture.startWithAuth({ replicaSet })
     // Setting up is not all allowed either.
     const before = await refusals(server)
     for (const mechanism of ['SCRAM-SHA-1', 'SCRAM-SHA-256']) {
@@ -47,13 +47,13 @@ for (const { kind, replicaSet } of DEPLOYMENTS) {
     assert.deepEqual(await refusals(server), before)
 
     // The log would tell.
-    const user = await own.client(server, `app:${SECRET}-app@`, '&authSource=db_SCRAM_SHA_1')
+    const user = await fixture.client(server, `app:${SECRET}-app@`, '&authSource=db_SCRAM_SHA_1')
     await assert.rejects(user.db('db_SCRAM_SHA_1').collection('orders').insertOne({}), /not authorized/)
     assert.equal((await refusals(server)).length, before.length + 1)
   })
 
-  withMongod(`${kind}: no action of the role can be left out unnoticed`, async (own) => {
-    const server = await own.guarded({ replicaSet })
+  withMongod(`${kind}: no action of the role can be left out unnoticed`, async (fixture) => {
+    const server = await fixture.startWithAuth({ replicaSet })
     for (const action of ACTIONS) {
       const database = `without_${action}`
       const url = await userWith(server, database, ACTIONS.filter((other) => other !== action))
@@ -72,8 +72,8 @@ for (const { kind, replicaSet } of DEPLOYMENTS) {
     }
   })
 
-  withMongod(`${kind}: without createIndex the index has to be there`, async (own) => {
-    const server = await own.guarded({ replicaSet })
+  withMongod(`${kind}: without createIndex the index has to be there`, async (fixture) => {
+    const server = await fixture.startWithAuth({ replicaSet })
     const actions = [...ACTIONS.filter((action) => action !== 'createIndex'), 'listIndexes']
     const url = await userWith(server, 'shop', actions)
     const locks = server.admin.db('shop').collection('locks')
@@ -87,17 +87,17 @@ for (const { kind, replicaSet } of DEPLOYMENTS) {
   })
 }
 
-withMongod('a user without any right is told at connect', async (own) => {
-  const server = await own.guarded()
+withMongod('a user without any right is told at connect', async (fixture) => {
+  const server = await fixture.startWithAuth()
   const url = await userWith(server, 'shop', [])
   const error = await rejects(LockService.connect(url), 'LOCK_STORE', { retryable: false })
   assert.match(error.message, /the user has not the right to do this: not authorized on shop to execute update/)
   assert.doesNotMatch(error.message, new RegExp(SECRET))
 })
 
-withMongod('a right that is taken away from a running service is told, and given back is used', async (own) => {
-  const server = await own.guarded()
-  const service = await own.connect(await userWith(server, 'shop', ACTIONS))
+withMongod('a right that is taken away from a running service is told, and given back is used', async (fixture) => {
+  const server = await fixture.startWithAuth()
+  const service = await fixture.connect(await userWith(server, 'shop', ACTIONS))
   const privileges = [{ resource: { ...ROLE.privileges[0].resource, db: 'shop' }, actions: ACTIONS }]
   await server.admin.db('shop').command({ revokePrivilegesFromRole: ROLE.role, privileges })
   const error = await rejects(service.tryAcquire('n'), 'LOCK_STORE', { retryable: false, key: 'n' })

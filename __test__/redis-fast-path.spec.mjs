@@ -140,7 +140,7 @@ test('services that come and go leave no connection behind', async () => {
 })
 
 test('calls that are answered at once are answered one after the other, with nothing else going on', async () => {
-  const said = await output(`
+  const messages = await output(`
     import { LockService } from ${JSON.stringify(index)}
     const locks = await LockService.connect(${JSON.stringify(redis.url)})
     const lock = await locks.acquire('bare')
@@ -156,7 +156,7 @@ test('calls that are answered at once are answered one after the other, with not
     for (let i = 0; i < 100; i++) await locks.acquireLock('late').catch((error) => error.code)
     console.log('done')
   `)
-  assert.equal(said, 'done')
+  assert.equal(messages, 'done')
 })
 
 const WORKER = `
@@ -184,7 +184,7 @@ test('a worker that is stopped in the middle of its calls leaves nothing open', 
 })
 
 test('a call that throws out of a callback of ours is an uncaught exception, not a crash', async () => {
-  const said = await output(`
+  const messages = await output(`
     import { LockService } from ${JSON.stringify(index)}
     const locks = await LockService.connect(${JSON.stringify(redis.url)})
     process.on('uncaughtException', (error) => console.log('uncaught', error.message))
@@ -193,7 +193,7 @@ test('a call that throws out of a callback of ours is an uncaught exception, not
     await new Promise((resolve) => setTimeout(resolve, 200))
     console.log(await locks.releaseLock('x'))
   `)
-  assert.equal(said.trim(), 'uncaught mine\ntrue')
+  assert.equal(messages.trim(), 'uncaught mine\ntrue')
 })
 
 test('a service that is closed in the middle of a turn answers every call', async () => {

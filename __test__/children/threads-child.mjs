@@ -2,4 +2,4 @@
 import { writeSync } from 'node:fs'
 
 export const task = JSON.parse(process.argv[2])
-export const say = (message) => writeSync(1, `${JSON.stringify(message)}\n`)
+export const report = (message) => writeSync(1, `${JSON.stringify(message)}\n`)

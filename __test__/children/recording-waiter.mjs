@@ -1,11 +1,11 @@
 // Waits as often as it is told to. Each waiter that is served writes itself down in the store, while it holds the lock, and
 // looks whether it is alone.
-import { openLedger } from '../ledger.mjs'
-import { open, orders, say, task } from './kit.mjs'
+import { openRecorder } from '../store-recorder.mjs'
+import { open, requests, report, task } from './child.mjs'
 
 const aborts = new Map()
-const locks = await open({ onEvent: ({ type }) => type === 'waiting' && say({ waiting: true }) })
-const ledger = openLedger(task)
+const locks = await open({ onEvent: ({ type }) => type === 'waiting' && report({ waiting: true }) })
+const ledger = openRecorder(task)
 
 async function wait({ as, name, holdMs = 0, ...options }) {
   const abort = new AbortController()
@@ -17,20 +17,20 @@ async function wait({ as, name, holdMs = 0, ...options }) {
     if (holdMs > 0) await new Promise((resolve) => setTimeout(resolve, holdMs))
     await ledger.leave()
     if (!(await lock.release())) await ledger.write(`${as} had lost it`)
-    say({ served: as })
+    report({ served: as })
   } catch (error) {
-    say({ gaveUp: { as, code: error.code ?? error.message } })
+    report({ gaveUp: { as, code: error.code ?? error.message } })
   }
 }
 
 const verbs = {
   wait,
   abort: ({ as }) => aborts.get(as).abort(new Error('enough')),
-  hold: async ({ name, ...options }) => say({ held: (await locks.acquire(name, options)).fencingToken }),
-  close: async () => say({ closed: await locks.close() ?? true }),
+  hold: async ({ name, ...options }) => report({ held: (await locks.acquire(name, options)).fencingToken }),
+  close: async () => report({ closed: await locks.close() ?? true }),
 }
-say({ ready: true })
-for await (const line of orders()) {
+report({ ready: true })
+for await (const line of requests()) {
   const { verb, ...order } = JSON.parse(line)
   verbs[verb](order)
 }

@@ -1,6 +1,6 @@
 // A lock without a library: what a driver's contender does with the two commands that its driver offers.
 import { randomBytes } from 'node:crypto'
-import { TAKEN_MS } from './taken.mjs'
+import { HELD_TTL_MS } from './held-ttl.mjs'
 
 /** Frees a name, if it has this token. */
 export const FREE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
@@ -8,7 +8,7 @@ export const FREE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.
 const newToken = () => randomBytes(16).toString('hex')
 
 /** `acquire(name, token, ttlMs)` tells whether it got the name, `free(name, token)` answers 1 when it had it. */
-export function plainly({ acquire, free, close }) {
+export function driverLock({ acquire, free, close }) {
   return {
     async pair(name) {
       const token = newToken()
@@ -16,7 +16,7 @@ export function plainly({ acquire, free, close }) {
       if ((await free(name, token)) !== 1) throw new Error(`${name} was lost`)
     },
     async take(name) {
-      if (!(await acquire(name, newToken(), TAKEN_MS))) throw new Error(`${name} was busy`)
+      if (!(await acquire(name, newToken(), HELD_TTL_MS))) throw new Error(`${name} was busy`)
     },
     async tryHeld(name) {
       if (await acquire(name, newToken(), 30_000)) throw new Error(`${name} was not busy`)

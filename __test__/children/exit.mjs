@@ -1,5 +1,5 @@
 // Ends in one of many ways while locks are held, asked for or given back; the test looks at how that went.
-import { block, open, say, task } from './kit.mjs'
+import { block, open, report, task } from './child.mjs'
 
 const names = (count) => Array.from({ length: count }, (_, index) => `${task.name}:${index}`)
 const hold = (locks, count, options) => Promise.all(names(count).map((name) => locks.acquire(name, options)))
@@ -10,20 +10,20 @@ const ways = {
     const locks = await open({ onEvent: ({ type }) => type === 'renewed' && renewed++ })
     let renewed = 0
     const held = await hold(locks, 20, { ttlMs: 900 })
-    for (const lock of held) lock.signal.addEventListener('abort', () => say({ aborted: lock.name }))
+    for (const lock of held) lock.signal.addEventListener('abort', () => report({ aborted: lock.name }))
     while (renewed < 20) await new Promise((resolve) => setTimeout(resolve, 20))
   },
   // The gist's lease, which nobody releases.
   async gist() {
     const locks = await open()
-    say({ acquired: await locks.acquireLock(task.name, 60) })
+    report({ acquired: await locks.acquireLock(task.name, 60) })
   },
   // Subscribed, but no call outstanding any more.
   async waited() {
     const locks = await open()
     await hold(locks, 3, { ttlMs: 60_000 })
     const waits = names(3).map((name) => locks.acquire(name, { waitMs: 200 }).catch((error) => error.code))
-    say({ codes: await Promise.all(waits) })
+    report({ codes: await Promise.all(waits) })
   },
   async closed() {
     const locks = await open()
@@ -63,7 +63,7 @@ const ways = {
     const locks = await open()
     await hold(locks, 20, { ttlMs: 900 })
     for (const name of names(20)) locks.acquire(name, { waitMs: Infinity })
-    say({ ready: true })
+    report({ ready: true })
   },
   async graceful() {
     const locks = await open()
@@ -73,7 +73,7 @@ const ways = {
       clearInterval(keepAlive)
       await locks.close()
     })
-    say({ ready: true })
+    report({ ready: true })
   },
   // Exit hooks run after the event loop has ended, and may still call.
   async hooks() {
@@ -82,12 +82,12 @@ const ways = {
     const [lock] = await hold(locks, 1, { ttlMs: 2500 })
     process.on('exit', () => {
       block(3500)
-      say({ isHeld: lock.isHeld })
+      report({ isHeld: lock.isHeld })
       lock.release()
       locks.acquire(`${task.name}:late`)
     })
   },
 }
 
-process.on('unhandledRejection', (error) => say({ unhandled: String(error) }))
+process.on('unhandledRejection', (error) => report({ unhandled: String(error) }))
 await ways[task.way]()

@@ -2,25 +2,25 @@
 import assert from 'node:assert/strict'
 import { readdir, readFile } from 'node:fs/promises'
 import { start } from './children/start.mjs'
-import { openLedger } from './ledger.mjs'
+import { openRecorder } from './store-recorder.mjs'
 import { random } from './stores.mjs'
 import { sleep, until } from './tools.mjs'
 
 /** On a store `{ url, options }` that keeps queues, for `t` to use. */
-export class Crowd {
+export class WaiterProcesses {
   #t
   #order
 
   constructor(t, { url, options }) {
     this.#t = t
     this.#order = { url, options, log: `crowd_${random()}` }
-    this.ledger = openLedger(this.#order)
+    this.ledger = openRecorder(this.#order)
     t.after(() => this.ledger.close())
   }
 
   /** Starts processes that are ready to wait. */
   async processes(count) {
-    const children = Array.from({ length: count }, () => start(this.#t, 'crowd', this.#order))
+    const children = Array.from({ length: count }, () => start(this.#t, 'recording-waiter', this.#order))
     for (const child of children) await child.next('ready')
     return children
   }
@@ -28,7 +28,7 @@ export class Crowd {
   /** One more waiter in a process, `as` what it will write down. When this returns, it has its place in the queue. */
   async enqueue(child, as, options) {
     const before = (await this.places()).length
-    child.tell(JSON.stringify({ verb: 'wait', as, name: 'n', ...options }))
+    child.send(JSON.stringify({ verb: 'wait', as, name: 'n', ...options }))
     await child.next('waiting')
     assert.equal((await this.places()).length, before + 1, 'its place is the last one')
   }
@@ -66,7 +66,7 @@ export class Crowd {
 export const named = (letter, count) => Array.from({ length: count }, (_, index) => `${letter}${index}`)
 
 /** Stops a process, and waits until none of its threads goes on. Only Linux tells of every thread. */
-export async function standStill(child) {
+export async function suspend(child) {
   child.kill('SIGSTOP')
   const folder = `/proc/${child.pid}/task`
   const threads = await readdir(folder).catch(() => null)

@@ -1,5 +1,5 @@
 // Takes, extends and gives back locks without a pause, until it is killed.
-import { open, say, task } from './kit.mjs'
+import { open, report, task } from './child.mjs'
 
 const locks = await open()
 let turns = 0
@@ -14,10 +14,10 @@ async function turn(name) {
       if (error.code !== 'LOCK_LOST' || performance.now() < end) throw error
     }
     await lock.release()
-    if (++turns === 40) say({ going: true })
+    if (++turns === 40) report({ going: true })
   }
 }
 await Promise.all(Array.from({ length: 16 }, (_, index) => turn(`${task.name}:${index % 10}`))).catch((error) => {
-  say({ error: String(error) })
+  report({ error: String(error) })
   process.exit(1)
 })

@@ -53,7 +53,7 @@ export class Contender {
 }
 
 /** Starts a process of each contender, one after the other so that none is starved while it connects. */
-export async function startAll(modules, urls) {
+export async function startContenders(modules, urls) {
   const running = []
   for (const module of modules) running.push(await Contender.start(module, urls))
   return running
@@ -68,7 +68,7 @@ let run = 0
  * Gives the measurements of all rounds, by load and by contender: `{ 64: { holdfast: [{ perSecond, … }, …] } }`.
  */
 export async function measureAll({ contenders, urls, what, loads, probe, rounds, ms, warmUpMs }) {
-  const running = await startAll(contenders, urls)
+  const running = await startContenders(contenders, urls)
   const prefixes = new Map(contenders.map((module) => [module, `bench-${process.pid}-${++run}-${module}-`]))
   if (what === 'tryHeld') await takeAll(contenders, urls, Math.max(...loads), prefixes)
   const results = {}

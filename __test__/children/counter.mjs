@@ -1,14 +1,14 @@
 // Adds to counters that have no protection but a lock: whoever reads while somebody else is about to write loses one.
 import { readFile, writeFile } from 'node:fs/promises'
 import { setTimeout as sleep } from 'node:timers/promises'
-import { open, say, task } from './kit.mjs'
+import { open, report, task } from './child.mjs'
 
 const file = (name) => `${task.folder}/${name}`
 
 async function add(name, fence) {
   const seen = JSON.parse(await readFile(file(name), 'utf8'))
   // The fence of an earlier holder must not be larger: that would be a token that a guarded store had to refuse.
-  if (fence !== undefined && fence <= BigInt(seen.fence)) say({ error: `fence ${fence} after ${seen.fence}` })
+  if (fence !== undefined && fence <= BigInt(seen.fence)) report({ error: `fence ${fence} after ${seen.fence}` })
   await sleep(Math.random() * 3)
   await writeFile(file(name), JSON.stringify({ count: seen.count + 1, fence: String(fence ?? seen.fence) }))
 }
@@ -25,7 +25,7 @@ const ways = {
   async acquireLock(locks) {
     while (!(await locks.acquireLock(task.names[0], 20))) await sleep(Math.random() * 10)
     await add(task.names[0])
-    if (!(await locks.releaseLock(task.names[0]))) say({ error: 'releaseLock freed nothing' })
+    if (!(await locks.releaseLock(task.names[0]))) report({ error: 'releaseLock freed nothing' })
   },
   async several(locks) {
     await locks.using(pick(task.names), { ttlMs: 20_000, waitMs: 120_000 }, async (lock) => {
@@ -36,5 +36,5 @@ const ways = {
 
 const locks = await open()
 for (let round = 0; round < task.rounds; round++) await ways[task.way](locks)
-say({ lost: locks.stats().lost })
+report({ lost: locks.stats().lost })
 await locks.close()

@@ -6,7 +6,7 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { describe } from 'node:test'
 import { start } from './children/start.mjs'
-import { onDatabase } from './database.mjs'
+import { withDatabase } from './database.mjs'
 import { suite } from './stores.mjs'
 import { sleep, until } from './tools.mjs'
 
@@ -17,7 +17,7 @@ const FLEET = ['gist', 'gist', 'acquireLock', 'using', 'using']
 /** How many more marks each instance makes, once the killing is over. */
 const EACH = 3
 
-const all = (child, key) => child.said.filter((message) => Object.hasOwn(message, key)).map((message) => message[key])
+const all = (child, key) => child.messages.filter((message) => Object.hasOwn(message, key)).map((message) => message[key])
 
 /** What it began, and did not say that it has done. */
 function openEnd(child) {
@@ -25,14 +25,14 @@ function openEnd(child) {
   return all(child, 'adding').filter((mark) => !done.has(mark))
 }
 
-async function run({ place, t }) {
+async function run({ store, t }) {
   const folder = await mkdtemp(join(tmpdir(), 'holdfast-fleet-'))
   t.after(() => rm(folder, { recursive: true, force: true }))
   const file = join(folder, 'list')
   await writeFile(file, JSON.stringify({ count: 0, marks: [] }))
   const ever = []
   const launch = (way) => {
-    const child = start(t, 'fleet', { url: place.target, way, name: 'counter', file, ttlMs: TTL_MS })
+    const child = start(t, 'deployment', { url: store.target, way, name: 'counter', file, ttlMs: TTL_MS })
     ever.push(child)
     return { way, child }
   }
@@ -61,7 +61,7 @@ async function run({ place, t }) {
   const goal = fleet.map(({ child }) => all(child, 'added').length + EACH)
   const isReached = () => fleet.every(({ child }, index) => all(child, 'added').length >= goal[index] || child.end)
   await until('all of them go on', isReached, 60_000)
-  for (const { child } of fleet) assert.deepEqual(await child.dismiss(), { code: 0, signal: null }, child.stderr)
+  for (const { child } of fleet) assert.deepEqual(await child.endInput(), { code: 0, signal: null }, child.stderr)
   for (const child of ever) assert.equal(child.stderr, '')
 
   const { count, marks } = JSON.parse(await readFile(file, 'utf8'))
@@ -76,9 +76,9 @@ async function run({ place, t }) {
 describe('a fleet of both', { concurrency: 2 }, () => {
   for (const kind of ['mongodb', 'mongodb-replica-set']) {
     suite(kind, 'a fleet of gist and holdfast processes', (test) => {
-      test(`the sums of ${RUNS} runs add up`, onDatabase(kind, async ({ place, t }) => {
-        for (let count = 0; count < RUNS; count++) await run({ place, t })
-        place.leaves = true
+      test(`the sums of ${RUNS} runs add up`, withDatabase(kind, async ({ store, t }) => {
+        for (let count = 0; count < RUNS; count++) await run({ store, t })
+        store.mayLeaveLocks = true
       }))
     })
   }

@@ -8,7 +8,7 @@ import { readFileSync, renameSync, writeFileSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { MongoClient } from 'mongodb'
 import { Gist } from '../gist.mjs'
-import { open, orders, say, task } from './kit.mjs'
+import { open, requests, report, task } from './child.mjs'
 
 const { name, file, ttlMs, way } = task
 let isOver = false
@@ -17,7 +17,7 @@ let round = 0
 /** Reads, pauses, writes. `false`: the lock is none any more, and nothing was written. */
 async function add(isOurs) {
   const mark = `${process.pid}:${round++}`
-  say({ adding: mark })
+  report({ adding: mark })
   const { count, marks } = JSON.parse(readFileSync(file, 'utf8'))
   await sleep(2 + Math.random() * 8)
   const text = JSON.stringify({ count: count + 1, marks: [...marks, mark] })
@@ -25,7 +25,7 @@ async function add(isOurs) {
   // A kill leaves the old list or the new one, never half of one.
   writeFileSync(`${file}.${process.pid}`, text)
   renameSync(`${file}.${process.pid}`, file)
-  say({ added: mark })
+  report({ added: mark })
   return true
 }
 
@@ -70,8 +70,8 @@ const ways = {
 }
 
 const { turn, close } = await ways[way]()
-say({ ready: true })
-orders().once('close', () => (isOver = true))
+report({ ready: true })
+requests().once('close', () => (isOver = true))
 while (!isOver) {
   await turn()
   // A name that somebody of ours waits for goes on to that one: whoever only asks now and then needs a gap.

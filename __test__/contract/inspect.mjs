@@ -5,9 +5,9 @@ import { assertFree, rejects, sleep, until, waiting } from '../tools.mjs'
 
 const byBytes = (names) => names.sort((x, y) => Buffer.compare(Buffer.from(x), Buffer.from(y)))
 
-export function look(test) {
-  test('inspect shows who holds a name', async (place) => {
-    const [a, b] = await place.connectAll(2)
+export function inspect(test) {
+  test('inspect shows who holds a name', async (store) => {
+    const [a, b] = await store.connectAll(2)
     assert.equal(await a.inspect('seen'), null)
     const began = Date.now()
     const lock = await a.acquire('seen', { ttlMs: 20_000, metadata: { why: 'test' } })
@@ -27,8 +27,8 @@ export function look(test) {
     assert.equal(await b.inspect('seen'), null)
   })
 
-  test('what has expired is not shown', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('what has expired is not shown', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('expired', { ttlMs: 300, renew: false })
     await until('the loss', () => !lock.isHeld)
     // The cautious view ends some milliseconds before the store's.
@@ -38,8 +38,8 @@ export function look(test) {
     assert.equal(await b.forceRelease('expired'), false)
   })
 
-  test('since stays through a renewal', async (place) => {
-    const a = await place.connect()
+  test('since stays through a renewal', async (store) => {
+    const a = await store.connect()
     const lock = await a.acquire('since', { ttlMs: 900 })
     const { since } = (await a.inspect('since')).holder
     await until('a renewal', () => a.stats().renewed > 0)
@@ -47,8 +47,8 @@ export function look(test) {
     assert.equal(await lock.release(), true)
   })
 
-  test('list gives everything held, in byte order', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('list gives everything held, in byte order', async (store) => {
+    const [a, b] = await store.connectAll(2)
     assert.deepEqual(await a.list(), [])
     // UTF-16 would sort the emoji, a surrogate pair, before U+FF5E.
     const names = byBytes(['A', 'B', 'a', 'a\n', 'a ', 'aa', 'b', 'é', '～', '🔒', '鎖'])
@@ -60,8 +60,8 @@ export function look(test) {
     for (const info of await a.list()) assert.equal(info.fencingToken, tokens.get(info.name))
   })
 
-  test('list takes its prefix literally', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('list takes its prefix literally', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const names = [
       'p', 'pq', 'P', 'p*', 'p*x', 'p?', 'p[q]', 'p%', 'p%x', 'p_', 'p_x', 'p\\', 'p\\x', 'p.', 'p.x', 'p^', 'p$',
       'p{}', 'p|q', "p'", 'p"', 'p\n', 'é', 'e', '🔒x', '🔓x',
@@ -74,8 +74,8 @@ export function look(test) {
     }
   })
 
-  test('list shows hundreds', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('list shows hundreds', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const names = Array.from({ length: 700 }, (_, i) => `n:${String(i).padStart(4, '0')}`)
     const locks = []
     for (let i = 0; i < 700; i += 100) locks.push(await a.acquire(names.slice(i, i + 100)))
@@ -83,8 +83,8 @@ export function look(test) {
     for (const lock of locks) assert.equal(await lock.release(), true)
   })
 
-  test('forceRelease frees whatever is held', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('forceRelease frees whatever is held', async (store) => {
+    const [a, b] = await store.connectAll(2)
     assert.equal(await b.forceRelease('forced'), false)
     for (const take of [() => a.acquire('forced', { renew: false }), () => a.acquireLock('forced', 60)]) {
       await take()
@@ -97,8 +97,8 @@ export function look(test) {
     assert.equal(await own.release(), false)
   })
 
-  test('stats counts', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('stats counts', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const zero = { held: 0, waiting: 0, acquired: 0, busy: 0, released: 0, renewed: 0, lost: 0, storeErrors: 0 }
     assert.deepEqual(b.stats(), zero)
     const theirs = await a.acquire('counted')
@@ -127,10 +127,10 @@ export function look(test) {
     assert.deepEqual(a.stats(), { ...zero, acquired: 1, released: 1 })
   })
 
-  test('onEvent is told of every lease', async (place) => {
+  test('onEvent is told of every lease', async (store) => {
     const seen = []
-    const a = await place.connect()
-    const b = await place.connect({ onEvent: (event) => seen.push(event) })
+    const a = await store.connect()
+    const b = await store.connect({ onEvent: (event) => seen.push(event) })
     const times = (event, field) => {
       assert.equal(typeof event[field], 'number')
       assert.ok(event[field] >= 0)
@@ -170,9 +170,9 @@ export function look(test) {
     assert.deepEqual(seen, [])
   })
 
-  test('onEvent is told of what the gist’s functions do', async (place) => {
+  test('onEvent is told of what the gist’s functions do', async (store) => {
     const seen = []
-    const a = await place.connect({ onEvent: ({ type, name }) => seen.push(`${type} ${name}`) })
+    const a = await store.connect({ onEvent: ({ type, name }) => seen.push(`${type} ${name}`) })
     await a.acquireLock('g1')
     await a.releaseLock('g1')
     await a.acquireAndExecute('g2', () => {})

@@ -36,11 +36,11 @@ const PEERS = {
 suite('redis', 'beside its peers', (test) => {
   const on = (title, body) => {
     for (const [name, peer] of Object.entries(PEERS)) {
-      test(`${name}: ${title}`, async (place) => {
-        place.options.keyPrefix = `mutex:${place.options.keyPrefix}`
-        const redis = new Redis(place.target)
+      test(`${name}: ${title}`, async (store) => {
+        store.options.keyPrefix = `mutex:${store.options.keyPrefix}`
+        const redis = new Redis(store.target)
         try {
-          await body({ place, redis, key: `${place.options.keyPrefix}n`, take: peer(redis, `${place.options.keyPrefix}n`) })
+          await body({ store, redis, key: `${store.options.keyPrefix}n`, take: peer(redis, `${store.options.keyPrefix}n`) })
         } finally {
           redis.disconnect()
         }
@@ -48,8 +48,8 @@ suite('redis', 'beside its peers', (test) => {
     }
   }
 
-  on('excludes, and is excluded', async ({ place, take }) => {
-    const locks = await place.connect()
+  on('excludes, and is excluded', async ({ store, take }) => {
+    const locks = await store.connect()
     const ours = await locks.acquire('n', { ttlMs: 20_000 })
     assert.equal(await take(20_000), null)
     await ours.extend(30_000)
@@ -67,8 +67,8 @@ suite('redis', 'beside its peers', (test) => {
     assert.equal(await (await locks.tryAcquire('n')).release(), true)
   })
 
-  on('whoever waits for its lock is served after its release, which tells nobody', async ({ place, take }) => {
-    const services = await place.connectAll(2)
+  on('whoever waits for its lock is served after its release, which tells nobody', async ({ store, take }) => {
+    const services = await store.connectAll(2)
     const theirs = await take(60_000)
     const served = []
     const waits = []
@@ -88,8 +88,8 @@ suite('redis', 'beside its peers', (test) => {
     await again.release()
   })
 
-  on('never gets in between two of a queue', async ({ place, take }) => {
-    const locks = await place.connect()
+  on('never gets in between two of a queue', async ({ store, take }) => {
+    const locks = await store.connect()
     const held = await locks.acquire('n')
     let [left, tries] = [30, 0]
     // The other tool tries in each turn, and is at it when the name is handed on.
@@ -114,8 +114,8 @@ suite('redis', 'beside its peers', (test) => {
     await trying
   })
 
-  on('an unprotected counter adds up', async ({ place, take }) => {
-    const [a, b] = await place.connectAll(2)
+  on('an unprotected counter adds up', async ({ store, take }) => {
+    const [a, b] = await store.connectAll(2)
     let [counter, inside] = [0, 0]
     const add = async () => {
       assert.equal(++inside, 1)

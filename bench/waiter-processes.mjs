@@ -7,14 +7,14 @@ import { fileURLToPath } from 'node:url'
 export const HOLD = { leastMs: 4, mostMs: 8 }
 export const FOR_EVER = { leastMs: 600_000, mostMs: 600_000 }
 
-export class Crowd {
+export class WaiterProcesses {
   #children
   #isOver = false
   got = []
   releasing = []
 
   static async start(url, { module, retryMs }, count) {
-    const crowd = new Crowd()
+    const crowd = new WaiterProcesses()
     const script = fileURLToPath(new URL('waiter.mjs', import.meta.url))
     crowd.#children = Array.from({ length: count }, () => fork(script, [module, url, `${retryMs ?? ''}`]))
     await Promise.all(
