@@ -1,4 +1,4 @@
-// What a process, or an environment, leaves behind when it goes: nothing that nobody knows of.
+// Clean-up after aborted calls, garbage collection and process exit: no lock is left without a holder.
 import assert from 'node:assert/strict'
 import { execFile, fork } from 'node:child_process'
 import { once } from 'node:events'
@@ -24,29 +24,29 @@ after(async () => {
   await redis.stop()
 })
 
-/** Runs a module in a process of its own, which has nothing else to do. */
+/** Runs a module in a separate process. */
 const node = (source, ...flags) => run(process.execPath, [...flags, '--input-type=module', '-e', source], { timeout: 60_000 })
 
-test('a process that gives up in flight and has nothing else to do gives the lock back before it exits', async () => {
+test('a process whose call was aborted in flight releases the lock before it exits', async () => {
   const locks = await LockService.connect(redis.url)
   const child = fork(new URL('children/abort.mjs', import.meta.url), [`redis://127.0.0.1:${proxy.port}`])
   const exited = once(child, 'exit')
   await once(child, 'message')
-  proxy.hold()
+  proxy.holdReplies()
   child.send('acquire')
-  while ((await locks.inspect('parting')) === null) await sleep(10)
+  while ((await locks.inspect('aborted')) === null) await sleep(10)
   child.send('abort')
   await once(child, 'message')
-  // The caller has its rejection, and the process nothing else to do; the store has granted what nobody wants any more.
+  // The call has rejected and nothing else keeps the process alive, but the store has granted the lock.
   await sleep(300)
-  assert.notEqual(await locks.inspect('parting'), null)
+  assert.notEqual(await locks.inspect('aborted'), null)
   proxy.resume()
   assert.deepEqual(await exited, [0, null])
-  assert.equal(await locks.inspect('parting'), null)
+  assert.equal(await locks.inspect('aborted'), null)
   await locks.close()
 })
 
-test('a lock that is dropped without a release stays held, and one warning names it', async () => {
+test('a lock that is garbage collected without a release stays held, and one warning names it', async () => {
   const { stdout } = await node(
     `
     import { LockService } from '${index}'
@@ -81,8 +81,8 @@ test('a lock that is dropped without a release stays held, and one warning names
   assert.equal(held, 'dropped,dropped, too,until it expires,watched')
 })
 
-test('one signal for many calls has one listener', async () => {
-  const locks = await LockService.connect('memory:parting')
+test('many calls with one signal add one listener to it', async () => {
+  const locks = await LockService.connect('memory:cleanup')
   const warnings = []
   const collect = (warning) => warnings.push(warning.name)
   process.on('warning', collect)
@@ -107,8 +107,8 @@ async function allReject(locks, abort) {
   await holder.release()
 }
 
-test('a signal that calls back while it is being listened to is not missed', async () => {
-  const locks = await LockService.connect('memory:parting')
+test('a signal that fires inside addEventListener aborts the call', async () => {
+  const locks = await LockService.connect('memory:cleanup')
   const reason = new Error('at once')
   const signal = {
     aborted: false,
@@ -121,7 +121,7 @@ test('a signal that calls back while it is being listened to is not missed', asy
   await locks.close()
 })
 
-test('the addon may be loaded again in one thread', async () => {
+test('the addon may be loaded several times in one thread', async () => {
   const { stdout } = await node(`
     import { createRequire } from 'node:module'
     import { fileURLToPath } from 'node:url'

@@ -1,4 +1,4 @@
-// The contract that every store keeps: the same tests for each of them.
+// The contract of the API: the same tests for every store.
 import { acquire } from './contract/acquire.mjs'
 import { close } from './contract/close.mjs'
 import { gist } from './contract/gist.mjs'

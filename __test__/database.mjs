@@ -1,9 +1,9 @@
-// A MongoDB database of its own for one test, where our default collection can be the one that others use, too.
+// A separate MongoDB database for one test, in which the default collection can be shared with other tools.
 import { MongoClient } from 'mongodb'
 import { Gist } from './gist.mjs'
 import { random, serverUrl } from './stores.mjs'
 
-/** The body of a test on a database of its own. */
+/** Returns the body of a test that runs on a separate database. */
 export const withDatabase = (kind, body) => async (store, t) => {
   const url = new URL(serverUrl(kind))
   url.pathname = `/holdfast_gist_${random()}`

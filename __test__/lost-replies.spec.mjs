@@ -1,10 +1,10 @@
-// Lost answers, late answers, and connections that break: no lock that nobody knows of, no lease lost without need.
+// Lost replies, late replies and broken connections: no lock without a holder, and no lease is lost without need.
 import assert from 'node:assert/strict'
 import { SERVERS, SLACK_MS, proxySuite } from './proxy.mjs'
 import { rejection, rejects, sleep, until } from './tools.mjs'
 
-/** The ways to take a lock that make one try, and what they say when they got it. */
-const WAYS = {
+/** The methods that acquire a lock with one attempt. */
+const METHODS = {
   acquire: (locks, name, options) => locks.acquire(name, { ttlMs: 60_000, ...options }),
   'acquire of two names': (locks, name, options) => locks.acquire([name, `${name}:2`], { ttlMs: 60_000, ...options }),
   tryAcquire: (locks, name, options) => locks.tryAcquire(name, { ttlMs: 60_000, ...options }),
@@ -12,28 +12,28 @@ const WAYS = {
 }
 
 const isHeld = async (direct, name) => (await direct.inspect(name)) !== null
-const heldAtStore = (direct, name) => until(`${name} held at the store`, () => isHeld(direct, name))
-/** Long before its lease would end. */
-const givenBack = (direct, name) => until(`${name} given back`, async () => !(await isHeld(direct, name)), 20_000)
+const untilHeld = (direct, name) => until(`${name} is held at the store`, () => isHeld(direct, name))
+/** Waits until the name is free, long before the lease would expire. */
+const untilReleased = (direct, name) => until(`${name} is released`, async () => !(await isHeld(direct, name)), 20_000)
 
 for (const kind of Object.keys(SERVERS)) {
-  proxySuite(kind, 'answers that are lost or late', {}, (test) => {
-    for (const [way, take] of Object.entries(WAYS)) {
-      test(`an answer to ${way} is lost: the call gets the lock all the same`, async ({ proxy, direct, ...fixture }) => {
+  proxySuite(kind, 'lost and late replies', {}, (test) => {
+    for (const [method, acquire] of Object.entries(METHODS)) {
+      test(`${method} is granted the lock although a reply is lost`, async ({ proxy, direct, ...fixture }) => {
         const locks = await fixture.warm()
-        // Some stores take more than one step: each of their answers gets lost in turn.
+        // Some stores need more than one request: each of their replies is lost once.
         let step = 0
         for (; ; step++) {
           const name = `name-${step}`
-          const lost = proxy.loseReply(fixture.key(name), step)
-          const call = take(locks, name)
+          const lost = proxy.dropReply(fixture.key(name), step)
+          const call = acquire(locks, name)
           if (!(await Promise.race([lost, call.then(() => false)]))) break
           assert.equal(await isHeld(direct, name), true)
           proxy.cut()
           const lock = await call
           const { fencingToken } = await direct.inspect(name)
           assert.equal(typeof fencingToken, 'bigint')
-          if (way === 'acquireLock') {
+          if (method === 'acquireLock') {
             assert.equal(lock, true)
             assert.equal(await locks.releaseLock(name), true)
           } else {
@@ -43,96 +43,96 @@ for (const kind of Object.keys(SERVERS)) {
           }
           assert.equal(await isHeld(direct, name), false)
         }
-        proxy.disarm()
-        assert.ok(step > 0, 'no answer was lost')
+        proxy.stopDroppingReplies()
+        assert.ok(step > 0, 'no reply was lost')
         await locks.close()
         assert.equal(locks.stats().lost, 0)
       })
 
-      test(`the answer to ${way} is lost, and the store stays away: nothing is left`, async ({ proxy, direct, ...fixture }) => {
+      test(`${method} leaves no lock when its reply is lost and the store stays down`, async ({ proxy, direct, ...fixture }) => {
         const locks = await fixture.warm({ storeTimeoutMs: 3000 })
-        const lost = proxy.loseReply(fixture.key('name'))
-        const call = rejects(take(locks, 'name'), 'LOCK_STORE', { retryable: true, engine: SERVERS[kind].engine })
+        const lost = proxy.dropReply(fixture.key('name'))
+        const call = rejects(acquire(locks, 'name'), 'LOCK_STORE', { retryable: true, engine: SERVERS[kind].engine })
         await lost
         await proxy.down()
         await call
         assert.equal(await isHeld(direct, 'name'), true)
         await proxy.up()
-        await givenBack(direct, 'name')
-        await givenBack(direct, 'name:2')
+        await untilReleased(direct, 'name')
+        await untilReleased(direct, 'name:2')
       })
 
-      test(`the answer to ${way} comes after the store's time is over: nothing is left`, async ({ proxy, direct, ...fixture }) => {
+      test(`${method} leaves no lock when its reply comes after storeTimeoutMs`, async ({ proxy, direct, ...fixture }) => {
         const locks = await fixture.warm({ storeTimeoutMs: 3000 })
-        proxy.hold()
-        const call = rejects(take(locks, 'name'), 'LOCK_STORE', { retryable: true })
-        // Before the call ends: the release that follows reaches the server, whose answers alone are held back.
-        await heldAtStore(direct, 'name')
+        proxy.holdReplies()
+        const call = rejects(acquire(locks, 'name'), 'LOCK_STORE', { retryable: true })
+        // Before the call ends: the release reaches the server, because only replies are held.
+        await untilHeld(direct, 'name')
         await call
         proxy.resume()
-        await givenBack(direct, 'name')
-        await givenBack(direct, 'name:2')
+        await untilReleased(direct, 'name')
+        await untilReleased(direct, 'name:2')
       })
     }
 
-    test('an abort while the answer is on its way', async ({ proxy, direct, ...fixture }) => {
+    test('an abort before the reply arrives leaves no lock', async ({ proxy, direct, ...fixture }) => {
       const locks = await fixture.warm()
-      proxy.hold()
+      proxy.holdReplies()
       const controller = new AbortController()
       const reason = { mine: true }
       const call = rejection(locks.acquire('name', { ttlMs: 60_000, signal: controller.signal }))
-      await heldAtStore(direct, 'name')
+      await untilHeld(direct, 'name')
       controller.abort(reason)
       assert.equal(await call, reason)
       proxy.resume()
-      await givenBack(direct, 'name')
+      await untilReleased(direct, 'name')
     })
 
-    test('an abort while the answer is on its way, and then the connection breaks', async ({ proxy, direct, ...fixture }) => {
+    test('an abort before the reply arrives leaves no lock when the connection breaks then', async ({ proxy, direct, ...fixture }) => {
       const locks = await fixture.warm()
-      proxy.hold()
+      proxy.holdReplies()
       const controller = new AbortController()
       const call = rejection(locks.acquire('name', { ttlMs: 60_000, signal: controller.signal }))
-      await heldAtStore(direct, 'name')
+      await untilHeld(direct, 'name')
       controller.abort()
       assert.equal((await call).name, 'AbortError')
       await proxy.down()
       await sleep(1000)
       proxy.resume()
       await proxy.up()
-      await givenBack(direct, 'name')
+      await untilReleased(direct, 'name')
     })
 
-    test('waitMs is over while the answer is on its way', async ({ proxy, direct, ...fixture }) => {
+    test('acquire that times out before the reply arrives leaves no lock', async ({ proxy, direct, ...fixture }) => {
       const locks = await fixture.warm({ storeTimeoutMs: 10_000 })
-      proxy.hold()
+      proxy.holdReplies()
       const startedAt = performance.now()
       const call = rejection(locks.acquire('name', { ttlMs: 60_000, waitMs: 1000 }))
-      await heldAtStore(direct, 'name')
+      await untilHeld(direct, 'name')
       const { code } = await call
       assert.ok(['LOCK_TIMEOUT', 'LOCK_STORE'].includes(code), code)
       assert.ok(performance.now() - startedAt < 2000 + SLACK_MS)
       proxy.resume()
-      await givenBack(direct, 'name')
+      await untilReleased(direct, 'name')
     })
 
-    test('close() while the answer is on its way', async ({ proxy, direct, ...fixture }) => {
+    test('close() before the reply arrives leaves no lock', async ({ proxy, direct, ...fixture }) => {
       const locks = await fixture.warm()
-      proxy.hold()
+      proxy.holdReplies()
       const call = rejects(locks.acquire('name', { ttlMs: 60_000 }), 'LOCK_CLOSED')
-      await heldAtStore(direct, 'name')
+      await untilHeld(direct, 'name')
       const closed = locks.close()
       await call
       proxy.resume()
       await closed
-      await givenBack(direct, 'name')
+      await untilReleased(direct, 'name')
     })
 
-    test('the answer to a release is lost: it was released', async ({ proxy, direct, ...fixture }) => {
+    test('release returns true although its reply is lost', async ({ proxy, direct, ...fixture }) => {
       const events = []
       const locks = await fixture.warm({ onEvent: ({ type, name }) => name !== 'warm' && events.push(type) })
       const lock = await locks.acquire('name', { ttlMs: 60_000 })
-      const lost = proxy.loseReply(fixture.key('name'))
+      const lost = proxy.dropReply(fixture.key('name'))
       const call = lock.release()
       await lost
       assert.equal(await isHeld(direct, 'name'), false)
@@ -143,22 +143,22 @@ for (const kind of Object.keys(SERVERS)) {
       assert.equal(lock.signal.aborted, false)
     })
 
-    test('the answer to the release of using() is lost: its result counts', async ({ proxy, ...fixture }) => {
+    test('using returns its result although the reply to its release is lost', async ({ proxy, ...fixture }) => {
       const locks = await fixture.warm()
       const call = locks.using('name', { ttlMs: 60_000 }, () => {
-        proxy.loseReply(fixture.key('name')).then(() => proxy.cut())
+        proxy.dropReply(fixture.key('name')).then(() => proxy.cut())
         return 'result'
       })
       assert.equal(await call, 'result')
     })
 
-    test('the answer to a renewal is lost: the lease goes on', async ({ proxy, direct, ...fixture }) => {
+    test('a lease is kept although the reply to a renewal is lost', async ({ proxy, direct, ...fixture }) => {
       const locks = await fixture.warm()
       const lock = await locks.acquire('name', { ttlMs: 9000 })
-      await proxy.loseReply(fixture.key('name'))
+      await proxy.dropReply(fixture.key('name'))
       const lostAt = performance.now()
       proxy.cut()
-      // Past the end that the lease had when it was taken, which is at most 9 s after its first renewal.
+      // Past the first end of the lease, which is at most 9 s after its first renewal.
       while (performance.now() < lostAt + 9500) {
         assert.equal(lock.isHeld, true)
         await sleep(100)
@@ -169,9 +169,9 @@ for (const kind of Object.keys(SERVERS)) {
       assert.equal(await lock.release(), true)
     })
 
-    test('aborts in the middle of everything leave nothing', async ({ proxy, direct, ...fixture }) => {
+    test('aborts under load leave no lock', async ({ proxy, direct, ...fixture }) => {
       const locks = await fixture.warm({ storeTimeoutMs: 10_000 })
-      proxy.lagMs = 8
+      proxy.delayMs = 8
       const mine = new Error('mine')
       const call = async (index) => {
         const controller = new AbortController()
@@ -188,20 +188,20 @@ for (const kind of Object.keys(SERVERS)) {
         }
       }
       const ends = await Promise.all(Array.from({ length: 250 }, (_, index) => call(index)))
-      for (const end of ['held', 'aborted']) assert.ok(ends.includes(end), `none was ${end}`)
-      await until('nothing left', async () => (await direct.list()).length === 0, 20_000)
+      for (const end of ['held', 'aborted']) assert.ok(ends.includes(end), `no call was ${end}`)
+      await until('nothing is left', async () => (await direct.list()).length === 0, 20_000)
       const { held, waiting, lost } = locks.stats()
       assert.deepEqual({ held, waiting, lost }, { held: 0, waiting: 0, lost: 0 })
     })
 
-    test('connections that break all the time: one holder at a time, and nothing left', async ({ proxy, direct, ...fixture }) => {
+    test('one holder at a time, and no lock is left, while connections break all the time', async ({ proxy, direct, ...fixture }) => {
       const services = await Promise.all([fixture.warm(), fixture.warm()])
-      let [inside, most, count, done, isOver] = [0, 0, 0, 0, false]
+      let [inside, most, count, done, isStopped] = [0, 0, 0, 0, false]
       const cutting = (async () => {
-        for (; !isOver; proxy.cut()) await sleep(20 + Math.random() * 60)
+        for (; !isStopped; proxy.cut()) await sleep(20 + Math.random() * 60)
       })()
       const work = async (locks) => {
-        for (let turn = 0; turn < 40; turn++) {
+        for (let round = 0; round < 40; round++) {
           try {
             await locks.using('name', { ttlMs: 20_000, waitMs: 30_000 }, async () => {
               most = Math.max(most, ++inside)
@@ -217,12 +217,12 @@ for (const kind of Object.keys(SERVERS)) {
         }
       }
       await Promise.all([...services, ...services].map(work))
-      isOver = true
+      isStopped = true
       await cutting
       assert.equal(most, 1)
       assert.equal(count, done)
-      assert.ok(done > 40, `only ${done} turns`)
-      await until('nothing left', async () => (await direct.list()).length === 0, 20_000)
+      assert.ok(done > 40, `only ${done} grants`)
+      await until('nothing is left', async () => (await direct.list()).length === 0, 20_000)
     })
   })
 }

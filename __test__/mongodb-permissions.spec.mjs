@@ -1,4 +1,4 @@
-// What a MongoDB user must be allowed: exactly the role that the README shows.
+// The rights of a MongoDB user: exactly the role in the README.
 import assert from 'node:assert/strict'
 import { LockService } from '../index.js'
 import { SECRET, urlOf, withMongod } from './mongodb/fixture.mjs'
@@ -13,7 +13,7 @@ const ROLE = rightsInReadme()
 const ACTIONS = ROLE.privileges[0].actions
 const TTL_INDEX = { key: { expiresAt: 1 }, name: 'expiresAt_1', expireAfterSeconds: 0 }
 
-/** Makes a user with these actions on the collection of the README's role, in a database of its own; gives its URL. */
+/** Creates a user with these actions on the collection of the README's role, in a separate database. Returns its URL. */
 async function userWith(server, database, actions, { mechanism, more = '' } = {}) {
   const db = server.admin.db(database)
   const resource = { ...ROLE.privileges[0].resource, db: database }
@@ -24,7 +24,7 @@ async function userWith(server, database, actions, { mechanism, more = '' } = {}
   return urlOf(server, { login: `app:${SECRET}-app`, path: database, options: more })
 }
 
-/** The lines of the server's log about something that a user was refused. */
+/** Lists the lines of the server's log about refused operations. */
 async function refusals(server) {
   const { log } = await server.admin.db('admin').command({ getLog: 'global' })
   assert.ok(log.length < 1000, 'the server keeps 1024 lines')
@@ -32,9 +32,9 @@ async function refusals(server) {
 }
 
 for (const { kind, replicaSet } of DEPLOYMENTS) {
-  withMongod(`${kind}: the README's role is enough, by either SCRAM, and nothing is refused`, async (fixture) => {
+  withMongod(`${kind}: the README's role is sufficient with both SCRAM mechanisms, and nothing is refused`, async (fixture) => {
     const server = await fixture.startWithAuth({ replicaSet })
-    // Setting up is not all allowed either.
+    // The set-up of the test causes refusals, too.
     const before = await refusals(server)
     for (const mechanism of ['SCRAM-SHA-1', 'SCRAM-SHA-256']) {
       for (const named of ['', `authMechanism=${mechanism}`]) {
@@ -46,13 +46,13 @@ for (const { kind, replicaSet } of DEPLOYMENTS) {
     }
     assert.deepEqual(await refusals(server), before)
 
-    // The log would tell.
+    // The log shows refusals.
     const user = await fixture.client(server, `app:${SECRET}-app@`, '&authSource=db_SCRAM_SHA_1')
     await assert.rejects(user.db('db_SCRAM_SHA_1').collection('orders').insertOne({}), /not authorized/)
     assert.equal((await refusals(server)).length, before.length + 1)
   })
 
-  withMongod(`${kind}: no action of the role can be left out unnoticed`, async (fixture) => {
+  withMongod(`${kind}: every action of the role is needed`, async (fixture) => {
     const server = await fixture.startWithAuth({ replicaSet })
     for (const action of ACTIONS) {
       const database = `without_${action}`
@@ -61,7 +61,7 @@ for (const { kind, replicaSet } of DEPLOYMENTS) {
       if (action === 'changeStream' || action === 'createIndex') {
         assert.equal(error, undefined, action)
         const refused = (await refusals(server)).some((line) => line.includes(database))
-        // A standalone is never asked for a change stream.
+        // holdfast opens no change stream on a standalone.
         assert.equal(refused, replicaSet || action === 'createIndex', action)
         continue
       }
@@ -72,7 +72,7 @@ for (const { kind, replicaSet } of DEPLOYMENTS) {
     }
   })
 
-  withMongod(`${kind}: without createIndex the index has to be there`, async (fixture) => {
+  withMongod(`${kind}: without createIndex the index must exist`, async (fixture) => {
     const server = await fixture.startWithAuth({ replicaSet })
     const actions = [...ACTIONS.filter((action) => action !== 'createIndex'), 'listIndexes']
     const url = await userWith(server, 'shop', actions)
@@ -87,7 +87,7 @@ for (const { kind, replicaSet } of DEPLOYMENTS) {
   })
 }
 
-withMongod('a user without any right is told at connect', async (fixture) => {
+withMongod('connect rejects for a user without any right', async (fixture) => {
   const server = await fixture.startWithAuth()
   const url = await userWith(server, 'shop', [])
   const error = await rejects(LockService.connect(url), 'LOCK_STORE', { retryable: false })
@@ -95,7 +95,7 @@ withMongod('a user without any right is told at connect', async (fixture) => {
   assert.doesNotMatch(error.message, new RegExp(SECRET))
 })
 
-withMongod('a right that is taken away from a running service is told, and given back is used', async (fixture) => {
+withMongod('a running service reports a revoked right, and works again when it is granted', async (fixture) => {
   const server = await fixture.startWithAuth()
   const service = await fixture.connect(await userWith(server, 'shop', ACTIONS))
   const privileges = [{ resource: { ...ROLE.privileges[0].resource, db: 'shop' }, actions: ACTIONS }]
@@ -103,6 +103,6 @@ withMongod('a right that is taken away from a running service is told, and given
   const error = await rejects(service.tryAcquire('n'), 'LOCK_STORE', { retryable: false, key: 'n' })
   assert.match(error.message, /the user has not the right to do this/)
   await server.admin.db('shop').command({ grantPrivilegesToRole: ROLE.role, privileges })
-  const lock = await until('the right is back', () => service.tryAcquire('n').catch(() => null))
+  const lock = await until('the right is granted again', () => service.tryAcquire('n').catch(() => null))
   assert.equal(await lock.release(), true)
 })

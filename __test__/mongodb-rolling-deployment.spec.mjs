@@ -1,5 +1,5 @@
-// A deployment in the middle: instances that still run the gist and instances that run this, on one collection, killed
-// and started again at random. What only the lock protects adds up.
+// A rolling deployment: instances of the gist and of holdfast on one collection, killed and restarted at random. A list that
+// only the lock protects loses no mark.
 import assert from 'node:assert/strict'
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
@@ -11,16 +11,16 @@ import { suite } from './stores.mjs'
 import { sleep, until } from './tools.mjs'
 
 const RUNS = 5
-// A killed holder is in the way for so long, and in the gist's way until the TTL monitor has come round, too.
+// The lease of a killed holder blocks the name for this time; the gist waits for the TTL monitor in addition.
 const TTL_MS = 1500
-const FLEET = ['gist', 'gist', 'acquireLock', 'using', 'using']
-/** How many more marks each instance makes, once the killing is over. */
+const INSTANCES = ['gist', 'gist', 'acquireLock', 'using', 'using']
+/** The number of marks that each instance makes after the last kill. */
 const EACH = 3
 
 const all = (child, key) => child.messages.filter((message) => Object.hasOwn(message, key)).map((message) => message[key])
 
-/** What it began, and did not say that it has done. */
-function openEnd(child) {
+/** Lists the marks that an instance began and did not report as added. */
+function unconfirmed(child) {
   const done = new Set(all(child, 'added'))
   return all(child, 'adding').filter((mark) => !done.has(mark))
 }
@@ -30,53 +30,53 @@ async function run({ store, t }) {
   t.after(() => rm(folder, { recursive: true, force: true }))
   const file = join(folder, 'list')
   await writeFile(file, JSON.stringify({ count: 0, marks: [] }))
-  const ever = []
-  const launch = (way) => {
-    const child = start(t, 'deployment', { url: store.target, way, name: 'counter', file, ttlMs: TTL_MS })
-    ever.push(child)
-    return { way, child }
+  const started = []
+  const launch = (scenario) => {
+    const child = start(t, 'deployment', { url: store.target, scenario, name: 'counter', file, ttlMs: TTL_MS })
+    started.push(child)
+    return { scenario, child }
   }
-  const fleet = FLEET.map(launch)
+  const instances = INSTANCES.map(launch)
   const hasWorked = ({ child }) => all(child, 'added').length > 0
-  await until('everybody had a turn', () => fleet.every(hasWorked), 60_000)
+  await until('every instance has added a mark', () => instances.every(hasWorked), 60_000)
 
-  /** Kills one of them, and has another one of its kind take its place. */
+  /** Kills an instance, and starts another one of its kind. */
   const replace = async (index) => {
-    const { way, child } = fleet[index]
+    const { scenario, child } = instances[index]
     child.kill('SIGKILL')
     assert.equal((await child.ended).signal, 'SIGKILL', child.stderr)
-    fleet[index] = launch(way)
+    instances[index] = launch(scenario)
   }
-  const anyone = () => Math.floor(Math.random() * fleet.length)
-  /** Whoever of these ways is between its reading and its writing. */
-  const holder = (...ways) => fleet.findIndex(({ way, child }) => ways.includes(way) && openEnd(child).length > 0)
-  for (const ways of [['gist'], ['acquireLock', 'using']]) {
+  const randomIndex = () => Math.floor(Math.random() * instances.length)
+  /** Returns the index of an instance of these kinds that is between its read and its write. */
+  const holder = (...scenarios) => instances.findIndex(({ scenario, child }) => scenarios.includes(scenario) && unconfirmed(child).length > 0)
+  for (const scenarios of [['gist'], ['acquireLock', 'using']]) {
     let index
-    await until(`${ways} holds the lock`, () => (index = holder(...ways)) >= 0, 60_000)
+    await until(`${scenarios} holds the lock`, () => (index = holder(...scenarios)) >= 0, 60_000)
     await replace(index)
     await sleep(Math.random() * 300)
-    await replace(anyone())
+    await replace(randomIndex())
   }
 
-  const goal = fleet.map(({ child }) => all(child, 'added').length + EACH)
-  const isReached = () => fleet.every(({ child }, index) => all(child, 'added').length >= goal[index] || child.end)
-  await until('all of them go on', isReached, 60_000)
+  const goal = instances.map(({ child }) => all(child, 'added').length + EACH)
+  const isReached = () => instances.every(({ child }, index) => all(child, 'added').length >= goal[index] || child.end)
+  await until('all instances continue', isReached, 60_000)
   for (const { child } of fleet) assert.deepEqual(await child.endInput(), { code: 0, signal: null }, child.stderr)
-  for (const child of ever) assert.equal(child.stderr, '')
+  for (const child of started) assert.equal(child.stderr, '')
 
   const { count, marks } = JSON.parse(await readFile(file, 'utf8'))
-  const done = ever.flatMap((child) => all(child, 'added'))
-  // A killed instance may have written without having said so: its mark tells.
-  const unsaid = ever.flatMap(openEnd).filter((mark) => marks.includes(mark))
-  assert.deepEqual([...marks].sort(), [...done, ...unsaid].sort())
-  assert.equal(count, done.length + unsaid.length)
+  const done = started.flatMap((child) => all(child, 'added'))
+  // A killed instance may have written a mark without reporting it.
+  const unreported = started.flatMap(unconfirmed).filter((mark) => marks.includes(mark))
+  assert.deepEqual([...marks].sort(), [...done, ...unreported].sort())
+  assert.equal(count, done.length + unreported.length)
 }
 
-// Standalone and replica set at the same time: most of it is waiting for a dead holder's ttl.
-describe('a fleet of both', { concurrency: 2 }, () => {
+// Standalone and replica set at the same time: most of the time the test waits for a dead holder's ttl.
+describe('a rolling deployment', { concurrency: 2 }, () => {
   for (const kind of ['mongodb', 'mongodb-replica-set']) {
-    suite(kind, 'a fleet of gist and holdfast processes', (test) => {
-      test(`the sums of ${RUNS} runs add up`, withDatabase(kind, async ({ store, t }) => {
+    suite(kind, 'gist and holdfast processes', (test) => {
+      test(`no mark is lost in ${RUNS} runs`, withDatabase(kind, async ({ store, t }) => {
         for (let count = 0; count < RUNS; count++) await run({ store, t })
         store.mayLeaveLocks = true
       }))

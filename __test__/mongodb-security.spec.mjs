@@ -1,4 +1,4 @@
-// MongoDB: logins, TLS and URLs, right ones and wrong ones, on real servers.
+// MongoDB: valid and invalid logins, TLS settings and URLs on real servers.
 import assert from 'node:assert/strict'
 import net from 'node:net'
 import { it } from 'node:test'
@@ -8,7 +8,7 @@ import { startRedis } from '../scripts/servers.mjs'
 import { SECRET, urlOf, assertConnectFails, withMongod } from './mongodb/fixture.mjs'
 import { assertFree, rejects, until, waiting } from './tools.mjs'
 
-/** One name, from one service to the next. */
+/** Asserts that a name passes from one service to another. */
 async function locksWork(fixture, url, options) {
   const [one, two] = [await fixture.connect(url, options), await fixture.connect(url, options)]
   const lock = await one.acquire('n')
@@ -19,7 +19,7 @@ async function locksWork(fixture, url, options) {
   return one
 }
 
-/** A TCP server that does what `serve` does with each connection; gives its port. */
+/** Starts a TCP server that calls `serve` with each connection. Returns its address. */
 async function peer(fixture, serve) {
   const sockets = new Set()
   const server = net.createServer((socket) => {
@@ -35,7 +35,7 @@ async function peer(fixture, serve) {
   return server.address()
 }
 
-withMongod('a login that fails is told as that', async (fixture) => {
+withMongod('a failed login is reported as such', async (fixture) => {
   const server = await fixture.startWithAuth()
   const admin = server.admin.db('admin')
   await server.admin.db('shop').command({ createUser: 'app', pwd: `${SECRET}-app`, roles: ['readWrite'] })
@@ -43,7 +43,7 @@ withMongod('a login that fails is told as that', async (fixture) => {
   await admin.command({ createUser: 'ops', pwd: `${SECRET}/@:ops`, roles: rights })
   await admin.command({ createUser: 'old', pwd: `${SECRET}-old`, roles: rights, mechanisms: ['SCRAM-SHA-1'] })
 
-  // Where a user is looked for: in the database of the path, by default in admin, and with authSource anywhere.
+  // The database of a user: the one in the path, by default admin, or authSource.
   const app = `app:${SECRET}-app`
   const ops = `ops:${encodeURIComponent(`${SECRET}/@:ops`)}`
   await locksWork(fixture, urlOf(server, { login: app, path: 'shop' }))
@@ -58,21 +58,21 @@ withMongod('a login that fails is told as that', async (fixture) => {
     [urlOf(server, { login: app }), without('admin')],
     [urlOf(server, { login: `old:${SECRET}-old`, options: 'authMechanism=SCRAM-SHA-256' }), without('admin')],
     [urlOf(server, { path: 'shop' }), /the server asks who this is, and the URL names no user: .*requires authentication/],
-    // Users of admin, who are found without a word about where, but have no right to the default database.
+    // Users of admin are found by default, but have no right to the default database.
     [urlOf(server, { login: ops }), /the user has not the right to do this: not authorized on test/],
   ]) {
     await assertConnectFails(url, { retryable: false, why })
   }
 })
 
-withMongod('a password that was changed while the service runs is told', async (fixture) => {
+withMongod('a password that is changed while the service runs is reported', async (fixture) => {
   const server = await fixture.startWithAuth()
   const shop = server.admin.db('shop')
   await shop.command({ createUser: 'app', pwd: `${SECRET}-1`, roles: ['readWrite'] })
   const service = await fixture.connect(urlOf(server, { login: `app:${SECRET}-1`, path: 'shop' }))
   await shop.command({ updateUser: 'app', pwd: `${SECRET}-2` })
   await server.restart()
-  // The first answers may be those of broken connections.
+  // The first errors may be those of broken connections.
   const error = await until('the refusal', () =>
     service.tryAcquire('n').then(() => assert.fail('granted'), (thrown) => (thrown.retryable ? undefined : thrown)),
   )
@@ -80,7 +80,7 @@ withMongod('a password that was changed while the service runs is told', async (
   assert.doesNotMatch(error.message, new RegExp(SECRET))
 })
 
-withMongod('a URL for a replica set against a standalone, and the other way round', async (fixture) => {
+withMongod('a URL with the wrong replica set is rejected, and a URL without one works', async (fixture) => {
   const [standalone, set] = [await fixture.start(), await fixture.start({ replicaSet: true })]
   await assertConnectFails(urlOf(standalone, { options: 'replicaSet=rs0' }), {
     retryable: false,
@@ -89,14 +89,14 @@ withMongod('a URL for a replica set against a standalone, and the other way roun
   const other = /\(it belongs to the replica set "rs0", and the URL asks for the replica set "rs9"\)/
   await assertConnectFails(urlOf(set, { options: 'replicaSet=rs9' }), { retryable: false, why: other })
   await assertConnectFails(urlOf(set, { options: 'replicaSet=rs9&directConnection=true' }), { retryable: false, why: other })
-  // Without a word about sets, and directly: change streams and all.
+  // Without a set's name, and with a direct connection; change streams work in each case.
   for (const options of ['', 'directConnection=true', 'replicaSet=rs0', 'directConnection=true&replicaSet=rs0']) {
     await locksWork(fixture, urlOf(set, { options }))
   }
   await locksWork(fixture, urlOf(standalone, { options: 'directConnection=true' }))
 })
 
-withMongod('directConnection reaches the change stream of a member', async (fixture) => {
+withMongod('a waiter opens a change stream with directConnection', async (fixture) => {
   const set = await fixture.start({ replicaSet: true })
   const service = await fixture.connect(urlOf(set, { options: 'directConnection=true' }))
   const holder = await fixture.connect(urlOf(set))
@@ -112,7 +112,7 @@ withMongod('directConnection reaches the change stream of a member', async (fixt
   assert.equal(await (await next).release(), true)
 })
 
-withMongod('a member that is no primary, and one that is not in a set yet', async (fixture) => {
+withMongod('connect to a secondary, and to a member without a set, is retryable', async (fixture) => {
   const member = await fixture.start({ args: ['--replSet', 'rs0', '--oplogSize', '128'] })
   await assertConnectFails(urlOf(member, { options: 'replicaSet=rs0' }), { retryable: true, why: /127\.0\.0\.1:\d+ \(/ })
   const admin = (await fixture.client(member, '', '')).db('admin')
@@ -130,7 +130,7 @@ withMongod('a member that is no primary, and one that is not in a set yet', asyn
   await until('the service works again', () => service.using('n', () => true).catch(() => false), 60_000)
 })
 
-withMongod('the members of a set may go by other names than the URL\'s', async (fixture) => {
+withMongod('the host names of a set may differ from those in the URL', async (fixture) => {
   const member = await fixture.start({ args: ['--replSet', 'rs0', '--oplogSize', '128'] })
   const admin = (await fixture.client(member, '', '')).db('admin')
   await admin.command({ replSetInitiate: { _id: 'rs0', members: [{ _id: 0, host: `localhost:${member.port}` }] } })
@@ -139,19 +139,19 @@ withMongod('the members of a set may go by other names than the URL\'s', async (
   await locksWork(fixture, urlOf(member, { options: 'directConnection=true' }))
 })
 
-withMongod('what is no MongoDB, and what is none just now', async (fixture) => {
-  const deaf = await peer(fixture, (socket) => socket.resume())
-  await assertConnectFails(urlOf(deaf), { retryable: true, why: /no server can be reached: 127\.0\.0\.1:\d+ \(it does not answer/ })
-  const rude = await peer(fixture, (socket) => socket.once('data', () => socket.end()))
-  await assertConnectFails(urlOf(rude), { retryable: true, why: /ended the connection without an answer|reset/ })
+withMongod('connect to a server that is not MongoDB, or does not answer', async (fixture) => {
+  const silent = await peer(fixture, (socket) => socket.resume())
+  await assertConnectFails(urlOf(silent), { retryable: true, why: /no server can be reached: 127\.0\.0\.1:\d+ \(it does not answer/ })
+  const closing = await peer(fixture, (socket) => socket.once('data', () => socket.end()))
+  await assertConnectFails(urlOf(closing), { retryable: true, why: /ended the connection without an answer|reset/ })
   const http = await peer(fixture, (socket) => socket.once('data', () => socket.write('HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n')))
   const noMongodb = /127\.0\.0\.1:\d+ \(what answers there is not MongoDB/
   await assertConnectFails(urlOf(http), { retryable: false, why: noMongodb })
   const login = `app:${SECRET}@`
   await assertConnectFails(`mongodb://${login}127.0.0.1:${http.port}/shop`, { retryable: false, why: noMongodb })
   await assertConnectFails(urlOf(http, { options: 'tls=true' }), { retryable: false, why: /it does not speak TLS/ })
-  // Of two servers one may be back.
-  const pair = `mongodb://127.0.0.1:${http.port},127.0.0.1:${deaf.port}/`
+  // One of the two servers may recover: retryable.
+  const pair = `mongodb://127.0.0.1:${http.port},127.0.0.1:${silent.port}/`
   await assertConnectFails(pair, { retryable: true, why: /not MongoDB.*does not answer|does not answer.*not MongoDB/ })
   await assertConnectFails('mongodb://127.0.0.1:1/', { retryable: true, why: /no server can be reached: 127\.0\.0\.1:1 \(.*refused/ })
   await assertConnectFails('mongodb://nowhere.invalid/', { retryable: true, why: /nowhere\.invalid:27017 \(its name cannot be resolved/ })
@@ -168,10 +168,10 @@ withMongod('what is no MongoDB, and what is none just now', async (fixture) => {
   await assertFree(service, 'n')
 })
 
-withMongod('Redis is not MongoDB', async (fixture) => {
+withMongod('connect to a Redis server is rejected', async (fixture) => {
   const redis = await startRedis()
   fixture.onClose(() => redis.stop())
-  // It may wait for the end of a line that never comes.
+  // The server may wait for the end of a command.
   await assertConnectFails(urlOf(redis), { retryable: true, why: /127\.0\.0\.1:\d+ \((it does not answer|it ended)/ })
 })
 
@@ -192,7 +192,7 @@ async function authorities(fixture) {
 const requireTls = (identity, ca, ...more) => ['--tlsMode', 'requireTLS', '--tlsCertificateKeyFile', identity.both, '--tlsCAFile', ca, ...more]
 const ANONYMOUS = '--tlsAllowConnectionsWithoutCertificates'
 
-withMongod('TLS believes whom it is told to', async (fixture) => {
+withMongod('TLS accepts servers of the trusted authority only', async (fixture) => {
   const { ca, stranger, server: identity, elsewhere } = await authorities(fixture)
   const server = await fixture.start({ args: requireTls(identity, ca, ANONYMOUS) })
   await locksWork(fixture, urlOf(server), { tls: { caFile: ca } })
@@ -210,13 +210,13 @@ withMongod('TLS believes whom it is told to', async (fixture) => {
   await assertConnectFails(urlOf(plain), { retryable: false, tls: { caFile: ca }, why: /it does not speak TLS/ })
 })
 
-withMongod('TLS shows the client\'s certificate', async (fixture) => {
+withMongod('TLS sends the client certificate', async (fixture) => {
   const { ca, server: identity, client, forged } = await authorities(fixture)
   const server = await fixture.start({ args: requireTls(identity, ca) })
   await locksWork(fixture, urlOf(server), { tls: { caFile: ca, certFile: client.both } })
   const url = `tls=true&tlsCAFile=${encodeURIComponent(ca)}&tlsCertificateKeyFile=${encodeURIComponent(client.both)}`
   await locksWork(fixture, urlOf(server, { options: url }))
-  // Not for sure: a server that is about to end hangs up in the same way.
+  // Retryable: a server that shuts down closes the connection in the same way.
   const unwelcome = /it ended the connection without an answer, as a server does that asks for a client's certificate \(tls\.certFile\)|reset/
   await assertConnectFails(urlOf(server), { retryable: true, tls: { caFile: ca }, why: unwelcome })
   await assertConnectFails(urlOf(server), { retryable: true, tls: { caFile: ca, certFile: forged.both }, why: unwelcome })
@@ -225,7 +225,7 @@ withMongod('TLS shows the client\'s certificate', async (fixture) => {
   await rejects(LockService.connect(urlOf(server), { tls: { caFile: ca, keyFile: client.key } }), 'LOCK_INVALID_ARGUMENT')
 })
 
-withMongod('a certificate is a login', async (fixture) => {
+withMongod('a client certificate is a login with MONGODB-X509', async (fixture) => {
   const { ca, server: identity, client } = await authorities(fixture)
   const args = ['--tlsMode', 'allowTLS', '--tlsCertificateKeyFile', identity.both, '--tlsCAFile', ca, ANONYMOUS]
   const server = await fixture.startWithAuth({ args })
@@ -238,7 +238,7 @@ withMongod('a certificate is a login', async (fixture) => {
   await locksWork(fixture, url, { tls })
 })
 
-withMongod('w, journal and wtimeoutMS of the URL are what every grant asks for', async (fixture) => {
+withMongod('every grant has the write concern of the URL', async (fixture) => {
   const set = await fixture.start({ replicaSet: true })
   const client = await fixture.client(set, '', '')
   for (const [name, options, concern] of [
@@ -258,7 +258,7 @@ withMongod('w, journal and wtimeoutMS of the URL are what every grant asks for',
     const writes = await db.collection('system.profile').find({ ns: `${name}.locks`, op: { $in: ['update', 'remove', 'command'] } }).toArray()
     const asked = writes.map(({ command }) => command.writeConcern).filter(Boolean).map(({ w, j, wtimeout }) => JSON.stringify({ w, j, wtimeout }))
     const wanted = JSON.stringify({ w: concern.w, j: concern.j, wtimeout: concern.wtimeout })
-    // Taking the name may ask for less: nothing is granted before a write with the full concern has followed.
+    // The first write of an acquisition may have w=1: the grant follows a write with the full concern.
     assert.ok(asked.filter((one) => one === wanted).length >= 1, `${name}: ${asked}`)
     assert.ok(asked.every((one) => one === wanted || one === JSON.stringify({ w: 1 })), `${name}: ${asked}`)
   }
@@ -266,7 +266,7 @@ withMongod('w, journal and wtimeoutMS of the URL are what every grant asks for',
   assert.match(error.message, /not enough data-bearing nodes/i)
 })
 
-it('a URL that is wrong in itself reaches no server', async () => {
+it('an invalid URL rejects before any server is contacted', async () => {
   for (const url of [
     `mongodb://app:${SECRET}@127.0.0.1:1,127.0.0.1:2/?directConnection=true`,
     `mongodb+srv://app:${SECRET}@h.example.com:27017/shop`,

@@ -5,7 +5,7 @@ import { suite } from './stores.mjs'
 contract('mongodb')
 
 suite('mongodb', 'collections', (test) => {
-  test('collections keep apart what has the same name', async (store) => {
+  test('the same name in two collections is two locks', async (store) => {
     const other = `${store.options.collection}_other`
     const [a, b] = [await store.connect(), await store.connect({ collection: other })]
     const lock = await a.acquire('same')

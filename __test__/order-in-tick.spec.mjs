@@ -6,7 +6,7 @@ import { assertGrowing } from './tools.mjs'
 /** Rounds by the number of calls in one tick. */
 const ROUNDS = { 20: 3, 100: 2 }
 
-/** Calls `acquire` so often in one tick; gives the indexes and the fencing tokens in the order of the grants. */
+/** Calls `acquire` `count` times in one tick. Returns the indexes and the fencing tokens in the order of the grants. */
 async function grants(locks, name, count, held) {
   const [order, tokens] = [[], []]
   const calls = Array.from({ length: count }, async (_, index) => {

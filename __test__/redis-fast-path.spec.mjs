@@ -1,25 +1,23 @@
-// Calls that Node's own event loop carries to Redis and back: what happens when it does not come round, and when their
-// connection breaks.
+// The fast path: calls while the event loop is blocked, and while the connection of the fast path is broken or silent.
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { after, before, test } from 'node:test'
 import { Worker } from 'node:worker_threads'
-import Redis from 'ioredis'
 import { LockService } from '../index.js'
 import { startRedis } from '../scripts/servers.mjs'
 import { startProxy } from './proxy.mjs'
-import { output, rejection, until } from './tools.mjs'
+import { openRedis } from './redis-client.mjs'
+import { INDEX, output, rejection, until } from './tools.mjs'
 
-const index = new URL('../index.js', import.meta.url).href
 let redis
 let other
 let locks
 
 before(async () => {
   redis = await startRedis()
-  other = new Redis(redis.url)
-  locks = await LockService.connect(redis.url, { keyPrefix: 'lane:' })
+  other = openRedis(redis.url)
+  locks = await LockService.connect(redis.url, { keyPrefix: 'fast:' })
 })
 
 after(async () => {
@@ -28,7 +26,7 @@ after(async () => {
   await redis?.stop()
 })
 
-/** The server's connections of a kind: the lane's speak RESP2, the others RESP3, and this one's own is no matter. */
+/** Lists the server's connections with a protocol version: the fast path uses RESP2, other connections of holdfast RESP3. */
 async function connections(resp) {
   const lines = (await other.client('LIST')).trim().split('\n')
   const fields = lines.map((line) => Object.fromEntries(line.split(' ').map((field) => field.split('='))))
@@ -40,7 +38,7 @@ const block = (ms) => {
   while (performance.now() < until);
 }
 
-test('what was asked for before the event loop was blocked is granted, and renewed, meanwhile', async () => {
+test('a call made before the event loop is blocked is granted and renewed while it is blocked', async () => {
   const ttlMs = 600
   const call = locks.acquire('blocked', { ttlMs })
   block(4 * ttlMs)
@@ -51,10 +49,10 @@ test('what was asked for before the event loop was blocked is granted, and renew
   assert.equal(await lock.release(), true)
 })
 
-test('a wait that was asked for before the event loop was blocked goes on meanwhile', async () => {
-  const other = await LockService.connect(redis.url, { keyPrefix: 'lane:' })
-  const held = await other.acquire('handed', { ttlMs: 500, renew: false })
-  const call = locks.acquire('handed', { ttlMs: 700 })
+test('a wait that began before the event loop is blocked continues while it is blocked', async () => {
+  const other = await LockService.connect(redis.url, { keyPrefix: 'fast:' })
+  const held = await other.acquire('waited', { ttlMs: 500, renew: false })
+  const call = locks.acquire('waited', { ttlMs: 700 })
   block(3000)
   const lock = await call
   assert.ok(lock.fencingToken > held.fencingToken)
@@ -63,7 +61,7 @@ test('a wait that was asked for before the event loop was blocked goes on meanwh
   await other.close()
 })
 
-test('a thousand calls in one turn, and each has its own answer', async () => {
+test('a thousand calls in one tick have a result each', async () => {
   const names = Array.from({ length: 1000 }, (_, i) => `n${i}`)
   const taken = await Promise.all(names.map((name) => locks.tryAcquire(name)))
   const again = await Promise.all(names.map((name) => locks.acquireLock(name)))
@@ -74,25 +72,25 @@ test('a thousand calls in one turn, and each has its own answer', async () => {
   assert.deepEqual(new Set(await Promise.all(taken.map((lock) => lock.release()))), new Set([true]))
 })
 
-test('the calls go by the lane, and the rest does not', async () => {
+test('calls use the fast path, and messages to waiters use the other connection', async () => {
   assert.equal(await locks.acquireLock('which'), true)
-  const lanes = await connections(2)
-  assert.equal(lanes.length, 1)
-  assert.match(lanes[0].cmd, /^(mget|evalsha)$/)
-  // A waiter hears by the other connection.
-  const waiter = LockService.connect(redis.url, { keyPrefix: 'lane:' }).then(async (own) => {
+  const fastPaths = await connections(2)
+  assert.equal(fastPaths.length, 1)
+  assert.match(fastPaths[0].cmd, /^(mget|evalsha)$/)
+  // A waiter is notified on the other connection.
+  const waiter = LockService.connect(redis.url, { keyPrefix: 'fast:' }).then(async (own) => {
     const lock = await own.acquire('which')
     await lock.release()
     await own.close()
   })
-  await until('it waits', async () => Number((await other.pubsub('CHANNELS', 'holdfast:to:*')).length) >= 1)
+  await until('the waiter is subscribed', async () => Number((await other.pubsub('CHANNELS', 'holdfast:to:*')).length) >= 1)
   assert.equal(await locks.releaseLock('which'), true)
   await waiter
 })
 
-test('a lane that breaks costs no call its answer, and is made anew', async () => {
+test('a broken fast path fails no call and is opened again', async () => {
   for (let round = 0; round < 3; round++) {
-    await until('a lane', async () => {
+    await until('a fast path', async () => {
       await locks.tryAcquire('any').then((lock) => lock.release())
       return (await connections(2)).length === 1
     })
@@ -101,24 +99,24 @@ test('a lane that breaks costs no call its answer, and is made anew', async () =
     await other.client('KILL', 'ID', id)
     for (const lock of await Promise.all(calls)) await lock.release()
   }
-  await until('nothing left', async () => (await locks.list()).length === 0)
+  await until('nothing is left', async () => (await locks.list()).length === 0)
 })
 
-test('a lane that is silent while the server answers is given up after storeTimeoutMs', async () => {
+test('a fast path that is silent for storeTimeoutMs is closed while the server answers', async () => {
   const storeTimeoutMs = 4000
   const proxy = await startProxy(Number(new URL(redis.url).port))
-  const own = await LockService.connect(`redis://127.0.0.1:${proxy.port}`, { keyPrefix: 'lane:', storeTimeoutMs })
+  const own = await LockService.connect(`redis://127.0.0.1:${proxy.port}`, { keyPrefix: 'fast:', storeTimeoutMs })
   try {
-    // An acquisition by the lane, whose replies get lost from then on.
-    const lost = proxy.loseReply('$6\r\nEXISTS')
+    // The reply to an acquisition on the fast path is lost, and all later replies there.
+    const lost = proxy.dropReply('$6\r\nEXISTS')
     const calls = []
-    await until('one went by the lane', async () => {
+    await until('a call used the fast path', async () => {
       calls.push(own.acquireLock(`silent${calls.length}`).catch(() => false))
       return Promise.race([calls.at(-1).then(() => false), lost])
     })
     await sleep(storeTimeoutMs)
-    // A call of now goes the ordinary way, and waits for nothing that the lane may yet bring.
-    const lock = await Promise.race([own.tryAcquire('heard'), sleep(storeTimeoutMs / 2)])
+    // Later calls use the ordinary connection, and do not wait for replies on the fast path.
+    const lock = await Promise.race([own.tryAcquire('answered'), sleep(storeTimeoutMs / 2)])
     assert.ok(lock?.isHeld)
     await lock.release()
     await Promise.all(calls.map(async (call, i) => (await call) && own.releaseLock(`silent${i}`)))
@@ -126,22 +124,22 @@ test('a lane that is silent while the server answers is given up after storeTime
     await own.close()
     await proxy.close()
   }
-  await until('nothing left', async () => (await locks.list()).length === 0)
+  await until('nothing is left', async () => (await locks.list()).length === 0)
 })
 
-test('services that come and go leave no connection behind', async () => {
+test('services that are opened and closed leave no connection', async () => {
   const before = (await connections(2)).length + (await connections(3)).length
   for (let i = 0; i < 20; i++) {
-    const brief = await LockService.connect(redis.url, { keyPrefix: 'lane:' })
+    const brief = await LockService.connect(redis.url, { keyPrefix: 'fast:' })
     assert.equal(await brief.releaseLock('never held'), false)
     await brief.close()
   }
-  await until('they are gone', async () => (await connections(2)).length + (await connections(3)).length <= before)
+  await until('the connections are closed', async () => (await connections(2)).length + (await connections(3)).length <= before)
 })
 
-test('calls that are answered at once are answered one after the other, with nothing else going on', async () => {
-  const messages = await output(`
-    import { LockService } from ${JSON.stringify(index)}
+test('calls without a request settle one after the other while nothing else is in progress', async () => {
+  const stdout = await output(`
+    import { LockService } from ${JSON.stringify(INDEX)}
     const locks = await LockService.connect(${JSON.stringify(redis.url)})
     const lock = await locks.acquire('bare')
     await lock.release()
@@ -156,7 +154,7 @@ test('calls that are answered at once are answered one after the other, with not
     for (let i = 0; i < 100; i++) await locks.acquireLock('late').catch((error) => error.code)
     console.log('done')
   `)
-  assert.equal(messages, 'done')
+  assert.equal(stdout, 'done')
 })
 
 const WORKER = `
@@ -169,23 +167,23 @@ const WORKER = `
     parentPort.postMessage('waits')
   })`
 
-test('a worker that is stopped in the middle of its calls leaves nothing open', async () => {
-  // Of every kind: what a connection did last, which tells the kinds apart, changes with time.
+test('a worker that is terminated with calls in flight leaves no connection', async () => {
+  // Connections of every kind: `connections` selects by the last command, which changes with time.
   const all = async () => (await other.client('LIST')).trim().split('\n').length
   await (await locks.acquire('warm')).release()
   const before = await all()
   for (let i = 0; i < 5; i++) {
-    const workerData = { index, url: redis.url, name: `of a worker ${i}` }
+    const workerData = { index: INDEX, url: redis.url, name: `of a worker ${i}` }
     const worker = new Worker(WORKER, { eval: true, workerData })
     await once(worker, 'message')
     await worker.terminate()
   }
-  await until('they are gone', async () => (await all()) <= before)
+  await until('the connections are closed', async () => (await all()) <= before)
 })
 
-test('a call that throws out of a callback of ours is an uncaught exception, not a crash', async () => {
-  const messages = await output(`
-    import { LockService } from ${JSON.stringify(index)}
+test('an error thrown in a callback of a settled call is an uncaught exception, not a crash', async () => {
+  const stdout = await output(`
+    import { LockService } from ${JSON.stringify(INDEX)}
     const locks = await LockService.connect(${JSON.stringify(redis.url)})
     process.on('uncaughtException', (error) => console.log('uncaught', error.message))
     await new Promise((resolve) => setTimeout(resolve, 50))
@@ -193,16 +191,16 @@ test('a call that throws out of a callback of ours is an uncaught exception, not
     await new Promise((resolve) => setTimeout(resolve, 200))
     console.log(await locks.releaseLock('x'))
   `)
-  assert.equal(messages.trim(), 'uncaught mine\ntrue')
+  assert.equal(stdout.trim(), 'uncaught mine\ntrue')
 })
 
-test('a service that is closed in the middle of a turn answers every call', async () => {
-  const brief = await LockService.connect(redis.url, { keyPrefix: 'lane:' })
+test('every call of a service that is closed in the same tick settles', async () => {
+  const brief = await LockService.connect(redis.url, { keyPrefix: 'fast:' })
   const calls = Array.from({ length: 50 }, (_, i) => brief.tryAcquire(`closing${i}`).catch((error) => error))
   await brief.close()
   for (const answer of await Promise.all(calls)) {
     assert.ok(answer === null || answer.code === 'LOCK_CLOSED' || answer.isHeld === false, String(answer))
   }
   assert.equal((await rejection(brief.acquire('late'))).code, 'LOCK_CLOSED')
-  await until('nothing left', async () => (await locks.list({ prefix: 'closing' })).length === 0)
+  await until('nothing is left', async () => (await locks.list({ prefix: 'closing' })).length === 0)
 })

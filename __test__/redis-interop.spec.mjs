@@ -1,18 +1,18 @@
-// Beside redlock, redis-semaphore and plain SET NX PX on the same key: each excludes the others.
+// redlock, redis-semaphore, plain SET NX PX and holdfast on the same key exclude each other.
 import assert from 'node:assert/strict'
-import Redis from 'ioredis'
 import { Mutex } from 'redis-semaphore'
 import Redlock from 'redlock'
+import { openRedis } from './redis-client.mjs'
 import { suite } from './stores.mjs'
 import { rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
 
 const SCRIPT = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
 /**
- * The other tools: each takes `place`'s name `n`, or gives `null` when it is busy, and releases it. redis-semaphore puts
- * `mutex:` in front of every key.
+ * The other tools. Each one acquires the name `n` of the test's store and returns a lock, or `null` when it is busy.
+ * redis-semaphore puts `mutex:` in front of every key.
  */
-const PEERS = {
+const TOOLS = {
   redlock: (redis, key) => {
     const redlock = new Redlock([redis], { retryCount: 0 })
     redlock.on('error', () => {})
@@ -33,14 +33,14 @@ const PEERS = {
   },
 }
 
-suite('redis', 'beside its peers', (test) => {
+suite('redis', 'with other tools', (test) => {
   const on = (title, body) => {
-    for (const [name, peer] of Object.entries(PEERS)) {
+    for (const [name, tool] of Object.entries(TOOLS)) {
       test(`${name}: ${title}`, async (store) => {
         store.options.keyPrefix = `mutex:${store.options.keyPrefix}`
-        const redis = new Redis(store.target)
+        const redis = openRedis(store.target)
         try {
-          await body({ store, redis, key: `${store.options.keyPrefix}n`, take: peer(redis, `${store.options.keyPrefix}n`) })
+          await body({ store, redis, key: `${store.options.keyPrefix}n`, acquire: tool(redis, `${store.options.keyPrefix}n`) })
         } finally {
           redis.disconnect()
         }
@@ -48,14 +48,14 @@ suite('redis', 'beside its peers', (test) => {
     }
   }
 
-  on('excludes, and is excluded', async ({ store, take }) => {
+  on('each tool excludes the other', async ({ store, acquire }) => {
     const locks = await store.connect()
     const ours = await locks.acquire('n', { ttlMs: 20_000 })
-    assert.equal(await take(20_000), null)
+    assert.equal(await acquire(20_000), null)
     await ours.extend(30_000)
-    assert.equal(await take(20_000), null)
+    assert.equal(await acquire(20_000), null)
     assert.equal(await ours.release(), true)
-    const theirs = await take(20_000)
+    const theirs = await acquire(20_000)
     assert.ok(theirs)
     assert.equal(await locks.tryAcquire('n'), null)
     assert.equal(await locks.acquireLock('n'), false)
@@ -67,9 +67,9 @@ suite('redis', 'beside its peers', (test) => {
     assert.equal(await (await locks.tryAcquire('n')).release(), true)
   })
 
-  on('whoever waits for its lock is served after its release, which tells nobody', async ({ store, take }) => {
+  on('waiters are served after its release, which publishes no message', async ({ store, acquire }) => {
     const services = await store.connectAll(2)
-    const theirs = await take(60_000)
+    const theirs = await acquire(60_000)
     const served = []
     const waits = []
     for (let index = 0; index < 6; index++) {
@@ -80,41 +80,41 @@ suite('redis', 'beside its peers', (test) => {
     await theirs.release()
     const releasedAt = performance.now()
     await Promise.all(waits)
-    // At the next sign of life.
+    // At the next heartbeat.
     assert.ok(performance.now() - releasedAt < 2000 + SOON_MS)
     assert.deepEqual(served, [0, 1, 2, 3, 4, 5])
-    const again = await take(1000)
+    const again = await acquire(1000)
     assert.ok(again)
     await again.release()
   })
 
-  on('never gets in between two of a queue', async ({ store, take }) => {
+  on('the tool never overtakes waiters in the queue', async ({ store, acquire }) => {
     const locks = await store.connect()
     const held = await locks.acquire('n')
     let [left, tries] = [30, 0]
-    // The other tool tries in each turn, and is at it when the name is handed on.
-    const turn = async () => {
+    // The other tool makes at least one attempt while each waiter holds the name.
+    const job = async () => {
       const before = tries
       while (tries === before) await sleep(1)
       left--
     }
-    const turns = Array.from({ length: left }, () => locks.using('n', { waitMs: 60_000 }, turn))
+    const calls = Array.from({ length: left }, () => locks.using('n', { waitMs: 60_000 }, job))
     await waiting(locks, left)
     const trying = (async () => {
       for (;;) {
-        const theirs = await take(5000)
+        const theirs = await acquire(5000)
         tries++
         if (!theirs) continue
-        assert.equal(left, 0, 'it passed the queue')
+        assert.equal(left, 0, 'it overtook the queue')
         return theirs.release()
       }
     })()
     assert.equal(await held.release(), true)
-    await Promise.all(turns)
+    await Promise.all(calls)
     await trying
   })
 
-  on('an unprotected counter adds up', async ({ store, take }) => {
+  on('increments of an unprotected counter under either lock are not lost', async ({ store, acquire }) => {
     const [a, b] = await store.connectAll(2)
     let [counter, inside] = [0, 0]
     const add = async () => {
@@ -125,15 +125,15 @@ suite('redis', 'beside its peers', (test) => {
       inside--
     }
     const ours = async (locks) => {
-      for (let turn = 0; turn < 20; turn++) {
+      for (let round = 0; round < 20; round++) {
         await locks.using('n', { waitMs: 60_000 }, add)
-        // Leaves the name free now and then, for those who have no place in the queue.
+        // Leaves the name free at times, for tools without a position in the queue.
         await sleep(Math.random() * 20)
       }
     }
     const others = async () => {
-      for (let turn = 0; turn < 10; turn++) {
-        const lock = await until('a turn', () => take(10_000), 30_000)
+      for (let round = 0; round < 10; round++) {
+        const lock = await until('a grant', () => acquire(10_000), 30_000)
         await add()
         await lock.release()
       }

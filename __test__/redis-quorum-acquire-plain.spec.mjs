@@ -1,12 +1,11 @@
-// The common case on a quorum: votes by plain commands on the nodes' fast lanes, and whatever those cannot decide, the script
-// does.
+// The common case on a quorum: votes by plain commands on the fast paths, and the script decides all other cases.
 import assert from 'node:assert/strict'
-import { createServer, connect } from 'node:net'
 import { after, before, test } from 'node:test'
-import Redis from 'ioredis'
 import { LockService } from '../index.js'
 import { Monitor } from '../scripts/monitor.mjs'
 import { startRedis } from '../scripts/servers.mjs'
+import { startProxy } from './proxy.mjs'
+import { openRedis } from './redis-client.mjs'
 import { assertGrowing, rejects, sleep, until } from './tools.mjs'
 
 const VOTE = ['set', 'zadd', 'time', 'mget']
@@ -18,10 +17,10 @@ let peer
 
 before(async () => {
   nodes = await Promise.all([1, 2, 3].map(() => startRedis()))
-  others = nodes.map((node) => new Redis(node.url))
+  others = nodes.map((node) => openRedis(node.url))
   locks = await LockService.connect(nodes.map((node) => node.url))
   peer = await LockService.connect(nodes.map((node) => node.url))
-  // The scripts are known to the servers from here on.
+  // The servers have the scripts from here on.
   const lock = await locks.acquire('warm', { metadata: 1 })
   await locks.inspect('warm')
   await lock.release()
@@ -38,15 +37,15 @@ after(async () => {
 })
 
 const keys = () => Promise.all(others.map((other) => other.keys('*')))
-/** Until no node has a lock. A release counts when most of them have heard of it. */
+/** Waits until no node has a lock. A release resolves when a majority has executed it. */
 const free = () =>
-  until('all free', async () => {
+  until('all names are free', async () => {
     const held = (await keys()).flat().filter((key) => !key.startsWith('holdfast:'))
     return held.length === 0
   })
 
-/** What every node hears while `body` runs, as soon as each has heard so much. */
-async function heard(count, body) {
+/** Runs `body`, and waits until every node has received `count` commands. Resolves to the result and the commands of each node. */
+async function observe(count, body) {
   const monitors = await Promise.all(nodes.map((node) => Monitor.open(node.port)))
   const verbs = ({ commands }) => commands.map((command) => /^"(\w+)"/.exec(command)[1].toLowerCase())
   try {
@@ -59,32 +58,32 @@ async function heard(count, body) {
   }
 }
 
-test('a lock that is taken and released costs four plain commands and one script at each node', async () => {
-  const { verbs } = await heard(5, async () => {
+test('acquire and release cost four plain commands and one script on each node', async () => {
+  const { verbs } = await observe(5, async () => {
     assert.equal(await locks.acquireLock('n'), true)
     assert.equal(await locks.releaseLock('n'), true)
   })
-  assert.deepEqual(verbs, Array(3).fill([...VOTE, 'evalsha']), 'nothing was written down of what is over')
+  assert.deepEqual(verbs, Array(3).fill([...VOTE, 'evalsha']), 'a released lock gets no record')
 })
 
-test('what inspection tells of a lock that is held for longer is written down, and tells the same everywhere', async () => {
-  const { result: lock, verbs } = await heard(5, () => locks.acquire('told'))
+test('a held lock gets the same record on every node', async () => {
+  const { result: lock, verbs } = await observe(5, () => locks.acquire('recorded'))
   assert.deepEqual(verbs, Array(3).fill([...VOTE, 'evalsha']))
-  for (const look of [locks, peer]) {
-    const info = await look.inspect('told')
+  for (const reader of [locks, peer]) {
+    const info = await reader.inspect('recorded')
     assert.equal(info.fencingToken, lock.fencingToken)
     assert.equal(info.holder.pid, process.pid)
-    assert.deepEqual((await look.list({ prefix: 'told' })).map(({ fencingToken }) => fencingToken), [lock.fencingToken])
+    assert.deepEqual((await reader.list({ prefix: 'recorded' })).map(({ fencingToken }) => fencingToken), [lock.fencingToken])
   }
   for (const other of others) {
-    const [fence] = (await other.get('holdfast:fence:{lock:told}')).split(' ')
+    const [fence] = (await other.get('holdfast:fence:{lock:recorded}')).split(' ')
     assert.equal(BigInt(fence), lock.fencingToken)
   }
   assert.equal(await lock.release(), true)
   await free()
 })
 
-test('whoever looks right after a grant is told of it', async () => {
+test('inspect returns a lock right after its grant', async () => {
   for (let i = 0; i < 50; i++) {
     const lock = await locks.acquire('seen')
     const info = await (i % 2 ? peer : locks).inspect('seen')
@@ -94,23 +93,23 @@ test('whoever looks right after a grant is told of it', async () => {
   }
 })
 
-test('nothing but counters stays, and no more of them than there are', async () => {
+test('released names leave at most 1024 counters', async () => {
   await free()
   for (const other of others) await other.flushall()
   await Promise.all(Array.from({ length: 3000 }, (_, i) => locks.using(`one-time:${i}`, () => {})))
   await free()
   for (const found of await keys()) {
-    // What was held when the event loop slept leaves a mark that it was released.
+    // A lock whose record was written leaves the mark of its release.
     const counters = found.filter((key) => !key.startsWith('holdfast:fence:'))
     assert.ok(counters.length > 900 && counters.length <= 1024, `${counters.length}`)
     for (const key of counters) assert.ok(Number(COUNTER.exec(key)?.[1]) < 1024, key)
   }
 })
 
-test('tokens grow from plain commands to scripts and back, from process to process, and no two are the same', async () => {
+test('fencing tokens of plain commands and scripts grow across services', async () => {
   const tokens = []
   for (let i = 0; i < 60; i++) {
-    // Metadata, and several names, are for the script.
+    // Metadata and several names need the script.
     for (const options of [{}, { metadata: i }, {}]) {
       const names = options.metadata % 3 === 0 ? ['grow', 'too'] : 'grow'
       const lock = await (i % 2 === 0 ? locks : peer).acquire(names, { waitMs: 10_000, ...options })
@@ -124,7 +123,7 @@ test('tokens grow from plain commands to scripts and back, from process to proce
   await Promise.all(many.map((lock) => lock.release()))
 })
 
-test('a counter that is ahead of the clocks decides', async () => {
+test('a counter that is ahead of the clocks determines the fencing token', async () => {
   const lock = await locks.acquire('ahead')
   await lock.release()
   await free()
@@ -141,12 +140,12 @@ test('a counter that is ahead of the clocks decides', async () => {
   for (const other of others) await other.flushall()
 })
 
-test('a busy name is not tried for by plain commands again, and is left as it is', async () => {
+test('a second attempt for a busy name uses the script, and changes nothing', async () => {
   const held = await peer.acquire('busy')
   await locks.inspect('busy')
-  const first = await heard(1, () => locks.acquireLock('busy'))
+  const first = await observe(1, () => locks.acquireLock('busy'))
   assert.equal(first.result, false)
-  const second = await heard(1, () => locks.acquireLock('busy'))
+  const second = await observe(1, () => locks.acquireLock('busy'))
   assert.equal(second.result, false)
   for (const verbs of second.verbs) assert.deepEqual(verbs, ['evalsha'])
   assert.equal((await locks.inspect('busy')).fencingToken, held.fencingToken)
@@ -154,14 +153,14 @@ test('a busy name is not tried for by plain commands again, and is left as it is
   await free()
 })
 
-test('a release right behind a vote that is late takes that back, and nothing else has to', async () => {
-  const { verbs } = await heard(5, async () => {
+test('a release behind a late vote rolls the vote back without another command', async () => {
+  const { verbs } = await observe(5, async () => {
     await others[2].client('PAUSE', 300, 'WRITE')
     for (let i = 0; i < 20; i++) {
       assert.equal(await locks.acquireLock(`late:${i}`), true)
       assert.equal(await locks.releaseLock(`late:${i}`), true)
     }
-    await until('the late ones', async () => (await others[2].keys('lock:late:*')).length === 0)
+    await until('the late votes are gone', async () => (await others[2].keys('lock:late:*')).length === 0)
     await sleep(400)
   })
   await free()
@@ -169,7 +168,7 @@ test('a release right behind a vote that is late takes that back, and nothing el
   assert.equal(scripts, 20, `${verbs[2]}`)
 })
 
-test('a node that forgets its scripts, or breaks its connections, costs no lock', async () => {
+test('calls succeed while nodes lose their scripts or break their connections', async () => {
   for (let i = 0; i < 30; i++) {
     const other = others[i % 3]
     if (i % 2) await other.script('FLUSH')
@@ -181,26 +180,19 @@ test('a node that forgets its scripts, or breaks its connections, costs no lock'
   await free()
 })
 
-/** A service that reaches some nodes through proxies, which hand what it sends to `pass`. */
-async function behindProxies(t, some, pass) {
-  const open = some.map(({ port }) => {
-    const proxy = createServer((client) => {
-      const server = connect(port, '127.0.0.1')
-      for (const socket of [client, server]) socket.setNoDelay(true).on('error', () => {})
-      server.pipe(client)
-      client.on('close', () => server.destroy())
-      client.on('data', (data) => pass(data, server, client))
-    })
-    t.after(() => proxy.close())
-    return new Promise((resolve) => proxy.listen(0, '127.0.0.1', () => resolve(proxy.address().port)))
-  })
-  const ports = [...(await Promise.all(open)), ...nodes.slice(some.length).map((node) => node.port)]
+/** Connects a service that reaches some nodes through proxies with this `intercept`. */
+async function behindProxies(t, some, intercept) {
+  const proxies = await Promise.all(some.map(({ port }) => startProxy(port, { intercept })))
+  const ports = [...proxies, ...nodes.slice(some.length)].map(({ port }) => port)
   const service = await LockService.connect(ports.map((port) => `redis://127.0.0.1:${port}`))
-  t.after(() => service.close())
+  t.after(async () => {
+    await service.close()
+    await Promise.all(proxies.map((proxy) => proxy.close()))
+  })
   return service
 }
 
-test('a vote that was taken and cannot be counted is taken back', async () => {
+test('a vote that is cast and cannot be counted is rolled back', async () => {
   for (const other of others) await other.flushall()
   assert.equal(await locks.acquireLock('odd'), true)
   assert.equal(await locks.releaseLock('odd'), true)
@@ -215,44 +207,41 @@ test('a vote that was taken and cannot be counted is taken back', async () => {
   await free()
 })
 
-test('a vote that was long on its way goes by the clock of the node', async (t) => {
+test('a vote that arrives late uses the clock of the node', async (t) => {
   let reachedAt
-  const ours = await behindProxies(t, nodes, (data, server) => {
-    if (!data.includes('ZADD') || !data.includes('lock:slow')) return server.write(data)
+  const ours = await behindProxies(t, nodes, (data, { server }) => {
+    if (!data.includes('ZADD') || !data.includes('lock:slow')) return false
     setTimeout(() => {
       reachedAt ??= Date.now()
       server.write(data)
     }, 150)
+    return true
   })
   const lock = await ours.acquire('slow')
-  // No sooner than what the nodes' clocks may differ by.
+  // At most 100 ms behind the clock of the node.
   assert.ok(lock.fencingToken >= BigInt(reachedAt - 100) * 1000n, `${lock.fencingToken} at ${reachedAt}`)
   assert.equal((await peer.inspect('slow')).fencingToken, lock.fencingToken)
   assert.equal(await lock.release(), true)
   await free()
 })
 
-test('a holder that is displaced in the middle of its votes is not granted the lock', async (t) => {
-  // Two nodes get the commands one by one, and somebody frees the name in between.
+test('an attempt that loses its keys during its votes is not granted the lock', async (t) => {
+  // Two nodes receive the commands one by one, and another service acquires the name in between.
   const stopped = []
-  const ours = await behindProxies(t, nodes.slice(0, 2), (data, server, client) => {
-    const at = data.indexOf('*6\r\n$4\r\nZADD')
-    if (at < 0 || stopped.length === 2 || !data.includes('lock:between')) return server.write(data)
-    server.write(data.subarray(0, at))
-    client.pause()
-    stopped.push(() => {
-      server.write(data.subarray(at))
-      client.resume()
-    })
+  const ours = await behindProxies(t, nodes.slice(0, 2), (data, connection) => {
+    const length = data.indexOf('*6\r\n$4\r\nZADD')
+    if (length < 0 || stopped.length === 2 || !data.includes('lock:between')) return false
+    stopped.push(connection.split(data, length))
+    return true
   })
   await ours.acquireLock('probe')
   const call = ours.tryAcquire('between')
-  await until('both in the middle', () => stopped.length === 2)
-  // Has the votes of two nodes, whose answers it does not know yet.
-  await until('both taken', async () => (await Promise.all(others.map((other) => other.get('lock:between')))).every(Boolean))
+  await until('both requests are split', () => stopped.length === 2)
+  // The attempt has the votes of two nodes, but not their replies.
+  await until('both votes are cast', async () => (await Promise.all(others.map((other) => other.get('lock:between')))).every(Boolean))
   assert.equal(await peer.forceRelease('between'), true)
   const holder = await peer.acquire('between')
-  for (const goOn of stopped) goOn()
+  for (const sendRest of stopped) sendRest()
   assert.equal(await call, null)
   assert.equal(holder.isHeld, true)
   assert.equal((await peer.inspect('between')).fencingToken, holder.fencingToken)
@@ -261,7 +250,7 @@ test('a holder that is displaced in the middle of its votes is not granted the l
   await free()
 })
 
-test('calls of one tick are served in order', async () => {
+test('calls of one tick are served in the order of the calls', async () => {
   const expected = Array.from({ length: 20 }, (_, i) => i)
   for (let round = 0; round < 15; round++) {
     const service = await LockService.connect(nodes.map((node) => node.url))

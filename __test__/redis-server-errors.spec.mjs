@@ -1,41 +1,42 @@
-// A Redis in each kind of trouble: a clear error that says whether trying again helps, service again without a restart of
-// this process, and waiters that are served in the end.
+// Errors and failures of a Redis server: a clear error with the right `retryable`, recovery without a restart of this process,
+// and waiters that are served in the end.
 import assert from 'node:assert/strict'
-import Redis from 'ioredis'
 import { SLACK_MS, proxySuite } from './proxy.mjs'
+import { openRedis } from './redis-client.mjs'
 import { rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
 
 const STORE_TIMEOUT_MS = 800
 
 /**
- * How each trouble begins, as a function that resolves when it has to one that ends it; and what the error says.
- * - `redis` is another tool's connection, `more` opens one more.
- * - `forgets`: the store comes back with older data, or none.
- * - `mends`: the client gets over it by itself, after the first error.
+  * The faults. `begin` causes one, and resolves to a function that ends it.
+  * - `redis` is another client; `openClient` opens one more.
+  * - `message`: the error of a call.
+  * - `losesData`: the store restarts with older data or none.
+  * - `recovers`: calls succeed again after the first error.
  */
-const TROUBLES = {
-  'READONLY, as after a fail-over': {
+const FAULTS = {
+  'READONLY, as after a failover': {
     async begin({ redis }) {
       await redis.replicaof('127.0.0.1', 1)
       return () => redis.replicaof('NO', 'ONE')
     },
-    says: /READONLY/,
+    message: /READONLY/,
   },
   OOM: {
     async begin({ redis }) {
       await redis.config('SET', 'maxmemory', 1)
       return () => redis.config('SET', 'maxmemory', 0)
     },
-    says: /OOM/,
+    message: /OOM/,
   },
-  'BUSY with somebody’s script': {
-    async begin({ redis, more }) {
+  'BUSY with another client’s script': {
+    async begin({ redis, openClient }) {
       await redis.config('SET', 'busy-reply-threshold', 50)
-      more().eval('while true do end', 0).catch(() => {})
+      openClient().eval('while true do end', 0).catch(() => {})
       await refused(redis, /BUSY/)
       return () => redis.script('KILL')
     },
-    says: /BUSY/,
+    message: /BUSY/,
   },
   LOADING: {
     async begin({ redis, server }) {
@@ -45,132 +46,131 @@ const TROUBLES = {
       await refused(redis, /LOADING/)
       return () => restarted
     },
-    says: /LOADING/,
+    message: /LOADING/,
   },
-  'no place for another client': {
+  'maxclients reached': {
     async begin({ redis }) {
       await redis.config('SET', 'maxclients', 1)
       for (const type of ['normal', 'pubsub']) await redis.client('KILL', 'TYPE', type, 'SKIPME', 'yes')
       return () => redis.config('SET', 'maxclients', 1000)
     },
-    // The server says so and hangs up at once: when what we send meets that, the reset overtakes its words.
-    says: /max number of clients|reset by peer/,
+    // The server sends the error and closes the connection: data that arrives then causes a reset, which may hide the error.
+    message: /max number of clients|reset by peer/,
   },
-  'a hung server': {
+  'a stopped server': {
     async begin({ server }) {
       await server.pause()
       return () => server.resume()
     },
-    says: /no answer|timed out/,
+    message: /no answer|timed out/,
   },
-  'a server that is gone, and comes back empty': {
+  'a killed server that restarts empty': {
     async begin({ server }) {
       await server.kill()
       return () => server.restart()
     },
-    says: /no connection to|broken|closed|reset/i,
-    forgets: true,
+    message: /no connection to|broken|closed|reset/i,
+    losesData: true,
   },
   'half-open connections': {
     async begin({ proxy }) {
       proxy.strand()
       return () => {}
     },
-    says: /no answer|timed out/,
-    mends: true,
+    message: /no answer|timed out/,
+    recovers: true,
   },
 }
 
-const refused = (redis, how) => until('the trouble is there', () => redis.ping().then(() => false, (error) => how.test(error.message)))
+const refused = (redis, how) => until('the fault is active', () => redis.ping().then(() => false, (error) => how.test(error.message)))
 
-/** Loads slowly, and answers meanwhile. */
+/** Makes the server load slowly, and reply while it loads. */
 const args = ['--key-load-delay', '400', '--loading-process-events-interval-bytes', '1024']
 
-proxySuite('redis', 'trouble', { serverPerTest: true, args }, (test) => {
-  /** The scene with what a trouble needs. */
+proxySuite('redis', 'server errors', { serverPerTest: true, args }, (test) => {
+  /** Adds to the fixture what the faults need. */
   function open(fixture, t) {
-    const more = () => {
-      const redis = new Redis(fixture.server.url, { maxRetriesPerRequest: 0, retryStrategy: () => 50, enableReadyCheck: false })
-      redis.on('error', () => {})
+    const openClient = () => {
+      const redis = openRedis(fixture.server.url, { maxRetriesPerRequest: 0, retryStrategy: () => 50, enableReadyCheck: false })
       t.after(() => redis.disconnect())
       return redis
     }
-    return { ...fixture, more, redis: more() }
+    return { ...fixture, openClient, redis: openClient() }
   }
 
-  /** Four who wait for `n`, one after the other. Resolves once they do, to `{ turns }`. */
-  async function line(locks, served) {
-    const turns = []
+  /** Starts four waiters for `n`, one after the other. Resolves to `{ done }`, a promise of their end, once all are waiting. */
+  async function startWaiters(locks, served) {
+    const calls = []
     for (const index of [0, 1, 2, 3]) {
-      turns.push(locks.using('n', { waitMs: 60_000 }, () => served.push(index)))
+      calls.push(locks.using('n', { waitMs: 60_000 }, () => served.push(index)))
       await waiting(locks, index + 1)
     }
-    return { turns: Promise.all(turns) }
+    return { done: Promise.all(calls) }
   }
 
-  const queue = (fixture) => `holdfast:queue:{${fixture.key('n')}}`
+  const queueKey = (fixture) => `holdfast:queue:{${fixture.key('n')}}`
 
-  for (const [what, trouble] of Object.entries(TROUBLES)) {
-    test(`${what}: a clear error, and service again`, async (fixture, t) => {
-      const store = open(fixture, t)
+  for (const [what, fault] of Object.entries(FAULTS)) {
+    test(`${what}: calls reject with a clear error, and succeed again afterwards`, async (fixture, t) => {
+      const context = open(fixture, t)
       const locks = await fixture.warm({ storeTimeoutMs: STORE_TIMEOUT_MS })
       const held = await locks.acquire('held', { ttlMs: 60_000 })
-      const end = await trouble.begin(store)
+      const end = await fault.begin(context)
       const startedAt = performance.now()
       const error = await rejects(locks.acquire('a', { waitMs: 60_000 }), 'LOCK_STORE', { engine: 'redis', key: 'a' })
       assert.ok(performance.now() - startedAt < STORE_TIMEOUT_MS + SLACK_MS)
-      assert.match(`${error.message} ${error.cause.message}`, trouble.says)
+      assert.match(`${error.message} ${error.cause.message}`, fault.message)
       assert.equal(error.retryable, true)
-      if (!trouble.mends) await rejects(locks.tryAcquire('b'), 'LOCK_STORE', { engine: 'redis', key: 'b', retryable: true })
+      if (!fault.recovers) await rejects(locks.tryAcquire('b'), 'LOCK_STORE', { engine: 'redis', key: 'b', retryable: true })
       await end()
-      await until('it is back', () => locks.inspect('any').then(() => true, () => false))
+      await until('the server is back', () => locks.inspect('any').then(() => true, () => false))
       for (const name of ['a', 'b', 'c']) assert.equal(await (await locks.acquire(name)).release(), true)
-      if (trouble.forgets) await rejects(held.extend(90_000), 'LOCK_LOST')
+      if (fault.losesData) await rejects(held.extend(90_000), 'LOCK_LOST')
       else await held.extend(90_000)
-      assert.equal(await held.release(), !trouble.forgets)
+      assert.equal(await held.release(), !fault.losesData)
     })
 
-    test(`${what}: who waits meanwhile is served, in order`, async (fixture, t) => {
-      const store = open(fixture, t)
-      const locks = await fixture.connect({ storeTimeoutMs: trouble.mends ? 2000 : 20_000 })
+    test(`${what}: waiters are served in order`, async (fixture, t) => {
+      const context = open(fixture, t)
+      const locks = await fixture.connect({ storeTimeoutMs: fault.recovers ? 2000 : 20_000 })
       const held = await fixture.direct.acquire('n', { ttlMs: 60_000 })
       const served = []
-      const { turns } = await line(locks, served)
-      const end = await trouble.begin(store)
-      // The hand-off falls into it.
+      const { done } = await startWaiters(locks, served)
+      const end = await fault.begin(context)
+      // The hand-off happens during the fault.
       const released = held.release().catch(() => {})
       await sleep(1000)
       await end()
       const endedAt = performance.now()
       await released
-      await turns
-      // At most two signs of life later, or one and the time after which a silent connection is given up.
+      await done
+      // At most two heartbeats later, or one and the time after which a silent connection is closed.
       assert.ok(performance.now() - endedAt < 4000 + SOON_MS)
-      // A queue that is lost is made again by who comes first.
-      if (trouble.forgets) served.sort()
+      // A lost queue is rebuilt in the order of arrival.
+      if (fault.losesData) served.sort()
       assert.deepEqual(served, [0, 1, 2, 3])
-      await until('nothing is left', async () => (await store.redis.exists(queue(fixture))) === 0)
+      await until('nothing is left', async () => (await context.redis.exists(queueKey(fixture))) === 0)
     })
   }
 
-  test('trouble that outlasts a waiter’s patience ends its wait with LOCK_STORE', async (fixture, t) => {
-    const store = open(fixture, t)
+  test('a fault that lasts longer than storeTimeoutMs rejects waiting calls with LOCK_STORE', async (fixture, t) => {
+    const context = open(fixture, t)
     const locks = await fixture.connect({ storeTimeoutMs: STORE_TIMEOUT_MS })
     const held = await fixture.direct.acquire('n', { ttlMs: 60_000 })
     const waits = [0, 1, 2].map(() => rejects(locks.acquire('n', { waitMs: Infinity }), 'LOCK_STORE', { retryable: true, key: 'n' }))
     await waiting(locks, 3)
-    await store.server.pause()
+    await context.server.pause()
     const startedAt = performance.now()
     await Promise.all(waits)
-    // A sign of life, the silence after it, and the waiter's own try.
+    // The heartbeat interval, its timeout, and the waiter's own attempt.
     assert.ok(performance.now() - startedAt < 2000 + 2 * STORE_TIMEOUT_MS + SLACK_MS)
-    store.server.resume()
-    // Their places are given back behind their backs: nobody is handed a name that nobody waits for.
-    await until('their places are gone', async () => (await store.redis.zcount(queue(fixture), 0, '+inf').catch(() => 1)) === 0)
+    context.server.resume()
+    // Their positions are removed in the background: no name is handed to a waiter that has rejected.
+    await until('their positions are removed', async () => (await context.redis.zcount(queueKey(fixture), 0, '+inf').catch(() => 1)) === 0)
     assert.equal(await held.release(), true)
   })
 
-  test('places that a long outage left behind hold nobody up', async (fixture, t) => {
+  test('positions that a long outage left behind do not block other waiters', async (fixture, t) => {
     const { redis } = open(fixture, t)
     const locks = await fixture.connect({ storeTimeoutMs: STORE_TIMEOUT_MS })
     const held = await fixture.direct.acquire('n', { ttlMs: 60_000 })
@@ -178,48 +178,48 @@ proxySuite('redis', 'trouble', { serverPerTest: true, args }, (test) => {
     await waiting(locks, 3)
     await fixture.proxy.down()
     await Promise.all(waits)
-    // The clean-up goes on for as long as the ttl.
+    // The clean-up is retried for the length of the ttl.
     await sleep(3000)
-    assert.equal(await redis.zcount(queue(fixture), 0, '+inf'), 3)
+    assert.equal(await redis.zcount(queueKey(fixture), 0, '+inf'), 3)
     await fixture.proxy.up()
     const served = []
-    const { turns } = await line(locks, served)
+    const { done } = await startWaiters(locks, served)
     const releasedAt = performance.now()
     assert.equal(await held.release(), true)
-    await turns
-    // Their process is alive again, and says that it does not know them.
+    await done
+    // The process is alive again, and removes the positions that it does not know.
     assert.ok(performance.now() - releasedAt < SOON_MS)
     assert.deepEqual(served, [0, 1, 2, 3])
-    await until('nothing is left', async () => (await redis.exists(queue(fixture))) === 0)
+    await until('nothing is left', async () => (await redis.exists(queueKey(fixture))) === 0)
   })
 
-  test('SCRIPT FLUSH while waiting is nothing to notice', async (fixture, t) => {
+  test('SCRIPT FLUSH does not disturb waiters', async (fixture, t) => {
     const { redis } = open(fixture, t)
     const locks = await fixture.connect()
     for (let round = 0; round < 5; round++) {
       const held = await fixture.direct.acquire('n')
-      const turns = Promise.all([0, 1, 2].map(() => locks.using('n', () => redis.script('FLUSH'))))
+      const done = Promise.all([0, 1, 2].map(() => locks.using('n', () => redis.script('FLUSH'))))
       await waiting(locks, 3)
       await redis.script('FLUSH')
       assert.equal(await held.release(), true)
-      await turns
+      await done
     }
     assert.equal(locks.stats().storeErrors, 0)
     assert.equal(fixture.direct.stats().storeErrors, 0)
   })
 
-  test('a connection that is cut while waiting: served at once, and in order', async (fixture, t) => {
+  test('waiters are served at once and in order after their connection breaks', async (fixture, t) => {
     const { redis } = open(fixture, t)
     const locks = await fixture.connect()
     for (let round = 0; round < 5; round++) {
       const held = await fixture.direct.acquire('n', { ttlMs: 60_000 })
       const served = []
-      const { turns } = await line(locks, served)
+      const { done } = await startWaiters(locks, served)
       const cutAt = performance.now()
       await redis.client('KILL', 'TYPE', 'pubsub')
       if (round % 2) await sleep(20 * round)
       assert.equal(await held.release(), true)
-      await turns
+      await done
       assert.ok(performance.now() - cutAt < 4000 + SOON_MS)
       assert.deepEqual(served, [0, 1, 2, 3])
     }

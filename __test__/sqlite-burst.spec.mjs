@@ -1,4 +1,4 @@
-// Many calls at once on SQLite, waiters that died, and files that are deleted under a service.
+// Many calls at once on SQLite, dead waiters, and database files that are deleted or read while a service is open.
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
@@ -11,7 +11,7 @@ import { INDEX, runNode, waiting } from './tools.mjs'
 const TIMEOUT_MS = 90_000
 const inSqlite = (body) => () => withStore('sqlite', body)
 
-/** Whether another process is granted a name. It closes its service at the end. */
+/** Whether a separate process is granted a name. It closes its service at the end. */
 async function grantedElsewhere(target, name) {
   const code = `
     import { LockService } from ${JSON.stringify(INDEX)}
@@ -23,9 +23,9 @@ async function grantedElsewhere(target, name) {
   return stdout === 'true'
 }
 
-test('a burst of free names is granted or rejects in time, and leaves nothing', { timeout: TIMEOUT_MS }, () => burst(20_000))
+test('every call of a burst is granted or rejects in time, and leaves no lock', { timeout: TIMEOUT_MS }, () => burst(20_000))
 
-test('calls of one tick are served in order', { timeout: TIMEOUT_MS }, inSqlite(async (store) => {
+test('calls of one tick are served in the order of the calls', { timeout: TIMEOUT_MS }, inSqlite(async (store) => {
   for (let round = 0; round < 5; round++) {
     const locks = await store.connect()
     const order = []
@@ -39,7 +39,7 @@ test('calls of one tick are served in order', { timeout: TIMEOUT_MS }, inSqlite(
   }
 }))
 
-test('a waiter that died blocks the next for its ttl', { timeout: TIMEOUT_MS }, inSqlite(async (store) => {
+test('a dead waiter blocks the next waiter for no longer than its ttl', { timeout: TIMEOUT_MS }, inSqlite(async (store) => {
   const [holder, next] = await store.connectAll(2)
   const lock = await holder.acquire('n')
   const code = `
@@ -62,7 +62,7 @@ test('a waiter that died blocks the next for its ttl', { timeout: TIMEOUT_MS }, 
   await granted.release()
 }))
 
-test('files that are deleted, or read by the process itself, make no second holder', { timeout: TIMEOUT_MS }, inSqlite(async (store) => {
+test('deleting the files, or reading them in the same process, causes no second holder', { timeout: TIMEOUT_MS }, inSqlite(async (store) => {
   const locks = await store.connect()
   const file = store.target.slice('sqlite:'.length)
   const files = ['', '-wal', '-shm'].map((suffix) => file + suffix)

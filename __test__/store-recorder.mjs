@@ -1,25 +1,23 @@
-// What waiters write down in the store that they wait in, and what the tests look up there behind the addon's back: the
-// same questions to Redis and to MongoDB.
-import Redis from 'ioredis'
+// Another client of the store, for Redis and for MongoDB: waiters record there that they are served, and tests read and change
+// locks and queues.
 import { MongoClient } from 'mongodb'
+import { openRedis } from './redis-client.mjs'
 
-/** Opens the ledger called `log` beside the locks of a store `{ url, options }`. */
+/** Opens the record `log` in the store `{ url, options }`. */
 export function openRecorder({ url, options, log }) {
   return url.startsWith('mongodb') ? new MongodbRecorder(url, options, log) : new RedisRecorder(url, options, log)
 }
 
 class RedisRecorder {
   constructor(url, options, log) {
-    /** Another tool's connection. */
-    this.redis = new Redis(url, { maxRetriesPerRequest: null })
-    this.redis.on('error', () => {})
+        this.redis = openRedis(url, { maxRetriesPerRequest: null })
     this.prefix = options.keyPrefix
     this.log = log
   }
 
-  /** Writes a line, and says how many are inside now. */
-  async enter(as) {
-    const [[, inside]] = await this.redis.multi().incr(`${this.log}:inside`).rpush(this.log, as).exec()
+  /** Records that a waiter holds the lock. Resolves to the number of recorded holders. */
+  async enter(label) {
+    const [[, inside]] = await this.redis.multi().incr(`${this.log}:inside`).rpush(this.log, label).exec()
     return inside
   }
 
@@ -27,11 +25,11 @@ class RedisRecorder {
     await this.redis.decr(`${this.log}:inside`)
   }
 
-  async write(line) {
-    await this.redis.rpush(this.log, line)
+  async record(text) {
+    await this.redis.rpush(this.log, text)
   }
 
-  lines() {
+  records() {
     return this.redis.lrange(this.log, 0, -1)
   }
 
@@ -43,8 +41,8 @@ class RedisRecorder {
     return `holdfast:queue:{${this.key(name)}}`
   }
 
-  /** The places in the queue of a name, first to last. */
-  places(name) {
+  /** Lists the positions in the queue of a name, first to last. */
+  positions(name) {
     return this.redis.zrangebyscore(this.queueKey(name), 0, '+inf')
   }
 
@@ -52,22 +50,22 @@ class RedisRecorder {
     return (await this.redis.exists(this.key(name))) === 0
   }
 
-  /** Whether nobody holds a name or waits for it. */
-  async isOver(name) {
+  /** Whether a name has neither a holder nor a waiter. */
+  async isUnused(name) {
     return (await this.redis.exists(this.key(name), this.queueKey(name))) === 0
   }
 
-  /** How long a lease lasts, in milliseconds. */
+  /** The remaining time of a lease, in milliseconds. */
   remainingMs(name) {
     return this.redis.pttl(this.key(name))
   }
 
-  /** Another tool takes a name, if it is free. */
-  async takes(name) {
+  /** Acquires a name as another tool would, if it is free. */
+  async acquire(name) {
     return (await this.redis.set(this.key(name), 'theirs', 'PX', 60_000, 'NX')) !== null
   }
 
-  async frees(name) {
+  async release(name) {
     await this.redis.del(this.key(name))
   }
 
@@ -82,33 +80,33 @@ class MongodbRecorder {
   #client
 
   constructor(url, options, log) {
-    // The server may be gone when this is closed.
+    // The server may be down when this is closed.
     this.#client = new MongoClient(url, { serverSelectionTimeoutMS: 5000 })
     this.prefix = options.keyPrefix ?? ''
     this.locks = this.#client.db().collection(options.collection ?? 'locks')
-    this.ledger = this.#client.db().collection(log)
+    this.log = this.#client.db().collection(log)
   }
 
-  async #change(by, line) {
-    const change = { $inc: { inside: by }, ...(line && { $push: { lines: line } }) }
-    const after = await this.ledger.findOneAndUpdate({ _id: 'log' }, change, { upsert: true, returnDocument: 'after' })
+  async #change(by, text) {
+    const change = { $inc: { inside: by }, ...(text && { $push: { records: text } }) }
+    const after = await this.log.findOneAndUpdate({ _id: 'log' }, change, { upsert: true, returnDocument: 'after' })
     return after.inside
   }
 
-  enter(as) {
-    return this.#change(1, as)
+  enter(label) {
+    return this.#change(1, label)
   }
 
   leave() {
     return this.#change(-1)
   }
 
-  write(line) {
-    return this.#change(0, line)
+  record(text) {
+    return this.#change(0, text)
   }
 
-  async lines() {
-    return (await this.ledger.findOne({ _id: 'log' }))?.lines ?? []
+  async records() {
+    return (await this.log.findOne({ _id: 'log' }))?.records ?? []
   }
 
   key(name) {
@@ -119,7 +117,7 @@ class MongodbRecorder {
     return this.locks.findOne({ _id: this.key(name) })
   }
 
-  async places(name) {
+  async positions(name) {
     return ((await this.#document(name))?.queue ?? []).map(({ owner }) => owner)
   }
 
@@ -127,7 +125,7 @@ class MongodbRecorder {
     return (await this.#document(name)) === null
   }
 
-  isOver(name) {
+  isUnused(name) {
     return this.isFree(name)
   }
 
@@ -135,7 +133,7 @@ class MongodbRecorder {
     return (await this.#document(name)).expiresAt - Date.now()
   }
 
-  async takes(name) {
+  async acquire(name) {
     try {
       await this.locks.insertOne({ _id: this.key(name), expiresAt: new Date(Date.now() + 60_000) })
       return true
@@ -145,12 +143,12 @@ class MongodbRecorder {
     }
   }
 
-  async frees(name) {
+  async release(name) {
     await this.locks.deleteOne({ _id: this.key(name) })
   }
 
   async close() {
-    const cleared = this.ledger.drop().catch(() => {})
+    const cleared = this.log.drop().catch(() => {})
     await Promise.race([cleared, new Promise((resolve) => setTimeout(resolve, 1000))])
     await this.#client.close(true)
   }

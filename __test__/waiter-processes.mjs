@@ -1,4 +1,4 @@
-// Waiters in several real processes, whose order of arrival is forced and whose order of service is written down.
+// Waiters in several processes. The test controls their order of arrival, and records the order in which they are served.
 import assert from 'node:assert/strict'
 import { readdir, readFile } from 'node:fs/promises'
 import { start } from './children/start.mjs'
@@ -6,71 +6,71 @@ import { openRecorder } from './store-recorder.mjs'
 import { random } from './stores.mjs'
 import { sleep, until } from './tools.mjs'
 
-/** On a store `{ url, options }` that keeps queues, for `t` to use. */
+/** The waiter processes of the test `t`, on a store `{ url, options }` that keeps queues. */
 export class WaiterProcesses {
   #t
-  #order
+  #task
 
   constructor(t, { url, options }) {
     this.#t = t
-    this.#order = { url, options, log: `crowd_${random()}` }
-    this.ledger = openRecorder(this.#order)
-    t.after(() => this.ledger.close())
+    this.#task = { url, options, log: `waiters_${random()}` }
+    this.recorder = openRecorder(this.#task)
+    t.after(() => this.recorder.close())
   }
 
   /** Starts processes that are ready to wait. */
   async processes(count) {
-    const children = Array.from({ length: count }, () => start(this.#t, 'recording-waiter', this.#order))
+    const children = Array.from({ length: count }, () => start(this.#t, 'recording-waiter', this.#task))
     for (const child of children) await child.next('ready')
     return children
   }
 
-  /** One more waiter in a process, `as` what it will write down. When this returns, it has its place in the queue. */
-  async enqueue(child, as, options) {
-    const before = (await this.places()).length
-    child.send(JSON.stringify({ verb: 'wait', as, name: 'n', ...options }))
+  /** Starts one more waiter in a process. It records `label` when it is served. Resolves once it has its position in the queue. */
+  async enqueue(child, label, options) {
+    const before = (await this.positions()).length
+    child.send(JSON.stringify({ verb: 'wait', label, name: 'n', ...options }))
     await child.next('waiting')
-    assert.equal((await this.places()).length, before + 1, 'its place is the last one')
+    assert.equal((await this.positions()).length, before + 1, 'it has the last position')
   }
 
-  /** The places in the queue of `n`, first to last. */
-  places() {
-    return this.ledger.places('n')
+  /** Lists the positions in the queue of `n`, first to last. */
+  positions() {
+    return this.recorder.positions('n')
   }
 
-  /** Who was served so far, in this order. */
+  /** Lists the labels of the waiters that were served so far, in this order. */
   served() {
-    return this.ledger.lines()
+    return this.recorder.records()
   }
 
-  /** Waits until all of `expected` were served, in this order, and the last one has released unless it still `holds`. */
-  async serves(expected, { holds = false } = {}) {
+  /** Waits until all of `expected` were served in this order, and the last one has released the lock unless it still `holds` it. */
+  async assertServed(expected, { holds = false } = {}) {
     const enough = async () => (await this.served()).length >= expected.length
     try {
-      await until('everybody is served', enough)
+      await until('all waiters are served', enough)
     } finally {
       const served = await this.served()
       assert.deepEqual(served, expected.slice(0, served.length))
     }
     assert.deepEqual(await this.served(), expected)
-    if (!holds) await until('the last one has released', () => this.ledger.isFree('n'))
+    if (!holds) await until('the last one has released', () => this.recorder.isFree('n'))
   }
 
-  /** Nobody holds `n` or waits for it, and nothing is left of those who did. */
-  async isOver() {
-    await until('the queue is gone', () => this.ledger.isOver('n'))
+  /** Waits until `n` has no holder, no waiter, and nothing in the store. */
+  async assertUnused() {
+    await until('the queue is gone', () => this.recorder.isUnused('n'))
   }
 }
 
-/** `count` names that say where they come from: `a0`, `a1`, … */
-export const named = (letter, count) => Array.from({ length: count }, (_, index) => `${letter}${index}`)
+/** Returns `count` labels of the waiters of one process: `a0`, `a1`, … */
+export const labels = (letter, count) => Array.from({ length: count }, (_, index) => `${letter}${index}`)
 
-/** Stops a process, and waits until none of its threads goes on. Only Linux tells of every thread. */
+/** Suspends a process, and waits until all of its threads have stopped. Only Linux shows the state of each thread. */
 export async function suspend(child) {
   child.kill('SIGSTOP')
   const folder = `/proc/${child.pid}/task`
   const threads = await readdir(folder).catch(() => null)
   if (!threads) return sleep(500)
   const isStopped = async (thread) => /.*\) T/s.test(await readFile(`${folder}/${thread}/stat`, 'utf8').catch(() => ') T'))
-  await until('it stands still', async () => (await Promise.all(threads.map(isStopped))).every(Boolean))
+  await until('all threads have stopped', async () => (await Promise.all(threads.map(isStopped))).every(Boolean))
 }

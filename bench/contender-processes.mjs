@@ -7,22 +7,22 @@ const PROCESS = fileURLToPath(new URL('contender.mjs', import.meta.url))
 /** One contender's process. */
 export class Contender {
   #child
-  #trouble
+  #failure
 
   static async start(module, urls) {
     const contender = new Contender()
     contender.module = module
     contender.#child = fork(PROCESS, [module, ...urls])
-    contender.#trouble = new Promise((_, reject) => {
+    contender.#failure = new Promise((_, reject) => {
       contender.#child.once('exit', (code, signal) => reject(new Error(`${module} ended with ${code ?? signal}`)))
     })
-    contender.#trouble.catch(() => {})
+    contender.#failure.catch(() => {})
     await contender.#answer()
     return contender
   }
 
   #answer() {
-    return Promise.race([new Promise((resolve) => this.#child.once('message', resolve)), this.#trouble])
+    return Promise.race([new Promise((resolve) => this.#child.once('message', resolve)), this.#failure])
   }
 
   ask(message) {

@@ -8,7 +8,7 @@ import net from 'node:net'
 import { fileURLToPath } from 'node:url'
 import { isMainThread, parentPort, Worker, workerData } from 'node:worker_threads'
 import { median } from './report.mjs'
-import { RedisLine } from './probes.mjs'
+import { RedisConnection } from './probes.mjs'
 
 const FILE = fileURLToPath(import.meta.url)
 /** How often the pause is corrected, and how many round trips each measurement has. */
@@ -20,8 +20,8 @@ const MOST_OWN_MS = 0.16
 /** Opens a link to `server` whose round trips take `extraMs` longer than without it. */
 export async function openDelayProxy(server, extraMs) {
   const child = fork(FILE, [String(server.port)])
-  const hear = () => new Promise((resolve, reject) => child.once('message', resolve).once('exit', () => reject(new Error('the link broke'))))
-  const { port } = await hear()
+  const receive = () => new Promise((resolve, reject) => child.once('message', resolve).once('exit', () => reject(new Error('the link broke'))))
+  const { port } = await receive()
   const delay = (oneWayMs) => child.send({ oneWayMs })
   const bare = await roundTrip(server.port)
   // What the proxy takes itself is part of the delay, so it sleeps for less.
@@ -42,14 +42,14 @@ export async function openDelayProxy(server, extraMs) {
 
 /** The median round trip of a PING, in ms. */
 async function roundTrip(port) {
-  const line = await RedisLine.open(port)
+  const connection = await RedisConnection.open(port)
   const times = []
   for (let trip = 0; trip < TRIPS; trip++) {
     const start = performance.now()
-    await line.ping()
+    await connection.ping()
     times.push(performance.now() - start)
   }
-  line.close()
+  connection.close()
   return median(times)
 }
 

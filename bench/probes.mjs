@@ -10,7 +10,7 @@ export class RedisProbe {
 
   static async open(...servers) {
     const probe = new RedisProbe()
-    probe.#servers = await Promise.all(servers.map((server) => RedisLine.open(server.port)))
+    probe.#servers = await Promise.all(servers.map((server) => RedisConnection.open(server.port)))
     return probe
   }
 
@@ -53,21 +53,21 @@ export class RedisProbe {
 }
 
 /** A bare connection, so that it is known to the byte what the questions themselves cost. */
-export class RedisLine {
+export class RedisConnection {
   #socket
   #answered
   #buffer = ''
 
   static async open(port) {
-    const line = new RedisLine()
-    line.port = port
-    line.#socket = net.connect(port, '127.0.0.1').setNoDelay(true).setEncoding('latin1')
-    line.#socket.on('data', (text) => line.#hear(text))
-    await new Promise((resolve, reject) => line.#socket.once('connect', resolve).once('error', reject))
-    return line
+    const connection = new RedisConnection()
+    connection.port = port
+    connection.#socket = net.connect(port, '127.0.0.1').setNoDelay(true).setEncoding('latin1')
+    connection.#socket.on('data', (text) => connection.#receive(text))
+    await new Promise((resolve, reject) => connection.#socket.once('connect', resolve).once('error', reject))
+    return connection
   }
 
-  #hear(text) {
+  #receive(text) {
     this.#buffer += text
     const bulk = /^\$(\d+)\r\n/.exec(this.#buffer)
     const isWhole = bulk ? this.#buffer.length >= bulk[0].length + Number(bulk[1]) + 2 : this.#buffer.endsWith('\r\n')
@@ -77,9 +77,9 @@ export class RedisLine {
     this.#answered(answer)
   }
 
-  #ask(line) {
+  #ask(connection) {
     const answer = new Promise((resolve) => (this.#answered = resolve))
-    this.#socket.write(line)
+    this.#socket.write(connection)
     return answer
   }
 

@@ -23,14 +23,14 @@ export class WaiterProcesses {
       ),
     )
     for (const child of crowd.#children) {
-      child.removeAllListeners('exit').on('message', ({ got, releasing }) => crowd.#hear(child, got, releasing))
+      child.removeAllListeners('exit').on('message', ({ got, releasing }) => crowd.#receive(child, got, releasing))
       child.on('exit', () => crowd.#isOver || console.error(`a process of ${module} has ended`))
     }
     return crowd
   }
 
   /** Whose release it was waits again once somebody else has the lock, so that as many wait at each hand-off. */
-  #hear(child, got, releasing) {
+  #receive(child, got, releasing) {
     if (got) {
       this.got.push(got)
       this.#again?.send(HOLD)

@@ -9,9 +9,9 @@ import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { ensureBuilt } from './demo/build.mjs'
-import { Crew } from './demo/processes.mjs'
+import { DemoProcesses } from './demo/processes.mjs'
 import { TTL_MS } from './demo/job.mjs'
-import { Ledger, judge } from './demo/database.mjs'
+import { Database, judge } from './demo/database.mjs'
 import { Screen } from './demo/screen.mjs'
 
 const KILL_ROUND = 1
@@ -46,11 +46,11 @@ const shown = given ? given.replace(/\/\/.*@/, '//').replace(/\?.*/, '') : `the 
 const run = randomBytes(4).toString('hex')
 const names = ['mon', 'tue', 'wed'].map((day) => `demo-${run}:report:${day}:18:00`)
 
-const ledger = new Ledger()
-const crew = new Crew({ url, ledger, screen })
+const database = new Database()
+const processes = new DemoProcesses({ url, database, screen })
 for (const signal of ['SIGINT', 'SIGTERM']) {
   process.once(signal, () => {
-    crew.end('SIGKILL')
+    processes.end('SIGKILL')
     process.exit(1)
   })
 }
@@ -61,20 +61,20 @@ screen.print('The look keeps a late one from making it again: once the first has
 if (process.env.HOLDFAST_DEMO_SABOTAGE === '1') screen.print('SABOTAGE: they ignore the lock.')
 
 try {
-  await Promise.all(['A', 'B', 'C', 'D'].map((worker) => crew.hire(worker)))
+  await Promise.all(['A', 'B', 'C', 'D'].map((worker) => processes.start(worker)))
   for (const [index, name] of names.entries()) {
     const killing = index === KILL_ROUND
     screen.round(`Round ${index + 1}: ${name}${killing ? '. Who wins is killed in the middle of the job' : ''}`)
-    await crew.race(name, { killing })
+    await processes.runRound(name, { killing })
   }
   screen.round('Late: one comes when all is over, its clock is slow')
-  await crew.comeLate(names.at(-1))
+  await processes.runLate(names.at(-1))
 } catch (error) {
-  crew.end('SIGKILL')
+  processes.end('SIGKILL')
   give(1, error.message)
 }
-await crew.end()
+await processes.end()
 
-const verdict = judge(ledger.entries, names, KILL_ROUND)
+const verdict = judge(database.entries, names, KILL_ROUND)
 screen.verdict(verdict)
 process.exitCode = verdict.every(({ ok }) => ok) ? 0 : 1

@@ -25,7 +25,7 @@ const START_TIMEOUT_MS = 60_000
 /** Starts a Redis that keeps nothing on disk; with `tls` it serves `rediss://` under a CA made for it (`caPath`). */
 export async function startRedis({ args = [], tls: secure = false } = {}) {
   const { path, env } = await locateRedis()
-  return serve(async (dir, port) => {
+  return startServer(async (dir, port) => {
     const files = secure ? { ca: await makeAuthority(dir), ...(await certify(dir, 'server')) } : {}
     const identity = ['--tls-ca-cert-file', files.ca, '--tls-cert-file', files.cert, '--tls-key-file', files.key]
     // A server waits five seconds for more replicas before it copies itself to the first: with a lease of seconds, a long time.
@@ -36,7 +36,7 @@ export async function startRedis({ args = [], tls: secure = false } = {}) {
       env,
       // The log as well: the answer alone could come from somebody else's server on this port.
       ready: async (log) => /ready to accept connections/i.test(log) && answersPing(port, files.ca),
-      shown: { url: `${secure ? 'rediss' : 'redis'}://127.0.0.1:${port}`, ...(secure && { caPath: files.ca }) },
+      properties: { url: `${secure ? 'rediss' : 'redis'}://127.0.0.1:${port}`, ...(secure && { caPath: files.ca }) },
     }
   })
 }
@@ -61,7 +61,7 @@ export async function startRedisQuorum({ args = [] } = {}) {
 export async function startMongod({ replicaSet = false, initiate = replicaSet, args = [] } = {}) {
   const { path, env } = await locateMongod()
   const driver = initiate && (await importDriver())
-  return serve((dir, port) => {
+  return startServer((dir, port) => {
     const quick = ['ttlMonitorSleepSecs=1', 'shutdownTimeoutMillisForSignaledShutdown=100']
     const member = replicaSet ? ['--replSet', 'rs0', '--oplogSize', '128'] : []
     // A socket file would lie outside of the folder, where nothing removes it after a kill.
@@ -70,13 +70,13 @@ export async function startMongod({ replicaSet = false, initiate = replicaSet, a
       argv: [path, '--port', port, ...fixed, ...quick.flatMap((parameter) => ['--setParameter', parameter]), ...member, ...args],
       env,
       ready: async (log) => /waiting for connections/i.test(log) && (!initiate || isPrimary(driver, port)),
-      shown: { url: `mongodb://127.0.0.1:${port}/holdfast${replicaSet ? '?replicaSet=rs0' : ''}` },
+      properties: { url: `mongodb://127.0.0.1:${port}/holdfast${replicaSet ? '?replicaSet=rs0' : ''}` },
     }
   })
 }
 
 /** The servers that the tests share, by the variable with their URL. */
-export const SHARED = {
+export const SHARED_SERVERS = {
   HOLDFAST_TEST_REDIS_URL: () => startRedis(),
   HOLDFAST_TEST_REDIS_CLUSTER_URL: () => startRedisCluster(),
   HOLDFAST_TEST_REDIS_SENTINEL_URL: () => startRedisSentinel(),
@@ -90,7 +90,7 @@ export async function testServers() {
   const started = []
   const stop = async () => void (await Promise.all(started.map((server) => server.stop())))
   const results = await Promise.allSettled(
-    Object.entries(SHARED).map(async ([variable, start]) => {
+    Object.entries(SHARED_SERVERS).map(async ([variable, start]) => {
       if (process.env[variable]) return [variable, process.env[variable]]
       const server = await start()
       started.push(server)
@@ -108,11 +108,11 @@ export async function testServers() {
 const running = new Set()
 
 process.on('exit', () => {
-  for (const server of running) server.abandon()
+  for (const server of running) server.killNow()
 })
 
 /** Starts what `plan` says, in a folder and on a port of its own. */
-export async function serve(plan) {
+export async function startServer(plan) {
   for (let attempt = 1; ; attempt++) {
     const dir = await mkdtemp(join(process.env.HOLDFAST_SERVERS_DIR || tmpdir(), 'holdfast-'))
     const port = await freePort()
@@ -163,7 +163,7 @@ class Server {
 
   async start(plan) {
     this.#plan = plan
-    Object.assign(this, plan.shown)
+    Object.assign(this, plan.properties)
     await this.#launch()
     return this
   }
@@ -201,7 +201,7 @@ class Server {
   }
 
   /** What is left to do in an exit hook, where nothing can be waited for. */
-  abandon() {
+  killNow() {
     try {
       if (this.#isUp) this.#child.kill('SIGKILL')
       rmSync(this.#dir, REMOVAL)
@@ -228,7 +228,7 @@ class Server {
     const readLog = () => readFileSync(logFile, 'utf8')
     while (!(await this.#plan.ready(readLog()))) {
       const trouble = !this.#isUp ? 'ended while starting' : Date.now() > deadline && 'does not become ready'
-      if (trouble) throw new Error(`${basename(path)} ${trouble}. From its log:\n${complaints(readLog())}`)
+      if (trouble) throw new Error(`${basename(path)} ${trouble}. From its log:\n${errorLines(readLog())}`)
       await sleep(20)
     }
   }
@@ -240,9 +240,9 @@ class Server {
     child.kill(signal)
     // A paused server would sleep through a request to shut down.
     child.kill('SIGCONT')
-    const patience = setTimeout(() => child.kill('SIGKILL'), 10_000)
+    const killTimer = setTimeout(() => child.kill('SIGKILL'), 10_000)
     await this.#exited
-    clearTimeout(patience)
+    clearTimeout(killTimer)
   }
 }
 
@@ -254,7 +254,7 @@ async function isStopped(pid) {
 }
 
 // mongod buries what went wrong under a page about shutting down in good order.
-function complaints(log) {
+function errorLines(log) {
   const lines = log.trim().split('\n')
   const errors = lines.filter((line) => /"s":"[EF]"/.test(line))
   return (errors.length > 0 ? errors : lines).slice(-10).join('\n')

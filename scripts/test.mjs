@@ -9,7 +9,7 @@ import { fileURLToPath, pathToFileURL } from 'node:url'
 import { runTests } from './node-tests.mjs'
 import { hostTarget } from './pgo.mjs'
 import { installDependencies, serversDir } from './setup.mjs'
-import { SHARED, testServers } from './servers.mjs'
+import { SHARED_SERVERS, testServers } from './servers.mjs'
 import { printSteps, step } from './steps.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
@@ -117,11 +117,11 @@ async function nodeTests() {
 }
 
 /** The servers, or on a laptop those of them that can be had: what needs another one is then skipped, and says so. */
-async function bringUp() {
+async function startServers() {
   if (process.env.CI) return testServers()
   const [env, servers] = [{}, []]
   await Promise.all(
-    Object.entries(SHARED).map(async ([variable, start]) => {
+    Object.entries(SHARED_SERVERS).map(async ([variable, start]) => {
       if (process.env[variable]) return
       try {
         const server = await start()
@@ -147,7 +147,7 @@ export async function test({ build = true } = {}) {
     const { code } = await step('addon', () => run(process.execPath, ['scripts/build.mjs']))
     if (code !== 0) throw new Error('the addon does not build')
   }
-  const servers = await step('servers', bringUp)
+  const servers = await step('servers', startServers)
   // The specs are processes of the test runner, which passes its own environment on.
   Object.assign(process.env, servers.env)
   try {

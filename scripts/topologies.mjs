@@ -5,16 +5,16 @@ import net from 'node:net'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { locateRedis } from './servers-cli.mjs'
-import { freePort, importDriver, serve, startMongod, startRedis } from './servers.mjs'
+import { freePort, importDriver, startServer, startMongod, startRedis } from './servers.mjs'
 
 const SLOTS = 16384
-const PATIENCE_MS = 60_000
+const READY_TIMEOUT_MS = 60_000
 /** The name by which the sentinels know the master. */
 const MASTER = 'main'
 
 /** Starts a cluster of three masters that share the slots. */
 export async function startRedisCluster({ args = [] } = {}) {
-  const nodes = await together([0, 1, 2].map(() => startNode(args)))
+  const nodes = await startAll([0, 1, 2].map(() => startNode(args)))
   try {
     const [first] = nodes
     await Promise.all(
@@ -52,23 +52,23 @@ export async function startRedisSentinel() {
   const servers = [await startRedis()]
   try {
     const [master] = servers
-    servers.push(...(await together([1, 2].map(() => startRedis({ args: ['--replicaof', '127.0.0.1', master.port] })))))
+    servers.push(...(await startAll([1, 2].map(() => startRedis({ args: ['--replicaof', '127.0.0.1', master.port] })))))
     await until('replicas that keep up', async () => {
       const info = await redisCommand(master.port, 'INFO replication')
       return [...info.matchAll(/^slave\d:.*state=online/gm)].length === 2
     })
-    servers.push(...(await together([1, 2, 3].map(() => startSentinel(master.port)))))
+    servers.push(...(await startAll([1, 2, 3].map(() => startSentinel(master.port)))))
     const sentinels = servers.slice(3)
     await until('sentinels that know each other', async () => {
       const known = await Promise.all(sentinels.map(({ port }) => redisCommand(port, 'INFO sentinel')))
       return known.every((info) => info.includes('status=ok') && info.includes('slaves=2,sentinels=3'))
     })
     const url = `redis+sentinel://${sentinels.map(({ port }) => `127.0.0.1:${port}`).join(',')}/${MASTER}`
-    const named = async () => {
+    const currentMaster = async () => {
       const answer = await redisCommand(sentinels[0].port, `SENTINEL GET-MASTER-ADDR-BY-NAME ${MASTER}`)
       return servers.find(({ port }) => answer.includes(`\r\n${port}\r\n`))
     }
-    return { url, servers: servers.slice(0, 3), sentinels, master: named, stop: () => stopAll(servers) }
+    return { url, servers: servers.slice(0, 3), sentinels, master: currentMaster, stop: () => stopAll(servers) }
   } catch (error) {
     await stopAll(servers)
     throw error
@@ -77,7 +77,7 @@ export async function startRedisSentinel() {
 
 async function startSentinel(masterPort) {
   const { path, env } = await locateRedis()
-  return serve(async (dir, port) => {
+  return startServer(async (dir, port) => {
     const file = join(dir, 'sentinel.conf')
     const lines = [
       `port ${port}`,
@@ -90,7 +90,7 @@ async function startSentinel(masterPort) {
     ]
     await writeFile(file, `${lines.join('\n')}\n`)
     const isUp = () => redisCommand(port, 'PING').then((answer) => answer === '+PONG\r\n', () => false)
-    return { argv: [path, file, '--sentinel'], env, ready: async (log) => /\+monitor master/.test(log) && isUp(), shown: {} }
+    return { argv: [path, file, '--sentinel'], env, ready: async (log) => /\+monitor master/.test(log) && isUp(), properties: {} }
   })
 }
 
@@ -120,7 +120,7 @@ const FOLLOWING = ['oplogNetworkTimeoutBufferSeconds=4', 'oplogFetcherSteadyStat
 export async function startMongoReplicaSet({ args = [] } = {}) {
   const quick = FOLLOWING.flatMap((parameter) => ['--setParameter', parameter])
   const start = () => startMongod({ replicaSet: true, initiate: false, args: [...quick, ...args] })
-  const members = await together([start(), start(), start()])
+  const members = await startAll([start(), start(), start()])
   const hosts = members.map(({ port }) => `127.0.0.1:${port}`)
   const set = {
     url: `mongodb://${hosts.join(',')}/holdfast?replicaSet=rs0`,
@@ -132,7 +132,7 @@ export async function startMongoReplicaSet({ args = [] } = {}) {
       // It is no primary any more, or nobody has caught up with it yet.
       return primary && mongoCommand(primary, command).then(() => primary, () => undefined)
     }),
-    whole: () => until('a replica set that is whole', async () => {
+    ready: () => until('a replica set that is whole', async () => {
       const primary = await set.primary()
       const states = primary && (await mongoCommand(primary, { replSetGetStatus: 1 }).catch(() => undefined))
       return states?.members.map(({ stateStr }) => stateStr).sort().join() === 'PRIMARY,SECONDARY,SECONDARY'
@@ -141,8 +141,8 @@ export async function startMongoReplicaSet({ args = [] } = {}) {
   }
   try {
     const config = { _id: 'rs0', members: hosts.map((host, _id) => ({ _id, host })), settings: ELECTIONS }
-    await mongoCommand(members[0], { replSetInitiate: config }, PATIENCE_MS)
-    await set.whole()
+    await mongoCommand(members[0], { replSetInitiate: config }, READY_TIMEOUT_MS)
+    await set.ready()
     return set
   } catch (error) {
     await set.stop()
@@ -184,17 +184,17 @@ export function redisCommand(port, line) {
 }
 
 async function until(what, holds) {
-  const deadline = Date.now() + PATIENCE_MS
+  const deadline = Date.now() + READY_TIMEOUT_MS
   for (;;) {
     const held = await holds()
     if (held) return held
-    if (Date.now() > deadline) throw new Error(`not within ${PATIENCE_MS} ms: ${what}`)
+    if (Date.now() > deadline) throw new Error(`not within ${READY_TIMEOUT_MS} ms: ${what}`)
     await sleep(50)
   }
 }
 
 // All of them, or none.
-async function together(starting) {
+async function startAll(starting) {
   const results = await Promise.allSettled(starting)
   const failure = results.find((result) => result.status === 'rejected')
   const started = results.filter((result) => result.status === 'fulfilled').map((result) => result.value)

@@ -1,22 +1,22 @@
-// What the processes under test have in common: the task that the test gave them, and how they say what happened.
+// Common code of the processes under test: the task from the test, and messages to the test.
 import { writeSync } from 'node:fs'
 import { createInterface } from 'node:readline'
 import { LockService } from '../../index.js'
 
-/** What the test wants of this process: `url`, `options` of the store, and whatever the script asks for. */
+/** The task: `url` and `options` of the store, and what the script needs. */
 export const task = JSON.parse(process.argv[2])
 
-/** One line to the test, written at once: it arrives even if the process is killed right after it. */
-export const report = (message) => writeSync(1, `${JSON.stringify(message, plain)}\n`)
+/** Sends a message to the test. The write is synchronous: the message arrives even if the process is killed right after it. */
+export const report = (message) => writeSync(1, `${JSON.stringify(message, bigintToText)}\n`)
 
-const plain = (_, value) => (typeof value === 'bigint' ? String(value) : value)
+const bigintToText = (_, value) => (typeof value === 'bigint' ? String(value) : value)
 
 export const open = (options) => LockService.connect(task.url, { ...task.options, ...options })
 
-/** The test's lines. They end, and with them the process, when the test goes away, however it does. */
+/** Returns the test's requests, one per line. The input ends when the test ends, and with it the process. */
 export const requests = () => createInterface({ input: process.stdin })
 
-/** Keeps the JavaScript thread from doing anything else. */
+/** Blocks the event loop. */
 export function block(ms) {
   for (const end = performance.now() + ms; performance.now() < end; );
 }

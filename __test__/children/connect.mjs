@@ -1,4 +1,4 @@
-// Connects at a moment agreed upon, takes a lock that all the others want, too, and gives it back.
+// Connects at a given time, together with other processes, and acquires and releases a lock that all of them want.
 import { open, report, task } from './child.mjs'
 
 await new Promise((resolve) => setTimeout(resolve, task.at - Date.now()))

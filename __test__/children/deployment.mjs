@@ -1,20 +1,19 @@
-// One instance of a fleet in which the gist is being replaced: adds marks to a list that has no protection but a lock,
-// until it is told to stop.
+// One instance of a rolling deployment that replaces the gist: adds marks to a list that only a lock protects, until its
+// input ends.
 //
-// The lock is what is tried here, not the gist's own fault, that an instance which stands still for longer than its ttl
-// goes on all the same: such an instance writes nothing, and frees nothing. The look and the write are one piece, with
-// nothing in between that could wait.
+// The test is about the lock, not about the gist's known flaw: an instance that is suspended for longer than its ttl continues
+// without a lock. Such an instance writes nothing and releases nothing here. The check and the write happen in one tick.
 import { readFileSync, renameSync, writeFileSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { MongoClient } from 'mongodb'
 import { Gist } from '../gist.mjs'
 import { open, requests, report, task } from './child.mjs'
 
-const { name, file, ttlMs, way } = task
-let isOver = false
+const { name, file, ttlMs, scenario } = task
+let isStopped = false
 let round = 0
 
-/** Reads, pauses, writes. `false`: the lock is none any more, and nothing was written. */
+/** Reads, pauses, writes. Returns `false`, and writes nothing, when the lease has ended. */
 async function add(isOurs) {
   const mark = `${process.pid}:${round++}`
   report({ adding: mark })
@@ -22,22 +21,22 @@ async function add(isOurs) {
   await sleep(2 + Math.random() * 8)
   const text = JSON.stringify({ count: count + 1, marks: [...marks, mark] })
   if (!isOurs()) return false
-  // A kill leaves the old list or the new one, never half of one.
+  // The rename is atomic: a kill leaves the old list or the new one.
   writeFileSync(`${file}.${process.pid}`, text)
   renameSync(`${file}.${process.pid}`, file)
   report({ added: mark })
   return true
 }
 
-/** Whether a lease that was asked for just now lasts: the gist has no better way to know. */
+/** Returns a function that checks whether a lease requested now is still valid: the gist knows only the elapsed time. */
 function stopwatch() {
   const end = performance.now() + ttlMs * 0.9
   return () => performance.now() < end
 }
 
-/** The gist has no other way to wait than to ask again, and waits for nobody when it is told to stop. */
-async function byName(locks) {
-  while (!isOver) {
+/** Adds one mark with the gist's functions. Polls, until this process is to stop. */
+async function addByName(locks) {
+  while (!isStopped) {
     const isOurs = stopwatch()
     if (await locks.acquireLock(name, ttlMs / 1000)) {
       if (await add(isOurs)) await locks.releaseLock(name)
@@ -47,34 +46,34 @@ async function byName(locks) {
   }
 }
 
-const ways = {
+const scenarios = {
   async gist() {
     const client = await MongoClient.connect(task.url)
     const gist = new Gist(client.db().collection('locks'))
     await gist.start()
-    return { turn: () => byName(gist), close: () => client.close() }
+    return { runOnce: () => addByName(gist), close: () => client.close() }
   },
   async acquireLock() {
     const locks = await open()
-    return { turn: () => byName(locks), close: () => locks.close() }
+    return { runOnce: () => addByName(locks), close: () => locks.close() }
   },
   async using() {
     const locks = await open()
     const once = (lock) => add(() => lock.isHeld)
-    const turn = () =>
+    const runOnce = () =>
       locks.using(name, { ttlMs, waitMs: 60_000 }, once).catch((error) => {
         if (error.code !== 'LOCK_LOST') throw error
       })
-    return { turn, close: () => locks.close() }
+    return { runOnce, close: () => locks.close() }
   },
 }
 
-const { turn, close } = await ways[way]()
+const { runOnce, close } = await scenarios[scenario]()
 report({ ready: true })
-requests().once('close', () => (isOver = true))
-while (!isOver) {
-  await turn()
-  // A name that somebody of ours waits for goes on to that one: whoever only asks now and then needs a gap.
-  await sleep(Math.random() * (way === 'using' ? 80 : 20))
+requests().once('close', () => (isStopped = true))
+while (!isStopped) {
+  await runOnce()
+  // A name with waiters passes from waiter to waiter. The pause gives polling instances a chance.
+  await sleep(Math.random() * (scenario === 'using' ? 80 : 20))
 }
 await close()

@@ -1,11 +1,11 @@
-// Ends in one of many ways while locks are held, asked for or given back; the test looks at how that went.
+// Ends in one of several ways while locks are held, requested or released. The test checks the exit.
 import { block, open, report, task } from './child.mjs'
 
 const names = (count) => Array.from({ length: count }, (_, index) => `${task.name}:${index}`)
 const hold = (locks, count, options) => Promise.all(names(count).map((name) => locks.acquire(name, options)))
 
-const ways = {
-  // Nothing left to do but to renew.
+const scenarios = {
+  // Only renewals are left.
   async renewing() {
     const locks = await open({ onEvent: ({ type }) => type === 'renewed' && renewed++ })
     let renewed = 0
@@ -13,12 +13,12 @@ const ways = {
     for (const lock of held) lock.signal.addEventListener('abort', () => report({ aborted: lock.name }))
     while (renewed < 20) await new Promise((resolve) => setTimeout(resolve, 20))
   },
-  // The gist's lease, which nobody releases.
+  // A lease of `acquireLock` that is not released.
   async gist() {
     const locks = await open()
     report({ acquired: await locks.acquireLock(task.name, 60) })
   },
-  // Subscribed, but no call outstanding any more.
+  // A subscription is open, but no call is outstanding.
   async waited() {
     const locks = await open()
     await hold(locks, 3, { ttlMs: 60_000 })
@@ -30,15 +30,15 @@ const ways = {
     await hold(locks, 20, { ttlMs: 60_000 })
     await locks.close()
   },
-  // Calls that nobody waits for: they are carried out all the same.
+  // Calls whose promises are not awaited: they are executed.
   async unawaited() {
     const locks = await open()
     for (const name of names(50)) locks.acquire(name, { ttlMs: 60_000 }).then((lock) => lock.release())
   },
-  // In the middle of everything.
+  // `process.exit()` with calls in flight.
   async exit() {
     const locks = await open()
-    // So short that some are lost now and then, on their way here or later.
+    // The ttl is so short that some leases are lost.
     const held = await Promise.allSettled(names(20).map((name) => locks.acquire(name, { ttlMs: 90 })))
     for (const { value } of held) value?.signal.addEventListener('abort', () => {})
     const busy = () => {
@@ -58,7 +58,7 @@ const ways = {
     for (const name of names(20)) locks.acquire(name, { waitMs: Infinity })
     throw new Error('on purpose')
   },
-  // Ended from outside, with and without a say in it.
+  // Ended by a signal, without a handler and with one.
   async terminated() {
     const locks = await open()
     await hold(locks, 20, { ttlMs: 900 })
@@ -75,10 +75,10 @@ const ways = {
     })
     report({ ready: true })
   },
-  // Exit hooks run after the event loop has ended, and may still call.
+  // Exit hooks run after the event loop has ended, and may still make calls.
   async hooks() {
     const locks = await open()
-    // The lease is renewed in time although the machine may stand still for a second.
+    // The ttl leaves time for a renewal although the machine may stall for a second.
     const [lock] = await hold(locks, 1, { ttlMs: 2500 })
     process.on('exit', () => {
       block(3500)
@@ -90,4 +90,4 @@ const ways = {
 }
 
 process.on('unhandledRejection', (error) => report({ unhandled: String(error) }))
-await ways[task.way]()
+await scenarios[task.scenario]()

@@ -1,4 +1,4 @@
-// Holds a lock and does as it is told, until its input ends.
+// Holds a lock and executes requests until its input ends.
 import { block, open, requests, report, task } from './child.mjs'
 
 const locks = await open()

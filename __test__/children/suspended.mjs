@@ -1,14 +1,14 @@
-// Watches its own lock from a loop, and says what the first line that runs after a gap in time finds.
+// Checks its own lock in a loop, and reports what the first check after a suspension finds.
 import { open, report, task } from './child.mjs'
 
 const locks = await open()
 const lock = await locks.acquire(task.name, { ttlMs: task.ttlMs })
 const { signal } = lock
-let heard = 0
-signal.addEventListener('abort', () => heard++)
+let abortEvents = 0
+signal.addEventListener('abort', () => abortEvents++)
 
-// Each looks at one thing first: no look may depend on another one before it.
-const looks = {
+// Each variant reads another property first: no property may depend on an earlier read of another one.
+const checks = {
   isHeld: () => ({ isHeld: lock.isHeld, aborted: signal.aborted, code: signal.reason?.code }),
   aborted: () => ({ aborted: signal.aborted, code: signal.reason?.code, isHeld: lock.isHeld }),
   reason: () => ({ code: signal.reason?.code, aborted: signal.aborted, isHeld: lock.isHeld }),
@@ -22,17 +22,17 @@ const looks = {
     return { code, aborted: signal.aborted, isHeld: lock.isHeld }
   },
 }
-const first = looks[task.look]
+const first = checks[task.check]
 
 let last = performance.now()
-let over = false
-function look() {
+let isDone = false
+function check() {
   const now = performance.now()
-  // The test ends the gap when somebody else has got the lock: a little less than a ttl after it began.
+  // The test resumes this process when another process has the lock: a little less than a ttl after the suspension.
   if (now - last > task.ttlMs / 2) {
     const found = first()
-    over = true
-    report({ found: { ...found, heard, remainingMs: lock.remainingMs } })
+    isDone = true
+    report({ found: { ...found, abortEvents, remainingMs: lock.remainingMs } })
   }
   last = now
 }
@@ -42,20 +42,20 @@ report({ held: lock.fencingToken })
 const tick = (wait) => new Promise((resolve) => wait(resolve))
 const loops = {
   async interval() {
-    const timer = setInterval(look, 5)
-    while (!over) await tick((resolve) => setTimeout(resolve, 20))
+    const timer = setInterval(check, 5)
+    while (!isDone) await tick((resolve) => setTimeout(resolve, 20))
     clearInterval(timer)
   },
   async immediate() {
-    for (; !over; look()) await tick(setImmediate)
+    for (; !isDone; check()) await tick(setImmediate)
   },
   async microtasks() {
-    for (; !over; look()) await null
+    for (; !isDone; check()) await null
   },
   busy() {
-    while (!over) look()
+    while (!isDone) check()
   },
 }
 await loops[task.loop]()
-// Time for a clean-up that must not touch the successor's lock.
+// Time for the clean-up, which must not touch the next holder's lock.
 await tick((resolve) => setTimeout(resolve, 300))

@@ -1,4 +1,4 @@
-/** Adds to a counter that all threads see, and that nothing but the lock protects. */
+/** Adds to a counter that all threads share and only the lock protects. */
 export async function count(locks, counter, { name, rounds }) {
   for (let round = 0; round < rounds; round++) {
     await locks.using(name, { waitMs: 60_000 }, async () => {

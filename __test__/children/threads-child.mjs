@@ -1,4 +1,4 @@
-// As kit.mjs, for a main thread that must not load the addon.
+// The same as child.mjs, for a main thread that must not load the addon.
 import { writeSync } from 'node:fs'
 
 export const task = JSON.parse(process.argv[2])

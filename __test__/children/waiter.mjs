@@ -1,14 +1,14 @@
-// Stands in line as often as it is told to, and says when each one is in line and when it was served.
+// Starts a waiter on each request. Reports when each one is in the queue and when it is served.
 import { open, requests, report } from './child.mjs'
 
 const locks = await open({ onEvent: ({ type, name }) => type === 'waiting' && report({ waiting: name }) })
 report({ ready: true })
 
-for await (const order of requests()) {
-  const { name, as, ...options } = JSON.parse(order)
+for await (const request of requests()) {
+  const { name, label, ...options } = JSON.parse(request)
   locks.acquire(name, { waitMs: 60_000, ...options }).then(
     async (lock) => {
-      report({ served: { as, fence: lock.fencingToken } })
+      report({ served: { label, fence: lock.fencingToken } })
       await lock.release()
     },
     (error) => report({ error: String(error) }),

@@ -1,4 +1,4 @@
-// Looking from outside: inspect, list, forceRelease, stats, onEvent.
+// Reading from outside: inspect, list, forceRelease, stats, onEvent.
 import assert from 'node:assert/strict'
 import { hostname } from 'node:os'
 import { assertFree, rejects, sleep, until, waiting } from '../tools.mjs'
@@ -6,7 +6,7 @@ import { assertFree, rejects, sleep, until, waiting } from '../tools.mjs'
 const byBytes = (names) => names.sort((x, y) => Buffer.compare(Buffer.from(x), Buffer.from(y)))
 
 export function inspect(test) {
-  test('inspect shows who holds a name', async (store) => {
+  test('inspect returns the holder of a name', async (store) => {
     const [a, b] = await store.connectAll(2)
     assert.equal(await a.inspect('seen'), null)
     const began = Date.now()
@@ -27,18 +27,18 @@ export function inspect(test) {
     assert.equal(await b.inspect('seen'), null)
   })
 
-  test('what has expired is not shown', async (store) => {
+  test('inspect and list omit expired locks', async (store) => {
     const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('expired', { ttlMs: 300, renew: false })
     await until('the loss', () => !lock.isHeld)
-    // The cautious view ends some milliseconds before the store's.
+    // The local lease ends some milliseconds before the store's.
     await sleep(50)
     assert.equal(await b.inspect('expired'), null)
     assert.deepEqual(await b.list(), [])
     assert.equal(await b.forceRelease('expired'), false)
   })
 
-  test('since stays through a renewal', async (store) => {
+  test('holder.since is unchanged by a renewal', async (store) => {
     const a = await store.connect()
     const lock = await a.acquire('since', { ttlMs: 900 })
     const { since } = (await a.inspect('since')).holder
@@ -47,7 +47,7 @@ export function inspect(test) {
     assert.equal(await lock.release(), true)
   })
 
-  test('list gives everything held, in byte order', async (store) => {
+  test('list returns all held locks in byte order', async (store) => {
     const [a, b] = await store.connectAll(2)
     assert.deepEqual(await a.list(), [])
     // UTF-16 would sort the emoji, a surrogate pair, before U+FF5E.
@@ -60,7 +60,7 @@ export function inspect(test) {
     for (const info of await a.list()) assert.equal(info.fencingToken, tokens.get(info.name))
   })
 
-  test('list takes its prefix literally', async (store) => {
+  test('list treats its prefix as literal text', async (store) => {
     const [a, b] = await store.connectAll(2)
     const names = [
       'p', 'pq', 'P', 'p*', 'p*x', 'p?', 'p[q]', 'p%', 'p%x', 'p_', 'p_x', 'p\\', 'p\\x', 'p.', 'p.x', 'p^', 'p$',
@@ -74,7 +74,7 @@ export function inspect(test) {
     }
   })
 
-  test('list shows hundreds', async (store) => {
+  test('list returns hundreds of locks', async (store) => {
     const [a, b] = await store.connectAll(2)
     const names = Array.from({ length: 700 }, (_, i) => `n:${String(i).padStart(4, '0')}`)
     const locks = []
@@ -83,11 +83,11 @@ export function inspect(test) {
     for (const lock of locks) assert.equal(await lock.release(), true)
   })
 
-  test('forceRelease frees whatever is held', async (store) => {
+  test('forceRelease releases every kind of lock', async (store) => {
     const [a, b] = await store.connectAll(2)
     assert.equal(await b.forceRelease('forced'), false)
-    for (const take of [() => a.acquire('forced', { renew: false }), () => a.acquireLock('forced', 60)]) {
-      await take()
+    for (const acquire of [() => a.acquire('forced', { renew: false }), () => a.acquireLock('forced', 60)]) {
+      await acquire()
       assert.equal(await b.forceRelease('forced'), true)
       assert.equal(await b.forceRelease('forced'), false)
       await assertFree(b, 'forced')
@@ -97,7 +97,7 @@ export function inspect(test) {
     assert.equal(await own.release(), false)
   })
 
-  test('stats counts', async (store) => {
+  test('stats counts calls and leases', async (store) => {
     const [a, b] = await store.connectAll(2)
     const zero = { held: 0, waiting: 0, acquired: 0, busy: 0, released: 0, renewed: 0, lost: 0, storeErrors: 0 }
     assert.deepEqual(b.stats(), zero)
@@ -120,14 +120,14 @@ export function inspect(test) {
     await until('a renewal', () => b.stats().renewed === 1)
     await a.forceRelease('lost')
     await until('the loss', () => !lost.isHeld)
-    // On a loaded machine a renewal may be too slow for its share of so short a ttl, and is tried again.
+    // On a loaded machine a renewal may be too slow for such a short ttl, and is retried.
     const { renewed, storeErrors, ...rest } = b.stats()
     assert.ok(renewed >= 1 && storeErrors <= 2, `${renewed} ${storeErrors}`)
     assert.deepEqual({ ...zero, ...rest }, { ...zero, busy: 3, acquired: 4, released: 3, lost: 1 })
     assert.deepEqual(a.stats(), { ...zero, acquired: 1, released: 1 })
   })
 
-  test('onEvent is told of every lease', async (store) => {
+  test('onEvent is called for every lease', async (store) => {
     const seen = []
     const a = await store.connect()
     const b = await store.connect({ onEvent: (event) => seen.push(event) })
@@ -170,7 +170,7 @@ export function inspect(test) {
     assert.deepEqual(seen, [])
   })
 
-  test('onEvent is told of what the gist’s functions do', async (store) => {
+  test('onEvent is called for the gist’s functions', async (store) => {
     const seen = []
     const a = await store.connect({ onEvent: ({ type, name }) => seen.push(`${type} ${name}`) })
     await a.acquireLock('g1')

@@ -5,7 +5,7 @@ import { Worker } from 'node:worker_threads'
 import { assertFree, assertLockError, rejects, sleep, timed, until } from '../tools.mjs'
 
 export function options(test) {
-  test('a lease lasts 30 s and is renewed unless told otherwise', async (store) => {
+  test('the defaults are a ttl of 30 s and renewal', async (store) => {
     const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('default', undefined)
     const { remainingMs } = await b.inspect('default')
@@ -16,7 +16,7 @@ export function options(test) {
     assert.equal(await lock.release(), true)
   })
 
-  test('renew: the lease outlives its ttl', async (store) => {
+  test('a renewed lease outlives its ttl', async (store) => {
     const [a, b] = await store.connectAll(2)
     const locks = [await a.acquire('kept', { ttlMs: 1200 }), await a.tryAcquire('tried', { ttlMs: 1200, renew: true })]
     const end = Date.now() + 3600
@@ -33,7 +33,7 @@ export function options(test) {
     assert.equal(a.stats().lost, 0)
   })
 
-  test('renew: false lets it end', async (store) => {
+  test('a lease with renew: false ends after its ttl', async (store) => {
     const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('ends', { ttlMs: 400, renew: false })
     const next = await b.acquire('ends', { waitMs: 10_000 })
@@ -43,17 +43,17 @@ export function options(test) {
     assert.equal(await next.release(), true)
   })
 
-  test('a renewal never re-creates a lock that vanished', async (store) => {
+  test('a renewal never re-creates a lock that was removed from the store', async (store) => {
     const [a, b] = await store.connectAll(2)
-    const lock = await a.acquire('vanished', { ttlMs: 600 })
-    assert.equal(await b.forceRelease('vanished'), true)
+    const lock = await a.acquire('removed', { ttlMs: 600 })
+    assert.equal(await b.forceRelease('removed'), true)
     await until('the loss', () => !lock.isHeld)
     await sleep(300)
-    assert.equal(await b.inspect('vanished'), null)
+    assert.equal(await b.inspect('removed'), null)
     assert.equal(a.stats().renewed, 0)
   })
 
-  test('maxHoldMs ends a lease that is renewed', async (store) => {
+  test('maxHoldMs ends a renewed lease', async (store) => {
     const [a, b] = await store.connectAll(2)
     const began = performance.now()
     const lock = await a.acquire('most', { ttlMs: 900, maxHoldMs: 2000 })
@@ -61,8 +61,8 @@ export function options(test) {
     await sleep(1000)
     assert.equal(await b.tryAcquire('most'), null)
     assert.ok((await timed(b.acquire('most', { waitMs: 20_000 }))) > 100)
-    // The lease began when it was asked for, a little before the lock was there.
-    assert.ok(performance.now() - began >= 1800, 'ended before its time')
+    // The lease counts from the sending of the request, a little before `acquire` resolved.
+    assert.ok(performance.now() - began >= 1800, 'ended too early')
     await lost
     assertLockError(lock.signal.reason, 'LOCK_LOST', { key: 'most' })
     assert.match(lock.signal.reason.message, /maxHoldMs/)
@@ -70,7 +70,7 @@ export function options(test) {
     await rejects(lock.extend(60_000), 'LOCK_LOST')
   })
 
-  test('maxHoldMs shortens the ttl and what extend asks for', async (store) => {
+  test('maxHoldMs limits the ttl and the time that extend sets', async (store) => {
     const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('most', { ttlMs: 60_000, maxHoldMs: 5000 })
     assert.ok(lock.remainingMs <= 5000, `${lock.remainingMs} ms`)
@@ -80,7 +80,7 @@ export function options(test) {
     assert.equal(await lock.release(), true)
   })
 
-  /** A worker that holds `stalled` with a blocked event loop until `open()` is called. */
+  /** Starts a worker that holds `stalled` with a blocked event loop until `open()` is called. */
   async function stall(store, acquire, body) {
     const gate = new Int32Array(new SharedArrayBuffer(4))
     const workerData = { target: store.target, connect: store.options, acquire, gate }
@@ -89,11 +89,11 @@ export function options(test) {
     try {
       const [held] = await once(worker, 'message')
       assert.equal(held, 'held')
-      const told = once(worker, 'message')
+      const result = once(worker, 'message')
       const open = async () => {
         Atomics.store(gate, 0, 1)
         Atomics.notify(gate, 0)
-        return (await told)[0]
+        return (await result)[0]
       }
       await body(open)
       const [code] = await exited
@@ -103,7 +103,7 @@ export function options(test) {
     }
   }
 
-  test('renewal goes on while the event loop is blocked', async (store) => {
+  test('renewal continues while the event loop is blocked', async (store) => {
     const b = await store.connect()
     await stall(store, { ttlMs: 1000 }, async (open) => {
       const end = Date.now() + 4000
@@ -115,7 +115,7 @@ export function options(test) {
     })
   })
 
-  test('stallLimitMs: a loop that does not answer for so long lets go', async (store) => {
+  test('renewal stops when the event loop has not responded for stallLimitMs', async (store) => {
     const b = await store.connect()
     await stall(store, { ttlMs: 900, stallLimitMs: 700 }, async (open) => {
       const lock = await b.acquire('stalled', { waitMs: 30_000 })
@@ -136,8 +136,8 @@ export function options(test) {
     await rejects(lock.extend(60_000), 'LOCK_LOST')
     await rejects(b.restore(lock.toJSON()), 'LOCK_LOST')
     const next = await b.acquire('skewed', { waitMs: 20_000 })
-    assert.ok(performance.now() - began >= 1490, 'freed too early')
-    assert.ok(performance.now() - began < 10_000, 'the ttl of 30 s went on')
+    assert.ok(performance.now() - began >= 1490, 'released too early')
+    assert.ok(performance.now() - began < 10_000, 'the name stayed busy for the whole ttl')
     assert.ok(next.fencingToken > lock.fencingToken)
     assert.equal(await next.release(), true)
   })
@@ -152,7 +152,7 @@ export function options(test) {
     await assertFree(b, 'skewed')
   })
 
-  test('minHoldMs does nothing once it is over, or to a wait', async (store) => {
+  test('minHoldMs has no effect after that time, or on a wait', async (store) => {
     const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('passed', { minHoldMs: 100 })
     const late = rejects(b.acquire('passed', { waitMs: 150, minHoldMs: 60_000 }), 'LOCK_TIMEOUT')
@@ -161,7 +161,7 @@ export function options(test) {
     assert.equal(await b.inspect('passed'), null)
   })
 
-  test('metadata is kept beside the lock', async (store) => {
+  test('metadata is stored with the lock', async (store) => {
     const [a, b] = await store.connectAll(2)
     const values = [
       { job: 'report', nested: { list: [1, 2.5, -0, true, null, 'ä"\\\n'] } }, 'text', '', 0, 1.5, false, true, [], {},
@@ -179,7 +179,7 @@ export function options(test) {
     assert.equal('metadata' in without.toJSON(), false)
   })
 
-  test('metadata does not outlive its lock', async (store) => {
+  test('metadata ends with its lock', async (store) => {
     const [a, b] = await store.connectAll(2)
     await (await a.acquire('next', { metadata: 'first' })).release()
     await a.acquire('next', { ttlMs: 100, renew: false, metadata: 'second' })
@@ -188,7 +188,7 @@ export function options(test) {
     assert.equal(await lock.release(), true)
   })
 
-  test('a service’s defaults count where a call says nothing', async (store) => {
+  test('the defaults of a service apply where a call has no option', async (store) => {
     const defaults = { ttlMs: 4000, waitMs: 60, renew: false, minHoldMs: 0, maxHoldMs: 60_000, stallLimitMs: 60_000 }
     const [a, b] = [await store.connect({ defaults }), await store.connect()]
     const lock = await a.acquire('defaults')
@@ -200,7 +200,7 @@ export function options(test) {
     const own = await a.acquire('own', { ttlMs: 20_000, renew: true })
     assert.deepEqual([own.toJSON().ttlMs, own.toJSON().renew], [20_000, true])
     assert.ok((await b.inspect('own')).remainingMs > 4000)
-    // The gist's functions make one try and are not renewed, whatever the defaults say.
+    // The gist's functions ignore the defaults of waitMs and renew.
     const eager = await store.connect({ defaults: { ttlMs: 4000, waitMs: 60_000, renew: true } })
     assert.equal(await eager.acquireLock('defaults'), false)
     assert.equal(await eager.acquireAndExecute('defaults', () => 'ran'), undefined)
@@ -212,7 +212,7 @@ export function options(test) {
     })
   })
 
-  test('defaults of minHoldMs and maxHoldMs count for every way to take a lock', async (store) => {
+  test('the defaults of minHoldMs and maxHoldMs apply to every function that acquires', async (store) => {
     store.mayLeaveLocks = true
     const b = await store.connect()
     const kept = await store.connect({ defaults: { minHoldMs: 60_000 } })
@@ -227,7 +227,7 @@ export function options(test) {
     assert.ok((await b.inspect('most')).remainingMs <= 3000)
   })
 
-  test('keyPrefix keeps apart what has the same name', async (store) => {
+  test('the same name under two keyPrefix values is two locks', async (store) => {
     const prefix = store.options.keyPrefix ?? ''
     const a = await store.connect({ keyPrefix: `${prefix}one:` })
     const [b, c] = await store.connectAll(2, { keyPrefix: `${prefix}two:` })

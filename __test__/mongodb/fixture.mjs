@@ -1,4 +1,4 @@
-// MongoDB servers of a test's own: with users, and with whatever else a test asks for.
+// MongoDB servers that one test starts: with users, TLS or other options.
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs'
@@ -7,27 +7,21 @@ import { join } from 'node:path'
 import { it } from 'node:test'
 import { LockService } from '../../index.js'
 import { locateMongod, startMongod } from '../../scripts/servers.mjs'
+import { canStartServer } from '../stores.mjs'
 import { rejection, assertLockError } from '../tools.mjs'
 
 const TIMEOUT_MS = 120_000
 
-/** In every password of these tests, and in no message of any error. */
+/** Part of every password in these tests. No error may contain it. */
 export const SECRET = 'hush'
 
 /**
- * Declares a test that needs servers of its own; `body` gets the tools, which clean up when it is over. A visible skip
- * where there is no mongod, and a failure in CI.
+ * Declares a test that starts its own servers. `body` gets a fixture, which is closed at the end. Without mongod the test is
+ * skipped; in CI it fails.
  */
 export function withMongod(title, body) {
   it(title, { timeout: TIMEOUT_MS }, async (t) => {
-    try {
-      // Without this variable nobody asked for servers, and none is fetched for it.
-      if (!process.env.HOLDFAST_TEST_MONGODB_URL) throw new Error('HOLDFAST_TEST_MONGODB_URL is not set')
-      await locateMongod()
-    } catch (error) {
-      assert.ok(!process.env.CI, error.message)
-      return t.skip(`no mongod: ${error.message}`)
-    }
+    if (!(await canStartServer(t, 'mongodb', locateMongod))) return
     const fixture = new MongodFixture()
     try {
       await body(fixture)
@@ -37,10 +31,10 @@ export function withMongod(title, body) {
   })
 }
 
-class MongodFixture {
+export class MongodFixture {
   #ends = []
 
-  /** What to do at the end, the last one first. */
+  /** Registers a clean-up. The last one runs first. */
   onClose(end) {
     this.#ends.push(end)
   }
@@ -61,20 +55,20 @@ class MongodFixture {
     return server
   }
 
-  /** A server that asks for a login; `admin` is somebody who may do everything. */
+  /** Starts a server that requires a login. Its property `admin` is a client with all rights. */
   async startWithAuth({ replicaSet = false, args = [] } = {}) {
     const keyFile = join(this.folder(), 'key')
-    // Members of a set ask each other for a key, too.
+    // Members of a set authenticate each other with a key.
     writeFileSync(keyFile, randomBytes(48).toString('base64'), { mode: 0o600 })
     const key = replicaSet ? ['--keyFile', keyFile] : []
     const server = await this.start({ replicaSet, args: ['--auth', ...key, ...args] })
-    // The first user may be made by whoever is on the machine.
-    const nobody = await this.client(server, '', '')
-    await nobody.db('admin').command({ createUser: 'root', pwd: `${SECRET}-root`, roles: ['root'] })
+    // Before the first user exists, a local client may create one without a login.
+    const local = await this.client(server, '', '')
+    await local.db('admin').command({ createUser: 'root', pwd: `${SECRET}-root`, roles: ['root'] })
     return Object.assign(server, { admin: await this.client(server, `root:${SECRET}-root@`, '&authSource=admin') })
   }
 
-  /** The official driver's client. */
+  /** Opens a client of the official driver. */
   async client(server, login, options) {
     const { MongoClient } = await import('mongodb')
     const client = await MongoClient.connect(`mongodb://${login}127.0.0.1:${server.port}/?directConnection=true${options}`)
@@ -82,7 +76,7 @@ class MongodFixture {
     return client
   }
 
-  /** A service that is closed at the end. */
+  /** Connects a service that is closed at the end. */
   async connect(url, options) {
     const service = await LockService.connect(url, options)
     this.onClose(() => service.close())
@@ -90,21 +84,21 @@ class MongodFixture {
   }
 }
 
-/** The URL of a server with another login, path and options. */
+/** Returns a server's URL with this login, path and options. */
 export const urlOf = (server, { login = '', host = '127.0.0.1', path = '', options = '' } = {}) =>
   `mongodb://${login && `${login}@`}${host}:${server.port}/${path}${options && `?${options}`}`
 
-/** The longest that `refuses` lets a call take that has to say why it failed. */
-const LIMIT_MS = 3000
-/** A mistake is told at once, long before this. */
-const MISTAKE_LIMIT_MS = 30_000
+/** The limit for a retryable error. */
+const RETRYABLE_LIMIT_MS = 3000
+/** The store timeout for a permanent error, which must be reported long before. */
+const PERMANENT_LIMIT_MS = 30_000
 
 /**
- * Connecting has to fail with a reason: `LOCK_STORE`, no password in it, and no mere time-out. What is for a human to mend
- * has to be told at once, and the rest within the limit.
+ * Asserts that `connect` fails with a cause: `LOCK_STORE`, without a password, and not only a timeout. A permanent error is
+ * reported at once, a retryable one within the limit.
  */
 export async function assertConnectFails(url, { retryable, tls, why }) {
-  const storeTimeoutMs = retryable ? LIMIT_MS : MISTAKE_LIMIT_MS
+  const storeTimeoutMs = retryable ? RETRYABLE_LIMIT_MS : PERMANENT_LIMIT_MS
   const start = performance.now()
   const error = await rejection(LockService.connect(url, { storeTimeoutMs, ...(tls && { tls }) }))
   const tookMs = performance.now() - start
@@ -112,7 +106,7 @@ export async function assertConnectFails(url, { retryable, tls, why }) {
   assert.match(error.message, why)
   assert.equal(error.retryable, retryable, error.message)
   assert.doesNotMatch(`${error.stack} ${error.cause?.stack} ${JSON.stringify(error)}`, new RegExp(SECRET))
-  assert.doesNotMatch(error.message, /labels|Topology|no answer within/, 'in words for humans')
-  assert.ok(tookMs < (retryable ? LIMIT_MS + 1000 : MISTAKE_LIMIT_MS / 2), `${tookMs} ms`)
+  assert.doesNotMatch(error.message, /labels|Topology|no answer within/, 'no debug text of the driver')
+  assert.ok(tookMs < (retryable ? RETRYABLE_LIMIT_MS + 1000 : PERMANENT_LIMIT_MS / 2), `${tookMs} ms`)
   return error
 }

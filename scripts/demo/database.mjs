@@ -5,7 +5,7 @@
 // one: an entry that follows a missing leave was made while the other was still inside.
 
 /** One round's report, and its record. */
-export class Ledger {
+export class Database {
   entries = []
   #reports = new Map()
   #newest = new Map()
@@ -39,20 +39,20 @@ export class Ledger {
  */
 export function judge(entries, names, killRound) {
   const rounds = names.map((name) => entries.filter((entry) => entry.name === name))
-  return [once(rounds), alone(rounds), growing(rounds), takenOver(rounds[killRound]), unharmed(entries)]
+  return [once(rounds), oneAtATime(rounds), growing(rounds), takenOver(rounds[killRound]), noFailures(entries)]
 }
 
 const label = (index) => `round ${index + 1}`
-const line = (text, faults) => ({ ok: faults.length === 0, text, faults })
+const check = (text, faults) => ({ ok: faults.length === 0, text, faults })
 
 function once(rounds) {
   const runs = rounds.map((round) => round.filter(({ what }) => what === 'finish').length)
   const faults = runs.flatMap((count, index) => (count === 1 ? [] : [`${label(index)}: ${count} times`]))
   const good = runs.filter((count) => count === 1).length
-  return line(`the job ran to its end exactly once in ${good} of ${rounds.length} rounds`, faults)
+  return check(`the job ran to its end exactly once in ${good} of ${rounds.length} rounds`, faults)
 }
 
-function alone(rounds) {
+function oneAtATime(rounds) {
   const most = rounds.map((round) => {
     const inside = new Set()
     let max = 0
@@ -65,7 +65,7 @@ function alone(rounds) {
   })
   const faults = most.flatMap((count, index) => (count <= 1 ? [] : [`${label(index)}: ${count} at the same time`]))
   const grants = rounds.flat().filter(({ what }) => what === 'enter').length
-  return line(`${grants} times a process held a lock, and at most ${Math.max(...most)} at a time`, faults)
+  return check(`${grants} times a process held a lock, and at most ${Math.max(...most)} at a time`, faults)
 }
 
 function growing(rounds) {
@@ -75,12 +75,12 @@ function growing(rounds) {
     return falls === 0 ? [] : [`${label(index)}: ${tokens.join(', ')}`]
   })
   const good = rounds.length - faults.length
-  return line(`fencing tokens grew from each holder to the next in ${good} of ${rounds.length} rounds`, faults)
+  return check(`fencing tokens grew from each holder to the next in ${good} of ${rounds.length} rounds`, faults)
 }
 
 function takenOver(round) {
   const killed = round.find(({ what }) => what === 'killed')
-  if (!killed) return line('nobody was killed in the middle of the job', ['the demo meant to'])
+  if (!killed) return check('nobody was killed in the middle of the job', ['the demo meant to'])
   const began = round.some(({ what, worker }) => what === 'start' && worker === killed.worker)
   const ended = round.some(({ what, worker }) => what === 'finish' && worker === killed.worker)
   const next = round.find((entry) => entry.what === 'enter' && entry.at > killed.at)
@@ -88,13 +88,13 @@ function takenOver(round) {
   const faults = []
   if (!began || ended) faults.push(`${killed.worker} was not in the middle of the job`)
   if (!next || !finisher) faults.push('nobody took over')
-  const heir = next ? `${next.worker} took over ${((next.at - killed.at) / 1000).toFixed(1)} s later` : 'nobody took over'
-  return line(`${killed.worker} was killed in the middle of its job, ${heir}`, faults)
+  const successor = next ? `${next.worker} took over ${((next.at - killed.at) / 1000).toFixed(1)} s later` : 'nobody took over'
+  return check(`${killed.worker} was killed in the middle of its job, ${successor}`, faults)
 }
 
-function unharmed(entries) {
+function noFailures(entries) {
   // A lease that was lost and left to the next one is the lock at work, not a failure.
   const failed = entries.filter(({ what, code }) => what === 'failed' && code !== 'LOCK_LOST')
   const faults = failed.map(({ worker, message }) => `${worker}: ${message}`)
-  return line(`${failed.length} processes failed`, faults)
+  return check(`${failed.length} processes failed`, faults)
 }

@@ -31,6 +31,6 @@ export function report(locks, database, name) {
 }
 
 /** No lock at all, for `HOLDFAST_DEMO_SABOTAGE=1`: the verdict has to notice. */
-export const nobodysLocks = {
+export const noLocks = {
   using: (name, options, fn) => fn({ fencingToken: 0n, signal: new AbortController().signal }),
 }

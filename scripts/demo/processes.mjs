@@ -8,33 +8,33 @@ const ROUND_LIMIT_MS = 120_000
 /** The step of its job at which the winner of the round is killed. */
 const FATAL_STEP = 2
 
-export class Crew {
+export class DemoProcesses {
   #url
-  #ledger
+  #database
   #screen
   #members = new Map()
   /** The name of a round whose holder is still to be killed. */
-  #doomed
+  #roundToKill
 
-  constructor({ url, ledger, screen }) {
+  constructor({ url, database, screen }) {
     this.#url = url
-    this.#ledger = ledger
+    this.#database = database
     this.#screen = screen
   }
 
   /** Starts a process, and waits until it is connected to the store. */
-  async hire(worker) {
+  async start(worker) {
     const env = { ...process.env, HOLDFAST_URL: this.#url }
     // Structured clones instead of JSON, which has no bigint.
     const child = fork(WORKER, { env, serialization: 'advanced' })
-    const member = { child, gone: new Promise((resolve) => child.once('exit', resolve)) }
+    const member = { child, exited: new Promise((resolve) => child.once('exit', resolve)) }
     this.#members.set(worker, member)
     const ready = new Promise((resolve, reject) => {
       child.once('message', ({ type, message }) => (type === 'ready' ? resolve() : reject(new Error(message))))
       child.once('exit', (code, signal) => reject(new Error(`process ${worker} ended at once (${signal ?? code})`)))
     })
     await within(START_LIMIT_MS, `process ${worker} did not start`, ready)
-    child.on('message', (message) => this.#hear(worker, member, message))
+    child.on('message', (message) => this.#receive(worker, member, message))
     child.once('exit', () => {
       // Nobody asked it to: what it did ends here, in the record too.
       if (member.round) this.#settle(worker, member, { outcome: 'failed', message: 'the process ended' })
@@ -42,20 +42,20 @@ export class Crew {
   }
 
   /** Sends everybody into one round, and waits until each has come out of it. */
-  async race(name, { killing }) {
-    if (killing) this.#doomed = name
+  async runRound(name, { killing }) {
+    if (killing) this.#roundToKill = name
     for (const worker of this.#members.keys()) this.#screen.show(worker, 'waits', { pid: this.#pid(worker) })
     // In an order of chance: the channel to the first would always be the fastest.
     const order = [...this.#members.keys()].sort(() => Math.random() - 0.5)
     await within(ROUND_LIMIT_MS, 'a round did not end', Promise.all(order.map((worker) => this.#send(worker, name))))
     for (const [worker, { child }] of this.#members) {
       // As an orchestrator would: for what was killed comes a new one.
-      if (child.signalCode) await this.hire(worker)
+      if (child.signalCode) await this.start(worker)
     }
   }
 
   /** One process goes once more, when the others are through. */
-  async comeLate(name) {
+  async runLate(name) {
     const [worker] = this.#members.keys()
     this.#screen.show(worker, 'waits', { pid: this.#pid(worker) })
     await within(ROUND_LIMIT_MS, 'a late one did not come out', this.#send(worker, name))
@@ -69,7 +69,7 @@ export class Crew {
       if (signal) child.kill(signal)
       else child.disconnect()
     }
-    await within(START_LIMIT_MS, 'a process did not end', Promise.all(members.map(({ gone }) => gone)))
+    await within(START_LIMIT_MS, 'a process did not end', Promise.all(members.map(({ exited }) => exited)))
   }
 
   #pid(worker) {
@@ -84,38 +84,38 @@ export class Crew {
     })
   }
 
-  #hear(worker, member, message) {
+  #receive(worker, member, message) {
     if (message.type === 'outcome') return this.#settle(worker, member, message)
     const answer = this.#answer(worker, message.verb, message.args)
     if (answer !== NEVER) member.child.send({ type: 'answer', id: message.id, value: answer })
   }
 
   #answer(worker, verb, [name, argument]) {
-    const ledger = this.#ledger
+    const database = this.#database
     switch (verb) {
       case 'enter':
-        this.#screen.know(worker, { token: argument })
-        return ledger.enter(name, worker, argument)
+        this.#screen.setDetails(worker, { token: argument })
+        return database.enter(name, worker, argument)
       case 'find':
-        return ledger.find(name)
+        return database.find(name)
       case 'start':
         this.#screen.show(worker, 'works', { step: 0 })
-        return ledger.note('start', name, worker)
+        return database.note('start', name, worker)
       case 'progress':
         this.#screen.show(worker, 'works', { step: argument })
         // It waits for an answer, and so is in the middle of its job when it is killed, however busy the machine is.
-        if (argument === FATAL_STEP && this.#doomed === name) return this.#kill(worker)
+        if (argument === FATAL_STEP && this.#roundToKill === name) return this.#kill(worker)
         return
       case 'store':
-        return ledger.store(name, worker, argument)
+        return database.store(name, worker, argument)
       case 'leave':
-        return ledger.note('leave', name, worker)
+        return database.note('leave', name, worker)
     }
   }
 
   #kill(worker) {
     const member = this.#members.get(worker)
-    this.#doomed = undefined
+    this.#roundToKill = undefined
     member.child.kill('SIGKILL')
     this.#settle(worker, member, { outcome: 'killed' })
     return NEVER
@@ -124,10 +124,10 @@ export class Crew {
   #settle(worker, member, { outcome, ...more }) {
     const { name, done } = member.round
     member.round = undefined
-    if (outcome === 'killed' || outcome === 'failed') this.#ledger.note(outcome, name, worker, more)
+    if (outcome === 'killed' || outcome === 'failed') this.#database.note(outcome, name, worker, more)
     this.#screen.show(worker, outcome, more)
     // After a kill, until it is really gone.
-    if (outcome === 'killed') member.gone.then(done)
+    if (outcome === 'killed') member.exited.then(done)
     else done()
   }
 }

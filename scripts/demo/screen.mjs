@@ -34,7 +34,7 @@ export class Screen {
   }
 
   /** Something to show with a process's next state. */
-  know(worker, more) {
+  setDetails(worker, more) {
     const row = { ...this.#rows.get(worker), ...more }
     this.#rows.set(worker, row)
     return row
@@ -42,7 +42,7 @@ export class Screen {
 
   /** What a process does now. `state`: waits, works, stored, aside, refused, killed, failed. */
   show(worker, state, more = {}) {
-    const row = this.know(worker, { state, ...more })
+    const row = this.setDetails(worker, { state, ...more })
     if (this.#live) return this.#draw()
     if (state === 'works' && row.step > 0) return
     const seconds = ((performance.now() - this.#start) / 1000).toFixed(2).padStart(6)

@@ -1,7 +1,7 @@
 // One of the demo's four processes. It takes part in a round when it is told to, and asks its parent, which plays the
 // database, over the channel between them.
 import { LockService } from '../../index.js'
-import { nobodysLocks, report } from './job.mjs'
+import { noLocks, report } from './job.mjs'
 
 const send = (message) => new Promise((resolve) => process.send(message, resolve))
 const asked = new Map()
@@ -19,7 +19,7 @@ const database = Object.fromEntries(verbs.map((verb) => [verb, ask(verb)]))
 try {
   // The store is what HOLDFAST_URL says.
   const service = await LockService.connect()
-  const locks = process.env.HOLDFAST_DEMO_SABOTAGE === '1' ? nobodysLocks : service
+  const locks = process.env.HOLDFAST_DEMO_SABOTAGE === '1' ? noLocks : service
 
   process.on('message', async (message) => {
     if (message.type === 'answer') return asked.get(message.id)(message.value)
