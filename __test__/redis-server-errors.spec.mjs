@@ -8,11 +8,11 @@ import { rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
 const STORE_TIMEOUT_MS = 800
 
 /**
-  * The faults. `begin` causes one, and resolves to a function that ends it.
-  * - `redis` is another client; `openClient` opens one more.
-  * - `message`: the error of a call.
-  * - `losesData`: the store restarts with older data or none.
-  * - `recovers`: calls succeed again after the first error.
+ * The faults. `begin` causes one, and resolves to a function that ends it.
+ * - `redis` is another client; `openClient` opens one more.
+ * - `message`: the error of a call.
+ * - `losesData`: the store restarts with older data or none.
+ * - `recovers`: calls succeed again after the first error.
  */
 const FAULTS = {
   'READONLY, as after a failover': {

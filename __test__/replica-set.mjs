@@ -13,8 +13,8 @@ export const FAILOVER_TIMEOUT_MS = 60_000
 export const SLACK_MS = 3000
 
 /**
-  * URL options: the driver detects a hanging primary after 2.5 s and retries the call on the next one. With the driver's
-  * defaults that takes much longer than an election, and most calls reach their limit before.
+ * URL options: the driver detects a hanging primary after 2.5 s and retries the call on the next one. With the driver's
+ * defaults that takes much longer than an election, and most calls reach their limit before.
  */
 export const FAST_MONITORING = '&connectTimeoutMS=2000&heartbeatFrequencyMS=500'
 
@@ -54,8 +54,8 @@ class ReplicaSetFixture {
 }
 
 /**
-  * Declares a group of tests with a separate replica set, one after the other. A test gets `(fixture, t)`, and must leave
-  * nothing in the store. All members of the set are up when it begins.
+ * Declares a group of tests with a separate replica set, one after the other. A test gets `(fixture, t)`, and must leave
+ * nothing in the store. All members of the set are up when it begins.
  */
 export function replicaSetSuite(title, { args } = {}, define) {
   describe(`mongodb, three members: ${title}`, () => {
@@ -97,9 +97,9 @@ const onPrimary = (fault) => async (set) => {
 }
 
 /**
-  * The faults of a primary: `begin(set)` resolves to the old primary, `end(old)` makes it a normal member again.
-  * `ttlMs`: longer than it takes until writes are acknowledged again, also on a busy machine. After a pause of the primary that
-  * is usually the time of the election, but half a minute when the third member tries to replicate from it again.
+ * The faults of a primary: `begin(set)` resolves to the old primary, `end(old)` makes it a normal member again.
+ * `ttlMs`: longer than it takes until writes are acknowledged again, also on a busy machine. After a pause of the primary that
+ * is usually the time of the election, but half a minute when the third member tries to replicate from it again.
  */
 export const FAULTS = {
   'a step-down': {
@@ -129,8 +129,8 @@ export async function withoutPrimary(set) {
 }
 
 /**
-  * Stops replication, but not heartbeats, until `end()`: writes meanwhile never reach a majority. The members must have been
-  * started with `TEST_COMMANDS`.
+ * Stops replication, but not heartbeats, until `end()`: writes meanwhile never reach a majority. The members must have been
+ * started with `TEST_COMMANDS`.
  */
 export async function withoutReplication(set) {
   const primary = await until('a primary', set.primary)

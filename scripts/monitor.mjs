@@ -1,11 +1,10 @@
-// Every command that clients send to a Redis, as the server tells them to MONITOR. What runs inside a script is told, too, and
-// told apart.
+// Records the commands that clients send to a Redis server, read from MONITOR. Commands inside scripts are counted separately.
 import net from 'node:net'
 
 export class Monitor {
-  /** The commands of clients since the last `reset`, as they came: `EVALSHA …`. */
+  /** The commands of clients since the last `reset`: `"EVALSHA" …`. */
   commands = []
-  /** How many commands scripts carried out. */
+  /** The number of commands that scripts executed. */
   scriptCommands = 0
   #socket
   #rest = ''

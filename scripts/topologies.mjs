@@ -1,9 +1,9 @@
-// Servers in company, for the tests: a Redis Cluster of three masters, a Redis master with replicas under sentinels, and
-// a MongoDB replica set of three members.
+// Starts groups of servers for the tests: a Redis Cluster of three masters, a Redis master with replicas and sentinels, and a
+// MongoDB replica set of three members.
 import { writeFile } from 'node:fs/promises'
-import net from 'node:net'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { redisCommand } from './redis-command.mjs'
 import { locateRedis } from './servers-cli.mjs'
 import { freePort, importDriver, startServer, startMongod, startRedis } from './servers.mjs'
 
@@ -25,7 +25,7 @@ export async function startRedisCluster({ args = [] } = {}) {
         await redisCommand(port, `CLUSTER MEET 127.0.0.1 ${first.port} ${first.busPort}`)
       }),
     )
-    await until('a cluster that is well', async () => {
+    await until('a cluster in the state ok', async () => {
       const states = await Promise.all(nodes.map(({ port }) => redisCommand(port, 'CLUSTER INFO')))
       return states.every((state) => /cluster_state:ok/.test(state) && state.includes(`cluster_known_nodes:${nodes.length}\r\n`))
     })
@@ -45,15 +45,15 @@ async function startNode(args) {
 }
 
 /**
- * Starts a master, two replicas and three sentinels, which replace a master that has been silent for two seconds.
- * `master()` gives the server that the sentinels name.
+ * Starts a master, two replicas and three sentinels, which replace a master that is silent for two seconds. `master()` resolves
+ * to the server that the sentinels name.
  */
 export async function startRedisSentinel() {
   const servers = [await startRedis()]
   try {
     const [master] = servers
     servers.push(...(await startAll([1, 2].map(() => startRedis({ args: ['--replicaof', '127.0.0.1', master.port] })))))
-    await until('replicas that keep up', async () => {
+    await until('online replicas', async () => {
       const info = await redisCommand(master.port, 'INFO replication')
       return [...info.matchAll(/^slave\d:.*state=online/gm)].length === 2
     })
@@ -83,8 +83,8 @@ async function startSentinel(masterPort) {
       `port ${port}`,
       'bind 127.0.0.1',
       `sentinel monitor ${MASTER} 127.0.0.1 ${masterPort} 2`,
-      // Longer than the second between two of their questions: with less, one that has just been told of a new master
-      // takes it for dead, and a second fail-over leaves two masters for ten seconds.
+      // Longer than the second between two INFO requests: with less, a sentinel that has just received a new master considers it
+      // down, and a second failover leaves two masters for ten seconds.
       `sentinel down-after-milliseconds ${MASTER} 2000`,
       `sentinel failover-timeout ${MASTER} 3000`,
     ]
@@ -94,32 +94,32 @@ async function startSentinel(masterPort) {
   })
 }
 
-/** What keeps the elections of a replica set short: a primary is given up after 1.5 s of silence. */
+/** Settings for short elections: an election starts after 1.5 s without a heartbeat of the primary. */
 const ELECTIONS = {
   electionTimeoutMillis: 1500,
   heartbeatIntervalMillis: 500,
-  // How long a new primary waits for the word of a member that hangs, and for what that member may have and it has not.
+  // Limits for a new primary that waits for heartbeats and for missing writes of a hanging member.
   heartbeatTimeoutSecs: 2,
   catchUpTimeoutMillis: 2000,
 }
 
 /**
- * A member that follows one that hangs gives it up once, and only when its heartbeats have failed, too: one that asks it
- * again waits for half a minute, in which a majority of two acknowledges nothing although they have a primary.
+ * Settings for replication from a hanging member: it ends once, after its heartbeats have failed. With more retries the member
+ * would wait for half a minute, and a majority of two acknowledges no write in this time although they have a primary.
  */
-const FOLLOWING = ['oplogNetworkTimeoutBufferSeconds=4', 'oplogFetcherSteadyStateMaxFetcherRestarts=0']
+const REPLICATION = ['oplogNetworkTimeoutBufferSeconds=4', 'oplogFetcherSteadyStateMaxFetcherRestarts=0']
 
 /**
- * Starts the replica set `rs0` of three members, which choose a new primary within seconds.
+ * Starts the replica set `rs0` of three members, which elect a new primary within seconds.
  * - `members`: the three servers.
- * - `primary()`: the member that is the primary by its own word and the latest election; `undefined` while there is none.
- * - `stepDown({ seconds, force })`: the primary gives up its office, and is not elected again for so long. It proposes a
- *   successor, who is elected at once; with `force` it does not, and the others miss it first. Gives the old primary.
- * - `whole()`: resolves when one member is the primary and the others follow it.
+ * - `primary()`: resolves to the primary of the latest election; to `undefined` while there is none.
+ * - `stepDown({ seconds, force })`: the primary steps down, and is not elected again for this time. It proposes a successor, which
+ *   is elected at once; with `force` the others start an election after their timeout. Resolves to the old primary.
+ * - `ready()`: resolves when one member is the primary and the others are secondaries.
  */
 export async function startMongoReplicaSet({ args = [] } = {}) {
-  const quick = FOLLOWING.flatMap((parameter) => ['--setParameter', parameter])
-  const start = () => startMongod({ replicaSet: true, initiate: false, args: [...quick, ...args] })
+  const replication = REPLICATION.flatMap((parameter) => ['--setParameter', parameter])
+  const start = () => startMongod({ replicaSet: true, initiate: false, args: [...replication, ...args] })
   const members = await startAll([start(), start(), start()])
   const hosts = members.map(({ port }) => `127.0.0.1:${port}`)
   const set = {
@@ -129,10 +129,10 @@ export async function startMongoReplicaSet({ args = [] } = {}) {
     stepDown: ({ seconds = 1, force = false } = {}) => until('a primary that steps down', async () => {
       const primary = await set.primary()
       const command = { replSetStepDown: seconds, secondaryCatchUpPeriodSecs: force ? 0 : Math.min(seconds, 1), force }
-      // It is no primary any more, or nobody has caught up with it yet.
+      // It fails when the member is not the primary any more, or no member has caught up yet.
       return primary && mongoCommand(primary, command).then(() => primary, () => undefined)
     }),
-    ready: () => until('a replica set that is whole', async () => {
+    ready: () => until('a replica set with all members', async () => {
       const primary = await set.primary()
       const states = primary && (await mongoCommand(primary, { replSetGetStatus: 1 }).catch(() => undefined))
       return states?.members.map(({ stateStr }) => stateStr).sort().join() === 'PRIMARY,SECONDARY,SECONDARY'
@@ -152,13 +152,13 @@ export async function startMongoReplicaSet({ args = [] } = {}) {
 
 async function primaryOf(members) {
   const answers = await Promise.all(members.map((member) => mongoCommand(member, { hello: 1 }, 1000).catch(() => ({}))))
-  // One that was paused takes itself for the primary until it hears of the next one, who was elected later.
+  // A member that was paused considers itself the primary until it receives the result of the later election.
   const election = (index) => answers[index].electionId.toHexString()
   const claiming = [0, 1, 2].filter((index) => answers[index].isWritablePrimary)
   return members[claiming.sort((one, other) => (election(one) < election(other) ? 1 : -1))[0]]
 }
 
-/** Has one member run a command on its database `admin`, whatever its part in the set is; gives its answer. */
+/** Runs a command on the database `admin` of one member, primary or not. Resolves to the reply. */
 export async function mongoCommand({ port }, command, limitMs = 5000) {
   const { MongoClient } = await importDriver()
   const limits = { serverSelectionTimeoutMS: limitMs, connectTimeoutMS: limitMs, socketTimeoutMS: limitMs }
@@ -168,19 +168,6 @@ export async function mongoCommand({ port }, command, limitMs = 5000) {
   } finally {
     await client.close()
   }
-}
-
-/** Sends one command of words without blanks; gives the answer as it comes over the wire. */
-export function redisCommand(port, line) {
-  return new Promise((resolve, reject) => {
-    const socket = net.connect({ host: '127.0.0.1', port })
-    let answer = ''
-    socket.setTimeout(5000, () => socket.destroy(new Error(`no answer to ${line}`)))
-    socket.once('error', reject)
-    socket.on('data', (data) => (answer += data)).once('close', () => (answer[0] === '-' ? reject(new Error(answer)) : resolve(answer)))
-    // The server hangs up when it has answered both, so that nobody has to know where the first answer ends.
-    socket.end(`${line}\r\n`)
-  })
 }
 
 async function until(what, holds) {
@@ -193,7 +180,7 @@ async function until(what, holds) {
   }
 }
 
-// All of them, or none.
+/** Starts all servers, or none. */
 async function startAll(starting) {
   const results = await Promise.allSettled(starting)
   const failure = results.find((result) => result.status === 'rejected')

@@ -5,8 +5,9 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { redisCommand } from '../../scripts/redis-command.mjs'
 import { startMongod, startRedis, startRedisQuorum } from '../../scripts/servers.mjs'
-import { mongoCommand, redisCommand, startRedisCluster, startRedisSentinel } from '../../scripts/topologies.mjs'
+import { mongoCommand, startRedisCluster, startRedisSentinel } from '../../scripts/topologies.mjs'
 
 /** A killed server must keep what it acknowledged. Without that, a second holder would not be a violation. */
 const DURABLE = { args: ['--appendonly', 'yes', '--appendfsync', 'always'] }

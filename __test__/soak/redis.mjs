@@ -31,7 +31,7 @@ const rssMb = () => process.memoryUsage.rss() / 2 ** 20
 const memory = () => Object.fromEntries(Object.entries(process.memoryUsage()).map(([k, v]) => [k, Math.round(v / 2 ** 20)]))
 
 /**
-  * Stops the server for `stallMs` under `perSecond` calls, most of them with default options. Checks and returns the figures.
+ * Stops the server for `stallMs` under `perSecond` calls, most of them with default options. Checks and returns the figures.
  */
 export async function stall({ stallMs = 20_000, perSecond = 1000, log = () => {} } = {}) {
   const redis = await startRedis()
@@ -122,8 +122,8 @@ export async function stall({ stallMs = 20_000, perSecond = 1000, log = () => {}
 }
 
 /**
-  * Acquires `count` free names at once, and starts `count / 20` waiters for one name. Every call is granted; a renewed lease
-  * survives, and nothing is left.
+ * Acquires `count` free names at once, and starts `count / 20` waiters for one name. Every call is granted; a renewed lease
+ * survives, and nothing is left.
  */
 export async function burst({ count = 20_000, log = () => {} } = {}) {
   const redis = await startRedis()

@@ -1,10 +1,10 @@
-// The database of the demo: the reports, who may write them, and a record of everything that happened. The verdict is
-// computed from that record alone.
+// The database of the demo: the reports, guarded by fencing tokens, and a record of all events. The verdict is computed from
+// that record alone.
 //
-// Whoever enters, starts, stores or leaves waits for the answer before it goes on. So the record's order is the real
-// one: an entry that follows a missing leave was made while the other was still inside.
+// A process waits for the answer to each event before it continues. So the order of the record is the real order: an `enter`
+// before another process's `leave` shows two holders at the same time.
 
-/** One round's report, and its record. */
+/** The reports of all rounds, and the record. */
 export class Database {
   entries = []
   #reports = new Map()
@@ -23,7 +23,7 @@ export class Database {
     return this.#reports.has(name)
   }
 
-  /** A guarded write: nobody with an older token than the newest that was seen, and never a second time. */
+  /** Stores a report. Returns `false` for an older fencing token than the newest one, and for a second report. */
   store(name, worker, token) {
     this.note('finish', name, worker, { token })
     if (token < (this.#newest.get(name) ?? 0n) || this.#reports.has(name)) return false
@@ -33,7 +33,7 @@ export class Database {
 }
 
 /**
- * What the record shows, as lines of a verdict: `{ ok, text, faults }`.
+ * Judges the record. Returns the lines of the verdict: `{ ok, text, faults }`.
  * @param entries the record: `enter`, `start`, `finish`, `leave`, `killed`, `failed`
  * @param names the rounds' locks; the holder of `names[killRound]` was to be killed in the middle of its job
  */
@@ -80,20 +80,20 @@ function growing(rounds) {
 
 function takenOver(round) {
   const killed = round.find(({ what }) => what === 'killed')
-  if (!killed) return check('nobody was killed in the middle of the job', ['the demo meant to'])
+  if (!killed) return check('no process was killed during its job', ['the kill is missing'])
   const began = round.some(({ what, worker }) => what === 'start' && worker === killed.worker)
   const ended = round.some(({ what, worker }) => what === 'finish' && worker === killed.worker)
   const next = round.find((entry) => entry.what === 'enter' && entry.at > killed.at)
   const finisher = round.find((entry) => entry.what === 'finish' && entry.at > killed.at)
   const faults = []
-  if (!began || ended) faults.push(`${killed.worker} was not in the middle of the job`)
-  if (!next || !finisher) faults.push('nobody took over')
-  const successor = next ? `${next.worker} took over ${((next.at - killed.at) / 1000).toFixed(1)} s later` : 'nobody took over'
+  if (!began || ended) faults.push(`${killed.worker} was not killed during its job`)
+  if (!next || !finisher) faults.push('no process took over')
+  const successor = next ? `${next.worker} took over ${((next.at - killed.at) / 1000).toFixed(1)} s later` : 'no process took over'
   return check(`${killed.worker} was killed in the middle of its job, ${successor}`, faults)
 }
 
 function noFailures(entries) {
-  // A lease that was lost and left to the next one is the lock at work, not a failure.
+  // A lost lease, after which the next process does the job, is correct behaviour.
   const failed = entries.filter(({ what, code }) => what === 'failed' && code !== 'LOCK_LOST')
   const faults = failed.map(({ worker, message }) => `${worker}: ${message}`)
   return check(`${failed.length} processes failed`, faults)

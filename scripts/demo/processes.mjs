@@ -1,11 +1,11 @@
-// The four processes: started, sent into a round, killed, replaced.
+// Starts, kills and replaces the demo's four processes, and runs the rounds.
 import { fork } from 'node:child_process'
 import { fileURLToPath } from 'node:url'
 
 const WORKER = fileURLToPath(new URL('worker.mjs', import.meta.url))
 const START_LIMIT_MS = 30_000
 const ROUND_LIMIT_MS = 120_000
-/** The step of its job at which the winner of the round is killed. */
+/** The step of the job at which the holder is killed. */
 const FATAL_STEP = 2
 
 export class DemoProcesses {
@@ -13,7 +13,7 @@ export class DemoProcesses {
   #database
   #screen
   #members = new Map()
-  /** The name of a round whose holder is still to be killed. */
+  /** The name of the round whose holder is to be killed. */
   #roundToKill
 
   constructor({ url, database, screen }) {
@@ -36,32 +36,32 @@ export class DemoProcesses {
     await within(START_LIMIT_MS, `process ${worker} did not start`, ready)
     child.on('message', (message) => this.#receive(worker, member, message))
     child.once('exit', () => {
-      // Nobody asked it to: what it did ends here, in the record too.
+      // The process ended by itself: its round has failed.
       if (member.round) this.#settle(worker, member, { outcome: 'failed', message: 'the process ended' })
     })
   }
 
-  /** Sends everybody into one round, and waits until each has come out of it. */
+  /** Runs one round in all processes, and waits until each has finished. */
   async runRound(name, { killing }) {
     if (killing) this.#roundToKill = name
     for (const worker of this.#members.keys()) this.#screen.show(worker, 'waits', { pid: this.#pid(worker) })
-    // In an order of chance: the channel to the first would always be the fastest.
+    // In random order: otherwise the first process always has an advantage.
     const order = [...this.#members.keys()].sort(() => Math.random() - 0.5)
     await within(ROUND_LIMIT_MS, 'a round did not end', Promise.all(order.map((worker) => this.#send(worker, name))))
     for (const [worker, { child }] of this.#members) {
-      // As an orchestrator would: for what was killed comes a new one.
+      // A killed process is replaced, as an orchestrator does.
       if (child.signalCode) await this.start(worker)
     }
   }
 
-  /** One process goes once more, when the others are through. */
+  /** Runs the round once more in one process, after all have finished. */
   async runLate(name) {
     const [worker] = this.#members.keys()
     this.#screen.show(worker, 'waits', { pid: this.#pid(worker) })
-    await within(ROUND_LIMIT_MS, 'a late one did not come out', this.#send(worker, name))
+    await within(ROUND_LIMIT_MS, 'the late process did not finish', this.#send(worker, name))
   }
 
-  /** Ends what still runs: by closing its channel, or by a signal. */
+  /** Ends the running processes, by closing their channels or by a signal. */
   async end(signal) {
     const runs = ({ child }) => child.exitCode === null && child.signalCode === null
     const members = [...this.#members.values()].filter(runs)
@@ -103,7 +103,7 @@ export class DemoProcesses {
         return database.note('start', name, worker)
       case 'progress':
         this.#screen.show(worker, 'works', { step: argument })
-        // It waits for an answer, and so is in the middle of its job when it is killed, however busy the machine is.
+        // The process waits for this answer, and so is killed during its job on a machine of any speed.
         if (argument === FATAL_STEP && this.#roundToKill === name) return this.#kill(worker)
         return
       case 'store':
@@ -126,7 +126,7 @@ export class DemoProcesses {
     member.round = undefined
     if (outcome === 'killed' || outcome === 'failed') this.#database.note(outcome, name, worker, more)
     this.#screen.show(worker, outcome, more)
-    // After a kill, until it is really gone.
+    // After a kill, wait until the process has ended.
     if (outcome === 'killed') member.exited.then(done)
     else done()
   }

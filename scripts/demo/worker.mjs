@@ -1,5 +1,4 @@
-// One of the demo's four processes. It takes part in a round when it is told to, and asks its parent, which plays the
-// database, over the channel between them.
+// One of the demo's four processes. Runs a round on each message of its parent, which is also the database.
 import { LockService } from '../../index.js'
 import { noLocks, report } from './job.mjs'
 
@@ -17,7 +16,7 @@ const verbs = ['enter', 'find', 'start', 'progress', 'store', 'leave']
 const database = Object.fromEntries(verbs.map((verb) => [verb, ask(verb)]))
 
 try {
-  // The store is what HOLDFAST_URL says.
+  // Connects to the store in HOLDFAST_URL.
   const service = await LockService.connect()
   const locks = process.env.HOLDFAST_DEMO_SABOTAGE === '1' ? noLocks : service
 
