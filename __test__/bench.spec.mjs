@@ -71,7 +71,7 @@ describe('npm run bench -- --quick', () => {
       assert.match(name, title)
       const [before, ...parts] = section.split(/^### /m)
       // The exact delay depends on the load of the machine; a missing delay is a failure.
-      if (tripMs) assert.ok(Number(/PING through this link takes (\S+) ms/.exec(before)[1]) > tripMs / 3, before)
+      if (tripMs) assert.ok(Number(/PING through this proxy takes (\S+) ms/.exec(before)[1]) > tripMs / 3, before)
       assert.deepEqual(parts.map((part) => part.split('\n', 1)[0]), loads.map((load) => `${load} in flight`))
       for (const part of parts) {
         const rows = rowsOf(part)

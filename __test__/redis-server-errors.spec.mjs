@@ -74,7 +74,7 @@ const FAULTS = {
   },
   'half-open connections': {
     async begin({ proxy }) {
-      proxy.strand()
+      proxy.blackhole()
       return () => {}
     },
     message: /no answer|timed out/,

@@ -1,10 +1,10 @@
-// Contenders, each in a process of its own, measured in turn.
+// Starts the contenders, each in a separate process, and measures them alternately.
 import { fork } from 'node:child_process'
 import { fileURLToPath } from 'node:url'
 
 const PROCESS = fileURLToPath(new URL('contender.mjs', import.meta.url))
 
-/** One contender's process. */
+/** The process of one contender. */
 export class Contender {
   #child
   #failure
@@ -33,7 +33,7 @@ export class Contender {
 
   async run(message) {
     const result = await this.ask(message)
-    if (!(result.count > 0)) throw new Error(`${this.module} finished nothing in ${message.ms} ms, ${message.inFlight} in flight`)
+    if (!(result.count > 0)) throw new Error(`${this.module} completed no call in ${message.ms} ms, ${message.inFlight} in flight`)
     return result
   }
 
@@ -44,7 +44,7 @@ export class Contender {
     if (code !== 0) throw new Error(`${this.module} did not close: its process ended with ${code}`)
   }
 
-  /** For what holds names that nobody is to free one by one. */
+  /** Kills the process, whose names expire. */
   kill() {
     const ended = new Promise((resolve) => this.#child.once('exit', resolve))
     this.#child.kill('SIGKILL')
@@ -52,7 +52,7 @@ export class Contender {
   }
 }
 
-/** Starts a process of each contender, one after the other so that none is starved while it connects. */
+/** Starts a process of each contender, one after the other, so that each has the CPU while it connects. */
 export async function startContenders(modules, urls) {
   const running = []
   for (const module of modules) running.push(await Contender.start(module, urls))
@@ -63,9 +63,9 @@ let run = 0
 
 /**
  * Measures `contenders` (modules) against the server or servers at `urls`, for each of `loads` (calls in flight) in
- * `rounds` rounds of `ms`. `probe` tells what the servers did meanwhile, and `what` is the call: `pair` or `tryHeld`.
+ * `rounds` rounds of `ms` milliseconds. `probe` measures the servers meanwhile; `what` is the call: `pair` or `tryHeld`.
  *
- * Gives the measurements of all rounds, by load and by contender: `{ 64: { holdfast: [{ perSecond, … }, …] } }`.
+ * Resolves to the figures of all rounds, by load and by contender: `{ 64: { holdfast: [{ perSecond, … }, …] } }`.
  */
 export async function measureAll({ contenders, urls, what, loads, probe, rounds, ms, warmUpMs }) {
   const running = await startContenders(contenders, urls)
@@ -78,18 +78,18 @@ export async function measureAll({ contenders, urls, what, loads, probe, rounds,
     const here = (results[inFlight] = Object.fromEntries(contenders.map((module) => [module, []])))
     for (const contender of running) {
       await contender.run(load(contender, warmUpMs))
-      // Apart from the times: a server that tells of every command is a slower one.
+      // Separate from the timed runs: MONITOR makes a server slower.
       requests[contender.module] = await probe.requests?.(async () => (await contender.run(load(contender, warmUpMs / 10))).count)
     }
     for (let round = 0; round < rounds; round++) {
-      // Whoever goes first in a round goes last in the next: a drift of the machine hits all alike.
+      // The order alternates from round to round: a drift of the machine affects all contenders equally.
       for (const contender of round % 2 === 0 ? running : [...running].reverse()) {
         const spent = await probe.start()
         const result = await contender.run(load(contender, ms))
         const { cpuUs, ...counted } = await spent()
         const each = Object.fromEntries(Object.entries(counted).map(([field, value]) => [field, value / result.count]))
-        const asked = requests[contender.module]
-        here[contender.module].push({ ...result, serverUs: cpuUs / result.count, ...each, ...(asked && { requests: asked }) })
+        const sent = requests[contender.module]
+        here[contender.module].push({ ...result, serverUs: cpuUs / result.count, ...each, ...(sent && { requests: sent }) })
       }
     }
   }
@@ -97,7 +97,7 @@ export async function measureAll({ contenders, urls, what, loads, probe, rounds,
   return results
 }
 
-/** A service may know of a name that it holds itself: who takes the names is another process than who tries them. */
+/** Acquires the names in another process: a service may know the names that it holds itself. */
 async function takeAll(contenders, urls, count, prefixes) {
   for (const module of contenders) {
     const holder = await Contender.start(module, urls)

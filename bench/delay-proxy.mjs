@@ -1,8 +1,7 @@
-// A link with delay: a TCP proxy in a process of its own, so that it takes no time from a contender's event loop.
+// A network with delay: a TCP proxy in a separate process, so that it does not use a contender's event loop.
 //
-// Timers of Node know whole milliseconds, and a loop that spins until a chunk is due would keep one of few cores busy. So a
-// second thread sleeps until the next chunk is due (`Atomics.wait` sleeps for fractions of a millisecond) and then wakes the
-// event loop, which passes on whatever is due by then.
+// Node's timers have a resolution of 1 ms, and busy-polling would occupy a core. So a second thread sleeps until the next chunk
+// is due (`Atomics.wait` sleeps for fractions of a millisecond) and then wakes the event loop, which forwards all due chunks.
 import { fork } from 'node:child_process'
 import net from 'node:net'
 import { fileURLToPath } from 'node:url'
@@ -14,17 +13,17 @@ const FILE = fileURLToPath(import.meta.url)
 /** How often the pause is corrected, and how many round trips each measurement has. */
 const CORRECTIONS = 4
 const TRIPS = 300
-/** The most that the proxy's own work is taken for, one way: what is above it is a busy machine, and will be gone later. */
+/** The limit for the correction of the proxy's own delay, one way: a larger delay comes from a busy machine and is temporary. */
 const MOST_OWN_MS = 0.16
 
-/** Opens a link to `server` whose round trips take `extraMs` longer than without it. */
+/** Starts a proxy to `server` whose round trips take `extraMs` longer than without it. */
 export async function openDelayProxy(server, extraMs) {
   const child = fork(FILE, [String(server.port)])
-  const receive = () => new Promise((resolve, reject) => child.once('message', resolve).once('exit', () => reject(new Error('the link broke'))))
+  const receive = () => new Promise((resolve, reject) => child.once('message', resolve).once('exit', () => reject(new Error('the delay proxy ended'))))
   const { port } = await receive()
   const delay = (oneWayMs) => child.send({ oneWayMs })
   const bare = await roundTrip(server.port)
-  // What the proxy takes itself is part of the delay, so it sleeps for less.
+  // The proxy's own delay is part of `extraMs`, so it sleeps for less.
   let ownMs = 0
   for (let correction = 0; correction < CORRECTIONS; correction++) {
     delay(extraMs / 2 - ownMs)
@@ -40,7 +39,7 @@ export async function openDelayProxy(server, extraMs) {
   }
 }
 
-/** The median round trip of a PING, in ms. */
+/** Measures the median round trip of a PING, in milliseconds. */
 async function roundTrip(port) {
   const connection = await RedisConnection.open(port)
   const times = []
@@ -53,7 +52,7 @@ async function roundTrip(port) {
   return median(times)
 }
 
-/** Both directions of all connections have the same delay: what came first is due first. */
+/** The delayed chunks of all connections. The delay is the same for all: the first one is due first. */
 class Queue {
   #waiting = []
   #first = 0
@@ -69,7 +68,7 @@ class Queue {
     if (this.#waiting.length - this.#first === 1) this.#alarm(this.oneWayMs)
   }
 
-  /** Passes on what is due, and sets the alarm for the next. */
+  /** Forwards the due chunks, and sets the alarm for the next one. */
   flush() {
     const now = performance.now()
     const touched = new Set()
@@ -87,7 +86,7 @@ class Queue {
 }
 
 function serve(port) {
-  // [0]: how many alarms were set. [1]: for how many µs from now the newest of them is.
+  // [0]: the number of alarms so far. [1]: the delay of the latest one, in µs.
   const shared = new Int32Array(new SharedArrayBuffer(8))
   const worker = new Worker(FILE, { workerData: shared })
   const queue = new Queue((ms) => {
@@ -102,7 +101,7 @@ function serve(port) {
     const ends = [client, server]
     for (const [i, socket] of ends.entries()) {
       socket.setNoDelay(true).on('error', () => {})
-      // Its end travels as well, after all that was said before.
+      // The end of a connection is delayed, too.
       socket.on('data', (chunk) => queue.push(ends[1 - i], chunk)).on('close', () => queue.push(ends[1 - i]))
     }
   })
@@ -111,11 +110,11 @@ function serve(port) {
 
 function sleepAndWake(shared) {
   for (let seen = 0; ; ) {
-    // Until an alarm is set, which may be so already.
+    // Returns at once if an alarm has been set already.
     Atomics.wait(shared, 0, seen)
     seen = Atomics.load(shared, 0)
     const pause = Atomics.load(shared, 1) / 1000
-    // Only a new alarm would change this value, and none is set before this one has rung.
+    // Only a new alarm changes this value, and none is set before this one is due.
     if (pause > 0) Atomics.wait(shared, 0, seen, pause)
     parentPort.postMessage('due')
   }

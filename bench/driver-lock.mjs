@@ -1,13 +1,13 @@
-// A lock without a library: what a driver's contender does with the two commands that its driver offers.
+// A lock without a library, on the two commands of a driver.
 import { randomBytes } from 'node:crypto'
 import { HELD_TTL_MS } from './held-ttl.mjs'
 
-/** Frees a name, if it has this token. */
+/** Deletes a name if it has this token. */
 export const FREE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
 
 const newToken = () => randomBytes(16).toString('hex')
 
-/** `acquire(name, token, ttlMs)` tells whether it got the name, `free(name, token)` answers 1 when it had it. */
+/** `acquire(name, token, ttlMs)` resolves to whether it acquired the name, `free(name, token)` to 1 if the token held it. */
 export function driverLock({ acquire, free, close }) {
   return {
     async pair(name) {

@@ -1,6 +1,6 @@
-// How long it takes from a release until the next one has the lock, and what that and the waiting cost the server: for
-// any store. Every contender has processes of its own, one contender after the other, several rounds, all rounds'
-// hand-offs together.
+// Measures hand-offs on any store: the time from a release to the next grant, and the commands per hand-off and while calls wait.
+// Every contender has separate processes. The contenders run one after the other in several rounds, and the hand-offs of all
+// rounds count together.
 import { writeFileSync } from 'node:fs'
 import { cpus } from 'node:os'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -11,40 +11,40 @@ import { contenderVersions, median } from './report.mjs'
 
 export const quick = process.argv.includes('--quick')
 const ROUNDS = quick ? 1 : 3
-/** Hand-offs per round whose latency counts, and the longest that they may take together. */
+/** Hand-offs per round whose latency counts, and the limit for all of them. */
 const HANDOFFS = quick ? 3 : 200
 const LONGEST_MS = quick ? 3000 : 12_000
-/** Hand-offs before, which do not count, and after, whose commands are counted. */
+/** Hand-offs before, which do not count, and hand-offs afterwards, whose commands are counted. */
 const WARM_UP = quick ? 1 : 20
 const COUNTED = quick ? 3 : 50
 const WAIT_MS = quick ? 500 : 10_000
-/** Until all who wait have begun to. */
+/** Time until all calls wait. */
 const SETTLE_MS = quick ? 200 : 1000
-/** A busy process tells late, and is not to be left out. */
+/** Time for late messages of busy processes. */
 const LATE_MS = quick ? 50 : 500
 
-const CROWDS = [
+const LOADS = [
   { title: '1 waiter', processes: 1, waiters: 1 },
   { title: '10 waiters in one process', processes: 1, waiters: 10 },
   { title: '100 waiters in one process', processes: 1, waiters: 100 },
   { title: '100 waiters in 4 processes', processes: 4, waiters: 100 },
 ].filter(({ waiters, processes }) => !quick || waiters === 1 || processes > 1)
 
-/** What has to be there before a store's driver can be imported. */
+/** Installs the dependencies and builds the addon, before a store's driver is imported. */
 export async function prepare() {
   installDependencies()
   installDependencies('bench')
-  // What lies beside index.js may be a debug build: figures come from a release build, whatever is there.
+  // The addon next to index.js may be a debug build: figures need a release build.
   if (!quick) process.env.NAPI_RS_NATIVE_LIBRARY_PATH ??= await releaseBuild()
 }
 
 /**
  * Measures `contenders`: `{ module, setting, retryMs }`, the first of them holdfast. `retryMs` is the pause between two
- * tries; without it, the contender's own. Prints a report, and writes it to `file` unless it was a smoke test.
+ * attempts; without it, the contender's default. Prints a report, and writes it to `file` except in a smoke test.
  *
- * `store` is the server: its `url`, `version` and `probe` (what a round trip is), `ping()`, `reset()`, which leaves it
- * empty, and `count()`, which resolves to a function that resolves to how many commands came since. `counted` says in a
- * sentence which commands those are.
+ * `store` is the server: its `url`, `version`, `probe` (the name of a round trip), `ping()`, `reset()`, which empties it, and
+ * `count()`, which resolves to a function that resolves to the number of commands since then. `counted` is a sentence about
+ * these commands.
  */
 export async function measureHandOffs({ store, contenders, file }) {
   const trips = { busy: [], idle: [] }
@@ -53,32 +53,32 @@ export async function measureHandOffs({ store, contenders, file }) {
     trips.idle.push(await roundTrip(store, quick ? 20 : 500, true))
   }
   await timeRoundTrips()
-  const results = CROWDS.map(() => contenders.map(() => ({ latencies: [], commands: [] })))
+  const results = LOADS.map(() => contenders.map(() => ({ latencies: [], commands: [] })))
   for (let round = 0; round < ROUNDS; round++) {
-    for (const [at, crowd] of CROWDS.entries()) {
-      // Whoever goes first in a round goes last in the next: a drift of the machine hits all alike.
+    for (const [at, load] of LOADS.entries()) {
+      // The order alternates from round to round: a drift of the machine affects all contenders equally.
       const order = [...contenders.keys()]
       for (const index of round % 2 === 0 ? order : order.reverse()) {
-        const { latencies, commands } = await measure(store, contenders[index], crowd)
+        const { latencies, commands } = await measure(store, contenders[index], load)
         results[at][index].latencies.push(...latencies)
         results[at][index].commands.push(commands)
       }
     }
     await timeRoundTrips()
   }
-  const watched = []
-  for (const contender of contenders) watched.push(await watch(store, contender))
+  const idleCommands = []
+  for (const contender of contenders) idleCommands.push(await countIdleCommands(store, contender))
 
-  const report = write({ store, contenders, trips, results, watched })
+  const report = write({ store, contenders, trips, results, idleCommands })
   console.log(report)
   if (!quick) writeFileSync(new URL(file, import.meta.url), report)
 }
 
-/** The median of many round trips, one after the other, in µs; with a pause before each, as before each hand-off, if so told. */
-async function roundTrip(store, count, pauses) {
+/** Measures the median of `count` round trips, one after the other, in µs. With `hasPause` there is a pause before each. */
+async function roundTrip(store, count, hasPause) {
   const times = []
   for (let ping = 0; ping < count; ping++) {
-    if (pauses) await sleep(HOLD.leastMs)
+    if (hasPause) await sleep(HOLD.leastMs)
     const start = performance.now()
     await store.ping()
     times.push((performance.now() - start) * 1000)
@@ -92,29 +92,29 @@ async function start(store, contender, processes) {
 }
 
 async function measure(store, contender, { processes, waiters }) {
-  const crowd = await start(store, contender, processes)
-  crowd.join(waiters + 1)
-  await crowd.handOffs(WARM_UP + HANDOFFS, LONGEST_MS)
-  const latencies = await crowd.latencies(WARM_UP, LATE_MS)
-  // Apart from the latencies: a server that tells of every command is a slower one.
+  const running = await start(store, contender, processes)
+  running.join(waiters + 1)
+  await running.handOffs(WARM_UP + HANDOFFS, LONGEST_MS)
+  const latencies = await running.latencies(WARM_UP, LATE_MS)
+  // Separate from the latencies: MONITOR makes a server slower.
   const counted = await store.count()
-  const handOffs = await crowd.handOffs(COUNTED, LONGEST_MS / 3)
+  const handOffs = await running.handOffs(COUNTED, LONGEST_MS / 3)
   const commands = (await counted()) / handOffs
-  await crowd.end()
+  await running.end()
   return { latencies, commands }
 }
 
-/** Commands while 100 waiters of 4 processes wait, and nothing happens. */
-async function watch(store, contender) {
-  const crowd = await start(store, contender, 4)
-  crowd.join(1, FOR_EVER)
-  await crowd.handOffs(1, LONGEST_MS)
-  crowd.join(100)
+/** Counts the commands while 100 waiters in 4 processes wait and no lock is released. */
+async function countIdleCommands(store, contender) {
+  const running = await start(store, contender, 4)
+  running.join(1, FOR_EVER)
+  await running.handOffs(1, LONGEST_MS)
+  running.join(100)
   await sleep(SETTLE_MS)
   const counted = await store.count()
   await sleep(WAIT_MS)
   const commands = await counted()
-  await crowd.end()
+  await running.end()
   return commands
 }
 
@@ -122,7 +122,7 @@ const spread = (values) => `${median(values).toFixed(0)} (${Math.min(...values).
 const ms = (microseconds) => (microseconds / 1000).toFixed(2)
 const p99 = (values) => [...values].sort((a, b) => a - b)[Math.ceil(values.length * 0.99) - 1]
 
-function write({ store, contenders, trips, results, watched }) {
+function write({ store, contenders, trips, results, idleCommands }) {
   const [busy, idle] = [median(trips.busy), median(trips.idle)]
   const table = (rows) => {
     const own = median(rows[0].latencies)
@@ -137,17 +137,17 @@ function write({ store, contenders, trips, results, watched }) {
     '# Hand-offs',
     '',
     `${cpus().length} × ${cpus()[0].model}, Node ${process.version}, ${store.version} on loopback. ` +
-      `A round trip, the median ${store.probe} in the same run, takes ${spread(trips.busy)} µs where one follows the other, and ` +
-      `${spread(trips.idle)} µs after a pause of ${HOLD.leastMs} ms, as there is before each hand-off.`,
+      `A round trip (the median ${store.probe} in the same run) takes ${spread(trips.busy)} µs without pauses, and ` +
+        `${spread(trips.idle)} µs after a pause of ${HOLD.leastMs} ms, like the one before each hand-off.`,
     '',
-    'A hand-off is the time from the call of `release` until the next holder’s `acquire` has resolved, in whichever process. ' +
-      `The lock is held for ${HOLD.leastMs} to ${HOLD.mostMs} ms, and as many wait at each hand-off. ${ROUNDS} rounds of up to ` +
-      `${HANDOFFS} hand-offs or ${LONGEST_MS / 1000} s, interleaved. ${store.counted} All contenders wait for as long as it ` +
-      'takes, whatever their default.',
+    'A hand-off is the time from the call of `release` until the next holder’s `acquire` has resolved, in any process. ' +
+      `The lock is held for ${HOLD.leastMs} to ${HOLD.mostMs} ms, and the number of waiters is constant. ${ROUNDS} rounds of up ` +
+      `to ${HANDOFFS} hand-offs or ${LONGEST_MS / 1000} s, interleaved. ${store.counted} All contenders wait without a timeout, ` +
+      'whatever their default.',
     '',
     `Versions: ${contenderVersions(store.packages)}.`,
     '',
-    ...CROWDS.flatMap(({ title }, at) => [
+    ...LOADS.flatMap(({ title }, at) => [
       `## ${title}`,
       '',
       '| | setting | hand-offs | median, ms | p99, ms | in round trips | in round trips after a pause | holdfast is faster | commands per hand-off |',
@@ -161,7 +161,7 @@ function write({ store, contenders, trips, results, watched }) {
     '|---|---|---:|---:|',
     ...contenders.map(
       ({ module, setting }, index) =>
-        `| ${module} | ${setting} | ${watched[index]} | ${(watched[index] / 4 / (WAIT_MS / 1000)).toFixed(2)} |`,
+        `| ${module} | ${setting} | ${idleCommands[index]} | ${(idleCommands[index] / 4 / (WAIT_MS / 1000)).toFixed(2)} |`,
     ),
     '',
   ].join('\n')

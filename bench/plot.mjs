@@ -1,12 +1,12 @@
-// The report's plots, as SVG that is legible on light and on dark: pairs by calls in flight on one Redis, one line per
-// contender with its range, and its name where the line ends.
+// The plots of the report, as SVG for light and dark backgrounds: pairs by calls in flight on one Redis. Each contender has a line
+// with its range, and its name at the end of the line.
 
 const WIDTH = 860
 const HEIGHT = 500
 const AREA = { left: 64, right: 660, top: 64, bottom: 448 }
-/** How far apart the contenders' bars stand at the same load, so that they do not hide each other. */
+/** The distance between the bars of two contenders at the same load, so that they do not overlap. */
 const ASIDE = 2.6
-/** The least distance between the names at the right edge. */
+/** The minimum distance between the names at the right edge. */
 const NAME_HEIGHT = 15
 
 /** One hue per contender, dark enough for white and light enough for black; dashes where a contender has a second setting. */
@@ -24,7 +24,7 @@ const LOOKS = {
   'redlock-universal': { hue: ['#b35900', '#ffc078'] },
 }
 
-/** What `results.json` holds, as files by name. Nothing where the pairs were not measured. */
+/** Plots the content of `results.json`. Returns files by name, none if the pairs were not measured. */
 export function plots({ machine, rounds, ms, sections }) {
   const pairs = sections.pairs?.[0]
   if (!pairs) return {}
@@ -52,7 +52,7 @@ function plot({ title, method, field, loads }) {
     const aside = (i - (modules.length - 1) / 2) * ASIDE
     return { module, points: inFlight.map((load) => [x(load) + aside, loads[load][module][field]]) }
   })
-  // holdfast last, so that it lies on top.
+  // holdfast is drawn last, above the others.
   const lines = [...series.slice(1), series[0]].map(({ module, points }) => curve(module, points, y))
   const names = apart(series.map(({ module, points }) => ({ module, from: points.at(-1)[0], at: y(points.at(-1)[1][1]) }))).map(
     ({ module, from, at, place }) =>
@@ -82,13 +82,13 @@ function curve(module, points, y) {
   return `<path class="line ${module}" d="${path}"/>${marks.join('')}`
 }
 
-/** Moves names that would overlap away from each other, as little as keeps them in order. */
+/** Moves overlapping names apart, as little as possible and in the same order. */
 function apart(names) {
   const sorted = [...names].sort((one, other) => one.at - other.at)
   const groups = []
   for (const name of sorted) {
     groups.push([name])
-    // A group is centred on its members; one that reaches into the group above joins it.
+    // A group is centred on its members. A group that overlaps the group above joins it.
     while (groups.length > 1 && top(groups.at(-1)) < top(groups.at(-2)) + groups.at(-2).length * NAME_HEIGHT) {
       const lower = groups.pop()
       groups.at(-1).push(...lower)
@@ -103,7 +103,7 @@ function top(group) {
   return Math.min(Math.max(middle - height / 2, AREA.top), AREA.bottom - height)
 }
 
-/** 1, 2 and 5 times powers of ten, from the one below `least` to the one above `greatest`. */
+/** Lists 1, 2 and 5 times powers of ten, from the one below `least` to the one above `greatest`. */
 function ticksOver(least, greatest) {
   const ticks = []
   for (let power = Math.floor(Math.log10(least)); power <= Math.ceil(Math.log10(greatest)); power++) {
@@ -113,7 +113,7 @@ function ticksOver(least, greatest) {
   return ticks.slice(from, ticks.findIndex((tick) => tick >= greatest) + 1)
 }
 
-/** A logarithmic scale. */
+/** Returns a logarithmic scale. */
 function scale([least, greatest], [from, to]) {
   return (value) => from + ((to - from) * Math.log(value / least)) / Math.log(greatest / least)
 }

@@ -1,9 +1,9 @@
-// Processes of one contender whose waiters get one lock, one after the other.
+// The waiter processes of one contender: all waiters acquire the same lock, one after the other.
 import { fork } from 'node:child_process'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 
-/** For how long a lock is held. */
+/** How long a lock is held, in milliseconds. */
 export const HOLD = { leastMs: 4, mostMs: 8 }
 export const FOR_EVER = { leastMs: 600_000, mostMs: 600_000 }
 
@@ -14,22 +14,22 @@ export class WaiterProcesses {
   releasing = []
 
   static async start(url, { module, retryMs }, count) {
-    const crowd = new WaiterProcesses()
+    const processes = new WaiterProcesses()
     const script = fileURLToPath(new URL('waiter.mjs', import.meta.url))
-    crowd.#children = Array.from({ length: count }, () => fork(script, [module, url, `${retryMs ?? ''}`]))
+    processes.#children = Array.from({ length: count }, () => fork(script, [module, url, `${retryMs ?? ''}`]))
     await Promise.all(
-      crowd.#children.map(
+      processes.#children.map(
         (child) => new Promise((ready, failed) => child.once('message', ready).once('exit', (code) => failed(new Error(`${module} ended with ${code}`)))),
       ),
     )
-    for (const child of crowd.#children) {
-      child.removeAllListeners('exit').on('message', ({ got, releasing }) => crowd.#receive(child, got, releasing))
-      child.on('exit', () => crowd.#isOver || console.error(`a process of ${module} has ended`))
+    for (const child of processes.#children) {
+      child.removeAllListeners('exit').on('message', ({ got, releasing }) => processes.#receive(child, got, releasing))
+      child.on('exit', () => processes.#isOver || console.error(`a process of ${module} has ended unexpectedly`))
     }
-    return crowd
+    return processes
   }
 
-  /** Whose release it was waits again once somebody else has the lock, so that as many wait at each hand-off. */
+  /** The releasing process waits again once the next holder has the lock, so that the number of waiters is constant. */
   #receive(child, got, releasing) {
     if (got) {
       this.got.push(got)
@@ -48,14 +48,14 @@ export class WaiterProcesses {
     for (let index = 0; index < count; index++) this.#children[index % this.#children.length].send(hold)
   }
 
-  /** Waits for so many more hand-offs, but not too long. Gives how many there were. */
+  /** Waits for `count` more hand-offs, at most for `longestMs`. Resolves to their number. */
   async handOffs(count, longestMs) {
     const [before, end] = [this.got.length, performance.now() + longestMs]
     while (this.got.length < before + count && performance.now() < end) await sleep(2)
     return this.got.length - before
   }
 
-  /** From each release to the next grant, in µs, but for the first `warmUp`. A busy process tells late: `lateMs`. */
+  /** Lists the times from each release to the next grant, in µs, without the first `warmUp`. Waits `lateMs` for late messages. */
   async latencies(warmUp, lateMs) {
     const latest = Math.max(...this.got)
     await sleep(lateMs)

@@ -1,4 +1,4 @@
-// The gist on the official MongoDB driver: an insert, and a delete by name.
+// The gist on the official MongoDB driver: an insert and a delete by name.
 import { MongoClient } from 'mongodb'
 import { poll } from '../poll.mjs'
 import { HELD_TTL_MS } from '../held-ttl.mjs'

@@ -1,4 +1,4 @@
-// The floor: plain ioredis, `SET NX PX` and a compare-and-delete script, no library.
+// The baseline: ioredis with `SET NX PX` and a compare-and-delete script, without a lock library.
 import Redis from 'ioredis'
 import { FREE, driverLock } from '../driver-lock.mjs'
 

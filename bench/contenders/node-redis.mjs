@@ -1,4 +1,4 @@
-// Plain node-redis, `SET NX PX` and a compare-and-delete script that the client loads once, no library.
+// node-redis with `SET NX PX` and a compare-and-delete script that the client loads once, without a lock library.
 import { createClient, defineScript } from 'redis'
 import { FREE, driverLock } from '../driver-lock.mjs'
 

@@ -1,5 +1,5 @@
-// The best that a page of code does on the official driver: one findOneAndUpdate by _id, whose pipeline takes a document
-// over that is missing or expired by the server's clock, and leaves it as it is otherwise; and a delete by owner.
+// The best lock in a page of code on the official driver: one findOneAndUpdate by _id, whose pipeline replaces a document that is
+// missing or expired by the server's clock, and leaves other documents unchanged; and a delete by owner.
 import { randomBytes } from 'node:crypto'
 import { MongoClient } from 'mongodb'
 import { HELD_TTL_MS } from '../held-ttl.mjs'
@@ -23,7 +23,7 @@ export async function connect(url) {
       const found = await locks.findOneAndUpdate({ _id: name }, pipeline, { upsert: true, returnDocument: 'after' })
       return found.owner === owner
     } catch (error) {
-      // Two that insert at the same time.
+      // Two clients inserted at the same time.
       if (error.code === 11000) return false
       throw error
     }

@@ -1,4 +1,4 @@
-// redlock-universal on ioredis: its lean lock on one node, its Redlock on several.
+// redlock-universal on ioredis: its lean lock on one node, its Redlock on several nodes.
 import Redis from 'ioredis'
 import { createLock, createRedlock, IoredisAdapter } from 'redlock-universal'
 import { HELD_TTL_MS } from '../held-ttl.mjs'

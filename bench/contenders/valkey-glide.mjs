@@ -1,4 +1,5 @@
-// Plain Valkey GLIDE, whose core is Rust, `SET NX PX` and a compare-and-delete script that the client loads once, no library.
+// Valkey GLIDE, whose core is Rust, with `SET NX PX` and a compare-and-delete script that the client loads once, without a lock
+// library.
 import { GlideClient, Script, TimeUnit } from '@valkey/valkey-glide'
 import { FREE, driverLock } from '../driver-lock.mjs'
 
@@ -11,7 +12,7 @@ export const setting =
 export async function connect(url) {
   const { hostname, port } = new URL(url)
   const addresses = [{ host: hostname, port: Number(port) }]
-  // Its requests give up after 250 ms by default, which a busy machine exceeds with nothing wrong.
+  // By default its requests time out after 250 ms, which a busy machine exceeds without a fault.
   const client = await GlideClient.createClient({ addresses, inflightRequestsLimit: 10_000, requestTimeout: 5000 })
   const free = new Script(FREE)
   const acquire = async (name, token, ttlMs) => {

@@ -19,7 +19,7 @@ export async function connectWith(options, url) {
     async pair(name) {
       const lock = verrou.createLock(name, 30_000)
       if (!(await lock.acquireImmediately())) throw new Error(`${name} was busy`)
-      // Throws when it was lost.
+      // Throws when the lock was lost.
       await lock.release()
     },
     async take(name) {
@@ -30,7 +30,7 @@ export async function connectWith(options, url) {
     },
     async wait(name, retryMs) {
       const lock = verrou.createLock(name, 30_000)
-      if (!(await lock.acquire(retryMs === undefined ? {} : { retry: { delay: retryMs } }))) throw new Error(`${name}: gave up`)
+      if (!(await lock.acquire(retryMs === undefined ? {} : { retry: { delay: retryMs } }))) throw new Error(`${name}: timed out`)
       return () => lock.release()
     },
     close: () => redis.quit(),
