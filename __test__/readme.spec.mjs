@@ -182,7 +182,7 @@ test('all rows of a table have the same number of cells', () => {
 
 test('all links resolve', () => {
   const slug = (heading) => heading.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-')
-  for (const path of ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/ARCHITECTURE.md', 'docs/from-the-gist.md', 'docs/speed.md']) {
+  for (const path of ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'bench/README.md', ...readdirSync(join(root, 'docs')).map((file) => `docs/${file}`)]) {
     for (const [, link, section] of read(path).matchAll(/\]\(([^)#]*)(?:#([^)]*))?\)/g)) {
       if (/^https?:/.test(link)) continue
       const target = link ? join(dirname(path), link) : path
@@ -200,17 +200,16 @@ test('the commands of CONTRIBUTING.md exist', () => {
   for (const [command, script] of commands) assert.ok(scripts[script], command)
 })
 
-test('the files that the documents name are there', () => {
-  const all = ['src', '__test__', 'scripts', 'examples', 'docs'].flatMap((folder) =>
-    readdirSync(join(root, folder), { recursive: true }).map((path) => join(folder, path).replaceAll('\\', '/')),
-  )
-  const isThere = (path) => existsSync(join(root, path)) || all.some((file) => file.endsWith(`/${path}`))
-  // The recipe's store is one that is not there yet, and what a reader swaps for ours is the reader's own.
-  const invented = new Set(['src/engine/etcd.rs', 'distributed-locks.js'])
-  for (const document of ['docs/ARCHITECTURE.md', 'docs/from-the-gist.md', 'docs/speed.md', 'CONTRIBUTING.md', 'README.md']) {
-    const path = /(?<![\w/.*])(?:\.\/)?([a-z_.][\w./-]*\.(?:rs|lua|sql|mjs|ts|js|toml|json))\b/g
-    const named = [...read(document).matchAll(path)].map(([, path]) => path)
-    assert.ok(named.length > 0)
-    assert.deepEqual(named.filter((path) => !isThere(path) && !invented.has(path)), [], document)
+test('every path in the documents and in src/lib.rs exists', () => {
+  const folders = ['src', '__test__', 'scripts', 'examples', 'bench', 'docs'].filter((folder) => existsSync(join(root, folder)))
+  const files = folders.flatMap((folder) => readdirSync(join(root, folder), { recursive: true }).map((path) => join(folder, path).replaceAll('\\', '/')))
+  const exists = (path) => existsSync(join(root, path)) || files.some((file) => file.endsWith(`/${path.replace(/\/$/, '')}`))
+  // The store of the recipe, and the reader's own file.
+  const invented = ['src/engine/etcd.rs', 'distributed-locks.js']
+  const documents = ['src/lib.rs', 'CONTRIBUTING.md', 'README.md', 'bench/README.md', ...readdirSync(join(root, 'docs')).map((file) => `docs/${file}`)]
+  for (const document of documents) {
+    const path = /(?<![\w/.*-])(?:\.\/)?([a-z_.][\w./-]*(?:\.(?:rs|lua|sql|mjs|ts|js|toml|json)\b|\/(?=[\s`)])))/g
+    const missing = [...read(document).matchAll(path)].map(([, named]) => named).filter((named) => !exists(named) && !invented.includes(named))
+    assert.deepEqual(missing, [], document)
   }
 })
