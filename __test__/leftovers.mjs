@@ -8,7 +8,8 @@ import { openRedis } from './redis-client.mjs'
  *
  * - `engine`, `target` and `options` are those of `LockService.connect`.
  * - A memory store has no other client: the list is empty.
- * - Fence companions on Redis are left out. They outlive the lease on purpose and expire.
+ * - MongoDB keeps the document of an expired lease until its TTL monitor deletes it, within a minute: `isExpired`.
+ * - The records on Redis are left out. They outlive the lease on purpose and expire.
  */
 export function leftovers({ engine, target, options }) {
   return READERS[engine](target, options)
@@ -37,9 +38,12 @@ const READERS = {
   mongodb: async (target, { keyPrefix = '', collection = 'locks' }) => {
     const client = new MongoClient(target)
     try {
-      const documents = client.db().collection(collection).find({}, { projection: { _id: 1 } })
-      const names = (await documents.toArray()).map(({ _id }) => String(_id))
-      return names.filter((name) => name.startsWith(keyPrefix)).map((name) => ({ what: 'lock', name: name.slice(keyPrefix.length) }))
+      const isExpired = { $and: [{ $ne: [{ $type: '$expiresAt' }, 'missing'] }, { $lte: ['$expiresAt', '$$NOW'] }] }
+      const documents = client.db().collection(collection).find({}, { projection: { isExpired } })
+      const locks = (await documents.toArray()).map(({ _id, isExpired }) => ({ name: String(_id), isExpired }))
+      return locks
+        .filter(({ name }) => name.startsWith(keyPrefix))
+        .map(({ name, isExpired }) => ({ what: 'lock', name: name.slice(keyPrefix.length), isExpired }))
     } finally {
       await client.close()
     }

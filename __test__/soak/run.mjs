@@ -22,8 +22,8 @@ const SLACK_MS = 500
 const SHARED_TTL_MS = 5000
 /** The longest lease. */
 const LONGEST_TTL_MS = 30_000
-/** The positions of a killed process stay in queues for a minute. */
-const QUEUE_POSITIONS_MS = 70_000
+/** The queue positions of a killed process, and on MongoDB the documents of its expired leases, stay for a minute. */
+const AFTER_KILL_MS = 70_000
 const RATES = { mongodb: [50, 150, 300], memory: [300, 1000], other: [100, 300, 1000] }
 /** The file with the long cases of a store: `__test__/soak/<name>.mjs`. */
 const CASES = { redis: 'redis', 'redis-quorum': 'quorum', mongodb: 'mongodb', sqlite: 'sqlite' }
@@ -189,7 +189,7 @@ class Soak {
     const [end, stalledMs] = [Date.now() + withinMs, stallMeter.totalMs]
     for (;;) {
       const found = await leftovers({ engine: this.engine, target: this.store.target, options: this.options })
-      const left = found.filter(({ what, name }) => !allowed?.test(name) && !this.#isOfKilled(what, name))
+      const left = found.filter((lock) => !allowed?.test(lock.name) && !this.#isOfKilled(lock))
       if (left.length === 0) return
       if (Date.now() > end + SLACK_MS + stallMeter.totalMs - stalledMs) {
         const examples = left.slice(0, 3).map(({ what, name }) => `${what} ${name}`)
@@ -199,8 +199,8 @@ class Soak {
     }
   }
 
-  #isOfKilled(what, name) {
-    if (what === 'queue') return this.#killed.some(({ at }) => Date.now() - at < QUEUE_POSITIONS_MS)
+  #isOfKilled({ what, name, isExpired }) {
+    if (what === 'queue' || isExpired) return this.#killed.some(({ at }) => Date.now() - at < AFTER_KILL_MS)
     return this.#killed.some(({ tag }) => name.split(':').includes(tag))
   }
 
