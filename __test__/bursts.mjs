@@ -12,7 +12,7 @@ const WAITERS = 1000 * SCALE
 const PROCESSES = SCALE < 1 ? 4 : 10
 const STORE_TIMEOUT_MS = 5000
 const WAIT_MS = 5000
-/** The promise is one second beyond the limit. The rest is slack for a busy machine. */
+/** The guarantee is one second beyond the limit. The rest is slack for a busy machine. */
 const LATE_MS = 1000 + 1000
 const LEFTOVER_MS = 1000 + 1000
 const BYTES_PER_CALL = 2048

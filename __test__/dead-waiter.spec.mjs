@@ -14,7 +14,7 @@ const ROUNDS = 3
 
 const median = (values) => [...values].sort((one, other) => one - other)[values.length >> 1]
 
-/** Applies `harm` to the process of the first waiter. Resolves to the time from the release to the second waiter's grant. */
+/** Applies `fault` to the process of the first waiter. Resolves to the time from the release to the second waiter's grant. */
 async function measureHandOff(store, t, round, fault) {
   const locks = await store.connect()
   const name = `n${round}`

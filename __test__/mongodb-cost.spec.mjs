@@ -62,12 +62,12 @@ proxySuite('mongodb-replica-set', 'what waiting costs', { serverPerTest: true },
     const perHandOff = []
     for (const count of [1, 10, 100]) {
       const held = await fixture.direct.acquire('n')
-      const turns = Array.from({ length: count }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
+      const calls = Array.from({ length: count }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
       await waiting(locks, count)
       await until('all waiters are in the queue', async () => (await positions(fixture)) === count)
       const sent = await operations(fixture, async () => {
         await held.release()
-        await Promise.all(turns)
+        await Promise.all(calls)
       })
       perHandOff.push(sent.length / count)
     }
@@ -87,11 +87,11 @@ proxySuite('mongodb-replica-set', 'what waiting costs', { serverPerTest: true },
       })
     const alone = await perPair()
     const held = await Promise.all(Array.from({ length: 12 }, (_, index) => fixture.direct.acquire(`w${index}`)))
-    const turns = []
+    const calls = []
     for (let index = 0; index < held.length; index++) {
       const locks = await fixture.connect({}, fixture.server.port)
-      turns.push(locks.using(`w${index}`, { waitMs: 60_000 }, () => {}))
-      turns.at(-1).catch(() => {})
+      calls.push(locks.using(`w${index}`, { waitMs: 60_000 }, () => {}))
+      calls.at(-1).catch(() => {})
       await waiting(locks, 1)
     }
     await until('all waiters are in the queue', () => withDriver(fixture, async (db) => (await db.collection('locks').countDocuments({ 'queue.0': { $exists: true } })) === held.length))
@@ -100,17 +100,17 @@ proxySuite('mongodb-replica-set', 'what waiting costs', { serverPerTest: true },
     // If each process received the events of each pair, this would be three times as much.
     assert.ok(beside < 2 * alone, `${beside} bytes per pair with 12 waiting processes, ${alone} without them`)
     await Promise.all(held.map((lock) => lock.release()))
-    await Promise.all(turns)
+    await Promise.all(calls)
   })
 
   test('300 names with waiters leave no document', async (fixture) => {
     const locks = await fixture.connect({}, fixture.server.port)
     const names = Array.from({ length: 300 }, (_, index) => `n${index}`)
     const held = await Promise.all(names.map((name) => fixture.direct.acquire(name)))
-    const turns = names.map((name) => locks.using(name, { waitMs: 60_000 }, () => {}))
+    const calls = names.map((name) => locks.using(name, { waitMs: 60_000 }, () => {}))
     await waiting(locks, names.length)
     await Promise.all(held.map((lock) => lock.release()))
-    await Promise.all(turns)
+    await Promise.all(calls)
     assert.equal(await withDriver(fixture, (db) => db.collection('locks').countDocuments()), 0)
   })
 })
@@ -119,8 +119,8 @@ proxySuite('mongodb', 'what waiting costs', { serverPerTest: true }, (test) => {
   test('the waiters of a process for a name poll like one waiter', async (fixture) => {
     const held = await fixture.direct.acquire('n')
     const locks = await fixture.connect({}, fixture.server.port)
-    const turns = Array.from({ length: 20 }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
-    await waiting(locks, turns.length)
+    const calls = Array.from({ length: 20 }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
+    await waiting(locks, calls.length)
     // By then the polling interval has reached its maximum, 150 to 250 ms.
     await sleep(2000)
     const sent = await operations(fixture, () => sleep(3000))
@@ -128,6 +128,6 @@ proxySuite('mongodb', 'what waiting costs', { serverPerTest: true }, (test) => {
     assert.ok(polls.length >= 5, `${polls.length} polls`)
     assert.ok(polls.length <= 3000 / 150 + 5, `${polls.length} polls`)
     await held.release()
-    await Promise.all(turns)
+    await Promise.all(calls)
   })
 })

@@ -26,7 +26,7 @@ function unconfirmed(child) {
 }
 
 async function run({ store, t }) {
-  const folder = await mkdtemp(join(tmpdir(), 'holdfast-fleet-'))
+  const folder = await mkdtemp(join(tmpdir(), 'holdfast-deployment-'))
   t.after(() => rm(folder, { recursive: true, force: true }))
   const file = join(folder, 'list')
   await writeFile(file, JSON.stringify({ count: 0, marks: [] }))
@@ -61,7 +61,7 @@ async function run({ store, t }) {
   const goal = instances.map(({ child }) => all(child, 'added').length + EACH)
   const isReached = () => instances.every(({ child }, index) => all(child, 'added').length >= goal[index] || child.end)
   await until('all instances continue', isReached, 60_000)
-  for (const { child } of fleet) assert.deepEqual(await child.endInput(), { code: 0, signal: null }, child.stderr)
+  for (const { child } of instances) assert.deepEqual(await child.endInput(), { code: 0, signal: null }, child.stderr)
   for (const child of started) assert.equal(child.stderr, '')
 
   const { count, marks } = JSON.parse(await readFile(file, 'utf8'))

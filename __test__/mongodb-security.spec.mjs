@@ -256,11 +256,11 @@ withMongod('every grant has the write concern of the URL', async (fixture) => {
     await lock.release()
     await db.command({ profile: 0 })
     const writes = await db.collection('system.profile').find({ ns: `${name}.locks`, op: { $in: ['update', 'remove', 'command'] } }).toArray()
-    const asked = writes.map(({ command }) => command.writeConcern).filter(Boolean).map(({ w, j, wtimeout }) => JSON.stringify({ w, j, wtimeout }))
+    const concerns = writes.map(({ command }) => command.writeConcern).filter(Boolean).map(({ w, j, wtimeout }) => JSON.stringify({ w, j, wtimeout }))
     const wanted = JSON.stringify({ w: concern.w, j: concern.j, wtimeout: concern.wtimeout })
     // The first write of an acquisition may have w=1: the grant follows a write with the full concern.
-    assert.ok(asked.filter((one) => one === wanted).length >= 1, `${name}: ${asked}`)
-    assert.ok(asked.every((one) => one === wanted || one === JSON.stringify({ w: 1 })), `${name}: ${asked}`)
+    assert.ok(concerns.filter((one) => one === wanted).length >= 1, `${name}: ${concerns}`)
+    assert.ok(concerns.every((one) => one === wanted || one === JSON.stringify({ w: 1 })), `${name}: ${concerns}`)
   }
   const error = await rejects(LockService.connect(urlOf(set, { options: 'w=2' })), 'LOCK_STORE', { retryable: false })
   assert.match(error.message, /not enough data-bearing nodes/i)

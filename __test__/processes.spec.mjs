@@ -182,8 +182,8 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
       const held = await locks.acquire('n')
       const children = [start(t, 'waiter', taskFor(store)), start(t, 'waiter', taskFor(store))]
       for (const child of children) await child.next('ready')
-      const asked = Array.from({ length: 12 }, (_, index) => index)
-      for (const index of asked) {
+      const expected = Array.from({ length: 12 }, (_, index) => index)
+      for (const index of expected) {
         // In pairs, so that neighbours in the queue belong to one process or to two.
         const child = children[(index >> 1) % 2]
         child.send(JSON.stringify({ name: 'n', label: index }))
@@ -195,7 +195,7 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
         for (let count = 0; count < 6; count++) served.push(await child.next('served'))
       }
       served.sort((one, other) => (BigInt(one.fence) < BigInt(other.fence) ? -1 : 1))
-      assert.deepEqual(served.map(({ label }) => label), asked)
+      assert.deepEqual(served.map(({ label }) => label), expected)
       for (const child of children) await child.endInput()
     })
   })

@@ -37,7 +37,7 @@ for (const size of [1, 3]) {
     })
 
     /** Waits until no server has a key like this. A release resolves when a majority has executed it. */
-    const gone = (pattern) => until(`no ${pattern}`, async () => (await all(others, (other) => other.keys(pattern))).flat().length === 0)
+    const untilNoKey = (pattern) => until(`no ${pattern}`, async () => (await all(others, (other) => other.keys(pattern))).flat().length === 0)
 
     test('a hundred locks in one tick cost a few commands besides one SET each', async () => {
       const reset = () => all(others, (other) => other.config('RESETSTAT'))
@@ -48,7 +48,7 @@ for (const size of [1, 3]) {
           assert.equal(await lock.release(), true)
           return lock.fencingToken
         })
-        await gone('lock:tick*')
+        await untilNoKey('lock:tick*')
         return { tokens, counted: await all(others, commandCounts) }
       }
       // A vote that arrives after more than 100 ms is repeated by a script: if the machine stalls, the round is repeated.
@@ -126,7 +126,7 @@ for (const size of [1, 3]) {
         assert.equal(await other.get('lock:free:11'), stranger)
         await other.del('lock:free:11')
       }
-      await gone('lock:free:*')
+      await untilNoKey('lock:free:*')
     })
 
     test('release leaves another holder’s lock unchanged, without waiters and records', async () => {
@@ -145,7 +145,7 @@ for (const size of [1, 3]) {
         assert.equal(await other.get('lock:stranger:4'), stranger)
         await other.del('lock:stranger:4')
       }
-      await gone('lock:stranger:*')
+      await untilNoKey('lock:stranger:*')
     })
 
     test('a key of another type fails one release and one attempt only', async () => {
@@ -167,14 +167,14 @@ for (const size of [1, 3]) {
         assert.equal(await other.type('lock:type:5'), 'hash')
         await other.del('lock:type:5')
       }
-      await gone('lock:type:*')
+      await untilNoKey('lock:type:*')
     })
 
     test('a lock and its restored copy that are released in one tick are released once', async () => {
       const lock = await locks.acquire('twice')
       const handle = await locks.restore(lock.toJSON())
       assert.deepEqual((await Promise.all([lock.release(), handle.release()])).sort(), [false, true])
-      await gone('lock:twice')
+      await untilNoKey('lock:twice')
     })
 
     test('a name that is released in a tick can be acquired in the same tick', async () => {
@@ -195,7 +195,7 @@ for (const size of [1, 3]) {
         abort.abort()
         for (const { value } of await Promise.allSettled(calls)) await value?.release()
       }
-      await gone('lock:aborted:*')
+      await untilNoKey('lock:aborted:*')
     })
 
     test('the script is sent again after SCRIPT FLUSH, and every release returns true once', async () => {
@@ -203,7 +203,7 @@ for (const size of [1, 3]) {
         const held = await all(numbered('forgotten', 50), (name) => locks.acquire(name))
         await all(others, (other) => other.script('FLUSH'))
         assert.ok((await all(held, (lock) => lock.release())).every(Boolean))
-        await gone('lock:forgotten*')
+        await untilNoKey('lock:forgotten*')
       }
     })
 

@@ -51,7 +51,7 @@ proxySuite('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
     const monitor = await Monitor.open(server.port)
     for (const count of [1, 10, 100]) {
       const held = await direct.acquire('n')
-      const turns = Array.from({ length: count }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
+      const calls = Array.from({ length: count }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
       await waiting(locks, count)
       // The monitor has received the commands of the last waiters by then.
       await direct.inspect('n')
@@ -59,7 +59,7 @@ proxySuite('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
       await sleep(100)
       monitor.reset()
       await held.release()
-      await Promise.all(turns)
+      await Promise.all(calls)
       await sleep(100)
       perHandOff.push(monitor.commands.length / count)
     }
@@ -108,11 +108,11 @@ proxySuite('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
     const locks = await connect({}, server.port)
     const names = labels('n', 1000)
     const held = await Promise.all(names.map((name) => direct.acquire(name)))
-    const turns = names.map((name) => locks.using(name, { waitMs: 60_000 }, () => {}))
+    const calls = names.map((name) => locks.using(name, { waitMs: 60_000 }, () => {}))
     await waiting(locks, names.length)
     assert.equal(await waiters.recorder.redis.dbsize(), 3 * names.length + 1)
     await Promise.all(held.map((lock) => lock.release()))
-    await Promise.all(turns)
+    await Promise.all(calls)
     assert.deepEqual(await waiters.recorder.redis.keys('*'), [LAST])
   })
 })

@@ -34,14 +34,14 @@ describe('redis-quorum: nodes that fail', { concurrency: 2 }, () => {
       const lock = await locks.acquire('n', { ttlMs: 1500, metadata: 'm' })
       // Each node restarts once, and has lost its data.
       for (let first = 0; first < size; first += few) {
-        const gone = nodes.slice(first, first + few)
-        await Promise.all(gone.map((node) => node.kill()))
+        const stopped = nodes.slice(first, first + few)
+        await Promise.all(stopped.map((node) => node.kill()))
         const renewed = lock.remainingMs
         await until('a renewal', () => lock.remainingMs > renewed || lock.signal.aborted)
         assert.equal(await locks.tryAcquire('n'), null)
-        await Promise.all(gone.map((node) => node.restart()))
+        await Promise.all(stopped.map((node) => node.restart()))
         await until('healing', async () => {
-          const held = await Promise.all(gone.map((node) => LockService.connect(node.url).then(async (alone) => {
+          const held = await Promise.all(stopped.map((node) => LockService.connect(node.url).then(async (alone) => {
             const info = await alone.inspect('n')
             await alone.close()
             return info !== null

@@ -58,7 +58,7 @@ export class WaiterProcesses {
 
   /** Waits until `n` has no holder, no waiter, and nothing in the store. */
   async assertUnused() {
-    await until('the queue is gone', () => this.recorder.isUnused('n'))
+    await until('the queue is removed', () => this.recorder.isUnused('n'))
   }
 }
 

@@ -10,7 +10,7 @@ const ASIDE = 2.6
 const NAME_HEIGHT = 15
 
 /** One hue per contender, dark enough for white and light enough for black; dashes where a contender has a second setting. */
-const LOOKS = {
+const STYLES = {
   holdfast: { hue: ['#c92a2a', '#ff6b6b'], width: 3.5 },
   ioredis: { hue: ['#495057', '#ced4da'] },
   'ioredis-auto': { hue: ['#495057', '#ced4da'], dash: '6 4' },
@@ -38,7 +38,7 @@ export function plots({ machine, rounds, ms, sections }) {
 function plot({ title, method, field, loads }) {
   const inFlight = Object.keys(loads).map(Number)
   const modules = Object.keys(loads[inFlight[0]])
-  for (const module of modules) if (!LOOKS[module]) throw new Error(`the plot has no colour for ${module}`)
+  for (const module of modules) if (!STYLES[module]) throw new Error(`the plot has no colour for ${module}`)
   const all = Object.values(loads).flatMap((byModule) => Object.values(byModule).flatMap((figures) => figures[field]))
   const x = scale([inFlight[0], inFlight.at(-1)], [AREA.left + 20, AREA.right - 20])
   const ticks = ticksOver(Math.min(...all), Math.max(...all))
@@ -55,9 +55,9 @@ function plot({ title, method, field, loads }) {
   // holdfast is drawn last, above the others.
   const lines = [...series.slice(1), series[0]].map(({ module, points }) => curve(module, points, y))
   const names = apart(series.map(({ module, points }) => ({ module, from: points.at(-1)[0], at: y(points.at(-1)[1][1]) }))).map(
-    ({ module, from, at, place }) =>
-      line(from, at, AREA.right + 14, place, `thin ${module}`) +
-      text(AREA.right + 18, place + 4, module, 'start', `name ${module}${module === 'holdfast' ? ' own' : ''}`),
+    ({ module, from, at, y2 }) =>
+      line(from, at, AREA.right + 14, y2, `thin ${module}`) +
+      text(AREA.right + 18, y2 + 4, module, 'start', `name ${module}${module === 'holdfast' ? ' own' : ''}`),
   )
   return [
     `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${HEIGHT}" width="${WIDTH}" height="${HEIGHT}" role="img" aria-label="${escape(title)}">`,
@@ -94,7 +94,7 @@ function apart(names) {
       groups.at(-1).push(...lower)
     }
   }
-  return groups.flatMap((group) => group.map((name, i) => ({ ...name, place: top(group) + i * NAME_HEIGHT })))
+  return groups.flatMap((group) => group.map((name, i) => ({ ...name, y2: top(group) + i * NAME_HEIGHT })))
 }
 
 function top(group) {
@@ -126,18 +126,18 @@ const text = (x, y, value, anchor, kind = '') =>
   `<text class="${kind}" x="${round(x)}" y="${round(y)}" text-anchor="${anchor}">${escape(value)}</text>`
 
 function style() {
-  const looks = (dark) =>
-    Object.entries(LOOKS).map(([module, { hue }]) => `.${module}{stroke:${hue[dark]};fill:${hue[dark]}}`).join('')
-  const shapes = Object.entries(LOOKS).map(
+  const styles = (dark) =>
+    Object.entries(STYLES).map(([module, { hue }]) => `.${module}{stroke:${hue[dark]};fill:${hue[dark]}}`).join('')
+  const shapes = Object.entries(STYLES).map(
     ([module, { width = 1.8, dash }]) => `.line.${module}{stroke-width:${width}${dash ? `;stroke-dasharray:${dash}` : ''}}`,
   )
   return [
     'text{font:12px system-ui,sans-serif;fill:#495057;stroke:none}.title{font-size:15px;font-weight:600;fill:#212529}',
     '.paper{fill:#fff}.grid{stroke:#dee2e6}',
-    looks(0),
+    styles(0),
     'path.line{fill:none}.range{stroke-width:2.4;stroke-opacity:.45}.thin{stroke-width:1;stroke-opacity:.6}.dot{stroke:none}',
     'text.name{stroke:none}.own{font-weight:700;font-size:14px}',
     ...shapes,
-    `@media (prefers-color-scheme:dark){.paper{fill:#0d1117}text{fill:#adb5bd}.title{fill:#f1f3f5}.grid{stroke:#343a40}${looks(1)}}`,
+    `@media (prefers-color-scheme:dark){.paper{fill:#0d1117}text{fill:#adb5bd}.title{fill:#f1f3f5}.grid{stroke:#343a40}${styles(1)}}`,
   ].join('')
 }

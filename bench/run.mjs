@@ -17,7 +17,7 @@ import { releaseBuild } from './build.mjs'
 
 const SECTIONS = ['pairs', 'delayed', 'tries', 'quorum', 'footprint']
 
-const { values: asked } = parseArgs({
+const { values: args } = parseArgs({
   options: {
     quick: { type: 'boolean', default: false },
     only: { type: 'string' },
@@ -26,11 +26,11 @@ const { values: asked } = parseArgs({
     out: { type: 'string' },
   },
 })
-const { quick } = asked
-const chosen = asked.only?.split(',') ?? SECTIONS
+const { quick } = args
+const chosen = args.only?.split(',') ?? SECTIONS
 const number = (name, usual) => {
-  const value = Number(asked[name] ?? usual)
-  if (!Number.isInteger(value) || value < 1) throw new Error(`--${name} ${asked[name]}: must be a whole number from 1 on`)
+  const value = Number(args[name] ?? usual)
+  if (!Number.isInteger(value) || value < 1) throw new Error(`--${name} ${args[name]}: must be a whole number from 1 on`)
   return value
 }
 const rounds = number('rounds', quick ? 1 : 7)
@@ -90,8 +90,8 @@ const data = {
   sections: Object.fromEntries(Object.entries(measured).map(([name, { fields, data }]) => [name, data ?? fields.map(compact)])),
 }
 const files = { 'results.md': report, 'results.json': `${JSON.stringify(data)}\n`, ...plots(data) }
-if (asked.out || (!quick && chosen.length === SECTIONS.length)) {
-  const folder = asked.out ?? fileURLToPath(new URL('.', import.meta.url))
+if (args.out || (!quick && chosen.length === SECTIONS.length)) {
+  const folder = args.out ?? fileURLToPath(new URL('.', import.meta.url))
   mkdirSync(folder, { recursive: true })
   for (const [name, text] of Object.entries(files)) writeFileSync(join(folder, name), text)
 }

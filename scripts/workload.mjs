@@ -6,8 +6,8 @@ import { setTimeout as sleep } from 'node:timers/promises'
 
 const { LockService } = createRequire(import.meta.url)('../index.js')
 
-const asked = process.argv.slice(2).map((text) => /^(\d+):(.+)$/.exec(text))
-if (asked.length === 0 || asked.includes(null)) throw new Error('usage: node scripts/workload.mjs MS:STORE…')
+const parameters = process.argv.slice(2).map((text) => /^(\d+):(.+)$/.exec(text))
+if (parameters.length === 0 || parameters.includes(null)) throw new Error('usage: node scripts/workload.mjs MS:STORE…')
 
 /** Runs `work` in `inFlight` concurrent loops, each with its own name, for `ms` milliseconds. */
 async function busily(ms, inFlight, prefix, work) {
@@ -50,7 +50,7 @@ async function parts(ms, locks, other) {
   await Promise.all(leases.map((lease) => lease.release()))
 }
 
-for (const [, ms, store] of asked) {
+for (const [, ms, store] of parameters) {
   const target = store.includes(',') ? store.split(',') : store
   const [locks, other] = await Promise.all([LockService.connect(target), LockService.connect(target)])
   await parts(Number(ms), locks, other)

@@ -3,17 +3,17 @@ import { LockService } from '../../index.js'
 import { noLocks, report } from './job.mjs'
 
 const send = (message) => new Promise((resolve) => process.send(message, resolve))
-const asked = new Map()
+const pending = new Map()
 let lastId = 0
 
-const ask = (verb) => (...args) =>
+const request = (verb) => (...args) =>
   new Promise((resolve) => {
-    asked.set(++lastId, resolve)
+    pending.set(++lastId, resolve)
     process.send({ type: 'ask', id: lastId, verb, args })
   })
 
 const verbs = ['enter', 'find', 'start', 'progress', 'store', 'leave']
-const database = Object.fromEntries(verbs.map((verb) => [verb, ask(verb)]))
+const database = Object.fromEntries(verbs.map((verb) => [verb, request(verb)]))
 
 try {
   // Connects to the store in HOLDFAST_URL.
@@ -21,7 +21,7 @@ try {
   const locks = process.env.HOLDFAST_DEMO_SABOTAGE === '1' ? noLocks : service
 
   process.on('message', async (message) => {
-    if (message.type === 'answer') return asked.get(message.id)(message.value)
+    if (message.type === 'answer') return pending.get(message.id)(message.value)
     try {
       await send({ type: 'outcome', outcome: await report(locks, database, message.name) })
     } catch (error) {
