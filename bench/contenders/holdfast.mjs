@@ -1,6 +1,6 @@
 // holdfast itself: owner check, fencing token, expiry by the store's clock.
 import { createRequire } from 'node:module'
-import { TAKEN_MS } from '../taken.mjs'
+import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 const { LockService } = createRequire(import.meta.url)('../../index.js')
 
@@ -18,7 +18,7 @@ export async function connect(...urls) {
       if (!(await locks.releaseLock(name))) throw new Error(`${name} was lost`)
     },
     async take(name) {
-      if (!(await locks.acquireLock(name, TAKEN_MS / 1000))) throw new Error(`${name} was busy`)
+      if (!(await locks.acquireLock(name, HELD_TTL_MS / 1000))) throw new Error(`${name} was busy`)
     },
     async tryHeld(name) {
       if (await locks.acquireLock(name, 30)) throw new Error(`${name} was not busy`)

@@ -1,5 +1,5 @@
 // A pair is one acquire and one release of a free name.
-import { measureAll } from '../fleet.mjs'
+import { measureAll } from '../contender-processes.mjs'
 import { mongodbs, onServer, redis } from './stores.mjs'
 
 const PARTS = [
