@@ -63,9 +63,11 @@ async function runBundle(file) {
   return stdout.trim()
 }
 
-test('webpack with node-loader bundles it without a warning, and the bundle runs', { skip: unavailable }, async () => {
+test('webpack with node-loader bundles it without a warning, and the bundle runs', { skip: unavailable }, async (t) => {
   const webpack = require('webpack')
-  const output = join(folder, 'webpack')
+  // Outside of the project, so that the bundle must bring the addon.
+  const output = mkdtempSync(join(tmpdir(), 'holdfast-webpack-'))
+  t.after(() => rmSync(output, { recursive: true, force: true }))
   const stats = await promisify(webpack)({
     mode: 'production',
     target: 'node',
@@ -91,7 +93,7 @@ test('rollup bundles it, and the bundle runs', { skip: unavailable }, async () =
   const warnings = []
   const bundle = await rollup({
     input: join(folder, 'bundle.cjs'),
-    external: [/^holdfast-/],
+    external: (id) => id.endsWith('.node'),
     plugins,
     onwarn: ({ message }) => warnings.push(message),
   })

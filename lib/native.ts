@@ -1,4 +1,5 @@
 import { existsSync } from 'node:fs'
+import { createRequire } from 'node:module'
 import { join } from 'node:path'
 
 // The types come from the build, the functions from the addon.
@@ -9,15 +10,16 @@ export type NativeService = Native.LockService
 /** @internal */
 export type { AcquireRecord, Config } from './addon.js'
 
-// One `require` per platform with a literal name, so that a bundler finds the addon.
-const ADDONS: Record<string, () => typeof Native> = {
-  'linux-x64-gnu': () => require('holdfast-linux-x64-gnu'),
-  'linux-x64-musl': () => require('holdfast-linux-x64-musl'),
-  'linux-arm64-gnu': () => require('holdfast-linux-arm64-gnu'),
-  'linux-arm64-musl': () => require('holdfast-linux-arm64-musl'),
-  'darwin-x64': () => require('holdfast-darwin-x64'),
-  'darwin-arm64': () => require('holdfast-darwin-arm64'),
-  'win32-x64-msvc': () => require('holdfast-win32-x64-msvc'),
+// For bundlers, one `require` per platform with a literal path. The folder is written by the build: its `main` is the addon in the
+// package of the platform. Where that package is not installed, a bundler takes `index.js`, which is empty, without a warning.
+const BUNDLED: Record<string, () => Partial<typeof Native>> = {
+  'linux-x64-gnu': () => require('./addons/linux-x64-gnu'),
+  'linux-x64-musl': () => require('./addons/linux-x64-musl'),
+  'linux-arm64-gnu': () => require('./addons/linux-arm64-gnu'),
+  'linux-arm64-musl': () => require('./addons/linux-arm64-musl'),
+  'darwin-x64': () => require('./addons/darwin-x64'),
+  'darwin-arm64': () => require('./addons/darwin-arm64'),
+  'win32-x64-msvc': () => require('./addons/win32-x64-msvc'),
 }
 
 function open(path: string): typeof Native {
@@ -32,10 +34,15 @@ function load(): typeof Native {
   const platform = `${process.platform}-${process.arch}`
   let cause: unknown
   // On Linux, the package for glibc does not load where the C library is musl.
-  for (const target of Object.keys(ADDONS).filter((target) => target.startsWith(platform))) {
+  for (const target of Object.keys(BUNDLED).filter((target) => target.startsWith(platform))) {
     try {
       const built = join(__dirname, '..', `holdfast.${target}.node`)
-      return existsSync(built) ? open(built) : ADDONS[target]!()
+      if (existsSync(built)) return open(built)
+      // A bundle has no such folder.
+      const bundled = existsSync(join(__dirname, 'addons')) ? {} : BUNDLED[target]!()
+      if (bundled.connect) return bundled as typeof Native
+      // A `require` that bundlers do not follow.
+      return createRequire(__filename)(`holdfast-${target}`)
     } catch (error) {
       cause ??= error
     }

@@ -2,7 +2,7 @@
 // Arguments go to `napi build`, for example `--release`. Two are for this script: `--pgo` creates a profile first (pgo.mjs), and
 // `--ts` compiles `lib/` only.
 import { execFileSync } from 'node:child_process'
-import { mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -26,7 +26,7 @@ const args = ['build', '--platform', '--no-js', '--dts', 'lib/addon.d.ts', '--no
 if (!onlyTypeScript) execFileSync(process.execPath, [cli, ...args], { stdio: 'inherit' })
 compile()
 
-/** Compiles `lib/`: one JavaScript file for each module, and one file of declarations for all of them. */
+/** Compiles `lib/`: one JavaScript file for each module, one file of declarations for all of them, and the folders that bundlers read. */
 function compile() {
   const manifest = createRequire(import.meta.url).resolve('typescript/package.json')
   const tsc = join(manifest, '..', JSON.parse(readFileSync(manifest, 'utf8')).bin.tsc)
@@ -39,4 +39,9 @@ function compile() {
   const notPublic = /^(import|export) .*from .*\n|^export \{\};?\n|^ {4}#private;\n|^declare .*\n|^type .*\n/gm
   const classes = emitted.map((part) => part.replace(notPublic, '').replaceAll(/^( {4})+/gm, (indent) => indent.slice(indent.length / 2)))
   writeFileSync('index.d.ts', [readFileSync('lib/types.ts', 'utf8'), ...classes].map((part) => `${part.trim()}\n`).join('\n'))
+  for (const platform of readdirSync('npm')) {
+    mkdirSync(`dist/addons/${platform}`, { recursive: true })
+    writeFileSync(`dist/addons/${platform}/package.json`, `{ "main": "../../../../holdfast-${platform}/holdfast.${platform}.node" }\n`)
+    writeFileSync(`dist/addons/${platform}/index.js`, '')
+  }
 }

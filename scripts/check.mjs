@@ -11,7 +11,7 @@ import { run, test } from './test.mjs'
 
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
 const STORES = ['memory', 'sqlite', 'redis', 'mongodb']
-const GENERATED = ['index.d.ts', 'lib/addon.d.ts', ...readdirSync('dist').map((file) => `dist/${file}`)]
+const GENERATED = ['index.d.ts', 'lib/addon.d.ts', ...readdirSync('dist', { recursive: true, withFileTypes: true }).filter((entry) => entry.isFile()).map((entry) => `${entry.parentPath}/${entry.name}`)]
 /** A file that a person wrote is better split when it is longer than the one, and must be when it is longer than the other. */
 const [MANY_LINES, MOST_LINES] = [300, 500]
 
