@@ -42,9 +42,9 @@ export function cell([low, mid, high], digits) {
   return from === to ? value : `${value} (${from}–${to})`
 }
 
-/** How many times as many per second holdfast does as `other`, round by round. */
-export const ratio = (results, other) =>
-  median(results[other].map((round, i) => results.holdfast[i].perSecond / round.perSecond))
+/** How many times as many per second holdfast (or a way to call it) does as `other`, round by round. */
+export const ratio = (results, other, own = 'holdfast') =>
+  median(results[other].map((round, i) => results[own][i].perSecond / round.perSecond))
 
 /** The columns of a field's tables; `one` is what is counted, and those that no round has are left out. */
 const columns = (one) => [

@@ -15,11 +15,8 @@ const BUNDLED = {
     'darwin-arm64': () => require('./addons/darwin-arm64'),
     'win32-x64-msvc': () => require('./addons/win32-x64-msvc'),
 };
-function open(path) {
-    const opened = { exports: {} };
-    process.dlopen(opened, path);
-    return opened.exports;
-}
+// A `require` that bundlers do not follow.
+const open = (0, node_module_1.createRequire)(__filename);
 function load() {
     const given = process.env['NAPI_RS_NATIVE_LIBRARY_PATH'];
     if (given)
@@ -36,8 +33,7 @@ function load() {
             const bundled = (0, node_fs_1.existsSync)((0, node_path_1.join)(__dirname, 'addons')) ? {} : BUNDLED[target]();
             if (bundled.connect)
                 return bundled;
-            // A `require` that bundlers do not follow.
-            return (0, node_module_1.createRequire)(__filename)(`holdfast-${target}`);
+            return open(`holdfast-${target}`);
         }
         catch (error) {
             cause ??= error;

@@ -22,11 +22,8 @@ const BUNDLED: Record<string, () => Partial<typeof Native>> = {
   'win32-x64-msvc': () => require('./addons/win32-x64-msvc'),
 }
 
-function open(path: string): typeof Native {
-  const opened = { exports: {} as typeof Native }
-  process.dlopen(opened, path)
-  return opened.exports
-}
+// A `require` that bundlers do not follow.
+const open = createRequire(__filename) as (id: string) => typeof Native
 
 function load(): typeof Native {
   const given = process.env['NAPI_RS_NATIVE_LIBRARY_PATH']
@@ -41,8 +38,7 @@ function load(): typeof Native {
       // A bundle has no such folder.
       const bundled = existsSync(join(__dirname, 'addons')) ? {} : BUNDLED[target]!()
       if (bundled.connect) return bundled as typeof Native
-      // A `require` that bundlers do not follow.
-      return createRequire(__filename)(`holdfast-${target}`)
+      return open(`holdfast-${target}`)
     } catch (error) {
       cause ??= error
     }

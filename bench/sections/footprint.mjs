@@ -9,7 +9,7 @@ import { ALL } from './stores.mjs'
 
 const BENCH = fileURLToPath(new URL('..', import.meta.url))
 const ROOT = fileURLToPath(new URL('../..', import.meta.url))
-const CONTENDERS = ALL.filter((module) => !module.endsWith('-auto'))
+const CONTENDERS = ALL.filter((module) => !module.endsWith('-auto') && !module.startsWith('holdfast-'))
 const IMPORTS = 11
 
 const readJson = (file) => JSON.parse(readFileSync(file, 'utf8'))

@@ -25,10 +25,12 @@ export const QUORUM = [
   'redlock-universal',
   'redlock-universal-auto',
 ]
+/** Other ways to call holdfast, for the pairs on Redis. */
+export const WAYS = ['holdfast-using', 'holdfast-options', 'holdfast-new', 'holdfast-lock']
 const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
 
 /** Every contender there is, in the order of the report. */
-export const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB])]
+export const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB, ...WAYS])]
 
 export const redis = {
   contenders: REDIS,
