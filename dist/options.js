@@ -229,7 +229,7 @@ function connectionOf(target, second) {
     else {
         options = fields('options', second, CONNECT) ?? {};
     }
-    const config = { urls: urlsOf(urls), defaults: {} };
+    const config = { urls: urlsOf(urls), defaults: {}, events: false };
     let value;
     if ((value = options['keyPrefix']) !== undefined)
         config.keyPrefix = text('keyPrefix', value);
@@ -257,7 +257,8 @@ function connectionOf(target, second) {
         config.insecure = flag('insecure', value);
     config.defaults = recordOf(requestOf(pick(fields('defaults', options['defaults'], DEFAULTS) ?? {}, DEFAULTS)));
     const onEvent = options['onEvent'];
-    return { config, onEvent: onEvent === undefined ? undefined : callback('onEvent', onEvent) };
+    config.events = onEvent !== undefined;
+    return { config, onEvent: config.events ? callback('onEvent', onEvent) : undefined };
 }
 /** The URLs of a target, or of the environment when there is none. */
 function urlsOf(target) {

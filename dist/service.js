@@ -67,7 +67,7 @@ class LockService {
     static async connect(target, options) {
         const { config, onEvent } = (0, options_js_1.connectionOf)(target, options);
         try {
-            return new LockService(await native_js_1.native.connect(config, onEvent !== undefined, receiver(onEvent)));
+            return new LockService(await native_js_1.native.connect(config, receiver(onEvent)));
         }
         catch (thrown) {
             throw (0, errors_js_1.fromNative)(thrown);

@@ -44,6 +44,8 @@ export interface Config {
   storeTimeoutMs?: number
   minReplicas?: number
   defaults: AcquireRecord
+  /** Whether `notify` gets events, beside losses. */
+  events: boolean
   caFile?: string
   certFile?: string
   keyFile?: string
@@ -51,7 +53,7 @@ export interface Config {
 }
 
 /** Connects to a store. `notify` gets JSON text: an array of events and losses. It must not throw. */
-export declare function connect(config: Config, events: boolean, notify: (arg: string) => void): Promise<LockService>
+export declare function connect(config: Config, notify: (arg: string) => void): Promise<LockService>
 
 /** The other parts of a lease, as JSON text. */
 export declare function describe(id: number): string | null

@@ -221,7 +221,7 @@ export function connectionOf(
   } else {
     options = fields('options', second, CONNECT) ?? {}
   }
-  const config: Config = { urls: urlsOf(urls), defaults: {} }
+  const config: Config = { urls: urlsOf(urls), defaults: {}, events: false }
   let value: unknown
   if ((value = options['keyPrefix']) !== undefined) config.keyPrefix = text('keyPrefix', value)
   for (const name of ['collection', 'table'] as const) {
@@ -243,7 +243,8 @@ export function connectionOf(
   if ((value = tls['insecure']) !== undefined) config.insecure = flag('insecure', value)
   config.defaults = recordOf(requestOf(pick(fields('defaults', options['defaults'], DEFAULTS) ?? {}, DEFAULTS)))
   const onEvent = options['onEvent']
-  return { config, onEvent: onEvent === undefined ? undefined : callback('onEvent', onEvent) }
+  config.events = onEvent !== undefined
+  return { config, onEvent: config.events ? callback('onEvent', onEvent) : undefined }
 }
 
 /** The URLs of a target, or of the environment when there is none. */

@@ -107,7 +107,7 @@ export class LockService implements AsyncDisposable {
   static async connect(target?: unknown, options?: unknown): Promise<LockService> {
     const { config, onEvent } = connectionOf(target, options)
     try {
-      return new LockService(await native.connect(config, onEvent !== undefined, receiver(onEvent)))
+      return new LockService(await native.connect(config, receiver(onEvent)))
     } catch (thrown) {
       throw fromNative(thrown)
     }

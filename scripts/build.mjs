@@ -2,7 +2,7 @@
 // Arguments go to `napi build`, for example `--release`. Two are for this script: `--pgo` creates a profile first (pgo.mjs), and
 // `--ts` compiles `lib/` only.
 import { execFileSync } from 'node:child_process'
-import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -30,15 +30,18 @@ compile()
 function compile() {
   const manifest = createRequire(import.meta.url).resolve('typescript/package.json')
   const tsc = join(manifest, '..', JSON.parse(readFileSync(manifest, 'utf8')).bin.tsc)
-  const declarations = mkdtempSync('target/types-')
-  rmSync('dist', { recursive: true, force: true })
-  execFileSync(process.execPath, [tsc, '-p', 'tsconfig.json', '--declarationDir', declarations], { stdio: 'inherit' })
-  const emitted = ['errors', 'lock', 'service'].map((name) => readFileSync(join(declarations, `${name}.d.ts`), 'utf8'))
-  rmSync(declarations, { recursive: true, force: true })
+  mkdirSync('target', { recursive: true })
+  const compiled = mkdtempSync('target/lib-')
+  execFileSync(process.execPath, [tsc, '-p', 'tsconfig.json', '--outDir', compiled], { stdio: 'inherit' })
+  const emitted = ['errors', 'lock', 'service'].map((name) => readFileSync(join(compiled, `${name}.d.ts`), 'utf8'))
   // Without `#private` a class is compared by its members: an object literal may stand in for it in a unit test.
   const notPublic = /^(import|export) .*from .*\n|^export \{\};?\n|^ {4}#private;\n|^declare .*\n|^type .*\n/gm
   const classes = emitted.map((part) => part.replace(notPublic, '').replaceAll(/^( {4})+/gm, (indent) => indent.slice(indent.length / 2)))
   writeFileSync('index.d.ts', [readFileSync('lib/types.ts', 'utf8'), ...classes].map((part) => `${part.trim()}\n`).join('\n'))
+  const modules = readdirSync(compiled).filter((file) => file.endsWith('.js'))
+  for (const file of modules) cpSync(join(compiled, file), `dist/${file}`)
+  for (const file of readdirSync('dist')) if (file !== 'addons' && !modules.includes(file)) rmSync(`dist/${file}`)
+  rmSync(compiled, { recursive: true })
   for (const platform of readdirSync('npm')) {
     mkdirSync(`dist/addons/${platform}`, { recursive: true })
     writeFileSync(`dist/addons/${platform}/package.json`, `{ "main": "../../../../holdfast-${platform}/holdfast.${platform}.node" }\n`)

@@ -81,7 +81,8 @@ impl PendingAcquisition {
         hold_process(env, bridge, &self.locks);
         let (locks, notifier) = (self.locks, self.notifier);
         let number = |lease| bridge.leases.borrow_mut().add(Entry { locks, lease, notifier });
-        self.deferred.settle(env, acquired.map(|lease| lease.map_or(0.0, number)));
+        self.deferred
+            .settle(env, acquired.map(|lease| lease.map_or(0.0, number)));
     }
 
     fn busy(&self) -> Result<Option<Arc<Lease>>, LockError> {
@@ -93,6 +94,9 @@ impl PendingAcquisition {
             Wait::No | Wait::Forever => 0,
         };
         let first = self.names[0].as_str();
-        Err(LockError::timeout(first, format!("the lock {first:?} was still busy after {waited} ms")))
+        Err(LockError::timeout(
+            first,
+            format!("the lock {first:?} was still busy after {waited} ms"),
+        ))
     }
 }

@@ -155,11 +155,11 @@ fn bridge_of(env: sys::napi_env) -> Option<Rc<Bridge>> {
 
 impl Bridge {
     /// The bridge of this environment; the first call starts its I/O thread.
-    pub(super) fn get(env: &Env) -> napi::Result<Rc<Bridge>> {
+    pub(super) fn get(env: &Env) -> Result<Rc<Bridge>, LockError> {
         if let Some(bridge) = bridge_of(env.raw()) {
             return Ok(bridge);
         }
-        let bridge = Bridge::start(env)?;
+        let bridge = Bridge::start(env).map_err(|error| failed("start", &error.reason))?;
         BRIDGES.with_borrow_mut(|bridges| bridges.push((env.raw(), bridge.clone())));
         Ok(bridge)
     }
@@ -170,7 +170,7 @@ impl Bridge {
     }
 
     fn start(env: &Env) -> napi::Result<Rc<Bridge>> {
-        let failed = |error: std::io::Error| napi::Error::from_reason(format!("holdfast: start failed: {error}"));
+        let failed = |error: std::io::Error| napi::Error::from_reason(error.to_string());
         super::pin_library();
         let shared = Arc::new(Shared {
             inbox: Mutex::default(),
@@ -263,7 +263,9 @@ impl Bridge {
         // An async block would reserve room for the future twice, and a boxed future is moved as a whole.
         let job = AssertUnwindSafe(work).catch_unwind().map(move |outcome| {
             let result = outcome.unwrap_or_else(|panic| Err(panicked(&*panic)));
-            shared.deliver(Delivery::Reply(Box::new(move |env, bridge| settle(env, bridge, result))));
+            shared.deliver(Delivery::Reply(Box::new(move |env, bridge| {
+                settle(env, bridge, result)
+            })));
         });
         let job: Job = Box::pin(job);
         #[cfg(unix)]
@@ -303,20 +305,6 @@ impl Bridge {
             hold_process(env, bridge, &locks);
             deferred.settle(env, result.and_then(|value| make(bridge, value)));
         });
-        Ok(promise)
-    }
-
-    /// Returns a promise that is resolved.
-    pub(super) fn resolved<'env>(&self, env: &'env Env, value: impl ToNapiValue) -> napi::Result<Unknown<'env>> {
-        let (deferred, promise) = Deferred::new(env)?;
-        deferred.settle(env, Ok(value));
-        Ok(promise)
-    }
-
-    /// Returns a promise that is rejected.
-    pub(super) fn rejected<'env>(&self, env: &'env Env, error: LockError) -> napi::Result<Unknown<'env>> {
-        let (deferred, promise) = Deferred::new(env)?;
-        deferred.settle::<()>(env, Err(error));
         Ok(promise)
     }
 

@@ -25,6 +25,21 @@ impl Deferred {
         }
     }
 
+    /// Returns a promise that is settled.
+    pub(super) fn settled<'env, T: ToNapiValue>(
+        env: &'env Env,
+        answer: Result<T, LockError>,
+    ) -> napi::Result<Unknown<'env>> {
+        let (deferred, promise) = Deferred::new(env)?;
+        deferred.settle(env, answer);
+        Ok(promise)
+    }
+
+    /// Returns a promise that is rejected.
+    pub(super) fn rejected<'env>(env: &'env Env, error: LockError) -> napi::Result<Unknown<'env>> {
+        Self::settled::<()>(env, Err(error))
+    }
+
     /// Resolves the promise with a value, or rejects it with the JSON text of an error.
     pub(super) fn settle<T: ToNapiValue>(self, env: &Env, answer: Result<T, LockError>) {
         // SAFETY: a deferred is settled once: this consumes it. A value that cannot be created leaves a null handle, which

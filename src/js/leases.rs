@@ -13,6 +13,7 @@ use napi_derive::napi;
 use serde_json::json;
 
 use super::bridge::Bridge;
+use super::deferred::Deferred;
 use super::error::to_json;
 use super::notifier::Notifier;
 use super::options::ttl;
@@ -56,7 +57,7 @@ fn lease(env: &Env, id: f64) -> Option<Arc<Lease>> {
 #[napi(ts_return_type = "Promise<boolean>")]
 pub fn release(env: &Env, id: f64) -> Result<Unknown<'_>> {
     let Some((bridge, Entry { locks, lease, .. })) = entry(env, id) else {
-        return Bridge::get(env)?.resolved(env, false);
+        return Deferred::settled(env, Ok(false));
     };
     bridge.promise(env, &locks, locks.release(&lease), |_, outcome| outcome.is_freed())
 }
@@ -65,7 +66,7 @@ pub fn release(env: &Env, id: f64) -> Result<Unknown<'_>> {
 #[napi(ts_return_type = "Promise<string | null>")]
 pub fn finish(env: &Env, id: f64) -> Result<Unknown<'_>> {
     let Some((bridge, Entry { locks, lease, .. })) = entry(env, id) else {
-        return Bridge::get(env)?.resolved(env, None::<String>);
+        return Deferred::settled(env, Ok(None::<String>));
     };
     let was_released = lease.is_released();
     let loss = lease.loss();
@@ -76,7 +77,9 @@ pub fn finish(env: &Env, id: f64) -> Result<Unknown<'_>> {
         let is_gone = matches!(released.await, Ok(ReleaseOutcome::NotHeld)) && !was_released;
         Ok(loss.or_else(|| is_gone.then(|| lost_at_release(&lease, service.is_closed()))))
     };
-    bridge.promise(env, &locks, finished, |_, loss| loss.map(|loss| to_json(&loss).to_string()))
+    bridge.promise(env, &locks, finished, |_, loss| {
+        loss.map(|loss| to_json(&loss).to_string())
+    })
 }
 
 fn lost_at_release(lease: &Lease, closed: bool) -> LockError {
@@ -93,7 +96,7 @@ fn lost_at_release(lease: &Lease, closed: bool) -> LockError {
 #[napi(ts_return_type = "Promise<void>")]
 pub fn extend(env: &Env, id: f64, ttl_ms: f64) -> Result<Unknown<'_>> {
     let Some((bridge, Entry { locks, lease, .. })) = entry(env, id) else {
-        return Bridge::get(env)?.resolved(env, ());
+        return Deferred::settled(env, Ok(()));
     };
     let service = locks.clone();
     let extending = async move { service.extend(&lease, ttl(ttl_ms)).await };

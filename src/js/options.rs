@@ -78,6 +78,8 @@ pub struct Config {
     pub store_timeout_ms: Option<f64>,
     pub min_replicas: Option<u32>,
     pub defaults: AcquireRecord,
+    /// Whether `notify` gets events, beside losses.
+    pub events: bool,
     pub ca_file: Option<String>,
     pub cert_file: Option<String>,
     pub key_file: Option<String>,

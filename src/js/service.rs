@@ -36,18 +36,21 @@ pub struct LockService {
 
 /// Connects to a store. `notify` gets JSON text: an array of events and losses. It must not throw.
 #[napi(ts_return_type = "Promise<LockService>")]
-pub fn connect<'env>(env: &'env Env, mut config: Config, events: bool, notify: Function<'_, String, ()>) -> Result<Unknown<'env>> {
-    let bridge = Bridge::get(env)?;
+pub fn connect<'env>(env: &'env Env, mut config: Config, notify: Function<'_, String, ()>) -> Result<Unknown<'env>> {
+    let bridge = match Bridge::get(env) {
+        Ok(bridge) => bridge,
+        Err(error) => return Deferred::rejected(env, error),
+    };
     let notifier = Notifier::new(env, bridge.shared(), &notify)?;
     let mut settings = config.settings();
     settings.event_loop = bridge.event_loop();
     let engine = match EngineConfig::parse(&std::mem::take(&mut config.urls), &settings) {
         Ok(engine) => engine,
-        Err(error) => return bridge.rejected(env, error),
+        Err(error) => return Deferred::rejected(env, error),
     };
     let defaults = config.defaults.over(&AcquireOptions::default());
     let pulse = pulse(bridge.shared());
-    let sink = events.then(|| {
+    let sink = config.events.then(|| {
         let notifier = notifier.clone();
         Arc::new(move |event| notifier.event(&event)) as EventSink
     });
@@ -64,7 +67,9 @@ pub fn connect<'env>(env: &'env Env, mut config: Config, events: bool, notify: F
                 notifier,
                 defaults,
             };
-            service.into_instance(env).map_err(|error| failed("connect", &error.reason))
+            service
+                .into_instance(env)
+                .map_err(|error| failed("connect", &error.reason))
         });
         deferred.settle(env, service);
     });
@@ -96,7 +101,7 @@ impl LockService {
     ) -> Result<Unknown<'env>> {
         match Key::new(name) {
             Ok(key) => start(key),
-            Err(error) => self.bridge.rejected(env, error),
+            Err(error) => Deferred::rejected(env, error),
         }
     }
 }
@@ -113,12 +118,13 @@ impl LockService {
             }
             let acquiring = self.locks.acquire_by_name(key, options);
             let locks = self.locks.clone();
-            self.bridge.try_promise(env, &self.locks, acquiring, move |_, lease| match lease {
-                Some(lease) if lease.is_held() => Ok(true),
-                Some(_) if locks.is_closed() => Err(LockError::closed()),
-                // The lease ended before the event loop received it.
-                Some(_) | None => Ok(false),
-            })
+            self.bridge
+                .try_promise(env, &self.locks, acquiring, move |_, lease| match lease {
+                    Some(lease) if lease.is_held() => Ok(true),
+                    Some(_) if locks.is_closed() => Err(LockError::closed()),
+                    // The lease ended before the event loop received it.
+                    Some(_) | None => Ok(false),
+                })
         })
     }
 
@@ -126,7 +132,8 @@ impl LockService {
     pub fn release_by_name<'env>(&self, env: &'env Env, name: String) -> Result<Unknown<'env>> {
         self.with_key(env, &name, |key| {
             let released = self.locks.release_by_name(&key);
-            self.bridge.promise(env, &self.locks, released, |_, outcome| outcome.is_freed())
+            self.bridge
+                .promise(env, &self.locks, released, |_, outcome| outcome.is_freed())
         })
     }
 
@@ -143,7 +150,7 @@ impl LockService {
     ) -> Result<Unknown<'env>> {
         let names = match keys(names) {
             Ok(names) => names,
-            Err(error) => return self.bridge.rejected(env, error),
+            Err(error) => return Deferred::rejected(env, error),
         };
         let mut options = match &more {
             Some(more) => more.over(&self.defaults),
@@ -158,7 +165,10 @@ impl LockService {
         options.renew = (options.renew || flags & RENEW != 0) && flags & NO_RENEW == 0;
         let cancellation = more.and_then(|more| more.ticket).map(|ticket| {
             let token = CancellationToken::new();
-            self.bridge.cancellations.borrow_mut().insert(ticket as u64, token.clone());
+            self.bridge
+                .cancellations
+                .borrow_mut()
+                .insert(ticket as u64, token.clone());
             (ticket as u64, token)
         });
         let (deferred, promise) = Deferred::new(env)?;
@@ -190,13 +200,17 @@ impl LockService {
             let keys = keys(Either::B(names))?;
             let owner = OwnerToken::parse(&token)?;
             let Ok(fence) = fence.parse().map(Fence) else {
-                return Err(LockError::invalid("fencingToken", "must be a whole number as text", format!("{fence:?}")));
+                return Err(LockError::invalid(
+                    "fencingToken",
+                    "must be a whole number as text",
+                    format!("{fence:?}"),
+                ));
             };
             Ok((keys, owner, fence))
         };
         let (keys, owner, fence) = match parsed() {
             Ok(parsed) => parsed,
-            Err(error) => return self.bridge.rejected(env, error),
+            Err(error) => return Deferred::rejected(env, error),
         };
         let (locks, notifier) = (self.locks.clone(), self.notifier.clone());
         let options = options.over(&self.defaults);
