@@ -24,13 +24,14 @@ const REDIS = [
 ]
 const QUORUM = ['holdfast', 'redlock', 'redlock-auto', 'redis-semaphore', 'redis-semaphore-auto', 'redlock-universal', 'redlock-universal-auto']
 const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
-const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB])]
+const WAYS = ['holdfast-using', 'holdfast-options', 'holdfast-new', 'holdfast-lock']
+const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB, ...WAYS])]
 const STANDALONE = /MongoDB \S+ \(standalone\)$/
 const REPLICA_SET = /MongoDB \S+ \(replica set with 1 member, majority\)$/
 
 /** The parts that have a table for each number of calls in flight. */
 const FIELDS = [
-  { title: /^Pairs, Redis \S+$/, contenders: REDIS, loads: [1, 16, 64, 256, 1024] },
+  { title: /^Pairs, Redis \S+$/, contenders: [...REDIS, ...WAYS], loads: [1, 16, 64, 256, 1024] },
   { title: both(/^Pairs, /, STANDALONE), contenders: MONGODB, loads: [1, 64, 256] },
   { title: both(/^Pairs, /, REPLICA_SET), contenders: MONGODB, loads: [1, 64, 256] },
   { title: /^Pairs, Redis \S+, 0\.5 ms more per round trip$/, contenders: REDIS, loads: [1, 64, 1024], tripMs: 0.5 },
@@ -108,7 +109,7 @@ describe('npm run bench -- --quick', () => {
 
   it('measures import time and size of every contender', () => {
     const rows = rowsOf(sections['Import and installed size'])
-    assert.deepEqual(rows.map(([, contender]) => contender.split(' ')[0]), ALL.filter((contender) => !contender.endsWith('-auto')))
+    assert.deepEqual(rows.map(([, contender]) => contender.split(' ')[0]), ALL.filter((contender) => !/-auto$|^holdfast-/.test(contender)))
     for (const row of rows) for (const cell of row.slice(2, -1)) assert.ok(parseFloat(cell) > 0, row.join())
   })
 })
@@ -128,7 +129,7 @@ describe('npm run bench', () => {
     const [, section] = report.split(/^## Pairs, Redis/m)
     const shown = rowsOf(section).filter(([, contender]) => contender === 'holdfast').map(([, , perSecond]) => parseFloat(perSecond))
     for (const [index, [load, contenders]] of Object.entries(loads).entries()) {
-      assert.deepEqual(Object.keys(contenders), REDIS, load)
+      assert.deepEqual(Object.keys(contenders), [...REDIS, ...WAYS], load)
       const kept = contenders.holdfast.perSecond[1]
       assert.ok(Math.abs(kept / shown[index] - 1) < 0.001, `${load} in flight: results.json has ${kept}, results.md has ${shown[index]}`)
     }
@@ -137,7 +138,10 @@ describe('npm run bench', () => {
 
   it('fails when a contender does not do what is measured', { timeout: 60_000 }, async () => {
     const addon = join(folder, 'busy.cjs')
-    await writeFile(addon, 'exports.LockService = { connect: async () => ({ acquireLock: async () => false, close() {} }) }')
+    const busy = JSON.stringify({ code: 'LOCK_TIMEOUT', message: 'the name was busy', retryable: true, cause: null })
+    const acquire = `acquire: async () => { throw ${JSON.stringify(busy)} }`
+    await writeFile(addon, `exports.LockService = class { static { Object.assign(this.prototype, { ${acquire}, close() {} }) } }
+      exports.connect = async () => new exports.LockService()`)
     const failure = await bench(['--only', 'quorum'], { NAPI_RS_NATIVE_LIBRARY_PATH: addon }).catch((error) => error)
     assert.equal(failure.code, 1)
     assert.match(failure.stderr, /was busy[^]*holdfast ended with 1/)

@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { fileURLToPath } from 'node:url'
-import { checkLayers, violations } from '../scripts/layers.mjs'
+import { checkLayers, checkSurface, surfaceViolations, violations } from '../scripts/layers.mjs'
 
 test('no file imports across a layer', () => {
   assert.deepEqual(checkLayers(fileURLToPath(new URL('../src', import.meta.url))), [])
@@ -31,4 +31,11 @@ test('allowed imports pass', () => {
   assert.deepEqual(violations('engine/config.rs', 'super::redis::RedisConfig::parse(url)'), [])
   assert.deepEqual(violations('service/mod.rs', '// as redis::Client does'), [])
   assert.deepEqual(violations('js/connect.rs', 'use crate::engine::{EngineConfig, Settings};'), [])
+})
+
+test('the surface in TypeScript has no timers and reads no clock', () => {
+  assert.deepEqual(checkSurface(fileURLToPath(new URL('../lib', import.meta.url))), [])
+  const clocks = ['setTimeout(f, 5)', 'setInterval(f)', 'Date.now()', 'new Date()', 'performance.now()', 'process.hrtime()', 'setImmediate(f)']
+  for (const code of clocks) assert.equal(surfaceViolations('lock.ts', `// why\n${code}\n`).length, 1, code)
+  assert.deepEqual(surfaceViolations('lock.ts', '/** Date.now() */\n// new Date()\nnew Date(holder.since)\n'), [])
 })

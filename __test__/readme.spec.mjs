@@ -26,7 +26,7 @@ const EXPECTED = [
   ['accounts.updateOne', {}, ({ did }) => assert.equal(did.balance, 90)],
   ['placeOrder', {}, ({ did }) => assert.equal(did.placeOrder, 1)],
   ['onEvent', {}, ({ stdout }) => assert.equal(stdout, '')],
-  ['LockError }', {}, ({ stdout }) => assert.equal(stdout, '1 done LOCK_INVALID_ARGUMENT false\n')],
+  ['isLockError(error', {}, ({ stdout }) => assert.equal(stdout, '1 done LOCK_INVALID_ARGUMENT false\nfalse\n')],
 ]
 
 let project
@@ -156,7 +156,7 @@ describe('every table of the README', () => {
   }
 
   test('has every error code', () => {
-    const codes = read('src/js/types.d.ts').match(/^export type LockErrorCode = (.*)$/m)[1].match(/LOCK_\w+/g)
+    const codes = read('index.d.ts').match(/^export type LockErrorCode = (.*)$/m)[1].match(/LOCK_\w+/g)
     assert.deepEqual(tableOf('## Errors').map(([code]) => code).sort(), codes.sort())
   })
 

@@ -12,6 +12,7 @@ const NAME_HEIGHT = 15
 /** One hue per contender, dark enough for white and light enough for black; dashes where a contender has a second setting. */
 const STYLES = {
   holdfast: { hue: ['#c92a2a', '#ff6b6b'], width: 3.5 },
+  'holdfast-using': { hue: ['#c92a2a', '#ff6b6b'], dash: '6 4' },
   ioredis: { hue: ['#495057', '#ced4da'] },
   'ioredis-auto': { hue: ['#495057', '#ced4da'], dash: '6 4' },
   'node-redis': { hue: ['#0b7285', '#3bc9db'] },
@@ -37,7 +38,8 @@ export function plots({ machine, rounds, ms, sections }) {
 
 function plot({ title, method, field, loads }) {
   const inFlight = Object.keys(loads).map(Number)
-  const modules = Object.keys(loads[inFlight[0]])
+  // The report has the other calls of holdfast.
+  const modules = Object.keys(loads[inFlight[0]]).filter((module) => !/^holdfast-(?!using)/.test(module))
   for (const module of modules) if (!STYLES[module]) throw new Error(`the plot has no colour for ${module}`)
   const all = Object.values(loads).flatMap((byModule) => Object.values(byModule).flatMap((figures) => figures[field]))
   const x = scale([inFlight[0], inFlight.at(-1)], [AREA.left + 20, AREA.right - 20])

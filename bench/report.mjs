@@ -42,9 +42,9 @@ export function cell([low, mid, high], digits) {
   return from === to ? value : `${value} (${from}–${to})`
 }
 
-/** Returns the ratio of holdfast's calls per second to those of `other`: the median over the rounds. */
-export const ratio = (results, other) =>
-  median(results[other].map((round, i) => results.holdfast[i].perSecond / round.perSecond))
+/** Returns the ratio of the calls per second of `own` to those of `other`: the median over the rounds. */
+export const ratio = (results, other, own = 'holdfast') =>
+  median(results[other].map((round, i) => results[own][i].perSecond / round.perSecond))
 
 /** Returns the columns of a field's tables. `one` is the name of a call. */
 const columns = (one) => [

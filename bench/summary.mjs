@@ -13,21 +13,22 @@ const share = (results, other, field) => median(results.holdfast.map((round, i) 
 export function summary(fields, about) {
   const rows = fields.flatMap(({ title, results, floor }) =>
     Object.entries(results).map(([load, here]) => {
-      const libraries = Object.keys(here).filter((module) => module !== 'holdfast' && about[module].kind === 'library')
+      const libraries = Object.keys(here).filter((module) => !module.startsWith('holdfast') && about[module].kind === 'library')
       const fastest = libraries.reduce((best, module) => (perSecond(here[module]) > perSecond(here[best]) ? module : best))
-      const times = (module) => `${ratio(here, module).toFixed(2)} ×`
+      const times = (module, own) => `${ratio(here, module, own).toFixed(2)} ×`
+      const using = here['holdfast-using'] ? times(fastest, 'holdfast-using') : ''
       const shares = ['loopUs', 'p99Us'].map((field) => share(here, fastest, field).toFixed(2))
-      return `| ${title} | ${load} | ${fastest} | ${times(fastest)} | ${shares.join(' | ')} | ${floor ? `${times(floor)} ${floor}` : ''} |`
+      return `| ${title} | ${load} | ${fastest} | ${times(fastest)} | ${using} | ${shares.join(' | ')} | ${floor ? `${times(floor)} ${floor}` : ''} |`
     }),
   )
   return [
     '## Summary',
     '',
     'The ratio of holdfast to the fastest lock library of the same part: calls per second, event-loop time per call, and p99. ' +
-      'The last column is the ratio of calls per second to code without a lock library.',
+      'holdfast is `acquire` and `release()`, or `using` where the column says so. The last column is the ratio of calls per second to code without a lock library.',
     '',
-    '| | in flight | fastest lock library | holdfast is | event loop | p99 | holdfast is, without a library |',
-    '|---|---:|---|---:|---:|---:|---:|',
+    '| | in flight | fastest lock library | holdfast is | with `using` | event loop | p99 | holdfast is, without a library |',
+    '|---|---:|---|---:|---:|---:|---:|---:|',
     ...rows,
     '',
   ].join('\n')

@@ -50,3 +50,23 @@ export function checkLayers(src) {
       return violations(relative(src, file).split(sep).join('/'), readFileSync(file, 'utf8'))
     })
 }
+
+/** Lock semantics belong to the native core: the surface in TypeScript has no timers and reads no clock. */
+const CLOCKS = /\b(setTimeout|setInterval|setImmediate|performance|hrtime|uptime|Date)\b/
+/** Where the time of a store becomes a value of the API, and the type of that value. */
+const NO_CLOCKS = /\bnew Date\(holder\.since\)|\bsince: Date\b/g
+
+/** The violations in one file of `lib/`. */
+export function surfaceViolations(path, text) {
+  const code = text.replaceAll(/\/\*[\s\S]*?\*\//g, (comment) => comment.replaceAll(/[^\n]/g, '')).split('\n')
+  return code.flatMap((line, i) => {
+    const rest = line.replace(/\/\/ .*$/, '').replaceAll(NO_CLOCKS, '')
+    return CLOCKS.test(rest) ? [`lib/${path}:${i + 1}: timers and clocks belong to the native core: ${line.trim()}`] : []
+  })
+}
+
+/** The violations in `lib/`. */
+export function checkSurface(lib) {
+  const files = readdirSync(lib).filter((file) => file.endsWith('.ts'))
+  return files.flatMap((file) => surfaceViolations(file, readFileSync(join(lib, file), 'utf8')))
+}

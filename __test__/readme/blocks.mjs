@@ -31,10 +31,11 @@ export const rowsOf = (path) =>
     .filter((line) => /^\|.*\|$/.test(line) && !/^\|[-|]+\|$/.test(line))
     .map((line) => line.slice(1, -1).split('|').map((cell) => cell.trim()))
 
-/** Returns the body of an interface in the package's types. */
+/** Returns the body of an interface or a class in the package's types. */
 export function interfaceOf(name) {
-  const pattern = new RegExp(`^export interface ${name} (?:extends [^{]*)?\\{\\n([\\s\\S]*?)^\\}`, 'm')
-  const body = read('src/js/types.d.ts').match(pattern)
+  const kind = '(?:interface|declare class)'
+  const pattern = new RegExp(`^export ${kind} ${name} (?:(?:extends|implements) [^{]*)?\\{\\n([\\s\\S]*?)^\\}`, 'm')
+  const body = read('index.d.ts').match(pattern)
   if (!body) throw new Error(`no interface ${name}`)
   return body[1]
 }
@@ -42,7 +43,7 @@ export function interfaceOf(name) {
 /** Maps the members of an interface to their `@default`; without one to `'none'` if optional, else to `'required'`. */
 export function membersOf(name) {
   const members = new Map()
-  const pattern = /^ {2}(?:\/\*\*([\s\S]*?)\*\/\n {2})?(?:readonly )?(\w+)(\??)[:(<]/gm
+  const pattern = /^ {2}(?:\/\*\*([\s\S]*?)\*\/\n {2})?(?:readonly |get )?(\w+)(\??)[:(<]/gm
   for (const [, comment = '', member, optional] of interfaceOf(name).matchAll(pattern)) {
     const stated = comment.match(/@default (.*)/)?.[1].replace(/\s*\*?\s*$/, '')
     members.set(member, stated ?? (optional ? 'none' : 'required'))

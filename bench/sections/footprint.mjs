@@ -9,7 +9,7 @@ import { ALL } from './stores.mjs'
 
 const BENCH = fileURLToPath(new URL('..', import.meta.url))
 const ROOT = fileURLToPath(new URL('../..', import.meta.url))
-const CONTENDERS = ALL.filter((module) => !module.endsWith('-auto'))
+const CONTENDERS = ALL.filter((module) => !module.endsWith('-auto') && !module.startsWith('holdfast-'))
 const IMPORTS = 11
 
 const readJson = (file) => JSON.parse(readFileSync(file, 'utf8'))
@@ -40,7 +40,7 @@ function own() {
   const addon = process.env.NAPI_RS_NATIVE_LIBRARY_PATH ?? localAddon()
   const { files } = readJson(join(ROOT, 'package.json'))
   const packed = ['package.json', 'README.md', 'LICENSE', ...files].map((file) => join(ROOT, file))
-  return { packages: 2, bytes: [addon, ...packed].reduce((sum, file) => sum + lstatSync(file).size, 0) }
+  return { packages: 2, bytes: [addon, ...packed].reduce((sum, file) => sum + sizeAt(file), 0) }
 }
 
 function localAddon() {
@@ -77,10 +77,11 @@ function find(name, folder) {
 function sizeOf(folder) {
   return readdirSync(folder, { withFileTypes: true }).reduce((sum, entry) => {
     if (entry.name === 'node_modules') return sum
-    const path = join(folder, entry.name)
-    return sum + (entry.isDirectory() ? sizeOf(path) : lstatSync(path).size)
+    return sum + sizeAt(join(folder, entry.name))
   }, 0)
 }
+
+const sizeAt = (path) => (lstatSync(path).isDirectory() ? sizeOf(path) : lstatSync(path).size)
 
 function markdown(rows) {
   return [

@@ -25,10 +25,12 @@ export const QUORUM = [
   'redlock-universal',
   'redlock-universal-auto',
 ]
+/** Other calls of holdfast, for the pairs on Redis. */
+export const CALLS = ['holdfast-using', 'holdfast-options', 'holdfast-new', 'holdfast-lock']
 const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
 
 /** All contenders, in the order of the report. */
-export const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB])]
+export const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB, ...CALLS])]
 
 export const redis = {
   contenders: REDIS,

@@ -1,8 +1,7 @@
-//! The turns of Node's event loop: before it sleeps, what was asked for is sent and what is ready is settled, and a socket is
-//! read when something has come.
+//! Node's event loop (libuv): flushes requests and settles promises before the loop sleeps, and reads a socket when data arrives.
 //!
-//! libuv's functions are looked up at run time. A runtime that does not export them (or Windows, for now) has no turns to
-//! offer; its calls have no home (`home.rs`) and all go to the I/O thread.
+//! libuv's functions are resolved at run time. Where a runtime does not export them, and on Windows, there is no [`UvLoop`], and
+//! all calls run on the I/O thread instead of the local executor.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
@@ -11,10 +10,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use napi::{Env, sys};
+use napi::bindgen_prelude::Object;
+use napi::{Env, JsValue, sys};
 
-use super::promise::{Bridge, settle_ready};
-use super::value::{Answer, object, string};
+use super::bridge::{Bridge, settle_ready};
 use crate::event_loop::{AdaptiveSpin, Socket};
 
 type Handled = *mut c_void;
@@ -37,11 +36,11 @@ struct Uv {
     close: unsafe extern "C" fn(Handled, Option<OnClose>),
 }
 
-/// How long the loop looks out for answers before it sleeps.
-const LOOK_OUT: Duration = Duration::from_micros(75);
+/// How long the loop busy-polls for replies before it sleeps.
+const BUSY_POLL: Duration = Duration::from_micros(75);
 
-/// How many turns in a row keep the loop from everything else.
-const TURNS_AT_ONCE: usize = 8;
+/// How many ticks run in a row before the loop continues with its other handles.
+const TICKS_AT_ONCE: usize = 8;
 
 /// `UV_POLL` and `UV_PREPARE` of `uv_handle_type`, and `UV_READABLE`, which libuv 1.x does not change.
 const POLL: c_int = 8;
@@ -76,62 +75,60 @@ impl Uv {
         }
     }
 
-    /// Room for a handle.
+    /// Allocates a handle.
     fn handle(&self, kind: c_int) -> Handled {
         // SAFETY: the size is libuv's own.
         unsafe { libc::calloc(1, (self.handle_size)(kind)) }
     }
 }
 
-/// The turns of one environment's event loop.
-pub(super) struct Turns {
+/// The event loop of one environment.
+pub(super) struct UvLoop {
     uv: Uv,
     env: sys::napi_env,
     uv_loop: *mut c_void,
     context: sys::napi_async_context,
     prepare: Cell<Handled>,
     polls: RefCell<Vec<Handled>>,
-    look_out: RefCell<AdaptiveSpin>,
+    busy_poll: RefCell<AdaptiveSpin>,
 }
 
-/// What a poll handle belongs to.
+/// The data of a poll handle.
 struct Served {
     bridge: Rc<Bridge>,
     socket: Arc<dyn Socket>,
 }
 
-impl Turns {
-    /// `None` where there is no libuv to ask.
+impl UvLoop {
+    /// `None`: the runtime does not export libuv.
     pub(super) fn find(env: &Env) -> Option<Self> {
         let uv = Uv::find()?;
         let (mut uv_loop, mut context) = (ptr::null_mut(), ptr::null_mut());
-        let made = (|| -> Answer<bool> {
-            let (resource, name) = (object(env)?, string(env, "holdfast")?);
-            // SAFETY: `env` is the live environment of this thread; the context is given back in `end`.
-            Ok(unsafe {
-                sys::napi_get_uv_event_loop(env.raw(), &mut uv_loop) == sys::Status::napi_ok
-                    && sys::napi_async_init(env.raw(), resource, name, &mut context) == sys::Status::napi_ok
-            })
-        })();
-        made.is_ok_and(|made| made).then(|| Turns {
+        let (resource, name) = (Object::new(env).ok()?, env.create_string("holdfast").ok()?);
+        // SAFETY: `env` is the live environment of this thread; the context is destroyed in `end`.
+        let found = unsafe {
+            sys::napi_get_uv_event_loop(env.raw(), &mut uv_loop) == sys::Status::napi_ok
+                && sys::napi_async_init(env.raw(), resource.raw(), name.raw(), &mut context) == sys::Status::napi_ok
+        };
+        found.then(|| UvLoop {
             uv,
             env: env.raw(),
             uv_loop: uv_loop.cast(),
             context,
             prepare: Cell::new(ptr::null_mut()),
             polls: RefCell::default(),
-            look_out: RefCell::default(),
+            busy_poll: RefCell::default(),
         })
     }
 
-    /// Whether a turn comes before the loop sleeps.
-    pub(super) fn come(&self) -> bool {
+    /// Whether the loop runs a tick before it sleeps.
+    pub(super) fn is_active(&self) -> bool {
         !self.prepare.get().is_null()
     }
 
     pub(super) fn serve(&self, bridge: &Rc<Bridge>, socket: Arc<dyn Socket>) {
-        // SAFETY: the handles are libuv's, made and used on the loop's thread; they live until `on_close`. What their
-        // data points to is a leaked `Rc` or box, taken back there.
+        // SAFETY: the handles are libuv's, created and used on the loop's thread; they live until their close callback.
+        // Their data points to a leaked `Rc` or box, which that callback reclaims.
         unsafe {
             if self.prepare.get().is_null() {
                 let prepare = self.uv.handle(PREPARE);
@@ -140,7 +137,7 @@ impl Turns {
                 (self.uv.prepare_start)(prepare, on_prepare);
                 (self.uv.unref)(prepare);
                 self.prepare.set(prepare);
-                bridge.looks();
+                bridge.check_outbox_before_sleep();
             }
             let poll = self.uv.handle(POLL);
             if (self.uv.poll_init)(self.uv_loop, poll, socket.descriptor()) != 0 {
@@ -158,7 +155,7 @@ impl Turns {
         }
     }
 
-    /// Sends what was asked for since the last turn.
+    /// Sends the requests since the last tick.
     fn flush(&self) {
         let polls = self.polls.borrow().clone();
         for poll in polls {
@@ -170,12 +167,11 @@ impl Turns {
         }
     }
 
-    /// Looks out for answers for a moment, where some are under way and the loop has nothing else to do.
+    /// Busy-polls for replies for a short time, where requests are in flight and the loop has nothing else to do.
     ///
     /// # Behavior
-    /// Whatever is ready in the loop ends it (a descriptor of libuv's own becomes readable then; libuv's manual,
-    /// `uv_backend_fd`), so that nothing else has to wait.
-    fn look_out(&self) {
+    /// Any other event of the loop ends it: the descriptor of libuv becomes readable then (libuv's manual, `uv_backend_fd`).
+    fn busy_poll(&self) {
         let polls = self.polls.borrow();
         // SAFETY: a handle on the list has not been closed.
         let served = |poll: &Handled| unsafe { &*(self.uv.get_data)(*poll).cast::<Served>() };
@@ -183,8 +179,8 @@ impl Turns {
             .iter()
             .map(|poll| &served(poll).socket)
             .filter(|socket| socket.awaits());
-        let mut look_out = self.look_out.borrow_mut();
-        let Some(socket) = awaiting.next().filter(|_| look_out.should_spin()) else {
+        let mut busy_poll = self.busy_poll.borrow_mut();
+        let Some(socket) = awaiting.next().filter(|_| busy_poll.should_spin()) else {
             return;
         };
         // SAFETY: the loop is alive, and this is its thread.
@@ -194,7 +190,7 @@ impl Turns {
                 (self.uv.backend_timeout)(self.uv_loop),
             )
         };
-        // A loop with a timer that is due, or with something else to do, does not sleep.
+        // A loop with a due timer or other work does not sleep.
         if fd < 0 || timeout == 0 {
             return;
         }
@@ -203,13 +199,13 @@ impl Turns {
         let started = Instant::now();
         // SAFETY: two valid entries.
         while unsafe { libc::poll(ready.as_mut_ptr(), 2, 0) } == 0 {
-            if started.elapsed() >= LOOK_OUT {
-                return look_out.record(false);
+            if started.elapsed() >= BUSY_POLL {
+                return busy_poll.record(false);
             }
         }
-        // Something else that is ready tells nothing of the store.
+        // Another event says nothing about the store.
         if ready[1].revents != 0 {
-            look_out.record(true);
+            busy_poll.record(true);
         }
     }
 
@@ -217,12 +213,12 @@ impl Turns {
         let mut polls = self.polls.borrow_mut();
         if let Some(at) = polls.iter().position(|known| *known == poll) {
             polls.swap_remove(at);
-            // SAFETY: it was on the list, and so is closed once.
+            // SAFETY: it was on the list, so it is closed once.
             unsafe { (self.uv.close)(poll, Some(on_poll_closed)) };
         }
     }
 
-    /// Closes every handle. The loop turns once more, for their memory.
+    /// Closes every handle. The loop runs one more tick, which frees their memory.
     pub(super) fn end(&self) {
         for poll in std::mem::take(&mut *self.polls.borrow_mut()) {
             // SAFETY: as in `flush`.
@@ -231,7 +227,7 @@ impl Turns {
             // SAFETY: as in `drop_poll`.
             unsafe { (self.uv.close)(poll, Some(on_poll_closed)) };
         }
-        // SAFETY: made in `find`, and nothing uses it any more.
+        // SAFETY: created in `find`, and this is its last use.
         unsafe { sys::napi_async_destroy(self.env, self.context) };
         let prepare = self.prepare.replace(ptr::null_mut());
         if !prepare.is_null() {
@@ -241,68 +237,68 @@ impl Turns {
     }
 }
 
-/// One turn: what has become ready goes on, its promises are settled, and what that leads to is sent.
-fn turn(bridge: &Rc<Bridge>, turns: &Turns) {
-    let env = Env::from_raw(turns.env);
+/// One tick: polls the ready calls and settles their promises.
+fn tick(bridge: &Rc<Bridge>, uv_loop: &UvLoop) {
+    let env = Env::from_raw(uv_loop.env);
     let mut handles = ptr::null_mut();
     let mut scope = ptr::null_mut();
     // SAFETY: on the loop's thread, outside of JavaScript; opened and closed in pairs.
     unsafe {
-        sys::napi_open_handle_scope(turns.env, &mut handles);
-        sys::napi_open_callback_scope(turns.env, ptr::null_mut(), turns.context, &mut scope);
+        sys::napi_open_handle_scope(uv_loop.env, &mut handles);
+        sys::napi_open_callback_scope(uv_loop.env, ptr::null_mut(), uv_loop.context, &mut scope);
     }
-    while bridge.calls.go_on() | settle_ready(&env, bridge) {}
-    // SAFETY: as above. Closing the scope runs what the promises lead to, as after every callback of Node's.
+    while bridge.executor.run_ready() | settle_ready(&env, bridge) {}
+    // SAFETY: as above. Closing the scope runs the microtasks, as after every callback of Node.
     unsafe {
-        sys::napi_close_callback_scope(turns.env, scope);
-        sys::napi_close_handle_scope(turns.env, handles);
+        sys::napi_close_callback_scope(uv_loop.env, scope);
+        sys::napi_close_handle_scope(uv_loop.env, handles);
     }
 }
 
 fn guarded(work: impl FnOnce()) {
     // A panic must not unwind into libuv.
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
-        tracing::error!("a bug in holdfast: a turn of the event loop panicked");
+        tracing::error!("a bug in holdfast: a tick of the event loop panicked");
     }
 }
 
 unsafe extern "C" fn on_poll(poll: Handled, _: c_int, _: c_int) {
     guarded(|| {
-        let Some(uv) = Uv::data(poll) else { return };
+        let Some(data) = Uv::data(poll) else { return };
         // SAFETY: the data of a poll handle, until it is closed.
-        let served = unsafe { &*uv.cast::<Served>() };
+        let served = unsafe { &*data.cast::<Served>() };
         let bridge = served.bridge.clone();
-        let Some(turns) = &bridge.turns else { return };
+        let Some(uv_loop) = &bridge.uv_loop else { return };
         let open = served.socket.readable();
-        turn(&bridge, turns);
+        tick(&bridge, uv_loop);
         if !open {
-            turns.drop_poll(poll);
+            uv_loop.drop_poll(poll);
         }
-        turns.flush();
+        uv_loop.flush();
     });
 }
 
 unsafe extern "C" fn on_prepare(prepare: Handled) {
     guarded(|| {
         let Some(data) = Uv::data(prepare) else { return };
-        // SAFETY: the data of the prepare handle, which keeps one count of the bridge.
+        // SAFETY: the data of the prepare handle, which owns one count of the bridge.
         let bridge = unsafe {
             Rc::increment_strong_count(data.cast::<Bridge>());
             Rc::from_raw(data.cast::<Bridge>())
         };
-        let Some(turns) = &bridge.turns else { return };
-        // What a turn leads to may be ready at once, too, and the loop sleeps next.
-        for _ in 0..TURNS_AT_ONCE {
+        let Some(uv_loop) = &bridge.uv_loop else { return };
+        // The microtasks of a tick may make more calls ready, and the loop sleeps next.
+        for _ in 0..TICKS_AT_ONCE {
             if !bridge.has_ready() {
                 break;
             }
-            turn(&bridge, turns);
+            tick(&bridge, uv_loop);
         }
         if bridge.has_ready() {
-            bridge.shared().ring();
+            bridge.shared().wake();
         }
-        turns.flush();
-        turns.look_out();
+        uv_loop.flush();
+        uv_loop.busy_poll();
     });
 }
 
@@ -326,7 +322,7 @@ unsafe extern "C" fn on_poll_closed(poll: Handled) {
 
 unsafe extern "C" fn on_prepare_closed(prepare: Handled) {
     if let Some(data) = Uv::data(prepare) {
-        // SAFETY: the count that `serve` gave away.
+        // SAFETY: the count that `serve` leaked.
         drop(unsafe { Rc::from_raw(data.cast::<Bridge>()) });
     }
     // SAFETY: allocated by `handle`.
