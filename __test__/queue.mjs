@@ -204,7 +204,8 @@ export function queue(kind) {
     test('a waiter that times out leaves the queue', async (store, t) => {
       const { waiters, by, held } = await startQueue(t, store, ['a0', 'b0'])
       const [c] = await waiters.processes(1)
-      await waiters.enqueue(c, 'c0', { waitMs: 300 })
+      // Longer than the next enqueue takes, also when the machine stalls.
+      await waiters.enqueue(c, 'c0', { waitMs: 3000 })
       await waiters.enqueue(by.a, 'a1')
       assert.deepEqual(await c.next('failed'), { label: 'c0', code: 'LOCK_TIMEOUT' })
       await until('its position is removed', async () => (await waiters.positions()).length === 3)
