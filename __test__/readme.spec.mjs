@@ -202,7 +202,7 @@ test('the commands of CONTRIBUTING.md exist', () => {
 })
 
 test('the files that the documents name are there', () => {
-  const all = ['src', '__test__', 'scripts', 'examples', 'docs'].flatMap((folder) =>
+  const all = ['src', 'lib', '__test__', 'scripts', 'examples', 'docs'].flatMap((folder) =>
     readdirSync(join(root, folder), { recursive: true }).map((path) => join(folder, path).replaceAll('\\', '/')),
   )
   const isThere = (path) => existsSync(join(root, path)) || all.some((file) => file.endsWith(`/${path}`))
