@@ -201,7 +201,7 @@ test('the commands of CONTRIBUTING.md exist', () => {
 })
 
 test('every path in the documents and in src/lib.rs exists', () => {
-  const folders = ['src', '__test__', 'scripts', 'examples', 'bench', 'docs'].filter((folder) => existsSync(join(root, folder)))
+  const folders = ['src', 'lib', '__test__', 'scripts', 'examples', 'bench', 'docs'].filter((folder) => existsSync(join(root, folder)))
   const files = folders.flatMap((folder) => readdirSync(join(root, folder), { recursive: true }).map((path) => join(folder, path).replaceAll('\\', '/')))
   const exists = (path) => existsSync(join(root, path)) || files.some((file) => file.endsWith(`/${path.replace(/\/$/, '')}`))
   // The store of the recipe, and the reader's own file.

@@ -50,7 +50,11 @@ function isLockError(value, code) {
 function errorOf(native, more) {
     const { code, message, retryable, key, engine, cause } = typeof native === 'string' ? JSON.parse(native) : native;
     const details = { retryable, key: key ?? undefined, engine: engine ?? undefined };
-    return new LockError(code, message, { ...details, ...(cause === null ? {} : { cause: new Error(cause) }), ...more });
+    return new LockError(code, message, { ...details, ...(cause === null ? {} : { cause: driverError(cause) }), ...more });
+}
+/** The error of a driver, which has no JavaScript stack. */
+function driverError(message) {
+    return Object.defineProperty(new Error(message), 'stack', { value: `Error: ${message}`, configurable: true, writable: true });
 }
 /** @internal What a promise of the native core rejected with, as a `LockError`. */
 function fromNative(thrown) {

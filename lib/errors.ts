@@ -56,7 +56,12 @@ export function isLockError<Code extends LockErrorCode = LockErrorCode>(
 export function errorOf(native: string | Record<string, any>, more?: { cause: unknown }): LockError {
   const { code, message, retryable, key, engine, cause } = typeof native === 'string' ? JSON.parse(native) : native
   const details = { retryable, key: key ?? undefined, engine: engine ?? undefined }
-  return new LockError(code, message, { ...details, ...(cause === null ? {} : { cause: new Error(cause) }), ...more })
+  return new LockError(code, message, { ...details, ...(cause === null ? {} : { cause: driverError(cause) }), ...more })
+}
+
+/** The error of a driver, which has no JavaScript stack. */
+function driverError(message: string): Error {
+  return Object.defineProperty(new Error(message), 'stack', { value: `Error: ${message}`, configurable: true, writable: true })
 }
 
 /** @internal What a promise of the native core rejected with, as a `LockError`. */

@@ -205,6 +205,14 @@ export function errors(test) {
     await lock.release()
   })
 
+  test('the error of a driver is the cause, without frames of holdfast', async () => {
+    const error = await rejection(LockService.connect('redis://127.0.0.1:1', { storeTimeoutMs: 500 }))
+    assert.equal(isLockError(error, 'LOCK_STORE'), true)
+    assert.equal(error.cause instanceof Error, true)
+    assert.equal(error.cause.stack, `Error: ${error.cause.message}`)
+    assert.deepEqual(structuredClone(error).message, error.message)
+  })
+
   test('an uncaught error shows the line of its caller', async () => {
     const code = `
       import { LockService } from '${INDEX}'

@@ -1,14 +1,16 @@
 // The package `holdfast` in the node_modules of a test project: replaces the servers of the README's examples by the test
 // servers, or by `memory:` where there are none.
 const { randomBytes } = require('node:crypto')
-const { Lock, LockService } = require(`${process.env.README_ROOT}/index.js`)
+const { isLockError, Lock, LockError, LockService } = require(`${process.env.README_ROOT}/index.js`)
 
 // A separate database needs no prefix: its documents are the same as a reader's.
 const own = process.env.README_MONGODB_URL
 const SERVERS = { redis: process.env.HOLDFAST_TEST_REDIS_URL, mongodb: own ?? process.env.HOLDFAST_TEST_MONGODB_URL }
 const options = own ? {} : { keyPrefix: `readme:${randomBytes(6).toString('hex')}:` }
 
+exports.isLockError = isLockError
 exports.Lock = Lock
+exports.LockError = LockError
 exports.LockService = {
   connect(target, given) {
     const nodes = process.env.HOLDFAST_TEST_REDIS_QUORUM_URLS?.split(',')
