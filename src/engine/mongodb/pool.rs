@@ -47,6 +47,9 @@ pub(super) enum Class {
     Confirm,
     /// Releases and clean-up. At most a quarter of the connections.
     Release,
+    /// Writes that end sessions (`session.rs`). At most a sixteenth of the connections: they may wait for a write that the
+    /// server executes late.
+    EndSession,
     /// Queries. At most an eighth of the connections.
     Query,
     /// Renewals, transfers and heartbeats. They may use every connection, and an eighth is reserved for them.
@@ -101,6 +104,7 @@ pub(super) struct Pool {
     attempts: Arc<AttemptQueue>,
     confirmations: Arc<Semaphore>,
     releases: Arc<Semaphore>,
+    session_ends: Arc<Semaphore>,
     queries: Arc<Semaphore>,
     store_timeout: Duration,
     /// When the driver answered last, in nanoseconds of [`Moment`].
@@ -132,6 +136,7 @@ impl Pool {
             confirmations: permits(size / 4),
             attempts: AttemptQueue::new((size * 5 / 8).max(1)),
             releases: permits(size / 4),
+            session_ends: permits(size / 16),
             queries: permits(size / 8),
             store_timeout,
             answered: AtomicU64::new(Moment::now().to_nanos()),
@@ -162,6 +167,9 @@ impl Pool {
             },
             Class::Release => ClassShare::Limited {
                 _permit: limited(&self.releases).await.ok(),
+            },
+            Class::EndSession => ClassShare::Limited {
+                _permit: limited(&self.session_ends).await.ok(),
             },
             Class::Query => ClassShare::Limited {
                 _permit: limited(&self.queries).await.ok(),

@@ -72,6 +72,6 @@ impl AttemptSession {
             *slot = None;
             Ok(())
         };
-        pool.call(Class::Release, write).await
+        pool.call(Class::EndSession, write).await
     }
 }

@@ -73,6 +73,18 @@ async fn connections_are_reserved_for_renewals() {
     assert_eq!((permits.len(), available(&pool, Class::Keep).await), (56, 8));
 }
 
+/// A write that ends a session may wait for as long as the server does not execute an earlier write.
+#[tokio::test]
+async fn releases_do_not_wait_for_the_ends_of_sessions() {
+    let pool = pool(64, Duration::from_secs(5));
+    let ends = available(&pool, Class::EndSession).await;
+    let mut permits = Vec::new();
+    for _ in 0..ends {
+        permits.push(pool.permit(Class::EndSession).await);
+    }
+    assert_eq!((ends, available(&pool, Class::Release).await), (4, 16));
+}
+
 /// Starts calls without an answer on all permits of attempts, and returns how many permits are free after three store
 /// timeouts.
 async fn free_after_a_hang(others_are_answered: bool) -> usize {
