@@ -73,7 +73,7 @@ impl Locks {
             events,
             stall_detector,
             counters: Counters::default(),
-            renewal_scheduler: RenewalScheduler::default(),
+            scheduler: RenewalScheduler::default(),
             op_ended: Notify::new(),
             last_arrival: AtomicU64::new(0),
             attempts: local_fifo::Attempts::default(),
@@ -348,7 +348,7 @@ impl Locks {
                 let timeout = || deadline.max(tokio::time::Instant::now() + MIN_CLOSE_STEP);
                 shared.calls.close();
                 let _ = tokio::time::timeout_at(timeout(), shared.calls.wait()).await;
-                for lease in shared.renewal_scheduler.held() {
+                for lease in shared.scheduler.held() {
                     lease.close(shared);
                 }
                 let _ = tokio::time::timeout_at(timeout(), shared.abandoned.emptied()).await;

@@ -64,7 +64,7 @@ impl Lease {
                 }
             }
         }
-        shared.renewal_scheduler.remove(self);
+        shared.scheduler.remove(self);
         sub(&shared.counters.held);
         ReleaseStart::Held(token)
     }
@@ -114,7 +114,7 @@ impl Lease {
             state.phase = Phase::Lost(loss.clone().into());
             state.on_loss.take()
         };
-        shared.renewal_scheduler.remove(self);
+        shared.scheduler.remove(self);
         sub(&shared.counters.held);
         if let Some(sink) = sink {
             sink(loss);
