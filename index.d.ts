@@ -18,6 +18,9 @@ export interface SignalLike {
 /** Where a store is: a URL as text, or a `URL` object. */
 export type Target = string | { readonly href: string }
 
+/** A duration: a number of milliseconds, or text with a unit, such as `'250ms'`, `'30s'`, `'5m'` or `'1h'`. */
+export type Duration = number | `${number}${'ms' | 's' | 'm' | 'h'}`
+
 /** What `JSON.stringify` carries. */
 export type Json = string | number | boolean | null | readonly Json[] | { readonly [key: string]: Json | undefined }
 
@@ -30,36 +33,19 @@ export type Json = string | number | boolean | null | readonly Json[] | { readon
  */
 export type LockErrorCode = 'LOCK_INVALID_ARGUMENT' | 'LOCK_TIMEOUT' | 'LOCK_LOST' | 'LOCK_CLOSED' | 'LOCK_STORE'
 
-/**
- * What every rejection of holdfast is: a real `Error`, told apart by `code`. (An aborted wait rejects with
- * `signal.reason` itself instead.) There is no class to compare with: test `error.code`.
- */
-export interface LockError extends Error {
-  readonly name: 'LockError'
-  readonly code: LockErrorCode
-  /** Whether the same call may succeed later without a change to it. */
-  readonly retryable: boolean
-  /** The lock's name, where the error concerns one. */
-  readonly key?: string
-  /** The store (`redis`, `mongodb`, `sqlite`, …), where the error came from it. */
-  readonly engine?: string
-  /** What the store's driver said; for `using`, what `fn` threw when the lock was lost as well. */
-  readonly cause?: unknown
-}
-
 /** How a lock is taken with `acquire`, `tryAcquire` and `using`. Times are in milliseconds. */
 export interface AcquireOptions {
   /**
    * How long the lease lasts from each grant and renewal: more than 0, at most 2147483648 (2^31) ms.
    * @default 30000
    */
-  ttlMs?: number | undefined
+  ttlMs?: Duration | undefined
   /**
    * How long to wait for a busy name; `Infinity` is allowed, 0 is one try. `tryAcquire` does not wait, whatever this says.
    * A store that is slow to answer may hold a call up for longer: it is given 1 s at least.
    * @default 10000
    */
-  waitMs?: number | undefined
+  waitMs?: Duration | undefined
   /**
    * Whether a native thread renews the lease at a third of its ttl, also while the event loop is blocked. Leases that are
    * due at about the same time are renewed together, up to a tenth of that third early.
@@ -72,19 +58,19 @@ export interface AcquireOptions {
    * The lease ends at the latest so long after it was acquired, renewed or not.
    * @default no limit
    */
-  maxHoldMs?: number | undefined
+  maxHoldMs?: Duration | undefined
   /**
    * Renewal pauses while the event loop has not answered for so long: a process that hangs for good must not hold its
    * locks for ever.
    * @default 300000
    */
-  stallLimitMs?: number | undefined
+  stallLimitMs?: Duration | undefined
   /**
    * A release before so much time has passed keeps the name busy until then: for short jobs on machines whose clocks
    * differ, which would otherwise run one after the other.
    * @default 0
    */
-  minHoldMs?: number | undefined
+  minHoldMs?: Duration | undefined
   /** Kept beside the lock while it is held, and shown by `inspect` and `list`. At most 16384 bytes of JSON. */
   metadata?: Json | object | undefined
 }
@@ -102,7 +88,7 @@ export interface ExecuteOptions {
    * How long to wait for a busy name, in milliseconds.
    * @default 0
    */
-  waitMs?: number | undefined
+  waitMs?: Duration | undefined
   /**
    * Whether the lease is renewed while `fn` runs.
    * @default false
@@ -112,7 +98,7 @@ export interface ExecuteOptions {
    * A job that ends sooner keeps the name busy until then, in milliseconds.
    * @default 0
    */
-  minHoldMs?: number | undefined
+  minHoldMs?: Duration | undefined
   /** Ends the wait; the promise rejects with `signal.reason`. */
   signal?: SignalLike | undefined
 }
@@ -159,7 +145,7 @@ export interface ConnectOptions {
    * The longest that one call waits for the store, in milliseconds, before it rejects with `LOCK_STORE`.
    * @default 5000
    */
-  storeTimeoutMs?: number | undefined
+  storeTimeoutMs?: Duration | undefined
   /**
    * Redis with replicas: a lock counts as acquired, renewed or restored only when so many replicas have acknowledged it,
    * so that a fail-over to one of them cannot give it away. What they do not acknowledge in time (an eighth of
@@ -266,141 +252,90 @@ export interface LockJson {
 }
 
 /**
+ * The error of every rejection of holdfast, except that an aborted wait rejects with `signal.reason` itself. `code` says which
+ * case it is. `instanceof` narrows `code`; {@link isLockError} also knows errors of another copy of this package.
+ */
+export declare class LockError extends Error {
+  readonly name: 'LockError';
+  readonly code: LockErrorCode;
+  /** Whether the same call may succeed later without a change to it. */
+  readonly retryable: boolean;
+  /** The name of the lock, where the error concerns one. */
+  readonly key?: string;
+  /** The store (`redis`, `mongodb`, `sqlite`, …), where the error came from it. */
+  readonly engine?: string;
+  /** The error of the store's driver. For `using`: what `fn` threw, when the lock was lost as well. */
+  readonly cause?: unknown;
+  constructor(code: LockErrorCode, message: string, details?: {
+    retryable?: boolean;
+    key?: string | undefined;
+    engine?: string | undefined;
+    cause?: unknown;
+  });
+}
+/**
+ * Whether a value is a {@link LockError}, of this or another copy of this package.
+ *
+ * @param code narrows to one code
+ */
+export declare function isLockError<Code extends LockErrorCode = LockErrorCode>(value: unknown, code?: Code): value is LockError & {
+  readonly code: Code;
+};
+
+/**
  * A held lock. Release it with `release()`, or let `await using` do it. A lock that is renewed and dropped without a release
  * stays held until the process ends or the service is closed. When it is garbage collected, one `HoldfastWarning` names it.
  *
  * @example
  * await using lock = await locks.acquire('order:42', { ttlMs: 30_000 })
  */
-export interface Lock extends AsyncDisposable {
+export declare class Lock implements AsyncDisposable {
+  private constructor();
   /** The (first) name. */
-  readonly name: string
+  get name(): string;
   /** All names, in the order given, without repeats. */
-  readonly names: string[]
+  get names(): string[];
   /** The owner: 32 random hexadecimal digits, fresh per acquisition and per `restore()`. */
-  readonly token: string
+  get token(): string;
   /**
    * Strictly larger than that of every earlier holder of the name. Store it with what you write, and refuse a write
    * that carries a smaller one than is stored: a holder that outlived its lease can then do no harm.
    */
-  readonly fencingToken: bigint
+  get fencingToken(): bigint;
   /**
    * How long the lease still counts for this process, in milliseconds; 0 once it is released or lost. The cautious
    * view: counted from the sending of the request, less 1 % and 2 ms.
    */
-  readonly remainingMs: number
+  get remainingMs(): number;
   /** Whether the lease still counts. True to the clock at any line, also right after the process was suspended. */
-  readonly isHeld: boolean
+  get isHeld(): boolean;
   /** Aborts when the lease is lost, with a `LOCK_LOST` error as `reason`. Never on a normal release. */
-  readonly signal: Signal
+  get signal(): Signal;
   /**
    * Makes the lease last at least `ttlMs` milliseconds from now on, and each later renewal ask for it. Never shortens.
    * @throws `LOCK_LOST` when the lease is gone, `LOCK_STORE`, `LOCK_CLOSED`
    */
-  extend(ttlMs: number): Promise<void>
+  extend(ttlMs: Duration): Promise<void>;
   /**
    * Releases the lock. `isHeld` is false as soon as this is called.
    * @returns `true`: this call freed it. `false`: it was released before, or is lost
    * @throws `LOCK_STORE` when the store did not answer the release in time; it is repeated in the background
    */
-  release(): Promise<boolean>
+  release(): Promise<boolean>;
   /** As `release()`, but never rejects: a failing store does not hide what the block did. */
-  [Symbol.asyncDispose](): Promise<void>
+  [Symbol.asyncDispose](): Promise<void>;
   /**
    * What another process needs to take the lock over with `locks.restore()`. The token in it is the right to do so:
    * treat it as a secret. It is good for one `restore()`.
    */
-  toJSON(): LockJson
+  toJSON(): LockJson;
 }
 
 /**
- * A lock service over one store. Make one per process with `LockService.connect`. Its methods want their `this`: pass
- * `(name) => locks.acquireLock(name)` round, not `locks.acquireLock`.
+ * A lock service over one store. Create one per process with `LockService.connect`. Its methods may be detached:
+ * `const { acquire } = locks`.
  */
-export interface LockService extends AsyncDisposable {
-  /**
-   * The gist's: one try, held until released or expired, not renewed. A name that this service holds is busy for itself
-   * too.
-   * @param ttlSeconds in **seconds**, fractions allowed @default 30
-   * @returns `true`: held by this service. `false`: it is busy, or the lease ended before a blocked event loop received it
-   * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
-   */
-  acquireLock(name: string, ttlSeconds?: number): Promise<boolean>
-  /**
-   * The gist's `releaseLock`: releases what `acquireLock` of this service acquired, and never another holder's lock.
-   * @returns `true`: this call freed it. `false`: this service held nothing (never acquired, expired, taken over)
-   * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
-   */
-  releaseLock(name: string): Promise<boolean>
-  /**
-   * The gist's: one try; calls `fn` under the lock, releases, and passes on what `fn` returned or threw. Not renewed
-   * unless asked for: the ttl is the longest that the job blocks the next one.
-   * @returns `undefined`, without calling `fn`, when the name is busy
-   * @throws what `fn` throws, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
-   */
-  acquireAndExecute<T>(options: ExecuteOptions, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>
-  acquireAndExecute<T>(
-    name: string,
-    ttlSeconds: number | undefined,
-    fn: (lock: Lock) => T | PromiseLike<T>,
-  ): Promise<T | undefined>
-  acquireAndExecute<T>(name: string, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>
-
-  /**
-   * Takes a lock, or several names all or nothing, and waits for it.
-   * @throws `LOCK_TIMEOUT` when it is still busy after `waitMs`, `signal.reason` when aborted, `LOCK_STORE`,
-   * `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
-   */
-  acquire(names: string | readonly string[], options?: AcquireOptions): Promise<Lock>
-  /**
-   * One try.
-   * @returns `null` when a name is busy
-   * @throws `signal.reason` when aborted, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
-   */
-  tryAcquire(names: string | readonly string[], options?: AcquireOptions): Promise<Lock | null>
-  /**
-   * Acquires, renews, runs `fn`, releases.
-   * @throws `LOCK_LOST` once `fn` has settled when the lease was lost under it (`cause`: what `fn` threw, if it did),
-   * else what `fn` throws; `LOCK_TIMEOUT`, `signal.reason`, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
-   */
-  using<T>(
-    names: string | readonly string[],
-    options: AcquireOptions | undefined,
-    fn: (lock: Lock) => T | PromiseLike<T>,
-  ): Promise<T>
-  using<T>(names: string | readonly string[], fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>
-
-  /**
-   * Takes over a lock that was acquired elsewhere, from its `toJSON()` (or the text of it), and gives it a fresh token.
-   * Whoever had it before can neither extend nor free it from then on, and learns of the loss at its next renewal, or at
-   * its next use: hand a lock over only when you are done with it.
-   * @throws `LOCK_LOST` when the lease is gone (taken over before, too), `LOCK_STORE`, `LOCK_CLOSED`,
-   * `LOCK_INVALID_ARGUMENT`
-   */
-  restore(json: LockJson | string): Promise<Lock>
-  /** Who holds a name; `null` when it is free. */
-  inspect(name: string): Promise<LockInfo | null>
-  /** Everything held whose name starts with `prefix` (literal text, no pattern), sorted by name in byte order. */
-  list(options?: { prefix?: string | undefined }): Promise<LockInfo[]>
-  /**
-   * Releases a name, no matter which owner holds it. The holder loses the lock at its next renewal.
-   * @returns `true`: the name was held and is free now. `false`: it was free
-   * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
-   */
-  forceRelease(name: string): Promise<boolean>
-  /** This service's counters. */
-  stats(): LockStats
-  /**
-   * Releases what is held, ends the waits with `LOCK_CLOSED`, gives back connections. Later calls reject with
-   * `LOCK_CLOSED`. May be called again. Whoever still works under a lock did not let go of it: its `signal` aborts with
-   * `LOCK_LOST`, and `using` rejects with it.
-   */
-  close(): Promise<void>
-  /** As `close()`. */
-  [Symbol.asyncDispose](): Promise<void>
-}
-
-export declare namespace LockService {
+export declare class LockService implements AsyncDisposable {
   /**
    * Connects, and talks to the store once before it resolves.
    *
@@ -417,16 +352,81 @@ export declare namespace LockService {
    *
    * @throws `LOCK_STORE` when the store cannot be reached within `storeTimeoutMs`, `LOCK_INVALID_ARGUMENT`
    */
-  function connect(target?: Target | readonly Target[], options?: ConnectOptions): Promise<LockService>
-  function connect(options: ConnectOptions & { url?: Target | readonly Target[] | undefined }): Promise<LockService>
-}
-
-/** A held lock. */
-export declare class Lock {
-  private constructor()
-}
-
-/** A lock service over one store. */
-export declare class LockService {
-  private constructor()
+  static connect(target?: Target | readonly Target[], options?: ConnectOptions): Promise<LockService>;
+  static connect(options: ConnectOptions & {
+    url?: Target | readonly Target[] | undefined;
+  }): Promise<LockService>;
+  private constructor();
+  /**
+   * The gist's: one try, held until released or expired, not renewed. A name that this service holds is busy for itself
+   * too.
+   * @param ttlSeconds in **seconds**, fractions allowed @default 30
+   * @returns `true`: held by this service. `false`: it is busy, or the lease ended before a blocked event loop received it
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
+  acquireLock(name: string, ttlSeconds?: number): Promise<boolean>;
+  /**
+   * The gist's `releaseLock`: releases what `acquireLock` of this service acquired, and never another holder's lock.
+   * @returns `true`: this call freed it. `false`: this service held nothing (never acquired, expired, taken over)
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
+  releaseLock(name: string): Promise<boolean>;
+  /**
+   * The gist's: one try; calls `fn` under the lock, releases, and passes on what `fn` returned or threw. Not renewed
+   * unless asked for: the ttl is the longest that the job blocks the next one.
+   * @returns `undefined`, without calling `fn`, when the name is busy
+   * @throws what `fn` throws, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
+  acquireAndExecute<T>(options: ExecuteOptions, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
+  acquireAndExecute<T>(name: string, ttlSeconds: number | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
+  acquireAndExecute<T>(name: string, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
+  /**
+   * Takes a lock, or several names all or nothing, and waits for it.
+   * @throws `LOCK_TIMEOUT` when it is still busy after `waitMs`, `signal.reason` when aborted, `LOCK_STORE`,
+   * `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
+  acquire(names: string | readonly string[], options?: AcquireOptions): Promise<Lock>;
+  /**
+   * One try.
+   * @returns `null` when a name is busy
+   * @throws `signal.reason` when aborted, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
+  tryAcquire(names: string | readonly string[], options?: AcquireOptions): Promise<Lock | null>;
+  /**
+   * Acquires, renews, runs `fn`, releases.
+   * @throws `LOCK_LOST` once `fn` has settled when the lease was lost under it (`cause`: what `fn` threw, if it did),
+   * else what `fn` throws; `LOCK_TIMEOUT`, `signal.reason`, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
+  using<T>(names: string | readonly string[], options: AcquireOptions | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>;
+  using<T>(names: string | readonly string[], fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>;
+  /**
+   * Takes over a lock that was acquired elsewhere, from its `toJSON()` (or the text of it), and gives it a fresh token.
+   * Whoever had it before can neither extend nor free it from then on, and learns of the loss at its next renewal, or at
+   * its next use: hand a lock over only when you are done with it.
+   * @throws `LOCK_LOST` when the lease is gone (taken over before, too), `LOCK_STORE`, `LOCK_CLOSED`,
+   * `LOCK_INVALID_ARGUMENT`
+   */
+  restore(json: LockJson | string): Promise<Lock>;
+  /** Who holds a name; `null` when it is free. */
+  inspect(name: string): Promise<LockInfo | null>;
+  /** Everything held whose name starts with `prefix` (literal text, no pattern), sorted by name in byte order. */
+  list(options?: {
+    prefix?: string | undefined;
+  }): Promise<LockInfo[]>;
+  /**
+   * Releases a name, no matter which owner holds it. The holder loses the lock at its next renewal.
+   * @returns `true`: the name was held and is free now. `false`: it was free
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
+  forceRelease(name: string): Promise<boolean>;
+  /** This service's counters. */
+  stats(): LockStats;
+  /**
+   * Releases what is held, ends the waits with `LOCK_CLOSED`, gives back connections. Later calls reject with
+   * `LOCK_CLOSED`. May be called again. Whoever still works under a lock did not let go of it: its `signal` aborts with
+   * `LOCK_LOST`, and `using` rejects with it.
+   */
+  close(): Promise<void>;
+  /** As `close()`. */
+  [Symbol.asyncDispose](): Promise<void>;
 }

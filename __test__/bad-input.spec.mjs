@@ -68,7 +68,7 @@ for (const kind of Object.keys(KINDS)) {
       const a = await place.connect()
       const goodOnes = [
         { ttlMs: 2 ** 31 }, { ttlMs: 1234.5 }, { waitMs: 0 }, { waitMs: Infinity }, { waitMs: 2 ** 53 },
-        { waitMs: 1e300 }, { maxHoldMs: 2 ** 31 }, { stallLimitMs: 2 ** 31 }, { minHoldMs: 0 }, { minHoldMs: -0 },
+        { waitMs: 1e300 }, { ttlMs: '30s' }, { ttlMs: '1500ms', waitMs: '0s' }, { ttlMs: '0.5h', maxHoldMs: '1.5m', minHoldMs: '0ms' }, { maxHoldMs: 2 ** 31 }, { stallLimitMs: 2 ** 31 }, { minHoldMs: 0 }, { minHoldMs: -0 },
         { metadata: 'm'.repeat(16_382) }, { ttlMs: undefined, waitMs: undefined, renew: undefined, signal: undefined },
         {}, undefined,
       ]
@@ -83,6 +83,27 @@ for (const kind of Object.keys(KINDS)) {
     })
   })
 }
+
+it('durations may be text with a unit, and a misspelt option has a hint', async () => {
+  const locks = await LockService.connect('memory:durations', { storeTimeoutMs: '2s', defaults: { ttlMs: '1m' } })
+  for (const [ttlMs, expected] of [['250ms', 250], ['30s', 30_000], ['1.5m', 90_000], ['1h', 3_600_000], [undefined, 60_000]]) {
+    const lock = await locks.acquire('n', { ttlMs, renew: false })
+    assert.equal(lock.toJSON().ttlMs, expected)
+    await lock.release()
+  }
+  const lock = await locks.acquire('n', { renew: false })
+  await lock.extend('2h')
+  assert.ok(lock.remainingMs > 7_000_000)
+  await lock.release()
+  const hints = { ttl: 'ttlMs', TTLMS: 'ttlMs', wait: 'waitMs', timeout: 'waitMs', duration: 'ttlMs', maxHold: 'maxHoldMs' }
+  for (const [name, meant] of Object.entries(hints)) {
+    const { message } = await rejects(locks.acquire('n', { [name]: 5 }), 'LOCK_INVALID_ARGUMENT')
+    assert.ok(message.endsWith(` (did you mean ${meant}?), got "${name}"`), message)
+  }
+  const { message } = await rejects(locks.acquire('n', { colour: 5 }), 'LOCK_INVALID_ARGUMENT')
+  assert.doesNotMatch(message, /did you mean/)
+  await locks.close()
+})
 
 it('every bad connection is refused, and no password is shown', async () => {
   // A call that passes for one without a target must not reach this user's own store.

@@ -1,4 +1,4 @@
-// The benchmark works for every contender. How fast they are is no test's business.
+// The benchmark runs with every contender. No test asserts speed.
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises'
@@ -24,13 +24,14 @@ const REDIS = [
 ]
 const QUORUM = ['holdfast', 'redlock', 'redlock-auto', 'redis-semaphore', 'redis-semaphore-auto', 'redlock-universal', 'redlock-universal-auto']
 const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
-const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB])]
+const WAYS = ['holdfast-using', 'holdfast-options', 'holdfast-new', 'holdfast-lock']
+const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB, ...WAYS])]
 const STANDALONE = /MongoDB \S+ \(standalone\)$/
 const REPLICA_SET = /MongoDB \S+ \(replica set with 1 member, majority\)$/
 
-/** The parts with a table for each number of calls in flight. */
+/** The parts that have a table for each number of calls in flight. */
 const FIELDS = [
-  { title: /^Pairs, Redis \S+$/, contenders: REDIS, loads: [1, 16, 64, 256, 1024] },
+  { title: /^Pairs, Redis \S+$/, contenders: [...REDIS, ...WAYS], loads: [1, 16, 64, 256, 1024] },
   { title: both(/^Pairs, /, STANDALONE), contenders: MONGODB, loads: [1, 64, 256] },
   { title: both(/^Pairs, /, REPLICA_SET), contenders: MONGODB, loads: [1, 64, 256] },
   { title: /^Pairs, Redis \S+, 0\.5 ms more per round trip$/, contenders: REDIS, loads: [1, 64, 1024], tripMs: 0.5 },
@@ -46,7 +47,7 @@ function both(start, end) {
   return new RegExp(start.source + end.source)
 }
 
-/** The rows of a part of a report that are about contenders, as lists of cells. */
+/** Returns the rows of a part that are about contenders, as lists of cells. */
 const rowsOf = (part) => part.split('\n').filter((line) => /^\| [a-z]/.test(line)).map((line) => line.split('|').map((cell) => cell.trim()))
 
 const bench = (args, env = {}) =>
@@ -70,8 +71,8 @@ describe('npm run bench -- --quick', () => {
       const [name, section] = Object.entries(sections)[index + 2]
       assert.match(name, title)
       const [before, ...parts] = section.split(/^### /m)
-      // How far from what it should be is the machine's business, but a link without a delay is none.
-      if (tripMs) assert.ok(Number(/PING through this link takes (\S+) ms/.exec(before)[1]) > tripMs / 3, before)
+      // The exact delay depends on the load of the machine; a missing delay is a failure.
+      if (tripMs) assert.ok(Number(/PING through this proxy takes (\S+) ms/.exec(before)[1]) > tripMs / 3, before)
       assert.deepEqual(parts.map((part) => part.split('\n', 1)[0]), loads.map((load) => `${load} in flight`))
       for (const part of parts) {
         const rows = rowsOf(part)
@@ -94,7 +95,7 @@ describe('npm run bench -- --quick', () => {
     }
   })
 
-  it('says of every contender what it does, and how it is set up', () => {
+  it('describes what every contender does and how it is configured', () => {
     const rows = rowsOf(sections.Contenders)
     assert.deepEqual(rows.map(([, contender]) => contender), ALL)
     for (const [, , kind, does, setting] of rows) {
@@ -106,9 +107,9 @@ describe('npm run bench -- --quick', () => {
     }
   })
 
-  it('weighs every contender', () => {
+  it('measures import time and size of every contender', () => {
     const rows = rowsOf(sections['Import and installed size'])
-    assert.deepEqual(rows.map(([, contender]) => contender.split(' ')[0]), ALL.filter((contender) => !contender.endsWith('-auto')))
+    assert.deepEqual(rows.map(([, contender]) => contender.split(' ')[0]), ALL.filter((contender) => !/-auto$|^holdfast-/.test(contender)))
     for (const row of rows) for (const cell of row.slice(2, -1)) assert.ok(parseFloat(cell) > 0, row.join())
   })
 })
@@ -128,22 +129,25 @@ describe('npm run bench', () => {
     const [, section] = report.split(/^## Pairs, Redis/m)
     const shown = rowsOf(section).filter(([, contender]) => contender === 'holdfast').map(([, , perSecond]) => parseFloat(perSecond))
     for (const [index, [load, contenders]] of Object.entries(loads).entries()) {
-      assert.deepEqual(Object.keys(contenders), REDIS, load)
+      assert.deepEqual(Object.keys(contenders), [...REDIS, ...WAYS], load)
       const kept = contenders.holdfast.perSecond[1]
-      assert.ok(Math.abs(kept / shown[index] - 1) < 0.001, `${load} in flight: ${kept} is kept, and ${shown[index]} shown`)
+      assert.ok(Math.abs(kept / shown[index] - 1) < 0.001, `${load} in flight: results.json has ${kept}, results.md has ${shown[index]}`)
     }
     for (const plot of [svg, loop]) for (const contender of REDIS) assert.ok(plot.includes(`>${contender}</text>`), contender)
   })
 
-  it('fails with a contender that does not do what is measured', { timeout: 60_000 }, async () => {
+  it('fails when a contender does not do what is measured', { timeout: 60_000 }, async () => {
     const addon = join(folder, 'busy.cjs')
-    await writeFile(addon, 'exports.LockService = { connect: async () => ({ acquireLock: async () => false, close() {} }) }')
+    const busy = JSON.stringify({ code: 'LOCK_TIMEOUT', message: 'the name was busy', retryable: true, cause: null })
+    const acquire = `acquire: async () => { throw ${JSON.stringify(busy)} }`
+    await writeFile(addon, `exports.LockService = class { static { Object.assign(this.prototype, { ${acquire}, close() {} }) } }
+      exports.connect = async () => new exports.LockService()`)
     const failure = await bench(['--only', 'quorum'], { NAPI_RS_NATIVE_LIBRARY_PATH: addon }).catch((error) => error)
     assert.equal(failure.code, 1)
     assert.match(failure.stderr, /was busy[^]*holdfast ended with 1/)
   })
 
-  it('refuses a part that there is not', async () => {
+  it('rejects an unknown part', async () => {
     const failure = await bench(['--only', 'pears']).catch((error) => error)
     assert.equal(failure.code, 1)
     assert.match(failure.stderr, /--only pears: one of pairs, delayed, tries, quorum, footprint/)
@@ -156,7 +160,7 @@ test('npm run bench:leases -- --quick measures what held leases cost', { timeout
   assert.deepEqual(rows.map(([, name]) => name), ['holdfast', 'redlock', 'redis-semaphore'])
   for (const [, name, , ...cells] of rows) {
     const [, , cpu, requests, commands, bytes, , lost] = cells.map(parseFloat)
-    // The growth of so few leases is noise.
+    // The memory growth of 200 leases is noise.
     for (const figure of [cpu, requests, commands, bytes]) assert.ok(figure > 0, `${name}: ${cells}`)
     assert.equal(lost, 0, name)
   }
@@ -175,7 +179,7 @@ for (const [script, contenders] of [
       const rows = rowsOf(section)
       assert.deepEqual([...new Set(rows.map(([, name]) => name))], contenders)
       for (const [, name, , ...cells] of rows) {
-        // Who waits without asking sends nothing.
+        // An idle waiter of holdfast may send no command in this time.
         for (const cell of cells.slice(0, -1)) assert.ok(parseFloat(cell) > 0 || (index === 2 && name === 'holdfast'), `${name}: ${cells}`)
       }
     }

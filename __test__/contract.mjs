@@ -1,14 +1,14 @@
-// The contract that every store keeps: the same tests for each of them.
+// The contract of the API: the same tests for every store.
 import { acquire } from './contract/acquire.mjs'
 import { close } from './contract/close.mjs'
 import { gist } from './contract/gist.mjs'
 import { lock } from './contract/lock.mjs'
-import { look } from './contract/look.mjs'
+import { inspect } from './contract/inspect.mjs'
 import { multi } from './contract/multi.mjs'
 import { options } from './contract/options.mjs'
 import { using } from './contract/using.mjs'
 import { suite } from './stores.mjs'
 
 export function contract(kind) {
-  for (const part of [gist, acquire, multi, lock, using, options, look, close]) suite(kind, part.name, part)
+  for (const part of [gist, acquire, multi, lock, using, options, inspect, close]) suite(kind, part.name, part)
 }

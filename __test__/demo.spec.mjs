@@ -1,4 +1,4 @@
-// The demo: it succeeds on every store, and its verdict is one that can fail.
+// The demo: it succeeds on every store, and its verdict fails when a lock is broken.
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { mkdirSync, mkdtempSync, readdirSync, rmSync, utimesSync, writeFileSync } from 'node:fs'
@@ -7,14 +7,14 @@ import { join } from 'node:path'
 import { describe, test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { reasonToBuild } from '../scripts/demo/build.mjs'
-import { Ledger, judge } from '../scripts/demo/ledger.mjs'
+import { Database, judge } from '../scripts/demo/database.mjs'
 import { Screen } from '../scripts/demo/screen.mjs'
 import { KINDS, missing, serverUrl } from './stores.mjs'
 
 const DEMO = fileURLToPath(new URL('../scripts/demo.mjs', import.meta.url))
 const TIMEOUT_MS = 180_000
 
-/** Runs the demo in a temp folder of its own, which must be empty again at the end. */
+/** Runs the demo in a temporary folder, which must be empty at the end. */
 function demo(env = {}) {
   const folder = mkdtempSync(join(tmpdir(), 'holdfast-test-'))
   const { HOLDFAST_URL, HOLDFAST_DEMO_SABOTAGE, ...inherited } = process.env
@@ -36,9 +36,9 @@ function assertGood({ status, stdout, stderr, left }) {
   assert.deepEqual(left, [])
   assert.equal(count(stdout, /report stored$/gm), 3, stdout)
   assert.equal(count(stdout, / killed .* SIGKILL$/gm), 1, stdout)
-  // On a machine that stands still for longer than a lease, one may be lost; the verdict then takes the next one's job.
+  // If the machine stalls for longer than a lease, a lease may be lost; then the next process does the job.
   if (!stdout.includes(' is lost: ')) {
-    // Three rounds, the second of them without the one that was killed, and the late one.
+    // Three rounds, the second one without the killed process, and the late process.
     assert.equal(count(stdout, / stood aside .*, found the report$/gm), 3 + 2 + 3 + 1, stdout)
     assert.match(stdout, /ok {4}13 times a process held a lock/)
   }
@@ -47,7 +47,7 @@ function assertGood({ status, stdout, stderr, left }) {
   assert.match(stdout, /ok {4}fencing tokens grew from each holder to the next in 3 of 3 rounds/)
   assert.match(stdout, /ok {4}[A-D] was killed in the middle of its job, [A-D] took over \d+\.\d s later/)
   assert.match(stdout, /\nPASS\n$/)
-  // A pipe gets plain lines.
+  // Output to a pipe has no escape sequences.
   assert.ok(!stdout.includes('\x1b'), stdout)
 }
 
@@ -58,7 +58,7 @@ describe('npm run demo', { concurrency: 2 }, () => {
     assert.match(result.stdout, /Store: the embedded store, sqlite:/)
   })
 
-  // A list of URLs does not fit into HOLDFAST_URL.
+  // HOLDFAST_URL cannot contain a list of URLs.
   for (const kind of Object.keys(KINDS).filter((kind) => KINDS[kind].server && kind !== 'redis-quorum')) {
     test(`on ${kind}`, { timeout: TIMEOUT_MS }, async (t) => {
       if (missing(kind)) {
@@ -69,7 +69,7 @@ describe('npm run demo', { concurrency: 2 }, () => {
     })
   }
 
-  test('without the lock the verdict fails', { timeout: TIMEOUT_MS }, async () => {
+  test('the verdict fails when the processes ignore the lock', { timeout: TIMEOUT_MS }, async () => {
     const { status, stdout, left } = await demo({ HOLDFAST_DEMO_SABOTAGE: '1' })
     assert.equal(status, 1, stdout)
     assert.deepEqual(left, [])
@@ -79,7 +79,7 @@ describe('npm run demo', { concurrency: 2 }, () => {
     assert.match(stdout, /\nFAIL: this is not what a lock promises\n$/)
   })
 
-  test('what cannot work ends with one sentence', { timeout: TIMEOUT_MS }, async () => {
+  test('an unusable store ends the demo with a message of one sentence', { timeout: TIMEOUT_MS }, async () => {
     const cases = [
       ['memory:', /^demo: memory: is a store of one process/],
       ['redis://user:secret@127.0.0.1:1', /^demo: redis: connect failed/],
@@ -99,39 +99,39 @@ describe('npm run demo', { concurrency: 2 }, () => {
 describe('the verdict', () => {
   const NAMES = ['one', 'two']
 
-  /** A record of two rounds as it should be; `change` gets it to spoil. */
+  /** Judges the record of two correct rounds after `change` has modified it. */
   function verdict(change = () => {}) {
-    const ledger = new Ledger()
+    const database = new Database()
     const job = (name, worker, token) => {
-      ledger.enter(name, worker, token)
-      if (!ledger.find(name)) {
-        ledger.note('start', name, worker)
-        ledger.store(name, worker, token)
+      database.enter(name, worker, token)
+      if (!database.find(name)) {
+        database.note('start', name, worker)
+        database.store(name, worker, token)
       }
-      ledger.note('leave', name, worker)
+      database.note('leave', name, worker)
     }
     job('one', 'A', 5n)
     job('one', 'B', 6n)
-    ledger.enter('two', 'B', 3n)
-    ledger.note('start', 'two', 'B')
-    ledger.note('killed', 'two', 'B')
+    database.enter('two', 'B', 3n)
+    database.note('start', 'two', 'B')
+    database.note('killed', 'two', 'B')
     job('two', 'A', 4n)
     job('two', 'C', 9n)
-    // The record's order is what counts, and the clock's resolution must not decide about "later".
-    const spread = () => ledger.entries.forEach((entry, index) => Object.assign(entry, { at: index * 100 }))
+    // The order of the record decides, not the resolution of the clock.
+    const spread = () => database.entries.forEach((entry, index) => Object.assign(entry, { at: index * 100 }))
     spread()
-    change(ledger.entries, ledger)
+    change(database.entries, database)
     spread()
-    return judge(ledger.entries, NAMES, 1).map(({ ok }) => ok)
+    return judge(database.entries, NAMES, 1).map(({ ok }) => ok)
   }
   const at = (entries, what, name, worker) =>
     entries.findIndex((entry) => entry.what === what && entry.name === name && entry.worker === worker)
 
-  test('accepts what is right', () => {
+  test('accepts a correct record', () => {
     assert.deepEqual(verdict(), [true, true, true, true, true])
   })
 
-  test('sees a job that ran twice, or never', () => {
+  test('fails when a job ran twice or never', () => {
     const again = { what: 'finish', name: 'one', worker: 'B', token: 6n }
     const [twice] = verdict((entries) => entries.splice(at(entries, 'leave', 'one', 'B'), 0, again))
     assert.equal(twice, false)
@@ -139,44 +139,44 @@ describe('the verdict', () => {
     assert.equal(never, false)
   })
 
-  test('sees two at a time', () => {
-    const [, alone] = verdict((entries) => {
+  test('fails when two processes held the lock at the same time', () => {
+    const [, isExclusive] = verdict((entries) => {
       const [left] = entries.splice(at(entries, 'leave', 'one', 'A'), 1)
       entries.splice(at(entries, 'enter', 'one', 'B') + 1, 0, left)
     })
-    assert.equal(alone, false)
+    assert.equal(isExclusive, false)
   })
 
-  test('sees a token that does not grow', () => {
+  test('fails when a fencing token does not grow', () => {
     for (const token of [5n, 4n, 0n]) {
       const [, , growing] = verdict((entries) => Object.assign(entries[at(entries, 'enter', 'one', 'B')], { token }))
       assert.equal(growing, false, `${token} after 5`)
     }
   })
 
-  test('sees a kill that did not happen, or that nobody made good', () => {
+  test('fails when the kill did not happen, or no process took over', () => {
     const killed = (change) => verdict(change)[3]
     assert.equal(killed((entries) => entries.splice(at(entries, 'killed', 'two', 'B'), 1)), false)
     assert.equal(killed((entries) => entries.splice(at(entries, 'start', 'two', 'B'), 1)), false)
     assert.equal(killed((entries) => entries.splice(at(entries, 'enter', 'two', 'A'))), false)
   })
 
-  test('sees a failure, but takes a lost lease for what it is', () => {
+  test('fails when a process failed, but accepts a lost lease', () => {
     const failed = { what: 'failed', name: 'two', worker: 'C' }
-    const unharmed = (more) => verdict((entries) => entries.push({ ...failed, ...more }))[4]
-    assert.equal(unharmed({ message: 'the process ended' }), false)
-    assert.equal(unharmed({ code: 'LOCK_LOST', message: 'lost' }), true)
+    const isAccepted = (more) => verdict((entries) => entries.push({ ...failed, ...more }))[4]
+    assert.equal(isAccepted({ message: 'the process ended' }), false)
+    assert.equal(isAccepted({ code: 'LOCK_LOST', message: 'lost' }), true)
   })
 
-  test('the database refuses an older token, and a second report', () => {
-    const ledger = new Ledger()
-    ledger.enter('n', 'A', 1n)
-    ledger.enter('n', 'B', 2n)
-    assert.equal(ledger.store('n', 'A', 1n), false)
-    assert.equal(ledger.find('n'), false)
-    assert.equal(ledger.store('n', 'B', 2n), true)
-    assert.equal(ledger.find('n'), true)
-    assert.equal(ledger.store('n', 'B', 2n), false)
+  test('the database refuses an older fencing token and a second report', () => {
+    const database = new Database()
+    database.enter('n', 'A', 1n)
+    database.enter('n', 'B', 2n)
+    assert.equal(database.store('n', 'A', 1n), false)
+    assert.equal(database.find('n'), false)
+    assert.equal(database.store('n', 'B', 2n), true)
+    assert.equal(database.find('n'), true)
+    assert.equal(database.store('n', 'B', 2n), false)
   })
 })
 
@@ -186,13 +186,13 @@ describe('the display', () => {
     return out
   }
 
-  test('a terminal sees lines that change in place, and none that wraps', (t) => {
-    if (process.env.NO_COLOR || process.env.TERM === 'dumb') return t.skip('this environment asks for plain text')
+  test('a terminal gets lines that are redrawn in place and never wrap', (t) => {
+    if (process.env.NO_COLOR || process.env.TERM === 'dumb') return t.skip('this environment requests plain text')
     const out = terminal(60)
     const screen = new Screen(out)
     screen.round('Round 1')
     for (const worker of ['A', 'B']) screen.show(worker, 'waits', { pid: 7 })
-    screen.know('A', { token: 1795232000000000n })
+    screen.setDetails('A', { token: 1795232000000000n })
     screen.show('A', 'works', { step: 3 })
     screen.show('A', 'stored')
     assert.equal(count(out.text, /\x1b\[2A/g), 2, 'each change after the second line goes up two lines')
@@ -201,7 +201,7 @@ describe('the display', () => {
     assert.ok(visible.every((line) => line.length < 60), out.text)
   })
 
-  test('a pipe sees every change once, and no progress', () => {
+  test('a pipe gets every change once and no progress', () => {
     const out = { ...terminal(undefined), isTTY: false }
     out.write = (text) => (out.text += text)
     const screen = new Screen(out)
@@ -213,7 +213,7 @@ describe('the display', () => {
   })
 })
 
-test('the addon is built when it is missing or older than a source, and not otherwise', () => {
+test('reasonToBuild names a missing or outdated addon, and nothing otherwise', () => {
   const folder = mkdtempSync(join(tmpdir(), 'holdfast-test-'))
   try {
     const addon = join(folder, `holdfast.${process.platform}-${process.arch}-abi.node`)

@@ -1,11 +1,11 @@
-// docs/from-the-gist.md is run, not believed: every block, against a real server, beside the real packages.
+// Runs every block of docs/from-the-gist.md against a real server, together with the packages that it names.
 import assert from 'node:assert/strict'
 import { createRequire } from 'node:module'
 import { after, before, test } from 'node:test'
 import { promisify } from 'node:util'
 import vm from 'node:vm'
 import { installDependencies } from '../scripts/setup.mjs'
-import { onDatabase } from './database.mjs'
+import { withDatabase } from './database.mjs'
 import { blocksOf, root } from './readme/blocks.mjs'
 import { Project } from './readme/run.mjs'
 import { missing, suite } from './stores.mjs'
@@ -13,7 +13,7 @@ import { rejects } from './tools.mjs'
 
 const DOCUMENT = 'docs/from-the-gist.md'
 const blocks = blocksOf(DOCUMENT)
-const peers = createRequire(`${root}/bench/package.json`)
+const packages = createRequire(`${root}/bench/package.json`)
 
 let project
 before(() => {
@@ -24,12 +24,12 @@ before(() => {
 })
 after(() => project?.close())
 
-/** The blocks by a text that is in one of them only, with what shows that it is right. */
+/** The check of each block, by a text that only this block contains. */
 const TESTS = {
   'new DistributedLocks(': async ({ diff, collections }) => {
     const { before, after } = await diff()
     assert.deepEqual([before.did.sendReport, after.did.sendReport], [2, 2])
-    // Both sides used one collection, and left it empty.
+    // Both versions used one collection, and left it empty.
     assert.deepEqual(await collections(), { mutexes: 0 })
   },
   'renew: true, waitMs': async ({ js }) => assert.equal((await js()).did.sendReport, 1),
@@ -40,18 +40,18 @@ const TESTS = {
     assert.deepEqual([did.sendReport, stdout], [0, 'the lock store is down: standing aside\n'])
     await assert.rejects(js(fails('LOCK_CLOSED') + code), /LOCK_CLOSED/)
   },
-  'code 85': (given) => saysSo(given, { expiresAt: 1 }, { expireAfterSeconds: 3600 }),
-  collMod: (given) => remedies(given, { expiresAt: 1 }, { expireAfterSeconds: 3600 }),
-  'code 86': (given) => saysSo(given, { until: 1 }, { name: 'expiresAt_1' }),
-  dropIndex: (given) => remedies(given, { until: 1 }, { name: 'expiresAt_1' }),
+  'code 85': (given) => assertMessage(given, { expiresAt: 1 }, { expireAfterSeconds: 3600 }),
+  collMod: (given) => assertRemedy(given, { expiresAt: 1 }, { expireAfterSeconds: 3600 }),
+  'code 86': (given) => assertMessage(given, { until: 1 }, { name: 'expiresAt_1' }),
+  dropIndex: (given) => assertRemedy(given, { until: 1 }, { name: 'expiresAt_1' }),
   '-import mongoDbLock': async ({ diff, collections }) => {
     const { before, after } = await diff({ README_DRIVER: 'mongodb3' })
     assert.deepEqual([before.did.sendReport, after.did.sendReport], [1, 1])
-    assert.deepEqual(await collections(), { leases: 0, locks: 1 }, 'mongodb-lock leaves its documents behind')
+    assert.deepEqual(await collections(), { leases: 0, locks: 1 }, 'mongodb-lock keeps its documents')
   },
   'const old = mongoDbLock(': ({ js, ...given }) => {
     const run = async () => (await js(undefined, { README_DRIVER: 'mongodb3' })).did.sendReport
-    return takesBoth({ ...given, run, leases: 'leases', old: holdMongodbLock })
+    return assertNeedsBoth({ ...given, run, leases: 'leases', old: holdMongodbLock })
   },
   '-const { Locker': async ({ diff, collections }) => {
     const { before, after } = await diff()
@@ -59,9 +59,9 @@ const TESTS = {
     assert.deepEqual(await collections(), { locks: 0, 'locco-locks': 0 })
   },
   'retryTimes: 5 ': ({ js, ...given }) => {
-    // Both of its locks tell of a busy name by an error.
+    // Both locks report a busy name by an error.
     const run = () => js().then(({ did }) => did.sendReport, (error) => (assert.match(error.message, /RetryError|LOCK_TIMEOUT/), 0))
-    return takesBoth({ ...given, run, leases: 'locks', old: holdLocco })
+    return assertNeedsBoth({ ...given, run, leases: 'locks', old: holdLocco })
   },
 }
 
@@ -74,11 +74,11 @@ test('every block has a test, and every test a block', () => {
 
 suite('mongodb', `every block of ${DOCUMENT}`, (test) => {
   for (const { line, language, code } of blocks) {
-    test(`line ${line}, ${language}`, onDatabase('mongodb', async ({ place, collection, t }) => {
-      const env = { README_MONGODB_URL: place.target }
+    test(`line ${line}, ${language}`, withDatabase('mongodb', async ({ store, collection, t }) => {
+      const env = { README_MONGODB_URL: store.target }
       await TESTS[testsOf(code)[0]]({
         code,
-        place,
+        store,
         collection,
         t,
         js: (text = code, more = {}) => project.js(text, { env: { ...env, ...more } }),
@@ -89,7 +89,7 @@ suite('mongodb', `every block of ${DOCUMENT}`, (test) => {
   }
 })
 
-/** How many documents each collection has. */
+/** Counts the documents of each collection. */
 async function counts(database) {
   const names = (await database.listCollections().toArray()).map(({ name }) => name).sort()
   return Object.fromEntries(await Promise.all(names.map(async (name) => [name, await database.collection(name).countDocuments()])))
@@ -97,51 +97,51 @@ async function counts(database) {
 
 const oneLine = (text) => text.trim().split(/\s+/).join(' ')
 
-/** A text block is what `connect` says when this index stands. */
-async function saysSo({ code, place, collection }, key, options) {
+/** Asserts that a text block is the error of `connect` while this index exists. */
+async function assertMessage({ code, store, collection }, key, options) {
   await collection.createIndex(key, options)
-  const { message } = await rejects(place.connect(), 'LOCK_STORE')
+  const { message } = await rejects(store.connect(), 'LOCK_STORE')
   const { version } = await collection.client.db('admin').command({ buildInfo: 1 })
-  // The second half is the server's, in the words of its version.
-  const told = (text) => (version.startsWith('6.0.') ? oneLine(text) : oneLine(text).split('expireAfterSeconds: 0: ')[0])
-  assert.equal(told(message), told(code))
+  // The second half is the server's message, which depends on its version.
+  const comparable = (text) => (version.startsWith('6.0.') ? oneLine(text) : oneLine(text).split('expireAfterSeconds: 0: ')[0])
+  assert.equal(comparable(message), comparable(code))
 }
 
-/** A block for the shell makes `connect` succeed when this index stands. */
-async function remedies({ code, place, collection }, key, options) {
+/** Asserts that `connect` succeeds after a block for the shell, while this index existed before. */
+async function assertRemedy({ code, store, collection }, key, options) {
   await collection.createIndex(key, options)
-  await rejects(place.connect(), 'LOCK_STORE')
+  await rejects(store.connect(), 'LOCK_STORE')
   const commands = []
   const later = (run) => (...args) => void commands.push(() => run(...args))
   const [dropIndex, createIndex] = ['dropIndex', 'createIndex'].map((verb) => later((...args) => collection[verb](...args)))
   const runCommand = later((command) => collection.client.db(collection.dbName).command(command))
   vm.runInNewContext(code, { db: { locks: { dropIndex, createIndex }, runCommand } })
   for (const command of commands) await command()
-  const locks = await place.connect()
+  const locks = await store.connect()
   assert.equal(await locks.acquireLock('n', 60), true)
   assert.equal(await locks.releaseLock('n'), true)
 }
 
-/** A version with both locks does the job when both are free, and leaves it to whoever has one of them. */
-async function takesBoth({ run, place, collection, leases, old, t }) {
-  const ours = await place.connect({ collection: leases })
+/** Asserts that a version with both locks does the job when both are free, and not while either one is held. */
+async function assertNeedsBoth({ run, store, collection, leases, old, t }) {
+  const ours = await store.connect({ collection: leases })
   assert.equal(await run(), 1)
   assert.equal(await ours.acquireLock('report', 60), true)
   assert.equal(await run(), 0, 'the new lock is held')
   assert.equal(await ours.releaseLock('report'), true)
-  const release = await old(place.target, collection, t)
+  const release = await old(store.target, collection, t)
   assert.equal(await run(), 0, 'the old lock is held')
-  // They know nothing of each other: this is why a version needs both.
+  // The two locks are independent: this is why a version needs both.
   assert.equal(await ours.acquireLock('report', 60), true)
   assert.equal(await ours.releaseLock('report'), true)
   await release()
-  assert.equal(await run(), 1, 'it left both free')
+  assert.equal(await run(), 1, 'both are free again')
 }
 
 async function holdMongodbLock(url, collection, t) {
-  const client = await peers('mongodb3').MongoClient.connect(url, { useUnifiedTopology: true })
+  const client = await packages('mongodb3').MongoClient.connect(url, { useUnifiedTopology: true })
   t.after(() => client.close())
-  const lock = peers('mongodb-lock')(client.db().collection('locks'), 'report')
+  const lock = packages('mongodb-lock')(client.db().collection('locks'), 'report')
   const code = await promisify(lock.acquire.bind(lock))()
   assert.ok(code)
   const document = await collection.findOne({ code })
@@ -151,8 +151,8 @@ async function holdMongodbLock(url, collection, t) {
 }
 
 async function holdLocco(url, collection, t) {
-  const { Locker, MongoAdapter } = peers('@kontsedal/locco')
-  const client = await new (peers('mongodb').MongoClient)(url).connect()
+  const { Locker, MongoAdapter } = packages('@kontsedal/locco')
+  const client = await new (packages('mongodb').MongoClient)(url).connect()
   t.after(() => client.close())
   const locker = new Locker({ adapter: new MongoAdapter({ client }), retrySettings: { retryDelay: 1, retryTimes: 1 } })
   const lock = await locker.lock('report', 60_000).acquire()

@@ -1,6 +1,6 @@
-// The well-known gist on the official driver. Processes of their own import it, too.
+// The gist on the official driver. Child processes import it, too.
 
-/** A document per lock, a duplicate key means busy, and the TTL monitor frees what has expired. */
+/** A lock is a document. A duplicate key means busy. The TTL monitor deletes expired documents. */
 export class Gist {
   #locks
 

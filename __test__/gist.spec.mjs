@@ -1,18 +1,17 @@
-// The well-known gist, on the official driver, against ours, on one collection of one database: in a rolling deployment
-// instances of both run side by side.
+// The gist and holdfast on one collection, as in a rolling deployment.
 import assert from 'node:assert/strict'
-import { onDatabase } from './database.mjs'
+import { withDatabase } from './database.mjs'
 import { suite } from './stores.mjs'
 import { assertGrowing, rejects, sleep, SOON_MS, timed, until, waiting } from './tools.mjs'
 
-// The monitor of the tests' own server comes round every second, that of others every minute.
+// The TTL monitor of the tests' server runs every second, by default every minute.
 const MONITOR_MS = 80_000
 
 function sideBySide(kind, test) {
-  const both = (name, body) => test(name, onDatabase(kind, body))
+  const both = (name, body) => test(name, withDatabase(kind, body))
 
-  both('ours excludes the gist', async ({ place, gist }) => {
-    const ours = await place.connect()
+  both('a lock of holdfast excludes the gist', async ({ store, gist }) => {
+    const ours = await store.connect()
     await gist.start()
     assert.equal(await ours.acquireLock('n1', 60), true)
     const lock = await ours.acquire(['n2', 'n3'])
@@ -23,9 +22,9 @@ function sideBySide(kind, test) {
     for (const name of ['n1', 'n2', 'n3']) assert.equal(await gist.acquireLock(name, 60), true)
   })
 
-  both('the gist excludes ours', async ({ place, gist }) => {
+  both('a lock of the gist excludes holdfast', async ({ store, gist }) => {
     await gist.start()
-    const ours = await place.connect()
+    const ours = await store.connect()
     assert.equal(await gist.acquireLock('n', 60), true)
     assert.equal(await ours.acquireLock('n', 60), false)
     assert.equal(await ours.tryAcquire('n'), null)
@@ -38,8 +37,8 @@ function sideBySide(kind, test) {
     assert.equal(await ours.acquireLock('m', 60), true)
   })
 
-  both('our document is the gist’s own, and the index is made', async ({ place, gist, collection }) => {
-    const ours = await place.connect()
+  both('holdfast writes the gist’s document and creates the gist’s index', async ({ store, gist, collection }) => {
+    const ours = await store.connect()
     const began = Date.now()
     const lock = await ours.acquire('n', { ttlMs: 20_000, metadata: 'm' })
     const document = await collection.findOne({ _id: 'n' })
@@ -49,28 +48,28 @@ function sideBySide(kind, test) {
     assert.equal(await lock.release(), true)
     assert.equal(await collection.countDocuments(), 0)
     await gist.start()
-    await place.connect()
+    await store.connect()
     const indexes = (await collection.indexes()).filter(({ key }) => key.expiresAt)
     assert.deepEqual(indexes.map(({ key, expireAfterSeconds }) => [key, expireAfterSeconds]), [[{ expiresAt: 1 }, 0]])
   })
 
-  both('ours shows what the gist holds, and may free it by force', async ({ place, gist, collection }) => {
-    const ours = await place.connect()
+  both('inspect and list return the gist’s locks, and forceRelease releases them', async ({ store, gist, collection }) => {
+    const ours = await store.connect()
     await gist.acquireLock('theirs', 60)
-    await collection.insertOne({ _id: 'for ever' })
+    await collection.insertOne({ _id: 'endless' })
     const info = await ours.inspect('theirs')
     assert.ok(info.remainingMs > 30_000 && info.remainingMs < 90_000, `${info.remainingMs} ms`)
     const stranger = { name: 'theirs', remainingMs: 0, fencingToken: null, holder: null, metadata: null }
     assert.deepEqual({ ...info, remainingMs: 0 }, stranger)
-    assert.equal((await ours.inspect('for ever')).remainingMs, Infinity)
-    assert.equal(await ours.tryAcquire('for ever'), null)
-    assert.deepEqual((await ours.list()).map(({ name }) => name), ['for ever', 'theirs'])
-    for (const name of ['for ever', 'theirs']) assert.equal(await ours.forceRelease(name), true)
+    assert.equal((await ours.inspect('endless')).remainingMs, Infinity)
+    assert.equal(await ours.tryAcquire('endless'), null)
+    assert.deepEqual((await ours.list()).map(({ name }) => name), ['endless', 'theirs'])
+    for (const name of ['endless', 'theirs']) assert.equal(await ours.forceRelease(name), true)
     assert.equal(await gist.acquireLock('theirs', 60), true)
   })
 
-  both('a waiter of ours is woken when the gist releases', async ({ place, gist }) => {
-    const ours = await place.connect()
+  both('a waiter of holdfast is woken when the gist releases', async ({ store, gist }) => {
+    const ours = await store.connect()
     await gist.acquireLock('n', 60)
     const wait = ours.acquire('n', { waitMs: 60_000 })
     await waiting(ours, 1)
@@ -81,13 +80,13 @@ function sideBySide(kind, test) {
     assert.equal(await (await wait).release(), true)
   })
 
-  both('the gist gets what expired of ours once the TTL monitor came round', async ({ place, gist, collection }) => {
-    const ours = await place.connect()
+  both('the gist acquires an expired lock of holdfast after the TTL monitor has run', async ({ store, gist, collection }) => {
+    const ours = await store.connect()
     assert.equal(await ours.acquireLock('n', 0.3), true)
     const began = Date.now()
     await until('the TTL monitor', () => gist.acquireLock('n', 60), MONITOR_MS)
-    assert.ok(Date.now() - began >= 250, 'freed before its time')
-    // Its late holder frees nothing, and renews nothing.
+    assert.ok(Date.now() - began >= 250, 'deleted too early')
+    // The earlier holder releases nothing and renews nothing.
     assert.equal(await ours.releaseLock('n'), false)
     const { expiresAt } = await collection.findOne({ _id: 'n' })
     assert.equal(await gist.acquireLock('n', 60), false)
@@ -95,17 +94,17 @@ function sideBySide(kind, test) {
     assert.deepEqual((await collection.findOne({ _id: 'n' })).expiresAt, expiresAt)
   })
 
-  both('ours takes over what expired of the gist’s, the TTL monitor or not', async ({ place, gist, collection }) => {
-    const ours = await place.connect()
+  both('holdfast acquires an expired lock of the gist before the TTL monitor has run', async ({ store, gist, collection }) => {
+    const ours = await store.connect()
     await gist.start()
     for (let round = 0, isShown = false; !isShown; round++) {
-      assert.ok(round < 50, 'the monitor was always first')
+      assert.ok(round < 50, 'the TTL monitor always ran first')
       await collection.deleteMany({})
-      // As long as this one is there, the monitor has not come round.
+      // As long as this document exists, the TTL monitor has not run.
       await gist.acquireLock('canary', -10)
       await gist.acquireLock('n', -5)
       const isGistFirst = await gist.acquireLock('n', 60)
-      assert.equal(isGistFirst && (await collection.findOne({ _id: 'canary' })) !== null, false, 'the gist waits for it')
+      assert.equal(isGistFirst && (await collection.findOne({ _id: 'canary' })) !== null, false, 'the gist waits for the TTL monitor')
       if (isGistFirst) continue
       assert.equal(await ours.inspect('n'), null)
       const lock = await ours.tryAcquire('n')
@@ -117,8 +116,8 @@ function sideBySide(kind, test) {
     }
   })
 
-  both('a waiter of ours takes over when the gist’s document expires', async ({ place, gist }) => {
-    const ours = await place.connect()
+  both('a waiter of holdfast is granted the name when the gist’s document expires', async ({ store, gist }) => {
+    const ours = await store.connect()
     await gist.acquireLock('n', 1)
     const began = Date.now()
     const lock = await ours.acquire('n', { waitMs: 30_000 })
@@ -127,8 +126,8 @@ function sideBySide(kind, test) {
     assert.equal(await lock.release(), true)
   })
 
-  both('ours frees nothing of the gist’s', async ({ place, gist, collection }) => {
-    const ours = await place.connect()
+  both('holdfast never releases a lock of the gist', async ({ store, gist, collection }) => {
+    const ours = await store.connect()
     await gist.acquireLock('n', 60)
     assert.equal(await ours.releaseLock('n'), false)
     const before = await collection.findOne({ _id: 'n' })
@@ -139,8 +138,8 @@ function sideBySide(kind, test) {
     assert.deepEqual(await collection.findOne({ _id: 'n' }), before)
   })
 
-  both('the gist frees anybody’s, and ours learns of it', async ({ place, gist, collection }) => {
-    const ours = await place.connect()
+  both('the gist deletes any lock, and holdfast reports the loss', async ({ store, gist, collection }) => {
+    const ours = await store.connect()
     const [lock, renewed] = [await ours.acquire('n1'), await ours.acquire('n2', { ttlMs: 900 })]
     const used = ours.using('n3', async () => {
       await gist.releaseLock('n3')
@@ -154,14 +153,14 @@ function sideBySide(kind, test) {
     const all = () => collection.find().sort({ _id: 1 }).toArray()
     const before = await all()
     await rejects(lock.extend(60_000), 'LOCK_LOST')
-    await until('a renewal finds it gone', () => renewed.signal.aborted)
+    await until('a renewal reports the loss', () => renewed.signal.aborted)
     assert.deepEqual([await lock.release(), await renewed.release()], [false, false])
-    assert.deepEqual(await all(), before, 'the gist’s own documents stay as they are')
+    assert.deepEqual(await all(), before, 'the gist’s documents are unchanged')
     assert.equal(before.length, 3)
   })
 
-  both('tokens grow across the gist’s locks in between', async ({ place, gist }) => {
-    const ours = await place.connect()
+  both('fencing tokens grow across locks of the gist in between', async ({ store, gist }) => {
+    const ours = await store.connect()
     const tokens = []
     for (let round = 0; round < 4; round++) {
       await ours.using('n', ({ fencingToken }) => tokens.push(fencingToken))
@@ -172,8 +171,8 @@ function sideBySide(kind, test) {
     assertGrowing(tokens)
   })
 
-  both('both in one deployment: an unprotected counter adds up', async ({ place, gist }) => {
-    const services = await place.connectAll(2)
+  both('services and gist instances that increment an unprotected counter under a lock lose no increment', async ({ store, gist }) => {
+    const services = await store.connectAll(2)
     await gist.start()
     let counter = 0
     const add = async () => {
@@ -183,24 +182,24 @@ function sideBySide(kind, test) {
     }
     const gistWorker = async () => {
       for (let i = 0; i < 12; i++) {
-        await until('the gist’s turn', () => gist.acquireLock('counter', 60), 60_000)
+        await until('a grant to the gist', () => gist.acquireLock('counter', 60), 60_000)
         await add()
         await gist.releaseLock('counter')
       }
     }
-    const oldWay = async (service) => {
+    const withGistApi = async (service) => {
       for (let i = 0; i < 12; i++) {
-        await until('our turn', () => service.acquireLock('counter', 60), 60_000)
+        await until('a grant to holdfast', () => service.acquireLock('counter', 60), 60_000)
         await add()
         assert.equal(await service.releaseLock('counter'), true)
       }
     }
-    const newWay = async (service) => {
+    const withUsing = async (service) => {
       for (let i = 0; i < 12; i++) await service.using('counter', { waitMs: 60_000 }, add)
     }
-    await Promise.all([gistWorker(), gistWorker(), oldWay(services[0]), newWay(services[0]), newWay(services[1])])
+    await Promise.all([gistWorker(), gistWorker(), withGistApi(services[0]), withUsing(services[0]), withUsing(services[1])])
     assert.equal(counter, 60)
   })
 }
 
-for (const kind of ['mongodb', 'mongodb-replica-set']) suite(kind, 'beside the gist', (test) => sideBySide(kind, test))
+for (const kind of ['mongodb', 'mongodb-replica-set']) suite(kind, 'with the gist', (test) => sideBySide(kind, test))

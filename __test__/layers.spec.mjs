@@ -1,10 +1,10 @@
-// The layer greps pass on this tree, and fail where a layer is crossed.
+// The layer check passes on this tree, and fails on each kind of forbidden import.
 import assert from 'node:assert/strict'
 import { test } from 'node:test'
 import { fileURLToPath } from 'node:url'
-import { checkLayers, violations } from '../scripts/layers.mjs'
+import { checkLayers, checkSurface, surfaceViolations, violations } from '../scripts/layers.mjs'
 
-test('the house keeps its layers', () => {
+test('no file imports across a layer', () => {
   assert.deepEqual(checkLayers(fileURLToPath(new URL('../src', import.meta.url))), [])
 })
 
@@ -22,13 +22,20 @@ const crossings = [
   ['model.rs', 'use crate::engine::Engine;'],
 ]
 for (const [path, line] of crossings) {
-  test(`${path} may not say: ${line}`, () => assert.equal(violations(path, `fn f() {}\n${line}\n`).length, 1))
+  test(`${path} must not contain: ${line}`, () => assert.equal(violations(path, `fn f() {}\n${line}\n`).length, 1))
 }
 
-test('what is allowed is allowed', () => {
+test('allowed imports pass', () => {
   assert.deepEqual(violations('js/lock.rs', 'use napi::Env;'), [])
   assert.deepEqual(violations('engine/redis/mod.rs', 'use redis::cmd;'), [])
   assert.deepEqual(violations('engine/config.rs', 'super::redis::RedisConfig::parse(url)'), [])
   assert.deepEqual(violations('service/mod.rs', '// as redis::Client does'), [])
   assert.deepEqual(violations('js/connect.rs', 'use crate::engine::{EngineConfig, Settings};'), [])
+})
+
+test('the surface in TypeScript has no timers and reads no clock', () => {
+  assert.deepEqual(checkSurface(fileURLToPath(new URL('../lib', import.meta.url))), [])
+  const clocks = ['setTimeout(f, 5)', 'setInterval(f)', 'Date.now()', 'new Date()', 'performance.now()', 'process.hrtime()', 'setImmediate(f)']
+  for (const code of clocks) assert.equal(surfaceViolations('lock.ts', `// why\n${code}\n`).length, 1, code)
+  assert.deepEqual(surfaceViolations('lock.ts', '/** Date.now() */\n// new Date()\nnew Date(holder.since)\n'), [])
 })

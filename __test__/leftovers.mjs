@@ -1,7 +1,7 @@
-// Lists what is stored under a prefix, as other clients than holdfast read it: locks without a caller, queues, metadata.
-import Redis from 'ioredis'
+// Lists what is stored under a prefix, read by other clients than holdfast: locks without a caller, queues, metadata.
 import { MongoClient } from 'mongodb'
 import { LockService } from '../index.js'
+import { openRedis } from './redis-client.mjs'
 
 /**
  * Lists what a store holds for the names of one prefix: `[{ what: 'lock' | 'queue' | 'metadata', name }]`.
@@ -9,7 +9,7 @@ import { LockService } from '../index.js'
  * - `engine`, `target` and `options` are those of `LockService.connect`.
  * - A memory store has no other client: the list is empty.
  * - MongoDB keeps the document of an expired lease until its TTL monitor deletes it, within a minute: `isExpired`.
- * - Fence companions on Redis are left out. They outlive the lease on purpose and expire.
+ * - The records on Redis are left out. They outlive the lease on purpose and expire.
  */
 export function leftovers({ engine, target, options }) {
   return READERS[engine](target, options)
@@ -17,7 +17,7 @@ export function leftovers({ engine, target, options }) {
 
 const READERS = {
   memory: async () => [],
-  // Another client that opens and closes the file in this process would end this process's locks on it.
+  // Another SQLite client in this process would drop this process's file locks when it closes the file.
   sqlite: async (target, options) => {
     const service = await LockService.connect(target, options)
     try {
@@ -50,18 +50,17 @@ const READERS = {
   },
 }
 
-/** Opens one client for each server that has keys. */
+/** Opens one client for each server that holds keys. */
 function redisClients(target) {
-  const quiet = (client) => client.on('error', () => {})
-  if (Array.isArray(target)) return target.map((url) => quiet(new Redis(url)))
+  if (Array.isArray(target)) return target.map((url) => openRedis(url))
   const { protocol, host, pathname } = new URL(target.replace(/^(\S+:\/\/)([^/]*)/, (_, scheme, hosts) => scheme + hosts.split(',')[0]))
   const hosts = /^[^/]+\/\/([^/]*)/.exec(target)[1].split(',').map((each) => new URL(`redis://${each}`))
-  if (protocol === 'redis+cluster:') return hosts.map((url) => quiet(new Redis(url.href)))
+  if (protocol === 'redis+cluster:') return hosts.map((url) => openRedis(url.href))
   if (protocol === 'redis+sentinel:') {
     const sentinels = hosts.map(({ hostname, port }) => ({ host: hostname, port: Number(port) }))
-    return [quiet(new Redis({ sentinels, name: pathname.slice(1) }))]
+    return [openRedis({ sentinels, name: pathname.slice(1) })]
   }
-  return [quiet(new Redis(`redis://${host}`))]
+  return [openRedis(`redis://${host}`)]
 }
 
 async function keysOf(client, prefix) {

@@ -1,12 +1,12 @@
-// What the queue in MongoDB costs the server: operations while it waits, operations per hand-off, and what is left.
+// The cost of the queue in MongoDB: operations while calls wait, operations per hand-off, and what is left.
 import assert from 'node:assert/strict'
 import { MongoClient } from 'mongodb'
-import { Crowd } from './crowd.mjs'
-import { scenes } from './proxy.mjs'
+import { WaiterProcesses } from './waiter-processes.mjs'
+import { proxySuite } from './proxy.mjs'
 import { sleep, until, waiting } from './tools.mjs'
 
-/** Looks at the server's database behind the addon's back. */
-async function look({ server }, body) {
+/** Runs `body` with the server's database on the official driver. */
+async function withDriver({ server }, body) {
   const client = await MongoClient.connect(`mongodb://127.0.0.1:${server.port}/holdfast?directConnection=true`)
   try {
     return await body(client.db())
@@ -15,9 +15,9 @@ async function look({ server }, body) {
   }
 }
 
-/** The operations on the locks that the server carries out while `body` runs, as its profiler writes them down. */
-const operations = (scene, body) =>
-  look(scene, async (db) => {
+/** Lists the operations on the locks that the server's profiler records while `body` runs. */
+const operations = (fixture, body) =>
+  withDriver(fixture, async (db) => {
     await db.command({ profile: 2 })
     await body()
     await db.command({ profile: 0 })
@@ -27,107 +27,107 @@ const operations = (scene, body) =>
     return found
   })
 
-/** How many wait for `n`. */
-const places = ({ options, ...scene }) =>
-  look(scene, async (db) => (await db.collection('locks').findOne({ _id: `${options.keyPrefix}n` }))?.queue?.length ?? 0)
+/** Counts the waiters for `n`. */
+const positions = ({ options, ...fixture }) =>
+  withDriver(fixture, async (db) => (await db.collection('locks').findOne({ _id: `${options.keyPrefix}n` }))?.queue?.length ?? 0)
 
-/** Who waits for `n`, so many in each of some processes. */
+/** Starts `each` waiters for `n` in each of `processes` processes. */
 async function gather(t, { server, options }, { processes, each }) {
-  const all = new Crowd(t, { url: server.url, options })
-  const children = await all.processes(processes)
+  const waiters = new WaiterProcesses(t, { url: server.url, options })
+  const children = await waiters.processes(processes)
   const expected = []
   for (let index = 0; index < processes * each; index++) {
     expected.push(`w${index}`)
-    await all.enqueue(children[index % processes], `w${index}`)
+    await waiters.enqueue(children[index % processes], `w${index}`)
   }
-  return { all, expected }
+  return { waiters, expected }
 }
 
-scenes('mongodb-replica-set', 'what waiting costs', { serverPerTest: true }, (test) => {
-  test('100 waiters of 4 processes send less than one operation per process and second', async (scene, t) => {
-    // With the default ttl: its renewals are among what is counted.
-    const held = await scene.direct.acquire('n')
-    const { all, expected } = await gather(t, scene, { processes: 4, each: 25 })
-    const sent = await operations(scene, () => sleep(10_000))
+proxySuite('mongodb-replica-set', 'what waiting costs', { serverPerTest: true }, (test) => {
+  test('100 waiters in 4 processes send less than one operation per process and second', async (fixture, t) => {
+    // With the default ttl: its renewals are counted, too.
+    const held = await fixture.direct.acquire('n')
+    const { waiters, expected } = await gather(t, fixture, { processes: 4, each: 25 })
+    const sent = await operations(fixture, () => sleep(10_000))
     assert.ok(sent.length < 4 * 10, `${sent.length} operations in 10 s: ${sent.map(({ op }) => op)}`)
-    // It is alive signs that were counted, and no silence.
+    // The heartbeats were counted.
     assert.ok(sent.length >= 4 * 4, `${sent.length} operations in 10 s`)
     assert.equal(await held.release(), true)
-    await all.serves(expected)
-    await all.isOver()
+    await waiters.assertServed(expected)
+    await waiters.assertUnused()
   })
 
-  test('a hand-off costs a few operations, however many wait', async (scene) => {
-    const locks = await scene.connect({}, scene.server.port)
+  test('a hand-off costs at most 6 operations, for any number of waiters', async (fixture) => {
+    const locks = await fixture.connect({}, fixture.server.port)
     const perHandOff = []
-    for (const crowd of [1, 10, 100]) {
-      const held = await scene.direct.acquire('n')
-      const turns = Array.from({ length: crowd }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
-      await waiting(locks, crowd)
-      await until('all have a place', async () => (await places(scene)) === crowd)
-      const sent = await operations(scene, async () => {
+    for (const count of [1, 10, 100]) {
+      const held = await fixture.direct.acquire('n')
+      const calls = Array.from({ length: count }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
+      await waiting(locks, count)
+      await until('all waiters are in the queue', async () => (await positions(fixture)) === count)
+      const sent = await operations(fixture, async () => {
         await held.release()
-        await Promise.all(turns)
+        await Promise.all(calls)
       })
-      perHandOff.push(sent.length / crowd)
+      perHandOff.push(sent.length / count)
     }
-    // The release that hands on, the news of it, and the confirmation; in the end one more release, which deletes.
+    // The release with the hand-off, the change event, and the confirmation; at the end one more release, which deletes.
     for (const operations of perHandOff) assert.ok(operations <= 6, `${perHandOff} operations`)
     assert.ok(perHandOff[2] <= perHandOff[0] + 1, `${perHandOff} operations`)
   })
 
-  test('a process that waits receives nothing of the names that others use', async (scene, t) => {
+  test('a process with waiters receives no events of other names', async (fixture, t) => {
     const perPair = () =>
-      look(scene, async (db) => {
+      withDriver(fixture, async (db) => {
         const PAIRS = 200
         const bytes = async () => (await db.command({ serverStatus: 1 })).network.bytesOut
         const before = await bytes()
-        for (let pair = 0; pair < PAIRS; pair++) await (await scene.direct.acquire(`pair${pair}`)).release()
+        for (let pair = 0; pair < PAIRS; pair++) await (await fixture.direct.acquire(`pair${pair}`)).release()
         return Number((await bytes()) - before) / PAIRS
       })
     const alone = await perPair()
-    const held = await Promise.all(Array.from({ length: 12 }, (_, index) => scene.direct.acquire(`w${index}`)))
-    const turns = []
+    const held = await Promise.all(Array.from({ length: 12 }, (_, index) => fixture.direct.acquire(`w${index}`)))
+    const calls = []
     for (let index = 0; index < held.length; index++) {
-      const locks = await scene.connect({}, scene.server.port)
-      turns.push(locks.using(`w${index}`, { waitMs: 60_000 }, () => {}))
-      turns.at(-1).catch(() => {})
+      const locks = await fixture.connect({}, fixture.server.port)
+      calls.push(locks.using(`w${index}`, { waitMs: 60_000 }, () => {}))
+      calls.at(-1).catch(() => {})
       await waiting(locks, 1)
     }
-    await until('all have a place', () => look(scene, async (db) => (await db.collection('locks').countDocuments({ 'queue.0': { $exists: true } })) === held.length))
+    await until('all waiters are in the queue', () => withDriver(fixture, async (db) => (await db.collection('locks').countDocuments({ 'queue.0': { $exists: true } })) === held.length))
     const beside = await perPair()
-    t.diagnostic(`${alone} bytes per pair, ${beside} beside 12 processes that wait`)
-    // If each process got the events of each pair, this would be three times as much.
-    assert.ok(beside < 2 * alone, `${beside} bytes per pair beside 12 processes that wait, ${alone} without them`)
+    t.diagnostic(`${alone} bytes per pair, ${beside} with 12 waiting processes`)
+    // If each process received the events of each pair, this would be three times as much.
+    assert.ok(beside < 2 * alone, `${beside} bytes per pair with 12 waiting processes, ${alone} without them`)
     await Promise.all(held.map((lock) => lock.release()))
-    await Promise.all(turns)
+    await Promise.all(calls)
   })
 
-  test('many names that were waited for leave nothing', async (scene) => {
-    const locks = await scene.connect({}, scene.server.port)
+  test('300 names with waiters leave no document', async (fixture) => {
+    const locks = await fixture.connect({}, fixture.server.port)
     const names = Array.from({ length: 300 }, (_, index) => `n${index}`)
-    const held = await Promise.all(names.map((name) => scene.direct.acquire(name)))
-    const turns = names.map((name) => locks.using(name, { waitMs: 60_000 }, () => {}))
+    const held = await Promise.all(names.map((name) => fixture.direct.acquire(name)))
+    const calls = names.map((name) => locks.using(name, { waitMs: 60_000 }, () => {}))
     await waiting(locks, names.length)
     await Promise.all(held.map((lock) => lock.release()))
-    await Promise.all(turns)
-    assert.equal(await look(scene, (db) => db.collection('locks').countDocuments()), 0)
+    await Promise.all(calls)
+    assert.equal(await withDriver(fixture, (db) => db.collection('locks').countDocuments()), 0)
   })
 })
 
-scenes('mongodb', 'what waiting costs', { serverPerTest: true }, (test) => {
-  test('all waiters of a process for a name make the looks of one', async (scene) => {
-    const held = await scene.direct.acquire('n')
-    const locks = await scene.connect({}, scene.server.port)
-    const turns = Array.from({ length: 20 }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
-    await waiting(locks, turns.length)
-    // The pauses have grown to their longest, 150 to 250 ms, by then.
+proxySuite('mongodb', 'what waiting costs', { serverPerTest: true }, (test) => {
+  test('the waiters of a process for a name poll like one waiter', async (fixture) => {
+    const held = await fixture.direct.acquire('n')
+    const locks = await fixture.connect({}, fixture.server.port)
+    const calls = Array.from({ length: 20 }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
+    await waiting(locks, calls.length)
+    // By then the polling interval has reached its maximum, 150 to 250 ms.
     await sleep(2000)
-    const sent = await operations(scene, () => sleep(3000))
-    const looks = sent.filter(({ command }) => command.q?._id !== undefined || command.findAndModify || command.find)
-    assert.ok(looks.length >= 5, `${looks.length} looks`)
-    assert.ok(looks.length <= 3000 / 150 + 5, `${looks.length} looks`)
+    const sent = await operations(fixture, () => sleep(3000))
+    const polls = sent.filter(({ command }) => command.q?._id !== undefined || command.findAndModify || command.find)
+    assert.ok(polls.length >= 5, `${polls.length} polls`)
+    assert.ok(polls.length <= 3000 / 150 + 5, `${polls.length} polls`)
     await held.release()
-    await Promise.all(turns)
+    await Promise.all(calls)
   })
 })

@@ -1,16 +1,16 @@
-// MongoDB: logins, TLS and URLs, right ones and wrong ones, on real servers.
+// MongoDB: valid and invalid logins, TLS settings and URLs on real servers.
 import assert from 'node:assert/strict'
 import net from 'node:net'
 import { it } from 'node:test'
 import { LockService } from '../index.js'
 import { certify, makeAuthority } from '../scripts/certificates.mjs'
 import { startRedis } from '../scripts/servers.mjs'
-import { SECRET, at, refuses, withMongod } from './mongodb/own.mjs'
+import { SECRET, urlOf, assertConnectFails, withMongod } from './mongodb/fixture.mjs'
 import { assertFree, rejects, until, waiting } from './tools.mjs'
 
-/** One name, from one service to the next. */
-async function locksWork(own, url, options) {
-  const [one, two] = [await own.connect(url, options), await own.connect(url, options)]
+/** Asserts that a name passes from one service to another. */
+async function locksWork(fixture, url, options) {
+  const [one, two] = [await fixture.connect(url, options), await fixture.connect(url, options)]
   const lock = await one.acquire('n')
   const next = two.acquire('n', { waitMs: 60_000 })
   await waiting(two, 1)
@@ -19,8 +19,8 @@ async function locksWork(own, url, options) {
   return one
 }
 
-/** A TCP server that does what `serve` does with each connection; gives its port. */
-async function peer(own, serve) {
+/** Starts a TCP server that calls `serve` with each connection. Returns its address. */
+async function peer(fixture, serve) {
   const sockets = new Set()
   const server = net.createServer((socket) => {
     sockets.add(socket)
@@ -28,51 +28,51 @@ async function peer(own, serve) {
     serve(socket)
   })
   await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve))
-  own.atEnd(() => {
+  fixture.onClose(() => {
     for (const socket of sockets) socket.destroy()
     return new Promise((resolve) => server.close(resolve))
   })
   return server.address()
 }
 
-withMongod('a login that fails is told as that', async (own) => {
-  const server = await own.guarded()
+withMongod('a failed login is reported as such', async (fixture) => {
+  const server = await fixture.startWithAuth()
   const admin = server.admin.db('admin')
   await server.admin.db('shop').command({ createUser: 'app', pwd: `${SECRET}-app`, roles: ['readWrite'] })
   const rights = [{ role: 'readWrite', db: 'shop' }]
   await admin.command({ createUser: 'ops', pwd: `${SECRET}/@:ops`, roles: rights })
   await admin.command({ createUser: 'old', pwd: `${SECRET}-old`, roles: rights, mechanisms: ['SCRAM-SHA-1'] })
 
-  // Where a user is looked for: in the database of the path, by default in admin, and with authSource anywhere.
+  // The database of a user: the one in the path, by default admin, or authSource.
   const app = `app:${SECRET}-app`
   const ops = `ops:${encodeURIComponent(`${SECRET}/@:ops`)}`
-  await locksWork(own, at(server, { login: app, path: 'shop' }))
-  await locksWork(own, at(server, { login: ops, path: 'shop', options: 'authSource=admin' }))
-  await locksWork(own, at(server, { login: app, path: 'shop', options: 'authSource=shop&authMechanism=SCRAM-SHA-256' }))
+  await locksWork(fixture, urlOf(server, { login: app, path: 'shop' }))
+  await locksWork(fixture, urlOf(server, { login: ops, path: 'shop', options: 'authSource=admin' }))
+  await locksWork(fixture, urlOf(server, { login: app, path: 'shop', options: 'authSource=shop&authMechanism=SCRAM-SHA-256' }))
   const without = (source) => new RegExp(`cannot log in as "\\w+", whom the server looks for in the database "${source}" \\(authSource\\)`)
   for (const [url, why] of [
-    [at(server, { login: `app:${SECRET}`, path: 'shop' }), without('shop')],
-    [at(server, { login: `nobody:${SECRET}`, path: 'shop' }), without('shop')],
-    [at(server, { login: app, path: 'shop', options: 'authSource=admin' }), without('admin')],
-    [at(server, { login: ops, path: 'shop' }), without('shop')],
-    [at(server, { login: app }), without('admin')],
-    [at(server, { login: `old:${SECRET}-old`, options: 'authMechanism=SCRAM-SHA-256' }), without('admin')],
-    [at(server, { path: 'shop' }), /the server asks who this is, and the URL names no user: .*requires authentication/],
-    // Users of admin, who are found without a word about where, but have no right to the default database.
-    [at(server, { login: ops }), /the user has not the right to do this: not authorized on test/],
+    [urlOf(server, { login: `app:${SECRET}`, path: 'shop' }), without('shop')],
+    [urlOf(server, { login: `nobody:${SECRET}`, path: 'shop' }), without('shop')],
+    [urlOf(server, { login: app, path: 'shop', options: 'authSource=admin' }), without('admin')],
+    [urlOf(server, { login: ops, path: 'shop' }), without('shop')],
+    [urlOf(server, { login: app }), without('admin')],
+    [urlOf(server, { login: `old:${SECRET}-old`, options: 'authMechanism=SCRAM-SHA-256' }), without('admin')],
+    [urlOf(server, { path: 'shop' }), /the server asks who this is, and the URL names no user: .*requires authentication/],
+    // Users of admin are found by default, but have no right to the default database.
+    [urlOf(server, { login: ops }), /the user has not the right to do this: not authorized on test/],
   ]) {
-    await refuses(url, { retryable: false, why })
+    await assertConnectFails(url, { retryable: false, why })
   }
 })
 
-withMongod('a password that was changed while the service runs is told', async (own) => {
-  const server = await own.guarded()
+withMongod('a password that is changed while the service runs is reported', async (fixture) => {
+  const server = await fixture.startWithAuth()
   const shop = server.admin.db('shop')
   await shop.command({ createUser: 'app', pwd: `${SECRET}-1`, roles: ['readWrite'] })
-  const service = await own.connect(at(server, { login: `app:${SECRET}-1`, path: 'shop' }))
+  const service = await fixture.connect(urlOf(server, { login: `app:${SECRET}-1`, path: 'shop' }))
   await shop.command({ updateUser: 'app', pwd: `${SECRET}-2` })
   await server.restart()
-  // The first answers may be those of broken connections.
+  // The first errors may be those of broken connections.
   const error = await until('the refusal', () =>
     service.tryAcquire('n').then(() => assert.fail('granted'), (thrown) => (thrown.retryable ? undefined : thrown)),
   )
@@ -80,30 +80,30 @@ withMongod('a password that was changed while the service runs is told', async (
   assert.doesNotMatch(error.message, new RegExp(SECRET))
 })
 
-withMongod('a URL for a replica set against a standalone, and the other way round', async (own) => {
-  const [standalone, set] = [await own.mongod(), await own.mongod({ replicaSet: true })]
-  await refuses(at(standalone, { options: 'replicaSet=rs0' }), {
+withMongod('a URL with the wrong replica set is rejected, and a URL without one works', async (fixture) => {
+  const [standalone, set] = [await fixture.start(), await fixture.start({ replicaSet: true })]
+  await assertConnectFails(urlOf(standalone, { options: 'replicaSet=rs0' }), {
     retryable: false,
     why: /127\.0\.0\.1:\d+ \(it belongs to no replica set, and the URL asks for the replica set "rs0"\)/,
   })
   const other = /\(it belongs to the replica set "rs0", and the URL asks for the replica set "rs9"\)/
-  await refuses(at(set, { options: 'replicaSet=rs9' }), { retryable: false, why: other })
-  await refuses(at(set, { options: 'replicaSet=rs9&directConnection=true' }), { retryable: false, why: other })
-  // Without a word about sets, and directly: change streams and all.
+  await assertConnectFails(urlOf(set, { options: 'replicaSet=rs9' }), { retryable: false, why: other })
+  await assertConnectFails(urlOf(set, { options: 'replicaSet=rs9&directConnection=true' }), { retryable: false, why: other })
+  // Without a set's name, and with a direct connection; change streams work in each case.
   for (const options of ['', 'directConnection=true', 'replicaSet=rs0', 'directConnection=true&replicaSet=rs0']) {
-    await locksWork(own, at(set, { options }))
+    await locksWork(fixture, urlOf(set, { options }))
   }
-  await locksWork(own, at(standalone, { options: 'directConnection=true' }))
+  await locksWork(fixture, urlOf(standalone, { options: 'directConnection=true' }))
 })
 
-withMongod('directConnection reaches the change stream of a member', async (own) => {
-  const set = await own.mongod({ replicaSet: true })
-  const service = await own.connect(at(set, { options: 'directConnection=true' }))
-  const holder = await own.connect(at(set))
+withMongod('a waiter opens a change stream with directConnection', async (fixture) => {
+  const set = await fixture.start({ replicaSet: true })
+  const service = await fixture.connect(urlOf(set, { options: 'directConnection=true' }))
+  const holder = await fixture.connect(urlOf(set))
   const lock = await holder.acquire('n')
   const next = service.acquire('n', { waitMs: 60_000 })
   await waiting(service, 1)
-  const admin = (await own.client(set, '', '')).db('admin')
+  const admin = (await fixture.client(set, '', '')).db('admin')
   await until('a change stream at the server', async () => {
     const operations = await admin.aggregate([{ $currentOp: { allUsers: true, idleCursors: true } }]).toArray()
     return operations.some((operation) => JSON.stringify(operation.cursor ?? {}).includes('$changeStream'))
@@ -112,71 +112,71 @@ withMongod('directConnection reaches the change stream of a member', async (own)
   assert.equal(await (await next).release(), true)
 })
 
-withMongod('a member that is no primary, and one that is not in a set yet', async (own) => {
-  const member = await own.mongod({ args: ['--replSet', 'rs0', '--oplogSize', '128'] })
-  await refuses(at(member, { options: 'replicaSet=rs0' }), { retryable: true, why: /127\.0\.0\.1:\d+ \(/ })
-  const admin = (await own.client(member, '', '')).db('admin')
+withMongod('connect to a secondary, and to a member without a set, is retryable', async (fixture) => {
+  const member = await fixture.start({ args: ['--replSet', 'rs0', '--oplogSize', '128'] })
+  await assertConnectFails(urlOf(member, { options: 'replicaSet=rs0' }), { retryable: true, why: /127\.0\.0\.1:\d+ \(/ })
+  const admin = (await fixture.client(member, '', '')).db('admin')
   const self = { _id: 0, host: `127.0.0.1:${member.port}` }
   await admin.command({ replSetInitiate: { _id: 'rs0', members: [self] } })
   await until('a primary', async () => (await admin.command({ hello: 1 })).isWritablePrimary)
-  const service = await locksWork(own, at(member, { options: 'replicaSet=rs0' }))
+  const service = await locksWork(fixture, urlOf(member, { options: 'replicaSet=rs0' }))
   await admin.command({ replSetStepDown: 60, secondaryCatchUpPeriodSecs: 0, force: true })
-  await refuses(at(member, { options: 'directConnection=true' }), {
+  await assertConnectFails(urlOf(member, { options: 'directConnection=true' }), {
     retryable: true,
     why: /directConnection=true leads to 127\.0\.0\.1:\d+, which is not the primary of the replica set "rs0"/,
   })
-  await refuses(at(member, { options: 'replicaSet=rs0' }), { retryable: true, why: /no server is the primary: 127\.0\.0\.1:\d+ \(a secondary\)/ })
+  await assertConnectFails(urlOf(member, { options: 'replicaSet=rs0' }), { retryable: true, why: /no server is the primary: 127\.0\.0\.1:\d+ \(a secondary\)/ })
   await admin.command({ replSetFreeze: 0 })
   await until('the service works again', () => service.using('n', () => true).catch(() => false), 60_000)
 })
 
-withMongod('the members of a set may go by other names than the URL\'s', async (own) => {
-  const member = await own.mongod({ args: ['--replSet', 'rs0', '--oplogSize', '128'] })
-  const admin = (await own.client(member, '', '')).db('admin')
+withMongod('the host names of a set may differ from those in the URL', async (fixture) => {
+  const member = await fixture.start({ args: ['--replSet', 'rs0', '--oplogSize', '128'] })
+  const admin = (await fixture.client(member, '', '')).db('admin')
   await admin.command({ replSetInitiate: { _id: 'rs0', members: [{ _id: 0, host: `localhost:${member.port}` }] } })
   await until('a primary', async () => (await admin.command({ hello: 1 })).isWritablePrimary)
-  await locksWork(own, at(member))
-  await locksWork(own, at(member, { options: 'directConnection=true' }))
+  await locksWork(fixture, urlOf(member))
+  await locksWork(fixture, urlOf(member, { options: 'directConnection=true' }))
 })
 
-withMongod('what is no MongoDB, and what is none just now', async (own) => {
-  const deaf = await peer(own, (socket) => socket.resume())
-  await refuses(at(deaf), { retryable: true, why: /no server can be reached: 127\.0\.0\.1:\d+ \(it does not answer/ })
-  const rude = await peer(own, (socket) => socket.once('data', () => socket.end()))
-  await refuses(at(rude), { retryable: true, why: /ended the connection without an answer|reset/ })
-  const http = await peer(own, (socket) => socket.once('data', () => socket.write('HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n')))
+withMongod('connect to a server that is not MongoDB, or does not answer', async (fixture) => {
+  const silent = await peer(fixture, (socket) => socket.resume())
+  await assertConnectFails(urlOf(silent), { retryable: true, why: /no server can be reached: 127\.0\.0\.1:\d+ \(it does not answer/ })
+  const closing = await peer(fixture, (socket) => socket.once('data', () => socket.end()))
+  await assertConnectFails(urlOf(closing), { retryable: true, why: /ended the connection without an answer|reset/ })
+  const http = await peer(fixture, (socket) => socket.once('data', () => socket.write('HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n')))
   const noMongodb = /127\.0\.0\.1:\d+ \(what answers there is not MongoDB/
-  await refuses(at(http), { retryable: false, why: noMongodb })
+  await assertConnectFails(urlOf(http), { retryable: false, why: noMongodb })
   const login = `app:${SECRET}@`
-  await refuses(`mongodb://${login}127.0.0.1:${http.port}/shop`, { retryable: false, why: noMongodb })
-  await refuses(at(http, { options: 'tls=true' }), { retryable: false, why: /it does not speak TLS/ })
-  // Of two servers one may be back.
-  const pair = `mongodb://127.0.0.1:${http.port},127.0.0.1:${deaf.port}/`
-  await refuses(pair, { retryable: true, why: /not MongoDB.*does not answer|does not answer.*not MongoDB/ })
-  await refuses('mongodb://127.0.0.1:1/', { retryable: true, why: /no server can be reached: 127\.0\.0\.1:1 \(.*refused/ })
-  await refuses('mongodb://nowhere.invalid/', { retryable: true, why: /nowhere\.invalid:27017 \(its name cannot be resolved/ })
-  await refuses(`mongodb+srv://app:${SECRET}@nowhere.example.invalid/shop`, {
+  await assertConnectFails(`mongodb://${login}127.0.0.1:${http.port}/shop`, { retryable: false, why: noMongodb })
+  await assertConnectFails(urlOf(http, { options: 'tls=true' }), { retryable: false, why: /it does not speak TLS/ })
+  // One of the two servers may recover: retryable.
+  const pair = `mongodb://127.0.0.1:${http.port},127.0.0.1:${silent.port}/`
+  await assertConnectFails(pair, { retryable: true, why: /not MongoDB.*does not answer|does not answer.*not MongoDB/ })
+  await assertConnectFails('mongodb://127.0.0.1:1/', { retryable: true, why: /no server can be reached: 127\.0\.0\.1:1 \(.*refused/ })
+  await assertConnectFails('mongodb://nowhere.invalid/', { retryable: true, why: /nowhere\.invalid:27017 \(its name cannot be resolved/ })
+  await assertConnectFails(`mongodb+srv://app:${SECRET}@nowhere.example.invalid/shop`, {
     retryable: true,
     why: /the servers of mongodb\+srv:\/\/nowhere\.example\.invalid cannot be looked up|mongodb\+srv:\/\/nowhere\.example\.invalid/,
   })
 
-  const paused = await own.mongod()
-  const service = await locksWork(own, at(paused))
+  const paused = await fixture.start()
+  const service = await locksWork(fixture, urlOf(paused))
   await paused.pause()
-  await refuses(at(paused), { retryable: true, why: /it does not answer/ })
+  await assertConnectFails(urlOf(paused), { retryable: true, why: /it does not answer/ })
   paused.resume()
   await assertFree(service, 'n')
 })
 
-withMongod('Redis is not MongoDB', async (own) => {
+withMongod('connect to a Redis server is rejected', async (fixture) => {
   const redis = await startRedis()
-  own.atEnd(() => redis.stop())
-  // It may wait for the end of a line that never comes.
-  await refuses(at(redis), { retryable: true, why: /127\.0\.0\.1:\d+ \((it does not answer|it ended)/ })
+  fixture.onClose(() => redis.stop())
+  // The server may wait for the end of a command.
+  await assertConnectFails(urlOf(redis), { retryable: true, why: /127\.0\.0\.1:\d+ \((it does not answer|it ended)/ })
 })
 
-async function authorities(own) {
-  const [dir, other] = [own.folder(), own.folder()]
+async function authorities(fixture) {
+  const [dir, other] = [fixture.folder(), fixture.folder()]
   const [ca, stranger] = [await makeAuthority(dir), await makeAuthority(other)]
   const usage = 'clientAuth'
   return {
@@ -192,55 +192,55 @@ async function authorities(own) {
 const requireTls = (identity, ca, ...more) => ['--tlsMode', 'requireTLS', '--tlsCertificateKeyFile', identity.both, '--tlsCAFile', ca, ...more]
 const ANONYMOUS = '--tlsAllowConnectionsWithoutCertificates'
 
-withMongod('TLS believes whom it is told to', async (own) => {
-  const { ca, stranger, server: identity, elsewhere } = await authorities(own)
-  const server = await own.mongod({ args: requireTls(identity, ca, ANONYMOUS) })
-  await locksWork(own, at(server), { tls: { caFile: ca } })
-  await locksWork(own, at(server, { host: 'localhost' }), { tls: { caFile: ca } })
-  await locksWork(own, at(server, { options: `tls=true&tlsCAFile=${encodeURIComponent(ca)}` }))
-  await locksWork(own, at(server), { tls: { insecure: true } })
+withMongod('TLS accepts servers of the trusted authority only', async (fixture) => {
+  const { ca, stranger, server: identity, elsewhere } = await authorities(fixture)
+  const server = await fixture.start({ args: requireTls(identity, ca, ANONYMOUS) })
+  await locksWork(fixture, urlOf(server), { tls: { caFile: ca } })
+  await locksWork(fixture, urlOf(server, { host: 'localhost' }), { tls: { caFile: ca } })
+  await locksWork(fixture, urlOf(server, { options: `tls=true&tlsCAFile=${encodeURIComponent(ca)}` }))
+  await locksWork(fixture, urlOf(server), { tls: { insecure: true } })
   const untrusted = /its certificate is from an authority that is not trusted here \(tls\.caFile names one that is\): .*(UnknownIssuer|BadSignature)/
-  await refuses(at(server, { options: 'tls=true' }), { retryable: false, why: untrusted })
-  await refuses(at(server), { retryable: false, tls: { caFile: stranger }, why: untrusted })
-  await refuses(at(server, { login: `app:${SECRET}` }), { retryable: false, why: /it speaks nothing but TLS: tls=true or the option tls is missing/ })
+  await assertConnectFails(urlOf(server, { options: 'tls=true' }), { retryable: false, why: untrusted })
+  await assertConnectFails(urlOf(server), { retryable: false, tls: { caFile: stranger }, why: untrusted })
+  await assertConnectFails(urlOf(server, { login: `app:${SECRET}` }), { retryable: false, why: /it speaks nothing but TLS: tls=true or the option tls is missing/ })
 
-  const named = await own.mongod({ args: requireTls(elsewhere, ca, ANONYMOUS) })
-  await refuses(at(named), { retryable: false, tls: { caFile: ca }, why: /its certificate is for another host name: .*127\.0\.0\.1/ })
-  const plain = await own.mongod()
-  await refuses(at(plain), { retryable: false, tls: { caFile: ca }, why: /it does not speak TLS/ })
+  const named = await fixture.start({ args: requireTls(elsewhere, ca, ANONYMOUS) })
+  await assertConnectFails(urlOf(named), { retryable: false, tls: { caFile: ca }, why: /its certificate is for another host name: .*127\.0\.0\.1/ })
+  const plain = await fixture.start()
+  await assertConnectFails(urlOf(plain), { retryable: false, tls: { caFile: ca }, why: /it does not speak TLS/ })
 })
 
-withMongod('TLS shows the client\'s certificate', async (own) => {
-  const { ca, server: identity, client, forged } = await authorities(own)
-  const server = await own.mongod({ args: requireTls(identity, ca) })
-  await locksWork(own, at(server), { tls: { caFile: ca, certFile: client.both } })
+withMongod('TLS sends the client certificate', async (fixture) => {
+  const { ca, server: identity, client, forged } = await authorities(fixture)
+  const server = await fixture.start({ args: requireTls(identity, ca) })
+  await locksWork(fixture, urlOf(server), { tls: { caFile: ca, certFile: client.both } })
   const url = `tls=true&tlsCAFile=${encodeURIComponent(ca)}&tlsCertificateKeyFile=${encodeURIComponent(client.both)}`
-  await locksWork(own, at(server, { options: url }))
-  // Not for sure: a server that is about to end hangs up in the same way.
+  await locksWork(fixture, urlOf(server, { options: url }))
+  // Retryable: a server that shuts down closes the connection in the same way.
   const unwelcome = /it ended the connection without an answer, as a server does that asks for a client's certificate \(tls\.certFile\)|reset/
-  await refuses(at(server), { retryable: true, tls: { caFile: ca }, why: unwelcome })
-  await refuses(at(server), { retryable: true, tls: { caFile: ca, certFile: forged.both }, why: unwelcome })
-  await refuses(at(server), { retryable: false, why: /it speaks nothing but TLS/ })
-  await rejects(LockService.connect(at(server), { tls: { caFile: ca, certFile: client.cert } }), 'LOCK_INVALID_ARGUMENT')
-  await rejects(LockService.connect(at(server), { tls: { caFile: ca, keyFile: client.key } }), 'LOCK_INVALID_ARGUMENT')
+  await assertConnectFails(urlOf(server), { retryable: true, tls: { caFile: ca }, why: unwelcome })
+  await assertConnectFails(urlOf(server), { retryable: true, tls: { caFile: ca, certFile: forged.both }, why: unwelcome })
+  await assertConnectFails(urlOf(server), { retryable: false, why: /it speaks nothing but TLS/ })
+  await rejects(LockService.connect(urlOf(server), { tls: { caFile: ca, certFile: client.cert } }), 'LOCK_INVALID_ARGUMENT')
+  await rejects(LockService.connect(urlOf(server), { tls: { caFile: ca, keyFile: client.key } }), 'LOCK_INVALID_ARGUMENT')
 })
 
-withMongod('a certificate is a login', async (own) => {
-  const { ca, server: identity, client } = await authorities(own)
+withMongod('a client certificate is a login with MONGODB-X509', async (fixture) => {
+  const { ca, server: identity, client } = await authorities(fixture)
   const args = ['--tlsMode', 'allowTLS', '--tlsCertificateKeyFile', identity.both, '--tlsCAFile', ca, ANONYMOUS]
-  const server = await own.guarded({ args })
+  const server = await fixture.startWithAuth({ args })
   const external = server.admin.db('$external')
   const roles = [{ role: 'readWrite', db: 'shop' }]
   const tls = { caFile: ca, certFile: client.both }
-  const url = at(server, { path: 'shop', options: 'authMechanism=MONGODB-X509' })
-  await refuses(url, { retryable: false, tls, why: /wrong user|cannot log in|not found/i })
+  const url = urlOf(server, { path: 'shop', options: 'authMechanism=MONGODB-X509' })
+  await assertConnectFails(url, { retryable: false, tls, why: /wrong user|cannot log in|not found/i })
   await external.command({ createUser: 'CN=client,O=client', roles })
-  await locksWork(own, url, { tls })
+  await locksWork(fixture, url, { tls })
 })
 
-withMongod('w, journal and wtimeoutMS of the URL are what every grant asks for', async (own) => {
-  const set = await own.mongod({ replicaSet: true })
-  const client = await own.client(set, '', '')
+withMongod('every grant has the write concern of the URL', async (fixture) => {
+  const set = await fixture.start({ replicaSet: true })
+  const client = await fixture.client(set, '', '')
   for (const [name, options, concern] of [
     ['none', '', { w: 'majority' }],
     ['majority', 'w=majority&wtimeoutMS=1234', { w: 'majority', wtimeout: 1234 }],
@@ -250,23 +250,23 @@ withMongod('w, journal and wtimeoutMS of the URL are what every grant asks for',
   ]) {
     const db = client.db(name)
     await db.command({ profile: 2 })
-    const service = await own.connect(at(set, { path: name, options }))
+    const service = await fixture.connect(urlOf(set, { path: name, options }))
     const lock = await service.acquire('n')
     await lock.extend(60_000)
     await lock.release()
     await db.command({ profile: 0 })
     const writes = await db.collection('system.profile').find({ ns: `${name}.locks`, op: { $in: ['update', 'remove', 'command'] } }).toArray()
-    const asked = writes.map(({ command }) => command.writeConcern).filter(Boolean).map(({ w, j, wtimeout }) => JSON.stringify({ w, j, wtimeout }))
+    const concerns = writes.map(({ command }) => command.writeConcern).filter(Boolean).map(({ w, j, wtimeout }) => JSON.stringify({ w, j, wtimeout }))
     const wanted = JSON.stringify({ w: concern.w, j: concern.j, wtimeout: concern.wtimeout })
-    // Taking the name may ask for less: nothing is granted before a write with the full concern has followed.
-    assert.ok(asked.filter((one) => one === wanted).length >= 1, `${name}: ${asked}`)
-    assert.ok(asked.every((one) => one === wanted || one === JSON.stringify({ w: 1 })), `${name}: ${asked}`)
+    // The first write of an acquisition may have w=1: the grant follows a write with the full concern.
+    assert.ok(concerns.filter((one) => one === wanted).length >= 1, `${name}: ${concerns}`)
+    assert.ok(concerns.every((one) => one === wanted || one === JSON.stringify({ w: 1 })), `${name}: ${concerns}`)
   }
-  const error = await rejects(LockService.connect(at(set, { options: 'w=2' })), 'LOCK_STORE', { retryable: false })
+  const error = await rejects(LockService.connect(urlOf(set, { options: 'w=2' })), 'LOCK_STORE', { retryable: false })
   assert.match(error.message, /not enough data-bearing nodes/i)
 })
 
-it('a URL that is wrong in itself reaches no server', async () => {
+it('an invalid URL rejects before any server is contacted', async () => {
   for (const url of [
     `mongodb://app:${SECRET}@127.0.0.1:1,127.0.0.1:2/?directConnection=true`,
     `mongodb+srv://app:${SECRET}@h.example.com:27017/shop`,

@@ -5,13 +5,13 @@ import { suite } from './stores.mjs'
 contract('mongodb')
 
 suite('mongodb', 'collections', (test) => {
-  test('collections keep apart what has the same name', async (place) => {
-    const other = `${place.options.collection}_other`
-    const [a, b] = [await place.connect(), await place.connect({ collection: other })]
+  test('the same name in two collections is two locks', async (store) => {
+    const other = `${store.options.collection}_other`
+    const [a, b] = [await store.connect(), await store.connect({ collection: other })]
     const lock = await a.acquire('same')
     assert.deepEqual(await b.list(), [])
     const second = await b.acquire('same', { waitMs: 0 })
     assert.deepEqual([await lock.release(), await second.release()], [true, true])
-    place.alsoUses(other)
+    store.dropAtEnd(other)
   })
 })

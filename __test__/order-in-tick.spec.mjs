@@ -6,7 +6,7 @@ import { assertGrowing } from './tools.mjs'
 /** Rounds by the number of calls in one tick. */
 const ROUNDS = { 20: 3, 100: 2 }
 
-/** Calls `acquire` so often in one tick; gives the indexes and the fencing tokens in the order of the grants. */
+/** Calls `acquire` `count` times in one tick. Returns the indexes and the fencing tokens in the order of the grants. */
 async function grants(locks, name, count, held) {
   const [order, tokens] = [[], []]
   const calls = Array.from({ length: count }, async (_, index) => {
@@ -27,11 +27,11 @@ for (const kind of Object.keys(KINDS)) {
     for (const count of [20, 100]) {
       const rounds = ROUNDS[count]
       for (const service of ['the same service', 'a fresh service']) {
-        test(`${count} calls for a free name are granted in the order of the calls, on ${service}`, async (place) => {
-          const same = await place.connect()
+        test(`${count} calls for a free name are granted in the order of the calls, on ${service}`, async (store) => {
+          const same = await store.connect()
           await same.tryAcquire('warm').then((lock) => lock.release())
           for (let round = 0; round < rounds; round++) {
-            const locks = service === 'the same service' ? same : await place.connect()
+            const locks = service === 'the same service' ? same : await store.connect()
             const { order, tokens } = await grants(locks, `n${round}`, count)
             assert.deepEqual(order, inOrder(count), `round ${round}`)
             assertGrowing(tokens)
@@ -39,8 +39,8 @@ for (const kind of Object.keys(KINDS)) {
         })
       }
 
-      test(`${count} calls for a held name are granted in the order of the calls`, async (place) => {
-        const [holder, locks] = await place.connectAll(2)
+      test(`${count} calls for a held name are granted in the order of the calls`, async (store) => {
+        const [holder, locks] = await store.connectAll(2)
         for (let round = 0; round < rounds; round++) {
           const held = await holder.acquire(`n${round}`, { ttlMs: 60_000 })
           const { order, tokens } = await grants(locks, `n${round}`, count, held)

@@ -1,21 +1,21 @@
-// Stores that are away, hang or start anew: a clear error in time, leases that end when they must, and service again.
+// Stores that are down, hang or restart: a clear error in time, leases that end when they must, and recovery.
 import assert from 'node:assert/strict'
-import net from 'node:net'
 import { LockService } from '../index.js'
-import { SERVERS, SLACK_MS, scenes, startProxy } from './proxy.mjs'
+import { SERVERS, SLACK_MS, proxySuite, startProxy } from './proxy.mjs'
+import { openRedis } from './redis-client.mjs'
 import { rejects, sleep, until, waiting } from './tools.mjs'
 
 const STORE_TIMEOUT_MS = 1500
 
-/** Every call that asks the store; each must end in time, with the code for it. */
-async function allFail(kind, locks, { held, gist }) {
+/** Makes every call that needs the store. Asserts that each one rejects in time with LOCK_STORE. */
+async function assertAllFail(kind, locks, { held, gist }) {
   const json = held.toJSON()
   let ran = 0
   const run = () => ran++
   const calls = {
     acquire: () => locks.acquire('a', { waitMs: 60_000, ttlMs: 60_000 }),
     'acquire of two': () => locks.acquire(['b', 'c'], { ttlMs: 60_000 }),
-    'acquire, wait 0': () => locks.acquire('d', { waitMs: 0, ttlMs: 60_000 }),
+    'acquire with waitMs 0': () => locks.acquire('d', { waitMs: 0, ttlMs: 60_000 }),
     tryAcquire: () => locks.tryAcquire('e', { ttlMs: 60_000 }),
     using: () => locks.using('f', { ttlMs: 60_000 }, run),
     acquireAndExecute: () => locks.acquireAndExecute('g', 60, run),
@@ -39,49 +39,49 @@ async function allFail(kind, locks, { held, gist }) {
     }),
   )
   assert.equal(ran, 0)
-  // The lease is longer than the outage.
+  // The lease outlasts the outage.
   assert.equal(held.isHeld, true)
   await rejects(held.release(), 'LOCK_STORE', { retryable: true, key: 'held' })
   assert.equal(held.isHeld, false)
 }
 
-async function worksAgain(locks) {
+async function assertWorks(locks) {
   await until('the store is back', () => locks.inspect('any').then(() => true, () => false))
   assert.equal(await locks.using('again', (lock) => lock.isHeld), true)
   assert.equal(await locks.acquireLock('again', 60), true)
   assert.equal(await locks.releaseLock('again'), true)
 }
 
-const nothingLeft = (direct) => until('nothing left', async () => (await direct.list()).length === 0, 20_000)
+const assertNothingLeft = (direct) => until('nothing is left', async () => (await direct.list()).length === 0, 20_000)
 
-async function prepare(scene, options) {
-  const locks = await scene.warm({ storeTimeoutMs: STORE_TIMEOUT_MS, ...options })
+async function prepare(fixture, options) {
+  const locks = await fixture.warm({ storeTimeoutMs: STORE_TIMEOUT_MS, ...options })
   const held = await locks.acquire('held', { ttlMs: 60_000 })
   assert.equal(await locks.acquireLock('gist', 60), true)
   return { locks, held, gist: 'gist' }
 }
 
 for (const kind of Object.keys(SERVERS)) {
-  scenes(kind, 'outages', {}, (test) => {
-    test('a store that refuses connections', async ({ proxy, direct, ...scene }) => {
-      const { locks, ...own } = await prepare(scene)
+  proxySuite(kind, 'outages', {}, (test) => {
+    test('calls reject while the store refuses connections, and succeed again afterwards', async ({ proxy, direct, ...fixture }) => {
+      const { locks, ...own } = await prepare(fixture)
       await proxy.down()
-      await allFail(kind, locks, own)
+      await assertAllFail(kind, locks, own)
       await proxy.up()
-      await worksAgain(locks)
-      await nothingLeft(direct)
+      await assertWorks(locks)
+      await assertNothingLeft(direct)
     })
 
-    test('a network that swallows everything', async ({ proxy, direct, ...scene }) => {
-      const { locks, ...own } = await prepare(scene)
+    test('calls reject while the network drops everything, and succeed again afterwards', async ({ proxy, direct, ...fixture }) => {
+      const { locks, ...own } = await prepare(fixture)
       proxy.freeze()
-      await allFail(kind, locks, own)
+      await assertAllFail(kind, locks, own)
       proxy.resume()
-      await worksAgain(locks)
-      await nothingLeft(direct)
+      await assertWorks(locks)
+      await assertNothingLeft(direct)
     })
 
-    test('connect to a port where nobody listens', async () => {
+    test('connect to a port without a listener rejects in time', async () => {
       const proxy = await startProxy(1)
       await proxy.down()
       const startedAt = performance.now()
@@ -90,7 +90,7 @@ for (const kind of Object.keys(SERVERS)) {
       assert.ok(performance.now() - startedAt < STORE_TIMEOUT_MS + SLACK_MS)
     })
 
-    test('connect where nobody answers', async ({ proxy }) => {
+    test('connect to a server that does not answer rejects in time', async ({ proxy }) => {
       proxy.freeze()
       const startedAt = performance.now()
       const call = LockService.connect(SERVERS[kind].url(proxy.port), { storeTimeoutMs: STORE_TIMEOUT_MS })
@@ -98,8 +98,8 @@ for (const kind of Object.keys(SERVERS)) {
       assert.ok(performance.now() - startedAt < STORE_TIMEOUT_MS + SLACK_MS)
     })
 
-    test('close() of a service whose store is away ends in time', async ({ proxy, direct, ...scene }) => {
-      const { locks } = await prepare(scene)
+    test('close() while the store is down resolves in time', async ({ proxy, direct, ...fixture }) => {
+      const { locks } = await prepare(fixture)
       const waiter = rejects(locks.acquire('held', { waitMs: 60_000 }), 'LOCK_CLOSED')
       await waiting(locks, 1)
       await proxy.down()
@@ -115,15 +115,15 @@ for (const kind of Object.keys(SERVERS)) {
       silence: [(proxy) => proxy.freeze(), (proxy) => proxy.resume()],
     }
     for (const [what, [begin, end]] of Object.entries(outages)) {
-      test(`${what} for less than the lease: it is not lost, and is renewed again`, async ({ proxy, direct, ...scene }) => {
+      test(`${what} for less than the ttl: the lease is kept and renewed again`, async ({ proxy, direct, ...fixture }) => {
         const ttlMs = 4000
-        const locks = await scene.warm()
+        const locks = await fixture.warm()
         const lock = await locks.acquire('name', { ttlMs })
         await begin(proxy)
         await sleep(2000)
         const { renewed } = locks.stats()
         await end(proxy)
-        await until('it is renewed again', () => locks.stats().renewed > renewed)
+        await until('the lease is renewed again', () => locks.stats().renewed > renewed)
         await sleep(ttlMs)
         assert.equal(lock.isHeld, true)
         assert.equal(lock.signal.aborted, false)
@@ -132,21 +132,21 @@ for (const kind of Object.keys(SERVERS)) {
         assert.equal(await lock.release(), true)
       })
 
-      test(`${what} for longer than the lease: it is lost here before it is at the store`, async ({ proxy, direct, ...scene }) => {
+      test(`${what} for longer than the ttl: the lease is lost locally before it expires at the store`, async ({ proxy, direct, ...fixture }) => {
         const ttlMs = 4000
-        const locks = await scene.warm()
+        const locks = await fixture.warm()
         const lock = await locks.acquire('name', { ttlMs })
-        // What inspection tells is written down from here on: else each look waits for that, and shows less than there is.
+        // Makes the service write its deferred record now: a later `inspect` would wait for it and return a shorter time.
         await locks.inspect('name')
         await begin(proxy)
-        // When the store will give it away: looked at from before the question, so that it is never later than shown.
+        // The expiry at the store. Counted from before the request, so that the estimate is never too late.
         let storeEnd = 0
-        for (let look = 0; look < 10; look++) {
-          const askedAt = performance.now()
-          storeEnd = Math.max(storeEnd, askedAt + (await direct.inspect('name')).remainingMs)
+        for (let attempt = 0; attempt < 10; attempt++) {
+          const requestedAt = performance.now()
+          storeEnd = Math.max(storeEnd, requestedAt + (await direct.inspect('name')).remainingMs)
         }
         const localEnd = performance.now() + lock.remainingMs
-        assert.ok(localEnd < storeEnd, `here ${localEnd}, at the store ${storeEnd}`)
+        assert.ok(localEnd < storeEnd, `local end ${localEnd}, end at the store ${storeEnd}`)
 
         const taken = direct.acquire('name', { waitMs: 60_000 }).then((lock) => ({ lock, at: performance.now() }))
         const abortedAt = await new Promise((resolve) => {
@@ -162,53 +162,53 @@ for (const kind of Object.keys(SERVERS)) {
         assert.ok(next.at > localEnd)
         assert.ok(next.lock.fencingToken > lock.fencingToken)
         await end(proxy)
-        await worksAgain(locks)
+        await assertWorks(locks)
         await sleep(500)
-        // Neither renewed nor cleaned up by whoever lost it.
+        // The service that lost the lease neither renews nor releases it.
         assert.equal((await direct.inspect('name')).fencingToken, next.lock.fencingToken)
         await rejects(lock.extend(1000), 'LOCK_LOST')
         assert.equal(await lock.release(), false)
         assert.equal(await next.lock.release(), true)
       })
 
-      test(`${what}: who waited is served when the store is back`, async ({ proxy, direct, ...scene }) => {
-        const locks = await scene.warm({ storeTimeoutMs: 4000 })
+      test(`${what}: waiters are served when the store is back`, async ({ proxy, direct, ...fixture }) => {
+        const locks = await fixture.warm({ storeTimeoutMs: 4000 })
         const held = await direct.acquire('name', { ttlMs: 60_000 })
-        const turn = async () => (await locks.acquire('name', { waitMs: 60_000 })).release()
-        const turns = Promise.all(Array.from({ length: 3 }, turn))
+        const acquireAndRelease = async () => (await locks.acquire('name', { waitMs: 60_000 })).release()
+        const calls = Promise.all(Array.from({ length: 3 }, acquireAndRelease))
         await waiting(locks, 3)
         await begin(proxy)
         await held.release()
         await sleep(1500)
         await end(proxy)
         const backAt = performance.now()
-        assert.deepEqual(await turns, [true, true, true])
-        // Woken, or by the safety poll of 5 s.
+        assert.deepEqual(await calls, [true, true, true])
+        // By a wake-up, or by the safety poll of 5 s.
         assert.ok(performance.now() - backAt < 5000 + SLACK_MS, `${performance.now() - backAt} ms`)
       })
     }
   })
 
-  scenes(kind, 'servers that stop', { serverPerTest: true }, (test) => {
-    test('a server that hangs', async ({ server, direct, ...scene }) => {
-      const { locks, ...own } = await prepare(scene)
+  proxySuite(kind, 'servers that stop', { serverPerTest: true }, (test) => {
+    test('calls reject while the server is stopped, and succeed again afterwards', async ({ server, direct, ...fixture }) => {
+      const { locks, ...own } = await prepare(fixture)
       server.pause()
       try {
-        await allFail(kind, locks, own)
+        await assertAllFail(kind, locks, own)
         const call = LockService.connect(SERVERS[kind].url(server.port), { storeTimeoutMs: STORE_TIMEOUT_MS })
         await rejects(call, 'LOCK_STORE', { retryable: true, engine: SERVERS[kind].engine })
       } finally {
         server.resume()
       }
-      await worksAgain(locks)
-      // What the calls asked for was carried out late: it is given back all the same.
-      await nothingLeft(direct)
+      await assertWorks(locks)
+      // The server executed the requests late: the locks are released all the same.
+      await assertNothingLeft(direct)
     })
 
-    test('a server that starts anew', async ({ server, direct, ...scene }) => {
-      const locks = await scene.warm({ storeTimeoutMs: 15_000 })
+    test('a server that restarts', async ({ server, direct, ...fixture }) => {
+      const locks = await fixture.warm({ storeTimeoutMs: 15_000 })
       const long = await locks.acquire('long', { ttlMs: 60_000 })
-      // Not renewed: a server that is back within a second would keep it.
+      // Not renewed: with renewals the lease would survive a restart within a second.
       const short = await locks.acquire('short', { ttlMs: 1000, renew: false })
       const waiter = direct.acquire('short', { waitMs: 60_000 })
       await waiting(direct, 1)
@@ -218,7 +218,7 @@ for (const kind of Object.keys(SERVERS)) {
       assert.ok(next.fencingToken > short.fencingToken)
       assert.equal(await next.release(), true)
       if (kind === 'redis') {
-        // It kept nothing: the lease is found gone, and is not made again.
+        // Redis has no persistence here: the lease is lost, and is not created again.
         await rejects(long.extend(70_000), 'LOCK_LOST')
         assert.equal(long.signal.aborted, true)
         assert.equal(await direct.inspect('long'), null)
@@ -228,19 +228,19 @@ for (const kind of Object.keys(SERVERS)) {
         assert.equal(await direct.tryAcquire('long'), null)
         assert.equal(await long.release(), true)
       }
-      await worksAgain(locks)
+      await assertWorks(locks)
       const again = await locks.acquire('long')
       assert.ok(again.fencingToken > before)
       await again.release()
     })
 
     if (kind === 'redis') return
-    test('a crash does not take away what was granted', async ({ server, direct, ...scene }) => {
-      const locks = await scene.warm({ storeTimeoutMs: 15_000 })
+    test('a lock survives a crash of the server', async ({ server, direct, ...fixture }) => {
+      const locks = await fixture.warm({ storeTimeoutMs: 15_000 })
       const lock = await locks.acquire('name', { ttlMs: 60_000 })
       await server.kill()
       await server.restart()
-      await until('it is back', () => direct.inspect('name').then((info) => info, () => null))
+      await until('the server is back', () => direct.inspect('name').then((info) => info, () => null))
       assert.equal(await direct.tryAcquire('name'), null)
       assert.equal(await lock.release(), true)
       const next = await direct.acquire('name')
@@ -250,17 +250,16 @@ for (const kind of Object.keys(SERVERS)) {
   })
 }
 
-scenes('redis', 'scripts', { serverPerTest: true }, (test) => {
-  test('the script cache is emptied in the middle of everything', async ({ server, ...scene }) => {
-    const locks = await scene.warm()
-    const admin = net.connect(server.port, '127.0.0.1')
-    let [flushes, isOver] = [0, false]
-    admin.setEncoding('utf8').on('data', (text) => (flushes += text.split('+OK').length - 1))
+proxySuite('redis', 'scripts', { serverPerTest: true }, (test) => {
+  test('calls succeed while the script cache is flushed all the time', async ({ server, ...fixture }) => {
+    const locks = await fixture.warm()
+    const redis = openRedis(server.url)
+    let [flushes, isStopped] = [0, false]
     const flushing = (async () => {
-      for (; !isOver; await sleep(2)) admin.write('SCRIPT FLUSH\r\n')
+      for (; !isStopped; flushes++, await sleep(2)) await redis.script('FLUSH')
     })()
     const work = async (index) => {
-      for (let turn = 0; turn < 30; turn++) {
+      for (let round = 0; round < 30; round++) {
         const lock = await locks.acquire([`n:${index % 5}`, `m:${index}`], { waitMs: 60_000 })
         await lock.extend(40_000)
         assert.notEqual(await locks.inspect(`m:${index}`), null)
@@ -268,9 +267,9 @@ scenes('redis', 'scripts', { serverPerTest: true }, (test) => {
       }
     }
     await Promise.all(Array.from({ length: 10 }, (_, index) => work(index)))
-    isOver = true
+    isStopped = true
     await flushing
-    admin.destroy()
+    redis.disconnect()
     assert.ok(flushes > 10, `only ${flushes} flushes`)
     assert.equal(locks.stats().storeErrors, 0)
   })

@@ -1,4 +1,4 @@
-// The package as a user gets it: packed, installed in an empty folder, loaded through the platform's own package.
+// The package as a user gets it: packed, installed in an empty folder, loaded through the platform's package.
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { cpSync, existsSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
@@ -16,14 +16,14 @@ const unavailable = existsSync(join(root, addon)) ? false : `this machine builds
 
 let folder
 
-/** Packs a folder and gives the tarball's path. */
+/** Packs a folder. Returns the path of the tarball. */
 async function pack(source) {
   const { stdout } = await run('npm', ['pack', '--json', '--pack-destination', folder], { cwd: source })
   const packed = JSON.parse(stdout)
   return join(folder, (Array.isArray(packed) ? packed[0] : Object.values(packed)[0]).filename)
 }
 
-/** Installs tarballs in an empty folder, without any registry. */
+/** Installs tarballs in an empty folder, without a registry. */
 async function install(name, tarballs) {
   const target = mkdtempSync(join(folder, `${name}-`))
   writeFileSync(join(target, 'package.json'), '{ "private": true }')
@@ -45,7 +45,7 @@ before(() => {
 })
 after(() => rmSync(folder, { recursive: true, force: true }))
 
-test('installed with its platform package it loads and locks', { skip: unavailable }, async () => {
+test('the package loads and locks when its platform package is installed', { skip: unavailable }, async () => {
   const own = await pack(root)
   assert.ok(statSync(own).size < 100_000, `the tarball has ${statSync(own).size} bytes`)
   const platformFolder = join(folder, 'platform')
@@ -59,7 +59,7 @@ test('installed with its platform package it loads and locks', { skip: unavailab
   assert.equal(named.trim(), 'function function')
 })
 
-test('without its platform package it says what is missing and how to build it', async () => {
+test('without its platform package the error says what is missing and how to build it', async () => {
   const target = await install('bare', [await pack(root)])
   const failed = await run(process.execPath, ['-e', "require('holdfast')"], { cwd: target }).then(
     () => assert.fail('it loaded without an addon'),
@@ -68,13 +68,13 @@ test('without its platform package it says what is missing and how to build it',
   assert.match(failed, /Error: holdfast has no native addon for \S+ here: install .*, or build it .* `npm run build`, which needs Rust\./)
 })
 
-test('nothing is downloaded or run at installation', () => {
+test('the package has no install scripts and no dependencies', () => {
   const { scripts, dependencies } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
   for (const hook of ['preinstall', 'install', 'postinstall', 'prepare']) assert.equal(scripts[hook], undefined, hook)
   assert.equal(dependencies, undefined)
 })
 
-test('every target has its platform folder', () => {
+test('every target has a platform package', () => {
   const { napi, version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
   const names = {
     'x86_64-unknown-linux-gnu': 'linux-x64-gnu',

@@ -1,5 +1,4 @@
-// The profile for the optimised build: the work it is taken of, and the tool that it wants. The builds themselves take too long
-// for a test.
+// The profile for the optimised build: the workload and the tool that it needs. The builds take too long for a test.
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { chmod, mkdtemp, rm, writeFile } from 'node:fs/promises'
@@ -16,7 +15,7 @@ const root = fileURLToPath(new URL('..', import.meta.url))
 const run = promisify(execFile)
 const { LockService } = createRequire(import.meta.url)('../index.js')
 
-test('the work of the profile is done on every store, and leaves nothing held', { timeout: 120_000 }, async () => {
+test('the workload runs on every store and leaves no lock', { timeout: 120_000 }, async () => {
   const servers = await Promise.all([startRedis(), startRedisQuorum(), startMongod()])
   try {
     await run(process.execPath, ['scripts/workload.mjs', ...servers.map(({ url }) => `30:${url}`)], { cwd: root })
@@ -30,17 +29,17 @@ test('the work of the profile is done on every store, and leaves nothing held', 
   }
 })
 
-test('work for no store, or for no time, is refused', async () => {
+test('the workload rejects missing stores and durations', async () => {
   for (const args of [[], ['redis://127.0.0.1:1']]) {
     await assert.rejects(run(process.execPath, ['scripts/workload.mjs', ...args], { cwd: root }), /usage: node scripts\/workload/)
   }
 })
 
-test('an llvm-profdata is taken if it is as new as the compiler', { skip: process.platform === 'win32' }, async () => {
+test('an llvm-profdata is accepted if it is as new as the compiler', { skip: process.platform === 'win32' }, async () => {
   const folder = await mkdtemp(join(tmpdir(), 'holdfast-profdata-'))
   const tool = join(folder, 'llvm-profdata')
   try {
-    assert.equal(isAsNew(tool, 22), false, 'there is none')
+    assert.equal(isAsNew(tool, 22), false, 'the tool is missing')
     for (const [says, fits] of [['LLVM version 21.1.8', false], ['LLVM version 22.1.2', true], ['Debian LLVM version 100.0.0', true], ['?', false]]) {
       await writeFile(tool, `#!/bin/sh\necho '${says}'\n`)
       await chmod(tool, 0o755)

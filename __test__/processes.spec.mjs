@@ -1,4 +1,4 @@
-// The promises between real processes: what one of them does, or suffers, and what the others may count on.
+// The guarantees between processes: blocked, suspended, killed and exiting processes, and their effect on the others.
 import assert from 'node:assert/strict'
 import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
@@ -7,38 +7,38 @@ import { start } from './children/start.mjs'
 import { KINDS, suite } from './stores.mjs'
 import { assertGrowing, sleep, until, waiting } from './tools.mjs'
 
-/** What a child must know to use the store of a test. */
-const taskFor = (place, more) => ({ url: place.target, options: place.options, ...more })
+/** Returns the task of a child process that uses the store of a test. */
+const taskFor = (store, more) => ({ url: store.target, options: store.options, ...more })
 
-/** A wait whose end matters only if the test gets that far: what went wrong before is what it has to show. */
+/** Marks a promise as handled that is awaited later, so that an earlier failure is reported and not its rejection. */
 function later(promise) {
   promise.catch(() => {})
   return promise
 }
 
-/** A process must end by itself, and long before any lease would let it go. */
-async function ends(child, { code = 0, signal = null } = {}) {
+/** Asserts that a process ends by itself, long before its leases expire. */
+async function assertEnds(child, { code = 0, signal = null } = {}) {
   const end = await Promise.race([child.ended, sleep(20_000, undefined, { ref: false })])
-  assert.ok(end, `still there after 20 s; it said ${JSON.stringify(child.said)} ${child.stderr}`)
+  assert.ok(end, `still running after 20 s; its messages: ${JSON.stringify(child.messages)} ${child.stderr}`)
   assert.deepEqual(end, { code, signal }, child.stderr)
-  assert.deepEqual(child.said.filter((message) => message.error ?? message.unhandled), [])
+  assert.deepEqual(child.messages.filter((message) => message.error ?? message.unhandled), [])
 }
 
-async function endsQuietly(child) {
-  await ends(child)
+async function assertEndsQuietly(child) {
+  await assertEnds(child)
   assert.equal(child.stderr, '')
 }
 
-/** Four processes add to counters that only the lock protects. */
-async function addUp(t, place, { way, names, rounds, perRound }) {
+/** Asserts that four processes that add to counters under a lock lose no addition. */
+async function assertAddsUp(t, store, { scenario, names, rounds, perRound }) {
   const folder = await mkdtemp(join(tmpdir(), 'holdfast-count-'))
   t.after(() => rm(folder, { recursive: true, force: true }))
   for (const name of names) await writeFile(join(folder, name), JSON.stringify({ count: 0, fence: '0' }))
-  const task = taskFor(place, { way, names, rounds, folder })
-  const children = Array.from({ length: 4 }, () => start(t, 'count', task))
+  const task = taskFor(store, { scenario, names, rounds, folder })
+  const children = Array.from({ length: 4 }, () => start(t, 'counter', task))
   for (const child of children) {
     assert.equal(await child.next('lost', 80_000), 0)
-    await ends(child)
+    await assertEnds(child)
   }
   let sum = 0
   for (const name of names) sum += JSON.parse(await readFile(join(folder, name), 'utf8')).count
@@ -47,39 +47,39 @@ async function addUp(t, place, { way, names, rounds, perRound }) {
 
 for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-replica-set']) {
   suite(kind, 'leases between processes', (test) => {
-    test('a blocked event loop keeps its lock', async (place, t) => {
+    test('a process with a blocked event loop keeps its lock', async (store, t) => {
       const ttlMs = 600
-      const locks = await place.connect()
-      const holder = start(t, 'hold', taskFor(place, { names: 'n', acquire: { ttlMs } }))
+      const locks = await store.connect()
+      const holder = start(t, 'hold', taskFor(store, { names: 'n', acquire: { ttlMs } }))
       const fence = BigInt(await holder.next('held'))
       const waiter = later(locks.acquire('n', { waitMs: 60_000 }))
-      let [tries, wins, isOver] = [0, 0, false]
+      let [tries, wins, isStopped] = [0, 0, false]
       const trying = (async () => {
-        for (; !isOver; tries++) if (await locks.tryAcquire('n')) wins++
+        for (; !isStopped; tries++) if (await locks.tryAcquire('n')) wins++
       })()
 
-      holder.tell(`block ${4 * ttlMs}`)
+      holder.send(`block ${4 * ttlMs}`)
       const found = await holder.next('blocked')
-      isOver = true
+      isStopped = true
       await trying
       assert.deepEqual(found, { isHeld: true, aborted: false, lost: 0 })
       assert.equal(wins, 0)
       assert.ok(tries > 20, `only ${tries} tries`)
 
-      // It was this lock that stood in the way, and nothing else.
-      holder.tell('release')
+      // The name is free after the release: only this lock blocked it.
+      holder.send('release')
       assert.equal(await holder.next('released'), true)
       const lock = await waiter
       assert.ok(lock.fencingToken > fence)
       await lock.release()
     })
 
-    test('the lock of a killed process is taken over within its ttl and a second', async (place, t) => {
+    test('a waiter is granted the lock of a killed process within its ttl and a second', async (store, t) => {
       const ttlMs = 2000
-      const locks = await place.connect()
-      const holder = start(t, 'hold', taskFor(place, { names: ['n', 'm'], acquire: { ttlMs } }))
+      const locks = await store.connect()
+      const holder = start(t, 'hold', taskFor(store, { names: ['n', 'm'], acquire: { ttlMs } }))
       const fence = BigInt(await holder.next('held'))
-      // Long enough for the lease to be a renewed one.
+      // Long enough for a renewal.
       await sleep(ttlMs / 2)
       const waiters = ['n', 'm'].map((name) => later(locks.acquire(name, { waitMs: 60_000 })))
       await waiting(locks, 2)
@@ -88,7 +88,7 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
       const taken = await Promise.all(waiters)
       const tookMs = performance.now() - killedAt
       assert.ok(tookMs < ttlMs + 1000, `it took ${tookMs} ms`)
-      // Renewals come at a third of the ttl: nobody may have it much before the other two thirds are over.
+      // Renewals come at a third of the ttl: the lease lasts for about the other two thirds at least.
       assert.ok(tookMs > ttlMs / 3, `it took ${tookMs} ms`)
       for (const lock of taken) {
         assert.ok(lock.fencingToken > fence)
@@ -96,13 +96,13 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
       }
     })
 
-    test('a killed waiter blocks nobody for longer than its ttl and a second', async (place, t) => {
+    test('a killed waiter blocks other waiters for no longer than its ttl and a second', async (store, t) => {
       const ttlMs = 2000
-      const locks = await place.connect()
+      const locks = await store.connect()
       const held = await locks.acquire('n')
-      const first = start(t, 'line', taskFor(place))
+      const first = start(t, 'waiter', taskFor(store))
       await first.next('ready')
-      first.tell(JSON.stringify({ name: 'n', ttlMs }))
+      first.send(JSON.stringify({ name: 'n', ttlMs }))
       assert.equal(await first.next('waiting'), 'n')
       const second = later(locks.acquire('n', { waitMs: 60_000 }))
       await waiting(locks, 1)
@@ -116,18 +116,18 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
       await lock.release()
     })
 
-    test('a process that was suspended past its ttl knows so in its first line', async (place, t) => {
+    test('a process that was suspended past its ttl sees the loss at its first check', async (store, t) => {
       const ttlMs = 1500
-      const locks = await place.connect()
+      const locks = await store.connect()
       const variants = [
-        { loop: 'interval', look: 'isHeld' },
-        { loop: 'immediate', look: 'aborted' },
-        { loop: 'microtasks', look: 'throwIfAborted' },
-        { loop: 'busy', look: 'reason' },
+        { loop: 'interval', check: 'isHeld' },
+        { loop: 'immediate', check: 'aborted' },
+        { loop: 'microtasks', check: 'throwIfAborted' },
+        { loop: 'busy', check: 'reason' },
       ]
       const children = variants.map((variant) => {
-        const name = `${variant.loop}-${variant.look}`
-        return { name, process: start(t, 'gap', taskFor(place, { ...variant, name, ttlMs })) }
+        const name = `${variant.loop}-${variant.check}`
+        return { name, process: start(t, 'suspended', taskFor(store, { ...variant, name, ttlMs })) }
       })
       await Promise.all(
         children.map(async (child) => {
@@ -139,10 +139,10 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
       for (const child of children) child.process.kill('SIGCONT')
       for (const [index, child] of children.entries()) {
         assert.ok(taken[index].fencingToken > child.fence)
-        const expected = { isHeld: false, aborted: true, code: 'LOCK_LOST', heard: 1, remainingMs: 0 }
+        const expected = { isHeld: false, aborted: true, code: 'LOCK_LOST', abortEvents: 1, remainingMs: 0 }
         assert.deepEqual(await child.process.next('found'), expected, child.name)
-        await endsQuietly(child.process)
-        // Whatever the late process cleaned up, it was not its successor's.
+        await assertEndsQuietly(child.process)
+        // The clean-up of the suspended process did not affect the next holder.
         assert.equal((await locks.inspect(child.name)).fencingToken, taken[index].fencingToken)
         assert.equal(await taken[index].release(), true)
       }
@@ -150,25 +150,25 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
   })
 
   suite(kind, 'contention between processes', (test) => {
-    test('an unprotected counter adds up with acquire', (place, t) =>
-      addUp(t, place, { way: 'acquire', names: ['a'], rounds: 30, perRound: 1 }))
+    test('processes that increment a counter under acquire lose no increment', (store, t) =>
+      assertAddsUp(t, store, { scenario: 'acquire', names: ['a'], rounds: 30, perRound: 1 }))
 
-    test('an unprotected counter adds up with acquireLock', (place, t) =>
-      addUp(t, place, { way: 'acquireLock', names: ['a'], rounds: 20, perRound: 1 }))
+    test('processes that increment a counter under acquireLock lose no increment', (store, t) =>
+      assertAddsUp(t, store, { scenario: 'acquireLock', names: ['a'], rounds: 20, perRound: 1 }))
 
-    test('unprotected counters add up with overlapping sets of names', (place, t) =>
-      addUp(t, place, { way: 'several', names: ['a', 'b', 'c', 'd', 'e'], rounds: 20, perRound: 2 }))
+    test('processes that increment counters under overlapping sets of names lose no increment', (store, t) =>
+      assertAddsUp(t, store, { scenario: 'several', names: ['a', 'b', 'c', 'd', 'e'], rounds: 20, perRound: 2 }))
 
-    test('a process killed in the middle of everything leaves a usable store', async (place, t) => {
-      place.leaves = true
+    test('a process killed under load leaves a usable store', async (store, t) => {
+      store.mayLeaveLocks = true
       const ttlMs = 1000
       for (let round = 0; round < 3; round++) {
-        const child = start(t, 'storm', taskFor(place, { name: 's', ttlMs }))
+        const child = start(t, 'load', taskFor(store, { name: 's', ttlMs }))
         await child.next('going')
         await sleep(Math.random() * 40)
         child.kill('SIGKILL')
         assert.equal((await child.ended).signal, 'SIGKILL')
-        const locks = await place.connect()
+        const locks = await store.connect()
         const names = Array.from({ length: 10 }, (_, index) => `s:${index}`)
         const taken = await Promise.all(names.map((name) => locks.acquire([name, `${name}:more`], { waitMs: 20_000 })))
         for (const lock of taken) assert.equal(await lock.release(), true)
@@ -177,16 +177,16 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
     })
 
     if (!KINDS[kind].ordered) return
-    test('waiters of two processes are served in the order of arrival', async (place, t) => {
-      const locks = await place.connect()
+    test('waiters of two processes are served in the order of arrival', async (store, t) => {
+      const locks = await store.connect()
       const held = await locks.acquire('n')
-      const children = [start(t, 'line', taskFor(place)), start(t, 'line', taskFor(place))]
+      const children = [start(t, 'waiter', taskFor(store)), start(t, 'waiter', taskFor(store))]
       for (const child of children) await child.next('ready')
-      const asked = Array.from({ length: 12 }, (_, index) => index)
-      for (const index of asked) {
-        // In pairs, so that neighbours in the line are of one process as well as of two.
+      const expected = Array.from({ length: 12 }, (_, index) => index)
+      for (const index of expected) {
+        // In pairs, so that neighbours in the queue belong to one process or to two.
         const child = children[(index >> 1) % 2]
-        child.tell(JSON.stringify({ name: 'n', as: index }))
+        child.send(JSON.stringify({ name: 'n', label: index }))
         await child.next('waiting')
       }
       await held.release()
@@ -195,84 +195,84 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
         for (let count = 0; count < 6; count++) served.push(await child.next('served'))
       }
       served.sort((one, other) => (BigInt(one.fence) < BigInt(other.fence) ? -1 : 1))
-      assert.deepEqual(served.map(({ as }) => as), asked)
-      for (const child of children) await child.dismiss()
+      assert.deepEqual(served.map(({ label }) => label), expected)
+      for (const child of children) await child.endInput()
     })
   })
 }
 
-suite('sqlite', 'a file that does not exist yet', (test) => {
-  test('eight processes connect to it at the same time', async (place, t) => {
-    const task = taskFor(place, { name: 'n', at: Date.now() + 2000 })
-    const children = Array.from({ length: 8 }, () => start(t, 'meet', task))
+suite('sqlite', 'a missing file', (test) => {
+  test('eight processes connect to a missing file at the same time', async (store, t) => {
+    const task = taskFor(store, { name: 'n', at: Date.now() + 2000 })
+    const children = Array.from({ length: 8 }, () => start(t, 'connect', task))
     const fences = await Promise.all(children.map((child) => child.next('served')))
-    await Promise.all(children.map(endsQuietly))
+    await Promise.all(children.map(assertEndsQuietly))
     assertGrowing(fences.map(BigInt).sort((one, other) => (one < other ? -1 : 1)))
   })
 })
 
 for (const kind of Object.keys(KINDS)) {
   suite(kind, 'the end of a process', (test) => {
-    const leave = (t, place, way, more) => start(t, 'leave', taskFor(place, { name: 'n', way, ...more }), { orders: false })
+    const startExit = (t, store, scenario, more) => start(t, 'exit', taskFor(store, { name: 'n', scenario, ...more }), { requests: false })
 
-    for (const way of ['renewing', 'gist', 'waited', 'closed', 'unawaited', 'hooks']) {
-      test(`it ends by itself: ${way}`, async (place, t) => {
-        place.leaves = way !== 'closed' && way !== 'unawaited'
-        const child = leave(t, place, way)
-        await endsQuietly(child)
+    for (const scenario of ['renewing', 'gist', 'waited', 'closed', 'unawaited', 'hooks']) {
+      test(`a process ends by itself: ${scenario}`, async (store, t) => {
+        store.mayLeaveLocks = scenario !== 'closed' && scenario !== 'unawaited'
+        const child = startExit(t, store, scenario)
+        await assertEndsQuietly(child)
         const expected = {
           gist: [{ acquired: true }],
           waited: [{ codes: ['LOCK_TIMEOUT', 'LOCK_TIMEOUT', 'LOCK_TIMEOUT'] }],
           hooks: [{ isHeld: true }],
         }
-        assert.deepEqual(child.said, expected[way] ?? [])
+        assert.deepEqual(child.messages, expected[scenario] ?? [])
       })
     }
 
     for (const afterMs of [0, 30, 200]) {
-      test(`process.exit() with calls in flight, after ${afterMs} ms`, async (place, t) => {
-        place.leaves = true
-        const child = leave(t, place, 'exit', { afterMs })
-        await ends(child, { code: 7 })
+      test(`process.exit() after ${afterMs} ms ends a process with calls in flight`, async (store, t) => {
+        store.mayLeaveLocks = true
+        const child = startExit(t, store, 'exit', { afterMs })
+        await assertEnds(child, { code: 7 })
         assert.equal(child.stderr, '')
       })
     }
 
-    test('an uncaught error with calls in flight', async (place, t) => {
-      place.leaves = true
-      const child = leave(t, place, 'throws')
-      await ends(child, { code: 1 })
+    test('an uncaught error ends a process with calls in flight', async (store, t) => {
+      store.mayLeaveLocks = true
+      const child = startExit(t, store, 'throws')
+      await assertEnds(child, { code: 1 })
       assert.match(child.stderr, /on purpose/)
     })
 
-    test('SIGTERM without a handler', async (place, t) => {
-      place.leaves = true
-      const child = leave(t, place, 'terminated')
+    test('SIGTERM without a handler ends the process', async (store, t) => {
+      store.mayLeaveLocks = true
+      const child = startExit(t, store, 'terminated')
       await child.next('ready')
       child.kill('SIGTERM')
-      await ends(child, { code: null, signal: 'SIGTERM' })
+      await assertEnds(child, { code: null, signal: 'SIGTERM' })
       assert.equal(child.stderr, '')
     })
 
-    test('SIGTERM with a handler that closes the service', async (place, t) => {
-      const child = leave(t, place, 'graceful')
+    test('SIGTERM with a handler that closes the service ends the process', async (store, t) => {
+      const child = startExit(t, store, 'graceful')
       await child.next('ready')
       child.kill('SIGTERM')
-      await endsQuietly(child)
+      await assertEndsQuietly(child)
     })
   })
 
   suite(kind, 'worker threads', (test) => {
-    for (const way of ['midLease', 'midWait', 'midCalls', 'reload', 'together']) {
-      test(way, async (place, t) => {
-        place.leaves = true
+    for (const scenario of ['midLease', 'midWait', 'midCalls', 'reload', 'together']) {
+      test(scenario, async (store, t) => {
+        store.mayLeaveLocks = true
         const rounds = 25
-        const child = start(t, 'threads', taskFor(place, { name: 'n', way, rounds }), { orders: false })
-        await until('it is done', () => child.end ?? child.said.some(({ done }) => done), 60_000)
-        await ends(child)
+        const child = start(t, 'threads', taskFor(store, { name: 'n', scenario, rounds }), { requests: false })
+        await until('the child is done', () => child.end ?? child.messages.some(({ done }) => done), 60_000)
+        await assertEnds(child)
         assert.equal(child.stderr, '')
-        assert.ok(child.said.some(({ done }) => done))
-        if (way === 'together') assert.equal(child.said[0].count, 4 * rounds)
+        assert.ok(child.messages.some(({ done }) => done))
+        if (scenario === 'together') assert.equal(child.messages[0].count, 4 * rounds)
       })
     }
   })

@@ -1,18 +1,19 @@
-// A bad network on demand: a TCP proxy in front of a real server, and the setting that the tests with it share.
+// A faulty network on demand: a TCP proxy in front of a real server, and the fixture of the tests that use it.
 import assert from 'node:assert/strict'
 import net from 'node:net'
 import { after, before, describe, it } from 'node:test'
 import { startMongod, startRedis } from '../scripts/servers.mjs'
 import { LockService } from '../index.js'
-import { random } from './stores.mjs'
+import { random, skip } from './stores.mjs'
 import { until } from './tools.mjs'
 
-/** One client's connection through the proxy. What is held back keeps its order, as on a real wire. */
-class Pair {
-  #held = { toServer: [], toClient: [] }
-  #waits = { toServer: Promise.resolve(), toClient: Promise.resolve() }
-  isLosing = false
-  isStranded = false
+/** One client's connection through the proxy. Held data keeps its order, as on a real network. */
+class ProxiedConnection {
+  #pending = { toServer: [], toClient: [] }
+  #delayed = { toServer: Promise.resolve(), toClient: Promise.resolve() }
+  /** Called with the next reply, which is dropped together with all later ones. */
+  onDroppedReply
+  isBlackholed = false
 
   constructor(proxy, client, port) {
     this.proxy = proxy
@@ -24,23 +25,24 @@ class Pair {
       socket.on('close', () => this.cut())
     }
     client.on('data', (data) => {
-      proxy.saw(this, data)
+      if (proxy.intercept?.(data, this)) return
+      proxy.onRequest(this, data)
       this.#pass('toServer', data)
     })
     this.server.on('data', (data) => {
-      if (proxy.answered(this)) return
-      this.#pass('toClient', data)
+      if (this.onDroppedReply) this.onDroppedReply()
+      else this.#pass('toClient', data)
     })
   }
 
   #pass(direction, data) {
-    if (this.isStranded) return
-    const { holds, lagMs } = this.proxy
-    if (holds[direction] || this.#held[direction].length > 0) this.#held[direction].push(data)
-    else if (lagMs === 0) this.#write(direction, data)
+    if (this.isBlackholed) return
+    const { holds, delayMs } = this.proxy
+    if (holds[direction] || this.#pending[direction].length > 0) this.#pending[direction].push(data)
+    else if (delayMs === 0) this.#write(direction, data)
     else {
-      const sent = new Promise((resolve) => setTimeout(resolve, lagMs))
-      this.#waits[direction] = Promise.all([this.#waits[direction], sent]).then(() => this.#write(direction, data))
+      const waited = new Promise((resolve) => setTimeout(resolve, delayMs))
+      this.#delayed[direction] = Promise.all([this.#delayed[direction], waited]).then(() => this.#write(direction, data))
     }
   }
 
@@ -49,41 +51,59 @@ class Pair {
     if (!socket.destroyed) socket.write(data)
   }
 
+  /** Sends the held data. */
   resume() {
     for (const direction of ['toServer', 'toClient']) {
-      for (const data of this.#held[direction].splice(0)) this.#write(direction, data)
+      for (const data of this.#pending[direction].splice(0)) this.#write(direction, data)
     }
   }
 
+  /** Resets both ends. */
   cut() {
-    if (!this.proxy.pairs.delete(this)) return
+    if (!this.proxy.connections.delete(this)) return
     for (const socket of [this.client, this.server]) {
-      // A socket that is about to end takes no reset: Node 20 would then wait for its handle for ever at exit.
+      // No reset for a socket that is about to end: Node 20 would wait for its handle at exit for ever.
       if (socket.writableEnded) socket.destroy()
       else socket.resetAndDestroy()
+    }
+  }
+
+  /**
+   * Sends the first `length` bytes of a request, and pauses the client. Returns a function that sends the rest.
+   *
+   * For `intercept`.
+   */
+  split(data, length) {
+    this.server.write(data.subarray(0, length))
+    this.client.pause()
+    return () => {
+      this.server.write(data.subarray(length))
+      this.client.resume()
     }
   }
 }
 
 class Proxy {
-  pairs = new Set()
+  connections = new Set()
   holds = { toServer: false, toClient: false }
-  lagMs = 0
+  delayMs = 0
+  /** `(data, connection)`: returns whether it forwards a request itself. */
+  intercept
   #traps = []
   #target
   #listener
 
-  constructor(target) {
+  constructor(target, intercept) {
     this.#target = target
+    this.intercept = intercept
   }
 
   /** Listens, on the same port each time. */
   async up() {
-    // Below the range of outgoing connections: a client that connects again and again to a port in that range, while
-    // nobody listens there, meets itself in the end.
+    // Below the ephemeral ports: a client that keeps connecting to a closed ephemeral port connects to itself in the end.
     for (let tries = 0; ; tries++) {
       const port = this.port ?? 15_000 + Math.floor(Math.random() * 15_000)
-      const listener = net.createServer((client) => this.pairs.add(new Pair(this, client, this.#target)))
+      const listener = net.createServer((client) => this.connections.add(new ProxiedConnection(this, client, this.#target)))
       const error = await new Promise((resolve) => listener.once('error', resolve).listen(port, '127.0.0.1', resolve))
       if (error) {
         if (tries > 20) throw error
@@ -96,61 +116,56 @@ class Proxy {
     }
   }
 
-  /** Every connection breaks. */
+  /** Breaks every connection. */
   cut() {
-    for (const pair of this.pairs) pair.cut()
+    for (const connection of this.connections) connection.cut()
   }
 
-  /** Nothing is to be reached: connections break, and new ones are refused. */
+  /** Breaks every connection and refuses new ones, until `up()`. */
   async down() {
     const closed = new Promise((resolve) => this.#listener.close(resolve))
     this.cut()
     await closed
   }
 
-  /** Answers are held back, requests are not; both with `freeze`. */
-  hold() {
+  /** Holds replies, but not requests, until `resume()`. */
+  holdReplies() {
     this.holds.toClient = true
   }
 
+  /** Holds requests and replies, until `resume()`. */
   freeze() {
     this.holds = { toServer: true, toClient: true }
   }
 
-  /** The connections that there are stay open, and carry nothing any more; new ones are as good as ever. */
-  strand() {
-    for (const pair of this.pairs) pair.isStranded = true
+  /** Drops all data of the open connections, which stay open. New connections work. */
+  blackhole() {
+    for (const connection of this.connections) connection.isBlackholed = true
   }
 
-  /** Whatever was held back arrives now. */
+  /** Sends the held data, and holds nothing any more. */
   resume() {
     this.holds = { toServer: false, toClient: false }
-    for (const pair of this.pairs) pair.resume()
+    for (const connection of this.connections) connection.resume()
   }
 
   /**
-   * The answer to the next request with `text` in it (after `skip` others) gets lost, and whatever comes after it on that
-   * connection: a wire does not lose parts of what it carries. Resolves to `true` when the server has answered, so that
-   * it has done the work.
+   * Drops the reply to the next request that contains `text` (after `skip` others), and everything after it on that connection:
+   * a TCP connection does not lose single parts. Resolves to `true` when the server has replied, so that it has executed the request.
    */
-  loseReply(text, skip = 0) {
+  dropReply(text, skip = 0) {
     return new Promise((resolve) => this.#traps.push({ text, skip, resolve: () => resolve(true) }))
   }
 
-  /** No further answer gets lost. */
-  disarm() {
+  /** Drops no further replies. */
+  stopDroppingReplies() {
     this.#traps.length = 0
   }
 
-  saw(pair, data) {
+  /** Called with each request before it is forwarded. */
+  onRequest(connection, data) {
     const index = this.#traps.findIndex(({ text }) => data.includes(text))
-    if (index >= 0 && this.#traps[index].skip-- === 0) pair.isLosing = this.#traps.splice(index, 1)[0].resolve
-  }
-
-  answered(pair) {
-    if (!pair.isLosing) return false
-    pair.isLosing()
-    return true
+    if (index >= 0 && this.#traps[index].skip-- === 0) connection.onDroppedReply = this.#traps.splice(index, 1)[0].resolve
   }
 
   async close() {
@@ -158,26 +173,27 @@ class Proxy {
   }
 }
 
-export async function startProxy(port) {
-  const proxy = new Proxy(port)
+/** Starts a proxy in front of a port of this machine. */
+export async function startProxy(port, { intercept } = {}) {
+  const proxy = new Proxy(port, intercept)
   await proxy.up()
   return proxy
 }
 
 const mongodbUrl = (port) => `mongodb://127.0.0.1:${port}/holdfast?directConnection=true`
 
-/** The servers that a proxy can stand in front of. */
+/** The servers that can be tested behind a proxy. */
 export const SERVERS = {
   redis: { engine: 'redis', start: startRedis, url: (port) => `redis://127.0.0.1:${port}` },
   mongodb: { engine: 'mongodb', start: startMongod, url: mongodbUrl },
   'mongodb-replica-set': { engine: 'mongodb', start: (how) => startMongod({ replicaSet: true, ...how }), url: mongodbUrl },
 }
 
-/** Longest that a call may take to come back where a store's time-out ends it: the rest is for a slow machine. */
+/** How much longer than the store timeout a call may take: for a slow machine. */
 export const SLACK_MS = 1000
 
-/** A service behind a proxy, one that reaches the store directly, and both their ends. */
-class Scene {
+/** A server, a proxy, services behind the proxy, and the service `direct` that bypasses it. */
+class ProxyFixture {
   #services = []
 
   constructor(kind, server) {
@@ -192,17 +208,17 @@ class Scene {
     return this
   }
 
-  // These are properties, so that a test can take out what it needs and pass the rest on.
+  // These are properties, so that tests can destructure them.
   connect = async (options, port = this.proxy.port) => {
     const service = await LockService.connect(SERVERS[this.kind].url(port), { ...this.options, ...options })
     this.#services.push(service)
     return service
   }
 
-  /** What a name is called in the store, which no other part of a request contains. */
+  /** Returns the key of a name in the store. No other part of a request contains it. */
   key = (name) => `${this.options.keyPrefix}${name}`
 
-  /** A service behind the proxy that has done everything once, so that nothing is left to be set up (scripts, pools). */
+  /** Connects a service through the proxy, and makes each kind of call once, so that scripts and pools are set up. */
   warm = async (options) => {
     const locks = await this.connect({ storeTimeoutMs: 4000, ...options })
     const lock = await locks.acquire(['warm', 'up'])
@@ -213,7 +229,7 @@ class Scene {
     return locks
   }
 
-  /** Closes every service but `keep`, which ends whatever they may still have on its way. */
+  /** Closes every service but `keep`, which ends their background releases. */
   async closeServices(keep) {
     await Promise.all(this.#services.filter((service) => service !== keep).map((service) => service.close()))
   }
@@ -225,13 +241,13 @@ class Scene {
 }
 
 /**
- * A group of tests with a server of its own, or one for each test with `serverPerTest`, started with `args`. A test gets
- * `(scene, t)`, and must leave nothing in the store.
+ * Declares a group of tests with a separate server, or with one for each test (`serverPerTest`), started with `args`. A test
+ * gets `(fixture, t)`, and must leave nothing in the store.
  */
-export function scenes(kind, title, { serverPerTest = false, args }, define) {
+export function proxySuite(kind, title, { serverPerTest = false, args }, define) {
   describe(`${kind}: ${title}`, { concurrency: serverPerTest ? 2 : 4 }, () => {
     let shared
-    const start = () => SERVERS[kind].start({ args }).catch((error) => ({ trouble: error.message }))
+    const start = () => SERVERS[kind].start({ args }).catch((error) => ({ startError: error.message }))
     if (!serverPerTest) {
       before(async () => void (shared = await start()))
       after(() => shared.stop?.())
@@ -239,21 +255,18 @@ export function scenes(kind, title, { serverPerTest = false, args }, define) {
     define((name, body) =>
       it(name, { timeout: 90_000 }, async (t) => {
         const server = shared ?? (await start())
-        if (server.trouble) {
-          assert.ok(!process.env.CI, server.trouble)
-          return t.skip(`no ${kind}: ${server.trouble}`)
-        }
-        const scene = new Scene(kind, server)
+        if (server.startError) return skip(t, `no ${kind}: ${server.startError}`)
+        const fixture = new ProxyFixture(kind, server)
         try {
-          await scene.open()
-          await body(scene, t)
-          await scene.closeServices(scene.direct)
-          // A name that was handed to a waiter of a service that is gone is kept for it for 2 s.
-          const kept = async () => (await scene.direct.list()).some(({ fencingToken }) => fencingToken === null)
-          await until('nothing is kept for a waiter', async () => !(await kept()))
-          assert.deepEqual(await scene.direct.list(), [], 'the test left locks behind')
+          await fixture.open()
+          await body(fixture, t)
+          await fixture.closeServices(fixture.direct)
+          // A name that was reserved for a waiter of a closed service stays reserved for 2 s.
+          const isReserved = async () => (await fixture.direct.list()).some(({ fencingToken }) => fencingToken === null)
+          await until('no name is reserved', async () => !(await isReserved()))
+          assert.deepEqual(await fixture.direct.list(), [], 'the test left locks behind')
         } finally {
-          await scene.close()
+          await fixture.close()
           if (serverPerTest) await server.stop()
         }
       }),

@@ -1,64 +1,64 @@
-// The queue of a store between real processes: who is served when, and who holds nobody up.
+// The queue of a store between processes: the order of waiters, and waiters that are aborted, suspended or killed.
 import assert from 'node:assert/strict'
 import { Worker } from 'node:worker_threads'
-import { Crowd, named, standStill } from './crowd.mjs'
+import { WaiterProcesses, labels, suspend } from './waiter-processes.mjs'
 import { suite } from './stores.mjs'
 import { rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
 
-/** How long a waiter that stands still may keep a name that it was handed, and what a busy machine may add. */
-const STANDSTILL_MS = 2000 + SOON_MS
+/** The longest time for which a suspended waiter may keep a name that was reserved for it, plus slack. */
+const RESERVATION_MS = 2000 + SOON_MS
 
-const crowd = (t, place) => new Crowd(t, { url: place.target, options: place.options })
+const waiterProcesses = (t, store) => new WaiterProcesses(t, { url: store.target, options: store.options })
 
-/** The cases that every store with a queue passes whose processes meet in a server. */
+/** The cases for every server store with a queue. */
 export function queue(kind) {
   suite(kind, 'the order of waiters', (test) => {
-    test('4 processes × 25 waiters are served in the order of their arrival', async (place, t) => {
-      const locks = await place.connect()
-      const all = crowd(t, place)
+    test('4 processes × 25 waiters are served in the order of arrival', async (store, t) => {
+      const locks = await store.connect()
+      const waiters = waiterProcesses(t, store)
       const held = await locks.acquire('n')
-      const children = await all.processes(4)
+      const children = await waiters.processes(4)
       const expected = []
       for (let index = 0; index < 100; index++) {
-        // Now and then twice in a row, so that neighbours are of one process as well as of two.
+        // Sometimes twice in a row, so that neighbours belong to one process or to two.
         const letter = Math.floor(index / (index % 3 === 0 ? 2 : 1)) % 4
         expected.push(`${letter}-${index}`)
-        await all.enqueue(children[letter], `${letter}-${index}`)
+        await waiters.enqueue(children[letter], `${letter}-${index}`)
       }
       assert.equal(await held.release(), true)
-      await all.serves(expected)
-      await all.isOver()
+      await waiters.assertServed(expected)
+      await waiters.assertUnused()
     })
 
-    test('a process with 200 waiters and one with 1 take turns by arrival, not by process', async (place, t) => {
-      const locks = await place.connect()
-      const all = crowd(t, place)
+    test('the waiters of two processes are served in the order of arrival, whatever their numbers', async (store, t) => {
+      const locks = await store.connect()
+      const waiters = waiterProcesses(t, store)
       const held = await locks.acquire('n')
-      const [many, single] = await all.processes(2)
-      const expected = [...named('m', 70), 's0', ...named('m', 200).slice(70)]
-      for (const as of expected) await all.enqueue(as[0] === 'm' ? many : single, as)
+      const [many, single] = await waiters.processes(2)
+      const expected = [...labels('m', 70), 's0', ...labels('m', 200).slice(70)]
+      for (const label of expected) await waiters.enqueue(label[0] === 'm' ? many : single, label)
       assert.equal(await held.release(), true)
-      // Its next waiter comes while the others are served: behind them all.
+      // The next waiter of that process arrives while the others are served: it is the last one.
       await single.next('served')
-      single.tell(JSON.stringify({ verb: 'wait', as: 's1', name: 'n' }))
-      await all.serves([...expected, 's1'])
-      await all.isOver()
+      single.send(JSON.stringify({ verb: 'wait', label: 's1', name: 'n' }))
+      await waiters.assertServed([...expected, 's1'])
+      await waiters.assertUnused()
     })
 
-    test('neither a single try nor another tool’s ever passes the queue', async (place, t) => {
-      const [locks, passer] = await place.connectAll(2)
-      const all = crowd(t, place)
+    test('neither tryAcquire nor another tool overtakes the queue', async (store, t) => {
+      const [locks, other] = await store.connectAll(2)
+      const waiters = waiterProcesses(t, store)
       const held = await locks.acquire('n')
-      const children = await all.processes(2)
-      const expected = named('w', 40)
-      for (const [index, as] of expected.entries()) await all.enqueue(children[index % 2], as)
+      const children = await waiters.processes(2)
+      const expected = labels('w', 40)
+      for (const [index, label] of expected.entries()) await waiters.enqueue(children[index % 2], label)
       let tries = 0
-      const passing = async (attempt) => {
-        for (; (await all.served()).length < expected.length; tries++) {
+      const overtake = async (attempt) => {
+        for (; (await waiters.served()).length < expected.length; tries++) {
           const free = await attempt()
           if (free === null) continue
-          // Whoever gets it has to be the last one.
-          assert.deepEqual(await all.served(), expected)
+          // Granted only after the last waiter.
+          assert.deepEqual(await waiters.served(), expected)
           return free()
         }
       }
@@ -66,194 +66,195 @@ export function queue(kind) {
         const lock = await service.tryAcquire('n')
         return lock && (() => lock.release())
       }
-      const theirs = async () => ((await all.ledger.takes('n')) ? () => all.ledger.frees('n') : null)
-      const over = Promise.all([passing(() => ours(locks)), passing(() => ours(passer)), passing(theirs)])
+      const theirs = async () => ((await waiters.recorder.acquire('n')) ? () => waiters.recorder.release('n') : null)
+      const attempts = Promise.all([overtake(() => ours(locks)), overtake(() => ours(other)), overtake(theirs)])
       assert.equal(await held.release(), true)
-      await all.serves(expected)
-      await over
+      await waiters.assertServed(expected)
+      await attempts
       assert.ok(tries > 30, `only ${tries} tries`)
     })
 
-    test('waiters in worker threads are as good as processes', async (place, t) => {
-      const locks = await place.connect()
+    test('waiters in worker threads are served in the order of arrival', async (store, t) => {
+      const locks = await store.connect()
       const held = await locks.acquire('n')
-      const task = JSON.stringify({ url: place.target, options: place.options })
-      const threads = Array.from({ length: 3 }, () => new Worker(new URL('children/crowd-thread.mjs', import.meta.url), { argv: [task] }))
+      const task = JSON.stringify({ url: store.target, options: store.options })
+      const threads = Array.from({ length: 3 }, () => new Worker(new URL('children/waiter-thread.mjs', import.meta.url), { argv: [task] }))
       t.after(() => Promise.all(threads.map((thread) => thread.terminate())))
-      const [served, places] = [[], []]
+      const [served, positions] = [[], []]
       let ready = 0
       for (const thread of threads) {
-        thread.on('message', (told) => {
-          if (told.ready) ready++
-          if (told.waiting) places.push(thread)
-          if (told.served) served.push(told.served)
+        thread.on('message', (message) => {
+          if (message.ready) ready++
+          if (message.waiting) positions.push(thread)
+          if (message.served) served.push(message.served)
         })
       }
       await until('the threads are ready', () => ready === threads.length)
       for (let index = 0; index < 12; index++) {
         threads[index % 3].postMessage(index)
-        await until('it waits', () => places.length === index + 1)
+        await until('the thread waits', () => positions.length === index + 1)
       }
-      // The first of them ends in the middle of its waiting: those behind it are not held up for long.
+      // The first thread ends while it waits: it delays the others only briefly.
       await threads[0].terminate()
       assert.equal(await held.release(), true)
       const expected = Array.from({ length: 12 }, (_, index) => index).filter((index) => index % 3 !== 0)
       await until('all are served', () => served.length === expected.length)
       served.sort((one, other) => (BigInt(one.fence) < BigInt(other.fence) ? -1 : 1))
-      assert.deepEqual(served.map(({ as }) => as), expected)
+      assert.deepEqual(served.map(({ label }) => label), expected)
     })
   })
 
-  suite(kind, 'waiters that drop out', (test) => {
-    /** A holder, and processes whose waiters stand in line in the given order: `a0` is of the first process. */
-    async function line(t, place, order) {
-      const locks = await place.connect()
-      const all = crowd(t, place)
+  suite(kind, 'waiters that disappear', (test) => {
+    /** Starts a holder, and processes whose waiters queue in the given order: `a0` belongs to the first process. */
+    async function startQueue(t, store, order) {
+      const locks = await store.connect()
+      const waiters = waiterProcesses(t, store)
       const held = await locks.acquire('n', { ttlMs: 60_000 })
       const letters = [...new Set(order.map(([letter]) => letter))]
-      const children = await all.processes(letters.length)
+      const children = await waiters.processes(letters.length)
       const by = Object.fromEntries(letters.map((letter, index) => [letter, children[index]]))
-      for (const as of order) await all.enqueue(by[as[0]], as)
-      return { all, by, held, locks }
+      for (const label of order) await waiters.enqueue(by[label[0]], label)
+      return { waiters, by, held, locks }
     }
 
-    test('a killed process holds nobody up, wherever its waiters stand', async (place, t) => {
-      const order = [...named('a', 10), 'b0', 'a10', 'c0', 'b1', 'a11']
-      const { all, by, held } = await line(t, place, order)
+    test('the waiters of a killed process do not block other waiters', async (store, t) => {
+      const order = [...labels('a', 10), 'b0', 'a10', 'c0', 'b1', 'a11']
+      const { waiters, by, held } = await startQueue(t, store, order)
       by.a.kill('SIGKILL')
       await by.a.ended
       const releasedAt = performance.now()
       assert.equal(await held.release(), true)
-      await all.serves(['b0', 'c0', 'b1'])
-      // Far less than the leases of 60 s that were asked for.
+      await waiters.assertServed(['b0', 'c0', 'b1'])
+      // Far less than the ttl of 60 s.
       const tookMs = performance.now() - releasedAt
-      assert.ok(tookMs < STANDSTILL_MS, `it took ${tookMs} ms`)
+      assert.ok(tookMs < RESERVATION_MS, `it took ${tookMs} ms`)
     })
 
-    test('a process killed with the name in its hands costs its lease, and no more', async (place, t) => {
-      const { all, by, held } = await line(t, place, named('b', 3))
-      // It comes last, and its turn comes with a lease of 1 s.
-      await all.enqueue(by.b, 'b3', { ttlMs: 1000, holdMs: 60_000 })
-      const [heir] = await all.processes(1)
-      await all.enqueue(heir, 'c0')
+    test('a process killed while it holds the name blocks the next waiter for its lease only', async (store, t) => {
+      const { waiters, by, held } = await startQueue(t, store, labels('b', 3))
+      // Its last waiter gets a lease of 1 s.
+      await waiters.enqueue(by.b, 'b3', { ttlMs: 1000, holdMs: 60_000 })
+      const [successor] = await waiters.processes(1)
+      await waiters.enqueue(successor, 'c0')
       assert.equal(await held.release(), true)
-      await all.serves(['b0', 'b1', 'b2', 'b3'], { holds: true })
+      await waiters.assertServed(['b0', 'b1', 'b2', 'b3'], { holds: true })
       by.b.kill('SIGKILL')
       await by.b.ended
       const killedAt = performance.now()
-      await heir.next('served')
+      await successor.next('served')
       assert.ok(performance.now() - killedAt < 1000 + SOON_MS)
-      assert.ok((await all.served()).includes('c0'))
+      assert.ok((await waiters.served()).includes('c0'))
     })
 
-    test('a stopped process is passed over, and comes back to its places', async (place, t) => {
-      const order = [...named('a', 5), 'b0', 'c0']
-      const { all, by, held } = await line(t, place, order.slice(0, 5))
-      const [b, c] = await all.processes(2)
-      await all.enqueue(b, 'b0', { holdMs: 4000 })
-      await all.enqueue(c, 'c0')
-      await standStill(by.a)
+    test('a suspended process is skipped, and keeps its positions', async (store, t) => {
+      const order = [...labels('a', 5), 'b0', 'c0']
+      const { waiters, by, held } = await startQueue(t, store, order.slice(0, 5))
+      const [b, c] = await waiters.processes(2)
+      await waiters.enqueue(b, 'b0', { holdMs: 4000 })
+      await waiters.enqueue(c, 'c0')
+      await suspend(by.a)
       const releasedAt = performance.now()
       assert.equal(await held.release(), true)
-      await until('the next live one is served', async () => (await all.served()).length > 0)
+      await until('the next live waiter is served', async () => (await waiters.served()).length > 0)
       const tookMs = performance.now() - releasedAt
-      // Once for the process, and not once for each of its waiters.
-      assert.ok(tookMs < STANDSTILL_MS, `it took ${tookMs} ms`)
-      // While that one holds the name.
+      // One reservation for the process, and not one for each of its waiters.
+      assert.ok(tookMs < RESERVATION_MS, `it took ${tookMs} ms`)
+      // While `b0` holds the name.
       by.a.kill('SIGCONT')
-      await all.serves(['b0', ...named('a', 5), 'c0'])
-      await all.isOver()
+      await waiters.assertServed(['b0', ...labels('a', 5), 'c0'])
+      await waiters.assertUnused()
     })
 
-    test('an aborted first waiter leaves at once', async (place, t) => {
-      const { all, by, held } = await line(t, place, ['a0', 'b0', 'a1'])
-      by.a.tell(JSON.stringify({ verb: 'abort', as: 'a0' }))
-      assert.deepEqual(await by.a.next('gaveUp'), { as: 'a0', code: 'enough' })
-      await until('its place is gone', async () => (await all.places()).length === 2)
+    test('an aborted first waiter leaves the queue at once', async (store, t) => {
+      const { waiters, by, held } = await startQueue(t, store, ['a0', 'b0', 'a1'])
+      by.a.send(JSON.stringify({ verb: 'abort', label: 'a0' }))
+      assert.deepEqual(await by.a.next('failed'), { label: 'a0', code: 'enough' })
+      await until('its position is removed', async () => (await waiters.positions()).length === 2)
       const releasedAt = performance.now()
       assert.equal(await held.release(), true)
-      await all.serves(['b0', 'a1'])
+      await waiters.assertServed(['b0', 'a1'])
       assert.ok(performance.now() - releasedAt < SOON_MS)
-      await all.isOver()
+      await waiters.assertUnused()
     })
 
-    test('whoever gives up while the name is handed to it hands it on', async (place, t) => {
-      const [locks, quitter] = await place.connectAll(2)
-      const all = crowd(t, place)
-      const [child] = await all.processes(1)
+    test('a waiter that is aborted during the hand-off passes the name on', async (store, t) => {
+      const [locks, aborting] = await store.connectAll(2)
+      const waiters = waiterProcesses(t, store)
+      const [child] = await waiters.processes(1)
       let served = 0
       for (let round = 0; round < 30; round++) {
         const held = await locks.acquire('n', { ttlMs: 60_000 })
         const abort = new AbortController()
-        const first = quitter.acquire('n', { ttlMs: 60_000, waitMs: 60_000, signal: abort.signal })
+        const first = aborting.acquire('n', { ttlMs: 60_000, waitMs: 60_000, signal: abort.signal })
         const ended = first.then((lock) => lock.release(), (error) => assert.equal(error, abort.signal.reason))
-        await waiting(quitter, 1)
-        await all.enqueue(child, `${round}`)
+        await waiting(aborting, 1)
+        await waiters.enqueue(child, `${round}`)
         const releasedAt = performance.now()
         const released = held.release()
         for (const end = performance.now() + (round % 10) * 0.2; performance.now() < end; );
         abort.abort(new Error('enough'))
         assert.equal(await released, true)
         await ended
-        await until('the second is served', async () => (await all.served()).length === ++served || !served--)
+        await until('the second is served', async () => (await waiters.served()).length === ++served || !served--)
         assert.ok(performance.now() - releasedAt < SOON_MS, `round ${round}`)
       }
-      await all.isOver()
+      await waiters.assertUnused()
     })
 
-    test('a waiter whose time is up leaves', async (place, t) => {
-      const { all, by, held } = await line(t, place, ['a0', 'b0'])
-      const [c] = await all.processes(1)
-      await all.enqueue(c, 'c0', { waitMs: 300 })
-      await all.enqueue(by.a, 'a1')
-      assert.deepEqual(await c.next('gaveUp'), { as: 'c0', code: 'LOCK_TIMEOUT' })
-      await until('its place is gone', async () => (await all.places()).length === 3)
+    test('a waiter that times out leaves the queue', async (store, t) => {
+      const { waiters, by, held } = await startQueue(t, store, ['a0', 'b0'])
+      const [c] = await waiters.processes(1)
+      // Longer than the next enqueue takes, also when the machine stalls.
+      await waiters.enqueue(c, 'c0', { waitMs: 3000 })
+      await waiters.enqueue(by.a, 'a1')
+      assert.deepEqual(await c.next('failed'), { label: 'c0', code: 'LOCK_TIMEOUT' })
+      await until('its position is removed', async () => (await waiters.positions()).length === 3)
       assert.equal(await held.release(), true)
-      await all.serves(['a0', 'b0', 'a1'])
-      await all.isOver()
+      await waiters.assertServed(['a0', 'b0', 'a1'])
+      await waiters.assertUnused()
     })
 
-    test('close() while waiting leaves no place behind', async (place) => {
-      const [locks, leaving] = await place.connectAll(2)
-      const all = crowd({ after: (end) => (place.alsoAtEnd = end) }, place)
+    test('close() removes the positions of waiting calls', async (store) => {
+      const [locks, closing] = await store.connectAll(2)
+      const waiters = waiterProcesses({ after: (end) => (store.cleanUp = end) }, store)
       const held = await locks.acquire('n')
-      const waits = named('w', 20).map(() => rejects(leaving.acquire('n', { waitMs: Infinity }), 'LOCK_CLOSED'))
-      await waiting(leaving, 20)
-      assert.equal((await all.places()).length, 20)
-      await leaving.close()
+      const waits = labels('w', 20).map(() => rejects(closing.acquire('n', { waitMs: Infinity }), 'LOCK_CLOSED'))
+      await waiting(closing, 20)
+      assert.equal((await waiters.positions()).length, 20)
+      await closing.close()
       await Promise.all(waits)
-      assert.deepEqual(await all.places(), [])
+      assert.deepEqual(await waiters.positions(), [])
       assert.equal(await held.release(), true)
-      assert.ok(await all.ledger.isOver('n'))
-      await place.alsoAtEnd()
+      assert.ok(await waiters.recorder.isUnused('n'))
+      await store.cleanUp()
     })
 
-    test('a waiter with a short ttl has no worse place', async (place, t) => {
-      const { all, held } = await line(t, place, [])
-      const [a, b] = await all.processes(2)
-      await all.enqueue(a, 'a0', { ttlMs: 300 })
-      await all.enqueue(b, 'b0')
-      // Longer than its ttl, and shorter than its process's next sign of life.
+    test('a waiter with a short ttl keeps its position', async (store, t) => {
+      const { waiters, held } = await startQueue(t, store, [])
+      const [a, b] = await waiters.processes(2)
+      await waiters.enqueue(a, 'a0', { ttlMs: 300 })
+      await waiters.enqueue(b, 'b0')
+      // Longer than its ttl, and shorter than the heartbeat interval.
       await sleep(700)
       assert.equal(await held.release(), true)
-      await all.serves(['a0', 'b0'])
+      await waiters.assertServed(['a0', 'b0'])
     })
 
-    test('the queue of a killed holder moves at the end of its lease, in order', async (place, t) => {
+    test('waiters of a killed holder are served in order when its lease expires', async (store, t) => {
       const ttlMs = 3000
-      const all = crowd(t, place)
-      const [holder, a, b] = await all.processes(3)
-      holder.tell(JSON.stringify({ verb: 'hold', name: 'n', ttlMs }))
+      const waiters = waiterProcesses(t, store)
+      const [holder, a, b] = await waiters.processes(3)
+      holder.send(JSON.stringify({ verb: 'hold', name: 'n', ttlMs }))
       await holder.next('held')
       const order = ['a0', 'b0', 'b1', 'a1']
-      for (const as of order) await all.enqueue(as[0] === 'a' ? a : b, as)
-      // The lease is a renewed one by now.
+      for (const label of order) await waiters.enqueue(label[0] === 'a' ? a : b, label)
+      // By now the lease has been renewed.
       await sleep(ttlMs / 2)
       holder.kill('SIGKILL')
       await holder.ended
-      const [left, at] = [await all.ledger.remainingMs('n'), performance.now()]
+      const [left, at] = [await waiters.recorder.remainingMs('n'), performance.now()]
       assert.ok(left > 0)
-      await all.serves(order)
+      await waiters.assertServed(order)
       const tookMs = performance.now() - at
       assert.ok(tookMs < left + SOON_MS, `${tookMs} ms, of which the lease was ${left} ms`)
       assert.ok(tookMs > left - 100, `${tookMs} ms, of which the lease was ${left} ms`)

@@ -1,5 +1,4 @@
-// The README is run, not believed: every block by its language, every table by the code that it tells of. A block in a
-// language without a runner is a failure.
+// Runs every block of the README, and compares its tables with the code. A block in a language without a runner is a failure.
 import assert from 'node:assert/strict'
 import { existsSync, readdirSync, statSync } from 'node:fs'
 import { mkdtemp, rm } from 'node:fs/promises'
@@ -14,20 +13,20 @@ import { rejection } from './tools.mjs'
 const TIMEOUT_MS = 120_000
 const blocks = blocksOf('README.md')
 
-/** What a block must have done, beside ending well. Each text is in one block only. */
+/** The effects of a block, besides success. Each text is in one block only. */
 const EXPECTED = [
   ['locks.inspect(', {}, ({ did, stdout }) => {
     assert.equal(stdout, 'null []\n')
     assert.deepEqual(did.charge.map(({ order, aborted }) => `${order} ${aborted}`), Array(2).fill('order:42 false'))
     assert.ok(BigInt(did.charge[1].token) > BigInt(did.charge[0].token))
   }],
-  // The second time is the instance with the slow clock.
+  // The second run is the instance with the slow clock.
   ['reports.findOne', { times: 2 }, ({ did }) => assert.deepEqual([did.makeReport, did.reports], [1, 1])],
   ['minHoldMs: 60_000', { times: 2 }, ({ did }) => assert.equal(did.sendReport, 1)],
   ['accounts.updateOne', {}, ({ did }) => assert.equal(did.balance, 90)],
   ['placeOrder', {}, ({ did }) => assert.equal(did.placeOrder, 1)],
   ['onEvent', {}, ({ stdout }) => assert.equal(stdout, '')],
-  ['LockError }', {}, ({ stdout }) => assert.equal(stdout, '1 done LOCK_INVALID_ARGUMENT false\n')],
+  ['isLockError(error', {}, ({ stdout }) => assert.equal(stdout, '1 done LOCK_INVALID_ARGUMENT false\nfalse\n')],
 ]
 
 let project
@@ -58,16 +57,16 @@ describe('every block of the README', { concurrency: 2 }, () => {
   }
 })
 
-test('every expectation is of one block', () => {
+test('every expectation matches one block', () => {
   for (const [text] of EXPECTED) assert.equal(blocks.filter(({ code }) => code.includes(text)).length, 1, text)
 })
 
-/** Each side does the job twice. */
+/** Both versions do the job twice. */
 async function runDiff({ code }) {
   for (const [side, { did }] of Object.entries(await project.diff(code))) assert.equal(did.sendReport, 2, side)
 }
 
-/** Commands of which each is one of the few that a test knows to be right. */
+/** Checks that each command exists. */
 async function runShell({ code }) {
   const { name, scripts } = JSON.parse(read('package.json'))
   for (const line of code.trim().split('\n')) {
@@ -75,13 +74,13 @@ async function runShell({ code }) {
     if (command === `npm install ${name}`) continue
     const script = command.match(/^npm (?:run )?([\w:]+)$/)?.[1]
     const file = (script ? scripts[script] : command)?.match(/^node (\S+)/)?.[1]
-    assert.ok(file && existsSync(join(root, file)), `${line}: no such command`)
+    assert.ok(file && existsSync(join(root, file)), `${line}: there is no such command`)
     // The scripts have tests of their own.
     if (!script) await node([file], root, {})
   }
 }
 
-test('a write that comes too late is refused in the example', { timeout: TIMEOUT_MS }, async () => {
+test('the example refuses a write with an older fencing token', { timeout: TIMEOUT_MS }, async () => {
   const { code } = blocks.find(({ code }) => code.includes('accounts.updateOne'))
   const later = (2n ** 53n).toString()
   const error = await rejection(project.js(code, { env: { README_FENCE: later } }))
@@ -116,13 +115,13 @@ describe('every example', { concurrency: 2 }, () => {
         const aside = outcomes.filter((text) => text.includes(`stood aside: process ${maker} made`))
         assert.equal(aside.length, 3, outcomes.join(''))
       }),
-    'hand-over.mjs': () =>
+    'transfer.mjs': () =>
       inFolder(async (folder, env) => {
-        const stdout = await start('hand-over.mjs', [], env)
-        const [parent, child, token] = ['taker', 'heir', 'token'].map((name) => `\\k<${name}>`)
+        const stdout = await start('transfer.mjs', [], env)
+        const [parent, child, token] = ['parent', 'child', 'token'].map((name) => `\\k<${name}>`)
         const story = [
-          `(?<taker>\\d+) took upload:${parent}, fencing token (?<token>\\d+)`,
-          `(?<heir>\\d+) goes on with it, fencing token ${token}`,
+          `(?<parent>\\d+) acquired upload:${parent}, fencing token (?<token>\\d+)`,
+          `(?<child>\\d+) restored it, fencing token ${token}`,
           `${child} released it: true`,
           `${parent} sees that it is free`,
         ]
@@ -140,7 +139,7 @@ describe('every example', { concurrency: 2 }, () => {
 describe('every table of the README', () => {
   const plain = (cell) => cell.replaceAll('`', '')
 
-  /** The rows of a section's table, by its number there. */
+  /** Returns the rows of one of a section's tables. */
   function tableOf(heading, index = 0) {
     const section = read('README.md').split(`\n${heading}\n`)[1]?.split('\n## ')[0]
     const table = section?.match(/(^\|.*\|\n)+/gm)?.[index]
@@ -151,17 +150,17 @@ describe('every table of the README', () => {
 
   for (const [index, type] of ['AcquireOptions', 'ExecuteOptions', 'ConnectOptions'].entries()) {
     test(`has every member of ${type} with its default`, () => {
-      const told = new Map(tableOf('## Options', index).map(([name, value]) => [name, value]))
-      assert.deepEqual([...told.entries()].sort(), [...membersOf(type).entries()].sort())
+      const documented = new Map(tableOf('## Options', index).map(([name, value]) => [name, value]))
+      assert.deepEqual([...documented.entries()].sort(), [...membersOf(type).entries()].sort())
     })
   }
 
   test('has every error code', () => {
-    const codes = read('src/js/types.d.ts').match(/^export type LockErrorCode = (.*)$/m)[1].match(/LOCK_\w+/g)
+    const codes = read('index.d.ts').match(/^export type LockErrorCode = (.*)$/m)[1].match(/LOCK_\w+/g)
     assert.deepEqual(tableOf('## Errors').map(([code]) => code).sort(), codes.sort())
   })
 
-  test('has every member of a lock and of a service somewhere', () => {
+  test('names every member of Lock and LockService', () => {
     const text = read('README.md')
     for (const member of [...membersOf('Lock').keys(), ...membersOf('LockService').keys()]) {
       assert.match(text, new RegExp(`\\b${member}\\b`), member)
@@ -171,7 +170,7 @@ describe('every table of the README', () => {
 
 })
 
-test('every table has as many cells in each row as in its head', () => {
+test('all rows of a table have the same number of cells', () => {
   for (const path of ['README.md', 'docs/from-the-gist.md']) {
     assert.ok(rowsOf(path).length > 20)
     for (const table of read(path).match(/(^\|.*\|\n)+/gm)) {
@@ -181,9 +180,9 @@ test('every table has as many cells in each row as in its head', () => {
   }
 })
 
-test('links lead somewhere', () => {
+test('all links resolve', () => {
   const slug = (heading) => heading.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-')
-  for (const path of ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'docs/ARCHITECTURE.md', 'docs/from-the-gist.md', 'docs/speed.md']) {
+  for (const path of ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'bench/README.md', ...readdirSync(join(root, 'docs')).map((file) => `docs/${file}`)]) {
     for (const [, link, section] of read(path).matchAll(/\]\(([^)#]*)(?:#([^)]*))?\)/g)) {
       if (/^https?:/.test(link)) continue
       const target = link ? join(dirname(path), link) : path
@@ -201,17 +200,16 @@ test('the commands of CONTRIBUTING.md exist', () => {
   for (const [command, script] of commands) assert.ok(scripts[script], command)
 })
 
-test('the files that the documents name are there', () => {
-  const all = ['src', '__test__', 'scripts', 'examples', 'docs'].flatMap((folder) =>
-    readdirSync(join(root, folder), { recursive: true }).map((path) => join(folder, path).replaceAll('\\', '/')),
-  )
-  const isThere = (path) => existsSync(join(root, path)) || all.some((file) => file.endsWith(`/${path}`))
-  // The recipe's store is one that is not there yet, and what a reader swaps for ours is the reader's own.
-  const invented = new Set(['src/engine/etcd.rs', 'distributed-locks.js'])
-  for (const document of ['docs/ARCHITECTURE.md', 'docs/from-the-gist.md', 'docs/speed.md', 'CONTRIBUTING.md', 'README.md']) {
-    const path = /(?<![\w/.*])(?:\.\/)?([a-z_.][\w./-]*\.(?:rs|lua|sql|mjs|ts|js|toml|json))\b/g
-    const named = [...read(document).matchAll(path)].map(([, path]) => path)
-    assert.ok(named.length > 0)
-    assert.deepEqual(named.filter((path) => !isThere(path) && !invented.has(path)), [], document)
+test('every path in the documents and in src/lib.rs exists', () => {
+  const folders = ['src', 'lib', '__test__', 'scripts', 'examples', 'bench', 'docs'].filter((folder) => existsSync(join(root, folder)))
+  const files = folders.flatMap((folder) => readdirSync(join(root, folder), { recursive: true }).map((path) => join(folder, path).replaceAll('\\', '/')))
+  const exists = (path) => existsSync(join(root, path)) || files.some((file) => file.endsWith(`/${path.replace(/\/$/, '')}`))
+  // The store of the recipe, and the reader's own file.
+  const invented = ['src/engine/etcd.rs', 'distributed-locks.js']
+  const documents = ['src/lib.rs', 'CONTRIBUTING.md', 'README.md', 'bench/README.md', ...readdirSync(join(root, 'docs')).map((file) => `docs/${file}`)]
+  for (const document of documents) {
+    const path = /(?<![\w/.*-])(?:\.\/)?([a-z_.][\w./-]*(?:\.(?:rs|lua|sql|mjs|ts|js|toml|json)\b|\/(?=[\s`)])))/g
+    const missing = [...read(document).matchAll(path)].map(([, named]) => named).filter((named) => !exists(named) && !invented.includes(named))
+    assert.deepEqual(missing, [], document)
   }
 })

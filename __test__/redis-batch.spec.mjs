@@ -1,20 +1,16 @@
-// The calls of one turn of the event loop share their commands on the fast lane. Each has its own outcome all the same.
+// Calls of one tick share their commands on the fast path. Each call has its own outcome.
 import assert from 'node:assert/strict'
 import { after, before, describe, test } from 'node:test'
-import Redis from 'ioredis'
 import { LockService } from '../index.js'
 import { startRedis } from '../scripts/servers.mjs'
+import { commandCounts, openRedis } from './redis-client.mjs'
 import { assertFree, assertGrowing, rejects, until, waiting } from './tools.mjs'
 
-const named = (prefix, count) => Array.from({ length: count }, (_, i) => `${prefix}:${i}`)
+const numbered = (prefix, count) => Array.from({ length: count }, (_, i) => `${prefix}:${i}`)
 const all = (names, act) => Promise.all(names.map(act))
 const indexes = (list, is) => list.flatMap((value, i) => (is(value) ? [i] : []))
 
-/** How often a server has carried out each command since it was asked to forget. */
-async function counts(other) {
-  const stats = await other.info('commandstats')
-  return Object.fromEntries([...stats.matchAll(/^cmdstat_(\w+):calls=(\d+)/gm)].map(([, verb, calls]) => [verb, Number(calls)]))
-}
+
 
 for (const size of [1, 3]) {
   describe(size === 1 ? 'one server' : 'a quorum', () => {
@@ -26,11 +22,11 @@ for (const size of [1, 3]) {
 
     before(async () => {
       nodes = await all(Array(size).fill(), () => startRedis())
-      others = nodes.map((node) => new Redis(node.url))
+      others = nodes.map((node) => openRedis(node.url))
       url = size === 1 ? nodes[0].url : nodes.map((node) => node.url)
       locks = await LockService.connect(url)
       peer = await LockService.connect(url)
-      // The scripts are known to the servers from here on.
+      // The servers have the scripts from here on.
       for (const service of [locks, peer]) for (let i = 0; i < 2; i++) await service.using('warm', () => service.inspect('warm'))
     })
 
@@ -40,10 +36,10 @@ for (const size of [1, 3]) {
       await all(nodes, (node) => node.stop())
     })
 
-    /** Until no server has a key like this. A release counts when most of them have heard of it. */
-    const gone = (pattern) => until(`no ${pattern}`, async () => (await all(others, (other) => other.keys(pattern))).flat().length === 0)
+    /** Waits until no server has a key like this. A release resolves when a majority has executed it. */
+    const untilNoKey = (pattern) => until(`no ${pattern}`, async () => (await all(others, (other) => other.keys(pattern))).flat().length === 0)
 
-    test('a hundred locks in one turn cost a few commands besides their own', async () => {
+    test('a hundred locks in one tick cost a few commands besides one SET each', async () => {
       const reset = () => all(others, (other) => other.config('RESETSTAT'))
       const round = async (names) => {
         await reset()
@@ -52,41 +48,41 @@ for (const size of [1, 3]) {
           assert.equal(await lock.release(), true)
           return lock.fencingToken
         })
-        await gone('lock:turn*')
-        return { tokens, counted: await all(others, counts) }
+        await untilNoKey('lock:tick*')
+        return { tokens, counted: await all(others, commandCounts) }
       }
-      // A vote that was more than 100 ms on its way is asked for by a script: a machine that stands still gets another round.
+      // A vote that arrives after more than 100 ms is repeated by a script: if the machine stalls, the round is repeated.
       let names
       let last
       for (let i = 0; i < 5; i++) {
-        names = named(`turn${i}`, 100)
+        names = numbered(`tick${i}`, 100)
         last = await round(names)
         if (last.counted.every(({ set }) => set === 100)) break
       }
       for (const { set, zadd, mget, evalsha } of last.counted) {
         assert.deepEqual([set, zadd], [100, size === 1 ? undefined : 100])
-        assert.ok(mget <= 60, `${mget} times MGET, in scripts and by itself`)
+        assert.ok(mget <= 60, `${mget} times MGET, in scripts and alone`)
         assert.ok(evalsha <= 20, `${evalsha} times EVALSHA`)
       }
       assert.equal(new Set(last.tokens).size, 100)
       if (size === 1) assertGrowing(last.tokens)
       if (size > 1) return
       const taken = await all(names, (name) => peer.acquire(name))
-      await until('what inspection tells is written', async () => (await others[0].keys('holdfast:fence:{lock:turn*')).length === 100)
-      // The first tries tell the service that they are busy, and those after them only look.
+      await until('the records are written', async () => (await others[0].keys('holdfast:fence:{lock:tick*')).length === 100)
+      // After the first attempts the service knows that the names are busy: later attempts only read.
       assert.deepEqual(new Set(await all(names, (name) => locks.acquireLock(name))), new Set([false]))
       await reset()
       assert.deepEqual(new Set(await all(names, (name) => locks.acquireLock(name))), new Set([false]))
-      const { mget, set = 0 } = await counts(others[0])
-      assert.ok(mget <= 20 && set === 0, `${mget} looks, ${set} writes`)
+      const { mget, set = 0 } = await commandCounts(others[0])
+      assert.ok(mget <= 20 && set === 0, `${mget} reads, ${set} writes`)
       await all(taken, (lock) => lock.release())
     })
 
-    test('tokens of two services that take turns and crowds grow', async () => {
+    test('fencing tokens of two services that acquire alternately grow', async () => {
       let last = []
       for (let round = 0; round < 20; round++) {
         const service = round % 2 ? locks : peer
-        const held = await all(named('grow', 1 + (round % 7) * 10), (name) => service.acquire(name))
+        const held = await all(numbered('grow', 1 + (round % 7) * 10), (name) => service.acquire(name))
         const tokens = held.map((lock) => lock.fencingToken)
         assert.equal(new Set(tokens).size, tokens.length)
         if (round > 0) assert.ok(tokens[0] > last[0])
@@ -96,26 +92,26 @@ for (const size of [1, 3]) {
       }
     })
 
-    test('of names in one turn only those that are busy are refused, and one name is given once', async () => {
-      const names = named('some', 30)
+    test('in one tick only attempts for busy names fail, and one name is granted once', async () => {
+      const names = numbered('some', 30)
       const busy = await all(names.filter((_, i) => i % 3 === 0), (name) => peer.acquire(name))
       const taken = await all(names, (name) => locks.tryAcquire(name))
       assert.deepEqual(taken.map((lock) => lock === null), names.map((_, i) => i % 3 === 0))
       const rivals = await all(Array(20).fill('one'), (name) => locks.tryAcquire(name))
-      assert.deepEqual(indexes(rivals, Boolean), [0], 'the first to ask')
+      assert.deepEqual(indexes(rivals, Boolean), [0], 'the first call')
       const released = await all([...busy, ...taken, ...rivals].filter(Boolean), (lock) => lock.release())
       assert.ok(released.every(Boolean))
     })
 
-    test('releases of one turn: what is waited for is handed on, what is lost is told, and the rest is free', async () => {
-      const held = await all(named('free', 30), (name) => locks.acquire(name))
+    test('releases of one tick: names with waiters are handed off, lost names return false, the others are free', async () => {
+      const held = await all(numbered('free', 30), (name) => locks.acquire(name))
       const order = []
       const waiters = [3, 4].map((i) =>
         peer.using(`free:${i}`, { waitMs: 20_000 }, (lock) => order.push([i, lock.fencingToken > held[i].fencingToken])),
       )
       await waiting(peer, 2)
       if (size === 1) {
-        await until('their places', async () => (await others[0].exists('holdfast:queue:{lock:free:3}', 'holdfast:queue:{lock:free:4}')) === 2)
+        await until('the positions of the waiters', async () => (await others[0].exists('holdfast:queue:{lock:free:3}', 'holdfast:queue:{lock:free:4}')) === 2)
       }
       const stranger = 'f'.repeat(32)
       for (const other of others) {
@@ -123,37 +119,37 @@ for (const size of [1, 3]) {
         await other.set('lock:free:11', stranger)
       }
       const released = await all(held, (lock) => lock.release())
-      assert.deepEqual(indexes(released, (freed) => !freed), [10, 11])
+      assert.deepEqual(indexes(released, (isReleased) => !isReleased), [10, 11])
       await Promise.all(waiters)
       assert.deepEqual(order.sort(), [[3, true], [4, true]])
       for (const other of others) {
         assert.equal(await other.get('lock:free:11'), stranger)
         await other.del('lock:free:11')
       }
-      await gone('lock:free:*')
+      await untilNoKey('lock:free:*')
     })
 
-    test('a lock that is a stranger’s by now is left alone, where nobody waits and nothing is told of the others', async () => {
-      const names = named('stranger', 10)
+    test('release leaves another holder’s lock unchanged, without waiters and records', async () => {
+      const names = numbered('stranger', 10)
       const held = await all(names, (name) => locks.acquire(name))
-      const told = names.map((name) => `holdfast:fence:{lock:${name}}`)
+      const records = names.map((name) => `holdfast:fence:{lock:${name}}`)
       const stranger = `${'f'.repeat(32)}${size === 1 ? '' : '.1'}`
       for (const other of others) {
-        await until('it is told', async () => (await other.exists(...told)) === told.length)
-        await other.del(...told)
+        await until('the records are written', async () => (await other.exists(...records)) === records.length)
+        await other.del(...records)
         await other.set('lock:stranger:4', stranger)
       }
       const released = await all(held, (lock) => lock.release())
-      assert.deepEqual(indexes(released, (freed) => !freed), [4])
+      assert.deepEqual(indexes(released, (isReleased) => !isReleased), [4])
       for (const other of others) {
         assert.equal(await other.get('lock:stranger:4'), stranger)
         await other.del('lock:stranger:4')
       }
-      await gone('lock:stranger:*')
+      await untilNoKey('lock:stranger:*')
     })
 
-    test('a key that holds something else is the trouble of one release, and of one try', async () => {
-      const names = named('type', 20)
+    test('a key of another type fails one release and one attempt only', async () => {
+      const names = numbered('type', 20)
       const held = await all(names, (name) => locks.acquire(name))
       for (const other of others) {
         await other.del('lock:type:5')
@@ -171,17 +167,17 @@ for (const size of [1, 3]) {
         assert.equal(await other.type('lock:type:5'), 'hash')
         await other.del('lock:type:5')
       }
-      await gone('lock:type:*')
+      await untilNoKey('lock:type:*')
     })
 
-    test('two handles of one lock that are released in one turn free it once', async () => {
+    test('a lock and its restored copy that are released in one tick are released once', async () => {
       const lock = await locks.acquire('twice')
       const handle = await locks.restore(lock.toJSON())
       assert.deepEqual((await Promise.all([lock.release(), handle.release()])).sort(), [false, true])
-      await gone('lock:twice')
+      await untilNoKey('lock:twice')
     })
 
-    test('what is let go of in a turn is free for what is asked for in the same turn', async () => {
+    test('a name that is released in a tick can be acquired in the same tick', async () => {
       for (let i = 0; i < 50; i++) {
         const first = await locks.acquire('order')
         const [released, second] = await Promise.all([first.release(), locks.tryAcquire('order')])
@@ -190,35 +186,35 @@ for (const size of [1, 3]) {
       }
     })
 
-    test('what is given up in the turn in which it was asked for leaves nothing', async () => {
+    test('calls that are aborted in the tick of the call leave no lock', async () => {
       for (let i = 0; i < 20; i++) {
-        const giveUp = new AbortController()
-        const calls = named('given-up', 20).map((name) => locks.acquire(name, { signal: giveUp.signal }))
-        // After the commands were put together, and before they are sent; or a little later.
+        const abort = new AbortController()
+        const calls = numbered('aborted', 20).map((name) => locks.acquire(name, { signal: abort.signal }))
+        // After the batch was built and before it is sent, or a little later.
         if (i % 2) await Promise.resolve()
-        giveUp.abort()
+        abort.abort()
         for (const { value } of await Promise.allSettled(calls)) await value?.release()
       }
-      await gone('lock:given-up:*')
+      await untilNoKey('lock:aborted:*')
     })
 
-    test('the script is sent anew when the server has forgotten it, and every release counts once', async () => {
+    test('the script is sent again after SCRIPT FLUSH, and every release returns true once', async () => {
       for (let i = 0; i < 3; i++) {
-        const held = await all(named('forgotten', 50), (name) => locks.acquire(name))
+        const held = await all(numbered('forgotten', 50), (name) => locks.acquire(name))
         await all(others, (other) => other.script('FLUSH'))
         assert.ok((await all(held, (lock) => lock.release())).every(Boolean))
-        await gone('lock:forgotten*')
+        await untilNoKey('lock:forgotten*')
       }
     })
 
-    test('a right that is missing for one name is that name’s trouble', async (t) => {
+    test('a missing right for one name fails the calls for that name only', async (t) => {
       const rule = 'SETUSER some on >secret resetkeys ~lock:mine:* ~holdfast:* &holdfast:* +@all'.split(' ')
       for (const other of others) await other.call('ACL', ...rule)
       const login = (node) => node.replace('redis://', 'redis://some:secret@')
       const ours = await LockService.connect(size === 1 ? login(url) : url.map(login), { storeTimeoutMs: 2000 })
       t.after(() => ours.close())
       for (let i = 0; i < 3; i++) {
-        const names = [...named('mine', 10), 'theirs', ...named('mine:more', 10)]
+        const names = [...numbered('mine', 10), 'theirs', ...numbered('mine:more', 10)]
         const outcomes = await Promise.allSettled(names.map((name) => ours.acquire(name)))
         assert.deepEqual(indexes(outcomes, ({ status }) => status === 'rejected'), [10])
         assert.match(outcomes[10].reason.message, /NOPERM|no permissions/)
@@ -227,34 +223,34 @@ for (const size of [1, 3]) {
         assert.ok((await all(held, (lock) => lock.release())).every(Boolean))
       }
       if (size > 1) return
-      const before = (await counts(others[0])).incrby
+      const before = (await commandCounts(others[0])).incrby
       await ours.using('mine:0', () => {})
-      assert.equal((await counts(others[0])).incrby, before + 1, 'by plain commands still')
+      assert.equal((await commandCounts(others[0])).incrby, before + 1, 'still by plain commands')
     })
 
     if (size > 1) return
-    test('a name that others wait for is handed on, and those beside it are granted', async () => {
+    test('a free name with waiters is handed off, and other names in the same tick are granted', async () => {
       const [other] = others
-      // Its holder has died, and a waiter that counts as alive is in line.
-      const held = await peer.acquire('line:7', { renew: false })
+      // The holder has died, and a live waiter is in the queue.
+      const held = await peer.acquire('queue:7', { renew: false })
       let finish
       const finished = new Promise((resolve) => (finish = resolve))
       const served = []
-      const waiter = peer.using('line:7', { waitMs: 20_000 }, (lock) => {
+      const waiter = peer.using('queue:7', { waitMs: 20_000 }, (lock) => {
         served.push(lock.fencingToken)
         return finished
       })
       await waiting(peer, 1)
-      await until('its place', () => other.exists('holdfast:queue:{lock:line:7}'))
-      await other.del('lock:line:7')
-      const taken = await all(named('line', 20), (name) => locks.tryAcquire(name))
+      await until('its position', () => other.exists('holdfast:queue:{lock:queue:7}'))
+      await other.del('lock:queue:7')
+      const taken = await all(numbered('queue', 20), (name) => locks.tryAcquire(name))
       assert.deepEqual(indexes(taken, (lock) => !lock), [7])
       finish()
       await waiter
       assert.equal(served.length, 1)
       await all(taken.filter(Boolean), (lock) => lock.release())
       assert.equal(await held.release(), false)
-      await assertFree(locks, 'line:7')
+      await assertFree(locks, 'queue:7')
     })
   })
 }

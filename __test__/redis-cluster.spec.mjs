@@ -1,4 +1,4 @@
-// The contract on a Redis Cluster, whose names lie on three masters.
+// The contract on a Redis Cluster of three masters.
 import { contract } from './contract.mjs'
 
 contract('redis-cluster')

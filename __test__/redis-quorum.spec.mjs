@@ -1,26 +1,24 @@
-// The contract on three Redis nodes that know nothing of each other, and nodes that fail under a service.
+// The contract on a quorum of three Redis nodes, and nodes that fail.
 import assert from 'node:assert/strict'
 import { describe, it } from 'node:test'
 import { LockService } from '../index.js'
 import { locateRedis, startRedis } from '../scripts/servers.mjs'
 import { contract } from './contract.mjs'
+import { skip } from './stores.mjs'
 import { rejects, until } from './tools.mjs'
 
 contract('redis-quorum')
 
 const TIMEOUT_MS = 90_000
 
-/** Why there are no servers of a test's own here; `undefined` when there are. */
+/** Why tests cannot start their own servers here; `undefined` when they can. */
 const reason = await locateRedis().then(() => undefined, (error) => error.message)
 
 describe('redis-quorum: nodes that fail', { concurrency: 2 }, () => {
   for (const size of [3, 5]) {
     const test = (title, body) =>
       it(`${title}, of ${size}`, { timeout: TIMEOUT_MS }, async (t) => {
-        if (reason) {
-          assert.ok(!process.env.CI, reason)
-          return t.skip(reason)
-        }
+        if (reason) return skip(t, reason)
         const nodes = await Promise.all(Array.from({ length: size }, () => startRedis()))
         const locks = await LockService.connect(nodes.map((node) => node.url), { storeTimeoutMs: 2000 })
         try {
@@ -31,19 +29,19 @@ describe('redis-quorum: nodes that fail', { concurrency: 2 }, () => {
         }
       })
 
-    test('a lock outlives its nodes, as few at a time as a quorum can do without', async (locks, nodes) => {
+    test('a renewed lock survives the restart of every node, a minority at a time', async (locks, nodes) => {
       const few = Math.floor(size / 2)
       const lock = await locks.acquire('n', { ttlMs: 1500, metadata: 'm' })
-      // Each node in its turn goes away, and comes back with nothing in it.
+      // Each node restarts once, and has lost its data.
       for (let first = 0; first < size; first += few) {
-        const gone = nodes.slice(first, first + few)
-        await Promise.all(gone.map((node) => node.kill()))
+        const stopped = nodes.slice(first, first + few)
+        await Promise.all(stopped.map((node) => node.kill()))
         const renewed = lock.remainingMs
         await until('a renewal', () => lock.remainingMs > renewed || lock.signal.aborted)
         assert.equal(await locks.tryAcquire('n'), null)
-        await Promise.all(gone.map((node) => node.restart()))
+        await Promise.all(stopped.map((node) => node.restart()))
         await until('healing', async () => {
-          const held = await Promise.all(gone.map((node) => LockService.connect(node.url).then(async (alone) => {
+          const held = await Promise.all(stopped.map((node) => LockService.connect(node.url).then(async (alone) => {
             const info = await alone.inspect('n')
             await alone.close()
             return info !== null
@@ -59,7 +57,7 @@ describe('redis-quorum: nodes that fail', { concurrency: 2 }, () => {
       await next.release()
     })
 
-    test('a lost quorum is told within the limit, and service resumes', async (locks, nodes) => {
+    test('calls without a majority reject within the limit, and succeed again afterwards', async (locks, nodes) => {
       const most = nodes.slice(0, Math.floor(size / 2) + 1)
       const lock = await locks.acquire('n', { ttlMs: 60_000 })
       await lock.release()
@@ -74,7 +72,7 @@ describe('redis-quorum: nodes that fail', { concurrency: 2 }, () => {
       await again.release()
     })
 
-    test('a waiter is woken by the nodes that are left', async (locks, nodes) => {
+    test('a waiter is woken by the remaining nodes', async (locks, nodes) => {
       const lock = await locks.acquire('n')
       const wait = locks.acquire('n', { waitMs: 60_000 })
       await until('the waiter', () => locks.stats().waiting === 1)

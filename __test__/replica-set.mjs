@@ -1,25 +1,25 @@
-// The setting of the tests of a fail-over: a replica set of three members, what can befall it, and a load to bear that.
+// The fixture of the failover tests: a replica set of three members, its faults, and a load.
 import assert from 'node:assert/strict'
 import { after, before, describe, it } from 'node:test'
 import { mongoCommand, startMongoReplicaSet } from '../scripts/topologies.mjs'
 import { LockService } from '../index.js'
-import { random } from './stores.mjs'
+import { random, skip } from './stores.mjs'
 import { sleep, until } from './tools.mjs'
 
-/** A new primary, and the service that it brings back, come in seconds; a busy machine is given more. */
-export const PATIENCE_MS = 60_000
+/** The limit for an election and the recovery after it. Both take seconds; the rest is for a busy machine. */
+export const FAILOVER_TIMEOUT_MS = 60_000
 
-/** What a call may take beyond its limit: the rest is for a slow machine. */
+/** How much longer than its limit a call may take: for a slow machine. */
 export const SLACK_MS = 3000
 
 /**
- * For URLs: a call that hangs at a primary that hangs is sent to its successor when the driver has had no word of the old
- * one for 2.5 s. As the driver comes that takes much longer than an election, and most calls have reached their limit.
+ * URL options: the driver detects a hanging primary after 2.5 s and retries the call on the next one. With the driver's
+ * defaults that takes much longer than an election, and most calls reach their limit before.
  */
-export const WATCHFUL = '&connectTimeoutMS=2000&heartbeatFrequencyMS=500'
+export const FAST_MONITORING = '&connectTimeoutMS=2000&heartbeatFrequencyMS=500'
 
-/** One test's view of the set: services, names and a collection of its own. */
-class Scene {
+/** One test's services, prefix and collection on the set. */
+class ReplicaSetFixture {
   #services = []
 
   constructor(set) {
@@ -27,7 +27,7 @@ class Scene {
     this.options = { keyPrefix: `${random()}:`, collection: `locks_${random()}` }
   }
 
-  // These are properties, so that a test can take out what it needs.
+  // These are properties, so that tests can destructure them.
   connect = async (options, url = this.set.url) => {
     const service = await LockService.connect(url, { ...this.options, ...options })
     this.#services.push(service)
@@ -36,7 +36,7 @@ class Scene {
 
   connectAll = (count, options) => Promise.all(Array.from({ length: count }, () => this.connect(options)))
 
-  /** The document of a name on one member, as far as that one knows. */
+  /** Reads the document of a name on one member. */
   document = async (name, member) => {
     const { MongoClient } = await import('mongodb')
     const client = new MongoClient(`mongodb://127.0.0.1:${member.port}/holdfast?directConnection=true`)
@@ -54,57 +54,54 @@ class Scene {
 }
 
 /**
- * A group of tests with a replica set of their own, one after the other. A test gets `(scene, t)`, and must leave nothing
- * in the store; the set is whole when it begins.
+ * Declares a group of tests with a separate replica set, one after the other. A test gets `(fixture, t)`, and must leave
+ * nothing in the store. All members of the set are up when it begins.
  */
-export function onReplicaSet(title, { args } = {}, define) {
+export function replicaSetSuite(title, { args } = {}, define) {
   describe(`mongodb, three members: ${title}`, () => {
     let set
-    before(async () => void (set = await startMongoReplicaSet({ args }).catch((error) => ({ trouble: error.message }))))
+    before(async () => void (set = await startMongoReplicaSet({ args }).catch((error) => ({ startError: error.message }))))
     after(() => set.stop?.())
     define((name, body) =>
       it(name, { timeout: 180_000 }, async (t) => {
-        if (set.trouble) {
-          assert.ok(!process.env.CI, set.trouble)
-          return t.skip(set.trouble)
-        }
-        await set.whole()
-        const scene = new Scene(set)
+        if (set.startError) return skip(t, set.startError)
+        await set.ready()
+        const fixture = new ReplicaSetFixture(set)
         try {
-          await body(scene, t)
-          const witness = await scene.connect({ storeTimeoutMs: PATIENCE_MS })
-          await scene.close(witness)
-          // What a call gave up on is given back behind its back, or expires.
-          await until('nothing is left', async () => (await witness.list()).length === 0, PATIENCE_MS)
+          await body(fixture, t)
+          const witness = await fixture.connect({ storeTimeoutMs: FAILOVER_TIMEOUT_MS })
+          await fixture.close(witness)
+          // Locks of failed calls are released in the background, or expire.
+          await until('nothing is left', async () => (await witness.list()).length === 0, FAILOVER_TIMEOUT_MS)
         } finally {
-          await scene.close()
+          await fixture.close()
         }
       }),
     )
   })
 }
 
-/** Waits for a primary other than `old`; gives it. */
-export async function successor(set, old) {
+/** Waits for a primary other than `old`. Resolves to it. */
+export async function newPrimary(set, old) {
   return until('a new primary', async () => {
     const primary = await set.primary()
     return primary !== old && primary
-  }, PATIENCE_MS)
+  }, FAILOVER_TIMEOUT_MS)
 }
 
-/** Does something to whoever is the primary, and gives that one. */
-const befalls = (harm) => async (set) => {
+/** Returns a function that applies `fault` to the primary, and resolves to that member. */
+const onPrimary = (fault) => async (set) => {
   const old = await until('a primary', set.primary)
-  await harm(old)
+  await fault(old)
   return old
 }
 
 /**
- * What a primary can suffer: `begin(set)` gives the old primary, `end(old)` makes it a member like the others again.
- * `ttlMs`: longer than it takes until writes are acknowledged again, also on a busy machine. Where the old primary hangs
- * that is mostly the time of the election, but half a minute when the third member turns to it once more.
+ * The faults of a primary: `begin(set)` resolves to the old primary, `end(old)` makes it a normal member again.
+ * `ttlMs`: longer than it takes until writes are acknowledged again, also on a busy machine. After a pause of the primary that
+ * is usually the time of the election, but half a minute when the third member tries to replicate from it again.
  */
-export const TROUBLES = {
+export const FAULTS = {
   'a step-down': {
     ttlMs: 15_000,
     begin: (set) => set.stepDown({ seconds: 120, force: true }),
@@ -112,17 +109,17 @@ export const TROUBLES = {
   },
   'the SIGKILL of the primary': {
     ttlMs: 15_000,
-    begin: befalls((old) => old.kill()),
+    begin: onPrimary((old) => old.kill()),
     end: (old) => old.restart(),
   },
   'a pause of the primary': {
     ttlMs: 45_000,
-    begin: befalls((old) => old.pause()),
+    begin: onPrimary((old) => old.pause()),
     end: async (old) => old.resume(),
   },
 }
 
-/** Leaves the set without a primary until `end()`: the old one steps down, and nobody may be elected. */
+/** Leaves the set without a primary until `end()`: the primary steps down, and no member may be elected. */
 export async function withoutPrimary(set) {
   const primary = await until('a primary', set.primary)
   const freeze = (seconds) => (member) => mongoCommand(member, { replSetFreeze: seconds })
@@ -132,8 +129,8 @@ export async function withoutPrimary(set) {
 }
 
 /**
- * Cuts the secondaries off from what the primary writes, though not from its heartbeats, until `end()`: nothing that is
- * written meanwhile reaches a majority. The members must have been started with `TEST_COMMANDS`.
+ * Stops replication, but not heartbeats, until `end()`: writes meanwhile never reach a majority. The members must have been
+ * started with `TEST_COMMANDS`.
  */
 export async function withoutReplication(set) {
   const primary = await until('a primary', set.primary)
@@ -145,23 +142,23 @@ export async function withoutReplication(set) {
 
 export const TEST_COMMANDS = ['--setParameter', 'enableTestCommands=1']
 
-/** Waits until a member has taken back writes that the others never had, as it does after `trouble`. */
-export async function takesBack(member, trouble) {
+/** Waits until a member has rolled back its unreplicated writes, which it does after `fault`. */
+export async function waitForRollback(member, fault) {
   const count = async () => (await mongoCommand(member, { replSetGetRBID: 1 })).rbid
   const before = await count()
-  await trouble()
-  // While it does so, it may close connections.
-  await until('writes are taken back', () => count().then((rbid) => rbid > before, () => false), PATIENCE_MS)
+  await fault()
+  // During the rollback the member may close connections.
+  await until('writes are rolled back', () => count().then((rbid) => rbid > before, () => false), FAILOVER_TIMEOUT_MS)
 }
 
-/** Has a member believe that the cluster's logical clock is so far ahead of its wall clock. */
+/** Moves the cluster's logical clock ahead of the wall clock by `seconds`. */
 export async function advanceClusterTime(member, seconds) {
   const { Binary, Long, MongoClient, Timestamp } = await import('mongodb')
   const client = new MongoClient(`mongodb://127.0.0.1:${member.port}/?directConnection=true`)
   try {
     const clusterTime = new Timestamp({ t: Math.floor(Date.now() / 1000) + seconds, i: 1 })
     await client.withSession(async (session) => {
-      // Without users nobody signs it.
+      // Without authentication the signature is not checked.
       session.advanceClusterTime({ clusterTime, signature: { hash: new Binary(Buffer.alloc(20)), keyId: Long.ZERO } })
       await client.db('admin').command({ ping: 1 }, { session })
     })
@@ -174,51 +171,51 @@ const STORE_TIMEOUT_MS = 4000
 const WAIT_MS = 6000
 const TTL_MS = 5000
 
-/** Services that take and release a few names again and again, and look whether anybody else is there. */
+/** Services that acquire and release a few names in a loop, and check that each name has one holder at a time. */
 export class Load {
   static STORE_TIMEOUT_MS = STORE_TIMEOUT_MS
   #holders = new Map()
   #tokens = new Map()
-  #isOver = false
+  #isStopped = false
   #work = []
   #failed = {}
   granted = 0
 
-  /** `workers` callers in each service; each takes one of the names, or two. */
+  /** Starts `workers` loops in each service. Each acquisition is for one of the names, or for two. */
   constructor(services, { names, workers }) {
     for (const name of names) this.#holders.set(name, new Set())
     for (const service of services) {
       for (let worker = 0; worker < workers; worker++) this.#work.push(this.#run(service, names))
     }
-    // What goes wrong is told by `end()`.
-    this.#work.forEach((work) => work.catch(() => (this.#isOver = true)))
+    // `end()` throws the errors.
+    this.#work.forEach((work) => work.catch(() => (this.#isStopped = true)))
   }
 
   get summary() {
     return `${this.granted} grants, calls that failed: ${JSON.stringify(this.#failed)}`
   }
 
-  /** Waits until the work has gone on, by so much. */
-  goesOn(count = 1) {
+  /** Waits for `count` more grants. */
+  waitForGrants(count = 1) {
     const enough = this.granted + count
-    return until('the work goes on', () => this.#isOver || this.granted >= enough, PATIENCE_MS)
+    return until('more grants', () => this.#isStopped || this.granted >= enough, FAILOVER_TIMEOUT_MS)
   }
 
-  /** Ends the work, and throws what went wrong with it. */
+  /** Ends the load, and throws its first error. */
   async end() {
-    this.#isOver = true
+    this.#isStopped = true
     await Promise.all(this.#work)
   }
 
   async #run(service, names) {
-    while (!this.#isOver) {
+    while (!this.#isStopped) {
       const first = Math.floor(Math.random() * names.length)
       const wanted = Math.random() < 0.75 ? [names[first]] : [names[first], names[(first + 1) % names.length]]
       const lock = await this.#within(WAIT_MS + STORE_TIMEOUT_MS, () => service.acquire(wanted, { waitMs: WAIT_MS, ttlMs: TTL_MS }))
       if (!lock) continue
       this.#enter(lock)
       await sleep(Math.random() * 5)
-      // From the call on, the name may be somebody else's.
+      // From the call on, another service may be granted the name.
       for (const name of lock.names) this.#holders.get(name).delete(lock)
       await this.#within(STORE_TIMEOUT_MS, () => lock.release())
     }
@@ -236,7 +233,7 @@ export class Load {
     }
   }
 
-  /** What the call gives; nothing when it failed as it may in an election. */
+  /** Makes a call. Resolves to its result, or to `undefined` when it failed with an error that an election may cause. */
   async #within(limitMs, call) {
     const startedAt = performance.now()
     try {

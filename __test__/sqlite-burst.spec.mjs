@@ -1,17 +1,17 @@
-// Many calls at once on SQLite, waiters that died, and files that are deleted under a service.
+// Many calls at once on SQLite, dead waiters, and database files that are deleted or read while a service is open.
 import assert from 'node:assert/strict'
 import { spawn } from 'node:child_process'
 import { once } from 'node:events'
 import { readFileSync, rmSync } from 'node:fs'
 import { test } from 'node:test'
 import { burst } from './soak/sqlite.mjs'
-import { inPlace } from './stores.mjs'
+import { withStore } from './stores.mjs'
 import { INDEX, runNode, waiting } from './tools.mjs'
 
 const TIMEOUT_MS = 90_000
-const inSqlite = (body) => () => inPlace('sqlite', body)
+const inSqlite = (body) => () => withStore('sqlite', body)
 
-/** Whether another process is granted a name. It closes its service at the end. */
+/** Whether a separate process is granted a name. It closes its service at the end. */
 async function grantedElsewhere(target, name) {
   const code = `
     import { LockService } from ${JSON.stringify(INDEX)}
@@ -23,11 +23,11 @@ async function grantedElsewhere(target, name) {
   return stdout === 'true'
 }
 
-test('a burst of free names is granted or rejects in time, and leaves nothing', { timeout: TIMEOUT_MS }, () => burst(20_000))
+test('every call of a burst is granted or rejects in time, and leaves no lock', { timeout: TIMEOUT_MS }, () => burst(20_000))
 
-test('calls of one tick are served in order', { timeout: TIMEOUT_MS }, inSqlite(async (place) => {
+test('calls of one tick are served in the order of the calls', { timeout: TIMEOUT_MS }, inSqlite(async (store) => {
   for (let round = 0; round < 5; round++) {
-    const locks = await place.connect()
+    const locks = await store.connect()
     const order = []
     const calls = Array.from({ length: 50 }, async (_, i) => {
       const lock = await locks.acquire('n', { waitMs: 30_000 })
@@ -39,12 +39,12 @@ test('calls of one tick are served in order', { timeout: TIMEOUT_MS }, inSqlite(
   }
 }))
 
-test('a waiter that died blocks the next for its ttl', { timeout: TIMEOUT_MS }, inSqlite(async (place) => {
-  const [holder, next] = await place.connectAll(2)
+test('a dead waiter blocks the next waiter for no longer than its ttl', { timeout: TIMEOUT_MS }, inSqlite(async (store) => {
+  const [holder, next] = await store.connectAll(2)
   const lock = await holder.acquire('n')
   const code = `
     import { LockService } from ${JSON.stringify(INDEX)}
-    const locks = await LockService.connect(${JSON.stringify(place.target)})
+    const locks = await LockService.connect(${JSON.stringify(store.target)})
     locks.acquire('n', { ttlMs: 400, waitMs: 60_000 })
     while (locks.stats().waiting < 1) await new Promise((resolve) => setTimeout(resolve, 5))
     process.stdout.write('waiting')`
@@ -62,9 +62,9 @@ test('a waiter that died blocks the next for its ttl', { timeout: TIMEOUT_MS }, 
   await granted.release()
 }))
 
-test('files that are deleted, or read by the process itself, make no second holder', { timeout: TIMEOUT_MS }, inSqlite(async (place) => {
-  const locks = await place.connect()
-  const file = place.target.slice('sqlite:'.length)
+test('deleting the files, or reading them in the same process, causes no second holder', { timeout: TIMEOUT_MS }, inSqlite(async (store) => {
+  const locks = await store.connect()
+  const file = store.target.slice('sqlite:'.length)
   const files = ['', '-wal', '-shm'].map((suffix) => file + suffix)
   const interferences = {
     deleted: () => files.slice(1).forEach((name) => rmSync(name, { force: true })),
@@ -73,9 +73,9 @@ test('files that are deleted, or read by the process itself, make no second hold
   for (const [how, interfere] of Object.entries(interferences)) {
     const before = await locks.acquire(`before ${how}`)
     interfere()
-    await grantedElsewhere(place.target, `elsewhere ${how}`)
+    await grantedElsewhere(store.target, `elsewhere ${how}`)
     const after = await locks.acquire(`after ${how}`)
-    assert.equal(await grantedElsewhere(place.target, `after ${how}`), false, `${how}: two holders`)
+    assert.equal(await grantedElsewhere(store.target, `after ${how}`), false, `${how}: two holders`)
     assert.equal(await after.release(), true)
     await before.release()
   }

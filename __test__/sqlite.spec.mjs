@@ -10,9 +10,9 @@ import { rejects } from './tools.mjs'
 contract('sqlite')
 
 suite('sqlite', 'the file', (test) => {
-  test('tables keep apart what has the same name', async (place) => {
-    const [a, b] = [await place.connect({ table: 'one' }), await place.connect({ table: 'two' })]
-    const c = await place.connect({ table: 'one' })
+  test('the same name in two tables is two locks', async (store) => {
+    const [a, b] = [await store.connect({ table: 'one' }), await store.connect({ table: 'two' })]
+    const c = await store.connect({ table: 'one' })
     const lock = await a.acquire('same')
     assert.equal(await c.tryAcquire('same'), null)
     assert.deepEqual(await b.list(), [])
@@ -20,8 +20,8 @@ suite('sqlite', 'the file', (test) => {
     assert.deepEqual([await lock.release(), await other.release()], [true, true])
   })
 
-  test('missing folders are made, and spaces and umlauts in a path are no matter', async (place) => {
-    const path = join(dirname(place.target.slice('sqlite:'.length)), 'a new folder', 'ä?%', 'löcks.sqlite')
+  test('missing folders are created, and a path may contain spaces, umlauts, ? and %', async (store) => {
+    const path = join(dirname(store.target.slice('sqlite:'.length)), 'a new folder', 'ä?%', 'löcks.sqlite')
     const urls = [`sqlite:${path.replace('?%', '%3F%25')}`, `sqlite://${encodeURI(path).replace('?%25', '%3F%25')}`]
     const [a, b] = await Promise.all(urls.map((url) => LockService.connect(url)))
     const lock = await a.acquire('x')
@@ -31,19 +31,19 @@ suite('sqlite', 'the file', (test) => {
     assert.equal(lock.isHeld, false)
   })
 
-  test('a relative path counts from the working directory of the moment', async (place) => {
+  test('a relative path is resolved against the working directory at the call', async (store) => {
     const before = cwd()
-    chdir(dirname(place.target.slice('sqlite:'.length)))
+    chdir(dirname(store.target.slice('sqlite:'.length)))
     const call = LockService.connect('sqlite:locks.sqlite')
     chdir(before)
-    const [a, b] = [await call, await place.connect()]
+    const [a, b] = [await call, await store.connect()]
     const lock = await a.acquire('x')
     assert.equal(await b.tryAcquire('x'), null)
     assert.equal(await lock.release(), true)
     await a.close()
   })
 
-  test('a file that is no database is LOCK_STORE', async () => {
+  test('connect to a file that is not a database rejects with LOCK_STORE', async () => {
     const url = new URL(import.meta.url)
     const call = LockService.connect(`sqlite:${url.pathname}`)
     const error = await rejects(call, 'LOCK_STORE', { engine: 'sqlite', retryable: false })

@@ -1,4 +1,4 @@
-// How to open each store for a test: a place of its own that no other test (nor anybody else's data) can disturb.
+// Opens each kind of store for a test, separated from other tests and from other data by a prefix, a file or a collection.
 import { randomBytes } from 'node:crypto'
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -8,10 +8,10 @@ import assert from 'node:assert/strict'
 import { LockService } from '../index.js'
 
 /**
- * What the contract has to know of each kind of store.
+ * What the contract depends on for each kind of store.
  * - `engine`: its name in errors.
  * - `ordered`: whether it serves the waiters of all processes in the order of arrival.
- * - `server`: the variable with the URL of a real server, where one is needed; of several, separated by commas.
+ * - `server`: the variable with the URL of the server, if the store needs one; several URLs are separated by commas.
  */
 export const KINDS = {
   memory: { engine: 'memory', ordered: true },
@@ -24,29 +24,46 @@ export const KINDS = {
   'mongodb-replica-set': { engine: 'mongodb', ordered: true, server: 'HOLDFAST_TEST_MONGODB_RS_URL' },
 }
 
-/** Random text, for names that nobody else uses. */
+/** Returns random text for unique names. */
 export const random = () => randomBytes(6).toString('hex')
 
-/** The URL of a kind's test server, or a list of them. */
+/** Returns the URL of a kind's test server, or a list of URLs. */
 export function serverUrl(kind) {
   const { server } = KINDS[kind]
   const url = process.env[server]
-  // One URL may have commas, too: between the nodes of a cluster.
+  // A single URL may contain commas, too: between the nodes of a cluster.
   return server?.endsWith('_URLS') ? url?.split(',') : url
 }
 
-/** Why a kind cannot be tested here; `undefined` when it can. */
+/** Returns why a kind cannot be tested here; `undefined` when it can. */
 export function missing(kind) {
   const { server } = KINDS[kind]
   return server && !process.env[server] ? `no ${kind}: ${server} is not set` : undefined
 }
 
-// One collection per test file; the tests in it differ by prefix.
+/** Skips a test that needs something that is missing here. In CI this is a failure. */
+export function skip(t, reason) {
+  assert.ok(!process.env.CI, reason)
+  t.skip(reason)
+}
+
+/**
+ * Whether a test can start its own servers of a kind. Otherwise it skips the test.
+ *
+ * If the kind's variable is not set, the tests run without servers, and no binary is fetched.
+ */
+export async function canStartServer(t, kind, locate) {
+  const reason = missing(kind) ?? (await locate().then(() => undefined, (error) => `no ${kind}: ${error.message}`))
+  if (reason) skip(t, reason)
+  return reason === undefined
+}
+
+// One collection per test file; its tests have different prefixes.
 const collection = `test_${random()}`
 const used = new Map()
 
-/** A fresh, empty store. `connect()` may be called as often as a test wants; `close()` ends whatever is open. */
-export class Place {
+/** An empty store. `connect()` may be called any number of times; `close()` closes all services. */
+export class TestStore {
   #services = []
   #folder
 
@@ -64,13 +81,13 @@ export class Place {
       this.options.keyPrefix = `test:${random()}:`
       if (this.engine === 'mongodb') {
         this.options.collection = collection
-        this.alsoUses(collection)
+        this.dropAtEnd(collection)
       }
     }
   }
 
-  /** Has a MongoDB collection removed when the tests of this file are over. */
-  alsoUses(name) {
+  /** Drops a MongoDB collection when the tests of this file have ended. */
+  dropAtEnd(name) {
     used.set(this.kind, (used.get(this.kind) ?? new Set()).add(name))
   }
 
@@ -80,12 +97,12 @@ export class Place {
     return service
   }
 
-  /** Several services, which the store takes for as many processes. */
+  /** Connects several services. The store treats each one like a separate process. */
   connectAll(count, options) {
     return Promise.all(Array.from({ length: count }, () => this.connect(options)))
   }
 
-  /** Closes every service that is open, but not `keep`. */
+  /** Closes every open service but `keep`. */
   async closeServices(keep) {
     const services = this.#services.filter((service) => service !== keep)
     this.#services = keep ? [keep] : []
@@ -94,12 +111,12 @@ export class Place {
 
   async close() {
     await this.closeServices()
-    // Windows may take a moment to let go of a file that was closed.
+    // On Windows a closed file may stay locked for a moment.
     if (this.#folder) rmSync(this.#folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 })
   }
 }
 
-/** Removes the collections that this file made. */
+/** Drops the collections of this file. */
 async function dropCollections() {
   if (used.size === 0) return
   const { MongoClient } = await import('mongodb')
@@ -113,39 +130,35 @@ async function dropCollections() {
 const TIMEOUT_MS = 90_000
 
 /**
- * A group of tests on one kind of store, four of them at a time unless `options` has another `concurrency`. `define` gets a
- * function that declares a test, and what is known of the kind:
- * `test(title, body)`, whose body gets a fresh `Place`, and must leave nothing locked there once its services are
- * closed, unless it says `place.leaves = true`.
+ * Declares a group of tests on one kind of store, four at a time unless `options` has another `concurrency`. `define` gets
+ * `(test, kind)`: `test(title, body)` declares a test. Its body gets `(store, t)` with an empty `TestStore`, and must leave no
+ * locks there once its services are closed, unless it sets `store.mayLeaveLocks = true`.
  */
 export function suite(kind, title, options, define) {
   if (!define) [options, define] = [{}, options]
   const reason = missing(kind)
   if (reason) {
-    it(`${kind}: ${title}`, (t) => {
-      assert.ok(!process.env.CI, reason)
-      t.skip(reason)
-    })
-    return
+        it(`${kind}: ${title}`, (t) => skip(t, reason))
+        return
   }
-  // Most tests wait for a ttl most of the time.
+  // Most tests spend most of their time waiting for a ttl.
   describe(`${kind}: ${title}`, { concurrency: 4, ...options }, () => {
-    const test = (name, body) => it(name, { timeout: TIMEOUT_MS }, (t) => inPlace(kind, (place) => body(place, t)))
+    const test = (name, body) => it(name, { timeout: TIMEOUT_MS }, (t) => withStore(kind, (store) => body(store, t)))
     define(test, KINDS[kind])
   })
 }
 
-/** Runs `body` in a fresh place, and looks whether it left anything there. */
-export async function inPlace(kind, body) {
-  const place = new Place(kind)
+/** Runs `body` with an empty store, and checks that it left no locks there. */
+export async function withStore(kind, body) {
+  const store = new TestStore(kind)
   try {
-    await body(place)
-    // What a memory store keeps goes with its last service.
-    const witness = await place.connect()
-    await place.closeServices(witness)
-    if (!place.leaves) assert.deepEqual(await witness.list(), [], 'the test left locks behind')
+    await body(store)
+    // The content of a memory store ends with its last service.
+    const witness = await store.connect()
+    await store.closeServices(witness)
+    if (!store.mayLeaveLocks) assert.deepEqual(await witness.list(), [], 'the test left locks behind')
   } finally {
-    await place.close()
+    await store.close()
   }
 }
 

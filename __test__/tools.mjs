@@ -1,4 +1,4 @@
-// Small tools that most tests need.
+// Small helpers that most tests need.
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { setTimeout as sleep } from 'node:timers/promises'
@@ -9,10 +9,10 @@ export { sleep }
 /** The package as a child process imports it. */
 export const INDEX = new URL('../index.js', import.meta.url).href
 
-/** A wake-up that only the safety poll (every 5 s) or the end of a 30 s lease brought would take longer than this. */
+/** A limit for wake-ups: the safety poll (every 5 s) and the end of a 30 s lease come later than this. */
 export const SOON_MS = 3000
 
-/** Waits until `check` gives something truthy, and returns it. */
+/** Waits until `check` returns something truthy, and returns that. */
 export async function until(what, check, withinMs = 15_000) {
   const end = Date.now() + withinMs
   for (;;) {
@@ -23,7 +23,7 @@ export async function until(what, check, withinMs = 15_000) {
   }
 }
 
-/** What a promise rejects with, whatever that is. */
+/** Returns what a promise rejects with. */
 export async function rejection(promise) {
   let value
   try {
@@ -34,7 +34,7 @@ export async function rejection(promise) {
   assert.fail(`expected a rejection, got ${typeof value === 'object' ? 'an object' : String(value)}`)
 }
 
-/** Checks the whole shape of an error of holdfast. */
+/** Asserts all properties of an error of holdfast. */
 export function assertLockError(error, code, expected = {}) {
   assert.ok(error instanceof Error, `an Error, got ${String(error)}`)
   assert.ok(error.code === code, `${code}, got ${error.code}: ${error.message}`)
@@ -45,37 +45,36 @@ export function assertLockError(error, code, expected = {}) {
   for (const [field, value] of Object.entries(expected)) assert.equal(error[field], value, `error.${field}`)
 }
 
-/** A promise must reject with this code; gives the error. */
+/** Asserts that a promise rejects with this code. Returns the error. */
 export async function rejects(promise, code, expected) {
   const error = await rejection(promise)
   assertLockError(error, code, expected)
   return error
 }
 
-/** Waits until a service counts so many waiting calls. */
+/** Waits until a service has `count` waiting calls. */
 export const waiting = (service, count) => until(`${count} waiting`, () => service.stats().waiting === count)
 
-/** The name is free for everybody, at once or as soon as a clean-up on its way has arrived. */
+/** Asserts that a name is free, at once or after a release that is in progress. */
 export async function assertFree(service, name) {
   const lock = await service.acquire(name, { waitMs: SOON_MS })
   assert.equal(await lock.release(), true)
 }
 
-/** How long a promise took, in milliseconds. */
+/** Returns how long a promise took, in milliseconds. */
 export async function timed(promise) {
   const start = performance.now()
   await promise
   return performance.now() - start
 }
 
-/** Numbers (or bigints) that strictly grow. */
+/** Asserts that numbers or bigints grow strictly. */
 export function assertGrowing(values) {
   for (let i = 1; i < values.length; i++) assert.ok(values[i] > values[i - 1], `${values[i]} after ${values[i - 1]}`)
 }
 
 /**
- * Runs JavaScript in a process of its own, and gives its stdout, stderr and exit code. `args` are at
- * `process.argv[1]` and on.
+ * Runs JavaScript in a separate process. Resolves to its stdout, stderr and exit code. `args` begin at `process.argv[1]`.
  */
 export function runNode(code, { args = [], env = {}, flags = [], commonjs = false } = {}) {
   const type = commonjs ? 'commonjs' : 'module'
@@ -89,7 +88,7 @@ export function runNode(code, { args = [], env = {}, flags = [], commonjs = fals
   })
 }
 
-/** As `runNode`, for code that must succeed: gives what it printed. */
+/** Runs JavaScript as `runNode` does, and asserts that it succeeds. Returns what it printed. */
 export async function output(code, options) {
   const { code: status, stdout, stderr } = await runNode(code, options)
   assert.equal(status, 0, stderr)

@@ -141,8 +141,8 @@ describe('types', { concurrency: 2 }, () => {
   it('the declarations name every member that there is, and no more', async () => {
     const declarations = await readFile(join(root, 'index.d.ts'), 'utf8')
     const membersOf = (name) => {
-      const [, body] = declarations.match(new RegExp(`^export interface ${name} .*?\\{\\n(.*?)\\n\\}`, 'ms'))
-      const members = [...body.matchAll(/^ {2}(?:readonly )?(\w+)\b(?:<\w+>)?[(:]/gm)].map((match) => match[1])
+      const [, body] = declarations.match(new RegExp(`^export (?:interface|declare class) ${name} .*?\\{\\n(.*?)\\n\\}`, 'ms'))
+      const members = [...body.matchAll(/^ {2}(?:readonly |get )?(\w+)\b(?:<\w+>)?[(:]/gm)].map((match) => match[1])
       return [...new Set(members)].sort()
     }
     const service = await LockService.connect('memory:')
@@ -158,7 +158,7 @@ describe('types', { concurrency: 2 }, () => {
 
   it('every option’s default and unit is in the comments', async () => {
     const declarations = await readFile(join(root, 'index.d.ts'), 'utf8')
-    const optional = [...declarations.matchAll(/\/\*\*((?:(?!\*\/).)*)\*\/\n {2}(\w+)\?: (number|boolean)/gs)]
+    const optional = [...declarations.matchAll(/\/\*\*((?:(?!\*\/).)*)\*\/\n {2}(\w+)\?: (number|boolean|Duration)/gs)]
     assert.ok(optional.length >= 10)
     for (const [, comment, name] of optional) assert.match(comment, /@default|seconds\./, name)
   })

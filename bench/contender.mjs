@@ -1,29 +1,29 @@
-// One contender in a process of its own, told by its parent what to measure.
+// The process of one contender. Measures what its parent requests.
 //
 // The contract of a file under contenders/:
 //
-//   does        one line: the owner check, the fencing token, the renewal, and what of these it does not do
-//   setting     one line: how it is set up here, and why that is its best
+//   does        one line: owner check, fencing token and renewal, each present or missing
+//   setting     one line: the configuration here, and why it is the best one
 //   kind        'library' (a lock library), 'driver' (a bare driver, no library) or 'code' (a page of one's own code)
 //   packages    the npm packages that its user installs, driver included, as folders of bench/node_modules; [] for holdfast
-//   connect(...urls)  resolves to an object with those of the following that it takes part in. More than one URL is a quorum.
+//   connect(...urls)  resolves to an object with the functions of the parts that it takes part in. Several URLs are a quorum.
 //
 //     pair(name)            acquires a free name and releases it; throws unless both succeeded
-//     take(name)            acquires a free name and keeps it for TAKEN_MS without renewal
-//     tryHeld(name)         one try of a name that another process has taken; throws unless it was answered "busy"
-//     hold(name, ttlMs)     acquires a free name and renews it for ever (leases.mjs); `holds` names the verb, `lost()` counts
+//     take(name)            acquires a free name for HELD_TTL_MS without renewal
+//     tryHeld(name)         one attempt for a name that another process holds; throws unless the result is "busy"
+//     hold(name, ttlMs)     acquires a free name and renews it until the end (leases.mjs); `holds` names the verb, `lost()` counts
 //     wait(name, retryMs)   waits for the name, and resolves to a function that releases it (handoff.mjs)
-//     close()               gives back what is held and the connections
+//     close()               releases the held names and closes the connections
 //
-// A name is made for its contender by the parent. No contender keeps anything about a name between two calls: a service does
-// not know beforehand which names it will lock.
+// The parent chooses the names. A contender keeps nothing about a name between two calls: a service does not know its names in
+// advance.
 import { performance } from 'node:perf_hooks'
 
 const [, , module, ...urls] = process.argv
 const { connect } = await import(`./contenders/${module}.mjs`)
 const contender = await connect(...urls)
 
-/** Runs `once(name)` in `inFlight` loops, each on a name of its own, for about `ms`. */
+/** Runs `once(name)` in `inFlight` concurrent loops, each with its own name, for about `ms` milliseconds. */
 async function measure(once, { inFlight, ms, prefix }) {
   const latencies = []
   let count = 0
@@ -70,6 +70,6 @@ process.on('message', async ({ what, ...load }) => {
   }
   process.send(await measure(contender[what], load))
 })
-// A driver would try for ever to reach a server that went away with the parent.
+// Without this a driver would try to reconnect for ever after the parent has ended.
 process.on('disconnect', () => process.exit())
 process.send('ready')

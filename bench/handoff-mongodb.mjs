@@ -1,17 +1,17 @@
-// Hand-offs on MongoDB, on a replica set with one member: nothing travels, and a majority is the journal of that one.
+// Hand-offs on MongoDB, on a replica set with one member: no replication, and a majority is the journal of that member.
 //
 //   npm run bench:handoff-mongodb               writes bench/results-handoff-mongodb.md
-//   npm run bench:handoff-mongodb -- --quick    a smoke test: that every contender works, not how fast
+//   npm run bench:handoff-mongodb -- --quick    a smoke test: every contender works
 //
-// An addon that is named in NAPI_RS_NATIVE_LIBRARY_PATH is taken as it is.
+// Uses the addon in NAPI_RS_NATIVE_LIBRARY_PATH if set.
 import { startMongod } from '../scripts/servers.mjs'
-import { measureHandOffs, prepare } from './handoffs.mjs'
+import { measureHandOffs, prepare } from './measure-handoffs.mjs'
 import { USUAL_MS } from './poll.mjs'
 import { serverVersion, withMajority } from './report.mjs'
 
 /**
- * The gist and mongodb-lock have no wait, so people poll (see poll.mjs); locco has no default pause, and its
- * documentation's is taken.
+ * The gist and mongodb-lock cannot wait, so users poll (see poll.mjs). locco has no default pause; this is the one in its
+ * documentation.
  */
 const CONTENDERS = [
   { module: 'holdfast', setting: 'default' },
@@ -20,7 +20,7 @@ const CONTENDERS = [
   { module: 'locco', setting: 'as documented: tries every 200 ms' },
 ]
 
-/** Commands that read or write data, or wait for it. What members, drivers and monitors do besides is not counted. */
+/** Commands that read, write or wait for data. Other commands of members, drivers and monitors are not counted. */
 const COUNTED = ['aggregate', 'delete', 'find', 'findAndModify', 'getMore', 'insert', 'update', 'commitTransaction', 'abortTransaction']
 
 await prepare()
@@ -47,8 +47,8 @@ const store = {
     return async () => (await commands()) - before
   },
   counted:
-    'All write with `w=majority`. Commands are those that read, write or wait for data; the one with which the last ' +
-    'holder waits again is among them.',
+    'All write with `w=majority`. Commands are those that read, write or wait for data, including the one with which the ' +
+      'last holder waits again.',
 }
 await measureHandOffs({ store, contenders: CONTENDERS, file: 'results-handoff-mongodb.md' })
 await client.close()

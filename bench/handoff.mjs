@@ -1,15 +1,15 @@
 // Hand-offs on Redis.
 //
 //   npm run bench:handoff               writes bench/results-handoff.md
-//   npm run bench:handoff -- --quick    a smoke test: that every contender works, not how fast
+//   npm run bench:handoff -- --quick    a smoke test: every contender works
 //
-// An addon that is named in NAPI_RS_NATIVE_LIBRARY_PATH is taken as it is.
+// Uses the addon in NAPI_RS_NATIVE_LIBRARY_PATH if set.
 import { Monitor } from '../scripts/monitor.mjs'
 import { startRedis } from '../scripts/servers.mjs'
-import { measureHandOffs, prepare, quick } from './handoffs.mjs'
+import { measureHandOffs, prepare, quick } from './measure-handoffs.mjs'
 import { serverVersion } from './report.mjs'
 
-/** `retryMs`: a timer of Node does not know less than 1 ms. */
+/** `retryMs`: 1 ms is the shortest timer in Node. */
 const CONTENDERS = [
   { module: 'holdfast', setting: 'default' },
   { module: 'redlock', setting: 'default: tries every 100 to 300 ms' },
@@ -41,8 +41,8 @@ const store = {
     }
   },
   counted:
-    'Commands are those that clients send; the one with which the last holder waits again is among them, and what ' +
-    'scripts do is not counted.',
+    'Commands are those that clients send, including the one with which the last holder waits again. Commands inside ' +
+      'scripts are not counted.',
 }
 await measureHandOffs({ store, contenders: CONTENDERS, file: 'results-handoff.md' })
 redis.disconnect()

@@ -1,4 +1,4 @@
-// One contender in a process of its own that holds many renewing leases, and tells what they cost it.
+// The process of one contender that holds and renews many leases. Reports their memory and CPU time.
 import { setTimeout as sleep } from 'node:timers/promises'
 
 const [, , module, url] = process.argv
@@ -6,18 +6,18 @@ const { connect } = await import(`./contenders/${module}.mjs`)
 const contender = await connect(url)
 const held = []
 
-/** What the process has in memory, when what is garbage is gone. */
+/** Measures the memory of the process after a garbage collection, in bytes. */
 async function memory() {
   for (let i = 0; i < 3; i++) {
     globalThis.gc()
     await sleep(50)
   }
   const { rss, heapTotal, heapUsed } = process.memoryUsage()
-  // Room in the JavaScript heap comes and goes by its own rules: what counts of it is what is used.
+  // Of the JavaScript heap only the used part counts: its total size varies.
   return { used: rss - heapTotal + heapUsed, heapUsed }
 }
 
-/** Does something for each of so many names, 100 at a time. */
+/** Runs `work` for each of `count` names, 100 at a time. */
 async function many(count, work) {
   const done = []
   while (done.length < count) {
@@ -29,7 +29,7 @@ async function many(count, work) {
 
 const tasks = {
   async hold({ count, ttlMs }) {
-    // What calls in flight need is no part of what a held lease needs: it is there before the first.
+    // The memory of calls in flight is not part of a lease: it is allocated before the first measurement.
     await many(count, (name) => contender.pair(name))
     const before = await memory()
     held.push(...(await many(count, (name) => contender.hold(name, ttlMs))))

@@ -1,6 +1,6 @@
-// How long a fresh process takes to import a contender with its driver, in ms; and the same for nothing at all.
+// Prints how long a new process takes to import a contender with its driver, in milliseconds.
 const [, , module] = process.argv
-// What any module loads for itself is no part of it.
+// Modules that every contender needs are loaded before.
 await import('node:module')
 await import('node:crypto')
 const start = performance.now()

@@ -1,10 +1,10 @@
-// What many held leases cost that renew themselves: memory, CPU time, and commands at the server. Every contender has a
-// process and a server of its own, one after the other, several rounds, medians.
+// The cost of many held and renewed leases: memory, CPU time, and commands at the server. Every contender has a separate process
+// and server. They run one after the other in several rounds; the figures are medians.
 //
 //   npm run bench:leases               writes bench/results-leases.md
-//   npm run bench:leases -- --quick    a smoke test: that every contender works, not what it costs
+//   npm run bench:leases -- --quick    a smoke test: every contender works
 //
-// An addon that is named in NAPI_RS_NATIVE_LIBRARY_PATH is taken as it is.
+// Uses the addon in NAPI_RS_NATIVE_LIBRARY_PATH if set.
 import { fork } from 'node:child_process'
 import { writeFileSync } from 'node:fs'
 import { cpus } from 'node:os'
@@ -24,25 +24,25 @@ const LEASES = quick ? 200 : 10_000
 const LOADS = quick
   ? [{ ttlMs: 3000, settleMs: 0, watchMs: 3000 }]
   : [
-      // From where holdfast has as many renewals in the time as it has in the long run.
+      // The time after which the rate of renewals of holdfast is constant.
       { ttlMs: 30_000, settleMs: 7000, watchMs: 30_000 },
       { ttlMs: 3000, settleMs: 3000, watchMs: 10_000 },
     ]
 
 installDependencies()
 installDependencies('bench')
-// What lies beside index.js may be a debug build: figures come from a release build, whatever is there.
+// The addon next to index.js may be a debug build: figures need a release build.
 if (!quick) process.env.NAPI_RS_NATIVE_LIBRARY_PATH ??= await releaseBuild()
 const { default: Redis } = await import('ioredis')
 
-/** What the server has done until now. */
+/** Reads the server's counters. */
 async function counted(redis) {
   const info = await redis.info('everything')
   const calls = {}
   for (const [, name, count] of info.matchAll(/^cmdstat_([^:]+):calls=(\d+)/gm)) calls[name] = Number(count)
   const number = (field) => Number(new RegExp(`^${field}:(\\S+)`, 'm').exec(info)[1])
   const seconds = number('used_cpu_user') + number('used_cpu_sys')
-  // The contenders renew with scripts, and the parts of a script count as commands, too.
+  // The contenders renew with scripts, and the commands inside a script are counted, too.
   const requests = (calls.evalsha ?? 0) + (calls.eval ?? 0)
   const all = Object.values(calls).reduce((sum, count) => sum + count, 0)
   return { requests, all, seconds, bytes: number('total_net_input_bytes') }
@@ -72,7 +72,7 @@ async function measure(module, { ttlMs, settleMs, watchMs }) {
   const elapsed = (performance.now() - startedAt) / 1000
   const after = await ask({ what: 'memory' })
   child.removeAllListeners('exit')
-  // A clean end would measure nothing more.
+  // A clean end is not measured.
   child.kill('SIGKILL')
   redis.disconnect()
   await server.stop()
@@ -92,7 +92,7 @@ async function measure(module, { ttlMs, settleMs, watchMs }) {
 const results = LOADS.map(() => Object.fromEntries(CONTENDERS.map((module) => [module, []])))
 for (let round = 0; round < ROUNDS; round++) {
   for (const [at, load] of LOADS.entries()) {
-    // Whoever goes first in a round goes last in the next: a drift of the machine hits all alike.
+    // The order alternates from round to round: a drift of the machine affects all contenders equally.
     for (const module of round % 2 === 0 ? CONTENDERS : [...CONTENDERS].reverse()) {
       results[at][module].push(await measure(module, load))
     }
@@ -140,9 +140,9 @@ const report = [
   '',
   `Versions: ${contenderVersions(['ioredis', 'redlock', 'redis-semaphore'])}.`,
   '',
-  'Memory is what is used of the JavaScript heap and all that the process has besides it (of its resident set), after a',
-  'collection of garbage, less what that was when as many locks had been taken and released, 100 at a time. A request is',
-  'one script; the second column of commands counts as well what the scripts do, as `total_commands_processed` does. holdfast renews at a third of the ttl (9 to 10 tenths of it),',
+  'Memory is the used part of the JavaScript heap and the rest of the resident set, after a garbage collection, minus the same',
+  'after as many locks were acquired and released, 100 at a time. A request is one script; the second column of commands also',
+  'counts the commands inside scripts, as `total_commands_processed` does. holdfast renews at 0.9 to 1.0 of a third of the ttl,',
   'redlock 500 ms before the end, redis-semaphore at 0.8 of the ttl: with a ttl of 30 s these two renew once in the time, and',
   'holdfast 3 times or more.',
   '',

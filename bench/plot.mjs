@@ -1,17 +1,18 @@
-// The report's plots, as SVG that is legible on light and on dark: pairs by calls in flight on one Redis, one line per
-// contender with its range, and its name where the line ends.
+// The plots of the report, as SVG for light and dark backgrounds: pairs by calls in flight on one Redis. Each contender has a line
+// with its range, and its name at the end of the line.
 
 const WIDTH = 860
 const HEIGHT = 500
 const AREA = { left: 64, right: 660, top: 64, bottom: 448 }
-/** How far apart the contenders' bars stand at the same load, so that they do not hide each other. */
+/** The distance between the bars of two contenders at the same load, so that they do not overlap. */
 const ASIDE = 2.6
-/** The least distance between the names at the right edge. */
+/** The minimum distance between the names at the right edge. */
 const NAME_HEIGHT = 15
 
 /** One hue per contender, dark enough for white and light enough for black; dashes where a contender has a second setting. */
-const LOOKS = {
+const STYLES = {
   holdfast: { hue: ['#c92a2a', '#ff6b6b'], width: 3.5 },
+  'holdfast-using': { hue: ['#c92a2a', '#ff6b6b'], dash: '6 4' },
   ioredis: { hue: ['#495057', '#ced4da'] },
   'ioredis-auto': { hue: ['#495057', '#ced4da'], dash: '6 4' },
   'node-redis': { hue: ['#0b7285', '#3bc9db'] },
@@ -24,7 +25,7 @@ const LOOKS = {
   'redlock-universal': { hue: ['#b35900', '#ffc078'] },
 }
 
-/** What `results.json` holds, as files by name. Nothing where the pairs were not measured. */
+/** Plots the content of `results.json`. Returns files by name, none if the pairs were not measured. */
 export function plots({ machine, rounds, ms, sections }) {
   const pairs = sections.pairs?.[0]
   if (!pairs) return {}
@@ -37,8 +38,9 @@ export function plots({ machine, rounds, ms, sections }) {
 
 function plot({ title, method, field, loads }) {
   const inFlight = Object.keys(loads).map(Number)
-  const modules = Object.keys(loads[inFlight[0]])
-  for (const module of modules) if (!LOOKS[module]) throw new Error(`the plot has no colour for ${module}`)
+  // The report has the other calls of holdfast.
+  const modules = Object.keys(loads[inFlight[0]]).filter((module) => !/^holdfast-(?!using)/.test(module))
+  for (const module of modules) if (!STYLES[module]) throw new Error(`the plot has no colour for ${module}`)
   const all = Object.values(loads).flatMap((byModule) => Object.values(byModule).flatMap((figures) => figures[field]))
   const x = scale([inFlight[0], inFlight.at(-1)], [AREA.left + 20, AREA.right - 20])
   const ticks = ticksOver(Math.min(...all), Math.max(...all))
@@ -52,12 +54,12 @@ function plot({ title, method, field, loads }) {
     const aside = (i - (modules.length - 1) / 2) * ASIDE
     return { module, points: inFlight.map((load) => [x(load) + aside, loads[load][module][field]]) }
   })
-  // holdfast last, so that it lies on top.
+  // holdfast is drawn last, above the others.
   const lines = [...series.slice(1), series[0]].map(({ module, points }) => curve(module, points, y))
   const names = apart(series.map(({ module, points }) => ({ module, from: points.at(-1)[0], at: y(points.at(-1)[1][1]) }))).map(
-    ({ module, from, at, place }) =>
-      line(from, at, AREA.right + 14, place, `thin ${module}`) +
-      text(AREA.right + 18, place + 4, module, 'start', `name ${module}${module === 'holdfast' ? ' own' : ''}`),
+    ({ module, from, at, y2 }) =>
+      line(from, at, AREA.right + 14, y2, `thin ${module}`) +
+      text(AREA.right + 18, y2 + 4, module, 'start', `name ${module}${module === 'holdfast' ? ' own' : ''}`),
   )
   return [
     `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 ${WIDTH} ${HEIGHT}" width="${WIDTH}" height="${HEIGHT}" role="img" aria-label="${escape(title)}">`,
@@ -82,19 +84,19 @@ function curve(module, points, y) {
   return `<path class="line ${module}" d="${path}"/>${marks.join('')}`
 }
 
-/** Moves names that would overlap away from each other, as little as keeps them in order. */
+/** Moves overlapping names apart, as little as possible and in the same order. */
 function apart(names) {
   const sorted = [...names].sort((one, other) => one.at - other.at)
   const groups = []
   for (const name of sorted) {
     groups.push([name])
-    // A group is centred on its members; one that reaches into the group above joins it.
+    // A group is centred on its members. A group that overlaps the group above joins it.
     while (groups.length > 1 && top(groups.at(-1)) < top(groups.at(-2)) + groups.at(-2).length * NAME_HEIGHT) {
       const lower = groups.pop()
       groups.at(-1).push(...lower)
     }
   }
-  return groups.flatMap((group) => group.map((name, i) => ({ ...name, place: top(group) + i * NAME_HEIGHT })))
+  return groups.flatMap((group) => group.map((name, i) => ({ ...name, y2: top(group) + i * NAME_HEIGHT })))
 }
 
 function top(group) {
@@ -103,7 +105,7 @@ function top(group) {
   return Math.min(Math.max(middle - height / 2, AREA.top), AREA.bottom - height)
 }
 
-/** 1, 2 and 5 times powers of ten, from the one below `least` to the one above `greatest`. */
+/** Lists 1, 2 and 5 times powers of ten, from the one below `least` to the one above `greatest`. */
 function ticksOver(least, greatest) {
   const ticks = []
   for (let power = Math.floor(Math.log10(least)); power <= Math.ceil(Math.log10(greatest)); power++) {
@@ -113,7 +115,7 @@ function ticksOver(least, greatest) {
   return ticks.slice(from, ticks.findIndex((tick) => tick >= greatest) + 1)
 }
 
-/** A logarithmic scale. */
+/** Returns a logarithmic scale. */
 function scale([least, greatest], [from, to]) {
   return (value) => from + ((to - from) * Math.log(value / least)) / Math.log(greatest / least)
 }
@@ -126,18 +128,18 @@ const text = (x, y, value, anchor, kind = '') =>
   `<text class="${kind}" x="${round(x)}" y="${round(y)}" text-anchor="${anchor}">${escape(value)}</text>`
 
 function style() {
-  const looks = (dark) =>
-    Object.entries(LOOKS).map(([module, { hue }]) => `.${module}{stroke:${hue[dark]};fill:${hue[dark]}}`).join('')
-  const shapes = Object.entries(LOOKS).map(
+  const styles = (dark) =>
+    Object.entries(STYLES).map(([module, { hue }]) => `.${module}{stroke:${hue[dark]};fill:${hue[dark]}}`).join('')
+  const shapes = Object.entries(STYLES).map(
     ([module, { width = 1.8, dash }]) => `.line.${module}{stroke-width:${width}${dash ? `;stroke-dasharray:${dash}` : ''}}`,
   )
   return [
     'text{font:12px system-ui,sans-serif;fill:#495057;stroke:none}.title{font-size:15px;font-weight:600;fill:#212529}',
     '.paper{fill:#fff}.grid{stroke:#dee2e6}',
-    looks(0),
+    styles(0),
     'path.line{fill:none}.range{stroke-width:2.4;stroke-opacity:.45}.thin{stroke-width:1;stroke-opacity:.6}.dot{stroke:none}',
     'text.name{stroke:none}.own{font-weight:700;font-size:14px}',
     ...shapes,
-    `@media (prefers-color-scheme:dark){.paper{fill:#0d1117}text{fill:#adb5bd}.title{fill:#f1f3f5}.grid{stroke:#343a40}${looks(1)}}`,
+    `@media (prefers-color-scheme:dark){.paper{fill:#0d1117}text{fill:#adb5bd}.title{fill:#f1f3f5}.grid{stroke:#343a40}${styles(1)}}`,
   ].join('')
 }

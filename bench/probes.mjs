@@ -1,36 +1,36 @@
-// What a server did while a contender was measured, asked on a connection of its own before and after.
+// Measures what a server does while a contender runs, on a separate connection before and after.
 import net from 'node:net'
 import { Monitor } from '../scripts/monitor.mjs'
 
 const ASK = 'INFO everything\r\n'
 
-/** The probe of one Redis, or of several together. */
+/** The probe of one or several Redis servers. */
 export class RedisProbe {
   #servers
 
   static async open(...servers) {
     const probe = new RedisProbe()
-    probe.#servers = await Promise.all(servers.map((server) => RedisLine.open(server.port)))
+    probe.#servers = await Promise.all(servers.map((server) => RedisConnection.open(server.port)))
     return probe
   }
 
-  /** Resolves to a function that resolves to what was spent in between. */
+  /** Starts a measurement. Resolves to a function that resolves to the totals since then. */
   async start() {
     const before = await Promise.all(this.#servers.map((server) => server.counted()))
     return async () => {
       const after = await Promise.all(this.#servers.map((server) => server.counted()))
       const total = (field) => after.reduce((sum, now, i) => sum + now[field] - before[i][field], 0)
-      // Of the two INFO, the answer to the first and the question of the second lie in between, and one command.
+      // Between the two INFO commands the server counts the first reply, the second request, and one command.
       const own = before.reduce((sum, { answerBytes }) => sum + answerBytes + ASK.length, 0)
       return { cpuUs: total('cpuUs'), commands: total('commands') - this.#servers.length, bytes: total('bytes') - own }
     }
   }
 
-  /** How many commands clients sent for each of the calls that `run` resolves to the number of. */
+  /** Runs `run`, which resolves to a number of calls. Resolves to the number of commands per call that clients sent. */
   async requests(run) {
     const monitors = await Promise.all(this.#servers.map((server) => Monitor.open(server.port)))
     const count = await run()
-    // The server tells in order: what this connection hears now comes after all that is to be counted.
+    // MONITOR has the order of execution: the INFO command comes after all commands that are to be counted.
     await Promise.all(this.#servers.map((server) => server.counted()))
     const sent = () => monitors.map(({ commands }) => commands.findIndex((command) => command.startsWith('"INFO"')))
     while (sent().includes(-1)) await new Promise((resolve) => setTimeout(resolve, 1))
@@ -52,22 +52,22 @@ export class RedisProbe {
   }
 }
 
-/** A bare connection, so that it is known to the byte what the questions themselves cost. */
-export class RedisLine {
+/** A plain connection, so that the exact number of bytes of the measurement is known. */
+export class RedisConnection {
   #socket
   #answered
   #buffer = ''
 
   static async open(port) {
-    const line = new RedisLine()
-    line.port = port
-    line.#socket = net.connect(port, '127.0.0.1').setNoDelay(true).setEncoding('latin1')
-    line.#socket.on('data', (text) => line.#hear(text))
-    await new Promise((resolve, reject) => line.#socket.once('connect', resolve).once('error', reject))
-    return line
+    const connection = new RedisConnection()
+    connection.port = port
+    connection.#socket = net.connect(port, '127.0.0.1').setNoDelay(true).setEncoding('latin1')
+    connection.#socket.on('data', (text) => connection.#receive(text))
+    await new Promise((resolve, reject) => connection.#socket.once('connect', resolve).once('error', reject))
+    return connection
   }
 
-  #hear(text) {
+  #receive(text) {
     this.#buffer += text
     const bulk = /^\$(\d+)\r\n/.exec(this.#buffer)
     const isWhole = bulk ? this.#buffer.length >= bulk[0].length + Number(bulk[1]) + 2 : this.#buffer.endsWith('\r\n')
@@ -77,9 +77,9 @@ export class RedisLine {
     this.#answered(answer)
   }
 
-  #ask(line) {
+  #ask(connection) {
     const answer = new Promise((resolve) => (this.#answered = resolve))
-    this.#socket.write(line)
+    this.#socket.write(connection)
     return answer
   }
 
@@ -114,7 +114,7 @@ export class MongoProbe {
   #admin
 
   static async open(server) {
-    // Only now: whoever measures Redis alone need not have the driver.
+    // Imported here: measurements of Redis do not need the driver.
     const { MongoClient } = await import('mongodb')
     const probe = new MongoProbe()
     probe.#client = await new MongoClient(server.url).connect()

@@ -1,4 +1,4 @@
-// From measurements to Markdown.
+// Formats measurements as Markdown.
 import { readFileSync } from 'node:fs'
 
 export const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)]
@@ -8,18 +8,18 @@ function version(name) {
   return JSON.parse(readFileSync(file, 'utf8')).version.replace(/^v/, '')
 }
 
-/** The versions of holdfast and of `packages`. `mongodb3` is the name here of the driver for mongodb-lock. */
+/** Lists the versions of holdfast and of `packages`. `mongodb3` is the driver for mongodb-lock. */
 export function contenderVersions(packages) {
   const own = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')).version
   const peers = packages.map((name) => `${name === 'mongodb3' ? 'that on mongodb' : name} ${version(name)}`)
   return [`holdfast ${own}`, ...peers].join(', ')
 }
 
-/** A MongoDB URL whose writes wait for the majority, whatever a contender's default is. */
+/** Adds `w=majority` to a MongoDB URL, so that all contenders write in the same way. */
 export function withMajority(url) {
-  const asked = new URL(url)
-  asked.searchParams.set('w', 'majority')
-  return asked.href
+  const result = new URL(url)
+  result.searchParams.set('w', 'majority')
+  return result.href
 }
 
 export async function serverVersion(store, url) {
@@ -30,23 +30,23 @@ export async function serverVersion(store, url) {
   return version
 }
 
-/** The least, the middle and the greatest of a figure over the rounds. */
+/** Returns the minimum, the median and the maximum of a figure over the rounds. */
 export function spread(rounds, field) {
   const values = rounds.map((round) => round[field])
   return [Math.min(...values), median(values), Math.max(...values)]
 }
 
-/** `mid (low–high)`, or the one value that all rounds have. */
+/** Formats `median (min–max)`, or the value that all rounds have. */
 export function cell([low, mid, high], digits) {
   const [from, value, to] = [low, mid, high].map((number) => number.toFixed(digits))
   return from === to ? value : `${value} (${from}–${to})`
 }
 
-/** How many times as many per second holdfast does as `other`, round by round. */
-export const ratio = (results, other) =>
-  median(results[other].map((round, i) => results.holdfast[i].perSecond / round.perSecond))
+/** Returns the ratio of the calls per second of `own` to those of `other`: the median over the rounds. */
+export const ratio = (results, other, own = 'holdfast') =>
+  median(results[other].map((round, i) => results[own][i].perSecond / round.perSecond))
 
-/** The columns of a field's tables; `one` is what is counted, and those that no round has are left out. */
+/** Returns the columns of a field's tables. `one` is the name of a call. */
 const columns = (one) => [
   [`${one === 'try' ? 'trie' : one}s per second`, 'perSecond', 0],
   ['p50, µs', 'p50Us', 0],
@@ -60,8 +60,8 @@ const columns = (one) => [
 ]
 
 /**
- * The tables of a field: `{ title, one, results }`, one table for each number of calls in flight, with each contender's
- * throughput as a ratio to holdfast's, round by round.
+ * Formats the tables of a field `{ title, one, results }`, one for each number of calls in flight. The last column is the ratio
+ * of holdfast's throughput to the contender's.
  */
 export function tables({ title, note, one, results }) {
   const lines = [`## ${title}`, '', ...(note ? [note, ''] : [])]
@@ -79,7 +79,7 @@ export function tables({ title, note, one, results }) {
   return lines.join('\n')
 }
 
-/** What is kept of a field: least, middle and greatest of each figure, and the ratio. */
+/** Returns the summary of a field: minimum, median and maximum of each figure, and the ratio. */
 export function compact({ title, note, one, results }) {
   const round = (number) => Number(number.toPrecision(4))
   const figures = (byContender) =>

@@ -1,12 +1,12 @@
-// Measures every contender in one run: processes of their own, taken in turn, several rounds, medians.
+// Measures every contender in one run, in separate processes, alternately, in several rounds; the figures are medians.
 //
 //   npm run bench                          writes bench/results.md, results.json, results.svg and results-loop.svg
 //   npm run bench -- --only pairs,tries    some sections: prints them, and writes nothing
-//   npm run bench -- --rounds N --ms N     more or fewer rounds, longer or shorter ones
-//   npm run bench -- --out FOLDER          writes into another folder, also what is only a part
-//   npm run bench -- --quick               a smoke test: that every contender works, not how fast; prints, writes nothing
+//   npm run bench -- --rounds N --ms N     the number and the length of the rounds
+//   npm run bench -- --out FOLDER          writes into another folder, with --only, too
+//   npm run bench -- --quick               a smoke test: every contender works; prints, and writes nothing
 //
-// An addon that is named in NAPI_RS_NATIVE_LIBRARY_PATH is taken as it is.
+// Uses the addon in NAPI_RS_NATIVE_LIBRARY_PATH if set.
 import { mkdirSync, writeFileSync } from 'node:fs'
 import { cpus } from 'node:os'
 import { join } from 'node:path'
@@ -17,7 +17,7 @@ import { releaseBuild } from './build.mjs'
 
 const SECTIONS = ['pairs', 'delayed', 'tries', 'quorum', 'footprint']
 
-const { values: asked } = parseArgs({
+const { values: args } = parseArgs({
   options: {
     quick: { type: 'boolean', default: false },
     only: { type: 'string' },
@@ -26,25 +26,25 @@ const { values: asked } = parseArgs({
     out: { type: 'string' },
   },
 })
-const { quick } = asked
-const chosen = asked.only?.split(',') ?? SECTIONS
+const { quick } = args
+const chosen = args.only?.split(',') ?? SECTIONS
 const number = (name, usual) => {
-  const value = Number(asked[name] ?? usual)
-  if (!Number.isInteger(value) || value < 1) throw new Error(`--${name} ${asked[name]}: a whole number from 1 on`)
+  const value = Number(args[name] ?? usual)
+  if (!Number.isInteger(value) || value < 1) throw new Error(`--${name} ${args[name]}: must be a whole number from 1 on`)
   return value
 }
 const rounds = number('rounds', quick ? 1 : 7)
 const ms = number('ms', quick ? 40 : 800)
-// One call at a time needs so long until the compiler is done with it.
+// With one call at a time V8 needs this long to optimise the code.
 const timing = { rounds, ms, warmUpMs: quick ? 40 : 1500 }
 for (const name of chosen) if (!SECTIONS.includes(name)) throw new Error(`--only ${name}: one of ${SECTIONS.join(', ')}`)
 
 installDependencies()
 installDependencies('bench')
-// What lies beside index.js may be a debug build: figures come from a release build, whatever is there.
+// The addon next to index.js may be a debug build: figures need a release build.
 if (!quick) process.env.NAPI_RS_NATIVE_LIBRARY_PATH ??= await releaseBuild()
 
-// Only now are the drivers there that these import.
+// These import drivers, which are installed by now.
 const { ALL } = await import('./sections/stores.mjs')
 const { compact, contenderVersions, tables } = await import('./report.mjs')
 const { contenderTable, summary } = await import('./summary.mjs')
@@ -68,11 +68,11 @@ const report = [
   '# Benchmark',
   '',
   `${machine}, servers on loopback. ${rounds} rounds of ${ms} ms per cell, interleaved; medians, with the range in ` +
-    'brackets. A pair is one acquire and one release of a free name. [README.md](README.md) says how all this is measured.',
+    'brackets. A pair is one acquire and one release of a free name. The method is in [README.md](README.md).',
   '',
-  'On a standalone MongoDB holdfast’s writes wait for the journal (`w=majority`), and the others’ do not: that is what the ' +
-    'driver does by default. On the replica set all write with `w=majority`; it has one member, so a majority is the ' +
-    'journal of that one, and nothing travels.',
+  'On a standalone MongoDB the writes of holdfast wait for the journal (`w=majority`). The others’ do not, which is the ' +
+    'driver’s default. On the replica set all write with `w=majority`; it has one member, so a majority is the journal of ' +
+    'that member, and nothing is replicated.',
   '',
   `Versions: ${versions}.`,
   '',
@@ -90,8 +90,8 @@ const data = {
   sections: Object.fromEntries(Object.entries(measured).map(([name, { fields, data }]) => [name, data ?? fields.map(compact)])),
 }
 const files = { 'results.md': report, 'results.json': `${JSON.stringify(data)}\n`, ...plots(data) }
-if (asked.out || (!quick && chosen.length === SECTIONS.length)) {
-  const folder = asked.out ?? fileURLToPath(new URL('.', import.meta.url))
+if (args.out || (!quick && chosen.length === SECTIONS.length)) {
+  const folder = args.out ?? fileURLToPath(new URL('.', import.meta.url))
   mkdirSync(folder, { recursive: true })
   for (const [name, text] of Object.entries(files)) writeFileSync(join(folder, name), text)
 }

@@ -1,5 +1,5 @@
-// A process of one contender's waiters. Each of them waits for the one name, holds it for a while, and releases it; when it
-// got it and when it began to give it back, it tells on the machine's monotonic clock, which all processes share.
+// A process with waiters of one contender. Each waiter acquires the same name, holds it for a while, and releases it. It reports
+// the times of the grant and of the release on the machine's monotonic clock, which all processes share.
 import { setTimeout as sleep } from 'node:timers/promises'
 
 const [, , module, url, retryMs] = process.argv
@@ -11,7 +11,7 @@ const microseconds = () => Number(process.hrtime.bigint()) / 1000
 process.on('message', async ({ leastMs, mostMs }) => {
   const release = await contender.wait('n', retryMs === '' ? undefined : Number(retryMs))
   process.send({ got: microseconds() })
-  // By chance, so that no contender's pauses between its tries keep step with it.
+  // A random time, so that no contender's polling interval is in phase with it.
   await sleep(leastMs + Math.random() * (mostMs - leastMs))
   const releasing = microseconds()
   await release()

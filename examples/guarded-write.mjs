@@ -1,19 +1,19 @@
-// A holder that overslept its lease, and the write that was refused because of its fencing token.
+// A holder continues after its lease has expired, and its write is refused because of its fencing token.
 //
-//   node examples/guarded-write.mjs                                   all of it in this process, no server
-//   node examples/guarded-write.mjs mongodb://127.0.0.1:27017/test    locks and account there (npm install mongodb)
+//   node examples/guarded-write.mjs                                   runs in this process, without a server
+//   node examples/guarded-write.mjs mongodb://127.0.0.1:27017/test    locks and account in MongoDB (npm install mongodb)
 import { setTimeout as sleep } from 'node:timers/promises'
-import { LockService } from '../index.js' // from 'holdfast' in a project of your own
+import { LockService } from '../index.js' // 'holdfast' in your project
 
 const url = process.argv[2]
 const account = url ? await mongoAccount(url) : memoryAccount()
-// Two services, as two instances would have them.
+// Two services, like two instances.
 const [slow, quick] = await Promise.all([LockService.connect(url ?? 'memory:'), LockService.connect(url ?? 'memory:')])
 
-// Unrenewed, as if this process stood still: a suspended machine, a container without CPU.
+// Without renewal, as if this process were suspended.
 const stale = await slow.acquire('account:7', { ttlMs: 300, renew: false })
 const seen = await account.balance()
-console.log(`slow   token ${stale.fencingToken}: reads ${seen}, and oversleeps`)
+console.log(`slow   token ${stale.fencingToken}: reads ${seen}, and is suspended`)
 await sleep(600)
 
 const fresh = await quick.acquire('account:7')
@@ -23,17 +23,17 @@ const outcome = written ? 'done' : 'refused'
 console.log(`quick  token ${fresh.fencingToken}: reads ${balance}, writes ${balance - 10}: ${outcome}`)
 await fresh.release()
 
-// It should look at `stale.isHeld` first, which is false by now. But however late it looks, its write may arrive later
-// still, so the database has to look, too.
+// It should check `stale.isHeld` first, which is false by now. But the write may arrive at any time after the check, so the
+// database has to check, too.
 const overwritten = await account.write(seen - 50, stale.fencingToken)
-console.log(`slow   token ${stale.fencingToken}: wakes up, writes ${seen - 50}: ${overwritten ? 'done' : 'refused'}`)
+console.log(`slow   token ${stale.fencingToken}: continues, writes ${seen - 50}: ${overwritten ? 'done' : 'refused'}`)
 console.log(`the balance is ${await account.balance()}`)
 
 await Promise.all([slow.close(), quick.close(), account.close()])
-// 90 is right; 50 would mean that the withdrawal of 10 was forgotten.
+// 90 is correct; 50 would mean that the first write was lost.
 process.exitCode = written && !overwritten ? 0 : 1
 
-/** A row with the guard that every database can carry out: UPDATE … WHERE fence <= $token. */
+/** A row with a guard that every database supports: UPDATE … WHERE fence <= $token. */
 function memoryAccount() {
   const row = { balance: 100, fence: 0n }
   return {

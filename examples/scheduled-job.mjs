@@ -1,11 +1,11 @@
-// The daily report, safe to start on every instance at 18:00, early, late, or twice.
+// A daily report that may be started on every instance at 18:00, early, late, or twice.
 //
-//   node examples/scheduled-job.mjs FOLDER        in several terminals at once; the report of the day goes to FOLDER
+//   node examples/scheduled-job.mjs FOLDER        in several terminals at once; writes the report of the day to FOLDER
 //
-// The locks are in the store that HOLDFAST_URL names, else in the embedded one, which this machine's processes share.
+// Uses the store in HOLDFAST_URL, by default the embedded store, which all processes of this machine share.
 import { mkdir, readFile, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
-import { LockService } from '../index.js' // from 'holdfast' in a project of your own
+import { LockService } from '../index.js' // 'holdfast' in your project
 
 const folder = process.argv[2] ?? 'reports'
 const day = new Date().toISOString().slice(0, 10)
@@ -14,15 +14,15 @@ const file = join(folder, `${day}.json`)
 const locks = await LockService.connect()
 await mkdir(folder, { recursive: true })
 
-// Every instance waits for its turn, so that one takes over should the first die in the middle of the job.
+// Every instance waits, so that another one does the job if the first one dies.
 const options = { ttlMs: 30_000, waitMs: 120_000 }
 const outcome = await locks.using(`report:${day}`, options, async ({ fencingToken, signal }) => {
-  // The lock alone would let an instance with a slow clock do it all again, once the first has released.
+  // The lock alone does not stop an instance with a slow clock from repeating the job after the release.
   const earlier = await readFile(file, 'utf8').catch(() => undefined)
   if (earlier) return `stood aside: process ${JSON.parse(earlier).pid} made the report`
 
   const total = await addUp(signal)
-  // 'wx': never over a report that is there already.
+  // 'wx': never overwrites a report.
   const report = { day, total, pid: process.pid, fencingToken: String(fencingToken) }
   await writeFile(file, JSON.stringify(report), { flag: 'wx' })
   return `made the report: ${total}`
@@ -30,7 +30,7 @@ const outcome = await locks.using(`report:${day}`, options, async ({ fencingToke
 console.log(`${process.pid} ${outcome}`)
 await locks.close()
 
-/** The work. It ends early when the lease is lost: by then another instance may be at it. */
+/** The job. Throws when the lease is lost: another instance may do the job then. */
 async function addUp(signal) {
   let total = 0
   for (let hour = 0; hour < 24; hour++) {

@@ -1,39 +1,39 @@
-// The layers of the house (docs/ARCHITECTURE.md), as greps: who may not name whom.
+// Checks the layers of docs/ARCHITECTURE.md: the imports that are forbidden in each layer, found by patterns.
 import { readdirSync, readFileSync } from 'node:fs'
 import { join, relative, sep } from 'node:path'
 
 const engines = { redis: 'redis', mongodb: 'mongodb', sql: 'sqlx' }
 
-/** What a file may not contain, by its path below `src/`. */
+/** Returns the forbidden patterns of a file, by its path below `src/`. */
 function forbidden(path) {
   const rules = []
   const [top, second] = path.split('/')
   if (top !== 'js' && path !== 'lib.rs') rules.push([/\bnapi(_derive)?(::|\b.*;)/, 'napi belongs to js/ and lib.rs'])
   for (const [engine, driver] of Object.entries(engines)) {
     if (path.startsWith(`engine/${engine}/`)) continue
-    // `super::redis::…` and `crate::engine::redis::…` are our own modules, told apart by what stands in front.
+    // The lookbehind excludes our own modules `super::redis::…` and `crate::engine::redis::…`.
     rules.push([new RegExp(`(?<![\\w:])(::)?${driver}::`), `the driver ${driver} belongs to engine/${engine}/`])
   }
   if (top === 'engine' && second in engines) {
     const siblings = ['memory', ...Object.keys(engines)].filter((name) => name !== second).join('|')
-    rules.push([new RegExp(`\\bengine::(${siblings})\\b`), 'an engine knows no sibling'])
-    rules.push([/\bcrate::(service|js)\b/, 'an engine knows no layer above it'])
+    rules.push([new RegExp(`\\bengine::(${siblings})\\b`), 'an engine imports no other engine'])
+    rules.push([/\bcrate::(service|js)\b/, 'an engine imports no layer above it'])
   }
   const inTests = path.startsWith('service/tests/')
   if (top === 'service' && !inTests) {
-    rules.push([/\bengine::(memory|redis|mongodb|sql|config)\b/, 'the service knows the trait, not the engines'])
-    rules.push([/\bcrate::js\b/, 'the service knows no layer above it'])
+    rules.push([/\bengine::(memory|redis|mongodb|sql|config)\b/, 'the service imports the trait, not the engines'])
+    rules.push([/\bcrate::js\b/, 'the service imports no layer above it'])
   }
   if (top === 'js') {
-    rules.push([/\bengine::(memory|redis|mongodb|sql|Engine|Acquired|Renewed|Released)\b/, 'js/ knows of L1 only the configuration'])
+    rules.push([/\bengine::(memory|redis|mongodb|sql|Engine|Acquired|Renewed|Released)\b/, 'js/ imports of L1 only the configuration'])
   }
   if (['error.rs', 'model.rs', 'clock.rs'].includes(path)) {
-    rules.push([/\bcrate::(engine|service|js)\b/, 'the words know no layer above them'])
+    rules.push([/\bcrate::(engine|service|js)\b/, 'L0 imports no layer above it'])
   }
   return rules
 }
 
-/** The violations in one file. */
+/** Lists the violations in one file. */
 export function violations(path, text) {
   const code = text.split('\n').map((line) => line.replace(/\/\/.*$/, ''))
   return forbidden(path).flatMap(([pattern, why]) =>
@@ -41,7 +41,7 @@ export function violations(path, text) {
   )
 }
 
-/** The violations in a whole tree. */
+/** Lists the violations in a tree. */
 export function checkLayers(src) {
   return readdirSync(src, { recursive: true, withFileTypes: true })
     .filter((entry) => entry.isFile() && entry.name.endsWith('.rs'))
@@ -49,4 +49,24 @@ export function checkLayers(src) {
       const file = join(entry.parentPath ?? entry.path, entry.name)
       return violations(relative(src, file).split(sep).join('/'), readFileSync(file, 'utf8'))
     })
+}
+
+/** Lock semantics belong to the native core: the surface in TypeScript has no timers and reads no clock. */
+const CLOCKS = /\b(setTimeout|setInterval|setImmediate|performance|hrtime|uptime|Date)\b/
+/** Where the time of a store becomes a value of the API, and the type of that value. */
+const NO_CLOCKS = /\bnew Date\(holder\.since\)|\bsince: Date\b/g
+
+/** The violations in one file of `lib/`. */
+export function surfaceViolations(path, text) {
+  const code = text.replaceAll(/\/\*[\s\S]*?\*\//g, (comment) => comment.replaceAll(/[^\n]/g, '')).split('\n')
+  return code.flatMap((line, i) => {
+    const rest = line.replace(/\/\/ .*$/, '').replaceAll(NO_CLOCKS, '')
+    return CLOCKS.test(rest) ? [`lib/${path}:${i + 1}: timers and clocks belong to the native core: ${line.trim()}`] : []
+  })
+}
+
+/** The violations in `lib/`. */
+export function checkSurface(lib) {
+  const files = readdirSync(lib).filter((file) => file.endsWith('.ts'))
+  return files.flatMap((file) => surfaceViolations(file, readFileSync(join(lib, file), 'utf8')))
 }

@@ -1,12 +1,11 @@
-// Every command that clients send to a Redis, as the server tells them to MONITOR. What runs inside a script is told, too, and
-// told apart.
+// Records the commands that clients send to a Redis server, read from MONITOR. Commands inside scripts are counted separately.
 import net from 'node:net'
 
 export class Monitor {
-  /** The commands of clients since the last `reset`, as they came: `EVALSHA …`. */
+  /** The commands of clients since the last `reset`: `"EVALSHA" …`. */
   commands = []
-  /** How many commands scripts carried out. */
-  inner = 0
+  /** The number of commands that scripts executed. */
+  scriptCommands = 0
   #socket
   #rest = ''
 
@@ -14,7 +13,7 @@ export class Monitor {
     const monitor = new Monitor()
     monitor.#socket = net.connect(port, '127.0.0.1').setEncoding('utf8').on('error', () => {})
     const ready = new Promise((resolve) => (monitor.#ready = resolve))
-    monitor.#socket.on('data', (text) => monitor.#hear(text))
+    monitor.#socket.on('data', (text) => monitor.#receive(text))
     monitor.#socket.write('MONITOR\r\n')
     await ready
     return monitor
@@ -22,20 +21,20 @@ export class Monitor {
 
   #ready
 
-  #hear(text) {
+  #receive(text) {
     const lines = (this.#rest + text).split('\r\n')
     this.#rest = lines.pop()
     for (const line of lines) {
-      const told = /^\+[\d.]+ \[\d+ (\S+)\] (.*)$/.exec(line)
-      if (!told) this.#ready()
-      else if (told[1] === 'lua') this.inner++
-      else this.commands.push(told[2])
+      const match = /^\+[\d.]+ \[\d+ (\S+)\] (.*)$/.exec(line)
+      if (!match) this.#ready()
+      else if (match[1] === 'lua') this.scriptCommands++
+      else this.commands.push(match[2])
     }
   }
 
   reset() {
     this.commands = []
-    this.inner = 0
+    this.scriptCommands = 0
   }
 
   close() {

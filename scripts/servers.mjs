@@ -1,10 +1,10 @@
-// Real Redis and MongoDB servers for the tests of whoever has none at hand, each on a free port and in a temp folder of
-// its own. The binaries come from the PATH or are fetched: servers-cli.mjs knows how.
+// Starts Redis and MongoDB servers for the tests, each on a free port and in a separate temporary folder. The binaries are on the
+// PATH or are fetched (servers-cli.mjs).
 //
-//   node scripts/servers.mjs fetch              make sure that both binaries exist, print where
-//   node scripts/servers.mjs run -- CMD ARGS…   run a command with the test URLs in its environment
+//   node scripts/servers.mjs fetch              fetches the missing binaries, and prints their paths
+//   node scripts/servers.mjs run -- CMD ARGS…   starts the servers, and runs a command with their URLs in its environment
 //
-// HOLDFAST_SERVERS_DIR=/a/folder                where their folders are made, in place of the system's for temporary files
+// HOLDFAST_SERVERS_DIR=/a/folder                contains the servers' folders, instead of the system's temporary folder
 import { spawn } from 'node:child_process'
 import { closeSync, openSync, readFileSync, realpathSync, rmSync, writeFileSync } from 'node:fs'
 import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
@@ -12,9 +12,8 @@ import net from 'node:net'
 import { tmpdir } from 'node:os'
 import { basename, join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
-import tls from 'node:tls'
 import { fileURLToPath } from 'node:url'
-import { certify, makeAuthority } from './certificates.mjs'
+import { redisCommand } from './redis-command.mjs'
 import { locateMongod, locateRedis, main } from './servers-cli.mjs'
 import { startRedisCluster, startRedisSentinel } from './topologies.mjs'
 
@@ -22,26 +21,24 @@ export { locateMongod, locateRedis }
 
 const START_TIMEOUT_MS = 60_000
 
-/** Starts a Redis that keeps nothing on disk; with `tls` it serves `rediss://` under a CA made for it (`caPath`). */
-export async function startRedis({ args = [], tls: secure = false } = {}) {
+/** Starts a Redis server without persistence. */
+export async function startRedis({ args = [] } = {}) {
   const { path, env } = await locateRedis()
-  return serve(async (dir, port) => {
-    const files = secure ? { ca: await makeAuthority(dir), ...(await certify(dir, 'server')) } : {}
-    const identity = ['--tls-ca-cert-file', files.ca, '--tls-cert-file', files.cert, '--tls-key-file', files.key]
-    // A server waits five seconds for more replicas before it copies itself to the first: with a lease of seconds, a long time.
-    const copying = ['--repl-diskless-sync-delay', '0']
-    const listen = secure ? ['--port', '0', '--tls-port', port, '--tls-auth-clients', 'no', ...identity] : ['--port', port]
+  return startServer((dir, port) => {
+    const listen = ['--bind', '127.0.0.1', '--port', port]
+    // Without this the first synchronisation of a replica waits for five seconds, longer than many leases.
+    const replication = ['--repl-diskless-sync-delay', '0']
     return {
-      argv: [path, '--bind', '127.0.0.1', '--dir', dir, '--save', '', '--appendonly', 'no', ...copying, ...listen, ...args],
+      argv: [path, ...listen, '--dir', dir, '--save', '', '--appendonly', 'no', ...replication, ...args],
       env,
-      // The log as well: the answer alone could come from somebody else's server on this port.
-      ready: async (log) => /ready to accept connections/i.test(log) && answersPing(port, files.ca),
-      shown: { url: `${secure ? 'rediss' : 'redis'}://127.0.0.1:${port}`, ...(secure && { caPath: files.ca }) },
+      // The log is checked as well: another server on this port could answer the PING.
+      ready: async (log) => /ready to accept connections/i.test(log) && answersPing(port),
+      properties: { url: `redis://127.0.0.1:${port}` },
     }
   })
 }
 
-/** Starts three independent Redis; `url` has all their URLs, separated by commas. */
+/** Starts three independent Redis servers. `url` is the list of their URLs, separated by commas. */
 export async function startRedisQuorum({ args = [] } = {}) {
   const started = await Promise.allSettled([1, 2, 3].map(() => startRedis({ args })))
   const nodes = started.flatMap((result) => (result.status === 'fulfilled' ? [result.value] : []))
@@ -55,28 +52,28 @@ export async function startRedisQuorum({ args = [] } = {}) {
 }
 
 /**
- * Starts a standalone mongod, or with `replicaSet` the only member, and by then primary, of the set `rs0`. With
- * `initiate: false` it waits for somebody else to make it a member.
+ * Starts a standalone mongod, or with `replicaSet` the primary and only member of the set `rs0`. With `initiate: false` the
+ * caller initiates the set.
  */
 export async function startMongod({ replicaSet = false, initiate = replicaSet, args = [] } = {}) {
   const { path, env } = await locateMongod()
   const driver = initiate && (await importDriver())
-  return serve((dir, port) => {
-    const quick = ['ttlMonitorSleepSecs=1', 'shutdownTimeoutMillisForSignaledShutdown=100']
+  return startServer((dir, port) => {
+    const fast = ['ttlMonitorSleepSecs=1', 'shutdownTimeoutMillisForSignaledShutdown=100']
     const member = replicaSet ? ['--replSet', 'rs0', '--oplogSize', '128'] : []
-    // A socket file would lie outside of the folder, where nothing removes it after a kill.
+    // A socket file would be outside of the folder, and stay there after a kill.
     const fixed = ['--bind_ip', '127.0.0.1', '--nounixsocket', '--dbpath', dir, '--wiredTigerCacheSizeGB', '0.25']
     return {
-      argv: [path, '--port', port, ...fixed, ...quick.flatMap((parameter) => ['--setParameter', parameter]), ...member, ...args],
+      argv: [path, '--port', port, ...fixed, ...fast.flatMap((parameter) => ['--setParameter', parameter]), ...member, ...args],
       env,
       ready: async (log) => /waiting for connections/i.test(log) && (!initiate || isPrimary(driver, port)),
-      shown: { url: `mongodb://127.0.0.1:${port}/holdfast${replicaSet ? '?replicaSet=rs0' : ''}` },
+      properties: { url: `mongodb://127.0.0.1:${port}/holdfast${replicaSet ? '?replicaSet=rs0' : ''}` },
     }
   })
 }
 
-/** The servers that the tests share, by the variable with their URL. */
-export const SHARED = {
+/** Starts each server that the tests share, by the variable with its URL. */
+const SHARED_SERVERS = {
   HOLDFAST_TEST_REDIS_URL: () => startRedis(),
   HOLDFAST_TEST_REDIS_CLUSTER_URL: () => startRedisCluster(),
   HOLDFAST_TEST_REDIS_SENTINEL_URL: () => startRedisSentinel(),
@@ -85,16 +82,25 @@ export const SHARED = {
   HOLDFAST_TEST_MONGODB_RS_URL: () => startMongod({ replicaSet: true }),
 }
 
-/** All of them, each taken from the environment where it is set. */
-export async function testServers() {
+/**
+ * Starts the shared servers whose variable is not set. Resolves to all variables, and a function that stops the servers.
+ *
+ * With `optional`, a server that cannot be started is left out.
+ */
+export async function testServers({ optional = false } = {}) {
   const started = []
   const stop = async () => void (await Promise.all(started.map((server) => server.stop())))
   const results = await Promise.allSettled(
-    Object.entries(SHARED).map(async ([variable, start]) => {
+    Object.entries(SHARED_SERVERS).map(async ([variable, start]) => {
       if (process.env[variable]) return [variable, process.env[variable]]
-      const server = await start()
-      started.push(server)
-      return [variable, server.url]
+      try {
+        const server = await start()
+        started.push(server)
+        return [variable, server.url]
+      } catch (error) {
+        if (!optional) throw error
+        console.error(`${variable} is not set: ${error.message}`)
+      }
     }),
   )
   const failure = results.find((result) => result.status === 'rejected')
@@ -102,17 +108,20 @@ export async function testServers() {
     await stop()
     throw failure.reason
   }
-  return { env: Object.fromEntries(results.map((result) => result.value)), stop }
+  return { env: Object.fromEntries(results.flatMap(({ value }) => (value ? [value] : []))), stop }
 }
 
 const running = new Set()
 
 process.on('exit', () => {
-  for (const server of running) server.abandon()
+  for (const server of running) server.killNow()
 })
 
-/** Starts what `plan` says, in a folder and on a port of its own. */
-export async function serve(plan) {
+/**
+ * Starts a server in a new folder and on a free port. `plan(dir, port)` returns `argv`, `env`, `ready(log)`, and the
+ * `properties` of the result.
+ */
+export async function startServer(plan) {
   for (let attempt = 1; ; attempt++) {
     const dir = await mkdtemp(join(process.env.HOLDFAST_SERVERS_DIR || tmpdir(), 'holdfast-'))
     const port = await freePort()
@@ -121,14 +130,14 @@ export async function serve(plan) {
       return await server.start(await plan(dir, String(port)))
     } catch (error) {
       await server.stop()
-      // Somebody may take the port between the look and the start.
+      // Another process may use the port by now.
       if (attempt === 5 || !/address already in use/i.test(error.message)) throw error
     }
   }
 }
 
-// An exit hook does not run when a signal, a segfault or kill -9 ends this process; the end of this pipe reaches the guard
-// all the same. It also spares us signal handlers, which would change how a process under test takes its signals.
+// A guard process kills the server when this process ends in any way: its input ends then. Exit hooks do not run after a signal
+// or a crash, and signal handlers would change the behaviour of the process under test.
 const GUARD = 'read -r _; read -r pid <"$0/pid" && kill -9 "$pid"; rm -rf "$0" || { sleep 1; rm -rf "$0"; }'
 const REMOVAL = { recursive: true, force: true, maxRetries: 20, retryDelay: 50 }
 
@@ -163,12 +172,12 @@ class Server {
 
   async start(plan) {
     this.#plan = plan
-    Object.assign(this, plan.shown)
+    Object.assign(this, plan.properties)
     await this.#launch()
     return this
   }
 
-  /** Ends the server for good and removes its folder. */
+  /** Stops the server and removes its folder. */
   async stop() {
     this.#isStopped = true
     await this.#end('SIGKILL')
@@ -177,7 +186,7 @@ class Server {
     running.delete(this)
   }
 
-  /** A crash. The folder stays: `restart()` finds what had reached the disk. */
+  /** Kills the server. The folder stays: `restart()` finds the data that was written to the disk. */
   async kill() {
     await this.#end('SIGKILL')
   }
@@ -185,7 +194,7 @@ class Server {
   async pause() {
     if (!this.#isUp) return
     this.#child.kill('SIGSTOP')
-    // On a busy machine a thread of the server may run on for a while after the signal was sent.
+    // On a busy machine a thread may continue for a moment after the signal was sent.
     while (this.#isUp && !(await isStopped(this.pid))) await sleep(1)
   }
 
@@ -193,20 +202,20 @@ class Server {
     if (this.#isUp) this.#child.kill('SIGCONT')
   }
 
-  /** Shuts down in good order, unless it is down already, and starts on the same port and folder. */
+  /** Shuts the server down if it is up, and starts it on the same port and folder. */
   async restart() {
-    if (this.#isStopped) throw new Error('this server was stopped for good: start another')
+    if (this.#isStopped) throw new Error('this server has been stopped: start a new one')
     await this.#end('SIGTERM')
     await this.#launch()
   }
 
-  /** What is left to do in an exit hook, where nothing can be waited for. */
-  abandon() {
+  /** Kills the server synchronously, for the exit hook. */
+  killNow() {
     try {
       if (this.#isUp) this.#child.kill('SIGKILL')
       rmSync(this.#dir, REMOVAL)
     } catch {
-      // The guard tries once more; thrown here, it would only hide why the process ends.
+      // The guard retries. An error thrown here would hide why the process ends.
     }
   }
 
@@ -215,7 +224,7 @@ class Server {
     const [logFile, pidFile] = [join(this.#dir, 'log'), join(this.#dir, 'pid')]
     const log = openSync(logFile, 'w')
     const env = { ...process.env, ...this.#plan.env }
-    // A session of its own, or a Ctrl-C in the terminal would take the server away under the tests' feet.
+    // A separate session: otherwise Ctrl-C in the terminal stops the server before the tests.
     const child = spawn(path, args, { cwd: this.#dir, stdio: ['ignore', log, log], env, detached: true })
     closeSync(log)
     child.unref()
@@ -227,8 +236,8 @@ class Server {
     const deadline = Date.now() + START_TIMEOUT_MS
     const readLog = () => readFileSync(logFile, 'utf8')
     while (!(await this.#plan.ready(readLog()))) {
-      const trouble = !this.#isUp ? 'ended while starting' : Date.now() > deadline && 'does not become ready'
-      if (trouble) throw new Error(`${basename(path)} ${trouble}. From its log:\n${complaints(readLog())}`)
+      const failure = !this.#isUp ? 'ended while starting' : Date.now() > deadline && 'does not become ready'
+      if (failure) throw new Error(`${basename(path)} ${failure}. From its log:\n${errorLines(readLog())}`)
       await sleep(20)
     }
   }
@@ -238,30 +247,30 @@ class Server {
     const child = this.#child
     child.ref()
     child.kill(signal)
-    // A paused server would sleep through a request to shut down.
+    // A stopped process does not handle SIGTERM.
     child.kill('SIGCONT')
-    const patience = setTimeout(() => child.kill('SIGKILL'), 10_000)
+    const killTimer = setTimeout(() => child.kill('SIGKILL'), 10_000)
     await this.#exited
-    clearTimeout(patience)
+    clearTimeout(killTimer)
   }
 }
 
-// Only Linux tells of every thread; elsewhere the signal has to do.
+// Only Linux shows the state of each thread.
 async function isStopped(pid) {
   const threads = await readdir(`/proc/${pid}/task`).catch(() => [])
   const stats = await Promise.all(threads.map((thread) => readFile(`/proc/${pid}/task/${thread}/stat`, 'utf8').catch(() => ') T')))
   return stats.every((stat) => /.*\) T/s.test(stat))
 }
 
-// mongod buries what went wrong under a page about shutting down in good order.
-function complaints(log) {
+// mongod logs many lines about its shutdown after an error.
+function errorLines(log) {
   const lines = log.trim().split('\n')
   const errors = lines.filter((line) => /"s":"[EF]"/.test(line))
   return (errors.length > 0 ? errors : lines).slice(-10).join('\n')
 }
 
-// Below the range that systems hand out for outgoing connections: a client that keeps reconnecting to a stopped server
-// within that range ends up connected to itself, and the restarted server finds its port taken.
+// Below the ephemeral ports: a client that keeps connecting to a closed ephemeral port connects to itself in the end, and the
+// restarted server cannot use the port.
 export async function freePort() {
   for (;;) {
     const port = 15_000 + Math.floor(Math.random() * 15_000)
@@ -274,26 +283,16 @@ export async function freePort() {
   }
 }
 
-function answersPing(port, caPath) {
-  return new Promise((resolve) => {
-    const at = { host: '127.0.0.1', port }
-    const socket = caPath ? tls.connect({ ...at, ca: readFileSync(caPath) }) : net.connect(at)
-    const settle = (answer) => (socket.destroy(), resolve(answer))
-    socket.setTimeout(1000, () => settle(false))
-    socket.once('error', () => settle(false)).once('close', () => settle(false))
-    // A server with a password refuses the PING, and is no less up.
-    socket.once('data', (data) => settle(/^(\+PONG|-NOAUTH)/.test(data.toString())))
-    socket.write('PING\r\n')
-  })
-}
+// A server with a password rejects the PING, and is up.
+const answersPing = (port) => redisCommand(port, 'PING').then((reply) => reply === '+PONG\r\n', ({ message }) => message.startsWith('-NOAUTH'))
 
-// Needed for replica sets alone, so that nobody else has to have it installed.
+// Imported for replica sets only: other servers need no npm package.
 export const importDriver = () =>
   import('mongodb').catch((cause) => {
-    throw new Error('a replica set is set up through the npm package mongodb: run npm install.', { cause })
+    throw new Error('initiating a replica set needs the npm package mongodb: run npm install', { cause })
   })
 
-// Asks to become a set each time: one that is a set already answers with an error, of no interest here.
+// Initiates the set each time: an initiated set answers with an error, which is ignored.
 async function isPrimary({ MongoClient }, port) {
   const client = new MongoClient(`mongodb://127.0.0.1:${port}/?directConnection=true`, { serverSelectionTimeoutMS: 2000 })
   try {

@@ -1,4 +1,4 @@
-// What every command of this project needs before it can start. Runs without any dependency.
+// The set-up that every command of this project needs first. Has no dependencies itself.
 import { spawnSync } from 'node:child_process'
 import { existsSync, statfsSync, statSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -10,7 +10,7 @@ const windows = process.platform === 'win32'
 /** Installs this package's development dependencies (or those of a folder in it) when they are missing or out of date. */
 export function installDependencies(folder = '.') {
   const cwd = new URL(`${folder}/`, `file://${root}`)
-  // npm writes its own copy of the lock file last: what is newer than that has not been installed.
+  // npm writes its copy of the lock file last: a newer lock file has not been installed.
   const [locked, installed] = ['package-lock.json', 'node_modules/.package-lock.json'].map((file) => new URL(file, cwd))
   if (existsSync(installed) && statSync(installed).mtimeMs >= statSync(locked).mtimeMs) return
   const { status, error } = spawnSync('npm', ['ci', '--no-audit', '--no-fund', '--loglevel=error'], {
@@ -19,14 +19,14 @@ export function installDependencies(folder = '.') {
     shell: windows,
   })
   if (status === 0) return
-  // npm has said what it found; a stack trace of this script would only bury it.
+  // npm has printed the cause; a stack trace of this script would hide it.
   console.error(`npm ci failed in ${fileURLToPath(cwd)}${error ? `: ${error.message}` : ''}`)
   process.exit(1)
 }
 
 /**
- * Returns the folder for the servers' data: in memory where there are 5 GiB free. When a disk stands still for two seconds,
- * a mongod does not answer in that time, and the tests' leases are not much longer.
+ * Returns the folder for the servers' data: in memory if 5 GiB are free there. A disk that stalls for two seconds stalls mongod,
+ * and the tests' leases are not much longer.
  */
 export function serversDir() {
   const memory = '/dev/shm'

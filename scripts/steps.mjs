@@ -1,9 +1,9 @@
-// Named steps of a long command, and a table of how long each of them took.
+// Runs the named steps of a long command, and prints a table of their durations.
 import { readFileSync } from 'node:fs'
 
 const steps = []
 
-/** CPU seconds of all child processes that have ended; `undefined` where the system does not report them. */
+/** Returns the CPU seconds of all ended child processes; `undefined` where the system does not report them. */
 function childSeconds() {
   try {
     const fields = readFileSync('/proc/self/stat', 'utf8').replace(/^.*\) /s, '').split(' ')
@@ -28,7 +28,7 @@ export async function step(name, work) {
 
 /** Prints the steps so far: seconds, and CPU seconds of the processes that they started. */
 export function printSteps() {
-  const total = { name: 'in all', seconds: 0, cpuSeconds: 0 }
+  const total = { name: 'total', seconds: 0, cpuSeconds: 0 }
   for (const { seconds, cpuSeconds } of steps) {
     total.seconds += seconds
     total.cpuSeconds += cpuSeconds ?? 0

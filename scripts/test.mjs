@@ -1,5 +1,5 @@
-// `npm test`: sets up, builds the addon, brings up the servers, runs the Rust and the Node tests on every store, and ends
-// with a count.
+// `npm test`: installs dependencies, builds the addon, starts the servers, runs the Rust and the Node tests on every store, and
+// prints a count at the end.
 import { spawn } from 'node:child_process'
 import { readdirSync } from 'node:fs'
 import { availableParallelism } from 'node:os'
@@ -9,14 +9,14 @@ import { fileURLToPath, pathToFileURL } from 'node:url'
 import { runTests } from './node-tests.mjs'
 import { hostTarget } from './pgo.mjs'
 import { installDependencies, serversDir } from './setup.mjs'
-import { SHARED, testServers } from './servers.mjs'
+import { testServers } from './servers.mjs'
 import { printSteps, step } from './steps.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 const LONGEST_SHOWN = 12
 
 /**
- * Runs a command with its output shown, or those lines of it that `shows` says; gives its exit code and what it printed to
+ * Runs a command, and prints its output, or only the lines for which `shows` returns true. Resolves to its exit code and its
  * stdout.
  */
 export function run(command, args, env = {}, shows) {
@@ -40,7 +40,7 @@ export function run(command, args, env = {}, shows) {
 
 const sum = (text, pattern) => [...text.matchAll(pattern)].reduce((total, [, count]) => total + Number(count), 0)
 
-/** Leaves out what tests print that pass, and their names once more: what has failed is hard to find behind it. */
+/** Omits the output of tests that pass and the second list of their names, so that failures are easy to find. */
 function leaveOutSuccesses() {
   let isLeftOut = false
   return (line) => {
@@ -50,18 +50,18 @@ function leaveOutSuccesses() {
   }
 }
 
-/** Tests of models keep the cores busy for minutes, which would delay the others: they run on their own. */
+/** Tests of models keep the cores busy for minutes, which would delay the others: they run separately. */
 const MODELS = '::model::'
-/** The others wait for servers and leases most of the time: twice as many at once as there are cores. */
+/** The others wait for servers and leases most of the time: two threads per core. */
 const RUST_THREADS = 2 * availableParallelism()
 
 async function rustTests(env) {
-  // napi builds the addon for an explicit target, which cargo keeps apart: the same one here, or all crates compile twice.
-  // The library alone: without `--lib` cargo builds it once more, for documentation tests that there are none of.
+  // napi builds the addon for an explicit target, which has a separate folder: the same target here avoids a second build.
+  // Without `--lib` cargo builds the library again for documentation tests, of which there are none.
   const args = ['test', '--lib', '--target', hostTarget, '--no-default-features', '--features', 'memory,sqlite,redis,mongodb']
   const { code: built } = await step('build of the Rust tests', () => run('cargo', [...args, '--no-run']))
   if (built !== 0) return [{ passed: 0, failed: 1, skipped: [] }]
-  // With what the tests print: one that finds no server passes, and says so, which is counted below.
+  // With the tests' output: a test without a server passes and prints `skipped: `, which is counted below.
   const part = async (...selected) => {
     const runs = [...args, '--', '--show-output', ...selected]
     return rustCounts(await run('cargo', runs, { ...env, RUST_BACKTRACE: '0' }, leaveOutSuccesses()))
@@ -78,31 +78,31 @@ function rustCounts({ code, output }) {
   const ignored = [...output.matchAll(/^test (\S+) \.\.\. ignored(?:, )?(.*)$/gm)]
   return {
     passed: sum(output, /^test result: \w+\. (\d+) passed;/gm) - unserved.length,
-    // A run that dies has no line to count.
+    // An aborted run prints no result.
     failed: failed === 0 && code !== 0 ? 1 : failed,
     skipped: [...unserved, ...ignored].map(([, name, why]) => `${name}: ${why}`),
   }
 }
 
-/** Specs that keep a core busy all the time: they would make the others late, and run one at a time after them. */
-const BUSY = /^(bench|.*bursts?|bursts-.*|.*-stall|mongodb-fleet)\.spec\.mjs$/
-/** Specs that run for a minute or more: they start first, so that none of them is alone at the end. */
+/** Specs that keep a core busy: they would delay the others, and run one at a time after them. */
+const BUSY = /^(bench|.*bursts?|bursts-.*|.*-stall|mongodb-rolling-deployment)\.spec\.mjs$/
+/** Specs that run for a minute or more: they start first, so that none of them runs alone at the end. */
 const LONG = [
   'processes',
   'mongodb-failover-load',
   'mongodb-failover',
-  'proxy',
+  'lost-replies',
   'mongodb-security',
   'redis-sentinel',
-  'mongodb-rights',
+  'mongodb-permissions',
   'outage',
 ]
-/** The others wait most of the time: three of them need about one of two cores. */
+/** The other specs wait most of the time: three of them need about one core. */
 const CONCURRENCY = 3
 
 async function nodeTests() {
   const specs = readdirSync(join(root, '__test__')).filter((name) => name.endsWith('.spec.mjs'))
-  // Those that are not listed have the largest rank.
+  // Specs that are not listed have the largest rank.
   const rank = (name) => LONG.indexOf(name.replace('.spec.mjs', '')) >>> 0
   const calm = specs.filter((name) => !BUSY.test(name)).sort((one, other) => rank(one) - rank(other))
   const paths = (names) => names.map((name) => join(root, '__test__', name))
@@ -116,39 +116,21 @@ async function nodeTests() {
   return parts
 }
 
-/** The servers, or on a laptop those of them that can be had: what needs another one is then skipped, and says so. */
-async function bringUp() {
-  if (process.env.CI) return testServers()
-  const [env, servers] = [{}, []]
-  await Promise.all(
-    Object.entries(SHARED).map(async ([variable, start]) => {
-      if (process.env[variable]) return
-      try {
-        const server = await start()
-        servers.push(server)
-        env[variable] = server.url
-      } catch (error) {
-        console.error(`${variable} stays empty: ${error.message}`)
-      }
-    }),
-  )
-  return { env, stop: () => Promise.all(servers.map((server) => server.stop())) }
-}
-
-/** Runs everything; gives the number of failures. The count is the last line. */
+/** Runs all tests. Resolves to the number of failures. The count is the last line of the output. */
 export async function test({ build = true } = {}) {
   process.chdir(root)
-  // For the servers of this process and of those that the tests are.
+  // For the servers of this process and of the test processes.
   process.env.HOLDFAST_SERVERS_DIR ||= serversDir()
   installDependencies()
-  // Two specs want these, and must not install them at the same time.
+  // Two specs need these, and must not install them at the same time.
   installDependencies('bench')
   if (build) {
     const { code } = await step('addon', () => run(process.execPath, ['scripts/build.mjs']))
     if (code !== 0) throw new Error('the addon does not build')
   }
-  const servers = await step('servers', bringUp)
-  // The specs are processes of the test runner, which passes its own environment on.
+  // Outside of CI the tests that need a missing server are skipped.
+  const servers = await step('servers', () => testServers({ optional: !process.env.CI }))
+  // The specs are processes of the test runner, which inherit this environment.
   Object.assign(process.env, servers.env)
   try {
     const results = [...(await rustTests(servers.env)), ...(await nodeTests())]

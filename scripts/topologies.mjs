@@ -1,20 +1,20 @@
-// Servers in company, for the tests: a Redis Cluster of three masters, a Redis master with replicas under sentinels, and
-// a MongoDB replica set of three members.
+// Starts groups of servers for the tests: a Redis Cluster of three masters, a Redis master with replicas and sentinels, and a
+// MongoDB replica set of three members.
 import { writeFile } from 'node:fs/promises'
-import net from 'node:net'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { redisCommand } from './redis-command.mjs'
 import { locateRedis } from './servers-cli.mjs'
-import { freePort, importDriver, serve, startMongod, startRedis } from './servers.mjs'
+import { freePort, importDriver, startServer, startMongod, startRedis } from './servers.mjs'
 
 const SLOTS = 16384
-const PATIENCE_MS = 60_000
+const READY_TIMEOUT_MS = 60_000
 /** The name by which the sentinels know the master. */
 const MASTER = 'main'
 
 /** Starts a cluster of three masters that share the slots. */
 export async function startRedisCluster({ args = [] } = {}) {
-  const nodes = await together([0, 1, 2].map(() => startNode(args)))
+  const nodes = await startAll([0, 1, 2].map(() => startNode(args)))
   try {
     const [first] = nodes
     await Promise.all(
@@ -25,7 +25,7 @@ export async function startRedisCluster({ args = [] } = {}) {
         await redisCommand(port, `CLUSTER MEET 127.0.0.1 ${first.port} ${first.busPort}`)
       }),
     )
-    await until('a cluster that is well', async () => {
+    await until('a cluster in the state ok', async () => {
       const states = await Promise.all(nodes.map(({ port }) => redisCommand(port, 'CLUSTER INFO')))
       return states.every((state) => /cluster_state:ok/.test(state) && state.includes(`cluster_known_nodes:${nodes.length}\r\n`))
     })
@@ -45,30 +45,30 @@ async function startNode(args) {
 }
 
 /**
- * Starts a master, two replicas and three sentinels, which replace a master that has been silent for two seconds.
- * `master()` gives the server that the sentinels name.
+ * Starts a master, two replicas and three sentinels, which replace a master that is silent for two seconds. `master()` resolves
+ * to the server that the sentinels name.
  */
 export async function startRedisSentinel() {
   const servers = [await startRedis()]
   try {
     const [master] = servers
-    servers.push(...(await together([1, 2].map(() => startRedis({ args: ['--replicaof', '127.0.0.1', master.port] })))))
-    await until('replicas that keep up', async () => {
+    servers.push(...(await startAll([1, 2].map(() => startRedis({ args: ['--replicaof', '127.0.0.1', master.port] })))))
+    await until('online replicas', async () => {
       const info = await redisCommand(master.port, 'INFO replication')
       return [...info.matchAll(/^slave\d:.*state=online/gm)].length === 2
     })
-    servers.push(...(await together([1, 2, 3].map(() => startSentinel(master.port)))))
+    servers.push(...(await startAll([1, 2, 3].map(() => startSentinel(master.port)))))
     const sentinels = servers.slice(3)
     await until('sentinels that know each other', async () => {
       const known = await Promise.all(sentinels.map(({ port }) => redisCommand(port, 'INFO sentinel')))
       return known.every((info) => info.includes('status=ok') && info.includes('slaves=2,sentinels=3'))
     })
     const url = `redis+sentinel://${sentinels.map(({ port }) => `127.0.0.1:${port}`).join(',')}/${MASTER}`
-    const named = async () => {
+    const currentMaster = async () => {
       const answer = await redisCommand(sentinels[0].port, `SENTINEL GET-MASTER-ADDR-BY-NAME ${MASTER}`)
       return servers.find(({ port }) => answer.includes(`\r\n${port}\r\n`))
     }
-    return { url, servers: servers.slice(0, 3), sentinels, master: named, stop: () => stopAll(servers) }
+    return { url, servers: servers.slice(0, 3), sentinels, master: currentMaster, stop: () => stopAll(servers) }
   } catch (error) {
     await stopAll(servers)
     throw error
@@ -77,50 +77,50 @@ export async function startRedisSentinel() {
 
 async function startSentinel(masterPort) {
   const { path, env } = await locateRedis()
-  return serve(async (dir, port) => {
+  return startServer(async (dir, port) => {
     const file = join(dir, 'sentinel.conf')
     const lines = [
       `port ${port}`,
       'bind 127.0.0.1',
       `sentinel monitor ${MASTER} 127.0.0.1 ${masterPort} 2`,
-      // Longer than the second between two of their questions: with less, one that has just been told of a new master
-      // takes it for dead, and a second fail-over leaves two masters for ten seconds.
+      // Longer than the second between two INFO requests: with less, a sentinel that has just received a new master considers it
+      // down, and a second failover leaves two masters for ten seconds.
       `sentinel down-after-milliseconds ${MASTER} 2000`,
       `sentinel failover-timeout ${MASTER} 3000`,
     ]
     await writeFile(file, `${lines.join('\n')}\n`)
     const isUp = () => redisCommand(port, 'PING').then((answer) => answer === '+PONG\r\n', () => false)
-    return { argv: [path, file, '--sentinel'], env, ready: async (log) => /\+monitor master/.test(log) && isUp(), shown: {} }
+    return { argv: [path, file, '--sentinel'], env, ready: async (log) => /\+monitor master/.test(log) && isUp(), properties: {} }
   })
 }
 
-/** What keeps the elections of a replica set short: a primary is given up after 1.5 s of silence. */
+/** Settings for short elections: an election starts after 1.5 s without a heartbeat of the primary. */
 const ELECTIONS = {
   electionTimeoutMillis: 1500,
   heartbeatIntervalMillis: 500,
-  // How long a new primary waits for the word of a member that hangs, and for what that member may have and it has not.
+  // Limits for a new primary that waits for heartbeats and for missing writes of a hanging member.
   heartbeatTimeoutSecs: 2,
   catchUpTimeoutMillis: 2000,
 }
 
 /**
- * A member that follows one that hangs gives it up once, and only when its heartbeats have failed, too: one that asks it
- * again waits for half a minute, in which a majority of two acknowledges nothing although they have a primary.
+ * Settings for replication from a hanging member: it ends once, after its heartbeats have failed. With more retries the member
+ * would wait for half a minute, and a majority of two acknowledges no write in this time although they have a primary.
  */
-const FOLLOWING = ['oplogNetworkTimeoutBufferSeconds=4', 'oplogFetcherSteadyStateMaxFetcherRestarts=0']
+const REPLICATION = ['oplogNetworkTimeoutBufferSeconds=4', 'oplogFetcherSteadyStateMaxFetcherRestarts=0']
 
 /**
- * Starts the replica set `rs0` of three members, which choose a new primary within seconds.
+ * Starts the replica set `rs0` of three members, which elect a new primary within seconds.
  * - `members`: the three servers.
- * - `primary()`: the member that is the primary by its own word and the latest election; `undefined` while there is none.
- * - `stepDown({ seconds, force })`: the primary gives up its office, and is not elected again for so long. It proposes a
- *   successor, who is elected at once; with `force` it does not, and the others miss it first. Gives the old primary.
- * - `whole()`: resolves when one member is the primary and the others follow it.
+ * - `primary()`: resolves to the primary of the latest election; to `undefined` while there is none.
+ * - `stepDown({ seconds, force })`: the primary steps down, and is not elected again for this time. It proposes a successor, which
+ *   is elected at once; with `force` the others start an election after their timeout. Resolves to the old primary.
+ * - `ready()`: resolves when one member is the primary and the others are secondaries.
  */
 export async function startMongoReplicaSet({ args = [] } = {}) {
-  const quick = FOLLOWING.flatMap((parameter) => ['--setParameter', parameter])
-  const start = () => startMongod({ replicaSet: true, initiate: false, args: [...quick, ...args] })
-  const members = await together([start(), start(), start()])
+  const replication = REPLICATION.flatMap((parameter) => ['--setParameter', parameter])
+  const start = () => startMongod({ replicaSet: true, initiate: false, args: [...replication, ...args] })
+  const members = await startAll([start(), start(), start()])
   const hosts = members.map(({ port }) => `127.0.0.1:${port}`)
   const set = {
     url: `mongodb://${hosts.join(',')}/holdfast?replicaSet=rs0`,
@@ -129,10 +129,10 @@ export async function startMongoReplicaSet({ args = [] } = {}) {
     stepDown: ({ seconds = 1, force = false } = {}) => until('a primary that steps down', async () => {
       const primary = await set.primary()
       const command = { replSetStepDown: seconds, secondaryCatchUpPeriodSecs: force ? 0 : Math.min(seconds, 1), force }
-      // It is no primary any more, or nobody has caught up with it yet.
+      // It fails when the member is not the primary any more, or no member has caught up yet.
       return primary && mongoCommand(primary, command).then(() => primary, () => undefined)
     }),
-    whole: () => until('a replica set that is whole', async () => {
+    ready: () => until('a replica set with all members', async () => {
       const primary = await set.primary()
       const states = primary && (await mongoCommand(primary, { replSetGetStatus: 1 }).catch(() => undefined))
       return states?.members.map(({ stateStr }) => stateStr).sort().join() === 'PRIMARY,SECONDARY,SECONDARY'
@@ -141,8 +141,8 @@ export async function startMongoReplicaSet({ args = [] } = {}) {
   }
   try {
     const config = { _id: 'rs0', members: hosts.map((host, _id) => ({ _id, host })), settings: ELECTIONS }
-    await mongoCommand(members[0], { replSetInitiate: config }, PATIENCE_MS)
-    await set.whole()
+    await mongoCommand(members[0], { replSetInitiate: config }, READY_TIMEOUT_MS)
+    await set.ready()
     return set
   } catch (error) {
     await set.stop()
@@ -152,13 +152,13 @@ export async function startMongoReplicaSet({ args = [] } = {}) {
 
 async function primaryOf(members) {
   const answers = await Promise.all(members.map((member) => mongoCommand(member, { hello: 1 }, 1000).catch(() => ({}))))
-  // One that was paused takes itself for the primary until it hears of the next one, who was elected later.
+  // A member that was paused considers itself the primary until it receives the result of the later election.
   const election = (index) => answers[index].electionId.toHexString()
   const claiming = [0, 1, 2].filter((index) => answers[index].isWritablePrimary)
   return members[claiming.sort((one, other) => (election(one) < election(other) ? 1 : -1))[0]]
 }
 
-/** Has one member run a command on its database `admin`, whatever its part in the set is; gives its answer. */
+/** Runs a command on the database `admin` of one member, primary or not. Resolves to the reply. */
 export async function mongoCommand({ port }, command, limitMs = 5000) {
   const { MongoClient } = await importDriver()
   const limits = { serverSelectionTimeoutMS: limitMs, connectTimeoutMS: limitMs, socketTimeoutMS: limitMs }
@@ -170,31 +170,18 @@ export async function mongoCommand({ port }, command, limitMs = 5000) {
   }
 }
 
-/** Sends one command of words without blanks; gives the answer as it comes over the wire. */
-export function redisCommand(port, line) {
-  return new Promise((resolve, reject) => {
-    const socket = net.connect({ host: '127.0.0.1', port })
-    let answer = ''
-    socket.setTimeout(5000, () => socket.destroy(new Error(`no answer to ${line}`)))
-    socket.once('error', reject)
-    socket.on('data', (data) => (answer += data)).once('close', () => (answer[0] === '-' ? reject(new Error(answer)) : resolve(answer)))
-    // The server hangs up when it has answered both, so that nobody has to know where the first answer ends.
-    socket.end(`${line}\r\n`)
-  })
-}
-
 async function until(what, holds) {
-  const deadline = Date.now() + PATIENCE_MS
+  const deadline = Date.now() + READY_TIMEOUT_MS
   for (;;) {
     const held = await holds()
     if (held) return held
-    if (Date.now() > deadline) throw new Error(`not within ${PATIENCE_MS} ms: ${what}`)
+    if (Date.now() > deadline) throw new Error(`not within ${READY_TIMEOUT_MS} ms: ${what}`)
     await sleep(50)
   }
 }
 
-// All of them, or none.
-async function together(starting) {
+/** Starts all servers, or none. */
+async function startAll(starting) {
   const results = await Promise.allSettled(starting)
   const failure = results.find((result) => result.status === 'rejected')
   const started = results.filter((result) => result.status === 'fulfilled').map((result) => result.value)

@@ -1,16 +1,15 @@
-// What services do with their locks, in the parts that are worth being fast: an optimised build is made after a profile of
-// it (pgo.mjs).
+// The workload of the profile for the optimised build (pgo.mjs): the calls that must be fast.
 //
-//   node scripts/workload.mjs MS:STORE…    each part for so many milliseconds; the URLs of a quorum with commas between them
+//   node scripts/workload.mjs MS:STORE…    runs each part for MS milliseconds; the URLs of a quorum are separated by commas
 import { createRequire } from 'node:module'
 import { setTimeout as sleep } from 'node:timers/promises'
 
 const { LockService } = createRequire(import.meta.url)('../index.js')
 
-const asked = process.argv.slice(2).map((text) => /^(\d+):(.+)$/.exec(text))
-if (asked.length === 0 || asked.includes(null)) throw new Error('usage: node scripts/workload.mjs MS:STORE…')
+const parameters = process.argv.slice(2).map((text) => /^(\d+):(.+)$/.exec(text))
+if (parameters.length === 0 || parameters.includes(null)) throw new Error('usage: node scripts/workload.mjs MS:STORE…')
 
-/** Does something for as many names as there are to be in flight, again and again. */
+/** Runs `work` in `inFlight` concurrent loops, each with its own name, for `ms` milliseconds. */
 async function busily(ms, inFlight, prefix, work) {
   const end = performance.now() + ms
   const names = Array.from({ length: inFlight }, (_, i) => `workload:${prefix}:${i}`)
@@ -40,7 +39,7 @@ async function parts(ms, locks, other) {
     })
   }
   await Promise.all(held.map((name) => other.releaseLock(name)))
-  // All wait for one name, in two processes as the store sees it.
+  // All calls wait for one name, from two services.
   await busily(ms, 20, 'queue', (name) => {
     const service = Number(name.split(':').at(-1)) % 2 === 0 ? locks : other
     return service.using('workload:queue', { waitMs: 60_000 }, () => {})
@@ -51,7 +50,7 @@ async function parts(ms, locks, other) {
   await Promise.all(leases.map((lease) => lease.release()))
 }
 
-for (const [, ms, store] of asked) {
+for (const [, ms, store] of parameters) {
   const target = store.includes(',') ? store.split(',') : store
   const [locks, other] = await Promise.all([LockService.connect(target), LockService.connect(target)])
   await parts(Number(ms), locks, other)

@@ -2,13 +2,14 @@
 //!
 //! ```text
 //! await locks.acquire('job:7', { ttlMs, waitMs, signal })
-//!  js/                options validated, promise returned                   JS thread
-//!                     future submitted ───────────────────────────────────► I/O thread
+//!  lib/service.ts     arguments checked, listener on the signal             JS thread
+//!  js/bridge.rs       future submitted, promise returned ─────────────────► I/O thread
 //!  service/acquire/   loop: attempt → wait for a change | safety poll | deadline | abort
 //!  engine/redis/      one script ─────────────────────────────────────────► store
 //!                   ◄─ Granted { fence }      service/lease/: renewal at ttl/3
-//!  js/                promise settled with a Lock or a coded Error            JS thread
-//! lease lost ► service/lease/ ► lock.signal aborts
+//!  js/acquisition.rs  back on the JS thread: the number of the lease, or an error
+//!  lib/service.ts     listener removed, Lock or LockError
+//! lease lost ► service/lease/ ► js/notifier.rs ► lib/signals.ts: lock.signal aborts
 //! ```
 
 // A failed expectation of a test is a panic.
@@ -23,4 +24,5 @@ pub mod model;
 pub mod service;
 
 #[cfg(feature = "node")]
+#[cfg_attr(test, allow(dead_code, reason = "napi registers no functions in a test build"))]
 mod js;

@@ -199,6 +199,29 @@ export function abort(test) {
     }
   })
 
+  test('the signal of a lock that is released or lost is an ordinary one', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const own = (signal) => Object.getOwnPropertyNames(signal)
+    const lock = await a.acquire('released')
+    const { signal } = lock
+    assert.deepEqual(own(signal), ['aborted', 'reason', 'throwIfAborted'])
+    await lock.release()
+    assert.deepEqual([own(signal), signal.aborted, signal.reason], [[], false, undefined])
+    assert.equal(lock.signal, signal)
+    const late = await a.acquire('late')
+    await late.release()
+    assert.deepEqual([own(late.signal), late.signal.aborted], [[], false])
+    let used
+    await a.using('used', (held) => void (used = held.signal))
+    assert.deepEqual([own(used), used.aborted], [[], false])
+    const lost = await a.acquire('lost', { ttlMs: 600 })
+    let isAborted = false
+    lost.signal.addEventListener('abort', () => (isAborted = true))
+    await b.forceRelease('lost')
+    await until('the abort', () => isAborted)
+    assert.deepEqual([own(lost.signal), lost.signal.aborted, lost.signal.reason.code], [[], true, 'LOCK_LOST'])
+  })
+
   test('a lock’s own signal works where signals do', async (place) => {
     const [a, b] = await place.connectAll(2)
     const busy = await b.acquire('busy')

@@ -1,14 +1,17 @@
 // The error model: a real Error, told apart by its code.
 import assert from 'node:assert/strict'
 import { inspect } from 'node:util'
-import { assertLockError, rejects, runNode, timed } from '../tools.mjs'
+import { isLockError, Lock, LockError, LockService } from '../../index.js'
+import { assertLockError, INDEX, rejection, rejects, runNode, timed } from '../tools.mjs'
 
 export function errors(test) {
   test('an error has the shape that the types say', async (place) => {
     const [a, b] = await place.connectAll(2)
     const lock = await a.acquire('busy')
     const error = await rejects(b.acquire('busy', { waitMs: 5 }), 'LOCK_TIMEOUT', { key: 'busy', retryable: true })
-    assert.equal(Object.getPrototypeOf(error), Error.prototype)
+    assert.equal(Object.getPrototypeOf(error), LockError.prototype)
+    assert.equal(Object.getPrototypeOf(LockError.prototype), Error.prototype)
+    assert.deepEqual(Object.keys(LockError.prototype), [])
     assert.equal(Object.prototype.toString.call(error), '[object Error]')
     assert.equal(String(error), `LockError: ${error.message}`)
     assert.deepEqual(Object.keys(error), ['code', 'retryable', 'key'])
@@ -109,7 +112,7 @@ export function errors(test) {
         () => Lock.prototype.release.call({}), () => Lock.prototype.release.call(locks),
         () => Lock.prototype.toJSON.call(locks), () => Lock.prototype.isHeld,
         () => Reflect.get(Lock.prototype, 'name', locks), () => Reflect.get(Lock.prototype, 'token', {}),
-        () => { const { acquire } = locks; return acquire('y') }, () => { const { release } = lock; return release() },
+        () => { const { release } = lock; return release() },
       ]
       let failed = 0
       for (const attempt of attempts) {
@@ -119,5 +122,110 @@ export function errors(test) {
       await locks.close()`
     const { code: status, stdout, stderr } = await runNode(code)
     assert.deepEqual({ status, stdout: stdout.trim() }, { status: 0, stdout: 'true true 1' }, stderr)
+  })
+
+  test('the methods of a service may be detached', async (place) => {
+    const a = await place.connect()
+    const { acquire, tryAcquire, using, acquireLock, releaseLock, acquireAndExecute, list, stats, restore } = a
+    const lock = await acquire('detached')
+    assert.equal(await tryAcquire('detached'), null)
+    assert.equal((await a.inspect.call(undefined, 'detached')).name, 'detached')
+    const theirs = await restore(lock.toJSON())
+    assert.deepEqual((await list()).map(({ name }) => name), ['detached'])
+    assert.equal(await theirs.release(), true)
+    assert.equal(await using('detached', ({ isHeld }) => isHeld), true)
+    assert.equal(await acquireAndExecute('detached', ({ isHeld }) => isHeld), true)
+    assert.deepEqual([await acquireLock('detached'), await releaseLock('detached'), stats().held], [true, true, 1])
+    const { connect } = LockService
+    const { forceRelease, close } = await connect(place.target, place.options)
+    assert.equal(await forceRelease('nothing'), false)
+    await close()
+    assert.deepEqual(Object.keys(a), [])
+  })
+
+  test('new throws a coded error', () => {
+    for (const Class of [LockService, Lock]) {
+      for (const args of [[], [{}], [1]]) {
+        assert.throws(() => new Class(...args), (error) => isLockError(error, 'LOCK_INVALID_ARGUMENT') && /not from new/.test(error.message))
+      }
+    }
+  })
+
+  test('isLockError tells the errors of holdfast from all others, by code, and of another copy of the package', async (place) => {
+    const a = await place.connect()
+    const error = await rejection(a.acquire(''))
+    assert.equal(error instanceof LockError, true)
+    assert.equal(isLockError(error), true)
+    assert.equal(isLockError(error, 'LOCK_INVALID_ARGUMENT'), true)
+    assert.equal(isLockError(error, 'LOCK_TIMEOUT'), false)
+    const { name, code, message, retryable } = error
+    assert.equal(isLockError(Object.assign(new Error(message), { name, code, retryable })), true)
+    const others = [undefined, null, 'LockError', 5, {}, new Error('x'), Object.assign(new Error('x'), { code: 'LOCK_LOST' })]
+    for (const other of others) assert.equal(isLockError(other), false)
+    const own = new LockError('LOCK_LOST', 'gone', { key: 'n', cause: error })
+    assert.deepEqual([own.code, own.key, own.retryable, own.cause], ['LOCK_LOST', 'n', false, error])
+    assert.equal(isLockError(own, 'LOCK_LOST'), true)
+  })
+
+  test('every rejection has the async frames of its caller', async (place) => {
+    const [a, b] = await place.connectAll(2)
+    const lock = await a.acquire('busy')
+    const json = lock.toJSON()
+    const lost = await a.acquire('lost')
+    await b.forceRelease('lost')
+    const closed = await place.connect()
+    await closed.close()
+    const calls = {
+      acquire: () => b.acquire('busy', { waitMs: 1 }),
+      'acquire, invalid': () => b.acquire('', {}),
+      'acquire, option': () => b.acquire('n', { ttlMs: 0 }),
+      'acquire with a signal': () => b.acquire('busy', { waitMs: 1, signal: new AbortController().signal }),
+      using: () => b.using('busy', { waitMs: 1 }, () => {}),
+      'using, lost': () => b.using('taken', async () => void (await a.forceRelease('taken'))),
+      tryAcquire: () => closed.tryAcquire('n'),
+      acquireLock: () => closed.acquireLock('n'),
+      releaseLock: () => closed.releaseLock('n'),
+      acquireAndExecute: () => closed.acquireAndExecute('n', () => {}),
+      restore: () => b.restore({ ...json, token: '0'.repeat(32) }),
+      inspect: () => closed.inspect('n'),
+      list: () => closed.list(),
+      forceRelease: () => closed.forceRelease('n'),
+      extend: () => lost.extend(1000),
+      connect: () => LockService.connect('gopher://host'),
+    }
+    for (const [what, call] of Object.entries(calls)) {
+      const payOrder = async () => {
+        await call()
+      }
+      const error = await rejection(payOrder())
+      assert.equal(isLockError(error), true, what)
+      assert.match(error.stack, /\n +at (async )?payOrder \(.*errors\.mjs:\d+:\d+\)/, what)
+      assert.match(inspect(error), /payOrder/, what)
+    }
+    await lock.release()
+  })
+
+  test('the error of a driver is the cause, without frames of holdfast', async () => {
+    const error = await rejection(LockService.connect('redis://127.0.0.1:1', { storeTimeoutMs: 500 }))
+    assert.equal(isLockError(error, 'LOCK_STORE'), true)
+    assert.equal(error.cause instanceof Error, true)
+    assert.equal(error.cause.stack, `Error: ${error.cause.message}`)
+    assert.deepEqual(structuredClone(error).message, error.message)
+  })
+
+  test('an uncaught error shows the line of its caller', async () => {
+    const code = `
+      import { LockService } from '${INDEX}'
+      const locks = await LockService.connect('memory:')
+      await locks.acquire('busy')
+      const payOrder = async () => {
+        await locks.acquire('busy', { waitMs: 1 })
+      }
+      await payOrder()`
+    const { code: status, stderr } = await runNode(code)
+    assert.equal(status, 1)
+    assert.match(stderr, /LockError \[LOCK_TIMEOUT\]: the lock "busy" was still busy after 1 ms/)
+    assert.match(stderr, /at async payOrder \(/)
+    assert.match(stderr, /code: 'LOCK_TIMEOUT'/)
   })
 }

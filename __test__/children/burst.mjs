@@ -1,14 +1,14 @@
 // Makes many calls at once, measures the memory of this process, and reports how the calls ended.
 import { setTimeout as sleep } from 'node:timers/promises'
-import { Standstill } from '../soak/checks.mjs'
-import { open, orders, say, task } from './kit.mjs'
+import { StallMeter } from '../soak/checks.mjs'
+import { open, requests, report, task } from './child.mjs'
 
 const RENEWED_TTL_MS = 6000
-const FREED_MS = 5000
-const standstill = new Standstill()
+const RECLAIM_MS = 5000
+const stallMeter = new StallMeter()
 
 async function rss() {
-  for (let turn = 0; turn < 3; turn++) {
+  for (let round = 0; round < 3; round++) {
     globalThis.gc()
     await sleep(20)
   }
@@ -20,10 +20,10 @@ async function calls(count, isShared, call) {
   const failed = {}
   let [granted, slowestMs] = [0, 0]
   const one = async (index) => {
-    const [startedAt, stoodStill] = [performance.now(), standstill.totalMs]
+    const [startedAt, stalledMs] = [performance.now(), stallMeter.totalMs]
     const ended = () => {
       // The time in which the event loop was blocked is not a wait for the store.
-      slowestMs = Math.max(slowestMs, performance.now() - startedAt - (standstill.totalMs - stoodStill))
+      slowestMs = Math.max(slowestMs, performance.now() - startedAt - (stallMeter.totalMs - stalledMs))
     }
     try {
       const lock = await call(index)
@@ -45,25 +45,25 @@ async function calls(count, isShared, call) {
 
 const locks = await open({ storeTimeoutMs: task.storeTimeoutMs })
 const held = await locks.acquire(`held:${process.pid}`, { ttlMs: RENEWED_TTL_MS })
-const ways = {
+const scenarios = {
   free: (index) => locks.tryAcquire(`free:${process.pid}:${index}`, { ttlMs: 60_000 }),
-  waiters: () => locks.acquire('crowd', { ttlMs: 60_000, waitMs: task.waitMs }),
+  waiters: () => locks.acquire('shared', { ttlMs: 60_000, waitMs: task.waitMs }),
 }
-const isShared = task.way === 'waiters'
-// The first calls allocate what stays: that is not growth.
-await calls(200, isShared, ways[task.way])
+const isShared = task.scenario === 'waiters'
+// The first calls allocate memory that stays: it does not count as growth.
+await calls(200, isShared, scenarios[task.scenario])
 const before = await rss()
-say({ ready: true })
-for await (const _ of orders()) {
-  const result = await calls(task.count, isShared, ways[task.way])
-  // The memory of calls that have ended is freed soon.
+report({ ready: true })
+for await (const _ of requests()) {
+  const result = await calls(task.count, isShared, scenarios[task.scenario])
+  // The allocator returns the memory of finished calls within seconds.
   let keptBytes
-  for (const end = performance.now() + FREED_MS; ; await sleep(200)) {
+  for (const end = performance.now() + RECLAIM_MS; ; await sleep(200)) {
     keptBytes = (await rss()) - before
     if (keptBytes <= task.maxKeptBytes || performance.now() > end) break
   }
-  say({ result: { ...result, keptBytes, isHeld: held.isHeld } })
+  report({ result: { ...result, keptBytes, isHeld: held.isHeld } })
   break
 }
 await locks.close()
-say({ closed: true })
+report({ closed: true })

@@ -1,15 +1,15 @@
-// Holds a lock and does as it is told, until its input ends.
-import { block, open, orders, say, task } from './kit.mjs'
+// Holds a lock and executes requests until its input ends.
+import { block, open, requests, report, task } from './child.mjs'
 
 const locks = await open()
 const lock = await locks.acquire(task.names, { waitMs: 60_000, ...task.acquire })
-say({ held: lock.fencingToken })
+report({ held: lock.fencingToken })
 
-for await (const line of orders()) {
+for await (const line of requests()) {
   const [verb, value] = line.split(' ')
   if (verb === 'block') {
     block(Number(value))
-    say({ blocked: { isHeld: lock.isHeld, aborted: lock.signal.aborted, lost: locks.stats().lost } })
+    report({ blocked: { isHeld: lock.isHeld, aborted: lock.signal.aborted, lost: locks.stats().lost } })
   }
-  if (verb === 'release') say({ released: await lock.release() })
+  if (verb === 'release') report({ released: await lock.release() })
 }

@@ -1,4 +1,4 @@
-// The test's side of a process: start it, hear it, stop it, see how it ended.
+// Starts a process under test, exchanges messages with it, and reports how it ended.
 import { spawn } from 'node:child_process'
 import { createInterface } from 'node:readline'
 import { fileURLToPath } from 'node:url'
@@ -6,12 +6,12 @@ import { fileURLToPath } from 'node:url'
 const folder = new URL('.', import.meta.url)
 
 /**
- * Starts `children/<script>.mjs` with a task, and kills it when the test `t` is over.
+ * Starts `children/<script>.mjs` with a task, and kills it when the test `t` has ended.
  *
- * With `orders: false` nothing but its own work keeps the process alive: it has no input that it could wait for.
+ * With `requests: false` the process has no input: only its own work keeps it alive.
  */
-export function start(t, script, task, { orders = true } = {}) {
-  const child = new Child(script, task, orders)
+export function start(t, script, task, { requests = true } = {}) {
+  const child = new Child(script, task, requests)
   t.after(() => child.kill('SIGKILL'))
   return child
 }
@@ -20,28 +20,28 @@ class Child {
   #process
   #script
   #inbox = []
-  #hear = () => {}
-  said = []
+  #notify = () => {}
+  messages = []
   stderr = ''
 
-  constructor(script, task, orders) {
+  constructor(script, task, requests) {
     this.#script = script
     const args = ['--expose-gc', '--no-warnings=ExperimentalWarning', fileURLToPath(new URL(`${script}.mjs`, folder)), JSON.stringify(task)]
-    this.#process = spawn(process.execPath, args, { stdio: [orders ? 'pipe' : 'ignore', 'pipe', 'pipe'] })
-    // A process that was killed cannot be told anything any more, which is no error of the test.
+    this.#process = spawn(process.execPath, args, { stdio: [requests ? 'pipe' : 'ignore', 'pipe', 'pipe'] })
+    // Writing to a killed process is no failure of the test.
     this.#process.stdin?.on('error', () => {})
     this.#process.stderr.setEncoding('utf8').on('data', (text) => (this.stderr += text))
     createInterface({ input: this.#process.stdout }).on('line', (line) => {
       const message = JSON.parse(line)
-      this.said.push(message)
+      this.messages.push(message)
       this.#inbox.push(message)
-      this.#hear()
+      this.#notify()
     })
-    /** Resolves to `{ code, signal }` once the process has ended and all it said was heard. */
+    /** Resolves to `{ code, signal }` once the process has ended and all its messages have been read. */
     this.ended = new Promise((resolve) => this.#process.once('close', (code, signal) => resolve({ code, signal })))
     this.ended.then((end) => {
       this.end = end
-      this.#hear()
+      this.#notify()
     })
   }
 
@@ -53,17 +53,17 @@ class Child {
     return this.#process.kill(signal)
   }
 
-  tell(line) {
+  send(line) {
     this.#process.stdin.write(`${line}\n`)
   }
 
-  /** Ends its input: a script that waits for orders then ends. */
-  dismiss() {
+  /** Ends its input: a script that waits for requests then ends. */
+  endInput() {
     this.#process.stdin.end()
     return this.ended
   }
 
-  /** The next message that has the property `key`, and what stands there; messages before it are dropped. */
+  /** Waits for the next message with the property `key`, and returns that property. Drops the messages before it. */
   async next(key, limitMs = 60_000) {
     const deadline = Date.now() + limitMs
     for (;;) {
@@ -72,11 +72,11 @@ class Child {
         if (message.error !== undefined) throw new Error(`${this.#script} failed: ${message.error}`)
         if (Object.hasOwn(message, key)) return message[key]
       }
-      if (this.end) throw new Error(`${this.#script} ended (${JSON.stringify(this.end)}) before it said ${key}. ${this.stderr}`)
-      if (Date.now() > deadline) throw new Error(`${this.#script} did not say ${key} within ${limitMs} ms. ${this.stderr}`)
+      if (this.end) throw new Error(`${this.#script} ended (${JSON.stringify(this.end)}) before it sent ${key}. ${this.stderr}`)
+      if (Date.now() > deadline) throw new Error(`${this.#script} did not send ${key} within ${limitMs} ms. ${this.stderr}`)
       await new Promise((resolve) => {
         const timer = setTimeout(resolve, 1000)
-        this.#hear = () => (clearTimeout(timer), resolve())
+        this.#notify = () => (clearTimeout(timer), resolve())
       })
     }
   }

@@ -1,8 +1,8 @@
 // One worker thread.
 import { once } from 'node:events'
 import { parentPort, workerData } from 'node:worker_threads'
-import { open } from './kit.mjs'
-import { count } from './thread-count.mjs'
+import { open } from './child.mjs'
+import { count } from './thread-counter.mjs'
 
 const { name, role } = workerData
 const locks = await open()
@@ -20,14 +20,14 @@ const roles = {
     while (locks.stats().waiting === 0) await new Promise((resolve) => setTimeout(resolve, 5))
     ready()
   },
-  async storm() {
-    const turn = async (key) => {
+    async load() {
+      const run = async (key) => {
       for (;;) await (await locks.acquire(`${name}:${key}`, { waitMs: Infinity })).release()
     }
-    for (let index = 0; index < 20; index++) turn(index % 12)
+    for (let index = 0; index < 20; index++) run(index % 12)
     setTimeout(ready, 100)
   },
-  async turn() {
+  async acquire() {
     await (await locks.acquire(name)).release()
     ready()
   },
@@ -36,8 +36,8 @@ const roles = {
     ready()
     process.exit()
   },
-  // Ends by itself with a lease that goes on being renewed until then.
-  async leave() {
+  // Ends by itself with a lease that is renewed until then.
+  async end() {
     await locks.acquire(`${name}:${Math.random()}`, { ttlMs: 400 })
     ready()
   },

@@ -1,10 +1,10 @@
-// close: releases what is held, ends the waits, and is the end.
+// close: releases held locks, rejects waiting calls, and makes later calls reject.
 import assert from 'node:assert/strict'
 import { assertFree, rejection, rejects, sleep, SOON_MS, timed, waiting } from '../tools.mjs'
 
 export function close(test) {
-  test('close releases what is held', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('close releases held locks and aborts their signals', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('held')
     const set = await a.acquire(['s1', 's2'], { renew: false })
     const { signal } = lock
@@ -12,7 +12,7 @@ export function close(test) {
     assert.equal(await a.close(), undefined)
     assert.deepEqual(await b.list(), [])
     assert.deepEqual([lock.isHeld, set.isHeld], [false, false])
-    // Whoever works under a lock did not let go of it: to its holder it is lost.
+    // The holder did not release the lock: it is lost.
     assert.equal(signal.aborted, true)
     assert.equal(signal.reason.code, 'LOCK_LOST')
     assert.match(signal.reason.message, /closed/)
@@ -23,8 +23,8 @@ export function close(test) {
     assert.equal(a.stats().released, 3)
   })
 
-  test('close may be called again, and at the same time', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('close is idempotent, also when called concurrently', async (store) => {
+    const [a, b] = await store.connectAll(2)
     await a.acquire('held')
     const answers = await Promise.all([a.close(), a.close(), a.close()])
     assert.deepEqual(answers, [undefined, undefined, undefined])
@@ -32,8 +32,8 @@ export function close(test) {
     assert.equal(await a.close(), undefined)
   })
 
-  test('close ends the waits with LOCK_CLOSED', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('close rejects waiting calls with LOCK_CLOSED', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const lock = await a.acquire('busy')
     const never = () => assert.fail('fn was called')
     const calls = [
@@ -50,8 +50,8 @@ export function close(test) {
     await assertFree(c, 'free')
   })
 
-  test('after close every call rejects with LOCK_CLOSED', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('after close every call rejects with LOCK_CLOSED', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const json = (await b.acquire('theirs', { renew: false })).toJSON()
     await a.close()
     const never = () => assert.fail('fn was called')
@@ -74,8 +74,8 @@ export function close(test) {
     assert.deepEqual((await b.list()).map((info) => info.name), ['theirs'])
   })
 
-  test('close under a running using takes the lock away, and says so', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('close while using runs makes using reject with LOCK_LOST', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const taken = await rejection(
       a.using('running', async (lock) => {
         await a.close()
@@ -87,21 +87,21 @@ export function close(test) {
     assert.equal(taken.code, 'LOCK_LOST')
   })
 
-  test('close under a running acquireAndExecute takes the lock away, and the result stands', async (place) => {
-    const a = await place.connect()
+  test('close while acquireAndExecute runs aborts the signal, and acquireAndExecute returns the result of fn', async (store) => {
+    const a = await store.connect()
     const given = await a.acquireAndExecute('running', async (lock) => {
-      const told = new Promise((resolve) => lock.signal.addEventListener('abort', resolve))
+      const aborted = new Promise((resolve) => lock.signal.addEventListener('abort', resolve))
       await a.close()
-      await told
+      await aborted
       return lock.signal.reason.code
     })
     assert.equal(given, 'LOCK_LOST')
   })
 
-  test('a job whose lock a close takes away is never a success', async (place) => {
-    const b = await place.connect()
+  test('using never resolves when close released its lock', async (store) => {
+    const b = await store.connect()
     for (let round = 0; round < 12; round++) {
-      const a = await place.connect()
+      const a = await store.connect()
       const usings = ['c1', 'c2', 'c3'].map((name) => {
         let held
         return a.using(name, (lock) => (held = lock.isHeld)).then(() => held)
@@ -111,7 +111,7 @@ export function close(test) {
       if (round % 3 === 2) await sleep(round / 4)
       await a.close()
       for (const { status, reason, value } of await settled) {
-        // One that ends well had its lock; one whose lock was taken away in the act says so.
+        // A call that resolved had its lock; a call whose lock close released rejects.
         if (status === 'fulfilled') assert.equal(value, true)
         else assert.ok(['LOCK_CLOSED', 'LOCK_LOST'].includes(reason.code), reason.code)
       }
@@ -119,8 +119,8 @@ export function close(test) {
     }
   })
 
-  test('another service gets the name of a closed one at once', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a waiter of another service is served at once when close releases the name', async (store) => {
+    const [a, b] = await store.connectAll(2)
     await a.acquire('next')
     const next = b.acquire('next', { waitMs: 60_000 })
     await waiting(b, 1)
@@ -130,10 +130,10 @@ export function close(test) {
     assert.equal(await (await next).release(), true)
   })
 
-  test('a close that crosses an acquisition leaves no lock', async (place) => {
-    const b = await place.connect()
+  test('close during an acquisition leaves no lock', async (store) => {
+    const b = await store.connect()
     for (let round = 0; round < 12; round++) {
-      const a = await place.connect()
+      const a = await store.connect()
       const calls = [a.acquire('crossed'), a.tryAcquire('tried'), a.acquireLock('gist'), a.acquire(['c1', 'c2'])]
       const settled = Promise.allSettled(calls)
       if (round % 3 === 1) await null
@@ -147,27 +147,27 @@ export function close(test) {
     }
   })
 
-  test('a close that crosses a release leaves no lock', async (place) => {
-    const b = await place.connect()
+  test('close during a release leaves no lock', async (store) => {
+    const b = await store.connect()
     for (let round = 0; round < 12; round++) {
-      const a = await place.connect()
+      const a = await store.connect()
       const locks = await Promise.all(['r1', 'r2', ['r3', 'r4']].map((names) => a.acquire(names)))
-      // The native thread comes to rest, and is woken by what follows.
+      // The I/O thread goes idle, and the following calls wake it.
       await sleep(5)
-      // In the very tick of the close, which has not taken the locks away yet; or before it.
+      // The releases are called in the tick of the close, or before it.
       const closing = round % 4 < 2 && a.close()
-      const freed = locks.map((lock) => (round % 2 ? lock.release() : lock[Symbol.asyncDispose]()))
+      const released = locks.map((lock) => (round % 2 ? lock.release() : lock[Symbol.asyncDispose]()))
       if (round % 3 === 1) await null
       if (round % 3 === 2) await sleep(round / 4)
       await Promise.all([closing, a.close()])
       assert.deepEqual(await b.list(), [])
-      if (!closing) assert.deepEqual(await Promise.all(freed), locks.map(() => (round % 2 ? true : undefined)))
-      await Promise.all(freed)
-    }
+      if (!closing) assert.deepEqual(await Promise.all(released), locks.map(() => (round % 2 ? true : undefined)))
+      await Promise.all(released)
+      }
   })
 
-  test('close does not disturb other services of the store', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('close of one service does not affect other services of the store', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const lock = await b.acquire('kept', { ttlMs: 900 })
     const wait = rejection(c.acquire('kept', { waitMs: 2500 }))
     await a.close()

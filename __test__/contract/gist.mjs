@@ -1,14 +1,14 @@
-// The gist's three functions: seconds, one try, not re-entrant, never a stranger's lock.
+// The gist's three functions: seconds, one attempt, not re-entrant, never another holder's lock.
 import assert from 'node:assert/strict'
-import { assertFree, rejection, rejects, sleep, timed, until } from '../tools.mjs'
+import { assertFree, rejection, rejects, sleep, until } from '../tools.mjs'
 
-/** Acquires a name for 0.2 s. Tries again when the grant arrives after the end of the lease, on a machine that stood still. */
+/** Acquires a name for 0.2 s. Retries when the grant arrives after the end of the lease because the machine stalled. */
 const briefly = (service, name) =>
   until('a grant in time', () => service.acquireLock(name, 0.2).catch((error) => assert.match(error.message, /too late/)))
 
 export function gist(test) {
-  test('acquireLock is true once, for one service, and not re-entrant', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('acquireLock returns true for one service only, and is not re-entrant', async (store) => {
+    const [a, b] = await store.connectAll(2)
     assert.equal(await a.acquireLock('report', 60), true)
     assert.equal(await b.acquireLock('report', 60), false)
     assert.equal(await a.acquireLock('report', 60), false)
@@ -17,8 +17,8 @@ export function gist(test) {
     assert.equal(await b.acquireLock('report', 60), true)
   })
 
-  test('acquireLock has one winner among many at once', async (place) => {
-    const services = await place.connectAll(3)
+  test('one of many concurrent acquireLock calls returns true', async (store) => {
+    const services = await store.connectAll(3)
     for (let round = 0; round < 3; round++) {
       const calls = Array.from({ length: 30 }, (_, i) => services[i % 3].acquireLock('race', 60))
       const answers = await Promise.all(calls)
@@ -27,8 +27,8 @@ export function gist(test) {
     }
   })
 
-  test('acquireLock holds 30 s unless told otherwise', async (place) => {
-    const a = await place.connect()
+  test('acquireLock has a default ttl of 30 s', async (store) => {
+    const a = await store.connect()
     assert.equal(await a.acquireLock('default'), true)
     assert.equal(await a.acquireLock('undefined', undefined), true)
     for (const name of ['default', 'undefined']) {
@@ -37,8 +37,8 @@ export function gist(test) {
     }
   })
 
-  test('acquireLock takes fractions of seconds, and is not renewed', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('acquireLock accepts fractions of seconds and does not renew the lease', async (store) => {
+    const [a, b] = await store.connectAll(2)
     assert.equal(await a.acquireLock('short', 1.5), true)
     const { remainingMs } = await b.inspect('short')
     assert.ok(remainingMs > 0 && remainingMs <= 1500, `${remainingMs} ms`)
@@ -46,8 +46,8 @@ export function gist(test) {
     assert.equal(await a.acquireLock('short', 60), false)
   })
 
-  test('a ttl of one millisecond leaves no lock', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('acquireLock with a ttl of one millisecond rejects and leaves no lock', async (store) => {
+    const [a, b] = await store.connectAll(2)
     await rejects(a.acquireLock('blink', 0.001), 'LOCK_STORE', { retryable: true })
     await rejects(a.acquireLock('flash', 0.0000001), 'LOCK_STORE', { retryable: true })
     await assertFree(b, 'blink')
@@ -55,8 +55,8 @@ export function gist(test) {
     assert.deepEqual(await b.list(), [])
   })
 
-  test('releaseLock frees what this service took, once', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('releaseLock returns true once for a name that this service acquired', async (store) => {
+    const [a, b] = await store.connectAll(2)
     assert.equal(await a.releaseLock('never'), false)
     assert.equal(await a.acquireLock('mine', 60), true)
     assert.equal(await a.releaseLock('mine'), true)
@@ -64,33 +64,33 @@ export function gist(test) {
     await assertFree(b, 'mine')
   })
 
-  test('releaseLock never frees a stranger’s lock', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('releaseLock never releases another holder’s lock', async (store) => {
+    const [a, b] = await store.connectAll(2)
     assert.equal(await a.acquireLock('theirs', 60), true)
     assert.equal(await b.releaseLock('theirs'), false)
     assert.equal(await b.acquireLock('theirs', 60), false)
-    // Nor one that the same service took in another way.
+    // Nor a lock that the same service acquired with acquire.
     const lock = await a.acquire('lock')
     assert.equal(await a.releaseLock('lock'), false)
     assert.equal(await b.tryAcquire('lock'), null)
     assert.equal(await lock.release(), true)
   })
 
-  test('releaseLock is false after expiry, and after a take-over', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('releaseLock returns false after the lease expired, and after another service acquired the name', async (store) => {
+    const [a, b] = await store.connectAll(2)
     await briefly(a, 'expired')
     await until('expiry', async () => (await b.inspect('expired')) === null)
     assert.equal(await a.releaseLock('expired'), false)
 
     await briefly(a, 'taken')
-    await until('take-over', () => b.acquireLock('taken', 60))
+    await until('b acquires the name', () => b.acquireLock('taken', 60))
     assert.equal(await a.releaseLock('taken'), false)
-    assert.equal(await a.acquireLock('taken', 60), false, 'b must hold it still')
+    assert.equal(await a.acquireLock('taken', 60), false, 'b must still hold it')
     assert.equal(await b.releaseLock('taken'), true)
   })
 
-  test('releaseLock is false after forceRelease', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('releaseLock returns false after forceRelease', async (store) => {
+    const [a, b] = await store.connectAll(2)
     assert.equal(await a.acquireLock('forced', 60), true)
     assert.equal(await b.forceRelease('forced'), true)
     assert.equal(await b.acquireLock('forced', 60), true)
@@ -98,16 +98,16 @@ export function gist(test) {
     assert.equal(await a.acquireLock('forced', 60), false)
   })
 
-  test('a service takes its own name again after expiry', async (place) => {
-    const a = await place.connect()
+  test('a service acquires the same name again after expiry', async (store) => {
+    const a = await store.connect()
     await briefly(a, 'again')
     await until('expiry', () => a.acquireLock('again', 60))
     assert.equal(await a.releaseLock('again'), true)
     assert.equal(await a.inspect('again'), null)
   })
 
-  test('acquireAndExecute runs under the lock in each of its forms', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('acquireAndExecute runs fn under the lock, in each of its forms', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const forms = [
       [60_000, (fn) => a.acquireAndExecute({ name: 'job', ttlSeconds: 60 }, fn)],
       [30_000, (fn) => a.acquireAndExecute({ name: 'job' }, fn)],
@@ -135,8 +135,8 @@ export function gist(test) {
     }
   })
 
-  test('acquireAndExecute gives undefined without calling fn when busy', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('acquireAndExecute resolves to undefined without calling fn when the name is busy', async (store) => {
+    const [a, b] = await store.connectAll(2)
     await a.acquireLock('busy', 60)
     const never = () => assert.fail('fn was called')
     for (const service of [a, b]) {
@@ -152,8 +152,8 @@ export function gist(test) {
     assert.equal(outer, 'outer')
   })
 
-  test('acquireAndExecute releases and passes on the same thing when fn throws', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('acquireAndExecute releases the lock and rethrows what fn threw', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const thrown = new Error('from the job')
     const sync = () => {
       throw thrown
@@ -168,21 +168,21 @@ export function gist(test) {
     }
   })
 
-  test('acquireAndExecute is not renewed: its ttl is the longest that it blocks the next', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('acquireAndExecute does not renew: the next holder waits for the ttl at most', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const done = await a.acquireAndExecute('long', 0.3, async (lock) => {
       const next = await b.acquire('long', { waitMs: 10_000 })
       assert.equal(lock.isHeld, false)
       assert.equal(lock.signal.aborted, true)
       return next
     })
-    assert.equal(done.isHeld, true, 'a must not have freed what b holds')
+    assert.equal(done.isHeld, true, 'a must not have released what b holds')
     assert.equal(await a.tryAcquire('long'), null)
     assert.equal(await done.release(), true)
   })
 
-  test('acquireAndExecute renews when told to', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('acquireAndExecute with renew: true renews while fn runs', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const renewed = await a.acquireAndExecute({ name: 'kept', ttlSeconds: 1.2, renew: true }, async (lock) => {
       const end = Date.now() + 3000
       while (Date.now() < end) {
@@ -194,20 +194,20 @@ export function gist(test) {
     assert.equal(renewed, true)
   })
 
-  test('acquireAndExecute waits when told to', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('acquireAndExecute with waitMs waits for a busy name', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('wait')
-    const busy = b.acquireAndExecute({ name: 'wait', waitMs: 150 }, () => assert.fail('fn was called'))
-    assert.ok((await timed(busy)) >= 145)
-    assert.equal(await busy, undefined)
-    const patient = b.acquireAndExecute({ name: 'wait', waitMs: 10_000 }, () => 'done')
+    const began = performance.now()
+    assert.equal(await b.acquireAndExecute({ name: 'wait', waitMs: 150 }, () => assert.fail('fn was called')), undefined)
+    assert.ok(performance.now() - began >= 145)
+    const call = b.acquireAndExecute({ name: 'wait', waitMs: 10_000 }, () => 'done')
     await until('b waits', () => b.stats().waiting === 1)
     await lock.release()
-    assert.equal(await patient, 'done')
+    assert.equal(await call, 'done')
   })
 
-  test('acquireAndExecute ends its wait with the reason of the signal', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('acquireAndExecute rejects with the signal\'s reason when its wait is aborted', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('aborted')
     const controller = new AbortController()
     const options = { name: 'aborted', waitMs: Infinity, signal: controller.signal }
@@ -220,12 +220,12 @@ export function gist(test) {
     await assertFree(a, 'aborted')
   })
 
-  test('acquireAndExecute keeps the name busy for minHoldMs', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('acquireAndExecute keeps the name busy for minHoldMs', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const began = performance.now()
     assert.equal(await a.acquireAndExecute({ name: 'skewed', ttlSeconds: 60, minHoldMs: 1000 }, () => 'ran'), 'ran')
     assert.equal(await b.acquireAndExecute('skewed', () => 'ran again'), undefined)
     await until('the end of minHoldMs', () => b.acquireAndExecute('skewed', () => 'ran again'))
-    assert.ok(performance.now() - began >= 990, 'freed too early')
+    assert.ok(performance.now() - began >= 990, 'released too early')
   })
 }

@@ -1,11 +1,11 @@
-// The Lock object: every member, and what becomes of it when the lease is lost.
+// The Lock object: every member, and its state when the lease is lost.
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
 import { assertFree, assertGrowing, assertLockError, rejects, sleep, SOON_MS, until } from '../tools.mjs'
 
 export function lock(test) {
-  test('a lock shows what it is', async (place) => {
-    const a = await place.connect()
+  test('a lock has its names, token, fencing token and remaining time', async (store) => {
+    const a = await store.connect()
     const [lock, other] = [await a.acquire('order:42', { ttlMs: 60_000 }), await a.acquire('order:43')]
     assert.equal(lock.name, 'order:42')
     assert.deepEqual(lock.names, ['order:42'])
@@ -21,23 +21,23 @@ export function lock(test) {
     assert.deepEqual([await lock.release(), await other.release()], [true, true])
   })
 
-  test('release counts from the call on, once, and never aborts the signal', async (place) => {
-    const [a, b] = await place.connectAll(2)
-    const lock = await a.acquire('freed')
+  test('release takes effect from the call on, returns true once, and never aborts the signal', async (store) => {
+    const [a, b] = await store.connectAll(2)
+    const lock = await a.acquire('released')
     const { signal } = lock
     const [first, second] = [lock.release(), lock.release()]
     assert.equal(lock.isHeld, false)
     assert.equal(lock.remainingMs, 0)
     assert.deepEqual(await Promise.all([first, second]), [true, false])
     assert.equal(await lock.release(), false)
-    await assertFree(b, 'freed')
+    await assertFree(b, 'released')
     await sleep(20)
     assert.equal(signal.aborted, false)
     assert.equal(lock.signal.aborted, false)
   })
 
-  test('asyncDispose releases, and never rejects', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('asyncDispose releases the lock and never rejects', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('disposed')
     assert.equal(await lock[Symbol.asyncDispose](), undefined)
     assert.equal(lock.isHeld, false)
@@ -51,8 +51,8 @@ export function lock(test) {
     await theirs.release()
   })
 
-  test('extend makes a lease last longer, and never shorter', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('extend lengthens a lease and never shortens it', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('longer', { ttlMs: 5000, renew: false })
     assert.equal(await lock.extend(60_000), undefined)
     assert.ok(lock.remainingMs > 40_000, `${lock.remainingMs} ms`)
@@ -63,8 +63,8 @@ export function lock(test) {
     assert.equal(await lock.release(), true)
   })
 
-  test('extend sets what later renewals ask for', async (place) => {
-    const a = await place.connect()
+  test('extend sets the ttl of later renewals', async (store) => {
+    const a = await store.connect()
     const lock = await a.acquire('raised', { ttlMs: 900 })
     await lock.extend(1800)
     assert.equal(lock.toJSON().ttlMs, 1800)
@@ -74,8 +74,8 @@ export function lock(test) {
     assert.equal(await lock.release(), true)
   })
 
-  test('extend rejects with LOCK_LOST when the lease is gone', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('extend rejects with LOCK_LOST when the lease has ended', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lost = { key: 'gone' }
     const expired = await a.acquire('gone', { ttlMs: 100, renew: false })
     const theirs = await b.acquire('gone', { waitMs: 10_000 })
@@ -95,8 +95,8 @@ export function lock(test) {
     assert.equal(await next.release(), true)
   })
 
-  test('a lock that was freed by force is lost at its next renewal', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a lock is lost at its next renewal after forceRelease', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('forced', { ttlMs: 900 })
     let fired = 0
     lock.signal.addEventListener('abort', () => fired++)
@@ -115,8 +115,8 @@ export function lock(test) {
     assert.equal(await theirs.release(), true)
   })
 
-  test('a lease says lost before the store gives the name away', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a lease is lost locally before the store grants the name again', async (store) => {
+    const [a, b] = await store.connectAll(2)
     for (let round = 0; round < 4; round++) {
       const lock = await a.acquire('cautious', { ttlMs: 300, renew: false })
       const { signal } = lock
@@ -131,8 +131,8 @@ export function lock(test) {
     }
   })
 
-  test('the signal of a lock that was lost before it was asked for is aborted', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('lock.signal is aborted when it is first read after the loss', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('late', { ttlMs: 100, renew: false })
     await until('the loss', () => !lock.isHeld)
     assert.equal(lock.signal.aborted, true)
@@ -141,45 +141,45 @@ export function lock(test) {
     await assertFree(b, 'late')
   })
 
-  test('fencing tokens grow across release, expiry, forceRelease, close and reconnection', async (place) => {
+  test('fencing tokens grow across release, expiry, forceRelease, close and reconnection', async (store) => {
     const tokens = []
-    let a = await place.connect()
-    const b = await place.connect()
-    const take = async (service, options) => {
+    let a = await store.connect()
+    const b = await store.connect()
+    const acquire = async (service, options) => {
       const lock = await service.acquire('fence', { waitMs: 10_000, ...options })
       tokens.push(lock.fencingToken)
       return lock
     }
     for (let round = 0; round < 3; round++) {
-      await (await take(a)).release()
-      await take(b, { ttlMs: 150, renew: false })
-      await take(a)
+      await (await acquire(a)).release()
+      await acquire(b, { ttlMs: 150, renew: false })
+      await acquire(a)
       await b.forceRelease('fence')
-      await take(b)
+      await acquire(b)
       await a.forceRelease('fence')
       await a.using('fence', (lock) => tokens.push(lock.fencingToken))
       assert.equal(await a.acquireAndExecute('fence', (lock) => tokens.push(lock.fencingToken)), tokens.length)
       assert.equal(await b.acquireLock('fence'), true)
       tokens.push((await a.inspect('fence')).fencingToken)
       await b.releaseLock('fence')
-      await take(a)
+      await acquire(a)
       await a.close()
-      a = await place.connect()
+      a = await store.connect()
     }
-    // With nobody connected in between.
-    await place.closeServices()
-    a = await place.connect()
-    await (await take(a)).release()
+    // Without any service in between.
+    await store.closeServices()
+    a = await store.connect()
+    await (await acquire(a)).release()
     assertGrowing(tokens)
   })
 
-  test('toJSON is what restore takes in another service', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('restore accepts the result of toJSON in another service', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const metadata = { job: 'report', tags: ['ä', 1, null] }
-    const lock = await a.acquire('handed', { ttlMs: 20_000, renew: false, metadata })
+    const lock = await a.acquire('transferred', { ttlMs: 20_000, renew: false, metadata })
     const json = lock.toJSON()
     assert.deepEqual(json, {
-      names: ['handed'],
+      names: ['transferred'],
       token: lock.token,
       fencingToken: String(lock.fencingToken),
       ttlMs: 20_000,
@@ -191,32 +191,32 @@ export function lock(test) {
     assert.equal(theirs.fencingToken, lock.fencingToken)
     assert.equal(theirs.isHeld, true)
     assert.deepEqual(theirs.toJSON(), { ...json, token: theirs.token })
-    assert.deepEqual((await c.inspect('handed')).metadata, metadata)
-    assert.equal(await c.tryAcquire('handed'), null)
+    assert.deepEqual((await c.inspect('transferred')).metadata, metadata)
+    assert.equal(await c.tryAcquire('transferred'), null)
     await theirs.extend(60_000)
     assert.equal(await theirs.release(), true)
     assert.equal(await lock.release(), false)
-    await assertFree(c, 'handed')
+    await assertFree(c, 'transferred')
   })
 
-  test('whoever handed a lock over has it no more: neither its renewal nor its close touches it', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
-    const lock = await a.acquire('handed', { ttlMs: 900 })
-    const told = new Promise((resolve) => lock.signal.addEventListener('abort', resolve))
+  test('after restore the earlier holder has lost the lock, and its renewal and close do not affect it', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
+    const lock = await a.acquire('transferred', { ttlMs: 900 })
+    const aborted = new Promise((resolve) => lock.signal.addEventListener('abort', resolve))
     const theirs = await b.restore(lock.toJSON())
     const keep = setTimeout(() => {}, 60_000)
-    await told
+    await aborted
     clearTimeout(keep)
     assert.equal(lock.signal.reason.code, 'LOCK_LOST')
     assert.equal(await lock.release(), false)
     await a.close()
     assert.equal(theirs.isHeld, true)
-    assert.equal(await c.tryAcquire('handed'), null)
+    assert.equal(await c.tryAcquire('transferred'), null)
     assert.equal(await theirs.release(), true)
   })
 
-  test('a restored lock is renewed if the first one was to be', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('restore keeps the renew option of the lock', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const json = (await a.acquire('kept', { ttlMs: 60_000 })).toJSON()
     assert.equal(json.renew, true)
     const lock = await b.restore({ ...json, ttlMs: 1200 })
@@ -226,8 +226,8 @@ export function lock(test) {
     assert.equal(await lock.release(), true)
   })
 
-  test('what toJSON gave is good for one restore', async (place) => {
-    const services = await place.connectAll(4)
+  test('the result of toJSON can be restored once', async (store) => {
+    const services = await store.connectAll(4)
     const json = (await services[0].acquire('once', { renew: false })).toJSON()
     const outcomes = await Promise.allSettled(services.map((service) => service.restore(json)))
     const [won, ...more] = outcomes.filter(({ status }) => status === 'fulfilled')
@@ -241,8 +241,8 @@ export function lock(test) {
     await assertFree(services[0], 'once')
   })
 
-  test('restore rejects with LOCK_LOST when the lease is gone', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('restore rejects with LOCK_LOST when the lease has ended', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('gone', { renew: false })
     const json = lock.toJSON()
     const stranger = { ...json, token: '0'.repeat(32) }

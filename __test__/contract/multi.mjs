@@ -1,10 +1,10 @@
-// Several names at once: all or nothing, and no deadlock between overlapping sets.
+// Several names in one lock: all or nothing, and no deadlock between overlapping sets.
 import assert from 'node:assert/strict'
 import { assertFree, assertGrowing, rejection, rejects, sleep, SOON_MS, timed, until, waiting } from '../tools.mjs'
 
 export function multi(test) {
-  test('several names are taken and freed together', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('several names are acquired and released together', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire(['m2', 'm1', 'm2'])
     assert.equal(lock.name, 'm2')
     assert.deepEqual(lock.names, ['m2', 'm1'])
@@ -16,8 +16,8 @@ export function multi(test) {
     for (const name of lock.names) await assertFree(b, name)
   })
 
-  test('all or nothing', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('an attempt for several names acquires all or none of them', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const held = await a.acquire('m2')
     for (const names of [['m1', 'm2', 'm3'], ['m3', 'm2'], ['m2', 'm9']]) {
       assert.equal(await b.tryAcquire(names), null)
@@ -28,8 +28,8 @@ export function multi(test) {
     assert.equal(await held.release(), true)
   })
 
-  test('a frozen array of one name, and a hundred names', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('acquire accepts a frozen array of one name, and a hundred names', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const one = await a.acquire(Object.freeze(['only']))
     assert.deepEqual(one.names, ['only'])
     const names = Array.from({ length: 100 }, (_, i) => `many:${i}`)
@@ -40,23 +40,23 @@ export function multi(test) {
     assert.deepEqual([await one.release(), await many.release()], [true, true])
   })
 
-  test('a set waits until each of its names is free', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('acquire of a set waits until each of its names is free', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const [first, second] = [await a.acquire('m1'), await b.acquire('m2')]
-    let isIn = false
-    const both = c.acquire(['m1', 'm2'], { waitMs: 60_000 }).then((lock) => ((isIn = true), lock))
+    let isGranted = false
+    const both = c.acquire(['m1', 'm2'], { waitMs: 60_000 }).then((lock) => ((isGranted = true), lock))
     await waiting(c, 1)
     await first.release()
     await sleep(100)
-    assert.equal(isIn, false)
+    assert.equal(isGranted, false)
     await second.release()
     const took = await timed(both)
     assert.ok(took < SOON_MS, `woken after ${took} ms`)
     assert.equal(await (await both).release(), true)
   })
 
-  test('an aborted wait for a set leaves nothing', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('an aborted wait for a set leaves no lock', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const held = await a.acquire('m2')
     const controller = new AbortController()
     const call = rejection(b.acquire(['m1', 'm2', 'm3'], { waitMs: Infinity, signal: controller.signal }))
@@ -69,8 +69,8 @@ export function multi(test) {
     await assertFree(c, 'm2')
   })
 
-  test('overlapping sets never deadlock, and exclude each other', async (place) => {
-    const services = await place.connectAll(3)
+  test('overlapping sets never deadlock, and exclude each other', async (store) => {
+    const services = await store.connectAll(3)
     const sets = [['m1', 'm2'], ['m2', 'm3'], ['m3', 'm1'], ['m3', 'm2', 'm1'], ['m1'], ['m2', 'm4']]
     const inside = new Map()
     const tokens = new Map()
@@ -92,8 +92,8 @@ export function multi(test) {
     for (const seen of tokens.values()) assertGrowing(seen)
   })
 
-  test('a set’s fencing token is larger than any of its names had before', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('the fencing token of a set is larger than every earlier token of its names', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const tokens = []
     for (const names of ['m1', 'm2', ['m1', 'm2'], 'm1', ['m2', 'm3'], ['m1', 'm3'], 'm2', ['m1', 'm2', 'm3']]) {
       for (const service of [a, b]) {
@@ -107,8 +107,8 @@ export function multi(test) {
     }
   })
 
-  test('a set that lost one of its names is lost, and gives back the others', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a set that lost one of its names is lost, and its other names are released', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire(['m1', 'm2'], { ttlMs: 60_000 })
     assert.equal(await b.forceRelease('m2'), true)
     const theirs = await b.acquire('m2')
@@ -125,15 +125,15 @@ export function multi(test) {
     assert.equal(await theirs.release(), true)
   })
 
-  test('a set expires as a whole', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a set expires as a whole', async (store) => {
+    const [a, b] = await store.connectAll(2)
     await a.acquire(['m1', 'm2'], { ttlMs: 200, renew: false })
     const next = await b.acquire(['m2', 'm1'], { waitMs: 10_000 })
     assert.equal(await next.release(), true)
   })
 
-  test('a set is handed over as a whole', async (place) => {
-    const [a, b, c] = await place.connectAll(3)
+  test('restore transfers a set as a whole', async (store) => {
+    const [a, b, c] = await store.connectAll(3)
     const lock = await a.acquire(['m2', 'm1'], { renew: false })
     const theirs = await b.restore(lock.toJSON())
     assert.deepEqual(theirs.names, ['m2', 'm1'])

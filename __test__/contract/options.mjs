@@ -5,8 +5,8 @@ import { Worker } from 'node:worker_threads'
 import { assertFree, assertLockError, rejects, sleep, timed, until } from '../tools.mjs'
 
 export function options(test) {
-  test('a lease lasts 30 s and is renewed unless told otherwise', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('the defaults are a ttl of 30 s and renewal', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('default', undefined)
     const { remainingMs } = await b.inspect('default')
     assert.ok(remainingMs > 20_000 && remainingMs <= 30_000, `${remainingMs} ms`)
@@ -16,8 +16,8 @@ export function options(test) {
     assert.equal(await lock.release(), true)
   })
 
-  test('renew: the lease outlives its ttl', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a renewed lease outlives its ttl', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const locks = [await a.acquire('kept', { ttlMs: 1200 }), await a.tryAcquire('tried', { ttlMs: 1200, renew: true })]
     const end = Date.now() + 3600
     while (Date.now() < end) {
@@ -33,8 +33,8 @@ export function options(test) {
     assert.equal(a.stats().lost, 0)
   })
 
-  test('renew: false lets it end', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('a lease with renew: false ends after its ttl', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('ends', { ttlMs: 400, renew: false })
     const next = await b.acquire('ends', { waitMs: 10_000 })
     assert.equal(lock.isHeld, false)
@@ -43,26 +43,26 @@ export function options(test) {
     assert.equal(await next.release(), true)
   })
 
-  test('a renewal never re-creates a lock that vanished', async (place) => {
-    const [a, b] = await place.connectAll(2)
-    const lock = await a.acquire('vanished', { ttlMs: 600 })
-    assert.equal(await b.forceRelease('vanished'), true)
+  test('a renewal never re-creates a lock that was removed from the store', async (store) => {
+    const [a, b] = await store.connectAll(2)
+    const lock = await a.acquire('removed', { ttlMs: 600 })
+    assert.equal(await b.forceRelease('removed'), true)
     await until('the loss', () => !lock.isHeld)
     await sleep(300)
-    assert.equal(await b.inspect('vanished'), null)
+    assert.equal(await b.inspect('removed'), null)
     assert.equal(a.stats().renewed, 0)
   })
 
-  test('maxHoldMs ends a lease that is renewed', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('maxHoldMs ends a renewed lease', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const began = performance.now()
     const lock = await a.acquire('most', { ttlMs: 900, maxHoldMs: 2000 })
     const lost = once(lock.signal, 'abort')
     await sleep(1000)
     assert.equal(await b.tryAcquire('most'), null)
     assert.ok((await timed(b.acquire('most', { waitMs: 20_000 }))) > 100)
-    // The lease began when it was asked for, a little before the lock was there.
-    assert.ok(performance.now() - began >= 1800, 'ended before its time')
+    // The lease counts from the sending of the request, a little before `acquire` resolved.
+    assert.ok(performance.now() - began >= 1800, 'ended too early')
     await lost
     assertLockError(lock.signal.reason, 'LOCK_LOST', { key: 'most' })
     assert.match(lock.signal.reason.message, /maxHoldMs/)
@@ -70,8 +70,8 @@ export function options(test) {
     await rejects(lock.extend(60_000), 'LOCK_LOST')
   })
 
-  test('maxHoldMs shortens the ttl and what extend asks for', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('maxHoldMs limits the ttl and the time that extend sets', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('most', { ttlMs: 60_000, maxHoldMs: 5000 })
     assert.ok(lock.remainingMs <= 5000, `${lock.remainingMs} ms`)
     await lock.extend(60_000)
@@ -80,20 +80,20 @@ export function options(test) {
     assert.equal(await lock.release(), true)
   })
 
-  /** A worker that holds `stalled` with a blocked event loop until `open()` is called. */
-  async function stall(place, acquire, body) {
+  /** Starts a worker that holds `stalled` with a blocked event loop until `open()` is called. */
+  async function stall(store, acquire, body) {
     const gate = new Int32Array(new SharedArrayBuffer(4))
-    const workerData = { target: place.target, connect: place.options, acquire, gate }
+    const workerData = { target: store.target, connect: store.options, acquire, gate }
     const worker = new Worker(new URL('stall-worker.mjs', import.meta.url), { workerData })
     const exited = once(worker, 'exit')
     try {
       const [held] = await once(worker, 'message')
       assert.equal(held, 'held')
-      const told = once(worker, 'message')
+      const result = once(worker, 'message')
       const open = async () => {
         Atomics.store(gate, 0, 1)
         Atomics.notify(gate, 0)
-        return (await told)[0]
+        return (await result)[0]
       }
       await body(open)
       const [code] = await exited
@@ -103,9 +103,9 @@ export function options(test) {
     }
   }
 
-  test('renewal goes on while the event loop is blocked', async (place) => {
-    const b = await place.connect()
-    await stall(place, { ttlMs: 1000 }, async (open) => {
+  test('renewal continues while the event loop is blocked', async (store) => {
+    const b = await store.connect()
+    await stall(store, { ttlMs: 1000 }, async (open) => {
       const end = Date.now() + 4000
       while (Date.now() < end) {
         assert.equal(await b.tryAcquire('stalled'), null)
@@ -115,9 +115,9 @@ export function options(test) {
     })
   })
 
-  test('stallLimitMs: a loop that does not answer for so long lets go', async (place) => {
-    const b = await place.connect()
-    await stall(place, { ttlMs: 900, stallLimitMs: 700 }, async (open) => {
+  test('renewal stops when the event loop has not responded for stallLimitMs', async (store) => {
+    const b = await store.connect()
+    await stall(store, { ttlMs: 900, stallLimitMs: 700 }, async (open) => {
       const lock = await b.acquire('stalled', { waitMs: 30_000 })
       assert.deepEqual(await open(), { isHeld: false, isAborted: true })
       assert.equal(lock.isHeld, true)
@@ -125,8 +125,8 @@ export function options(test) {
     })
   })
 
-  test('minHoldMs keeps the name busy after an early release', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('minHoldMs keeps the name busy after an early release', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const began = performance.now()
     const lock = await a.acquire('skewed', { minHoldMs: 1500 })
     assert.equal(await lock.release(), true)
@@ -136,14 +136,14 @@ export function options(test) {
     await rejects(lock.extend(60_000), 'LOCK_LOST')
     await rejects(b.restore(lock.toJSON()), 'LOCK_LOST')
     const next = await b.acquire('skewed', { waitMs: 20_000 })
-    assert.ok(performance.now() - began >= 1490, 'freed too early')
-    assert.ok(performance.now() - began < 10_000, 'the ttl of 30 s went on')
+    assert.ok(performance.now() - began >= 1490, 'released too early')
+    assert.ok(performance.now() - began < 10_000, 'the name stayed busy for the whole ttl')
     assert.ok(next.fencingToken > lock.fencingToken)
     assert.equal(await next.release(), true)
   })
 
-  test('minHoldMs may be longer than the ttl, and forceRelease ends it', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('minHoldMs may be longer than the ttl, and forceRelease ends it', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('skewed', { ttlMs: 500, minHoldMs: 60_000 })
     assert.equal(await lock.release(), true)
     await sleep(800)
@@ -152,8 +152,8 @@ export function options(test) {
     await assertFree(b, 'skewed')
   })
 
-  test('minHoldMs does nothing once it is over, or to a wait', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('minHoldMs has no effect after that time, or on a wait', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('passed', { minHoldMs: 100 })
     const late = rejects(b.acquire('passed', { waitMs: 150, minHoldMs: 60_000 }), 'LOCK_TIMEOUT')
     await late
@@ -161,8 +161,8 @@ export function options(test) {
     assert.equal(await b.inspect('passed'), null)
   })
 
-  test('metadata is kept beside the lock', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('metadata is stored with the lock', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const values = [
       { job: 'report', nested: { list: [1, 2.5, -0, true, null, 'ä"\\\n'] } }, 'text', '', 0, 1.5, false, true, [], {},
       ['鎖🔒', '$where', 'a.b', { $set: 1, 'a.b': 2 }], 'm'.repeat(16_382), 'a lone surrogate: \ud800', 'a NUL: \0',
@@ -179,8 +179,8 @@ export function options(test) {
     assert.equal('metadata' in without.toJSON(), false)
   })
 
-  test('metadata does not outlive its lock', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('metadata ends with its lock', async (store) => {
+    const [a, b] = await store.connectAll(2)
     await (await a.acquire('next', { metadata: 'first' })).release()
     await a.acquire('next', { ttlMs: 100, renew: false, metadata: 'second' })
     const lock = await b.acquire('next', { waitMs: 10_000 })
@@ -188,9 +188,9 @@ export function options(test) {
     assert.equal(await lock.release(), true)
   })
 
-  test('a service’s defaults count where a call says nothing', async (place) => {
+  test('the defaults of a service apply where a call has no option', async (store) => {
     const defaults = { ttlMs: 4000, waitMs: 60, renew: false, minHoldMs: 0, maxHoldMs: 60_000, stallLimitMs: 60_000 }
-    const [a, b] = [await place.connect({ defaults }), await place.connect()]
+    const [a, b] = [await store.connect({ defaults }), await store.connect()]
     const lock = await a.acquire('defaults')
     assert.deepEqual([lock.toJSON().ttlMs, lock.toJSON().renew], [4000, false])
     assert.ok((await b.inspect('defaults')).remainingMs <= 4000)
@@ -200,8 +200,8 @@ export function options(test) {
     const own = await a.acquire('own', { ttlMs: 20_000, renew: true })
     assert.deepEqual([own.toJSON().ttlMs, own.toJSON().renew], [20_000, true])
     assert.ok((await b.inspect('own')).remainingMs > 4000)
-    // The gist's functions make one try and are not renewed, whatever the defaults say.
-    const eager = await place.connect({ defaults: { ttlMs: 4000, waitMs: 60_000, renew: true } })
+    // The gist's functions ignore the defaults of waitMs and renew.
+    const eager = await store.connect({ defaults: { ttlMs: 4000, waitMs: 60_000, renew: true } })
     assert.equal(await eager.acquireLock('defaults'), false)
     assert.equal(await eager.acquireAndExecute('defaults', () => 'ran'), undefined)
     assert.equal(await eager.acquireLock('gist'), true)
@@ -212,25 +212,25 @@ export function options(test) {
     })
   })
 
-  test('defaults of minHoldMs and maxHoldMs count for every way to take a lock', async (place) => {
-    place.leaves = true
-    const b = await place.connect()
-    const kept = await place.connect({ defaults: { minHoldMs: 60_000 } })
+  test('the defaults of minHoldMs and maxHoldMs apply to every function that acquires', async (store) => {
+    store.mayLeaveLocks = true
+    const b = await store.connect()
+    const kept = await store.connect({ defaults: { minHoldMs: 60_000 } })
     await (await kept.acquire('acquire')).release()
     await kept.using('using', () => {})
     await kept.acquireAndExecute('execute', () => {})
     assert.equal(await kept.acquireLock('gist'), true)
     assert.equal(await kept.releaseLock('gist'), true)
     for (const name of ['acquire', 'using', 'execute', 'gist']) assert.equal(await b.tryAcquire(name), null, name)
-    const short = await place.connect({ defaults: { maxHoldMs: 3000 } })
+    const short = await store.connect({ defaults: { maxHoldMs: 3000 } })
     assert.equal(await short.acquireLock('most', 60), true)
     assert.ok((await b.inspect('most')).remainingMs <= 3000)
   })
 
-  test('keyPrefix keeps apart what has the same name', async (place) => {
-    const prefix = place.options.keyPrefix ?? ''
-    const a = await place.connect({ keyPrefix: `${prefix}one:` })
-    const [b, c] = await place.connectAll(2, { keyPrefix: `${prefix}two:` })
+  test('the same name under two keyPrefix values is two locks', async (store) => {
+    const prefix = store.options.keyPrefix ?? ''
+    const a = await store.connect({ keyPrefix: `${prefix}one:` })
+    const [b, c] = await store.connectAll(2, { keyPrefix: `${prefix}two:` })
     const [first, second] = [await a.acquire('same'), await b.acquire('same', { waitMs: 0 })]
     assert.equal(await c.tryAcquire('same'), null)
     for (const [service, lock] of [[a, first], [b, second]]) {

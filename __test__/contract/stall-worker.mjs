@@ -1,4 +1,4 @@
-// Holds a lock while its event loop is blocked, and tells what it thinks of the lock afterwards.
+// Holds a lock while its event loop is blocked, and then reports the state of the lock.
 import { parentPort, workerData } from 'node:worker_threads'
 import { LockService } from '../../index.js'
 

@@ -3,8 +3,8 @@ import assert from 'node:assert/strict'
 import { assertFree, rejection, rejects, sleep, until, waiting } from '../tools.mjs'
 
 export function using(test) {
-  test('using runs under the lock in each of its forms', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('using runs fn under the lock, in each of its forms', async (store) => {
+    const [a, b] = await store.connectAll(2)
     for (const call of [
       (fn) => a.using('used', { ttlMs: 60_000 }, fn),
       (fn) => a.using('used', undefined, fn),
@@ -25,8 +25,8 @@ export function using(test) {
     }
   })
 
-  test('using waits, and rejects with LOCK_TIMEOUT without calling fn', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('using waits for a busy name, and rejects with LOCK_TIMEOUT without calling fn', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('busy')
     const never = () => assert.fail('fn was called')
     for (const waitMs of [0, 80]) {
@@ -37,14 +37,14 @@ export function using(test) {
     await waiting(b, 1)
     controller.abort('enough')
     assert.equal(await aborted, 'enough')
-    const patient = b.using('busy', () => 'done')
+    const call = b.using('busy', () => 'done')
     await waiting(b, 1)
     await lock.release()
-    assert.equal(await patient, 'done')
+    assert.equal(await call, 'done')
   })
 
-  test('using releases and passes on the same thing when fn throws', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('using releases the lock and rethrows what fn threw', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const thrown = new Error('from fn')
     const sync = () => {
       throw thrown
@@ -55,8 +55,8 @@ export function using(test) {
     }
   })
 
-  test('using renews while fn runs', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('using renews while fn runs', async (store) => {
+    const [a, b] = await store.connectAll(2)
     await a.using('renewed', { ttlMs: 1200 }, async (lock) => {
       const end = Date.now() + 3000
       while (Date.now() < end) {
@@ -69,23 +69,23 @@ export function using(test) {
     assert.ok(a.stats().renewed >= 2)
   })
 
-  test('using rejects with LOCK_LOST once fn has settled', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('using rejects with LOCK_LOST after fn has settled', async (store) => {
+    const [a, b] = await store.connectAll(2)
     let settled = false
     const call = a.using('lost', { ttlMs: 600 }, async (lock) => {
       assert.equal(await b.forceRelease('lost'), true)
       await until('the loss', () => lock.signal.aborted)
       await sleep(50)
       settled = true
-      return 'nobody gets this'
+      return 'this result is dropped'
     })
     const error = await rejects(call, 'LOCK_LOST', { key: 'lost' })
     assert.equal(settled, true)
     assert.equal('cause' in error, false)
   })
 
-  test('using shows what fn threw as the cause of LOCK_LOST', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('LOCK_LOST of using has what fn threw as its cause', async (store) => {
+    const [a, b] = await store.connectAll(2)
     for (const thrown of [new Error('from fn'), undefined, 'text']) {
       const call = a.using('lost', { ttlMs: 600 }, async (lock) => {
         await b.forceRelease('lost')
@@ -98,8 +98,8 @@ export function using(test) {
     }
   })
 
-  test('using rejects with LOCK_LOST when the store finds the lock gone at release', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('using rejects with LOCK_LOST when the release finds that the store does not hold the lock', async (store) => {
+    const [a, b] = await store.connectAll(2)
     let theirs
     const call = a.using('taken', { ttlMs: 60_000 }, async () => {
       await b.forceRelease('taken')
@@ -110,18 +110,18 @@ export function using(test) {
     assert.equal(await theirs.release(), true)
   })
 
-  test('using rejects with LOCK_LOST when the lease ran out', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('using rejects with LOCK_LOST when the lease expired', async (store) => {
+    const [a, b] = await store.connectAll(2)
     let theirs
-    const call = a.using('over', { ttlMs: 200, renew: false }, async () => {
-      theirs = await b.acquire('over', { waitMs: 10_000 })
+    const call = a.using('expired', { ttlMs: 200, renew: false }, async () => {
+      theirs = await b.acquire('expired', { waitMs: 10_000 })
     })
-    await rejects(call, 'LOCK_LOST', { key: 'over' })
+    await rejects(call, 'LOCK_LOST', { key: 'expired' })
     assert.equal(await theirs.release(), true)
   })
 
-  test('fn may release by itself', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('fn may release the lock itself', async (store) => {
+    const [a, b] = await store.connectAll(2)
     const given = await a.using('early', async (lock) => {
       assert.equal(await lock.release(), true)
       await assertFree(b, 'early')
@@ -130,8 +130,8 @@ export function using(test) {
     assert.equal(given, 'done')
   })
 
-  test('using takes several names', async (place) => {
-    const [a, b] = await place.connectAll(2)
+  test('using accepts several names', async (store) => {
+    const [a, b] = await store.connectAll(2)
     await a.using(['u1', 'u2'], async (lock) => {
       assert.deepEqual(lock.names, ['u1', 'u2'])
       assert.equal(await b.tryAcquire('u2'), null)

@@ -1,4 +1,4 @@
-// What the reader has before the swap: a lock of the gist's kind, on whatever has `insertOne` and `deleteOne`.
+// The gist's class, as a reader has it: on any collection with `insertOne` and `deleteOne`.
 export class DistributedLocks {
   #collection
 

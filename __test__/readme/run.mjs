@@ -1,5 +1,5 @@
-// Runs a document's JavaScript and TypeScript as a reader would: `holdfast` installed in node_modules, the reader's own
-// functions and collections (scaffold.mjs) around it.
+// Runs a document's JavaScript and TypeScript in a project with `holdfast` in node_modules, and with the functions and collections
+// that the examples assume (scaffold.mjs).
 import { execFile } from 'node:child_process'
 import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -10,7 +10,7 @@ import { root } from './blocks.mjs'
 const SCAFFOLD = new URL('scaffold.mjs', import.meta.url).href
 const TIMEOUT_MS = 60_000
 
-/** A folder that looks like a reader's project. */
+/** A temporary project folder. */
 export class Project {
   #modules = 0
 
@@ -26,7 +26,7 @@ export class Project {
     cpSync(fileURLToPath(new URL('scaffold.d.ts', import.meta.url)), join(this.folder, 'scaffold.d.ts'))
   }
 
-  /** Has packages of the benchmark stand in `node_modules`, too. */
+  /** Adds packages of the benchmark to `node_modules`. */
   alsoHas(...packages) {
     for (const name of packages) {
       const path = join(this.folder, 'node_modules', name)
@@ -39,17 +39,17 @@ export class Project {
     rmSync(this.folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 })
   }
 
-  /** Runs a module, `times` times in one process; gives what it printed and what it did to its surroundings. */
+  /** Runs a module `times` times in one process. Resolves to its output and its effects. */
   async js(code, { times = 1, env = {} } = {}) {
     const file = join(this.folder, `block-${++this.#modules}.js`)
     writeFileSync(file, code)
     return this.#start(file, times, env)
   }
 
-  /** Runs both sides of a diff, each of which is a module that a reader may have; gives what each did. */
+  /** Runs both versions of a diff. Resolves to the effects of each. */
   async diff(code, options) {
     const lines = code.split('\n')
-    for (const line of lines) if (!/^([ +-]|$)/.test(line)) throw new Error(`no line of a diff: ${line}`)
+    for (const line of lines) if (!/^([ +-]|$)/.test(line)) throw new Error(`not a line of a diff: ${line}`)
     const sides = {}
     for (const [side, own, other] of [['before', '-', '+'], ['after', '+', '-']]) {
       const kept = lines.filter((line) => !line.startsWith(other))
@@ -79,7 +79,7 @@ export class Project {
   }
 
   async #start(file, times, env) {
-    // Of this run alone: others run at the same time.
+    // One file per run: several runs are concurrent.
     const report = join(this.folder, `report-${++this.#modules}.json`)
     const own = { README_FILE: file, README_TIMES: String(times), README_REPORT: report, README_ROOT: root, ...env }
     const code = `await import(${JSON.stringify(SCAFFOLD)})`
@@ -88,7 +88,7 @@ export class Project {
   }
 }
 
-/** Runs Node; an exit status other than 0, or anything on stderr, is a failure. */
+/** Runs Node. Rejects on an exit status other than 0, and on any output to stderr. */
 export function node(args, cwd, env) {
   return new Promise((resolve, reject) => {
     const options = { cwd, env: { ...process.env, ...env }, timeout: TIMEOUT_MS }

@@ -1,17 +1,16 @@
-// What the examples of the README and its companions take for granted: the reader's functions, collections, and a connected service. Then runs
-// the example, and reports what it did.
+// Defines the functions, collections and the service that the examples assume. Then runs the example, and reports its effects.
 import { randomBytes } from 'node:crypto'
 import { writeFileSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { pathToFileURL } from 'node:url'
 
 const { README_FILE, README_TIMES, README_REPORT, README_ROOT, README_FENCE = '0', HOLDFAST_TEST_MONGODB_URL } = process.env
-/** A database for this run alone, and the package of the driver that the reader's own client is of. */
+/** A separate database, and the package of the reader's driver. */
 const { README_MONGODB_URL, README_DRIVER = 'mongodb' } = process.env
 const { LockService } = createRequire(README_FILE)('holdfast')
 const did = { sendReport: 0, makeReport: 0, placeOrder: 0, charge: [], reports: 0, balance: 100 }
 
-/** As much of a MongoDB collection as the examples need. */
+/** The part of a MongoDB collection that the examples need. */
 function collection() {
   const documents = new Map()
   return {
@@ -31,14 +30,14 @@ function collection() {
   }
 }
 
-// The real driver where there is a server: what it makes of a bigint is part of the example.
+// The real driver where there is a server: the example depends on how it stores a bigint.
 const { MongoClient } = HOLDFAST_TEST_MONGODB_URL ? await import('mongodb') : {}
 const mongo = await MongoClient?.connect(HOLDFAST_TEST_MONGODB_URL)
 const accounts = mongo ? mongo.db().collection(`readme_${randomBytes(6).toString('hex')}`) : collection()
 await accounts.insertOne({ _id: 7, balance: 100, fence: BigInt(README_FENCE) })
 const reports = collection()
 
-/** Whatever the reader's database is called, it is the one of this run. */
+/** Connects to the database of this run, whatever name the example uses. */
 async function connectClient() {
   if (!README_MONGODB_URL) return { db: () => ({ collection }), close: async () => {} }
   const driver = createRequire(`${README_ROOT}/bench/package.json`)(README_DRIVER)

@@ -1,4 +1,4 @@
-// The checks of the soak: what must hold under every fault.
+// The checks of the soak, which hold under every fault.
 
 /** A list of violations. Equal ones (apart from digits) are counted, and the first one is kept as the example. */
 export class Violations {
@@ -134,8 +134,8 @@ export class Memory {
 
 export const mib = (bytes) => `${Math.round(bytes / 2 ** 20)} MiB`
 
-/** Measures how long this process, and so most of the machine, stood still. */
-export class Standstill {
+/** Measures for how long this process, and so most of the machine, stalled. */
+export class StallMeter {
   static TICK_MS = 20
   #last = performance.now()
   #total = 0
@@ -144,12 +144,12 @@ export class Standstill {
     this.timer = setInterval(() => {
       this.#total = this.totalMs
       this.#last = performance.now()
-    }, Standstill.TICK_MS)
+    }, StallMeter.TICK_MS)
     this.timer.unref()
   }
 
   /** Total lateness of the timers since the start, in milliseconds. */
   get totalMs() {
-    return this.#total + Math.max(0, performance.now() - this.#last - Standstill.TICK_MS)
+    return this.#total + Math.max(0, performance.now() - this.#last - StallMeter.TICK_MS)
   }
 }

@@ -5,12 +5,13 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { redisCommand } from '../../scripts/redis-command.mjs'
 import { startMongod, startRedis, startRedisQuorum } from '../../scripts/servers.mjs'
-import { mongoCommand, redisCommand, startRedisCluster, startRedisSentinel } from '../../scripts/topologies.mjs'
+import { mongoCommand, startRedisCluster, startRedisSentinel } from '../../scripts/topologies.mjs'
 
 /** A killed server must keep what it acknowledged. Without that, a second holder would not be a violation. */
 const DURABLE = { args: ['--appendonly', 'yes', '--appendfsync', 'always'] }
-const WELL_TIMEOUT_MS = 60_000
+const HEALTHY_TIMEOUT_MS = 60_000
 
 const answers = (call, accepts) => call.then(accepts, () => false)
 const redisIsUp = ({ port }) => answers(redisCommand(port, 'PING'), (reply) => reply === '+PONG\r\n')
@@ -18,23 +19,23 @@ const clusterIsUp = ({ port }) => answers(redisCommand(port, 'CLUSTER INFO'), (r
 const isPrimary = (node) => answers(mongoCommand(node, { hello: 1 }, 1000), (reply) => reply.isWritablePrimary === true)
 const all = async (nodes, isUp) => (await Promise.all(nodes.map(isUp))).every(Boolean)
 
-const single = (server, isUp) => ({ target: server.url, nodes: [server], isWell: () => isUp(server), stop: () => server.stop() })
+const single = (server, isUp) => ({ target: server.url, nodes: [server], isHealthy: () => isUp(server), stop: () => server.stop() })
 
 /** How to start each store: the arguments of `connect`, the servers, and a check by another client that they serve. */
 const STORES = {
-  memory: async () => ({ target: 'memory:soak', nodes: [], isWell: async () => true, stop: async () => {} }),
+  memory: async () => ({ target: 'memory:soak', nodes: [], isHealthy: async () => true, stop: async () => {} }),
 
   async sqlite() {
     const folder = mkdtempSync(join(process.env.HOLDFAST_SERVERS_DIR || tmpdir(), 'holdfast-soak-'))
     const file = join(folder, 'locks.sqlite')
-    return { target: `sqlite:${file}`, file, nodes: [], isWell: async () => true, stop: async () => rmSync(folder, { recursive: true }) }
+    return { target: `sqlite:${file}`, file, nodes: [], isHealthy: async () => true, stop: async () => rmSync(folder, { recursive: true }) }
   },
 
   redis: async () => single(await startRedis(DURABLE), redisIsUp),
 
   async 'redis-cluster'() {
     const cluster = await startRedisCluster(DURABLE)
-    return { target: cluster.url, nodes: cluster.nodes, isWell: () => all(cluster.nodes, clusterIsUp), stop: cluster.stop }
+    return { target: cluster.url, nodes: cluster.nodes, isHealthy: () => all(cluster.nodes, clusterIsUp), stop: cluster.stop }
   },
 
   async 'redis-sentinel'() {
@@ -47,7 +48,7 @@ const STORES = {
       options: { minReplicas: 1 },
       nodes: group.servers,
       master: group.master,
-      isWell: async () => {
+      isHealthy: async () => {
         const master = await group.master()
         return master !== undefined && (await redisIsUp(master)) && replicates(master)
       },
@@ -57,7 +58,7 @@ const STORES = {
 
   async 'redis-quorum'() {
     const quorum = await startRedisQuorum(DURABLE)
-    return { target: quorum.url.split(','), nodes: quorum.nodes, isWell: () => all(quorum.nodes, redisIsUp), stop: quorum.stop }
+    return { target: quorum.url.split(','), nodes: quorum.nodes, isHealthy: () => all(quorum.nodes, redisIsUp), stop: quorum.stop }
   },
 
   mongodb: async () => single(await startMongod(), isPrimary),
@@ -69,11 +70,11 @@ export const KINDS = Object.keys(STORES)
 /** Starts the servers of a store. */
 export const startStore = (kind) => STORES[kind]()
 
-/** Waits until the servers serve again. Resolves to that time (µs), from which recovery counts. */
-export async function whenWell(store) {
-  for (const deadline = Date.now() + WELL_TIMEOUT_MS; ; await sleep(20)) {
-    if (await store.isWell()) return Number(process.hrtime.bigint() / 1000n)
-    if (Date.now() > deadline) throw new Error('the servers do not serve again: this is no fault of holdfast')
+/** Waits until the servers answer again. Resolves to that time (µs), from which recovery counts. */
+export async function whenHealthy(store) {
+  for (const deadline = Date.now() + HEALTHY_TIMEOUT_MS; ; await sleep(20)) {
+    if (await store.isHealthy()) return Number(process.hrtime.bigint() / 1000n)
+    if (Date.now() > deadline) throw new Error('the servers do not answer again: this is not a fault of holdfast')
   }
 }
 
@@ -98,9 +99,9 @@ async function burst(worker, count) {
 export const WARM_UP = { run: ({ workers }) => burst(workers[0], LARGEST_BURST) }
 
 /**
- * The faults. `of(kind)`: whether a store has it. `run(scene)` causes it, and resolves to a description, or to
- * `{ done, wellAt }` with the time at which the servers served again. With `recovers`, grants must resume soon after that.
- * `forgetsReleases(kind)`: the crash may undo the latest releases.
+ * The faults. `of(kind)`: whether a store has it. `run(fixture)` causes it, and resolves to a description, or to
+ * `{ done, healthyAt }` with the time at which the servers answered again. With `recovers`, grants must resume soon after that.
+ * `forgetsReleases(kind)`: the crash may revert the latest releases.
  */
 export const FAULTS = {
   nothing: {
@@ -114,14 +115,14 @@ export const FAULTS = {
   stall: {
     of: (kind) => kind !== 'memory' && kind !== 'sqlite',
     recovers: true,
-    run: async (scene) => {
+    run: async (fixture) => {
       // Sentinels replace a master after two seconds.
-      const ms = scene.kind === 'redis-sentinel' ? scene.between(300, 1500) : scene.between(500, 12_000)
-      const nodes = await victims(scene)
+      const ms = fixture.kind === 'redis-sentinel' ? fixture.between(300, 1500) : fixture.between(500, 12_000)
+      const nodes = await victims(fixture)
       await Promise.all(nodes.map((node) => node.pause()))
       await sleep(ms)
       for (const node of nodes) node.resume()
-      return `stall of ${nodes.length} of ${scene.store.nodes.length} servers for ${seconds(ms)}`
+      return `stall of ${nodes.length} of ${fixture.store.nodes.length} servers for ${seconds(ms)}`
     },
   },
 
@@ -155,19 +156,19 @@ export const FAULTS = {
     recovers: true,
     // A release on MongoDB does not wait for the journal: after a crash the name may be busy until its lease expires.
     forgetsReleases: isMongodb,
-    run: async (scene) => {
-      const ms = scene.between(0, 4000)
-      const nodes = await victims(scene)
+    run: async (fixture) => {
+      const ms = fixture.between(0, 4000)
+      const nodes = await victims(fixture)
       await Promise.all(nodes.map((node) => node.kill()))
-      if (scene.kind === 'redis-sentinel') {
+      if (fixture.kind === 'redis-sentinel') {
         // The old master restarts after another one has been elected.
-        const wellAt = await whenWell(scene.store)
+        const healthyAt = await whenHealthy(fixture.store)
         await Promise.all(nodes.map((node) => node.restart()))
-        return { done: 'SIGKILL of the master, and a failover', wellAt }
+        return { done: 'SIGKILL of the master, and a failover', healthyAt }
       }
       await sleep(ms)
       await Promise.all(nodes.map((node) => node.restart()))
-      return `SIGKILL of ${nodes.length} of ${scene.store.nodes.length} servers, down for ${seconds(ms)}`
+      return `SIGKILL of ${nodes.length} of ${fixture.store.nodes.length} servers, down for ${seconds(ms)}`
     },
   },
 
@@ -200,11 +201,11 @@ export const FAULTS = {
     run: ({ workers, pick }) => burst(pick(workers), pick([1000, 5000, LARGEST_BURST])),
   },
 
-  crowd: {
+  waiters: {
     of: () => true,
     run: async ({ workers }) => {
       const startedAt = Date.now()
-      const results = await Promise.all(workers.map((worker) => worker.ask('crowd', { count: 1000, waitMs: 10_000 })))
+      const results = await Promise.all(workers.map((worker) => worker.ask('waiters', { count: 1000, waitMs: 10_000 })))
       const granted = results.reduce((sum, result) => sum + result.granted, 0)
       return `${1000 * workers.length} waiters for one name: ${granted} granted in ${seconds(Date.now() - startedAt)}`
     },
@@ -213,12 +214,12 @@ export const FAULTS = {
   'burst in a stall': {
     of: (kind) => kind !== 'memory' && kind !== 'sqlite',
     recovers: true,
-    run: async (scene) => {
+    run: async (fixture) => {
       // The number of grants does not matter here. Each call must end within its limit.
-      scene.workers[0].ask('burst', { count: 5000 }).catch(() => {})
-      const done = await FAULTS.stall.run(scene)
-      const wellAt = await whenWell(scene.store)
-      return { done: `${done}, with a burst of 5000 free names`, wellAt }
+      fixture.workers[0].ask('burst', { count: 5000 }).catch(() => {})
+      const done = await FAULTS.stall.run(fixture)
+      const healthyAt = await whenHealthy(fixture.store)
+      return { done: `${done}, with a burst of 5000 free names`, healthyAt }
     },
   },
 }

@@ -1,16 +1,17 @@
-// Stalls and bursts on MongoDB servers of their own. Each exported case resolves to what it measured, and rejects when a promise
-// is broken. The soak command runs all of them with their defaults, mongodb-stall.spec.mjs the short ones.
+// Stalls and bursts on separate MongoDB servers. Each exported case resolves to its figures, and rejects when a guarantee is
+// broken. `npm run soak` runs all of them with their defaults, mongodb-stall.spec.mjs the short ones.
 import assert from 'node:assert/strict'
 import { MongoClient } from 'mongodb'
 import { startMongod } from '../../scripts/servers.mjs'
 import { LockService } from '../../index.js'
+import { startProxy } from '../proxy.mjs'
 import { sleep, until } from '../tools.mjs'
 
-/** What a machine that stands still for a moment may add to a time limit. */
+/** Slack for a machine that stalls for a moment. */
 const SLACK_MS = 3000
 const STORE_TIMEOUT_MS = 5000
 
-/** Stops a server from answering, and gives a function that continues it. */
+/** Each stall stops a server from answering, and resolves to a function that continues it. */
 const STALLS = {
   async SIGSTOP({ server }) {
     await server.pause()
@@ -55,7 +56,7 @@ class Pairs {
     const startedAt = performance.now()
     this.#timer = setInterval(() => {
       const due = ((performance.now() - startedAt) / 1000) * perSecond
-      // After the machine stood still the backlog is left out: that would be a burst.
+      // After a stall of the machine the backlog is left out: it would be a burst.
       if (due - this.#count > perSecond) this.#count = Math.floor(due)
       while (this.#count < due) {
         const pair = this.#pair(service, `pair${this.#count++}`).finally(() => this.#open.delete(pair))
@@ -82,7 +83,7 @@ class Pairs {
   }
 }
 
-/** The server stalls under load and continues: service resumes, leases survive, nothing is left. */
+/** The server stalls under load and continues: calls succeed again, leases survive, nothing is left. */
 export async function stall({ replicaSet = false, how = 'SIGSTOP', perSecond = 300, seconds = 12, observeMs = 6000 } = {}) {
   return onServer({ replicaSet }, async ({ server, client, connect, locks }) => {
     const service = await connect()
@@ -105,9 +106,9 @@ export async function stall({ replicaSet = false, how = 'SIGSTOP', perSecond = 3
     const slowest = Math.max(...pairs.calls.map(([started, ended]) => ended - started))
     const figures = { how, perSecond, seconds, firstMs, inspectedMs: inspected, late: late.length, failedLate: failedLate.length, slowest }
     for (const [, , error] of pairs.calls) assert.ok(!error || (error.code === 'LOCK_STORE' && error.retryable), error?.stack)
-    assert.ok(firstMs < 2000 + SLACK_MS, `service resumes: ${JSON.stringify(figures)}`)
+    assert.ok(firstMs < 2000 + SLACK_MS, `calls succeed again: ${JSON.stringify(figures)}`)
     assert.ok(typeof inspected === 'number', `inspect answers: ${inspected}`)
-    // Before the mend all of them failed. A machine that is too slow for the rate lets some time out.
+    // Without recovery all of them fail. On a machine that is too slow for the rate some time out.
     assert.ok(failedLate.length < late.length * 0.75, `calls fail after the stall: ${JSON.stringify(figures)}: ${failedLate[0]?.[2]}`)
     // A pair is two calls.
     assert.ok(slowest < 2 * (STORE_TIMEOUT_MS + 1000) + SLACK_MS, JSON.stringify(figures))
@@ -121,7 +122,7 @@ export async function stall({ replicaSet = false, how = 'SIGSTOP', perSecond = 3
   })
 }
 
-/** Commands that were sent are never answered, while the driver's monitor sees the server: service resumes after the limit. */
+/** Sent commands are never answered, while the driver's monitor reaches the server: calls succeed again after the limit. */
 export async function silence({ replicaSet = true, count = 300 } = {}) {
   const args = ['--setParameter', 'enableTestCommands=1']
   return onServer({ replicaSet, args }, async ({ client, connect }) => {
@@ -133,13 +134,78 @@ export async function silence({ replicaSet = true, count = 300 } = {}) {
     const results = await Promise.allSettled(Array.from({ length: count }, (_, index) => service.tryAcquire(`n${index}`, { ttlMs: 2000 })))
     for (const { reason } of results) assert.ok(reason?.code === 'LOCK_STORE' && reason.retryable, reason?.stack)
     const began = performance.now()
-    // Its answer waits for the blocked commands.
+    // Its reply waits for the blocked commands.
     const off = client.db('admin').command({ configureFailPoint: 'failCommand', mode: 'off' })
     const works = () => service.using('after', () => true).catch(() => false)
-    await until('service resumes', works, 4 * 800 + 2000 + SLACK_MS)
+    await until('calls succeed again', works, 4 * 800 + 2000 + SLACK_MS)
     const resumedMs = performance.now() - began
     await off
     return JSON.stringify({ resumedMs })
+  })
+}
+
+/** The server answers its monitors and no command, until the engine replaces the client: then calls succeed. */
+export async function replacedClient({ storeTimeoutMs = 800 } = {}) {
+  return onServer({}, async ({ server, connect }) => {
+    const proxy = await startProxy(server.port)
+    const monitors = new Set()
+    let isSilent = false
+    proxy.saw = (pair, data) => {
+      // A field of the monitor's hello.
+      if (data.includes('maxAwaitTimeMS')) monitors.add(pair)
+      const isCommand = ['insert', 'update', 'delete', 'find', 'aggregate'].some((name) => data.includes(name))
+      if (isSilent && monitors.size === 1 && isCommand) pair.isStranded = true
+    }
+    try {
+      const url = `mongodb://127.0.0.1:${proxy.port}/holdfast?directConnection=true&heartbeatFrequencyMS=500`
+      const service = await connect({ storeTimeoutMs }, url)
+      await (await service.tryAcquire('before')).release()
+      await until('the monitor is connected', () => monitors.size === 1)
+      isSilent = true
+      const began = performance.now()
+      let failed = 0
+      const works = () =>
+        service.using('after', { waitMs: 0 }, () => true).catch((error) => {
+          assert.ok(error.code === 'LOCK_STORE' && error.retryable, error.stack)
+          failed++
+          return false
+        })
+      await until('service resumes', works, 4 * storeTimeoutMs + 4000 + SLACK_MS)
+      const resumedMs = performance.now() - began
+      assert.ok(failed > 0, 'calls failed before the client was replaced')
+      assert.equal(monitors.size, 2, 'the monitors of two clients')
+      return JSON.stringify({ failed, resumedMs })
+    } finally {
+      await proxy.close()
+    }
+  })
+}
+
+/** The server executes the writes of rejected calls after their connections were closed: a close leaves nothing behind. */
+export async function lateWrites({ replicaSet = true, count = 30, storeTimeoutMs = 3000 } = {}) {
+  return onServer({ replicaSet }, async ({ client, connect, locks }) => {
+    const service = await connect({ storeTimeoutMs })
+    await (await service.tryAcquire('before')).release()
+    const blocked = async () => {
+      const { inprog } = await client.db('admin').command({ currentOp: 1, ns: 'holdfast.locks', waitingForLock: true })
+      return inprog.filter(({ command }) => command.insert).length
+    }
+    const continues = await STALLS.fsyncLock({ client })
+    const began = performance.now()
+    const calls = Promise.allSettled(Array.from({ length: count }, (_, index) => service.tryAcquire(`n${index}`, { ttlMs: 120_000 })))
+    // Queries are answered during an fsyncLock. So the engine takes the inserts for hung, and closes their connections.
+    while (performance.now() - began < 2 * storeTimeoutMs + 500) await Promise.all([service.inspect('n').catch(() => {}), sleep(50)])
+    for (const { reason } of await calls) assert.ok(reason?.code === 'LOCK_STORE' && reason.retryable, reason?.stack)
+    assert.equal(await blocked(), count, 'inserts that the server will execute')
+    const closing = performance.now()
+    const closed = service.close().then(() => performance.now() - closing)
+    await sleep(200)
+    await continues()
+    const closeMs = await closed
+    const left = await locks.countDocuments()
+    await sleep(1000)
+    assert.deepEqual([left, await locks.countDocuments()], [0, 0], 'documents after close(), and a second later')
+    return JSON.stringify({ closeMs })
   })
 }
 
@@ -180,16 +246,16 @@ export async function burst({ replicaSet = true, count = 5000, bursts = 1, ttlMs
 }
 
 /** Many waiters for one name, in some services: all enter the queue, in order within a service, and are served. */
-export async function crowd({ replicaSet = true, services = 1, waiters = 1000 } = {}) {
+export async function waiters({ replicaSet = true, services = 1, count = 1000 } = {}) {
   return onServer({ replicaSet }, async ({ connect, locks }) => {
     const holder = await connect()
     const other = await holder.acquire('other', { ttlMs: 6000 })
     const held = await holder.acquire('n', { ttlMs: 60_000 })
     const all = await Promise.all(Array.from({ length: services }, () => connect()))
-    const each = Math.ceil(waiters / services)
+    const each = Math.ceil(count / services)
     const order = all.map(() => [])
     const began = performance.now()
-    const turns = all.flatMap((service, index) =>
+    const calls = all.flatMap((service, index) =>
       Array.from({ length: each }, (_, number) =>
         service.acquire('n', { waitMs: 120_000, ttlMs: 30_000 }).then((lock) => {
           order[index].push(number)
@@ -197,12 +263,12 @@ export async function crowd({ replicaSet = true, services = 1, waiters = 1000 } 
         }),
       ),
     )
-    turns.forEach((turn) => turn.catch(() => {}))
+    calls.forEach((call) => call.catch(() => {}))
     const queued = async () => (await locks.findOne({ _id: 'n' }, { projection: { queue: 1 } }))?.queue?.length ?? 0
-    if (replicaSet) await until('all are in the queue', async () => (await queued()) === each * services || Promise.race([...turns, sleep(1)]).then(() => false), 30_000)
+    if (replicaSet) await until('all are in the queue', async () => (await queued()) === each * services || Promise.race([...calls, sleep(1)]).then(() => false), 30_000)
     const enteredMs = performance.now() - began
     assert.equal(await held.release(), true)
-    await Promise.all(turns)
+    await Promise.all(calls)
     const servedMs = performance.now() - began - enteredMs
     for (const numbers of order) assert.deepEqual(numbers, numbers.toSorted((a, b) => a - b))
     assert.equal(other.isHeld, true)
@@ -227,4 +293,4 @@ export const twoBursts = () => burst({ bursts: 2 })
 export const burstOf20000 = () => burst({ count: 20_000 })
 
 /** 1 000 waiters for one name, in ten services. */
-export const crowdOfTenServices = () => crowd({ services: 10 })
+export const waitersOfTenServices = () => waiters({ services: 10 })

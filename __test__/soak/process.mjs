@@ -12,14 +12,14 @@ export class Worker {
   #task
   #listener
   #process
-  #asked = new Map()
+  #requests = new Map()
   #serial = 0
   #generation = -1
   probes = []
-  /** Whether it failed to answer: it is replaced before the next round. */
-  isUseless = false
+  /** Whether it did not answer in time: it is replaced before the next round. */
+  isUnresponsive = false
 
-  /** `listener(worker, message)` gets its reports and questions. Its return value answers a question. */
+  /** `listener(worker, message)` gets its reports and requests. Its return value answers a request. */
   constructor(index, task, listener) {
     this.index = index
     this.#task = task
@@ -37,7 +37,7 @@ export class Worker {
 
   start() {
     this.#generation++
-    this.isUseless = false
+    this.isUnresponsive = false
     const tag = this.tag
     const child = fork(SCRIPT, [JSON.stringify({ ...this.#task, tag })], {
       execArgv: ['--expose-gc', '--no-warnings=ExperimentalWarning'],
@@ -59,8 +59,8 @@ export class Worker {
     this.ended = Promise.all(['exit', 'disconnect'].map((event) => new Promise((resolve) => child.once(event, resolve))))
     this.ended.then(([code]) => {
       this.#listener(this, { killed: tag })
-      for (const [id, { reject }] of this.#asked) {
-        this.#asked.delete(id)
+      for (const [id, { reject }] of this.#requests) {
+        this.#requests.delete(id)
         reject(new Error(`${tag} ended: ${child.signalCode ?? code}`))
       }
     })
@@ -68,11 +68,11 @@ export class Worker {
   }
 
   #answer({ id, result, error }) {
-    const question = this.#asked.get(id)
-    if (!question) return
-    this.#asked.delete(id)
-    if (error) question.reject(new Error(`${this.tag}: ${error}`))
-    else question.resolve(result)
+    const request = this.#requests.get(id)
+    if (!request) return
+    this.#requests.delete(id)
+    if (error) request.reject(new Error(`${this.tag}: ${error}`))
+    else request.resolve(result)
   }
 
   /** Runs `verb` of worker.mjs in the process. Resolves to its result. */
@@ -80,9 +80,9 @@ export class Worker {
     const id = ++this.#serial
     let timer
     const answer = new Promise((resolve, reject) => {
-      this.#asked.set(id, { resolve, reject })
+      this.#requests.set(id, { resolve, reject })
       timer = setTimeout(() => {
-        this.isUseless = true
+        this.isUnresponsive = true
         reject(new Error(`${this.tag} did not finish ${verb} within ${VERB_MS / 1000} s`))
       }, VERB_MS)
     })
@@ -104,8 +104,8 @@ export class Worker {
   }
 
   /** Replaces a process that did not answer, before the next round. */
-  async renewIfUseless() {
-    if (!this.isUseless) return
+  async replaceIfUnresponsive() {
+    if (!this.isUnresponsive) return
     this.kill('SIGKILL')
     await this.ended
     await this.start()

@@ -1,20 +1,20 @@
-// A quorum whose nodes fail under load, on servers of its own. Each exported case resolves to what it measured, and rejects
-// when a promise is broken. `npm run soak` runs all of them.
+// A quorum whose nodes fail under load, on separate servers. Each exported case resolves to its figures, and rejects when a
+// guarantee is broken. `npm run soak` runs all of them.
 import assert from 'node:assert/strict'
-import Redis from 'ioredis'
 import { startRedis } from '../../scripts/servers.mjs'
 import { LockService } from '../../index.js'
+import { openRedis } from '../redis-client.mjs'
 import { sleep, until } from '../tools.mjs'
-import { Standstill } from './checks.mjs'
+import { StallMeter } from './checks.mjs'
 
-/** For the machine, on top of a limit, in addition to the time in which this process stood still. */
+/** Slack for the machine, in addition to the time for which this process stalled. */
 const SLACK_MS = 500
-const standstill = new Standstill()
+const stallMeter = new StallMeter()
 
-/** Starts to measure how long something takes, without the time in which this process stood still. */
+/** Starts a stopwatch that leaves out the time for which this process stalled. */
 function stopwatch() {
-  const [startedAt, stoodStill] = [performance.now(), standstill.totalMs]
-  return () => Math.round(performance.now() - startedAt - (standstill.totalMs - stoodStill))
+  const [startedAt, stalledMs] = [performance.now(), stallMeter.totalMs]
+  return () => Math.round(performance.now() - startedAt - (stallMeter.totalMs - stalledMs))
 }
 
 const rss = () => {
@@ -50,7 +50,7 @@ async function atRate(perSecond, seconds, call) {
 async function lockKeys(nodes) {
   const found = await Promise.all(
     nodes.map(async ({ url }) => {
-      const redis = new Redis(url)
+      const redis = openRedis(url)
       const keys = await redis.keys('lock:*')
       redis.disconnect()
       return keys
@@ -61,7 +61,7 @@ async function lockKeys(nodes) {
 
 const MIB = 2 ** 20
 const BYTES_PER_CALL = 2048
-/** What the heaps of JavaScript and of the allocator keep after many calls, whatever their number. */
+/** Memory that the JavaScript heap and the allocator keep after any number of calls. */
 const HEAP_BYTES = 48 * MIB
 
 /** 1 500 locks per second while one node is down: memory is bounded, and nothing is left on the restarted node. */
@@ -86,17 +86,17 @@ export async function nodeDown(seconds = 30) {
   })
 }
 
-/** 1 000 calls per second while a majority stands still: nothing is left 2 s later, and service resumes at once. */
+/** 1 000 calls per second while a majority stalls: nothing is left 2 s later, and calls succeed again at once. */
 export async function majorityStalled(seconds = 20) {
   return onNodes({}, async (locks, nodes) => {
-    // What the first calls set up is no growth.
+    // The memory that the first calls allocate does not count as growth.
     const pair = async (i) => (await locks.acquire(`first ${i}`, { ttlMs: 30_000 })).release()
     await Promise.all(await atRate(1000, 2, pair))
     const before = rss()
     await Promise.all([nodes[1].pause(), nodes[2].pause()])
     let peak = before
     const watch = setInterval(() => (peak = Math.max(peak, process.memoryUsage.rss())), 100)
-    // The errors are not kept: they would count as memory of the calls.
+    // Errors are dropped: they would count as memory of the calls.
     const acquire = (i) => locks.tryAcquire(`stalled ${i}`, { ttlMs: 60_000 }).catch(() => null)
     const calls = await atRate(1000, seconds, acquire)
     const results = Promise.all(calls)
@@ -146,7 +146,7 @@ export async function burstOnSlowNodes(count = 20_000, seconds = 15) {
       })
       counts.slowestMs = Math.max(counts.slowestMs, sinceCalled())
       counts[lock ? 'granted' : 'failed']++
-      // A release that fails goes on in the background.
+      // A failed release continues in the background.
       await lock?.release().catch(() => {})
     }
     await Promise.all(await atRate(1000, 2, (i) => pair(`first ${i}`)))

@@ -1,28 +1,28 @@
-// Long tests on Redis for `npm run soak`: a server that stands still under load.
+// Long cases on Redis for `npm run soak`: a stall under load, and a burst.
 import assert from 'node:assert/strict'
-import Redis from 'ioredis'
 import { LockService } from '../../index.js'
 import { startRedis } from '../../scripts/servers.mjs'
 import { startProxy } from '../proxy.mjs'
+import { openRedis } from '../redis-client.mjs'
 import { sleep } from '../tools.mjs'
 
-/** This machine stands still for a second now and then. */
+/** Slack for a machine that stalls for a second. */
 const SLACK_MS = 1000
 
-/** Notes when the last attempt to acquire a name passes a proxy: `SET`, or the script of an acquisition (four keys). */
-function noteAttempts(proxy, prefix) {
+/** Records when the last attempt to acquire each name passes a proxy: `SET`, or the acquire script (four keys). */
+function recordAttempts(proxy, prefix) {
   const attempts = new Map()
   const pattern = new RegExp(`(?:\\$3\\r\\nSET|\\$1\\r\\n4)\\r\\n\\$\\d+\\r\\n(${prefix}[a-z]\\d+)\\r\\n`, 'g')
   const rests = new WeakMap()
-  proxy.saw = (pair, data) => {
-    const text = (rests.get(pair) ?? '') + data.toString('latin1')
+  proxy.onRequest = (connection, data) => {
+    const text = (rests.get(connection) ?? '') + data.toString('latin1')
     const now = performance.now()
     let end = 0
     for (const match of text.matchAll(pattern)) {
       attempts.set(match[1], now)
       end = match.index + match[0].length
     }
-    rests.set(pair, text.slice(Math.max(end, text.length - 200)))
+    rests.set(connection, text.slice(Math.max(end, text.length - 200)))
   }
   return attempts
 }
@@ -31,15 +31,14 @@ const rssMb = () => process.memoryUsage.rss() / 2 ** 20
 const memory = () => Object.fromEntries(Object.entries(process.memoryUsage()).map(([k, v]) => [k, Math.round(v / 2 ** 20)]))
 
 /**
- * The server stands still for `stallMs` under `perSecond` calls, most of them at default options. Returns what was measured, having
- * checked it.
+ * Stops the server for `stallMs` under `perSecond` calls, most of them with default options. Checks and returns the figures.
  */
 export async function stall({ stallMs = 20_000, perSecond = 1000, log = () => {} } = {}) {
   const redis = await startRedis()
-  const other = new Redis(redis.url)
+  const other = openRedis(redis.url)
   const proxy = await startProxy(redis.port)
   const prefix = 'stall:'
-  const attempts = noteAttempts(proxy, prefix)
+  const attempts = recordAttempts(proxy, prefix)
   const locks = await LockService.connect(`redis://127.0.0.1:${proxy.port}`, { keyPrefix: prefix })
   const rejected = new Map()
   const result = { calls: 0, failed: 0, granted: 0 }
@@ -49,7 +48,7 @@ export async function stall({ stallMs = 20_000, perSecond = 1000, log = () => {}
     const name = `n${i}`
     result.calls++
     const began = performance.now()
-    // A third of the leases is shorter than the stall: they begin when the server executes what it received before.
+    // A third of the leases is shorter than the stall: they begin when the server executes the received commands.
     const options = i % 3 === 0 ? { ttlMs: 10_000 } : undefined
     const taken = i % 2 === 0 ? locks.tryAcquire(name, options) : locks.acquire(name, options)
     taken.then(
@@ -123,32 +122,32 @@ export async function stall({ stallMs = 20_000, perSecond = 1000, log = () => {}
 }
 
 /**
- * `count` free names at once, and `count / 20` waiters for one name: every call is granted, or rejects in time; a renewed
- * lease survives, and nothing is left.
+ * Acquires `count` free names at once, and starts `count / 20` waiters for one name. Every call is granted; a renewed lease
+ * survives, and nothing is left.
  */
 export async function burst({ count = 20_000, log = () => {} } = {}) {
   const redis = await startRedis()
-  const other = new Redis(redis.url)
+  const other = openRedis(redis.url)
   const locks = await LockService.connect(redis.url, { keyPrefix: 'burst:' })
   const result = {}
   try {
     const renewed = await locks.acquire('renewed', { ttlMs: 6000 })
     result.rssBefore = rssMb()
-    const tally = (outcomes) => {
+    const countByCode = (outcomes) => {
       const counts = {}
       for (const { reason } of outcomes) counts[reason ? reason.code : 'granted'] = (counts[reason ? reason.code : 'granted'] ?? 0) + 1
       return counts
     }
     let began = performance.now()
     const free = Array.from({ length: count }, (_, i) => locks.tryAcquire(`n${i}`).then((lock) => lock.release()))
-    result.free = tally(await Promise.allSettled(free))
+    result.free = countByCode(await Promise.allSettled(free))
     result.freeMs = performance.now() - began
     began = performance.now()
     const order = []
     const waiters = Array.from({ length: count / 20 }, (_, i) =>
       locks.using('one', { waitMs: 60_000 }, async () => void order.push(i)),
     )
-    result.waiters = tally(await Promise.allSettled(waiters))
+    result.waiters = countByCode(await Promise.allSettled(waiters))
     result.waitersMs = performance.now() - began
     result.rssPeak = rssMb()
     await sleep(1000)
@@ -160,6 +159,49 @@ export async function burst({ count = 20_000, log = () => {} } = {}) {
     assert.deepEqual(left, [])
     assert.equal(renewed.isHeld, true, renewed.signal.reason?.message)
     assert.equal(await renewed.release(), true)
+    return result
+  } finally {
+    await locks.close()
+    other.disconnect()
+    await redis.stop()
+  }
+}
+
+/**
+ * `list()` among millions of other keys takes longer than `storeTimeoutMs`, and succeeds: the limit is for each page. Other calls
+ * are served meanwhile.
+ */
+export async function longList({ foreign = 4_000_000, storeTimeoutMs = 1500, log = () => {} } = {}) {
+  const redis = await startRedis({ args: ['--enable-debug-command', 'yes'] })
+  const other = new Redis(redis.url)
+  const locks = await LockService.connect(redis.url, { storeTimeoutMs })
+  const result = { foreign, storeTimeoutMs }
+  try {
+    await other.call('DEBUG', 'POPULATE', foreign, 'foreign', 10)
+    const names = Array.from({ length: 500 }, (_, i) => `order:${String(i).padStart(3, '0')}`)
+    const held = await Promise.all([...names, 'another'].map((name) => locks.acquire(name, { ttlMs: 10_000 })))
+    let isListed = false
+    const pairs = (async () => {
+      result.pairs = 0
+      result.slowestPairMs = 0
+      while (!isListed) {
+        const began = performance.now()
+        await (await locks.acquire('pair')).release()
+        result.slowestPairMs = Math.max(result.slowestPairMs, Math.round(performance.now() - began))
+        result.pairs++
+        await sleep(10)
+      }
+    })()
+    const began = performance.now()
+    const found = await locks.list({ prefix: 'order:' }).finally(() => (isListed = true))
+    result.listMs = Math.round(performance.now() - began)
+    await pairs
+    log(result)
+    assert.deepEqual(found.map(({ name }) => name), names)
+    assert.ok(found.every(({ fencingToken, holder }) => fencingToken && holder), 'each with its record')
+    assert.ok(result.listMs > storeTimeoutMs, `${result.listMs} ms: too few keys to show anything`)
+    assert.ok(held.every((lock) => lock.isHeld))
+    await Promise.all(held.map((lock) => lock.release()))
     return result
   } finally {
     await locks.close()

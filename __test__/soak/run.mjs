@@ -1,4 +1,4 @@
-// `npm run soak`: random stalls, kills and bursts on every store, with checks of what must hold in spite of them.
+// `npm run soak`: random stalls, kills and bursts on every store, with checks of the guarantees.
 //
 //   SOAK_S=600        seconds per store
 //   SOAK_STORES=a,b   the stores, by their names in faults.mjs; all of them without it
@@ -8,22 +8,22 @@
 import { existsSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { leftovers } from '../leftovers.mjs'
-import { History, Memory, mib, Resource, Standstill, Violations } from './checks.mjs'
-import { FAULTS, KINDS, startStore, WARM_UP, whenWell } from './faults.mjs'
+import { History, Memory, mib, Resource, StallMeter, Violations } from './checks.mjs'
+import { FAULTS, KINDS, startStore, WARM_UP, whenHealthy } from './faults.mjs'
 import { Worker } from './process.mjs'
 
 const RECOVERY_MS = 2000
 /** A process without a grant for this time counts as one that never recovers. */
 const NO_RECOVERY_MS = 20_000
 const LEFTOVER_MS = 1000
-/** Slack for the machine beyond a limit, besides the time in which this process stood still. */
+/** Slack for the machine, in addition to the time for which this process stalled. */
 const SLACK_MS = 500
 /** The longest lease of a name that several processes use. */
 const SHARED_TTL_MS = 5000
 /** The longest lease. */
 const LONGEST_TTL_MS = 30_000
-/** A killed process's places in queues, and on MongoDB the documents of its expired leases, stay for a minute. */
-const QUEUE_PLACES_MS = 70_000
+/** The queue positions of a killed process, and on MongoDB the documents of its expired leases, stay for a minute. */
+const AFTER_KILL_MS = 70_000
 const RATES = { mongodb: [50, 150, 300], memory: [300, 1000], other: [100, 300, 1000] }
 /** The file with the long cases of a store: `__test__/soak/<name>.mjs`. */
 const CASES = { redis: 'redis', 'redis-quorum': 'quorum', mongodb: 'mongodb', sqlite: 'sqlite' }
@@ -31,7 +31,7 @@ const CASES = { redis: 'redis', 'redis-quorum': 'quorum', mongodb: 'mongodb', sq
 const forSeconds = Number(process.env.SOAK_S ?? 600)
 const kinds = process.env.SOAK_STORES?.split(',') ?? KINDS
 const seed = Number(process.env.SOAK_SEED ?? Math.floor(Math.random() * 2 ** 31))
-const standstill = new Standstill()
+const stallMeter = new StallMeter()
 
 for (const kind of kinds) if (!KINDS.includes(kind)) throw new Error(`SOAK_STORES: there is no ${kind}; there are ${KINDS.join()}`)
 
@@ -74,7 +74,7 @@ class Soak {
     const listener = (worker, message) => this.#receive(worker, message)
     this.workers = Array.from({ length: count }, (_, index) => new Worker(index, task, listener))
     await Promise.all(this.workers.map((worker) => worker.start()))
-    this.scene = { ...this, pick: this.pick, between: this.between }
+    this.fixture = { ...this, pick: this.pick, between: this.between }
   }
 
   #receive(worker, message) {
@@ -132,28 +132,28 @@ class Soak {
     const rate = this.pick(RATES[this.engine] ?? RATES.other)
     await this.#all('work', { contenders: 3, rate: rate / this.workers.length })
     await sleep(this.between(500, 2000))
-    const outcome = await fault.run(this.scene)
-    const { done, wellAt } = typeof outcome === 'string' ? { done: outcome } : outcome
-    if (fault.recovers) await this.#recovery(wellAt ?? (await whenWell(this.store)), facts)
+    const outcome = await fault.run(this.fixture)
+    const { done, healthyAt } = typeof outcome === 'string' ? { done: outcome } : outcome
+    if (fault.recovers) await this.#recovery(healthyAt ?? (await whenHealthy(this.store)), facts)
     if (fault.forgetsReleases?.(this.kind)) this.#undoneUntil = Date.now() + LONGEST_TTL_MS
     await sleep(1000)
     return `${done}, ${rate} pairs per second`
   }
 
-  /** Checks that every process gets a grant soon after the servers serve again. */
-  async #recovery(wellAt, facts) {
-    const stoodStill = standstill.totalMs
+  /** Checks that every process gets a grant soon after the servers answer again. */
+  async #recovery(healthyAt, facts) {
+    const stalledMs = stallMeter.totalMs
     const end = Date.now() + NO_RECOVERY_MS
     const grants = await Promise.all(
       this.workers.map(async (worker) => {
-        while (!(worker.lastProbe > wellAt) && Date.now() < end) await sleep(20)
-        return worker.probes.find((at) => at > wellAt)
+        while (!(worker.lastProbe > healthyAt) && Date.now() < end) await sleep(20)
+        return worker.probes.find((at) => at > healthyAt)
       }),
     )
-    const slowest = Math.max(...grants.map((at) => (at === undefined ? Infinity : (at - wellAt) / 1000)))
+    const slowest = Math.max(...grants.map((at) => (at === undefined ? Infinity : (at - healthyAt) / 1000)))
     this.recoveries.push(slowest)
     if (slowest === Infinity) this.violations.add(`no recovery within ${NO_RECOVERY_MS / 1000} s`)
-    else if (slowest > RECOVERY_MS + SLACK_MS + standstill.totalMs - stoodStill) {
+    else if (slowest > RECOVERY_MS + SLACK_MS + stallMeter.totalMs - stalledMs) {
       this.violations.add(`recovery took ${Math.round(slowest)} ms`)
     }
     facts.push(slowest === Infinity ? 'no recovery' : `recovery ${Math.round(slowest)} ms`)
@@ -186,12 +186,12 @@ class Soak {
 
   /** Checks that nothing is left but names that match `allowed`, and what killed processes held. */
   async #nothingLeft(when, withinMs, allowed) {
-    const [end, stoodStill] = [Date.now() + withinMs, standstill.totalMs]
+    const [end, stalledMs] = [Date.now() + withinMs, stallMeter.totalMs]
     for (;;) {
       const found = await leftovers({ engine: this.engine, target: this.store.target, options: this.options })
       const left = found.filter((lock) => !allowed?.test(lock.name) && !this.#isOfKilled(lock))
       if (left.length === 0) return
-      if (Date.now() > end + SLACK_MS + standstill.totalMs - stoodStill) {
+      if (Date.now() > end + SLACK_MS + stallMeter.totalMs - stalledMs) {
         const examples = left.slice(0, 3).map(({ what, name }) => `${what} ${name}`)
         return this.violations.add(`${left.length} keys left ${when}: ${examples.join(', ')}`)
       }
@@ -200,7 +200,7 @@ class Soak {
   }
 
   #isOfKilled({ what, name, isExpired }) {
-    if (what === 'queue' || isExpired) return this.#killed.some(({ at }) => Date.now() - at < QUEUE_PLACES_MS)
+    if (what === 'queue' || isExpired) return this.#killed.some(({ at }) => Date.now() - at < AFTER_KILL_MS)
     return this.#killed.some(({ tag }) => name.split(':').includes(tag))
   }
 
@@ -241,7 +241,7 @@ async function soak(kind) {
     const end = Date.now() + forSeconds * 1000
     for (let number = 1; number === 1 || Date.now() < end; number++) {
       await run.round(number)
-      if (run.workers.some((worker) => worker.isUseless)) await Promise.all(run.workers.map((worker) => worker.renewIfUseless()))
+      if (run.workers.some((worker) => worker.isUnresponsive)) await Promise.all(run.workers.map((worker) => worker.replaceIfUnresponsive()))
     }
   } finally {
     await run.stop()

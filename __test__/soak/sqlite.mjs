@@ -1,5 +1,5 @@
-// Bursts on SQLite, in a folder of their own. Each exported case resolves to what it measured, and rejects when a promise is
-// broken. `npm run soak` runs all of them, sqlite-burst.spec.mjs a small one.
+// Bursts on SQLite, in a temporary folder. Each exported case resolves to its figures, and rejects when a guarantee is broken.
+// `npm run soak` runs all of them, sqlite-burst.spec.mjs a small one.
 import assert from 'node:assert/strict'
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -8,7 +8,7 @@ import { LockService } from '../../index.js'
 import { sleep } from '../tools.mjs'
 
 const STORE_TIMEOUT_MS = 5000
-/** The promise is one second. The rest is slack for the event loop, and for a machine that stands still for a moment. */
+/** The guarantee is one second. The rest is slack for the event loop, and for a machine that stalls for a moment. */
 const SLACK_MS = 4000
 
 const rss = () => {

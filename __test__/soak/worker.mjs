@@ -1,7 +1,7 @@
 // One process of the soak. The runner starts it, sends it requests, and may stop or kill it at any time.
 import { setTimeout as sleep } from 'node:timers/promises'
 import { LockService } from '../../index.js'
-import { Standstill } from './checks.mjs'
+import { StallMeter } from './checks.mjs'
 
 const { target, options, tag } = JSON.parse(process.argv[2])
 const STORE_TIMEOUT_MS = 5000
@@ -9,10 +9,10 @@ const SHARED_NAMES = ['shared:0', 'shared:1', 'shared:2']
 const SHARED_TTL_MS = 5000
 const OWN_TTL_MS = 30_000
 const PROBE_MS = 200
-/** Slack of a call beyond its limit. The promise is one second; one more is for a busy machine. */
+/** Slack of a call beyond its limit. The guarantee is one second; one more is for a busy machine. */
 const SLACK_MS = 2000
 
-const standstill = new Standstill()
+const stallMeter = new StallMeter()
 const now = () => Number(process.hrtime.bigint() / 1000n)
 const random = (limit) => Math.random() * limit
 const send = (message) => new Promise((resolve) => process.send(message, () => resolve()))
@@ -28,7 +28,7 @@ const counts = { granted: 0, failed: {} }
 
 /** Makes a call. Checks that it ends within its limit, and fails only as it may while a store is unavailable. */
 async function bounded(what, limitMs, call) {
-  const [startedAt, stoodStill] = [performance.now(), standstill.totalMs]
+  const [startedAt, stalledMs] = [performance.now(), stallMeter.totalMs]
   inFlight++
   try {
     return await call()
@@ -38,7 +38,7 @@ async function bounded(what, limitMs, call) {
     counts.failed[error.code] = (counts.failed[error.code] ?? 0) + 1
   } finally {
     inFlight--
-    const tookMs = performance.now() - startedAt - (standstill.totalMs - stoodStill)
+    const tookMs = performance.now() - startedAt - (stallMeter.totalMs - stalledMs)
     if (tookMs > limitMs + SLACK_MS) violation(`${what} took ${Math.round(tookMs)} ms, and its limit is ${limitMs} ms`)
   }
 }
@@ -51,11 +51,11 @@ const release = (lock) => bounded('release', STORE_TIMEOUT_MS, () => lock.releas
 // ---- A hold of shared names: reported to the runner, which compares it with all others ------------------------------
 
 const replies = new Map()
-const ask = (question) =>
+const ask = (request) =>
   new Promise((resolve) => {
     const id = ++serial
     replies.set(id, resolve)
-    process.send({ ...question, id })
+    process.send({ ...request, id })
   })
 
 /** Reads and writes the guarded resource, and reports the time in which the lease was valid. */
@@ -116,7 +116,7 @@ async function pairs(rate) {
   let due = 0
   for (let last = performance.now(); isWorking; await sleep(10)) {
     const at = performance.now()
-    // A process that stood still catches up on one second at most.
+    // After a stall the process catches up on one second at most.
     due = Math.min(due + ((at - last) * rate) / 1000, rate)
     last = at
     for (; due >= 1; due--) pair(`pair:${tag}:${++serial}`)
@@ -162,10 +162,10 @@ const verbs = {
   },
 
   /** Starts many waiters for one name, which other processes want as well. */
-  async crowd({ count, waitMs }) {
+  async waiters({ count, waitMs }) {
     let granted = 0
     const wait = async () => {
-      const lock = await acquire('crowd', waitMs)
+      const lock = await acquire('contended', waitMs)
       if (!lock) return
       granted++
       await hold(lock, 0)
@@ -194,7 +194,7 @@ const verbs = {
   },
 
   async memory() {
-    for (let turn = 0; turn < 3; turn++) {
+    for (let round = 0; round < 3; round++) {
       globalThis.gc()
       await sleep(20)
     }

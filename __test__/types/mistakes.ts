@@ -88,6 +88,8 @@ export async function calls(locks: LockService, lock: Lock, readonly: readonly s
   locks.acquire('n', { ttlSeconds: 5 })
   // @ts-expect-error milliseconds are a number
   locks.acquire('n', { ttlMs: '5' })
+  // @ts-expect-error a unit that there is not
+  locks.acquire('n', { ttlMs: '5 minutes' })
   // @ts-expect-error milliseconds are no bigint
   locks.acquire('n', { waitMs: 5n })
   // @ts-expect-error true or false

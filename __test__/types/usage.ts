@@ -1,13 +1,13 @@
 // Everything that a user may write, with the exact type that comes out. Compiled, never run.
-import { LockService } from '../../index.js'
+import { isLockError, LockError, LockService } from '../../index.js'
 import type {
   AcquireOptions,
   ConnectOptions,
   Defaults,
+  Duration,
   ExecuteOptions,
   Json,
   Lock,
-  LockError,
   LockErrorCode,
   LockEvent,
   LockInfo,
@@ -107,6 +107,22 @@ export async function pastTheGist(locks: LockService) {
   await locks.using('n', async (held) => same<typeof held, Lock>(true))
 }
 
+export async function durations(locks: LockService, lock: Lock) {
+  const texts: Duration[] = ['250ms', '30s', '1.5m', '1h', 5, Infinity]
+  await locks.acquire('n', { ttlMs: '30s', waitMs: '5m', maxHoldMs: '1h', stallLimitMs: '500ms', minHoldMs: '1s' })
+  await LockService.connect('memory:', { storeTimeoutMs: '2s', defaults: { ttlMs: '1m' } })
+  await lock.extend('30s')
+  return texts
+}
+
+/** Methods may be detached. */
+export async function detached(locks: LockService) {
+  const { acquire, using, stats } = locks
+  same<Awaited<ReturnType<typeof acquire>>, Lock>(true)
+  same<ReturnType<typeof stats>, LockStats>(true)
+  return using('n', () => 5)
+}
+
 export async function aLock(lock: Lock) {
   same<Lock['name'], string>(true)
   same<Lock['names'], string[]>(true)
@@ -201,6 +217,22 @@ export async function failures(locks: LockService) {
         same<typeof error.code, never>(true)
     }
   }
+}
+
+export function narrowed(caught: unknown) {
+  if (caught instanceof LockError) {
+    same<typeof caught.code, LockErrorCode>(true)
+    // @ts-expect-error there is no such code
+    if (caught.code === 'LOCK_BUSY') return
+  }
+  if (isLockError(caught)) same<typeof caught.code, LockErrorCode>(true)
+  if (isLockError(caught, 'LOCK_TIMEOUT')) {
+    const code: 'LOCK_TIMEOUT' = caught.code
+    return [code, caught.key, caught.message]
+  }
+  // @ts-expect-error there is no such code
+  isLockError(caught, 'LOCK_BUSY')
+  return new LockError('LOCK_TIMEOUT', 'for a unit test', { key: 'n', retryable: true })
 }
 
 /** A service is an ordinary type: it can be a parameter, a field, and a stand-in in somebody's unit test. */

@@ -1,7 +1,7 @@
-// The gist on the official MongoDB driver: an insert, and a delete by name.
+// The gist on the official MongoDB driver: an insert and a delete by name.
 import { MongoClient } from 'mongodb'
 import { poll } from '../poll.mjs'
-import { TAKEN_MS } from '../taken.mjs'
+import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'code'
 export const packages = ['mongodb']
@@ -27,7 +27,7 @@ export async function connect(url) {
       await locks.deleteOne({ _id: name })
     },
     async take(name) {
-      if (!(await acquire(name, TAKEN_MS))) throw new Error(`${name} was busy`)
+      if (!(await acquire(name, HELD_TTL_MS))) throw new Error(`${name} was busy`)
     },
     async tryHeld(name) {
       if (await acquire(name)) throw new Error(`${name} was not busy`)

@@ -1,6 +1,6 @@
-// The floor: plain ioredis, `SET NX PX` and a compare-and-delete script, no library.
+// The baseline: ioredis with `SET NX PX` and a compare-and-delete script, without a lock library.
 import Redis from 'ioredis'
-import { FREE, plainly } from '../plainly.mjs'
+import { FREE, driverLock } from '../driver-lock.mjs'
 
 export const kind = 'driver'
 export const packages = ['ioredis']
@@ -17,5 +17,5 @@ export async function connectWith(options, url) {
     lua: FREE,
   })
   const acquire = async (name, token, ttlMs) => (await redis.set(name, token, 'PX', ttlMs, 'NX')) === 'OK'
-  return plainly({ acquire, free: (name, token) => redis.free(name, token), close: () => redis.quit() })
+  return driverLock({ acquire, free: (name, token) => redis.free(name, token), close: () => redis.quit() })
 }

@@ -1,5 +1,5 @@
-// @kontsedal/locco on its MongoDB adapter. It takes part where locks are waited for. It has no default pause: the one
-// of its documentation's examples is 200 ms. Its ES module cannot be imported (its imports lack their extensions).
+// @kontsedal/locco on its MongoDB adapter, for hand-offs only. It has no default pause between attempts; the examples in its
+// documentation use 200 ms. Its ES module cannot be imported (its imports lack extensions).
 import { createRequire } from 'node:module'
 import { MongoClient } from 'mongodb'
 

@@ -1,11 +1,11 @@
-// mongodb-lock, on the newest driver that it works with: it reads an answer that drivers from 4 on do not give, and calls
-// back, which drivers from 5 on do not. It deletes what is released, which is faster than its default (that keeps every
-// lock there ever was, and looks through all of them at each release). That driver's pool is as large as today's.
+// mongodb-lock on the newest driver that it works with: it needs results that drivers from 4 on do not have, and callbacks,
+// which drivers from 5 on do not support. `removeExpired` deletes released locks, which is faster than the default (that keeps all
+// locks, and scans them at each release). The pool is as large as that of today's driver.
 import { promisify } from 'node:util'
 import mongodb from 'mongodb3'
 import mongoDbLock from 'mongodb-lock'
 import { poll } from '../poll.mjs'
-import { TAKEN_MS } from '../taken.mjs'
+import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'library'
 export const packages = ['mongodb-lock', 'mongodb3']
@@ -17,7 +17,7 @@ export async function connect(url) {
   const collection = client.db().collection('mongodb-lock')
   const indexed = mongoDbLock(collection, 'any')
   await promisify(indexed.ensureIndexes.bind(indexed))()
-  /** The code of the lock, or null when it is busy; and how to release it. */
+  /** Resolves to a function that releases the lock, or to `null` when the name is busy. */
   const acquire = async (name, timeout = 30_000) => {
     const lock = mongoDbLock(collection, name, { timeout, removeExpired: true })
     const code = await promisify(lock.acquire.bind(lock))()
@@ -30,7 +30,7 @@ export async function connect(url) {
       if (!(await release())) throw new Error(`${name} was lost`)
     },
     async take(name) {
-      if (!(await acquire(name, TAKEN_MS))) throw new Error(`${name} was busy`)
+      if (!(await acquire(name, HELD_TTL_MS))) throw new Error(`${name} was busy`)
     },
     async tryHeld(name) {
       if (await acquire(name)) throw new Error(`${name} was not busy`)

@@ -1,6 +1,6 @@
-// Plain node-redis, `SET NX PX` and a compare-and-delete script that the client loads once, no library.
+// node-redis with `SET NX PX` and a compare-and-delete script that the client loads once, without a lock library.
 import { createClient, defineScript } from 'redis'
-import { FREE, plainly } from '../plainly.mjs'
+import { FREE, driverLock } from '../driver-lock.mjs'
 
 export const kind = 'driver'
 export const packages = ['redis']
@@ -21,5 +21,5 @@ export async function connect(url) {
   const redis = await createClient({ url, scripts: { free } }).connect()
   const acquire = async (name, token, ttlMs) =>
     (await redis.set(name, token, { condition: 'NX', expiration: { type: 'PX', value: ttlMs } })) === 'OK'
-  return plainly({ acquire, free: (name, token) => redis.free(name, token), close: () => redis.close() })
+  return driverLock({ acquire, free: (name, token) => redis.free(name, token), close: () => redis.close() })
 }

@@ -1,8 +1,8 @@
-// The best that a page of code does on the official driver: one findOneAndUpdate by _id, whose pipeline takes a document
-// over that is missing or expired by the server's clock, and leaves it as it is otherwise; and a delete by owner.
+// The best lock in a page of code on the official driver: one findOneAndUpdate by _id, whose pipeline replaces a document that is
+// missing or expired by the server's clock, and leaves other documents unchanged; and a delete by owner.
 import { randomBytes } from 'node:crypto'
 import { MongoClient } from 'mongodb'
-import { TAKEN_MS } from '../taken.mjs'
+import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'code'
 export const packages = ['mongodb']
@@ -23,7 +23,7 @@ export async function connect(url) {
       const found = await locks.findOneAndUpdate({ _id: name }, pipeline, { upsert: true, returnDocument: 'after' })
       return found.owner === owner
     } catch (error) {
-      // Two that insert at the same time.
+      // Two clients inserted at the same time.
       if (error.code === 11000) return false
       throw error
     }
@@ -36,7 +36,7 @@ export async function connect(url) {
       if ((await locks.deleteOne({ _id: name, owner })).deletedCount !== 1) throw new Error(`${name} was lost`)
     },
     async take(name) {
-      if (!(await acquire(name, newOwner(), TAKEN_MS))) throw new Error(`${name} was busy`)
+      if (!(await acquire(name, newOwner(), HELD_TTL_MS))) throw new Error(`${name} was busy`)
     },
     async tryHeld(name) {
       if (await acquire(name, newOwner())) throw new Error(`${name} was not busy`)

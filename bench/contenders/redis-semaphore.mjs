@@ -1,11 +1,11 @@
-// redis-semaphore's Mutex, on several nodes its RedlockMutex; without the refresh timer where names are given back at once.
+// redis-semaphore's Mutex, on several nodes its RedlockMutex; without the refresh timer where names are released at once.
 import Redis from 'ioredis'
 import { Mutex, RedlockMutex } from 'redis-semaphore'
-import { TAKEN_MS } from '../taken.mjs'
+import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'library'
 export const packages = ['redis-semaphore', 'ioredis']
-export const does = 'owner check (its release does not tell whether the lock was lost); no fencing token; renews on the event loop (not in the pairs)'
+export const does = 'owner check (its release does not return whether the lock was lost); no fencing token; renews on the event loop (not in the pairs)'
 export const setting =
   '`Mutex`, `RedlockMutex` on a quorum; `refreshInterval: 0`, `acquireAttemptsLimit: 1`, `retryInterval: 0`; after a failed ' +
   'try it sleeps for the retry interval even when no retry follows, which is a timer of 1 ms at the least'
@@ -26,7 +26,7 @@ export async function connectWith(options, ...urls) {
       if (!(await mutex.tryAcquire())) throw new Error(`${name} was busy`)
       await mutex.release()
     },
-    take: (name) => mutexOf(name, { ...once, lockTimeout: TAKEN_MS }).acquire(),
+    take: (name) => mutexOf(name, { ...once, lockTimeout: HELD_TTL_MS }).acquire(),
     async tryHeld(name) {
       if (await mutexOf(name).tryAcquire()) throw new Error(`${name} was not busy`)
     },
@@ -37,7 +37,7 @@ export async function connectWith(options, ...urls) {
     },
     async wait(name, retryMs) {
       const often = retryMs === undefined ? {} : { retryInterval: retryMs }
-      // Its default gives up after 10 s.
+      // By default it times out after 10 s.
       const mutex = new Mutex(redis, name, { lockTimeout: 30_000, acquireTimeout: 600_000, ...often })
       await mutex.acquire()
       return () => mutex.release()

@@ -1,4 +1,4 @@
-// The same as redlock-universal.mjs on an ioredis that joins what is sent in one turn of the event loop.
+// The same as redlock-universal.mjs, on an ioredis that joins the commands of one tick.
 import * as plain from './redlock-universal.mjs'
 
 export const { kind, packages, does } = plain

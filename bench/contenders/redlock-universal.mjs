@@ -1,7 +1,7 @@
-// redlock-universal on ioredis: its lean lock on one node, its Redlock on several.
+// redlock-universal on ioredis: its lean lock on one node, its Redlock on several nodes.
 import Redis from 'ioredis'
 import { createLock, createRedlock, IoredisAdapter } from 'redlock-universal'
-import { TAKEN_MS } from '../taken.mjs'
+import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'library'
 export const packages = ['redlock-universal', 'ioredis']
@@ -24,7 +24,7 @@ export async function connectWith(options, ...urls) {
       const lock = lockOf(name)
       if (!(await lock.release(await lock.acquire()))) throw new Error(`${name} was lost`)
     },
-    take: (name) => lockOf(name, { ...once, ttl: TAKEN_MS }).acquire(),
+    take: (name) => lockOf(name, { ...once, ttl: HELD_TTL_MS }).acquire(),
     async tryHeld(name) {
       await lockOf(name).acquire().then(
         () => {

@@ -1,12 +1,12 @@
-// redlock 5 without retries, which is its fastest setting where names are free.
+// redlock 5 without retries, its fastest setting for free names.
 import Redis from 'ioredis'
 import Redlock, { ExecutionError } from 'redlock'
-import { TAKEN_MS } from '../taken.mjs'
+import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'library'
 export const packages = ['redlock', 'ioredis']
 export const does = 'owner check; no fencing token; renews in `using` only, on the event loop'
-export const setting = '`acquire` and `release`, `retryCount: 0`; a failed try is two scripts one after the other: it also takes back what it may have got'
+export const setting = '`acquire` and `release`, `retryCount: 0`; a failed try is two scripts one after the other: the second one rolls back'
 export const holds = 'using'
 
 export const connect = (...urls) => connectWith({}, ...urls)
@@ -19,10 +19,10 @@ export async function connectWith(options, ...urls) {
   return {
     async pair(name) {
       const lock = await redlock.acquire([name], 30_000)
-      // Throws when it was lost.
+      // Throws when the lock was lost.
       await lock.release()
     },
-    take: (name) => redlock.acquire([name], TAKEN_MS),
+    take: (name) => redlock.acquire([name], HELD_TTL_MS),
     async tryHeld(name) {
       await redlock.acquire([name], 30_000).then(
         () => {
@@ -40,7 +40,7 @@ export async function connectWith(options, ...urls) {
       }),
     async wait(name, retryMs) {
       const often = retryMs === undefined ? {} : { retryDelay: retryMs, retryJitter: 0 }
-      // Its default gives up after 10 tries, most often before its turn has come.
+      // By default it fails after 10 tries, usually before it is granted the lock.
       const lock = await redlock.acquire([name], 30_000, { retryCount: -1, ...often })
       return () => lock.release()
     },

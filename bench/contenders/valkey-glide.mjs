@@ -1,6 +1,7 @@
-// Plain Valkey GLIDE, whose core is Rust, `SET NX PX` and a compare-and-delete script that the client loads once, no library.
+// Valkey GLIDE, whose core is Rust, with `SET NX PX` and a compare-and-delete script that the client loads once, without a lock
+// library.
 import { GlideClient, Script, TimeUnit } from '@valkey/valkey-glide'
-import { FREE, plainly } from '../plainly.mjs'
+import { FREE, driverLock } from '../driver-lock.mjs'
 
 export const kind = 'driver'
 export const packages = ['@valkey/valkey-glide']
@@ -11,14 +12,14 @@ export const setting =
 export async function connect(url) {
   const { hostname, port } = new URL(url)
   const addresses = [{ host: hostname, port: Number(port) }]
-  // Its requests give up after 250 ms by default, which a busy machine exceeds with nothing wrong.
+  // By default its requests time out after 250 ms, which a busy machine exceeds without a fault.
   const client = await GlideClient.createClient({ addresses, inflightRequestsLimit: 10_000, requestTimeout: 5000 })
   const free = new Script(FREE)
   const acquire = async (name, token, ttlMs) => {
     const expiry = { type: TimeUnit.Milliseconds, count: ttlMs }
     return (await client.set(name, token, { conditionalSet: 'onlyIfDoesNotExist', expiry })) === 'OK'
   }
-  return plainly({
+  return driverLock({
     acquire,
     free: (name, token) => client.invokeScript(free, { keys: [name], args: [token] }),
     close: () => client.close(),

@@ -1,4 +1,4 @@
-// The same as verrou.mjs on an ioredis that joins what is sent in one turn of the event loop.
+// The same as verrou.mjs, on an ioredis that joins the commands of one tick.
 import * as plain from './verrou.mjs'
 
 export const { kind, packages, does } = plain

@@ -2,7 +2,7 @@
 import { Verrou } from '@verrou/core'
 import { redisStore } from '@verrou/core/drivers/redis'
 import Redis from 'ioredis'
-import { TAKEN_MS } from '../taken.mjs'
+import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'library'
 export const packages = ['@verrou/core', 'ioredis']
@@ -19,18 +19,18 @@ export async function connectWith(options, url) {
     async pair(name) {
       const lock = verrou.createLock(name, 30_000)
       if (!(await lock.acquireImmediately())) throw new Error(`${name} was busy`)
-      // Throws when it was lost.
+      // Throws when the lock was lost.
       await lock.release()
     },
     async take(name) {
-      if (!(await verrou.createLock(name, TAKEN_MS).acquireImmediately())) throw new Error(`${name} was busy`)
+      if (!(await verrou.createLock(name, HELD_TTL_MS).acquireImmediately())) throw new Error(`${name} was busy`)
     },
     async tryHeld(name) {
       if (await verrou.createLock(name, 30_000).acquireImmediately()) throw new Error(`${name} was not busy`)
     },
     async wait(name, retryMs) {
       const lock = verrou.createLock(name, 30_000)
-      if (!(await lock.acquire(retryMs === undefined ? {} : { retry: { delay: retryMs } }))) throw new Error(`${name}: gave up`)
+      if (!(await lock.acquire(retryMs === undefined ? {} : { retry: { delay: retryMs } }))) throw new Error(`${name}: timed out`)
       return () => lock.release()
     },
     close: () => redis.quit(),

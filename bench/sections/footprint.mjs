@@ -1,4 +1,4 @@
-// What a contender costs before it does anything: its import, and what npm lays on the disk for it.
+// The cost of a contender before its first call: the import, and the size of its packages.
 import { execFile } from 'node:child_process'
 import { existsSync, lstatSync, readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
@@ -9,7 +9,7 @@ import { ALL } from './stores.mjs'
 
 const BENCH = fileURLToPath(new URL('..', import.meta.url))
 const ROOT = fileURLToPath(new URL('../..', import.meta.url))
-const CONTENDERS = ALL.filter((module) => !module.endsWith('-auto'))
+const CONTENDERS = ALL.filter((module) => !module.endsWith('-auto') && !module.startsWith('holdfast-'))
 const IMPORTS = 11
 
 const readJson = (file) => JSON.parse(readFileSync(file, 'utf8'))
@@ -35,21 +35,21 @@ async function importMs(module) {
   return Number(stdout)
 }
 
-/** holdfast as npm packs it, with the addon of this platform, which is a package of its own. */
+/** Measures holdfast as npm packs it, with the addon of this platform, which is a separate package. */
 function own() {
   const addon = process.env.NAPI_RS_NATIVE_LIBRARY_PATH ?? localAddon()
   const { files } = readJson(join(ROOT, 'package.json'))
   const packed = ['package.json', 'README.md', 'LICENSE', ...files].map((file) => join(ROOT, file))
-  return { packages: 2, bytes: [addon, ...packed].reduce((sum, file) => sum + lstatSync(file).size, 0) }
+  return { packages: 2, bytes: [addon, ...packed].reduce((sum, file) => sum + sizeAt(file), 0) }
 }
 
 function localAddon() {
   const name = readdirSync(ROOT).find((file) => /^holdfast\..*\.node$/.test(file))
-  if (!name) throw new Error('there is no addon beside index.js')
+  if (!name) throw new Error('there is no addon next to index.js')
   return join(ROOT, name)
 }
 
-/** The packages that `names` bring along, as they lie in node_modules: how many, and how large without each other. */
+/** Counts the packages that `names` depend on in node_modules, and their sizes, each package once. */
 function installed(names) {
   const seen = new Set()
   const visit = (name, from, isNeeded) => {
@@ -58,7 +58,7 @@ function installed(names) {
     if (!folder || seen.has(folder)) return
     seen.add(folder)
     const { dependencies = {}, optionalDependencies = {} } = readJson(join(folder, 'package.json'))
-    // npm lists the optional ones among the others, too, and those of other platforms are not there.
+    // npm lists optional dependencies among the others, too; those of other platforms are not installed.
     for (const next of Object.keys(dependencies)) visit(next, folder, !(next in optionalDependencies))
     for (const next of Object.keys(optionalDependencies)) visit(next, folder, false)
   }
@@ -66,28 +66,29 @@ function installed(names) {
   return { packages: seen.size, bytes: [...seen].reduce((sum, folder) => sum + sizeOf(folder), 0) }
 }
 
-/** Where Node finds `name` from `folder`: there, or in a folder above it. */
+/** Finds the folder of a package as Node does: in `folder`, or in a folder above it. */
 function find(name, folder) {
   const here = join(folder, 'node_modules', name)
   if (existsSync(join(here, 'package.json'))) return here
   return folder.length <= BENCH.length ? undefined : find(name, join(folder, '..'))
 }
 
-/** What one package's own files take, those of packages inside of it apart. */
+/** Sums the sizes of a package's files, without nested packages. */
 function sizeOf(folder) {
   return readdirSync(folder, { withFileTypes: true }).reduce((sum, entry) => {
     if (entry.name === 'node_modules') return sum
-    const path = join(folder, entry.name)
-    return sum + (entry.isDirectory() ? sizeOf(path) : lstatSync(path).size)
+    return sum + sizeAt(join(folder, entry.name))
   }, 0)
 }
+
+const sizeAt = (path) => (lstatSync(path).isDirectory() ? sizeOf(path) : lstatSync(path).size)
 
 function markdown(rows) {
   return [
     '## Import and installed size',
     '',
-    `The time of the first \`import\` in a fresh process, files in the system's cache, ${IMPORTS} times. The packages that npm ` +
-      'installs, driver included, and what their files take together; for holdfast, its package and that of the platform.',
+    `The time of the first \`import\` in a new process with cached files, ${IMPORTS} times. The packages that npm installs ` +
+      'with the driver, and the sum of their file sizes; for holdfast, its package and the package of the platform.',
     '',
     '| | import, ms | packages | size, MiB |',
     '|---|---:|---:|---:|',

@@ -1,9 +1,9 @@
 // A pair is one acquire and one release of a free name.
-import { measureAll } from '../fleet.mjs'
-import { mongodbs, onServer, redis } from './stores.mjs'
+import { measureAll } from '../contender-processes.mjs'
+import { CALLS, mongodbs, onServer, redis, REDIS } from './stores.mjs'
 
 const PARTS = [
-  { ...redis, loads: [1, 16, 64, 256, 1024] },
+  { ...redis, contenders: [...REDIS, ...CALLS], loads: [1, 16, 64, 256, 1024] },
   ...mongodbs.map((mongodb) => ({ ...mongodb, loads: [1, 64, 256] })),
 ]
 

@@ -1,6 +1,6 @@
-// Pairs on independent Redis servers, of which most must agree.
+// Pairs on a quorum of independent Redis servers.
 import { startRedis } from '../../scripts/servers.mjs'
-import { measureAll } from '../fleet.mjs'
+import { measureAll } from '../contender-processes.mjs'
 import { RedisProbe } from '../probes.mjs'
 import { QUORUM } from './stores.mjs'
 

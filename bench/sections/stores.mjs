@@ -1,4 +1,4 @@
-// The stores that contenders meet on, and who takes part.
+// The stores of the benchmark, and the contenders on each of them.
 import { startMongod, startRedis } from '../../scripts/servers.mjs'
 import { MongoProbe, RedisProbe } from '../probes.mjs'
 import { withMajority } from '../report.mjs'
@@ -25,10 +25,12 @@ export const QUORUM = [
   'redlock-universal',
   'redlock-universal-auto',
 ]
+/** Other calls of holdfast, for the pairs on Redis. */
+export const CALLS = ['holdfast-using', 'holdfast-options', 'holdfast-new', 'holdfast-lock']
 const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
 
-/** Every contender there is, in the order of the report. */
-export const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB])]
+/** All contenders, in the order of the report. */
+export const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB, ...CALLS])]
 
 export const redis = {
   contenders: REDIS,
@@ -42,7 +44,7 @@ export const mongodbs = [
   { ...mongodb, start: () => startMongod({ replicaSet: true }), urlOf: withMajority },
 ]
 
-/** Starts the store's server, gives it to `use` with a probe and its name, and ends it whatever happens. */
+/** Starts the store's server, runs `use` with it, a probe and its version, and stops it. */
 export async function onServer({ start, open, urlOf = (url) => url }, use) {
   const server = await start()
   try {

@@ -1,5 +1,5 @@
-// A failed try: one try of a name that another process holds, answered "busy".
-import { measureAll } from '../fleet.mjs'
+// A failed try: one attempt for a name that another process holds, with the result "busy".
+import { measureAll } from '../contender-processes.mjs'
 import { mongodbs, onServer, redis } from './stores.mjs'
 
 const LOADS = [1, 64]

@@ -1,5 +1,4 @@
-// Makes sure that the addon is there and not older than its sources, so that the demo is one command on a fresh machine
-// and starts at once on any other.
+// Builds the addon if it is missing or older than its sources, so that the demo is a single command on any machine.
 import { execFileSync } from 'node:child_process'
 import { readdirSync, statSync } from 'node:fs'
 import { join } from 'node:path'
@@ -8,7 +7,7 @@ import { fileURLToPath } from 'node:url'
 const root = fileURLToPath(new URL('../..', import.meta.url))
 const SOURCES = ['src', 'Cargo.toml', 'Cargo.lock', 'build.rs']
 
-/** Builds the addon when it is missing or stale. Throws an error of one sentence when that cannot be done. */
+/** Builds the addon when it is missing or outdated. Throws an error with a message of one sentence when the build fails. */
 export function ensureBuilt(say) {
   const why = reasonToBuild(root)
   if (!why) return
@@ -21,7 +20,7 @@ export function ensureBuilt(say) {
   }
 }
 
-/** Why the checkout in `folder` needs a build; `undefined` when it does not. */
+/** Returns why the checkout in `folder` needs a build; `undefined` when it does not. */
 export function reasonToBuild(folder) {
   const own = `holdfast.${process.platform}-${process.arch}`
   const addons = readdirSync(folder).filter((file) => file.startsWith(own) && file.endsWith('.node'))

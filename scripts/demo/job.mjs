@@ -1,9 +1,8 @@
 // The 18:00 job, as a service would write it.
 //
-// The lock alone keeps two instances from doing the job at the same time. It does not keep one that comes late (a slow
-// clock, a long pause) from doing it again, once the first has released. So each looks, under the lock, whether the
-// report is there already; and stores it with its fencing token, so that one that lost its lease half-way cannot
-// overwrite what its successor did.
+// The lock prevents that two instances do the job at the same time. It does not prevent that a late instance (a slow clock, a
+// long pause) does it again after the first release. So each instance checks under the lock whether the report exists, and
+// stores it with its fencing token, so that an instance that lost its lease cannot overwrite the next one's report.
 import { setTimeout as sleep } from 'node:timers/promises'
 
 export const TTL_MS = 2000
@@ -11,7 +10,7 @@ export const STEPS = 5
 const WAIT_MS = 60_000
 const STEP_MS = 160
 
-/** Takes part in one round. Resolves to `'stored'`, or `'aside'` when the report was there already. */
+/** Runs one round. Resolves to `'stored'`, to `'aside'` when the report existed, or to `'refused'`. */
 export function report(locks, database, name) {
   return locks.using(name, { ttlMs: TTL_MS, waitMs: WAIT_MS }, async ({ fencingToken, signal }) => {
     await database.enter(name, fencingToken)
@@ -30,7 +29,7 @@ export function report(locks, database, name) {
   })
 }
 
-/** No lock at all, for `HOLDFAST_DEMO_SABOTAGE=1`: the verdict has to notice. */
-export const nobodysLocks = {
+/** Ignores the lock, for `HOLDFAST_DEMO_SABOTAGE=1`: the verdict must fail. */
+export const noLocks = {
   using: (name, options, fn) => fn({ fencingToken: 0n, signal: new AbortController().signal }),
 }

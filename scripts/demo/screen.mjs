@@ -1,4 +1,4 @@
-// What the demo shows: in a terminal a few lines per round that change in place, on a pipe a log.
+// The output of the demo: a few lines per round that are redrawn in a terminal, or a log on a pipe.
 import { STEPS } from './job.mjs'
 
 const COLOURS = { green: 32, red: 31, yellow: 33, cyan: 36, dim: 2, bold: 1 }
@@ -13,7 +13,7 @@ export class Screen {
   constructor(out) {
     this.#out = out
     this.#live = Boolean(out.isTTY) && process.env.TERM !== 'dumb'
-    // Whoever read as much as it wanted (head, a closed terminal) is no failure.
+    // A closed pipe or terminal is no failure.
     out.on('error', () => {})
   }
 
@@ -33,16 +33,16 @@ export class Screen {
     this.print(this.paint('bold', title))
   }
 
-  /** Something to show with a process's next state. */
-  know(worker, more) {
+  /** Adds details to the row of a process. */
+  setDetails(worker, more) {
     const row = { ...this.#rows.get(worker), ...more }
     this.#rows.set(worker, row)
     return row
   }
 
-  /** What a process does now. `state`: waits, works, stored, aside, refused, killed, failed. */
+  /** Shows the state of a process: waits, works, stored, aside, refused, killed or failed. */
   show(worker, state, more = {}) {
-    const row = this.know(worker, { state, ...more })
+    const row = this.setDetails(worker, { state, ...more })
     if (this.#live) return this.#draw()
     if (state === 'works' && row.step > 0) return
     const seconds = ((performance.now() - this.#start) / 1000).toFixed(2).padStart(6)
@@ -56,7 +56,7 @@ export class Screen {
   }
 
   #line(worker, row) {
-    // A line that wraps would spoil the next drawing.
+    // A wrapped line would break the redrawing.
     const width = this.#live ? (this.#out.columns || 80) - 3 : Infinity
     const [colour, text] = describe(row)
     const line = `${worker}  pid ${String(row.pid).padEnd(7)}  ${text}`
@@ -65,7 +65,7 @@ export class Screen {
 
   verdict(lines) {
     this.print()
-    this.print(this.paint('bold', 'Verdict, from the record of what happened'))
+    this.print(this.paint('bold', 'Verdict, from the record of all events'))
     for (const { ok, text, faults } of lines) {
       this.print(`  ${ok ? this.paint('green', 'ok  ') : this.paint('red', 'FAIL')}  ${text}`)
       for (const fault of new Set(faults)) this.print(`          ${fault}`)

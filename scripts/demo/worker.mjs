@@ -1,28 +1,27 @@
-// One of the demo's four processes. It takes part in a round when it is told to, and asks its parent, which plays the
-// database, over the channel between them.
+// One of the demo's four processes. Runs a round on each message of its parent, which is also the database.
 import { LockService } from '../../index.js'
-import { nobodysLocks, report } from './job.mjs'
+import { noLocks, report } from './job.mjs'
 
 const send = (message) => new Promise((resolve) => process.send(message, resolve))
-const asked = new Map()
+const pending = new Map()
 let lastId = 0
 
-const ask = (verb) => (...args) =>
+const request = (verb) => (...args) =>
   new Promise((resolve) => {
-    asked.set(++lastId, resolve)
+    pending.set(++lastId, resolve)
     process.send({ type: 'ask', id: lastId, verb, args })
   })
 
 const verbs = ['enter', 'find', 'start', 'progress', 'store', 'leave']
-const database = Object.fromEntries(verbs.map((verb) => [verb, ask(verb)]))
+const database = Object.fromEntries(verbs.map((verb) => [verb, request(verb)]))
 
 try {
-  // The store is what HOLDFAST_URL says.
+  // Connects to the store in HOLDFAST_URL.
   const service = await LockService.connect()
-  const locks = process.env.HOLDFAST_DEMO_SABOTAGE === '1' ? nobodysLocks : service
+  const locks = process.env.HOLDFAST_DEMO_SABOTAGE === '1' ? noLocks : service
 
   process.on('message', async (message) => {
-    if (message.type === 'answer') return asked.get(message.id)(message.value)
+    if (message.type === 'answer') return pending.get(message.id)(message.value)
     try {
       await send({ type: 'outcome', outcome: await report(locks, database, message.name) })
     } catch (error) {

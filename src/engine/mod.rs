@@ -11,6 +11,8 @@ use futures_util::stream::FuturesUnordered;
 use crate::error::EngineError;
 use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
 
+#[cfg(any(feature = "mongodb", feature = "redis"))]
+mod attempt_queue;
 mod config;
 #[cfg(test)]
 pub(crate) mod contract;

@@ -1,26 +1,28 @@
-//! The JavaScript boundary: the only place, beside `lib.rs`, that knows napi.
+//! The native core of the JavaScript surface: the only place, beside `lib.rs`, that knows napi.
+//!
+//! `lib/*.ts` is the public API. It checks arguments, creates the public classes and errors, and calls the functions here,
+//! which take and return numbers, strings and one record of options. A lease is a number here ([`leases`]). A call returns a
+//! promise; an error rejects it with JSON text ([`error`]). Losses and events reach JavaScript through one function per
+//! service ([`notifier`]).
 
-mod abort;
-mod calls;
-mod connect;
+mod acquisition;
+mod bridge;
+mod deferred;
 mod error;
+mod leases;
 #[cfg(unix)]
-mod home;
-mod lock;
+mod local_executor;
 mod memory;
+mod notifier;
 mod options;
-mod promise;
-mod run;
 mod service;
-mod signal;
 #[cfg(unix)]
-mod turns;
-mod value;
+mod uv_loop;
 
 /// Keeps this library loaded until the process ends.
 ///
-/// Node unloads an addon with the last environment that loaded it, for instance with a worker. A helper thread of the
-/// runtime may still be inside then (a look-up of a host name cannot be cancelled), and would run code that is gone.
+/// Node unloads an addon with the last environment that loaded it, for example with a worker. A helper thread of the runtime
+/// may still run its code then: a lookup of a host name cannot be cancelled.
 fn pin_library() {
     #[cfg(unix)]
     {

@@ -1,289 +1,297 @@
-//! `LockService` as JavaScript sees it. Its types and documentation stand in `types.d.ts`.
-//!
-//! Every method returns a promise and never throws: what is wrong with the arguments rejects it.
+//! The native `LockService`. `lib/service.ts` wraps it.
 
 use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
 
-use napi::bindgen_prelude::*;
+use napi::bindgen_prelude::{Either, Env, Function, JavaScriptClassExt, Result, Unknown};
 use napi_derive::napi;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
-use super::calls::{Settle, info_object};
-use super::connect::Request;
-use super::lock::{Lock, returned};
-use super::options::{ACQUIRE, Options, callback, name, names, ttl_seconds};
-use super::promise::{Bridge, Deferred};
-use super::run::OnLoss;
-use super::value::{Answer, Kind, Thrown, Value, array, boolean, kind, null, number, object, set, string, undefined};
+use super::acquisition::PendingAcquisition;
+use super::bridge::{Bridge, failed};
+use super::deferred::Deferred;
+use super::leases::Entry;
+use super::notifier::{Notifier, stall_detector};
+use super::options::{AcquireRecord, Config, ttl, wait};
+use crate::engine::EngineConfig;
 use crate::error::LockError;
-use crate::service::{AcquireOptions, Locks, Wait};
+use crate::model::{Fence, Key, LockInfo, OwnerToken};
+use crate::service::{AcquireOptions, EventSink, Locks};
+
+/// Flags of `acquire`: whether to renew, where the call says so, and whether a busy name is an error.
+const RENEW: u32 = 1;
+const NO_RENEW: u32 = 2;
+const REJECT_BUSY: u32 = 4;
 
 /// A lock service over one store.
-#[napi(custom_finalize)]
+#[napi]
 pub struct LockService {
-    pub(super) locks: Locks,
-    pub(super) bridge: Rc<Bridge>,
-    pub(super) defaults: AcquireOptions,
+    locks: Locks,
+    bridge: Rc<Bridge>,
+    notifier: Arc<Notifier>,
+    defaults: AcquireOptions,
 }
 
-impl ObjectFinalize for LockService {}
+/// Connects to a store. `notify` gets JSON text: an array of events and losses. It must not throw.
+#[napi(ts_return_type = "Promise<LockService>")]
+pub fn connect<'env>(env: &'env Env, mut config: Config, notify: Function<'_, String, ()>) -> Result<Unknown<'env>> {
+    let bridge = match Bridge::get(env) {
+        Ok(bridge) => bridge,
+        Err(error) => return Deferred::rejected(env, error),
+    };
+    let notifier = Notifier::new(env, bridge.shared(), &notify)?;
+    let mut settings = config.settings();
+    settings.event_loop = bridge.event_loop();
+    let engine = match EngineConfig::parse(&std::mem::take(&mut config.urls), &settings) {
+        Ok(engine) => engine,
+        Err(error) => return Deferred::rejected(env, error),
+    };
+    let defaults = config.defaults.over(&AcquireOptions::default());
+    let detector = stall_detector(bridge.shared());
+    let sink = config.events.then(|| {
+        let notifier = notifier.clone();
+        Arc::new(move |event| notifier.event(&event)) as EventSink
+    });
+    let work = async move {
+        let engine = crate::engine::connect(engine, &settings).await?;
+        Ok(Locks::new(engine, settings.store_timeout, detector, sink))
+    };
+    let (deferred, promise) = Deferred::new(env)?;
+    bridge.call(env, work, move |env, bridge, locks| {
+        let service = locks.and_then(|locks| {
+            let service = LockService {
+                locks,
+                bridge: bridge.clone(),
+                notifier,
+                defaults,
+            };
+            service
+                .into_instance(env)
+                .map_err(|error| failed("connect", &error.reason))
+        });
+        deferred.settle(env, service);
+    });
+    Ok(promise)
+}
 
-/// The promise that `body` makes; one that is rejected already when `body` finds the arguments wrong.
-fn promise<'env>(env: &Env, body: impl FnOnce() -> Answer<Value>) -> Result<Unknown<'env>> {
-    let value = body().unwrap_or_else(|thrown| Deferred::rejected(env, thrown));
-    returned(env, Ok(value))
+/// Cancels the acquisition with this ticket.
+#[napi]
+pub fn cancel(env: &Env, ticket: f64) {
+    let token = Bridge::existing(env).and_then(|bridge| bridge.cancellations.borrow_mut().remove(&(ticket as u64)));
+    if let Some(token) = token {
+        token.cancel();
+    }
+}
+
+fn keys(names: Either<String, Vec<String>>) -> std::result::Result<Vec<Key>, LockError> {
+    match names {
+        Either::A(name) => Ok(vec![Key::new(&name)?]),
+        Either::B(names) => names.iter().map(|name| Key::new(name)).collect(),
+    }
+}
+
+impl LockService {
+    fn with_key<'env>(
+        &self,
+        env: &'env Env,
+        name: &str,
+        start: impl FnOnce(Key) -> Result<Unknown<'env>>,
+    ) -> Result<Unknown<'env>> {
+        match Key::new(name) {
+            Ok(key) => start(key),
+            Err(error) => Deferred::rejected(env, error),
+        }
+    }
 }
 
 #[napi]
 impl LockService {
-    #[napi(constructor, skip_typescript)]
-    pub fn refuse() -> Result<Self> {
-        Err(Error::new(
-            Status::GenericFailure,
-            "a LockService is made with `await LockService.connect(…)`, not with new",
-        ))
-    }
-
-    #[napi(skip_typescript)]
-    pub fn connect<'env>(env: &'env Env, target: Unknown<'env>, options: Unknown<'env>) -> Result<Unknown<'env>> {
-        promise(env, || {
-            let bridge = Bridge::get(env)?;
-            let request = Request::read(env, &bridge, target.raw(), options.raw())?;
-            let Request {
-                config,
-                settings,
-                defaults,
-                events,
-                pulse,
-            } = request;
-            let (deferred, promise) = Deferred::new(env);
-            let work = async move {
-                let engine = crate::engine::connect(config, &settings).await?;
-                Ok(Locks::new(engine, settings.store_timeout, pulse, events))
-            };
-            bridge.call(env, work, move |env, locks| {
-                let service = locks.map_err(Thrown::Lock).and_then(|locks| {
-                    let service = LockService {
-                        locks,
-                        bridge: Bridge::get(env)?,
-                        defaults,
-                    };
-                    let made = service.into_instance(env).and_then(|instance| {
-                        // SAFETY: the instance belongs to the open handle scope.
-                        unsafe { ClassInstance::to_napi_value(env.raw(), instance) }
-                    });
-                    made.map_err(|error| string(env, &error.reason).map_or_else(|thrown| thrown, Thrown::Js))
-                });
-                deferred.settle(env, service);
-            });
-            Ok(promise)
-        })
-    }
-
-    #[napi(skip_typescript)]
-    pub fn acquire_lock<'env>(&self, env: &'env Env, lock: Unknown<'env>, ttl: Unknown<'env>) -> Result<Unknown<'env>> {
-        promise(env, || {
-            let key = name(env, lock.raw())?;
+    /// Resolves to whether the name is held. A ttl of `NaN` means the default.
+    #[napi(ts_return_type = "Promise<boolean>")]
+    pub fn acquire_by_name<'env>(&self, env: &'env Env, name: String, ttl_ms: f64) -> Result<Unknown<'env>> {
+        self.with_key(env, &name, |key| {
             let mut options = self.defaults.clone();
-            if kind(env, ttl.raw()) != Kind::Undefined {
-                options.ttl = ttl_seconds(env, ttl.raw())?;
+            if !ttl_ms.is_nan() {
+                options.ttl = ttl(ttl_ms);
             }
             let acquiring = self.locks.acquire_by_name(key, options);
             let locks = self.locks.clone();
-            Ok(self.ask(env, acquiring, move |env, lease| match lease {
-                Some(lease) if lease.is_held() => Ok(boolean(env, true)),
-                Some(_) if locks.is_closed() => Err(LockError::closed().into()),
-                // The lease ended before the event loop received it.
-                Some(_) | None => Ok(boolean(env, false)),
-            }))
+            self.bridge
+                .try_promise(env, &self.locks, acquiring, move |_, lease| match lease {
+                    Some(lease) if lease.is_held() => Ok(true),
+                    Some(_) if locks.is_closed() => Err(LockError::closed()),
+                    // The lease ended before the event loop received it.
+                    Some(_) | None => Ok(false),
+                })
         })
     }
 
-    #[napi(skip_typescript)]
-    pub fn release_lock<'env>(&self, env: &'env Env, lock: Unknown<'env>) -> Result<Unknown<'env>> {
-        promise(env, || {
-            let key = name(env, lock.raw())?;
-            let freed = self.locks.release_by_name(&key);
-            Ok(self.ask(env, freed, |env, outcome| Ok(boolean(env, outcome.is_freed()))))
+    #[napi(ts_return_type = "Promise<boolean>")]
+    pub fn release_by_name<'env>(&self, env: &'env Env, name: String) -> Result<Unknown<'env>> {
+        self.with_key(env, &name, |key| {
+            let released = self.locks.release_by_name(&key);
+            self.bridge
+                .promise(env, &self.locks, released, |_, outcome| outcome.is_freed())
         })
     }
 
-    #[napi(skip_typescript)]
-    pub fn acquire_and_execute<'env>(
+    /// Resolves to the number of the lease, or to zero: busy or cancelled. `NaN` means the default of the service.
+    #[napi(ts_return_type = "Promise<number>")]
+    pub fn acquire<'env>(
         &self,
         env: &'env Env,
-        first: Unknown<'env>,
-        second: Unknown<'env>,
-        third: Unknown<'env>,
+        names: Either<String, Vec<String>>,
+        ttl_ms: f64,
+        wait_ms: f64,
+        flags: u32,
+        more: Option<AcquireRecord>,
     ) -> Result<Unknown<'env>> {
-        promise(env, || self.execute(env, first.raw(), second.raw(), third.raw()))
+        let names = match keys(names) {
+            Ok(names) => names,
+            Err(error) => return Deferred::rejected(env, error),
+        };
+        let mut options = match &more {
+            Some(more) => more.over(&self.defaults),
+            None => self.defaults.clone(),
+        };
+        if !ttl_ms.is_nan() {
+            options.ttl = ttl(ttl_ms);
+        }
+        if !wait_ms.is_nan() {
+            options.wait = wait(wait_ms);
+        }
+        options.renew = (options.renew || flags & RENEW != 0) && flags & NO_RENEW == 0;
+        let cancellation = more.and_then(|more| more.ticket).map(|ticket| {
+            let token = CancellationToken::new();
+            self.bridge
+                .cancellations
+                .borrow_mut()
+                .insert(ticket as u64, token.clone());
+            (ticket as u64, token)
+        });
+        let (deferred, promise) = Deferred::new(env)?;
+        let acquisition = PendingAcquisition {
+            locks: self.locks.clone(),
+            notifier: self.notifier.clone(),
+            names,
+            options,
+            rejects_busy: flags & REJECT_BUSY != 0,
+            cancellation,
+            started: Instant::now(),
+            deferred,
+        };
+        acquisition.start(env, &self.bridge);
+        Ok(promise)
     }
 
-    #[napi(skip_typescript)]
-    pub fn acquire<'env>(&self, env: &'env Env, lock: Unknown<'env>, options: Unknown<'env>) -> Result<Unknown<'env>> {
-        promise(env, || {
-            let keys = names(env, lock.raw())?;
-            let given = Options::new(env, "options", options.raw(), ACQUIRE)?;
-            let options = given.acquire(&self.defaults)?;
-            let (first, wait) = (keys[0].clone(), options.wait);
-            let settle: Settle = Box::new(move |env, bridge, locks, deferred, outcome| {
-                let answer = match outcome {
-                    Some(lease) => Lock::instance(env, bridge, locks, lease),
-                    None => Err(Self::timeout(first.as_str(), wait).into()),
-                };
-                deferred.settle(env, answer);
-            });
-            self.take(env, keys, options, given.signal()?, settle)
-        })
-    }
-
-    #[napi(skip_typescript)]
-    pub fn try_acquire<'env>(
+    /// Takes over a lease by its owner token. Resolves to its number.
+    #[napi(ts_return_type = "Promise<number>")]
+    pub fn transfer<'env>(
         &self,
         env: &'env Env,
-        lock: Unknown<'env>,
-        options: Unknown<'env>,
+        names: Vec<String>,
+        token: String,
+        fence: String,
+        options: AcquireRecord,
     ) -> Result<Unknown<'env>> {
-        promise(env, || {
-            let keys = names(env, lock.raw())?;
-            let given = Options::new(env, "options", options.raw(), ACQUIRE)?;
-            let options = AcquireOptions {
-                wait: Wait::No,
-                ..given.acquire(&self.defaults)?
+        let parsed = || {
+            let keys = keys(Either::B(names))?;
+            let owner = OwnerToken::parse(&token)?;
+            let Ok(fence) = fence.parse().map(Fence) else {
+                return Err(LockError::invalid(
+                    "fencingToken",
+                    "must be a whole number as text",
+                    format!("{fence:?}"),
+                ));
             };
-            let settle: Settle = Box::new(|env, bridge, locks, deferred, outcome| {
-                let answer = match outcome {
-                    Some(lease) => Lock::instance(env, bridge, locks, lease),
-                    None => Ok(null(env)),
-                };
-                deferred.settle(env, answer);
-            });
-            self.take(env, keys, options, given.signal()?, settle)
+            Ok((keys, owner, fence))
+        };
+        let (keys, owner, fence) = match parsed() {
+            Ok(parsed) => parsed,
+            Err(error) => return Deferred::rejected(env, error),
+        };
+        let (locks, notifier) = (self.locks.clone(), self.notifier.clone());
+        let options = options.over(&self.defaults);
+        let service = locks.clone();
+        let restoring = async move { service.restore(&keys, owner, fence, options).await };
+        self.bridge.promise(env, &self.locks, restoring, move |bridge, lease| {
+            bridge.leases.borrow_mut().add(Entry { locks, lease, notifier })
         })
     }
 
-    #[napi(skip_typescript)]
-    pub fn using<'env>(
-        &self,
-        env: &'env Env,
-        lock: Unknown<'env>,
-        second: Unknown<'env>,
-        third: Unknown<'env>,
-    ) -> Result<Unknown<'env>> {
-        promise(env, || {
-            let keys = names(env, lock.raw())?;
-            let short = kind(env, second.raw()) == Kind::Function && kind(env, third.raw()) == Kind::Undefined;
-            let (given, function) = if short {
-                (undefined(env), second.raw())
-            } else {
-                (second.raw(), third.raw())
-            };
-            let given = Options::new(env, "options", given, ACQUIRE)?;
-            let function = callback(env, "fn", function)?;
-            self.run(
-                env,
-                keys,
-                given.acquire(&self.defaults)?,
-                given.signal()?,
-                function,
-                OnLoss::Reject,
-            )
-        })
-    }
-
-    #[napi(skip_typescript)]
-    pub fn restore<'env>(&self, env: &'env Env, json: Unknown<'env>) -> Result<Unknown<'env>> {
-        promise(env, || self.restored(env, json.raw()))
-    }
-
-    #[napi(skip_typescript)]
-    pub fn inspect<'env>(&self, env: &'env Env, lock: Unknown<'env>) -> Result<Unknown<'env>> {
-        promise(env, || {
-            let key = name(env, lock.raw())?;
+    /// Resolves to JSON text: an array with the name if it is held.
+    #[napi(ts_return_type = "Promise<string>")]
+    pub fn inspect<'env>(&self, env: &'env Env, name: String) -> Result<Unknown<'env>> {
+        self.with_key(env, &name, |key| {
             let locks = self.locks.clone();
-            Ok(
-                self.ask(env, async move { locks.inspect(&key).await }, |env, info| match info {
-                    Some(info) => info_object(env, &info),
-                    None => Ok(null(env)),
-                }),
-            )
+            let inspecting = async move { Ok(to_json(locks.inspect(&key).await?.as_slice())) };
+            self.bridge.promise(env, &self.locks, inspecting, |_, text| text)
         })
     }
 
-    #[napi(skip_typescript)]
-    pub fn list<'env>(&self, env: &'env Env, options: Unknown<'env>) -> Result<Unknown<'env>> {
-        promise(env, || {
-            let options = Options::new(env, "options", options.raw(), &["prefix"])?;
-            let prefix = options.text("prefix")?.unwrap_or_default();
+    /// Resolves to JSON text: an array.
+    #[napi(ts_return_type = "Promise<string>")]
+    pub fn list<'env>(&self, env: &'env Env, prefix: String) -> Result<Unknown<'env>> {
+        let locks = self.locks.clone();
+        let listing = async move { Ok(to_json(&locks.list(&prefix).await?)) };
+        self.bridge.promise(env, &self.locks, listing, |_, text| text)
+    }
+
+    #[napi(ts_return_type = "Promise<boolean>")]
+    pub fn force_release<'env>(&self, env: &'env Env, name: String) -> Result<Unknown<'env>> {
+        self.with_key(env, &name, |key| {
             let locks = self.locks.clone();
-            Ok(self.ask(env, async move { locks.list(&prefix).await }, |env, infos| {
-                array(env, infos.iter().map(|info| info_object(env, info)))
-            }))
+            let releasing = async move { locks.force_release(&key).await };
+            self.bridge.promise(env, &self.locks, releasing, |_, released| released)
         })
     }
 
-    #[napi(skip_typescript)]
-    pub fn force_release<'env>(&self, env: &'env Env, lock: Unknown<'env>) -> Result<Unknown<'env>> {
-        promise(env, || {
-            let key = name(env, lock.raw())?;
-            let locks = self.locks.clone();
-            Ok(
-                self.ask(env, async move { locks.force_release(&key).await }, |env, freed| {
-                    Ok(boolean(env, freed))
-                }),
-            )
-        })
-    }
-
-    #[napi(skip_typescript)]
-    pub fn stats<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+    /// The counters, as JSON text.
+    #[napi]
+    pub fn stats(&self) -> String {
         let stats = self.locks.stats();
-        let build = || {
-            let result = object(env)?;
-            for (name, count) in [
-                ("held", stats.held),
-                ("waiting", stats.waiting),
-                ("acquired", stats.acquired),
-                ("busy", stats.busy),
-                ("released", stats.released),
-                ("renewed", stats.renewed),
-                ("lost", stats.lost),
-                ("storeErrors", stats.store_errors),
-            ] {
-                set(env, result, name, number(env, count as f64)?)?;
-            }
-            Ok(result)
-        };
-        returned(env, build())
-    }
-
-    /// `await using locks = await LockService.connect()`.
-    #[napi(well_known_symbol = "asyncDispose", skip_typescript)]
-    pub fn async_dispose<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
-        self.close(env)
-    }
-
-    /// What `console.log` shows.
-    #[napi(symbol_for = "nodejs.util.inspect.custom", skip_typescript)]
-    pub fn inspected<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
-        let build = || {
-            let shown = object(env)?;
-            set(env, shown, "engine", string(env, self.locks.engine_name())?)?;
-            set(env, shown, "held", number(env, self.locks.stats().held as f64)?)?;
-            set(env, shown, "waiting", number(env, self.locks.stats().waiting as f64)?)?;
-            Ok(shown)
-        };
-        returned(env, build())
-    }
-
-    #[napi(skip_typescript)]
-    pub fn close<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
-        promise(env, || {
-            let locks = self.locks.clone();
-            let work = async move {
-                locks.close().await;
-                Ok(())
-            };
-            Ok(self.ask(env, work, |env, ()| Ok(undefined(env))))
+        json!({
+            "held": stats.held,
+            "waiting": stats.waiting,
+            "acquired": stats.acquired,
+            "busy": stats.busy,
+            "released": stats.released,
+            "renewed": stats.renewed,
+            "lost": stats.lost,
+            "storeErrors": stats.store_errors,
         })
+        .to_string()
     }
+
+    #[napi(getter)]
+    pub fn engine(&self) -> &'static str {
+        self.locks.engine_name()
+    }
+
+    #[napi(ts_return_type = "Promise<void>")]
+    pub fn close<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+        let locks = self.locks.clone();
+        let closing = async move {
+            locks.close().await;
+            Ok(())
+        };
+        self.bridge.promise(env, &self.locks, closing, |_, ()| ())
+    }
+}
+
+fn to_json(infos: &[LockInfo]) -> String {
+    let infos = infos.iter().map(|info| {
+        json!({
+            "name": info.name,
+            "remainingMs": info.remaining.map(|remaining| remaining.as_secs_f64() * 1000.0),
+            "fencingToken": info.fence.map(|fence| fence.0.to_string()),
+            "holder": info.holder.as_ref().map(|holder| {
+                json!({ "host": holder.process.host, "pid": holder.process.pid, "since": holder.since_ms })
+            }),
+            "metadata": info.metadata,
+        })
+    });
+    infos.collect::<Value>().to_string()
 }

@@ -259,6 +259,10 @@ impl Locks {
 
     /// Lists the held locks whose name starts with `prefix`, sorted by name.
     ///
+    /// # Behavior
+    /// Each page has one store timeout, whatever the whole takes. A failure that may pass is retried while less than one
+    /// store timeout has passed since the call; so a page without an answer ends the call.
+    ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
     pub async fn list(&self, prefix: &str) -> Result<Vec<LockInfo>, LockError> {
@@ -267,9 +271,7 @@ impl Locks {
         let started = tokio::time::Instant::now();
         let mut backoff = Backoff::for_store();
         loop {
-            // The time that is left: a store that is down costs no more than one store timeout.
-            let page_timeout = shared.store_timeout.saturating_sub(started.elapsed());
-            let error = match shared.engine.list(prefix, page_timeout).await {
+            let error = match shared.engine.list(prefix, shared.store_timeout).await {
                 Ok(found) => return Ok(found),
                 Err(error) => error,
             };

@@ -12,6 +12,7 @@ use super::failure::Failure;
 use super::fence::Stamp;
 use super::pool::Class;
 use super::queue::{self, Waiter};
+use super::session::Session;
 use super::stamp::{Unstamped, not_newer};
 use super::watch::Use;
 use super::{Core, Outcome};
@@ -83,7 +84,7 @@ impl Core {
         self.attempts.ended(&claim.owner).await;
         let permit = self.pool.permit(self.class([claim])).await;
         claim.mark_sent();
-        let (waiting, working, caller) = self.attempts.begin(vec![claim.owner.clone()]);
+        let (waiting, mut working, caller) = self.attempts.begin(vec![claim.owner.clone()]);
         let (core, claim) = (self.clone(), claim.clone());
         let attempt = async move {
             let outcome = core.acquire(&claim, &caller, None).await;
@@ -92,6 +93,7 @@ impl Core {
                 core.roll_back_if_dropped(&[&claim], &caller, outcome.as_ref().err())
                     .await;
             }
+            working.note(&outcome);
             drop(working);
             outcome
         };
@@ -204,7 +206,7 @@ impl Core {
             // gets it right.
             if awaited.as_ref() != Some(key) && claim.ttl.duration() >= SHORTEST_ESTIMATED {
                 let before = all.len();
-                self.insert(claim, all, at_once).await?;
+                self.insert(claim, caller, all, at_once).await?;
                 if all.len() > before {
                     at_once *= 4;
                     continue;
@@ -235,7 +237,7 @@ impl Core {
         let line = self.line.as_ref().filter(|_| claim.waiting);
         if line.is_some() && number == 0 && claim.ttl.duration() < SHORTEST_ESTIMATED {
             // Nobody knows yet whether it is busy, and the way to hear of its end is worth something.
-            if let Taken::Ours(taken) = self.take_or_wait(&id, claim, None, None).await? {
+            if let Taken::Ours(taken) = self.take_or_wait(&id, claim, caller, None, None).await? {
                 return Ok(Taken::Ours(taken));
             }
         }
@@ -245,10 +247,10 @@ impl Core {
                 let open = caller.while_here(line.listen(key)).await?;
                 caller.check()?;
                 let process = line.process.as_str();
-                self.take_or_wait(&id, claim, Some(Waiter { process, number }), open)
+                self.take_or_wait(&id, claim, caller, Some(Waiter { process, number }), open)
                     .await
             }
-            None => self.take_or_wait(&id, claim, None, None).await,
+            None => self.take_or_wait(&id, claim, caller, None, None).await,
         }
     }
 
@@ -257,6 +259,7 @@ impl Core {
         &self,
         id: &str,
         claim: &Claim,
+        caller: &Caller,
         waiter: Option<Waiter<'_>>,
         open: Option<Use>,
     ) -> Outcome<Taken> {
@@ -270,13 +273,16 @@ impl Core {
             Some(_) => documents::seen_by_waiter(&claim.owner),
             None => documents::seen(),
         };
-        let locks = self.locks();
+        let mut session = caller.session.get(&self.pool).await?;
+        let Session { connected, session } = &mut *session;
         for _ in 0..ROUNDS {
-            let mut trying = locks
+            let mut trying = connected
+                .locks
                 .find_one_and_update(documents::one_or_none(id), take.clone())
                 .upsert(true)
                 .return_document(ReturnDocument::After)
-                .projection(seen.clone());
+                .projection(seen.clone())
+                .session(&mut *session);
             if !is_settled {
                 trying = trying.write_concern(one_member());
             }
@@ -302,27 +308,25 @@ impl Core {
 
     /// Makes the documents of names that are free, in one command up to the first that is not: the cheapest write that there
     /// is, and no more than that is needed most of the time. Adds them to `all`, at most so many.
-    async fn insert(&self, claim: &Claim, all: &mut Vec<Unstamped>, at_once: usize) -> Outcome<()> {
+    async fn insert(&self, claim: &Claim, caller: &Caller, all: &mut Vec<Unstamped>, at_once: usize) -> Outcome<()> {
         let written = self.estimate.write(claim.ttl);
         let keys = claim.keys()[all.len()..].iter().take(at_once);
         let documents: Vec<Document> = keys
             .map(|key| documents::inserted(&self.id(key), claim, &written))
             .collect();
         let asked = documents.len();
+        let mut session = caller.session.get(&self.pool).await?;
+        let Session { connected, session } = &mut *session;
         // One is a smaller command than a list of one.
         let inserted = match <[Document; 1]>::try_from(documents) {
-            Ok([only]) => self
-                .locks()
-                .insert_one(only)
-                .write_concern(one_member())
-                .await
-                .map(drop),
-            Err(several) => self
-                .locks()
-                .insert_many(several)
-                .write_concern(one_member())
-                .await
-                .map(drop),
+            Ok([only]) => {
+                let insertion = connected.locks.insert_one(only).write_concern(one_member());
+                insertion.session(session).await.map(drop)
+            }
+            Err(several) => {
+                let insertion = connected.locks.insert_many(several).write_concern(one_member());
+                insertion.session(session).await.map(drop)
+            }
         };
         let count = match inserted.map_err(Failure::from) {
             Ok(()) => asked,

@@ -1,7 +1,9 @@
-//! Tracks attempts that their caller dropped while their task still waits for the server.
+//! Tracks attempts that may still take effect: those that their caller dropped while their task waits for the server, and
+//! those whose last command was not answered.
 //!
-//! The task of such an attempt starts no further step of the acquisition and rolls back what it wrote. A release of the same
+//! The task of a dropped attempt starts no further step of the acquisition and rolls back what it wrote. A release of the same
 //! claim, and another attempt of it, wait for the end of the task. So the server executes them after what the attempt sent.
+//! Where the task ended without an answer, a release ends the attempt's session first (`session.rs`).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -11,16 +13,30 @@ use tokio::sync::{Notify, watch};
 
 use super::Outcome;
 use super::failure::Failure;
+use super::session::AttemptSession;
 use crate::model::OwnerToken;
 
-/// The dropped attempts of one engine, by owner. A receiver fails when the attempt's task has ended.
-#[derive(Debug, Default)]
-pub(super) struct DroppedAttempts(Mutex<HashMap<OwnerToken, watch::Receiver<()>>>);
+/// The attempts of one engine that may still take effect.
+#[derive(Default)]
+pub(super) struct UnsettledAttempts(Mutex<Unsettled>);
 
-/// Flag that the caller of an attempt has dropped it. The default caller never does.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Caller(Arc<Flag>);
+/// Attempts by owner.
+#[derive(Default)]
+struct Unsettled {
+    /// Dropped ones. A receiver fails when the attempt's task has ended.
+    dropped: HashMap<OwnerToken, watch::Receiver<()>>,
+    /// The sessions of those that were not answered.
+    unanswered: HashMap<OwnerToken, Vec<AttemptSession>>,
+}
 
+/// The task's view of the caller of an attempt, and the attempt's session. The default caller never drops the attempt.
+#[derive(Clone, Default)]
+pub(super) struct Caller {
+    flag: Arc<Flag>,
+    pub(super) session: AttemptSession,
+}
+
+/// Flag that the caller has dropped the attempt.
 #[derive(Debug, Default)]
 struct Flag {
     is_gone: AtomicBool,
@@ -30,7 +46,7 @@ struct Flag {
 impl Caller {
     /// Whether the caller dropped the attempt.
     pub(super) fn is_gone(&self) -> bool {
-        self.0.is_gone.load(Relaxed)
+        self.flag.is_gone.load(Relaxed)
     }
 
     /// Fails when the caller dropped the attempt. Each step of an acquisition begins with it.
@@ -50,7 +66,7 @@ impl Caller {
     /// Those of the step, or [`Failure::is_cancelled`] when the caller dropped the attempt.
     pub(super) async fn while_here<T>(&self, step: impl Future<Output = Outcome<T>>) -> Outcome<T> {
         // The future receives the notification from its creation on.
-        let gone = self.0.change.notified();
+        let gone = self.flag.change.notified();
         self.check()?;
         tokio::select! {
             outcome = step => outcome,
@@ -61,7 +77,7 @@ impl Caller {
 
 /// The caller's handle of an attempt. Dropping it before the attempt has ended cancels the attempt.
 pub(super) struct Waiting {
-    attempts: Arc<DroppedAttempts>,
+    attempts: Arc<UnsettledAttempts>,
     owners: Vec<OwnerToken>,
     caller: Caller,
     ended: watch::Receiver<()>,
@@ -69,13 +85,22 @@ pub(super) struct Waiting {
 
 /// The task's handle of an attempt. The task drops it at its end.
 pub(super) struct Working {
-    attempts: Arc<DroppedAttempts>,
+    attempts: Arc<UnsettledAttempts>,
     owners: Vec<OwnerToken>,
     ended: Option<watch::Sender<()>>,
+    session: AttemptSession,
+    is_answered: bool,
 }
 
-impl DroppedAttempts {
-    fn map(&self) -> MutexGuard<'_, HashMap<OwnerToken, watch::Receiver<()>>> {
+impl Working {
+    /// Notes the outcome. Without one, or without an answer, a release ends the session of the attempt.
+    pub(super) fn note<T>(&mut self, outcome: &Outcome<T>) {
+        self.is_answered = !outcome.as_ref().is_err_and(Failure::is_without_answer);
+    }
+}
+
+impl UnsettledAttempts {
+    fn lock(&self) -> MutexGuard<'_, Unsettled> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -87,6 +112,8 @@ impl DroppedAttempts {
             attempts: self.clone(),
             owners: owners.clone(),
             ended: Some(sender),
+            session: caller.session.clone(),
+            is_answered: false,
         };
         let waiting = Waiting {
             attempts: self.clone(),
@@ -97,14 +124,25 @@ impl DroppedAttempts {
         (waiting, working, caller)
     }
 
-    /// Whether a dropped attempt of this owner is still in progress.
-    pub(super) fn is_in_progress(&self, owner: &OwnerToken) -> bool {
-        self.map().contains_key(owner)
+    /// Whether an attempt of this owner may still take effect.
+    pub(super) fn has(&self, owner: &OwnerToken) -> bool {
+        let unsettled = self.lock();
+        unsettled.dropped.contains_key(owner) || unsettled.unanswered.contains_key(owner)
+    }
+
+    /// The sessions of this owner's attempts that were not answered.
+    pub(super) fn unanswered(&self, owner: &OwnerToken) -> Vec<AttemptSession> {
+        self.lock().unanswered.get(owner).cloned().unwrap_or_default()
+    }
+
+    /// Forgets the attempts of this owner that were not answered: their sessions have ended.
+    pub(super) fn forget(&self, owner: &OwnerToken) {
+        self.lock().unanswered.remove(owner);
     }
 
     /// Waits until no dropped attempt of this owner is in progress.
     pub(super) async fn ended(&self, owner: &OwnerToken) {
-        let attempt = self.map().get(owner).cloned();
+        let attempt = self.lock().dropped.get(owner).cloned();
         if let Some(mut attempt) = attempt {
             // No value is ever sent: this waits for the end of the sender.
             let _ = attempt.changed().await;
@@ -114,54 +152,66 @@ impl DroppedAttempts {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        let mut map = self.attempts.map();
+        let mut unsettled = self.attempts.lock();
         if self.ended.has_changed().is_ok() {
-            self.caller.0.is_gone.store(true, Relaxed);
-            self.caller.0.change.notify_waiters();
+            self.caller.flag.is_gone.store(true, Relaxed);
+            self.caller.flag.change.notify_waiters();
             let owners = self.owners.drain(..);
-            map.extend(owners.map(|owner| (owner, self.ended.clone())));
+            unsettled
+                .dropped
+                .extend(owners.map(|owner| (owner, self.ended.clone())));
         }
     }
 }
 
 impl Drop for Working {
     fn drop(&mut self) {
-        let mut map = self.attempts.map();
-        // Under the lock of the map, so that no caller enters an attempt that has ended.
+        let mut unsettled = self.attempts.lock();
+        // Under the lock, so that no caller enters an attempt that has ended.
         self.ended = None;
-        for owner in &self.owners {
-            map.remove(owner);
+        for owner in self.owners.drain(..) {
+            unsettled.dropped.remove(&owner);
+            if !self.is_answered {
+                unsettled
+                    .unanswered
+                    .entry(owner)
+                    .or_default()
+                    .push(self.session.clone());
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[tokio::test]
     async fn a_dropped_attempt_is_in_progress_until_its_task_ends() {
-        let attempts = Arc::new(DroppedAttempts::default());
+        let attempts = Arc::new(UnsettledAttempts::default());
         let owner = OwnerToken::fresh();
-        let (waiting, working, caller) = attempts.begin(vec![owner.clone()]);
+        let (waiting, mut working, caller) = attempts.begin(vec![owner.clone()]);
         attempts.ended(&owner).await;
         caller.check().unwrap();
         drop(waiting);
-        assert!(attempts.is_in_progress(&owner) && caller.check().unwrap_err().is_cancelled());
+        assert!(attempts.has(&owner) && caller.check().unwrap_err().is_cancelled());
         let waits = tokio::spawn({
             let (attempts, owner) = (attempts.clone(), owner.clone());
             async move { attempts.ended(&owner).await }
         });
         tokio::task::yield_now().await;
         assert!(!waits.is_finished());
+        working.note(&Ok(()));
         drop(working);
         waits.await.unwrap();
-        assert!(attempts.map().is_empty());
+        assert!(!attempts.has(&owner));
     }
 
     #[tokio::test]
     async fn a_step_ends_when_the_caller_drops_the_attempt() {
-        let attempts = Arc::new(DroppedAttempts::default());
+        let attempts = Arc::new(UnsettledAttempts::default());
         let (waiting, _working, caller) = attempts.begin(vec![OwnerToken::fresh()]);
         assert!(caller.while_here(async { Ok(7) }).await.is_ok_and(|value| value == 7));
         let step = tokio::spawn(async move { caller.while_here(std::future::pending::<Outcome<()>>()).await });
@@ -173,10 +223,27 @@ mod tests {
 
     #[tokio::test]
     async fn an_attempt_that_ended_leaves_nothing() {
-        let attempts = Arc::new(DroppedAttempts::default());
-        let (waiting, working, caller) = attempts.begin(vec![OwnerToken::fresh()]);
+        let attempts = Arc::new(UnsettledAttempts::default());
+        let owner = OwnerToken::fresh();
+        let (waiting, mut working, caller) = attempts.begin(vec![owner.clone()]);
+        working.note::<()>(&Err(Failure::cancelled()));
         drop(working);
         drop(waiting);
-        assert!(attempts.map().is_empty() && !caller.is_gone());
+        assert!(!attempts.has(&owner) && !caller.is_gone());
+    }
+
+    #[test]
+    fn an_attempt_without_an_answer_is_kept_until_it_is_forgotten() {
+        let attempts = Arc::new(UnsettledAttempts::default());
+        let owner = OwnerToken::fresh();
+        for outcome in [None, Some(Failure::unanswered(Duration::ZERO))] {
+            let (_waiting, mut working, _) = attempts.begin(vec![owner.clone()]);
+            if let Some(failure) = outcome {
+                working.note::<()>(&Err(failure));
+            }
+        }
+        assert_eq!(attempts.unanswered(&owner).len(), 2);
+        attempts.forget(&owner);
+        assert!(!attempts.has(&owner));
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use futures_util::future::try_join_all;
 use mongodb::bson::Document;
 use mongodb::options::ReturnDocument;
 
@@ -11,6 +12,7 @@ use super::attempts::Caller;
 use super::failure::Failure;
 use super::pool::Class;
 use super::queue::{self, RESERVED, Waiter};
+use super::session::Session;
 use super::waiting::Line;
 use super::watch::Use;
 use super::{Core, Outcome, documents};
@@ -71,12 +73,13 @@ impl Core {
         let permit = self.pool.permit(class).await;
         claims.iter().for_each(|claim| claim.mark_sent());
         let owners = claims.iter().map(|claim| claim.owner.clone()).collect();
-        let (waiting, working, caller) = self.attempts.begin(owners);
+        let (waiting, mut working, caller) = self.attempts.begin(owners);
         let (core, line, batch) = (self.clone(), line.clone(), claims.to_vec());
         let attempts = async move {
             let batch: Vec<&Claim> = batch.iter().map(|claim| &**claim).collect();
             let outcome = core.acquire_batch(&line, &batch, uses, &caller).await;
             core.roll_back_if_dropped(&batch, &caller, outcome.as_ref().err()).await;
+            working.note(&outcome);
             drop(working);
             outcome
         };
@@ -116,16 +119,22 @@ impl Core {
         seen.insert(PLACES, queue::places(&owners));
         let mut steps = queue::take(first, Some(&waiter));
         steps.extend(queue::enter(&new, &line.process));
-        let locks = self.locks();
-        let mut entering = locks
-            .find_one_and_update(documents::one_or_none(&self.id(key)), steps)
-            .upsert(true)
-            .return_document(ReturnDocument::After)
-            .projection(seen);
-        if number == 0 {
-            entering = entering.write_concern(one_member());
-        }
-        let document = match entering.await.map_err(Failure::from) {
+        let entered = {
+            let mut session = caller.session.get(&self.pool).await?;
+            let Session { connected, session } = &mut *session;
+            let mut entering = connected
+                .locks
+                .find_one_and_update(documents::one_or_none(&self.id(key)), steps)
+                .upsert(true)
+                .return_document(ReturnDocument::After)
+                .projection(seen)
+                .session(session);
+            if number == 0 {
+                entering = entering.write_concern(one_member());
+            }
+            entering.await.map_err(Failure::from)
+        };
+        let document = match entered {
             Ok(document) => document.unwrap_or_default(),
             // Another process inserted the document at the same time.
             Err(failure) if failure.is_duplicate_key() => Document::new(),
@@ -167,25 +176,43 @@ impl Core {
         Ok(outcomes)
     }
 
-    /// The engine's `release_all`. Releases claims with an attempt in progress last, after its end.
+    /// Waits until no earlier attempt of the claim can take effect.
+    ///
+    /// # Errors
+    /// Those of the writes that end the attempts without an answer.
+    pub(super) async fn end_attempts(&self, claim: &Claim) -> Outcome<()> {
+        self.attempts.ended(&claim.owner).await;
+        let unanswered = self.attempts.unanswered(&claim.owner);
+        if !unanswered.is_empty() {
+            let id = self.id(&claim.keys()[0]);
+            for session in unanswered {
+                session.end(&self.pool, id.clone()).await?;
+            }
+            self.attempts.forget(&claim.owner);
+        }
+        Ok(())
+    }
+
+    /// The engine's `release_all`. Releases claims with an unsettled attempt last, after its end.
     pub(super) async fn release_abandoned(
         self: &Arc<Self>,
         claims: &[Claim],
         answer: &mut (dyn FnMut(usize, Outcome<Released>) + Send),
     ) {
-        let in_progress = |index: &usize| self.attempts.is_in_progress(&claims[*index].owner);
-        let (later, now): (Vec<usize>, Vec<usize>) = (0..claims.len()).partition(in_progress);
+        let is_unsettled = |index: &usize| self.attempts.has(&claims[*index].owner);
+        let (later, now): (Vec<usize>, Vec<usize>) = (0..claims.len()).partition(is_unsettled);
         for indexes in [now, later] {
             if indexes.is_empty() {
                 continue;
             }
             let batch: Vec<Claim> = indexes.iter().map(|index| claims[*index].clone()).collect();
-            for claim in &batch {
-                self.attempts.ended(&claim.owner).await;
-            }
             let core = self.clone();
+            let ended = try_join_all(batch.iter().map(|claim| self.end_attempts(claim))).await;
             let release = || async move { core.release_claims(&batch.iter().collect::<Vec<_>>()).await };
-            let outcome = self.pool.call(Class::Release, release).await;
+            let outcome = match ended {
+                Ok(_) => self.pool.call(Class::Release, release).await,
+                Err(failure) => Err(failure),
+            };
             for (place, index) in indexes.into_iter().enumerate() {
                 answer(index, outcome.as_ref().map(|all| all[place]).map_err(Failure::clone));
             }

@@ -132,6 +132,11 @@ impl Failure {
         Failure(Error::custom(Own::Unanswered(limit)))
     }
 
+    /// Whether a command was not answered, so that the server may execute it at any time.
+    pub(super) fn is_without_answer(&self) -> bool {
+        matches!(*self.0.kind, ErrorKind::Io(_)) || matches!(self.own(), Some(Own::Unanswered(_)))
+    }
+
     fn own(&self) -> Option<&Own> {
         match &*self.0.kind {
             ErrorKind::Custom(reason) => reason.downcast_ref(),

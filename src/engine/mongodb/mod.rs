@@ -3,8 +3,8 @@
 //!
 //! - `config.rs`: where a store is, from its URL (`url.rs`: that text; `tls.rs`: its certificates); `connect.rs`: from
 //!   there to an engine; `index.rs`: the TTL index.
-//! - `pool.rs`: which calls may use a connection, and in which order (`attempt_queue.rs`: the order of attempts).
-//!   `attempts.rs`: dropped attempts.
+//! - `pool.rs`: which calls may use a connection, and in which order (`engine/attempt_queue.rs`: the order of attempts).
+//!   `attempts.rs`: attempts that were dropped or not answered. `session.rs`: what ends them at the server.
 //! - `acquire.rs`: one attempt (`stamp.rs`: its last step). `batch.rs`: the attempts of several waiters, and the releases of
 //!   several claims. `estimate.rs`: the estimate of the server's clock. `fence.rs`: the source of the fencing token, with its
 //!   proof. `release.rs`: releases.
@@ -30,7 +30,6 @@
 //! of the gist's counts as free at once: the two exclude each other for as long as both are in use.
 
 mod acquire;
-mod attempt_queue;
 mod attempts;
 mod batch;
 mod config;
@@ -46,6 +45,7 @@ mod poll;
 mod pool;
 mod queue;
 mod release;
+mod session;
 mod sight;
 mod stamp;
 #[cfg(test)]
@@ -67,7 +67,7 @@ use mongodb::Collection;
 use mongodb::bson::Document;
 use mongodb::options::WriteConcern;
 
-use self::attempts::DroppedAttempts;
+use self::attempts::UnsettledAttempts;
 pub use self::config::MongodbConfig;
 use self::estimate::Estimate;
 use self::failure::{ENGINE, Failure};
@@ -88,7 +88,7 @@ pub struct MongodbEngine(Arc<Core>);
 /// What all calls of an engine share.
 pub struct Core {
     pool: Arc<Pool>,
-    attempts: Arc<DroppedAttempts>,
+    attempts: Arc<UnsettledAttempts>,
     index: Arc<IndexKeeper>,
     prefix: String,
     clock: Clock,
@@ -179,7 +179,9 @@ impl Engine for MongodbEngine {
     }
 
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        self.attempts.ended(&claim.owner).await;
+        self.end_attempts(claim)
+            .await
+            .map_err(|failure| failure.during("release"))?;
         let (core, claim) = (self.0.clone(), claim.clone());
         let release = || async move { core.free(&claim, keep).await };
         let released = self.pool.call(Class::Release, release).await;
@@ -221,6 +223,6 @@ impl Engine for MongodbEngine {
         if let Some(line) = &self.line {
             line.close();
         }
-        let _ = tokio::time::timeout(LIMIT, self.pool.client().shutdown().immediate(true)).await;
+        let _ = tokio::time::timeout(LIMIT, self.pool.connected().client.clone().shutdown().immediate(true)).await;
     }
 }

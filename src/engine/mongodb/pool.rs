@@ -10,7 +10,7 @@
 //!
 //! # Order
 //! Each [`Class`] of calls has its own queue and a share of the connections. Each queue is first in, first out, except that of
-//! new attempts (`attempt_queue.rs`). An eighth of the connections is reserved for renewals, transfers and heartbeats, which
+//! new attempts (`engine/attempt_queue.rs`). An eighth of the connections is reserved for renewals, transfers and heartbeats, which
 //! may use every connection. The shares bound how many calls of the other classes wait for a connection, so that neither a
 //! renewal nor a release waits behind the attempts of thousands of waiters.
 //!
@@ -30,10 +30,10 @@ use mongodb::{Client, Collection};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Outcome;
-use super::attempt_queue::{AttemptQueue, Ticket};
 use super::failure::Failure;
 use super::sight::Sight;
 use crate::clock::Moment;
+use crate::engine::attempt_queue::{AttemptQueue, Ticket};
 
 /// Number of store timeouts after which a call without an answer is aborted.
 const LIMIT: u32 = 4;
@@ -77,10 +77,17 @@ pub(super) struct Place {
 }
 
 impl Place {
-    fn of(&self, client: &Client) -> Collection<Document> {
+    fn of(&self, client: Client) -> Arc<Connected> {
         let database = client.database(&self.database);
-        database.collection_with_options(&self.collection, self.options.clone())
+        let locks = database.collection_with_options(&self.collection, self.options.clone());
+        Arc::new(Connected { client, locks })
     }
+}
+
+/// A client, and its collection of the locks.
+pub(super) struct Connected {
+    pub client: Client,
+    pub locks: Collection<Document>,
 }
 
 /// The connections of one engine.
@@ -88,7 +95,7 @@ pub(super) struct Pool {
     options: ClientOptions,
     place: Place,
     sight: Arc<Sight>,
-    current: RwLock<(Client, Collection<Document>)>,
+    current: RwLock<Arc<Connected>>,
     connections: Arc<Semaphore>,
     unreserved: Arc<Semaphore>,
     attempts: Arc<AttemptQueue>,
@@ -113,13 +120,13 @@ impl Pool {
         store_timeout: Duration,
     ) -> Arc<Self> {
         let size = size.max(1) as usize;
-        let locks = place.of(&client);
+        let current = RwLock::new(place.of(client));
         let permits = |count: usize| Arc::new(Semaphore::new(count.max(1)));
         Arc::new(Pool {
             options,
             place,
             sight,
-            current: RwLock::new((client, locks)),
+            current,
             connections: permits(size),
             unreserved: permits(size - (size / 8).max(1)),
             confirmations: permits(size / 4),
@@ -132,14 +139,14 @@ impl Pool {
         })
     }
 
-    /// Returns the collection of the locks with the current client.
-    pub(super) fn locks(&self) -> Collection<Document> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).1.clone()
+    /// Returns the current client and its collection.
+    pub(super) fn connected(&self) -> Arc<Connected> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the current client.
-    pub(super) fn client(&self) -> Client {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).0.clone()
+    /// Returns the collection of the locks with the current client.
+    pub(super) fn locks(&self) -> Collection<Document> {
+        self.connected().locks.clone()
     }
 
     /// Waits for the right to make calls, one at a time. Dropping the future leaves the queue.
@@ -259,9 +266,8 @@ impl Pool {
             "no call was answered for {:?}: the MongoDB client is replaced",
             began.elapsed()
         );
-        let locks = self.place.of(&client);
         // The last call of the old client drops it.
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = (client, locks);
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = self.place.of(client);
         self.answered.store(Moment::now().to_nanos(), Relaxed);
     }
 }

@@ -15,6 +15,11 @@ use super::resp;
 pub(super) trait Told: Send + Sync {
     /// The reply to the question with this number, or why there is none.
     fn told(self: Arc<Self>, number: usize, reply: RedisResult<Value>);
+
+    /// Whether to remove the request with this number, which has not left the process. [`Told::told`] is not called for it then.
+    fn is_cancelled(&self, _number: usize) -> bool {
+        false
+    }
 }
 
 /// Somebody who is to be told, once; of several questions at least of the last.
@@ -37,6 +42,16 @@ impl Telling {
             who.told(self.1, reply);
         }
     }
+
+    /// Whether the request, which has not left the process, is to be removed.
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.0.as_ref().is_some_and(|who| who.is_cancelled(self.1))
+    }
+
+    /// Drops it. Nobody is told.
+    pub(super) fn discard(mut self) {
+        self.0 = None;
+    }
 }
 
 impl Drop for Telling {
@@ -55,6 +70,17 @@ pub(super) enum Asked {
     Batch(Sent),
     /// A caller that waits for the replies before this place. It gets no reply itself.
     Nothing(#[expect(dead_code, reason = "its drop is the message")] oneshot::Sender<()>),
+}
+
+impl Asked {
+    /// Returns the number of commands, each of which has one reply.
+    pub(super) fn commands(&self) -> usize {
+        match self {
+            Asked::Single(_) => 1,
+            Asked::Batch(sent) => sent.commands(),
+            Asked::Nothing(_) => 0,
+        }
+    }
 }
 
 impl From<Single> for Asked {

@@ -141,11 +141,9 @@ impl Link {
         lane: &Lane,
         reply: impl Future<Output = RedisResult<T>>,
     ) -> Result<T, Failure> {
-        let left = |is_lost| {
-            // The caller's command may be among those that the socket did not take, and must not be sent later.
-            if is_lost || lane.is_blocked() {
-                lane.end();
-            }
+        let left = |is_lost| match is_lost {
+            true => lane.end(),
+            false => lane.caller_left(),
         };
         let reply = Waiting::on(lane.health(), self.patience(), left).until(reply).await;
         if reply.as_ref().is_err_and(spoils_connection) {

@@ -82,6 +82,11 @@ impl Health {
         unanswered.given_up = 0;
     }
 
+    /// A call was removed before it was sent.
+    pub(super) fn cancelled(&self) {
+        self.unanswered().calls -= 1;
+    }
+
     /// A call sent at `sent` was given up by its caller. Answers whether the connection should be given up with it: for
     /// a silence as long as `patience`, or because several callers in a row met with silence.
     pub(super) fn given_up(&self, sent: Moment, patience: Duration) -> bool {

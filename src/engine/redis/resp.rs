@@ -118,6 +118,11 @@ impl<'a> Reader<'a> {
         Some(Reader(&rest[line + END.len()..]))
     }
 
+    /// Returns the bytes that were not read yet.
+    pub(super) fn rest(&self) -> &'a [u8] {
+        self.0
+    }
+
     /// Leaves out so many.
     ///
     /// # Errors

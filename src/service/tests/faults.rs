@@ -240,7 +240,9 @@ impl Engine for Faulty {
     }
 
     async fn list(&self, prefix: &str, page_timeout: Duration) -> EngineResult<Vec<LockInfo>> {
-        self.store.list(prefix, page_timeout).await
+        let page = self.through("list", self.store.list(prefix, page_timeout));
+        let no_answer = |_| Err(EngineError::no_answer("faulty", "list", page_timeout));
+        tokio::time::timeout(page_timeout, page).await.unwrap_or_else(no_answer)
     }
 
     async fn force_release(&self, key: &Key) -> EngineResult<bool> {

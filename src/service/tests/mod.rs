@@ -6,6 +6,7 @@ mod closing;
 mod faults;
 mod hangs;
 mod leases;
+mod list;
 mod outages;
 mod unavailable;
 mod waiting;

@@ -154,7 +154,7 @@ mod queue;
 async fn a_busy_try_writes_nothing() {
     with_own_collection(REPLICA_SET, |engine| async move {
         granted(&engine, &claim(&["n"], LONG)).await;
-        let oplog: Collection<Document> = engine.pool.client().database("local").collection("oplog.rs");
+        let oplog: Collection<Document> = engine.pool.connected().client.database("local").collection("oplog.rs");
         let entries = || async {
             oplog
                 .count_documents(doc! { "ns": engine.locks().namespace().to_string() })

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::super::asked::Telling;
 use super::super::keys::{LAST, Layout, Part, Room};
-use super::super::resp;
+use super::super::resp::{self, Reader};
 use super::super::scripts::Script;
 use super::sent::{Asker, Outcome, Sent, Teller};
 use crate::model::{Claim, OwnerToken};
@@ -32,9 +32,14 @@ pub(super) enum Kind {
 impl Kind {
     pub(super) const ALL: [Kind; 5] = [Kind::Free, Kind::Look, Kind::Take, Kind::Vote, Kind::Script];
 
-    /// Whether its calls are attempts to acquire: their number is limited, and a dropped one is not sent.
+    /// Whether its calls are attempts to acquire whose number the lane limits.
     pub(super) fn is_attempt(self) -> bool {
         matches!(self, Kind::Look | Kind::Take | Kind::Script)
+    }
+
+    /// Whether a dropped call is not sent.
+    pub(super) fn is_cancellable(self) -> bool {
+        self != Kind::Free
     }
 }
 
@@ -138,15 +143,16 @@ impl Batch {
 
     /// Removes dropped attempts. Returns their number.
     pub(super) fn withdraw(&mut self) -> usize {
-        if !self.kind.is_attempt() || !self.askers.iter().any(Asker::is_gone) {
+        if !self.kind.is_cancellable() || !self.askers.iter().any(Asker::is_gone) {
             return 0;
         }
         let gone: Vec<bool> = self.askers.iter().map(Asker::is_gone).collect();
-        for part in [&mut self.locks, &mut self.first, &mut self.second] {
-            // Each call has one word, or one command, in each part that its kind uses.
+        // Each call has one word in each of the first two parts that its kind uses, and one command or two in the last.
+        let commands = if self.kind == Kind::Vote { 2 } else { 1 };
+        for (part, count) in [(&mut self.locks, 1), (&mut self.first, 1), (&mut self.second, commands)] {
             let (mut kept, mut at) = (Vec::with_capacity(part.len()), 0);
             for gone in &gone {
-                let length = resp::length(&part[at..]).ok().flatten().unwrap_or(0);
+                let length = resp::length_of(&part[at..], count).ok().flatten().unwrap_or(0);
                 if !gone {
                     kept.extend_from_slice(&part[at..at + length]);
                 }
@@ -154,9 +160,49 @@ impl Batch {
             }
             *part = kept;
         }
-        let mut at = gone.iter();
-        self.askers.retain(|_| at.next() == Some(&false));
-        gone.iter().filter(|gone| **gone).count()
+        let askers = std::mem::take(&mut self.askers);
+        for (asker, gone) in askers.into_iter().zip(&gone) {
+            match gone {
+                true => asker.discard(),
+                false => self.askers.push(asker),
+            }
+        }
+        gone.len() - self.askers.len()
+    }
+
+    /// Restores a batch from the commands that [`Batch::write`] wrote.
+    ///
+    /// # Errors
+    /// When they are not such commands.
+    pub(super) fn restore(sent: Sent, commands: &[u8]) -> RedisResult<Self> {
+        let words = |command| -> RedisResult<Vec<u8>> {
+            let mut words = Reader::elements(command).ok_or_else(resp::nonsense)?;
+            words.skip(1)?;
+            Ok(words.rest().to_vec())
+        };
+        let mut batch = Batch::new(sent.kind);
+        let mut commands = Reader::new(commands);
+        let count = sent.askers.len();
+        let own = match sent.kind {
+            Kind::Free | Kind::Look => 0,
+            Kind::Take | Kind::Script => count,
+            Kind::Vote => 2 * count,
+        };
+        if sent.kind == Kind::Take {
+            batch.first = words(commands.next()?)?;
+        }
+        for _ in 0..own {
+            batch.second.extend_from_slice(commands.next()?);
+        }
+        if matches!(sent.kind, Kind::Take | Kind::Vote) {
+            // `INCRBY` or `TIME`.
+            commands.skip(1)?;
+        }
+        if sent.kind != Kind::Script {
+            batch.locks = words(commands.next()?)?;
+        }
+        batch.askers = sent.askers;
+        Ok(batch)
     }
 
     /// A vote for `value` as what the lock key holds, and `floor` as the fence.

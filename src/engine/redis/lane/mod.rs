@@ -15,6 +15,7 @@
 mod batch;
 mod sent;
 mod state;
+mod unsent;
 mod watchdog;
 mod wire;
 
@@ -60,7 +61,7 @@ pub(super) struct Lane {
     /// Whether the watchdog sleeps.
     asleep: AtomicBool,
     stirred: Arc<Notify>,
-    health: Health,
+    health: Arc<Health>,
     /// A lane that is silent for so long while calls wait is ended. Who asked has given up by then.
     patience: Duration,
     layout: Layout,
@@ -87,15 +88,15 @@ impl Lane {
         // `SET` with both `NX` and `GET` is of version 7.
         let plain = version >= Some(7);
         let socket = stream.into_std()?;
-        let attempts = Arc::new(Semaphore::new(ATTEMPTS));
+        let (attempts, health) = (Arc::new(Semaphore::new(ATTEMPTS)), Arc::new(Health::new()));
         let lane = Arc::new(Lane {
             number: LAST.fetch_add(1, Relaxed) + 1,
             socket,
-            state: Mutex::new(State::new(attempts.clone())),
+            state: Mutex::new(State::new(attempts.clone(), health.clone())),
             dead: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             stirred: Arc::default(),
-            health: Health::new(),
+            health,
             patience,
             layout,
             plain: AtomicBool::new(plain),
@@ -358,9 +359,9 @@ impl Lane {
         self.stirred.notify_one();
     }
 
-    /// Whether the socket did not take everything that was to be sent.
-    pub(super) fn is_blocked(&self) -> bool {
-        self.state().blocked
+    /// Marks that a caller was dropped without a reply. If its request has not left the process, the next write removes it.
+    pub(super) fn caller_left(&self) {
+        self.state().has_left = true;
     }
 
     /// What is known of the connection's life.

@@ -45,9 +45,19 @@ pub(super) struct Asker {
 }
 
 impl Asker {
-    /// Whether the caller was dropped.
+    /// Whether the caller was dropped, or does not need the request any more.
     pub(super) fn is_gone(&self) -> bool {
-        matches!(&self.teller, Teller::Call(sender) if sender.is_closed())
+        match &self.teller {
+            Teller::Call(sender) => sender.is_closed(),
+            Teller::Release(telling) | Teller::Vote(telling) => telling.is_cancelled(),
+        }
+    }
+
+    /// Drops it. Nobody is told.
+    pub(super) fn discard(self) {
+        if let Teller::Release(telling) | Teller::Vote(telling) = self.teller {
+            telling.discard();
+        }
     }
 
     fn owner(&self) -> Option<&[u8]> {
@@ -90,21 +100,30 @@ impl Sent {
         self.askers.len()
     }
 
+    /// Whether a call in it is to be removed, as long as it is not sent.
+    pub(super) fn has_cancelled(&self) -> bool {
+        self.kind.is_cancellable() && self.askers.iter().any(Asker::is_gone)
+    }
+
     /// Returns the number of attempts to acquire among them.
     pub(super) fn attempts(&self) -> usize {
         if self.kind.is_attempt() { self.askers.len() } else { 0 }
     }
 
-    /// How long the replies are together, when all of them have come.
-    pub(super) fn length(&self, input: &[u8]) -> RedisResult<Option<usize>> {
+    /// Returns the number of commands, each of which has one reply.
+    pub(in super::super) fn commands(&self) -> usize {
         let count = self.askers.len();
-        let replies = match self.kind {
+        match self.kind {
             Kind::Look | Kind::Free => 1,
             Kind::Script => count,
             Kind::Take => count + 3,
             Kind::Vote => 2 * count + 2,
-        };
-        resp::length_of(input, replies)
+        }
+    }
+
+    /// How long the replies are together, when all of them have come.
+    pub(super) fn length(&self, input: &[u8]) -> RedisResult<Option<usize>> {
+        resp::length_of(input, self.commands())
     }
 
     /// Tells everybody what came of it.

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 
 use super::super::asked::{Asked, Single};
 use super::super::failure::passes;
+use super::super::health::Health;
 use super::super::keys::LAST;
 use super::super::plain::Record;
 use super::super::resp;
@@ -29,14 +30,15 @@ pub(super) struct State {
     pub(super) out: Vec<u8>,
     /// How much of `out` was written already.
     pub(super) written: usize,
-    /// The socket did not take all of `out`.
-    pub(super) blocked: bool,
+    /// A caller was dropped without a reply. Its request may be in `out`.
+    pub(super) has_left: bool,
     /// What was read and is not taken up yet, as far as `filled`.
     pub(super) input: Vec<u8>,
     pub(super) filled: usize,
     pub(super) waiting: VecDeque<Asked>,
     /// How many more attempts to acquire may be sent.
     attempts: Arc<Semaphore>,
+    pub(super) health: Arc<Health>,
     /// What is still put together, in the order in which it goes out.
     batches: [Batch; Kind::ALL.len()],
     /// For how many calls there is no reply yet.
@@ -56,12 +58,13 @@ pub(super) struct State {
 }
 
 impl State {
-    pub(super) fn new(attempts: Arc<Semaphore>) -> Self {
+    pub(super) fn new(attempts: Arc<Semaphore>, health: Arc<Health>) -> Self {
         State {
             attempts,
+            health,
             out: Vec::with_capacity(4096),
             written: 0,
-            blocked: false,
+            has_left: false,
             input: vec![0; CHUNK],
             filled: 0,
             waiting: VecDeque::new(),
@@ -106,16 +109,26 @@ impl State {
 
     /// What was put together so far is to be sent: whatever is asked for from here on is carried out after it.
     pub(super) fn seal(&mut self) {
-        for batch in &mut self.batches {
-            let withdrawn = batch.withdraw();
-            if withdrawn > 0 {
-                self.under_way -= withdrawn;
-                self.attempts.add_permits(withdrawn);
-            }
+        for index in 0..self.batches.len() {
+            let withdrawn = self.batches[index].withdraw();
+            self.withdrawn(Kind::ALL[index], withdrawn);
+            let batch = &mut self.batches[index];
             if !batch.is_empty() {
                 let sent = batch.write(&mut self.out);
                 self.waiting.push_back(Asked::Batch(sent));
             }
+        }
+    }
+
+    /// So many calls of a kind were removed before they were sent.
+    pub(super) fn withdrawn(&mut self, kind: Kind, count: usize) {
+        self.under_way -= count;
+        if kind.is_attempt() {
+            self.attempts.add_permits(count);
+        }
+        if kind == Kind::Vote {
+            // A call that waits sees to that itself.
+            (0..count).for_each(|_| self.health.cancelled());
         }
     }
 
@@ -241,7 +254,7 @@ mod tests {
     }
 
     fn unseeded() -> State {
-        State::new(Arc::new(Semaphore::new(0)))
+        State::new(Arc::new(Semaphore::new(0)), Arc::new(Health::new()))
     }
 
     fn seeded() -> State {

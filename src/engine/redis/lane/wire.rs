@@ -12,22 +12,21 @@ use super::{CHUNK, Lane, broken};
 use crate::clock::Moment;
 
 impl Lane {
-    /// Writes the output, as far as the socket takes it. A later tick writes the rest: when the replies to the first part
-    /// arrive, or when the watchdog runs.
+    /// Writes the output, as far as the socket takes it, without the requests of callers that left. A later tick writes the
+    /// rest: when the replies to the first part arrive, or when the watchdog runs.
     pub(super) fn write(&self, state: &mut State) -> io::Result<()> {
+        if std::mem::take(&mut state.has_left) {
+            state.withdraw_unsent().map_err(io::Error::other)?;
+        }
         while state.written < state.out.len() {
             match (&self.socket).write(&state.out[state.written..]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(count) => state.written += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    state.blocked = true;
-                    return Ok(());
-                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
         }
-        state.blocked = false;
         state.out.clear();
         state.out.shrink_to(CHUNK);
         state.written = 0;
@@ -91,13 +90,7 @@ impl Lane {
             if attempts > 0 {
                 self.attempts.add_permits(attempts);
             }
-            while state
-                .waiting
-                .front()
-                .is_some_and(|asked| matches!(asked, Asked::Nothing(_)))
-            {
-                state.waiting.pop_front();
-            }
+            state.end_settled();
             state.input.copy_within(taken..state.filled, 0);
             state.filled -= taken;
             if state.input.len() > CHUNK && state.filled <= CHUNK {

@@ -4,8 +4,6 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
-
 use super::super::failure::Failure;
 use super::Quorum;
 use super::attempt::Attempt;
@@ -14,6 +12,7 @@ use super::node::{Busy, Vote, silence};
 use super::scripts::RAISE;
 use super::tally::{Answer, Count, Tally};
 use super::withdraw::VOTED;
+use crate::engine::attempt_queue::Ticket;
 use crate::engine::{Acquired, Result};
 use crate::model::{Claim, Fence};
 
@@ -27,8 +26,8 @@ struct Unfinished<'a> {
     claim: &'a Claim,
     attempt: Arc<Attempt>,
     answers: Option<Vec<Answer<Vote>>>,
-    /// The attempt's permit, until a majority has answered.
-    permit: Option<OwnedSemaphorePermit>,
+    /// The attempt's ticket, until a majority has answered.
+    ticket: Option<Ticket>,
     is_finished: bool,
 }
 
@@ -40,8 +39,8 @@ impl Drop for Unfinished<'_> {
                 self.attempt.withdraw_later(index, false);
             }
         }
-        if let Some(permit) = self.permit.take() {
-            self.attempt.keep_permit(permit);
+        if let Some(ticket) = self.ticket.take() {
+            self.attempt.keep_ticket(ticket);
         }
         self.claim.copy_sent_marks(&self.attempt.claim);
     }
@@ -51,29 +50,28 @@ impl Quorum {
     /// One attempt. Where its caller goes away, it is taken back.
     ///
     /// # Behavior
-    /// At most [`ATTEMPTS`](super::ATTEMPTS) attempts are in progress. The others wait for a permit, in the order of their
-    /// calls: nothing is allocated or sent for them, and dropping one removes it from the semaphore's queue.
+    /// At most [`ATTEMPTS`](super::ATTEMPTS) attempts are in progress. The others wait for a ticket: nothing is sent for them,
+    /// and dropping one removes it from the queue.
     pub(super) async fn acquire(self: &Arc<Self>, claim: &Claim) -> Result<Acquired> {
-        let closed = || Failure::Closed.during("acquire");
-        let permit = self.attempts.clone().acquire_owned().await.map_err(|_| closed())?;
-        // Boxed, so that a call that waits for its permit is small.
-        Box::pin(async move {
-            tokio::select! {
-                biased;
-                () = self.closing.cancelled() => Err(closed()),
-                outcome = self.attempt(claim, permit) => outcome,
-            }
-        })
-        .await
+        let attempt = async {
+            let ticket = self.attempts.ticket().await;
+            // Boxed, so that a call that waits for its ticket is small.
+            Box::pin(self.attempt(claim, ticket)).await
+        };
+        tokio::select! {
+            biased;
+            () = self.closing.cancelled() => Err(Failure::Closed.during("acquire")),
+            outcome = attempt => outcome,
+        }
     }
 
-    async fn attempt(self: &Arc<Self>, claim: &Claim, permit: OwnedSemaphorePermit) -> Result<Acquired> {
+    async fn attempt(self: &Arc<Self>, claim: &Claim, ticket: Ticket) -> Result<Acquired> {
         let limit = self.limit(claim.ttl);
         let mut attempt = Unfinished {
             claim,
             attempt: Attempt::begin(self, claim),
             answers: None,
-            permit: Some(permit),
+            ticket: Some(ticket),
             is_finished: false,
         };
         let decided = |answers: &[Answer<Vote>]| self.is_decided(answers).then_some(());
@@ -85,7 +83,7 @@ impl Quorum {
             && let Some(fence) = self.settle_fence(&attempt.attempt, answers, limit).await
         {
             attempt.is_finished = true;
-            attempt.permit = None;
+            attempt.ticket = None;
             #[cfg(unix)]
             attempt.attempt.record(fence);
             return Ok(Acquired::Granted { fence });
@@ -93,7 +91,7 @@ impl Quorum {
         self.take_back(&attempt.attempt, answers, limit).await;
         attempt.is_finished = true;
         if is_answered {
-            attempt.permit = None;
+            attempt.ticket = None;
         }
         // Busy, if enough nodes have answered to say that it is the lock and not the store.
         if votes.yes < votes.majority() && is_answered {

@@ -26,7 +26,6 @@ use std::time::Duration;
 #[cfg(unix)]
 use redis::RedisResult;
 use redis::{Cmd, Value};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::RECORD_KEPT_MS;
 use super::super::failure::Failure;
@@ -42,6 +41,7 @@ use super::scripts::ACQUIRE;
 use super::tally::Tally;
 use super::tenure::Tenure;
 use super::withdraw::VOTED;
+use crate::engine::attempt_queue::Ticket;
 use crate::model::Claim;
 #[cfg(unix)]
 use crate::model::Fence;
@@ -63,7 +63,7 @@ pub(super) struct Attempt {
     /// Whether a doubtful entry for it is on the clean-up list of each node.
     pub(super) listed: Box<[AtomicBool]>,
     /// Keeps the attempt counted until its last vote is answered or its connection has ended.
-    permit: OnceLock<OwnedSemaphorePermit>,
+    ticket: OnceLock<Ticket>,
     /// What the nodes' clocks were taken to show.
     floor: u64,
     /// The way to each node.
@@ -80,6 +80,8 @@ struct Way {
     done: AtomicU8,
     /// It is asked by the other connection, because the lane's answer did not decide.
     is_left: AtomicBool,
+    /// The lane has removed the vote before it was sent.
+    is_cancelled: AtomicBool,
 }
 
 /// The replies that are told of, by their numbers: so many for each node, the script's and those of the plain commands.
@@ -109,7 +111,7 @@ impl Attempt {
             tenure,
             tally: Tally::new(quorum.nodes.len()),
             listed: quorum.nodes.iter().map(|_| AtomicBool::new(false)).collect(),
-            permit: OnceLock::new(),
+            ticket: OnceLock::new(),
             floor,
             #[cfg(unix)]
             ways: quorum.ways(claim, floor, is_first),
@@ -125,10 +127,10 @@ impl Attempt {
         attempt
     }
 
-    /// Keeps the permit of an attempt that ended without the answer of a majority: its votes may not have been sent yet.
-    pub(super) fn keep_permit(&self, permit: OwnedSemaphorePermit) {
+    /// Keeps the ticket of an attempt that ended without the answer of a majority: its votes may not have been sent yet.
+    pub(super) fn keep_ticket(&self, ticket: Ticket) {
         // An attempt ends once.
-        let _ = self.permit.set(permit);
+        let _ = self.ticket.set(ticket);
     }
 
     /// The script's call.
@@ -238,6 +240,7 @@ impl Quorum {
                     lane,
                     done: AtomicU8::new(0),
                     is_left: AtomicBool::new(false),
+                    is_cancelled: AtomicBool::new(false),
                 }
             })
             .collect()
@@ -323,6 +326,11 @@ impl Attempt {
         self.ways[index].is_plain
     }
 
+    /// Whether the lane has removed the vote before it was sent.
+    pub(super) fn is_cancelled_at(&self, index: usize) -> bool {
+        self.ways[index].is_cancelled.load(Relaxed)
+    }
+
     /// The lane on which a node's vote is on its way, if it is: what is sent there now is carried out after it.
     pub(super) fn lane(&self, index: usize) -> Option<&Arc<Lane>> {
         let way = &self.ways[index];
@@ -364,6 +372,15 @@ impl Attempt {
 
 #[cfg(unix)]
 impl Told for Attempt {
+    /// A vote of an attempt that has ended.
+    fn is_cancelled(&self, number: usize) -> bool {
+        let is_over = self.tenure.is_over();
+        if is_over {
+            self.ways[number / REPLIES].is_cancelled.store(true, Relaxed);
+        }
+        is_over
+    }
+
     fn told(self: Arc<Self>, number: usize, reply: RedisResult<Value>) {
         let (index, which) = (number / REPLIES, number % REPLIES);
         if which != BY_SCRIPT {

@@ -56,7 +56,6 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use redis::Cmd;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -71,6 +70,7 @@ use super::keys::{Layout, Part};
 use super::scripts::Script;
 #[cfg(unix)]
 use super::{plain::Contended, resp};
+use crate::engine::attempt_queue::AttemptQueue;
 use crate::engine::{Acquired, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
@@ -88,8 +88,7 @@ struct Quorum {
     layout: Layout,
     /// How long one node has for one answer, at most.
     patience: Duration,
-    /// Permits for attempts to acquire. Closed with the engine.
-    attempts: Arc<Semaphore>,
+    attempts: Arc<AttemptQueue>,
     last_attempt: AtomicU64,
     last_floor: AtomicU64,
     tenures: Tenures,
@@ -126,7 +125,7 @@ impl QuorumEngine {
             nodes: config.nodes.into_iter().map(|node| Arc::new(Node::new(node))).collect(),
             layout,
             patience: config.patience,
-            attempts: Arc::new(Semaphore::new(ATTEMPTS)),
+            attempts: AttemptQueue::new(ATTEMPTS),
             last_attempt: AtomicU64::new(0),
             last_floor: AtomicU64::new(0),
             tenures: Tenures::default(),
@@ -282,7 +281,6 @@ impl Quorum {
     /// Gives back the connections.
     fn shut(&self) {
         self.closing.cancel();
-        self.attempts.close();
         for node in &self.nodes {
             node.link.close();
         }

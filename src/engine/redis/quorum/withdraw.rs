@@ -74,15 +74,20 @@ impl Told for Withdrawal {
             self.attempt.withdraw_later(index, true);
         }
     }
+
+    fn is_cancelled(&self, index: usize) -> bool {
+        self.attempt.is_cancelled_at(index)
+    }
 }
 
 impl Attempt {
     /// Ends the attempt, and returns the nodes that may have given their votes by their answers.
     ///
     /// # Behavior
-    /// An unsent vote is never sent: a fast path whose socket takes nothing ends. Where a node has not answered, the rollback follows the vote on the same lane, or the
-    /// clean-up list of the node sends it. If most nodes have refused, a vote on a lane is rolled back only when its answer
-    /// comes (`attempt.rs`). A node that refused has nothing of the attempt: a vote is for all names or for none.
+    /// An unsent vote is never sent: the fast path removes it before its next write. Where a node has not answered, the
+    /// rollback follows the vote on the same lane, or the clean-up list of the node sends it. If most nodes have refused, a
+    /// vote on a lane is rolled back only when its answer comes (`attempt.rs`). A node that refused has nothing of the
+    /// attempt: a vote is for all names or for none.
     pub(super) fn abandon(self: &Arc<Self>, answers: &[Answer<Vote>]) -> Vec<usize> {
         self.tenure.end();
         #[cfg(unix)]
@@ -93,13 +98,13 @@ impl Attempt {
                 Some(answer) if self.may_have(index, answer) => voted.push(index),
                 Some(_) => {}
                 #[cfg(unix)]
-                None if !is_refused => {
-                    if let Some(lane) = self.lane(index) {
-                        if lane.is_blocked() {
-                            // The vote may be in the write buffer: it is not to be sent later. What was sent is doubtful then.
-                            lane.end();
-                            continue;
-                        }
+                None => {
+                    let Some(lane) = self.lane(index) else {
+                        // The task of the vote reacts to the end of the tenure.
+                        continue;
+                    };
+                    lane.caller_left();
+                    if !is_refused {
                         let behind: Arc<dyn Told> = Arc::new(Withdrawal {
                             attempt: self.clone(),
                             _urgent: self.quorum.urgent.token(),
@@ -108,7 +113,7 @@ impl Attempt {
                         lane.tell(&behind, index, |out| call.write_packed_command(out));
                     }
                 }
-                // The task of the vote reacts to the end of the tenure.
+                #[cfg(not(unix))]
                 None => {}
             }
         }

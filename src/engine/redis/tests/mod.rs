@@ -32,6 +32,8 @@ mod quorum;
 #[path = "quorum/mod.rs"]
 #[expect(clippy::duplicate_mod, reason = "both ways to the nodes have to keep every promise")]
 mod quorum_by_lanes;
+#[cfg(unix)]
+mod records;
 mod renewal;
 mod replicas;
 mod rights;

@@ -25,7 +25,7 @@ impl crate::event_loop::EventLoop for Loop {
 }
 
 /// Opens an engine with or without the fast path.
-async fn opened(server: &Server, fast: bool) -> Arc<RedisEngine> {
+pub(super) async fn opened(server: &Server, fast: bool) -> Arc<RedisEngine> {
     let event_loop: Arc<dyn crate::event_loop::EventLoop> = Arc::new(Loop(std::thread::current().id()));
     let settings = Settings {
         event_loop: fast.then_some(event_loop),
@@ -143,6 +143,55 @@ async fn an_attempt_dropped_in_the_tick_of_its_call_is_not_sent() {
     take(&ours, &last).await;
     let keys: Vec<String> = other.run("KEYS lock:*").await;
     assert!(keys.iter().all(|key| key == "lock:last"), "{keys:?}");
+}
+
+/// Only its own request is removed from the write buffer, also where it shares commands with others.
+#[cfg(unix)]
+#[tokio::test]
+async fn a_caller_that_leaves_while_the_socket_is_full_does_not_end_the_fast_path() {
+    const LARGE: usize = 128;
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, mut other) = (opened(&server, true).await, server.other().await);
+    let large = |i: usize| {
+        // All of them are more than the socket's buffers hold.
+        let mut claim = claim(&format!("large{i}"));
+        claim.metadata = Some("x".repeat(256 * 1024).into());
+        claim
+    };
+    // The server knows the script from here on.
+    let first = large(LARGE);
+    take(&ours, &first).await;
+    free(&ours, &first).await;
+    let fast_path = || ours.link().current_lane().map(|lane| lane.number());
+    let before = fast_path();
+    server.freeze();
+    let mut claims: Vec<Claim> = (0..LARGE).map(large).collect();
+    claims.extend((0..3).map(|i| claim(&format!("small{i}"))));
+    let mut calls: Vec<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
+    for call in &mut calls {
+        assert!(futures_util::poll!(call).is_pending());
+    }
+    // The event loop writes what the socket takes: the first request and some more.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    for dropped in [LARGE + 1, LARGE - 1, 0] {
+        drop(calls.remove(dropped));
+    }
+    server.thaw();
+    let mut fences = BTreeSet::new();
+    for answer in join_all(calls).await {
+        match answer.unwrap() {
+            Acquired::Granted { fence } => assert!(fences.insert(fence.0)),
+            held => panic!("{held:?}"),
+        }
+    }
+    let exists = [0, LARGE - 1, LARGE, LARGE + 1].map(|i| format!("lock:{}", claims[i].keys()[0].as_str()));
+    let mut answers = Vec::new();
+    for key in &exists {
+        answers.push(other.args::<i64>(&["EXISTS", key]).await);
+    }
+    assert_eq!(answers, [1, 0, 1, 0], "{exists:?}: what was sent, and what was not");
+    assert_eq!(fast_path(), before);
+    take(&ours, &claim("after")).await;
 }
 
 #[tokio::test]

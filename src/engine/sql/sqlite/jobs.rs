@@ -1,7 +1,8 @@
 //! The jobs of the writer task, and the queue in which they wait.
 //!
-//! The queue has two parts. Renewals, releases and reads go before all attempts to acquire. A job whose caller was dropped is
-//! skipped.
+//! The queue has three parts: renewals and releases, reads, and attempts to acquire. Each transaction takes jobs from them in
+//! this order, up to [`BATCH`] claims. It takes [`SHARE`] claims of each part even where the parts before it fill the batch. So
+//! renewals and releases go before everything else, and no part stops another one. A job whose caller was dropped is skipped.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -17,6 +18,8 @@ use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 /// Maximum number of claims in a transaction, unless one job has more. They share its begin and its commit. Other processes
 /// wait while it lasts.
 const BATCH: usize = 64;
+/// Number of claims of each part of the queue that a transaction executes, if so many wait.
+const SHARE: usize = 16;
 
 /// The answer to a job: stored when the job is executed, sent after the commit.
 pub(super) struct Reply<T> {
@@ -82,11 +85,12 @@ pub(super) enum Job {
 }
 
 impl Job {
-    /// Returns the number of its claims.
+    /// Returns the number of its claims. A page of a list takes as long as several.
     fn claims(&self) -> usize {
         match self {
             Job::Acquire(claims, ..) => claims.len(),
             Job::Release(claims, ..) => claims.len(),
+            Job::List(..) => SHARE,
             _ => 1,
         }
     }
@@ -148,33 +152,42 @@ impl Job {
 
 /// The sending half of the queue.
 pub(super) struct Sender {
-    first: mpsc::UnboundedSender<Job>,
+    changes: mpsc::UnboundedSender<Job>,
+    reads: mpsc::UnboundedSender<Job>,
     attempts: mpsc::UnboundedSender<Job>,
 }
 
 /// The receiving half of the queue.
 pub(super) struct Receiver {
-    first: mpsc::UnboundedReceiver<Job>,
+    changes: mpsc::UnboundedReceiver<Job>,
+    reads: mpsc::UnboundedReceiver<Job>,
     attempts: mpsc::UnboundedReceiver<Job>,
 }
 
 pub(super) fn queue() -> (Sender, Receiver) {
-    let (first, first_receiver) = mpsc::unbounded_channel();
+    let (changes, changes_receiver) = mpsc::unbounded_channel();
+    let (reads, reads_receiver) = mpsc::unbounded_channel();
     let (attempts, attempts_receiver) = mpsc::unbounded_channel();
-    let sender = Sender { first, attempts };
+    let sender = Sender {
+        changes,
+        reads,
+        attempts,
+    };
     let receiver = Receiver {
-        first: first_receiver,
+        changes: changes_receiver,
+        reads: reads_receiver,
         attempts: attempts_receiver,
     };
     (sender, receiver)
 }
 
 impl Sender {
-    /// Appends a job. When the writer has ended, the job and its reply are dropped.
+    /// Appends a job to its part. When the writer has ended, the job and its reply are dropped.
     pub(super) fn send(&self, job: Job) {
         let part = match job {
+            Job::Renew(..) | Job::Transfer(..) | Job::Release(..) | Job::ForceRelease(..) => &self.changes,
+            Job::Inspect(..) | Job::List(..) => &self.reads,
             Job::Acquire(..) => &self.attempts,
-            _ => &self.first,
         };
         let _ = part.send(job);
     }
@@ -186,23 +199,24 @@ impl Receiver {
     /// # Cancellation
     /// Cancel-safe: no job is lost.
     pub(super) async fn next(&mut self, batch: &mut Vec<Job>) -> bool {
-        let job = tokio::select! {
+        let mut next = tokio::select! {
             biased;
-            Some(job) = self.first.recv() => job,
-            Some(job) = self.attempts.recv() => job,
+            Some(job) = self.changes.recv() => Some(job),
+            Some(job) = self.reads.recv() => Some(job),
+            Some(job) = self.attempts.recv() => Some(job),
             else => return false,
         };
         let mut claims = 0;
-        let mut next = Some(job);
-        while let Some(job) = next {
-            if !job.is_cancelled() {
-                claims += job.claims();
-                batch.push(job);
+        for part in [&mut self.changes, &mut self.reads, &mut self.attempts] {
+            let most = BATCH.max(claims + SHARE);
+            while claims < most
+                && let Some(job) = next.take().or_else(|| part.try_recv().ok())
+            {
+                if !job.is_cancelled() {
+                    claims += job.claims();
+                    batch.push(job);
+                }
             }
-            if claims >= BATCH {
-                break;
-            }
-            next = self.first.try_recv().or_else(|_| self.attempts.try_recv()).ok();
         }
         true
     }

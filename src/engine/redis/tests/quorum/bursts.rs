@@ -34,7 +34,7 @@ impl Nodes {
 }
 
 #[tokio::test]
-async fn attempts_dropped_while_they_wait_for_a_permit_are_never_sent() {
+async fn attempts_dropped_while_they_wait_for_a_ticket_are_never_sent() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.patient(Duration::from_secs(5)).await;
     nodes.know_the_scripts(&ours).await;
@@ -57,7 +57,7 @@ async fn attempts_dropped_while_they_wait_for_a_permit_are_never_sent() {
 }
 
 #[tokio::test]
-async fn renewals_and_releases_do_not_wait_for_a_permit() {
+async fn renewals_and_releases_do_not_wait_for_a_ticket() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.patient(Duration::from_secs(20)).await;
     nodes.know_the_scripts(&ours).await;
@@ -70,7 +70,7 @@ async fn renewals_and_releases_do_not_wait_for_a_permit() {
     (1..3).for_each(|node| nodes.hang(node));
     let some = tokio::time::timeout(STALL, calls.next()).await;
     assert!(some.is_err(), "there is no majority");
-    // The attempts keep their permits: they are not polled.
+    // The attempts keep their tickets: they are not polled.
     (1..3).for_each(|node| nodes.go_on(node));
     assert_eq!(renew(&ours, &kept).await.unwrap(), Renewed::Extended);
     free(&ours, &freed).await;
@@ -81,8 +81,36 @@ async fn renewals_and_releases_do_not_wait_for_a_permit() {
     }
 }
 
+/// After a stall the queue is full of calls that are about to time out.
 #[tokio::test]
-async fn a_call_that_waits_for_a_permit_is_small() {
+async fn a_new_call_after_a_stall_is_served_before_the_calls_that_waited() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_secs(20)).await;
+    nodes.know_the_scripts(&ours).await;
+    (1..3).for_each(|node| nodes.hang(node));
+    let claims = claims(CALLS);
+    let mut calls: FuturesUnordered<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
+    let some = tokio::time::timeout(Duration::from_millis(700), calls.next()).await;
+    assert!(some.is_err(), "there is no majority");
+    let new = claim("new");
+    let mut call = ours.try_acquire(&new);
+    assert!(futures_util::poll!(&mut call).is_pending());
+    assert!(!new.was_sent(), "every ticket is in use");
+    (1..3).for_each(|node| nodes.go_on(node));
+    let mut before = 0;
+    let answer = loop {
+        tokio::select! {
+            biased;
+            answer = &mut call => break answer,
+            Some(_) = calls.next() => before += 1,
+        }
+    };
+    assert!(matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");
+    assert!(before < CALLS / 2, "{before} of {CALLS} calls were served before it");
+}
+
+#[tokio::test]
+async fn a_call_that_waits_for_a_ticket_is_small() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.engine().await;
     let waits = claim("waits");
@@ -123,4 +151,47 @@ async fn a_vote_in_the_write_buffer_is_not_sent_after_its_attempt_was_dropped() 
     take_soon(&ours, &claim("after")).await;
     let votes = nodes.votes(1).await - before;
     assert!(votes < LARGE / 2, "{votes} of {LARGE} votes were sent");
+}
+
+/// The votes of other attempts on the same fast path are not affected.
+#[tokio::test]
+async fn an_attempt_dropped_while_a_socket_is_full_does_not_end_the_fast_path() {
+    const LARGE: usize = 128;
+    if !by_lanes() {
+        return;
+    }
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.patient(Duration::from_secs(10)).await;
+    let large = |mut claim: Claim| {
+        // All of them are more than the socket's buffers hold.
+        claim.metadata = Some("x".repeat(256 * 1024).into());
+        claim
+    };
+    let first = large(claim("first"));
+    take_soon(&ours, &first).await;
+    nodes.all_have(&[0, 1, 2], "first").await;
+    free(&ours, &first).await;
+    nodes.are_free(&[0, 1, 2], "first").await;
+    (1..3).for_each(|node| nodes.hang(node));
+    let claims: Vec<Claim> = claims(LARGE).into_iter().map(large).collect();
+    let mut calls: Vec<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
+    for call in &mut calls {
+        assert!(futures_util::poll!(call).is_pending());
+    }
+    // The event loop writes what the sockets take: the first request and some more.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    for dropped in [LARGE - 1, 0] {
+        drop(calls.remove(dropped));
+    }
+    (1..3).for_each(|node| nodes.go_on(node));
+    for answer in join_all(calls).await {
+        assert!(matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");
+    }
+    // A vote leaves the counter of its name behind.
+    let counter = async |index: usize| nodes.counts(&[1], claims[index].keys()[0].as_str()).await[0];
+    assert!(counter(0).await.is_some(), "what was sent");
+    assert_eq!(counter(LARGE - 1).await, None, "what was in the write buffer");
+    for dropped in [0, LARGE - 1] {
+        nodes.are_free(&[0, 1, 2], claims[dropped].keys()[0].as_str()).await;
+    }
 }

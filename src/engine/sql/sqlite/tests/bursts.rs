@@ -114,6 +114,57 @@ async fn renewals_and_releases_go_before_queued_attempts() {
     assert!(before <= 256, "{before} attempts were carried out before them");
 }
 
+/// Each loop reads 64 names at once, so that more reads wait than a transaction executes.
+#[tokio::test]
+async fn attempts_are_made_while_loops_poll_inspect() {
+    let folder = folder();
+    let engine = open(folder.path()).await;
+    let reads = std::cell::Cell::new(0);
+    let poll = || async {
+        for _ in 0..60 {
+            let inspected = (0..64).map(|_| async {
+                assert_eq!(engine.inspect(&key("n")).await.unwrap(), None);
+                reads.set(reads.get() + 1);
+            });
+            join_all(inspected).await;
+        }
+    };
+    let polls = join_all((0..8).map(|_| poll()));
+    let names: Vec<String> = (0..100).map(|n| format!("attempt {n}")).collect();
+    let claims: Vec<Claim> = names.iter().map(|name| claim(&[name], 60_000)).collect();
+    let attempts = async {
+        let granted = join_all(claims.iter().map(|claim| granted(&engine, claim))).await;
+        assert_eq!(granted, [true; 100]);
+        reads.get()
+    };
+    let (before, _) = tokio::join!(attempts, polls);
+    assert!(
+        before <= 60 * 64 * 8 / 4,
+        "{before} reads were answered before 100 attempts"
+    );
+}
+
+#[tokio::test]
+async fn attempts_are_made_during_a_flood_of_releases() {
+    let folder = folder();
+    let engine = open(folder.path()).await;
+    let names: Vec<String> = (0..10_000).map(|n| n.to_string()).collect();
+    let claims: Vec<Claim> = names.iter().map(|name| claim(&[name], 60_000)).collect();
+    let released = std::cell::Cell::new(0);
+    let releases = join_all(claims.iter().map(|claim| async {
+        engine.release(claim, Duration::ZERO).await.unwrap();
+        released.set(released.get() + 1);
+    }));
+    let attempts = async {
+        let attempts: Vec<Claim> = (0..100).map(|n| claim(&[&format!("attempt {n}")], 60_000)).collect();
+        let granted = join_all(attempts.iter().map(|claim| granted(&engine, claim))).await;
+        assert_eq!(granted, [true; 100]);
+        released.get()
+    };
+    let (_, before) = tokio::join!(releases, attempts);
+    assert!(before <= 2500, "{before} releases were answered before 100 attempts");
+}
+
 #[tokio::test]
 async fn attempts_in_order_take_effect_in_order() {
     let folder = folder();

@@ -1,5 +1,0 @@
-// As kit.mjs, for a main thread that must not load the addon.
-import { writeSync } from 'node:fs'
-
-export const task = JSON.parse(process.argv[2])
-export const say = (message) => writeSync(1, `${JSON.stringify(message)}\n`)

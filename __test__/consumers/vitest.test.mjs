@@ -1,0 +1,7 @@
+import { expect, test } from 'vitest'
+import * as holdfast from '../../index.js'
+import realm from './realm.cjs'
+
+test('what holdfast returns and throws is of the realm of a Vitest test', async () => {
+  expect(await realm(holdfast, 'vitest')).toEqual([])
+})

@@ -1,0 +1,76 @@
+// Waiters in several processes. The test controls their order of arrival, and records the order in which they are served.
+import assert from 'node:assert/strict'
+import { readdir, readFile } from 'node:fs/promises'
+import { start } from './children/start.mjs'
+import { openRecorder } from './store-recorder.mjs'
+import { random } from './stores.mjs'
+import { sleep, until } from './tools.mjs'
+
+/** The waiter processes of the test `t`, on a store `{ url, options }` that keeps queues. */
+export class WaiterProcesses {
+  #t
+  #task
+
+  constructor(t, { url, options }) {
+    this.#t = t
+    this.#task = { url, options, log: `waiters_${random()}` }
+    this.recorder = openRecorder(this.#task)
+    t.after(() => this.recorder.close())
+  }
+
+  /** Starts processes that are ready to wait. */
+  async processes(count) {
+    const children = Array.from({ length: count }, () => start(this.#t, 'recording-waiter', this.#task))
+    for (const child of children) await child.next('ready')
+    return children
+  }
+
+  /** Starts one more waiter in a process. It records `label` when it is served. Resolves once it has its position in the queue. */
+  async enqueue(child, label, options) {
+    const before = (await this.positions()).length
+    child.send(JSON.stringify({ verb: 'wait', label, name: 'n', ...options }))
+    await child.next('waiting')
+    assert.equal((await this.positions()).length, before + 1, 'it has the last position')
+  }
+
+  /** Lists the positions in the queue of `n`, first to last. */
+  positions() {
+    return this.recorder.positions('n')
+  }
+
+  /** Lists the labels of the waiters that were served so far, in this order. */
+  served() {
+    return this.recorder.records()
+  }
+
+  /** Waits until all of `expected` were served in this order, and the last one has released the lock unless it still `holds` it. */
+  async assertServed(expected, { holds = false } = {}) {
+    const enough = async () => (await this.served()).length >= expected.length
+    try {
+      await until('all waiters are served', enough)
+    } finally {
+      const served = await this.served()
+      assert.deepEqual(served, expected.slice(0, served.length))
+    }
+    assert.deepEqual(await this.served(), expected)
+    if (!holds) await until('the last one has released', () => this.recorder.isFree('n'))
+  }
+
+  /** Waits until `n` has no holder, no waiter, and nothing in the store. */
+  async assertUnused() {
+    await until('the queue is removed', () => this.recorder.isUnused('n'))
+  }
+}
+
+/** Returns `count` labels of the waiters of one process: `a0`, `a1`, … */
+export const labels = (letter, count) => Array.from({ length: count }, (_, index) => `${letter}${index}`)
+
+/** Suspends a process, and waits until all of its threads have stopped. Only Linux shows the state of each thread. */
+export async function suspend(child) {
+  child.kill('SIGSTOP')
+  const folder = `/proc/${child.pid}/task`
+  const threads = await readdir(folder).catch(() => null)
+  if (!threads) return sleep(500)
+  const isStopped = async (thread) => /.*\) T/s.test(await readFile(`${folder}/${thread}/stat`, 'utf8').catch(() => ') T'))
+  await until('all threads have stopped', async () => (await Promise.all(threads.map(isStopped))).every(Boolean))
+}

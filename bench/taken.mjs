@@ -1,2 +1,0 @@
-/** For how long a name is taken that others try in vain: longer than any part of the benchmark. */
-export const TAKEN_MS = 1_800_000

@@ -1,0 +1,10 @@
+"use strict";
+Object.defineProperty(exports, "__esModule", { value: true });
+exports.LockService = exports.Lock = exports.LockError = exports.isLockError = void 0;
+var errors_js_1 = require("./errors.js");
+Object.defineProperty(exports, "isLockError", { enumerable: true, get: function () { return errors_js_1.isLockError; } });
+Object.defineProperty(exports, "LockError", { enumerable: true, get: function () { return errors_js_1.LockError; } });
+var lock_js_1 = require("./lock.js");
+Object.defineProperty(exports, "Lock", { enumerable: true, get: function () { return lock_js_1.Lock; } });
+var service_js_1 = require("./service.js");
+Object.defineProperty(exports, "LockService", { enumerable: true, get: function () { return service_js_1.LockService; } });

@@ -1,0 +1,46 @@
+"use strict";
+Object.defineProperty(exports, "__esModule", { value: true });
+exports.native = void 0;
+const node_fs_1 = require("node:fs");
+const node_module_1 = require("node:module");
+const node_path_1 = require("node:path");
+// For bundlers, one `require` per platform with a literal path. The folder is written by the build: its `main` is the addon in the
+// package of the platform. Where that package is not installed, a bundler takes `index.js`, which is empty, without a warning.
+const BUNDLED = {
+    'linux-x64-gnu': () => require('./addons/linux-x64-gnu'),
+    'linux-x64-musl': () => require('./addons/linux-x64-musl'),
+    'linux-arm64-gnu': () => require('./addons/linux-arm64-gnu'),
+    'linux-arm64-musl': () => require('./addons/linux-arm64-musl'),
+    'darwin-x64': () => require('./addons/darwin-x64'),
+    'darwin-arm64': () => require('./addons/darwin-arm64'),
+    'win32-x64-msvc': () => require('./addons/win32-x64-msvc'),
+};
+// A `require` that bundlers do not follow.
+const open = (0, node_module_1.createRequire)(__filename);
+function load() {
+    const given = process.env['NAPI_RS_NATIVE_LIBRARY_PATH'];
+    if (given)
+        return open(given);
+    const platform = `${process.platform}-${process.arch}`;
+    let cause;
+    // On Linux, the package for glibc does not load where the C library is musl.
+    for (const target of Object.keys(BUNDLED).filter((target) => target.startsWith(platform))) {
+        try {
+            const built = (0, node_path_1.join)(__dirname, '..', `holdfast.${target}.node`);
+            if ((0, node_fs_1.existsSync)(built))
+                return open(built);
+            // A bundle has no such folder.
+            const bundled = (0, node_fs_1.existsSync)((0, node_path_1.join)(__dirname, 'addons')) ? {} : BUNDLED[target]();
+            if (bundled.connect)
+                return bundled;
+            return open(`holdfast-${target}`);
+        }
+        catch (error) {
+            cause ??= error;
+        }
+    }
+    throw new Error(`holdfast has no native addon for ${platform} here: install it with its optional dependencies ` +
+        '(npm install holdfast --include=optional), or build it from a checkout with `npm run build`, which needs Rust.', { cause });
+}
+/** @internal */
+exports.native = load();

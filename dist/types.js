@@ -1,0 +1,4 @@
+"use strict";
+/// <reference lib="es2020" />
+/// <reference lib="esnext.disposable" />
+Object.defineProperty(exports, "__esModule", { value: true });

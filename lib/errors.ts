@@ -1,0 +1,101 @@
+import type { LockErrorCode } from './types.js'
+
+/**
+ * The error of every rejection of holdfast, except that an aborted wait rejects with `signal.reason` itself. `code` says which
+ * case it is. `instanceof` narrows `code`; {@link isLockError} also knows errors of another copy of this package.
+ */
+export class LockError extends Error {
+  declare readonly name: 'LockError'
+  readonly code: LockErrorCode
+  /** Whether the same call may succeed later without a change to it. */
+  readonly retryable: boolean
+  /** The name of the lock, where the error concerns one. */
+  declare readonly key?: string
+  /** The store (`redis`, `mongodb`, `sqlite`, …), where the error came from it. */
+  declare readonly engine?: string
+  /** The error of the store's driver. For `using`: what `fn` threw, when the lock was lost as well. */
+  declare readonly cause?: unknown
+
+  constructor(
+    code: LockErrorCode,
+    message: string,
+    details: { retryable?: boolean; key?: string | undefined; engine?: string | undefined; cause?: unknown } = {},
+  ) {
+    super(message, 'cause' in details ? { cause: details.cause } : undefined)
+    // The stack shows the code, which an Error writes nowhere. It is formatted when it is read.
+    const trace: { name: string; message: string; stack?: string } = { name: `LockError [${code}]`, message }
+    Error.captureStackTrace(trace, new.target)
+    Object.defineProperty(this, 'stack', {
+      configurable: true,
+      get: () => trace.stack,
+      set: (stack: string) => void (trace.stack = stack),
+    })
+    this.code = code
+    this.retryable = details.retryable ?? false
+    if (details.key !== undefined) this.key = details.key
+    if (details.engine !== undefined) this.engine = details.engine
+  }
+}
+Object.defineProperty(LockError.prototype, 'name', { value: 'LockError', configurable: true, writable: true })
+
+/**
+ * Whether a value is a {@link LockError}, of this or another copy of this package.
+ *
+ * @param code narrows to one code
+ */
+export function isLockError<Code extends LockErrorCode = LockErrorCode>(
+  value: unknown,
+  code?: Code,
+): value is LockError & { readonly code: Code } {
+  if (typeof value !== 'object' || value === null) return false
+  const error = value as Partial<LockError>
+  return error.name === 'LockError' && typeof error.retryable === 'boolean' && (code === undefined || error.code === code)
+}
+
+/** @internal The error that the native core describes. `more` overrides details. */
+export function errorOf(native: string | Record<string, any>, more?: { cause: unknown }): LockError {
+  const { code, message, retryable, key, engine, cause } = typeof native === 'string' ? JSON.parse(native) : native
+  const details = { retryable, key: key ?? undefined, engine: engine ?? undefined }
+  return new LockError(code, message, { ...details, ...(cause === null ? {} : { cause: driverError(cause) }), ...more })
+}
+
+/** The error of a driver, which has no JavaScript stack. */
+function driverError(message: string): Error {
+  return Object.defineProperty(new Error(message), 'stack', { value: `Error: ${message}`, configurable: true, writable: true })
+}
+
+/** @internal What a promise of the native core rejected with, as a `LockError`. */
+export function fromNative(thrown: unknown): unknown {
+  return typeof thrown === 'string' ? errorOf(thrown) : thrown
+}
+
+/** @internal */
+export function invalid(argument: string, rule: string, got: string): LockError {
+  return new LockError('LOCK_INVALID_ARGUMENT', `${argument} ${rule}, got ${got}`)
+}
+
+/** @internal A short text that shows a value in a message. */
+export function describe(value: unknown): string {
+  switch (typeof value) {
+    case 'undefined':
+    case 'boolean':
+      return String(value)
+    case 'number':
+      return Object.is(value, -0) ? '-0' : String(value)
+    case 'string': {
+      const shown = JSON.stringify([...value.slice(0, 120).toWellFormed()].slice(0, 60).join(''))
+      return value.length <= 60 ? shown : `${shown}… (${Buffer.byteLength(value)} bytes)`
+    }
+    case 'function':
+      return 'a function'
+    case 'object':
+      return value === null ? 'null' : Array.isArray(value) ? 'an array' : 'an object'
+    default:
+      return 'a symbol, bigint or external'
+  }
+}
+
+/** @internal */
+export function warn(text: string): void {
+  process.emitWarning(text, 'HoldfastWarning')
+}

@@ -1,0 +1,54 @@
+import { existsSync } from 'node:fs'
+import { createRequire } from 'node:module'
+import { join } from 'node:path'
+
+// The types come from the build, the functions from the addon.
+import type * as Native from './addon.js'
+
+/** @internal */
+export type NativeService = Native.LockService
+/** @internal */
+export type { AcquireRecord, Config } from './addon.js'
+
+// For bundlers, one `require` per platform with a literal path. The folder is written by the build: its `main` is the addon in the
+// package of the platform. Where that package is not installed, a bundler takes `index.js`, which is empty, without a warning.
+const BUNDLED: Record<string, () => Partial<typeof Native>> = {
+  'linux-x64-gnu': () => require('./addons/linux-x64-gnu'),
+  'linux-x64-musl': () => require('./addons/linux-x64-musl'),
+  'linux-arm64-gnu': () => require('./addons/linux-arm64-gnu'),
+  'linux-arm64-musl': () => require('./addons/linux-arm64-musl'),
+  'darwin-x64': () => require('./addons/darwin-x64'),
+  'darwin-arm64': () => require('./addons/darwin-arm64'),
+  'win32-x64-msvc': () => require('./addons/win32-x64-msvc'),
+}
+
+// A `require` that bundlers do not follow.
+const open = createRequire(__filename) as (id: string) => typeof Native
+
+function load(): typeof Native {
+  const given = process.env['NAPI_RS_NATIVE_LIBRARY_PATH']
+  if (given) return open(given)
+  const platform = `${process.platform}-${process.arch}`
+  let cause: unknown
+  // On Linux, the package for glibc does not load where the C library is musl.
+  for (const target of Object.keys(BUNDLED).filter((target) => target.startsWith(platform))) {
+    try {
+      const built = join(__dirname, '..', `holdfast.${target}.node`)
+      if (existsSync(built)) return open(built)
+      // A bundle has no such folder.
+      const bundled = existsSync(join(__dirname, 'addons')) ? {} : BUNDLED[target]!()
+      if (bundled.connect) return bundled as typeof Native
+      return open(`holdfast-${target}`)
+    } catch (error) {
+      cause ??= error
+    }
+  }
+  throw new Error(
+    `holdfast has no native addon for ${platform} here: install it with its optional dependencies ` +
+      '(npm install holdfast --include=optional), or build it from a checkout with `npm run build`, which needs Rust.',
+    { cause },
+  )
+}
+
+/** @internal */
+export const native = load()

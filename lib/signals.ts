@@ -1,0 +1,130 @@
+import { errorOf } from './errors.js'
+import { native } from './native.js'
+import type { Signal, SignalLike } from './types.js'
+
+/** @internal A call that the signal of its caller cancels. */
+export interface Cancellation {
+  readonly ticket: number
+  aborted: boolean
+}
+
+interface Group {
+  readonly calls: Set<Cancellation>
+  readonly listener: () => void
+}
+
+// One listener per signal, however many calls wait with it: Node warns of a leak at more than ten.
+const groups = new WeakMap<SignalLike, Group>()
+let lastTicket = 0
+
+function removeListener(signal: SignalLike, { listener }: Group): void {
+  groups.delete(signal)
+  try {
+    signal.removeEventListener('abort', listener)
+  } catch {
+    // The listener stays, and does nothing.
+  }
+}
+
+/** @internal Listens to the signal of a caller. Throws the reason of a signal that is aborted. */
+export function listen(signal: SignalLike): Cancellation {
+  if (signal.aborted) throw signal.reason
+  const call = { ticket: ++lastTicket, aborted: false }
+  const known = groups.get(signal)
+  if (known) {
+    known.calls.add(call)
+    return call
+  }
+  const listener = () => {
+    if (groups.get(signal) !== group) return
+    removeListener(signal, group)
+    for (const waiting of group.calls) {
+      waiting.aborted = true
+      native.cancel(waiting.ticket)
+    }
+  }
+  const group: Group = { calls: new Set([call]), listener }
+  groups.set(signal, group)
+  try {
+    signal.addEventListener('abort', listener)
+  } catch (thrown) {
+    groups.delete(signal)
+    throw thrown
+  }
+  // A signal may call back at once.
+  if (call.aborted) throw signal.reason
+  return call
+}
+
+/** @internal Ends the listening of one call. */
+export function unlisten(signal: SignalLike, call: Cancellation): void {
+  const group = groups.get(signal)
+  if (group?.calls.delete(call) && group.calls.size === 0) removeListener(signal, group)
+}
+
+// The locks whose signal was read, by the number of the lease. The map keeps such a lock alive until the lease has ended.
+const watched = new Map<number, LossSignal>()
+const LIVE = ['aborted', 'reason', 'throwIfAborted'] as const
+
+/** @internal Aborts the signal of a lock whose loss the native core reported. */
+export function reportLoss(id: number, error: Record<string, any>): void {
+  watched.get(id)?.abort(error)
+}
+
+/**
+ * @internal The signal of a lock.
+ *
+ * After the process was suspended, the report of a loss waits in the event loop, and the code of the user may run before it. So
+ * until the loss, the signal's own `aborted`, `reason` and `throwIfAborted` ask the native clock, and abort the signal when the
+ * lease is lost. Then they are removed, and the signal is an ordinary one.
+ */
+export class LossSignal {
+  readonly signal: Signal
+  readonly #id: number
+  readonly #controller = new AbortController()
+
+  /** @param owner stays alive as long as the signal may abort */
+  constructor(
+    id: number,
+    readonly owner: object,
+  ) {
+    this.#id = id
+    const { signal } = this.#controller
+    this.signal = signal
+    if (native.watch(id)) {
+      watched.set(id, this)
+      for (const name of LIVE) Object.defineProperty(signal, name, { configurable: true, ...this.#live(name) })
+    }
+    this.#check()
+  }
+
+  #live(name: (typeof LIVE)[number]): PropertyDescriptor {
+    const { signal } = this.#controller
+    if (name === 'throwIfAborted') return { value: () => this.#check() && signal.throwIfAborted() }
+    return { get: () => (this.#check() ? signal[name] : name === 'aborted' ? false : undefined) }
+  }
+
+  /** Aborts the signal if the lease is lost by the native clock. */
+  #check(): boolean {
+    const loss = native.loss(this.#id)
+    if (loss == null) return false
+    this.abort(loss)
+    return true
+  }
+
+  abort(error: string | Record<string, any>): void {
+    this.settle()
+    this.#controller.abort(errorOf(error))
+  }
+
+  /** The lease cannot be lost any more, or is lost. */
+  settle(): void {
+    if (!watched.delete(this.#id)) return
+    for (const name of LIVE) Reflect.deleteProperty(this.#controller.signal, name)
+  }
+
+  /** The lock was released. A loss before that is still reported. */
+  released(): void {
+    if (native.loss(this.#id) == null) this.settle()
+  }
+}

@@ -1,0 +1,101 @@
+// Checks the vocabulary of docs/GLOSSARY.md: the words that it replaces do not come back in comments, documents and messages.
+import { execFileSync } from 'node:child_process'
+import { existsSync, readFileSync } from 'node:fs'
+import { extname } from 'node:path'
+
+/** The files and directories that are checked. Add a directory once its text is clean. */
+export const CLEAN = ['__test__/', 'scripts/', 'bench/', 'examples/', 'docs/', 'README.md', 'CONTRIBUTING.md']
+
+/** Files in these directories that are not checked, by the beginning of their path. */
+export const UNCHECKED = [
+  { file: '__test__/bad-input', why: 'not rewritten yet' },
+  { file: '__test__/boundary', why: 'not rewritten yet' },
+  { file: '__test__/types', why: 'not rewritten yet' },
+  { file: 'scripts/build.mjs', why: 'not rewritten yet' },
+  { file: 'scripts/pgo.mjs', why: 'not rewritten yet' },
+  { file: 'scripts/words.mjs', why: 'contains the words' },
+  { file: '__test__/words.spec.mjs', why: 'contains the words' },
+]
+
+/** Each pattern of whole words, and what to write instead. */
+const WORDS = [
+  ['tells?|telling|told', 'notify, report, return, name'],
+  ['hears?|hearing|heard|ears?', 'receive, subscription'],
+  ['beats?|signs? of life', 'heartbeat'],
+  ['lanes?', 'fast path'],
+  ['places? in the (queue|line)|in line', 'position, in the queue'],
+  ['(give|gives|gave|given|giving) (it |them |that )?(back|up)', 'release, roll back, cancel, time out'],
+  ['(take|takes|took|taken|taking) (it |them |that )?back|withdraw\\w*|undo(es|ne|ing)?|undid', 'roll back'],
+  ['let(s|ting)? go|(part|parts|parted|parting) with|frees|freed|freeing', 'release'],
+  ['hand(s|ed|ing)? (it |them |that )?over', 'transfer'],
+  ['prolong\\w*', 'renew, extend'],
+  ['laps(e|es|ed|ing)|(is|are|was|were|be|been|being) over', 'expire, end'],
+  ['nudg(e|es|ed|ing)|rings?|rang|rung|hints?', 'notify, wake'],
+  ['look(s|ed|ing)?(?! like)', 'inspect, read, check, search'],
+  ['patien(ce|t)|impatien(ce|t)', 'timeout, deadline'],
+  ['(come|comes|came|coming) round|(a|one|this|that|each|every|same|next|per) turn|turns? of (the|its|an?) (event )?loop', 'tick'],
+  ['tally|tallies|tenure', 'votes, request lifetime'],
+  ['who|whoever|whom|whose turn|nobody|somebody|everybody|anybody', 'name the subject: the process, the waiter, the caller'],
+  ['in vain|of late|be it|shall|so many', 'a plain sentence'],
+].map(([words, instead]) => [new RegExp(`(?<![\\w-])(${words})(?![\\w-])`, 'gi'), instead])
+
+/** Correct uses of a word, in the files that begin with `file`. */
+export const EXCEPTIONS = [
+  ...['whom', 'looks'].map((word) => ({ file: '__test__/mongodb-security', word, why: 'the current text of an error message' })),
+]
+
+/** The text of comments and of messages: string literals of several words. */
+const LEXERS = {
+  js: /(\/\/[^\n]*|\/\*[\s\S]*?\*\/)|('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*"|`(?:[^`\\]|\\[\s\S])*`)|(?<=[=(,:!&|?{};\n[]\s*)\/(?![*/\s])(?:[^/\\\n[]|\\.|\[(?:[^\]\\\n]|\\.)*\])+\/[a-z]*/g,
+  rust: /(\/\/[^\n]*|\/\*[\s\S]*?\*\/)|(r#+"[\s\S]*?"#+|"(?:[^"\\]|\\[\s\S])*")|'(?:[^'\\\n]|\\[^\n]{1,9}?)'/g,
+  script: /(--[^\n]*)|('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")/g,
+}
+const LEXER_OF = { '.mjs': 'js', '.cjs': 'js', '.js': 'js', '.ts': 'js', '.rs': 'rust', '.lua': 'script', '.sql': 'script' }
+
+/** Replaces characters by blanks, so that positions stay the same. */
+const blank = (text) => text.replace(/[^\n]/g, ' ')
+
+/** The file with everything blanked out but its prose; `undefined` for a file without prose. */
+function prose(path, text) {
+  if (path.endsWith('.md')) return text.replace(/^```[\s\S]*?^```|`[^`\n]*`|\]\([^)]*\)/gm, blank)
+  const lexer = LEXERS[LEXER_OF[extname(path)]]
+  if (!lexer) return undefined
+  let [result, end] = ['', 0]
+  for (const { 0: token, 1: comment, 2: string, index } of text.matchAll(lexer)) {
+    result += blank(text.slice(end, index))
+    const isMessage = string !== undefined && /[a-z] [a-z]/.test(string)
+    if (comment !== undefined) result += token.replace(/`[^`\n]*`/g, blank)
+    else result += isMessage ? token.replace(/\$\{[^}]*\}|\b[\w-]+\.(mjs|rs|md)\b/g, blank) : blank(token)
+    end = index + token.length
+  }
+  return result + blank(text.slice(end))
+}
+
+/** Lists the words in one file that the glossary replaces: `{ line, word, text }`. The name of the file counts as its first line. */
+export function findings(path, text) {
+  const name = path.replace(/[^a-zA-Z]+/g, ' ')
+  const content = prose(path, text)
+  if (content === undefined) return []
+  const lines = [name, ...content.split('\n')]
+  return lines.flatMap((line, index) =>
+    WORDS.flatMap(([pattern, instead]) =>
+      [...line.matchAll(pattern)].map(([word]) => ({ line: Math.max(index, 1), word: word.toLowerCase(), instead, text: line.trim() })),
+    ),
+  )
+}
+
+/** Lists the problems of the tree in the current directory, including exceptions that are not needed any more. */
+export function checkWords() {
+  const listed = execFileSync('git', ['ls-files', '--cached', '--others', '--exclude-standard', ...CLEAN], { encoding: 'utf8' })
+  const files = listed.split('\n').filter((path) => path && existsSync(path) && !UNCHECKED.some(({ file }) => path.startsWith(file)))
+  const used = new Set()
+  const problems = files.flatMap((path) =>
+    findings(path, readFileSync(path, 'utf8')).flatMap(({ line, word, instead, text }) => {
+      const exception = EXCEPTIONS.find((each) => path.startsWith(each.file) && each.word === word)
+      used.add(exception)
+      return exception ? [] : [`${path}:${line}: "${word}" (instead: ${instead}): ${text}`]
+    }),
+  )
+  const unused = EXCEPTIONS.filter((exception) => !used.has(exception))
+  return [...problems, ...unused.map(({ file, word }) => `scripts/words.mjs: the exception for "${word}" in ${file} is not needed any more`)]
+}

@@ -1,0 +1,140 @@
+//! The record of a grant, which `inspect` reads, where the server refuses to write it at first.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use ::redis::RedisResult;
+
+use super::stall::opened;
+use super::*;
+
+/// Sends one command on a connection of its own, and blocks this thread until the reply: no task of this runtime runs meanwhile.
+fn blocking<T: FromRedisValue>(server: &Server, line: &str) -> RedisResult<T> {
+    blocking_words(server, &line.split(' ').collect::<Vec<_>>())
+}
+
+fn blocking_words<T: FromRedisValue>(server: &Server, words: &[&str]) -> RedisResult<T> {
+    let mut connection = ::redis::Client::open(server.url())?.get_connection()?;
+    ::redis::Cmd::new().arg(words).query(&mut connection)
+}
+
+/// Blocks this thread until a condition holds.
+fn block_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let began = std::time::Instant::now();
+    while !holds() {
+        assert!(began.elapsed() < Duration::from_secs(10), "not within 10 s: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Returns how many calls of a script by its hash the server has refused.
+fn refused(server: &Server) -> u64 {
+    let stats: String = blocking(server, "INFO commandstats").unwrap();
+    let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:"));
+    let fields = line.into_iter().flat_map(|line| line.split(','));
+    let counts = fields.filter_map(|field| field.split_once('=').filter(|(name, _)| name.ends_with("ed_calls")));
+    counts.map(|(_, count)| count.parse::<u64>().unwrap()).sum()
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+}
+
+/// Lets the trouble begin between a grant and its record.
+async fn a_refused_record_is_written_later(begin: impl FnOnce(&Server), end: impl FnOnce(&Server)) {
+    let Some(server) = Server::start(&[]).await else { return };
+    let ours = opened(&server, true).await;
+    // The server knows the script of the records from here on.
+    let warm = claim("warm");
+    take(&ours, &warm).await;
+    assert!(ours.inspect(&key("warm")).await.unwrap().unwrap().holder.is_some());
+    free(&ours, &warm).await;
+    let before = refused(&server);
+    let began = now_ms();
+    let fence = take(&ours, &claim("n")).await;
+    let granted = now_ms();
+    begin(&server);
+    // At least one repetition is refused as well.
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    end(&server);
+    assert!(refused(&server) >= before + 2);
+    let mut record: Option<String> = None;
+    eventually("the record is written", async || {
+        record = blocking(&server, "GET holdfast:fence:{lock:n}").unwrap();
+        record.is_some()
+    })
+    .await;
+    let info = ours.inspect(&key("n")).await.unwrap().unwrap();
+    assert_eq!(info.fence, Some(fence));
+    let since = info.holder.unwrap().since_ms;
+    // A key's PTTL is rounded.
+    assert!(
+        (began - 2..=granted + 2).contains(&since),
+        "{since} is not in {began}..={granted}"
+    );
+}
+
+fn run(server: &Server, line: &str) {
+    let _: ::redis::Value = blocking(server, line).unwrap();
+}
+
+#[tokio::test]
+async fn a_record_refused_for_lack_of_memory_is_written_later() {
+    a_refused_record_is_written_later(
+        |server| run(server, "CONFIG SET maxmemory 1"),
+        |server| run(server, "CONFIG SET maxmemory 0"),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_record_refused_while_a_script_runs_is_written_later() {
+    a_refused_record_is_written_later(
+        |server| {
+            run(server, "CONFIG SET lua-time-limit 20");
+            let mut connection = ::redis::Client::open(server.url()).unwrap().get_connection().unwrap();
+            std::thread::spawn(move || {
+                // Ends with an error when it is killed.
+                let _: RedisResult<()> = ::redis::cmd("EVAL")
+                    .arg("while true do end")
+                    .arg(0)
+                    .query(&mut connection);
+            });
+            let is_busy = || blocking::<String>(server, "PING").is_err_and(|error| error.code() == Some("BUSY"));
+            block_until("the script is slow", is_busy);
+        },
+        |server| {
+            run(server, "SCRIPT KILL");
+            block_until("the script has ended", || blocking::<String>(server, "PING").is_ok());
+        },
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_record_refused_after_a_failed_snapshot_is_written_later() {
+    let snapshot = |server: &Server| server.dir.path().join("dump.rdb");
+    // The last snapshot has ended when the server may begin another one.
+    let status = |server: &Server| -> String { blocking(server, "INFO persistence").unwrap() };
+    let save = |server: &Server, result: &str| {
+        run(server, "BGSAVE");
+        let wanted = ["rdb_bgsave_in_progress:0", &format!("rdb_last_bgsave_status:{result}")];
+        block_until("the snapshot", || {
+            let status = status(server);
+            wanted.iter().all(|line| status.contains(line))
+        });
+    };
+    a_refused_record_is_written_later(
+        |server| {
+            // A server that takes no snapshots by itself refuses nothing.
+            let _: String = blocking_words(server, &["CONFIG", "SET", "save", "100000000 1"]).unwrap();
+            // A file cannot replace a directory.
+            std::fs::create_dir(snapshot(server)).unwrap();
+            save(server, "err");
+        },
+        |server| {
+            std::fs::remove_dir(snapshot(server)).unwrap();
+            save(server, "ok");
+        },
+    )
+    .await;
+}

@@ -1,0 +1,110 @@
+//! Messages of a service to JavaScript: events and losses, in batches, through one function.
+
+use std::ptr;
+use std::sync::{Arc, Mutex, Weak};
+
+use napi::bindgen_prelude::{Function, ToNapiValue};
+use napi::{Env, JsValue, sys};
+use serde_json::{Value, json};
+
+use super::bridge::{Reference, Shared, lock};
+use super::error::to_json;
+use crate::error::LockError;
+use crate::service::{Event, EventKind, StallDetector};
+
+/// Calls the `notify` function of one service with JSON text: an array of messages.
+pub(super) struct Notifier {
+    shared: Arc<Shared>,
+    notify: Option<Reference>,
+    /// The messages of the next call, without the closing bracket.
+    batch: Mutex<String>,
+}
+
+impl Notifier {
+    pub(super) fn new(env: &Env, shared: &Arc<Shared>, notify: &Function<'_, String, ()>) -> napi::Result<Arc<Self>> {
+        let mut reference = ptr::null_mut();
+        // SAFETY: `env` is the live environment of this thread, and the function belongs to the open handle scope.
+        napi::check_status!(unsafe { sys::napi_create_reference(env.raw(), notify.raw(), 1, &mut reference) })?;
+        Ok(Arc::new(Notifier {
+            shared: shared.clone(),
+            notify: Some(Reference(reference)),
+            batch: Mutex::default(),
+        }))
+    }
+
+    /// Reports the loss of a lease.
+    pub(super) fn lost(self: &Arc<Self>, id: u64, error: &LockError) {
+        self.send(&json!({ "lost": id, "error": to_json(error) }));
+    }
+
+    /// Reports an event.
+    pub(super) fn event(self: &Arc<Self>, event: &Event) {
+        let duration = event.duration.map(|duration| duration.as_secs_f64() * 1000.0);
+        let (waited, held) = match event.kind {
+            EventKind::Acquired => (duration, None),
+            _ => (None, duration),
+        };
+        self.send(&json!({
+            "type": event.kind.as_str(),
+            "names": event.names.iter().map(|name| name.as_str()).collect::<Vec<_>>(),
+            "fencingToken": event.fence.map(|fence| fence.0.to_string()),
+            "waitedMs": waited,
+            "heldMs": held,
+            "reason": event.reason.as_deref(),
+        }));
+    }
+
+    fn send(self: &Arc<Self>, message: &Value) {
+        let mut batch = lock(&self.batch);
+        let is_first = batch.is_empty();
+        batch.push(if is_first { '[' } else { ',' });
+        batch.push_str(&message.to_string());
+        if is_first {
+            let this = self.clone();
+            self.shared.notice(move |env, _| this.deliver(env));
+        }
+    }
+
+    fn deliver(&self, env: &Env) {
+        let mut batch = std::mem::take(&mut *lock(&self.batch));
+        batch.push(']');
+        let Some(Reference(notify)) = &self.notify else { return };
+        let (mut function, mut result) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: `env` is the live environment of this thread, and the caller opened a handle scope. `notify` catches what
+        // the code of the user throws.
+        unsafe {
+            sys::napi_get_reference_value(env.raw(), *notify, &mut function);
+            let (Ok(this), Ok(text)) = (
+                <()>::to_napi_value(env.raw(), ()),
+                String::to_napi_value(env.raw(), batch),
+            ) else {
+                return;
+            };
+            sys::napi_call_function(env.raw(), this, function, 1, &text, &mut result);
+        }
+    }
+}
+
+impl Drop for Notifier {
+    fn drop(&mut self) {
+        if let Some(reference) = self.notify.take() {
+            self.shared.discard(reference);
+        }
+    }
+}
+
+/// Creates the stall detector, which sends pings to the event loop, without keeping the process alive.
+pub(super) fn stall_detector(shared: &Arc<Shared>) -> Arc<StallDetector> {
+    let shared = shared.clone();
+    Arc::new_cyclic(|detector: &Weak<StallDetector>| {
+        let detector = detector.clone();
+        StallDetector::new(move || {
+            let detector = detector.clone();
+            shared.notice(move |_, _| {
+                if let Some(detector) = detector.upgrade() {
+                    detector.responded();
+                }
+            });
+        })
+    })
+}

@@ -1,0 +1,330 @@
+//! Node's event loop (libuv): flushes requests and settles promises before the loop sleeps, and reads a socket when data arrives.
+//!
+//! libuv's functions are resolved at run time. Where a runtime does not export them, and on Windows, there is no [`UvLoop`], and
+//! all calls run on the I/O thread instead of the local executor.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use napi::bindgen_prelude::Object;
+use napi::{Env, JsValue, sys};
+
+use super::bridge::{Bridge, settle_ready};
+use crate::event_loop::{AdaptiveSpin, Socket};
+
+type Handled = *mut c_void;
+type OnClose = unsafe extern "C" fn(Handled);
+type OnPoll = unsafe extern "C" fn(Handled, c_int, c_int);
+type OnPrepare = unsafe extern "C" fn(Handled);
+
+/// The functions of libuv that are needed here (libuv's manual, "uv_poll_t", "uv_prepare_t" and "uv_loop_t").
+struct Uv {
+    handle_size: unsafe extern "C" fn(c_int) -> usize,
+    poll_init: unsafe extern "C" fn(*mut c_void, Handled, c_int) -> c_int,
+    poll_start: unsafe extern "C" fn(Handled, c_int, OnPoll) -> c_int,
+    prepare_init: unsafe extern "C" fn(*mut c_void, Handled) -> c_int,
+    prepare_start: unsafe extern "C" fn(Handled, OnPrepare) -> c_int,
+    set_data: unsafe extern "C" fn(Handled, *mut c_void),
+    get_data: unsafe extern "C" fn(Handled) -> *mut c_void,
+    unref: unsafe extern "C" fn(Handled),
+    backend_fd: unsafe extern "C" fn(*const c_void) -> c_int,
+    backend_timeout: unsafe extern "C" fn(*const c_void) -> c_int,
+    close: unsafe extern "C" fn(Handled, Option<OnClose>),
+}
+
+/// How long the loop busy-polls for replies before it sleeps.
+const BUSY_POLL: Duration = Duration::from_micros(75);
+
+/// How many ticks run in a row before the loop continues with its other handles.
+const TICKS_AT_ONCE: usize = 8;
+
+/// `UV_POLL` and `UV_PREPARE` of `uv_handle_type`, and `UV_READABLE`, which libuv 1.x does not change.
+const POLL: c_int = 8;
+const PREPARE: c_int = 9;
+const READABLE: c_int = 1;
+
+impl Uv {
+    fn find() -> Option<Self> {
+        /// # Safety
+        /// `T` is the type of the function of that name.
+        unsafe fn function<T: Copy>(name: &std::ffi::CStr) -> Option<T> {
+            // SAFETY: the name ends with a null.
+            let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+            // SAFETY: a function pointer is as large as an address.
+            (!address.is_null()).then(|| unsafe { std::mem::transmute_copy(&address) })
+        }
+        // SAFETY: the types are those of libuv's headers.
+        unsafe {
+            Some(Uv {
+                handle_size: function(c"uv_handle_size")?,
+                poll_init: function(c"uv_poll_init")?,
+                poll_start: function(c"uv_poll_start")?,
+                prepare_init: function(c"uv_prepare_init")?,
+                prepare_start: function(c"uv_prepare_start")?,
+                set_data: function(c"uv_handle_set_data")?,
+                get_data: function(c"uv_handle_get_data")?,
+                unref: function(c"uv_unref")?,
+                backend_fd: function(c"uv_backend_fd")?,
+                backend_timeout: function(c"uv_backend_timeout")?,
+                close: function(c"uv_close")?,
+            })
+        }
+    }
+
+    /// Allocates a handle.
+    fn handle(&self, kind: c_int) -> Handled {
+        // SAFETY: the size is libuv's own.
+        unsafe { libc::calloc(1, (self.handle_size)(kind)) }
+    }
+}
+
+/// The event loop of one environment.
+pub(super) struct UvLoop {
+    uv: Uv,
+    env: sys::napi_env,
+    uv_loop: *mut c_void,
+    context: sys::napi_async_context,
+    prepare: Cell<Handled>,
+    polls: RefCell<Vec<Handled>>,
+    busy_poll: RefCell<AdaptiveSpin>,
+}
+
+/// The data of a poll handle.
+struct Served {
+    bridge: Rc<Bridge>,
+    socket: Arc<dyn Socket>,
+}
+
+impl UvLoop {
+    /// `None`: the runtime does not export libuv.
+    pub(super) fn find(env: &Env) -> Option<Self> {
+        let uv = Uv::find()?;
+        let (mut uv_loop, mut context) = (ptr::null_mut(), ptr::null_mut());
+        let (resource, name) = (Object::new(env).ok()?, env.create_string("holdfast").ok()?);
+        // SAFETY: `env` is the live environment of this thread; the context is destroyed in `end`.
+        let found = unsafe {
+            sys::napi_get_uv_event_loop(env.raw(), &mut uv_loop) == sys::Status::napi_ok
+                && sys::napi_async_init(env.raw(), resource.raw(), name.raw(), &mut context) == sys::Status::napi_ok
+        };
+        found.then(|| UvLoop {
+            uv,
+            env: env.raw(),
+            uv_loop: uv_loop.cast(),
+            context,
+            prepare: Cell::new(ptr::null_mut()),
+            polls: RefCell::default(),
+            busy_poll: RefCell::default(),
+        })
+    }
+
+    /// Whether the loop runs a tick before it sleeps.
+    pub(super) fn is_active(&self) -> bool {
+        !self.prepare.get().is_null()
+    }
+
+    pub(super) fn serve(&self, bridge: &Rc<Bridge>, socket: Arc<dyn Socket>) {
+        // SAFETY: the handles are libuv's, created and used on the loop's thread; they live until their close callback.
+        // Their data points to a leaked `Rc` or box, which that callback reclaims.
+        unsafe {
+            if self.prepare.get().is_null() {
+                let prepare = self.uv.handle(PREPARE);
+                (self.uv.prepare_init)(self.uv_loop, prepare);
+                (self.uv.set_data)(prepare, Rc::into_raw(bridge.clone()).cast_mut().cast());
+                (self.uv.prepare_start)(prepare, on_prepare);
+                (self.uv.unref)(prepare);
+                self.prepare.set(prepare);
+                bridge.check_outbox_before_sleep();
+            }
+            let poll = self.uv.handle(POLL);
+            if (self.uv.poll_init)(self.uv_loop, poll, socket.descriptor()) != 0 {
+                libc::free(poll);
+                return socket.end();
+            }
+            let served = Served {
+                bridge: bridge.clone(),
+                socket,
+            };
+            (self.uv.set_data)(poll, Box::into_raw(Box::new(served)).cast());
+            (self.uv.poll_start)(poll, READABLE, on_poll);
+            (self.uv.unref)(poll);
+            self.polls.borrow_mut().push(poll);
+        }
+    }
+
+    /// Sends the requests since the last tick.
+    fn flush(&self) {
+        let polls = self.polls.borrow().clone();
+        for poll in polls {
+            // SAFETY: a handle on the list has not been closed.
+            let served = unsafe { &*(self.uv.get_data)(poll).cast::<Served>() };
+            if !served.socket.flush() {
+                self.drop_poll(poll);
+            }
+        }
+    }
+
+    /// Busy-polls for replies for a short time, where requests are in flight and the loop has nothing else to do.
+    ///
+    /// # Behavior
+    /// Any other event of the loop ends it: the descriptor of libuv becomes readable then (libuv's manual, `uv_backend_fd`).
+    fn busy_poll(&self) {
+        let polls = self.polls.borrow();
+        // SAFETY: a handle on the list has not been closed.
+        let served = |poll: &Handled| unsafe { &*(self.uv.get_data)(*poll).cast::<Served>() };
+        let mut awaiting = polls
+            .iter()
+            .map(|poll| &served(poll).socket)
+            .filter(|socket| socket.awaits());
+        let mut busy_poll = self.busy_poll.borrow_mut();
+        let Some(socket) = awaiting.next().filter(|_| busy_poll.should_spin()) else {
+            return;
+        };
+        // SAFETY: the loop is alive, and this is its thread.
+        let (fd, timeout) = unsafe {
+            (
+                (self.uv.backend_fd)(self.uv_loop),
+                (self.uv.backend_timeout)(self.uv_loop),
+            )
+        };
+        // A loop with a due timer or other work does not sleep.
+        if fd < 0 || timeout == 0 {
+            return;
+        }
+        let (events, revents) = (libc::POLLIN, 0);
+        let mut ready = [fd, socket.descriptor()].map(|fd| libc::pollfd { fd, events, revents });
+        let started = Instant::now();
+        // SAFETY: two valid entries.
+        while unsafe { libc::poll(ready.as_mut_ptr(), 2, 0) } == 0 {
+            if started.elapsed() >= BUSY_POLL {
+                return busy_poll.record(false);
+            }
+        }
+        // Another event says nothing about the store.
+        if ready[1].revents != 0 {
+            busy_poll.record(true);
+        }
+    }
+
+    fn drop_poll(&self, poll: Handled) {
+        let mut polls = self.polls.borrow_mut();
+        if let Some(at) = polls.iter().position(|known| *known == poll) {
+            polls.swap_remove(at);
+            // SAFETY: it was on the list, so it is closed once.
+            unsafe { (self.uv.close)(poll, Some(on_poll_closed)) };
+        }
+    }
+
+    /// Closes every handle. The loop runs one more tick, which frees their memory.
+    pub(super) fn end(&self) {
+        for poll in std::mem::take(&mut *self.polls.borrow_mut()) {
+            // SAFETY: as in `flush`.
+            let served = unsafe { &*(self.uv.get_data)(poll).cast::<Served>() };
+            served.socket.end();
+            // SAFETY: as in `drop_poll`.
+            unsafe { (self.uv.close)(poll, Some(on_poll_closed)) };
+        }
+        // SAFETY: created in `find`, and this is its last use.
+        unsafe { sys::napi_async_destroy(self.env, self.context) };
+        let prepare = self.prepare.replace(ptr::null_mut());
+        if !prepare.is_null() {
+            // SAFETY: closed once.
+            unsafe { (self.uv.close)(prepare, Some(on_prepare_closed)) };
+        }
+    }
+}
+
+/// One tick: polls the ready calls and settles their promises.
+fn tick(bridge: &Rc<Bridge>, uv_loop: &UvLoop) {
+    let env = Env::from_raw(uv_loop.env);
+    let mut handles = ptr::null_mut();
+    let mut scope = ptr::null_mut();
+    // SAFETY: on the loop's thread, outside of JavaScript; opened and closed in pairs.
+    unsafe {
+        sys::napi_open_handle_scope(uv_loop.env, &mut handles);
+        sys::napi_open_callback_scope(uv_loop.env, ptr::null_mut(), uv_loop.context, &mut scope);
+    }
+    while bridge.executor.run_ready() | settle_ready(&env, bridge) {}
+    // SAFETY: as above. Closing the scope runs the microtasks, as after every callback of Node.
+    unsafe {
+        sys::napi_close_callback_scope(uv_loop.env, scope);
+        sys::napi_close_handle_scope(uv_loop.env, handles);
+    }
+}
+
+fn guarded(work: impl FnOnce()) {
+    // A panic must not unwind into libuv.
+    if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
+        tracing::error!("a bug in holdfast: a tick of the event loop panicked");
+    }
+}
+
+unsafe extern "C" fn on_poll(poll: Handled, _: c_int, _: c_int) {
+    guarded(|| {
+        let Some(data) = Uv::data(poll) else { return };
+        // SAFETY: the data of a poll handle, until it is closed.
+        let served = unsafe { &*data.cast::<Served>() };
+        let bridge = served.bridge.clone();
+        let Some(uv_loop) = &bridge.uv_loop else { return };
+        let open = served.socket.readable();
+        tick(&bridge, uv_loop);
+        if !open {
+            uv_loop.drop_poll(poll);
+        }
+        uv_loop.flush();
+    });
+}
+
+unsafe extern "C" fn on_prepare(prepare: Handled) {
+    guarded(|| {
+        let Some(data) = Uv::data(prepare) else { return };
+        // SAFETY: the data of the prepare handle, which owns one count of the bridge.
+        let bridge = unsafe {
+            Rc::increment_strong_count(data.cast::<Bridge>());
+            Rc::from_raw(data.cast::<Bridge>())
+        };
+        let Some(uv_loop) = &bridge.uv_loop else { return };
+        // The microtasks of a tick may make more calls ready, and the loop sleeps next.
+        for _ in 0..TICKS_AT_ONCE {
+            if !bridge.has_ready() {
+                break;
+            }
+            tick(&bridge, uv_loop);
+        }
+        if bridge.has_ready() {
+            bridge.shared().wake();
+        }
+        uv_loop.flush();
+        uv_loop.busy_poll();
+    });
+}
+
+impl Uv {
+    /// A handle's data: the first field of every handle (libuv's manual, `uv_handle_t.data`).
+    fn data(handle: Handled) -> Option<*const c_void> {
+        // SAFETY: the handle lives until its close callback.
+        let data = unsafe { *handle.cast::<*const c_void>() };
+        (!data.is_null()).then_some(data)
+    }
+}
+
+unsafe extern "C" fn on_poll_closed(poll: Handled) {
+    if let Some(data) = Uv::data(poll) {
+        // SAFETY: boxed in `serve`; a handle is closed once.
+        drop(unsafe { Box::from_raw(data.cast_mut().cast::<Served>()) });
+    }
+    // SAFETY: allocated by `handle`.
+    unsafe { libc::free(poll) };
+}
+
+unsafe extern "C" fn on_prepare_closed(prepare: Handled) {
+    if let Some(data) = Uv::data(prepare) {
+        // SAFETY: the count that `serve` leaked.
+        drop(unsafe { Rc::from_raw(data.cast::<Bridge>()) });
+    }
+    // SAFETY: allocated by `handle`.
+    unsafe { libc::free(prepare) };
+}
