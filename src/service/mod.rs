@@ -244,7 +244,7 @@ impl Locks {
         })
     }
 
-    /// Reads who holds a name. `None`: it is free.
+    /// Reads the holder of a name. `None`: it is free.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
@@ -260,8 +260,8 @@ impl Locks {
     /// Lists the held locks whose name starts with `prefix`, sorted by name.
     ///
     /// # Behavior
-    /// Each page has one store timeout, whatever the whole takes. A failure that may pass is retried while less than one
-    /// store timeout has passed since the call; so a page without an answer ends the call.
+    /// Each page has one store timeout. The number of pages is not limited. A retryable error is retried until one store timeout
+    /// after the start of the call. A page without an answer therefore ends the call.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.

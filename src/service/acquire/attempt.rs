@@ -36,8 +36,8 @@ impl Acquisition {
     ///
     /// # Behavior
     /// Cancels the attempt on an abort, on a close, and when the store has not answered since `since` within its timeout. If the
-    /// store has answered before that the lock is busy, cancels it also [`MIN_STORE_TIMEOUT`] after the deadline: an attempt
-    /// without an answer does not prolong the wait further.
+    /// store has answered before that the lock is busy, also cancels it [`MIN_STORE_TIMEOUT`] after the deadline, so that a missing
+    /// answer delays the end of the wait by no more than that.
     pub(super) async fn attempt(&mut self, since: Instant) -> AttemptOutcome {
         let (shared, claim) = (&self.shared, &self.claim);
         let began = Moment::now();
