@@ -27,7 +27,7 @@ function forbidden(path) {
   if (top === 'js') {
     rules.push([/\bengine::(memory|redis|mongodb|sql|Engine|Acquired|Renewed|Released)\b/, 'js/ imports of L1 only the configuration'])
   }
-  if (['error.rs', 'model.rs', 'clock.rs'].includes(path)) {
+  if (['error.rs', 'model.rs', 'clock.rs', 'backoff.rs', 'event_loop.rs'].includes(path)) {
     rules.push([/\bcrate::(engine|service|js)\b/, 'L0 imports no layer above it'])
   }
   return rules

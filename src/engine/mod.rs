@@ -156,7 +156,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Extends the lease on every name of the claim to at least `ttl` from now on.
     ///
     /// # Behavior
-    /// Never shortens a lease: a renewal that the store executes late cannot undo a longer one. Never re-creates a lock that
+    /// Never shortens a lease: a renewal that the store executes late cannot revert a longer one. Never re-creates a lock that
     /// is gone.
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed>;
 
@@ -198,7 +198,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Subscribes to changes of `key` for `claim`. A change after this returns is not missed.
     async fn subscribe(&self, claim: &Claim, key: &Key) -> Result<Box<dyn Subscription>>;
 
-    /// Reads who holds a name. `None`: it is free.
+    /// Reads the holder of a name. `None`: it is free.
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>>;
 
     /// Lists the held locks whose name starts with `prefix` (literal text), sorted by name.

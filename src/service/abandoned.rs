@@ -11,6 +11,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
 use parking_lot::Mutex;
@@ -262,20 +263,14 @@ impl Shared {
                 }
                 lists.next(batches.len(), began, self.closing.is_cancelled())
             };
-            let wait = match step {
+            let due = match step {
                 Step::End => return,
                 Step::Release(batch) => {
                     began = Moment::now();
                     batches.push(self.release_batch(batch));
                     continue;
                 }
-                Step::Wait(until) => until,
-            };
-            let due = async {
-                match wait {
-                    Some(at) => tokio::time::sleep(at.remaining()).await,
-                    None => std::future::pending().await,
-                }
+                Step::Wait(until) => until.map(|at| tokio::time::sleep(at.remaining())),
             };
             let is_closing = self.closing.is_cancelled();
             tokio::select! {
@@ -290,7 +285,7 @@ impl Shared {
                 }
                 () = self.abandoned.added.notified() => {}
                 () = self.closing.cancelled(), if !is_closing => {}
-                () = due => {}
+                Some(()) = OptionFuture::from(due) => {}
             }
         }
     }

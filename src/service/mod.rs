@@ -73,7 +73,7 @@ impl Locks {
             events,
             stall_detector,
             counters: Counters::default(),
-            renewal_scheduler: RenewalScheduler::default(),
+            scheduler: RenewalScheduler::default(),
             op_ended: Notify::new(),
             last_arrival: AtomicU64::new(0),
             attempts: local_fifo::Attempts::default(),
@@ -244,7 +244,7 @@ impl Locks {
         })
     }
 
-    /// Reads who holds a name. `None`: it is free.
+    /// Reads the holder of a name. `None`: it is free.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
@@ -260,8 +260,8 @@ impl Locks {
     /// Lists the held locks whose name starts with `prefix`, sorted by name.
     ///
     /// # Behavior
-    /// Each page has one store timeout, whatever the whole takes. A failure that may pass is retried while less than one
-    /// store timeout has passed since the call; so a page without an answer ends the call.
+    /// Each page has one store timeout. The number of pages is not limited. A retryable error is retried until one store timeout
+    /// after the start of the call. A page without an answer therefore ends the call.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
@@ -350,7 +350,7 @@ impl Locks {
                 let timeout = || deadline.max(tokio::time::Instant::now() + MIN_CLOSE_STEP);
                 shared.calls.close();
                 let _ = tokio::time::timeout_at(timeout(), shared.calls.wait()).await;
-                for lease in shared.renewal_scheduler.held() {
+                for lease in shared.scheduler.held() {
                     lease.close(shared);
                 }
                 let _ = tokio::time::timeout_at(timeout(), shared.abandoned.emptied()).await;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use futures_util::future::OptionFuture;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -97,9 +98,9 @@ impl RenewalScheduler {
     /// Declares leases lost whose deadline has passed, and starts the renewals that are due.
     fn run_due(shared: &Arc<Shared>) {
         let mut batches: Vec<(Duration, Vec<Arc<Lease>>)> = Vec::new();
-        for lease in shared.renewal_scheduler.take_due() {
+        for lease in shared.scheduler.take_due() {
             let timeout = lease.renewal_due(shared);
-            shared.renewal_scheduler.schedule(&lease);
+            shared.scheduler.schedule(&lease);
             let Some(timeout) = timeout else { continue };
             // A batch has one timeout.
             match batches.iter_mut().find(|batch| batch.0 == timeout) {
@@ -123,7 +124,7 @@ impl RenewalScheduler {
         loop {
             Self::run_due(&shared);
             let sleep = {
-                let schedule = shared.renewal_scheduler.schedule.lock();
+                let schedule = shared.scheduler.schedule.lock();
                 let now = Moment::now();
                 let sleep = match schedule.keys().next() {
                     Some((at, _)) => {
@@ -135,19 +136,13 @@ impl RenewalScheduler {
                 };
                 // Under the lock: `schedule` compares later leases with this time.
                 let wakes_at = sleep.map_or(u64::MAX, |sleep| (now + sleep).to_nanos());
-                shared.renewal_scheduler.wakes_at.store(wakes_at, Relaxed);
+                shared.scheduler.wakes_at.store(wakes_at, Relaxed);
                 sleep
             };
-            let sleep = async {
-                match sleep {
-                    Some(sleep) => tokio::time::sleep(sleep).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = shared.renewal_scheduler.rescheduled.notified() => {}
+                () = shared.scheduler.rescheduled.notified() => {}
                 () = shared.ended.cancelled() => return,
-                () = sleep => {}
+                Some(()) = OptionFuture::from(sleep.map(tokio::time::sleep)) => {}
             }
         }
     }

@@ -31,7 +31,7 @@ pub(super) struct Shared {
     pub(super) events: Option<EventSink>,
     pub(super) stall_detector: Arc<StallDetector>,
     pub(super) counters: Counters,
-    pub(super) renewal_scheduler: RenewalScheduler,
+    pub(super) scheduler: RenewalScheduler,
     /// Notified when an operation of a lease ends for which others wait (`lease/op_guard.rs`).
     pub(super) op_ended: Notify,
     /// The arrival number of the newest call.
@@ -88,7 +88,7 @@ impl Shared {
     pub(super) fn add_lease(&self, lease: &Arc<Lease>, since: Instant) {
         add(&self.counters.acquired);
         add(&self.counters.held);
-        self.renewal_scheduler.schedule(lease);
+        self.scheduler.schedule(lease);
         self.emit(|| lease.event(EventKind::Acquired, Some(since.elapsed()), None));
     }
 

@@ -1,14 +1,15 @@
-//! One attempt of an acquisition, and what cancels it.
+//! One attempt of an acquisition.
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use futures_util::future::OptionFuture;
+use tokio::time::{Instant, sleep_until};
 
-use super::{Acquisition, Outcome};
+use super::Acquisition;
+use super::wait::Cancellation;
 use crate::clock::Moment;
 use crate::engine::Acquired;
-use crate::error::{EngineError, LockError};
+use crate::error::EngineError;
 use crate::model::{Fence, Key};
 use crate::service::event::add;
 use crate::service::local_fifo::attempt_in_order;
@@ -30,27 +31,13 @@ pub(super) enum AttemptOutcome {
     Cancelled(Cancellation),
 }
 
-/// The reason for the end of an acquisition without an answer of the store.
-pub(super) enum Cancellation {
-    Aborted,
-    Closed,
-    /// The caller's deadline has passed.
-    DeadlinePassed,
-}
-
-impl Cancellation {
-    pub(super) fn into_outcome(self) -> Result<Outcome, LockError> {
-        match self {
-            Cancellation::Aborted => Ok(Outcome::Aborted),
-            Cancellation::DeadlinePassed => Ok(Outcome::Busy),
-            Cancellation::Closed => Err(LockError::closed()),
-        }
-    }
-}
-
 impl Acquisition {
-    /// Makes one attempt. Cancels it on an abort, on a close, after the deadline, and when the store has not answered since
-    /// `since` within its timeout.
+    /// Makes one attempt.
+    ///
+    /// # Behavior
+    /// Cancels the attempt on an abort, on a close, and when the store has not answered since `since` within its timeout. If the
+    /// store has answered before that the lock is busy, also cancels it [`MIN_STORE_TIMEOUT`] after the deadline, so that a missing
+    /// answer delays the end of the wait by no more than that.
     pub(super) async fn attempt(&mut self, since: Instant) -> AttemptOutcome {
         let (shared, claim) = (&self.shared, &self.claim);
         let began = Moment::now();
@@ -62,6 +49,8 @@ impl Acquisition {
                 shared.engine.try_acquire(claim).await
             }
         };
+        let deadline = self.deadline.filter(|_| self.is_waiting);
+        let grace_end = deadline.map(|deadline| sleep_until(deadline + MIN_STORE_TIMEOUT));
         let outcome = tokio::select! {
             biased;
             answer = attempt => match answer {
@@ -74,36 +63,14 @@ impl Acquisition {
                     AttemptOutcome::Failed(error)
                 }
             },
-            () = self.aborted() => AttemptOutcome::Cancelled(Cancellation::Aborted),
-            () = shared.closing.cancelled() => AttemptOutcome::Cancelled(Cancellation::Closed),
-            () = self.grace_ended() => AttemptOutcome::Cancelled(Cancellation::DeadlinePassed),
-            () = tokio::time::sleep_until(since + self.store_timeout) => {
+            cancellation = self.cancelled() => AttemptOutcome::Cancelled(cancellation),
+            Some(()) = OptionFuture::from(grace_end) => AttemptOutcome::Cancelled(Cancellation::DeadlinePassed),
+            () = sleep_until(since + self.store_timeout) => {
                 add(&shared.counters.store_errors);
                 AttemptOutcome::TimedOut
             }
         };
         self.doubtful |= claim.sent_at().is_some();
         outcome
-    }
-
-    /// Completes [`MIN_STORE_TIMEOUT`] after the deadline, if the store has answered before that the lock is busy: an attempt
-    /// without an answer does not prolong the wait further.
-    async fn grace_ended(&self) {
-        match self.deadline.filter(|_| self.is_waiting) {
-            Some(deadline) => tokio::time::sleep_until(deadline + MIN_STORE_TIMEOUT).await,
-            None => std::future::pending().await,
-        }
-    }
-
-    pub(super) fn is_aborted(&self) -> bool {
-        self.abort.as_ref().is_some_and(CancellationToken::is_cancelled)
-    }
-
-    /// Completes when the caller aborts.
-    pub(super) async fn aborted(&self) {
-        match &self.abort {
-            Some(abort) => abort.cancelled().await,
-            None => std::future::pending().await,
-        }
     }
 }

@@ -14,7 +14,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use self::attempt::{AttemptOutcome, Cancellation};
+use self::attempt::AttemptOutcome;
+use self::wait::Cancellation;
 use super::Shared;
 use super::abandoned::AbandonedClaim;
 use super::event::{Event, EventKind, add, sub};
@@ -148,7 +149,7 @@ impl Acquisition {
         let mut last_error: Option<EngineError> = None;
         if waits && ordered {
             // Before the first attempt: it may enter the queue, and a hand-off would be lost.
-            subscription = self.subscribe_owner().await;
+            subscription = self.subscribe_to_first().await;
         } else if waits {
             // Enter the FIFO before the first attempt, so that it keeps the order of the calls.
             position = Some(shared.local_fifos.enter(&self.claim.keys()[0], self.arrival));
@@ -179,7 +180,7 @@ impl Acquisition {
                     }
                     if ordered {
                         // The claim has a new owner.
-                        subscription = self.subscribe_owner().await;
+                        subscription = self.subscribe_to_first().await;
                     }
                     match self.wait_for(tokio::time::sleep(backoff.delay())).await {
                         Some(Ok(Outcome::Busy)) => return Err(too_late),
@@ -226,8 +227,11 @@ impl Acquisition {
                         return Err(LockError::store(error));
                     }
                     last_error = Some(error);
-                    if let Some(cancellation) = self.sleep_past_deadline(delay).await {
-                        return cancellation.into_outcome();
+                    // Also past the deadline: the call waits for an answer of the store, not for the lock.
+                    tokio::select! {
+                        biased;
+                        cancellation = self.cancelled() => return cancellation.into_outcome(),
+                        () = tokio::time::sleep(delay) => {}
                     }
                 }
                 AttemptOutcome::TimedOut => {

@@ -2,64 +2,77 @@
 
 use std::time::Duration;
 
-use super::{Acquisition, Cancellation, Outcome};
+use futures_util::future::OptionFuture;
+use tokio_util::sync::CancellationToken;
+
+use super::{Acquisition, Outcome};
 use crate::engine::Subscription;
 use crate::error::LockError;
 use crate::model::Key;
 use crate::service::local_fifo::Position;
 use crate::service::options::SAFETY_POLL_INTERVAL;
 
+/// The reason for the end of an acquisition without an answer of the store.
+pub(super) enum Cancellation {
+    Aborted,
+    Closed,
+    /// The caller's deadline has passed.
+    DeadlinePassed,
+}
+
+impl Cancellation {
+    pub(super) fn into_outcome(self) -> Result<Outcome, LockError> {
+        match self {
+            Cancellation::Aborted => Ok(Outcome::Aborted),
+            Cancellation::DeadlinePassed => Ok(Outcome::Busy),
+            Cancellation::Closed => Err(LockError::closed()),
+        }
+    }
+}
+
 impl Acquisition {
+    pub(super) fn is_aborted(&self) -> bool {
+        self.abort.as_ref().is_some_and(CancellationToken::is_cancelled)
+    }
+
+    /// Completes when the caller aborts or the service closes.
+    pub(super) async fn cancelled(&self) -> Cancellation {
+        let aborted = self.abort.as_ref().map(CancellationToken::cancelled);
+        tokio::select! {
+            biased;
+            Some(()) = OptionFuture::from(aborted) => Cancellation::Aborted,
+            () = self.shared.closing.cancelled() => Cancellation::Closed,
+        }
+    }
+
+    /// Waits for `change`, at most until the deadline. `Some`: the acquisition has ended.
+    pub(super) async fn wait_for(&self, change: impl Future<Output = ()>) -> Option<Result<Outcome, LockError>> {
+        let deadline = self.deadline.map(tokio::time::sleep_until);
+        tokio::select! {
+            biased;
+            cancellation = self.cancelled() => Some(cancellation.into_outcome()),
+            Some(()) = OptionFuture::from(deadline) => Some(Cancellation::DeadlinePassed.into_outcome()),
+            () = change => None,
+        }
+    }
+
     /// Subscribes to the first name. An error is ignored: the attempt that follows reports it.
-    pub(super) async fn subscribe_owner(&self) -> Option<Box<dyn Subscription>> {
+    pub(super) async fn subscribe_to_first(&self) -> Option<Box<dyn Subscription>> {
         let engine = &self.shared.engine;
         engine.subscribe(&self.claim, &self.claim.keys()[0]).await.ok()
     }
 
     /// Subscribes to a name. `Err`: the acquisition has ended.
     pub(super) async fn subscribe(&self, key: &Key) -> Result<Box<dyn Subscription>, Result<Outcome, LockError>> {
-        let shared = &self.shared;
-        let subscribing = shared.with_retries("subscribe", self.store_timeout, || {
-            shared.engine.subscribe(&self.claim, key)
-        });
+        let subscribe = || self.shared.engine.subscribe(&self.claim, key);
         tokio::select! {
-            answer = subscribing => answer.map_err(Err),
-            () = self.aborted() => Err(Cancellation::Aborted.into_outcome()),
-            () = shared.closing.cancelled() => Err(Cancellation::Closed.into_outcome()),
-        }
-    }
-
-    /// Waits for `change`, at most until the deadline. `Some`: the acquisition has ended.
-    pub(super) async fn wait_for(&self, change: impl Future<Output = ()>) -> Option<Result<Outcome, LockError>> {
-        let deadline = async {
-            match self.deadline {
-                Some(deadline) => tokio::time::sleep_until(deadline).await,
-                None => std::future::pending().await,
-            }
-        };
-        let cancellation = tokio::select! {
-            biased;
-            () = self.aborted() => Cancellation::Aborted,
-            () = self.shared.closing.cancelled() => Cancellation::Closed,
-            () = deadline => Cancellation::DeadlinePassed,
-            () = change => return None,
-        };
-        Some(cancellation.into_outcome())
-    }
-
-    /// Sleeps before a retry, also past the deadline: the call waits for an answer of the store, not for the lock. `Some`: the
-    /// acquisition has ended.
-    pub(super) async fn sleep_past_deadline(&self, delay: Duration) -> Option<Cancellation> {
-        tokio::select! {
-            biased;
-            () = self.aborted() => Some(Cancellation::Aborted),
-            () = self.shared.closing.cancelled() => Some(Cancellation::Closed),
-            () = tokio::time::sleep(delay) => None,
+            answer = self.shared.with_retries("subscribe", self.store_timeout, subscribe) => answer.map_err(Err),
+            cancellation = self.cancelled() => Err(cancellation.into_outcome()),
         }
     }
 }
 
-/// Waits until a new attempt may succeed: for a notification of the store, for a wake-up of the local FIFO, or for the next poll.
+/// Waits until a new attempt may succeed: for a notification of the store, a wake-up of the local FIFO, or the next poll.
 pub(super) async fn for_change(
     subscription: &mut Option<Box<dyn Subscription>>,
     position: Option<&Position>,
@@ -68,29 +81,11 @@ pub(super) async fn for_change(
     let is_reliable = subscription
         .as_ref()
         .is_some_and(|subscription| subscription.is_reliable());
-    let poll = async {
-        if is_reliable {
-            std::future::pending().await
-        } else {
-            tokio::time::sleep(next_poll(retry_after)).await
-        }
-    };
-    let changed = async {
-        match subscription {
-            Some(subscription) => subscription.changed().await,
-            None => std::future::pending().await,
-        }
-    };
-    let woken = async {
-        match position {
-            Some(position) => position.woken().await,
-            None => std::future::pending().await,
-        }
-    };
+    let changed = subscription.as_mut().map(|subscription| subscription.changed());
     tokio::select! {
-        () = changed => {}
-        () = woken => {}
-        () = poll => {}
+        Some(()) = OptionFuture::from(changed) => {}
+        Some(()) = OptionFuture::from(position.map(Position::woken)) => {}
+        () = tokio::time::sleep(next_poll(retry_after)), if !is_reliable => {}
     }
 }
 

@@ -36,7 +36,7 @@ pub(in crate::service) async fn renew_batch(shared: Arc<Shared>, leases: Vec<Arc
                 });
                 in_flight.push(Some(renewal));
             }
-            None => shared.renewal_scheduler.schedule(lease),
+            None => shared.scheduler.schedule(lease),
         }
     }
     let sent = Moment::now();
@@ -44,7 +44,7 @@ pub(in crate::service) async fn renew_batch(shared: Arc<Shared>, leases: Vec<Arc
         let lease = renewal.lease;
         lease.apply_renewal(&shared, answer, sent, renewal.ttl);
         drop(renewal);
-        shared.renewal_scheduler.schedule(lease);
+        shared.scheduler.schedule(lease);
     };
     let mut answered = |index: usize, answer| {
         if let Some(renewal) = in_flight.get_mut(index).and_then(Option::take) {

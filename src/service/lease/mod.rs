@@ -273,7 +273,7 @@ impl Lease {
             state.renewal = None;
             state.on_loss.take()
         };
-        shared.renewal_scheduler.remove(self);
+        shared.scheduler.remove(self);
         shared.remove_by_name(self);
         sub(&shared.counters.held);
         add(&shared.counters.lost);

@@ -30,14 +30,14 @@ pub(in crate::service) enum ReleaseStart {
 /// The outcome of a release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReleaseOutcome {
-    /// This release freed the lock.
+    /// This call released the lock.
     Freed,
     /// The lock was released before, or is lost.
     NotHeld,
 }
 
 impl ReleaseOutcome {
-    /// Whether the store confirmed that this release freed the lock.
+    /// Whether the store confirmed that this call released the lock.
     pub fn is_freed(self) -> bool {
         self == ReleaseOutcome::Freed
     }
@@ -64,7 +64,7 @@ impl Lease {
                 }
             }
         }
-        shared.renewal_scheduler.remove(self);
+        shared.scheduler.remove(self);
         sub(&shared.counters.held);
         ReleaseStart::Held(token)
     }
@@ -114,7 +114,7 @@ impl Lease {
             state.phase = Phase::Lost(loss.clone().into());
             state.on_loss.take()
         };
-        shared.renewal_scheduler.remove(self);
+        shared.scheduler.remove(self);
         sub(&shared.counters.held);
         if let Some(sink) = sink {
             sink(loss);
@@ -169,7 +169,7 @@ impl Lease {
                 }
                 Ok(match answer {
                     Released::Freed => ReleaseOutcome::Freed,
-                    // The unanswered request freed it.
+                    // The unanswered request released it.
                     Released::NotHeld if is_unanswered.load(Relaxed) => ReleaseOutcome::Freed,
                     Released::NotHeld => ReleaseOutcome::NotHeld,
                 })

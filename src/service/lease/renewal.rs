@@ -157,7 +157,7 @@ impl Lease {
                 if let Some(loss) = self.loss() {
                     return Err(loss);
                 }
-                shared.renewal_scheduler.schedule(self);
+                shared.scheduler.schedule(self);
                 Ok(())
             }
             Renewed::Lost => {

@@ -4,7 +4,7 @@ use super::faults::Fault;
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_second_try_gives_its_pages_the_whole_store_timeout() {
+async fn each_page_of_a_retry_has_the_whole_store_timeout() {
     let (engine, locks) = service();
     let held = take(&locks, "n", options(60_000, 0)).await;
     engine.set(Fault::Refuse);

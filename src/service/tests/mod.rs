@@ -141,7 +141,7 @@ async fn one_time_names_leave_nothing_in_the_service() {
     }
     tokio::time::sleep(ms(300)).await;
     assert!(locks.shared.leases_by_name.lock().is_empty());
-    assert!(locks.shared.renewal_scheduler.held().is_empty());
+    assert!(locks.shared.scheduler.held().is_empty());
     assert_eq!(locks.stats().held, 0);
 }
 
