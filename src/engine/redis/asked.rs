@@ -48,7 +48,7 @@ impl Telling {
         self.0.as_ref().is_some_and(|who| who.is_cancelled(self.1))
     }
 
-    /// Drops it. Nobody is told.
+    /// Drops the handle without a call of [`Told::told`].
     pub(super) fn discard(mut self) {
         self.0 = None;
     }

@@ -53,7 +53,7 @@ impl Asker {
         }
     }
 
-    /// Drops it. Nobody is told.
+    /// Drops the request without a reply.
     pub(super) fn discard(self) {
         if let Teller::Release(telling) | Teller::Vote(telling) = self.teller {
             telling.discard();

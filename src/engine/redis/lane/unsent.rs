@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vote_that_is_not_needed_is_removed_and_nobody_is_told() {
+    fn a_vote_of_an_ended_attempt_is_removed_without_a_reply() {
         let (claims, odd) = (claims(3), Arc::<Odd>::default());
         let add = |state: &mut State, number: usize| {
             state.health.sent(Moment::now());
