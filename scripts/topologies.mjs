@@ -170,12 +170,14 @@ export async function mongoCommand({ port }, command, limitMs = 5000) {
   }
 }
 
-async function until(what, holds) {
+/** Polls `check` until it returns something truthy, and returns that. An error counts as falsy, and is the cause of the timeout. */
+async function until(what, check) {
   const deadline = Date.now() + READY_TIMEOUT_MS
   for (;;) {
-    const held = await holds()
-    if (held) return held
-    if (Date.now() > deadline) throw new Error(`not within ${READY_TIMEOUT_MS} ms: ${what}`)
+    let cause
+    const value = await check().catch((error) => void (cause = error))
+    if (value) return value
+    if (Date.now() > deadline) throw new Error(`not within ${READY_TIMEOUT_MS} ms: ${what}`, { cause })
     await sleep(50)
   }
 }
