@@ -152,7 +152,9 @@ struct Other(::redis::aio::MultiplexedConnection);
 
 impl Other {
     async fn connect(url: &str) -> Self {
-        let options = ::redis::AsyncConnectionConfig::new().set_response_timeout(Some(Duration::from_secs(20)));
+        let options = ::redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(Duration::from_secs(20)))
+            .set_response_timeout(Some(Duration::from_secs(20)));
         let client = ::redis::Client::open(url).unwrap();
         Other(
             client
