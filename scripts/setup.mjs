@@ -7,20 +7,24 @@ import { fileURLToPath } from 'node:url'
 const root = fileURLToPath(new URL('..', import.meta.url))
 const windows = process.platform === 'win32'
 
-/** Installs this package's development dependencies (or those of a folder in it) when they are missing or out of date. */
-export function installDependencies(folder = '.') {
+/**
+ * Installs this package's development dependencies (or those of a folder in it) when they are missing or out of date.
+ *
+ * `npm ci` refuses a lock file without the optional packages of other platforms. `isLenient` installs from such a file.
+ */
+export function installDependencies(folder = '.', { isLenient = false } = {}) {
   const cwd = new URL(`${folder}/`, `file://${root}`)
   // npm writes its copy of the lock file last: a newer lock file has not been installed.
   const [locked, installed] = ['package-lock.json', 'node_modules/.package-lock.json'].map((file) => new URL(file, cwd))
   if (existsSync(installed) && statSync(installed).mtimeMs >= statSync(locked).mtimeMs) return
-  const { status, error } = spawnSync('npm', ['ci', '--no-audit', '--no-fund', '--loglevel=error'], {
+  const { status, error } = spawnSync('npm', [...(isLenient ? ['install', '--no-save'] : ['ci']), '--no-audit', '--no-fund', '--loglevel=error'], {
     cwd,
     stdio: 'inherit',
     shell: windows,
   })
   if (status === 0) return
   // npm has printed the cause; a stack trace of this script would hide it.
-  console.error(`npm ci failed in ${fileURLToPath(cwd)}${error ? `: ${error.message}` : ''}`)
+  console.error(`npm could not install the packages of ${fileURLToPath(cwd)}${error ? `: ${error.message}` : ''}`)
   process.exit(1)
 }
 

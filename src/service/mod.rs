@@ -261,7 +261,7 @@ impl Locks {
     ///
     /// # Behavior
     /// Each page has one store timeout. The number of pages is not limited. A retryable error is retried until one store timeout
-    /// after the start of the call. A page without an answer therefore ends the call.
+    /// after the start of the call. Each page of a retry has the rest of that time: a store that is down costs no more.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
@@ -271,7 +271,8 @@ impl Locks {
         let started = tokio::time::Instant::now();
         let mut backoff = Backoff::for_store();
         loop {
-            let error = match shared.engine.list(prefix, shared.store_timeout).await {
+            let page_timeout = shared.store_timeout.saturating_sub(started.elapsed());
+            let error = match shared.engine.list(prefix, page_timeout).await {
                 Ok(found) => return Ok(found),
                 Err(error) => error,
             };

@@ -4,17 +4,17 @@ use super::faults::Fault;
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn each_page_of_a_retry_has_the_whole_store_timeout() {
+async fn a_store_that_fails_and_then_hangs_costs_one_store_timeout() {
     let (engine, locks) = service();
-    let held = take(&locks, "n", options(60_000, 0)).await;
     engine.set(Fault::Refuse);
-    let recovery = async {
+    let started = tokio::time::Instant::now();
+    let hang = async {
         tokio::time::sleep(STORE_TIMEOUT / 2).await;
-        engine.set(Fault::SlowReply(STORE_TIMEOUT.as_millis() as u64 * 3 / 4));
+        engine.hang();
     };
-    let (list, ()) = tokio::join!(locks.list(""), recovery);
-    assert_eq!(list.unwrap().len(), 1);
-    locks.release(&held).await.unwrap();
+    let (list, ()) = tokio::join!(locks.list(""), hang);
+    assert!(list.unwrap_err().retryable);
+    assert_eq!(started.elapsed(), STORE_TIMEOUT);
 }
 
 #[tokio::test(start_paused = true)]
