@@ -150,11 +150,11 @@ export async function replacedClient({ storeTimeoutMs = 800 } = {}) {
     const proxy = await startProxy(server.port)
     const monitors = new Set()
     let isSilent = false
-    proxy.saw = (pair, data) => {
+    proxy.onRequest = (connection, data) => {
       // A field of the monitor's hello.
-      if (data.includes('maxAwaitTimeMS')) monitors.add(pair)
+      if (data.includes('maxAwaitTimeMS')) monitors.add(connection)
       const isCommand = ['insert', 'update', 'delete', 'find', 'aggregate'].some((name) => data.includes(name))
-      if (isSilent && monitors.size === 1 && isCommand) pair.isStranded = true
+      if (isSilent && monitors.size === 1 && isCommand) connection.isBlackholed = true
     }
     try {
       const url = `mongodb://127.0.0.1:${proxy.port}/holdfast?directConnection=true&heartbeatFrequencyMS=500`
