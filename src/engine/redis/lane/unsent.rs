@@ -233,7 +233,7 @@ mod tests {
         let expected = output(|state| {
             [0, 2].into_iter().for_each(|number| add(state, number));
             tell(state, 2);
-            // They are told that there is no reply.
+            // Each receives an error in place of its reply.
             std::mem::forget(std::mem::take(&mut state.waiting));
         });
         assert_eq!(text(&state), expected);
