@@ -127,14 +127,17 @@ test('a fast path that is silent for storeTimeoutMs is closed while the server a
   await until('nothing is left', async () => (await locks.list()).length === 0)
 })
 
+/** Counts the connections that use a database. No other service of these tests uses it. */
+const connectionsOf = async (db) => (await other.client('LIST')).split('\n').filter((line) => line.includes(` db=${db} `)).length
+
 test('services that are opened and closed leave no connection', async () => {
-  const before = (await connections(2)).length + (await connections(3)).length
   for (let i = 0; i < 20; i++) {
-    const brief = await LockService.connect(redis.url, { keyPrefix: 'fast:' })
+    const brief = await LockService.connect(`${redis.url}/5`, { keyPrefix: 'fast:' })
     assert.equal(await brief.releaseLock('never held'), false)
+    assert.ok((await connectionsOf(5)) >= 2)
     await brief.close()
   }
-  await until('the connections are closed', async () => (await connections(2)).length + (await connections(3)).length <= before)
+  await until('the connections are closed', async () => (await connectionsOf(5)) === 0)
 })
 
 test('calls without a request settle one after the other while nothing else is in progress', async () => {
@@ -168,17 +171,14 @@ const WORKER = `
   })`
 
 test('a worker that is terminated with calls in flight leaves no connection', async () => {
-  // Connections of every kind: `connections` selects by the last command, which changes with time.
-  const all = async () => (await other.client('LIST')).trim().split('\n').length
-  await (await locks.acquire('warm')).release()
-  const before = await all()
   for (let i = 0; i < 5; i++) {
-    const workerData = { index: INDEX, url: redis.url, name: `of a worker ${i}` }
+    const workerData = { index: INDEX, url: `${redis.url}/6`, name: `of a worker ${i}` }
     const worker = new Worker(WORKER, { eval: true, workerData })
     await once(worker, 'message')
+    assert.ok((await connectionsOf(6)) >= 2)
     await worker.terminate()
   }
-  await until('the connections are closed', async () => (await all()) <= before)
+  await until('the connections are closed', async () => (await connectionsOf(6)) === 0)
 })
 
 test('an error thrown in a callback of a settled call is an uncaught exception, not a crash', async () => {

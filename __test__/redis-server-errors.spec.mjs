@@ -5,7 +5,7 @@ import { SLACK_MS, proxySuite } from './proxy.mjs'
 import { openRedis } from './redis-client.mjs'
 import { rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
 
-const STORE_TIMEOUT_MS = 800
+const STORE_TIMEOUT_MS = 1500
 
 /**
  * The faults. `begin` causes one, and resolves to a function that ends it.
@@ -40,7 +40,7 @@ const FAULTS = {
   },
   LOADING: {
     async begin({ redis, server }) {
-      await redis.eval("for i = 1, 5000 do redis.call('SET', 'filler:' .. i, i) end", 0)
+      await redis.eval("for i = 1, 12000 do redis.call('SET', 'filler:' .. i, i) end", 0)
       await redis.save()
       const restarted = server.restart()
       await refused(redis, /LOADING/)
@@ -84,7 +84,7 @@ const FAULTS = {
 
 const refused = (redis, how) => until('the fault is active', () => redis.ping().then(() => false, (error) => how.test(error.message)))
 
-/** Makes the server load slowly, and reply while it loads. */
+/** Makes the server load slowly (12 000 keys in 5 s), and reply while it loads. */
 const args = ['--key-load-delay', '400', '--loading-process-events-interval-bytes', '1024']
 
 proxySuite('redis', 'server errors', { serverPerTest: true, args }, (test) => {

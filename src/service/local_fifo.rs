@@ -4,6 +4,8 @@
 //!
 //! - The store keeps a queue: at most one attempt per name and service is in progress (one more for each half second without an
 //!   answer). Later attempts wait here. When it ends, they are made together, in the order of the calls ([`attempt_in_order`]).
+//!   After a failure, the attempts of a name are repeated together as well: the queue may be lost, or this process's positions
+//!   in it.
 //! - The store keeps no queue: the waiters of a name form a FIFO, and only the first one calls the store ([`Position`]).
 //!
 //! Each call has an arrival number, which the service counts. The order is that of these numbers.
@@ -37,44 +39,61 @@ struct Pending {
     reply: Reply,
 }
 
-/// The names with an attempt in progress.
+/// The names with an attempt that is in progress or delayed.
 #[derive(Debug, Default)]
 pub(super) struct Attempts(Mutex<HashMap<Key, Name>>);
 
-#[derive(Debug)]
+#[cfg(test)]
+impl Attempts {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+}
+
+#[derive(Debug, Default)]
 struct Name {
     /// The arrival number of the attempt in progress, and its start.
-    current: u64,
-    began: Instant,
+    current: Option<(u64, Instant)>,
     /// The attempts that wait for its end, by arrival number.
     pending: BTreeMap<u64, Pending>,
+    /// The attempts that are repeated together after a delay, by arrival number.
+    delayed: BTreeMap<u64, Pending>,
 }
 
 /// Makes an attempt of a waiting claim after the one in progress for its first name, in the order of arrival.
 ///
 /// # Behavior
-/// An attempt without an answer after [`OVERDUE`] does not delay the others any longer: one of them may be the first waiter in the
-/// queue. Dropping the future cancels the attempt.
+/// `delay`: the attempt is repeated after a failure. It is made after this time, or earlier together with another repeated
+/// attempt for the name. An attempt without an answer after [`OVERDUE`] does not delay the others any longer: one of them may be
+/// the first waiter in the queue. Dropping the future cancels the attempt.
 ///
 /// # Errors
 /// Those of the engine.
-pub(super) async fn attempt_in_order(shared: &Arc<Shared>, claim: &Arc<Claim>, arrival: u64) -> EngineResult<Acquired> {
+pub(super) async fn attempt_in_order(
+    shared: &Arc<Shared>,
+    claim: &Arc<Claim>,
+    arrival: u64,
+    delay: Option<Duration>,
+) -> EngineResult<Acquired> {
     let key = &claim.keys()[0];
     let mut answer = {
         let mut names = shared.attempts.0.lock();
-        if let Some(name) = names.get_mut(key) {
+        let name = names.entry(key.clone()).or_default();
+        if delay.is_none() && name.current.is_none() {
+            name.current = Some((arrival, Instant::now()));
+            None
+        } else {
             let (reply, answer) = oneshot::channel();
             let claim = claim.clone();
-            name.pending.insert(arrival, Pending { claim, reply });
+            if let Some(delay) = delay {
+                if name.delayed.is_empty() {
+                    begin_delayed(shared, key, delay);
+                }
+                name.delayed.insert(arrival, Pending { claim, reply });
+            } else {
+                name.pending.insert(arrival, Pending { claim, reply });
+            }
             Some(answer)
-        } else {
-            let name = Name {
-                current: arrival,
-                began: Instant::now(),
-                pending: BTreeMap::new(),
-            };
-            names.insert(key.clone(), name);
-            None
         }
     };
     let Some(answer) = &mut answer else {
@@ -90,23 +109,44 @@ pub(super) async fn attempt_in_order(shared: &Arc<Shared>, claim: &Arc<Claim>, a
                 // The attempts ended in a panic, or the runtime is shutting down.
                 Err(_) => std::future::pending().await,
             },
-            () = tokio::time::sleep(OVERDUE) => begin_pending(shared, key, |name| name.began.elapsed() >= OVERDUE),
+            () = tokio::time::sleep(OVERDUE) => {
+                begin_pending(shared, key, |current| current.is_some_and(|(_, began)| began.elapsed() >= OVERDUE));
+            }
         }
     }
 }
 
-/// Makes the pending attempts of a name together, in a task, if `may_begin`. Removes a name without pending attempts.
-fn begin_pending(shared: &Arc<Shared>, key: &Key, may_begin: impl FnOnce(&Name) -> bool) {
+/// Makes the delayed attempts of a name pending after `delay`, in a task.
+fn begin_delayed(shared: &Arc<Shared>, key: &Key, delay: Duration) {
+    let (task, key) = (shared.clone(), key.clone());
+    shared.background.spawn(async move {
+        tokio::select! {
+            () = tokio::time::sleep(delay) => {}
+            () = task.closing.cancelled() => {}
+        }
+        if let Some(name) = task.attempts.0.lock().get_mut(&key) {
+            name.pending.append(&mut name.delayed);
+        }
+        begin_pending(&task, &key, |current| current.is_none());
+    });
+}
+
+/// Makes the pending attempts of a name together, in a task, if `may_begin`: it gets the attempt in progress. Removes a name
+/// without attempts.
+fn begin_pending(shared: &Arc<Shared>, key: &Key, may_begin: impl FnOnce(Option<(u64, Instant)>) -> bool) {
     // Without a runtime the process or the worker is about to end.
     if tokio::runtime::Handle::try_current().is_err() {
         return;
     }
     let mut names = shared.attempts.0.lock();
-    let Some(name) = names.get_mut(key).filter(|name| may_begin(name)) else {
+    let Some(name) = names.get_mut(key).filter(|name| may_begin(name.current)) else {
         return;
     };
     let Some((&first, _)) = name.pending.first_key_value() else {
-        names.remove(key);
+        name.current = None;
+        if name.delayed.is_empty() {
+            names.remove(key);
+        }
         return;
     };
     let mut pending = Vec::new();
@@ -115,7 +155,7 @@ fn begin_pending(shared: &Arc<Shared>, key: &Key, may_begin: impl FnOnce(&Name) 
     {
         pending.push(entry);
     }
-    (name.current, name.began) = (first, Instant::now());
+    name.current = Some((first, Instant::now()));
     drop(names);
     let in_progress = InProgress::new(shared, key, first);
     shared.background.spawn(async move {
@@ -140,7 +180,8 @@ impl InProgress {
 
 impl Drop for InProgress {
     fn drop(&mut self) {
-        begin_pending(&self.shared, &self.key, |name| name.current == self.number);
+        let is_current = |current: Option<(u64, _)>| current.is_some_and(|(number, _)| number == self.number);
+        begin_pending(&self.shared, &self.key, is_current);
     }
 }
 
@@ -155,6 +196,7 @@ impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         if let Some(name) = self.shared.attempts.0.lock().get_mut(self.key) {
             name.pending.remove(&self.arrival);
+            name.delayed.remove(&self.arrival);
         }
     }
 }

@@ -32,19 +32,20 @@ pub(super) enum AttemptOutcome {
 }
 
 impl Acquisition {
-    /// Makes one attempt.
+    /// Makes one attempt. `delay`: it is repeated after a failure, and waits for this time at most
+    /// ([`attempt_in_order`]).
     ///
     /// # Behavior
     /// Cancels the attempt on an abort, on a close, and when the store has not answered since `since` within its timeout. If the
     /// store has answered before that the lock is busy, also cancels it [`MIN_STORE_TIMEOUT`] after the deadline, so that a missing
     /// answer delays the end of the wait by no more than that.
-    pub(super) async fn attempt(&mut self, since: Instant) -> AttemptOutcome {
+    pub(super) async fn attempt(&mut self, since: Instant, delay: Option<Duration>) -> AttemptOutcome {
         let (shared, claim) = (&self.shared, &self.claim);
         let began = Moment::now();
         claim.begin_attempt();
         let attempt = async {
             if claim.waiting && shared.engine.ordered() {
-                attempt_in_order(shared, claim, self.arrival).await
+                attempt_in_order(shared, claim, self.arrival, delay).await
             } else {
                 shared.engine.try_acquire(claim).await
             }

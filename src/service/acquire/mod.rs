@@ -111,7 +111,7 @@ impl Acquisition {
         let outcome = if self.claim.waiting || self.is_aborted() {
             Box::pin(self.run_loop(None)).await
         } else {
-            match self.attempt(self.started).await {
+            match self.attempt(self.started, None).await {
                 AttemptOutcome::Held { .. } => Ok(Outcome::Busy),
                 AttemptOutcome::Granted { fence, sent } => self.create_lease(fence, sent).map(Outcome::Acquired),
                 failed => Box::pin(self.run_loop(Some(failed))).await,
@@ -145,6 +145,8 @@ impl Acquisition {
         let mut backoff = Backoff::for_store();
         // Since when attempts have had no answer. `None`: the last attempt had one.
         let mut unanswered_since: Option<Instant> = None;
+        // After a failure on a store with a queue: how long the next attempt waits for those of other waiters.
+        let mut delay: Option<Duration> = None;
         // The last error since then.
         let mut last_error: Option<EngineError> = None;
         if waits && ordered {
@@ -166,7 +168,7 @@ impl Acquisition {
             let since = *unanswered_since.get_or_insert(if first.is_some() { self.started } else { Instant::now() });
             let outcome = match first.take() {
                 Some(outcome) => outcome,
-                None => self.attempt(since).await,
+                None => self.attempt(since, delay.take()).await,
             };
             match outcome {
                 AttemptOutcome::Granted { fence, sent } => {
@@ -222,16 +224,20 @@ impl Acquisition {
                     }
                 }
                 AttemptOutcome::Failed(error) => {
-                    let delay = backoff.delay();
-                    if !error.retryable || since.elapsed() + delay >= self.store_timeout {
+                    let pause = backoff.delay();
+                    if !error.retryable || since.elapsed() + pause >= self.store_timeout {
                         return Err(LockError::store(error));
                     }
                     last_error = Some(error);
+                    if waits && ordered {
+                        delay = Some(pause);
+                        continue;
+                    }
                     // Also past the deadline: the call waits for an answer of the store, not for the lock.
                     tokio::select! {
                         biased;
                         cancellation = self.cancelled() => return cancellation.into_outcome(),
-                        () = tokio::time::sleep(delay) => {}
+                        () = tokio::time::sleep(pause) => {}
                     }
                 }
                 AttemptOutcome::TimedOut => {

@@ -68,6 +68,34 @@ async fn a_wait_without_a_limit_ends_with_the_current_lease() {
     );
 }
 
+/// None of them has a position in the store's queue when the store works again.
+#[tokio::test(start_paused = true)]
+async fn waiters_whose_attempts_failed_are_served_in_the_order_of_their_calls() {
+    for round in 0..5 {
+        let (engine, locks) = service();
+        engine.set(faults::Fault::Refuse);
+        let served = Arc::new(Mutex::new(Vec::new()));
+        let mut tasks = Vec::new();
+        for i in 0..8 {
+            let (locks, served) = (locks.clone(), served.clone());
+            tasks.push(tokio::spawn(async move {
+                let lease = take(&locks, "n", options(30_000, 60_000)).await;
+                served.lock().unwrap().push(i);
+                locks.release(&lease).await.unwrap();
+            }));
+            tokio::time::sleep(ms(17)).await;
+        }
+        tokio::time::sleep(ms(400 + round * 90)).await;
+        engine.set(faults::Fault::None);
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(*served.lock().unwrap(), (0..8).collect::<Vec<_>>());
+        locks.close().await;
+        assert!(locks.shared.attempts.is_empty());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn waiters_are_served_in_order_across_services() {
     let (engine, locks) = service();
