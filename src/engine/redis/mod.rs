@@ -30,44 +30,19 @@
 //! user holdfast on >PASSWORD -@all resetchannels &+switch-master +sentinel|get-master-addr-by-name +subscribe
 //! ```
 
-mod acquiring;
-mod agreement;
-#[cfg(unix)]
-mod asked;
-mod calls;
-mod cluster;
 mod config;
 mod connection;
-mod failover;
-mod failure;
-mod health;
-mod hosts;
-mod in_order;
+mod error;
+#[cfg(unix)]
+mod fast_path;
 mod keys;
-#[cfg(unix)]
-mod lane;
-mod listing;
-#[cfg(unix)]
-mod plain;
+mod ops;
+mod queue;
 mod quorum;
-mod release;
-mod renewal;
-mod replicas;
-#[cfg(unix)]
-mod resp;
-#[cfg(all(unix, test))]
-mod resp_check;
-mod route;
 mod scripts;
-mod sentinel;
-mod slots;
-mod source;
-mod spread;
-mod subscription;
 #[cfg(test)]
 mod tests;
-mod tls;
-mod waiting;
+mod topology;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -79,18 +54,18 @@ use redis::Value;
 pub use config::RedisConfig;
 pub use quorum::{QuorumConfig, QuorumEngine};
 
-use self::calls::Attempt;
 use self::connection::Link;
-use self::failover::Listening;
-use self::failure::{ENGINE, Failure};
+use self::connection::request::Attempt;
+use self::error::{ENGINE, Failure};
 use self::keys::{LAST, Layout, Part};
 #[cfg(unix)]
-use self::plain::Undecided;
-use self::release::Dropped;
-use self::replicas::Replicated;
-use self::route::Route;
+use self::ops::acquire_plain::Undecided;
+use self::ops::release::Dropped;
+use self::queue::Waiters;
 use self::scripts::{Script, TRANSFER};
-use self::waiting::Waiters;
+use self::topology::Route;
+use self::topology::failover::Listening;
+use self::topology::replicas::Replicated;
 use super::{Acquired, Answers, Attempts, Engine, Released, Releases, Renewal, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
@@ -113,7 +88,7 @@ pub struct RedisEngine {
     waiters: Arc<Waiters>,
     dropped: Dropped,
     #[cfg(unix)]
-    contended: plain::Contended,
+    contended: ops::acquire_plain::Contended,
     /// Under sentinels, until the engine is closed.
     listening: Mutex<Option<Listening>>,
 }
@@ -160,7 +135,7 @@ impl RedisEngine {
             waiters,
             dropped: Dropped::default(),
             #[cfg(unix)]
-            contended: plain::Contended::default(),
+            contended: ops::acquire_plain::Contended::default(),
             listening: Mutex::new(listening),
         }))
     }

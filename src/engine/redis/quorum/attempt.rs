@@ -28,13 +28,17 @@ use redis::RedisResult;
 use redis::{Cmd, Value};
 
 use super::super::RECORD_KEPT_MS;
-use super::super::failure::Failure;
+use super::super::error::Failure;
 #[cfg(unix)]
-use super::super::failure::{is_forbidden, is_not_understood};
+use super::super::error::{is_forbidden, is_not_understood};
 #[cfg(unix)]
-use super::super::{asked::Told, lane::Lane};
+use super::super::fast_path::Lane;
 #[cfg(unix)]
-use super::super::{plain, scripts::RECORD};
+use super::super::fast_path::reply_sink::Told;
+#[cfg(unix)]
+use super::super::ops::acquire_plain;
+#[cfg(unix)]
+use super::super::scripts::RECORD;
 use super::Quorum;
 use super::node::{Vote, common_time, in_doubt, silence};
 use super::scripts::ACQUIRE;
@@ -343,7 +347,7 @@ impl Attempt {
             let Some(lane) = self.lane(index).filter(|_| self.is_plain(index)) else {
                 continue;
             };
-            let record = plain::Record {
+            let record = acquire_plain::Record {
                 claim: self.claim.clone(),
                 fence,
                 attempt: Some((self.number, self.floor / 1000)),

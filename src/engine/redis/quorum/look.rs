@@ -7,9 +7,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use redis::Value;
 
-use super::super::failure::Failure;
+use super::super::error::Failure;
 use super::super::keys::Layout;
-use super::super::listing::{ALL, READ_AT_ONCE, grant, look_until_told, scan_page, text};
+use super::super::ops::inspect::{ALL, READ_AT_ONCE, grant, look_until_told, scan_page, text};
 use super::super::scripts::INSPECT;
 use super::Quorum;
 use super::node::{Node, silence};

@@ -65,11 +65,13 @@ use self::config::LEAST_PATIENCE;
 use self::node::Node;
 use self::tally::{Tally, majority, no_majority};
 use self::tenure::Tenures;
-use super::failure::{ENGINE, Failure};
-use super::keys::{Layout, Part};
-use super::scripts::Script;
+use super::error::{ENGINE, Failure};
 #[cfg(unix)]
-use super::{plain::Contended, resp};
+use super::fast_path::resp;
+use super::keys::{Layout, Part};
+#[cfg(unix)]
+use super::ops::acquire_plain::Contended;
+use super::scripts::Script;
 use crate::engine::attempt_queue::AttemptQueue;
 use crate::engine::{Acquired, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};

@@ -8,7 +8,7 @@ use redis::{Cmd, Value};
 
 use super::super::config::RedisConfig;
 use super::super::connection::Link;
-use super::super::failure::{Failure, spoils_connection};
+use super::super::error::{Failure, spoils_connection};
 use super::super::scripts::Script;
 use super::super::{OLDEST, check_version};
 use super::cleanup::Cleanup;

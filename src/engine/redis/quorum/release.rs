@@ -7,14 +7,13 @@ use futures_util::future::join_all;
 use redis::{Cmd, Value};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::super::error::Failure;
 #[cfg(unix)]
-use super::super::asked::Told;
-use super::super::failure::Failure;
+use super::super::fast_path::reply_sink::Told;
 #[cfg(unix)]
-use super::super::{
-    keys::Part,
-    lane::{ALONE, Freeing},
-};
+use super::super::fast_path::{ALONE, Freeing};
+#[cfg(unix)]
+use super::super::keys::Part;
 use super::Quorum;
 use super::cleanup::{BATCH, Remains};
 use super::node::{number, silence};

@@ -11,7 +11,7 @@ use redis::{RedisResult, Value};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 #[cfg(unix)]
-use super::super::asked::Told;
+use super::super::fast_path::reply_sink::Told;
 use super::super::keys::Part;
 use super::Quorum;
 use super::attempt::Attempt;

@@ -1,0 +1,114 @@
+//! The files behind the TLS settings.
+
+use std::path::Path;
+
+use redis::{ClientTlsConfig, TlsCertificates};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
+use crate::engine::TlsFiles;
+
+/// Which setting is wrong, and how.
+pub(in super::super) struct WrongFile {
+    pub(in super::super) setting: &'static str,
+    pub(in super::super) how: String,
+}
+
+/// The files' contents as the driver takes them.
+pub(in super::super) fn certificates(files: &TlsFiles) -> Result<TlsCertificates, WrongFile> {
+    let client_tls = match (&files.cert_file, &files.key_file) {
+        (None, None) => None,
+        (None, Some(_)) => {
+            return Err(WrongFile {
+                setting: "tls.certFile",
+                how: "only tls.keyFile".into(),
+            });
+        }
+        // As for MongoDB, one file may hold both.
+        (Some(cert), key) => Some(ClientTlsConfig {
+            client_cert: certificate_file("tls.certFile", cert)?,
+            client_key: file("tls.keyFile", key.as_ref().unwrap_or(cert))?,
+        }),
+    };
+    let root_cert = files
+        .ca_file
+        .as_ref()
+        .map(|path| certificate_file("tls.caFile", path))
+        .transpose()?;
+    Ok(TlsCertificates { client_tls, root_cert })
+}
+
+/// A PEM file with at least one certificate: an empty one would mean to trust nobody, which looks like a wrong server.
+fn certificate_file(setting: &'static str, path: &Path) -> Result<Vec<u8>, WrongFile> {
+    let pem = file(setting, path)?;
+    match CertificateDer::pem_slice_iter(&pem).next() {
+        Some(Ok(_)) => Ok(pem),
+        _ => Err(WrongFile {
+            setting,
+            how: format!("{path:?} without a certificate"),
+        }),
+    }
+}
+
+fn file(setting: &'static str, path: &Path) -> Result<Vec<u8>, WrongFile> {
+    std::fs::read(path).map_err(|error| WrongFile {
+        setting,
+        how: format!("{path:?} ({error})"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::ConnectionAddr;
+
+    use super::*;
+    use crate::engine::Settings;
+    use crate::engine::redis::RedisConfig;
+
+    #[test]
+    fn tls_settings_are_checked() {
+        let with = |url: &str, tls: TlsFiles| {
+            RedisConfig::parse(
+                url,
+                &Settings {
+                    tls,
+                    ..Settings::default()
+                },
+            )
+        };
+        let message = |url, tls| with(url, tls).unwrap_err().message;
+        let dir = tempfile::tempdir().unwrap();
+        let empty = dir.path().join("empty.pem");
+        std::fs::write(&empty, "").unwrap();
+
+        let insecure = TlsFiles {
+            insecure: true,
+            ..TlsFiles::default()
+        };
+        assert!(message("redis://h", insecure.clone()).contains("rediss://"));
+        let config = with("rediss://h", insecure).unwrap();
+        assert!(matches!(
+            config.server.addr(),
+            ConnectionAddr::TcpTls { insecure: true, .. }
+        ));
+        let missing = TlsFiles {
+            ca_file: Some("/does/not/exist.pem".into()),
+            ..TlsFiles::default()
+        };
+        let shown = message("rediss://h", missing);
+        assert!(
+            shown.starts_with("tls.caFile ") && shown.contains("/does/not/exist.pem"),
+            "{shown}"
+        );
+        let hollow = TlsFiles {
+            ca_file: Some(empty.clone()),
+            ..TlsFiles::default()
+        };
+        assert!(message("rediss://h", hollow).contains("without a certificate"));
+        let lonely = TlsFiles {
+            key_file: Some(empty),
+            ..TlsFiles::default()
+        };
+        assert!(message("rediss://h", lonely).starts_with("tls.certFile "));
+    }
+}

@@ -1,0 +1,467 @@
+//! The connection of an engine: opened when a call needs it, shared by every call, replaced when it broke. (The calls of an
+//! event loop's thread have one beside it, `lane/`.)
+//!
+//! Commands and pushes travel on one RESP3 connection. A second one for pub/sub would double what a fleet of services
+//! costs the server, would need its own reconnection, and could be dead without a call ever noticing.
+//!
+//! The driver's `ConnectionManager` is not used: it retries by a rule of its own, and does not replace a connection that
+//! is open but silent (a proxy that lost its other side, a peer that vanished without a word).
+
+pub(super) mod liveness;
+pub(super) mod pubsub;
+pub(super) mod request;
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, PushInfo, PushKind, Value};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, oneshot, watch};
+
+use self::liveness::Health;
+use self::pubsub::Topics;
+use super::config::{RedisConfig, client, show_address};
+use super::error::Failure;
+#[cfg(unix)]
+use super::fast_path::Lane;
+#[cfg(unix)]
+use super::scripts::RECORD;
+use super::topology::sentinel;
+#[cfg(unix)]
+use crate::clock::Moment;
+
+/// How many calls may be on their way to the driver's task before the next one has to wait. Its default is 50.
+const QUEUE: usize = 1024;
+/// Maximum number of unanswered attempts to acquire on a connection. Further attempts wait in this process, where dropping the
+/// future cancels them. So a server that stood still finds no more than these. Other commands are not counted.
+pub(super) const ATTEMPTS: usize = 1024;
+/// Pauses between the attempts to reconnect on behalf of subscribers.
+const FIRST_PAUSE: Duration = Duration::from_millis(25);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+
+/// An open connection.
+pub(super) struct Connection {
+    pub(super) multiplexed: MultiplexedConnection,
+    /// Counts the connections of the engine, from 1.
+    pub(super) generation: u64,
+    pub(super) health: Arc<Health>,
+    /// Permits for attempts. Closed when the connection is replaced.
+    pub(super) attempts: Semaphore,
+    /// Where it leads.
+    address: Arc<str>,
+}
+
+type Opening = Shared<BoxFuture<'static, Result<Arc<Connection>, Failure>>>;
+
+enum Slot {
+    Empty,
+    /// One attempt that everybody waits for.
+    Opening(Opening),
+    Open(Arc<Connection>),
+    Closed,
+}
+
+struct State {
+    slot: Slot,
+    /// Of the connection in the slot, or the last one.
+    generation: u64,
+    /// Whether a task reconnects on behalf of subscribers.
+    restoring: bool,
+}
+
+/// The engine's way to its server.
+pub(super) struct Link {
+    config: RedisConfig,
+    address: Arc<str>,
+    /// Subscriptions may be dropped where no runtime is entered.
+    pub(super) runtime: Handle,
+    state: Mutex<State>,
+    pub(super) topics: Topics,
+    /// Whether the channels are those of a cluster's slots. Such a link is for channels only.
+    pub(super) sharded: bool,
+    /// Told when a node has ended a subscription.
+    pub(super) endings: watch::Sender<()>,
+    #[cfg(unix)]
+    lane: Mutex<LaneSlot>,
+}
+
+#[cfg(unix)]
+enum LaneSlot {
+    /// None; the next may be opened from then on.
+    Empty(Moment),
+    Opening,
+    Open(Arc<Lane>),
+    Closed,
+}
+
+/// How long a lane that broke, or could not be opened, is not tried again: meanwhile calls go the ordinary way.
+#[cfg(unix)]
+const LANE_PAUSE: Duration = Duration::from_secs(1);
+/// For how long it is tried to write down what a lane left.
+#[cfg(unix)]
+const RECORDED_WITHIN: Duration = Duration::from_secs(60);
+
+impl Link {
+    /// A link that opens its connection with the first call. Must be made within a runtime.
+    pub(super) fn new(config: RedisConfig) -> Arc<Self> {
+        Self::make(config, false)
+    }
+
+    /// A link to a cluster's node, for the channels of its slots and nothing else.
+    pub(super) fn for_channels(config: RedisConfig) -> Arc<Self> {
+        Self::make(config, true)
+    }
+
+    fn make(config: RedisConfig, sharded: bool) -> Arc<Self> {
+        Arc::new(Link {
+            address: config.address().into(),
+            config,
+            runtime: Handle::current(),
+            state: Mutex::new(State {
+                slot: Slot::Empty,
+                generation: 0,
+                restoring: false,
+            }),
+            topics: Topics::default(),
+            sharded,
+            endings: watch::Sender::new(()),
+            #[cfg(unix)]
+            // Who connects opens it, or nobody does.
+            lane: Mutex::new(LaneSlot::Opening),
+        })
+    }
+
+    #[cfg(unix)]
+    fn lane_slot(&self) -> MutexGuard<'_, LaneSlot> {
+        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The fast lane, for a call on the event loop's own thread. `None`: the call goes the ordinary way.
+    #[cfg(unix)]
+    pub(super) fn lane(self: &Arc<Self>) -> Option<Arc<Lane>> {
+        self.config.home.as_ref().filter(|home| home.is_here())?;
+        let mut slot = self.lane_slot();
+        match &*slot {
+            LaneSlot::Open(lane) if lane.is_open() && !lane.health().is_lost(self.patience()) => {
+                return Some(lane.clone());
+            }
+            LaneSlot::Open(lane) => {
+                self.give_up(lane);
+                *slot = LaneSlot::Empty(Moment::now() + LANE_PAUSE);
+                drop(slot);
+                // The server's name may lead to another one by now: both connections go to the same.
+                let generation = self.state().generation;
+                self.lose(generation);
+            }
+            LaneSlot::Empty(next) if next.is_past() => {
+                *slot = LaneSlot::Opening;
+                let link = self.clone();
+                self.runtime.spawn(async move { link.open_lane().await });
+            }
+            LaneSlot::Empty(_) | LaneSlot::Opening | LaneSlot::Closed => {}
+        }
+        None
+    }
+
+    /// Returns the fast path, if it is open, from any thread.
+    #[cfg(unix)]
+    pub(super) fn current_lane(&self) -> Option<Arc<Lane>> {
+        match &*self.lane_slot() {
+            LaneSlot::Open(lane) if lane.is_open() => Some(lane.clone()),
+            _ => None,
+        }
+    }
+
+    /// Lets a lane be opened when there are calls for it, though it could not be, or has not been, when this link was made.
+    #[cfg(unix)]
+    pub(super) fn allow_lane(&self) {
+        *self.lane_slot() = LaneSlot::Empty(Moment::now());
+    }
+
+    /// Ends a lane. What it has not written down goes by the connection beside it.
+    #[cfg(unix)]
+    fn give_up(self: &Arc<Self>, lane: &Lane) {
+        lane.end();
+        let records = lane.left_records();
+        if records.is_empty() {
+            return;
+        }
+        let link = Arc::downgrade(self);
+        self.runtime.spawn(async move {
+            let end = Moment::now() + RECORDED_WITHIN;
+            for call in records {
+                // The other connection may be broken as well.
+                while let Some(link) = link.upgrade() {
+                    match link.run(&RECORD, &call).await {
+                        Err(failure) if failure.retryable() && !end.is_past() => {
+                            drop(link);
+                            tokio::time::sleep(LANE_PAUSE).await;
+                        }
+                        _ => break,
+                    }
+                }
+            }
+        });
+    }
+
+    /// Gives up the lane with the connection beside it.
+    #[cfg(unix)]
+    fn lose_lane(self: &Arc<Self>) {
+        let mut slot = self.lane_slot();
+        if let LaneSlot::Open(lane) = &*slot {
+            self.give_up(lane);
+            *slot = LaneSlot::Empty(Moment::now() + LANE_PAUSE);
+        }
+    }
+
+    /// Opens the fast lane, where there is an event loop to serve it and the server is reached by plain TCP.
+    #[cfg(unix)]
+    pub(super) async fn open_lane(self: &Arc<Self>) {
+        let Some(home) = &self.config.home else { return };
+        let opened = tokio::time::timeout(self.limit(), self.config.lane()).await;
+        let mut slot = self.lane_slot();
+        if let LaneSlot::Closed = *slot {
+            return;
+        }
+        if let LaneSlot::Open(before) = &*slot {
+            self.give_up(before);
+        }
+        *slot = match opened {
+            Ok(Ok(Some(lane))) => {
+                home.serve(lane.clone());
+                LaneSlot::Open(lane)
+            }
+            Ok(Ok(None)) => LaneSlot::Closed,
+            _ => LaneSlot::Empty(Moment::now() + LANE_PAUSE),
+        };
+    }
+
+    /// The longest that anything may take on a living connection.
+    pub(super) fn limit(&self) -> Duration {
+        self.config.limit
+    }
+
+    /// How long a connection may be silent while calls wait. A little under the limit: the service's own timer starts
+    /// before the call does, and the call that it ends is to count as one that got no reply.
+    pub(super) fn patience(&self) -> Duration {
+        self.config.limit - self.config.limit / 16
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The current connection; a fresh one where there is none or it is lost.
+    pub(super) async fn connection(self: &Arc<Self>) -> Result<Arc<Connection>, Failure> {
+        let opening = {
+            let mut state = self.state();
+            match &state.slot {
+                Slot::Open(connection) if !connection.health.is_lost(self.patience()) => return Ok(connection.clone()),
+                Slot::Opening(opening) => opening.clone(),
+                Slot::Closed => return Err(Failure::Closed),
+                Slot::Open(_) | Slot::Empty => self.start(&mut state),
+            }
+        };
+        opening.await
+    }
+
+    /// The current connection, if there is one or will be without this caller's doing.
+    pub(super) async fn existing(&self) -> Option<Arc<Connection>> {
+        let opening = match &self.state().slot {
+            Slot::Open(connection) if !connection.health.is_dead() => return Some(connection.clone()),
+            Slot::Opening(opening) => opening.clone(),
+            _ => return None,
+        };
+        opening.await.ok()
+    }
+
+    /// Begins to open the next connection, in a task of its own: the caller who began it may give up, the others not.
+    fn start(self: &Arc<Self>, state: &mut State) -> Opening {
+        if let Slot::Open(lost) = &state.slot {
+            lost.attempts.close();
+        }
+        state.generation += 1;
+        let (link, generation) = (self.clone(), state.generation);
+        let (done, result) = oneshot::channel();
+        self.runtime.spawn(async move {
+            let opened = tokio::time::timeout(link.config.opening_limit(), link.open(generation)).await;
+            let opened = opened.unwrap_or_else(|_| {
+                let error = io::Error::from(io::ErrorKind::TimedOut).into();
+                Err(Failure::connect(&link.address, error))
+            });
+            // Nobody waits any more: that is fine.
+            let _ = done.send(link.publish(generation, opened));
+        });
+        let opening = async move { result.await.unwrap_or(Err(Failure::Closed)) }
+            .boxed()
+            .shared();
+        state.slot = Slot::Opening(opening.clone());
+        opening
+    }
+
+    async fn open(self: &Arc<Self>, generation: u64) -> Result<Arc<Connection>, Failure> {
+        let health = Arc::new(Health::new());
+        let options = AsyncConnectionConfig::new()
+            // The service times its calls. The driver's own 500 ms would make failures of slow replies.
+            .set_response_timeout(None)
+            .set_connection_timeout(None)
+            .set_pipeline_buffer_size(QUEUE)
+            .set_push_sender(listener(self, &health, generation));
+        let server = self.config.locate().await?;
+        let address: Arc<str> = show_address(server.addr()).into();
+        let opening = async {
+            let client = client(server, self.config.tls.as_ref())?;
+            client.get_multiplexed_async_connection_with_config(&options).await
+        };
+        let cannot_connect = |error| Failure::connect(&address, error);
+        let mut multiplexed = opening.await.map_err(cannot_connect)?;
+        if self.config.sentinels().is_some() {
+            sentinel::confirm(&mut multiplexed, &address).await?;
+        }
+        let connection = Arc::new(Connection {
+            multiplexed,
+            generation,
+            health,
+            attempts: Semaphore::new(ATTEMPTS),
+            address: address.clone(),
+        });
+        self.resubscribe(&connection).await.map_err(cannot_connect)?;
+        Ok(connection)
+    }
+
+    /// Puts the outcome of an attempt into the slot.
+    fn publish(
+        self: &Arc<Self>,
+        generation: u64,
+        opened: Result<Arc<Connection>, Failure>,
+    ) -> Result<Arc<Connection>, Failure> {
+        let mut state = self.state();
+        if matches!(state.slot, Slot::Closed) {
+            return Err(Failure::Closed);
+        }
+        match &opened {
+            Ok(connection) if !connection.health.is_dead() => {
+                state.slot = Slot::Open(connection.clone());
+                drop(state);
+                if generation > 1 {
+                    // What happened while there was no connection is not known.
+                    self.topics.hint_all();
+                }
+            }
+            _ => {
+                state.slot = Slot::Empty;
+                self.restore(&mut state);
+            }
+        }
+        opened
+    }
+
+    /// Takes a connection out of the slot, if it is (still) the current one.
+    pub(super) fn lose(self: &Arc<Self>, generation: u64) {
+        let mut state = self.state();
+        let Slot::Open(connection) = &state.slot else { return };
+        if connection.generation != generation {
+            return;
+        }
+        connection.health.mark_dead();
+        connection.attempts.close();
+        let lost = std::mem::replace(&mut state.slot, Slot::Empty);
+        self.restore(&mut state);
+        drop(state);
+        #[cfg(unix)]
+        self.lose_lane();
+        tracing::debug!(address = &*self.address, generation, "connection given up");
+        drop(lost);
+    }
+
+    /// Gives up a connection that leads anywhere else than to this server.
+    pub(super) fn leave_unless_at(self: &Arc<Self>, (host, port): &(String, u16)) {
+        let address = self.config.at(host.clone(), *port);
+        let stray = match &self.state().slot {
+            Slot::Open(connection) if *connection.address != *show_address(&address) => connection.generation,
+            _ => return,
+        };
+        self.lose(stray);
+    }
+
+    /// Sees to it that a lost connection comes back without a call, if there are subscribers who count on it.
+    fn restore(self: &Arc<Self>, state: &mut State) {
+        if state.restoring || self.topics.is_empty() {
+            return;
+        }
+        state.restoring = true;
+        self.runtime.spawn(keep_trying(Arc::downgrade(self)));
+    }
+
+    /// Gives back the connection as soon as the calls on it have ended, and refuses new ones.
+    pub(super) fn close(&self) {
+        #[cfg(unix)]
+        if let LaneSlot::Open(lane) = std::mem::replace(&mut *self.lane_slot(), LaneSlot::Closed) {
+            lane.end();
+        }
+        let last = std::mem::replace(&mut self.state().slot, Slot::Closed);
+        drop(last);
+    }
+}
+
+/// Reconnects until there is a connection, or nobody who would miss it.
+async fn keep_trying(link: Weak<Link>) {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        // With jitter, so that the many clients of a server that restarted do not come all at once.
+        tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+        pause = (pause * 2).min(LONGEST_PAUSE);
+        let Some(link) = link.upgrade() else { return };
+        let outcome = link.connection().await;
+        let mut state = link.state();
+        let settled = match &state.slot {
+            Slot::Open(connection) => !connection.health.is_dead(),
+            Slot::Closed => true,
+            _ => link.topics.is_empty(),
+        };
+        if settled {
+            state.restoring = false;
+            return;
+        }
+        drop(state);
+        if let Err(failure) = outcome {
+            tracing::debug!(%failure, "still no connection for the waiting");
+        }
+    }
+}
+
+/// What the driver calls with everything that the server says unasked. It must not block.
+fn listener(
+    link: &Arc<Link>,
+    health: &Arc<Health>,
+    generation: u64,
+) -> impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static {
+    let (link, health) = (Arc::downgrade(link), health.clone());
+    move |push| {
+        match (push.kind, push.data.as_slice()) {
+            (PushKind::Disconnection, _) => {
+                health.mark_dead();
+                if let Some(link) = link.upgrade() {
+                    link.lose(generation);
+                }
+            }
+            (PushKind::Message | PushKind::SMessage, [Value::BulkString(channel), Value::BulkString(message)]) => {
+                if let Some(link) = link.upgrade() {
+                    link.topics.hint(channel, message);
+                }
+            }
+            (PushKind::SUnsubscribe, [Value::BulkString(channel), ..]) => {
+                if let Some(link) = link.upgrade() {
+                    link.topics.end(channel);
+                    link.endings.send_replace(());
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,321 @@
+//! Who waits for which channel, and keeping the server's idea of that the same as ours.
+//!
+//! A channel is subscribed once however many wait for it, and is unsubscribed when the last of them is gone. A new
+//! connection subscribes to everything that is waited for before any call sees it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use redis::{ErrorKind, RedisResult};
+use tokio::sync::watch;
+
+use super::{Connection, Link};
+use crate::engine::Subscription;
+use crate::engine::redis::error::Failure;
+
+/// How many channels are named in one SUBSCRIBE.
+const AT_ONCE: usize = 500;
+
+/// What is done with the messages of a channel. It must not block. Called with nothing when messages may have been lost.
+pub(in super::super) type Mailbox = Arc<dyn Fn(&[u8]) + Send + Sync>;
+
+/// One channel that somebody waits for.
+struct Topic {
+    channel: Arc<str>,
+    /// Who takes the messages of this channel one by one.
+    mailbox: Option<Mailbox>,
+    /// Hints to everybody who waits. Who begins to wait sees only what comes after.
+    hints: watch::Sender<()>,
+    /// SUBSCRIBE and UNSUBSCRIBE of one channel take turns, so that they cannot overtake each other.
+    turn: tokio::sync::Mutex<()>,
+    /// The connection on which the server confirmed the subscription; 0: on none.
+    confirmed: AtomicU64,
+    /// How often a node has ended the subscription, because the channel's slot has left it.
+    ended: AtomicU64,
+}
+
+/// Every channel that somebody waits for.
+#[derive(Default)]
+pub(in super::super) struct Topics(Mutex<HashMap<Arc<str>, Arc<Topic>>>);
+
+impl Topic {
+    fn hint(&self, message: &[u8]) {
+        match &self.mailbox {
+            Some(mailbox) => mailbox(message),
+            None => {
+                self.hints.send_replace(());
+            }
+        }
+    }
+}
+
+impl Topics {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Arc<Topic>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(in super::super) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// Wakes everybody who waits for a channel.
+    pub(in super::super) fn hint(&self, channel: &[u8], message: &[u8]) {
+        if let Some(topic) = std::str::from_utf8(channel)
+            .ok()
+            .and_then(|channel| self.lock().get(channel).cloned())
+        {
+            topic.hint(message);
+        }
+    }
+
+    /// A node has ended a subscription, asked or unasked.
+    pub(in super::super) fn end(&self, channel: &[u8]) {
+        if let Some(topic) = std::str::from_utf8(channel)
+            .ok()
+            .and_then(|channel| self.lock().get(channel).cloned())
+        {
+            topic.ended.fetch_add(1, Ordering::Relaxed);
+            topic.confirmed.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Wakes everybody.
+    pub(in super::super) fn hint_all(&self) {
+        let topics: Vec<Arc<Topic>> = self.lock().values().cloned().collect();
+        for topic in topics {
+            topic.hint(b"");
+        }
+    }
+
+    fn enrol(&self, channel: String, mailbox: Option<Mailbox>) -> (Arc<Topic>, watch::Receiver<()>) {
+        let channel: Arc<str> = channel.into();
+        let mut topics = self.lock();
+        let topic = topics.entry(channel.clone()).or_insert_with(|| {
+            Arc::new(Topic {
+                channel,
+                mailbox,
+                hints: watch::Sender::new(()),
+                turn: tokio::sync::Mutex::new(()),
+                confirmed: AtomicU64::new(0),
+                ended: AtomicU64::new(0),
+            })
+        });
+        // Under the lock, so that a topic with a receiver is never taken off the map.
+        (topic.clone(), topic.hints.subscribe())
+    }
+
+    /// Whether nobody waits for a topic that is still on the map.
+    fn is_idle(&self, topic: &Arc<Topic>) -> bool {
+        let topics = self.lock();
+        topic.hints.receiver_count() == 0
+            && topics
+                .get(&topic.channel)
+                .is_some_and(|known| Arc::ptr_eq(known, topic))
+    }
+
+    /// Takes a topic off the map, unless somebody waits for it again.
+    fn forget(&self, topic: &Topic) {
+        let mut topics = self.lock();
+        if topic.hints.receiver_count() == 0 {
+            topics.remove(&topic.channel);
+        }
+    }
+
+    fn wanted(&self) -> Vec<Arc<Topic>> {
+        self.lock()
+            .values()
+            .filter(|topic| topic.hints.receiver_count() > 0)
+            .cloned()
+            .collect()
+    }
+}
+
+impl Link {
+    /// Begins to wait for a channel. When this returns, the server has confirmed it. With a mailbox, that gets the messages
+    /// (all subscriptions to a channel are with the same one, or without).
+    pub(in super::super) async fn subscribe(
+        self: &Arc<Self>,
+        channel: String,
+        mailbox: Option<Mailbox>,
+    ) -> Result<RedisSubscription, Failure> {
+        let (topic, hints) = self.topics.enrol(channel, mailbox);
+        // From here on, whatever ends this future takes the subscription back.
+        let subscription = RedisSubscription {
+            link: self.clone(),
+            topic: topic.clone(),
+            hints: Some(hints),
+        };
+        let _turn = topic.turn.lock().await;
+        let connection = self.connection().await?;
+        if topic.confirmed.load(Ordering::Relaxed) != connection.generation {
+            self.in_time(&connection, self.enter(&connection, std::slice::from_ref(&topic)))
+                .await?;
+        }
+        Ok(subscription)
+    }
+
+    /// Tells the server that nobody waits for a channel any more, if that is still so.
+    async fn unsubscribe(self: Arc<Self>, topic: Arc<Topic>) {
+        let _turn = topic.turn.lock().await;
+        if self.topics.is_idle(&topic) {
+            // A connection that is being opened may have subscribed to it. Without one there is nothing to end.
+            if let Some(connection) = self.existing().await {
+                let ended = self.in_time(&connection, self.leave(&connection, &topic)).await;
+                if let Err(failure) = ended {
+                    tracing::debug!(%failure, channel = &*topic.channel, "could not unsubscribe");
+                }
+            }
+            // After the reply: whoever waits for this turn has to subscribe anew.
+            topic.confirmed.store(0, Ordering::Relaxed);
+            self.topics.forget(&topic);
+        }
+    }
+
+    /// Subscribes a new connection to everything that is waited for.
+    pub(in super::super) async fn resubscribe(&self, connection: &Connection) -> RedisResult<()> {
+        let topics = self.topics.wanted();
+        for some in topics.chunks(AT_ONCE) {
+            match self.enter(connection, some).await {
+                Ok(()) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) => return Err(error),
+                // Whoever listens to a slot's channel looks for the node that serves the slot now.
+                Err(error) if self.sharded => tracing::debug!(%error, "a node refused a subscription"),
+                // Locks still work without hints: the service looks again now and then.
+                Err(error) => tracing::warn!(%error, "the server refused a subscription"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the server of channels.
+    async fn enter(&self, connection: &Connection, topics: &[Arc<Topic>]) -> RedisResult<()> {
+        if self.sharded {
+            // Each for itself: they may lie in different slots.
+            let outcomes = join_all(topics.iter().map(|topic| sharded::enter(connection, topic))).await;
+            for (topic, outcome) in topics.iter().zip(&outcomes) {
+                if outcome.is_err() {
+                    topic.confirmed.store(0, Ordering::Relaxed);
+                    self.endings.send_replace(());
+                }
+            }
+            outcomes.into_iter().collect::<RedisResult<()>>()?;
+        } else {
+            let channels: Vec<&str> = topics.iter().map(|topic| &*topic.channel).collect();
+            connection.multiplexed.clone().subscribe(&channels).await?;
+            for topic in topics {
+                topic.confirmed.store(connection.generation, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    async fn leave(&self, connection: &Connection, topic: &Topic) -> RedisResult<()> {
+        if self.sharded {
+            sharded::leave(connection, topic).await
+        } else {
+            connection.multiplexed.clone().unsubscribe(&*topic.channel).await
+        }
+    }
+
+    /// (Un)subscribing within the limit, since others may wait for the turn.
+    async fn in_time(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        reply: impl Future<Output = RedisResult<()>>,
+    ) -> Result<(), Failure> {
+        let exchange = self.exchange(connection, reply);
+        match tokio::time::timeout(self.limit(), exchange).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)).into()),
+        }
+    }
+}
+
+/// Channels of a cluster's slots.
+mod sharded {
+    use redis::{PushKind, Value};
+
+    use super::*;
+
+    /// Subscribes to a channel, unless the node ends the subscription in the same breath.
+    pub(super) async fn enter(connection: &Connection, topic: &Topic) -> RedisResult<()> {
+        let ended = topic.ended.load(Ordering::Relaxed);
+        say(connection, topic, "SSUBSCRIBE", PushKind::SSubscribe).await?;
+        topic.confirmed.store(connection.generation, Ordering::Relaxed);
+        if topic.ended.load(Ordering::Relaxed) != ended {
+            topic.confirmed.store(0, Ordering::Relaxed);
+            return Err(out_of_step());
+        }
+        Ok(())
+    }
+
+    pub(super) async fn leave(connection: &Connection, topic: &Topic) -> RedisResult<()> {
+        say(connection, topic, "SUNSUBSCRIBE", PushKind::SUnsubscribe).await
+    }
+
+    /// One channel to a command, and so one reply to each.
+    async fn say(connection: &Connection, topic: &Topic, verb: &str, expected: PushKind) -> RedisResult<()> {
+        let mut cmd = redis::cmd(verb);
+        cmd.arg(&*topic.channel);
+        let reply = connection.multiplexed.clone().send_packed_command(&cmd).await?;
+        match reply.extract_error()? {
+            Value::Push { kind, data }
+                if kind == expected
+                    && matches!(data.first(), Some(Value::BulkString(channel)) if **channel == *topic.channel.as_bytes()) =>
+            {
+                Ok(())
+            }
+            // The node has ended a subscription at the same time, and the driver took that for the reply: from here on
+            // replies and calls are out of step. A new connection puts that right.
+            _ => Err(out_of_step()),
+        }
+    }
+
+    fn out_of_step() -> redis::RedisError {
+        std::io::Error::new(std::io::ErrorKind::InvalidData, "a subscription ended while it began").into()
+    }
+}
+
+/// A subscription to one channel.
+pub(in super::super) struct RedisSubscription {
+    link: Arc<Link>,
+    topic: Arc<Topic>,
+    /// `None` only while it is dropped.
+    hints: Option<watch::Receiver<()>>,
+}
+
+impl RedisSubscription {
+    /// Whether the server still has it, or the link will see to that by itself.
+    pub(in super::super) fn is_confirmed(&self) -> bool {
+        self.topic.confirmed.load(Ordering::Relaxed) != 0
+    }
+
+    /// Told when the node has ended a subscription, perhaps this one.
+    pub(in super::super) fn endings(&self) -> watch::Receiver<()> {
+        self.link.endings.subscribe()
+    }
+}
+
+#[async_trait]
+impl Subscription for RedisSubscription {
+    async fn changed(&mut self) {
+        if let Some(hints) = &mut self.hints {
+            // The sender lives in the topic, which lives in `self`: this cannot fail.
+            let _ = hints.changed().await;
+        }
+    }
+}
+
+impl Drop for RedisSubscription {
+    fn drop(&mut self) {
+        self.hints = None;
+        if self.link.topics.is_idle(&self.topic) {
+            self.link
+                .runtime
+                .spawn(self.link.clone().unsubscribe(self.topic.clone()));
+        }
+    }
+}

@@ -1,0 +1,358 @@
+//! What is sent, what is read, and who waits for it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, ServerError, Value};
+use tokio::sync::Semaphore;
+
+use super::CHUNK;
+use super::pipeline::{Batch, Kind};
+use super::reply_sink::{Asked, Single};
+use super::resp;
+use crate::clock::Moment;
+use crate::engine::redis::connection::liveness::Health;
+use crate::engine::redis::error::passes;
+use crate::engine::redis::keys::LAST;
+use crate::engine::redis::ops::acquire_plain::Record;
+use crate::engine::redis::scripts::{RECORD, SEED_COUNTER};
+use crate::model::OwnerToken;
+
+/// How long tokens are drawn without a look at the server's clock.
+const SEED_EVERY: Duration = Duration::from_secs(1);
+
+/// How often records are sent again that the server refused for now, and how many of them are kept.
+const REPEAT_EVERY: Duration = Duration::from_secs(1);
+const MOST_REFUSED: usize = 4096;
+
+pub(super) struct State {
+    pub(super) out: Vec<u8>,
+    /// How much of `out` was written already.
+    pub(super) written: usize,
+    /// A caller was dropped without a reply. Its request may be in `out`.
+    pub(super) has_left: bool,
+    /// What was read and is not taken up yet, as far as `filled`.
+    pub(super) input: Vec<u8>,
+    pub(super) filled: usize,
+    pub(super) waiting: VecDeque<Asked>,
+    /// How many more attempts to acquire may be sent.
+    attempts: Arc<Semaphore>,
+    pub(super) health: Arc<Health>,
+    /// What is still put together, in the order in which it goes out.
+    batches: [Batch; Kind::ALL.len()],
+    /// For how many calls there is no reply yet.
+    pub(super) under_way: usize,
+    /// The grants that inspection is to tell of, unless they are released first.
+    pub(super) records: HashMap<OwnerToken, Record>,
+    /// When the last token was last raised to the server's clock.
+    pub(super) seeded: Option<Moment>,
+    /// The server would not, the last time.
+    pub(super) unseeded: bool,
+    /// Records that the server refused for now (out of memory, busy, a full disk), and when they were last sent.
+    pub(super) refused_records: (Vec<Cmd>, Moment),
+    /// What was on its way to be written down when the lane ended.
+    pub(super) lost_records: Vec<Cmd>,
+    /// Since when the oldest call waits, or when a reply last came.
+    pub(super) since: Moment,
+}
+
+impl State {
+    pub(super) fn new(attempts: Arc<Semaphore>, health: Arc<Health>) -> Self {
+        State {
+            attempts,
+            health,
+            out: Vec::with_capacity(4096),
+            written: 0,
+            has_left: false,
+            input: vec![0; CHUNK],
+            filled: 0,
+            waiting: VecDeque::new(),
+            batches: Kind::ALL.map(Batch::new),
+            under_way: 0,
+            records: HashMap::new(),
+            refused_records: (Vec::new(), Moment::now()),
+            lost_records: Vec::new(),
+            seeded: None,
+            unseeded: false,
+            since: Moment::now(),
+        }
+    }
+
+    /// Whether there is nothing to send, and no reply to come.
+    pub(super) fn is_idle(&self) -> bool {
+        self.under_way == 0 && self.records.is_empty() && self.refused_records.0.is_empty()
+    }
+
+    /// There will be a reply.
+    pub(super) fn wait(&mut self, asked: Single) {
+        self.under_way += 1;
+        self.waiting.push_back(asked.into());
+    }
+
+    /// The batch that a call of this kind joins.
+    pub(super) fn begin(&mut self, kind: Kind, owner: Option<&OwnerToken>) -> &mut Batch {
+        // A release goes behind what its owner has asked for before. Of two by one owner the second finds nothing, which one
+        // script for both could not tell.
+        let has = |owner| self.batches.iter().any(|batch| batch.has(owner));
+        let is_behind = kind == Kind::Free && owner.is_some_and(has);
+        let is_other = |batch: &&Batch| !batch.is_empty() && (batch.kind() == Kind::Script) != (kind == Kind::Script);
+        if is_behind || self.batches.iter().any(|batch| is_other(&batch)) {
+            self.seal();
+        }
+        if kind == Kind::Take {
+            self.seed();
+        }
+        self.under_way += 1;
+        &mut self.batches[kind as usize]
+    }
+
+    /// What was put together so far is to be sent: whatever is asked for from here on is carried out after it.
+    pub(super) fn seal(&mut self) {
+        for index in 0..self.batches.len() {
+            let withdrawn = self.batches[index].withdraw();
+            self.withdrawn(Kind::ALL[index], withdrawn);
+            let batch = &mut self.batches[index];
+            if !batch.is_empty() {
+                let sent = batch.write(&mut self.out);
+                self.waiting.push_back(Asked::Batch(sent));
+            }
+        }
+    }
+
+    /// So many calls of a kind were removed before they were sent.
+    pub(super) fn withdrawn(&mut self, kind: Kind, count: usize) {
+        self.under_way -= count;
+        if kind.is_attempt() {
+            self.attempts.add_permits(count);
+        }
+        if kind == Kind::Vote {
+            // A call that waits sees to that itself.
+            (0..count).for_each(|_| self.health.cancelled());
+        }
+    }
+
+    /// How much is being put together, in bytes.
+    pub(super) fn unsealed(&self) -> usize {
+        self.batches.iter().map(Batch::size).sum()
+    }
+
+    /// The server does not know the script of the releases.
+    pub(super) fn is_unknown(&mut self) {
+        self.batches[Kind::Free as usize].is_unknown();
+    }
+
+    /// Has the last token raised to the server's clock, if that is some time ago.
+    pub(super) fn seed(&mut self) {
+        if self.seeded.is_none_or(|last| last.elapsed() >= SEED_EVERY) {
+            self.seal();
+            self.seeded = Some(Moment::now());
+            // Once in a while, and so with its text: it is short.
+            resp::write(&mut self.out, &["EVAL", SEED_COUNTER.source(), "1", LAST]);
+            self.wait(Single::Seed);
+        }
+    }
+
+    pub(super) fn answer(&mut self, asked: Single, reply: Value) {
+        // Whoever asked may have gone.
+        match asked {
+            Single::Call(sender) => {
+                let _ = sender.send(Ok(reply));
+            }
+            Single::Seed => {
+                self.unseeded = !matches!(reply, Value::Int(_));
+                if self.unseeded {
+                    self.seeded = None;
+                }
+            }
+            Single::Record(call) => {
+                let Value::ServerError(error) = reply else { return };
+                if error.kind() == Some(redis::ServerErrorKind::NoScript) {
+                    // Of many that went out together the first takes the text along, which costs the server most of it.
+                    let told = self
+                        .waiting
+                        .iter()
+                        .any(|asked| matches!(asked, Asked::Single(Single::Source(_))));
+                    self.seal();
+                    if told {
+                        call.write_packed_command(&mut self.out);
+                        self.wait(Single::Record(call));
+                    } else {
+                        RECORD.with_source(&call).write_packed_command(&mut self.out);
+                        self.wait(Single::Source(call));
+                    }
+                } else {
+                    self.refused(*call, error);
+                }
+            }
+            Single::Told(telling) => telling.tell(reply.extract_error()),
+            Single::Source(call) => {
+                if let Value::ServerError(error) = reply {
+                    self.refused(*call, error);
+                }
+            }
+        }
+    }
+
+    /// Keeps a record for later, where the refusal passes.
+    fn refused(&mut self, call: Cmd, error: ServerError) {
+        let (calls, since) = &mut self.refused_records;
+        if passes(&error.into()) && calls.len() < MOST_REFUSED {
+            if calls.is_empty() {
+                *since = Moment::now();
+            }
+            calls.push(call);
+        }
+    }
+
+    /// Sends again what was refused a while ago.
+    pub(super) fn repeat_records(&mut self) {
+        let (calls, since) = &mut self.refused_records;
+        if calls.is_empty() || since.elapsed() < REPEAT_EVERY {
+            return;
+        }
+        *since = Moment::now();
+        let calls = std::mem::take(calls);
+        self.seal();
+        for call in calls {
+            call.write_packed_command(&mut self.out);
+            self.wait(Single::Record(Box::new(call)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::in_flight::tests::claims;
+    use super::*;
+    use crate::engine::redis::keys::Layout;
+    use crate::engine::redis::ops::acquire_plain::FREEING;
+    use crate::model::Claim;
+
+    fn take(state: &mut State, claim: &Claim) {
+        let batch = state.begin(Kind::Take, Some(&claim.owner));
+        // The caller waits.
+        std::mem::forget(batch.take(&Layout::new("lock:"), claim));
+    }
+
+    fn free(state: &mut State, claim: &Claim) {
+        let batch = state.begin(Kind::Free, Some(&claim.owner));
+        drop(batch.free(&Layout::new("lock:"), &FREEING, claim, Some("process")));
+    }
+
+    /// What was written, as the verbs and owners in it.
+    fn written(state: &State, claims: &[Claim]) -> Vec<String> {
+        let text = String::from_utf8(state.out.clone()).unwrap();
+        let verbs = ["EVAL", "EVALSHA", "EXISTS", "SET", "INCRBY", "MGET"];
+        let name = |word: &str| {
+            let owner = claims.iter().position(|claim| word.starts_with(claim.owner.as_str()));
+            owner
+                .map(|owner| owner.to_string())
+                .or_else(|| verbs.contains(&word).then(|| word.to_owned()))
+        };
+        text.split("\r\n").filter_map(name).collect()
+    }
+
+    fn unseeded() -> State {
+        State::new(Arc::new(Semaphore::new(0)), Arc::new(Health::new()))
+    }
+
+    fn seeded() -> State {
+        let mut state = unseeded();
+        state.seeded = Some(Moment::now());
+        state
+    }
+
+    fn knows(mut state: State, claim: &Claim) -> State {
+        free(&mut state, claim);
+        state.seal();
+        state.out.clear();
+        state.waiting.clear();
+        state.under_way = 0;
+        state
+    }
+
+    #[test]
+    fn releases_go_out_first() {
+        let claims = claims(4);
+        let mut state = knows(seeded(), &claims[0]);
+        for i in 0..2 {
+            take(&mut state, &claims[i]);
+            free(&mut state, &claims[2 + i]);
+        }
+        assert!(state.unsealed() > 0 && state.waiting.is_empty());
+        state.seal();
+        let expected = ["EVALSHA", "2", "3", "EXISTS", "SET", "0", "SET", "1", "INCRBY", "MGET"];
+        assert_eq!(written(&state, &claims), expected);
+        assert_eq!((state.waiting.len(), state.under_way, state.unsealed()), (2, 4, 0));
+    }
+
+    #[test]
+    fn a_release_goes_behind_what_its_owner_has_asked_for() {
+        let claims = claims(2);
+        let mut state = knows(seeded(), &claims[0]);
+        take(&mut state, &claims[0]);
+        take(&mut state, &claims[1]);
+        free(&mut state, &claims[1]);
+        state.seal();
+        let expected = ["EXISTS", "SET", "0", "SET", "1", "INCRBY", "MGET", "EVALSHA", "1"];
+        assert_eq!(written(&state, &claims), expected);
+        // Another by the same owner is for the next script.
+        state.out.clear();
+        for claim in [&claims[0], &claims[1], &claims[0]] {
+            free(&mut state, claim);
+        }
+        state.seal();
+        assert_eq!(written(&state, &claims), ["EVALSHA", "0", "1", "EVALSHA", "0"]);
+    }
+
+    #[test]
+    fn tokens_are_drawn_behind_the_look_at_the_clock() {
+        let (claims, mut state) = (claims(1), unseeded());
+        take(&mut state, &claims[0]);
+        state.seal();
+        assert_eq!(
+            written(&state, &claims),
+            ["EVAL", "EXISTS", "SET", "0", "INCRBY", "MGET"]
+        );
+        assert_eq!((state.waiting.len(), state.under_way), (2, 2));
+        assert!(matches!(state.waiting[0], Asked::Single(Single::Seed)));
+    }
+
+    #[test]
+    fn the_script_is_sent_whole_at_first_and_when_it_is_not_known() {
+        let (claims, mut state) = (claims(1), seeded());
+        let mut verbs = Vec::new();
+        for unknown in [false, false, true, false] {
+            if unknown {
+                state.is_unknown();
+            }
+            free(&mut state, &claims[0]);
+            state.seal();
+            verbs.extend(written(&state, &claims).into_iter().step_by(2));
+            state.out.clear();
+        }
+        assert_eq!(verbs, ["EVAL", "EVALSHA", "EVAL", "EVALSHA"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_record_that_the_server_refused_for_now_is_sent_again() {
+        for (line, is_repeated) in [
+            ("-OOM command not allowed\r\n", true),
+            ("-BUSY Redis is busy\r\n", true),
+            ("-MISCONF no disk\r\n", true),
+            ("-NOPERM no\r\n", false),
+        ] {
+            let mut state = unseeded();
+            let refused = redis::parse_redis_value(line.as_bytes()).unwrap();
+            state.answer(Single::Record(Box::new(redis::cmd("EVALSHA"))), refused);
+            state.repeat_records();
+            assert!(state.out.is_empty(), "not at once");
+            assert_eq!(state.is_idle(), !is_repeated, "the watchdog stays awake for it");
+            tokio::time::advance(REPEAT_EVERY).await;
+            state.repeat_records();
+            assert_eq!(!state.out.is_empty(), is_repeated, "{line}");
+            assert_eq!(state.waiting.len(), usize::from(is_repeated));
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! What is asked for many names at once: the commands of several calls, put together while the event loop's turn goes on.
+//!
+//! Calls of one kind share their commands, and the kinds take turns: what is let go of goes out first, so that it is free for
+//! what is asked for in the same turn. What one owner asks for keeps its order, and so does everything else that goes by the
+//! lane: it closes the batches before it. A call on its own is a batch of one.
+
+use redis::{Cmd, RedisResult};
+use tokio::sync::oneshot;
+
+use super::in_flight::{Asker, Outcome, Sent, Teller};
+use super::reply_sink::Telling;
+use super::resp::{self, Reader};
+use crate::engine::redis::keys::{LAST, Layout, Part, Room};
+use crate::engine::redis::scripts::Script;
+use crate::model::{Claim, OwnerToken};
+
+/// What a batch does for each of its names, in the order in which batches go out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Lets go of it, by a script for many.
+    Free,
+    /// Looks who holds it.
+    Look,
+    /// Takes it, by the plain commands of `plain.rs`.
+    Take,
+    /// Gives a vote for it, by those of `quorum/attempt.rs`.
+    Vote,
+    /// Runs a script of its own in an attempt to acquire it.
+    Script,
+}
+
+impl Kind {
+    pub(super) const ALL: [Kind; 5] = [Kind::Free, Kind::Look, Kind::Take, Kind::Vote, Kind::Script];
+
+    /// Whether its calls are attempts to acquire whose number the lane limits.
+    pub(super) fn is_attempt(self) -> bool {
+        matches!(self, Kind::Look | Kind::Take | Kind::Script)
+    }
+
+    /// Whether a dropped call is not sent.
+    pub(super) fn is_cancellable(self) -> bool {
+        self != Kind::Free
+    }
+}
+
+/// A script that lets go of one name each for several owners. No two of the owners are the same.
+///
+/// - KEYS: the lock keys, then for all of them the first of `parts`, then the second
+/// - ARGV: `to`, then the owners' tokens, each perhaps with more behind it
+/// - Answer: the number of names when every owner held its name; else for each 1 if its owner held it, 0 if not, or -1 if that
+///   failed
+pub(in super::super) struct Freeing {
+    pub(in super::super) script: fn() -> &'static Script,
+    pub(in super::super) parts: [Part; 2],
+    /// Where waiters are told.
+    pub(in super::super) to: &'static str,
+}
+
+/// A batch that is being put together.
+pub(super) struct Batch {
+    kind: Kind,
+    freeing: Option<&'static Freeing>,
+    askers: Vec<Asker>,
+    room: Room,
+    // Of the commands, what differs from name to name.
+    locks: Vec<u8>,
+    /// Companions.
+    first: Vec<u8>,
+    /// Companions, or whole commands.
+    second: Vec<u8>,
+    owners: Vec<u8>,
+    /// The server may not know the script.
+    is_unknown: bool,
+}
+
+impl Batch {
+    pub(super) fn new(kind: Kind) -> Self {
+        Batch {
+            kind,
+            freeing: None,
+            askers: Vec::new(),
+            room: Room::default(),
+            locks: Vec::new(),
+            first: Vec::new(),
+            second: Vec::new(),
+            owners: Vec::new(),
+            // A call that has to be made again goes another way, on a quorum's nodes past those behind it.
+            is_unknown: true,
+        }
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// How much there is of it, in bytes.
+    pub(super) fn size(&self) -> usize {
+        self.locks.len() + self.first.len() + self.second.len() + self.owners.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.askers.is_empty()
+    }
+
+    /// Whether there is a call by this owner in it.
+    pub(super) fn has(&self, owner: &OwnerToken) -> bool {
+        self.askers.iter().any(|asker| asker.owner.as_ref() == Some(owner))
+    }
+
+    fn join(&mut self, claim: &Claim, teller: Teller) {
+        let owner = Some(claim.owner.clone());
+        self.askers.push(Asker { owner, teller });
+    }
+
+    fn call(&mut self, claim: &Claim) -> oneshot::Receiver<RedisResult<Outcome>> {
+        let (sender, outcome) = oneshot::channel();
+        self.join(claim, Teller::Call(sender));
+        outcome
+    }
+
+    pub(super) fn look(&mut self, layout: &Layout, claim: &Claim) -> oneshot::Receiver<RedisResult<Outcome>> {
+        let (lock, []) = self.room.keys(layout, claim.keys()[0].as_str(), []);
+        resp::word(&mut self.locks, &[lock]);
+        self.call(claim)
+    }
+
+    pub(super) fn take(&mut self, layout: &Layout, claim: &Claim) -> oneshot::Receiver<RedisResult<Outcome>> {
+        let (lock, [queue]) = self.room.keys(layout, claim.keys()[0].as_str(), [Part::Queue]);
+        resp::word(&mut self.locks, &[lock]);
+        resp::word(&mut self.first, &[queue]);
+        set(&mut self.second, lock, claim.owner.as_str(), claim);
+        self.call(claim)
+    }
+
+    /// Adds a command of the caller.
+    pub(super) fn script(&mut self, cmd: &Cmd) -> oneshot::Receiver<RedisResult<Outcome>> {
+        cmd.write_packed_command(&mut self.second);
+        let (sender, outcome) = oneshot::channel();
+        let (owner, teller) = (None, Teller::Call(sender));
+        self.askers.push(Asker { owner, teller });
+        outcome
+    }
+
+    /// Removes dropped attempts. Returns their number.
+    pub(super) fn withdraw(&mut self) -> usize {
+        if !self.kind.is_cancellable() || !self.askers.iter().any(Asker::is_gone) {
+            return 0;
+        }
+        let gone: Vec<bool> = self.askers.iter().map(Asker::is_gone).collect();
+        // Each call has one word in each of the first two parts that its kind uses, and one command or two in the last.
+        let commands = if self.kind == Kind::Vote { 2 } else { 1 };
+        for (part, count) in [(&mut self.locks, 1), (&mut self.first, 1), (&mut self.second, commands)] {
+            let (mut kept, mut at) = (Vec::with_capacity(part.len()), 0);
+            for gone in &gone {
+                let length = resp::length_of(&part[at..], count).ok().flatten().unwrap_or(0);
+                if !gone {
+                    kept.extend_from_slice(&part[at..at + length]);
+                }
+                at += length;
+            }
+            *part = kept;
+        }
+        let askers = std::mem::take(&mut self.askers);
+        for (asker, gone) in askers.into_iter().zip(&gone) {
+            match gone {
+                true => asker.discard(),
+                false => self.askers.push(asker),
+            }
+        }
+        gone.len() - self.askers.len()
+    }
+
+    /// Restores a batch from the commands that [`Batch::write`] wrote.
+    ///
+    /// # Errors
+    /// When they are not such commands.
+    pub(super) fn restore(sent: Sent, commands: &[u8]) -> RedisResult<Self> {
+        let words = |command| -> RedisResult<Vec<u8>> {
+            let mut words = Reader::elements(command).ok_or_else(resp::nonsense)?;
+            words.skip(1)?;
+            Ok(words.rest().to_vec())
+        };
+        let mut batch = Batch::new(sent.kind);
+        let mut commands = Reader::new(commands);
+        let count = sent.askers.len();
+        let own = match sent.kind {
+            Kind::Free | Kind::Look => 0,
+            Kind::Take | Kind::Script => count,
+            Kind::Vote => 2 * count,
+        };
+        if sent.kind == Kind::Take {
+            batch.first = words(commands.next()?)?;
+        }
+        for _ in 0..own {
+            batch.second.extend_from_slice(commands.next()?);
+        }
+        if matches!(sent.kind, Kind::Take | Kind::Vote) {
+            // `INCRBY` or `TIME`.
+            commands.skip(1)?;
+        }
+        if sent.kind != Kind::Script {
+            batch.locks = words(commands.next()?)?;
+        }
+        batch.askers = sent.askers;
+        Ok(batch)
+    }
+
+    /// A vote for `value` as what the lock key holds, and `floor` as the fence.
+    pub(super) fn vote(&mut self, layout: &Layout, claim: &Claim, value: &str, floor: u64, telling: Telling) {
+        let (lock, [counter]) = self.room.keys(layout, claim.keys()[0].as_str(), [Part::Counter]);
+        resp::word(&mut self.locks, &[lock]);
+        set(&mut self.second, lock, value, claim);
+        let mut digits = itoa::Buffer::new();
+        let words = ["ZADD", counter, "GT", "CH", digits.format(floor), "last"];
+        resp::write(&mut self.second, &words);
+        self.join(claim, Teller::Vote(telling));
+    }
+
+    fn add_free(&mut self, layout: &Layout, freeing: &'static Freeing, claim: &Claim, more: Option<&str>) {
+        let (lock, [first, second]) = self.room.keys(layout, claim.keys()[0].as_str(), freeing.parts);
+        for (keys, key) in [
+            (&mut self.locks, lock),
+            (&mut self.first, first),
+            (&mut self.second, second),
+        ] {
+            resp::word(keys, &[key]);
+        }
+        match more {
+            None => resp::word(&mut self.owners, &[claim.owner.as_str()]),
+            Some(more) => resp::word(&mut self.owners, &[claim.owner.as_str(), ":", more]),
+        }
+        self.freeing = Some(freeing);
+    }
+
+    /// `more` goes behind the owner's token, after a colon.
+    pub(super) fn free(
+        &mut self,
+        layout: &Layout,
+        freeing: &'static Freeing,
+        claim: &Claim,
+        more: Option<&str>,
+    ) -> oneshot::Receiver<RedisResult<Outcome>> {
+        self.add_free(layout, freeing, claim, more);
+        self.call(claim)
+    }
+
+    /// The same for a release that is told of.
+    pub(super) fn free_and_tell(
+        &mut self,
+        layout: &Layout,
+        freeing: &'static Freeing,
+        claim: &Claim,
+        telling: Telling,
+    ) {
+        self.add_free(layout, freeing, claim, None);
+        self.join(claim, Teller::Release(telling));
+    }
+
+    /// Writes the commands, and begins anew.
+    pub(super) fn write(&mut self, out: &mut Vec<u8>) -> Sent {
+        let count = self.askers.len();
+        let mut digits = itoa::Buffer::new();
+        match self.kind {
+            Kind::Look => {}
+            Kind::Take => {
+                resp::head(out, 1 + count);
+                resp::word(out, &["EXISTS"]);
+                out.extend_from_slice(&self.first);
+                out.extend_from_slice(&self.second);
+                resp::write(out, &["INCRBY", LAST, digits.format(count)]);
+            }
+            Kind::Vote => {
+                out.extend_from_slice(&self.second);
+                resp::write(out, &["TIME"]);
+            }
+            Kind::Free => self.write_script(out),
+            Kind::Script => out.extend_from_slice(&self.second),
+        }
+        if !matches!(self.kind, Kind::Free | Kind::Script) {
+            resp::head(out, 1 + count);
+            resp::word(out, &["MGET"]);
+            out.extend_from_slice(&self.locks);
+        }
+        for part in [&mut self.locks, &mut self.first, &mut self.second, &mut self.owners] {
+            part.clear();
+        }
+        Sent {
+            kind: self.kind,
+            askers: std::mem::take(&mut self.askers),
+        }
+    }
+
+    fn write_script(&mut self, out: &mut Vec<u8>) {
+        let Some(freeing) = self.freeing else { return };
+        let (count, script) = (self.askers.len(), (freeing.script)());
+        let (verb, script) = if std::mem::take(&mut self.is_unknown) {
+            ("EVAL", script.source())
+        } else {
+            ("EVALSHA", script.sha())
+        };
+        let mut digits = itoa::Buffer::new();
+        resp::head(out, 3 + 3 * count + 1 + count);
+        for word in [verb, script, digits.format(3 * count)] {
+            resp::word(out, &[word]);
+        }
+        for keys in [&self.locks, &self.first, &self.second] {
+            out.extend_from_slice(keys);
+        }
+        resp::word(out, &[freeing.to]);
+        out.extend_from_slice(&self.owners);
+    }
+
+    /// The server does not know the script: the next batch takes its text along.
+    pub(super) fn is_unknown(&mut self) {
+        self.is_unknown = true;
+    }
+}
+
+/// Writes the command that takes a name if it is free.
+fn set(out: &mut Vec<u8>, lock: &str, value: &str, claim: &Claim) {
+    let mut ttl = itoa::Buffer::new();
+    let ttl = ttl.format(claim.ttl.as_millis());
+    resp::write(out, &["SET", lock, value, "PX", ttl, "NX", "GET"]);
+}

@@ -1,0 +1,148 @@
+//! One try for a name, or for several of one slot.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use crate::engine::Acquired;
+use crate::engine::redis::RedisEngine;
+use crate::engine::redis::error::Failure;
+use crate::engine::redis::keys::Part;
+use crate::engine::redis::scripts::ACQUIRE;
+use crate::engine::redis::topology::Ear;
+use crate::model::{Claim, Fence, Key};
+
+impl RedisEngine {
+    /// One try for names of one slot, with a place in the queue for a waiter who finds one busy. The fence is not smaller
+    /// than `least`. `busy`: a first try has found it so.
+    /// `whole` is the claim that this one is a part of, or this one.
+    pub(in super::super) async fn acquire(
+        &self,
+        claim: &Claim,
+        whole: &Claim,
+        least: u64,
+        busy: bool,
+    ) -> Result<Acquired, Failure> {
+        if !claim.waiting {
+            return self.attempt(claim, whole, None, least).await;
+        }
+        let slot = self.slot(&claim.keys()[0]);
+        let ear = match self.waiters.ear(slot) {
+            Some(ear) => ear,
+            None => {
+                // Do not enqueue before the subscription is active; a hand-off would be lost. A free name still costs one
+                // round trip.
+                if !busy {
+                    let first = self.attempt(claim, whole, None, least).await?;
+                    if matches!(first, Acquired::Granted { .. }) {
+                        return Ok(first);
+                    }
+                }
+                Box::pin(self.waiters.listen(slot)).await?
+            }
+        };
+        self.attempt(claim, whole, Some(&ear), least).await
+    }
+
+    /// Makes one attempt; with `ear`, the process's subscription, it enters the queue of a busy name.
+    pub(in super::super) async fn attempt(
+        &self,
+        claim: &Claim,
+        whole: &Claim,
+        ear: Option<&Arc<Ear>>,
+        least: u64,
+    ) -> Result<Acquired, Failure> {
+        let slot = self.slot(&claim.keys()[0]);
+        let call = self.acquire_call(claim, ear.is_some(), least);
+        let mark_sent = || whole.mark_sent();
+        loop {
+            let answer = self.run_safely(&ACQUIRE, &call, slot, Some(&mark_sent)).await;
+            // The loop ends: each undecided call has removed dead waiters from the queue.
+            if let Some(acquired) = self.acquired(claim, ear, answer).await? {
+                return Ok(acquired);
+            }
+        }
+    }
+
+    /// Returns the call of the script. `queued`: with a place in the queue.
+    pub(in super::super) fn acquire_call(&self, claim: &Claim, queued: bool, least: u64) -> Cmd {
+        const PARTS: [Part; 4] = [Part::Lock, Part::Fence, Part::Queue, Part::Metadata];
+        let parts = if claim.metadata.is_some() {
+            &PARTS[..]
+        } else {
+            &PARTS[..3]
+        };
+        let ttl = claim.ttl.as_millis();
+        let (member, number) = if queued {
+            (self.waiters.member(claim), self.waiters.known.number(&claim.owner))
+        } else {
+            (String::new(), 0)
+        };
+        let slot = self.slot(&claim.keys()[0]);
+        let names = claim.keys().iter().map(Key::as_str);
+        let mut call = ACQUIRE.call_with(&self.layout, parts, names, self.last());
+        call.arg(claim.owner.as_str())
+            .arg(ttl)
+            .arg(ttl + self.fence_lasts())
+            .arg(format!("{} {}", claim.process.pid, claim.process.host))
+            .arg(self.route.mailboxes(slot));
+        if queued || least > 0 || claim.metadata.is_some() {
+            call.arg(member).arg(number).arg(least);
+        }
+        if let Some(metadata) = &claim.metadata {
+            call.arg(&**metadata);
+        }
+        call
+    }
+
+    /// Reads the script's answer. `None`: undecided, call the script again at once.
+    pub(in super::super) async fn acquired(
+        &self,
+        claim: &Claim,
+        ear: Option<&Arc<Ear>>,
+        answer: Result<Value, Failure>,
+    ) -> Result<Option<Acquired>, Failure> {
+        if let Err(Failure::Replicas { .. }) = answer {
+            // Return the failure in any case: the service releases what it was not granted once more.
+            let _ = Box::pin(self.release_part(claim, Duration::ZERO, false)).await;
+        }
+        match answer? {
+            Value::Int(fence) if fence > 0 => Ok(Some(Acquired::Granted {
+                fence: Fence(fence as u64),
+            })),
+            Value::Array(held) => match held[..] {
+                [] => Ok(None),
+                [
+                    Value::Int(index @ 1..),
+                    Value::Int(left),
+                    Value::Int(number @ 0..),
+                    Value::Int(more),
+                ] if index as usize <= claim.keys().len() => {
+                    let key = &claim.keys()[index as usize - 1];
+                    let retry_after = retry_after(left);
+                    if more > 0 {
+                        claim.keys().iter().for_each(|key| self.waiters.hand_on(key));
+                    }
+                    if let Some(ear) = ear {
+                        #[cfg(unix)]
+                        self.contended.note(key);
+                        self.waiters.waits(&claim.owner, key, number as u64, retry_after, ear);
+                    }
+                    Ok(Some(Acquired::Held {
+                        key: key.clone(),
+                        retry_after,
+                    }))
+                }
+                _ => Err(Failure::Unexpected("of acquire.lua")),
+            },
+            _ => Err(Failure::Unexpected("of acquire.lua")),
+        }
+    }
+}
+
+/// When a busy name is worth another try, from its PTTL: negative when it never expires. A key in its last millisecond
+/// has a PTTL of 0, and is still busy.
+fn retry_after(left: i64) -> Option<Duration> {
+    u64::try_from(left).ok().map(|left| Duration::from_millis(left.max(1)))
+}

@@ -1,0 +1,149 @@
+//! Claims whose names lie in several slots of a cluster: part by part, and yet all or nothing.
+//!
+//! No script reaches over two slots. So the parts of a claim are taken one after the other, in the order of their first
+//! names: two claims that overlap meet at the first name that they share. Whoever meets a busy part gives back those before
+//! it, so that nobody holds anything while waiting.
+//!
+//! **One fence.** The claim's fence is the largest of its parts. Each part is granted with no smaller one than those
+//! before it, and where a part's own is smaller in the end, that part is acquired once more, which for its holder means:
+//! raised to the claim's. It is granted only then, so that every name's next fence is larger than the claim's.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use crate::engine::redis::RedisEngine;
+use crate::engine::redis::error::Failure;
+use crate::engine::{Acquired, Renewal, Renewed};
+use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
+
+/// How often a claim whose parts expire while they are taken is begun anew.
+const ROUNDS: usize = 3;
+
+/// A renewal for no longer than any lease lasts: it changes nothing, and tells whether the lease is held.
+fn least_ttl() -> Ttl {
+    Ttl::clamped(Duration::from_millis(1))
+}
+
+/// Returns the part of a claim with these names.
+pub(in super::super) fn part(claim: &Claim, keys: &[Key]) -> Claim {
+    let mut part = Claim::new(keys, claim.owner.clone(), claim.ttl, claim.process.clone());
+    part.waiting = claim.waiting;
+    part.metadata.clone_from(&claim.metadata);
+    part
+}
+
+impl RedisEngine {
+    /// The parts of a claim, one for each slot. `None` when there is but one.
+    pub(in super::super) fn parts(&self, claim: &Claim) -> Option<Vec<Claim>> {
+        let keys = claim.keys();
+        if keys.len() == 1 || !self.route.is_cluster() {
+            return None;
+        }
+        let mut slots: HashMap<u16, Vec<Key>> = HashMap::new();
+        for key in keys {
+            slots.entry(self.slot(key)).or_default().push(key.clone());
+        }
+        if slots.len() == 1 {
+            return None;
+        }
+        let mut parts: Vec<Claim> = slots.into_values().map(|keys| part(claim, &keys)).collect();
+        parts.sort_by(|a, b| a.keys()[0].cmp(&b.keys()[0]));
+        Some(parts)
+    }
+
+    /// One try for all parts.
+    pub(in super::super) async fn acquire_parts(&self, parts: &[Claim], whole: &Claim) -> Result<Acquired, Failure> {
+        let mut fences = vec![0; parts.len()];
+        for _ in 0..ROUNDS {
+            let mut largest = fences.iter().copied().max().unwrap_or_default();
+            for (index, part) in parts.iter().enumerate() {
+                match self.acquire(part, whole, largest, false).await {
+                    Ok(Acquired::Granted { fence: Fence(fence) }) => {
+                        fences[index] = fence;
+                        largest = largest.max(fence);
+                    }
+                    Ok(Acquired::Held { key, retry_after }) => {
+                        self.give_back(parts, index).await?;
+                        return Ok(Acquired::Held { key, retry_after });
+                    }
+                    Err(failure) => {
+                        // That failure is the answer. The service frees what it was not granted once more.
+                        let _ = self.give_back(parts, index).await;
+                        return Err(failure);
+                    }
+                }
+            }
+            let behind: Vec<usize> = (0..parts.len()).filter(|index| fences[*index] < largest).collect();
+            let raise = |index: &usize| self.attempt(&parts[*index], whole, None, largest);
+            let raised = join_all(behind.iter().map(raise)).await;
+            for (index, raised) in behind.into_iter().zip(raised) {
+                if let Acquired::Granted { fence: Fence(fence) } = raised? {
+                    fences[index] = fence;
+                }
+            }
+            if fences.iter().all(|fence| *fence == largest) {
+                return Ok(Acquired::Granted { fence: Fence(largest) });
+            }
+            // A part has expired meanwhile, and may have been taken: once more from the start.
+        }
+        let _ = self.give_back(parts, parts.len()).await;
+        Err(Failure::TooSlow)
+    }
+
+    /// Gives back all parts but the one that is busy (all there are when none is), and the places in their queues.
+    async fn give_back(&self, parts: &[Claim], busy: usize) -> Result<(), Failure> {
+        let others = parts.iter().enumerate().filter(|(index, _)| *index != busy);
+        // Those behind the busy part, too: an earlier round may have been granted them, or a place in their queues.
+        let freed = join_all(others.map(|(_, part)| self.release_part(part, Duration::ZERO, false))).await;
+        freed.into_iter().try_for_each(|freed| freed.map(|_| ()))
+    }
+
+    /// Renews all parts, if all are still held.
+    pub(in super::super) async fn prolong_parts(&self, parts: &[Claim], ttl: Ttl) -> Result<Renewed, Failure> {
+        for ttl in [least_ttl(), ttl] {
+            for renewed in join_all(parts.iter().map(|claim| self.prolong(Renewal { claim, ttl }))).await {
+                if renewed? == Renewed::Lost {
+                    return Ok(Renewed::Lost);
+                }
+            }
+        }
+        Ok(Renewed::Extended)
+    }
+
+    /// Transfers all parts, or none.
+    pub(in super::super) async fn hand_over_parts(&self, parts: &[Claim], to: &OwnerToken) -> Result<Renewed, Failure> {
+        let taken_over = |part: &Claim| {
+            let mut part = part.clone();
+            part.owner = to.clone();
+            part
+        };
+        let ttl = least_ttl();
+        let ours = join_all(parts.iter().map(|claim| async move {
+            match self.prolong(Renewal { claim, ttl }).await? {
+                Renewed::Extended => Ok(Renewed::Extended),
+                Renewed::Lost => {
+                    // A retry after a lost reply.
+                    let claim = &taken_over(claim);
+                    self.prolong(Renewal { claim, ttl }).await
+                }
+            }
+        }));
+        for held in ours.await {
+            if held? == Renewed::Lost {
+                return Ok(Renewed::Lost);
+            }
+        }
+        for (index, part) in parts.iter().enumerate() {
+            if self.hand_over(part, to).await? == Renewed::Lost {
+                // Lost since it was looked at.
+                for part in &parts[..index] {
+                    self.hand_over(&taken_over(part), &part.owner).await?;
+                }
+                return Ok(Renewed::Lost);
+            }
+        }
+        Ok(Renewed::Extended)
+    }
+}

@@ -1,0 +1,337 @@
+//! Redis Cluster: from a slot to the node that serves it, whoever that is now.
+//!
+//! After "Redirection and resharding" in the Redis Cluster specification. Every node has a connection of its own, with
+//! all that `connection.rs` knows of broken and silent ones. The driver's cluster client is not used: it sends `ASKING`
+//! and the command that it is for one by one over a connection that others use, too; it takes the `sunsubscribe` that a
+//! node says unasked when a slot leaves it for the reply to whatever call is on its way; and it knows no silence.
+//!
+//! # Behavior
+//! What a node refuses because of a slot's move has not been carried out, and is sent again: to the node that it names
+//! (`MOVED`, `ASK`), or after a pause (`TRYAGAIN`, `CLUSTERDOWN`). Everything else that fails is the caller's: it may
+//! have been carried out. The map of the slots is asked for anew after each of these.
+
+mod map;
+mod sharded_pubsub;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use redis::{Cmd, ConnectionAddr, Value};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use self::map::{Address, Ranges, SlotMap};
+pub(in super::super) use self::sharded_pubsub::ClusterEar;
+use super::majority::agreed;
+use crate::engine::redis::config::RedisConfig;
+use crate::engine::redis::connection::Link;
+use crate::engine::redis::connection::request::Attempt as AsAttempt;
+use crate::engine::redis::error::Failure;
+use crate::engine::redis::scripts::Script;
+
+/// How many nodes are asked for the map at once.
+const ASKED: usize = 5;
+/// Pauses before what a moving slot refuses is sent again.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+/// So many redirections in a row are followed without a pause.
+const HOPS: u32 = 5;
+/// Whoever gave up after less time than this did not give up because of the node.
+const TELLING: Duration = Duration::from_millis(75);
+
+/// A node's connections.
+struct Node {
+    /// For commands.
+    commands: Arc<Link>,
+    /// For sharded channels. The node says unasked that a subscription has ended, in the words of a reply to
+    /// `SUNSUBSCRIBE`: beside commands nobody could tell whose reply is whose.
+    channels: Arc<Link>,
+}
+
+#[derive(Default)]
+struct State {
+    map: Option<SlotMap>,
+    nodes: HashMap<Address, Arc<Node>>,
+    refreshing: Option<Refreshing>,
+    closed: bool,
+}
+
+type Refreshing = Shared<BoxFuture<'static, Result<(), Failure>>>;
+
+/// The way to all nodes of a cluster.
+pub(in super::super) struct Cluster {
+    config: RedisConfig,
+    pub(in super::super) runtime: Handle,
+    state: Mutex<State>,
+    /// Told when the map has changed.
+    changes: watch::Sender<()>,
+}
+
+/// What a node says in the place of an answer.
+enum Refusal {
+    Moved(u16, Address),
+    Ask(Address),
+    /// The slot is on its way, or the cluster without a majority.
+    Later,
+}
+
+impl Cluster {
+    /// Must be made within a runtime.
+    pub(in super::super) fn new(config: RedisConfig) -> Arc<Self> {
+        Arc::new(Cluster {
+            config,
+            runtime: Handle::current(),
+            state: Mutex::default(),
+            changes: watch::Sender::new(()),
+        })
+    }
+
+    pub(in super::super) fn limit(&self) -> Duration {
+        self.config.limit
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs a script on the node that serves the slot of its keys.
+    pub(in super::super) async fn run(
+        self: &Arc<Self>,
+        script: &Script,
+        call: &Cmd,
+        slot: u16,
+        as_attempt: AsAttempt<'_>,
+    ) -> Result<Value, Failure> {
+        let started = Instant::now();
+        let (mut pause, mut hops) = (FIRST_PAUSE, 0);
+        let mut asked = None;
+        loop {
+            let asking = asked.is_some();
+            let address = match asked.take() {
+                Some(address) => address,
+                None => self.master(slot).await?,
+            };
+            let node = self.node(&address)?;
+            let mut attempt = Attempt {
+                cluster: self,
+                sent: Instant::now(),
+                answered: false,
+            };
+            let answer = run_once(&node.commands, script, call, asking, as_attempt).await;
+            attempt.answered = true;
+            let failure = match answer {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            // `Some`: after a pause, and what is the matter if there is no more time for one.
+            let later = match refusal(&failure, &address) {
+                Some(Refusal::Moved(slot, to)) => {
+                    self.learn(slot, &to);
+                    hops += 1;
+                    (hops > HOPS).then_some(Failure::Moving)
+                }
+                Some(Refusal::Ask(to)) => {
+                    asked = Some(to);
+                    hops += 1;
+                    (hops > HOPS).then_some(Failure::Moving)
+                }
+                Some(Refusal::Later) => {
+                    // Somebody answered for the slot: whoever sent us here was right.
+                    hops = 0;
+                    self.refresh_soon();
+                    Some(failure)
+                }
+                None => {
+                    if failure.retryable() {
+                        self.refresh_soon();
+                    }
+                    return Err(failure);
+                }
+            };
+            if let Some(failure) = later {
+                if started.elapsed() + pause >= self.limit() / 4 {
+                    return Err(failure);
+                }
+                // With jitter: everybody who uses the slot waits for the same.
+                tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+        }
+    }
+
+    /// Returns the connections to the node that serves a slot, by the current map.
+    pub(in super::super) async fn serving(self: &Arc<Self>, slot: u16) -> Result<Arc<Link>, Failure> {
+        Ok(self.node(&self.master(slot).await?)?.commands.clone())
+    }
+
+    /// A connection to each master there is now.
+    pub(in super::super) async fn masters(self: &Arc<Self>) -> Result<Vec<Arc<Link>>, Failure> {
+        self.refresh().await?;
+        let masters = self.state().map.as_ref().map(SlotMap::masters).unwrap_or_default();
+        masters
+            .iter()
+            .map(|master| Ok(self.node(master)?.commands.clone()))
+            .collect()
+    }
+
+    /// Where the master of a slot is, as far as is known.
+    async fn master(self: &Arc<Self>, slot: u16) -> Result<Address, Failure> {
+        let known = || self.state().map.as_ref().and_then(|map| map.master(slot).cloned());
+        if let Some(master) = known() {
+            return Ok(master);
+        }
+        self.refresh().await?;
+        known().ok_or(Failure::Unserved)
+    }
+
+    fn node(&self, address: &Address) -> Result<Arc<Node>, Failure> {
+        let mut state = self.state();
+        if state.closed {
+            return Err(Failure::Closed);
+        }
+        let node = state.nodes.entry(address.clone()).or_insert_with(|| {
+            let config = self.config.node(address);
+            Arc::new(Node {
+                commands: Link::new(config.clone()),
+                channels: Link::for_channels(config),
+            })
+        });
+        Ok(node.clone())
+    }
+
+    fn learn(self: &Arc<Self>, slot: u16, master: &Address) {
+        if let Some(map) = &mut self.state().map {
+            map.learn(slot, master);
+        }
+        self.changes.send_replace(());
+        // Where one slot has moved, others have.
+        self.refresh_soon();
+    }
+
+    /// Asks for the map anew behind the caller's back.
+    fn refresh_soon(self: &Arc<Self>) {
+        let refresh = self.refresh();
+        self.runtime.spawn(refresh);
+    }
+
+    /// Asks for the map anew, together with whoever else wants that now.
+    fn refresh(self: &Arc<Self>) -> Refreshing {
+        let mut state = self.state();
+        if let Some(refreshing) = &state.refreshing {
+            return refreshing.clone();
+        }
+        let cluster = self.clone();
+        let work = self.runtime.spawn(async move {
+            let outcome = cluster.ask().await;
+            let mut state = cluster.state();
+            state.refreshing = None;
+            let map = SlotMap::new(&outcome?);
+            let masters = map.masters();
+            // Who serves nothing any more is left. (A node that is asked for a slot on its way comes back by itself.)
+            state.nodes.retain(|address, _| masters.contains(address));
+            state.map = Some(map);
+            drop(state);
+            cluster.changes.send_replace(());
+            Ok(())
+        });
+        let refreshing = async move { work.await.unwrap_or(Err(Failure::Closed)) }
+            .boxed()
+            .shared();
+        state.refreshing = Some(refreshing.clone());
+        refreshing
+    }
+
+    /// The map by the word of most of the nodes that are asked: of those that are known, or else of the URL's.
+    async fn ask(self: &Arc<Self>) -> Result<Ranges, Failure> {
+        let known = self.state().map.as_ref().map(SlotMap::masters).unwrap_or_default();
+        if !known.is_empty()
+            && let Ok(ranges) = self.ask_some(known).await
+        {
+            return Ok(ranges);
+        }
+        self.ask_some(self.config.seeds().iter().filter_map(host_and_port).collect())
+            .await
+    }
+
+    async fn ask_some(self: &Arc<Self>, mut nodes: Vec<Address>) -> Result<Ranges, Failure> {
+        fastrand::shuffle(&mut nodes);
+        nodes.truncate(ASKED);
+        let mut slots = redis::cmd("CLUSTER");
+        slots.arg("SLOTS");
+        let slots = &slots;
+        let asking = nodes.into_iter().map(|address| async move {
+            let call = async {
+                let node = self.node(&address)?;
+                let answer = node.commands.call(slots).await?;
+                map::ranges(&answer, &address).ok_or(Failure::Unexpected("of CLUSTER SLOTS"))
+            };
+            match tokio::time::timeout(self.limit() / 4, call).await {
+                Ok(Ok(ranges)) if ranges.is_empty() => Err(Failure::Unserved),
+                Ok(answer) => answer,
+                Err(_) => Err(Failure::timed_out()),
+            }
+        });
+        agreed(asking).await.map_err(|failures| {
+            // What waiting mends is the better news, where they differ.
+            let best = failures.iter().find(|failure| failure.retryable()).or(failures.first());
+            best.cloned().unwrap_or(Failure::Unserved)
+        })
+    }
+
+    /// Gives back the connections as soon as the calls on them have ended, and refuses new ones.
+    pub(in super::super) fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        for (_, node) in state.nodes.drain() {
+            node.commands.close();
+            node.channels.close();
+        }
+    }
+}
+
+fn host_and_port(address: &ConnectionAddr) -> Option<Address> {
+    match address {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => Some((host.clone(), *port)),
+        _ => None,
+    }
+}
+
+async fn run_once(
+    link: &Arc<Link>,
+    script: &Script,
+    call: &Cmd,
+    asking: bool,
+    as_attempt: AsAttempt<'_>,
+) -> Result<Value, Failure> {
+    let connection = link.connection().await?;
+    link.run_on(&connection, script, call, asking, as_attempt).await
+}
+
+fn refusal(failure: &Failure, redirecting: &Address) -> Option<Refusal> {
+    let (code, redirection) = failure.redirection()?;
+    match (code, redirection) {
+        ("MOVED", Some((text, slot))) => Some(Refusal::Moved(slot, map::address(text, redirecting)?)),
+        ("ASK", Some((text, _))) => Some(Refusal::Ask(map::address(text, redirecting)?)),
+        ("TRYAGAIN" | "CLUSTERDOWN", _) => Some(Refusal::Later),
+        _ => None,
+    }
+}
+
+/// A call under way. Given up without an answer, it makes the map doubtful: the node may have been replaced.
+struct Attempt<'a> {
+    cluster: &'a Arc<Cluster>,
+    sent: Instant,
+    answered: bool,
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        if !self.answered && self.sent.elapsed() >= TELLING {
+            self.cluster.refresh_soon();
+        }
+    }
+}

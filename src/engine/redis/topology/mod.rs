@@ -1,0 +1,153 @@
+//! The engine's way to its server, or to the servers of a cluster.
+
+pub(super) mod cluster;
+pub(super) mod failover;
+pub(super) mod majority;
+pub(super) mod replicas;
+pub(super) mod sentinel;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::runtime::Handle;
+
+use self::cluster::{Cluster, ClusterEar};
+use super::config::RedisConfig;
+use super::connection::Link;
+use super::connection::pubsub::{Mailbox, RedisSubscription};
+use super::connection::request::Attempt;
+use super::error::Failure;
+use super::keys::Layout;
+use super::keys::slots::{slot_of, tag_for_slot};
+use super::scripts::Script;
+
+/// In front of a process's name, the name of its channel.
+pub(super) const MAILBOXES: &str = "holdfast:to:";
+
+/// To one server, or to the one that serves a slot.
+#[derive(Clone)]
+pub(super) enum Route {
+    One(Arc<Link>),
+    Cluster(Arc<Cluster>),
+}
+
+/// A subscription to a channel, for as long as it is kept.
+pub(super) enum Ear {
+    One { _subscription: RedisSubscription },
+    Cluster { _ear: ClusterEar },
+}
+
+impl Route {
+    /// Must be made within a runtime.
+    pub(super) fn new(config: RedisConfig) -> Self {
+        if config.seeds().is_empty() {
+            Route::One(Link::new(config))
+        } else {
+            Route::Cluster(Cluster::new(config))
+        }
+    }
+
+    /// The slot of a name's keys. All names share slot 0 where there are no slots.
+    pub(super) fn slot(&self, layout: &Layout, name: &str) -> u16 {
+        match self {
+            Route::One(_) => 0,
+            Route::Cluster(_) => {
+                let mut lock = String::new();
+                layout.lock(name, &mut lock);
+                slot_of(&lock)
+            }
+        }
+    }
+
+    /// Runs a script whose keys lie in this slot.
+    pub(super) async fn run(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
+        self.run_as(script, call, slot, None).await
+    }
+
+    /// Runs a script whose keys lie in this slot, as an attempt to acquire where `attempt` says so.
+    pub(super) async fn run_as(
+        &self,
+        script: &Script,
+        call: &Cmd,
+        slot: u16,
+        attempt: Attempt<'_>,
+    ) -> Result<Value, Failure> {
+        match self {
+            Route::One(link) => link.run_as(script, call, attempt).await,
+            Route::Cluster(cluster) => Box::pin(cluster.run(script, call, slot, attempt)).await,
+        }
+    }
+
+    /// Runs a script once for each of several attempts whose keys lie in this slot, in the order of the list.
+    pub(super) async fn run_in_order(
+        &self,
+        script: &Script,
+        calls: &[Cmd],
+        slot: u16,
+        attempt: Attempt<'_>,
+    ) -> Result<Vec<Result<Value, Failure>>, Failure> {
+        let link = match self {
+            Route::One(link) => link.clone(),
+            Route::Cluster(cluster) => cluster.serving(slot).await?,
+        };
+        let connection = link.connection().await?;
+        link.run_in_order(&connection, script, calls, attempt).await
+    }
+
+    /// The servers that have all keys between them.
+    pub(super) async fn servers(&self) -> Result<Vec<Arc<Link>>, Failure> {
+        match self {
+            Route::One(link) => Ok(vec![link.clone()]),
+            Route::Cluster(cluster) => cluster.masters().await,
+        }
+    }
+
+    /// What the scripts are told to put in front of a process's name to get its channel.
+    pub(super) fn mailboxes(&self, slot: u16) -> String {
+        match self {
+            Route::One(_) => MAILBOXES.to_owned(),
+            Route::Cluster(_) => format!("{MAILBOXES}{{{}}}", tag_for_slot(slot)),
+        }
+    }
+
+    /// Listens to the channel of a process for this slot.
+    pub(super) async fn listen(&self, slot: u16, process: &str, mailbox: Mailbox) -> Result<Ear, Failure> {
+        let channel = self.mailboxes(slot) + process;
+        match self {
+            Route::One(link) => {
+                let _subscription = link.subscribe(channel, Some(mailbox)).await?;
+                Ok(Ear::One { _subscription })
+            }
+            Route::Cluster(cluster) => {
+                let _ear = cluster.listen(slot, channel, mailbox).await?;
+                Ok(Ear::Cluster { _ear })
+            }
+        }
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self, Route::Cluster(_))
+    }
+
+    pub(super) fn limit(&self) -> Duration {
+        match self {
+            Route::One(link) => link.limit(),
+            Route::Cluster(cluster) => cluster.limit(),
+        }
+    }
+
+    pub(super) fn runtime(&self) -> &Handle {
+        match self {
+            Route::One(link) => &link.runtime,
+            Route::Cluster(cluster) => &cluster.runtime,
+        }
+    }
+
+    pub(super) fn close(&self) {
+        match self {
+            Route::One(link) => link.close(),
+            Route::Cluster(cluster) => cluster.close(),
+        }
+    }
+}

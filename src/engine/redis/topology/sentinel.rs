@@ -1,0 +1,148 @@
+//! Which server is the master, by the word of its sentinels.
+//!
+//! After "Guidelines for Redis clients with Redis Sentinel support" in the Redis manual: ask the sentinels for the address
+//! of the master, connect, and have the server itself confirm by `ROLE` that it is one; and do all of that again for
+//! every new connection. Other than there, the sentinels are asked side by side, and what most of them say counts.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, ConnectionInfo, RedisError, RedisResult, Value};
+
+use super::majority::agreed;
+use crate::engine::TlsFiles;
+use crate::engine::redis::config::{client, show_address};
+use crate::engine::redis::error::{Failure, passes, said};
+
+/// The port of a sentinel, where the URL names none.
+pub(in super::super) const PORT: u16 = 26379;
+
+/// The sentinels of a master.
+#[derive(Debug, Clone)]
+pub(in super::super) struct Sentinels {
+    /// The name by which they know it.
+    pub(in super::super) master: Arc<str>,
+    pub(in super::super) sentinels: Vec<ConnectionInfo>,
+    /// Present where they speak TLS.
+    pub(in super::super) tls: Option<TlsFiles>,
+}
+
+impl Sentinels {
+    /// The address that most sentinels name. Those that have not answered within `limit` are passed over.
+    ///
+    /// # Errors
+    /// [`NoMaster`] when none of them names one.
+    pub(in super::super) async fn ask(&self, limit: Duration) -> Result<(String, u16), NoMaster> {
+        let asked = self.sentinels.iter().map(|sentinel| async move {
+            let answer = tokio::time::timeout(limit, self.ask_one(sentinel)).await;
+            let refusal = match answer {
+                Ok(Ok(Some(address))) => return Ok(address),
+                Ok(Ok(None)) => Refusal::Unknown,
+                Ok(Err(error)) => Refusal::Failed(error),
+                Err(_) => Refusal::Failed(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+            };
+            Err((show_address(sentinel.addr()), refusal))
+        });
+        let unnamed = |refusals: Vec<_>| NoMaster::Unnamed(self.master.clone(), refusals.into());
+        agreed(asked).await.map_err(unnamed)
+    }
+
+    async fn ask_one(&self, sentinel: &ConnectionInfo) -> RedisResult<Option<(String, u16)>> {
+        let client = client(sentinel.clone(), self.tls.as_ref())?;
+        // The limit is set already.
+        let options = AsyncConnectionConfig::new()
+            .set_response_timeout(None)
+            .set_connection_timeout(None);
+        let mut connection = client.get_multiplexed_async_connection_with_config(&options).await?;
+        redis::cmd("SENTINEL")
+            .arg("GET-MASTER-ADDR-BY-NAME")
+            .arg(&*self.master)
+            .query_async(&mut connection)
+            .await
+    }
+}
+
+impl fmt::Display for Sentinels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the master {:?} of the sentinels ", self.master)?;
+        for (i, sentinel) in self.sentinels.iter().enumerate() {
+            let separator = if i == 0 { "" } else { ", " };
+            write!(f, "{separator}{}", show_address(sentinel.addr()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Has a server say that it is a master: the sentinels may not know yet of a fail-over, or the server not of its end.
+pub(in super::super) async fn confirm(
+    connection: &mut MultiplexedConnection,
+    address: &Arc<str>,
+) -> Result<(), Failure> {
+    let answer = connection
+        .send_packed_command(&redis::cmd("ROLE"))
+        .await
+        .and_then(Value::extract_error)
+        .map_err(|error| Failure::connect(address, error))?;
+    match answer.as_sequence() {
+        Some([Value::BulkString(role), ..]) if role == b"master" => Ok(()),
+        Some([Value::BulkString(role), ..]) => Err(Failure::NoMaster(NoMaster::Other {
+            address: address.clone(),
+            role: String::from_utf8_lossy(role).into(),
+        })),
+        _ => Err(Failure::Unexpected("of ROLE")),
+    }
+}
+
+/// Why there is no master to connect to.
+#[derive(Debug, Clone)]
+pub(in super::super) enum NoMaster {
+    /// No sentinel names one: the name, and what each of them said.
+    Unnamed(Arc<str>, Arc<[(String, Refusal)]>),
+    /// The one that the sentinels name is none.
+    Other { address: Arc<str>, role: Arc<str> },
+}
+
+/// What a sentinel said in the place of an address.
+#[derive(Debug, Clone)]
+pub(in super::super) enum Refusal {
+    /// It does not know the name.
+    Unknown,
+    Failed(RedisError),
+}
+
+impl NoMaster {
+    /// Whether waiting may help. It does not where every sentinel has answered, and none knows the name.
+    pub(in super::super) fn passes(&self) -> bool {
+        match self {
+            NoMaster::Unnamed(_, refusals) => refusals
+                .iter()
+                .any(|(_, refusal)| matches!(refusal, Refusal::Failed(error) if passes(error))),
+            NoMaster::Other { .. } => true,
+        }
+    }
+}
+
+impl fmt::Display for NoMaster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoMaster::Unnamed(master, refusals) => {
+                write!(f, "no sentinel names a master {master:?} (")?;
+                for (i, (sentinel, refusal)) in refusals.iter().enumerate() {
+                    let separator = if i == 0 { "" } else { "; " };
+                    write!(f, "{separator}{sentinel}: ")?;
+                    match refusal {
+                        Refusal::Unknown => f.write_str("does not know that name")?,
+                        Refusal::Failed(error) => said(error, f)?,
+                    }
+                }
+                f.write_str(")")
+            }
+            NoMaster::Other { address, role } => write!(
+                f,
+                "the sentinels name {address} as the master, but its role is {role:?}: a fail-over is under way"
+            ),
+        }
+    }
+}
