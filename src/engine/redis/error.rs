@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use redis::{ErrorKind, RedisError, ServerError};
 
-use super::topology::sentinel::NoMaster;
 use crate::error::EngineError;
 
 /// The engine's name in errors.
@@ -145,8 +144,65 @@ impl StdError for Failure {
     }
 }
 
+/// Why there is no master to connect to.
+#[derive(Debug, Clone)]
+pub(super) enum NoMaster {
+    /// No sentinel names one: the name, and what each of them said.
+    Unnamed(Arc<str>, Arc<[(String, Refusal)]>),
+    /// The one that the sentinels name is none.
+    Other { address: Arc<str>, role: Arc<str> },
+}
+
+/// What a sentinel said in the place of an address.
+#[derive(Debug, Clone)]
+pub(super) enum Refusal {
+    /// It does not know the name.
+    Unknown,
+    Failed(RedisError),
+}
+
+impl NoMaster {
+    /// Whether waiting may help. It does not where every sentinel has answered, and none knows the name.
+    fn passes(&self) -> bool {
+        match self {
+            NoMaster::Unnamed(_, refusals) => refusals
+                .iter()
+                .any(|(_, refusal)| matches!(refusal, Refusal::Failed(error) if passes(error))),
+            NoMaster::Other { .. } => true,
+        }
+    }
+}
+
+impl fmt::Display for NoMaster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoMaster::Unnamed(master, refusals) => {
+                write!(f, "no sentinel names a master {master:?} (")?;
+                for (i, (sentinel, refusal)) in refusals.iter().enumerate() {
+                    let separator = if i == 0 { "" } else { "; " };
+                    write!(f, "{separator}{sentinel}: ")?;
+                    match refusal {
+                        Refusal::Unknown => f.write_str("does not know that name")?,
+                        Refusal::Failed(error) => said(error, f)?,
+                    }
+                }
+                f.write_str(")")
+            }
+            NoMaster::Other { address, role } => write!(
+                f,
+                "the sentinels name {address} as the master, but its role is {role:?}: a fail-over is under way"
+            ),
+        }
+    }
+}
+
+/// Returns the error of a broken connection.
+pub(super) fn broken() -> RedisError {
+    io::Error::from(io::ErrorKind::BrokenPipe).into()
+}
+
 /// A server's error as the server wrote it; the driver shows the names of its own variants instead.
-pub(super) fn said(error: &RedisError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn said(error: &RedisError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match error.source().and_then(|source| source.downcast_ref::<ServerError>()) {
         Some(server) => write!(f, "{} {}", server.code(), server.details().unwrap_or_default()),
         None => fmt::Display::fmt(error, f),
@@ -221,13 +277,11 @@ pub(super) fn spoils_connection(error: &RedisError) -> bool {
 }
 
 /// A command with options of which the server knows nothing.
-#[cfg(unix)]
 pub(super) fn is_not_understood(error: &RedisError) -> bool {
     error.detail().is_some_and(|detail| detail.contains("syntax error"))
 }
 
 /// The user has no right to the command.
-#[cfg(unix)]
 pub(super) fn is_forbidden(error: &RedisError) -> bool {
     code(error) == "NOPERM"
 }

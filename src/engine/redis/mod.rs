@@ -35,6 +35,9 @@ mod connection;
 mod error;
 #[cfg(unix)]
 mod fast_path;
+#[cfg(not(unix))]
+#[path = "fast_path/unsupported.rs"]
+mod fast_path;
 mod keys;
 mod ops;
 mod queue;
@@ -45,10 +48,11 @@ mod tests;
 mod topology;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use redis::Value;
 
 pub use config::RedisConfig;
@@ -57,25 +61,16 @@ pub use quorum::{QuorumConfig, QuorumEngine};
 use self::connection::Link;
 use self::connection::request::Attempt;
 use self::error::{ENGINE, Failure};
-use self::keys::{LAST, Layout, Part};
-#[cfg(unix)]
-use self::ops::acquire_plain::Undecided;
-use self::ops::release::Dropped;
+use self::keys::{FENCE_KEPT_MS, LAST, Layout, Part, RECORD_KEPT_MS};
+use self::ops::contended::Contended;
+use self::ops::dropped::Dropped;
 use self::queue::Waiters;
-use self::scripts::{Script, TRANSFER};
+use self::scripts::Script;
 use self::topology::Route;
-use self::topology::failover::Listening;
+use self::topology::failover::FailoverMonitor;
 use self::topology::replicas::Replicated;
 use super::{Acquired, Answers, Attempts, Engine, Released, Releases, Renewal, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
-
-/// How long the last fence of a name outlives its last lease in a cluster: a day, less the hour for which renewals may
-/// leave it alone. After that, the server's clock alone keeps fences growing.
-const FENCE_KEPT_MS: u64 = 24 * 60 * 60 * 1000;
-/// The same on a server of its own, where the fences grow from a key for all names, and at a quorum's nodes, where they
-/// grow from counters that names share: there the name's own is for inspection only, and has to outlast the hour for which
-/// renewals may leave it alone.
-const RECORD_KEPT_MS: u64 = 61 * 60 * 1000;
 
 /// The engine behind `redis://` and `rediss://`.
 pub struct RedisEngine {
@@ -87,10 +82,9 @@ pub struct RedisEngine {
     layout: Layout,
     waiters: Arc<Waiters>,
     dropped: Dropped,
-    #[cfg(unix)]
-    contended: ops::acquire_plain::Contended,
+    contended: Contended,
     /// Under sentinels, until the engine is closed.
-    listening: Mutex<Option<Listening>>,
+    listening: Mutex<Option<FailoverMonitor>>,
 }
 
 impl fmt::Debug for RedisEngine {
@@ -110,10 +104,9 @@ impl RedisEngine {
         let route = Route::new(config.clone());
         let replicated =
             (config.min_replicas > 0).then(|| Replicated::new(Link::new(config.clone()), config.min_replicas));
-        let clustered = greet(&route).await.map_err(|failure| failure.during("connect"))?;
-        #[cfg(unix)]
+        let clustered = route.greet().await.map_err(|failure| failure.during("connect"))?;
         if let Route::One(link) = &route {
-            link.open_lane().await;
+            link.open_fast_path().await;
         }
         let listening = match (&route, config.sentinels()) {
             (Route::One(link), Some(sentinels)) => {
@@ -121,7 +114,7 @@ impl RedisEngine {
                     .into_iter()
                     .chain(replicated.as_ref().map(|replicated| &replicated.link))
                     .collect();
-                Some(Listening::start(sentinels, &links, config.limit))
+                Some(FailoverMonitor::start(sentinels, &links, config.limit))
             }
             _ => None,
         };
@@ -134,8 +127,7 @@ impl RedisEngine {
             layout,
             waiters,
             dropped: Dropped::default(),
-            #[cfg(unix)]
-            contended: ops::acquire_plain::Contended::default(),
+            contended: Contended::default(),
             listening: Mutex::new(listening),
         }))
     }
@@ -152,9 +144,8 @@ impl RedisEngine {
 
     /// Has what is told of locks written down, before somebody looks.
     fn write_records(&self) {
-        #[cfg(unix)]
-        if let Some((_, lane)) = self.lane() {
-            lane.write_records();
+        if let Some((_, fast_path)) = self.fast_path() {
+            fast_path.write_records();
         }
     }
 
@@ -184,112 +175,6 @@ impl RedisEngine {
         call.arg(claim.owner.as_str());
         call
     }
-
-    async fn hand_over(&self, claim: &Claim, to: &OwnerToken) -> std::result::Result<Renewed, Failure> {
-        self.write_records();
-        let ttl = claim.ttl.as_millis();
-        let mut call = self.call(&TRANSFER, &[Part::Lock, Part::Fence, Part::Metadata], claim);
-        call.arg(to.as_str())
-            .arg(ttl)
-            .arg(ttl + self.fence_lasts())
-            .arg(claim.process.pid)
-            .arg(&claim.process.host);
-        match self
-            .run_safely(&TRANSFER, &call, self.slot(&claim.keys()[0]), None)
-            .await?
-        {
-            Value::Int(1) => Ok(Renewed::Extended),
-            Value::Int(0) => Ok(Renewed::Lost),
-            _ => Err(Failure::Unexpected("of transfer.lua")),
-        }
-    }
-
-    /// Makes one attempt, by plain commands where they suffice.
-    async fn try_once(&self, claim: &Claim) -> Result<Acquired> {
-        // A future is moved as a whole when it is boxed. So rare parts have a box of their own, which is created on demand.
-        #[cfg(unix)]
-        let busy = match self.plain_lane(claim) {
-            None => false,
-            Some((link, lane)) => match self.try_plainly(link, &lane, claim).await {
-                Ok(Ok(acquired)) => {
-                    if claim.waiting {
-                        self.waiters.known.leave(&claim.owner);
-                    }
-                    return Ok(acquired);
-                }
-                Ok(Err(Undecided::Held)) if !claim.waiting => {
-                    let (key, retry_after) = (claim.keys()[0].clone(), None);
-                    return Ok(Acquired::Held { key, retry_after });
-                }
-                Ok(Err(undecided)) => matches!(undecided, Undecided::Held),
-                Err(failure) => return Err(failure.during("acquire")),
-            },
-        };
-        #[cfg(not(unix))]
-        let busy = false;
-        let acquired = Box::pin(self.try_by_script(claim, busy)).await;
-        acquired.map_err(|failure| failure.during("acquire"))
-    }
-
-    /// One try for all names of a claim. `busy`: a first try has found them so.
-    async fn try_by_script(&self, claim: &Claim, busy: bool) -> std::result::Result<Acquired, Failure> {
-        let acquired = match self.parts(claim) {
-            None => self.acquire(claim, claim, 0, busy).await?,
-            Some(parts) => Box::pin(self.acquire_parts(&parts, claim)).await?,
-        };
-        if claim.waiting && matches!(acquired, Acquired::Granted { .. }) {
-            // Only now: until all names are granted, a waiter keeps its number in the order of arrival.
-            self.waiters.known.leave(&claim.owner);
-        }
-        Ok(acquired)
-    }
-}
-
-/// The oldest Redis that will do.
-const OLDEST: (u32, u32) = (6, 2);
-/// The same for a cluster: before, channels had no slots.
-const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
-
-/// Makes sure that a server answers, and is new enough. Answers whether it is a cluster's.
-async fn greet(route: &Route) -> std::result::Result<bool, Failure> {
-    let oldest = if route.is_cluster() { OLDEST_IN_CLUSTER } else { OLDEST };
-    let mut last = Failure::Unserved;
-    for server in route.servers().await? {
-        match check_version(&server, oldest).await {
-            // One of a cluster's masters may be down.
-            Err(failure) if failure.retryable() => last = failure,
-            outcome => return outcome,
-        }
-    }
-    Err(last)
-}
-
-/// Asks for the version, and whether the server is a cluster's. The login has said `HELLO` already, but the driver keeps
-/// the answer to itself.
-async fn check_version(link: &Arc<Link>, oldest: (u32, u32)) -> std::result::Result<bool, Failure> {
-    let mut hello = redis::cmd("HELLO");
-    hello.arg(3);
-    let Value::Map(fields) = link.call(&hello).await? else {
-        return Err(Failure::Unexpected("of HELLO"));
-    };
-    let told = |what: &str| {
-        fields.iter().find_map(|field| match field {
-            (Value::BulkString(name), Value::BulkString(told)) if name == what.as_bytes() => {
-                std::str::from_utf8(told).ok()
-            }
-            _ => None,
-        })
-    };
-    match told("version") {
-        Some(version) if is_older(version, oldest) => Err(Failure::TooOld(version.to_owned())),
-        // What calls itself otherwise is taken at its word that it speaks RESP3.
-        _ => Ok(told("mode") == Some("cluster")),
-    }
-}
-
-fn is_older(version: &str, oldest: (u32, u32)) -> bool {
-    let mut numbers = version.split('.').map(str::parse::<u32>);
-    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < oldest)
 }
 
 #[async_trait]
@@ -314,33 +199,29 @@ impl Engine for RedisEngine {
     }
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.prolong_whole(Renewal { claim, ttl })
+        self.renew_whole(Renewal { claim, ttl })
             .await
             .map_err(|failure| failure.during("renew"))
     }
 
     async fn renew_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
-        self.prolong_all(renewals, answer).await;
+        self.renew_many(renewals, answer).await;
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
-        let transferred = match self.parts(claim) {
-            None => self.hand_over(claim, to).await,
-            Some(parts) => self.hand_over_parts(&parts, to).await,
-        };
+        let transferred = self.transfer_whole(claim, to).await;
         transferred.map_err(|failure| failure.during("transfer"))
     }
 
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        #[cfg(unix)]
         if self.counts
             && keep.is_zero()
             && claim.keys().len() == 1
             && claim.metadata.is_none()
-            && let Some((link, lane)) = self.lane()
+            && let Some((link, fast_path)) = self.fast_path()
             && !self.dropped.has(&claim.owner)
         {
-            match self.free_on(link, &lane, claim).await {
+            match self.free_on(link, &fast_path, claim).await {
                 Ok(Some(released)) => return Ok(released),
                 Ok(None) => {}
                 Err(failure) => return Err(failure.during("release")),
@@ -373,7 +254,7 @@ impl Engine for RedisEngine {
     }
 
     async fn close(&self) {
-        *self.listening.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.listening.lock() = None;
         self.route.close();
         if let Some(replicated) = &self.replicated {
             replicated.link.close();

@@ -7,15 +7,16 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use redis::Value;
 
 use super::error::Failure;
 use super::keys::{Layout, Part};
 use super::scripts::{HEARTBEAT, RELEASE, REMOVE_WAITER};
-use super::topology::{Ear, Route};
+use super::topology::{ChannelSubscription, Route};
 use crate::engine::local_waiters::{self, RESERVATION};
 use crate::model::{Claim, Key, OwnerToken};
 
@@ -29,16 +30,16 @@ pub(super) struct Waiters {
     /// By what the queues know this engine: random, hexadecimal.
     pub(super) process: String,
     /// With each name goes the mailbox where its waiters are told.
-    pub(super) known: Arc<local_waiters::LocalWaiters<Arc<Ear>>>,
+    pub(super) known: Arc<local_waiters::LocalWaiters<Arc<ChannelSubscription>>>,
     mailboxes: Mutex<Mailboxes>,
 }
 
 #[derive(Default)]
 struct Mailboxes {
     /// Those that are open, by slot.
-    open: HashMap<u16, Weak<Ear>>,
+    open: HashMap<u16, Weak<ChannelSubscription>>,
     /// The only one, where there are no slots: it stays open.
-    kept: Option<Arc<Ear>>,
+    kept: Option<Arc<ChannelSubscription>>,
 }
 
 impl Waiters {
@@ -53,7 +54,7 @@ impl Waiters {
     }
 
     fn mailboxes(&self) -> MutexGuard<'_, Mailboxes> {
-        self.mailboxes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.mailboxes.lock()
     }
 
     /// By what the queues know a waiter of this engine: a member as in `queue.lua`.
@@ -74,13 +75,13 @@ impl Waiters {
     }
 
     /// The mailbox for a slot, if it is open: whether this engine would hear of a name that is handed to it.
-    pub(super) fn ear(&self, slot: u16) -> Option<Arc<Ear>> {
+    pub(super) fn ear(&self, slot: u16) -> Option<Arc<ChannelSubscription>> {
         self.mailboxes().open.get(&slot).and_then(Weak::upgrade)
     }
 
     /// Opens the mailbox for a slot, for as long as somebody waits there. Where there are no slots it stays open for as
     /// long as the engine lives.
-    pub(super) async fn listen(self: &Arc<Self>, slot: u16) -> Result<Arc<Ear>, Failure> {
+    pub(super) async fn listen(self: &Arc<Self>, slot: u16) -> Result<Arc<ChannelSubscription>, Failure> {
         let waiters = Arc::downgrade(self);
         let deliver = Arc::new(move |message: &[u8]| {
             if let Some(waiters) = waiters.upgrade() {
@@ -102,7 +103,7 @@ impl Waiters {
     }
 
     /// Returns the mailbox for a slot; opens it if necessary.
-    pub(super) async fn listening(self: &Arc<Self>, slot: u16) -> Result<Arc<Ear>, Failure> {
+    pub(super) async fn listening(self: &Arc<Self>, slot: u16) -> Result<Arc<ChannelSubscription>, Failure> {
         match self.ear(slot) {
             Some(ear) => Ok(ear),
             None => self.listen(slot).await,
@@ -133,7 +134,7 @@ impl Waiters {
         if !self.known.notify(&owner) {
             let (waiters, member, lock) = (self.clone(), member.to_owned(), lock.to_owned());
             self.route.runtime().spawn(async move {
-                if let Err(failure) = waiters.disown(&member, &lock).await {
+                if let Err(failure) = waiters.remove_waiter(&member, &lock).await {
                     // Its place costs the others some time more: whom it is handed to is asked again.
                     tracing::debug!(%failure, "a waiter that nobody knows could not be disowned");
                 }
@@ -143,7 +144,7 @@ impl Waiters {
 
     /// Takes away the place of a waiter that this process does not know. Else the name would be handed to it again and
     /// again: its process is alive, after all.
-    async fn disown(self: &Arc<Self>, member: &str, lock: &str) -> Result<(), Failure> {
+    async fn remove_waiter(self: &Arc<Self>, member: &str, lock: &str) -> Result<(), Failure> {
         let Some(name) = self.layout.name_of(lock) else {
             return Ok(());
         };
@@ -154,13 +155,13 @@ impl Waiters {
         if reply.unwrap_or(Err(Failure::Unexpected("no answer in time")))? == Value::Int(3)
             && let Ok(key) = Key::new(name)
         {
-            self.hand_on(&key);
+            self.hand_off(&key);
         }
         Ok(())
     }
 
     /// Hands on a free name in the background, after a script that removed dead waiters and could not finish.
-    pub(super) fn hand_on(self: &Arc<Self>, key: &Key) {
+    pub(super) fn hand_off(self: &Arc<Self>, key: &Key) {
         let (waiters, key) = (self.clone(), key.clone());
         self.route.runtime().spawn(async move {
             // The release of an owner that holds nothing.
@@ -190,7 +191,7 @@ impl Waiters {
         key: &Key,
         number: u64,
         left: Option<Duration>,
-        ear: &Arc<Ear>,
+        ear: &Arc<ChannelSubscription>,
     ) {
         if self.known.enter(owner, key, number, left, || ear.clone()) {
             let waiters = self.clone();

@@ -7,17 +7,15 @@ mod url;
 use std::sync::Arc;
 use std::time::Duration;
 
-#[cfg(unix)]
-use redis::io::tcp::socket2;
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
-use redis::{Client, ConnectionAddr, ConnectionInfo, ErrorKind, ProtocolVersion, RedisError, RedisResult};
+use redis::{ConnectionAddr, ConnectionInfo, ProtocolVersion};
 use rustls::pki_types::ServerName;
 
 use self::tls::certificates;
+pub(super) use self::tls::client;
+pub(super) use self::url::Sentinels;
 use self::url::Source;
-use super::error::Failure;
 use super::keys::Layout;
-use super::topology::sentinel::Sentinels;
 use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 
@@ -29,7 +27,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// The longest that the other side's kernel may leave bytes without an acknowledgement. Linux's own limit is some 15
 /// minutes, for which a call in flight would wait.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-const PEER_SILENCE: Duration = Duration::from_secs(30);
+pub(super) const PEER_SILENCE: Duration = Duration::from_secs(30);
 
 /// A Redis deployment that was understood from a URL.
 ///
@@ -47,8 +45,7 @@ pub struct RedisConfig {
     /// How many replicas have to acknowledge a grant before it counts.
     pub(super) min_replicas: u32,
     /// Where the calls come from, if that has an event loop to serve a socket.
-    #[cfg(unix)]
-    pub(super) home: Option<Arc<dyn crate::event_loop::EventLoop>>,
+    pub(super) event_loop: Option<Arc<dyn crate::event_loop::EventLoop>>,
 }
 
 impl RedisConfig {
@@ -82,8 +79,7 @@ impl RedisConfig {
             layout: Layout::new(settings.key_prefix.as_deref().unwrap_or(DEFAULT_PREFIX)),
             limit: settings.store_timeout,
             min_replicas: settings.min_replicas,
-            #[cfg(unix)]
-            home: settings.event_loop.clone(),
+            event_loop: settings.event_loop.clone(),
         };
         if let Some(files) = &config.tls {
             certificates(files).map_err(|wrong| LockError::invalid(wrong.setting, "must be a PEM file", wrong.how))?;
@@ -91,15 +87,6 @@ impl RedisConfig {
         client(config.server.clone(), config.tls.as_ref())
             .map_err(|error| LockError::invalid("tls", "must be made of PEM files", error))?;
         Ok(config)
-    }
-
-    /// Where the server is now.
-    pub(super) async fn locate(&self) -> Result<ConnectionInfo, Failure> {
-        let Source::Sentinels(sentinels) = &self.source else {
-            return Ok(self.server.clone());
-        };
-        let (host, port) = sentinels.ask(self.limit / 4).await.map_err(Failure::NoMaster)?;
-        Ok(self.server.clone().set_addr(self.at(host, port)))
     }
 
     /// The address of another server of the same kind.
@@ -131,6 +118,11 @@ impl RedisConfig {
         }
     }
 
+    /// Whether the URL names the server itself.
+    pub(super) fn is_server(&self) -> bool {
+        matches!(self.source, Source::Url)
+    }
+
     pub(super) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         match &self.source {
             Source::Sentinels(sentinels) => Some(sentinels),
@@ -147,39 +139,6 @@ impl RedisConfig {
         }
     }
 
-    /// A connection for the fast lane. `None` where the server is not the URL's own, or not reached by plain TCP.
-    #[cfg(unix)]
-    pub(super) async fn lane(&self) -> RedisResult<Option<Arc<super::fast_path::Lane>>> {
-        let (Source::Url, ConnectionAddr::Tcp(host, port)) = (&self.source, self.server.addr()) else {
-            return Ok(None);
-        };
-        let stream = tokio::net::TcpStream::connect((&**host, *port)).await?;
-        stream.set_nodelay(true)?;
-        let socket = socket2::SockRef::from(&stream);
-        socket.set_tcp_keepalive(&keepalive())?;
-        #[cfg(any(target_os = "linux", target_os = "android"))]
-        socket.set_tcp_user_timeout(Some(PEER_SILENCE))?;
-        let settings = self.server.redis_settings();
-        // Also without a password: a server that refuses the connection says so now, and not to the first call.
-        let mut hello = redis::cmd("HELLO");
-        hello.arg(2);
-        if let Some(password) = settings.password() {
-            hello
-                .arg("AUTH")
-                .arg(settings.username().unwrap_or("default"))
-                .arg(password);
-        }
-        let mut login = vec![hello];
-        if settings.db() != 0 {
-            let mut select = redis::cmd("SELECT");
-            select.arg(settings.db());
-            login.push(select);
-        }
-        super::fast_path::Lane::open(stream, &login, self.layout.clone(), 2 * self.limit)
-            .await
-            .map(Some)
-    }
-
     /// Host and port, for messages.
     pub(super) fn address(&self) -> String {
         match &self.source {
@@ -187,23 +146,6 @@ impl RedisConfig {
             Source::Sentinels(sentinels) => sentinels.to_string(),
         }
     }
-}
-
-/// The driver's client, with TLS files as they are now.
-pub(super) fn client(server: ConnectionInfo, tls: Option<&TlsFiles>) -> RedisResult<Client> {
-    let Some(files) = tls else {
-        return Client::open(server);
-    };
-    // rustls has no crypto of its own, and refuses to choose. A second call finds the first one's choice: that is fine.
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let certificates = certificates(files).map_err(|wrong| {
-        RedisError::from((
-            ErrorKind::Io,
-            "a TLS file cannot be used",
-            format!("{}: {}", wrong.setting, wrong.how),
-        ))
-    })?;
-    Client::build_with_tls(server, certificates)
 }
 
 /// Host and port, for messages.
@@ -216,7 +158,7 @@ pub(super) fn show_address(address: &ConnectionAddr) -> String {
     }
 }
 
-fn keepalive() -> TcpKeepalive {
+pub(super) fn keepalive() -> TcpKeepalive {
     TcpKeepalive::new()
         .with_time(KEEPALIVE_IDLE)
         .with_interval(KEEPALIVE_INTERVAL)

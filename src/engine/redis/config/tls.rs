@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use redis::{ClientTlsConfig, TlsCertificates};
+use redis::{Client, ClientTlsConfig, ConnectionInfo, ErrorKind, RedisError, RedisResult, TlsCertificates};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
@@ -36,6 +36,23 @@ pub(in super::super) fn certificates(files: &TlsFiles) -> Result<TlsCertificates
         .map(|path| certificate_file("tls.caFile", path))
         .transpose()?;
     Ok(TlsCertificates { client_tls, root_cert })
+}
+
+/// The driver's client, with TLS files as they are now.
+pub(in super::super) fn client(server: ConnectionInfo, tls: Option<&TlsFiles>) -> RedisResult<Client> {
+    let Some(files) = tls else {
+        return Client::open(server);
+    };
+    // rustls has no crypto of its own, and refuses to choose. A second call finds the first one's choice: that is fine.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let certificates = certificates(files).map_err(|wrong| {
+        RedisError::from((
+            ErrorKind::Io,
+            "a TLS file cannot be used",
+            format!("{}: {}", wrong.setting, wrong.how),
+        ))
+    })?;
+    Client::build_with_tls(server, certificates)
 }
 
 /// A PEM file with at least one certificate: an empty one would mean to trust nobody, which looks like a wrong server.

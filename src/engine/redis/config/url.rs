@@ -7,8 +7,7 @@ use url::Url;
 
 use super::hosts::{HostList, decoded};
 use super::prepare;
-use crate::engine::Settings;
-use crate::engine::redis::topology::sentinel::{self, Sentinels};
+use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 
 const RULE: &str =
@@ -20,6 +19,18 @@ const CLUSTER_RULE: &str = "must be redis+cluster://[user[:password]@]node[:port
                             special characters percent-encoded";
 /// The port of a server, where the URL names none.
 const PORT: u16 = 6379;
+/// The port of a sentinel where the URL names none.
+const SENTINEL_PORT: u16 = 26379;
+
+/// The sentinels of a master.
+#[derive(Debug, Clone)]
+pub(in super::super) struct Sentinels {
+    /// The name by which they know it.
+    pub(in super::super) master: Arc<str>,
+    pub(in super::super) sentinels: Vec<ConnectionInfo>,
+    /// Present where they speak TLS.
+    pub(in super::super) tls: Option<TlsFiles>,
+}
 
 /// Who tells where the server is.
 #[derive(Debug, Clone)]
@@ -112,10 +123,10 @@ fn read_sentinels(secure: bool, rest: &str, settings: &Settings) -> Result<(Conn
             _ => return Err("a URL with an option that is not known (or has no such value)".into()),
         };
     }
-    let servers = list.servers(secure, sentinel::PORT, database)?;
+    let servers = list.servers(secure, SENTINEL_PORT, database)?;
     let server = servers[0].clone();
     let sentinels = list
-        .servers(sentinels_secure, sentinel::PORT, "")?
+        .servers(sentinels_secure, SENTINEL_PORT, "")?
         .into_iter()
         .map(|sentinel| sentinel.set_redis_settings(login.clone()))
         .collect();

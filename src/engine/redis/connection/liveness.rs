@@ -1,10 +1,15 @@
 //! Whether a connection can still be trusted with a call.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
+
 use crate::clock::Moment;
+
+/// Maximum number of unanswered attempts to acquire on a connection. Further attempts wait in this process, where dropping the
+/// future cancels them. So a server that stood still finds no more than these. Other commands are not counted.
+pub(in super::super) const ATTEMPTS: usize = 1024;
 
 /// What is known of a connection's life.
 ///
@@ -48,7 +53,7 @@ impl Health {
     }
 
     fn unanswered(&self) -> MutexGuard<'_, Unanswered> {
-        self.unanswered.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unanswered.lock()
     }
 
     pub(in super::super) fn mark_dead(&self) {

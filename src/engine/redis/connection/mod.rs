@@ -1,5 +1,5 @@
 //! The connection of an engine: opened when a call needs it, shared by every call, replaced when it broke. (The calls of an
-//! event loop's thread have one beside it, `lane/`.)
+//! event loop's thread have one beside it, `fast_path/`.)
 //!
 //! Commands and pushes travel on one RESP3 connection. A second one for pub/sub would double what a fleet of services
 //! costs the server, would need its own reconnection, and could be dead without a call ever noticing.
@@ -7,38 +7,35 @@
 //! The driver's `ConnectionManager` is not used: it retries by a rule of its own, and does not replace a connection that
 //! is open but silent (a proxy that lost its other side, a peer that vanished without a word).
 
+mod dial;
+mod fast_path;
 pub(super) mod liveness;
 pub(super) mod pubsub;
 pub(super) mod request;
+pub(super) mod version;
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
+use parking_lot::{Mutex, MutexGuard};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, PushInfo, PushKind, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, oneshot, watch};
 
-use self::liveness::Health;
+use self::liveness::{ATTEMPTS, Health};
 use self::pubsub::Topics;
 use super::config::{RedisConfig, client, show_address};
 use super::error::Failure;
-#[cfg(unix)]
-use super::fast_path::Lane;
-#[cfg(unix)]
-use super::scripts::RECORD;
+use super::fast_path::FastPath;
 use super::topology::sentinel;
-#[cfg(unix)]
 use crate::clock::Moment;
 
 /// How many calls may be on their way to the driver's task before the next one has to wait. Its default is 50.
 const QUEUE: usize = 1024;
-/// Maximum number of unanswered attempts to acquire on a connection. Further attempts wait in this process, where dropping the
-/// future cancels them. So a server that stood still finds no more than these. Other commands are not counted.
-pub(super) const ATTEMPTS: usize = 1024;
 /// Pauses between the attempts to reconnect on behalf of subscribers.
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
@@ -85,25 +82,16 @@ pub(super) struct Link {
     pub(super) sharded: bool,
     /// Told when a node has ended a subscription.
     pub(super) endings: watch::Sender<()>,
-    #[cfg(unix)]
-    lane: Mutex<LaneSlot>,
+    fast_path: Mutex<FastPathSlot>,
 }
 
-#[cfg(unix)]
-enum LaneSlot {
+enum FastPathSlot {
     /// None; the next may be opened from then on.
     Empty(Moment),
     Opening,
-    Open(Arc<Lane>),
+    Open(Arc<FastPath>),
     Closed,
 }
-
-/// How long a lane that broke, or could not be opened, is not tried again: meanwhile calls go the ordinary way.
-#[cfg(unix)]
-const LANE_PAUSE: Duration = Duration::from_secs(1);
-/// For how long it is tried to write down what a lane left.
-#[cfg(unix)]
-const RECORDED_WITHIN: Duration = Duration::from_secs(60);
 
 impl Link {
     /// A link that opens its connection with the first call. Must be made within a runtime.
@@ -129,115 +117,9 @@ impl Link {
             topics: Topics::default(),
             sharded,
             endings: watch::Sender::new(()),
-            #[cfg(unix)]
-            // Who connects opens it, or nobody does.
-            lane: Mutex::new(LaneSlot::Opening),
+            // Never opened lazily: see `open_fast_path` and `allow_fast_path`.
+            fast_path: Mutex::new(FastPathSlot::Opening),
         })
-    }
-
-    #[cfg(unix)]
-    fn lane_slot(&self) -> MutexGuard<'_, LaneSlot> {
-        self.lane.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The fast lane, for a call on the event loop's own thread. `None`: the call goes the ordinary way.
-    #[cfg(unix)]
-    pub(super) fn lane(self: &Arc<Self>) -> Option<Arc<Lane>> {
-        self.config.home.as_ref().filter(|home| home.is_here())?;
-        let mut slot = self.lane_slot();
-        match &*slot {
-            LaneSlot::Open(lane) if lane.is_open() && !lane.health().is_lost(self.patience()) => {
-                return Some(lane.clone());
-            }
-            LaneSlot::Open(lane) => {
-                self.give_up(lane);
-                *slot = LaneSlot::Empty(Moment::now() + LANE_PAUSE);
-                drop(slot);
-                // The server's name may lead to another one by now: both connections go to the same.
-                let generation = self.state().generation;
-                self.lose(generation);
-            }
-            LaneSlot::Empty(next) if next.is_past() => {
-                *slot = LaneSlot::Opening;
-                let link = self.clone();
-                self.runtime.spawn(async move { link.open_lane().await });
-            }
-            LaneSlot::Empty(_) | LaneSlot::Opening | LaneSlot::Closed => {}
-        }
-        None
-    }
-
-    /// Returns the fast path, if it is open, from any thread.
-    #[cfg(unix)]
-    pub(super) fn current_lane(&self) -> Option<Arc<Lane>> {
-        match &*self.lane_slot() {
-            LaneSlot::Open(lane) if lane.is_open() => Some(lane.clone()),
-            _ => None,
-        }
-    }
-
-    /// Lets a lane be opened when there are calls for it, though it could not be, or has not been, when this link was made.
-    #[cfg(unix)]
-    pub(super) fn allow_lane(&self) {
-        *self.lane_slot() = LaneSlot::Empty(Moment::now());
-    }
-
-    /// Ends a lane. What it has not written down goes by the connection beside it.
-    #[cfg(unix)]
-    fn give_up(self: &Arc<Self>, lane: &Lane) {
-        lane.end();
-        let records = lane.left_records();
-        if records.is_empty() {
-            return;
-        }
-        let link = Arc::downgrade(self);
-        self.runtime.spawn(async move {
-            let end = Moment::now() + RECORDED_WITHIN;
-            for call in records {
-                // The other connection may be broken as well.
-                while let Some(link) = link.upgrade() {
-                    match link.run(&RECORD, &call).await {
-                        Err(failure) if failure.retryable() && !end.is_past() => {
-                            drop(link);
-                            tokio::time::sleep(LANE_PAUSE).await;
-                        }
-                        _ => break,
-                    }
-                }
-            }
-        });
-    }
-
-    /// Gives up the lane with the connection beside it.
-    #[cfg(unix)]
-    fn lose_lane(self: &Arc<Self>) {
-        let mut slot = self.lane_slot();
-        if let LaneSlot::Open(lane) = &*slot {
-            self.give_up(lane);
-            *slot = LaneSlot::Empty(Moment::now() + LANE_PAUSE);
-        }
-    }
-
-    /// Opens the fast lane, where there is an event loop to serve it and the server is reached by plain TCP.
-    #[cfg(unix)]
-    pub(super) async fn open_lane(self: &Arc<Self>) {
-        let Some(home) = &self.config.home else { return };
-        let opened = tokio::time::timeout(self.limit(), self.config.lane()).await;
-        let mut slot = self.lane_slot();
-        if let LaneSlot::Closed = *slot {
-            return;
-        }
-        if let LaneSlot::Open(before) = &*slot {
-            self.give_up(before);
-        }
-        *slot = match opened {
-            Ok(Ok(Some(lane))) => {
-                home.serve(lane.clone());
-                LaneSlot::Open(lane)
-            }
-            Ok(Ok(None)) => LaneSlot::Closed,
-            _ => LaneSlot::Empty(Moment::now() + LANE_PAUSE),
-        };
     }
 
     /// The longest that anything may take on a living connection.
@@ -252,7 +134,7 @@ impl Link {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The current connection; a fresh one where there is none or it is lost.
@@ -311,7 +193,7 @@ impl Link {
             .set_connection_timeout(None)
             .set_pipeline_buffer_size(QUEUE)
             .set_push_sender(listener(self, &health, generation));
-        let server = self.config.locate().await?;
+        let server = dial::locate(&self.config).await?;
         let address: Arc<str> = show_address(server.addr()).into();
         let opening = async {
             let client = client(server, self.config.tls.as_ref())?;
@@ -349,7 +231,7 @@ impl Link {
                 drop(state);
                 if generation > 1 {
                     // What happened while there was no connection is not known.
-                    self.topics.hint_all();
+                    self.topics.notify_all();
                 }
             }
             _ => {
@@ -372,8 +254,7 @@ impl Link {
         let lost = std::mem::replace(&mut state.slot, Slot::Empty);
         self.restore(&mut state);
         drop(state);
-        #[cfg(unix)]
-        self.lose_lane();
+        self.lose_fast_path();
         tracing::debug!(address = &*self.address, generation, "connection given up");
         drop(lost);
     }
@@ -399,9 +280,8 @@ impl Link {
 
     /// Gives back the connection as soon as the calls on it have ended, and refuses new ones.
     pub(super) fn close(&self) {
-        #[cfg(unix)]
-        if let LaneSlot::Open(lane) = std::mem::replace(&mut *self.lane_slot(), LaneSlot::Closed) {
-            lane.end();
+        if let FastPathSlot::Open(fast_path) = std::mem::replace(&mut *self.fast_path_slot(), FastPathSlot::Closed) {
+            fast_path.end();
         }
         let last = std::mem::replace(&mut self.state().slot, Slot::Closed);
         drop(last);
@@ -451,7 +331,7 @@ fn listener(
             }
             (PushKind::Message | PushKind::SMessage, [Value::BulkString(channel), Value::BulkString(message)]) => {
                 if let Some(link) = link.upgrade() {
-                    link.topics.hint(channel, message);
+                    link.topics.notify(channel, message);
                 }
             }
             (PushKind::SUnsubscribe, [Value::BulkString(channel), ..]) => {

@@ -4,11 +4,12 @@
 //! connection subscribes to everything that is waited for before any call sees it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
+use parking_lot::{Mutex, MutexGuard};
 use redis::{ErrorKind, RedisResult};
 use tokio::sync::watch;
 
@@ -20,15 +21,15 @@ use crate::engine::redis::error::Failure;
 const AT_ONCE: usize = 500;
 
 /// What is done with the messages of a channel. It must not block. Called with nothing when messages may have been lost.
-pub(in super::super) type Mailbox = Arc<dyn Fn(&[u8]) + Send + Sync>;
+pub(in super::super) type MessageHandler = Arc<dyn Fn(&[u8]) + Send + Sync>;
 
 /// One channel that somebody waits for.
 struct Topic {
     channel: Arc<str>,
     /// Who takes the messages of this channel one by one.
-    mailbox: Option<Mailbox>,
+    mailbox: Option<MessageHandler>,
     /// Hints to everybody who waits. Who begins to wait sees only what comes after.
-    hints: watch::Sender<()>,
+    notifications: watch::Sender<()>,
     /// SUBSCRIBE and UNSUBSCRIBE of one channel take turns, so that they cannot overtake each other.
     turn: tokio::sync::Mutex<()>,
     /// The connection on which the server confirmed the subscription; 0: on none.
@@ -42,11 +43,11 @@ struct Topic {
 pub(in super::super) struct Topics(Mutex<HashMap<Arc<str>, Arc<Topic>>>);
 
 impl Topic {
-    fn hint(&self, message: &[u8]) {
+    fn notify(&self, message: &[u8]) {
         match &self.mailbox {
             Some(mailbox) => mailbox(message),
             None => {
-                self.hints.send_replace(());
+                self.notifications.send_replace(());
             }
         }
     }
@@ -54,7 +55,7 @@ impl Topic {
 
 impl Topics {
     fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Arc<Topic>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(in super::super) fn is_empty(&self) -> bool {
@@ -62,12 +63,12 @@ impl Topics {
     }
 
     /// Wakes everybody who waits for a channel.
-    pub(in super::super) fn hint(&self, channel: &[u8], message: &[u8]) {
+    pub(in super::super) fn notify(&self, channel: &[u8], message: &[u8]) {
         if let Some(topic) = std::str::from_utf8(channel)
             .ok()
             .and_then(|channel| self.lock().get(channel).cloned())
         {
-            topic.hint(message);
+            topic.notify(message);
         }
     }
 
@@ -83,34 +84,34 @@ impl Topics {
     }
 
     /// Wakes everybody.
-    pub(in super::super) fn hint_all(&self) {
+    pub(in super::super) fn notify_all(&self) {
         let topics: Vec<Arc<Topic>> = self.lock().values().cloned().collect();
         for topic in topics {
-            topic.hint(b"");
+            topic.notify(b"");
         }
     }
 
-    fn enrol(&self, channel: String, mailbox: Option<Mailbox>) -> (Arc<Topic>, watch::Receiver<()>) {
+    fn enrol(&self, channel: String, mailbox: Option<MessageHandler>) -> (Arc<Topic>, watch::Receiver<()>) {
         let channel: Arc<str> = channel.into();
         let mut topics = self.lock();
         let topic = topics.entry(channel.clone()).or_insert_with(|| {
             Arc::new(Topic {
                 channel,
                 mailbox,
-                hints: watch::Sender::new(()),
+                notifications: watch::Sender::new(()),
                 turn: tokio::sync::Mutex::new(()),
                 confirmed: AtomicU64::new(0),
                 ended: AtomicU64::new(0),
             })
         });
         // Under the lock, so that a topic with a receiver is never taken off the map.
-        (topic.clone(), topic.hints.subscribe())
+        (topic.clone(), topic.notifications.subscribe())
     }
 
     /// Whether nobody waits for a topic that is still on the map.
     fn is_idle(&self, topic: &Arc<Topic>) -> bool {
         let topics = self.lock();
-        topic.hints.receiver_count() == 0
+        topic.notifications.receiver_count() == 0
             && topics
                 .get(&topic.channel)
                 .is_some_and(|known| Arc::ptr_eq(known, topic))
@@ -119,7 +120,7 @@ impl Topics {
     /// Takes a topic off the map, unless somebody waits for it again.
     fn forget(&self, topic: &Topic) {
         let mut topics = self.lock();
-        if topic.hints.receiver_count() == 0 {
+        if topic.notifications.receiver_count() == 0 {
             topics.remove(&topic.channel);
         }
     }
@@ -127,7 +128,7 @@ impl Topics {
     fn wanted(&self) -> Vec<Arc<Topic>> {
         self.lock()
             .values()
-            .filter(|topic| topic.hints.receiver_count() > 0)
+            .filter(|topic| topic.notifications.receiver_count() > 0)
             .cloned()
             .collect()
     }
@@ -139,14 +140,14 @@ impl Link {
     pub(in super::super) async fn subscribe(
         self: &Arc<Self>,
         channel: String,
-        mailbox: Option<Mailbox>,
+        mailbox: Option<MessageHandler>,
     ) -> Result<RedisSubscription, Failure> {
-        let (topic, hints) = self.topics.enrol(channel, mailbox);
+        let (topic, notifications) = self.topics.enrol(channel, mailbox);
         // From here on, whatever ends this future takes the subscription back.
         let subscription = RedisSubscription {
             link: self.clone(),
             topic: topic.clone(),
-            hints: Some(hints),
+            notifications: Some(notifications),
         };
         let _turn = topic.turn.lock().await;
         let connection = self.connection().await?;
@@ -284,7 +285,7 @@ pub(in super::super) struct RedisSubscription {
     link: Arc<Link>,
     topic: Arc<Topic>,
     /// `None` only while it is dropped.
-    hints: Option<watch::Receiver<()>>,
+    notifications: Option<watch::Receiver<()>>,
 }
 
 impl RedisSubscription {
@@ -302,16 +303,16 @@ impl RedisSubscription {
 #[async_trait]
 impl Subscription for RedisSubscription {
     async fn changed(&mut self) {
-        if let Some(hints) = &mut self.hints {
+        if let Some(notifications) = &mut self.notifications {
             // The sender lives in the topic, which lives in `self`: this cannot fail.
-            let _ = hints.changed().await;
+            let _ = notifications.changed().await;
         }
     }
 }
 
 impl Drop for RedisSubscription {
     fn drop(&mut self) {
-        self.hints = None;
+        self.notifications = None;
         if self.link.topics.is_idle(&self.topic) {
             self.link
                 .runtime

@@ -1,6 +1,5 @@
 //! One call on the connection, from sending to the reply.
 
-use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,13 +8,12 @@ use redis::{Cmd, RedisResult, Value};
 use super::liveness::Health;
 use super::{Connection, Link};
 use crate::clock::Moment;
-use crate::engine::redis::error::{Failure, spoils_connection};
-#[cfg(unix)]
-use crate::engine::redis::fast_path::Lane;
+use crate::engine::redis::error::{Failure, broken, spoils_connection};
+use crate::engine::redis::fast_path::FastPath;
 use crate::engine::redis::scripts::Script;
 
 /// Marks a command as an attempt to acquire. The connection limits the number of unanswered attempts
-/// ([`ATTEMPTS`](super::ATTEMPTS)) and calls this function right before it sends one. Dropping the future of a
+/// ([`ATTEMPTS`](super::liveness::ATTEMPTS)) and calls this function right before it sends one. Dropping the future of a
 /// queued attempt cancels it. Commands without this mark are sent at once.
 pub(in super::super) type Attempt<'a> = Option<&'a (dyn Fn() + Sync)>;
 
@@ -32,11 +30,10 @@ impl Link {
         call: &Cmd,
         attempt: Attempt<'_>,
     ) -> Result<Value, Failure> {
-        #[cfg(unix)]
-        if let Some(lane) = self.lane() {
-            return match self.by_lane(&lane, call, attempt).await {
+        if let Some(fast_path) = self.fast_path() {
+            return match self.by_fast_path(&fast_path, call, attempt).await {
                 Err(failure) if failure.is_unknown_script() => {
-                    self.by_lane(&lane, &script.with_source(call), None).await
+                    self.by_fast_path(&fast_path, &script.with_source(call), None).await
                 }
                 answer => answer,
             };
@@ -106,9 +103,8 @@ impl Link {
 
     /// Sends one command on the current connection, and waits for its reply for as long as the caller does.
     pub(in super::super) async fn call(self: &Arc<Self>, cmd: &Cmd) -> Result<Value, Failure> {
-        #[cfg(unix)]
-        if let Some(lane) = self.lane() {
-            return self.by_lane(&lane, cmd, None).await;
+        if let Some(fast_path) = self.fast_path() {
+            return self.by_fast_path(&fast_path, cmd, None).await;
         }
         let connection = self.connection().await?;
         self.call_on(&connection, cmd, false, None).await
@@ -130,28 +126,28 @@ impl Link {
         self.exchange(connection, reply).await
     }
 
-    #[cfg(unix)]
-    async fn by_lane(&self, lane: &Lane, cmd: &Cmd, attempt: Attempt<'_>) -> Result<Value, Failure> {
+    async fn by_fast_path(&self, fast_path: &FastPath, cmd: &Cmd, attempt: Attempt<'_>) -> Result<Value, Failure> {
         match attempt {
-            None => self.exchange_on(lane, lane.call(cmd)).await,
-            Some(mark_sent) => self.exchange_on(lane, lane.attempt(cmd, mark_sent)).await,
+            None => self.exchange_on(fast_path, fast_path.call(cmd)).await,
+            Some(mark_sent) => self.exchange_on(fast_path, fast_path.attempt(cmd, mark_sent)).await,
         }
     }
 
     /// Waits for a reply on the lane, and learns about its health from it.
-    #[cfg(unix)]
     pub(in super::super) async fn exchange_on<T>(
         &self,
-        lane: &Lane,
+        fast_path: &FastPath,
         reply: impl Future<Output = RedisResult<T>>,
     ) -> Result<T, Failure> {
         let left = |is_lost| match is_lost {
-            true => lane.end(),
-            false => lane.caller_left(),
+            true => fast_path.end(),
+            false => fast_path.caller_left(),
         };
-        let reply = Waiting::on(lane.health(), self.patience(), left).until(reply).await;
+        let reply = Waiting::on(fast_path.health(), self.patience(), left)
+            .until(reply)
+            .await;
         if reply.as_ref().is_err_and(spoils_connection) {
-            lane.end();
+            fast_path.end();
         }
         Ok(reply?)
     }
@@ -208,11 +204,6 @@ async fn admitted<'c>(
     }
     mark_sent();
     Ok(Some(place))
-}
-
-/// Returns the error of a broken connection.
-pub(in super::super) fn broken() -> redis::RedisError {
-    io::Error::from(ErrorKind::BrokenPipe).into()
 }
 
 /// A call that waits for its reply. Dropped without one, it may take the connection with it.

@@ -7,18 +7,19 @@ use std::time::Duration;
 use redis::{Cmd, ServerError, Value};
 use tokio::sync::Semaphore;
 
-use super::CHUNK;
+use super::in_flight::{InFlight, Single};
 use super::pipeline::{Batch, Kind};
-use super::reply_sink::{Asked, Single};
+use super::record::Record;
 use super::resp;
 use crate::clock::Moment;
-use crate::engine::redis::connection::liveness::Health;
+use crate::engine::redis::connection::liveness::{ATTEMPTS, Health};
 use crate::engine::redis::error::passes;
-use crate::engine::redis::keys::LAST;
-use crate::engine::redis::ops::acquire_plain::Record;
+use crate::engine::redis::keys::{LAST, Layout};
 use crate::engine::redis::scripts::{RECORD, SEED_COUNTER};
 use crate::model::OwnerToken;
 
+/// How much is read at once, unless a reply is longer.
+pub(super) const CHUNK: usize = 64 * 1024;
 /// How long tokens are drawn without a look at the server's clock.
 const SEED_EVERY: Duration = Duration::from_secs(1);
 
@@ -35,7 +36,7 @@ pub(super) struct State {
     /// What was read and is not taken up yet, as far as `filled`.
     pub(super) input: Vec<u8>,
     pub(super) filled: usize,
-    pub(super) waiting: VecDeque<Asked>,
+    pub(super) waiting: VecDeque<InFlight>,
     /// How many more attempts to acquire may be sent.
     attempts: Arc<Semaphore>,
     pub(super) health: Arc<Health>,
@@ -91,16 +92,16 @@ impl State {
     }
 
     /// The batch that a call of this kind joins.
-    pub(super) fn begin(&mut self, kind: Kind, owner: Option<&OwnerToken>) -> &mut Batch {
+    pub(super) fn batch_for(&mut self, kind: Kind, owner: Option<&OwnerToken>) -> &mut Batch {
         // A release goes behind what its owner has asked for before. Of two by one owner the second finds nothing, which one
         // script for both could not tell.
         let has = |owner| self.batches.iter().any(|batch| batch.has(owner));
-        let is_behind = kind == Kind::Free && owner.is_some_and(has);
+        let is_behind = kind == Kind::Release && owner.is_some_and(has);
         let is_other = |batch: &&Batch| !batch.is_empty() && (batch.kind() == Kind::Script) != (kind == Kind::Script);
         if is_behind || self.batches.iter().any(|batch| is_other(&batch)) {
             self.seal();
         }
-        if kind == Kind::Take {
+        if kind == Kind::Acquire {
             self.seed();
         }
         self.under_way += 1;
@@ -110,18 +111,18 @@ impl State {
     /// What was put together so far is to be sent: whatever is asked for from here on is carried out after it.
     pub(super) fn seal(&mut self) {
         for index in 0..self.batches.len() {
-            let withdrawn = self.batches[index].withdraw();
-            self.withdrawn(Kind::ALL[index], withdrawn);
+            let removed = self.batches[index].remove_cancelled();
+            self.removed(Kind::ALL[index], removed);
             let batch = &mut self.batches[index];
             if !batch.is_empty() {
                 let sent = batch.write(&mut self.out);
-                self.waiting.push_back(Asked::Batch(sent));
+                self.waiting.push_back(InFlight::Batch(sent));
             }
         }
     }
 
     /// So many calls of a kind were removed before they were sent.
-    pub(super) fn withdrawn(&mut self, kind: Kind, count: usize) {
+    pub(super) fn removed(&mut self, kind: Kind, count: usize) {
         self.under_way -= count;
         if kind.is_attempt() {
             self.attempts.add_permits(count);
@@ -139,7 +140,7 @@ impl State {
 
     /// The server does not know the script of the releases.
     pub(super) fn is_unknown(&mut self) {
-        self.batches[Kind::Free as usize].is_unknown();
+        self.batches[Kind::Release as usize].is_unknown();
     }
 
     /// Has the last token raised to the server's clock, if that is some time ago.
@@ -169,12 +170,12 @@ impl State {
                 let Value::ServerError(error) = reply else { return };
                 if error.kind() == Some(redis::ServerErrorKind::NoScript) {
                     // Of many that went out together the first takes the text along, which costs the server most of it.
-                    let told = self
+                    let is_source_sent = self
                         .waiting
                         .iter()
-                        .any(|asked| matches!(asked, Asked::Single(Single::Source(_))));
+                        .any(|asked| matches!(asked, InFlight::Single(Single::Source(_))));
                     self.seal();
-                    if told {
+                    if is_source_sent {
                         call.write_packed_command(&mut self.out);
                         self.wait(Single::Record(call));
                     } else {
@@ -185,7 +186,7 @@ impl State {
                     self.refused(*call, error);
                 }
             }
-            Single::Told(telling) => telling.tell(reply.extract_error()),
+            Single::Sink(handle) => handle.send(reply.extract_error()),
             Single::Source(call) => {
                 if let Value::ServerError(error) = reply {
                     self.refused(*call, error);
@@ -203,6 +204,30 @@ impl State {
             }
             calls.push(call);
         }
+    }
+
+    /// Writes the deferred records to the output.
+    pub(super) fn write_records(&mut self, layout: &Layout) {
+        if !self.records.is_empty() {
+            self.seal();
+        }
+        // The capacity is kept for the next tick.
+        let mut records = std::mem::take(&mut self.records);
+        for (_, record) in records.drain() {
+            let call = record.call(layout);
+            call.write_packed_command(&mut self.out);
+            self.wait(Single::Record(Box::new(call)));
+        }
+        records.shrink_to(ATTEMPTS);
+        self.records = records;
+    }
+
+    /// Takes the records that are not known to be stored.
+    pub(super) fn take_records(&mut self, layout: &Layout) -> Vec<Cmd> {
+        let mut calls = std::mem::take(&mut self.lost_records);
+        calls.append(&mut self.refused_records.0);
+        calls.extend(self.records.drain().map(|(_, record)| record.call(layout)));
+        calls
     }
 
     /// Sends again what was refused a while ago.
@@ -223,21 +248,19 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use super::super::in_flight::tests::claims;
+    use super::super::in_flight::tests::{RELEASE, claims};
     use super::*;
-    use crate::engine::redis::keys::Layout;
-    use crate::engine::redis::ops::acquire_plain::FREEING;
     use crate::model::Claim;
 
     fn take(state: &mut State, claim: &Claim) {
-        let batch = state.begin(Kind::Take, Some(&claim.owner));
+        let batch = state.batch_for(Kind::Acquire, Some(&claim.owner));
         // The caller waits.
         std::mem::forget(batch.take(&Layout::new("lock:"), claim));
     }
 
     fn free(state: &mut State, claim: &Claim) {
-        let batch = state.begin(Kind::Free, Some(&claim.owner));
-        drop(batch.free(&Layout::new("lock:"), &FREEING, claim, Some("process")));
+        let batch = state.batch_for(Kind::Release, Some(&claim.owner));
+        drop(batch.free(&Layout::new("lock:"), &RELEASE, claim, Some("process")));
     }
 
     /// What was written, as the verbs and owners in it.
@@ -316,7 +339,7 @@ mod tests {
             ["EVAL", "EXISTS", "SET", "0", "INCRBY", "MGET"]
         );
         assert_eq!((state.waiting.len(), state.under_way), (2, 2));
-        assert!(matches!(state.waiting[0], Asked::Single(Single::Seed)));
+        assert!(matches!(state.waiting[0], InFlight::Single(Single::Seed)));
     }
 
     #[test]

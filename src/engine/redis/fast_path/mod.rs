@@ -13,9 +13,11 @@
 //! The protocol is RESP2 (the Redis serialization protocol specification): no pushes come on this connection.
 
 mod buffers;
+mod call;
 mod in_flight;
 mod pipeline;
-pub(super) mod reply_sink;
+mod record;
+mod reply_sink;
 pub(super) mod resp;
 #[cfg(test)]
 mod resp_check;
@@ -25,25 +27,27 @@ mod wire;
 
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard};
 use redis::{Cmd, RedisError, RedisResult, Value};
 use tokio::sync::{Notify, Semaphore, TryAcquireError, oneshot};
 
 use self::buffers::State;
-pub(super) use self::in_flight::{ALONE, Outcome, Sent};
-pub(super) use self::pipeline::Freeing;
+pub(super) use self::call::{ALONE, BatchRelease, Outcome};
+use self::in_flight::{InFlight, Single};
 use self::pipeline::{Batch, Kind};
-use self::reply_sink::{Asked, Single, Telling, Told, ask, major_version};
-use super::connection::ATTEMPTS;
-use super::connection::liveness::Health;
-pub(super) use super::connection::request::broken;
+pub(super) use self::record::Record;
+use self::reply_sink::ReplyHandle;
+pub(super) use self::reply_sink::ReplySink;
+use self::wire::{ask, major_version};
+use super::connection::liveness::{ATTEMPTS, Health};
+use super::error::broken;
 use super::keys::Layout;
-use super::ops::acquire_plain::Record;
 use crate::clock::Moment;
-use crate::event_loop::Socket;
+use crate::event_loop::{EventLoop, Socket};
 use crate::model::{Claim, OwnerToken};
 
 /// What is to be sent for a third of the calls under way goes out before the turn ends, so that the server works on it
@@ -51,11 +55,9 @@ use crate::model::{Claim, OwnerToken};
 const EARLY: usize = 64;
 const LEAST_EARLY: usize = 768;
 const MOST_EARLY: usize = 6 * 1024;
-/// How much is read in one go, unless a reply is longer.
-const CHUNK: usize = 64 * 1024;
 
 /// An open lane.
-pub(super) struct Lane {
+pub(super) struct FastPath {
     /// No other lane of the process has the same, nor had.
     number: u64,
     socket: TcpStream,
@@ -74,7 +76,9 @@ pub(super) struct Lane {
     attempts: Arc<Semaphore>,
 }
 
-impl Lane {
+impl FastPath {
+    pub(super) const IS_SUPPORTED: bool = true;
+
     /// Logs in on a fresh connection, with `HELLO` first.
     pub(super) async fn open(
         mut stream: tokio::net::TcpStream,
@@ -92,7 +96,7 @@ impl Lane {
         let plain = version >= Some(7);
         let socket = stream.into_std()?;
         let (attempts, health) = (Arc::new(Semaphore::new(ATTEMPTS)), Arc::new(Health::new()));
-        let lane = Arc::new(Lane {
+        let fast_path = Arc::new(FastPath {
             number: LAST.fetch_add(1, Relaxed) + 1,
             socket,
             state: Mutex::new(State::new(attempts.clone(), health.clone())),
@@ -105,12 +109,17 @@ impl Lane {
             plain: AtomicBool::new(plain),
             attempts,
         });
-        tokio::spawn(watchdog::watch(Arc::downgrade(&lane), lane.stirred.clone()));
-        Ok(lane)
+        tokio::spawn(watchdog::watch(Arc::downgrade(&fast_path), fast_path.stirred.clone()));
+        Ok(fast_path)
+    }
+
+    /// Lets an event loop poll the socket.
+    pub(super) fn serve_on(self: Arc<Self>, event_loop: &dyn EventLoop) {
+        event_loop.serve(self);
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// What tells it from every other lane: from 1 on.
@@ -129,17 +138,17 @@ impl Lane {
     }
 
     /// From now on no acquisition is tried by plain commands.
-    pub(super) fn leave_to_scripts(&self) {
+    pub(super) fn use_scripts_only(&self) {
         self.plain.store(false, Relaxed);
     }
 
     /// Sends one command with the loop's next turn, and waits for its reply.
     pub(super) async fn call(&self, cmd: &Cmd) -> RedisResult<Value> {
-        self.one(|out| cmd.write_packed_command(out)).await
+        self.call_written(|out| cmd.write_packed_command(out)).await
     }
 
     /// Sends the command that `write` writes, and waits for its reply.
-    pub(super) async fn one(&self, write: impl FnOnce(&mut Vec<u8>)) -> RedisResult<Value> {
+    pub(super) async fn call_written(&self, write: impl FnOnce(&mut Vec<u8>)) -> RedisResult<Value> {
         let (sender, reply) = oneshot::channel();
         self.send(|state| {
             state.seal();
@@ -167,7 +176,7 @@ impl Lane {
     pub(super) async fn attempt(&self, cmd: &Cmd, mark_sent: &(dyn Fn() + Sync)) -> RedisResult<Value> {
         self.admit().await?;
         mark_sent();
-        let outcome = self.send(|state| state.begin(Kind::Script, None).script(cmd))?;
+        let outcome = self.send(|state| state.batch_for(Kind::Script, None).script(cmd))?;
         match outcome.await.unwrap_or_else(|_| Err(broken()))? {
             Outcome::Answer(answer) => Ok(answer),
             _ => Err(resp::nonsense()),
@@ -183,37 +192,37 @@ impl Lane {
             if state.waiting.is_empty() || !self.is_open() {
                 return;
             }
-            state.waiting.push_back(Asked::Nothing(sender));
+            state.waiting.push_back(InFlight::Nothing(sender));
         }
         // The sender is dropped when it comes to the front of the queue.
         let _ = settled.await;
     }
 
     /// Looks whether somebody else holds a claim's one name.
-    pub(super) async fn look(&self, claim: &Claim) -> RedisResult<Outcome> {
+    pub(super) async fn check(&self, claim: &Claim) -> RedisResult<Outcome> {
         self.admit().await?;
         claim.mark_sent();
-        self.join(Kind::Look, claim, |batch| batch.look(&self.layout, claim))
+        self.join(Kind::Check, claim, |batch| batch.look(&self.layout, claim))
             .await
     }
 
     /// Tries to take a claim's one name by plain commands.
-    pub(super) async fn take(&self, claim: &Claim) -> RedisResult<Outcome> {
+    pub(super) async fn acquire(&self, claim: &Claim) -> RedisResult<Outcome> {
         self.admit().await?;
         claim.mark_sent();
-        self.join(Kind::Take, claim, |batch| batch.take(&self.layout, claim))
+        self.join(Kind::Acquire, claim, |batch| batch.take(&self.layout, claim))
             .await
     }
 
     /// Lets go of a claim's one name. `more` as for [`Batch::free`].
-    pub(super) async fn free(
+    pub(super) async fn release(
         &self,
-        freeing: &'static Freeing,
+        release: &'static BatchRelease,
         claim: &Claim,
         more: Option<&str>,
     ) -> RedisResult<Outcome> {
-        self.join(Kind::Free, claim, |batch| {
-            batch.free(&self.layout, freeing, claim, more)
+        self.join(Kind::Release, claim, |batch| {
+            batch.free(&self.layout, release, claim, more)
         })
         .await
     }
@@ -225,42 +234,48 @@ impl Lane {
         claim: &Claim,
         add: impl FnOnce(&mut Batch) -> oneshot::Receiver<RedisResult<Outcome>>,
     ) -> RedisResult<Outcome> {
-        let outcome = self.send(|state| add(state.begin(kind, Some(&claim.owner))))?;
+        let outcome = self.send(|state| add(state.batch_for(kind, Some(&claim.owner))))?;
         outcome.await.unwrap_or_else(|_| Err(broken()))
     }
 
     /// Asks for a vote by plain commands, and has somebody told of the four replies, by the numbers up to `last`; or of the last
     /// alone that there is none.
-    pub(super) fn vote(&self, who: &Arc<dyn Told>, last: usize, claim: &Claim, value: &str, floor: u64) {
-        self.send_and_tell(who, last, |state, telling| {
-            let batch = state.begin(Kind::Vote, Some(&claim.owner));
-            batch.vote(&self.layout, claim, value, floor, telling);
+    pub(super) fn vote(&self, sink: &Arc<dyn ReplySink>, last: usize, claim: &Claim, value: &str, floor: u64) {
+        self.send_to_sink(sink, last, |state, handle| {
+            let batch = state.batch_for(Kind::Vote, Some(&claim.owner));
+            batch.vote(&self.layout, claim, value, floor, handle);
         });
     }
 
     /// Lets go of a claim's one name, and has somebody told of the answer.
-    pub(super) fn free_and_tell(&self, who: &Arc<dyn Told>, number: usize, freeing: &'static Freeing, claim: &Claim) {
-        self.send_and_tell(who, number, |state, telling| {
-            let batch = state.begin(Kind::Free, Some(&claim.owner));
-            batch.free_and_tell(&self.layout, freeing, claim, telling);
+    pub(super) fn release_to_sink(
+        &self,
+        sink: &Arc<dyn ReplySink>,
+        number: usize,
+        release: &'static BatchRelease,
+        claim: &Claim,
+    ) {
+        self.send_to_sink(sink, number, |state, handle| {
+            let batch = state.batch_for(Kind::Release, Some(&claim.owner));
+            batch.release_to_sink(&self.layout, release, claim, handle);
         });
     }
 
     /// Sends the command that `write` writes with the loop's next turn, and has somebody told of the reply.
-    pub(super) fn tell(&self, who: &Arc<dyn Told>, number: usize, write: impl FnOnce(&mut Vec<u8>)) {
-        self.send_and_tell(who, number, |state, telling| {
+    pub(super) fn call_to_sink(&self, sink: &Arc<dyn ReplySink>, number: usize, write: impl FnOnce(&mut Vec<u8>)) {
+        self.send_to_sink(sink, number, |state, handle| {
             state.seal();
             write(&mut state.out);
-            state.wait(Single::Told(telling));
+            state.wait(Single::Sink(handle));
         });
     }
 
-    fn send_and_tell(&self, who: &Arc<dyn Told>, number: usize, fill: impl FnOnce(&mut State, Telling)) {
-        let telling = Telling::new(who.clone(), number);
+    fn send_to_sink(&self, sink: &Arc<dyn ReplySink>, number: usize, fill: impl FnOnce(&mut State, ReplyHandle)) {
+        let handle = ReplyHandle::new(sink.clone(), number);
         // Where the lane has ended it is dropped, which tells that there is no reply.
         let _ = self.send(|state| {
             self.health.sent(Moment::now());
-            fill(state, telling);
+            fill(state, handle);
         });
     }
 
@@ -310,34 +325,13 @@ impl Lane {
     pub(super) fn write_records(&self) -> bool {
         let mut state = self.state();
         let any = !state.records.is_empty();
-        self.records_to_out(&mut state);
+        state.write_records(&self.layout);
         any
     }
 
     /// What was not written down, for all that is known, when the lane ended.
-    pub(super) fn left_records(&self) -> Vec<Cmd> {
-        let mut state = self.state();
-        let mut calls = std::mem::take(&mut state.lost_records);
-        calls.append(&mut state.refused_records.0);
-        for (_, record) in state.records.drain() {
-            calls.push(record.call(&self.layout));
-        }
-        calls
-    }
-
-    fn records_to_out(&self, state: &mut State) {
-        if !state.records.is_empty() {
-            state.seal();
-        }
-        // The room is kept for the next turn.
-        let mut records = std::mem::take(&mut state.records);
-        for (_, record) in records.drain() {
-            let call = record.call(&self.layout);
-            call.write_packed_command(&mut state.out);
-            state.wait(Single::Record(Box::new(call)));
-        }
-        records.shrink_to(ATTEMPTS);
-        state.records = records;
+    pub(super) fn take_records(&self) -> Vec<Cmd> {
+        self.state().take_records(&self.layout)
     }
 
     /// Ends the lane: calls under way fail, and no more are taken.
@@ -352,7 +346,7 @@ impl Lane {
         state.under_way = 0;
         let waiting = std::mem::take(&mut state.waiting);
         let lost = waiting.into_iter().filter_map(|asked| match asked {
-            Asked::Single(Single::Record(call) | Single::Source(call)) => Some(*call),
+            InFlight::Single(Single::Record(call) | Single::Source(call)) => Some(*call),
             _ => None,
         });
         state.lost_records.extend(lost);
@@ -375,7 +369,7 @@ impl Lane {
     fn settle(&self, outcome: Result<(), RedisError>) -> bool {
         if let Err(error) = outcome {
             if self.is_open() {
-                tracing::debug!(%error, "the fast lane broke");
+                tracing::debug!(%error, "the fast path broke");
             }
             self.end();
         }
@@ -383,7 +377,7 @@ impl Lane {
     }
 }
 
-impl Socket for Lane {
+impl Socket for FastPath {
     fn descriptor(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
@@ -397,7 +391,7 @@ impl Socket for Lane {
         let outcome = {
             let mut state = self.state();
             state.seal();
-            self.records_to_out(&mut state);
+            state.write_records(&self.layout);
             if state.out.is_empty() {
                 Ok(())
             } else {
@@ -412,6 +406,6 @@ impl Socket for Lane {
     }
 
     fn end(&self) {
-        Lane::end(self);
+        FastPath::end(self);
     }
 }

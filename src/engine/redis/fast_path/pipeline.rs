@@ -7,22 +7,22 @@
 use redis::{Cmd, RedisResult};
 use tokio::sync::oneshot;
 
-use super::in_flight::{Asker, Outcome, Sent, Teller};
-use super::reply_sink::Telling;
+use super::call::{BatchRelease, Outcome};
+use super::in_flight::{BatchedCall, ReplyTo, SentBatch};
+use super::reply_sink::ReplyHandle;
 use super::resp::{self, Reader};
-use crate::engine::redis::keys::{LAST, Layout, Part, Room};
-use crate::engine::redis::scripts::Script;
+use crate::engine::redis::keys::{KeyBuffer, LAST, Layout, Part};
 use crate::model::{Claim, OwnerToken};
 
 /// What a batch does for each of its names, in the order in which batches go out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Lets go of it, by a script for many.
-    Free,
+    Release,
     /// Looks who holds it.
-    Look,
+    Check,
     /// Takes it, by the plain commands of `plain.rs`.
-    Take,
+    Acquire,
     /// Gives a vote for it, by those of `quorum/attempt.rs`.
     Vote,
     /// Runs a script of its own in an attempt to acquire it.
@@ -30,38 +30,25 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Kind; 5] = [Kind::Free, Kind::Look, Kind::Take, Kind::Vote, Kind::Script];
+    pub(super) const ALL: [Kind; 5] = [Kind::Release, Kind::Check, Kind::Acquire, Kind::Vote, Kind::Script];
 
     /// Whether its calls are attempts to acquire whose number the lane limits.
     pub(super) fn is_attempt(self) -> bool {
-        matches!(self, Kind::Look | Kind::Take | Kind::Script)
+        matches!(self, Kind::Check | Kind::Acquire | Kind::Script)
     }
 
     /// Whether a dropped call is not sent.
     pub(super) fn is_cancellable(self) -> bool {
-        self != Kind::Free
+        self != Kind::Release
     }
-}
-
-/// A script that lets go of one name each for several owners. No two of the owners are the same.
-///
-/// - KEYS: the lock keys, then for all of them the first of `parts`, then the second
-/// - ARGV: `to`, then the owners' tokens, each perhaps with more behind it
-/// - Answer: the number of names when every owner held its name; else for each 1 if its owner held it, 0 if not, or -1 if that
-///   failed
-pub(in super::super) struct Freeing {
-    pub(in super::super) script: fn() -> &'static Script,
-    pub(in super::super) parts: [Part; 2],
-    /// Where waiters are told.
-    pub(in super::super) to: &'static str,
 }
 
 /// A batch that is being put together.
 pub(super) struct Batch {
     kind: Kind,
-    freeing: Option<&'static Freeing>,
-    askers: Vec<Asker>,
-    room: Room,
+    release: Option<&'static BatchRelease>,
+    calls_in_batch: Vec<BatchedCall>,
+    room: KeyBuffer,
     // Of the commands, what differs from name to name.
     locks: Vec<u8>,
     /// Companions.
@@ -77,9 +64,9 @@ impl Batch {
     pub(super) fn new(kind: Kind) -> Self {
         Batch {
             kind,
-            freeing: None,
-            askers: Vec::new(),
-            room: Room::default(),
+            release: None,
+            calls_in_batch: Vec::new(),
+            room: KeyBuffer::default(),
             locks: Vec::new(),
             first: Vec::new(),
             second: Vec::new(),
@@ -99,22 +86,24 @@ impl Batch {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.askers.is_empty()
+        self.calls_in_batch.is_empty()
     }
 
     /// Whether there is a call by this owner in it.
     pub(super) fn has(&self, owner: &OwnerToken) -> bool {
-        self.askers.iter().any(|asker| asker.owner.as_ref() == Some(owner))
+        self.calls_in_batch
+            .iter()
+            .any(|call| call.owner.as_ref() == Some(owner))
     }
 
-    fn join(&mut self, claim: &Claim, teller: Teller) {
+    fn join(&mut self, claim: &Claim, teller: ReplyTo) {
         let owner = Some(claim.owner.clone());
-        self.askers.push(Asker { owner, teller });
+        self.calls_in_batch.push(BatchedCall { owner, teller });
     }
 
     fn call(&mut self, claim: &Claim) -> oneshot::Receiver<RedisResult<Outcome>> {
         let (sender, outcome) = oneshot::channel();
-        self.join(claim, Teller::Call(sender));
+        self.join(claim, ReplyTo::Call(sender));
         outcome
     }
 
@@ -136,17 +125,17 @@ impl Batch {
     pub(super) fn script(&mut self, cmd: &Cmd) -> oneshot::Receiver<RedisResult<Outcome>> {
         cmd.write_packed_command(&mut self.second);
         let (sender, outcome) = oneshot::channel();
-        let (owner, teller) = (None, Teller::Call(sender));
-        self.askers.push(Asker { owner, teller });
+        let (owner, teller) = (None, ReplyTo::Call(sender));
+        self.calls_in_batch.push(BatchedCall { owner, teller });
         outcome
     }
 
     /// Removes dropped attempts. Returns their number.
-    pub(super) fn withdraw(&mut self) -> usize {
-        if !self.kind.is_cancellable() || !self.askers.iter().any(Asker::is_gone) {
+    pub(super) fn remove_cancelled(&mut self) -> usize {
+        if !self.kind.is_cancellable() || !self.calls_in_batch.iter().any(BatchedCall::is_gone) {
             return 0;
         }
-        let gone: Vec<bool> = self.askers.iter().map(Asker::is_gone).collect();
+        let gone: Vec<bool> = self.calls_in_batch.iter().map(BatchedCall::is_gone).collect();
         // Each call has one word in each of the first two parts that its kind uses, and one command or two in the last.
         let commands = if self.kind == Kind::Vote { 2 } else { 1 };
         for (part, count) in [(&mut self.locks, 1), (&mut self.first, 1), (&mut self.second, commands)] {
@@ -160,21 +149,21 @@ impl Batch {
             }
             *part = kept;
         }
-        let askers = std::mem::take(&mut self.askers);
-        for (asker, gone) in askers.into_iter().zip(&gone) {
+        let calls_in_batch = std::mem::take(&mut self.calls_in_batch);
+        for (call, gone) in calls_in_batch.into_iter().zip(&gone) {
             match gone {
-                true => asker.discard(),
-                false => self.askers.push(asker),
+                true => call.discard(),
+                false => self.calls_in_batch.push(call),
             }
         }
-        gone.len() - self.askers.len()
+        gone.len() - self.calls_in_batch.len()
     }
 
     /// Restores a batch from the commands that [`Batch::write`] wrote.
     ///
     /// # Errors
     /// When they are not such commands.
-    pub(super) fn restore(sent: Sent, commands: &[u8]) -> RedisResult<Self> {
+    pub(super) fn restore(sent: SentBatch, commands: &[u8]) -> RedisResult<Self> {
         let words = |command| -> RedisResult<Vec<u8>> {
             let mut words = Reader::elements(command).ok_or_else(resp::nonsense)?;
             words.skip(1)?;
@@ -182,42 +171,42 @@ impl Batch {
         };
         let mut batch = Batch::new(sent.kind);
         let mut commands = Reader::new(commands);
-        let count = sent.askers.len();
+        let count = sent.calls_in_batch.len();
         let own = match sent.kind {
-            Kind::Free | Kind::Look => 0,
-            Kind::Take | Kind::Script => count,
+            Kind::Release | Kind::Check => 0,
+            Kind::Acquire | Kind::Script => count,
             Kind::Vote => 2 * count,
         };
-        if sent.kind == Kind::Take {
+        if sent.kind == Kind::Acquire {
             batch.first = words(commands.next()?)?;
         }
         for _ in 0..own {
             batch.second.extend_from_slice(commands.next()?);
         }
-        if matches!(sent.kind, Kind::Take | Kind::Vote) {
+        if matches!(sent.kind, Kind::Acquire | Kind::Vote) {
             // `INCRBY` or `TIME`.
             commands.skip(1)?;
         }
         if sent.kind != Kind::Script {
             batch.locks = words(commands.next()?)?;
         }
-        batch.askers = sent.askers;
+        batch.calls_in_batch = sent.calls_in_batch;
         Ok(batch)
     }
 
     /// A vote for `value` as what the lock key holds, and `floor` as the fence.
-    pub(super) fn vote(&mut self, layout: &Layout, claim: &Claim, value: &str, floor: u64, telling: Telling) {
+    pub(super) fn vote(&mut self, layout: &Layout, claim: &Claim, value: &str, floor: u64, handle: ReplyHandle) {
         let (lock, [counter]) = self.room.keys(layout, claim.keys()[0].as_str(), [Part::Counter]);
         resp::word(&mut self.locks, &[lock]);
         set(&mut self.second, lock, value, claim);
         let mut digits = itoa::Buffer::new();
         let words = ["ZADD", counter, "GT", "CH", digits.format(floor), "last"];
         resp::write(&mut self.second, &words);
-        self.join(claim, Teller::Vote(telling));
+        self.join(claim, ReplyTo::Vote(handle));
     }
 
-    fn add_free(&mut self, layout: &Layout, freeing: &'static Freeing, claim: &Claim, more: Option<&str>) {
-        let (lock, [first, second]) = self.room.keys(layout, claim.keys()[0].as_str(), freeing.parts);
+    fn add_free(&mut self, layout: &Layout, release: &'static BatchRelease, claim: &Claim, more: Option<&str>) {
+        let (lock, [first, second]) = self.room.keys(layout, claim.keys()[0].as_str(), release.parts);
         for (keys, key) in [
             (&mut self.locks, lock),
             (&mut self.first, first),
@@ -229,40 +218,40 @@ impl Batch {
             None => resp::word(&mut self.owners, &[claim.owner.as_str()]),
             Some(more) => resp::word(&mut self.owners, &[claim.owner.as_str(), ":", more]),
         }
-        self.freeing = Some(freeing);
+        self.release = Some(release);
     }
 
     /// `more` goes behind the owner's token, after a colon.
     pub(super) fn free(
         &mut self,
         layout: &Layout,
-        freeing: &'static Freeing,
+        release: &'static BatchRelease,
         claim: &Claim,
         more: Option<&str>,
     ) -> oneshot::Receiver<RedisResult<Outcome>> {
-        self.add_free(layout, freeing, claim, more);
+        self.add_free(layout, release, claim, more);
         self.call(claim)
     }
 
     /// The same for a release that is told of.
-    pub(super) fn free_and_tell(
+    pub(super) fn release_to_sink(
         &mut self,
         layout: &Layout,
-        freeing: &'static Freeing,
+        release: &'static BatchRelease,
         claim: &Claim,
-        telling: Telling,
+        handle: ReplyHandle,
     ) {
-        self.add_free(layout, freeing, claim, None);
-        self.join(claim, Teller::Release(telling));
+        self.add_free(layout, release, claim, None);
+        self.join(claim, ReplyTo::Release(handle));
     }
 
     /// Writes the commands, and begins anew.
-    pub(super) fn write(&mut self, out: &mut Vec<u8>) -> Sent {
-        let count = self.askers.len();
+    pub(super) fn write(&mut self, out: &mut Vec<u8>) -> SentBatch {
+        let count = self.calls_in_batch.len();
         let mut digits = itoa::Buffer::new();
         match self.kind {
-            Kind::Look => {}
-            Kind::Take => {
+            Kind::Check => {}
+            Kind::Acquire => {
                 resp::head(out, 1 + count);
                 resp::word(out, &["EXISTS"]);
                 out.extend_from_slice(&self.first);
@@ -273,10 +262,10 @@ impl Batch {
                 out.extend_from_slice(&self.second);
                 resp::write(out, &["TIME"]);
             }
-            Kind::Free => self.write_script(out),
+            Kind::Release => self.write_script(out),
             Kind::Script => out.extend_from_slice(&self.second),
         }
-        if !matches!(self.kind, Kind::Free | Kind::Script) {
+        if !matches!(self.kind, Kind::Release | Kind::Script) {
             resp::head(out, 1 + count);
             resp::word(out, &["MGET"]);
             out.extend_from_slice(&self.locks);
@@ -284,15 +273,15 @@ impl Batch {
         for part in [&mut self.locks, &mut self.first, &mut self.second, &mut self.owners] {
             part.clear();
         }
-        Sent {
+        SentBatch {
             kind: self.kind,
-            askers: std::mem::take(&mut self.askers),
+            calls_in_batch: std::mem::take(&mut self.calls_in_batch),
         }
     }
 
     fn write_script(&mut self, out: &mut Vec<u8>) {
-        let Some(freeing) = self.freeing else { return };
-        let (count, script) = (self.askers.len(), (freeing.script)());
+        let Some(release) = self.release else { return };
+        let (count, script) = (self.calls_in_batch.len(), (release.script)());
         let (verb, script) = if std::mem::take(&mut self.is_unknown) {
             ("EVAL", script.source())
         } else {
@@ -306,7 +295,7 @@ impl Batch {
         for keys in [&self.locks, &self.first, &self.second] {
             out.extend_from_slice(keys);
         }
-        resp::word(out, &[freeing.to]);
+        resp::word(out, &[release.to]);
         out.extend_from_slice(&self.owners);
     }
 

@@ -5,9 +5,8 @@ use std::collections::VecDeque;
 use redis::RedisResult;
 
 use super::buffers::State;
-use super::in_flight::Sent;
+use super::in_flight::{InFlight, SentBatch, Single};
 use super::pipeline::Batch;
-use super::reply_sink::{Asked, Single};
 use super::resp;
 
 impl State {
@@ -18,7 +17,7 @@ impl State {
     ///
     /// # Errors
     /// When the output does not consist of commands.
-    pub(super) fn withdraw_unsent(&mut self) -> RedisResult<()> {
+    pub(super) fn remove_unsent(&mut self) -> RedisResult<()> {
         let mut starts = Vec::new();
         let mut at = 0;
         while let Some(length) = resp::length(&self.out[at..])?.filter(|length| *length > 0) {
@@ -45,19 +44,19 @@ impl State {
     }
 
     /// Appends the requests whose callers have not left.
-    fn keep_wanted(&mut self, requests: VecDeque<Asked>, mut bytes: &[u8]) -> RedisResult<()> {
+    fn keep_wanted(&mut self, requests: VecDeque<InFlight>, mut bytes: &[u8]) -> RedisResult<()> {
         for asked in requests {
             let length = resp::length_of(bytes, asked.commands())?.unwrap_or(bytes.len());
             let (request, rest) = bytes.split_at(length);
             bytes = rest;
             match asked {
-                Asked::Single(Single::Call(sender)) if sender.is_closed() => self.under_way -= 1,
-                Asked::Single(Single::Told(telling)) if telling.is_cancelled() => {
-                    telling.discard();
+                InFlight::Single(Single::Call(sender)) if sender.is_closed() => self.under_way -= 1,
+                InFlight::Single(Single::Sink(handle)) if handle.is_cancelled() => {
+                    handle.discard();
                     self.under_way -= 1;
                     self.health.cancelled();
                 }
-                Asked::Batch(sent) if sent.has_cancelled() => self.keep_wanted_calls(sent, request)?,
+                InFlight::Batch(sent) if sent.has_cancelled() => self.keep_wanted_calls(sent, request)?,
                 asked => {
                     self.out.extend_from_slice(request);
                     self.waiting.push_back(asked);
@@ -67,21 +66,21 @@ impl State {
         Ok(())
     }
 
-    fn keep_wanted_calls(&mut self, sent: Sent, request: &[u8]) -> RedisResult<()> {
+    fn keep_wanted_calls(&mut self, sent: SentBatch, request: &[u8]) -> RedisResult<()> {
         let kind = sent.kind;
         let mut batch = Batch::restore(sent, request)?;
-        let withdrawn = batch.withdraw();
-        self.withdrawn(kind, withdrawn);
+        let removed = batch.remove_cancelled();
+        self.removed(kind, removed);
         if !batch.is_empty() {
             let sent = batch.write(&mut self.out);
-            self.waiting.push_back(Asked::Batch(sent));
+            self.waiting.push_back(InFlight::Batch(sent));
         }
         Ok(())
     }
 
-    /// Ends the waiting for the replies before a place (`Lane::settled`) that has none before it any more.
+    /// Ends the waiting for the replies before a place (`FastPath::settled`) that has none before it any more.
     pub(super) fn end_settled(&mut self) {
-        while let Some(Asked::Nothing(_)) = self.waiting.front() {
+        while let Some(InFlight::Nothing(_)) = self.waiting.front() {
             self.waiting.pop_front();
         }
     }
@@ -96,7 +95,7 @@ mod tests {
 
     use super::super::in_flight::tests::claims;
     use super::super::pipeline::Kind;
-    use super::super::reply_sink::{Telling, Told};
+    use super::super::reply_sink::{ReplyHandle, ReplySink};
     use super::*;
     use crate::clock::Moment;
     use crate::engine::redis::connection::liveness::Health;
@@ -126,7 +125,7 @@ mod tests {
         String::from_utf8(state.out.clone()).unwrap()
     }
 
-    fn one(state: &mut State, word: &str) -> oneshot::Receiver<RedisResult<Value>> {
+    fn call_written(state: &mut State, word: &str) -> oneshot::Receiver<RedisResult<Value>> {
         let (sender, reply) = oneshot::channel();
         state.seal();
         resp::write(&mut state.out, &[word]);
@@ -140,7 +139,7 @@ mod tests {
         let [first, second, third] = ["first", "second", "third"].map(|word| one(&mut state, word));
         state.written = 1;
         drop((first, second));
-        state.withdraw_unsent().unwrap();
+        state.remove_unsent().unwrap();
         let expected = output(|state| ["first", "third"].into_iter().for_each(|word| drop(one(state, word))));
         assert_eq!(text(&state), expected);
         assert_eq!((state.written, state.waiting.len(), state.under_way), (1, 2, 2));
@@ -148,19 +147,19 @@ mod tests {
         state.written = state.out.len() / 2;
         state.waiting.pop_front();
         drop(third);
-        state.withdraw_unsent().unwrap();
+        state.remove_unsent().unwrap();
         assert_eq!((state.waiting.len(), state.out.len() > state.written), (0, false));
     }
 
     #[test]
     fn an_attempt_is_removed_from_the_commands_that_it_shares_with_others() {
-        for kind in [Kind::Take, Kind::Look, Kind::Script] {
+        for kind in [Kind::Acquire, Kind::Check, Kind::Script] {
             let claims = claims(3);
             let add = |state: &mut State, claim: &Claim| {
-                let batch = state.begin(kind, Some(&claim.owner));
+                let batch = state.batch_for(kind, Some(&claim.owner));
                 match kind {
-                    Kind::Take => batch.take(&layout(), claim),
-                    Kind::Look => batch.look(&layout(), claim),
+                    Kind::Acquire => batch.take(&layout(), claim),
+                    Kind::Check => batch.look(&layout(), claim),
                     _ => batch.script(redis::cmd("EVALSHA").arg(claim.owner.as_str())),
                 }
             };
@@ -168,7 +167,7 @@ mod tests {
             let mut outcomes: Vec<_> = claims.iter().map(|claim| add(&mut state, claim)).collect();
             state.seal();
             drop(outcomes.remove(1));
-            state.withdraw_unsent().unwrap();
+            state.remove_unsent().unwrap();
             let expected = output(|state| {
                 // The callers wait.
                 [0, 2]
@@ -181,7 +180,7 @@ mod tests {
                 (expected.matches("*").count(), 2)
             );
             drop(outcomes);
-            state.withdraw_unsent().unwrap();
+            state.remove_unsent().unwrap();
             assert_eq!(
                 (text(&state), state.waiting.len(), state.under_way),
                 (String::new(), 0, 0)
@@ -193,8 +192,8 @@ mod tests {
     #[derive(Default)]
     struct Odd(Mutex<usize>);
 
-    impl Told for Odd {
-        fn told(self: Arc<Self>, _: usize, _: RedisResult<Value>) {
+    impl ReplySink for Odd {
+        fn on_reply(self: Arc<Self>, _: usize, _: RedisResult<Value>) {
             *self.0.lock().unwrap() += 1;
         }
 
@@ -208,20 +207,20 @@ mod tests {
         let (claims, odd) = (claims(3), Arc::<Odd>::default());
         let add = |state: &mut State, number: usize| {
             state.health.sent(Moment::now());
-            let batch = state.begin(Kind::Vote, Some(&claims[number].owner));
+            let batch = state.batch_for(Kind::Vote, Some(&claims[number].owner));
             batch.vote(
                 &layout(),
                 &claims[number],
                 "value",
                 7,
-                Telling::new(odd.clone(), number),
+                ReplyHandle::new(odd.clone(), number),
             );
         };
         let tell = |state: &mut State, number: usize| {
             state.seal();
             state.health.sent(Moment::now());
             resp::write(&mut state.out, &["EVALSHA"]);
-            state.wait(Single::Told(Telling::new(odd.clone(), number)));
+            state.wait(Single::Sink(ReplyHandle::new(odd.clone(), number)));
         };
         let mut state = state();
         // Before it is put together, and afterwards.
@@ -229,7 +228,7 @@ mod tests {
         state.seal();
         assert_eq!((state.under_way, state.waiting[0].commands()), (2, 6));
         (2..4).for_each(|number| tell(&mut state, number));
-        state.withdraw_unsent().unwrap();
+        state.remove_unsent().unwrap();
         let expected = output(|state| {
             [0, 2].into_iter().for_each(|number| add(state, number));
             tell(state, 2);
@@ -248,11 +247,11 @@ mod tests {
         let mut state = state();
         let call = one(&mut state, "TIME");
         let (sender, mut settled) = oneshot::channel();
-        state.waiting.push_back(Asked::Nothing(sender));
-        state.withdraw_unsent().unwrap();
+        state.waiting.push_back(InFlight::Nothing(sender));
+        state.remove_unsent().unwrap();
         assert_eq!(settled.try_recv(), Err(oneshot::error::TryRecvError::Empty));
         drop(call);
-        state.withdraw_unsent().unwrap();
+        state.remove_unsent().unwrap();
         assert_eq!(settled.try_recv(), Err(oneshot::error::TryRecvError::Closed));
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::Lane;
+use super::FastPath;
 use crate::clock::Moment;
 use crate::event_loop::Socket;
 
@@ -18,34 +18,34 @@ const WATCH: Duration = Duration::from_millis(25);
 const IDLE: Duration = Duration::from_secs(2);
 
 /// Looks after a lane whose thread does not.
-pub(super) async fn watch(lane: Weak<Lane>, stirred: Arc<Notify>) {
+pub(super) async fn watch(fast_path: Weak<FastPath>, stirred: Arc<Notify>) {
     let mut used = Moment::now();
     loop {
         tokio::time::sleep(WATCH).await;
         let sleepy = {
-            let Some(lane) = lane.upgrade().filter(|lane| lane.is_open()) else {
+            let Some(fast_path) = fast_path.upgrade().filter(|fast_path| fast_path.is_open()) else {
                 return;
             };
             let (waits, stale) = {
-                let mut state = lane.state();
+                let mut state = fast_path.state();
                 state.repeat_records();
                 let waits = !state.is_idle();
                 (waits, waits && state.since.elapsed() >= STALE)
             };
             if stale {
-                lane.flush();
-                lane.readable();
+                fast_path.flush();
+                fast_path.readable();
             }
-            if lane.health.is_lost(lane.patience) {
-                lane.end();
+            if fast_path.health.is_lost(fast_path.patience) {
+                fast_path.end();
             }
             if waits {
                 used = Moment::now();
             }
             let sleepy = used.elapsed() >= IDLE;
-            lane.asleep.store(sleepy, Relaxed);
+            fast_path.asleep.store(sleepy, Relaxed);
             // Between the look and the sleep a call may have come, and seen the watchdog awake.
-            let state = lane.state();
+            let state = fast_path.state();
             sleepy && state.is_idle()
         };
         if sleepy {

@@ -2,21 +2,21 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
-use redis::{RedisResult, Value};
+use redis::{Cmd, RedisResult, Value};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::buffers::State;
-use super::reply_sink::{Asked, Single};
-use super::resp;
-use super::{CHUNK, Lane, broken};
+use super::buffers::{CHUNK, State};
+use super::in_flight::{InFlight, Single};
+use super::{FastPath, resp};
 use crate::clock::Moment;
-use crate::engine::redis::error::spoils_connection;
+use crate::engine::redis::error::{broken, spoils_connection};
 
-impl Lane {
+impl FastPath {
     /// Writes the output, as far as the socket takes it, without the requests of callers that left. A later tick writes the
     /// rest: when the replies to the first part arrive, or when the watchdog runs.
     pub(super) fn write(&self, state: &mut State) -> io::Result<()> {
         if std::mem::take(&mut state.has_left) {
-            state.withdraw_unsent().map_err(io::Error::other)?;
+            state.remove_unsent().map_err(io::Error::other)?;
         }
         while state.written < state.out.len() {
             match (&self.socket).write(&state.out[state.written..]) {
@@ -57,30 +57,30 @@ impl Lane {
                     return Err(broken());
                 };
                 let asked = match asked {
-                    Asked::Single(asked) => asked,
-                    Asked::Nothing(_) => continue,
-                    Asked::Batch(sent) => {
+                    InFlight::Single(asked) => asked,
+                    InFlight::Nothing(_) => continue,
+                    InFlight::Batch(sent) => {
                         let Some(length) = sent.length(&state.input[taken..state.filled])? else {
-                            state.waiting.push_front(Asked::Batch(sent));
+                            state.waiting.push_front(InFlight::Batch(sent));
                             break;
                         };
                         state.under_way -= sent.calls();
                         attempts += sent.attempts();
-                        let learnt = sent.tell(&state.input[taken..taken + length])?;
+                        let report = sent.deliver(&state.input[taken..taken + length])?;
                         taken += length;
-                        if learnt.is_unknown {
+                        if report.is_unknown {
                             state.is_unknown();
                         }
                         // Calls see to that themselves.
-                        (0..learnt.told).for_each(|_| self.health.heard());
-                        spoiled |= learnt.told > 0 && learnt.error.as_ref().is_some_and(spoils_connection);
+                        (0..report.sink_calls).for_each(|_| self.health.heard());
+                        spoiled |= report.sink_calls > 0 && report.error.as_ref().is_some_and(spoils_connection);
                         continue;
                     }
                 };
                 state.under_way -= 1;
                 let reply = resp::value(&state.input[taken..taken + length])?;
                 taken += length;
-                if let Single::Told(_) = asked {
+                if let Single::Sink(_) = asked {
                     // Calls see to that themselves.
                     self.health.heard();
                     spoiled |= matches!(&reply, Value::ServerError(error) if spoils_connection(&error.clone().into()));
@@ -106,4 +106,27 @@ impl Lane {
             }
         }
     }
+}
+
+/// Sends one command on a fresh connection.
+pub(super) async fn ask(stream: &mut tokio::net::TcpStream, cmd: &Cmd) -> RedisResult<Value> {
+    let mut input = Vec::new();
+    stream.write_all(&cmd.get_packed_command()).await?;
+    while resp::length(&input)?.is_none() {
+        if stream.read_buf(&mut input).await? == 0 {
+            return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
+        }
+    }
+    redis::parse_redis_value(&input)
+}
+
+/// Of the server, from its answer to `HELLO`.
+pub(super) fn major_version(reply: &Value) -> Option<u32> {
+    let Value::Array(fields) = reply else { return None };
+    fields.chunks_exact(2).find_map(|field| match field {
+        [Value::BulkString(name), Value::BulkString(version)] if name == b"version" => {
+            std::str::from_utf8(version).ok()?.split('.').next()?.parse().ok()
+        }
+        _ => None,
+    })
 }

@@ -29,6 +29,15 @@ use self::slots::{hash_tag, slot, tag_for_slot};
 
 /// The last fence that a server has given out. It is there to stay, one key for all names.
 pub(super) const LAST: &str = "holdfast:last";
+/// In front of a process's name, the name of its channel.
+pub(super) const CHANNEL_PREFIX: &str = "holdfast:to:";
+/// How long the last fence of a name outlives its last lease in a cluster: a day, less the hour for which renewals may
+/// leave it alone. After that, the server's clock alone keeps fences growing.
+pub(super) const FENCE_KEPT_MS: u64 = 24 * 60 * 60 * 1000;
+/// The same on a server of its own, where the fences grow from a key for all names, and at a quorum's nodes, where they
+/// grow from counters that names share: there the name's own is for inspection only, and has to outlast the hour for which
+/// renewals may leave it alone.
+pub(super) const RECORD_KEPT_MS: u64 = 61 * 60 * 1000;
 /// How many counters a node of a quorum has for its fences. Names share them, by the CRC16 of the lock key, so that their
 /// number has a bound; that there are many keeps two names that are taken at the same moment from meeting in one.
 const COUNTERS: u16 = 1024;
@@ -131,15 +140,13 @@ pub(super) fn companion(part: Part, lock: &str, out: &mut String) {
 }
 
 /// Room for the keys of one name, which is used again for the next.
-#[cfg(unix)]
 #[derive(Default)]
-pub(super) struct Room {
+pub(super) struct KeyBuffer {
     lock: String,
     companions: [String; 2],
 }
 
-#[cfg(unix)]
-impl Room {
+impl KeyBuffer {
     /// The lock key of a name, and some of its companions, two at the most.
     pub(super) fn keys<const N: usize>(&mut self, layout: &Layout, name: &str, parts: [Part; N]) -> (&str, [&str; N]) {
         const { assert!(N <= 2) };

@@ -5,15 +5,54 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
+use super::acquire_plain::Undecided;
 use crate::engine::Acquired;
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::Part;
 use crate::engine::redis::scripts::ACQUIRE;
-use crate::engine::redis::topology::Ear;
+use crate::engine::redis::topology::ChannelSubscription;
+use crate::error::EngineError;
 use crate::model::{Claim, Fence, Key};
 
 impl RedisEngine {
+    /// Makes one attempt, by plain commands where they suffice.
+    pub(in super::super) async fn try_once(&self, claim: &Claim) -> Result<Acquired, EngineError> {
+        // A future is moved as a whole when it is boxed. So rare parts have a box of their own, which is created on demand.
+        let busy = match self.plain_fast_path(claim) {
+            None => false,
+            Some((link, fast_path)) => match self.try_plainly(link, &fast_path, claim).await {
+                Ok(Ok(acquired)) => {
+                    if claim.waiting {
+                        self.waiters.known.leave(&claim.owner);
+                    }
+                    return Ok(acquired);
+                }
+                Ok(Err(Undecided::Held)) if !claim.waiting => {
+                    let (key, retry_after) = (claim.keys()[0].clone(), None);
+                    return Ok(Acquired::Held { key, retry_after });
+                }
+                Ok(Err(undecided)) => matches!(undecided, Undecided::Held),
+                Err(failure) => return Err(failure.during("acquire")),
+            },
+        };
+        let acquired = Box::pin(self.try_by_script(claim, busy)).await;
+        acquired.map_err(|failure| failure.during("acquire"))
+    }
+
+    /// One try for all names of a claim. `busy`: a first try has found them so.
+    async fn try_by_script(&self, claim: &Claim, busy: bool) -> Result<Acquired, Failure> {
+        let acquired = match self.parts(claim) {
+            None => self.acquire(claim, claim, 0, busy).await?,
+            Some(parts) => Box::pin(self.acquire_parts(&parts, claim)).await?,
+        };
+        if claim.waiting && matches!(acquired, Acquired::Granted { .. }) {
+            // Only now: until all names are granted, a waiter keeps its number in the order of arrival.
+            self.waiters.known.leave(&claim.owner);
+        }
+        Ok(acquired)
+    }
+
     /// One try for names of one slot, with a place in the queue for a waiter who finds one busy. The fence is not smaller
     /// than `least`. `busy`: a first try has found it so.
     /// `whole` is the claim that this one is a part of, or this one.
@@ -50,7 +89,7 @@ impl RedisEngine {
         &self,
         claim: &Claim,
         whole: &Claim,
-        ear: Option<&Arc<Ear>>,
+        ear: Option<&Arc<ChannelSubscription>>,
         least: u64,
     ) -> Result<Acquired, Failure> {
         let slot = self.slot(&claim.keys()[0]);
@@ -100,7 +139,7 @@ impl RedisEngine {
     pub(in super::super) async fn acquired(
         &self,
         claim: &Claim,
-        ear: Option<&Arc<Ear>>,
+        ear: Option<&Arc<ChannelSubscription>>,
         answer: Result<Value, Failure>,
     ) -> Result<Option<Acquired>, Failure> {
         if let Err(Failure::Replicas { .. }) = answer {
@@ -122,10 +161,9 @@ impl RedisEngine {
                     let key = &claim.keys()[index as usize - 1];
                     let retry_after = retry_after(left);
                     if more > 0 {
-                        claim.keys().iter().for_each(|key| self.waiters.hand_on(key));
+                        claim.keys().iter().for_each(|key| self.waiters.hand_off(key));
                     }
                     if let Some(ear) = ear {
-                        #[cfg(unix)]
                         self.contended.note(key);
                         self.waiters.waits(&claim.owner, key, number as u64, retry_after, ear);
                     }

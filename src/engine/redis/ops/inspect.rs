@@ -26,7 +26,7 @@ pub(in super::super) const ALL: [Part; 3] = [Part::Lock, Part::Fence, Part::Meta
 const RECORD_UNDER_WAY: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(25)];
 
 /// Looks, and again while something is untold.
-pub(in super::super) async fn look_until_told<T, E, F>(
+pub(in super::super) async fn read_until_recorded<T, E, F>(
     look: impl Fn() -> F,
     is_untold: impl Fn(&T) -> bool,
 ) -> Result<T, E>
@@ -49,7 +49,7 @@ impl RedisEngine {
     pub(in super::super) async fn look_at(&self, name: &str) -> Result<Option<LockInfo>, Failure> {
         self.write_records();
         let is_untold = |seen: &Option<Seen>| seen.as_ref().is_some_and(|seen| seen.untold);
-        let seen = look_until_told(|| self.read(name), is_untold).await?;
+        let seen = read_until_recorded(|| self.read(name), is_untold).await?;
         Ok(seen.map(|seen| seen.info))
     }
 

@@ -1,10 +1,12 @@
 //! The verbs: one file for each, and the variants of an acquisition.
 
 mod acquire;
-#[cfg(unix)]
-pub(super) mod acquire_plain;
+mod acquire_plain;
+pub(super) mod contended;
+pub(super) mod dropped;
 mod in_order;
 pub(super) mod inspect;
-pub(super) mod multi_slot;
-pub(super) mod release;
+mod multi_slot;
+mod release;
 mod renew;
+mod transfer;

@@ -16,13 +16,13 @@ use futures_util::future::join_all;
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
 use crate::engine::{Acquired, Renewal, Renewed};
-use crate::model::{Claim, Fence, Key, OwnerToken, Ttl};
+use crate::model::{Claim, Fence, Key, Ttl};
 
 /// How often a claim whose parts expire while they are taken is begun anew.
 const ROUNDS: usize = 3;
 
 /// A renewal for no longer than any lease lasts: it changes nothing, and tells whether the lease is held.
-fn least_ttl() -> Ttl {
+pub(super) fn least_ttl() -> Ttl {
     Ttl::clamped(Duration::from_millis(1))
 }
 
@@ -65,12 +65,12 @@ impl RedisEngine {
                         largest = largest.max(fence);
                     }
                     Ok(Acquired::Held { key, retry_after }) => {
-                        self.give_back(parts, index).await?;
+                        self.roll_back_parts(parts, index).await?;
                         return Ok(Acquired::Held { key, retry_after });
                     }
                     Err(failure) => {
                         // That failure is the answer. The service frees what it was not granted once more.
-                        let _ = self.give_back(parts, index).await;
+                        let _ = self.roll_back_parts(parts, index).await;
                         return Err(failure);
                     }
                 }
@@ -88,12 +88,12 @@ impl RedisEngine {
             }
             // A part has expired meanwhile, and may have been taken: once more from the start.
         }
-        let _ = self.give_back(parts, parts.len()).await;
+        let _ = self.roll_back_parts(parts, parts.len()).await;
         Err(Failure::TooSlow)
     }
 
     /// Gives back all parts but the one that is busy (all there are when none is), and the places in their queues.
-    async fn give_back(&self, parts: &[Claim], busy: usize) -> Result<(), Failure> {
+    async fn roll_back_parts(&self, parts: &[Claim], busy: usize) -> Result<(), Failure> {
         let others = parts.iter().enumerate().filter(|(index, _)| *index != busy);
         // Those behind the busy part, too: an earlier round may have been granted them, or a place in their queues.
         let freed = join_all(others.map(|(_, part)| self.release_part(part, Duration::ZERO, false))).await;
@@ -101,47 +101,12 @@ impl RedisEngine {
     }
 
     /// Renews all parts, if all are still held.
-    pub(in super::super) async fn prolong_parts(&self, parts: &[Claim], ttl: Ttl) -> Result<Renewed, Failure> {
+    pub(in super::super) async fn renew_parts(&self, parts: &[Claim], ttl: Ttl) -> Result<Renewed, Failure> {
         for ttl in [least_ttl(), ttl] {
-            for renewed in join_all(parts.iter().map(|claim| self.prolong(Renewal { claim, ttl }))).await {
+            for renewed in join_all(parts.iter().map(|claim| self.renew_part(Renewal { claim, ttl }))).await {
                 if renewed? == Renewed::Lost {
                     return Ok(Renewed::Lost);
                 }
-            }
-        }
-        Ok(Renewed::Extended)
-    }
-
-    /// Transfers all parts, or none.
-    pub(in super::super) async fn hand_over_parts(&self, parts: &[Claim], to: &OwnerToken) -> Result<Renewed, Failure> {
-        let taken_over = |part: &Claim| {
-            let mut part = part.clone();
-            part.owner = to.clone();
-            part
-        };
-        let ttl = least_ttl();
-        let ours = join_all(parts.iter().map(|claim| async move {
-            match self.prolong(Renewal { claim, ttl }).await? {
-                Renewed::Extended => Ok(Renewed::Extended),
-                Renewed::Lost => {
-                    // A retry after a lost reply.
-                    let claim = &taken_over(claim);
-                    self.prolong(Renewal { claim, ttl }).await
-                }
-            }
-        }));
-        for held in ours.await {
-            if held? == Renewed::Lost {
-                return Ok(Renewed::Lost);
-            }
-        }
-        for (index, part) in parts.iter().enumerate() {
-            if self.hand_over(part, to).await? == Renewed::Lost {
-                // Lost since it was looked at.
-                for part in &parts[..index] {
-                    self.hand_over(&taken_over(part), &part.owner).await?;
-                }
-                return Ok(Renewed::Lost);
             }
         }
         Ok(Renewed::Extended)

@@ -1,8 +1,6 @@
 //! Releases one claim, many abandoned claims, or a name no matter which owner holds it.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -10,13 +8,13 @@ use futures_util::stream::FuturesUnordered;
 use redis::{Cmd, Value};
 
 use super::multi_slot::part;
+use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
-use crate::engine::redis::keys::Part;
+use crate::engine::redis::keys::{FENCE_KEPT_MS, Part};
 use crate::engine::redis::scripts::{FORCE_RELEASE, RELEASE, RELEASE_MANY, Script};
 use crate::engine::redis::topology::Route;
-use crate::engine::redis::{FENCE_KEPT_MS, RedisEngine};
 use crate::engine::{Released, Releases};
-use crate::model::{Claim, Key, OwnerToken, Ttl};
+use crate::model::{Claim, Key, Ttl};
 
 /// Maximum number of names in one script, which takes the server about 1 ms.
 const TOGETHER: usize = 256;
@@ -26,73 +24,14 @@ const HELD: i64 = 1;
 /// Bit in the answer of a release script: another call has to hand names on.
 const UNFINISHED: i64 = 2;
 
-/// The owners of attempts that were dropped before their answer.
-#[derive(Default)]
-pub(in super::super) struct Dropped {
-    any: AtomicBool,
-    owners: Mutex<HashSet<OwnerToken>>,
-}
-
-/// Guard of an attempt in progress. Dropping it without [`Unanswered::answered`] records the owner, if the attempt was sent.
-pub(in super::super) struct Unanswered<'a>(Option<&'a Dropped>, &'a Claim);
-
-impl Dropped {
-    pub(in super::super) fn watch<'a>(&'a self, claim: &'a Claim) -> Unanswered<'a> {
-        Unanswered(Some(self), claim)
-    }
-
-    fn owners(&self) -> MutexGuard<'_, HashSet<OwnerToken>> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Whether an attempt of an owner was dropped.
-    #[cfg(unix)]
-    pub(in super::super) fn has(&self, owner: &OwnerToken) -> bool {
-        self.any.load(Relaxed) && self.owners().contains(owner)
-    }
-
-    /// Forgets an owner. Returns whether an attempt of it was dropped.
-    pub(in super::super) fn take(&self, owner: &OwnerToken) -> bool {
-        if !self.any.load(Relaxed) {
-            return false;
-        }
-        let mut owners = self.owners();
-        let known = owners.remove(owner);
-        if owners.is_empty() {
-            owners.shrink_to_fit();
-            self.any.store(false, Relaxed);
-        }
-        known
-    }
-}
-
-impl Unanswered<'_> {
-    pub(in super::super) fn answered(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Unanswered<'_> {
-    fn drop(&mut self) {
-        if let Some(dropped) = self.0
-            && self.1.was_sent()
-        {
-            let mut owners = dropped.owners();
-            owners.insert(self.1.owner.clone());
-            dropped.any.store(true, Relaxed);
-        }
-    }
-}
-
 impl RedisEngine {
     /// Releases a claim, in one slot or in several.
     pub(in super::super) async fn release_whole(&self, claim: &Claim, keep: Duration) -> Result<Released, Failure> {
-        #[cfg(unix)]
-        if let Some((_, lane)) = self.lane() {
+        if let Some((_, fast_path)) = self.fast_path() {
             if keep.is_zero() {
-                lane.forget(&claim.owner);
+                fast_path.forget(&claim.owner);
             } else {
-                lane.write_records();
+                fast_path.write_records();
             }
         }
         if claim.waiting {
@@ -157,7 +96,7 @@ impl RedisEngine {
     /// Reads the answer of a release script. Starts the hand-on of the names that the script could not finish.
     pub(in super::super) fn released(&self, answer: i64, keys: &[Key]) -> Released {
         if answer & UNFINISHED != 0 {
-            keys.iter().for_each(|key| self.waiters.hand_on(key));
+            keys.iter().for_each(|key| self.waiters.hand_off(key));
         }
         if answer & HELD != 0 {
             Released::Freed
@@ -256,11 +195,10 @@ impl RedisEngine {
 
     /// Waits until all earlier commands on the fast path are answered, or the fast path has ended.
     async fn settled(&self) {
-        #[cfg(unix)]
         if let Route::One(link) = &self.route
-            && let Some(lane) = link.current_lane()
+            && let Some(fast_path) = link.current_fast_path()
         {
-            lane.settled().await;
+            fast_path.settled().await;
         }
     }
 

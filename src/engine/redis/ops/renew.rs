@@ -22,26 +22,26 @@ const TOGETHER: usize = 64;
 
 impl RedisEngine {
     /// Renews one lease, whatever slots its names lie in.
-    pub(in super::super) async fn prolong_whole(&self, renewal: Renewal<'_>) -> Result<Renewed, Failure> {
+    pub(in super::super) async fn renew_whole(&self, renewal: Renewal<'_>) -> Result<Renewed, Failure> {
         match self.parts(renewal.claim) {
-            None => self.prolong(renewal).await,
-            Some(parts) => self.prolong_parts(&parts, renewal.ttl).await,
+            None => self.renew_part(renewal).await,
+            Some(parts) => self.renew_parts(&parts, renewal.ttl).await,
         }
     }
 
     /// Renews one lease whose names lie in one slot.
-    pub(in super::super) async fn prolong(&self, renewal: Renewal<'_>) -> Result<Renewed, Failure> {
+    pub(in super::super) async fn renew_part(&self, renewal: Renewal<'_>) -> Result<Renewed, Failure> {
         let answers = self.run_renewals(std::slice::from_ref(&renewal), &[0]).await?;
         answers.first().copied().ok_or(UNEXPECTED)
     }
 
     /// Renews many, and answers for those of each script as the script does.
-    pub(in super::super) async fn prolong_all(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
+    pub(in super::super) async fn renew_many(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
         let scripts = self.scripts(renewals).into_iter();
         let mut scripts: FuturesUnordered<_> = scripts
             .map(|group| async move {
                 let answers = match group[..] {
-                    [alone] => self.prolong_whole(renewals[alone]).await.map(|renewed| vec![renewed]),
+                    [alone] => self.renew_whole(renewals[alone]).await.map(|renewed| vec![renewed]),
                     _ => self.run_renewals(renewals, &group).await,
                 };
                 (group, answers)
@@ -59,7 +59,7 @@ impl RedisEngine {
                 Err(failure) if group.len() > 1 && !failure.retryable() => {
                     let mut alone: FuturesUnordered<_> = group
                         .into_iter()
-                        .map(|index| async move { (index, self.prolong_whole(renewals[index]).await) })
+                        .map(|index| async move { (index, self.renew_whole(renewals[index]).await) })
                         .collect();
                     while let Some((index, renewed)) = alone.next().await {
                         answer(index, renewed.map_err(|failure| failure.during("renew")));

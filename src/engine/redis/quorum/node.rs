@@ -8,9 +8,9 @@ use redis::{Cmd, Value};
 
 use super::super::config::RedisConfig;
 use super::super::connection::Link;
+use super::super::connection::version::{OLDEST, check_version};
 use super::super::error::{Failure, spoils_connection};
 use super::super::scripts::Script;
-use super::super::{OLDEST, check_version};
 use super::cleanup::Cleanup;
 use super::scripts::RENEW;
 use crate::clock::Moment;
@@ -91,7 +91,7 @@ impl Node {
     pub(super) fn new(config: RedisConfig) -> Self {
         let (address, link) = (config.address().into(), Link::new(config));
         #[cfg(unix)]
-        link.allow_lane();
+        link.allow_fast_path();
         Node {
             address,
             link,
@@ -105,7 +105,7 @@ impl Node {
         check_version(&self.link, OLDEST).await?;
         self.learn_time(&self.link.call(&redis::cmd("TIME")).await?)?;
         #[cfg(unix)]
-        self.link.open_lane().await;
+        self.link.open_fast_path().await;
         Ok(())
     }
 
@@ -199,7 +199,7 @@ impl Node {
     /// Runs a script. Allocates the exchange once there is a connection, because many calls may wait for one.
     pub(super) async fn run(&self, script: &Script, call: &Cmd) -> Result<Value, Failure> {
         #[cfg(unix)]
-        if self.link.lane().is_some() {
+        if self.link.fast_path().is_some() {
             return Box::pin(self.link.run(script, call)).await;
         }
         let connection = self.link.connection().await?;

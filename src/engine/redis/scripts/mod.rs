@@ -36,9 +36,7 @@ scripts! {
     FORCE_RELEASE = "queue.lua" "release/release_one.lua" "release/force_release.lua";
     REMOVE_WAITER = "queue.lua" "remove_waiter.lua";
     INSPECT = "inspect.lua";
-    #[cfg(unix)]
     RECORD = "record.lua";
-    #[cfg(unix)]
     SEED_COUNTER = "seed_counter.lua";
 }
 
@@ -49,13 +47,11 @@ impl Script {
     }
 
     /// The name by which the server knows it.
-    #[cfg(unix)]
     pub(super) fn sha(&self) -> &str {
         &self.sha
     }
 
     /// Its text.
-    #[cfg(unix)]
     pub(super) fn source(&self) -> &'static str {
         self.source
     }

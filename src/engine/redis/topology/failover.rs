@@ -22,9 +22,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// The listening to all sentinels, which ends when this is dropped.
-pub(in super::super) struct Listening(Vec<AbortHandle>);
+pub(in super::super) struct FailoverMonitor(Vec<AbortHandle>);
 
-impl Listening {
+impl FailoverMonitor {
     /// Listens on behalf of these links.
     pub(in super::super) fn start(sentinels: &Arc<Sentinels>, links: &[&Arc<Link>], limit: Duration) -> Self {
         let links: Vec<Weak<Link>> = links.iter().map(|link| Arc::downgrade(link)).collect();
@@ -37,11 +37,11 @@ impl Listening {
             };
             tokio::spawn(listener.run()).abort_handle()
         });
-        Listening(tasks.collect())
+        FailoverMonitor(tasks.collect())
     }
 }
 
-impl Drop for Listening {
+impl Drop for FailoverMonitor {
     fn drop(&mut self) {
         for task in &self.0 {
             task.abort();

@@ -11,7 +11,7 @@ use futures_util::stream::FuturesUnordered;
 ///
 /// # Errors
 /// What each of them said, when none has an answer.
-pub(in super::super) async fn agreed<T: Eq + Hash + Clone, E>(
+pub(in super::super) async fn majority_of<T: Eq + Hash + Clone, E>(
     asked: impl IntoIterator<Item = impl Future<Output = Result<T, E>>>,
 ) -> Result<T, Vec<E>> {
     let mut asking: FuturesUnordered<_> = asked.into_iter().collect();
@@ -51,19 +51,19 @@ mod tests {
 
     #[tokio::test]
     async fn most_of_them_decide_and_the_others_are_not_waited_for() {
-        assert_eq!(agreed([pending().boxed(), says(Ok(1)), says(Ok(1))]).await, Ok(1));
+        assert_eq!(majority_of([pending().boxed(), says(Ok(1)), says(Ok(1))]).await, Ok(1));
         assert_eq!(
-            agreed([says(Ok(2)), says(Ok(1)), says(Err("no")), says(Ok(1))]).await,
+            majority_of([says(Ok(2)), says(Ok(1)), says(Err("no")), says(Ok(1))]).await,
             Ok(1)
         );
-        assert_eq!(agreed([says(Err("no")), says(Ok(3))]).await, Ok(3));
+        assert_eq!(majority_of([says(Err("no")), says(Ok(3))]).await, Ok(3));
         assert_eq!(
-            agreed([says(Err("no")), says(Err("neither"))]).await,
+            majority_of([says(Err("no")), says(Err("neither"))]).await,
             Err(vec!["no", "neither"])
         );
         let undecided = [pending().boxed(), pending().boxed(), says(Ok(1))];
         assert_eq!(
-            agreed(undecided).now_or_never(),
+            majority_of(undecided).now_or_never(),
             None,
             "the others may agree on another answer"
         );

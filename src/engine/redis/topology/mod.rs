@@ -12,18 +12,16 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::runtime::Handle;
 
-use self::cluster::{Cluster, ClusterEar};
+use self::cluster::{Cluster, ShardedSubscription};
 use super::config::RedisConfig;
 use super::connection::Link;
-use super::connection::pubsub::{Mailbox, RedisSubscription};
+use super::connection::pubsub::{MessageHandler, RedisSubscription};
 use super::connection::request::Attempt;
+use super::connection::version::{OLDEST, OLDEST_IN_CLUSTER, check_version};
 use super::error::Failure;
-use super::keys::Layout;
 use super::keys::slots::{slot_of, tag_for_slot};
+use super::keys::{CHANNEL_PREFIX, Layout};
 use super::scripts::Script;
-
-/// In front of a process's name, the name of its channel.
-pub(super) const MAILBOXES: &str = "holdfast:to:";
 
 /// To one server, or to the one that serves a slot.
 #[derive(Clone)]
@@ -33,9 +31,9 @@ pub(super) enum Route {
 }
 
 /// A subscription to a channel, for as long as it is kept.
-pub(super) enum Ear {
+pub(super) enum ChannelSubscription {
     One { _subscription: RedisSubscription },
-    Cluster { _ear: ClusterEar },
+    Cluster { _subscription: ShardedSubscription },
 }
 
 impl Route {
@@ -103,25 +101,44 @@ impl Route {
         }
     }
 
+    /// Makes sure that a server answers, and is new enough. Answers whether it is a cluster's.
+    pub(super) async fn greet(&self) -> Result<bool, Failure> {
+        let oldest = if self.is_cluster() { OLDEST_IN_CLUSTER } else { OLDEST };
+        let mut last = Failure::Unserved;
+        for server in self.servers().await? {
+            match check_version(&server, oldest).await {
+                // One of a cluster's masters may be down.
+                Err(failure) if failure.retryable() => last = failure,
+                outcome => return outcome,
+            }
+        }
+        Err(last)
+    }
+
     /// What the scripts are told to put in front of a process's name to get its channel.
     pub(super) fn mailboxes(&self, slot: u16) -> String {
         match self {
-            Route::One(_) => MAILBOXES.to_owned(),
+            Route::One(_) => CHANNEL_PREFIX.to_owned(),
             Route::Cluster(_) => format!("{MAILBOXES}{{{}}}", tag_for_slot(slot)),
         }
     }
 
     /// Listens to the channel of a process for this slot.
-    pub(super) async fn listen(&self, slot: u16, process: &str, mailbox: Mailbox) -> Result<Ear, Failure> {
+    pub(super) async fn listen(
+        &self,
+        slot: u16,
+        process: &str,
+        mailbox: MessageHandler,
+    ) -> Result<ChannelSubscription, Failure> {
         let channel = self.mailboxes(slot) + process;
         match self {
             Route::One(link) => {
                 let _subscription = link.subscribe(channel, Some(mailbox)).await?;
-                Ok(Ear::One { _subscription })
+                Ok(ChannelSubscription::One { _subscription })
             }
             Route::Cluster(cluster) => {
-                let _ear = cluster.listen(slot, channel, mailbox).await?;
-                Ok(Ear::Cluster { _ear })
+                let _subscription = cluster.listen(slot, channel, mailbox).await?;
+                Ok(ChannelSubscription::Cluster { _subscription })
             }
         }
     }

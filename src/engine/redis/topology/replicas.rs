@@ -34,7 +34,7 @@ pub(in super::super) struct Replicated {
     /// How many callers have asked so far.
     asked: AtomicU64,
     /// What the last `WAIT` said. Whoever has the lock is about to send the next.
-    last: Mutex<Told>,
+    last: Mutex<ReplySink>,
 }
 
 /// Whether the scripts mean by this that somebody holds a name (longer) now.
@@ -47,7 +47,7 @@ fn says_yes(answer: &Value) -> bool {
 }
 
 /// What one `WAIT` said, and for whom.
-struct Told {
+struct ReplySink {
     generation: u64,
     /// Everybody who had asked up to this number.
     up_to: u64,
@@ -56,7 +56,7 @@ struct Told {
 
 impl Replicated {
     pub(in super::super) fn new(link: Arc<Link>, wanted: u32) -> Self {
-        let nobody = Told {
+        let nobody = ReplySink {
             generation: 0,
             up_to: 0,
             outcome: Ok(()),
@@ -114,7 +114,7 @@ impl Replicated {
         if last.generation != connection.generation || last.up_to < number {
             let up_to = self.asked.load(Ordering::Relaxed);
             let outcome = self.wait(connection).await;
-            *last = Told {
+            *last = ReplySink {
                 generation: connection.generation,
                 up_to,
                 outcome,

@@ -9,25 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ConnectionInfo, RedisError, RedisResult, Value};
+use redis::{AsyncConnectionConfig, ConnectionInfo, RedisResult, Value};
 
-use super::majority::agreed;
-use crate::engine::TlsFiles;
-use crate::engine::redis::config::{client, show_address};
-use crate::engine::redis::error::{Failure, passes, said};
-
-/// The port of a sentinel, where the URL names none.
-pub(in super::super) const PORT: u16 = 26379;
-
-/// The sentinels of a master.
-#[derive(Debug, Clone)]
-pub(in super::super) struct Sentinels {
-    /// The name by which they know it.
-    pub(in super::super) master: Arc<str>,
-    pub(in super::super) sentinels: Vec<ConnectionInfo>,
-    /// Present where they speak TLS.
-    pub(in super::super) tls: Option<TlsFiles>,
-}
+use super::majority::majority_of;
+use crate::engine::redis::config::{Sentinels, client, show_address};
+use crate::engine::redis::error::{Failure, NoMaster, Refusal};
 
 impl Sentinels {
     /// The address that most sentinels name. Those that have not answered within `limit` are passed over.
@@ -46,7 +32,7 @@ impl Sentinels {
             Err((show_address(sentinel.addr()), refusal))
         });
         let unnamed = |refusals: Vec<_>| NoMaster::Unnamed(self.master.clone(), refusals.into());
-        agreed(asked).await.map_err(unnamed)
+        majority_of(asked).await.map_err(unnamed)
     }
 
     async fn ask_one(&self, sentinel: &ConnectionInfo) -> RedisResult<Option<(String, u16)>> {
@@ -92,57 +78,5 @@ pub(in super::super) async fn confirm(
             role: String::from_utf8_lossy(role).into(),
         })),
         _ => Err(Failure::Unexpected("of ROLE")),
-    }
-}
-
-/// Why there is no master to connect to.
-#[derive(Debug, Clone)]
-pub(in super::super) enum NoMaster {
-    /// No sentinel names one: the name, and what each of them said.
-    Unnamed(Arc<str>, Arc<[(String, Refusal)]>),
-    /// The one that the sentinels name is none.
-    Other { address: Arc<str>, role: Arc<str> },
-}
-
-/// What a sentinel said in the place of an address.
-#[derive(Debug, Clone)]
-pub(in super::super) enum Refusal {
-    /// It does not know the name.
-    Unknown,
-    Failed(RedisError),
-}
-
-impl NoMaster {
-    /// Whether waiting may help. It does not where every sentinel has answered, and none knows the name.
-    pub(in super::super) fn passes(&self) -> bool {
-        match self {
-            NoMaster::Unnamed(_, refusals) => refusals
-                .iter()
-                .any(|(_, refusal)| matches!(refusal, Refusal::Failed(error) if passes(error))),
-            NoMaster::Other { .. } => true,
-        }
-    }
-}
-
-impl fmt::Display for NoMaster {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NoMaster::Unnamed(master, refusals) => {
-                write!(f, "no sentinel names a master {master:?} (")?;
-                for (i, (sentinel, refusal)) in refusals.iter().enumerate() {
-                    let separator = if i == 0 { "" } else { "; " };
-                    write!(f, "{separator}{sentinel}: ")?;
-                    match refusal {
-                        Refusal::Unknown => f.write_str("does not know that name")?,
-                        Refusal::Failed(error) => said(error, f)?,
-                    }
-                }
-                f.write_str(")")
-            }
-            NoMaster::Other { address, role } => write!(
-                f,
-                "the sentinels name {address} as the master, but its role is {role:?}: a fail-over is under way"
-            ),
-        }
     }
 }

@@ -14,19 +14,20 @@ mod map;
 mod sharded_pubsub;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
+use parking_lot::{Mutex, MutexGuard};
 use redis::{Cmd, ConnectionAddr, Value};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use self::map::{Address, Ranges, SlotMap};
-pub(in super::super) use self::sharded_pubsub::ClusterEar;
-use super::majority::agreed;
+pub(in super::super) use self::sharded_pubsub::ShardedSubscription;
+use super::majority::majority_of;
 use crate::engine::redis::config::RedisConfig;
 use crate::engine::redis::connection::Link;
 use crate::engine::redis::connection::request::Attempt as AsAttempt;
@@ -95,7 +96,7 @@ impl Cluster {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Runs a script on the node that serves the slot of its keys.
@@ -275,7 +276,7 @@ impl Cluster {
                 Err(_) => Err(Failure::timed_out()),
             }
         });
-        agreed(asking).await.map_err(|failures| {
+        majority_of(asking).await.map_err(|failures| {
             // What waiting mends is the better news, where they differ.
             let best = failures.iter().find(|failure| failure.retryable()).or(failures.first());
             best.cloned().unwrap_or(Failure::Unserved)

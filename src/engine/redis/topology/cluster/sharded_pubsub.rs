@@ -4,15 +4,16 @@
 //! leaves, the node ends the subscription, and when the node itself is lost, its successor knows nothing of it: either way
 //! somebody has to subscribe at the new place, and then to look, because what was told meanwhile told nobody.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::map::Address;
 use super::{Cluster, Refusal, refusal};
-use crate::engine::redis::connection::pubsub::{Mailbox, RedisSubscription};
+use crate::engine::redis::connection::pubsub::{MessageHandler, RedisSubscription};
 use crate::engine::redis::error::Failure;
 
 /// Pauses between the attempts to subscribe anew.
@@ -20,7 +21,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Listens for as long as it is kept.
-pub(in crate::engine::redis) struct ClusterEar {
+pub(in crate::engine::redis) struct ShardedSubscription {
     moving: AbortHandle,
     /// Shared with the task that follows the slot.
     place: Arc<Place>,
@@ -28,7 +29,7 @@ pub(in crate::engine::redis) struct ClusterEar {
 
 struct Place(Mutex<Option<(Address, RedisSubscription)>>);
 
-impl Drop for ClusterEar {
+impl Drop for ShardedSubscription {
     fn drop(&mut self) {
         self.moving.abort();
         self.place.put(None);
@@ -37,20 +38,20 @@ impl Drop for ClusterEar {
 
 impl Place {
     fn put(&self, place: Option<(Address, RedisSubscription)>) {
-        let mut now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = self.0.lock();
         let before = std::mem::replace(&mut *now, place);
         drop(now);
         drop(before);
     }
 
     fn endings(&self) -> Option<watch::Receiver<()>> {
-        let now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.0.lock();
         now.as_ref().map(|(_, subscription)| subscription.endings())
     }
 
     /// Whether the node at this address still has the subscription.
     fn is_good_at(&self, master: &Address) -> bool {
-        let now = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.0.lock();
         now.as_ref()
             .is_some_and(|(address, subscription)| address == master && subscription.is_confirmed())
     }
@@ -62,12 +63,12 @@ impl Cluster {
         self: &Arc<Self>,
         slot: u16,
         channel: String,
-        mailbox: Mailbox,
-    ) -> Result<ClusterEar, Failure> {
+        mailbox: MessageHandler,
+    ) -> Result<ShardedSubscription, Failure> {
         let first = self.subscribe(slot, &channel, &mailbox).await?;
         let place = Arc::new(Place(Mutex::new(Some(first))));
         let follow = follow(self.clone(), slot, channel, mailbox, place.clone());
-        Ok(ClusterEar {
+        Ok(ShardedSubscription {
             moving: self.runtime.spawn(follow).abort_handle(),
             place,
         })
@@ -78,7 +79,7 @@ impl Cluster {
         self: &Arc<Self>,
         slot: u16,
         channel: &str,
-        mailbox: &Mailbox,
+        mailbox: &MessageHandler,
     ) -> Result<(Address, RedisSubscription), Failure> {
         let mut hops = 0;
         loop {
@@ -105,7 +106,7 @@ impl Cluster {
 }
 
 /// Keeps the subscription where the slot is.
-async fn follow(cluster: Arc<Cluster>, slot: u16, channel: String, mailbox: Mailbox, place: Arc<Place>) {
+async fn follow(cluster: Arc<Cluster>, slot: u16, channel: String, mailbox: MessageHandler, place: Arc<Place>) {
     let mut changes = cluster.changes.subscribe();
     let mut pause = FIRST_PAUSE;
     loop {

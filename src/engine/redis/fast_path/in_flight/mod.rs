@@ -1,0 +1,333 @@
+//! A batch that was sent: what its replies mean for each of those who asked.
+
+#[cfg(test)]
+pub(super) mod tests;
+
+use redis::{Cmd, RedisError, RedisResult, Value};
+use tokio::sync::oneshot;
+
+use super::call::{ALONE, Outcome};
+use super::pipeline::Kind;
+use super::reply_sink::ReplyHandle;
+use super::resp::{self, Reader};
+use crate::engine::redis::error::spoils_connection;
+use crate::model::OwnerToken;
+
+/// Who waits for the next replies.
+pub(super) enum InFlight {
+    Single(Single),
+    /// Several calls, which are told of together.
+    Batch(SentBatch),
+    /// A caller that waits for the replies before this place. It gets no reply itself.
+    Nothing(#[expect(dead_code, reason = "its drop is the message")] oneshot::Sender<()>),
+}
+
+impl InFlight {
+    /// Returns the number of commands, each of which has one reply.
+    pub(super) fn commands(&self) -> usize {
+        match self {
+            InFlight::Single(_) => 1,
+            InFlight::Batch(sent) => sent.commands(),
+            InFlight::Nothing(_) => 0,
+        }
+    }
+}
+
+impl From<Single> for InFlight {
+    fn from(single: Single) -> Self {
+        InFlight::Single(single)
+    }
+}
+
+/// Who waits for one reply.
+pub(super) enum Single {
+    /// A call.
+    Call(oneshot::Sender<RedisResult<Value>>),
+    Sink(ReplyHandle),
+    /// The lane itself, after `seed.lua`.
+    Seed,
+    /// Nobody; but a record whose script the server does not know is sent once more.
+    Record(Box<Cmd>),
+    /// No caller: a record that was sent with the script's text. The call is the one without the text.
+    Source(Box<Cmd>),
+}
+
+/// Who is told what came of one name.
+pub(super) enum ReplyTo {
+    Call(oneshot::Sender<RedisResult<Outcome>>),
+    /// Of a release by a quorum.
+    Release(ReplyHandle),
+    /// Of a vote: of each of its four replies, or that there is no last one.
+    Vote(ReplyHandle),
+}
+
+pub(super) struct BatchedCall {
+    /// `None` for a command of the caller.
+    pub(super) owner: Option<OwnerToken>,
+    pub(super) teller: ReplyTo,
+}
+
+impl BatchedCall {
+    /// Whether the caller was dropped, or does not need the request any more.
+    pub(super) fn is_gone(&self) -> bool {
+        match &self.teller {
+            ReplyTo::Call(sender) => sender.is_closed(),
+            ReplyTo::Release(handle) | ReplyTo::Vote(handle) => handle.is_cancelled(),
+        }
+    }
+
+    /// Drops the request without a reply.
+    pub(super) fn discard(self) {
+        if let ReplyTo::Release(handle) | ReplyTo::Vote(handle) = self.teller {
+            handle.discard();
+        }
+    }
+
+    fn owner(&self) -> Option<&[u8]> {
+        self.owner.as_ref().map(|owner| owner.as_str().as_bytes())
+    }
+
+    fn deliver(self, outcome: RedisResult<Outcome>) {
+        match (self.teller, outcome) {
+            (ReplyTo::Call(sender), outcome) => {
+                // Who asked may have gone.
+                let _ = sender.send(outcome);
+            }
+            (ReplyTo::Release(handle), Ok(Outcome::Released(answer))) => handle.send(Ok(Value::Int(answer))),
+            (ReplyTo::Release(handle), Err(error)) => handle.send(Err(error)),
+            // Dropped, which tells that there is no reply.
+            _ => {}
+        }
+    }
+}
+
+/// A batch that was sent.
+pub(super) struct SentBatch {
+    pub(super) kind: Kind,
+    pub(super) calls_in_batch: Vec<BatchedCall>,
+}
+
+/// What the replies to a batch say of the server.
+pub(super) struct BatchReport {
+    /// For so many calls, that are told of and do not see to that themselves, something was heard.
+    pub(super) sink_calls: usize,
+    /// It does not know the script.
+    pub(super) is_unknown: bool,
+    /// An error that may mean that the connection is of no use any more.
+    pub(super) error: Option<RedisError>,
+}
+
+impl SentBatch {
+    /// For how many calls it was.
+    pub(super) fn calls(&self) -> usize {
+        self.calls_in_batch.len()
+    }
+
+    /// Whether a call in it is to be removed, as long as it is not sent.
+    pub(super) fn has_cancelled(&self) -> bool {
+        self.kind.is_cancellable() && self.calls_in_batch.iter().any(BatchedCall::is_gone)
+    }
+
+    /// Returns the number of attempts to acquire among them.
+    pub(super) fn attempts(&self) -> usize {
+        if self.kind.is_attempt() {
+            self.calls_in_batch.len()
+        } else {
+            0
+        }
+    }
+
+    /// Returns the number of commands, each of which has one reply.
+    pub(super) fn commands(&self) -> usize {
+        let count = self.calls_in_batch.len();
+        match self.kind {
+            Kind::Check | Kind::Release => 1,
+            Kind::Script => count,
+            Kind::Acquire => count + 3,
+            Kind::Vote => 2 * count + 2,
+        }
+    }
+
+    /// How long the replies are together, when all of them have come.
+    pub(super) fn length(&self, input: &[u8]) -> RedisResult<Option<usize>> {
+        resp::length_of(input, self.commands())
+    }
+
+    /// Tells everybody what came of it.
+    ///
+    /// # Errors
+    /// When the replies make no sense.
+    pub(super) fn deliver(self, replies: &[u8]) -> RedisResult<BatchReport> {
+        let sink_calls = self
+            .calls_in_batch
+            .iter()
+            .filter(|call| !matches!(call.teller, ReplyTo::Call(_)))
+            .count();
+        let mut report = BatchReport {
+            sink_calls,
+            is_unknown: false,
+            error: None,
+        };
+        let mut replies = Reader::new(replies);
+        match self.kind {
+            Kind::Check => deliver_checks(self.calls_in_batch, replies.next()?)?,
+            Kind::Acquire => deliver_acquisitions(self.calls_in_batch, &mut replies)?,
+            Kind::Vote => report.error = deliver_votes(self.calls_in_batch, &mut replies)?,
+            Kind::Script => {
+                for call in self.calls_in_batch {
+                    let answer = resp::value(replies.next()?)?.extract_error();
+                    call.deliver(answer.map(Outcome::Answer));
+                }
+            }
+            Kind::Release => {
+                report.error = deliver_releases(self.calls_in_batch, resp::value(replies.next()?)?)?;
+                let unknown = redis::ServerErrorKind::NoScript.into();
+                report.is_unknown = report.error.as_ref().is_some_and(|error| error.kind() == unknown);
+            }
+        }
+        Ok(report)
+    }
+}
+
+/// What a reply for all says for one after the other: its elements, or each time the whole of it where it is no array.
+struct Shared<'a> {
+    reply: &'a [u8],
+    elements: Option<Reader<'a>>,
+}
+
+impl<'a> Shared<'a> {
+    fn new(reply: &'a [u8]) -> Self {
+        let elements = Reader::elements(reply);
+        Shared { reply, elements }
+    }
+
+    fn next(&mut self) -> RedisResult<&'a [u8]> {
+        self.elements.as_mut().map_or(Ok(self.reply), Reader::next)
+    }
+}
+
+fn deliver_checks(calls_in_batch: Vec<BatchedCall>, reply: &[u8]) -> RedisResult<()> {
+    let mut holders = Shared::new(reply);
+    for call in calls_in_batch {
+        // Not where the reply is an error: a right that is missing may be missing for one of the names only.
+        let holder = resp::bulk(holders.next()?);
+        let is_held = holder.is_some_and(|holder| !call.owner().is_some_and(|owner| holder.starts_with(owner)));
+        call.deliver(Ok(if is_held { Outcome::Held } else { Outcome::NotHeld }));
+    }
+    Ok(())
+}
+
+fn deliver_acquisitions(calls_in_batch: Vec<BatchedCall>, replies: &mut Reader<'_>) -> RedisResult<()> {
+    let is_shared = calls_in_batch.len() > 1;
+    let queued = resp::value(spared(replies.next()?, is_shared))?;
+    let mut behind = replies.clone();
+    behind.skip(calls_in_batch.len())?;
+    let last = resp::value(behind.next()?)?;
+    let standing = spared(behind.next()?, is_shared);
+    let mut holders = Shared::new(standing);
+    let count = calls_in_batch.len() as i64;
+    for (call, number) in calls_in_batch.into_iter().zip(1..) {
+        let held = replies.next()?;
+        let holder = holders.next()?;
+        let fence = match &last {
+            Value::Int(last) => Value::Int(last - count + number),
+            other => other.clone(),
+        };
+        let outcome = match (&queued, &fence) {
+            (Value::Int(queued), Value::Int(fence))
+                if held == resp::NIL && resp::bulk(holder).is_some_and(|holder| call.owner() == Some(holder)) =>
+            {
+                Ok(Outcome::Acquired {
+                    fence: *fence,
+                    queued: *queued > 0,
+                })
+            }
+            _ => match resp::value(held)? {
+                Value::ServerError(error) => Err(error.into()),
+                held => Ok(Outcome::Replies(Box::new([
+                    queued.clone(),
+                    held,
+                    fence,
+                    resp::value(holder)?,
+                ]))),
+            },
+        };
+        call.deliver(outcome);
+    }
+    Ok(())
+}
+
+/// An answer, or that there is none where it is an error and `is_shared`: a right that is missing for one of several names is not
+/// to look like one that is missing for all.
+fn spared(answer: &[u8], is_shared: bool) -> &[u8] {
+    if is_shared && answer.starts_with(b"-") {
+        resp::NIL
+    } else {
+        answer
+    }
+}
+
+/// Answers one of the server's errors, one that means that the connection is of no use any more if there is such a one.
+fn deliver_votes(calls_in_batch: Vec<BatchedCall>, replies: &mut Reader<'_>) -> RedisResult<Option<RedisError>> {
+    let mut behind = replies.clone();
+    behind.skip(2 * calls_in_batch.len())?;
+    let time = behind.next()?;
+    let standing = spared(behind.next()?, calls_in_batch.len() > 1);
+    let mut holders = Shared::new(standing);
+    let mut seen: Option<RedisError> = None;
+    for call in calls_in_batch {
+        let (taken, counted) = (replies.next()?, replies.next()?);
+        let holder = holders.next()?;
+        let ReplyTo::Vote(handle) = call.teller else {
+            continue;
+        };
+        let mut read = |reply| -> RedisResult<RedisResult<Value>> {
+            let reply = resp::value(reply)?.extract_error();
+            if let Err(error) = &reply
+                && !seen.as_ref().is_some_and(spoils_connection)
+            {
+                seen = Some(error.clone());
+            }
+            Ok(reply)
+        };
+        for (before, reply) in [(3, taken), (2, counted), (1, time)] {
+            handle.send_before(before, read(reply)?);
+        }
+        handle.send(read(holder)?);
+    }
+    Ok(seen)
+}
+
+/// Answers the server's error.
+fn deliver_releases(calls_in_batch: Vec<BatchedCall>, answer: Value) -> RedisResult<Option<RedisError>> {
+    match answer {
+        Value::Int(freed) if freed == calls_in_batch.len() as i64 => {
+            calls_in_batch
+                .into_iter()
+                .for_each(|call| call.deliver(Ok(Outcome::Released(1))));
+        }
+        Value::Array(answers) if answers.len() == calls_in_batch.len() => {
+            for (call, answer) in calls_in_batch.into_iter().zip(answers) {
+                let Value::Int(answer) = answer else {
+                    return Err(resp::nonsense());
+                };
+                call.deliver(Ok(Outcome::Released(answer)));
+            }
+        }
+        Value::ServerError(error) => {
+            let error = RedisError::from(error);
+            // It may be the fault of one of many, or of a script that is not known.
+            let is_shared = calls_in_batch.len() > 1 || error.kind() == redis::ServerErrorKind::NoScript.into();
+            for call in calls_in_batch {
+                call.deliver(if is_shared {
+                    Ok(Outcome::Released(ALONE))
+                } else {
+                    Err(error.clone())
+                });
+            }
+            return Ok(Some(error));
+        }
+        _ => return Err(resp::nonsense()),
+    }
+    Ok(None)
+}
