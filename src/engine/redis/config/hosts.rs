@@ -1,30 +1,30 @@
-//! URLs that list several hosts: `redis+sentinel://user:password@h1,h2:26380/master?…`.
+//! URLs with several hosts: `redis+sentinel://user:password@h1,h2:26380/master?…`.
 //!
-//! The URL standard knows one host. So the list is taken apart here, and each host is read as a URL of its own.
+//! The URL standard allows one host. So the list is split here, and each host is parsed as a URL of its own.
 
 use redis::{ConnectionInfo, IntoConnectionInfo};
 use url::{Url, form_urlencoded};
 
-/// The most hosts that a URL may list.
+/// The largest number of hosts in a URL.
 const MAX_HOSTS: usize = 100;
 
-/// A URL with a list of hosts, in its parts as they were written.
+/// The parts of a URL with a list of hosts, as they were written.
 ///
 /// # Behavior
-/// A password that was not percent-encoded may turn up in any of the parts: none of them is ever shown.
+/// A password that was not percent-encoded may be in any of the parts: none of them is ever shown.
 pub(in super::super) struct HostList<'u> {
     login: Option<&'u str>,
     hosts: Vec<&'u str>,
-    /// What stands between the slashes behind the hosts.
+    /// The segments of the path.
     pub(in super::super) path: Vec<&'u str>,
     query: &'u str,
 }
 
 impl<'u> HostList<'u> {
-    /// Takes apart what stands behind the `://`.
+    /// Splits the text after the `://`.
     ///
     /// # Errors
-    /// What is wrong with it, without any of its text.
+    /// A description of the problem, without any of the text.
     pub(in super::super) fn parse(rest: &'u str) -> Result<Self, &'static str> {
         if rest.contains('#') {
             return Err("a URL with a \"#\"");
@@ -39,7 +39,7 @@ impl<'u> HostList<'u> {
         if hosts.len() > MAX_HOSTS {
             return Err("a URL with more than 100 hosts");
         }
-        // Behind a "/" or "?" that was not encoded would stand the rest of a password, and the "@".
+        // After a "/" or "?" that was not encoded, the rest of a password would follow, and the "@".
         if path.contains('@') || query.contains('@') {
             return Err("a URL with an \"@\" behind its hosts");
         }
@@ -51,7 +51,7 @@ impl<'u> HostList<'u> {
         })
     }
 
-    /// The hosts, without repeats, each with the URL's login and this database.
+    /// Returns the hosts without repeats, each with the login of the URL and this database.
     pub(in super::super) fn servers(
         &self,
         secure: bool,
@@ -68,7 +68,7 @@ impl<'u> HostList<'u> {
                 return Err("a URL without a host".into());
             }
             if url.port().is_none() {
-                // It has a host, so that it can have a port.
+                // A URL with a host can have a port.
                 let _ = url.set_port(Some(port));
             }
             let server = url.into_connection_info().map_err(|error| error.to_string())?;
@@ -79,7 +79,7 @@ impl<'u> HostList<'u> {
         Ok(servers)
     }
 
-    /// The options behind the `?`, decoded. A "+" is a plus: this is no form.
+    /// Returns the options after the `?`, decoded. A "+" is a plus: this is no form.
     pub(in super::super) fn options(&self) -> impl Iterator<Item = (String, String)> {
         let query = self.query.replace('+', "%2B");
         let options: Vec<_> = form_urlencoded::parse(query.as_bytes()).into_owned().collect();
@@ -87,9 +87,9 @@ impl<'u> HostList<'u> {
     }
 }
 
-/// A part of a path, decoded.
+/// Decodes a segment of a path.
 pub(in super::super) fn decoded(part: &str) -> String {
-    // The only decoder at hand is that of forms, where "&" and "=" have a meaning, and "+" is a blank.
+    // The only available decoder is that of forms, where "&" and "=" have a meaning, and "+" is a blank.
     let escaped = part.replace('&', "%26").replace('=', "%3D").replace('+', "%2B");
     form_urlencoded::parse(escaped.as_bytes())
         .map(|(name, _)| name.into_owned())

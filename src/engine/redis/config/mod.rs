@@ -1,4 +1,4 @@
-//! From a URL and the settings to everything that a connection needs.
+//! Reads a URL and the settings: everything that a connection needs.
 
 mod hosts;
 mod tls;
@@ -20,12 +20,12 @@ use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 
 const DEFAULT_PREFIX: &str = "lock:";
-/// An idle connection is probed after so long, and is given up when nothing comes back: firewalls
-/// and NAT tables forget idle connections without telling.
+/// An idle connection is probed after this time, and dropped if there is no reply: firewalls and NAT tables remove idle
+/// connections silently.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-/// The longest that the other side's kernel may leave bytes without an acknowledgement. Linux's own limit is some 15
-/// minutes, for which a call in flight would wait.
+/// The longest time that sent bytes may stay without an acknowledgement. The default of Linux is about 15 minutes, for which
+/// a call in flight would wait.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(super) const PEER_SILENCE: Duration = Duration::from_secs(30);
 
@@ -35,16 +35,16 @@ pub(super) const PEER_SILENCE: Duration = Duration::from_secs(30);
 /// `Debug` shows neither the password nor key material.
 #[derive(Debug, Clone)]
 pub struct RedisConfig {
-    /// Where the server is, unless somebody else tells, and how to log in.
+    /// The address of the server, unless sentinels or nodes report it, and the login.
     pub(super) server: ConnectionInfo,
     source: Source,
     pub(super) tls: Option<TlsFiles>,
     pub(super) layout: Layout,
-    /// The longest that a connection may take to open, and that a call on it may go without any reply.
+    /// The longest time to open a connection, and the longest time without a reply to a call on it.
     pub(super) limit: Duration,
-    /// How many replicas have to acknowledge a grant before it counts.
+    /// The number of replicas that have to acknowledge a grant.
     pub(super) min_replicas: u32,
-    /// Where the calls come from, if that has an event loop to serve a socket.
+    /// The event loop of the callers, if it can poll a socket.
     pub(super) event_loop: Option<Arc<dyn crate::event_loop::EventLoop>>,
 }
 
@@ -89,7 +89,7 @@ impl RedisConfig {
         Ok(config)
     }
 
-    /// The address of another server of the same kind.
+    /// Returns the address of another server of the same kind.
     pub(super) fn at(&self, host: String, port: u16) -> ConnectionAddr {
         match self.tls {
             None => ConnectionAddr::Tcp(host, port),
@@ -102,7 +102,7 @@ impl RedisConfig {
         }
     }
 
-    /// The same for a node of the cluster.
+    /// Returns this configuration for a node of the cluster.
     pub(super) fn node(&self, (host, port): &(String, u16)) -> Self {
         RedisConfig {
             server: self.server.clone().set_addr(self.at(host.clone(), *port)),
@@ -110,7 +110,7 @@ impl RedisConfig {
         }
     }
 
-    /// The nodes of the cluster that the URL names. Empty where it names none.
+    /// Returns the nodes of the cluster that the URL names. Empty for other URLs.
     pub(super) fn seeds(&self) -> &[ConnectionAddr] {
         match &self.source {
             Source::Cluster(seeds) => seeds,
@@ -130,8 +130,8 @@ impl RedisConfig {
         }
     }
 
-    /// The longest that a connection may take to open. Less than the whole limit where the server may have been
-    /// replaced by another meanwhile: a hung one must not use up the time in which that could be found.
+    /// Returns the longest time to open a connection. Less than the limit if another server may have replaced this one: a
+    /// server that hangs must not use up the time in which the other one could be found.
     pub(super) fn opening_limit(&self) -> Duration {
         match self.source {
             Source::Url => self.limit,
@@ -164,9 +164,9 @@ pub(super) fn keepalive() -> TcpKeepalive {
         .with_interval(KEEPALIVE_INTERVAL)
 }
 
-/// What the driver's own defaults lack.
+/// Sets what the driver's defaults lack.
 ///
-/// RESP3 where there are pushes on the connection of the commands. No CLIENT SETINFO: one permission less to grant.
+/// RESP3 where pushes arrive on the connection of the commands. No CLIENT SETINFO: one right less to grant.
 pub(super) fn prepare(
     server: ConnectionInfo,
     protocol: ProtocolVersion,
@@ -180,7 +180,7 @@ pub(super) fn prepare(
     if login.username().is_some() && login.password().is_none() {
         login = login.set_password("");
     }
-    // The driver leaves Nagle's algorithm on: a second small request would wait for the first one's acknowledgement.
+    // The driver leaves Nagle's algorithm on: a second small request would wait for the acknowledgement of the first one.
     let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive());
     #[cfg(any(target_os = "linux", target_os = "android"))]
     let tcp = tcp.set_user_timeout(PEER_SILENCE);

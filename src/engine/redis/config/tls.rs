@@ -8,13 +8,13 @@ use rustls::pki_types::pem::PemObject;
 
 use crate::engine::TlsFiles;
 
-/// Which setting is wrong, and how.
+/// A wrong setting, and what is wrong with it.
 pub(in super::super) struct WrongFile {
     pub(in super::super) setting: &'static str,
     pub(in super::super) how: String,
 }
 
-/// The files' contents as the driver takes them.
+/// Reads the files into the form that the driver expects.
 pub(in super::super) fn certificates(files: &TlsFiles) -> Result<TlsCertificates, WrongFile> {
     let client_tls = match (&files.cert_file, &files.key_file) {
         (None, None) => None,
@@ -24,7 +24,7 @@ pub(in super::super) fn certificates(files: &TlsFiles) -> Result<TlsCertificates
                 how: "only tls.keyFile".into(),
             });
         }
-        // As for MongoDB, one file may hold both.
+        // One file may contain both, as for MongoDB.
         (Some(cert), key) => Some(ClientTlsConfig {
             client_cert: certificate_file("tls.certFile", cert)?,
             client_key: file("tls.keyFile", key.as_ref().unwrap_or(cert))?,
@@ -38,12 +38,12 @@ pub(in super::super) fn certificates(files: &TlsFiles) -> Result<TlsCertificates
     Ok(TlsCertificates { client_tls, root_cert })
 }
 
-/// The driver's client, with TLS files as they are now.
+/// Creates the driver's client, with the current TLS files.
 pub(in super::super) fn client(server: ConnectionInfo, tls: Option<&TlsFiles>) -> RedisResult<Client> {
     let Some(files) = tls else {
         return Client::open(server);
     };
-    // rustls has no crypto of its own, and refuses to choose. A second call finds the first one's choice: that is fine.
+    // rustls has no default crypto provider here. A second call keeps the provider of the first one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let certificates = certificates(files).map_err(|wrong| {
         RedisError::from((
@@ -55,7 +55,7 @@ pub(in super::super) fn client(server: ConnectionInfo, tls: Option<&TlsFiles>) -
     Client::build_with_tls(server, certificates)
 }
 
-/// A PEM file with at least one certificate: an empty one would mean to trust nobody, which looks like a wrong server.
+/// Reads a PEM file with at least one certificate. An empty one would trust no server, which looks like a wrong server.
 fn certificate_file(setting: &'static str, path: &Path) -> Result<Vec<u8>, WrongFile> {
     let pem = file(setting, path)?;
     match CertificateDer::pem_slice_iter(&pem).next() {

@@ -1,4 +1,4 @@
-//! From the text of a URL to the servers that it names.
+//! Reads the servers and logins from the text of a URL.
 
 use std::sync::Arc;
 
@@ -17,37 +17,37 @@ const SENTINEL_RULE: &str = "must be redis+sentinel://[user[:password]@]sentinel
 
 const CLUSTER_RULE: &str = "must be redis+cluster://[user[:password]@]node[:port],node[:port] or rediss+cluster://…, \
                             special characters percent-encoded";
-/// The port of a server, where the URL names none.
+/// The port of a server where the URL has none.
 const PORT: u16 = 6379;
-/// The port of a sentinel where the URL names none.
+/// The port of a sentinel where the URL has none.
 const SENTINEL_PORT: u16 = 26379;
 
 /// The sentinels of a master.
 #[derive(Debug, Clone)]
 pub(in super::super) struct Sentinels {
-    /// The name by which they know it.
+    /// The name of the master at its sentinels.
     pub(in super::super) master: Arc<str>,
     pub(in super::super) sentinels: Vec<ConnectionInfo>,
-    /// Present where they speak TLS.
+    /// The TLS files, if the sentinels use TLS.
     pub(in super::super) tls: Option<TlsFiles>,
 }
 
-/// Who tells where the server is.
+/// The source of the server's address.
 #[derive(Debug, Clone)]
 pub(in super::super) enum Source {
     /// The URL.
     Url,
-    /// Sentinels, anew for every connection.
+    /// Sentinels, asked for each connection.
     Sentinels(Arc<Sentinels>),
-    /// The nodes of a cluster, of which the URL names some.
+    /// The nodes of a cluster. The URL names some of them.
     Cluster(Arc<[ConnectionAddr]>),
 }
 
 impl Source {
-    /// Understands a URL: the server and the login at it, and who tells where the server is.
+    /// Reads a URL: the server, its login, and the source of its address.
     ///
     /// # Errors
-    /// `LOCK_INVALID_ARGUMENT` naming `target`. Nothing of the URL is shown.
+    /// `LOCK_INVALID_ARGUMENT` naming `target`. No part of the URL is shown.
     pub(in super::super) fn read(url: &str, settings: &Settings) -> Result<(ConnectionInfo, Self), LockError> {
         let invalid = |rule, got: String| LockError::invalid("target", rule, got);
         let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));

@@ -10,9 +10,10 @@ use crate::clock::Moment;
 use crate::engine::redis::fast_path::FastPath;
 use crate::engine::redis::scripts::RECORD;
 
-/// How long a lane that broke, or could not be opened, is not tried again: meanwhile calls go the ordinary way.
+/// The pause before a fast path that broke, or could not be opened, is opened again. Meanwhile calls use the ordinary
+/// connection.
 const FAST_PATH_PAUSE: Duration = Duration::from_secs(1);
-/// For how long it is tried to write down what a lane left.
+/// How long the records that a fast path left are sent again.
 const RECORDED_WITHIN: Duration = Duration::from_secs(60);
 
 impl Link {
@@ -20,7 +21,7 @@ impl Link {
         self.fast_path.lock()
     }
 
-    /// The fast lane, for a call on the event loop's own thread. `None`: the call goes the ordinary way.
+    /// Returns the fast path for a call on the event loop's own thread. `None`: the call uses the ordinary connection.
     pub(in super::super) fn fast_path(self: &Arc<Self>) -> Option<Arc<FastPath>> {
         self.config
             .event_loop
@@ -35,7 +36,7 @@ impl Link {
                 self.give_up(fast_path);
                 *slot = FastPathSlot::Empty(Moment::now() + FAST_PATH_PAUSE);
                 drop(slot);
-                // The server's name may lead to another one by now: both connections go to the same.
+                // The server's name may have another address now. Both connections must lead to the same server.
                 let generation = self.state().generation;
                 self.lose(generation);
             }
@@ -57,12 +58,12 @@ impl Link {
         }
     }
 
-    /// Lets a lane be opened when there are calls for it, though it could not be, or has not been, when this link was made.
+    /// Allows the fast path to be opened by the first call that needs it.
     pub(in super::super) fn allow_fast_path(&self) {
         *self.fast_path_slot() = FastPathSlot::Empty(Moment::now());
     }
 
-    /// Ends a lane. What it has not written down goes by the connection beside it.
+    /// Ends the fast path. Its unstored records are sent on the ordinary connection.
     fn give_up(self: &Arc<Self>, fast_path: &FastPath) {
         fast_path.end();
         let records = fast_path.take_records();
@@ -73,7 +74,7 @@ impl Link {
         self.runtime.spawn(async move {
             let end = Moment::now() + RECORDED_WITHIN;
             for call in records {
-                // The other connection may be broken as well.
+                // The ordinary connection may be broken as well.
                 while let Some(link) = link.upgrade() {
                     match link.run(&RECORD, &call).await {
                         Err(failure) if failure.retryable() && !end.is_past() => {
@@ -87,7 +88,7 @@ impl Link {
         });
     }
 
-    /// Gives up the lane with the connection beside it.
+    /// Closes the fast path together with the ordinary connection.
     pub(super) fn lose_fast_path(self: &Arc<Self>) {
         let mut slot = self.fast_path_slot();
         if let FastPathSlot::Open(fast_path) = &*slot {
@@ -96,7 +97,7 @@ impl Link {
         }
     }
 
-    /// Opens the fast lane, where there is an event loop to serve it and the server is reached by plain TCP.
+    /// Opens the fast path, if there is an event loop to serve it and the server is reached by plain TCP.
     pub(in super::super) async fn open_fast_path(self: &Arc<Self>) {
         let Some(event_loop) = &self.config.event_loop else {
             return;

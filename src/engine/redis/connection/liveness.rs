@@ -1,4 +1,4 @@
-//! Whether a connection can still be trusted with a call.
+//! Decides whether a connection is still usable.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -11,31 +11,31 @@ use crate::clock::Moment;
 /// future cancels them. So a server that stood still finds no more than these. Other commands are not counted.
 pub(in super::super) const ATTEMPTS: usize = 1024;
 
-/// What is known of a connection's life.
+/// The liveness of a connection.
 ///
-/// An open socket proves nothing: a proxy may have lost its other side, a peer may have vanished without a word. What
-/// counts is that something was heard while calls waited.
+/// An open socket proves nothing: a proxy may have lost its other side, a peer may have vanished. What counts is whether a
+/// reply arrived while calls waited.
 pub(in super::super) struct Health {
-    /// It broke, or was given up.
+    /// It broke, or was replaced.
     dead: AtomicBool,
     unanswered: Mutex<Unanswered>,
 }
 
-/// The calls that still wait for their reply.
+/// The calls without a reply.
 struct Unanswered {
     calls: usize,
-    /// Since when nothing was heard while they waited: a server replies in the order of the calls.
+    /// When the last reply arrived, or when the oldest of them was sent: a server replies in the order of the calls.
     since: Moment,
-    /// How many callers in a row gave up after a telling time, with nothing heard in between.
+    /// The number of callers in a row that were dropped after a significant time without any reply.
     given_up: u32,
-    /// When the last of them did. Calls that wait side by side count once.
+    /// When the last of them was dropped. Calls that wait at the same time count once.
     last_given_up: Option<Moment>,
 }
 
-/// A call that waited less than this tells nothing about the connection when it is given up.
+/// A call that waited less than this says nothing about the connection when it is dropped.
 const TELLING: Duration = Duration::from_millis(75);
-/// So many callers in a row that gave up in silence make a connection suspect. A renewal waits for a part of its lease
-/// only, and must find a better connection while the lease lasts.
+/// This many callers in a row that were dropped in silence make a connection suspect. A renewal waits only for a part of its
+/// lease, and has to find a better connection while the lease lasts.
 const SUSPECT: u32 = 2;
 
 impl Health {
@@ -64,13 +64,13 @@ impl Health {
         self.dead.load(Ordering::Relaxed)
     }
 
-    /// Whether a new call should not be trusted to the connection.
+    /// Whether new calls need another connection.
     pub(in super::super) fn is_lost(&self, patience: Duration) -> bool {
         let unanswered = self.unanswered();
         self.is_dead() || unanswered.calls > 0 && unanswered.since.elapsed() >= patience
     }
 
-    /// A call is about to be sent.
+    /// Records that a call is about to be sent.
     pub(in super::super) fn sent(&self, now: Moment) {
         let mut unanswered = self.unanswered();
         if unanswered.calls == 0 {
@@ -79,7 +79,7 @@ impl Health {
         unanswered.calls += 1;
     }
 
-    /// A call has ended with a reply (or an error, which is a sign of life or of death, but not silence).
+    /// Records that a call has ended with a reply or an error. Either ends the silence.
     pub(in super::super) fn heard(&self) {
         let mut unanswered = self.unanswered();
         unanswered.calls -= 1;
@@ -87,13 +87,13 @@ impl Health {
         unanswered.given_up = 0;
     }
 
-    /// A call was removed before it was sent.
+    /// Records that a call was removed before it was sent.
     pub(in super::super) fn cancelled(&self) {
         self.unanswered().calls -= 1;
     }
 
-    /// A call sent at `sent` was given up by its caller. Answers whether the connection should be given up with it: for
-    /// a silence as long as `patience`, or because several callers in a row met with silence.
+    /// Records that the caller of a call sent at `sent` was dropped. Returns whether the connection has to be replaced:
+    /// after a silence as long as `patience`, or after several such callers in a row.
     pub(in super::super) fn given_up(&self, sent: Moment, patience: Duration) -> bool {
         let mut unanswered = self.unanswered();
         unanswered.calls -= 1;

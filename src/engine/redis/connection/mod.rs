@@ -1,11 +1,11 @@
-//! The connection of an engine: opened when a call needs it, shared by every call, replaced when it broke. (The calls of an
-//! event loop's thread have one beside it, `fast_path/`.)
+//! The connection of an engine: opened when a call needs it, shared by all calls, replaced after it broke. Calls on an event
+//! loop's thread use the fast path beside it (`fast_path/`).
 //!
-//! Commands and pushes travel on one RESP3 connection. A second one for pub/sub would double what a fleet of services
-//! costs the server, would need its own reconnection, and could be dead without a call ever noticing.
+//! Commands and pushes share one RESP3 connection. A second connection for pub/sub would double the number of connections to
+//! the server, would need its own reconnection, and could break without any call noticing.
 //!
-//! The driver's `ConnectionManager` is not used: it retries by a rule of its own, and does not replace a connection that
-//! is open but silent (a proxy that lost its other side, a peer that vanished without a word).
+//! The driver's `ConnectionManager` is not used: it retries by its own rule, and does not replace a connection that is open
+//! but silent (a proxy that lost its other side, a peer that vanished).
 
 mod dial;
 mod fast_path;
@@ -34,9 +34,9 @@ use super::fast_path::FastPath;
 use super::topology::sentinel;
 use crate::clock::Moment;
 
-/// How many calls may be on their way to the driver's task before the next one has to wait. Its default is 50.
+/// The capacity of the queue to the driver's task. Its default is 50.
 const QUEUE: usize = 1024;
-/// Pauses between the attempts to reconnect on behalf of subscribers.
+/// The backoff of reconnecting for subscribers.
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
@@ -48,7 +48,7 @@ pub(super) struct Connection {
     pub(super) health: Arc<Health>,
     /// Permits for attempts. Closed when the connection is replaced.
     pub(super) attempts: Semaphore,
-    /// Where it leads.
+    /// The address of the server.
     address: Arc<str>,
 }
 
@@ -56,7 +56,7 @@ type Opening = Shared<BoxFuture<'static, Result<Arc<Connection>, Failure>>>;
 
 enum Slot {
     Empty,
-    /// One attempt that everybody waits for.
+    /// One attempt to connect, for all callers that wait.
     Opening(Opening),
     Open(Arc<Connection>),
     Closed,
@@ -64,29 +64,29 @@ enum Slot {
 
 struct State {
     slot: Slot,
-    /// Of the connection in the slot, or the last one.
+    /// The generation of the connection in the slot, or of the last one.
     generation: u64,
-    /// Whether a task reconnects on behalf of subscribers.
+    /// Whether a task reconnects for subscribers.
     restoring: bool,
 }
 
-/// The engine's way to its server.
+/// The shared connection to one server, and the fast path beside it.
 pub(super) struct Link {
     config: RedisConfig,
     address: Arc<str>,
-    /// Subscriptions may be dropped where no runtime is entered.
+    /// Subscriptions may be dropped outside of a runtime.
     pub(super) runtime: Handle,
     state: Mutex<State>,
     pub(super) topics: Topics,
-    /// Whether the channels are those of a cluster's slots. Such a link is for channels only.
+    /// Whether this link is for the sharded channels of a cluster's node, and for nothing else.
     pub(super) sharded: bool,
-    /// Told when a node has ended a subscription.
+    /// Notified when a node has ended a subscription.
     pub(super) endings: watch::Sender<()>,
     fast_path: Mutex<FastPathSlot>,
 }
 
 enum FastPathSlot {
-    /// None; the next may be opened from then on.
+    /// None. The next one may be opened from this time on.
     Empty(Moment),
     Opening,
     Open(Arc<FastPath>),
@@ -94,12 +94,12 @@ enum FastPathSlot {
 }
 
 impl Link {
-    /// A link that opens its connection with the first call. Must be made within a runtime.
+    /// Creates a link that opens its connection with the first call. Needs a current runtime.
     pub(super) fn new(config: RedisConfig) -> Arc<Self> {
         Self::make(config, false)
     }
 
-    /// A link to a cluster's node, for the channels of its slots and nothing else.
+    /// Creates a link to a cluster's node for sharded channels only.
     pub(super) fn for_channels(config: RedisConfig) -> Arc<Self> {
         Self::make(config, true)
     }
@@ -122,13 +122,13 @@ impl Link {
         })
     }
 
-    /// The longest that anything may take on a living connection.
+    /// Returns the longest time of any exchange on a live connection.
     pub(super) fn limit(&self) -> Duration {
         self.config.limit
     }
 
-    /// How long a connection may be silent while calls wait. A little under the limit: the service's own timer starts
-    /// before the call does, and the call that it ends is to count as one that got no reply.
+    /// Returns how long a connection may be silent while calls wait. A little less than the limit: the service's timer
+    /// starts before the call, and the call that it ends has to count as one without a reply.
     pub(super) fn patience(&self) -> Duration {
         self.config.limit - self.config.limit / 16
     }
@@ -137,7 +137,7 @@ impl Link {
         self.state.lock()
     }
 
-    /// The current connection; a fresh one where there is none or it is lost.
+    /// Returns the current connection. Opens a new one if there is none or if it is lost.
     pub(super) async fn connection(self: &Arc<Self>) -> Result<Arc<Connection>, Failure> {
         let opening = {
             let mut state = self.state();
@@ -151,7 +151,7 @@ impl Link {
         opening.await
     }
 
-    /// The current connection, if there is one or will be without this caller's doing.
+    /// Returns the current connection, if there is one or if one is being opened.
     pub(super) async fn existing(&self) -> Option<Arc<Connection>> {
         let opening = match &self.state().slot {
             Slot::Open(connection) if !connection.health.is_dead() => return Some(connection.clone()),
@@ -161,7 +161,7 @@ impl Link {
         opening.await.ok()
     }
 
-    /// Begins to open the next connection, in a task of its own: the caller who began it may give up, the others not.
+    /// Starts to open the next connection in a task: the first caller may be dropped while others wait for the connection.
     fn start(self: &Arc<Self>, state: &mut State) -> Opening {
         if let Slot::Open(lost) = &state.slot {
             lost.attempts.close();
@@ -175,7 +175,7 @@ impl Link {
                 let error = io::Error::from(io::ErrorKind::TimedOut).into();
                 Err(Failure::connect(&link.address, error))
             });
-            // Nobody waits any more: that is fine.
+            // All callers may have been dropped.
             let _ = done.send(link.publish(generation, opened));
         });
         let opening = async move { result.await.unwrap_or(Err(Failure::Closed)) }
@@ -188,7 +188,7 @@ impl Link {
     async fn open(self: &Arc<Self>, generation: u64) -> Result<Arc<Connection>, Failure> {
         let health = Arc::new(Health::new());
         let options = AsyncConnectionConfig::new()
-            // The service times its calls. The driver's own 500 ms would make failures of slow replies.
+            // The service has its own timeouts. The driver's 500 ms would make failures of slow replies.
             .set_response_timeout(None)
             .set_connection_timeout(None)
             .set_pipeline_buffer_size(QUEUE)
@@ -215,7 +215,7 @@ impl Link {
         Ok(connection)
     }
 
-    /// Puts the outcome of an attempt into the slot.
+    /// Puts the outcome of an attempt to connect into the slot.
     fn publish(
         self: &Arc<Self>,
         generation: u64,
@@ -230,7 +230,7 @@ impl Link {
                 state.slot = Slot::Open(connection.clone());
                 drop(state);
                 if generation > 1 {
-                    // What happened while there was no connection is not known.
+                    // Messages of the time without a connection were lost.
                     self.topics.notify_all();
                 }
             }
@@ -242,7 +242,7 @@ impl Link {
         opened
     }
 
-    /// Takes a connection out of the slot, if it is (still) the current one.
+    /// Removes a connection from the slot, if it is still the current one.
     pub(super) fn lose(self: &Arc<Self>, generation: u64) {
         let mut state = self.state();
         let Slot::Open(connection) = &state.slot else { return };
@@ -259,7 +259,7 @@ impl Link {
         drop(lost);
     }
 
-    /// Gives up a connection that leads anywhere else than to this server.
+    /// Drops a connection that leads to another server than this one.
     pub(super) fn leave_unless_at(self: &Arc<Self>, (host, port): &(String, u16)) {
         let address = self.config.at(host.clone(), *port);
         let stray = match &self.state().slot {
@@ -269,7 +269,7 @@ impl Link {
         self.lose(stray);
     }
 
-    /// Sees to it that a lost connection comes back without a call, if there are subscribers who count on it.
+    /// Reconnects in the background if there are subscribers.
     fn restore(self: &Arc<Self>, state: &mut State) {
         if state.restoring || self.topics.is_empty() {
             return;
@@ -278,7 +278,7 @@ impl Link {
         self.runtime.spawn(keep_trying(Arc::downgrade(self)));
     }
 
-    /// Gives back the connection as soon as the calls on it have ended, and refuses new ones.
+    /// Closes the connection after the calls on it have ended, and refuses new calls.
     pub(super) fn close(&self) {
         if let FastPathSlot::Open(fast_path) = std::mem::replace(&mut *self.fast_path_slot(), FastPathSlot::Closed) {
             fast_path.end();
@@ -288,11 +288,11 @@ impl Link {
     }
 }
 
-/// Reconnects until there is a connection, or nobody who would miss it.
+/// Reconnects until there is a connection or no subscriber is left.
 async fn keep_trying(link: Weak<Link>) {
     let mut pause = FIRST_PAUSE;
     loop {
-        // With jitter, so that the many clients of a server that restarted do not come all at once.
+        // With jitter, so that the clients of a restarted server do not all reconnect at the same time.
         tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
         pause = (pause * 2).min(LONGEST_PAUSE);
         let Some(link) = link.upgrade() else { return };
@@ -314,7 +314,7 @@ async fn keep_trying(link: Weak<Link>) {
     }
 }
 
-/// What the driver calls with everything that the server says unasked. It must not block.
+/// Handles the pushes of the server. The driver calls it; it must not block.
 fn listener(
     link: &Arc<Link>,
     health: &Arc<Health>,

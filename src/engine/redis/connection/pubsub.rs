@@ -1,7 +1,7 @@
-//! Who waits for which channel, and keeping the server's idea of that the same as ours.
+//! Subscriptions to channels, kept the same on this side and on the server.
 //!
-//! A channel is subscribed once however many wait for it, and is unsubscribed when the last of them is gone. A new
-//! connection subscribes to everything that is waited for before any call sees it.
+//! A channel is subscribed once for any number of receivers, and unsubscribed when the last of them is dropped. A new
+//! connection subscribes to all channels that have receivers before any call uses it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,28 +17,28 @@ use super::{Connection, Link};
 use crate::engine::Subscription;
 use crate::engine::redis::error::Failure;
 
-/// How many channels are named in one SUBSCRIBE.
+/// The largest number of channels in one SUBSCRIBE.
 const AT_ONCE: usize = 500;
 
-/// What is done with the messages of a channel. It must not block. Called with nothing when messages may have been lost.
+/// Handles the messages of a channel. It must not block. An empty message means that messages may have been lost.
 pub(in super::super) type MessageHandler = Arc<dyn Fn(&[u8]) + Send + Sync>;
 
-/// One channel that somebody waits for.
+/// A channel with receivers.
 struct Topic {
     channel: Arc<str>,
-    /// Who takes the messages of this channel one by one.
+    /// Receives the messages of this channel one by one.
     mailbox: Option<MessageHandler>,
-    /// Hints to everybody who waits. Who begins to wait sees only what comes after.
+    /// Notifies the receivers. A new receiver gets only later notifications.
     notifications: watch::Sender<()>,
-    /// SUBSCRIBE and UNSUBSCRIBE of one channel take turns, so that they cannot overtake each other.
+    /// Serializes SUBSCRIBE and UNSUBSCRIBE of this channel, so that they cannot overtake each other.
     turn: tokio::sync::Mutex<()>,
-    /// The connection on which the server confirmed the subscription; 0: on none.
+    /// The generation of the connection on which the server confirmed the subscription. 0: none.
     confirmed: AtomicU64,
-    /// How often a node has ended the subscription, because the channel's slot has left it.
+    /// How often a node has ended the subscription because the slot of the channel moved.
     ended: AtomicU64,
 }
 
-/// Every channel that somebody waits for.
+/// All channels with receivers.
 #[derive(Default)]
 pub(in super::super) struct Topics(Mutex<HashMap<Arc<str>, Arc<Topic>>>);
 
@@ -62,7 +62,7 @@ impl Topics {
         self.lock().is_empty()
     }
 
-    /// Wakes everybody who waits for a channel.
+    /// Passes a message on to the receivers of a channel.
     pub(in super::super) fn notify(&self, channel: &[u8], message: &[u8]) {
         if let Some(topic) = std::str::from_utf8(channel)
             .ok()
@@ -72,7 +72,7 @@ impl Topics {
         }
     }
 
-    /// A node has ended a subscription, asked or unasked.
+    /// Records that a node has ended a subscription, on request or on its own.
     pub(in super::super) fn end(&self, channel: &[u8]) {
         if let Some(topic) = std::str::from_utf8(channel)
             .ok()
@@ -83,7 +83,7 @@ impl Topics {
         }
     }
 
-    /// Wakes everybody.
+    /// Notifies all receivers of all channels.
     pub(in super::super) fn notify_all(&self) {
         let topics: Vec<Arc<Topic>> = self.lock().values().cloned().collect();
         for topic in topics {
@@ -104,11 +104,11 @@ impl Topics {
                 ended: AtomicU64::new(0),
             })
         });
-        // Under the lock, so that a topic with a receiver is never taken off the map.
+        // Under the lock, so that a topic with a receiver is never removed from the map.
         (topic.clone(), topic.notifications.subscribe())
     }
 
-    /// Whether nobody waits for a topic that is still on the map.
+    /// Whether a topic in the map has no receiver.
     fn is_idle(&self, topic: &Arc<Topic>) -> bool {
         let topics = self.lock();
         topic.notifications.receiver_count() == 0
@@ -117,7 +117,7 @@ impl Topics {
                 .is_some_and(|known| Arc::ptr_eq(known, topic))
     }
 
-    /// Takes a topic off the map, unless somebody waits for it again.
+    /// Removes a topic from the map, unless it has a receiver again.
     fn forget(&self, topic: &Topic) {
         let mut topics = self.lock();
         if topic.notifications.receiver_count() == 0 {
@@ -135,15 +135,15 @@ impl Topics {
 }
 
 impl Link {
-    /// Begins to wait for a channel. When this returns, the server has confirmed it. With a mailbox, that gets the messages
-    /// (all subscriptions to a channel are with the same one, or without).
+    /// Subscribes to a channel. The server has confirmed it when this returns. A handler receives the messages. All
+    /// subscriptions to a channel have the same handler, or none.
     pub(in super::super) async fn subscribe(
         self: &Arc<Self>,
         channel: String,
         mailbox: Option<MessageHandler>,
     ) -> Result<RedisSubscription, Failure> {
         let (topic, notifications) = self.topics.enrol(channel, mailbox);
-        // From here on, whatever ends this future takes the subscription back.
+        // From here on, the drop of this future ends the subscription.
         let subscription = RedisSubscription {
             link: self.clone(),
             topic: topic.clone(),
@@ -158,43 +158,43 @@ impl Link {
         Ok(subscription)
     }
 
-    /// Tells the server that nobody waits for a channel any more, if that is still so.
+    /// Unsubscribes from a channel that still has no receiver.
     async fn unsubscribe(self: Arc<Self>, topic: Arc<Topic>) {
         let _turn = topic.turn.lock().await;
         if self.topics.is_idle(&topic) {
-            // A connection that is being opened may have subscribed to it. Without one there is nothing to end.
+            // A connection that is being opened may have subscribed. Without a connection there is nothing to end.
             if let Some(connection) = self.existing().await {
                 let ended = self.in_time(&connection, self.leave(&connection, &topic)).await;
                 if let Err(failure) = ended {
                     tracing::debug!(%failure, channel = &*topic.channel, "could not unsubscribe");
                 }
             }
-            // After the reply: whoever waits for this turn has to subscribe anew.
+            // After the reply: the next holder of the lock has to subscribe again.
             topic.confirmed.store(0, Ordering::Relaxed);
             self.topics.forget(&topic);
         }
     }
 
-    /// Subscribes a new connection to everything that is waited for.
+    /// Subscribes a new connection to all channels with receivers.
     pub(in super::super) async fn resubscribe(&self, connection: &Connection) -> RedisResult<()> {
         let topics = self.topics.wanted();
         for some in topics.chunks(AT_ONCE) {
             match self.enter(connection, some).await {
                 Ok(()) => {}
                 Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) => return Err(error),
-                // Whoever listens to a slot's channel looks for the node that serves the slot now.
+                // The subscriber of a slot's channel searches for the node that serves the slot now.
                 Err(error) if self.sharded => tracing::debug!(%error, "a node refused a subscription"),
-                // Locks still work without hints: the service looks again now and then.
+                // Locks work without notifications: the service polls now and then.
                 Err(error) => tracing::warn!(%error, "the server refused a subscription"),
             }
         }
         Ok(())
     }
 
-    /// Tells the server of channels.
+    /// Sends the subscriptions to the server.
     async fn enter(&self, connection: &Connection, topics: &[Arc<Topic>]) -> RedisResult<()> {
         if self.sharded {
-            // Each for itself: they may lie in different slots.
+            // One by one: they may be in different slots.
             let outcomes = join_all(topics.iter().map(|topic| sharded::enter(connection, topic))).await;
             for (topic, outcome) in topics.iter().zip(&outcomes) {
                 if outcome.is_err() {
@@ -221,7 +221,7 @@ impl Link {
         }
     }
 
-    /// (Un)subscribing within the limit, since others may wait for the turn.
+    /// Waits for the reply within the limit, because others may wait for the lock.
     async fn in_time(
         self: &Arc<Self>,
         connection: &Arc<Connection>,
@@ -235,13 +235,13 @@ impl Link {
     }
 }
 
-/// Channels of a cluster's slots.
+/// Sharded channels of a cluster.
 mod sharded {
     use redis::{PushKind, Value};
 
     use super::*;
 
-    /// Subscribes to a channel, unless the node ends the subscription in the same breath.
+    /// Subscribes to a channel. Fails if the node ends the subscription at the same time.
     pub(super) async fn enter(connection: &Connection, topic: &Topic) -> RedisResult<()> {
         let ended = topic.ended.load(Ordering::Relaxed);
         say(connection, topic, "SSUBSCRIBE", PushKind::SSubscribe).await?;
@@ -257,7 +257,7 @@ mod sharded {
         say(connection, topic, "SUNSUBSCRIBE", PushKind::SUnsubscribe).await
     }
 
-    /// One channel to a command, and so one reply to each.
+    /// One channel per command, so that each command has one reply.
     async fn say(connection: &Connection, topic: &Topic, verb: &str, expected: PushKind) -> RedisResult<()> {
         let mut cmd = redis::cmd(verb);
         cmd.arg(&*topic.channel);
@@ -269,8 +269,8 @@ mod sharded {
             {
                 Ok(())
             }
-            // The node has ended a subscription at the same time, and the driver took that for the reply: from here on
-            // replies and calls are out of step. A new connection puts that right.
+            // The node has ended a subscription at the same time, and the driver took that push for the reply: replies and
+            // calls are out of step from here on. A new connection corrects that.
             _ => Err(out_of_step()),
         }
     }
@@ -289,12 +289,12 @@ pub(in super::super) struct RedisSubscription {
 }
 
 impl RedisSubscription {
-    /// Whether the server still has it, or the link will see to that by itself.
+    /// Whether the server still has it, or the link will restore it.
     pub(in super::super) fn is_confirmed(&self) -> bool {
         self.topic.confirmed.load(Ordering::Relaxed) != 0
     }
 
-    /// Told when the node has ended a subscription, perhaps this one.
+    /// Notified when the node has ended a subscription, perhaps this one.
     pub(in super::super) fn endings(&self) -> watch::Receiver<()> {
         self.link.endings.subscribe()
     }

@@ -23,7 +23,7 @@ impl Link {
         self.run_as(script, call, None).await
     }
 
-    /// Runs a script, as an attempt to acquire where `attempt` says so.
+    /// Runs a script. `attempt` marks an attempt to acquire.
     pub(in super::super) async fn run_as(
         self: &Arc<Self>,
         script: &Script,
@@ -52,8 +52,8 @@ impl Link {
         self.run_on(&connection, script, call, false, None).await
     }
 
-    /// The same on a certain connection, and with `asking` right behind the `ASKING` that a node wants to hear first when a
-    /// slot is on its way to it.
+    /// Runs a script on this connection. With `asking`, the command directly follows the `ASKING` that a node requires while
+    /// a slot is on its way to it.
     pub(in super::super) async fn run_on(
         self: &Arc<Self>,
         connection: &Arc<Connection>,
@@ -101,7 +101,7 @@ impl Link {
         Ok(answers.collect())
     }
 
-    /// Sends one command on the current connection, and waits for its reply for as long as the caller does.
+    /// Sends one command on the current connection, and waits for its reply without a time limit.
     pub(in super::super) async fn call(self: &Arc<Self>, cmd: &Cmd) -> Result<Value, Failure> {
         if let Some(fast_path) = self.fast_path() {
             return self.by_fast_path(&fast_path, cmd, None).await;
@@ -110,7 +110,7 @@ impl Link {
         self.call_on(&connection, cmd, false, None).await
     }
 
-    /// Sends one command on a certain connection, with `asking` as for [`Link::run_on`].
+    /// Sends one command on this connection, with `asking` as for [`Link::run_on`].
     pub(in super::super) async fn call_on(
         self: &Arc<Self>,
         connection: &Arc<Connection>,
@@ -133,7 +133,7 @@ impl Link {
         }
     }
 
-    /// Waits for a reply on the lane, and learns about its health from it.
+    /// Waits for a reply on the fast path, and records its liveness.
     pub(in super::super) async fn exchange_on<T>(
         &self,
         fast_path: &FastPath,
@@ -152,10 +152,9 @@ impl Link {
         Ok(reply?)
     }
 
-    /// Waits for a reply on a connection, and learns about the connection's health from it.
+    /// Waits for a reply on a connection, and records its liveness.
     ///
-    /// The caller's future keeps its connection alive even after others have moved on to a fresh one: a late reply is a
-    /// reply.
+    /// The future keeps its connection open even after it was replaced: a late reply is valid.
     pub(in super::super) async fn exchange<T>(
         self: &Arc<Self>,
         connection: &Arc<Connection>,
@@ -206,7 +205,7 @@ async fn admitted<'c>(
     Ok(Some(place))
 }
 
-/// A call that waits for its reply. Dropped without one, it may take the connection with it.
+/// A call that waits for its reply. If it is dropped without one, the connection may be replaced.
 struct Waiting<'a, F: Fn(bool)> {
     health: &'a Health,
     patience: Duration,

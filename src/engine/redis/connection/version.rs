@@ -7,13 +7,13 @@ use redis::Value;
 use super::Link;
 use crate::engine::redis::error::Failure;
 
-/// The oldest Redis that will do.
+/// The oldest supported version of Redis.
 pub(in super::super) const OLDEST: (u32, u32) = (6, 2);
-/// The same for a cluster: before, channels had no slots.
+/// The oldest supported version of a cluster: earlier ones have no sharded channels.
 pub(in super::super) const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
 
-/// Asks for the version, and whether the server is a cluster's. The login has said `HELLO` already, but the driver keeps
-/// the answer to itself.
+/// Checks the version of a server. Returns whether it belongs to a cluster. The login sent `HELLO` before, but the driver
+/// does not expose the reply.
 pub(in super::super) async fn check_version(link: &Arc<Link>, oldest: (u32, u32)) -> Result<bool, Failure> {
     let mut hello = redis::cmd("HELLO");
     hello.arg(3);
@@ -30,7 +30,7 @@ pub(in super::super) async fn check_version(link: &Arc<Link>, oldest: (u32, u32)
     };
     match told("version") {
         Some(version) if is_older(version, oldest) => Err(Failure::TooOld(version.to_owned())),
-        // What calls itself otherwise is taken at its word that it speaks RESP3.
+        // A server without a version is assumed to speak RESP3.
         _ => Ok(told("mode") == Some("cluster")),
     }
 }

@@ -1,4 +1,4 @@
-//! What is sent, what is read, and who waits for it.
+//! The buffers of a fast path, and its requests that wait for replies.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -20,41 +20,41 @@ use crate::model::OwnerToken;
 
 /// How much is read at once, unless a reply is longer.
 pub(super) const CHUNK: usize = 64 * 1024;
-/// How long tokens are drawn without a look at the server's clock.
+/// The interval at which the counter of fencing tokens is raised to the server's clock.
 const SEED_EVERY: Duration = Duration::from_secs(1);
 
-/// How often records are sent again that the server refused for now, and how many of them are kept.
+/// The interval at which refused records are sent again, and the largest number of them.
 const REPEAT_EVERY: Duration = Duration::from_secs(1);
 const MOST_REFUSED: usize = 4096;
 
 pub(super) struct State {
     pub(super) out: Vec<u8>,
-    /// How much of `out` was written already.
+    /// How much of `out` is written.
     pub(super) written: usize,
     /// A caller was dropped without a reply. Its request may be in `out`.
     pub(super) has_left: bool,
-    /// What was read and is not taken up yet, as far as `filled`.
+    /// Input that was read and not handled yet, up to `filled`.
     pub(super) input: Vec<u8>,
     pub(super) filled: usize,
     pub(super) waiting: VecDeque<InFlight>,
-    /// How many more attempts to acquire may be sent.
+    /// Permits for attempts to acquire.
     attempts: Arc<Semaphore>,
     pub(super) health: Arc<Health>,
-    /// What is still put together, in the order in which it goes out.
+    /// The batches that are being built, in the order of their output.
     batches: [Batch; Kind::ALL.len()],
-    /// For how many calls there is no reply yet.
+    /// The number of calls without a reply.
     pub(super) under_way: usize,
-    /// The grants that inspection is to tell of, unless they are released first.
+    /// The deferred records. A release removes the one of its lease.
     pub(super) records: HashMap<OwnerToken, Record>,
-    /// When the last token was last raised to the server's clock.
+    /// When the counter of fencing tokens was last raised to the server's clock.
     pub(super) seeded: Option<Moment>,
-    /// The server would not, the last time.
+    /// The last attempt to raise it failed.
     pub(super) unseeded: bool,
     /// Records that the server refused for now (out of memory, busy, a full disk), and when they were last sent.
     pub(super) refused_records: (Vec<Cmd>, Moment),
-    /// What was on its way to be written down when the lane ended.
+    /// Records that were in flight when the fast path ended.
     pub(super) lost_records: Vec<Cmd>,
-    /// Since when the oldest call waits, or when a reply last came.
+    /// When the oldest call began to wait, or when the last reply arrived.
     pub(super) since: Moment,
 }
 
@@ -80,21 +80,21 @@ impl State {
         }
     }
 
-    /// Whether there is nothing to send, and no reply to come.
+    /// Whether there is nothing to send and no reply to wait for.
     pub(super) fn is_idle(&self) -> bool {
         self.under_way == 0 && self.records.is_empty() && self.refused_records.0.is_empty()
     }
 
-    /// There will be a reply.
+    /// Adds the receiver of a reply.
     pub(super) fn wait(&mut self, asked: Single) {
         self.under_way += 1;
         self.waiting.push_back(asked.into());
     }
 
-    /// The batch that a call of this kind joins.
+    /// Returns the batch that a call of this kind joins.
     pub(super) fn batch_for(&mut self, kind: Kind, owner: Option<&OwnerToken>) -> &mut Batch {
-        // A release goes behind what its owner has asked for before. Of two by one owner the second finds nothing, which one
-        // script for both could not tell.
+        // A release follows the earlier requests of its owner. A second release of one owner finds nothing, which one script
+        // for both could not report.
         let has = |owner| self.batches.iter().any(|batch| batch.has(owner));
         let is_behind = kind == Kind::Release && owner.is_some_and(has);
         let is_other = |batch: &&Batch| !batch.is_empty() && (batch.kind() == Kind::Script) != (kind == Kind::Script);
@@ -108,7 +108,7 @@ impl State {
         &mut self.batches[kind as usize]
     }
 
-    /// What was put together so far is to be sent: whatever is asked for from here on is carried out after it.
+    /// Closes the batches: later requests are executed after them.
     pub(super) fn seal(&mut self) {
         for index in 0..self.batches.len() {
             let removed = self.batches[index].remove_cancelled();
@@ -121,41 +121,41 @@ impl State {
         }
     }
 
-    /// So many calls of a kind were removed before they were sent.
+    /// Accounts for calls that were removed before they were sent.
     pub(super) fn removed(&mut self, kind: Kind, count: usize) {
         self.under_way -= count;
         if kind.is_attempt() {
             self.attempts.add_permits(count);
         }
         if kind == Kind::Vote {
-            // A call that waits sees to that itself.
+            // A waiting call records that itself.
             (0..count).for_each(|_| self.health.cancelled());
         }
     }
 
-    /// How much is being put together, in bytes.
+    /// Returns the size of the batches in bytes.
     pub(super) fn unsealed(&self) -> usize {
         self.batches.iter().map(Batch::size).sum()
     }
 
-    /// The server does not know the script of the releases.
+    /// Records that the server does not know the release script.
     pub(super) fn is_unknown(&mut self) {
         self.batches[Kind::Release as usize].is_unknown();
     }
 
-    /// Has the last token raised to the server's clock, if that is some time ago.
+    /// Raises the counter of fencing tokens to the server's clock, if the last time is long ago.
     pub(super) fn seed(&mut self) {
         if self.seeded.is_none_or(|last| last.elapsed() >= SEED_EVERY) {
             self.seal();
             self.seeded = Some(Moment::now());
-            // Once in a while, and so with its text: it is short.
+            // Sent with its text, because it is rare and short.
             resp::write(&mut self.out, &["EVAL", SEED_COUNTER.source(), "1", LAST]);
             self.wait(Single::Seed);
         }
     }
 
     pub(super) fn answer(&mut self, asked: Single, reply: Value) {
-        // Whoever asked may have gone.
+        // The receiver may have been dropped.
         match asked {
             Single::Call(sender) => {
                 let _ = sender.send(Ok(reply));
@@ -169,7 +169,7 @@ impl State {
             Single::Record(call) => {
                 let Value::ServerError(error) = reply else { return };
                 if error.kind() == Some(redis::ServerErrorKind::NoScript) {
-                    // Of many that went out together the first takes the text along, which costs the server most of it.
+                    // The first of many contains the text, which costs the server most of the work.
                     let is_source_sent = self
                         .waiting
                         .iter()
@@ -195,7 +195,7 @@ impl State {
         }
     }
 
-    /// Keeps a record for later, where the refusal passes.
+    /// Keeps a record for later if the error is temporary.
     fn refused(&mut self, call: Cmd, error: ServerError) {
         let (calls, since) = &mut self.refused_records;
         if passes(&error.into()) && calls.len() < MOST_REFUSED {
@@ -230,7 +230,7 @@ impl State {
         calls
     }
 
-    /// Sends again what was refused a while ago.
+    /// Sends the refused records again after a while.
     pub(super) fn repeat_records(&mut self) {
         let (calls, since) = &mut self.refused_records;
         if calls.is_empty() || since.elapsed() < REPEAT_EVERY {
@@ -263,7 +263,7 @@ mod tests {
         drop(batch.free(&Layout::new("lock:"), &RELEASE, claim, Some("process")));
     }
 
-    /// What was written, as the verbs and owners in it.
+    /// Returns the output as its verbs and owners.
     fn written(state: &State, claims: &[Claim]) -> Vec<String> {
         let text = String::from_utf8(state.out.clone()).unwrap();
         let verbs = ["EVAL", "EVALSHA", "EXISTS", "SET", "INCRBY", "MGET"];
@@ -320,7 +320,7 @@ mod tests {
         state.seal();
         let expected = ["EXISTS", "SET", "0", "SET", "1", "INCRBY", "MGET", "EVALSHA", "1"];
         assert_eq!(written(&state, &claims), expected);
-        // Another by the same owner is for the next script.
+        // A second release of one owner belongs to the next script.
         state.out.clear();
         for claim in [&claims[0], &claims[1], &claims[0]] {
             free(&mut state, claim);

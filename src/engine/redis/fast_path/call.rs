@@ -5,34 +5,34 @@ use redis::Value;
 use crate::engine::redis::keys::Part;
 use crate::engine::redis::scripts::Script;
 
-/// A script that lets go of one name each for several owners. No two of the owners are the same.
+/// A script that releases one name each for several owners. The owners differ.
 ///
-/// - KEYS: the lock keys, then for all of them the first of `parts`, then the second
-/// - ARGV: `to`, then the owners' tokens, each perhaps with more behind it
-/// - Answer: the number of names when every owner held its name; else for each 1 if its owner held it, 0 if not, or -1 if that
-///   failed
+/// - KEYS: the lock keys, then the first of `parts` for each of them, then the second
+/// - ARGV: `to`, then the owners' tokens, some with a suffix
+/// - Answer: the number of names if every owner held its name; else for each name 1 if its owner held it, 0 if not, or -1 if
+///   its release failed
 pub(in super::super) struct BatchRelease {
     pub(in super::super) script: fn() -> &'static Script,
     pub(in super::super) parts: [Part; 2],
-    /// Where waiters are told.
+    /// The channel, or its prefix, on which waiters are notified.
     pub(in super::super) to: &'static str,
 }
 
-/// The answer for a name that has to be let go of by itself.
+/// The answer for a name that has to be released alone.
 pub(in super::super) const ALONE: i64 = -1;
 
-/// What came of it, for one name.
+/// The outcome of a call for one name.
 #[derive(Debug)]
 pub(in super::super) enum Outcome {
-    /// Somebody else holds it, or has it reserved.
+    /// Another owner holds it, or it is reserved for another waiter.
     Held,
-    /// Nobody else does.
+    /// No other owner holds it.
     NotHeld,
-    /// It was free, and was this owner's still after the token was drawn. `queued`: somebody may have waited for it.
+    /// It was free, and this owner held it after the token was drawn. `queued`: there may have been waiters.
     Acquired { fence: i64, queued: bool },
-    /// What the four commands said, where it is something else. `SET` was no error.
+    /// Other replies to the four commands. `SET` did not fail.
     Replies(Box<[Value; 4]>),
-    /// What the script answers for this name.
+    /// The answer of the release script for this name.
     Released(i64),
     /// The reply to a command of the caller.
     Answer(Value),

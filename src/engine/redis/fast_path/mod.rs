@@ -1,16 +1,15 @@
-//! The fast lane: a second connection for the calls of one thread, served by that thread's own event loop.
+//! The fast path: a second connection for the calls of one thread, driven by that thread's own event loop.
 //!
 //! # Behavior
-//! A call that is made on the event loop's thread is written, and its reply read, on that thread: no other thread is
-//! woken, and what is asked for in one turn of the loop travels in few packets. Everything else (renewals, waiting,
-//! clean-up) goes by the engine's ordinary connection on the I/O thread, and so do all calls while there is no lane: it is
-//! opened in the background, and opened again when it broke.
+//! A call that is made on the event loop's thread is written, and its reply read, on that thread: no other thread is woken,
+//! and the requests of one tick travel in few packets. All other calls (renewals, waiting, clean-up) use the engine's
+//! ordinary connection on the I/O thread. So do all calls while the fast path is closed: it is opened in the background, and
+//! opened again after it broke.
 //!
-//! A thread that is blocked serves nothing. A watchdog on the I/O thread therefore looks after a lane whose calls have
-//! waited for [`STALE`](watchdog::STALE), so that a grant is known (and renewed, and told of, from then on) although the thread that asked
-//! is busy.
+//! A blocked thread serves no socket. A watchdog on the I/O thread therefore serves a fast path whose calls have waited for
+//! [`STALE`](watchdog::STALE). So a grant is known, and its lease renewed, although the thread of the call is busy.
 //!
-//! The protocol is RESP2 (the Redis serialization protocol specification): no pushes come on this connection.
+//! The protocol is RESP2 (the Redis serialization protocol specification), because this connection needs no pushes.
 
 mod buffers;
 mod call;
@@ -50,15 +49,15 @@ use crate::clock::Moment;
 use crate::event_loop::{EventLoop, Socket};
 use crate::model::{Claim, OwnerToken};
 
-/// What is to be sent for a third of the calls under way goes out before the turn ends, so that the server works on it
-/// meanwhile: in bytes, for each call, and no less and no more than so much in all.
+/// Output is written before the tick ends when it would serve a third of the calls in flight, so that the server works on it
+/// meanwhile. In bytes: per call, and the lower and upper limit in total.
 const EARLY: usize = 64;
 const LEAST_EARLY: usize = 768;
 const MOST_EARLY: usize = 6 * 1024;
 
-/// An open lane.
+/// An open fast path.
 pub(super) struct FastPath {
-    /// No other lane of the process has the same, nor had.
+    /// Unique in the process, from 1.
     number: u64,
     socket: TcpStream,
     state: Mutex<State>,
@@ -67,12 +66,12 @@ pub(super) struct FastPath {
     asleep: AtomicBool,
     stirred: Arc<Notify>,
     health: Arc<Health>,
-    /// A lane that is silent for so long while calls wait is ended. Who asked has given up by then.
+    /// A fast path that is silent for this time while calls wait is ended. The callers have timed out by then.
     patience: Duration,
     layout: Layout,
-    /// Whether acquisitions may be tried by plain commands (`plain.rs`).
+    /// Whether plain commands may be used (`ops/acquire_plain.rs`).
     plain: AtomicBool,
-    /// How many more attempts to acquire may be sent: a place is free again with the reply. Closed when the lane ends.
+    /// Permits for attempts to acquire. A reply returns its permit. Closed when the fast path ends.
     attempts: Arc<Semaphore>,
 }
 
@@ -92,7 +91,7 @@ impl FastPath {
             let reply = ask(&mut stream, cmd).await?.extract_error()?;
             version = version.or_else(|| major_version(&reply));
         }
-        // `SET` with both `NX` and `GET` is of version 7.
+        // `SET` with both `NX` and `GET` needs version 7.
         let plain = version >= Some(7);
         let socket = stream.into_std()?;
         let (attempts, health) = (Arc::new(Semaphore::new(ATTEMPTS)), Arc::new(Health::new()));
@@ -122,27 +121,27 @@ impl FastPath {
         self.state.lock()
     }
 
-    /// What tells it from every other lane: from 1 on.
+    /// Returns the number of this fast path, which is unique in the process, from 1.
     pub(super) fn number(&self) -> u64 {
         self.number
     }
 
-    /// Whether calls may be made on it.
+    /// Whether it accepts calls.
     pub(super) fn is_open(&self) -> bool {
         !self.dead.load(Relaxed)
     }
 
-    /// Whether acquisitions may be tried by plain commands.
+    /// Whether plain commands may be used.
     pub(super) fn is_plain(&self) -> bool {
         self.plain.load(Relaxed)
     }
 
-    /// From now on no acquisition is tried by plain commands.
+    /// Disables plain commands.
     pub(super) fn use_scripts_only(&self) {
         self.plain.store(false, Relaxed);
     }
 
-    /// Sends one command with the loop's next turn, and waits for its reply.
+    /// Sends one command at the end of the tick, and waits for its reply.
     pub(super) async fn call(&self, cmd: &Cmd) -> RedisResult<Value> {
         self.call_written(|out| cmd.write_packed_command(out)).await
     }
@@ -158,13 +157,13 @@ impl FastPath {
         reply.await.unwrap_or_else(|_| Err(broken()))?.extract_error()
     }
 
-    /// Waits until another attempt to acquire may be sent. Dropped meanwhile, the attempt is never sent.
+    /// Waits for the permit of an attempt. An attempt that is dropped meanwhile is never sent.
     async fn admit(&self) -> RedisResult<()> {
         let place = match self.attempts.try_acquire() {
             Ok(place) => place,
             Err(TryAcquireError::Closed) => return Err(broken()),
             Err(TryAcquireError::NoPermits) => {
-                // Boxed: this is rare, and a call's future is to stay small.
+                // Boxed: this is rare, and the future of a call stays small.
                 Box::pin(self.attempts.acquire()).await.map_err(|_| broken())?
             }
         };
@@ -183,7 +182,7 @@ impl FastPath {
         }
     }
 
-    /// Waits for the replies to all that was asked for so far, or for the end of the lane.
+    /// Waits until all earlier requests are answered, or the fast path has ended.
     pub(super) async fn settled(&self) {
         let (sender, settled) = oneshot::channel();
         {
@@ -194,11 +193,11 @@ impl FastPath {
             }
             state.waiting.push_back(InFlight::Nothing(sender));
         }
-        // The sender is dropped when it comes to the front of the queue.
+        // The sender is dropped when it reaches the front of the queue.
         let _ = settled.await;
     }
 
-    /// Looks whether somebody else holds a claim's one name.
+    /// Checks whether another owner holds the one name of a claim.
     pub(super) async fn check(&self, claim: &Claim) -> RedisResult<Outcome> {
         self.admit().await?;
         claim.mark_sent();
@@ -206,7 +205,7 @@ impl FastPath {
             .await
     }
 
-    /// Tries to take a claim's one name by plain commands.
+    /// Tries to acquire the one name of a claim by plain commands.
     pub(super) async fn acquire(&self, claim: &Claim) -> RedisResult<Outcome> {
         self.admit().await?;
         claim.mark_sent();
@@ -214,7 +213,7 @@ impl FastPath {
             .await
     }
 
-    /// Lets go of a claim's one name. `more` as for [`Batch::free`].
+    /// Releases the one name of a claim. `more` as for [`Batch::free`].
     pub(super) async fn release(
         &self,
         release: &'static BatchRelease,
@@ -227,7 +226,7 @@ impl FastPath {
         .await
     }
 
-    /// Does something together with other calls of this turn.
+    /// Adds a call to the batch of its kind in this tick.
     async fn join(
         &self,
         kind: Kind,
@@ -238,8 +237,8 @@ impl FastPath {
         outcome.await.unwrap_or_else(|_| Err(broken()))
     }
 
-    /// Asks for a vote by plain commands, and has somebody told of the four replies, by the numbers up to `last`; or of the last
-    /// alone that there is none.
+    /// Requests a vote by plain commands. The sink receives the four replies under the numbers up to `last`, or one error
+    /// under `last`.
     pub(super) fn vote(&self, sink: &Arc<dyn ReplySink>, last: usize, claim: &Claim, value: &str, floor: u64) {
         self.send_to_sink(sink, last, |state, handle| {
             let batch = state.batch_for(Kind::Vote, Some(&claim.owner));
@@ -247,7 +246,7 @@ impl FastPath {
         });
     }
 
-    /// Lets go of a claim's one name, and has somebody told of the answer.
+    /// Releases the one name of a claim. The sink receives the answer.
     pub(super) fn release_to_sink(
         &self,
         sink: &Arc<dyn ReplySink>,
@@ -261,7 +260,7 @@ impl FastPath {
         });
     }
 
-    /// Sends the command that `write` writes with the loop's next turn, and has somebody told of the reply.
+    /// Sends the command that `write` writes at the end of the tick. The sink receives the reply.
     pub(super) fn call_to_sink(&self, sink: &Arc<dyn ReplySink>, number: usize, write: impl FnOnce(&mut Vec<u8>)) {
         self.send_to_sink(sink, number, |state, handle| {
             state.seal();
@@ -272,19 +271,19 @@ impl FastPath {
 
     fn send_to_sink(&self, sink: &Arc<dyn ReplySink>, number: usize, fill: impl FnOnce(&mut State, ReplyHandle)) {
         let handle = ReplyHandle::new(sink.clone(), number);
-        // Where the lane has ended it is dropped, which tells that there is no reply.
+        // If the fast path has ended, the handle is dropped, and the sink receives an error.
         let _ = self.send(|state| {
             self.health.sent(Moment::now());
             fill(state, handle);
         });
     }
 
-    /// Whether the last token was raised as it should be.
+    /// Whether the last attempt to raise the counter of fencing tokens succeeded.
     pub(super) fn is_seeded(&self) -> bool {
         !self.state().unseeded
     }
 
-    /// Has something sent with the loop's next turn, or before, if that is much.
+    /// Adds a request to the output, which is written at the end of the tick, or at once if it is large.
     fn send<R>(&self, fill: impl FnOnce(&mut State) -> R) -> RedisResult<R> {
         let result = {
             let mut state = self.state();
@@ -299,7 +298,7 @@ impl FastPath {
             if state.unsealed() >= early {
                 state.seal();
             }
-            // A write that fails leaves the rest for the end of the turn, where the failure is seen to.
+            // After a failed write the rest stays for the end of the tick, where the error is handled.
             if state.out.len() - state.written >= early {
                 let _ = self.write(&mut state);
             }
@@ -311,17 +310,17 @@ impl FastPath {
         Ok(result)
     }
 
-    /// Has a grant written down with the end of the turn.
+    /// Defers the record of a grant to the end of the tick.
     pub(super) fn record_later(&self, record: Record) {
         self.state().records.insert(record.claim.owner.clone(), record);
     }
 
-    /// A grant is about to be given back: there is nothing to write down.
+    /// Discards the deferred record of a grant that is about to be released.
     pub(super) fn forget(&self, owner: &OwnerToken) {
         self.state().records.remove(owner);
     }
 
-    /// Has the grants written down now: what is asked for next is to find them. Answers whether there were any.
+    /// Writes the deferred records now, so that the next request finds them. Returns whether there were any.
     pub(super) fn write_records(&self) -> bool {
         let mut state = self.state();
         let any = !state.records.is_empty();
@@ -329,18 +328,18 @@ impl FastPath {
         any
     }
 
-    /// What was not written down, for all that is known, when the lane ended.
+    /// Takes the records that may not be stored. Called after the end of the fast path.
     pub(super) fn take_records(&self) -> Vec<Cmd> {
         self.state().take_records(&self.layout)
     }
 
-    /// Ends the lane: calls under way fail, and no more are taken.
+    /// Ends the fast path: its calls fail, and it accepts no more.
     pub(super) fn end(&self) {
         self.dead.store(true, Relaxed);
         self.attempts.close();
         let mut state = self.state();
         state.seal();
-        // None of it is to be sent any more.
+        // None of it is sent any more.
         state.out = Vec::new();
         state.written = 0;
         state.under_way = 0;
@@ -351,7 +350,7 @@ impl FastPath {
         });
         state.lost_records.extend(lost);
         drop(state);
-        // So that the event loop hears of it. A peer that has gone already is no matter.
+        // The event loop sees the shutdown. A peer that has already closed the connection makes no difference.
         let _ = self.socket.shutdown(std::net::Shutdown::Both);
         self.stirred.notify_one();
     }
@@ -361,7 +360,7 @@ impl FastPath {
         self.state().has_left = true;
     }
 
-    /// What is known of the connection's life.
+    /// Returns the liveness of the connection.
     pub(super) fn health(&self) -> &Health {
         &self.health
     }

@@ -1,8 +1,8 @@
-//! What is asked for many names at once: the commands of several calls, put together while the event loop's turn goes on.
+//! Batches: the commands of several calls, built during one tick of the event loop.
 //!
-//! Calls of one kind share their commands, and the kinds take turns: what is let go of goes out first, so that it is free for
-//! what is asked for in the same turn. What one owner asks for keeps its order, and so does everything else that goes by the
-//! lane: it closes the batches before it. A call on its own is a batch of one.
+//! Calls of one kind share their commands. Releases are written first, so that their names are free for the acquisitions of
+//! the same tick. Requests of one owner keep their order. Any other request on the fast path closes the batches before it. A
+//! single call is a batch of one.
 
 use redis::{Cmd, RedisResult};
 use tokio::sync::oneshot;
@@ -14,25 +14,25 @@ use super::resp::{self, Reader};
 use crate::engine::redis::keys::{KeyBuffer, LAST, Layout, Part};
 use crate::model::{Claim, OwnerToken};
 
-/// What a batch does for each of its names, in the order in which batches go out.
+/// What a batch does for each of its names. Batches are written in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Lets go of it, by a script for many.
+    /// Releases it, by a script for many names.
     Release,
-    /// Looks who holds it.
+    /// Reads its holder.
     Check,
-    /// Takes it, by the plain commands of `plain.rs`.
+    /// Acquires it, by the plain commands of `ops/acquire_plain.rs`.
     Acquire,
-    /// Gives a vote for it, by those of `quorum/attempt.rs`.
+    /// Votes for it, by the plain commands of a quorum.
     Vote,
-    /// Runs a script of its own in an attempt to acquire it.
+    /// Runs a script in an attempt to acquire it.
     Script,
 }
 
 impl Kind {
     pub(super) const ALL: [Kind; 5] = [Kind::Release, Kind::Check, Kind::Acquire, Kind::Vote, Kind::Script];
 
-    /// Whether its calls are attempts to acquire whose number the lane limits.
+    /// Whether its calls are attempts to acquire, whose number is limited.
     pub(super) fn is_attempt(self) -> bool {
         matches!(self, Kind::Check | Kind::Acquire | Kind::Script)
     }
@@ -43,17 +43,17 @@ impl Kind {
     }
 }
 
-/// A batch that is being put together.
+/// A batch that is being built.
 pub(super) struct Batch {
     kind: Kind,
     release: Option<&'static BatchRelease>,
     calls_in_batch: Vec<BatchedCall>,
     room: KeyBuffer,
-    // Of the commands, what differs from name to name.
+    // The parts of the commands that differ from name to name.
     locks: Vec<u8>,
-    /// Companions.
+    /// Companion keys.
     first: Vec<u8>,
-    /// Companions, or whole commands.
+    /// Companion keys, or whole commands.
     second: Vec<u8>,
     owners: Vec<u8>,
     /// The server may not know the script.
@@ -71,7 +71,7 @@ impl Batch {
             first: Vec::new(),
             second: Vec::new(),
             owners: Vec::new(),
-            // A call that has to be made again goes another way, on a quorum's nodes past those behind it.
+            // A repeated call uses another connection, on the nodes of a quorum after later requests.
             is_unknown: true,
         }
     }
@@ -80,7 +80,7 @@ impl Batch {
         self.kind
     }
 
-    /// How much there is of it, in bytes.
+    /// Returns its size in bytes.
     pub(super) fn size(&self) -> usize {
         self.locks.len() + self.first.len() + self.second.len() + self.owners.len()
     }
@@ -194,7 +194,7 @@ impl Batch {
         Ok(batch)
     }
 
-    /// A vote for `value` as what the lock key holds, and `floor` as the fence.
+    /// Adds a vote with `value` as the value of the lock key, and `floor` as the fencing token.
     pub(super) fn vote(&mut self, layout: &Layout, claim: &Claim, value: &str, floor: u64, handle: ReplyHandle) {
         let (lock, [counter]) = self.room.keys(layout, claim.keys()[0].as_str(), [Part::Counter]);
         resp::word(&mut self.locks, &[lock]);
@@ -221,7 +221,7 @@ impl Batch {
         self.release = Some(release);
     }
 
-    /// `more` goes behind the owner's token, after a colon.
+    /// Adds a release. `more` follows the owner's token, after a colon.
     pub(super) fn free(
         &mut self,
         layout: &Layout,
@@ -233,7 +233,7 @@ impl Batch {
         self.call(claim)
     }
 
-    /// The same for a release that is told of.
+    /// Adds a release whose answer goes to a sink.
     pub(super) fn release_to_sink(
         &mut self,
         layout: &Layout,
@@ -245,7 +245,7 @@ impl Batch {
         self.join(claim, ReplyTo::Release(handle));
     }
 
-    /// Writes the commands, and begins anew.
+    /// Writes the commands, and empties the batch.
     pub(super) fn write(&mut self, out: &mut Vec<u8>) -> SentBatch {
         let count = self.calls_in_batch.len();
         let mut digits = itoa::Buffer::new();
@@ -299,13 +299,13 @@ impl Batch {
         out.extend_from_slice(&self.owners);
     }
 
-    /// The server does not know the script: the next batch takes its text along.
+    /// The server does not know the script: the next batch contains its text.
     pub(super) fn is_unknown(&mut self) {
         self.is_unknown = true;
     }
 }
 
-/// Writes the command that takes a name if it is free.
+/// Writes the command that acquires a free name.
 fn set(out: &mut Vec<u8>, lock: &str, value: &str, claim: &Claim) {
     let mut ttl = itoa::Buffer::new();
     let ttl = ttl.format(claim.ttl.as_millis());

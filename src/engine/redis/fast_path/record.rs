@@ -6,16 +6,16 @@ use crate::engine::redis::keys::{Layout, Part, RECORD_KEPT_MS};
 use crate::engine::redis::scripts::RECORD;
 use crate::model::{Claim, Fence, Key};
 
-/// A grant that is to be written down.
+/// The record of a grant.
 pub(in super::super) struct Record {
     pub(in super::super) claim: Claim,
     pub(in super::super) fence: Fence,
-    /// On a node of a quorum: the number of the attempt, and since when the lock is held, in ms since 1970.
+    /// On a node of a quorum: the number of the round, and the time of the grant in ms since 1970.
     pub(in super::super) attempt: Option<(u64, u64)>,
 }
 
 impl Record {
-    /// The call that does it.
+    /// Returns the call that stores it.
     pub(in super::super) fn call(&self, layout: &Layout) -> Cmd {
         let Record { claim, fence, attempt } = self;
         let names = claim.keys().iter().map(Key::as_str);

@@ -6,19 +6,20 @@ use redis::{RedisResult, Value};
 
 use crate::engine::redis::error::broken;
 
-/// Who is told of a reply where it is read, in place of a call that waits for it. It must not block, nor ask the lane for
-/// anything.
+/// Receives replies on the thread that reads them, in the place of a call that waits. The methods must not block, and must
+/// not use the fast path.
 pub(in super::super) trait ReplySink: Send + Sync {
-    /// The reply to the question with this number, or why there is none.
+    /// Receives the reply to the request with this number, or an error if there is none.
     fn on_reply(self: Arc<Self>, number: usize, reply: RedisResult<Value>);
 
-    /// Whether to remove the request with this number, which has not left the process. [`ReplySink::on_reply`] is not called for it then.
+    /// Whether to remove the unsent request with this number. [`ReplySink::on_reply`] is not called for it then.
     fn is_cancelled(&self, _number: usize) -> bool {
         false
     }
 }
 
-/// Somebody who is to be told, once; of several questions at least of the last.
+/// One-shot reply handle, for the last of some requests. If it is dropped, the sink receives a broken-pipe error for the
+/// last reply.
 pub(in super::super) struct ReplyHandle(Option<Arc<dyn ReplySink>>, usize);
 
 impl ReplyHandle {
@@ -26,7 +27,7 @@ impl ReplyHandle {
         ReplyHandle(Some(sink), number)
     }
 
-    /// Tells of the reply to a question so many before the last.
+    /// Passes on the reply to a request that is `last` requests before the last one.
     pub(in super::super) fn send_before(&self, last: usize, reply: RedisResult<Value>) {
         if let Some(sink) = &self.0 {
             sink.clone().on_reply(self.1 - last, reply);
@@ -39,7 +40,7 @@ impl ReplyHandle {
         }
     }
 
-    /// Whether the request, which has not left the process, is to be removed.
+    /// Whether to remove the unsent request.
     pub(in super::super) fn is_cancelled(&self) -> bool {
         self.0.as_ref().is_some_and(|sink| sink.is_cancelled(self.1))
     }
@@ -51,7 +52,7 @@ impl ReplyHandle {
 }
 
 impl Drop for ReplyHandle {
-    /// There will be no reply.
+    /// Reports that there is no reply.
     fn drop(&mut self) {
         if let Some(sink) = self.0.take() {
             sink.on_reply(self.1, Err(broken()));

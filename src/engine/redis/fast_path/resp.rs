@@ -1,22 +1,24 @@
-//! Where one reply ends and the next begins, the few shapes that the scripts answer, and plain commands.
+//! Splits a stream into replies, reads the few shapes of replies that the scripts and plain commands have, and writes
+//! commands.
 //!
-//! RESP2 as in the Redis serialization protocol specification. The driver's own parser wants a whole reply, and does not say how long it was.
+//! RESP2 as in the Redis serialization protocol specification. The driver's own parser needs a whole reply, and does not
+//! return its length.
 
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
-/// The reply that says that there is nothing.
+/// A null bulk string.
 pub(in super::super) const NIL: &[u8] = b"$-1\r\n";
-/// The end of a line. A CR or a LF alone is part of it.
+/// The end of a line. A CR or LF alone is a part of the line.
 const END: &[u8] = b"\r\n";
 
-/// The length of the first reply in `bytes`; `None` while it is not complete.
+/// Returns the length of the first reply in `bytes`. `None`: it is incomplete.
 ///
 /// # Behavior
-/// Each call begins anew, looks at every line once, and jumps over bulk strings: the longest reply that is asked for on
-/// the lane has some thousand short lines (`listing.rs`).
+/// Each call begins from the start, reads each line once, and skips bulk strings: the longest reply on the fast path has
+/// some thousand short lines (`list`).
 ///
 /// # Errors
-/// When it is no reply, as soon as that can be told.
+/// As soon as the bytes cannot become a reply.
 pub(in super::super) fn length(bytes: &[u8]) -> RedisResult<Option<usize>> {
     let (mut at, mut left) = (0, 1_usize);
     while left > 0 {
@@ -47,7 +49,7 @@ pub(in super::super) fn length(bytes: &[u8]) -> RedisResult<Option<usize>> {
     Ok((at <= bytes.len()).then_some(at))
 }
 
-/// A size; `None` for -1, a null.
+/// Reads a size. `None` for -1, a null.
 fn size(digits: &[u8]) -> RedisResult<Option<usize>> {
     match number(digits) {
         Some(-1) => Ok(None),
@@ -60,12 +62,12 @@ fn number(digits: &[u8]) -> Option<i64> {
     std::str::from_utf8(digits).ok()?.parse().ok()
 }
 
-/// One whole reply.
+/// Reads one whole reply.
 ///
 /// # Errors
-/// When it is no reply. A server's error is a value here, as the driver has it.
+/// When it is no reply. An error of the server is a value, as in the driver.
 pub(in super::super) fn value(reply: &[u8]) -> RedisResult<Value> {
-    // What nearly all replies are, without the driver's parser.
+    // The most frequent replies, without the driver's parser.
     match reply {
         [b':', digits @ .., b'\r', b'\n'] => number(digits).map(Value::Int).ok_or_else(nonsense),
         NIL => Ok(Value::Nil),
@@ -77,7 +79,7 @@ pub(in super::super) fn value(reply: &[u8]) -> RedisResult<Value> {
     }
 }
 
-/// What a reply holds that is a bulk string, and no null.
+/// Returns the content of a bulk string that is not null.
 pub(in super::super) fn bulk(reply: &[u8]) -> Option<&[u8]> {
     let rest = reply.strip_prefix(b"$")?;
     let line = rest.windows(END.len()).position(|two| two == END)?;
@@ -86,7 +88,7 @@ pub(in super::super) fn bulk(reply: &[u8]) -> Option<&[u8]> {
     (text.len() == size).then_some(text)
 }
 
-/// The length of the first so many replies together; `None` while they are not complete.
+/// Returns the length of the first `count` replies. `None`: they are incomplete.
 ///
 /// # Errors
 /// As [`length`].
@@ -101,7 +103,7 @@ pub(in super::super) fn length_of(bytes: &[u8], count: usize) -> RedisResult<Opt
     Ok(Some(at))
 }
 
-/// One whole reply after the other.
+/// Reads whole replies one by one.
 #[derive(Clone)]
 pub(in super::super) struct Reader<'a>(&'a [u8]);
 
@@ -110,7 +112,7 @@ impl<'a> Reader<'a> {
         Reader(replies)
     }
 
-    /// The elements of a reply, if it is an array.
+    /// Reads the elements of an array. `None` for another reply.
     pub(in super::super) fn elements(reply: &'a [u8]) -> Option<Self> {
         let rest = reply.strip_prefix(b"*")?;
         let line = rest.windows(END.len()).position(|two| two == END)?;
@@ -123,7 +125,7 @@ impl<'a> Reader<'a> {
         self.0
     }
 
-    /// Leaves out so many.
+    /// Skips replies.
     ///
     /// # Errors
     /// As [`Reader::next`].
@@ -134,7 +136,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// The next one.
+    /// Returns the next reply.
     ///
     /// # Errors
     /// As [`length`], and when there is none.
@@ -154,7 +156,7 @@ pub(in super::super) fn write(out: &mut Vec<u8>, words: &[&str]) {
     }
 }
 
-/// Writes the beginning of a command of so many words.
+/// Writes the beginning of a command of `words` words.
 pub(in super::super) fn head(out: &mut Vec<u8>, words: usize) {
     let mut digits = itoa::Buffer::new();
     out.push(b'*');

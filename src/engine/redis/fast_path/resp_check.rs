@@ -1,18 +1,19 @@
-//! What holds of `resp.rs` whatever the bytes: for its tests, and for the fuzzer (`fuzz/`), which takes this file in by its path.
+//! Properties of `resp.rs` that hold for any bytes: for its tests, and for the fuzzer (`fuzz/`), which includes this file by
+//! its path.
 
 use redis::{ErrorKind, Value, parse_redis_value};
 
 use super::resp::{Reader, bulk, length, length_of, value, write};
 
-/// How many of the places where a reply can be cut are tried.
+/// How many positions of a cut are tried.
 const CUTS: usize = 256;
 
 /// # Panics
-/// When something does not hold.
+/// When a property does not hold.
 pub fn check(bytes: &[u8]) {
     match length(bytes) {
         Ok(Some(length)) => check_reply(bytes, length),
-        // What the driver takes for a reply is one here.
+        // What the driver accepts as a reply is one here.
         _ => assert!(!is_plain(bytes) || parse_redis_value(bytes).is_err(), "{bytes:?}"),
     }
     let mut at = 0;
@@ -47,12 +48,12 @@ pub fn check(bytes: &[u8]) {
 fn check_reply(bytes: &[u8], end: usize) {
     assert!(0 < end && end <= bytes.len(), "{end} of {bytes:?}");
     let reply = &bytes[..end];
-    // Neither what follows counts, nor where the stream is cut.
+    // Neither the following bytes nor the position of a cut make a difference.
     assert_eq!(length(reply).ok(), Some(Some(end)), "{bytes:?}");
     for cut in (0..end).step_by(1 + end / CUTS).chain([end - 1]) {
         assert!(matches!(length(&bytes[..cut]), Ok(None)), "{cut} of {bytes:?}");
     }
-    // The driver, which does not tell a length, finds the same.
+    // The driver, which does not return a length, finds the same.
     assert!(parse_redis_value(&bytes[..end - 1]).is_err(), "{bytes:?}");
     match value(reply) {
         Ok(Value::BulkString(text)) => assert_eq!(bulk(reply), Some(&text[..]), "{bytes:?}"),
@@ -73,7 +74,7 @@ fn check_reply(bytes: &[u8], end: usize) {
     }
 }
 
-/// Whether it is in a server's hand. The driver reads more: blanks around a number, any negative size as a null, and
+/// Whether a server could have written it. The driver accepts more: blanks around a number, any negative size as a null, and
 /// RESP3.
 fn is_plain(bytes: &[u8]) -> bool {
     String::from_utf8_lossy(bytes).split("\r\n").all(|line| {
@@ -103,7 +104,7 @@ mod tests {
         }
     }
 
-    /// Writes a reply with no more than so many arrays in each other.
+    /// Writes a reply with at most `depth` nested arrays.
     fn reply(random: &mut fastrand::Rng, depth: usize, out: &mut Vec<u8>) {
         let count = random.usize(..4);
         let text: String = (0..count)

@@ -106,7 +106,7 @@ mod tests {
         Layout::new("lock:")
     }
 
-    /// A state that needs no look at the server's clock.
+    /// Returns a state whose counter of fencing tokens was raised a moment ago.
     fn state() -> State {
         let mut state = State::new(Arc::new(Semaphore::new(0)), Arc::new(Health::new()));
         state.seeded = Some(Moment::now());

@@ -1,4 +1,4 @@
-//! What looks after a lane whose thread is blocked.
+//! Serves a fast path whose thread is blocked.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
@@ -10,14 +10,14 @@ use super::FastPath;
 use crate::clock::Moment;
 use crate::event_loop::Socket;
 
-/// A call that has waited for so long is looked after by the watchdog.
+/// The watchdog serves the socket when a call has waited for this time.
 pub(super) const STALE: Duration = Duration::from_millis(20);
-/// How often the watchdog looks while the lane is in use.
+/// The interval of the watchdog while the fast path is in use.
 const WATCH: Duration = Duration::from_millis(25);
-/// The watchdog sleeps when nothing was asked for so long.
+/// The watchdog sleeps after this time without requests.
 const IDLE: Duration = Duration::from_secs(2);
 
-/// Looks after a lane whose thread does not.
+/// Serves the socket whenever its own thread does not.
 pub(super) async fn watch(fast_path: Weak<FastPath>, stirred: Arc<Notify>) {
     let mut used = Moment::now();
     loop {
@@ -44,7 +44,7 @@ pub(super) async fn watch(fast_path: Weak<FastPath>, stirred: Arc<Notify>) {
             }
             let sleepy = used.elapsed() >= IDLE;
             fast_path.asleep.store(sleepy, Relaxed);
-            // Between the look and the sleep a call may have come, and seen the watchdog awake.
+            // A call may have begun since the check above, while the watchdog counted as awake.
             let state = fast_path.state();
             sleepy && state.is_idle()
         };

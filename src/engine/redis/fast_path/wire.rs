@@ -120,7 +120,7 @@ pub(super) async fn ask(stream: &mut tokio::net::TcpStream, cmd: &Cmd) -> RedisR
     redis::parse_redis_value(&input)
 }
 
-/// Of the server, from its answer to `HELLO`.
+/// Returns the major version of the server, from its reply to `HELLO`.
 pub(super) fn major_version(reply: &Value) -> Option<u32> {
     let Value::Array(fields) = reply else { return None };
     fields.chunks_exact(2).find_map(|field| match field {

@@ -12,8 +12,7 @@ use futures_util::StreamExt;
 use redis::{ConnectionInfo, RedisResult};
 use tokio::task::AbortHandle;
 
-use super::sentinel::Sentinels;
-use crate::engine::redis::config::client;
+use crate::engine::redis::config::{Sentinels, client};
 use crate::engine::redis::connection::Link;
 
 const CHANNEL: &str = "+switch-master";

@@ -119,7 +119,7 @@ impl Route {
     pub(super) fn mailboxes(&self, slot: u16) -> String {
         match self {
             Route::One(_) => CHANNEL_PREFIX.to_owned(),
-            Route::Cluster(_) => format!("{MAILBOXES}{{{}}}", tag_for_slot(slot)),
+            Route::Cluster(_) => format!("{CHANNEL_PREFIX}{{{}}}", tag_for_slot(slot)),
         }
     }
 

@@ -1,4 +1,4 @@
-//! A batch that was sent: what its replies mean for each of those who asked.
+//! Requests that wait for their replies, and what the replies to a batch mean for each of its calls.
 
 #[cfg(test)]
 pub(super) mod tests;
@@ -13,12 +13,12 @@ use super::resp::{self, Reader};
 use crate::engine::redis::error::spoils_connection;
 use crate::model::OwnerToken;
 
-/// Who waits for the next replies.
+/// A request whose replies come next.
 pub(super) enum InFlight {
     Single(Single),
-    /// Several calls, which are told of together.
+    /// Several calls that share commands.
     Batch(SentBatch),
-    /// A caller that waits for the replies before this place. It gets no reply itself.
+    /// A caller that waits until all earlier requests are answered. It has no reply of its own.
     Nothing(#[expect(dead_code, reason = "its drop is the message")] oneshot::Sender<()>),
 }
 
@@ -39,25 +39,25 @@ impl From<Single> for InFlight {
     }
 }
 
-/// Who waits for one reply.
+/// The receiver of one reply.
 pub(super) enum Single {
     /// A call.
     Call(oneshot::Sender<RedisResult<Value>>),
     Sink(ReplyHandle),
-    /// The lane itself, after `seed.lua`.
+    /// The fast path itself, after `seed_counter.lua`.
     Seed,
-    /// Nobody; but a record whose script the server does not know is sent once more.
+    /// No caller: a record. It is sent again if the server does not know the script.
     Record(Box<Cmd>),
     /// No caller: a record that was sent with the script's text. The call is the one without the text.
     Source(Box<Cmd>),
 }
 
-/// Who is told what came of one name.
+/// The receiver of the outcome for one name.
 pub(super) enum ReplyTo {
     Call(oneshot::Sender<RedisResult<Outcome>>),
-    /// Of a release by a quorum.
+    /// The release of a quorum.
     Release(ReplyHandle),
-    /// Of a vote: of each of its four replies, or that there is no last one.
+    /// The vote of a quorum: its four replies, or an error for the last of them.
     Vote(ReplyHandle),
 }
 
@@ -90,12 +90,12 @@ impl BatchedCall {
     fn deliver(self, outcome: RedisResult<Outcome>) {
         match (self.teller, outcome) {
             (ReplyTo::Call(sender), outcome) => {
-                // Who asked may have gone.
+                // The caller may have been dropped.
                 let _ = sender.send(outcome);
             }
             (ReplyTo::Release(handle), Ok(Outcome::Released(answer))) => handle.send(Ok(Value::Int(answer))),
             (ReplyTo::Release(handle), Err(error)) => handle.send(Err(error)),
-            // Dropped, which tells that there is no reply.
+            // Dropped: the sink receives an error.
             _ => {}
         }
     }
@@ -107,23 +107,23 @@ pub(super) struct SentBatch {
     pub(super) calls_in_batch: Vec<BatchedCall>,
 }
 
-/// What the replies to a batch say of the server.
+/// What the replies to a batch show about the server.
 pub(super) struct BatchReport {
-    /// For so many calls, that are told of and do not see to that themselves, something was heard.
+    /// The number of calls with a sink, which do not record liveness themselves.
     pub(super) sink_calls: usize,
-    /// It does not know the script.
+    /// The server does not know the script.
     pub(super) is_unknown: bool,
-    /// An error that may mean that the connection is of no use any more.
+    /// An error after which the connection may be unusable.
     pub(super) error: Option<RedisError>,
 }
 
 impl SentBatch {
-    /// For how many calls it was.
+    /// Returns the number of calls.
     pub(super) fn calls(&self) -> usize {
         self.calls_in_batch.len()
     }
 
-    /// Whether a call in it is to be removed, as long as it is not sent.
+    /// Whether a call in it has to be removed while it is unsent.
     pub(super) fn has_cancelled(&self) -> bool {
         self.kind.is_cancellable() && self.calls_in_batch.iter().any(BatchedCall::is_gone)
     }
@@ -148,15 +148,15 @@ impl SentBatch {
         }
     }
 
-    /// How long the replies are together, when all of them have come.
+    /// Returns the length of all replies. `None`: they are incomplete.
     pub(super) fn length(&self, input: &[u8]) -> RedisResult<Option<usize>> {
         resp::length_of(input, self.commands())
     }
 
-    /// Tells everybody what came of it.
+    /// Passes each outcome to its caller.
     ///
     /// # Errors
-    /// When the replies make no sense.
+    /// When the replies cannot be read.
     pub(super) fn deliver(self, replies: &[u8]) -> RedisResult<BatchReport> {
         let sink_calls = self
             .calls_in_batch
@@ -189,7 +189,7 @@ impl SentBatch {
     }
 }
 
-/// What a reply for all says for one after the other: its elements, or each time the whole of it where it is no array.
+/// A reply for all calls: its elements in order, or the whole reply each time if it is no array.
 struct Shared<'a> {
     reply: &'a [u8],
     elements: Option<Reader<'a>>,
@@ -209,7 +209,7 @@ impl<'a> Shared<'a> {
 fn deliver_checks(calls_in_batch: Vec<BatchedCall>, reply: &[u8]) -> RedisResult<()> {
     let mut holders = Shared::new(reply);
     for call in calls_in_batch {
-        // Not where the reply is an error: a right that is missing may be missing for one of the names only.
+        // Not where the reply is an error: the missing right may concern one of the names only.
         let holder = resp::bulk(holders.next()?);
         let is_held = holder.is_some_and(|holder| !call.owner().is_some_and(|owner| holder.starts_with(owner)));
         call.deliver(Ok(if is_held { Outcome::Held } else { Outcome::NotHeld }));
@@ -257,8 +257,8 @@ fn deliver_acquisitions(calls_in_batch: Vec<BatchedCall>, replies: &mut Reader<'
     Ok(())
 }
 
-/// An answer, or that there is none where it is an error and `is_shared`: a right that is missing for one of several names is not
-/// to look like one that is missing for all.
+/// Returns the reply, or nil if it is an error and `is_shared`: a right that is missing for one of several names must not
+/// look like one that is missing for all.
 fn spared(answer: &[u8], is_shared: bool) -> &[u8] {
     if is_shared && answer.starts_with(b"-") {
         resp::NIL
@@ -267,7 +267,7 @@ fn spared(answer: &[u8], is_shared: bool) -> &[u8] {
     }
 }
 
-/// Answers one of the server's errors, one that means that the connection is of no use any more if there is such a one.
+/// Returns one of the errors, preferably one after which the connection is unusable.
 fn deliver_votes(calls_in_batch: Vec<BatchedCall>, replies: &mut Reader<'_>) -> RedisResult<Option<RedisError>> {
     let mut behind = replies.clone();
     behind.skip(2 * calls_in_batch.len())?;
@@ -298,7 +298,7 @@ fn deliver_votes(calls_in_batch: Vec<BatchedCall>, replies: &mut Reader<'_>) -> 
     Ok(seen)
 }
 
-/// Answers the server's error.
+/// Returns the error of the server.
 fn deliver_releases(calls_in_batch: Vec<BatchedCall>, answer: Value) -> RedisResult<Option<RedisError>> {
     match answer {
         Value::Int(freed) if freed == calls_in_batch.len() as i64 => {
@@ -316,7 +316,7 @@ fn deliver_releases(calls_in_batch: Vec<BatchedCall>, answer: Value) -> RedisRes
         }
         Value::ServerError(error) => {
             let error = RedisError::from(error);
-            // It may be the fault of one of many, or of a script that is not known.
+            // One of the names may be the cause, or the script is unknown.
             let is_shared = calls_in_batch.len() > 1 || error.kind() == redis::ServerErrorKind::NoScript.into();
             for call in calls_in_batch {
                 call.deliver(if is_shared {

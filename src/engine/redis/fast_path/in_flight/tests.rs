@@ -47,7 +47,7 @@ fn sent(
     (sent, outcomes)
 }
 
-/// Whatever the stream's cut, nobody is told before everything is there.
+/// However the stream is cut, no outcome is passed on before all replies are there.
 fn whole(sent: &SentBatch, replies: &str) -> usize {
     let stream = format!("{replies}:1\r\n");
     for cut in 0..replies.len() {
