@@ -1,4 +1,4 @@
-//! What can go wrong between this engine and its server, and whether waiting helps.
+//! The errors between this engine and its server, and whether a retry can help.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -12,33 +12,33 @@ use crate::error::EngineError;
 /// The engine's name in errors.
 pub(super) const ENGINE: &str = "redis";
 
-/// How a call failed. Cheap to clone, because everybody who waited for a connection hears of the same failure.
+/// The failure of a call. Cheap to clone, because all callers that waited for a connection get the same failure.
 #[derive(Debug, Clone)]
 pub(super) enum Failure {
-    /// There is no connection, and none could be opened.
+    /// No connection could be opened.
     Connect { address: Arc<str>, error: RedisError },
     /// The server refused the call, or the connection broke before its reply.
     Call(RedisError),
-    /// The server said something that the scripts do not answer.
+    /// The server sent a reply that the command or script does not have.
     Unexpected(&'static str),
-    /// The server is older than what the engine needs.
+    /// The server is older than the engine supports.
     TooOld(String),
     /// The leases of a claim's first names ended before its last names were granted.
     TooSlow,
-    /// The sentinels know of no master, or the one they know is none.
+    /// The sentinels know no master, or the server that they name is none.
     NoMaster(NoMaster),
     /// Too few replicas acknowledged a write in time.
     Replicas { acknowledged: i64, wanted: u32 },
     /// No node of the cluster serves the slot.
     Unserved,
-    /// One node of the cluster after the other says that the slot is elsewhere.
+    /// The nodes of the cluster redirect in a circle: the slot is moving.
     Moving,
     /// The engine was closed.
     Closed,
 }
 
 impl Failure {
-    /// No connection to a server.
+    /// Creates the failure of a connection attempt.
     pub(super) fn connect(address: &Arc<str>, error: RedisError) -> Self {
         Failure::Connect {
             address: address.clone(),
@@ -46,13 +46,13 @@ impl Failure {
         }
     }
 
-    /// No reply in time.
+    /// Creates the failure of a call without a reply in time.
     pub(super) fn timed_out() -> Self {
         Failure::Call(io::Error::from(io::ErrorKind::TimedOut).into())
     }
 
-    /// What a node of a cluster says of a slot that it does not serve: the error's code, and the address (if it names one)
-    /// with the slot.
+    /// Returns the error of a cluster's node that does not serve a slot: its code, and the address (if it has one) with the
+    /// slot.
     pub(super) fn redirection(&self) -> Option<(&str, Option<(&str, u16)>)> {
         match self {
             Failure::Call(error) => Some((code(error), error.redirect_node())),
@@ -60,14 +60,14 @@ impl Failure {
         }
     }
 
-    /// The failure as the layers above see it.
+    /// Converts it to the error of the layers above.
     pub(super) fn during(self, op: &'static str) -> EngineError {
         let is_unsent = matches!(self, Failure::Connect { .. } | Failure::NoMaster(_) | Failure::Unserved);
         let error = EngineError::new(ENGINE, op, self.retryable(), self);
         if is_unsent { error.not_sent() } else { error }
     }
 
-    /// Whether the same call may succeed later without a human's help.
+    /// Whether the same call may succeed later without a change by an administrator.
     pub(super) fn retryable(&self) -> bool {
         match self {
             Failure::Connect { error, .. } | Failure::Call(error) => passes(error),
@@ -87,7 +87,7 @@ impl Failure {
         matches!(self, Failure::Call(error) if matches!(code(error), "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"))
     }
 
-    /// Whether a key holds something that is no string.
+    /// Whether a key has a type other than string.
     pub(super) fn is_wrong_type(&self) -> bool {
         matches!(self, Failure::Call(error) if code(error) == "WRONGTYPE")
     }
@@ -115,14 +115,14 @@ impl fmt::Display for Failure {
                 })?;
                 said(error, f)
             }
-            Failure::Unexpected(what) => write!(f, "the server's answer makes no sense: {what}"),
+            Failure::Unexpected(what) => write!(f, "unexpected reply from Redis to {what}"),
             Failure::TooOld(version) => {
                 write!(
                     f,
                     "Redis 6.2 or newer is needed, and 7.0 for a cluster; this is {version}"
                 )
             }
-            Failure::TooSlow => f.write_str("the ttl is too short for so many names in this cluster"),
+            Failure::TooSlow => f.write_str("the ttl is too short for the number of names in this cluster"),
             Failure::NoMaster(reason) => reason.fmt(f),
             Failure::Replicas { acknowledged, wanted } => write!(
                 f,
@@ -144,16 +144,16 @@ impl StdError for Failure {
     }
 }
 
-/// Why there is no master to connect to.
+/// The reason why there is no master to connect to.
 #[derive(Debug, Clone)]
 pub(super) enum NoMaster {
-    /// No sentinel names one: the name, and what each of them said.
+    /// No sentinel reports one: the name, and the answer of each sentinel.
     Unnamed(Arc<str>, Arc<[(String, Refusal)]>),
-    /// The one that the sentinels name is none.
+    /// The server that the sentinels report is no master.
     Other { address: Arc<str>, role: Arc<str> },
 }
 
-/// What a sentinel said in the place of an address.
+/// The answer of a sentinel without an address.
 #[derive(Debug, Clone)]
 pub(super) enum Refusal {
     /// It does not know the name.
@@ -162,7 +162,7 @@ pub(super) enum Refusal {
 }
 
 impl NoMaster {
-    /// Whether waiting may help. It does not where every sentinel has answered, and none knows the name.
+    /// Whether a retry can help. It cannot if every sentinel has answered, and none knows the name.
     fn passes(&self) -> bool {
         match self {
             NoMaster::Unnamed(_, refusals) => refusals
@@ -201,7 +201,7 @@ pub(super) fn broken() -> RedisError {
     io::Error::from(io::ErrorKind::BrokenPipe).into()
 }
 
-/// A server's error as the server wrote it; the driver shows the names of its own variants instead.
+/// Writes the error of a server in its own words. The driver shows the names of its variants instead.
 fn said(error: &RedisError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     match error.source().and_then(|source| source.downcast_ref::<ServerError>()) {
         Some(server) => write!(f, "{} {}", server.code(), server.details().unwrap_or_default()),
@@ -209,7 +209,7 @@ fn said(error: &RedisError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// Errors that go away: a server that starts, fails over, is out of memory or of disk space, or runs a slow script.
+/// Temporary errors: a server that starts, fails over, is out of memory or of disk space, or runs a slow script.
 const PASSING: [&str; 9] = [
     "LOADING",
     "BUSY",
@@ -222,7 +222,7 @@ const PASSING: [&str; 9] = [
     "NOREPLICAS",
 ];
 
-/// The code of a server's error, or "".
+/// Returns the code of a server's error, or "".
 ///
 /// Up to Redis 6.2 an error inside a script arrives as `ERR Error running script (…): @user_script:7: -READONLY …`.
 fn code(error: &RedisError) -> &str {
@@ -238,7 +238,7 @@ fn code(error: &RedisError) -> &str {
     }
 }
 
-/// Whether the same may succeed later without a human's help.
+/// Whether the error is temporary: the same may succeed later without a change by an administrator.
 pub(super) fn passes(error: &RedisError) -> bool {
     match error.kind() {
         ErrorKind::Io => match io_error(error) {
@@ -248,7 +248,8 @@ pub(super) fn passes(error: &RedisError) -> bool {
                 io.kind(),
                 io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput
             ),
-            // Without any cause it is the driver's or ours for a broken connection, else the system's certificates.
+            // Without a cause it is a broken connection, reported by the driver or by this engine; else a problem of the
+            // system's certificates.
             None => error.source().is_none(),
         },
         ErrorKind::Server(_) | ErrorKind::Extension => {
@@ -268,20 +269,20 @@ fn io_error(error: &RedisError) -> Option<&io::Error> {
         .downcast_ref()
 }
 
-/// Whether the connection is of no use after this error.
+/// Whether the connection is unusable after this error.
 ///
-/// Besides broken ones: a demoted master is still connected, and only a new look at its name finds the new one; and
-/// what was said in an unknown protocol or to an unknown user does not get better by itself.
+/// Not only when it broke: a demoted master is still connected, and only another look-up of its name finds the new one. An
+/// error about an unknown protocol or user does not go away on this connection.
 pub(super) fn spoils_connection(error: &RedisError) -> bool {
     matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) || matches!(code(error), "READONLY" | "NOAUTH")
 }
 
-/// A command with options of which the server knows nothing.
+/// Whether the server does not support the options of a command.
 pub(super) fn is_not_understood(error: &RedisError) -> bool {
     error.detail().is_some_and(|detail| detail.contains("syntax error"))
 }
 
-/// The user has no right to the command.
+/// Whether the user lacks the right to a command.
 pub(super) fn is_forbidden(error: &RedisError) -> bool {
     code(error) == "NOPERM"
 }

@@ -1,14 +1,13 @@
 //! Redis: one node or a master under Sentinel, from version 6.2 on, or a cluster, from 7.0 on.
 //!
 //! # Behavior
-//! Every verb is one round trip for any number of names, and goes by the server's clock: one script, but for the commonest
-//! acquisition (`plain.rs`). The lock's key
-//! holds the owner's token and nothing else, so that it excludes, and is excluded by, every other tool that does
-//! `SET key token NX PX`. What lies where is told in `keys.rs`.
+//! Every verb is one round trip for any number of names, and uses the server's clock: one script, except for the most frequent
+//! acquisition (`ops/acquire_plain.rs`). The key of a lock contains the owner's token and nothing else. So it excludes, and is
+//! excluded by, every other tool that runs `SET key token NX PX`. `keys/mod.rs` describes the keys.
 //!
 //! # Deployment
-//! The server needs `maxmemory-policy noeviction` (or room enough): an evicted key is a lock that was given away. A user
-//! with no more rights than needed, for the prefix `lock:`:
+//! The server needs `maxmemory-policy noeviction` (or enough memory): the name of an evicted key can be granted again. A user
+//! with no more rights than necessary, for the prefix `lock:`:
 //!
 //! ```text
 //! ACL SETUSER holdfast on >PASSWORD resetkeys resetchannels -@all
@@ -17,14 +16,14 @@
 //!     +publish +subscribe +unsubscribe +scan +select
 //! ```
 //!
-//! `+scan` is for `list` only, and `+select` for a database other than 0. (`HELLO` and `AUTH` are open to everybody.)
+//! `+scan` is for `list` only, and `+select` for a database other than 0. (`HELLO` and `AUTH` need no right.)
 //! Besides, a user needs
 //!
 //! - under Sentinel: `+role`
 //! - with `minReplicas`: `+wait`
 //! - in a cluster: `+cluster|slots +asking +spublish +ssubscribe +sunsubscribe`, on every node
 //!
-//! and, where the sentinels have users, there
+//! and, if the sentinels have users, there
 //!
 //! ```text
 //! user holdfast on >PASSWORD -@all resetchannels &+switch-master +sentinel|get-master-addr-by-name +subscribe
@@ -75,15 +74,16 @@ use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 /// The engine behind `redis://` and `rediss://`.
 pub struct RedisEngine {
     route: Route,
-    /// Whether fences come from one key for all names. Not in a cluster, be it that a URL names but one of its servers.
+    /// Whether the fencing tokens come from one key for all names. Not in a cluster, even if the URL names only one of its
+    /// servers.
     counts: bool,
-    /// Where replicas have to acknowledge what is granted.
+    /// The connection for writes that replicas have to acknowledge.
     replicated: Option<Replicated>,
     layout: Layout,
     waiters: Arc<Waiters>,
     dropped: Dropped,
     contended: Contended,
-    /// Under sentinels, until the engine is closed.
+    /// Only with sentinels, until the engine is closed.
     listening: Mutex<Option<FailoverMonitor>>,
 }
 
@@ -96,10 +96,9 @@ impl fmt::Debug for RedisEngine {
 }
 
 impl RedisEngine {
-    /// Connects, and makes sure that the server is new enough.
+    /// Connects, and checks the version of the server.
     ///
-    /// # Errors
-    /// When the server cannot be reached or refuses the login, or is older than Redis 6.2.
+    /// If the server cannot be reached, refuses the login, or is older than Redis 6.2.
     pub async fn connect(config: RedisConfig) -> Result<Arc<Self>> {
         let route = Route::new(config.clone());
         let replicated =
@@ -132,29 +131,29 @@ impl RedisEngine {
         }))
     }
 
-    /// How long a fence companion outlives its lease, in ms.
+    /// Returns how long a fence companion outlives its lease, in ms.
     fn fence_lasts(&self) -> u64 {
         if self.counts { RECORD_KEPT_MS } else { FENCE_KEPT_MS }
     }
 
-    /// The key of the last fence of all, where there is one.
+    /// Returns the key of the last fencing token of all names, if there is one.
     fn last(&self) -> Option<&'static str> {
         self.counts.then_some(LAST)
     }
 
-    /// Has what is told of locks written down, before somebody looks.
+    /// Writes the deferred records, so that `inspect` sees them.
     fn write_records(&self) {
         if let Some((_, fast_path)) = self.fast_path() {
             fast_path.write_records();
         }
     }
 
-    /// The slot of a name.
+    /// Returns the slot of a name.
     fn slot(&self, key: &Key) -> u16 {
         self.route.slot(&self.layout, key.as_str())
     }
 
-    /// Runs a script whose positive answer says that somebody holds a name (longer) now.
+    /// Runs a script whose positive answer grants or extends a lease.
     async fn run_safely(
         &self,
         script: &Script,
@@ -169,7 +168,7 @@ impl RedisEngine {
         }
     }
 
-    /// The call of a script with the keys of every name of a claim, and its first argument.
+    /// Returns the call of a script with the keys of all names of a claim, and the owner as its first argument.
     fn call(&self, script: &Script, parts: &[Part], claim: &Claim) -> redis::Cmd {
         let mut call = script.call(&self.layout, parts, claim.keys().iter().map(Key::as_str));
         call.arg(claim.owner.as_str());

@@ -1,9 +1,9 @@
-//! The process's part in the queues of Redis.
+//! The waiters of this process in the queues of Redis.
 //!
 //! # Behavior
-//! What the waiters of this process share is its mailbox, one channel on which the server names the waiter that a name was
-//! handed to, and its sign of life: one script for all names, which is also run when the lease in a waiter's way ends,
-//! and hands on what has become free.
+//! The waiters of this process share a channel, on which the server names the waiter that got a name by hand-off. They also
+//! share a heartbeat: one script for all names, which is sent at the end of the lease before a waiter, too, and hands off names
+//! that became free.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -20,25 +20,25 @@ use super::topology::{ChannelSubscription, Route};
 use crate::engine::local_waiters::{self, RESERVATION};
 use crate::model::{Claim, Key, OwnerToken};
 
-/// The most names in one script, so that the server is not kept from others for long.
+/// The largest number of names in one script, so that it blocks the server only for a short time.
 const NAMES_AT_ONCE: usize = 100;
 
 /// The waiters of one engine.
 pub(super) struct Waiters {
     route: Route,
     layout: Layout,
-    /// By what the queues know this engine: random, hexadecimal.
+    /// The name of this engine in the queues: random, hexadecimal.
     pub(super) process: String,
-    /// With each name goes the mailbox where its waiters are told.
+    /// Each name has the channel of its waiters.
     pub(super) known: Arc<local_waiters::LocalWaiters<Arc<ChannelSubscription>>>,
-    mailboxes: Mutex<Mailboxes>,
+    channels: Mutex<Channels>,
 }
 
 #[derive(Default)]
-struct Mailboxes {
-    /// Those that are open, by slot.
+struct Channels {
+    /// The open ones, by slot.
     open: HashMap<u16, Weak<ChannelSubscription>>,
-    /// The only one, where there are no slots: it stays open.
+    /// The only one without a cluster: it stays open.
     kept: Option<Arc<ChannelSubscription>>,
 }
 
@@ -49,15 +49,15 @@ impl Waiters {
             layout,
             process: format!("{:016x}", fastrand::u64(..)),
             known: Arc::new(local_waiters::LocalWaiters::new()),
-            mailboxes: Mutex::default(),
+            channels: Mutex::default(),
         })
     }
 
-    fn mailboxes(&self) -> MutexGuard<'_, Mailboxes> {
-        self.mailboxes.lock()
+    fn channels(&self) -> MutexGuard<'_, Channels> {
+        self.channels.lock()
     }
 
-    /// By what the queues know a waiter of this engine: a member as in `queue.lua`.
+    /// Returns the name of a waiter in the queues: a member as in `queue.lua`.
     pub(super) fn member(&self, claim: &Claim) -> String {
         let (process, owner) = (&self.process, claim.owner.as_str());
         match short_ttl(claim) {
@@ -66,21 +66,20 @@ impl Waiters {
         }
     }
 
-    /// What a member tells besides its owner, with a colon between the two.
-    pub(super) fn place(&self, claim: &Claim) -> Cow<'_, str> {
+    /// Returns the member without its owner, and with a colon between the other two parts.
+    pub(super) fn member_suffix(&self, claim: &Claim) -> Cow<'_, str> {
         match short_ttl(claim) {
             Some(ttl) => format!("{}:{ttl}", self.process).into(),
             None => (&*self.process).into(),
         }
     }
 
-    /// The mailbox for a slot, if it is open: whether this engine would hear of a name that is handed to it.
-    pub(super) fn ear(&self, slot: u16) -> Option<Arc<ChannelSubscription>> {
-        self.mailboxes().open.get(&slot).and_then(Weak::upgrade)
+    /// Returns the channel for a slot, if it is open: whether this process receives hand-offs.
+    pub(super) fn channel(&self, slot: u16) -> Option<Arc<ChannelSubscription>> {
+        self.channels().open.get(&slot).and_then(Weak::upgrade)
     }
 
-    /// Opens the mailbox for a slot, for as long as somebody waits there. Where there are no slots it stays open for as
-    /// long as the engine lives.
+    /// Opens the channel for a slot. It stays open while it has waiters; without a cluster, as long as the engine lives.
     pub(super) async fn listen(self: &Arc<Self>, slot: u16) -> Result<Arc<ChannelSubscription>, Failure> {
         let waiters = Arc::downgrade(self);
         let deliver = Arc::new(move |message: &[u8]| {
@@ -88,35 +87,35 @@ impl Waiters {
                 waiters.deliver(message);
             }
         });
-        let ear = Arc::new(self.route.listen(slot, &self.process, deliver).await?);
-        let mut mailboxes = self.mailboxes();
-        if let Some(other) = mailboxes.open.get(&slot).and_then(Weak::upgrade) {
-            drop(mailboxes);
+        let channel = Arc::new(self.route.listen(slot, &self.process, deliver).await?);
+        let mut channels = self.channels();
+        if let Some(other) = channels.open.get(&slot).and_then(Weak::upgrade) {
+            drop(channels);
             return Ok(other);
         }
-        mailboxes.open.retain(|_, ear| ear.strong_count() > 0);
-        mailboxes.open.insert(slot, Arc::downgrade(&ear));
+        channels.open.retain(|_, channel| channel.strong_count() > 0);
+        channels.open.insert(slot, Arc::downgrade(&channel));
         if !self.route.is_cluster() {
-            mailboxes.kept = Some(ear.clone());
+            channels.kept = Some(channel.clone());
         }
-        Ok(ear)
+        Ok(channel)
     }
 
-    /// Returns the mailbox for a slot; opens it if necessary.
+    /// Returns the channel for a slot. Opens it if necessary.
     pub(super) async fn listening(self: &Arc<Self>, slot: u16) -> Result<Arc<ChannelSubscription>, Failure> {
-        match self.ear(slot) {
-            Some(ear) => Ok(ear),
+        match self.channel(slot) {
+            Some(channel) => Ok(channel),
             None => self.listen(slot).await,
         }
     }
 
-    /// Wakes the waiter that a message names; all of them when it names none, after a connection was lost.
+    /// Wakes the waiter that a message names. Wakes all waiters after an empty message: a connection was lost.
     fn deliver(self: &Arc<Self>, message: &[u8]) {
         if message.is_empty() {
             self.known.wake_all();
             return;
         }
-        // Other messages are not for us to understand.
+        // Other messages are ignored.
         let Some((member, lock)) = std::str::from_utf8(message).ok().and_then(|text| text.split_once(' ')) else {
             return;
         };
@@ -135,24 +134,24 @@ impl Waiters {
             let (waiters, member, lock) = (self.clone(), member.to_owned(), lock.to_owned());
             self.route.runtime().spawn(async move {
                 if let Err(failure) = waiters.remove_waiter(&member, &lock).await {
-                    // Its place costs the others some time more: whom it is handed to is asked again.
-                    tracing::debug!(%failure, "a waiter that nobody knows could not be disowned");
+                    // Its position delays the others: the name is handed to it again.
+                    tracing::debug!(%failure, "an unknown waiter could not be removed from the queue");
                 }
             });
         }
     }
 
-    /// Takes away the place of a waiter that this process does not know. Else the name would be handed to it again and
-    /// again: its process is alive, after all.
+    /// Removes a waiter that this process does not know. Else the name would be handed to it again and again, because its
+    /// process is alive.
     async fn remove_waiter(self: &Arc<Self>, member: &str, lock: &str) -> Result<(), Failure> {
         let Some(name) = self.layout.name_of(lock) else {
             return Ok(());
         };
         let mut call = REMOVE_WAITER.call(&self.layout, &[Part::Lock, Part::Queue], std::iter::once(name));
         let slot = self.route.slot(&self.layout, name);
-        call.arg(self.route.mailboxes(slot)).arg(member);
+        call.arg(self.route.channel_prefix(slot)).arg(member);
         let reply = tokio::time::timeout(self.route.limit(), self.route.run(&REMOVE_WAITER, &call, slot)).await;
-        if reply.unwrap_or(Err(Failure::Unexpected("no answer in time")))? == Value::Int(3)
+        if reply.unwrap_or(Err(Failure::timed_out()))? == Value::Int(3)
             && let Ok(key) = Key::new(name)
         {
             self.hand_off(&key);
@@ -160,7 +159,7 @@ impl Waiters {
         Ok(())
     }
 
-    /// Hands on a free name in the background, after a script that removed dead waiters and could not finish.
+    /// Hands off a free name in the background, after a script that removed dead waiters and could not finish.
     pub(super) fn hand_off(self: &Arc<Self>, key: &Key) {
         let (waiters, key) = (self.clone(), key.clone());
         self.route.runtime().spawn(async move {
@@ -173,7 +172,7 @@ impl Waiters {
             let slot = waiters.route.slot(&waiters.layout, key.as_str());
             call.arg(OwnerToken::fresh().as_str())
                 .arg(1)
-                .arg(waiters.route.mailboxes(slot))
+                .arg(waiters.route.channel_prefix(slot))
                 .arg("")
                 .arg(0);
             // The loop ends: each call removes some. After a failure the heartbeats of live waiters continue.
@@ -184,39 +183,42 @@ impl Waiters {
         });
     }
 
-    /// A waiter has its place in the queue of `key`, behind a lease that ends in `left`.
-    pub(super) fn waits(
+    /// Records that a waiter is in the queue of `key`, where the current lease ends after `left`.
+    pub(super) fn entered(
         self: &Arc<Self>,
         owner: &OwnerToken,
         key: &Key,
         number: u64,
         left: Option<Duration>,
-        ear: &Arc<ChannelSubscription>,
+        channel: &Arc<ChannelSubscription>,
     ) {
-        if self.known.enter(owner, key, number, left, || ear.clone()) {
+        if self.known.enter(owner, key, number, left, || channel.clone()) {
             let waiters = self.clone();
-            self.route
-                .runtime()
-                .spawn(async move { waiters.known.run_heartbeats(|names| waiters.look(names)).await });
+            self.route.runtime().spawn(async move {
+                waiters
+                    .known
+                    .run_heartbeats(|names| waiters.send_heartbeats(names))
+                    .await
+            });
         }
     }
 
-    /// Gives a sign of life for these names.
-    fn look(self: &Arc<Self>, names: Vec<Key>) {
+    /// Sends heartbeats for these names.
+    fn send_heartbeats(self: &Arc<Self>, names: Vec<Key>) {
         for some in self.together(names) {
-            // A task of its own: a node that hangs must not keep the others from hearing of this process.
+            // In a task of its own: a node that hangs must not delay the heartbeats to other nodes.
             let waiters = self.clone();
             tokio::spawn(async move {
-                if let Err(failure) = waiters.beat(&some).await {
-                    // Each waiter meets the failure itself, and knows for how long to bear it.
-                    tracing::debug!(%failure, "no sign of life could be given");
+                if let Err(failure) = waiters.send_heartbeat(&some).await {
+                    // Each waiter makes an attempt, gets the error itself, and knows its own deadline.
+                    tracing::debug!(%failure, "a heartbeat failed");
                     some.iter().for_each(|key| waiters.known.wake(key));
                 }
             });
         }
     }
 
-    /// The names in scripts: not too many in one, and none over two slots.
+    /// Groups the names into scripts: limited in number, and none with two slots.
     fn together(&self, mut names: Vec<Key>) -> Vec<Vec<Key>> {
         if self.route.is_cluster() {
             let mut slots: HashMap<u16, Vec<Key>> = HashMap::new();
@@ -230,14 +232,14 @@ impl Waiters {
         names.chunks(NAMES_AT_ONCE).map(<[Key]>::to_vec).collect()
     }
 
-    async fn beat(self: &Arc<Self>, names: &[Key]) -> Result<(), Failure> {
+    async fn send_heartbeat(self: &Arc<Self>, names: &[Key]) -> Result<(), Failure> {
         let mut call = HEARTBEAT.call(&self.layout, &[Part::Lock, Part::Queue], names.iter().map(Key::as_str));
         let slot = self.route.slot(&self.layout, names[0].as_str());
-        call.arg(self.route.mailboxes(slot)).arg(&self.process);
+        call.arg(self.route.channel_prefix(slot)).arg(&self.process);
         let reply = tokio::time::timeout(self.route.limit(), self.route.run(&HEARTBEAT, &call, slot)).await;
-        let reply = reply.unwrap_or(Err(Failure::Unexpected("no beat in time")));
+        let reply = reply.unwrap_or(Err(Failure::timed_out()));
         let Value::Array(left) = reply? else {
-            return Err(Failure::Unexpected("of heartbeat.lua"));
+            return Err(Failure::Unexpected("heartbeat.lua"));
         };
         for (key, left) in names.iter().zip(left) {
             match left {
@@ -246,7 +248,7 @@ impl Waiters {
                     let left = u64::try_from(left).ok().map(Duration::from_millis);
                     self.known.set_lease_end(key, left);
                 }
-                _ => return Err(Failure::Unexpected("of heartbeat.lua")),
+                _ => return Err(Failure::Unexpected("heartbeat.lua")),
             }
         }
         Ok(())
@@ -256,7 +258,7 @@ impl Waiters {
 /// What `heartbeat.lua` answers for a name that the process has to see to itself.
 const GONE: i64 = -2;
 
-/// A ttl that is less than what a name is kept for whom it is handed to, in ms: the queue has it, too.
+/// Returns the ttl in ms if it is less than the reservation of a hand-off. The queue contains it then.
 fn short_ttl(claim: &Claim) -> Option<u64> {
     (claim.ttl.duration() < RESERVATION).then(|| claim.ttl.as_millis())
 }

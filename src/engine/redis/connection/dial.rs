@@ -1,13 +1,15 @@
 //! Finds the server and connects to it.
 
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 
 use redis::io::tcp::socket2::SockRef;
-use redis::{ConnectionAddr, ConnectionInfo, RedisResult};
+use redis::{Cmd, ConnectionAddr, ConnectionInfo, RedisResult, Value};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::engine::redis::config::{RedisConfig, keepalive};
 use crate::engine::redis::error::Failure;
-use crate::engine::redis::fast_path::FastPath;
+use crate::engine::redis::fast_path::{FastPath, resp};
 
 /// Returns the server with its current address.
 pub(super) async fn locate(config: &RedisConfig) -> Result<ConnectionInfo, Failure> {
@@ -27,7 +29,7 @@ pub(super) async fn fast_path(config: &RedisConfig) -> RedisResult<Option<Arc<Fa
     if !config.is_server() || !FastPath::IS_SUPPORTED {
         return Ok(None);
     }
-    let stream = tokio::net::TcpStream::connect((&**host, *port)).await?;
+    let mut stream = tokio::net::TcpStream::connect((&**host, *port)).await?;
     stream.set_nodelay(true)?;
     let socket = SockRef::from(&stream);
     socket.set_tcp_keepalive(&keepalive())?;
@@ -49,7 +51,33 @@ pub(super) async fn fast_path(config: &RedisConfig) -> RedisResult<Option<Arc<Fa
         select.arg(settings.db());
         login.push(select);
     }
-    FastPath::open(stream, &login, config.layout.clone(), 2 * config.limit)
-        .await
-        .map(Some)
+    let mut version = None;
+    for cmd in &login {
+        let reply = ask(&mut stream, cmd).await?.extract_error()?;
+        version = version.or_else(|| major_version(&reply));
+    }
+    FastPath::new(stream, version, config.layout.clone(), 2 * config.limit).map(Some)
+}
+
+/// Sends one command on a new connection, and waits for its reply.
+async fn ask(stream: &mut tokio::net::TcpStream, cmd: &Cmd) -> RedisResult<Value> {
+    let mut input = Vec::new();
+    stream.write_all(&cmd.get_packed_command()).await?;
+    while resp::length(&input)?.is_none() {
+        if stream.read_buf(&mut input).await? == 0 {
+            return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
+        }
+    }
+    redis::parse_redis_value(&input)
+}
+
+/// Returns the major version of the server, from its reply to `HELLO`.
+fn major_version(reply: &Value) -> Option<u32> {
+    let Value::Array(fields) = reply else { return None };
+    fields.chunks_exact(2).find_map(|field| match field {
+        [Value::BulkString(name), Value::BulkString(version)] if name == b"version" => {
+            std::str::from_utf8(version).ok()?.split('.').next()?.parse().ok()
+        }
+        _ => None,
+    })
 }

@@ -120,7 +120,7 @@ mod tests {
     async fn silence_counts_only_while_a_call_waits() {
         let health = Health::new();
         pass(60).await;
-        assert!(!health.is_lost(PATIENCE), "nobody asked");
+        assert!(!health.is_lost(PATIENCE), "no call was sent");
         health.sent(Moment::now());
         pass(4).await;
         health.sent(Moment::now());
@@ -153,7 +153,7 @@ mod tests {
         assert!(!give_up(long).await);
         health.sent(Moment::now());
         health.heard();
-        assert!(!give_up(long).await, "something was heard in between");
+        assert!(!give_up(long).await, "a reply arrived in between");
         assert!(!give_up(Duration::from_millis(10)).await, "that was no time to answer");
         assert!(give_up(long).await);
         assert!(Health::new().unanswered().given_up == 0);

@@ -32,13 +32,14 @@ use super::config::{RedisConfig, client, show_address};
 use super::error::Failure;
 use super::fast_path::FastPath;
 use super::topology::sentinel;
+use crate::backoff::Backoff;
 use crate::clock::Moment;
 
 /// The capacity of the queue to the driver's task. Its default is 50.
 const QUEUE: usize = 1024;
 /// The backoff of reconnecting for subscribers.
-const FIRST_PAUSE: Duration = Duration::from_millis(25);
-const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+const RECONNECT: Backoff =
+    Backoff::new(Duration::from_micros(37_500), Duration::from_millis(4_500)).with_jitter(2.0 / 3.0);
 
 /// An open connection.
 pub(super) struct Connection {
@@ -255,7 +256,7 @@ impl Link {
         self.restore(&mut state);
         drop(state);
         self.lose_fast_path();
-        tracing::debug!(address = &*self.address, generation, "connection given up");
+        tracing::debug!(address = &*self.address, generation, "connection replaced");
         drop(lost);
     }
 
@@ -290,11 +291,10 @@ impl Link {
 
 /// Reconnects until there is a connection or no subscriber is left.
 async fn keep_trying(link: Weak<Link>) {
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = RECONNECT;
     loop {
         // With jitter, so that the clients of a restarted server do not all reconnect at the same time.
-        tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        tokio::time::sleep(backoff.delay()).await;
         let Some(link) = link.upgrade() else { return };
         let outcome = link.connection().await;
         let mut state = link.state();

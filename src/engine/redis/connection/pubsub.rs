@@ -27,7 +27,7 @@ pub(in super::super) type MessageHandler = Arc<dyn Fn(&[u8]) + Send + Sync>;
 struct Topic {
     channel: Arc<str>,
     /// Receives the messages of this channel one by one.
-    mailbox: Option<MessageHandler>,
+    handler: Option<MessageHandler>,
     /// Notifies the receivers. A new receiver gets only later notifications.
     notifications: watch::Sender<()>,
     /// Serializes SUBSCRIBE and UNSUBSCRIBE of this channel, so that they cannot overtake each other.
@@ -44,8 +44,8 @@ pub(in super::super) struct Topics(Mutex<HashMap<Arc<str>, Arc<Topic>>>);
 
 impl Topic {
     fn notify(&self, message: &[u8]) {
-        match &self.mailbox {
-            Some(mailbox) => mailbox(message),
+        match &self.handler {
+            Some(handler) => handler(message),
             None => {
                 self.notifications.send_replace(());
             }
@@ -91,13 +91,13 @@ impl Topics {
         }
     }
 
-    fn enrol(&self, channel: String, mailbox: Option<MessageHandler>) -> (Arc<Topic>, watch::Receiver<()>) {
+    fn enrol(&self, channel: String, handler: Option<MessageHandler>) -> (Arc<Topic>, watch::Receiver<()>) {
         let channel: Arc<str> = channel.into();
         let mut topics = self.lock();
         let topic = topics.entry(channel.clone()).or_insert_with(|| {
             Arc::new(Topic {
                 channel,
-                mailbox,
+                handler,
                 notifications: watch::Sender::new(()),
                 turn: tokio::sync::Mutex::new(()),
                 confirmed: AtomicU64::new(0),
@@ -140,9 +140,9 @@ impl Link {
     pub(in super::super) async fn subscribe(
         self: &Arc<Self>,
         channel: String,
-        mailbox: Option<MessageHandler>,
+        handler: Option<MessageHandler>,
     ) -> Result<RedisSubscription, Failure> {
-        let (topic, notifications) = self.topics.enrol(channel, mailbox);
+        let (topic, notifications) = self.topics.enrol(channel, handler);
         // From here on, the drop of this future ends the subscription.
         let subscription = RedisSubscription {
             link: self.clone(),

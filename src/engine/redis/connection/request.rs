@@ -95,7 +95,7 @@ impl Link {
         };
         let replies = self.exchange(connection, replies).await?;
         if replies.len() != calls.len() {
-            return Err(Failure::Unexpected("of a pipeline"));
+            return Err(Failure::Unexpected("a pipeline"));
         }
         let answers = replies.into_iter().map(|reply| Ok(reply.extract_error()?));
         Ok(answers.collect())

@@ -18,7 +18,7 @@ pub(in super::super) async fn check_version(link: &Arc<Link>, oldest: (u32, u32)
     let mut hello = redis::cmd("HELLO");
     hello.arg(3);
     let Value::Map(fields) = link.call(&hello).await? else {
-        return Err(Failure::Unexpected("of HELLO"));
+        return Err(Failure::Unexpected("HELLO"));
     };
     let told = |what: &str| {
         fields.iter().find_map(|field| match field {

@@ -41,7 +41,6 @@ use self::pipeline::{Batch, Kind};
 pub(super) use self::record::Record;
 use self::reply_sink::ReplyHandle;
 pub(super) use self::reply_sink::ReplySink;
-use self::wire::{ask, major_version};
 use super::connection::liveness::{ATTEMPTS, Health};
 use super::error::broken;
 use super::keys::Layout;
@@ -78,19 +77,14 @@ pub(super) struct FastPath {
 impl FastPath {
     pub(super) const IS_SUPPORTED: bool = true;
 
-    /// Logs in on a fresh connection, with `HELLO` first.
-    pub(super) async fn open(
-        mut stream: tokio::net::TcpStream,
-        login: &[Cmd],
+    /// Creates a fast path from a connection on which the login was sent. `version`: the major version of the server.
+    pub(super) fn new(
+        stream: tokio::net::TcpStream,
+        version: Option<u32>,
         layout: Layout,
         patience: Duration,
     ) -> RedisResult<Arc<Self>> {
         static LAST: AtomicU64 = AtomicU64::new(0);
-        let mut version = None;
-        for cmd in login {
-            let reply = ask(&mut stream, cmd).await?.extract_error()?;
-            version = version.or_else(|| major_version(&reply));
-        }
         // `SET` with both `NX` and `GET` needs version 7.
         let plain = version >= Some(7);
         let socket = stream.into_std()?;

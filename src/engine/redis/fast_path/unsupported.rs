@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, RedisResult, Value};
+use tokio::net::TcpStream;
 
 pub(super) use self::call::{ALONE, BatchRelease, Outcome};
 pub(super) use self::record::Record;
@@ -31,7 +32,7 @@ pub(super) enum FastPath {}
 impl FastPath {
     pub(super) const IS_SUPPORTED: bool = false;
 
-    pub(super) async fn open(_: tokio::net::TcpStream, _: &[Cmd], _: Layout, _: Duration) -> RedisResult<Arc<Self>> {
+    pub(super) fn new(_: TcpStream, _: Option<u32>, _: Layout, _: Duration) -> RedisResult<Arc<Self>> {
         Err(Error::from(ErrorKind::Unsupported).into())
     }
 

@@ -2,8 +2,7 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 
-use redis::{Cmd, RedisResult, Value};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use redis::{RedisResult, Value};
 
 use super::buffers::{CHUNK, State};
 use super::in_flight::{InFlight, Single};
@@ -106,27 +105,4 @@ impl FastPath {
             }
         }
     }
-}
-
-/// Sends one command on a fresh connection.
-pub(super) async fn ask(stream: &mut tokio::net::TcpStream, cmd: &Cmd) -> RedisResult<Value> {
-    let mut input = Vec::new();
-    stream.write_all(&cmd.get_packed_command()).await?;
-    while resp::length(&input)?.is_none() {
-        if stream.read_buf(&mut input).await? == 0 {
-            return Err(io::Error::from(ErrorKind::UnexpectedEof).into());
-        }
-    }
-    redis::parse_redis_value(&input)
-}
-
-/// Returns the major version of the server, from its reply to `HELLO`.
-pub(super) fn major_version(reply: &Value) -> Option<u32> {
-    let Value::Array(fields) = reply else { return None };
-    fields.chunks_exact(2).find_map(|field| match field {
-        [Value::BulkString(name), Value::BulkString(version)] if name == b"version" => {
-            std::str::from_utf8(version).ok()?.split('.').next()?.parse().ok()
-        }
-        _ => None,
-    })
 }

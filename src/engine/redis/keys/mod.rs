@@ -1,49 +1,46 @@
-//! Where things lie in the keyspace, and how to find the way back from a key to a name.
+//! The keys in Redis, and the way back from a key to a name.
 //!
 //! | what | key |
 //! |---|---|
 //! | lock | `<prefix><name>`: the owner's token and nothing else, the same as `SET key token NX PX` of other tools |
-//! | fence companion | `holdfast:fence:{<lock key>}`: `<fence> <token> <since ms> <pid> <host>`, on a node of a quorum with `<pid>:<attempt>` |
+//! | fence companion | `holdfast:fence:{<lock key>}`: `<fence> <token> <since ms> <pid> <host>`, on a node of a quorum with `<pid>:<round>` |
 //! | metadata companion | `holdfast:metadata:{<lock key>}`: `<token> <JSON>` |
-//! | last token | `holdfast:last`: the last fence of all, on a server of its own; a cluster has none |
-//! | counter | `holdfast:last:<number>`: on a node of a quorum, the last fence of all names with this number (see [`COUNTERS`]): a sorted set whose only member `last` has it as its score |
-//! | queue | `holdfast:queue:{<lock key>}`: a sorted set, told in `queue.lua` |
-//! | mailbox | `holdfast:to:<process>`: the channel on which a process's waiters are told |
+//! | last token | `holdfast:last`: the last fencing token of all names. A cluster has no such key |
+//! | counter | `holdfast:last:<number>`: on a node of a quorum, the last fencing token of all names with this number (see [`COUNTERS`]): a sorted set whose only member `last` has it as its score |
+//! | queue | `holdfast:queue:{<lock key>}`: a sorted set, described in `queue.lua` |
+//! | channel | `holdfast:to:<process>`: the channel on which the waiters of a process are notified |
 //!
-//! **One hash slot.** A companion has to lie in the slot of its lock key, or no script could touch both in a cluster. The
-//! slot is the CRC16 of what stands between the first `{` and the next `}`, if that is not empty, else of the whole key
-//! ("Hash tags" in the Redis Cluster specification). Wrapping the lock key in braces is therefore right unless the key
-//! has a `}` itself. Then its own hash tag goes in front, `{<tag>}<lock key>`; and where it has a `}` but no hash tag
-//! (`a}b`, `{}a`), a short number from a table whose slot is the same: `{<number>}<lock key>`. The lock key can be read
-//! back from each of the three forms (in the first nothing follows the `}`), so no two locks share a companion.
+//! **One hash slot.** A companion key has to be in the slot of its lock key, or no script could use both in a cluster. The slot
+//! is the CRC16 of the text between the first `{` and the next `}` if that is not empty, else of the whole key ("Hash tags" in
+//! the Redis Cluster specification). So the lock key is put in braces, unless it contains a `}` itself. Then its own hash tag
+//! comes first, `{<tag>}<lock key>`. If it contains a `}` but no hash tag (`a}b`, `{}a`), a short number from a table with the
+//! same slot comes first: `{<number>}<lock key>`. The lock key can be read back from each of the three forms (in the first one
+//! nothing follows the `}`), so no two locks share a companion key.
 //!
-//! **No collision.** Locks that would lie under `holdfast:` themselves (possible with an empty prefix, or with one that
-//! begins so) are moved to `holdfast:lock:<prefix><name>`, where no companion ever is. Only such locks are not shared
-//! with other tools.
-
-pub(super) mod slots;
+//! **No collision.** Locks whose key would begin with `holdfast:` (possible with an empty prefix, or with one that begins so)
+//! are moved to `holdfast:lock:<prefix><name>`, where no companion key is. Only such locks are not shared with other tools.
 
 use std::fmt::Write;
 
 use self::slots::{hash_tag, slot, tag_for_slot};
 
-/// The last fence that a server has given out. It is there to stay, one key for all names.
+/// The last fencing token of a server: one permanent key for all names.
 pub(super) const LAST: &str = "holdfast:last";
-/// In front of a process's name, the name of its channel.
+/// The prefix of the channel of a process.
 pub(super) const CHANNEL_PREFIX: &str = "holdfast:to:";
-/// How long the last fence of a name outlives its last lease in a cluster: a day, less the hour for which renewals may
-/// leave it alone. After that, the server's clock alone keeps fences growing.
+/// How long the last fencing token of a name outlives its last lease in a cluster, in ms: a day, less the hour for which
+/// renewals may leave it unchanged. After that, only the server's clock makes the tokens grow.
 pub(super) const FENCE_KEPT_MS: u64 = 24 * 60 * 60 * 1000;
-/// The same on a server of its own, where the fences grow from a key for all names, and at a quorum's nodes, where they
-/// grow from counters that names share: there the name's own is for inspection only, and has to outlast the hour for which
-/// renewals may leave it alone.
+/// How long the record of a lease outlives it, in ms, where the tokens grow from a key for all names, or on the nodes of a
+/// quorum from shared counters. It is for `inspect` only, and has to outlast the hour for which renewals may leave it
+/// unchanged.
 pub(super) const RECORD_KEPT_MS: u64 = 61 * 60 * 1000;
-/// How many counters a node of a quorum has for its fences. Names share them, by the CRC16 of the lock key, so that their
-/// number has a bound; that there are many keeps two names that are taken at the same moment from meeting in one.
+/// The number of counters on a node of a quorum. Names share them, by the CRC16 of the lock key, so that their number is
+/// bounded. They are many, so that two names that are acquired at the same time rarely share one.
 const COUNTERS: u16 = 1024;
-/// What this engine keeps for itself.
+/// The namespace of this engine.
 const NAMESPACE: &str = "holdfast:";
-/// Where locks go whose own key begins with the namespace.
+/// The prefix of locks whose own key begins with the namespace.
 const MOVED: &str = "holdfast:lock:";
 
 /// A kind of key that belongs to a name.
@@ -51,17 +48,17 @@ const MOVED: &str = "holdfast:lock:";
 pub(super) enum Part {
     /// The lock itself.
     Lock,
-    /// The last fence, and who it was granted to.
+    /// The last fencing token, and its holder.
     Fence,
     /// The holder's metadata.
     Metadata,
-    /// The places of those who wait.
+    /// The queue of the waiters.
     Queue,
-    /// On a node of a quorum: the last fence of this name and of those that share its counter.
+    /// On a node of a quorum: the last fencing token of the names that share this counter.
     Counter,
 }
 
-/// The way from names to keys and back.
+/// Converts names to keys and back.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
     prefix: Box<str>,
@@ -82,7 +79,7 @@ impl Layout {
         }
     }
 
-    /// The pattern of `SCAN` that finds every name with this prefix (literal text), and perhaps other keys.
+    /// Returns the pattern of `SCAN` that finds every name with this literal prefix, and perhaps other keys.
     pub(super) fn pattern(&self, prefix: &str) -> String {
         let mut start = String::new();
         self.lock(prefix, &mut start);
@@ -97,7 +94,7 @@ impl Layout {
         pattern
     }
 
-    /// The name that has this lock key. `None` for companions and for whatever is not ours.
+    /// Returns the name of a lock key. `None` for companion keys and foreign keys.
     pub(super) fn name_of<'k>(&self, key: &'k str) -> Option<&'k str> {
         let plain = match key.strip_prefix(MOVED) {
             Some(moved) => Some(moved).filter(|moved| moved.starts_with(NAMESPACE))?,
@@ -108,7 +105,7 @@ impl Layout {
     }
 }
 
-/// Replaces `out` by the companion of a lock key.
+/// Replaces `out` by the companion key of a lock key.
 pub(super) fn companion(part: Part, lock: &str, out: &mut String) {
     out.clear();
     out.push_str(match part {
@@ -139,7 +136,7 @@ pub(super) fn companion(part: Part, lock: &str, out: &mut String) {
     }
 }
 
-/// Room for the keys of one name, which is used again for the next.
+/// A buffer for the keys of one name, reused for the next one.
 #[derive(Default)]
 pub(super) struct KeyBuffer {
     lock: String,
@@ -147,7 +144,7 @@ pub(super) struct KeyBuffer {
 }
 
 impl KeyBuffer {
-    /// The lock key of a name, and some of its companions, two at the most.
+    /// Returns the lock key of a name, and at most two of its companion keys.
     pub(super) fn keys<const N: usize>(&mut self, layout: &Layout, name: &str, parts: [Part; N]) -> (&str, [&str; N]) {
         const { assert!(N <= 2) };
         layout.lock(name, &mut self.lock);

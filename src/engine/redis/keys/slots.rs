@@ -1,24 +1,24 @@
-//! Hash slots: where in a cluster a key lies ("Hash tags" in the Redis Cluster specification).
+//! Hash slots: the position of a key in a cluster ("Hash tags" in the Redis Cluster specification).
 
 use std::fmt::Write;
 use std::sync::OnceLock;
 
-/// The part of a key that decides on its slot, if it is not the whole.
+/// Returns the part of a key that determines its slot, if it is not the whole key.
 pub(in super::super) fn hash_tag(key: &str) -> Option<&str> {
     let (_, rest) = key.split_once('{')?;
     let (tag, _) = rest.split_once('}')?;
     Some(tag).filter(|tag| !tag.is_empty())
 }
 
-/// The slot of a key.
+/// Returns the slot of a key.
 pub(in super::super) fn slot_of(key: &str) -> u16 {
     slot(hash_tag(key).unwrap_or(key).as_bytes())
 }
 
-/// How many slots there are.
+/// The number of slots.
 pub(in super::super) const SLOTS: u16 = 16384;
 
-/// The slot of a key without a hash tag.
+/// Returns the slot of a key without a hash tag.
 pub(in super::super) fn slot(key: &[u8]) -> u16 {
     crc16(key) % SLOTS
 }
@@ -50,8 +50,8 @@ const CRC_TABLE: [u16; 256] = {
     table
 };
 
-/// The smallest number whose decimal digits hash to a slot. The table (64 KB, some milliseconds) is made when the first
-/// odd name needs it.
+/// Returns the smallest number whose decimal digits hash to a slot. The table (64 KB, some milliseconds) is created when the
+/// first such name needs it.
 pub(in super::super) fn tag_for_slot(slot: u16) -> u32 {
     static TAGS: OnceLock<Box<[u32]>> = OnceLock::new();
     let tags = TAGS.get_or_init(|| {

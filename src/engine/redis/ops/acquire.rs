@@ -1,4 +1,4 @@
-//! One try for a name, or for several of one slot.
+//! One attempt for a claim: by plain commands or by the script, in one slot or in several.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,22 +40,22 @@ impl RedisEngine {
         acquired.map_err(|failure| failure.during("acquire"))
     }
 
-    /// One try for all names of a claim. `busy`: a first try has found them so.
+    /// Makes one attempt for all names of a claim by the script. `busy`: an earlier attempt has found one busy.
     async fn try_by_script(&self, claim: &Claim, busy: bool) -> Result<Acquired, Failure> {
         let acquired = match self.parts(claim) {
             None => self.acquire(claim, claim, 0, busy).await?,
             Some(parts) => Box::pin(self.acquire_parts(&parts, claim)).await?,
         };
         if claim.waiting && matches!(acquired, Acquired::Granted { .. }) {
-            // Only now: until all names are granted, a waiter keeps its number in the order of arrival.
+            // Not earlier: until all names are granted, a waiter keeps its number.
             self.waiters.known.leave(&claim.owner);
         }
         Ok(acquired)
     }
 
-    /// One try for names of one slot, with a place in the queue for a waiter who finds one busy. The fence is not smaller
-    /// than `least`. `busy`: a first try has found it so.
-    /// `whole` is the claim that this one is a part of, or this one.
+    /// Makes one attempt for names of one slot. A waiter enters the queue of a busy name. The fencing token is at least
+    /// `least`. `busy`: an earlier attempt has found a name busy. `whole` is the claim that this one is a part of, or this
+    /// one.
     pub(in super::super) async fn acquire(
         &self,
         claim: &Claim,
@@ -67,8 +67,8 @@ impl RedisEngine {
             return self.attempt(claim, whole, None, least).await;
         }
         let slot = self.slot(&claim.keys()[0]);
-        let ear = match self.waiters.ear(slot) {
-            Some(ear) => ear,
+        let channel = match self.waiters.channel(slot) {
+            Some(channel) => channel,
             None => {
                 // Do not enqueue before the subscription is active; a hand-off would be lost. A free name still costs one
                 // round trip.
@@ -81,30 +81,30 @@ impl RedisEngine {
                 Box::pin(self.waiters.listen(slot)).await?
             }
         };
-        self.attempt(claim, whole, Some(&ear), least).await
+        self.attempt(claim, whole, Some(&channel), least).await
     }
 
-    /// Makes one attempt; with `ear`, the process's subscription, it enters the queue of a busy name.
+    /// Makes one attempt. With `channel`, the subscription of this process, it enters the queue of a busy name.
     pub(in super::super) async fn attempt(
         &self,
         claim: &Claim,
         whole: &Claim,
-        ear: Option<&Arc<ChannelSubscription>>,
+        channel: Option<&Arc<ChannelSubscription>>,
         least: u64,
     ) -> Result<Acquired, Failure> {
         let slot = self.slot(&claim.keys()[0]);
-        let call = self.acquire_call(claim, ear.is_some(), least);
+        let call = self.acquire_call(claim, channel.is_some(), least);
         let mark_sent = || whole.mark_sent();
         loop {
             let answer = self.run_safely(&ACQUIRE, &call, slot, Some(&mark_sent)).await;
             // The loop ends: each undecided call has removed dead waiters from the queue.
-            if let Some(acquired) = self.acquired(claim, ear, answer).await? {
+            if let Some(acquired) = self.acquired(claim, channel, answer).await? {
                 return Ok(acquired);
             }
         }
     }
 
-    /// Returns the call of the script. `queued`: with a place in the queue.
+    /// Returns the call of the script. `queued`: the claim enters the queue of a busy name.
     pub(in super::super) fn acquire_call(&self, claim: &Claim, queued: bool, least: u64) -> Cmd {
         const PARTS: [Part; 4] = [Part::Lock, Part::Fence, Part::Queue, Part::Metadata];
         let parts = if claim.metadata.is_some() {
@@ -125,7 +125,7 @@ impl RedisEngine {
             .arg(ttl)
             .arg(ttl + self.fence_lasts())
             .arg(format!("{} {}", claim.process.pid, claim.process.host))
-            .arg(self.route.mailboxes(slot));
+            .arg(self.route.channel_prefix(slot));
         if queued || least > 0 || claim.metadata.is_some() {
             call.arg(member).arg(number).arg(least);
         }
@@ -139,11 +139,11 @@ impl RedisEngine {
     pub(in super::super) async fn acquired(
         &self,
         claim: &Claim,
-        ear: Option<&Arc<ChannelSubscription>>,
+        channel: Option<&Arc<ChannelSubscription>>,
         answer: Result<Value, Failure>,
     ) -> Result<Option<Acquired>, Failure> {
         if let Err(Failure::Replicas { .. }) = answer {
-            // Return the failure in any case: the service releases what it was not granted once more.
+            // The failure is returned in any case: the service releases the claim once more.
             let _ = Box::pin(self.release_part(claim, Duration::ZERO, false)).await;
         }
         match answer? {
@@ -163,24 +163,25 @@ impl RedisEngine {
                     if more > 0 {
                         claim.keys().iter().for_each(|key| self.waiters.hand_off(key));
                     }
-                    if let Some(ear) = ear {
+                    if let Some(channel) = channel {
                         self.contended.note(key);
-                        self.waiters.waits(&claim.owner, key, number as u64, retry_after, ear);
+                        self.waiters
+                            .entered(&claim.owner, key, number as u64, retry_after, channel);
                     }
                     Ok(Some(Acquired::Held {
                         key: key.clone(),
                         retry_after,
                     }))
                 }
-                _ => Err(Failure::Unexpected("of acquire.lua")),
+                _ => Err(Failure::Unexpected("acquire.lua")),
             },
-            _ => Err(Failure::Unexpected("of acquire.lua")),
+            _ => Err(Failure::Unexpected("acquire.lua")),
         }
     }
 }
 
-/// When a busy name is worth another try, from its PTTL: negative when it never expires. A key in its last millisecond
-/// has a PTTL of 0, and is still busy.
+/// Reads the PTTL of a busy name: when another attempt is useful. Negative if it never expires. A key in its last
+/// millisecond has a PTTL of 0, and is still busy.
 fn retry_after(left: i64) -> Option<Duration> {
     u64::try_from(left).ok().map(|left| Duration::from_millis(left.max(1)))
 }

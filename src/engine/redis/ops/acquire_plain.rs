@@ -1,36 +1,33 @@
-//! The common case of an acquisition, on the fast lane: plain commands in the place of `acquire.lua`, which take less than
+//! The common case of an acquisition, on the fast path: plain commands in the place of `acquire.lua`, which use less than
 //! half of the server's time.
 //!
 //! ```text
-//! EXISTS <queues>                        tells whether somebody waits for one of them
-//! SET <lock> <owner> PX <ttl> NX GET     takes a free name, or tells who holds it; for each
+//! EXISTS <queues>                        whether one of the names has waiters
+//! SET <lock> <owner> PX <ttl> NX GET     for each name: acquires it if it is free, else returns its holder
 //! INCRBY holdfast:last <n>               draws the tokens
-//! MGET <locks>                           tells whether each is held still
+//! MGET <locks>                           whether each owner still holds its name
 //! ```
 //!
-//! The names are those that several calls ask for in one turn of the event loop (`fast_path/batch.rs`), often but one. Four commands
-//! are no longer one step, and the promises have to hold all the same:
+//! The names are those of all acquisitions in one tick of the event loop (`fast_path/pipeline.rs`), often one. The four commands
+//! are not atomic, and every promise holds nevertheless:
 //!
-//! - **Tokens grow.** The owner is a fresh one, so that a name that is its own after `SET` and at the last command was so all
-//!   the while, and its token was drawn then. Who holds the name later has taken it later, has drawn later, and so has a
-//!   larger one.
-//! - **The last token may be lost**, with the server's memory, or be older than it was, after a failure that took the last
-//!   writes with it. So a lane that draws tokens runs `seed.lua` in front of the first, and once a second: the last token is
-//!   no smaller than the server's clock then, which tokens stay behind of for as long as a server gives out fewer than a million
-//!   in a second. A key that somebody deleted meanwhile shows in a token that is [too small](SMALLEST), and the script
-//!   decides.
-//! - **Nobody is passed.** A waiter who was there before the first command stays in front: where there is one for any of the
-//!   names, each that was taken is looked at by itself. If somebody waits for it (its holder died; or who waits came after the
-//!   take, which cannot be told), it is given back, which hands it on, and the script decides.
-//! - **What the server refuses**, the second command or those behind it, takes nothing, or is given back, and the script
-//!   decides.
-//! - **A retry of the holder** finds its own token, and what is reserved for a waiter is told by its value: the script
-//!   decides.
+//! - **Tokens grow.** The owner token is fresh. So a name that has this owner after `SET` and at the last command had it all
+//!   the time in between, in which its token was drawn. A later holder acquires the name later, draws its token later, and so
+//!   gets a larger one.
+//! - **The last token may be lost** with the server's memory, or be older after a failure that lost the last writes. So a fast
+//!   path that draws tokens runs `seed_counter.lua` before the first one, and once a second: it raises the counter to the
+//!   server's clock. The tokens stay behind the clock while a server grants fewer than a million of them per second. If the key
+//!   was deleted meanwhile, the token is [too small](SMALLEST), and the script decides.
+//! - **No waiter is overtaken.** A waiter that was in the queue before the first command keeps its position: if any of the
+//!   names has waiters, each acquired name is checked alone. If it has a waiter (its holder died, or the waiter came after the
+//!   `SET`, which cannot be distinguished), the name is released, which hands it off, and the script decides.
+//! - **Refused commands.** If the server refuses the second command or a later one, nothing is acquired, or it is released, and
+//!   the script decides.
+//! - **A retry of the holder** finds its own token, and a reservation for a waiter is visible in the value: the script decides.
 //!
-//! A name that was busy a moment ago is looked at before it is tried for: a try that finds it busy writes nothing then.
+//! If a name was busy a moment ago, its holder is read first: so the attempt writes nothing if the name is still busy.
 //!
-//! What inspection tells (`record.lua`) is written down when the turn of the event loop ends, unless the lock was released
-//! before.
+//! The record for `inspect` (`record.lua`) is stored at the end of the tick, unless the lock was released before.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,44 +44,44 @@ use crate::engine::redis::topology::Route;
 use crate::engine::{Acquired, Released};
 use crate::model::{Claim, Fence, Key};
 
-/// The server's clock in September 2001. A smaller token was not drawn from a last token that was seeded.
+/// The server's clock in September 2001. A smaller token was drawn from a counter that was not raised to the clock.
 const SMALLEST: i64 = 1_000_000_000_000_000;
 
-/// How the names of several calls are let go of.
+/// The script that releases the names of several calls.
 pub(in super::super) static RELEASE: BatchRelease = BatchRelease {
     script: || &RELEASE_MANY,
     parts: [Part::Queue, Part::Fence],
     to: CHANNEL_PREFIX,
 };
 
-/// What a failure calls the commands.
-const COMMANDS: &str = "of EXISTS, SET, INCRBY and MGET";
+/// The name of the commands in an error.
+const COMMANDS: &str = "EXISTS, SET, INCRBY and MGET";
 
-/// What plain commands could not decide.
+/// The result of plain commands that did not acquire the name.
 pub(in super::super) enum Undecided {
-    /// Nothing, but that somebody holds the name.
+    /// Another owner holds it.
     Held,
-    /// It is for the script.
+    /// The script has to decide.
     Unclear,
 }
 
 impl RedisEngine {
-    /// The lane, if there is one on this thread.
+    /// Returns the fast path, if this thread has one.
     pub(in super::super) fn fast_path(&self) -> Option<(&Arc<Link>, Arc<FastPath>)> {
         let Route::One(link) = &self.route else { return None };
         Some((link, link.fast_path()?))
     }
 
-    /// The same, if a claim may be tried for by plain commands.
+    /// Returns the fast path, if plain commands may be used for a claim.
     pub(in super::super) fn plain_fast_path(&self, claim: &Claim) -> Option<(&Arc<Link>, Arc<FastPath>)> {
         if !self.counts || self.replicated.is_some() || claim.keys().len() != 1 || claim.metadata.is_some() {
             return None;
         }
-        // Whoever hears of hand-offs can take a place in the queue with its try, and does so where it will be needed; whoever
-        // has one comes for what was handed to it.
+        // A process with a channel can enter the queue with its attempt, and does so if the name is likely to be busy. A
+        // waiter in the queue may have been handed the name.
         let key = &claim.keys()[0];
         if claim.waiting
-            && self.waiters.ear(0).is_some()
+            && self.waiters.channel(0).is_some()
             && (self.waiters.known.number(&claim.owner) > 0 || self.contended.is(key))
         {
             return None;
@@ -92,7 +89,7 @@ impl RedisEngine {
         self.fast_path().filter(|(_, fast_path)| fast_path.is_plain())
     }
 
-    /// One try by plain commands. It is granted, or the script has to decide.
+    /// Makes one attempt by plain commands. It is granted, or the script has to decide.
     pub(in super::super) async fn try_plainly(
         &self,
         link: &Link,
@@ -112,7 +109,7 @@ impl RedisEngine {
             Ok(Outcome::Replies(replies)) => return Box::pin(self.undecided(fast_path, claim, *replies)).await,
             Ok(_) => return Err(Failure::Unexpected(COMMANDS)),
             Err(Failure::Call(error)) if is_not_understood(&error) => {
-                // Nothing was taken.
+                // Nothing was acquired.
                 fast_path.use_scripts_only();
                 return Ok(Err(Undecided::Unclear));
             }
@@ -134,7 +131,7 @@ impl RedisEngine {
         Ok(Ok(Acquired::Granted { fence }))
     }
 
-    /// Whether somebody waits for a name. One who waited before it was taken still does.
+    /// Whether a name has waiters. A waiter that was there before the acquisition still is.
     async fn is_queued(&self, link: &Link, fast_path: &FastPath, key: &Key) -> Result<bool, Failure> {
         let mut room = KeyBuffer::default();
         let (_, [queue]) = room.keys(&self.layout, key.as_str(), [Part::Queue]);
@@ -142,7 +139,7 @@ impl RedisEngine {
         Ok(link.exchange_on(fast_path, look).await? != Value::Int(0))
     }
 
-    /// What the replies mean that are not those of a name that was taken.
+    /// Reads the replies for a name that was not acquired.
     async fn undecided(
         &self,
         fast_path: &FastPath,
@@ -172,7 +169,7 @@ impl RedisEngine {
         }
     }
 
-    /// Frees the one name of a claim without metadata. `None`: that has to be done by itself.
+    /// Releases the one name of a claim without metadata. `None`: the release has to be made alone.
     pub(in super::super) async fn free_on(
         &self,
         link: &Link,
@@ -182,13 +179,13 @@ impl RedisEngine {
         fast_path.forget(&claim.owner);
         let place = claim.waiting.then(|| {
             self.waiters.known.leave(&claim.owner);
-            self.waiters.place(claim)
+            self.waiters.member_suffix(claim)
         });
         let freed = fast_path.release(&RELEASE, claim, place.as_deref());
         match link.exchange_on(fast_path, freed).await? {
             Outcome::Released(answer @ 0..4) => Ok(Some(self.released(answer, claim.keys()))),
             Outcome::Released(ALONE) => Ok(None),
-            _ => Err(Failure::Unexpected("of release_many.lua")),
+            _ => Err(Failure::Unexpected("release_many.lua")),
         }
     }
 }

@@ -8,12 +8,12 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::clock::Moment;
 use crate::model::Key;
 
-/// A name that was busy so recently will be busy again.
+/// A name that was busy less than this time ago is likely to be busy again.
 const RECENT: Duration = Duration::from_secs(2);
-/// Of so many names at most is it remembered.
+/// The largest number of names.
 const MOST_RECENT: usize = 1000;
 
-/// The names that were busy of late.
+/// The names that were busy a moment ago.
 #[derive(Default)]
 pub(in super::super) struct Contended(Mutex<HashMap<Key, Moment>>);
 
@@ -22,7 +22,7 @@ impl Contended {
         self.0.lock()
     }
 
-    /// It was found busy.
+    /// Records that a name was busy.
     pub(in super::super) fn note(&self, key: &Key) {
         let mut names = self.names();
         if names.len() >= MOST_RECENT {

@@ -19,7 +19,7 @@ impl RedisEngine {
             let rest = &claims[at..];
             let count = rest.iter().take_while(|claim| self.parts(claim).is_none()).count();
             let slot = self.slot(&rest[0].keys()[0]);
-            if count < 2 || self.waiters.ear(slot).is_none() {
+            if count < 2 || self.waiters.channel(slot).is_none() {
                 // The first attempt goes alone and opens this process's channel if the name is busy.
                 answer(at, self.try_acquire(&rest[0]).await);
                 at += 1;
@@ -48,8 +48,8 @@ impl RedisEngine {
 
     /// Makes one attempt for each claim, in one pipeline. All names lie in one slot.
     async fn acquire_together(&self, claims: &[Arc<Claim>], slot: u16) -> Vec<Result<Acquired, Failure>> {
-        let ear = match self.waiters.listening(slot).await {
-            Ok(ear) => ear,
+        let channel = match self.waiters.listening(slot).await {
+            Ok(channel) => channel,
             Err(failure) => return vec![Err(failure); claims.len()],
         };
         let calls: Vec<Cmd> = claims.iter().map(|claim| self.acquire_call(claim, true, 0)).collect();
@@ -67,11 +67,11 @@ impl RedisEngine {
             let acquired = match reply {
                 // Not executed: the slot moves, or the server has lost the script meanwhile.
                 Err(failure) if failure.is_unknown_script() || failure.is_moving() => {
-                    self.attempt(claim, claim, Some(&ear), 0).await
+                    self.attempt(claim, claim, Some(&channel), 0).await
                 }
-                reply => match self.acquired(claim, Some(&ear), reply).await {
+                reply => match self.acquired(claim, Some(&channel), reply).await {
                     Ok(Some(acquired)) => Ok(acquired),
-                    Ok(None) => self.attempt(claim, claim, Some(&ear), 0).await,
+                    Ok(None) => self.attempt(claim, claim, Some(&channel), 0).await,
                     Err(failure) => Err(failure),
                 },
             };

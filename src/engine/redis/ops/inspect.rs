@@ -1,4 +1,4 @@
-//! Looking at locks: one by name, or all that share a prefix.
+//! Reads locks: one by its name, or all with a prefix.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +15,17 @@ use crate::engine::redis::scripts::INSPECT;
 use crate::error::EngineError;
 use crate::model::{Fence, Holder, LockInfo, OwnerToken, Process};
 
-/// How many keys the server looks at per SCAN, and so the longest that it is kept from others by one.
+/// The number of keys per SCAN, which bounds how long one SCAN blocks the server.
 const SCANNED_AT_ONCE: usize = 1000;
-/// How many locks are read in one go.
+/// The number of locks that are read at the same time.
 pub(in super::super) const READ_AT_ONCE: usize = 100;
 pub(in super::super) const ALL: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
 
-/// What is told of a lock may be written a moment after it was granted (`plain.rs`): whoever comes between looks again, after
-/// these pauses.
+/// The record of a lock may be written a moment after the grant (`ops/acquire_plain.rs`): a reader in between reads again
+/// after these pauses.
 const RECORD_UNDER_WAY: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(25)];
 
-/// Looks, and again while something is untold.
+/// Reads, and reads again while a record is missing.
 pub(in super::super) async fn read_until_recorded<T, E, F>(
     look: impl Fn() -> F,
     is_untold: impl Fn(&T) -> bool,
@@ -60,7 +60,7 @@ impl RedisEngine {
         if row == Value::Nil {
             return Ok(None);
         }
-        let info = info(name, &row).ok_or(Failure::Unexpected("of inspect.lua"))?;
+        let info = info(name, &row).ok_or(Failure::Unexpected("inspect.lua"))?;
         let untold = self.counts && info.holder.is_none() && is_ours(&row);
         Ok(Some(Seen { info, untold }))
     }
@@ -94,13 +94,13 @@ impl RedisEngine {
     async fn read_all(&self, names: Vec<String>, page_timeout: Duration) -> crate::engine::Result<Vec<Seen>> {
         let mut found = Vec::with_capacity(names.len());
         for some in names.chunks(READ_AT_ONCE) {
-            // One script per name, sent together: one script for all would keep the server from others for longer, and
-            // would not do in a cluster.
+            // One script per name, sent together: one script for all names would block the server for longer, and would not
+            // work in a cluster.
             let reading = join_all(some.iter().map(|name| self.read(name))).map(Ok);
             for outcome in in_time(page_timeout, reading).await? {
                 match outcome {
                     Ok(seen) => found.extend(seen),
-                    // It has become something else since the scan.
+                    // It has another type since the scan.
                     Err(failure) if failure.is_wrong_type() => {}
                     Err(failure) => return Err(failure.during("list")),
                 }
@@ -109,8 +109,8 @@ impl RedisEngine {
         Ok(found)
     }
 
-    /// The names of all keys that may be locks with a prefix, sorted, without repeats: SCAN gives some, and a slot that
-    /// moves may be seen on two servers.
+    /// Returns the names of all keys that may be locks with a prefix, sorted, without repeats: SCAN returns some keys twice,
+    /// and a slot that moves may be seen on two servers.
     async fn scan(&self, prefix: &str, page_timeout: Duration) -> crate::engine::Result<Vec<String>> {
         let mut names = Vec::new();
         for server in in_time(page_timeout, self.route.servers()).await? {
@@ -126,7 +126,7 @@ impl RedisEngine {
     }
 }
 
-/// Waits for the answer to one page, for `limit` at most.
+/// Waits for one page, for `limit` at most.
 async fn in_time<T>(limit: Duration, page: impl Future<Output = Result<T, Failure>>) -> crate::engine::Result<T> {
     match tokio::time::timeout(limit, page).await {
         Ok(answer) => answer.map_err(|failure| failure.during("list")),
@@ -134,7 +134,7 @@ async fn in_time<T>(limit: Duration, page: impl Future<Output = Result<T, Failur
     }
 }
 
-/// Reads one page of the keys that may be locks with a prefix. Answers where the next page begins, if there is one.
+/// Reads one page of the keys that may be locks with a prefix. Returns the cursor of the next page, if there is one.
 pub(in super::super) async fn scan_page(
     link: &Arc<Link>,
     layout: &Layout,
@@ -152,22 +152,22 @@ pub(in super::super) async fn scan_page(
         .arg("string");
     let page = link.call(&cmd).await?.into_sequence().ok();
     let Some([Value::BulkString(next), Value::Array(keys)]) = page.as_deref() else {
-        return Err(Failure::Unexpected("of SCAN"));
+        return Err(Failure::Unexpected("SCAN"));
     };
-    // Names are UTF-8: another key is no lock of this engine's.
+    // Names are UTF-8: any other key is no lock of this engine.
     let keys = keys.iter().filter_map(text).filter_map(|key| layout.name_of(key));
     names.extend(keys.filter(|name| name.starts_with(prefix)).map(str::to_owned));
     Ok((next != b"0").then(|| next.clone()))
 }
 
-/// The answer of `inspect.lua`.
+/// Reads the answer of `inspect.lua`.
 fn info(name: &str, row: &Value) -> Option<LockInfo> {
     let Value::Array(row) = row else { return None };
     let [Value::BulkString(value), Value::Int(left), record, metadata] = row.as_slice() else {
         return None;
     };
-    // The companions are believed only where they speak of the token that holds the lock: another tool may have taken
-    // the name since, and knows nothing of them.
+    // The companion keys count only if they name the token that holds the lock: another tool may have acquired the name
+    // since then.
     let holds = |token: &str| {
         let rest = value.strip_prefix(token.as_bytes());
         rest.is_some_and(|rest| matches!(rest, b"" | b"-kept"))
@@ -189,11 +189,11 @@ fn info(name: &str, row: &Value) -> Option<LockInfo> {
 /// A lock that was read.
 struct Seen {
     info: LockInfo,
-    /// It looks like one of ours, and nothing is told of it (yet).
+    /// It looks like a lock of this engine, and has no record (yet).
     untold: bool,
 }
 
-/// Whether a lock looks like one that this engine granted, by the answer of `inspect.lua`.
+/// Whether a lock looks like one of this engine, by the answer of `inspect.lua`.
 fn is_ours(row: &Value) -> bool {
     let Value::Array(row) = row else { return false };
     row.first()
@@ -201,7 +201,8 @@ fn is_ours(row: &Value) -> bool {
         .is_some_and(|value| OwnerToken::parse(value).is_ok())
 }
 
-/// `<fence> <token> <since ms> <pid> <host>`; on a node of a quorum with the attempt that it tells of, `<pid>:<attempt>`.
+/// Reads a record: `<fence> <token> <since ms> <pid> <host>`, on a node of a quorum with the number of the round,
+/// `<pid>:<round>`.
 pub(in super::super) fn grant(record: &str) -> Option<(&str, Fence, Holder)> {
     let mut fields = record.splitn(5, ' ');
     let fence = Fence(fields.next()?.parse().ok()?);

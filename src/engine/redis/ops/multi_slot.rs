@@ -1,12 +1,12 @@
-//! Claims whose names lie in several slots of a cluster: part by part, and yet all or nothing.
+//! Claims whose names are in several slots of a cluster: part by part, and nevertheless all or nothing.
 //!
-//! No script reaches over two slots. So the parts of a claim are taken one after the other, in the order of their first
-//! names: two claims that overlap meet at the first name that they share. Whoever meets a busy part gives back those before
-//! it, so that nobody holds anything while waiting.
+//! A script cannot use two slots. So the parts of a claim are acquired one after the other, in the order of their first names:
+//! two claims that overlap compete for the first name that they share. An attempt that finds a busy part rolls back the parts
+//! before it, so that it holds nothing while it waits.
 //!
-//! **One fence.** The claim's fence is the largest of its parts. Each part is granted with no smaller one than those
-//! before it, and where a part's own is smaller in the end, that part is acquired once more, which for its holder means:
-//! raised to the claim's. It is granted only then, so that every name's next fence is larger than the claim's.
+//! **One fencing token.** The token of the claim is the largest of its parts. Each part is granted with a token that is not
+//! smaller than those before it. A part whose own token is smaller in the end is acquired once more, which raises it to that of
+//! the claim. The claim is granted only then, so that the next token of each name is larger than the claim's.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -18,10 +18,10 @@ use crate::engine::redis::error::Failure;
 use crate::engine::{Acquired, Renewal, Renewed};
 use crate::model::{Claim, Fence, Key, Ttl};
 
-/// How often a claim whose parts expire while they are taken is begun anew.
+/// The number of rounds for a claim whose parts expire during the attempt.
 const ROUNDS: usize = 3;
 
-/// A renewal for no longer than any lease lasts: it changes nothing, and tells whether the lease is held.
+/// The ttl of a renewal that changes nothing, and shows whether the lease is held.
 pub(super) fn least_ttl() -> Ttl {
     Ttl::clamped(Duration::from_millis(1))
 }
@@ -35,7 +35,7 @@ pub(in super::super) fn part(claim: &Claim, keys: &[Key]) -> Claim {
 }
 
 impl RedisEngine {
-    /// The parts of a claim, one for each slot. `None` when there is but one.
+    /// Returns the parts of a claim, one for each slot. `None` if there is only one.
     pub(in super::super) fn parts(&self, claim: &Claim) -> Option<Vec<Claim>> {
         let keys = claim.keys();
         if keys.len() == 1 || !self.route.is_cluster() {
@@ -53,7 +53,7 @@ impl RedisEngine {
         Some(parts)
     }
 
-    /// One try for all parts.
+    /// Makes one attempt for all parts.
     pub(in super::super) async fn acquire_parts(&self, parts: &[Claim], whole: &Claim) -> Result<Acquired, Failure> {
         let mut fences = vec![0; parts.len()];
         for _ in 0..ROUNDS {
@@ -69,7 +69,7 @@ impl RedisEngine {
                         return Ok(Acquired::Held { key, retry_after });
                     }
                     Err(failure) => {
-                        // That failure is the answer. The service frees what it was not granted once more.
+                        // This failure is the answer. The service releases the claim once more.
                         let _ = self.roll_back_parts(parts, index).await;
                         return Err(failure);
                     }
@@ -86,16 +86,16 @@ impl RedisEngine {
             if fences.iter().all(|fence| *fence == largest) {
                 return Ok(Acquired::Granted { fence: Fence(largest) });
             }
-            // A part has expired meanwhile, and may have been taken: once more from the start.
+            // A part has expired meanwhile, and may have another holder: start again.
         }
         let _ = self.roll_back_parts(parts, parts.len()).await;
         Err(Failure::TooSlow)
     }
 
-    /// Gives back all parts but the one that is busy (all there are when none is), and the places in their queues.
+    /// Rolls back all parts except the busy one, with their positions in the queues. Rolls back all parts if none is busy.
     async fn roll_back_parts(&self, parts: &[Claim], busy: usize) -> Result<(), Failure> {
         let others = parts.iter().enumerate().filter(|(index, _)| *index != busy);
-        // Those behind the busy part, too: an earlier round may have been granted them, or a place in their queues.
+        // The parts after the busy one, too: an earlier round may have acquired or queued them.
         let freed = join_all(others.map(|(_, part)| self.release_part(part, Duration::ZERO, false))).await;
         freed.into_iter().try_for_each(|freed| freed.map(|_| ()))
     }

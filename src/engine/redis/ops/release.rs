@@ -55,7 +55,8 @@ impl RedisEngine {
         }
     }
 
-    /// Releases names of one slot, and removes their places. `behind`: after the attempts that this process has sent.
+    /// Releases names of one slot, and removes the waiter from their queues. `behind`: after the attempts that this process
+    /// has sent.
     pub(in super::super) async fn release_part(
         &self,
         claim: &Claim,
@@ -76,7 +77,7 @@ impl RedisEngine {
         };
         let mut call = self.call(&RELEASE, parts, claim);
         call.arg(claim.keys().len())
-            .arg(self.route.mailboxes(slot))
+            .arg(self.route.channel_prefix(slot))
             .arg(member)
             .arg(self.fences_outlast());
         if !keep.is_zero() {
@@ -89,11 +90,11 @@ impl RedisEngine {
         };
         match answer {
             Value::Int(answer @ 0..4) => Ok(self.released(answer, claim.keys())),
-            _ => Err(Failure::Unexpected("of release.lua")),
+            _ => Err(Failure::Unexpected("release.lua")),
         }
     }
 
-    /// Reads the answer of a release script. Starts the hand-on of the names that the script could not finish.
+    /// Reads the answer of a release script. Starts the hand-off of the names that the script could not finish.
     pub(in super::super) fn released(&self, answer: i64, keys: &[Key]) -> Released {
         if answer & UNFINISHED != 0 {
             keys.iter().for_each(|key| self.waiters.hand_off(key));
@@ -153,7 +154,7 @@ impl RedisEngine {
                 let number = |answer: &Value| if let Value::Int(number) = answer { *number } else { -1 };
                 answers.iter().map(number).collect()
             }
-            Ok(_) => return vec![Err(Failure::Unexpected("of release_many.lua")); names.len()],
+            Ok(_) => return vec![Err(Failure::Unexpected("release_many.lua")); names.len()],
             // One name may be the cause, for example one that the ACL forbids: release each alone.
             Err(failure) if names.len() > 1 && !failure.retryable() => vec![-1; names.len()],
             Err(failure) => return vec![Err(failure); names.len()],
@@ -177,15 +178,19 @@ impl RedisEngine {
         let parts = if has_metadata { &PARTS[..] } else { &PARTS[..3] };
         let keys = names.iter().map(|(_, key)| key.as_str());
         let mut call = RELEASE_MANY.call(&self.layout, parts, keys);
-        let mailboxes = self.route.mailboxes(slot);
+        let prefix = self.route.channel_prefix(slot);
         match self.fences_outlast() {
-            0 => call.arg(mailboxes),
-            lasts => call.arg(format!("{mailboxes} {lasts}")),
+            0 => call.arg(prefix),
+            lasts => call.arg(format!("{prefix} {lasts}")),
         };
         for (index, _) in names {
             let claim = &claims[*index];
             if claim.waiting {
-                call.arg(format!("{}:{}", claim.owner.as_str(), self.waiters.place(claim)));
+                call.arg(format!(
+                    "{}:{}",
+                    claim.owner.as_str(),
+                    self.waiters.member_suffix(claim)
+                ));
             } else {
                 call.arg(claim.owner.as_str());
             }
@@ -216,10 +221,10 @@ impl RedisEngine {
         const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
         let mut call = FORCE_RELEASE.call(&self.layout, &PARTS, std::iter::once(key.as_str()));
         let slot = self.slot(key);
-        call.arg(self.route.mailboxes(slot)).arg(self.fences_outlast());
+        call.arg(self.route.channel_prefix(slot)).arg(self.fences_outlast());
         match self.route.run(&FORCE_RELEASE, &call, slot).await? {
             Value::Int(answer @ 0..4) => Ok(self.released(answer, std::slice::from_ref(key)) == Released::Freed),
-            _ => Err(Failure::Unexpected("of force_release.lua")),
+            _ => Err(Failure::Unexpected("force_release.lua")),
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Renewals, many leases to a script.
+//! Renews leases, many of them with one script.
 //!
-//! A renewal by itself is a round trip, and costs the server more for taking the command in than for carrying it out.
-//! Leases that are due together share scripts, and the scripts are sent one behind the other without waiting for answers.
+//! A single renewal is a round trip, and the server spends more time on receiving the command than on its execution. Leases
+//! that are due together share scripts, which are sent one after the other without waiting for answers.
 
 use std::collections::HashMap;
 
@@ -16,12 +16,12 @@ use crate::engine::redis::scripts::RENEW;
 use crate::engine::{Answers, Renewal, Renewed};
 use crate::model::Key;
 
-/// How many names one script renews at most (one lease has as many as it has). The server does nothing else meanwhile:
-/// so many take it some 0.2 ms.
+/// The largest number of names in one script (more for a lease that has more of them). They block the server for some 0.2
+/// ms.
 const TOGETHER: usize = 64;
 
 impl RedisEngine {
-    /// Renews one lease, whatever slots its names lie in.
+    /// Renews one lease, in one slot or in several.
     pub(in super::super) async fn renew_whole(&self, renewal: Renewal<'_>) -> Result<Renewed, Failure> {
         match self.parts(renewal.claim) {
             None => self.renew_part(renewal).await,
@@ -35,7 +35,7 @@ impl RedisEngine {
         answers.first().copied().ok_or(UNEXPECTED)
     }
 
-    /// Renews many, and answers for those of each script as the script does.
+    /// Renews many leases, and answers for each of them as soon as its script is answered.
     pub(in super::super) async fn renew_many(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
         let scripts = self.scripts(renewals).into_iter();
         let mut scripts: FuturesUnordered<_> = scripts
@@ -54,8 +54,8 @@ impl RedisEngine {
                         answer(index, Ok(renewed));
                     }
                 }
-                // Waiting would not help, so it may be the fault of one of them, or of their being together (a proxy that
-                // spreads keys over several servers): no reason for the others to fail.
+                // A permanent error may be caused by one of them, or by their being together (a proxy that spreads keys over
+                // several servers): each is renewed alone.
                 Err(failure) if group.len() > 1 && !failure.retryable() => {
                     let mut alone: FuturesUnordered<_> = group
                         .into_iter()
@@ -74,7 +74,7 @@ impl RedisEngine {
         }
     }
 
-    /// Which renewals go into which script. No script reaches over two slots of a cluster; a lease that does is alone.
+    /// Groups the renewals into scripts. No script uses two slots of a cluster. A lease that needs several is alone.
     fn scripts(&self, renewals: &[Renewal<'_>]) -> Vec<Vec<usize>> {
         if !self.route.is_cluster() {
             return grouped(renewals);
@@ -96,7 +96,7 @@ impl RedisEngine {
         scripts
     }
 
-    /// One script for those renewals whose places are in the group.
+    /// Runs one script for the renewals with these indices.
     async fn run_renewals(&self, renewals: &[Renewal<'_>], group: &[usize]) -> Result<Vec<Renewed>, Failure> {
         let call = self.renewal_call(renewals, group);
         let slot = self.slot(&renewals[group[0]].claim.keys()[0]);
@@ -137,12 +137,12 @@ impl RedisEngine {
     }
 }
 
-const UNEXPECTED: Failure = Failure::Unexpected("of renew.lua");
+const UNEXPECTED: Failure = Failure::Unexpected("renew.lua");
 
-/// Which renewals go into which script, by their places in the list.
+/// Groups the renewals into scripts, by their indices.
 fn grouped(renewals: &[Renewal<'_>]) -> Vec<Vec<usize>> {
     let names: usize = renewals.iter().map(|renewal| renewal.claim.keys().len()).sum();
-    // Scripts of one size: a last one that is nearly empty costs as much to take in as a full one.
+    // Scripts of equal size: a nearly empty last one costs as much to receive as a full one.
     let most = names.div_ceil(names.div_ceil(TOGETHER).max(1));
     let mut groups: Vec<Vec<usize>> = Vec::with_capacity(names.div_ceil(TOGETHER));
     let mut room = 0;
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use crate::model::{Claim, OwnerToken, Process, Ttl};
 
-    /// The sizes of the groups for claims of so many names each.
+    /// Returns the sizes of the groups for claims with these numbers of names.
     fn sizes(names: &[usize]) -> Vec<usize> {
         let process = Arc::new(Process::current());
         let ttl = Ttl::clamped(std::time::Duration::from_secs(1));

@@ -36,7 +36,7 @@ impl RedisEngine {
         {
             Value::Int(1) => Ok(Renewed::Extended),
             Value::Int(0) => Ok(Renewed::Lost),
-            _ => Err(Failure::Unexpected("of transfer.lua")),
+            _ => Err(Failure::Unexpected("transfer.lua")),
         }
     }
 
@@ -65,7 +65,7 @@ impl RedisEngine {
         }
         for (index, part) in parts.iter().enumerate() {
             if self.transfer_part(part, to).await? == Renewed::Lost {
-                // Lost since it was looked at.
+                // Lost since the check.
                 for part in &parts[..index] {
                     self.transfer_part(&transferred(part), &part.owner).await?;
                 }

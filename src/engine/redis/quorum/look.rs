@@ -168,7 +168,7 @@ fn row(answer: Value) -> std::result::Result<Option<Row>, Failure> {
     if answer == Value::Nil {
         return Ok(None);
     }
-    let unexpected = || Failure::Unexpected("of inspect.lua");
+    let unexpected = || Failure::Unexpected("inspect.lua");
     let Value::Array(fields) = answer else {
         return Err(unexpected());
     };

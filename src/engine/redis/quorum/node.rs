@@ -111,7 +111,7 @@ impl Node {
 
     /// Takes up an answer of `TIME`, and tells what it shows.
     fn learn_time(&self, time: &Value) -> Result<u64, Failure> {
-        let unexpected = Failure::Unexpected("of TIME");
+        let unexpected = Failure::Unexpected("TIME");
         let Value::Array(parts) = time else {
             return Err(unexpected);
         };
@@ -156,7 +156,7 @@ impl Node {
     /// What an answer of `quorum/acquire.lua` says, for a claim of so many names.
     pub(super) fn read_vote(&self, answer: &Value, names: usize) -> Result<Vote, Failure> {
         let Value::Array(fields) = answer else {
-            return Err(Failure::Unexpected("of quorum/acquire.lua"));
+            return Err(Failure::Unexpected("quorum/acquire.lua"));
         };
         match fields.as_slice() {
             [
@@ -183,7 +183,7 @@ impl Node {
                 value: value.clone(),
                 age: millis(*age),
             })),
-            _ => Err(Failure::Unexpected("of quorum/acquire.lua")),
+            _ => Err(Failure::Unexpected("quorum/acquire.lua")),
         }
     }
 
@@ -192,7 +192,7 @@ impl Node {
             0 => Ok(Renewal::Lost),
             1 => Ok(Renewal::Extended),
             2 => Ok(Renewal::Missing),
-            _ => Err(Failure::Unexpected("of quorum/renew.lua")),
+            _ => Err(Failure::Unexpected("quorum/renew.lua")),
         }
     }
 
@@ -216,7 +216,7 @@ impl Node {
 pub(super) fn number(answer: &Value) -> Result<i64, Failure> {
     match answer {
         Value::Int(number) => Ok(*number),
-        _ => Err(Failure::Unexpected("of a script of the quorum")),
+        _ => Err(Failure::Unexpected("a script of the quorum")),
     }
 }
 

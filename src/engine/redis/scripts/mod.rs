@@ -1,4 +1,4 @@
-//! The scripts, one per verb, and how a call of one is put into a command.
+//! The Lua scripts of a single server and of a cluster, and their calls.
 
 use std::sync::LazyLock;
 
@@ -6,18 +6,18 @@ use redis::{Arg, Cmd};
 
 use super::keys::{Layout, Part, companion};
 
-/// A script and the SHA1 by which the server knows it.
+/// A script, and the SHA1 by which the server knows it.
 pub(super) struct Script {
     source: &'static str,
     sha: String,
 }
 
-/// The scripts of a module, from files beside it.
+/// Defines the scripts of a module, from files beside it.
 macro_rules! scripts {
     ($($(#[$on:meta])? $name:ident = $($file:literal)+;)*) => {
         $(
             $(#[$on])?
-            #[doc = concat!("The script of", $(" `", $file, "`",)+ ". What it takes and answers is in its header.")]
+            #[doc = concat!("The script of", $(" `", $file, "`",)+ ". Its header describes its arguments and its answer.")]
             pub(super) static $name: LazyLock<Script> =
                 LazyLock::new(|| Script::new(concat!($(include_str!($file)),+)));
         )*
@@ -46,17 +46,17 @@ impl Script {
         Script { source, sha }
     }
 
-    /// The name by which the server knows it.
+    /// Returns the SHA1 by which the server knows the script.
     pub(super) fn sha(&self) -> &str {
         &self.sha
     }
 
-    /// Its text.
+    /// Returns the text of the script.
     pub(super) fn source(&self) -> &'static str {
         self.source
     }
 
-    /// `EVALSHA` with the keys of every name, part by part. The caller appends the arguments.
+    /// Returns `EVALSHA` with the keys of all names, part by part. The caller appends the arguments.
     pub(super) fn call<'n>(
         &self,
         layout: &Layout,
@@ -66,7 +66,7 @@ impl Script {
         self.call_with(layout, parts, names, None)
     }
 
-    /// The same with one more key behind those.
+    /// Like [`Script::call`], with one more key at the end.
     pub(super) fn call_with<'n>(
         &self,
         layout: &Layout,
@@ -94,7 +94,7 @@ impl Script {
         cmd
     }
 
-    /// The same call with the script's text, for a server that does not know the script (any more).
+    /// Returns the same call with the text of the script, for a server that does not know the script.
     pub(super) fn with_source(&self, call: &Cmd) -> Cmd {
         let mut cmd = Cmd::new();
         cmd.arg("EVAL").arg(self.source);

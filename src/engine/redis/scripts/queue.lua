@@ -52,7 +52,7 @@ end
 -- there is none; nil when it removed the most dead waiters that one script may: the caller has to call again. The process of
 -- `me` counts as alive, because it made this call. With `hint` the waiter is notified, but does not get the name. `to` and the
 -- process form the channel; in a cluster it lies in the slot of the keys.
-local function pass(lock, queue, to, me, number, hint)
+local function pass(lock, queue, to, me, number, notify_only)
   local publish = string.find(to, '{', 1, true) and 'SPUBLISH' or 'PUBLISH'
   local ms, alive = math.floor(microseconds() / 1000), {}
   local asks = me and string.match(me, '^%x+')
@@ -88,7 +88,7 @@ local function pass(lock, queue, to, me, number, hint)
     if #dead > 0 then
       redis.call('ZREM', queue, unpack(dead))
     end
-    if next and not hint then
+    if next and not notify_only then
       local ttl = tonumber(string.match(next, ':(%d+)$', #process + #owner + 2))
       local left = math.min(alive[process] - ms, RESERVED_MS, ttl or RESERVED_MS)
       redis.call('SET', lock, owner .. '-next', 'PX', left)

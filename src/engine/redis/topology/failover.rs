@@ -1,9 +1,9 @@
-//! Hearing of a fail-over from the sentinels, and leaving the old master then.
+//! Subscribes to failovers at the sentinels, and closes connections to the old master.
 //!
-//! A connection to a master that was replaced may live on without a sign: the master hangs, or is cut off from the
-//! sentinels but not from this process, and for a while still takes writes that nobody will ever see. So every sentinel
-//! is listened to ("Subscribe to Sentinel events to improve responsiveness" in the guidelines that `sentinel.rs` follows).
-//! Where that cannot be had, a fail-over is noticed by the first call that fails.
+//! A connection to a replaced master may stay open: the master hangs, or is cut off from the sentinels but not from this
+//! process, and for some time accepts writes that will be lost. So the events of every sentinel are subscribed ("Subscribe
+//! to Sentinel events to improve responsiveness" in the guidelines that `sentinel.rs` follows). Without a subscription, the
+//! first failed call shows a failover.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,19 +12,19 @@ use futures_util::StreamExt;
 use redis::{ConnectionInfo, RedisResult};
 use tokio::task::AbortHandle;
 
+use crate::backoff::Backoff;
 use crate::engine::redis::config::{Sentinels, client};
 use crate::engine::redis::connection::Link;
 
 const CHANNEL: &str = "+switch-master";
-/// Pauses before a sentinel that cannot be listened to is tried again.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// The backoff for a sentinel without a subscription.
+const RESUBSCRIBE: Backoff = Backoff::new(Duration::from_millis(300), Duration::from_secs(45)).with_jitter(2.0 / 3.0);
 
-/// The listening to all sentinels, which ends when this is dropped.
+/// The subscriptions to all sentinels. They end when this is dropped.
 pub(in super::super) struct FailoverMonitor(Vec<AbortHandle>);
 
 impl FailoverMonitor {
-    /// Listens on behalf of these links.
+    /// Subscribes for these links.
     pub(in super::super) fn start(sentinels: &Arc<Sentinels>, links: &[&Arc<Link>], limit: Duration) -> Self {
         let links: Vec<Weak<Link>> = links.iter().map(|link| Arc::downgrade(link)).collect();
         let tasks = sentinels.sentinels.iter().map(|sentinel| {
@@ -52,24 +52,23 @@ struct Listener {
     sentinels: Arc<Sentinels>,
     sentinel: ConnectionInfo,
     links: Vec<Weak<Link>>,
-    /// The longest that connecting may take.
+    /// The longest time to connect.
     limit: Duration,
 }
 
 impl Listener {
     async fn run(self) {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = RESUBSCRIBE;
         loop {
-            match self.listen(&mut pause).await {
-                Ok(()) => tracing::debug!("a sentinel has hung up"),
-                Err(error) => tracing::debug!(%error, "a sentinel cannot be listened to"),
+            match self.listen(&mut backoff).await {
+                Ok(()) => tracing::debug!("a sentinel closed the connection"),
+                Err(error) => tracing::debug!(%error, "no subscription to a sentinel"),
             }
-            tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            tokio::time::sleep(backoff.delay()).await;
         }
     }
 
-    async fn listen(&self, pause: &mut Duration) -> RedisResult<()> {
+    async fn listen(&self, backoff: &mut Backoff) -> RedisResult<()> {
         let subscribing = async {
             let client = client(self.sentinel.clone(), self.sentinels.tls.as_ref())?;
             let mut listening = client.get_async_pubsub().await?;
@@ -80,8 +79,8 @@ impl Listener {
             Ok(listening) => listening?,
             Err(_) => return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
         };
-        *pause = FIRST_PAUSE;
-        // What was told while nobody listened.
+        backoff.reset();
+        // An event before the subscription was lost.
         self.leave_old_master().await;
         let mut events = listening.on_message();
         while let Some(event) = events.next().await {
@@ -94,7 +93,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Gives up every connection to a server that is not the master any more.
+    /// Closes every connection to a server that is not the master any more.
     async fn leave_old_master(&self) {
         let Ok(master) = self.sentinels.ask(self.limit).await else {
             return;

@@ -1,4 +1,4 @@
-//! Asking several servers the same, and going by what most of them say.
+//! Asks several servers the same question, and follows the majority.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,11 +6,11 @@ use std::hash::Hash;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
-/// The answer that more than half of those asked give, as soon as they have; else the one that most gave, once all have
-/// answered. So neither one that hangs costs time, nor one that is cut off from the others has its way.
+/// Returns the answer that more than half of the servers give, as soon as they have given it; else the most frequent answer
+/// after all have answered. So a server that hangs costs no time, and one that is cut off from the others does not decide.
 ///
 /// # Errors
-/// What each of them said, when none has an answer.
+/// All errors, if no server has an answer.
 pub(in super::super) async fn majority_of<T: Eq + Hash + Clone, E>(
     asked: impl IntoIterator<Item = impl Future<Output = Result<T, E>>>,
 ) -> Result<T, Vec<E>> {

@@ -1,4 +1,4 @@
-//! The engine's way to its server, or to the servers of a cluster.
+//! The server of an engine, or the servers of a cluster.
 
 pub(super) mod cluster;
 pub(super) mod failover;
@@ -23,21 +23,21 @@ use super::keys::slots::{slot_of, tag_for_slot};
 use super::keys::{CHANNEL_PREFIX, Layout};
 use super::scripts::Script;
 
-/// To one server, or to the one that serves a slot.
+/// One server, or the servers of a cluster by slot.
 #[derive(Clone)]
 pub(super) enum Route {
     One(Arc<Link>),
     Cluster(Arc<Cluster>),
 }
 
-/// A subscription to a channel, for as long as it is kept.
+/// A subscription to the channel of this process. It ends when this is dropped.
 pub(super) enum ChannelSubscription {
     One { _subscription: RedisSubscription },
     Cluster { _subscription: ShardedSubscription },
 }
 
 impl Route {
-    /// Must be made within a runtime.
+    /// Needs a current runtime.
     pub(super) fn new(config: RedisConfig) -> Self {
         if config.seeds().is_empty() {
             Route::One(Link::new(config))
@@ -46,7 +46,7 @@ impl Route {
         }
     }
 
-    /// The slot of a name's keys. All names share slot 0 where there are no slots.
+    /// Returns the slot of the keys of a name. Without a cluster it is 0 for all names.
     pub(super) fn slot(&self, layout: &Layout, name: &str) -> u16 {
         match self {
             Route::One(_) => 0,
@@ -58,12 +58,12 @@ impl Route {
         }
     }
 
-    /// Runs a script whose keys lie in this slot.
+    /// Runs a script whose keys are in this slot.
     pub(super) async fn run(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
         self.run_as(script, call, slot, None).await
     }
 
-    /// Runs a script whose keys lie in this slot, as an attempt to acquire where `attempt` says so.
+    /// Runs a script whose keys are in this slot. `attempt` marks an attempt to acquire.
     pub(super) async fn run_as(
         &self,
         script: &Script,
@@ -77,7 +77,7 @@ impl Route {
         }
     }
 
-    /// Runs a script once for each of several attempts whose keys lie in this slot, in the order of the list.
+    /// Runs a script once for each of several attempts whose keys are in this slot, in the order of the list.
     pub(super) async fn run_in_order(
         &self,
         script: &Script,
@@ -93,7 +93,7 @@ impl Route {
         link.run_in_order(&connection, script, calls, attempt).await
     }
 
-    /// The servers that have all keys between them.
+    /// Returns the servers that have all keys together.
     pub(super) async fn servers(&self) -> Result<Vec<Arc<Link>>, Failure> {
         match self {
             Route::One(link) => Ok(vec![link.clone()]),
@@ -101,13 +101,13 @@ impl Route {
         }
     }
 
-    /// Makes sure that a server answers, and is new enough. Answers whether it is a cluster's.
+    /// Checks that a server answers and is new enough. Returns whether it belongs to a cluster.
     pub(super) async fn greet(&self) -> Result<bool, Failure> {
         let oldest = if self.is_cluster() { OLDEST_IN_CLUSTER } else { OLDEST };
         let mut last = Failure::Unserved;
         for server in self.servers().await? {
             match check_version(&server, oldest).await {
-                // One of a cluster's masters may be down.
+                // One of the masters of a cluster may be down.
                 Err(failure) if failure.retryable() => last = failure,
                 outcome => return outcome,
             }
@@ -115,29 +115,29 @@ impl Route {
         Err(last)
     }
 
-    /// What the scripts are told to put in front of a process's name to get its channel.
-    pub(super) fn mailboxes(&self, slot: u16) -> String {
+    /// Returns the prefix of the channels for the scripts. The name of a process follows it.
+    pub(super) fn channel_prefix(&self, slot: u16) -> String {
         match self {
             Route::One(_) => CHANNEL_PREFIX.to_owned(),
             Route::Cluster(_) => format!("{CHANNEL_PREFIX}{{{}}}", tag_for_slot(slot)),
         }
     }
 
-    /// Listens to the channel of a process for this slot.
+    /// Subscribes to the channel of a process for this slot.
     pub(super) async fn listen(
         &self,
         slot: u16,
         process: &str,
-        mailbox: MessageHandler,
+        handler: MessageHandler,
     ) -> Result<ChannelSubscription, Failure> {
-        let channel = self.mailboxes(slot) + process;
+        let channel = self.channel_prefix(slot) + process;
         match self {
             Route::One(link) => {
-                let _subscription = link.subscribe(channel, Some(mailbox)).await?;
+                let _subscription = link.subscribe(channel, Some(handler)).await?;
                 Ok(ChannelSubscription::One { _subscription })
             }
             Route::Cluster(cluster) => {
-                let _subscription = cluster.listen(slot, channel, mailbox).await?;
+                let _subscription = cluster.listen(slot, channel, handler).await?;
                 Ok(ChannelSubscription::Cluster { _subscription })
             }
         }

@@ -1,13 +1,12 @@
-//! `minReplicas`: a grant counts only when so many replicas have it.
+//! `minReplicas`: a grant counts only when this many replicas have it.
 //!
-//! Redis replicates behind its clients' backs. A master that fails may take with it what it has just granted, and the one
-//! that follows it grants the same once more. `WAIT` tells how many replicas have acknowledged the writes of the connection
-//! that asks, which is why the script and its `WAIT` have to go over one connection: the same words on a connection to the
-//! master's successor would speak of another history.
+//! Redis replicates asynchronously. A failed master may lose its last grants, and the next master grants the same names again.
+//! `WAIT` returns the number of replicas that have acknowledged the earlier writes of its own connection. So the script and its
+//! `WAIT` share one connection: on a connection to the next master, `WAIT` would count other writes.
 //!
-//! `WAIT` keeps its connection from everything else meanwhile, so that what needs it has a connection of its own. There
-//! one `WAIT` speaks for all scripts that were answered before it was sent (as a database commits transactions in
-//! groups): without a replica, many callers together wait no longer than two of them.
+//! `WAIT` blocks its connection, so these calls have a connection of their own. There one `WAIT` covers all scripts that were
+//! answered before it was sent (as a database commits transactions in groups): without a replica, many concurrent callers wait
+//! no longer than for two of them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,23 +20,23 @@ use crate::engine::redis::connection::{Connection, Link};
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::scripts::Script;
 
-/// `WAIT` speaks of the connection's own writes, and a script that found nothing to change has written nothing: the
-/// write to this key makes it speak of everything that the server has done so far.
+/// `WAIT` covers the writes of its own connection, and a script that changed nothing has written nothing: the write to this
+/// key makes `WAIT` cover all earlier writes of the server.
 const MARK: &str = "holdfast:replicated";
 const MARK_LASTS_MS: u64 = 1000;
 
-/// The way to a server for what must survive its loss.
+/// The connection for writes that have to survive the loss of their server.
 pub(in super::super) struct Replicated {
     pub(in super::super) link: Arc<Link>,
-    /// How many replicas have to acknowledge.
+    /// The number of replicas that have to acknowledge.
     wanted: u32,
-    /// How many callers have asked so far.
+    /// The number of callers so far.
     asked: AtomicU64,
-    /// What the last `WAIT` said. Whoever has the lock is about to send the next.
+    /// The outcome of the last `WAIT`. The holder of the lock sends the next one.
     last: Mutex<ReplySink>,
 }
 
-/// Whether the scripts mean by this that somebody holds a name (longer) now.
+/// Whether the answer of a script grants or extends a lease.
 fn says_yes(answer: &Value) -> bool {
     match answer {
         Value::Int(number) => *number > 0,
@@ -46,10 +45,10 @@ fn says_yes(answer: &Value) -> bool {
     }
 }
 
-/// What one `WAIT` said, and for whom.
+/// The outcome of one `WAIT`, and the callers that it covers.
 struct ReplySink {
     generation: u64,
-    /// Everybody who had asked up to this number.
+    /// The callers up to this number.
     up_to: u64,
     outcome: Result<(), Failure>,
 }
@@ -69,10 +68,10 @@ impl Replicated {
         }
     }
 
-    /// Runs a script. A positive answer is given only when enough replicas have what it says.
+    /// Runs a script. Returns a positive answer only if enough replicas have its writes.
     ///
     /// # Errors
-    /// [`Failure::Replicas`] when too few acknowledged in time: the script has been carried out all the same.
+    /// [`Failure::Replicas`] if too few replicas acknowledged in time: the script was executed nevertheless.
     pub(in super::super) async fn run(
         &self,
         script: &Script,
@@ -107,7 +106,7 @@ impl Replicated {
         Ok(answers)
     }
 
-    /// Makes sure of everything that was answered on this connection so far.
+    /// Waits until enough replicas have the writes that were answered on this connection so far.
     async fn acknowledged(&self, connection: &Arc<Connection>) -> Result<(), Failure> {
         let number = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
         let mut last = self.last.lock().await;
@@ -139,12 +138,12 @@ impl Replicated {
                 acknowledged,
                 wanted: self.wanted,
             }),
-            _ => Err(Failure::Unexpected("of WAIT")),
+            _ => Err(Failure::Unexpected("WAIT")),
         }
     }
 
-    /// How long the replicas have time. A part of what a call may take, so that there is time to give back what they do
-    /// not acknowledge; never 0, which would mean for ever.
+    /// Returns the time limit of the replicas: a part of that of a call, so that there is time for a rollback. Never 0,
+    /// which would mean no limit.
     fn in_time(&self) -> Duration {
         (self.link.limit() / 8).max(Duration::from_millis(1))
     }

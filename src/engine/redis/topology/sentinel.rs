@@ -1,8 +1,8 @@
-//! Which server is the master, by the word of its sentinels.
+//! Finds the master by its sentinels.
 //!
 //! After "Guidelines for Redis clients with Redis Sentinel support" in the Redis manual: ask the sentinels for the address
-//! of the master, connect, and have the server itself confirm by `ROLE` that it is one; and do all of that again for
-//! every new connection. Other than there, the sentinels are asked side by side, and what most of them say counts.
+//! of the master, connect, check by `ROLE` that the server is a master, and repeat all of that for every new connection.
+//! Unlike there, the sentinels are asked at the same time, and the majority decides.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::engine::redis::config::{Sentinels, client, show_address};
 use crate::engine::redis::error::{Failure, NoMaster, Refusal};
 
 impl Sentinels {
-    /// The address that most sentinels name. Those that have not answered within `limit` are passed over.
+    /// Returns the address that most sentinels report. A sentinel without an answer within `limit` is ignored.
     ///
     /// # Errors
-    /// [`NoMaster`] when none of them names one.
+    /// [`NoMaster`] if no sentinel reports one.
     pub(in super::super) async fn ask(&self, limit: Duration) -> Result<(String, u16), NoMaster> {
         let asked = self.sentinels.iter().map(|sentinel| async move {
             let answer = tokio::time::timeout(limit, self.ask_one(sentinel)).await;
@@ -37,7 +37,7 @@ impl Sentinels {
 
     async fn ask_one(&self, sentinel: &ConnectionInfo) -> RedisResult<Option<(String, u16)>> {
         let client = client(sentinel.clone(), self.tls.as_ref())?;
-        // The limit is set already.
+        // The caller has a time limit.
         let options = AsyncConnectionConfig::new()
             .set_response_timeout(None)
             .set_connection_timeout(None);
@@ -61,7 +61,7 @@ impl fmt::Display for Sentinels {
     }
 }
 
-/// Has a server say that it is a master: the sentinels may not know yet of a fail-over, or the server not of its end.
+/// Checks that a server is a master: the sentinels may not know of a failover yet, or the server not of its end as master.
 pub(in super::super) async fn confirm(
     connection: &mut MultiplexedConnection,
     address: &Arc<str>,
@@ -77,6 +77,6 @@ pub(in super::super) async fn confirm(
             address: address.clone(),
             role: String::from_utf8_lossy(role).into(),
         })),
-        _ => Err(Failure::Unexpected("of ROLE")),
+        _ => Err(Failure::Unexpected("ROLE")),
     }
 }

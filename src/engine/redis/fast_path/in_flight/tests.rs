@@ -189,7 +189,7 @@ fn replies_that_make_no_sense_are_an_error() {
             batch.free(layout, &RELEASE, claim, None)
         });
         assert!(sent.deliver(replies.as_bytes()).is_err(), "{replies}");
-        assert!(outcomes[1].try_recv().is_err(), "{replies}: nobody is told");
+        assert!(outcomes[1].try_recv().is_err(), "{replies}: no outcome is delivered");
     }
     let (sent, _outcomes) = sent(Kind::Acquire, &claims, |batch, layout, claim| batch.take(layout, claim));
     assert!(sent.deliver(b":0\r\n$-1\r\n$-1\r\n:9\r\n*1\r\n$1\r\nx\r\n").is_err());

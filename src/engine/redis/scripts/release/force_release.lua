@@ -13,5 +13,5 @@ local holder = redis.call('GET', KEYS[1])
 if not holder or #holder == 37 and string.find(holder, '^%x+%-next$') then
   return 0
 end
-local _, more = let_go(KEYS[1], KEYS[2], KEYS[3], KEYS[4], holder, '', ARGV[1], ARGV[2])
+local _, more = release_one(KEYS[1], KEYS[2], KEYS[3], KEYS[4], holder, '', ARGV[1], ARGV[2])
 return more and 3 or 1

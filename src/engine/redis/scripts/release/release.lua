@@ -17,7 +17,7 @@ local n, to, me = tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local held, answer = 0, 0
 for i = 1, n do
   local queue, fence, metadata = KEYS[n + i], KEYS[n + n + i], KEYS[n + n + n + i]
-  local done, more = let_go(KEYS[i], queue, fence, metadata, owner, me, to, fences_last, keep)
+  local done, more = release_one(KEYS[i], queue, fence, metadata, owner, me, to, fences_last, keep)
   if done then
     held = held + 1
   end

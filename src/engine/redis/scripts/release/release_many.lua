@@ -16,7 +16,7 @@ for i = 1, n do
   local owner, process, ttl = string.match(ARGV[i + 1], '^(%x+):?(%x*)(.*)')
   local me = process == '' and '' or process .. ':' .. owner .. ttl
   local fence, metadata = KEYS[n + n + i], KEYS[n + n + n + i]
-  local done, held, more = pcall(let_go, KEYS[i], KEYS[n + i], fence, metadata, owner, me, to, last)
+  local done, held, more = pcall(release_one, KEYS[i], KEYS[n + i], fence, metadata, owner, me, to, last)
   answers[i] = done and (held and 1 or 0) + (more and 2 or 0) or -1
 end
 return answers

@@ -15,7 +15,7 @@ local function shorten(fence, lasts)
   end
 end
 
-local function let_go(key, queue, fence, metadata, owner, me, to, fences_last, keep)
+local function release_one(key, queue, fence, metadata, owner, me, to, fences_last, keep)
   local holder = redis.call('GET', key)
   local queued = redis.call('EXISTS', queue) == 1
   if queued and me ~= '' then

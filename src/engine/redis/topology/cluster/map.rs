@@ -1,10 +1,10 @@
-//! Which node serves which slot, as `CLUSTER SLOTS` tells it.
+//! The master of each slot, by `CLUSTER SLOTS`.
 
 use redis::Value;
 
 use crate::engine::redis::keys::slots::SLOTS;
 
-/// Host and port of a node. Nodes are told apart by it, as in every redirection.
+/// Host and port of a node, which identify it, as in every redirection.
 pub(in crate::engine::redis) type Address = (String, u16);
 
 /// The master of each range of slots: first slot, last slot, address. Sorted.
@@ -14,7 +14,7 @@ pub(super) type Ranges = Vec<(u16, u16, Address)>;
 #[derive(Default)]
 pub(super) struct SlotMap {
     masters: Vec<Address>,
-    /// For each slot one more than the place of its master; 0: nobody serves it.
+    /// For each slot the index of its master plus one. 0: no master.
     served: Vec<u16>,
 }
 
@@ -31,7 +31,7 @@ impl SlotMap {
         map
     }
 
-    /// Learns from a redirection, which is fresher than what the other nodes may know.
+    /// Takes over a redirection, which is newer than what the other nodes may know.
     pub(super) fn learn(&mut self, slot: u16, master: &Address) {
         let place = self.place(master);
         if let Some(served) = self.served.get_mut(usize::from(slot)) {
@@ -54,7 +54,7 @@ impl SlotMap {
         self.masters.get(usize::from(place.checked_sub(1)?))
     }
 
-    /// Every master that serves a slot.
+    /// Returns every master that serves a slot.
     pub(super) fn masters(&self) -> Vec<Address> {
         let mut serving = vec![false; self.masters.len()];
         for place in self.served.iter().filter(|place| **place > 0) {
@@ -68,7 +68,7 @@ impl SlotMap {
     }
 }
 
-/// Reads the answer of `CLUSTER SLOTS`. A node that does not know its own address is at the one where it was asked.
+/// Reads the answer of `CLUSTER SLOTS`. A node that does not know its own address has the one where it was asked.
 pub(super) fn ranges(answer: &Value, asked: &Address) -> Option<Ranges> {
     let mut ranges = Ranges::new();
     for range in answer.as_sequence()? {
@@ -92,7 +92,7 @@ pub(super) fn ranges(answer: &Value, asked: &Address) -> Option<Ranges> {
     Some(ranges)
 }
 
-/// Reads the address in a redirection. Without a host it is that of whoever redirects.
+/// Reads the address in a redirection. Without a host it is that of the redirecting node.
 pub(super) fn address(text: &str, redirecting: &Address) -> Option<Address> {
     let (host, port) = text.rsplit_once(':')?;
     let host = if host.is_empty() { &redirecting.0 } else { host };
@@ -121,7 +121,7 @@ mod tests {
         for slot in 0..100 {
             map.learn(slot, &at(3));
         }
-        assert_eq!(map.masters(), [at(2), at(3)], "who serves nothing is no master");
+        assert_eq!(map.masters(), [at(2), at(3)], "a node without slots is no master");
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! Redis Cluster: from a slot to the node that serves it, whoever that is now.
+//! Redis Cluster: from a slot to the node that serves it.
 //!
-//! After "Redirection and resharding" in the Redis Cluster specification. Every node has a connection of its own, with
-//! all that `connection.rs` knows of broken and silent ones. The driver's cluster client is not used: it sends `ASKING`
-//! and the command that it is for one by one over a connection that others use, too; it takes the `sunsubscribe` that a
-//! node says unasked when a slot leaves it for the reply to whatever call is on its way; and it knows no silence.
+//! After "Redirection and resharding" in the Redis Cluster specification. Each node has its own connection, as in
+//! `connection/`, which replaces broken and silent ones. The driver's cluster client is not used: it sends `ASKING` and the
+//! command after it separately on a connection that other calls use, too; it takes the `sunsubscribe` push of a slot that moves
+//! for the reply to another call; and it does not detect silence.
 //!
 //! # Behavior
-//! What a node refuses because of a slot's move has not been carried out, and is sent again: to the node that it names
-//! (`MOVED`, `ASK`), or after a pause (`TRYAGAIN`, `CLUSTERDOWN`). Everything else that fails is the caller's: it may
-//! have been carried out. The map of the slots is asked for anew after each of these.
+//! A node that refuses a call because its slot moves has not executed it. The call is sent again: to the node that the error
+//! names (`MOVED`, `ASK`), or after a pause (`TRYAGAIN`, `CLUSTERDOWN`). All other errors are returned to the caller: the call
+//! may have been executed. After each of them the map of the slots is read again.
 
 mod map;
 mod sharded_pubsub;
@@ -28,28 +28,28 @@ use tokio::time::Instant;
 use self::map::{Address, Ranges, SlotMap};
 pub(in super::super) use self::sharded_pubsub::ShardedSubscription;
 use super::majority::majority_of;
+use crate::backoff::Backoff;
 use crate::engine::redis::config::RedisConfig;
 use crate::engine::redis::connection::Link;
 use crate::engine::redis::connection::request::Attempt as AsAttempt;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::scripts::Script;
 
-/// How many nodes are asked for the map at once.
+/// The number of nodes that are asked for the map at the same time.
 const ASKED: usize = 5;
-/// Pauses before what a moving slot refuses is sent again.
-const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(100);
-/// So many redirections in a row are followed without a pause.
+/// The backoff of calls that a moving slot refused.
+const RETRY: Backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(100));
+/// The number of redirections in a row without a pause.
 const HOPS: u32 = 5;
-/// Whoever gave up after less time than this did not give up because of the node.
+/// A call that was dropped in less time than this says nothing about its node.
 const TELLING: Duration = Duration::from_millis(75);
 
 /// A node's connections.
 struct Node {
     /// For commands.
     commands: Arc<Link>,
-    /// For sharded channels. The node says unasked that a subscription has ended, in the words of a reply to
-    /// `SUNSUBSCRIBE`: beside commands nobody could tell whose reply is whose.
+    /// For sharded channels. The node announces the end of a subscription in the form of a reply to `SUNSUBSCRIBE`: among
+    /// commands, it could not be distinguished from a reply.
     channels: Arc<Link>,
 }
 
@@ -63,25 +63,25 @@ struct State {
 
 type Refreshing = Shared<BoxFuture<'static, Result<(), Failure>>>;
 
-/// The way to all nodes of a cluster.
+/// The connections to all nodes of a cluster.
 pub(in super::super) struct Cluster {
     config: RedisConfig,
     pub(in super::super) runtime: Handle,
     state: Mutex<State>,
-    /// Told when the map has changed.
+    /// Notified when the map has changed.
     changes: watch::Sender<()>,
 }
 
-/// What a node says in the place of an answer.
+/// The error of a node that does not serve the slot.
 enum Refusal {
     Moved(u16, Address),
     Ask(Address),
-    /// The slot is on its way, or the cluster without a majority.
+    /// The slot is moving, or the cluster has no majority.
     Later,
 }
 
 impl Cluster {
-    /// Must be made within a runtime.
+    /// Needs a current runtime.
     pub(in super::super) fn new(config: RedisConfig) -> Arc<Self> {
         Arc::new(Cluster {
             config,
@@ -108,7 +108,7 @@ impl Cluster {
         as_attempt: AsAttempt<'_>,
     ) -> Result<Value, Failure> {
         let started = Instant::now();
-        let (mut pause, mut hops) = (FIRST_PAUSE, 0);
+        let (mut backoff, mut hops) = (RETRY, 0);
         let mut asked = None;
         loop {
             let asking = asked.is_some();
@@ -128,7 +128,7 @@ impl Cluster {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
-            // `Some`: after a pause, and what is the matter if there is no more time for one.
+            // `Some`: retry after a pause. This is the error if no time is left.
             let later = match refusal(&failure, &address) {
                 Some(Refusal::Moved(slot, to)) => {
                     self.learn(slot, &to);
@@ -141,7 +141,7 @@ impl Cluster {
                     (hops > HOPS).then_some(Failure::Moving)
                 }
                 Some(Refusal::Later) => {
-                    // Somebody answered for the slot: whoever sent us here was right.
+                    // This node serves the slot: the redirection was correct.
                     hops = 0;
                     self.refresh_soon();
                     Some(failure)
@@ -154,12 +154,12 @@ impl Cluster {
                 }
             };
             if let Some(failure) = later {
+                // With jitter, because all clients of the slot wait for the same.
+                let pause = backoff.delay();
                 if started.elapsed() + pause >= self.limit() / 4 {
                     return Err(failure);
                 }
-                // With jitter: everybody who uses the slot waits for the same.
-                tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                tokio::time::sleep(pause).await;
             }
         }
     }
@@ -169,7 +169,7 @@ impl Cluster {
         Ok(self.node(&self.master(slot).await?)?.commands.clone())
     }
 
-    /// A connection to each master there is now.
+    /// Returns a connection to each current master.
     pub(in super::super) async fn masters(self: &Arc<Self>) -> Result<Vec<Arc<Link>>, Failure> {
         self.refresh().await?;
         let masters = self.state().map.as_ref().map(SlotMap::masters).unwrap_or_default();
@@ -179,7 +179,7 @@ impl Cluster {
             .collect()
     }
 
-    /// Where the master of a slot is, as far as is known.
+    /// Returns the master of a slot, as far as is known.
     async fn master(self: &Arc<Self>, slot: u16) -> Result<Address, Failure> {
         let known = || self.state().map.as_ref().and_then(|map| map.master(slot).cloned());
         if let Some(master) = known() {
@@ -209,17 +209,17 @@ impl Cluster {
             map.learn(slot, master);
         }
         self.changes.send_replace(());
-        // Where one slot has moved, others have.
+        // Other slots have probably moved, too.
         self.refresh_soon();
     }
 
-    /// Asks for the map anew behind the caller's back.
+    /// Reads the map again in the background.
     fn refresh_soon(self: &Arc<Self>) {
         let refresh = self.refresh();
         self.runtime.spawn(refresh);
     }
 
-    /// Asks for the map anew, together with whoever else wants that now.
+    /// Reads the map again, once for all concurrent callers.
     fn refresh(self: &Arc<Self>) -> Refreshing {
         let mut state = self.state();
         if let Some(refreshing) = &state.refreshing {
@@ -232,7 +232,7 @@ impl Cluster {
             state.refreshing = None;
             let map = SlotMap::new(&outcome?);
             let masters = map.masters();
-            // Who serves nothing any more is left. (A node that is asked for a slot on its way comes back by itself.)
+            // Drops the nodes without slots. (A node that a redirection names comes back.)
             state.nodes.retain(|address, _| masters.contains(address));
             state.map = Some(map);
             drop(state);
@@ -246,7 +246,7 @@ impl Cluster {
         refreshing
     }
 
-    /// The map by the word of most of the nodes that are asked: of those that are known, or else of the URL's.
+    /// Returns the map of the majority of some known nodes, or else of the nodes of the URL.
     async fn ask(self: &Arc<Self>) -> Result<Ranges, Failure> {
         let known = self.state().map.as_ref().map(SlotMap::masters).unwrap_or_default();
         if !known.is_empty()
@@ -268,7 +268,7 @@ impl Cluster {
             let call = async {
                 let node = self.node(&address)?;
                 let answer = node.commands.call(slots).await?;
-                map::ranges(&answer, &address).ok_or(Failure::Unexpected("of CLUSTER SLOTS"))
+                map::ranges(&answer, &address).ok_or(Failure::Unexpected("CLUSTER SLOTS"))
             };
             match tokio::time::timeout(self.limit() / 4, call).await {
                 Ok(Ok(ranges)) if ranges.is_empty() => Err(Failure::Unserved),
@@ -277,13 +277,13 @@ impl Cluster {
             }
         });
         majority_of(asking).await.map_err(|failures| {
-            // What waiting mends is the better news, where they differ.
+            // A temporary error is the better information if they differ.
             let best = failures.iter().find(|failure| failure.retryable()).or(failures.first());
             best.cloned().unwrap_or(Failure::Unserved)
         })
     }
 
-    /// Gives back the connections as soon as the calls on them have ended, and refuses new ones.
+    /// Closes the connections after the calls on them have ended, and refuses new calls.
     pub(in super::super) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
@@ -322,7 +322,7 @@ fn refusal(failure: &Failure, redirecting: &Address) -> Option<Refusal> {
     }
 }
 
-/// A call under way. Given up without an answer, it makes the map doubtful: the node may have been replaced.
+/// A call in flight. If it is dropped without an answer, the map is read again: the node may have been replaced.
 struct Attempt<'a> {
     cluster: &'a Arc<Cluster>,
     sent: Instant,

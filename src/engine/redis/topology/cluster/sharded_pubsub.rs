@@ -1,8 +1,8 @@
-//! A channel of a slot, listened to wherever that slot is.
+//! Subscribes to a channel of a slot, on the node that serves the slot.
 //!
-//! A sharded channel is told on the node that serves its slot ("Sharded Pub/Sub" in the Redis manual). When the slot
-//! leaves, the node ends the subscription, and when the node itself is lost, its successor knows nothing of it: either way
-//! somebody has to subscribe at the new place, and then to look, because what was told meanwhile told nobody.
+//! A message to a sharded channel is published on the node that serves its slot ("Sharded Pub/Sub" in the Redis manual). When
+//! the slot moves, the node ends the subscription. When the node is lost, the next one has no subscription. In both cases:
+//! resubscribe on the new node, then check the queue again, because messages published in between were lost.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +13,14 @@ use tokio::task::AbortHandle;
 
 use super::map::Address;
 use super::{Cluster, Refusal, refusal};
+use crate::backoff::Backoff;
 use crate::engine::redis::connection::pubsub::{MessageHandler, RedisSubscription};
 use crate::engine::redis::error::Failure;
 
-/// Pauses between the attempts to subscribe anew.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// The backoff of subscribing again.
+const RESUBSCRIBE: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(2));
 
-/// Listens for as long as it is kept.
+/// A subscription that follows its slot. It ends when this is dropped.
 pub(in crate::engine::redis) struct ShardedSubscription {
     moving: AbortHandle,
     /// Shared with the task that follows the slot.
@@ -58,16 +58,16 @@ impl Place {
 }
 
 impl Cluster {
-    /// Listens to a channel that lies in this slot. When this returns, the node that serves the slot has confirmed it.
+    /// Subscribes to a channel of this slot. The node that serves the slot has confirmed it when this returns.
     pub(in crate::engine::redis) async fn listen(
         self: &Arc<Self>,
         slot: u16,
         channel: String,
-        mailbox: MessageHandler,
+        handler: MessageHandler,
     ) -> Result<ShardedSubscription, Failure> {
-        let first = self.subscribe(slot, &channel, &mailbox).await?;
+        let first = self.subscribe(slot, &channel, &handler).await?;
         let place = Arc::new(Place(Mutex::new(Some(first))));
-        let follow = follow(self.clone(), slot, channel, mailbox, place.clone());
+        let follow = follow(self.clone(), slot, channel, handler, place.clone());
         Ok(ShardedSubscription {
             moving: self.runtime.spawn(follow).abort_handle(),
             place,
@@ -79,13 +79,13 @@ impl Cluster {
         self: &Arc<Self>,
         slot: u16,
         channel: &str,
-        mailbox: &MessageHandler,
+        handler: &MessageHandler,
     ) -> Result<(Address, RedisSubscription), Failure> {
         let mut hops = 0;
         loop {
             let master = self.master(slot).await?;
             let link = self.node(&master)?.channels.clone();
-            match link.subscribe(channel.to_owned(), Some(mailbox.clone())).await {
+            match link.subscribe(channel.to_owned(), Some(handler.clone())).await {
                 Ok(subscription) => return Ok((master, subscription)),
                 Err(failure) => match refusal(&failure, &master) {
                     Some(Refusal::Moved(slot, to)) => {
@@ -105,32 +105,31 @@ impl Cluster {
     }
 }
 
-/// Keeps the subscription where the slot is.
-async fn follow(cluster: Arc<Cluster>, slot: u16, channel: String, mailbox: MessageHandler, place: Arc<Place>) {
+/// Moves the subscription with its slot.
+async fn follow(cluster: Arc<Cluster>, slot: u16, channel: String, handler: MessageHandler, place: Arc<Place>) {
     let mut changes = cluster.changes.subscribe();
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = RESUBSCRIBE;
     loop {
         let Some(mut endings) = place.endings() else { return };
         let master = cluster.master(slot).await;
         if master.is_ok_and(|master| place.is_good_at(&master)) {
-            pause = FIRST_PAUSE;
+            backoff.reset();
             tokio::select! {
                 _ = changes.changed() => {}
                 _ = endings.changed() => {}
             }
             continue;
         }
-        match cluster.subscribe(slot, &channel, &mailbox).await {
+        match cluster.subscribe(slot, &channel, &handler).await {
             Ok(now) => {
                 place.put(Some(now));
-                // What was told in between told nobody.
-                mailbox(b"");
+                // Messages that were published in between were lost.
+                handler(b"");
             }
             Err(Failure::Closed) => return,
             Err(failure) => {
                 tracing::debug!(%failure, slot, "a channel is without a node");
-                tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
-                pause = (pause * 2).min(LONGEST_PAUSE);
+                tokio::time::sleep(backoff.delay()).await;
             }
         }
     }
