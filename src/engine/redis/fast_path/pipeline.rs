@@ -47,7 +47,7 @@ impl Kind {
 pub(super) struct Batch {
     kind: Kind,
     release: Option<&'static BatchRelease>,
-    calls_in_batch: Vec<BatchedCall>,
+    calls: Vec<BatchedCall>,
     room: KeyBuffer,
     // The parts of the commands that differ from name to name.
     locks: Vec<u8>,
@@ -65,7 +65,7 @@ impl Batch {
         Batch {
             kind,
             release: None,
-            calls_in_batch: Vec::new(),
+            calls: Vec::new(),
             room: KeyBuffer::default(),
             locks: Vec::new(),
             first: Vec::new(),
@@ -86,19 +86,17 @@ impl Batch {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.calls_in_batch.is_empty()
+        self.calls.is_empty()
     }
 
     /// Whether there is a call by this owner in it.
     pub(super) fn has(&self, owner: &OwnerToken) -> bool {
-        self.calls_in_batch
-            .iter()
-            .any(|call| call.owner.as_ref() == Some(owner))
+        self.calls.iter().any(|call| call.owner.as_ref() == Some(owner))
     }
 
-    fn join(&mut self, claim: &Claim, teller: ReplyTo) {
+    fn join(&mut self, claim: &Claim, reply_to: ReplyTo) {
         let owner = Some(claim.owner.clone());
-        self.calls_in_batch.push(BatchedCall { owner, teller });
+        self.calls.push(BatchedCall { owner, reply_to });
     }
 
     fn call(&mut self, claim: &Claim) -> oneshot::Receiver<RedisResult<Outcome>> {
@@ -125,17 +123,17 @@ impl Batch {
     pub(super) fn script(&mut self, cmd: &Cmd) -> oneshot::Receiver<RedisResult<Outcome>> {
         cmd.write_packed_command(&mut self.second);
         let (sender, outcome) = oneshot::channel();
-        let (owner, teller) = (None, ReplyTo::Call(sender));
-        self.calls_in_batch.push(BatchedCall { owner, teller });
+        let (owner, reply_to) = (None, ReplyTo::Call(sender));
+        self.calls.push(BatchedCall { owner, reply_to });
         outcome
     }
 
     /// Removes dropped attempts. Returns their number.
     pub(super) fn remove_cancelled(&mut self) -> usize {
-        if !self.kind.is_cancellable() || !self.calls_in_batch.iter().any(BatchedCall::is_gone) {
+        if !self.kind.is_cancellable() || !self.calls.iter().any(BatchedCall::is_gone) {
             return 0;
         }
-        let gone: Vec<bool> = self.calls_in_batch.iter().map(BatchedCall::is_gone).collect();
+        let gone: Vec<bool> = self.calls.iter().map(BatchedCall::is_gone).collect();
         // Each call has one word in each of the first two parts that its kind uses, and one command or two in the last.
         let commands = if self.kind == Kind::Vote { 2 } else { 1 };
         for (part, count) in [(&mut self.locks, 1), (&mut self.first, 1), (&mut self.second, commands)] {
@@ -149,14 +147,14 @@ impl Batch {
             }
             *part = kept;
         }
-        let calls_in_batch = std::mem::take(&mut self.calls_in_batch);
-        for (call, gone) in calls_in_batch.into_iter().zip(&gone) {
+        let calls = std::mem::take(&mut self.calls);
+        for (call, gone) in calls.into_iter().zip(&gone) {
             match gone {
                 true => call.discard(),
-                false => self.calls_in_batch.push(call),
+                false => self.calls.push(call),
             }
         }
-        gone.len() - self.calls_in_batch.len()
+        gone.len() - self.calls.len()
     }
 
     /// Restores a batch from the commands that [`Batch::write`] wrote.
@@ -171,7 +169,7 @@ impl Batch {
         };
         let mut batch = Batch::new(sent.kind);
         let mut commands = Reader::new(commands);
-        let count = sent.calls_in_batch.len();
+        let count = sent.calls.len();
         let own = match sent.kind {
             Kind::Release | Kind::Check => 0,
             Kind::Acquire | Kind::Script => count,
@@ -190,7 +188,7 @@ impl Batch {
         if sent.kind != Kind::Script {
             batch.locks = words(commands.next()?)?;
         }
-        batch.calls_in_batch = sent.calls_in_batch;
+        batch.calls = sent.calls;
         Ok(batch)
     }
 
@@ -205,7 +203,7 @@ impl Batch {
         self.join(claim, ReplyTo::Vote(handle));
     }
 
-    fn add_free(&mut self, layout: &Layout, release: &'static BatchRelease, claim: &Claim, more: Option<&str>) {
+    fn add_release(&mut self, layout: &Layout, release: &'static BatchRelease, claim: &Claim, more: Option<&str>) {
         let (lock, [first, second]) = self.room.keys(layout, claim.keys()[0].as_str(), release.parts);
         for (keys, key) in [
             (&mut self.locks, lock),
@@ -229,7 +227,7 @@ impl Batch {
         claim: &Claim,
         more: Option<&str>,
     ) -> oneshot::Receiver<RedisResult<Outcome>> {
-        self.add_free(layout, release, claim, more);
+        self.add_release(layout, release, claim, more);
         self.call(claim)
     }
 
@@ -241,13 +239,13 @@ impl Batch {
         claim: &Claim,
         handle: ReplyHandle,
     ) {
-        self.add_free(layout, release, claim, None);
+        self.add_release(layout, release, claim, None);
         self.join(claim, ReplyTo::Release(handle));
     }
 
     /// Writes the commands, and empties the batch.
     pub(super) fn write(&mut self, out: &mut Vec<u8>) -> SentBatch {
-        let count = self.calls_in_batch.len();
+        let count = self.calls.len();
         let mut digits = itoa::Buffer::new();
         match self.kind {
             Kind::Check => {}
@@ -275,13 +273,13 @@ impl Batch {
         }
         SentBatch {
             kind: self.kind,
-            calls_in_batch: std::mem::take(&mut self.calls_in_batch),
+            calls: std::mem::take(&mut self.calls),
         }
     }
 
     fn write_script(&mut self, out: &mut Vec<u8>) {
         let Some(release) = self.release else { return };
-        let (count, script) = (self.calls_in_batch.len(), (release.script)());
+        let (count, script) = (self.calls.len(), (release.script)());
         let (verb, script) = if std::mem::take(&mut self.is_unknown) {
             ("EVAL", script.source())
         } else {

@@ -125,7 +125,7 @@ mod tests {
         String::from_utf8(state.out.clone()).unwrap()
     }
 
-    fn call_written(state: &mut State, word: &str) -> oneshot::Receiver<RedisResult<Value>> {
+    fn one(state: &mut State, word: &str) -> oneshot::Receiver<RedisResult<Value>> {
         let (sender, reply) = oneshot::channel();
         state.seal();
         resp::write(&mut state.out, &[word]);

@@ -64,13 +64,13 @@ pub(super) enum ReplyTo {
 pub(super) struct BatchedCall {
     /// `None` for a command of the caller.
     pub(super) owner: Option<OwnerToken>,
-    pub(super) teller: ReplyTo,
+    pub(super) reply_to: ReplyTo,
 }
 
 impl BatchedCall {
     /// Whether the caller was dropped, or does not need the request any more.
     pub(super) fn is_gone(&self) -> bool {
-        match &self.teller {
+        match &self.reply_to {
             ReplyTo::Call(sender) => sender.is_closed(),
             ReplyTo::Release(handle) | ReplyTo::Vote(handle) => handle.is_cancelled(),
         }
@@ -78,7 +78,7 @@ impl BatchedCall {
 
     /// Drops the request without a reply.
     pub(super) fn discard(self) {
-        if let ReplyTo::Release(handle) | ReplyTo::Vote(handle) = self.teller {
+        if let ReplyTo::Release(handle) | ReplyTo::Vote(handle) = self.reply_to {
             handle.discard();
         }
     }
@@ -88,7 +88,7 @@ impl BatchedCall {
     }
 
     fn deliver(self, outcome: RedisResult<Outcome>) {
-        match (self.teller, outcome) {
+        match (self.reply_to, outcome) {
             (ReplyTo::Call(sender), outcome) => {
                 // The caller may have been dropped.
                 let _ = sender.send(outcome);
@@ -104,7 +104,7 @@ impl BatchedCall {
 /// A batch that was sent.
 pub(super) struct SentBatch {
     pub(super) kind: Kind,
-    pub(super) calls_in_batch: Vec<BatchedCall>,
+    pub(super) calls: Vec<BatchedCall>,
 }
 
 /// What the replies to a batch show about the server.
@@ -120,26 +120,22 @@ pub(super) struct BatchReport {
 impl SentBatch {
     /// Returns the number of calls.
     pub(super) fn calls(&self) -> usize {
-        self.calls_in_batch.len()
+        self.calls.len()
     }
 
     /// Whether a call in it has to be removed while it is unsent.
     pub(super) fn has_cancelled(&self) -> bool {
-        self.kind.is_cancellable() && self.calls_in_batch.iter().any(BatchedCall::is_gone)
+        self.kind.is_cancellable() && self.calls.iter().any(BatchedCall::is_gone)
     }
 
     /// Returns the number of attempts to acquire among them.
     pub(super) fn attempts(&self) -> usize {
-        if self.kind.is_attempt() {
-            self.calls_in_batch.len()
-        } else {
-            0
-        }
+        if self.kind.is_attempt() { self.calls.len() } else { 0 }
     }
 
     /// Returns the number of commands, each of which has one reply.
     pub(super) fn commands(&self) -> usize {
-        let count = self.calls_in_batch.len();
+        let count = self.calls.len();
         match self.kind {
             Kind::Check | Kind::Release => 1,
             Kind::Script => count,
@@ -159,9 +155,9 @@ impl SentBatch {
     /// When the replies cannot be read.
     pub(super) fn deliver(self, replies: &[u8]) -> RedisResult<BatchReport> {
         let sink_calls = self
-            .calls_in_batch
+            .calls
             .iter()
-            .filter(|call| !matches!(call.teller, ReplyTo::Call(_)))
+            .filter(|call| !matches!(call.reply_to, ReplyTo::Call(_)))
             .count();
         let mut report = BatchReport {
             sink_calls,
@@ -170,17 +166,17 @@ impl SentBatch {
         };
         let mut replies = Reader::new(replies);
         match self.kind {
-            Kind::Check => deliver_checks(self.calls_in_batch, replies.next()?)?,
-            Kind::Acquire => deliver_acquisitions(self.calls_in_batch, &mut replies)?,
-            Kind::Vote => report.error = deliver_votes(self.calls_in_batch, &mut replies)?,
+            Kind::Check => deliver_checks(self.calls, replies.next()?)?,
+            Kind::Acquire => deliver_acquisitions(self.calls, &mut replies)?,
+            Kind::Vote => report.error = deliver_votes(self.calls, &mut replies)?,
             Kind::Script => {
-                for call in self.calls_in_batch {
+                for call in self.calls {
                     let answer = resp::value(replies.next()?)?.extract_error();
                     call.deliver(answer.map(Outcome::Answer));
                 }
             }
             Kind::Release => {
-                report.error = deliver_releases(self.calls_in_batch, resp::value(replies.next()?)?)?;
+                report.error = deliver_releases(self.calls, resp::value(replies.next()?)?)?;
                 let unknown = redis::ServerErrorKind::NoScript.into();
                 report.is_unknown = report.error.as_ref().is_some_and(|error| error.kind() == unknown);
             }
@@ -206,9 +202,9 @@ impl<'a> Shared<'a> {
     }
 }
 
-fn deliver_checks(calls_in_batch: Vec<BatchedCall>, reply: &[u8]) -> RedisResult<()> {
+fn deliver_checks(calls: Vec<BatchedCall>, reply: &[u8]) -> RedisResult<()> {
     let mut holders = Shared::new(reply);
-    for call in calls_in_batch {
+    for call in calls {
         // Not where the reply is an error: the missing right may concern one of the names only.
         let holder = resp::bulk(holders.next()?);
         let is_held = holder.is_some_and(|holder| !call.owner().is_some_and(|owner| holder.starts_with(owner)));
@@ -217,16 +213,16 @@ fn deliver_checks(calls_in_batch: Vec<BatchedCall>, reply: &[u8]) -> RedisResult
     Ok(())
 }
 
-fn deliver_acquisitions(calls_in_batch: Vec<BatchedCall>, replies: &mut Reader<'_>) -> RedisResult<()> {
-    let is_shared = calls_in_batch.len() > 1;
+fn deliver_acquisitions(calls: Vec<BatchedCall>, replies: &mut Reader<'_>) -> RedisResult<()> {
+    let is_shared = calls.len() > 1;
     let queued = resp::value(spared(replies.next()?, is_shared))?;
     let mut behind = replies.clone();
-    behind.skip(calls_in_batch.len())?;
+    behind.skip(calls.len())?;
     let last = resp::value(behind.next()?)?;
     let standing = spared(behind.next()?, is_shared);
     let mut holders = Shared::new(standing);
-    let count = calls_in_batch.len() as i64;
-    for (call, number) in calls_in_batch.into_iter().zip(1..) {
+    let count = calls.len() as i64;
+    for (call, number) in calls.into_iter().zip(1..) {
         let held = replies.next()?;
         let holder = holders.next()?;
         let fence = match &last {
@@ -268,17 +264,17 @@ fn spared(answer: &[u8], is_shared: bool) -> &[u8] {
 }
 
 /// Returns one of the errors, preferably one after which the connection is unusable.
-fn deliver_votes(calls_in_batch: Vec<BatchedCall>, replies: &mut Reader<'_>) -> RedisResult<Option<RedisError>> {
+fn deliver_votes(calls: Vec<BatchedCall>, replies: &mut Reader<'_>) -> RedisResult<Option<RedisError>> {
     let mut behind = replies.clone();
-    behind.skip(2 * calls_in_batch.len())?;
+    behind.skip(2 * calls.len())?;
     let time = behind.next()?;
-    let standing = spared(behind.next()?, calls_in_batch.len() > 1);
+    let standing = spared(behind.next()?, calls.len() > 1);
     let mut holders = Shared::new(standing);
     let mut seen: Option<RedisError> = None;
-    for call in calls_in_batch {
+    for call in calls {
         let (taken, counted) = (replies.next()?, replies.next()?);
         let holder = holders.next()?;
-        let ReplyTo::Vote(handle) = call.teller else {
+        let ReplyTo::Vote(handle) = call.reply_to else {
             continue;
         };
         let mut read = |reply| -> RedisResult<RedisResult<Value>> {
@@ -299,15 +295,15 @@ fn deliver_votes(calls_in_batch: Vec<BatchedCall>, replies: &mut Reader<'_>) -> 
 }
 
 /// Returns the error of the server.
-fn deliver_releases(calls_in_batch: Vec<BatchedCall>, answer: Value) -> RedisResult<Option<RedisError>> {
+fn deliver_releases(calls: Vec<BatchedCall>, answer: Value) -> RedisResult<Option<RedisError>> {
     match answer {
-        Value::Int(freed) if freed == calls_in_batch.len() as i64 => {
-            calls_in_batch
+        Value::Int(freed) if freed == calls.len() as i64 => {
+            calls
                 .into_iter()
                 .for_each(|call| call.deliver(Ok(Outcome::Released(1))));
         }
-        Value::Array(answers) if answers.len() == calls_in_batch.len() => {
-            for (call, answer) in calls_in_batch.into_iter().zip(answers) {
+        Value::Array(answers) if answers.len() == calls.len() => {
+            for (call, answer) in calls.into_iter().zip(answers) {
                 let Value::Int(answer) = answer else {
                     return Err(resp::nonsense());
                 };
@@ -317,8 +313,8 @@ fn deliver_releases(calls_in_batch: Vec<BatchedCall>, answer: Value) -> RedisRes
         Value::ServerError(error) => {
             let error = RedisError::from(error);
             // One of the names may be the cause, or the script is unknown.
-            let is_shared = calls_in_batch.len() > 1 || error.kind() == redis::ServerErrorKind::NoScript.into();
-            for call in calls_in_batch {
+            let is_shared = calls.len() > 1 || error.kind() == redis::ServerErrorKind::NoScript.into();
+            for call in calls {
                 call.deliver(if is_shared {
                     Ok(Outcome::Released(ALONE))
                 } else {
