@@ -1,30 +1,30 @@
--- Takes every name for one owner, or none of them. A busy try of a waiter takes (or keeps) a place in the queue of the
--- name that it answers. Nobody passes a live waiter that came before.
+-- Acquires every name for one owner, or none of them. The attempt of a waiter enters (or stays in) the queue of the busy name
+-- that the answer has. No attempt overtakes a live waiter that came earlier.
 --
 -- KEYS    1 .. n         the lock keys
 --         n+1 .. 2n      their fence companions
 --         2n+1 .. 3n     their queues
 --         3n+1 .. 4n     their metadata companions, only when there is metadata
---         the last one   the last token of all, on a server of its own. In a cluster, where it would lie in another slot,
---                        or keep a name's keys from being used while their slot moves, each name's fence companion
+--         the last one   the last fencing token of all names, on a single server. In a cluster it would be in another slot,
+--                        or block the keys of a name while their slot moves, so each name's fence companion
 --                        outlives the lease instead
 -- ARGV    1  the owner's token
 --         2  the ttl in ms
 --         3  how long a fence companion lasts, in ms: longer than the lease, in a cluster by a day
 --         4  the process id and the host
---         5  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
+--         5  where waiters are notified, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         the rest only where one of them is needed
 --         6  the waiter's member of the queue, or nothing for a claim that does not wait
 --         7  the waiter's number, or 0 when it has none yet
---         8  the least fence of this grant: the fence of the claim's names in other slots, or 0
+--         8  the least fencing token of this grant: that of the claim's names in other slots, or 0
 --         9  the metadata, only when there is some
--- Answer  granted:   the fence, an integer
---         busy:      { the index of the first busy key, its PTTL, the waiter's number, 1 when another call has to hand on a
+-- Answer  granted:   the fencing token, an integer
+--         busy:      { the index of the first busy key, its PTTL, the waiter's number, 1 when another call has to hand off a
 --                    name that was rolled back }
 --         undecided: {}: the script removed dead waiters, and there may be more; the caller calls again at once. The waiter
 --                    is in the queue of the first name, so that no later attempt of the same pipeline is granted before it
 --
--- Every lock is read (and can fail, as with a key of another type) before anything is granted.
+-- Every lock is read before anything is granted, because a read fails if the key has another type.
 
 local to = ARGV[5]
 local reserved, least = owner .. '-next', tonumber(ARGV[8] or 0)
@@ -67,7 +67,7 @@ if busy or queued then
     if queued[i] == false then
       local passed = pass(KEYS[i], KEYS[n + n + i], to, me, number > 0 and number)
       if passed == nil then
-        -- A first name that this owner holds already is busy for later attempts.
+        -- A first name that this owner already holds is busy for later attempts.
         if me and redis.call('GET', KEYS[1]) ~= owner then
           enter(KEYS[n + n + 1])
         end
@@ -84,7 +84,7 @@ if busy then
   local more = 0
   for i = 1, n > 1 and n or 0 do
     if i ~= busy then
-      -- All or nothing, and one place at a time.
+      -- All or nothing, and one position at a time.
       local queue, holder = KEYS[n + n + i], redis.call('GET', KEYS[i])
       if me then
         redis.call('ZREM', queue, me)
@@ -109,16 +109,16 @@ end
 
 local fence, record
 if ours == n then
-  -- A retry after a lost reply: the grant that it did not hear of, with a full ttl at least.
+  -- A retry after a lost reply: the earlier grant, with at least a full ttl.
   local last = redis.call('GET', KEYS[n + 1])
   local known, token = string.match(last or '', '^(%d+) (%x+) ')
   if token == owner then
     fence, record = tonumber(known), last
     if fence < least then
-      -- Of a part of a claim, and so in a cluster: there is no key of the last token to raise.
+      -- A part of a claim, so this is a cluster: it has no key of the last token to raise.
       fence, record = least, string.format('%.0f', least) .. string.sub(last, #known + 1)
     end
-    -- It may come late, after the lease was extended: what lasts longer keeps its time.
+    -- The retry may be late, after the lease was extended: a longer lease keeps its time.
     for i = 1, n do
       local more = redis.call('PTTL', KEYS[i]) - ttl
       if more > 0 then

@@ -1,13 +1,13 @@
--- The common case of acquire.lua, which it stands in front of: one name, free, nobody waits for it, no metadata. What the
--- rest of that script needs, the functions of the queue above all, is not even set up then.
+-- The common case of acquire.lua, and placed before it: one name that is free and has no waiters, without metadata. The
+-- functions of the rest of the script are not even defined then.
 
 local owner, ttl, kept, metadata = ARGV[1], ARGV[2], ARGV[3], ARGV[9]
--- The names, and the key of the last token of all, which only a server of its own has (acquire.lua says what else is where).
+-- The names, and the key of the last fencing token, which only a single server has (acquire.lua describes the other keys).
 local n = math.floor(#KEYS / (metadata and 4 or 3))
 local counter = KEYS[n * (metadata and 4 or 3) + 1]
 
 if n == 1 and not metadata and redis.call('EXISTS', KEYS[3]) == 0 then
-  -- Read, and so found to be of another type, before anything is written.
+  -- Read before anything is written, because a read fails if the key has another type.
   local last = redis.call('GET', counter or KEYS[2])
   if redis.call('SET', KEYS[1], owner, 'PX', ttl, 'NX') then
     local now = redis.call('TIME')

@@ -1,4 +1,4 @@
--- The queue of a name, and how the name is handed on. Stands in front of every script that may do so.
+-- The queue of a name, and the hand-off of the name. Placed before every script that may hand off.
 --
 -- A queue is a sorted set with three kinds of members:
 --
@@ -48,10 +48,10 @@ end
 -- Hands a name that is free, or about to be, to the first live waiter, and notifies that one alone: its process gets the
 -- waiter's member of the queue and the lock key. Removes dead waiters in front of it.
 --
--- Answers true when it handed the name on; false when the next waiter is `me` or has a number larger than `number`, or when
--- there is none; nil when it removed the most dead waiters that one script may: the caller has to call again. The process of
--- `me` counts as alive, because it made this call. With `hint` the waiter is notified, but does not get the name. `to` and the
--- process form the channel; in a cluster it lies in the slot of the keys.
+-- Answers true when it handed the name off; false when the next waiter is `me` or has a number larger than `number`, or when
+-- there is none; nil when it reached the limit of removed waiters for one script: the caller has to call again. The process of
+-- `me` counts as alive, because it made this call. With `notify_only` the waiter is notified, but does not get the name. `to` and the
+-- process form the channel; in a cluster it is in the slot of the keys.
 local function pass(lock, queue, to, me, number, notify_only)
   local publish = string.find(to, '{', 1, true) and 'SPUBLISH' or 'PUBLISH'
   local ms, alive = math.floor(microseconds() / 1000), {}
@@ -92,7 +92,7 @@ local function pass(lock, queue, to, me, number, notify_only)
       local ttl = tonumber(string.match(next, ':(%d+)$', #process + #owner + 2))
       local left = math.min(alive[process] - ms, RESERVED_MS, ttl or RESERVED_MS)
       redis.call('SET', lock, owner .. '-next', 'PX', left)
-      -- The process has to confirm. Until then it gets no other name: a process that stands still delays the waiters
+      -- The process has to confirm. Until then it gets no other name: a stopped process delays the waiters
       -- behind it once, and not once for each of its waiters.
       redis.call('ZADD', queue, -(ms + left), process)
       if left < RESERVED_MS then

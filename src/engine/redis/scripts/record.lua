@@ -1,14 +1,14 @@
--- Writes down what inspection tells of a grant that was made by plain commands, if it still stands.
+-- Stores the record of a grant that was made by plain commands, if the lease is still held.
 --
 -- KEYS    1  the lock key
 --         2  its fence companion
--- ARGV    1  what the lock key holds: the owner's token, on a node of a quorum with the attempt
---         2  the fence
---         3  the process id (and on a node of a quorum a colon and the attempt), a space, and the host
+-- ARGV    1  what the lock key holds: the owner's token, on a node of a quorum with the round
+--         2  the fencing token
+--         3  the process id (and on a node of a quorum a colon and the round), a space, and the host
 --         4  how much longer than the lease a fence companion lasts, in ms
 --         5  the ttl with which it was granted, in ms
---         6  since when it is held, in ms since 1970: on a node of a quorum, so that all nodes tell the same
--- Answer  1 when it was written, else 0
+--         6  the time of the grant in ms since 1970: on a node of a quorum, so that all nodes have the same
+-- Answer  1 when the record was stored, else 0
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
   return 0

@@ -1,12 +1,11 @@
--- Takes away the place of a waiter that its process does not know: it was put there, or came back, behind the process's
--- back (a try that was carried out after it was given up, a store that restarted with older data). Hands on what was
--- handed to it. What the owner holds by now, it keeps.
+-- Removes a waiter that its process does not know from a queue: a dropped attempt was executed late, or a store restarted with
+-- older data. Hands off what was handed to that waiter. A name that its owner holds by now stays held.
 --
 -- KEYS    1  the lock key
 --         2  its queue
--- ARGV    1  where waiters are told, without the process: holdfast:to:, in a cluster with a hash tag of the slot
+-- ARGV    1  where waiters are notified, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         2  the waiter's member of the queue
--- Answer  1 when the name was kept for it, else 0; and 2 more when another call has to hand the name on
+-- Answer  1 when the name was reserved for it, else 0; and 2 more when another call has to hand the name off
 
 local lock, queue = KEYS[1], KEYS[2]
 redis.call('ZREM', queue, ARGV[2])

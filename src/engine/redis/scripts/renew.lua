@@ -1,9 +1,9 @@
--- Makes leases last at least so much longer, each of them if its owner still holds all of its names.
+-- Extends leases to at least their ttl from now, each of them if its owner still holds all of its names.
 --
 -- KEYS    1 .. n         the lock keys of the leases, one lease after the other
 --         n+1 .. 2n      their fence companions, in the same order
---         2n+1 .. 3n     their metadata companions, only when one of the leases has metadata: a key that is not there keeps
---                        a script from being carried out while its slot is on its way to another node of a cluster
+--         2n+1 .. 3n     their metadata companions, only when one of the leases has metadata: a missing key prevents
+--                        the execution of a script while its slot moves to another node of a cluster
 -- ARGV    1  how much longer than its lease a fence companion lasts, in ms, when it is written; an hour less at the least
 --         then for each lease
 --         -  the owner's token
@@ -19,7 +19,7 @@ end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- MGET reads a key of another type as nil, where GET would fail and take the other leases with it. In parts, because Lua
+-- MGET reads a key of another type as nil, where GET would fail together with the other leases. In parts, because Lua
 -- unpacks no more than some thousands of values.
 local holders = {}
 for i = 1, n, 1000 do
@@ -42,15 +42,15 @@ for a = 2, #ARGV, 3 do
   if held then
     for i = first, last do
       local left = redis.call('PTTL', KEYS[i])
-      -- A lease that lasts longer already keeps its time, so that a renewal that comes late takes nothing away. (-1:
-      -- somebody removed the expiry.)
+      -- A lease that already lasts longer keeps its time, so that a late renewal shortens nothing. (-1: the key has no
+      -- expiry any more.)
       if left >= 0 and left < ttl then
         redis.call('PEXPIRE', KEYS[i], ttl)
         if KEYS[n + n + i] then
           redis.call('PEXPIRE', KEYS[n + n + i], ttl)
         end
-        -- The fence companion has time enough: only when the lease's end moves past a full hour (a second of which is
-        -- counted twice, for what is rounded) it gets more. That is one write less for replicas and the append-only file.
+        -- The fence companion lasts long enough: it is extended only when the end of the lease moves past a full hour (with
+        -- a second of overlap, because of rounding). That saves a write for replicas and the append-only file.
         if math.floor((now + left - 1000) / HOUR) < math.floor((now + ttl) / HOUR) then
           redis.call('PEXPIRE', KEYS[n + i], ttl + kept)
         end

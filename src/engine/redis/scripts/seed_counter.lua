@@ -1,5 +1,5 @@
--- Lets the last token of all be no smaller than the server's clock says. What a plain INCRBY makes of it is larger then than
--- every token that was given out before the key was lost, or before a failure that took its last changes with it.
+-- Raises the last fencing token of all names to the server's clock, if it is smaller. A later INCRBY then gives a larger token
+-- than every token that was granted before the key was lost, or before a failure that lost its last changes.
 --
 -- KEYS    1  the key of the last token
 -- Answer  the last token

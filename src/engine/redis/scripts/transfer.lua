@@ -1,4 +1,4 @@
--- Makes every name another owner's, if the old one still holds all of them, and makes them last at least so much longer.
+-- Transfers every name to another owner, if the old one still holds all of them, and extends the lease to at least its ttl.
 --
 -- KEYS    1 .. n         the lock keys
 --         n+1 .. 2n      their fence companions
@@ -11,8 +11,8 @@
 --         6  its host
 -- Answer  1 transferred, 0 lost (and nothing was changed)
 --
--- What the new owner holds already is as good as the old one's: a retry after a lost reply. Both companions name the
--- owner, and are believed only for that one: they are written anew, and what they say stays.
+-- A name that the new owner already holds counts, too: a retry after a lost reply. Both companion keys name the owner, and count
+-- only for that one: they are rewritten with the new owner, and keep the rest of their content.
 
 local from, to, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local n = #KEYS / 3
@@ -23,7 +23,7 @@ for i = 1, n do
   if holder ~= from and holder ~= to then
     return 0
   end
-  -- MGET reads a companion of another type as nil.
+  -- MGET reads a key of another type as nil.
   holders[i], companions[i] = holder, redis.call('MGET', KEYS[n + i], KEYS[n + n + i])
 end
 
@@ -41,7 +41,7 @@ for i = 1, n do
     redis.call('SET', KEYS[n + n + i], to .. string.sub(metadata, #holders[i] + 1), 'KEEPTTL')
   end
   local left = redis.call('PTTL', KEYS[i])
-  -- A lease that lasts longer already keeps its time. (-1: somebody removed the expiry.)
+  -- A lease that already lasts longer keeps its time. (-1: the key has no expiry any more.)
   if left >= 0 and left < ttl then
     redis.call('PEXPIRE', KEYS[i], ARGV[3])
     redis.call('PEXPIRE', KEYS[n + i], ARGV[4])

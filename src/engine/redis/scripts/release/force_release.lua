@@ -1,4 +1,4 @@
--- Releases a name, no matter which owner holds it, and hands it on.
+-- Releases a name, no matter which owner holds it, and hands it off.
 --
 -- KEYS    1  the lock key
 --         2  its queue
@@ -6,7 +6,7 @@
 --         4  its metadata companion
 -- ARGV    1  where waiters are notified, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         2  how long the fence companion outlasts the release, in ms; 0 when it goes with it
--- Answer  1 when it was held, else 0; and 2 more when another call has to hand the name on
+-- Answer  1 when it was held, else 0; and 2 more when another call has to hand the name off
 
 -- GET rather than a bare DEL: a key of another type is no lock, and is not deleted.
 local holder = redis.call('GET', KEYS[1])

@@ -1,4 +1,4 @@
--- Lets go of what the owner holds of the names, and of its places in their queues, and hands each name on.
+-- Releases the names that the owner holds, removes its positions in their queues, and hands each name off.
 --
 -- KEYS    1 .. n         the lock keys
 --         n+1 .. 2n      their queues
@@ -8,9 +8,9 @@
 --         2  the number of names
 --         3  where waiters are notified, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         4  the waiter's member of the queues, or nothing for a claim that did not wait
---         5  how long the fence companions outlast what is let go of, in ms; 0 when they go with it
+--         5  how long the fence companions outlast the release, in ms; 0 when they go with it
 --         6  how long the names stay busy, in ms; without it they are free at once
--- Answer  1 when the owner held every name, else 0; and 2 more when another call has to hand names on
+-- Answer  1 when the owner held every name, else 0; and 2 more when another call has to hand names off
 
 local n, to, me = tonumber(ARGV[2]), ARGV[3], ARGV[4]
 

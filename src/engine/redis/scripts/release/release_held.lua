@@ -1,4 +1,4 @@
--- The common case of release.lua, which it stands in front of: one name, held, nobody waits for it.
+-- The common case of release.lua, and placed before it: one name that the owner holds and that has no waiters.
 
 local owner, fences_last, keep = ARGV[1], ARGV[5], ARGV[6]
 

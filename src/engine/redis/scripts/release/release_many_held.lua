@@ -1,4 +1,4 @@
--- The common case of release_many.lua, which it stands in front of: every name is held, and nobody waits for any.
+-- The common case of release_many.lua, and placed before it: every name is held by its owner, and none has waiters.
 
 local n = #ARGV - 1
 local to, last = string.match(ARGV[1], '^(%S+) ?(.*)')

@@ -1,5 +1,5 @@
--- Releases a name, if the owner holds it, removes the owner's place in its queue, and hands the name on. Stands in front of
--- the scripts that do so. Answers whether the owner held the name, and whether another call has to hand it on, because the
+-- Releases a name, if the owner holds it, removes the owner's position in its queue, and hands the name off. Placed before
+-- the scripts that do so. Answers whether the owner held the name, and whether another call has to hand it off, because the
 -- queue has too many dead waiters for one call (`pass` in queue.lua).
 --
 -- `me`: the waiter's member of the queue, or nothing for a claim that did not wait. `to`: where waiters are notified, without
@@ -35,14 +35,14 @@ local function release_one(key, queue, fence, metadata, owner, me, to, fences_la
     return false, passed == nil
   end
   if keep then
-    -- Busy for everybody, this owner included: no claim has such a token.
+    -- Busy for all owners, including this one: no claim has such a token.
     redis.call('SET', key, owner .. '-kept', 'PX', keep)
     shorten(fence, keep + fences_last)
     if metadata then
       redis.call('PEXPIRE', metadata, keep)
     end
     if queued then
-      -- The name may be free sooner than the waiters were told.
+      -- The name may become free earlier than the waiters expect.
       pass(key, queue, to, nil, nil, true)
     end
   else
