@@ -7,7 +7,7 @@
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
 /// A null bulk string.
-pub(in super::super) const NIL: &[u8] = b"$-1\r\n";
+pub const NIL: &[u8] = b"$-1\r\n";
 /// The end of a line. A CR or LF alone is a part of the line.
 const END: &[u8] = b"\r\n";
 
@@ -19,7 +19,7 @@ const END: &[u8] = b"\r\n";
 ///
 /// # Errors
 /// As soon as the bytes cannot become a reply.
-pub(in super::super) fn length(bytes: &[u8]) -> RedisResult<Option<usize>> {
+pub fn length(bytes: &[u8]) -> RedisResult<Option<usize>> {
     let (mut at, mut left) = (0, 1_usize);
     while left > 0 {
         let Some((kind, rest)) = bytes.get(at..).and_then(<[u8]>::split_first) else {
@@ -66,7 +66,7 @@ fn number(digits: &[u8]) -> Option<i64> {
 ///
 /// # Errors
 /// When it is no reply. An error of the server is a value, as in the driver.
-pub(in super::super) fn value(reply: &[u8]) -> RedisResult<Value> {
+pub fn value(reply: &[u8]) -> RedisResult<Value> {
     // The most frequent replies, without the driver's parser.
     match reply {
         [b':', digits @ .., b'\r', b'\n'] => number(digits).map(Value::Int).ok_or_else(nonsense),
@@ -80,7 +80,7 @@ pub(in super::super) fn value(reply: &[u8]) -> RedisResult<Value> {
 }
 
 /// Returns the content of a bulk string that is not null.
-pub(in super::super) fn bulk(reply: &[u8]) -> Option<&[u8]> {
+pub fn bulk(reply: &[u8]) -> Option<&[u8]> {
     let rest = reply.strip_prefix(b"$")?;
     let line = rest.windows(END.len()).position(|two| two == END)?;
     let size = usize::try_from(number(&rest[..line])?).ok()?;
@@ -92,7 +92,7 @@ pub(in super::super) fn bulk(reply: &[u8]) -> Option<&[u8]> {
 ///
 /// # Errors
 /// As [`length`].
-pub(in super::super) fn length_of(bytes: &[u8], count: usize) -> RedisResult<Option<usize>> {
+pub fn length_of(bytes: &[u8], count: usize) -> RedisResult<Option<usize>> {
     let mut at = 0;
     for _ in 0..count {
         let Some(length) = length(&bytes[at..])? else {
@@ -105,15 +105,15 @@ pub(in super::super) fn length_of(bytes: &[u8], count: usize) -> RedisResult<Opt
 
 /// Reads whole replies one by one.
 #[derive(Clone)]
-pub(in super::super) struct Reader<'a>(&'a [u8]);
+pub struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
-    pub(in super::super) fn new(replies: &'a [u8]) -> Self {
+    pub fn new(replies: &'a [u8]) -> Self {
         Reader(replies)
     }
 
     /// Reads the elements of an array. `None` for another reply.
-    pub(in super::super) fn elements(reply: &'a [u8]) -> Option<Self> {
+    pub fn elements(reply: &'a [u8]) -> Option<Self> {
         let rest = reply.strip_prefix(b"*")?;
         let line = rest.windows(END.len()).position(|two| two == END)?;
         number(&rest[..line]).filter(|count| *count >= 0)?;
@@ -121,7 +121,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the bytes that were not read yet.
-    pub(in super::super) fn rest(&self) -> &'a [u8] {
+    pub fn rest(&self) -> &'a [u8] {
         self.0
     }
 
@@ -129,7 +129,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// As [`Reader::next`].
-    pub(in super::super) fn skip(&mut self, count: usize) -> RedisResult<()> {
+    pub fn skip(&mut self, count: usize) -> RedisResult<()> {
         for _ in 0..count {
             self.next()?;
         }
@@ -140,7 +140,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// As [`length`], and when there is none.
-    pub(in super::super) fn next(&mut self) -> RedisResult<&'a [u8]> {
+    pub fn next(&mut self) -> RedisResult<&'a [u8]> {
         let length = length(self.0)?.ok_or_else(nonsense)?;
         let (reply, rest) = self.0.split_at(length);
         self.0 = rest;
@@ -149,7 +149,7 @@ impl<'a> Reader<'a> {
 }
 
 /// Writes one command.
-pub(in super::super) fn write(out: &mut Vec<u8>, words: &[&str]) {
+pub fn write(out: &mut Vec<u8>, words: &[&str]) {
     head(out, words.len());
     for text in words {
         word(out, &[text]);
@@ -157,7 +157,7 @@ pub(in super::super) fn write(out: &mut Vec<u8>, words: &[&str]) {
 }
 
 /// Writes the beginning of a command of `words` words.
-pub(in super::super) fn head(out: &mut Vec<u8>, words: usize) {
+pub fn head(out: &mut Vec<u8>, words: usize) {
     let mut digits = itoa::Buffer::new();
     out.push(b'*');
     out.extend_from_slice(digits.format(words).as_bytes());
@@ -165,7 +165,7 @@ pub(in super::super) fn head(out: &mut Vec<u8>, words: usize) {
 }
 
 /// Writes one word of a command, from its parts.
-pub(in super::super) fn word(out: &mut Vec<u8>, parts: &[&str]) {
+pub fn word(out: &mut Vec<u8>, parts: &[&str]) {
     let mut digits = itoa::Buffer::new();
     let size: usize = parts.iter().map(|part| part.len()).sum();
     out.push(b'$');
@@ -177,7 +177,7 @@ pub(in super::super) fn word(out: &mut Vec<u8>, parts: &[&str]) {
     out.extend_from_slice(END);
 }
 
-pub(in super::super) fn nonsense() -> RedisError {
+pub fn nonsense() -> RedisError {
     (ErrorKind::Parse, "not a reply in RESP2").into()
 }
 
