@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Quorum;
+use super::request_lifetime::Tenure;
 use super::scripts::{RELEASE, WITHDRAW};
-use super::tenure::Tenure;
 use crate::clock::Moment;
 use crate::model::Claim;
 

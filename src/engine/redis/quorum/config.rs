@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::super::config::RedisConfig;
 use crate::engine::Settings;
+use crate::engine::redis::config::RedisConfig;
 use crate::error::LockError;
 
 const RULE: &str = "must be one URL, or a list of redis:// and rediss:// URLs";

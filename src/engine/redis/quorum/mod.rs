@@ -30,21 +30,19 @@
 //! ```
 
 mod acquire;
-mod attempt;
 mod cleanup;
 mod config;
 mod fence;
-mod look;
+mod inspect;
 #[cfg(test)]
 mod model;
 mod node;
+mod notify;
 mod release;
 mod renew;
+mod request_lifetime;
 mod scripts;
-mod tally;
-mod tenure;
-mod wake;
-mod withdraw;
+mod votes;
 
 use std::fmt;
 use std::sync::Arc;
@@ -63,8 +61,8 @@ pub use config::QuorumConfig;
 
 use self::config::LEAST_PATIENCE;
 use self::node::Node;
-use self::tally::{Tally, majority, no_majority};
-use self::tenure::Tenures;
+use self::request_lifetime::Tenures;
+use self::votes::{Tally, majority, no_majority};
 use super::failure::{ENGINE, Failure};
 use super::keys::{Layout, Part};
 use super::scripts::Script;
@@ -76,6 +74,11 @@ use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// How many attempts to acquire are in progress at once. Renewals and releases are not limited.
 const ATTEMPTS: usize = 512;
+
+/// What a lease is made of, for each name.
+const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
+/// What a vote touches; the metadata only where there is some.
+const VOTED: [Part; 4] = [Part::Lock, Part::Fence, Part::Counter, Part::Metadata];
 
 /// The engine behind a list of `redis://` and `rediss://` URLs.
 pub struct QuorumEngine {
@@ -272,7 +275,7 @@ impl Quorum {
     fn no_majority<T>(
         &self,
         op: &'static str,
-        answers: &[tally::Answer<T>],
+        answers: &[votes::Answer<T>],
         limit: Duration,
     ) -> crate::error::EngineError {
         no_majority(op, self.nodes.iter().map(|node| &**node), answers, limit)

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use super::super::config::RedisConfig;
-use super::super::connection::Link;
-use super::super::failure::{Failure, spoils_connection};
-use super::super::scripts::Script;
-use super::super::{OLDEST, check_version};
 use super::cleanup::Cleanup;
 use super::scripts::RENEW;
 use crate::clock::Moment;
+use crate::engine::redis::config::RedisConfig;
+use crate::engine::redis::connection::Link;
+use crate::engine::redis::failure::{Failure, spoils_connection};
+use crate::engine::redis::scripts::Script;
+use crate::engine::redis::{OLDEST, check_version};
 
 pub(super) struct Node {
     pub(super) link: Arc<Link>,

@@ -7,25 +7,24 @@ use futures_util::future::join_all;
 use redis::{Cmd, Value};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-#[cfg(unix)]
-use super::super::asked::Told;
-use super::super::failure::Failure;
-#[cfg(unix)]
-use super::super::{
-    keys::Part,
-    lane::{ALONE, Freeing},
-};
-use super::Quorum;
 use super::cleanup::{BATCH, Remains};
 use super::node::{number, silence};
 #[cfg(unix)]
+use super::notify::CHANNEL;
+#[cfg(unix)]
 use super::scripts::RELEASE_MANY;
 use super::scripts::{FORCE_RELEASE, RELEASE};
-use super::tally::{Answer, Count, Tally};
-#[cfg(unix)]
-use super::wake::CHANNEL;
-use super::withdraw::PARTS;
+use super::votes::{Answer, Count, Tally};
+use super::{PARTS, Quorum};
 use crate::clock::Moment;
+#[cfg(unix)]
+use crate::engine::redis::asked::Told;
+use crate::engine::redis::failure::Failure;
+#[cfg(unix)]
+use crate::engine::redis::{
+    keys::Part,
+    lane::{ALONE, Freeing},
+};
 use crate::engine::{Released, Releases, Result};
 use crate::model::{Claim, Key, Ttl};
 

@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::super::RECORD_KEPT_MS;
-use super::Quorum;
-use super::look::Standing;
+use super::inspect::Standing;
 use super::node::Renewal;
 use super::scripts::{HEAL, RELEASE, RENEW, TRANSFER};
-use super::tally::{Answer, Count};
-use super::withdraw::{PARTS, VOTED};
+use super::votes::{Answer, Count};
+use super::{PARTS, Quorum, VOTED};
 use crate::clock::Moment;
+use crate::engine::redis::RECORD_KEPT_MS;
 use crate::engine::{Renewed, Result};
 use crate::model::{Claim, OwnerToken, Ttl};
 

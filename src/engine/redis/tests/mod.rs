@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use ::redis::FromRedisValue;
 
-use self::topology::{MASTER, Watched, within};
 use super::connection::Link;
 use super::route::Route;
 use super::{RedisConfig, RedisEngine};
@@ -18,12 +17,9 @@ use crate::engine::contract::PAGE;
 use crate::engine::{Acquired, Engine, Released, Settings, SharedEngine, Subscription};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
-mod cluster;
 mod connection;
-mod dead;
 mod keyspace;
-mod nodes;
-mod outage;
+mod outages;
 mod queue;
 #[cfg(unix)]
 mod quorum;
@@ -35,15 +31,9 @@ mod quorum_by_lanes;
 #[cfg(unix)]
 mod records;
 mod renewal;
-mod replicas;
-mod rights;
 mod security;
-mod sentinel;
 mod speed;
-mod stall;
 mod topology;
-#[cfg(unix)]
-mod trouble;
 
 const URL: &str = "HOLDFAST_TEST_REDIS_URL";
 const LONG: Duration = Duration::from_secs(30);

@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use ::redis::RedisResult;
 
-use super::stall::opened;
+use super::outages::stall::opened;
 use super::*;
 
 /// Sends one command on a connection of its own, and blocks this thread until the reply: no task of this runtime runs meanwhile.

@@ -261,13 +261,16 @@ async fn a_released_lock_is_not_healed() {
     nodes.record(0, "n").await;
     // The release has reached one node only, when a renewal comes.
     let mut other = nodes.other(0).await;
-    let sources = ["../../quorum/release.lua", "../../quorum/force_release.lua"];
+    let sources = [
+        "../../quorum/scripts/release.lua",
+        "../../quorum/scripts/force_release.lua",
+    ];
     let scripts = [
         concat!(
-            include_str!("../../quorum/let_go.lua"),
-            include_str!("../../quorum/release.lua")
+            include_str!("../../quorum/scripts/release_one.lua"),
+            include_str!("../../quorum/scripts/release.lua")
         ),
-        include_str!("../../quorum/force_release.lua"),
+        include_str!("../../quorum/scripts/force_release.lua"),
     ];
     for (source, script) in sources.into_iter().zip(scripts) {
         let keys = ["3", "lock:n", "holdfast:fence:{lock:n}", "holdfast:metadata:{lock:n}"];

@@ -10,8 +10,8 @@ use crate::event_loop::{EventLoop, Socket};
 
 mod bursts;
 mod faults;
-mod late;
-mod looking;
+mod inspect;
+mod late_replies;
 mod tokens;
 
 /// An event loop on the test's own thread: it comes round once in a millisecond.

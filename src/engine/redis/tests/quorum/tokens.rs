@@ -119,7 +119,7 @@ async fn a_node_that_comes_back_with_old_data_makes_no_old_token() {
 async fn a_wrong_idea_of_the_clocks_does_not_get_into_a_token() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let mut other = nodes.other(0).await;
-    let script = include_str!("../../quorum/acquire.lua");
+    let script = include_str!("../../quorum/scripts/acquire.lua");
     let counter = counter("n");
     for floor in ["0", "1", &AHEAD.to_string()] {
         let owner = OwnerToken::fresh();

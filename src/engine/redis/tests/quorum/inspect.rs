@@ -81,7 +81,7 @@ async fn a_name_that_may_be_held_is_shown_as_held() {
 async fn a_split_vote_is_tried_again_at_random() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.engine().await;
-    let script = include_str!("../../quorum/acquire.lua");
+    let script = include_str!("../../quorum/scripts/acquire.lua");
     for node in 0..3 {
         let owner = OwnerToken::fresh();
         let args = [owner.as_str(), "1", "60000", "120000", "0", "1", "h"];

@@ -2,6 +2,12 @@
 
 use super::*;
 
+mod cluster;
+mod cluster_nodes;
+mod replicas;
+mod rights;
+mod sentinel;
+
 impl Server {
     /// A replica of this server, once it is linked.
     pub(super) async fn replica(&self, options: &[&str]) -> Option<Server> {

@@ -1,16 +1,16 @@
 //! Users with few rights, and TLS, on more than one server.
 
+use super::super::security::{Certificates, set_user};
 use super::cluster::spread;
-use super::nodes::{Nodes, one_each, slot_of_name};
+use super::cluster_nodes::{Nodes, one_each, slot_of_name};
 use super::replicas::taken;
-use super::security::{Certificates, set_user};
 use super::*;
 use crate::engine::{Renewed, TlsFiles};
 
 /// The rights of the documentation for one topology.
 fn also(topology: &str) -> Vec<&'static str> {
     let start = format!("//! - {topology}: `");
-    let line = include_str!("../mod.rs")
+    let line = include_str!("../../mod.rs")
         .lines()
         .find_map(|line| line.strip_prefix(&start));
     line.unwrap().split('`').next().unwrap().split(' ').collect()
@@ -27,7 +27,7 @@ async fn the_documented_user_is_enough_under_sentinel_with_replicas() {
     let Some(_replica) = server.replica(&[]).await else {
         return;
     };
-    let user = include_str!("../mod.rs")
+    let user = include_str!("../../mod.rs")
         .lines()
         .find_map(|line| line.strip_prefix("//! user "))
         .unwrap();

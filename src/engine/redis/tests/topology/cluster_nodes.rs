@@ -1,7 +1,7 @@
 //! A cluster of a test's own, and moving its slots by hand.
 
-use super::super::slots::{SLOTS, slot_of};
 use super::*;
+use crate::engine::redis::slots::{SLOTS, slot_of};
 
 /// Nodes that make a cluster. The first three are masters at the start.
 pub(super) struct Nodes {

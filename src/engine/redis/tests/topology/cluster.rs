@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use futures_util::future::join_all;
 
-use super::nodes::{Nodes, home, one_each, slot_of_name};
+use super::cluster_nodes::{Nodes, home, one_each, slot_of_name};
 use super::*;
 use crate::engine::Renewed;
 use crate::error::LockError;

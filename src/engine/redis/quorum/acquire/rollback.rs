@@ -10,23 +10,18 @@ use redis::{RedisResult, Value};
 #[cfg(unix)]
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::super::Quorum;
+use super::super::cleanup::Remains;
+use super::super::node::Vote;
+use super::super::scripts::WITHDRAW;
 #[cfg(unix)]
-use super::super::asked::Told;
-use super::super::keys::Part;
-use super::Quorum;
-use super::attempt::Attempt;
-use super::cleanup::Remains;
-use super::node::Vote;
-use super::scripts::WITHDRAW;
+use super::super::votes::Count;
+use super::super::votes::{Answer, Tally};
+use super::round::Attempt;
 #[cfg(unix)]
-use super::tally::Count;
-use super::tally::{Answer, Tally};
+use crate::engine::redis::asked::Told;
+use crate::engine::redis::keys::Part;
 use crate::model::Claim;
-
-/// What a lease is made of, for each name.
-pub(super) const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
-/// What a vote touches; the metadata only where there is some.
-pub(super) const VOTED: [Part; 4] = [Part::Lock, Part::Fence, Part::Counter, Part::Metadata];
 
 impl Quorum {
     /// Ends an attempt that failed, and takes back whatever it may have got, on every node.
@@ -54,7 +49,7 @@ impl Quorum {
         tally.decide(limit, |_: &[Answer<()>]| None::<()>).await;
     }
 
-    pub(super) fn withdrawal(&self, claim: &Claim, value: &str) -> Cmd {
+    pub(in super::super) fn withdrawal(&self, claim: &Claim, value: &str) -> Cmd {
         self.call(&WITHDRAW, &[Part::Lock, Part::Metadata], claim, value)
     }
 }

@@ -2,17 +2,17 @@
 
 use std::sync::LazyLock;
 
-use super::super::scripts::{Script, scripts};
+use crate::engine::redis::scripts::{Script, scripts};
 
 scripts! {
     ACQUIRE = "acquire.lua";
     RAISE = "raise.lua";
-    WITHDRAW = "withdraw.lua";
+    WITHDRAW = "rollback.lua";
     RENEW = "renew.lua";
     HEAL = "heal.lua";
     TRANSFER = "transfer.lua";
-    RELEASE = "let_go.lua" "release.lua";
+    RELEASE = "release_one.lua" "release.lua";
     #[cfg(unix)]
-    RELEASE_MANY = "let_go.lua" "release_many.lua";
+    RELEASE_MANY = "release_one.lua" "release_many.lua";
     FORCE_RELEASE = "force_release.lua";
 }

@@ -7,10 +7,10 @@ use async_trait::async_trait;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use super::super::subscription::RedisSubscription;
 use super::Quorum;
 use super::node::Node;
-use super::tally::{Answer, Tally};
+use super::votes::{Answer, Tally};
+use crate::engine::redis::subscription::RedisSubscription;
 use crate::engine::{Result, Subscription};
 use crate::model::Key;
 

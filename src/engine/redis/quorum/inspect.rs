@@ -7,14 +7,14 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use redis::Value;
 
-use super::super::failure::Failure;
-use super::super::keys::Layout;
-use super::super::listing::{ALL, READ_AT_ONCE, grant, look_until_told, scan_page, text};
-use super::super::scripts::INSPECT;
 use super::Quorum;
 use super::node::{Node, silence};
-use super::tally::{Answer, majority};
+use super::votes::{Answer, majority};
 use crate::engine::Result;
+use crate::engine::redis::failure::Failure;
+use crate::engine::redis::keys::Layout;
+use crate::engine::redis::listing::{ALL, READ_AT_ONCE, grant, look_until_told, scan_page, text};
+use crate::engine::redis::scripts::INSPECT;
 use crate::model::{Fence, Holder, LockInfo};
 
 /// How much longer than a majority the others have for their word on a name. Without them the answer is right, but not the

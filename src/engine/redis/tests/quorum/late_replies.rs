@@ -90,7 +90,7 @@ async fn every_attempt_has_a_fresh_value() {
     let old = seen.first().unwrap();
     let keys = ["2", "lock:n", "holdfast:metadata:{lock:n}"];
     let withdrawal = [
-        &["EVAL", include_str!("../../quorum/withdraw.lua")],
+        &["EVAL", include_str!("../../quorum/scripts/rollback.lua")],
         &keys[..],
         &[old.as_str()],
     ]
@@ -101,7 +101,7 @@ async fn every_attempt_has_a_fresh_value() {
     assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Extended);
 
     // A vote that was asked for by an earlier attempt, and is carried out after the later one's, changes nothing.
-    let vote = include_str!("../../quorum/acquire.lua");
+    let vote = include_str!("../../quorum/scripts/acquire.lua");
     let counter = counter("n");
     let keys = ["3", "lock:n", "holdfast:fence:{lock:n}", &counter];
     let args = [held.owner.as_str(), "1", "30000", "60000", "0", "1", "h"];

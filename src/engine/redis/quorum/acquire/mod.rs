@@ -1,18 +1,20 @@
 //! One attempt to acquire: a vote on every node, and the fence. What is left of one that failed: `withdraw.rs`.
 
+mod rollback;
+mod round;
+
 use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::failure::Failure;
-use super::Quorum;
-use super::attempt::Attempt;
+use self::round::Attempt;
 use super::fence::{Proposal, agree};
 use super::node::{Busy, Vote, silence};
 use super::scripts::RAISE;
-use super::tally::{Answer, Count, Tally};
-use super::withdraw::VOTED;
+use super::votes::{Answer, Count, Tally};
+use super::{Quorum, VOTED};
 use crate::engine::attempt_queue::Ticket;
+use crate::engine::redis::failure::Failure;
 use crate::engine::{Acquired, Result};
 use crate::model::{Claim, Fence};
 

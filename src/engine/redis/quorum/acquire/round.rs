@@ -27,21 +27,20 @@ use std::time::Duration;
 use redis::RedisResult;
 use redis::{Cmd, Value};
 
-use super::super::RECORD_KEPT_MS;
-use super::super::failure::Failure;
-#[cfg(unix)]
-use super::super::failure::{is_forbidden, is_not_understood};
-#[cfg(unix)]
-use super::super::{asked::Told, lane::Lane};
-#[cfg(unix)]
-use super::super::{plain, scripts::RECORD};
-use super::Quorum;
-use super::node::{Vote, common_time, in_doubt, silence};
-use super::scripts::ACQUIRE;
-use super::tally::Tally;
-use super::tenure::Tenure;
-use super::withdraw::VOTED;
+use super::super::node::{Vote, common_time, in_doubt, silence};
+use super::super::request_lifetime::Tenure;
+use super::super::scripts::ACQUIRE;
+use super::super::votes::Tally;
+use super::super::{Quorum, VOTED};
 use crate::engine::attempt_queue::Ticket;
+use crate::engine::redis::RECORD_KEPT_MS;
+use crate::engine::redis::failure::Failure;
+#[cfg(unix)]
+use crate::engine::redis::failure::{is_forbidden, is_not_understood};
+#[cfg(unix)]
+use crate::engine::redis::{asked::Told, lane::Lane};
+#[cfg(unix)]
+use crate::engine::redis::{plain, scripts::RECORD};
 use crate::model::Claim;
 #[cfg(unix)]
 use crate::model::Fence;

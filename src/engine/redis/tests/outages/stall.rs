@@ -25,7 +25,7 @@ impl crate::event_loop::EventLoop for Loop {
 }
 
 /// Opens an engine with or without the fast path.
-pub(super) async fn opened(server: &Server, fast: bool) -> Arc<RedisEngine> {
+pub(in super::super) async fn opened(server: &Server, fast: bool) -> Arc<RedisEngine> {
     let event_loop: Arc<dyn crate::event_loop::EventLoop> = Arc::new(Loop(std::thread::current().id()));
     let settings = Settings {
         event_loop: fast.then_some(event_loop),

@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::super::failure::{ENGINE, Failure};
 use super::node::Node;
+use crate::engine::redis::failure::{ENGINE, Failure};
 use crate::error::EngineError;
 
 /// What one node said; `None`: nothing yet.
