@@ -1,4 +1,4 @@
-//! Looking at locks: what a majority of the nodes says of them.
+//! `inspect` and `list`: what a majority of the nodes reports about names.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use redis::Value;
 
 use super::Quorum;
-use super::node::{Node, silence};
+use super::node::Node;
 use super::votes::{Answer, majority};
 use crate::engine::Result;
 use crate::engine::redis::failure::Failure;
@@ -17,99 +17,104 @@ use crate::engine::redis::listing::{ALL, READ_AT_ONCE, grant, look_until_told, s
 use crate::engine::redis::scripts::INSPECT;
 use crate::model::{Fence, Holder, LockInfo};
 
-/// How much longer than a majority the others have for their word on a name. Without them the answer is right, but not the
-/// same as with them: the nodes' leases end milliseconds apart.
+/// The time that the other nodes have after a majority has answered. The answer of a majority is correct, but with all nodes it
+/// is more precise: the leases on the nodes end milliseconds apart.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// A list has no limit as a whole: each of its pages has one.
+/// A list as a whole has no time limit, but each of its pages has one.
 const UNLIMITED: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// What one node has of a name.
+/// The data of one node for a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Row {
-    /// What the lock key holds.
+    /// The value of the lock key.
     value: Vec<u8>,
-    /// `None`: for ever.
+    /// The remaining time. `None`: without end.
     left: Option<Duration>,
     grant: Option<(Fence, Holder)>,
     metadata: Option<String>,
 }
 
-/// What the nodes together say of a name that is held.
+/// A name that is held, by the data of all nodes.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Standing {
+pub(super) struct HeldName {
     pub(super) info: LockInfo,
-    /// The owner's token and the attempt, where the holder is one of this kind.
+    /// The owner token and the number of the attempt, if the holder is a holdfast quorum client.
     pub(super) attempt: Option<(String, String)>,
-    /// Whether a majority says so. Else it may be one with the nodes that say nothing.
-    pub(super) certain: bool,
-    /// The largest fence that any of them knows: at least the one that the majority agreed on.
-    pub(super) highest: Option<Fence>,
+    /// Whether a majority reports it. Otherwise the silent nodes may make it one.
+    pub(super) is_certain: bool,
+    /// The largest fencing token that a node knows: at least the one that the majority agreed on.
+    pub(super) largest_fence: Option<Fence>,
 }
 
-impl Standing {
-    /// Held by one of this kind, of whom nothing is told yet.
-    fn is_untold(&self) -> bool {
+impl HeldName {
+    /// Returns whether it is held by a holdfast quorum client holder_of record is not written yet.
+    fn lacks_record(&self) -> bool {
         self.attempt.is_some() && self.info.holder.is_none()
     }
 }
 
 impl Quorum {
     /// Reads one name.
-    pub(super) async fn look_at(self: &Arc<Self>, name: &str) -> Result<Option<LockInfo>> {
+    pub(super) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<LockInfo>> {
         self.write_records();
-        let is_untold = |standing: &Option<Standing>| standing.as_ref().is_some_and(Standing::is_untold);
-        let standing = look_until_told(|| self.standing(name), is_untold).await?;
-        Ok(standing.map(|standing| standing.info))
+        let lacks_record = |held: &Option<HeldName>| held.as_ref().is_some_and(HeldName::lacks_record);
+        let held = look_until_told(|| self.held_name(name), lacks_record).await?;
+        Ok(held.map(|held| held.info))
     }
 
-    pub(super) async fn standing(self: &Arc<Self>, name: &str) -> Result<Option<Standing>> {
+    pub(super) async fn held_name(self: &Arc<Self>, name: &str) -> Result<Option<HeldName>> {
         let call = Arc::new(INSPECT.call(&self.layout, &ALL, std::iter::once(name)));
-        let tally = self.ask(self.patience, |node| {
+        let votes = self.request(self.node_timeout, |node| {
             let call = call.clone();
             async move { row(node.link.run(&INSPECT, &call).await?) }
         });
         let enough = self.majority();
-        let settled = |answers: &[Answer<Option<Row>>]| {
-            let said: Vec<&Option<Row>> = answers
+        let is_decided = |answers: &[Answer<Option<Row>>]| {
+            let rows: Vec<&Option<Row>> = answers
                 .iter()
                 .filter_map(|answer| answer.as_ref()?.as_ref().ok())
                 .collect();
-            // The fence as well: that of a grant is known to a majority, and a single node may know another one.
-            let gist = |row: &Option<Row>| {
+            // The fencing token, too: a majority knows that of the grant, and a single node may know another one.
+            let identity = |row: &Option<Row>| {
                 let fence = row.as_ref().and_then(|row| row.grant.as_ref()).map(|grant| grant.0);
-                (whose(row).map(<[u8]>::to_vec), fence)
+                (holder_of(row).map(<[u8]>::to_vec), fence)
             };
-            let alike = |row: &Option<Row>| said.iter().filter(|other| gist(other) == gist(row)).count();
-            (said.len() >= enough && said.iter().any(|row| alike(row) >= enough)).then_some(())
+            let alike = |row: &Option<Row>| rows.iter().filter(|other| identity(other) == identity(row)).count();
+            (rows.len() >= enough && rows.iter().any(|row| alike(row) >= enough)).then_some(())
         };
-        let (_, answers) = tally.decide_with_grace(self.patience, GRACE, settled).await;
+        let (_, answers) = votes.decide_with_grace(self.node_timeout, GRACE, is_decided).await;
         let rows: Vec<&Option<Row>> = answers
             .iter()
             .filter_map(|answer| answer.as_ref()?.as_ref().ok())
             .collect();
         if rows.len() < enough {
-            return Err(self.no_majority("inspect", &answers, self.patience));
+            return Err(self.no_majority("inspect", &answers, self.node_timeout));
         }
         let unknown = self.nodes.len() - rows.len();
-        Ok(judge(name, rows.into_iter().flatten(), unknown, self.nodes.len()))
+        Ok(majority_holder(
+            name,
+            rows.into_iter().flatten(),
+            unknown,
+            self.nodes.len(),
+        ))
     }
 
-    /// Reads every name with a prefix, sorted: those that a majority of the nodes holds for one holder, as far as can be
-    /// told where nodes say nothing. What only a minority has is held by nobody, and is not shown.
-    pub(super) async fn look_for(self: &Arc<Self>, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
+    /// Reads every name with a prefix, sorted: the names that a majority holds for one holder, or may hold with the silent nodes.
+    /// A lock that only a minority has is not held, and is not returned.
+    pub(super) async fn list(self: &Arc<Self>, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
         self.write_records();
-        let is_untold = |standings: &Vec<Standing>| standings.iter().any(Standing::is_untold);
-        let standings = look_until_told(|| self.standings(prefix, page_timeout), is_untold).await?;
-        Ok(standings.into_iter().map(|standing| standing.info).collect())
+        let lacks_record = |names: &Vec<HeldName>| names.iter().any(HeldName::lacks_record);
+        let names = look_until_told(|| self.held_names(prefix, page_timeout), lacks_record).await?;
+        Ok(names.into_iter().map(|held| held.info).collect())
     }
 
-    async fn standings(self: &Arc<Self>, prefix: &str, page_timeout: Duration) -> Result<Vec<Standing>> {
-        let tally = self.ask(UNLIMITED, |node| {
+    async fn held_names(self: &Arc<Self>, prefix: &str, page_timeout: Duration) -> Result<Vec<HeldName>> {
+        let votes = self.request(UNLIMITED, |node| {
             let (quorum, prefix) = (self.clone(), prefix.to_owned());
             async move { rows(&node, &quorum.layout, &prefix, page_timeout).await }
         });
-        let (_, answers) = tally.decide(UNLIMITED, |_| None::<()>).await;
+        let (_, answers) = votes.decide(UNLIMITED, |_| None::<()>).await;
         let mut names: BTreeMap<&str, Vec<&Row>> = BTreeMap::new();
         let mut known = 0;
         for found in answers.iter().filter_map(|answer| answer.as_ref()?.as_ref().ok()) {
@@ -122,7 +127,7 @@ impl Quorum {
             return Err(self.no_majority("list", &answers, page_timeout));
         }
         let nodes = self.nodes.len();
-        let held = |(name, rows): (&str, Vec<&Row>)| judge(name, rows.into_iter(), nodes - known, nodes);
+        let held = |(name, rows): (&str, Vec<&Row>)| majority_holder(name, rows.into_iter(), nodes - known, nodes);
         Ok(names.into_iter().filter_map(held).collect())
     }
 }
@@ -140,7 +145,7 @@ async fn rows(
         let page = scan_page(&node.link, layout, prefix, &from, &mut names);
         cursor = tokio::time::timeout(page_timeout, page)
             .await
-            .map_err(|_| silence())??;
+            .map_err(|_| Failure::timed_out())??;
     }
     names.sort_unstable();
     names.dedup();
@@ -150,11 +155,13 @@ async fn rows(
             let call = INSPECT.call(layout, &ALL, std::iter::once(name.as_str()));
             row(node.link.run(&INSPECT, &call).await?)
         }));
-        let reads = tokio::time::timeout(page_timeout, reads).await.map_err(|_| silence())?;
+        let reads = tokio::time::timeout(page_timeout, reads)
+            .await
+            .map_err(|_| Failure::timed_out())?;
         for (name, outcome) in some.iter().zip(reads) {
             match outcome {
                 Ok(row) => found.extend(row.map(|row| (name.clone(), row))),
-                // It has become something else since the scan.
+                // The key has changed its type since the scan.
                 Err(failure) if failure.is_wrong_type() => {}
                 Err(failure) => return Err(failure),
             }
@@ -163,7 +170,7 @@ async fn rows(
     Ok(found)
 }
 
-/// The answer of `inspect.lua`.
+/// Parses the answer of `inspect.lua`.
 fn row(answer: Value) -> std::result::Result<Option<Row>, Failure> {
     if answer == Value::Nil {
         return Ok(None);
@@ -175,7 +182,7 @@ fn row(answer: Value) -> std::result::Result<Option<Row>, Failure> {
     let [Value::BulkString(value), Value::Int(left), record, metadata] = fields.as_slice() else {
         return Err(unexpected());
     };
-    // The companions are believed only where they speak of the token that holds the lock.
+    // The companions count only if they contain the owner token of the lock.
     let token = attempt_of(value).map(|(token, _)| token).or_else(|| {
         let kept = std::str::from_utf8(value).ok()?;
         kept.strip_suffix("-kept")
@@ -196,19 +203,24 @@ fn row(answer: Value) -> std::result::Result<Option<Row>, Failure> {
     }))
 }
 
-/// `<token>.<attempt>`.
+/// Splits `<token>.<attempt>`.
 fn attempt_of(value: &[u8]) -> Option<(&str, &str)> {
     std::str::from_utf8(value).ok()?.split_once('.')
 }
 
-/// Whom a row speaks for: the attempts of one owner are one holder.
-fn whose(row: &Option<Row>) -> Option<&[u8]> {
+/// Returns the holder in a row: all attempts of one owner are one holder.
+fn holder_of(row: &Option<Row>) -> Option<&[u8]> {
     let row = row.as_ref()?;
     Some(attempt_of(&row.value).map_or(row.value.as_slice(), |(token, _)| token.as_bytes()))
 }
 
-/// Who holds a name, if anybody does: whoever has a majority of the nodes, or may have one with the `unknown`.
-fn judge<'r>(name: &str, rows: impl Iterator<Item = &'r Row>, unknown: usize, nodes: usize) -> Option<Standing> {
+/// Returns the holder of a name, if any: the one with a majority of the nodes, or possibly one together with the `unknown`.
+fn majority_holder<'r>(
+    name: &str,
+    rows: impl Iterator<Item = &'r Row>,
+    unknown: usize,
+    nodes: usize,
+) -> Option<HeldName> {
     let enough = majority(nodes);
     let mut holders: BTreeMap<&[u8], Vec<&Row>> = BTreeMap::new();
     for row in rows {
@@ -219,10 +231,10 @@ fn judge<'r>(name: &str, rows: impl Iterator<Item = &'r Row>, unknown: usize, no
     if votes.len() + unknown < enough {
         return None;
     }
-    // The lease lasts while a majority of the nodes has it.
+    // The lease lasts as long as a majority of the nodes has it.
     votes.sort_by_key(|row| std::cmp::Reverse(row.left.unwrap_or(Duration::MAX)));
     let remaining = votes[votes.len().min(enough) - 1].left;
-    // A node that was healed, or that voted late, may know another fence than the majority that the grant was made with.
+    // A node that was healed, or that voted late, may know another fencing token than the majority of the grant.
     let mut fences: BTreeMap<Fence, usize> = BTreeMap::new();
     for (fence, _) in votes.iter().filter_map(|row| row.grant.as_ref()) {
         *fences.entry(*fence).or_default() += 1;
@@ -237,10 +249,10 @@ fn judge<'r>(name: &str, rows: impl Iterator<Item = &'r Row>, unknown: usize, no
         .find(|(known, _)| Some(*known) == fence)
         .map(|(_, holder)| holder.clone());
     let attempt = votes.iter().find_map(|row| attempt_of(&row.value));
-    Some(Standing {
+    Some(HeldName {
         attempt: attempt.map(|(token, attempt)| (token.to_owned(), attempt.to_owned())),
-        certain: votes.len() >= enough,
-        highest: granted.clone().map(|(fence, _)| *fence).max(),
+        is_certain: votes.len() >= enough,
+        largest_fence: granted.clone().map(|(fence, _)| *fence).max(),
         info: LockInfo {
             name: name.to_owned(),
             remaining,
@@ -256,7 +268,7 @@ mod tests {
     use super::*;
     use crate::model::Process;
 
-    fn held(value: &str, left: u64, fence: Option<u64>) -> Row {
+    fn row_of(value: &str, left: u64, fence: Option<u64>) -> Row {
         let process = Process {
             host: "h".into(),
             pid: 1,
@@ -270,39 +282,38 @@ mod tests {
     }
 
     #[test]
-    fn a_majority_holds_and_lasts_as_long_as_it_is_one() {
+    fn a_name_is_held_as_long_as_by_a_majority() {
         let rows = [
-            held("a.1", 10, Some(7)),
-            held("a.1", 30, Some(7)),
-            held("a.2", 20, Some(9)),
+            row_of("a.1", 10, Some(7)),
+            row_of("a.1", 30, Some(7)),
+            row_of("a.2", 20, Some(9)),
         ];
-        let standing = judge("n", rows.iter(), 0, 3).unwrap();
-        assert_eq!(standing.info.remaining, Some(Duration::from_millis(20)));
-        assert_eq!(standing.info.fence, Some(Fence(7)));
-        assert!(standing.certain);
-        assert_eq!(standing.info.holder.unwrap().since_ms, 5);
+        let held = majority_holder("n", rows.iter(), 0, 3).unwrap();
+        assert_eq!(held.info.remaining, Some(Duration::from_millis(20)));
+        assert_eq!(held.info.fence, Some(Fence(7)));
+        assert!(held.is_certain);
+        assert_eq!(held.info.holder.unwrap().since_ms, 5);
     }
 
     #[test]
-    fn a_minority_holds_nothing_unless_the_others_say_nothing() {
-        let rows = [held("a.1", 10, Some(7))];
-        assert_eq!(judge("n", rows.iter(), 0, 3), None);
-        let standing = judge("n", rows.iter(), 1, 3).unwrap();
-        assert!(!standing.certain);
+    fn a_minority_holds_nothing_unless_the_other_nodes_are_silent() {
+        let rows = [row_of("a.1", 10, Some(7))];
+        assert_eq!(majority_holder("n", rows.iter(), 0, 3), None);
+        assert!(!majority_holder("n", rows.iter(), 1, 3).unwrap().is_certain);
         let split = [
-            held("a.1", 10, Some(7)),
-            held("b.1", 10, Some(8)),
-            held("c.1", 10, Some(9)),
+            row_of("a.1", 10, Some(7)),
+            row_of("b.1", 10, Some(8)),
+            row_of("c.1", 10, Some(9)),
         ];
-        assert_eq!(judge("n", split.iter(), 0, 3), None);
-        assert_eq!(judge("n", [].iter(), 1, 3), None);
+        assert_eq!(majority_holder("n", split.iter(), 0, 3), None);
+        assert_eq!(majority_holder("n", [].iter(), 1, 3), None);
     }
 
     #[test]
-    fn another_tool_is_a_holder_without_a_name() {
-        let rows = [held("theirs", 0, None), held("theirs", 0, None)];
-        let standing = judge("n", rows.iter(), 1, 3).unwrap();
-        assert_eq!((standing.info.remaining, standing.info.fence), (None, None));
-        assert_eq!(standing.attempt, None);
+    fn another_tool_is_a_holder_without_data() {
+        let rows = [row_of("theirs", 0, None), row_of("theirs", 0, None)];
+        let held = majority_holder("n", rows.iter(), 1, 3).unwrap();
+        assert_eq!((held.info.remaining, held.info.fence), (None, None));
+        assert_eq!(held.attempt, None);
     }
 }

@@ -1,140 +1,147 @@
-//! What wakes a waiter: a push from any of the nodes.
+//! Notifies waiters of releases, by the pub/sub messages of all nodes.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
 use super::Quorum;
 use super::node::Node;
-use super::votes::{Answer, Tally};
+use super::votes::{Answer, Votes};
+use crate::backoff::Backoff;
 use crate::engine::redis::subscription::RedisSubscription;
 use crate::engine::{Result, Subscription};
 use crate::model::Key;
 
-/// In front of a lock key: where its release is told. The scripts build the same text.
+/// The channel of a lock is this prefix and the lock key. The scripts build the same text.
 pub(super) const CHANNEL: &str = "holdfast:free:";
-/// A release reaches the nodes one after the other. A hint is passed on when a majority has given it, or so long after the
-/// first: a try that came at once would find the other nodes still busy.
+/// The time after the first message of a release in which a majority may send theirs, because a release reaches the nodes one
+/// after the other. An immediate attempt would find the other nodes busy.
 const GRACE: Duration = Duration::from_millis(5);
-/// Pauses between the attempts to subscribe at a node that is down.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+/// The delays between the attempts to subscribe on a node that is down: on average 100 ms at first and 3 s in the end. The
+/// jitter spreads the clients of a node that restarts.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(150), Duration::from_millis(4500)).with_jitter(2.0 / 3.0);
 
 impl Quorum {
-    /// Subscribes at every node.
+    /// Subscribes on every node.
     ///
     /// # Behavior
-    /// Returns when a majority has confirmed: every release that counts reaches one of them. The others are subscribed at
-    /// as soon as they can be.
+    /// Returns when a majority has confirmed: every release by a majority reaches one of them. The other subscriptions are
+    /// retried in the background.
     ///
     /// # Errors
-    /// When no majority can be reached.
+    /// Fails when no majority confirms in time.
     pub(super) async fn subscribe(self: &Arc<Self>, key: &Key) -> Result<QuorumSubscription> {
         let mut lock = String::new();
         self.layout.lock(key.as_str(), &mut lock);
         let channel = format!("{CHANNEL}{lock}");
-        let hints = Arc::new(Hints::default());
-        let tally = Arc::new(Tally::new(self.nodes.len()));
-        let mut listeners = JoinSet::new();
+        let notifications = Arc::new(Notifications::default());
+        let votes = Arc::new(Votes::new(self.nodes.len()));
+        let mut tasks = JoinSet::new();
         for (index, node) in self.nodes.iter().enumerate() {
             let (node, channel) = (node.clone(), channel.clone());
-            listeners.spawn(listen(node, index, channel, hints.clone(), tally.clone()));
+            tasks.spawn(forward(node, index, channel, notifications.clone(), votes.clone()));
         }
         let enough = self.majority();
         let confirmed = |answers: &[Answer<()>]| answers.iter().filter(|answer| matches!(answer, Some(Ok(())))).count();
         let decided = |answers: &[Answer<()>]| (confirmed(answers) >= enough).then_some(());
-        match tally.decide(self.patience, decided).await {
+        match votes.decide(self.node_timeout, decided).await {
             (Some(()), _) => Ok(QuorumSubscription {
-                hints,
+                notifications,
                 enough,
-                _listeners: listeners,
+                _tasks: tasks,
             }),
-            (None, answers) => Err(self.no_majority("subscribe", &answers, self.patience)),
+            (None, answers) => Err(self.no_majority("subscribe", &answers, self.node_timeout)),
         }
     }
 }
 
-/// Which nodes have given a hint that was not passed on yet.
+/// The nodes with a message that was not passed on yet.
 #[derive(Default)]
-struct Hints {
-    given: Mutex<Vec<usize>>,
-    told: Notify,
+struct Notifications {
+    nodes: Mutex<Vec<usize>>,
+    added: Notify,
 }
 
-impl Hints {
-    fn give(&self, node: usize) {
-        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
-        if !given.contains(&node) {
-            given.push(node);
+impl Notifications {
+    fn add(&self, node: usize) {
+        let mut nodes = self.nodes.lock();
+        if !nodes.contains(&node) {
+            nodes.push(node);
         }
-        drop(given);
-        self.told.notify_one();
+        drop(nodes);
+        self.added.notify_one();
     }
 
+    /// Clears them if there are at least `least`. Returns whether there were.
     fn take(&self, least: usize) -> bool {
-        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
-        let enough = given.len() >= least;
+        let mut nodes = self.nodes.lock();
+        let enough = nodes.len() >= least;
         if enough {
-            given.clear();
+            nodes.clear();
         }
         enough
     }
 
-    fn any(&self) -> bool {
-        !self.given.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    fn is_empty(&self) -> bool {
+        self.nodes.lock().is_empty()
     }
 }
 
-/// Passes on the hints of one node for as long as anybody waits.
-async fn listen(node: Arc<Node>, index: usize, channel: String, hints: Arc<Hints>, tally: Arc<Tally<()>>) {
-    let mut pause = FIRST_PAUSE;
+/// Subscribes on one node, and forwards its messages until the subscription is dropped.
+async fn forward(
+    node: Arc<Node>,
+    index: usize,
+    channel: String,
+    notifications: Arc<Notifications>,
+    votes: Arc<Votes<()>>,
+) {
+    let mut backoff = BACKOFF;
     let mut missed = false;
     let mut subscription: RedisSubscription = loop {
         match node.link.subscribe(channel.clone(), None).await {
             Ok(subscription) => break subscription,
             Err(failure) => {
-                tally.cast(index, Err(failure));
+                votes.cast(index, Err(failure));
                 missed = true;
             }
         }
-        // With jitter, so that the many clients of a node that restarts do not come all at once.
-        tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        tokio::time::sleep(backoff.delay()).await;
     };
-    tally.cast(index, Ok(()));
+    votes.cast(index, Ok(()));
     if missed {
-        // What happened there meanwhile is not known.
-        hints.give(index);
+        // Messages before the subscription were lost.
+        notifications.add(index);
     }
     loop {
         subscription.changed().await;
-        hints.give(index);
+        notifications.add(index);
     }
 }
 
 /// A subscription to one name on all nodes.
 pub(super) struct QuorumSubscription {
-    hints: Arc<Hints>,
+    notifications: Arc<Notifications>,
     enough: usize,
-    /// End with it.
-    _listeners: JoinSet<()>,
+    /// Aborted when it is dropped.
+    _tasks: JoinSet<()>,
 }
 
 #[async_trait]
 impl Subscription for QuorumSubscription {
     async fn changed(&mut self) {
-        while !self.hints.any() {
-            self.hints.told.notified().await;
+        while self.notifications.is_empty() {
+            self.notifications.added.notified().await;
         }
         let _ = tokio::time::timeout(GRACE, async {
-            while !self.hints.take(self.enough) {
-                self.hints.told.notified().await;
+            while !self.notifications.take(self.enough) {
+                self.notifications.added.notified().await;
             }
         })
         .await;
-        self.hints.take(0);
+        self.notifications.take(0);
     }
 }

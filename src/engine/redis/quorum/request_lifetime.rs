@@ -1,117 +1,113 @@
-//! What is still on its way to a node, and whether it may stay when it arrives.
+//! The lifetime of an owner's requests: whether a request that is still in flight may have an effect.
 //!
-//! A request whose answer is not in may be carried out at any time: by a node that hangs and goes on, or from a buffer
-//! after the connection was replaced by another, on which the release has overtaken it. So whoever waits for a late
-//! answer holds the owner's tenure, and looks at it when the answer is there.
+//! A node may execute a request without an answer at any time: a node that hung and continues, or a request in a buffer after
+//! a new connection replaced the old one, on which the release has overtaken it. So the handler of a late answer holds the
+//! lifetime, and checks it when the answer arrives.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use crate::model::OwnerToken;
 
-/// Whether an owner still wants what it asked for.
+/// The lifetime of the requests of one owner. It ends with the release, or with the rollback of the attempt.
 #[derive(Debug, Default)]
-pub(super) struct Tenure {
-    is_over: AtomicBool,
+pub(super) struct RequestLifetime {
+    has_ended: AtomicBool,
     ended: Notify,
-    /// The lanes, node by node, on which the release went out. Zero: none.
+    /// For each node the number of the fast path on which the release was sent. Zero: not on a fast path.
     released_on: OnceLock<Box<[u64]>>,
 }
 
-impl Tenure {
-    /// Nothing of it may be left on any node.
+impl RequestLifetime {
+    /// Ends the lifetime: nothing of the requests may be left on any node.
     pub(super) fn end(&self) {
-        self.is_over.store(true, Ordering::Release);
+        self.has_ended.store(true, Ordering::Release);
         self.ended.notify_waiters();
     }
 
-    /// Waits for the end of the tenure.
+    /// Waits for the end of the lifetime.
     pub(super) async fn ended(&self) {
         let ended = self.ended.notified();
-        if !self.is_over() {
+        if !self.has_ended() {
             ended.await;
         }
     }
 
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over.load(Ordering::Acquire)
+    pub(super) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
     }
 
-    /// Whether the release went out on this lane to a node: it is carried out after whatever went out on it before.
-    pub(super) fn is_released_on(&self, node: usize, lane: u64) -> bool {
-        lane != 0 && self.released_on.get().is_some_and(|lanes| lanes[node] == lane)
+    /// Returns whether the release was sent to a node on this fast path: the node executes it after all earlier requests there.
+    pub(super) fn is_released_on(&self, node: usize, fast_path: u64) -> bool {
+        fast_path != 0 && self.released_on.get().is_some_and(|numbers| numbers[node] == fast_path)
     }
 }
 
-/// The tenures with something on its way, by owner.
+/// The lifetimes with requests in flight, by owner.
 #[derive(Debug, Default)]
-pub(super) struct Tenures(Mutex<Known>);
+pub(super) struct RequestLifetimes(Mutex<Entries>);
 
 #[derive(Debug, Default)]
-struct Known {
-    tenures: HashMap<OwnerToken, Weak<Tenure>>,
-    /// When to look next for entries that nobody holds any more.
+struct Entries {
+    by_owner: HashMap<OwnerToken, Weak<RequestLifetime>>,
+    /// The number of entries at which unused ones are removed next.
     sweep_at: usize,
 }
 
 const SWEEP_LEAST: usize = 64;
 
-impl Tenures {
-    fn with<R>(&self, act: impl FnOnce(&mut Known) -> R) -> R {
-        act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+impl RequestLifetimes {
+    /// Starts the lifetime of an attempt to acquire. Returns it, and whether no earlier one of this owner is known. An earlier
+    /// one is not affected.
+    pub(super) fn begin(&self, owner: &OwnerToken) -> (Arc<RequestLifetime>, bool) {
+        let lifetime = Arc::new(RequestLifetime::default());
+        let is_first = self.0.lock().insert(owner, &lifetime);
+        (lifetime, is_first)
     }
 
-    /// A new tenure, for an attempt to acquire, and whether it is the owner's first for all that is known. What is left of an
-    /// earlier one goes its own way.
-    pub(super) fn begin(&self, owner: &OwnerToken) -> (Arc<Tenure>, bool) {
-        let tenure = Arc::new(Tenure::default());
-        let is_first = self.with(|known| known.insert(owner, &tenure));
-        (tenure, is_first)
-    }
-
-    /// The tenure of an owner that holds a lease.
-    pub(super) fn join(&self, owner: &OwnerToken) -> Arc<Tenure> {
-        self.with(|known| {
-            let tenure = known.tenures.get(owner).and_then(Weak::upgrade);
-            tenure.unwrap_or_else(|| {
-                let tenure = Arc::new(Tenure::default());
-                known.insert(owner, &tenure);
-                tenure
-            })
+    /// Returns the lifetime of an owner that holds a lease.
+    pub(super) fn join(&self, owner: &OwnerToken) -> Arc<RequestLifetime> {
+        let mut entries = self.0.lock();
+        let lifetime = entries.by_owner.get(owner).and_then(Weak::upgrade);
+        lifetime.unwrap_or_else(|| {
+            let lifetime = Arc::new(RequestLifetime::default());
+            entries.insert(owner, &lifetime);
+            lifetime
         })
     }
 
-    /// The owner lets go.
+    /// Ends the lifetime of an owner.
     pub(super) fn end(&self, owner: &OwnerToken) {
-        if let Some(tenure) = self.remove(owner) {
-            tenure.end();
+        if let Some(lifetime) = self.remove(owner) {
+            lifetime.end();
         }
     }
 
-    /// The owner lets go, and its release goes out on these lanes (node by node; zero: not on a lane).
-    pub(super) fn end_on(&self, owner: &OwnerToken, lanes: impl Iterator<Item = u64>) {
-        if let Some(tenure) = self.remove(owner) {
-            // Before it counts as over: whoever sees that looks for the lanes.
-            tenure.released_on.get_or_init(|| lanes.collect());
-            tenure.end();
+    /// Ends the lifetime of an owner whose release is sent on these fast paths, node by node. Zero: not on a fast path.
+    pub(super) fn end_on(&self, owner: &OwnerToken, numbers: impl Iterator<Item = u64>) {
+        if let Some(lifetime) = self.remove(owner) {
+            // Before the end: code that sees the end reads the numbers.
+            lifetime.released_on.get_or_init(|| numbers.collect());
+            lifetime.end();
         }
     }
 
-    fn remove(&self, owner: &OwnerToken) -> Option<Arc<Tenure>> {
-        self.with(|known| known.tenures.remove(owner))?.upgrade()
+    fn remove(&self, owner: &OwnerToken) -> Option<Arc<RequestLifetime>> {
+        self.0.lock().by_owner.remove(owner)?.upgrade()
     }
 }
 
-impl Known {
-    fn insert(&mut self, owner: &OwnerToken, tenure: &Arc<Tenure>) -> bool {
-        if self.tenures.len() >= self.sweep_at.max(SWEEP_LEAST) {
-            self.tenures.retain(|_, tenure| tenure.strong_count() > 0);
-            self.sweep_at = 2 * self.tenures.len();
+impl Entries {
+    fn insert(&mut self, owner: &OwnerToken, lifetime: &Arc<RequestLifetime>) -> bool {
+        if self.by_owner.len() >= self.sweep_at.max(SWEEP_LEAST) {
+            self.by_owner.retain(|_, lifetime| lifetime.strong_count() > 0);
+            self.sweep_at = 2 * self.by_owner.len();
         }
-        self.tenures.insert(owner.clone(), Arc::downgrade(tenure)).is_none()
+        self.by_owner.insert(owner.clone(), Arc::downgrade(lifetime)).is_none()
     }
 }
 
@@ -120,43 +116,40 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_owner_ends_what_is_under_way_and_not_what_it_begins_later() {
-        let tenures = Tenures::default();
+    fn an_end_applies_to_the_requests_in_flight_and_not_to_later_ones() {
+        let lifetimes = RequestLifetimes::default();
         let owner = OwnerToken::fresh();
-        let (first, is_first) = tenures.begin(&owner);
+        let (first, is_first) = lifetimes.begin(&owner);
         assert!(is_first);
-        assert!(Arc::ptr_eq(&first, &tenures.join(&owner)));
-        tenures.end(&owner);
-        assert!(first.is_over());
-        let (second, _) = tenures.begin(&owner);
-        assert!(!second.is_over());
-        tenures.end(&OwnerToken::fresh());
-        assert!(!second.is_over());
+        assert!(Arc::ptr_eq(&first, &lifetimes.join(&owner)));
+        lifetimes.end(&owner);
+        assert!(first.has_ended());
+        let (second, _) = lifetimes.begin(&owner);
+        assert!(!second.has_ended());
+        lifetimes.end(&OwnerToken::fresh());
+        assert!(!second.has_ended());
     }
 
     #[test]
-    fn a_release_is_behind_what_went_out_on_the_same_lane() {
-        let tenures = Tenures::default();
+    fn a_release_is_behind_earlier_requests_on_the_same_fast_path() {
+        let lifetimes = RequestLifetimes::default();
         let owner = OwnerToken::fresh();
-        let (tenure, _) = tenures.begin(&owner);
-        assert!(!tenure.is_released_on(0, 7));
-        tenures.end_on(&owner, [7, 0].into_iter());
-        assert!(tenure.is_over());
-        assert_eq!([7, 8].map(|lane| tenure.is_released_on(0, lane)), [true, false]);
-        assert!(
-            !tenure.is_released_on(1, 0),
-            "what went out on no lane is behind nothing"
-        );
+        let (lifetime, _) = lifetimes.begin(&owner);
+        assert!(!lifetime.is_released_on(0, 7));
+        lifetimes.end_on(&owner, [7, 0].into_iter());
+        assert!(lifetime.has_ended());
+        assert_eq!([7, 8].map(|number| lifetime.is_released_on(0, number)), [true, false]);
+        assert!(!lifetime.is_released_on(1, 0), "without a fast path there is no order");
     }
 
     #[test]
-    fn owners_with_nothing_on_its_way_are_forgotten() {
-        let tenures = Tenures::default();
-        let (kept, _) = tenures.begin(&OwnerToken::fresh());
+    fn owners_without_requests_in_flight_are_forgotten() {
+        let lifetimes = RequestLifetimes::default();
+        let (kept, _) = lifetimes.begin(&OwnerToken::fresh());
         for _ in 0..10_000 {
-            tenures.begin(&OwnerToken::fresh());
+            lifetimes.begin(&OwnerToken::fresh());
         }
-        assert!(tenures.with(|known| known.tenures.len()) <= SWEEP_LEAST + 1);
-        assert!(!kept.is_over());
+        assert!(lifetimes.0.lock().by_owner.len() <= SWEEP_LEAST + 1);
+        assert!(!kept.has_ended());
     }
 }

@@ -1,11 +1,11 @@
-//! Counting the answers of the nodes.
+//! Collects and counts the answers of the nodes.
 
 use std::error::Error as StdError;
 use std::fmt;
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -13,60 +13,55 @@ use super::node::Node;
 use crate::engine::redis::failure::{ENGINE, Failure};
 use crate::error::EngineError;
 
-/// What one node said; `None`: nothing yet.
+/// The answer of one node. `None` until it arrives.
 pub(super) type Answer<T> = Option<Result<T, Failure>>;
 
-/// One question to every node, and the answers so far.
-pub(super) struct Tally<T> {
-    polls: Mutex<Polls<T>>,
-    told: Notify,
+/// The answers to one request that every node gets.
+pub(super) struct Votes<T> {
+    collected: Mutex<Collected<T>>,
+    changed: Notify,
 }
 
-struct Polls<T> {
-    open: bool,
+struct Collected<T> {
+    is_open: bool,
     answers: Vec<Answer<T>>,
 }
 
-impl<T> Polls<T> {
+impl<T> Collected<T> {
     fn close(&mut self) -> Vec<Answer<T>> {
-        self.open = false;
+        self.is_open = false;
         std::mem::take(&mut self.answers)
     }
 }
 
-impl<T> Tally<T> {
+impl<T> Votes<T> {
     pub(super) fn new(nodes: usize) -> Self {
         let answers = std::iter::repeat_with(|| None).take(nodes).collect();
-        Tally {
-            polls: Mutex::new(Polls { open: true, answers }),
-            told: Notify::new(),
+        Votes {
+            collected: Mutex::new(Collected { is_open: true, answers }),
+            changed: Notify::new(),
         }
     }
 
-    fn polls(&self) -> MutexGuard<'_, Polls<T>> {
-        self.polls.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Hands in a node's answer. An answer that comes after the decision is handed back: whoever brings it has to deal
-    /// with what it means.
+    /// Adds a node's answer. Returns the answer if it came after the decision: the caller handles it.
     pub(super) fn cast(&self, node: usize, answer: Result<T, Failure>) -> Answer<T> {
-        let mut polls = self.polls();
-        if !polls.open {
+        let mut collected = self.collected.lock();
+        if !collected.is_open {
             return Some(answer);
         }
-        polls.answers[node] = Some(answer);
-        drop(polls);
-        self.told.notify_one();
+        collected.answers[node] = Some(answer);
+        drop(collected);
+        self.changed.notify_one();
         None
     }
 
-    /// The answers so far. None counts after that.
+    /// Returns the answers so far. Later answers do not count.
     pub(super) fn close(&self) -> Vec<Answer<T>> {
-        self.polls().close()
+        self.collected.lock().close()
     }
 
-    /// Waits until `judge` comes to a decision, every node has answered, or `limit` is over. Answers the decision, if
-    /// there is one, and the answers that it rests on. No answer counts after that.
+    /// Waits until `judge` returns a decision, every node has answered, or `limit` has passed. Returns the decision, if
+    /// there is one, and the answers that `judge` saw. Later answers do not count.
     pub(super) async fn decide<R>(
         &self,
         limit: Duration,
@@ -75,7 +70,7 @@ impl<T> Tally<T> {
         self.decide_with_grace(limit, Duration::ZERO, judge).await
     }
 
-    /// The same, but when there is a decision the other nodes are given `grace` for theirs.
+    /// Does the same, but waits up to `grace` for the answers of the other nodes after the decision.
     pub(super) async fn decide_with_grace<R>(
         &self,
         limit: Duration,
@@ -83,49 +78,49 @@ impl<T> Tally<T> {
         mut judge: impl FnMut(&[Answer<T>]) -> Option<R>,
     ) -> (Option<R>, Vec<Answer<T>>) {
         let mut end = Instant::now() + limit;
-        let mut is_graced = false;
-        let mut time_is_over = pin!(tokio::time::sleep_until(end));
+        let mut is_in_grace = false;
+        let mut timeout = pin!(tokio::time::sleep_until(end));
         loop {
             {
-                let mut polls = self.polls();
-                let decision = judge(&polls.answers);
-                if decision.is_some() && !is_graced {
-                    is_graced = true;
+                let mut collected = self.collected.lock();
+                let decision = judge(&collected.answers);
+                if decision.is_some() && !is_in_grace {
+                    is_in_grace = true;
                     end = end.min(Instant::now() + grace);
-                    time_is_over.as_mut().reset(end);
+                    timeout.as_mut().reset(end);
                 }
-                if polls.answers.iter().all(Option::is_some) || end <= Instant::now() {
-                    return (decision, polls.close());
+                if collected.answers.iter().all(Option::is_some) || end <= Instant::now() {
+                    return (decision, collected.close());
                 }
             }
             tokio::select! {
-                () = self.told.notified() => {}
-                () = &mut time_is_over => {}
+                () = self.changed.notified() => {}
+                () = &mut timeout => {}
             }
         }
     }
 }
 
-/// How many nodes say what.
+/// The numbers of nodes by their answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Count {
     pub(super) nodes: usize,
     pub(super) yes: usize,
     pub(super) no: usize,
-    /// Nothing yet, and an answer may come.
+    /// Has not answered yet.
     pub(super) silent: usize,
 }
 
 impl Count {
     pub(super) fn of<T>(answers: &[Answer<T>], yes: impl Fn(&T) -> bool) -> Self {
-        let said = |wanted: bool| {
-            let is_wanted = |answer: &&Answer<T>| matches!(answer, Some(Ok(said)) if yes(said) == wanted);
+        let answered = |wanted: bool| {
+            let is_wanted = |answer: &&Answer<T>| matches!(answer, Some(Ok(value)) if yes(value) == wanted);
             answers.iter().filter(is_wanted).count()
         };
         Count {
             nodes: answers.len(),
-            yes: said(true),
-            no: said(false),
+            yes: answered(true),
+            no: answered(false),
             silent: answers.iter().filter(|answer| answer.is_none()).count(),
         }
     }
@@ -134,8 +129,9 @@ impl Count {
         majority(self.nodes)
     }
 
-    /// What a majority says: yes, or so many no that the others cannot be one. `None`: not to be told (yet). Where it is
-    /// not to be told any more, the last answers are waited for all the same: who is lost is worth knowing.
+    /// Returns what a majority answers: `true`, or `false` if so many answer no that the others are not a majority. Returns
+    /// `None` while that is not certain. [`Votes::decide`] then waits for all answers, even when they can not make it
+    /// certain any more: the error names the nodes that failed.
     pub(super) fn verdict(self) -> Option<bool> {
         if self.yes >= self.majority() {
             Some(true)
@@ -147,17 +143,17 @@ impl Count {
     }
 }
 
-/// How many of so many nodes are a majority: any two of that size share a node.
+/// Returns the size of a majority. Any two majorities share a node.
 pub(super) fn majority(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// There was no majority for an answer.
+/// The error of a request without a majority of equal answers.
 #[derive(Debug)]
 struct NoMajority {
     nodes: usize,
     answered: usize,
-    /// What kept the others from it.
+    /// The nodes without a valid answer. `None`: the node did not answer in time.
     failures: Vec<(Box<str>, Option<Failure>)>,
     limit: Duration,
 }
@@ -183,7 +179,7 @@ impl fmt::Display for NoMajority {
 
 impl StdError for NoMajority {}
 
-/// The error of a question that no majority answered within `limit`.
+/// Returns the error of a request that no majority answered within `limit`.
 pub(super) fn no_majority<'n, T>(
     op: &'static str,
     nodes: impl Iterator<Item = &'n Node>,
@@ -199,12 +195,12 @@ pub(super) fn no_majority<'n, T>(
             None => Some((node.address.clone(), None)),
         })
         .collect();
-    // With so many nodes out of order for good that the others are no majority, only a human helps.
-    let hopeless = failures
+    // A retry can not succeed if the nodes without a permanent error are not a majority.
+    let permanent = failures
         .iter()
         .filter(|(_, failure)| failure.as_ref().is_some_and(|failure| !failure.retryable()))
         .count();
-    let retryable = hopeless <= total - majority(total);
+    let retryable = permanent <= total - majority(total);
     let source = NoMajority {
         nodes: total,
         answered: total - failures.len(),
@@ -230,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_comes_as_soon_as_it_is_certain() {
+    fn a_verdict_is_returned_as_soon_as_it_is_certain() {
         let (yes, no, failed, silent) = (
             || Some(Ok(true)),
             || Some(Ok(false)),
@@ -242,46 +238,46 @@ mod tests {
         assert_eq!(judged(&[no(), no(), silent()]), Some(false));
         assert_eq!(judged(&[yes(), no(), silent()]), None);
         assert_eq!(judged(&[yes(), no(), failed()]), None);
-        // Of four, two are no majority, and two that say no leave none.
+        // Two of four nodes are not a majority, and two that answer no prevent one.
         assert_eq!(judged(&[yes(), yes(), silent(), failed()]), None);
         assert_eq!(judged(&[yes(), yes(), no(), no()]), Some(false));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn late_answers_are_handed_back() {
-        let tally = Tally::new(3);
-        assert!(tally.cast(0, Ok(true)).is_none());
-        assert!(tally.cast(2, Ok(true)).is_none());
-        let (verdict, answers) = tally.decide(LIMIT, judged).await;
+    async fn a_late_answer_is_returned_to_its_caller() {
+        let votes = Votes::new(3);
+        assert!(votes.cast(0, Ok(true)).is_none());
+        assert!(votes.cast(2, Ok(true)).is_none());
+        let (verdict, answers) = votes.decide(LIMIT, judged).await;
         assert_eq!(verdict, Some(true));
         assert!(answers[1].is_none());
-        assert!(matches!(tally.cast(1, Ok(true)), Some(Ok(true))));
+        assert!(matches!(votes.cast(1, Ok(true)), Some(Ok(true))));
 
-        let tally = Tally::new(3);
-        tally.cast(0, Ok(true));
+        let votes = Votes::new(3);
+        votes.cast(0, Ok(true));
         let started = Instant::now();
-        assert_eq!(tally.decide(LIMIT, judged).await.0, None);
+        assert_eq!(votes.decide(LIMIT, judged).await.0, None);
         assert!(started.elapsed() >= LIMIT && started.elapsed() < LIMIT * 2);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn grace_is_for_the_others_once_there_is_a_decision() {
-        let tally = Tally::new(3);
-        tally.cast(0, Ok(true));
-        tally.cast(1, Ok(true));
+    async fn the_other_nodes_have_the_grace_time_after_a_decision() {
+        let votes = Votes::new(3);
+        votes.cast(0, Ok(true));
+        votes.cast(1, Ok(true));
         let late = async {
             tokio::time::sleep(LIMIT / 20).await;
-            tally.cast(2, Ok(true))
+            votes.cast(2, Ok(true))
         };
-        let ((verdict, answers), late) = tokio::join!(tally.decide_with_grace(LIMIT, LIMIT / 10, judged), late);
+        let ((verdict, answers), late) = tokio::join!(votes.decide_with_grace(LIMIT, LIMIT / 10, judged), late);
         assert_eq!(verdict, Some(true));
         assert!(late.is_none() && answers[2].is_some(), "it counts");
 
-        let tally = Tally::new(3);
-        tally.cast(0, Ok(true));
-        tally.cast(1, Ok(true));
+        let votes = Votes::new(3);
+        votes.cast(0, Ok(true));
+        votes.cast(1, Ok(true));
         let started = Instant::now();
-        assert_eq!(tally.decide_with_grace(LIMIT, LIMIT / 10, judged).await.0, Some(true));
+        assert_eq!(votes.decide_with_grace(LIMIT, LIMIT / 10, judged).await.0, Some(true));
         assert!(started.elapsed() >= LIMIT / 10 && started.elapsed() < LIMIT / 2);
     }
 }

@@ -1,5 +1,7 @@
-//! One attempt to acquire: a vote on every node, and the fence. What is left of one that failed: `withdraw.rs`.
+//! An attempt to acquire: one round of votes, and the agreement on the fencing token. `rollback.rs` rolls back what failed.
 
+#[cfg(unix)]
+mod fast_paths;
 mod rollback;
 mod round;
 
@@ -7,49 +9,49 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::round::Attempt;
+use self::round::Round;
 use super::fence::{Proposal, agree};
-use super::node::{Busy, Vote, silence};
+use super::node::{Busy, Vote};
 use super::scripts::RAISE;
-use super::votes::{Answer, Count, Tally};
+use super::votes::{Answer, Count, Votes};
 use super::{Quorum, VOTED};
 use crate::engine::attempt_queue::Ticket;
 use crate::engine::redis::failure::Failure;
 use crate::engine::{Acquired, Result};
 use crate::model::{Claim, Fence};
 
-/// A retry after a split vote comes after a pause of this length, doubled up to five times at random: whoever split the
-/// vote shall not come back at the same moment, however many they are.
-const SPLIT_PAUSE: Duration = Duration::from_millis(4);
+/// The shortest upper bound of the delay before a retry after a split vote. It is doubled up to [`DOUBLINGS`] times at random,
+/// so that the attempts that split the vote do not retry at the same moment.
+const SPLIT_DELAY: Duration = Duration::from_millis(4);
 const DOUBLINGS: u32 = 5;
 
-/// An attempt that has not come to its end. Dropped before that (its caller is gone), it is taken back.
-struct Unfinished<'a> {
+/// A round that has not come to its end. If it is dropped before that (its caller was dropped), it is rolled back.
+struct UnfinishedRound<'a> {
     claim: &'a Claim,
-    attempt: Arc<Attempt>,
+    round: Arc<Round>,
     answers: Option<Vec<Answer<Vote>>>,
     /// The attempt's ticket, until a majority has answered.
     ticket: Option<Ticket>,
     is_finished: bool,
 }
 
-impl Drop for Unfinished<'_> {
+impl Drop for UnfinishedRound<'_> {
     fn drop(&mut self) {
         if !self.is_finished {
-            let answers = self.answers.take().unwrap_or_else(|| self.attempt.tally.close());
-            for index in self.attempt.abandon(&answers) {
-                self.attempt.withdraw_later(index, false);
+            let answers = self.answers.take().unwrap_or_else(|| self.round.votes.close());
+            for index in self.round.abandon(&answers) {
+                self.round.roll_back_later(index, false);
             }
         }
         if let Some(ticket) = self.ticket.take() {
-            self.attempt.keep_ticket(ticket);
+            self.round.keep_ticket(ticket);
         }
-        self.claim.copy_sent_marks(&self.attempt.claim);
+        self.claim.copy_sent_marks(&self.round.claim);
     }
 }
 
 impl Quorum {
-    /// One attempt. Where its caller goes away, it is taken back.
+    /// Makes one attempt. Dropping the future rolls it back.
     ///
     /// # Behavior
     /// At most [`ATTEMPTS`](super::ATTEMPTS) attempts are in progress. The others wait for a ticket: nothing is sent for them,
@@ -68,67 +70,67 @@ impl Quorum {
     }
 
     async fn attempt(self: &Arc<Self>, claim: &Claim, ticket: Ticket) -> Result<Acquired> {
-        let limit = self.limit(claim.ttl);
-        let mut attempt = Unfinished {
+        let limit = self.vote_timeout(claim.ttl);
+        let mut unfinished = UnfinishedRound {
             claim,
-            attempt: Attempt::begin(self, claim),
+            round: Round::begin(self, claim),
             answers: None,
             ticket: Some(ticket),
             is_finished: false,
         };
         let decided = |answers: &[Answer<Vote>]| self.is_decided(answers).then_some(());
-        let (_, answers) = attempt.attempt.tally.decide(limit, decided).await;
-        let answers = attempt.answers.insert(answers);
+        let (_, answers) = unfinished.round.votes.decide(limit, decided).await;
+        let answers = unfinished.answers.insert(answers);
         let votes = count(answers);
         let is_answered = votes.yes + votes.no >= votes.majority();
         if votes.yes >= votes.majority()
-            && let Some(fence) = self.settle_fence(&attempt.attempt, answers, limit).await
+            && let Some(fence) = self.agree_on_fence(&unfinished.round, answers, limit).await
         {
-            attempt.is_finished = true;
-            attempt.ticket = None;
+            unfinished.is_finished = true;
+            unfinished.ticket = None;
             #[cfg(unix)]
-            attempt.attempt.record(fence);
+            unfinished.round.write_record(fence);
             return Ok(Acquired::Granted { fence });
         }
-        self.take_back(&attempt.attempt, answers, limit).await;
-        attempt.is_finished = true;
+        self.roll_back(&unfinished.round, answers, limit).await;
+        unfinished.is_finished = true;
         if is_answered {
-            attempt.ticket = None;
+            unfinished.ticket = None;
         }
-        // Busy, if enough nodes have answered to say that it is the lock and not the store.
+        // Busy, if a majority has answered: otherwise the store has failed.
         if votes.yes < votes.majority() && is_answered {
             #[cfg(unix)]
             if let [only] = claim.keys() {
                 self.contended.note(only);
             }
-            Ok(self.refusal(claim, answers))
+            Ok(self.busy(claim, answers))
         } else {
             Err(self.no_majority("acquire", answers, limit))
         }
     }
 
-    /// Whether the votes that may still come can change anything.
+    /// Returns whether the missing votes can not change the outcome.
     fn is_decided(&self, answers: &[Answer<Vote>]) -> bool {
         let votes = count(answers);
         let enough = self.majority();
         if votes.yes >= enough {
-            // A retry by an owner that may have been granted the lock already: with those votes it gets the same fence.
+            // A retry by an owner that may have been granted the lock already: with those votes it gets the same token.
             let kept = |answer: &&Answer<Vote>| matches!(answer, Some(Ok(Vote::Granted { already: true, .. })));
             let kept = answers.iter().filter(kept).count();
             return kept == 0 || kept >= enough || kept + votes.silent < enough;
         }
-        let most = Standing::of(answers).same;
+        let most = Conflict::of(answers).same;
         votes.yes + votes.silent < enough
             && votes.yes + votes.no >= enough
-            // Held by one, or certainly split.
+            // Held by one holder, or certainly split.
             && (most >= enough || most + votes.silent < enough)
     }
 
-    /// Agrees on the fence with the nodes that gave their votes. The votes that are not in yet are not needed: they belong
-    /// to the same lease when they come.
-    async fn settle_fence(
+    /// Agrees on the fencing token with the nodes that gave their votes. The missing votes are not needed: when they arrive,
+    /// they belong to the same lease.
+    async fn agree_on_fence(
         self: &Arc<Self>,
-        attempt: &Attempt,
+        round: &Round,
         answers: &[Answer<Vote>],
         limit: Duration,
     ) -> Option<Fence> {
@@ -143,33 +145,34 @@ impl Quorum {
         let agreement = agree(&proposals, self.majority());
         let missing = self.majority().saturating_sub(agreement.known);
         if missing > 0 {
-            let mut call = self.call(&RAISE, &VOTED[..3], &attempt.claim, &attempt.value);
+            let mut call = self.call(&RAISE, &VOTED[..3], &round.claim, &round.value);
             call.arg(agreement.fence);
             let call = Arc::new(call);
-            let tally = Arc::new(Tally::new(agreement.behind.len()));
+            let votes = Arc::new(Votes::new(agreement.behind.len()));
             for (index, node) in agreement.behind.iter().enumerate() {
-                let (node, call, tally) = (self.nodes[*node].clone(), call.clone(), tally.clone());
+                let (node, call, votes) = (self.nodes[*node].clone(), call.clone(), votes.clone());
                 self.spawn(async move {
                     let answer = tokio::time::timeout(limit, node.number(&RAISE, &call)).await;
-                    tally.cast(index, answer.unwrap_or_else(|_| Err(silence())));
+                    votes.cast(index, answer.unwrap_or_else(|_| Err(Failure::timed_out())));
                 });
             }
             let raised = |answers: &[Answer<i64>]| Count::of(answers, |answer| *answer == 1);
             let enough = |answers: &[Answer<i64>]| (raised(answers).yes >= missing).then_some(());
-            tally.decide(limit, enough).await.0?;
+            votes.decide(limit, enough).await.0?;
         }
         Some(Fence(agreement.fence))
     }
 
-    /// What to answer when the nodes that answered do not let the claim have its names.
+    /// Returns the answer to a claim whose names the nodes did not grant.
     ///
-    /// Somebody holds it, as far as can be told, when those that name him and those that say nothing may be a majority. Else
-    /// the vote is split between attempts that all fail.
-    fn refusal(&self, claim: &Claim, answers: &[Answer<Vote>]) -> Acquired {
-        let Standing { busy, same, index } = Standing::of(answers);
+    /// # Behavior
+    /// The claim counts as held if the nodes that name the same holder and the silent nodes may be a majority. Otherwise the
+    /// vote is split between attempts that all fail.
+    fn busy(&self, claim: &Claim, answers: &[Answer<Vote>]) -> Acquired {
+        let Conflict { busy, same, index } = Conflict::of(answers);
         let unknown = answers.iter().filter(|answer| !matches!(answer, Some(Ok(_)))).count();
         let retry_after = if same + unknown >= self.majority() {
-            // When so many leases have ended that those nodes, and those that are free, are a majority.
+            // When enough leases have ended that their nodes and the free ones are a majority.
             let mut ends: Vec<_> = busy.iter().map(|vote| vote.left.unwrap_or(Duration::MAX)).collect();
             ends.sort_unstable();
             let needed = self.majority().saturating_sub(count(answers).yes).max(1);
@@ -177,7 +180,7 @@ impl Quorum {
         } else {
             let youngest = busy.iter().filter_map(|vote| vote.age).min().unwrap_or_default();
             let first_end = busy.iter().filter_map(|vote| vote.left).min().unwrap_or(Duration::MAX);
-            Some(split_pause(youngest).min(first_end))
+            Some(split_delay(youngest).min(first_end))
         };
         Acquired::Held {
             key: claim.keys()[index].clone(),
@@ -190,16 +193,16 @@ fn count(answers: &[Answer<Vote>]) -> Count {
     Count::of(answers, |vote| matches!(vote, Vote::Granted { .. }))
 }
 
-/// Who is in the way.
-struct Standing<'a> {
+/// The holders that the nodes name.
+struct Conflict<'a> {
     busy: Vec<&'a Busy>,
-    /// How many nodes name the same holder of the same name, at most.
+    /// The largest number of nodes that name the same holder of the same name.
     same: usize,
-    /// Which name that is: the foremost of several.
+    /// The position of that name in the claim: the first one of several.
     index: usize,
 }
 
-impl<'a> Standing<'a> {
+impl<'a> Conflict<'a> {
     fn of(answers: &'a [Answer<Vote>]) -> Self {
         let busy: Vec<&Busy> = answers
             .iter()
@@ -215,14 +218,14 @@ impl<'a> Standing<'a> {
         };
         let foremost = busy.iter().map(|one| (alike(one), Reverse(one.index))).max();
         let (same, Reverse(index)) = foremost.unwrap_or((0, Reverse(0)));
-        Standing { busy, same, index }
+        Conflict { busy, same, index }
     }
 }
 
-/// When to try again after a split vote. The longer the youngest of the votes in the way has been there, the less it is
-/// one of an attempt that just fails, and the more one that somebody left behind who died.
-fn split_pause(youngest: Duration) -> Duration {
-    let longest = SPLIT_PAUSE * 2u32.pow(fastrand::u32(0..=DOUBLINGS));
-    let pause = longest.max(youngest / 2);
-    pause / 2 + pause.mul_f64(fastrand::f64() / 2.0)
+/// Returns the delay before a retry after a split vote. The older the youngest conflicting vote is, the more likely it was left
+/// behind by a process that died, and the less likely it belongs to an attempt that is about to be rolled back.
+fn split_delay(youngest: Duration) -> Duration {
+    let longest = SPLIT_DELAY * 2u32.pow(fastrand::u32(0..=DOUBLINGS));
+    let delay = longest.max(youngest / 2);
+    delay / 2 + delay.mul_f64(fastrand::f64() / 2.0)
 }

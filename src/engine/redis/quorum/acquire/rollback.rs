@@ -1,4 +1,4 @@
-//! What is left of an attempt: late answers, lost answers, and votes that came to nothing.
+//! Rolls back votes that did not lead to a grant, also those with a late or lost answer.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,99 +13,99 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use super::super::Quorum;
 use super::super::cleanup::Remains;
 use super::super::node::Vote;
-use super::super::scripts::WITHDRAW;
+use super::super::scripts::ROLLBACK;
 #[cfg(unix)]
 use super::super::votes::Count;
-use super::super::votes::{Answer, Tally};
-use super::round::Attempt;
+use super::super::votes::{Answer, Votes};
+use super::round::Round;
 #[cfg(unix)]
 use crate::engine::redis::asked::Told;
 use crate::engine::redis::keys::Part;
 use crate::model::Claim;
 
 impl Quorum {
-    /// Ends an attempt that failed, and takes back whatever it may have got, on every node.
+    /// Ends a failed round, and rolls back its votes on every node.
     ///
     /// # Behavior
-    /// When this returns, nothing of it is left on the nodes that gave their votes, or may have, if they answered once more in
-    /// time. The others: see [`Attempt::abandon`].
-    pub(super) async fn take_back(self: &Arc<Self>, attempt: &Arc<Attempt>, answers: &[Answer<Vote>], limit: Duration) {
-        let voted = attempt.abandon(answers);
-        let call = Arc::new(self.withdrawal(&attempt.claim, &attempt.value));
-        let tally = Arc::new(Tally::new(voted.len()));
-        for (place, index) in voted.into_iter().enumerate() {
-            let (attempt, call, tally) = (attempt.clone(), call.clone(), tally.clone());
+    /// Returns when the rollback is executed on the nodes that gave their votes or may have given them, or after `limit`. For
+    /// the other nodes see [`Round::abandon`].
+    pub(super) async fn roll_back(self: &Arc<Self>, round: &Arc<Round>, answers: &[Answer<Vote>], limit: Duration) {
+        let voted = round.abandon(answers);
+        let call = Arc::new(self.rollback_call(&round.claim, &round.value));
+        let votes = Arc::new(Votes::new(voted.len()));
+        for (position, index) in voted.into_iter().enumerate() {
+            let (round, call, votes) = (round.clone(), call.clone(), votes.clone());
             let urgent = self.urgent.token();
             self.spawn(async move {
-                let quorum = &attempt.quorum;
-                let answer = quorum.nodes[index].number(&WITHDRAW, &call);
-                if !matches!(tokio::time::timeout(quorum.patience, answer).await, Ok(Ok(_))) {
-                    attempt.withdraw_later(index, false);
+                let quorum = &round.quorum;
+                let answer = quorum.nodes[index].number(&ROLLBACK, &call);
+                if !matches!(tokio::time::timeout(quorum.node_timeout, answer).await, Ok(Ok(_))) {
+                    round.roll_back_later(index, false);
                 }
                 drop(urgent);
-                tally.cast(place, Ok(()));
+                votes.cast(position, Ok(()));
             });
         }
-        tally.decide(limit, |_: &[Answer<()>]| None::<()>).await;
+        votes.decide(limit, |_: &[Answer<()>]| None::<()>).await;
     }
 
-    pub(in super::super) fn withdrawal(&self, claim: &Claim, value: &str) -> Cmd {
-        self.call(&WITHDRAW, &[Part::Lock, Part::Metadata], claim, value)
+    pub(in super::super) fn rollback_call(&self, claim: &Claim, value: &str) -> Cmd {
+        self.call(&ROLLBACK, &[Part::Lock, Part::Metadata], claim, value)
     }
 }
 
-/// A withdrawal behind a vote on the same lane.
+/// A rollback behind a vote on the same fast path.
 #[cfg(unix)]
-struct Withdrawal {
-    attempt: Arc<Attempt>,
+struct FollowingRollback {
+    round: Arc<Round>,
     _urgent: TaskTrackerToken,
 }
 
 #[cfg(unix)]
-impl Told for Withdrawal {
+impl Told for FollowingRollback {
     fn told(self: Arc<Self>, index: usize, reply: RedisResult<Value>) {
-        // The script may be unknown; or the lane has ended, and the vote may be anywhere.
+        // The server does not know the script; or the fast path has ended, and the vote may still be executed.
         if reply.is_err() {
-            self.attempt.withdraw_later(index, true);
+            self.round.roll_back_later(index, true);
         }
     }
 
     fn is_cancelled(&self, index: usize) -> bool {
-        self.attempt.is_cancelled_at(index)
+        self.round.is_cancelled_at(index)
     }
 }
 
-impl Attempt {
-    /// Ends the attempt, and returns the nodes that may have given their votes by their answers.
+impl Round {
+    /// Ends the round, and returns the nodes that may have given their votes by their answers.
     ///
     /// # Behavior
     /// An unsent vote is never sent: the fast path removes it before its next write. Where a node has not answered, the
-    /// rollback follows the vote on the same lane, or the clean-up list of the node sends it. If most nodes have refused, a
-    /// vote on a lane is rolled back only when its answer comes (`attempt.rs`). A node that refused has nothing of the
-    /// attempt: a vote is for all names or for none.
+    /// rollback follows the vote on the same fast path, or the clean-up list of the node sends it. If most nodes have refused,
+    /// a vote on a fast path is rolled back only when its answer comes (`round.rs`). A node that refused has nothing of the
+    /// round: a vote is for all names or for none.
     pub(super) fn abandon(self: &Arc<Self>, answers: &[Answer<Vote>]) -> Vec<usize> {
-        self.tenure.end();
+        self.lifetime.end();
         #[cfg(unix)]
         let is_refused = Count::of(answers, |vote| matches!(vote, Vote::Granted { .. })).verdict() == Some(false);
         let mut voted = Vec::new();
         for (index, answer) in answers.iter().enumerate() {
             match answer {
-                Some(answer) if self.may_have(index, answer) => voted.push(index),
+                Some(answer) if self.may_hold_vote(index, answer) => voted.push(index),
                 Some(_) => {}
                 #[cfg(unix)]
                 None => {
-                    let Some(lane) = self.lane(index) else {
-                        // The task of the vote reacts to the end of the tenure.
+                    let Some(fast_path) = self.fast_path(index) else {
+                        // The task of the vote reacts to the end of the request lifetime.
                         continue;
                     };
-                    lane.caller_left();
+                    fast_path.caller_left();
                     if !is_refused {
-                        let behind: Arc<dyn Told> = Arc::new(Withdrawal {
-                            attempt: self.clone(),
+                        let behind: Arc<dyn Told> = Arc::new(FollowingRollback {
+                            round: self.clone(),
                             _urgent: self.quorum.urgent.token(),
                         });
-                        let call = self.quorum.withdrawal(&self.claim, &self.value);
-                        lane.tell(&behind, index, |out| call.write_packed_command(out));
+                        let call = self.quorum.rollback_call(&self.claim, &self.value);
+                        fast_path.tell(&behind, index, |out| call.write_packed_command(out));
                     }
                 }
                 #[cfg(not(unix))]
@@ -115,8 +115,8 @@ impl Attempt {
         voted
     }
 
-    /// Rolls back a vote that arrived, or may arrive, after the end of its attempt.
-    pub(super) fn withdraw_later(&self, index: usize, is_doubtful: bool) {
+    /// Rolls back a vote that arrived, or may arrive, after the end of its round.
+    pub(super) fn roll_back_later(&self, index: usize, is_doubtful: bool) {
         // One doubtful entry is enough, because it is repeated.
         let listed = &self.listed[index];
         let is_listed = if is_doubtful {
@@ -129,10 +129,10 @@ impl Attempt {
         }
     }
 
-    /// A request that failed may be carried out after that, whatever the node says then.
+    /// Adds a rollback for a failed request that the node may still execute.
     pub(super) fn watch_doubtful(&self, index: usize) {
-        if self.tenure.is_over() {
-            self.withdraw_later(index, true);
+        if self.lifetime.has_ended() {
+            self.roll_back_later(index, true);
         } else if !self.listed[index].swap(true, Relaxed) {
             self.quorum.clean_up_later(index, &self.claim, self.remains());
         }
@@ -141,7 +141,7 @@ impl Attempt {
     fn remains(&self) -> Remains {
         Remains::Vote {
             value: self.value.as_str().into(),
-            tenure: self.tenure.clone(),
+            lifetime: self.lifetime.clone(),
         }
     }
 }

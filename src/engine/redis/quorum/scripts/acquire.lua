@@ -1,21 +1,21 @@
--- One node's vote for a claim: takes every name for one attempt of an owner, or none of them.
+-- One node's vote for a claim: acquires every name for one attempt of an owner, or none of them.
 --
 -- KEYS    1 .. n         the lock keys
 --         n+1 .. 2n      their fence companions
 --         2n+1 .. 3n     their counters (names may share one)
 --         3n+1 .. 4n     their metadata companions, only when there is metadata
--- ARGV    1  the owner's token
+-- ARGV    1  the owner token
 --         2  the number of the attempt: later ones have larger numbers
 --         3  the ttl in ms
---         4  how long a fence companion lasts, in ms: longer than the lease
---         5  the floor of the fence: what the asker takes the nodes' clocks to show, in µs
+--         4  the ttl of a fence companion in ms: longer than the lease
+--         5  the floor of the fencing token: the client's estimate of the nodes' clocks, in µs
 --         6  the process id
 --         7  the host
---         8  the metadata, only when there is some
--- Answer  granted: { 1, the fence that this node proposes, TIME in µs, 1 when it was the owner's already, else 0 }
+--         8  the metadata, only for a claim with metadata
+-- Answer  granted: { 1, the fencing token that this node proposes, TIME in µs, 1 if the owner had the vote already, else 0 }
 --         busy:    { 0, the index of the first busy key, its PTTL, its value, for how many ms it has been held or -1 }
 --
--- Everything is read (and can fail, as with a key of another type) before anything is written.
+-- All reads (which fail for a key of another type) come before the first write.
 
 local owner, attempt, ttl, metadata = ARGV[1], ARGV[2], ARGV[3], ARGV[8]
 local n = #KEYS / (metadata and 4 or 3)
@@ -29,11 +29,11 @@ for i = 1, n do
   local holder = redis.call('GET', KEYS[i])
   if holder then
     local token, number = string.match(holder, '^(%x+)%.(%d+)$')
-    -- A request that was overtaken by a later attempt must not take the vote back from it.
+    -- A request that a later attempt has overtaken must not replace the vote of that attempt.
     if token ~= owner or tonumber(number) > tonumber(attempt) then
       local record = redis.call('GET', KEYS[n + i])
       local since = record and token and string.match(record, '^%d+ ' .. token .. ' (%d+) ')
-      -- A vote by plain commands has nothing told yet; attempts are numbered by the asker's clock, in µs.
+      -- A vote by plain commands has no record yet. The number of an attempt is the client's time in µs.
       since = since or number and math.floor(tonumber(number) / 1000)
       local age = since and math.max(0, math.floor(now / 1000) - since) or -1
       return { 0, i, redis.call('PTTL', KEYS[i]), holder, age }
@@ -49,19 +49,19 @@ end
 
 local fence, record, already
 if ours == n then
-  -- An earlier attempt of the same owner, whose answer may have been lost: the vote stays what it was. What is told is that
-  -- vote's if it names its attempt: plain commands take a name and leave what was told before.
-  local number, token, since, pid, told, host = string.match(
+  -- An earlier attempt of the same owner has the vote, and its answer may have been lost: the vote stays as it was. The record
+  -- belongs to that vote if it names its attempt: plain commands acquire a name and leave an older record.
+  local number, token, since, pid, recorded, host = string.match(
     redis.call('GET', KEYS[n + 1]) or '', '^(%d+) (%x+) (%d+) (%d+):(%d+) (.*)$')
-  if token == owner and told == held and held ~= attempt then
+  if token == owner and recorded == held and held ~= attempt then
     fence, already = tonumber(number), 1
     record = string.format('%s %s %s %s:%s %s', number, owner, since, pid, attempt, host)
   end
 end
 local counted
 if not record then
-  -- A common floor is why nodes agree at the first go. One that is not what this node's own clock shows is a request
-  -- that was long on its way, or comes from somebody whose idea of the clocks is wrong: then this clock counts.
+  -- With a common floor the nodes usually propose the same token. A floor that differs from this node's clock comes with a late
+  -- request, or from a client with a wrong estimate: then this clock counts.
   fence = tonumber(ARGV[5])
   if math.abs(fence - now) > 100000 then
     fence = now
@@ -76,7 +76,7 @@ end
 
 local kept = tonumber(ARGV[4]) - tonumber(ttl)
 for i = 1, n do
-  -- An attempt that is carried out late takes nothing away from a lease that lasts longer by now.
+  -- An attempt that is executed late does not shorten a lease that lasts longer by now.
   local lasts = ours > 0 and math.max(tonumber(ttl), redis.call('PTTL', KEYS[i])) or tonumber(ttl)
   redis.call('SET', KEYS[i], owner .. '.' .. attempt, 'PX', string.format('%.0f', lasts))
   redis.call('SET', KEYS[n + i], record, 'PX', string.format('%.0f', kept + lasts))

@@ -4,9 +4,9 @@
 -- KEYS    1  the lock key
 --         2  its fence companion
 --         3  its metadata companion
--- Answer  1 when somebody held it, else 0
+-- Answer  1 if the name was held, else 0
 
--- GET rather than a bare DEL: a key of another type is no lock, and is not deleted.
+-- GET before DEL: a key of another type is no lock, and is not deleted.
 local holder = redis.call('GET', KEYS[1])
 if not holder then
   return 0

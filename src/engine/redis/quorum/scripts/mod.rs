@@ -1,4 +1,4 @@
-//! The scripts of the quorum: each is one verb on one node.
+//! The scripts of the quorum. Each of them is one verb on one node.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,7 @@ use crate::engine::redis::scripts::{Script, scripts};
 scripts! {
     ACQUIRE = "acquire.lua";
     RAISE = "raise.lua";
-    WITHDRAW = "rollback.lua";
+    ROLLBACK = "rollback.lua";
     RENEW = "renew.lua";
     HEAL = "heal.lua";
     TRANSFER = "transfer.lua";

@@ -1,16 +1,15 @@
--- Lets go of one name each for several owners, as release.lua does for one owner of several names. No two of the owners are the
--- same.
+-- Releases one name for each of several owners, as release.lua does for several names of one owner. The owners are distinct.
 --
 -- KEYS    1 .. n         the lock keys
 --         n+1 .. 2n      their fence companions
 --         2n+1 .. 3n     their metadata companions
--- ARGV    1  where waiters are told, without the lock key
---         2 .. n+1       the owners' tokens
--- Answer  n when every owner held its name; else for each name 1 if its owner held it, 0 if not, or -1 if that failed
+-- ARGV    1  the prefix of the waiters' channels, before the lock key
+--         2 .. n+1       the owner tokens
+-- Answer  n if every owner held its name; else for each name 1 if its owner held it, 0 if not, or -1 if the release failed
 
 local n, to = #KEYS / 3, ARGV[1]
 
--- The common case: every name is held, and nothing was told of it yet.
+-- The common case: every name is held and has no record yet.
 local holders = redis.call('MGET', unpack(KEYS, 1, n))
 local records = redis.call('MGET', unpack(KEYS, n + 1, n + n))
 local simple = true
@@ -28,7 +27,7 @@ end
 
 local answers = {}
 for i = 1, n do
-  local done, held = pcall(let_go, KEYS[i], KEYS[n + i], KEYS[n + n + i], ARGV[i + 1], to, '0')
+  local done, held = pcall(release_one, KEYS[i], KEYS[n + i], KEYS[n + n + i], ARGV[i + 1], to, '0')
   answers[i] = done and (held and 1 or 0) or -1
 end
 return answers

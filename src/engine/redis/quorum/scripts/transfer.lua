@@ -1,18 +1,18 @@
--- Makes every name on this node another owner's, if the old one still holds all of them here, and makes them last at
--- least so much longer.
+-- Transfers every name on this node to another owner, if the old owner still holds all of them here, and extends them to at least
+-- the ttl.
 --
 -- KEYS    1 .. n         the lock keys
 --         n+1 .. 2n      their fence companions
 --         2n+1 .. 3n     their metadata companions
--- ARGV    1  the old owner's token
---         2  the new owner's
+-- ARGV    1  the old owner token
+--         2  the new owner token
 --         3  the ttl in ms
---         4  how long a fence companion lasts, in ms
+--         4  the ttl of a fence companion in ms
 --         5  the new owner's process id
 --         6  its host
 -- Answer  1 transferred, 0 lost (and nothing was changed)
 --
--- What the new owner holds already is as good as the old one's: a retry after a lost reply.
+-- A name that the new owner holds already counts as transferred: a retry after a lost reply.
 
 local from, to, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local n = #KEYS / 3
@@ -31,9 +31,9 @@ for i = 1, n do
   local record, metadata = companions[i][1], companions[i][2]
   redis.call('SET', KEYS[i], to .. '.' .. attempts[i], 'KEEPTTL')
   if record then
-    local fence, token, since, told = string.match(record, '^(%d+) (%x+) (%d+) %d+:(%d+) ')
+    local fence, token, since, attempt = string.match(record, '^(%d+) (%x+) (%d+) %d+:(%d+) ')
     if token == tokens[i] then
-      record = string.format('%s %s %s %s:%s %s', fence, to, since, ARGV[5], told, ARGV[6])
+      record = string.format('%s %s %s %s:%s %s', fence, to, since, ARGV[5], attempt, ARGV[6])
       redis.call('SET', KEYS[n + i], record, 'KEEPTTL')
     end
   end
@@ -41,7 +41,7 @@ for i = 1, n do
     redis.call('SET', KEYS[n + n + i], to .. string.sub(metadata, #tokens[i] + 1), 'KEEPTTL')
   end
   local left = redis.call('PTTL', KEYS[i])
-  -- A lease that lasts longer already keeps its time. (-1: somebody removed the expiry.)
+  -- A lease that already lasts longer is not changed. (-1: another tool removed the expiry.)
   if left >= 0 and left < ttl then
     redis.call('PEXPIRE', KEYS[i], ARGV[3])
     redis.call('PEXPIRE', KEYS[n + i], ARGV[4])

@@ -159,7 +159,7 @@ async fn a_node_that_is_down_costs_a_bounded_list() {
     }
     eventually("the tasks of the calls end", async || tasks() <= before + 20).await;
     // At most two for each: the release, and the vote that was in flight when the node went down.
-    let left = ours.remains(2);
+    let left = ours.cleanup_len(2);
     assert!(left <= 1100, "{left} entries");
 }
 
