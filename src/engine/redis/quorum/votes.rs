@@ -129,7 +129,7 @@ impl Count {
         majority(self.nodes)
     }
 
-    /// Returns what a majority answers: `true`, or `false` if so many answer no that the others are not a majority. Returns
+    /// Returns what a majority answers: `true`, or `false` if enough nodes answer no that the others are not a majority. Returns
     /// `None` while that is not certain. [`Votes::decide`] then waits for all answers, even when they can not make it
     /// certain any more: the error names the nodes that failed.
     pub(super) fn verdict(self) -> Option<bool> {

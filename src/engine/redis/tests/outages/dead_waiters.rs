@@ -1,11 +1,11 @@
-//! Tests of waiters that died or stand still: the delay for the waiters behind them, and the load of the server.
+//! Waiters that died or are suspended: the delay for the waiters behind them, and the load of the server.
 
 use super::*;
 
 const QUEUE: &str = "holdfast:queue:{lock:n}";
 
 /// Adds waiters of processes that are gone, in front of every other.
-async fn add_dead(other: &mut Other, count: usize, processes: usize) {
+async fn add_dead(other: &mut OtherClient, count: usize, processes: usize) {
     let till = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap()
@@ -38,18 +38,18 @@ async fn a_hundred_thousand_dead_waiters_do_not_block_the_server() {
         };
         let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
         let (holder, next) = (claim("n"), waiting("n"));
-        take(&ours, &holder).await;
-        let mut next_told = wait(&theirs, &next).await;
+        acquire(&ours, &holder).await;
+        let mut next_subscription = enqueue(&theirs, &next).await;
         add_dead(&mut other, 100_000, processes).await;
         other.run::<()>("SLOWLOG RESET").await;
-        free(&ours, &holder).await;
-        told(&mut next_told).await;
-        take(&theirs, &next).await;
-        free(&theirs, &next).await;
+        release(&ours, &holder).await;
+        notified(&mut next_subscription).await;
+        acquire(&theirs, &next).await;
+        release(&theirs, &next).await;
         // Another owner takes the name while no live waiter is in the queue.
         let stranger = claim("n");
-        take(&ours, &stranger).await;
-        free(&ours, &stranger).await;
+        acquire(&ours, &stranger).await;
+        release(&ours, &stranger).await;
         // One script takes about 1 ms. The machine may stall once or twice. Without a limit each script takes a second.
         let slow: i64 = other.run("SLOWLOG LEN").await;
         assert!(
@@ -74,48 +74,48 @@ async fn a_call_that_does_not_wait_gets_a_free_name_behind_dead_waiters() {
     let (ours, mut other) = (server.engine().await, server.other().await);
     add_dead(&mut other, 2000, 3).await;
     let any = claim("n");
-    take(&ours, &any).await;
-    free(&ours, &any).await;
+    acquire(&ours, &any).await;
+    release(&ours, &any).await;
     assert_eq!(other.run::<i64>(&format!("EXISTS {QUEUE}")).await, 0);
 }
 
 #[tokio::test]
-async fn a_process_that_was_passed_over_comes_back_to_its_places() {
+async fn a_process_that_was_skipped_enters_the_queue_again() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
     let (holder, first, second, third) = (claim("n"), waiting("n"), waiting("n"), waiting("n"));
-    take(&ours, &holder).await;
-    let mut first_told = wait(&theirs, &first).await;
-    let mut second_told = wait(&ours, &second).await;
+    acquire(&ours, &holder).await;
+    let mut first_subscription = enqueue(&theirs, &first).await;
+    let mut second_subscription = enqueue(&ours, &second).await;
     // The first one's process counts as dead: as if it had stood still.
     other.args::<()>(&["ZADD", QUEUE, "-1", &theirs.waiters.process]).await;
-    free(&ours, &holder).await;
-    told(&mut second_told).await;
-    take(&ours, &second).await;
-    let mut third_told = wait(&ours, &third).await;
+    release(&ours, &holder).await;
+    notified(&mut second_subscription).await;
+    acquire(&ours, &second).await;
+    let mut third_subscription = enqueue(&ours, &third).await;
     // After its next heartbeat it enters again, in front of the waiter that came later.
-    told(&mut first_told).await;
+    notified(&mut first_subscription).await;
     assert!(matches!(
         theirs.try_acquire(&first).await.unwrap(),
         Acquired::Held { .. }
     ));
-    free(&ours, &second).await;
-    told(&mut first_told).await;
-    take(&theirs, &first).await;
-    free(&theirs, &first).await;
-    told(&mut third_told).await;
+    release(&ours, &second).await;
+    notified(&mut first_subscription).await;
+    acquire(&theirs, &first).await;
+    release(&theirs, &first).await;
+    notified(&mut third_subscription).await;
 }
 
 #[tokio::test]
-async fn a_waiter_with_a_short_ttl_that_stands_still_blocks_the_next_for_its_ttl() {
+async fn a_suspended_waiter_with_a_short_ttl_blocks_the_next_for_its_ttl() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let (holder, next) = (claim("n"), waiting("n"));
-    take(&ours, &holder).await;
+    acquire(&ours, &holder).await;
     // A process that receives messages and never answers.
     let mut still = server.other().await;
     still.run::<()>("SUBSCRIBE holdfast:to:00ff").await;
-    let mut next_told = wait(&ours, &next).await;
+    let mut next_subscription = enqueue(&ours, &next).await;
     let till = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap()
@@ -126,23 +126,23 @@ async fn a_waiter_with_a_short_ttl_that_stands_still_blocks_the_next_for_its_ttl
         .await;
     other.args::<()>(&["ZADD", QUEUE, &format!("-{till}"), "00ff"]).await;
     let began = tokio::time::Instant::now();
-    free(&ours, &holder).await;
+    release(&ours, &holder).await;
     let held: String = other.run("GET lock:n").await;
     assert_eq!(held, format!("{:032x}-next", 1));
-    told(&mut next_told).await;
-    take(&ours, &next).await;
+    notified(&mut next_subscription).await;
+    acquire(&ours, &next).await;
     // 0.4 s. Without the notification of the next process it is the next heartbeat, some 2 s later.
     let waited = began.elapsed();
     assert!(waited < Duration::from_millis(1300), "{waited:?}");
 }
 
 #[tokio::test]
-async fn a_claim_of_several_names_that_has_to_wait_further_keeps_its_process_alive() {
+async fn a_claim_of_several_names_that_continues_to_wait_keeps_its_process_alive() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
     let (x, y) = (claim("n"), claim("y"));
-    take(&ours, &x).await;
-    take(&ours, &y).await;
+    acquire(&ours, &x).await;
+    acquire(&ours, &y).await;
     let mut both = Claim::new(
         &[key("n"), key("y")],
         OwnerToken::fresh(),
@@ -151,32 +151,32 @@ async fn a_claim_of_several_names_that_has_to_wait_further_keeps_its_process_ali
     );
     both.waiting = true;
     // Two claims of one process: first a claim of both names, behind it a claim of the first name.
-    let (mut both_told, behind) = (wait(&theirs, &both).await, waiting("n"));
-    let mut behind_told = wait(&theirs, &behind).await;
+    let (mut both_subscription, behind) = (enqueue(&theirs, &both).await, waiting("n"));
+    let mut behind_subscription = enqueue(&theirs, &behind).await;
     // A waiter of another process comes last.
     let last = waiting("n");
-    let mut last_told = wait(&ours, &last).await;
-    free(&ours, &x).await;
-    told(&mut both_told).await;
+    let mut last_subscription = enqueue(&ours, &last).await;
+    release(&ours, &x).await;
+    notified(&mut both_subscription).await;
     // The other name is busy: the first one goes to the waiter behind, and the liveness of the process stays.
     assert!(matches!(
         theirs.try_acquire(&both).await.unwrap(),
         Acquired::Held { key, .. } if key.as_str() == "y"
     ));
-    told(&mut behind_told).await;
-    take(&theirs, &behind).await;
+    notified(&mut behind_subscription).await;
+    acquire(&theirs, &behind).await;
     let left = waiting("n");
-    drop(wait(&theirs, &left).await);
+    drop(enqueue(&theirs, &left).await);
     let till: String = other.args(&["ZSCORE", QUEUE, &theirs.waiters.process]).await;
     let now: Vec<String> = other.run("TIME").await;
     let alive = -till.parse::<f64>().unwrap() - now[0].parse::<f64>().unwrap() * 1000.0;
     assert!(alive > 2500.0, "alive for {alive} ms");
-    let quiet = tokio::time::timeout(Duration::from_millis(100), last_told.changed()).await;
+    let quiet = tokio::time::timeout(Duration::from_millis(100), last_subscription.changed()).await;
     assert!(quiet.is_err());
 }
 
 /// Returns the owners of the queue's waiters, in the order of service.
-async fn served(other: &mut Other, queue: &str) -> Vec<String> {
+async fn served(other: &mut OtherClient, queue: &str) -> Vec<String> {
     let members: Vec<String> = other.args(&["ZRANGEBYSCORE", queue, "0", "+inf"]).await;
     let owner = |member: &String| member.split(':').nth(1).unwrap().to_owned();
     members.iter().map(owner).collect()
@@ -224,8 +224,8 @@ async fn attempts_in_order_take_effect_in_order_behind_dead_waiters() {
         let (ours, mut other) = (server.engine().await, server.other().await);
         // Open this process's channel.
         let held = claim("held");
-        take(&ours, &held).await;
-        let _subscription = wait(&ours, &waiting("held")).await;
+        acquire(&ours, &held).await;
+        let _subscription = enqueue(&ours, &waiting("held")).await;
         add_dead(&mut other, dead, 3).await;
         let claims: Vec<Arc<Claim>> = (0..4).map(|_| Arc::new(waiting("n"))).collect();
         let mut granted = Vec::new();
@@ -241,8 +241,8 @@ async fn attempts_in_order_take_effect_in_order_behind_dead_waiters() {
             .map(|claim| claim.owner.as_str().to_owned())
             .collect();
         assert_eq!(served(&mut other, QUEUE).await, order);
-        free(&ours, &claims[0]).await;
-        take(&ours, &claims[1]).await;
+        release(&ours, &claims[0]).await;
+        acquire(&ours, &claims[1]).await;
     }
 }
 
@@ -252,8 +252,8 @@ async fn an_undecided_attempt_of_two_names_is_granted_before_a_later_one_of_its_
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let held = claim("held");
-    take(&ours, &held).await;
-    let _subscription = wait(&ours, &waiting("held")).await;
+    acquire(&ours, &held).await;
+    let _subscription = enqueue(&ours, &waiting("held")).await;
     add_dead(&mut other, 300, 3).await;
     let mut both = Claim::new(
         &[key("a"), key("n")],
@@ -271,9 +271,9 @@ async fn an_undecided_attempt_of_two_names_is_granted_before_a_later_one_of_its_
     })
     .await;
     assert_eq!(granted, [0]);
-    free(&ours, &claims[0]).await;
-    take(&ours, &claims[1]).await;
-    free(&ours, &claims[1]).await;
+    release(&ours, &claims[0]).await;
+    acquire(&ours, &claims[1]).await;
+    release(&ours, &claims[1]).await;
     assert_eq!(other.run::<i64>("EXISTS holdfast:queue:{lock:a}").await, 0);
 }
 
@@ -295,9 +295,9 @@ async fn a_fence_companion_of_a_cluster_outlives_a_release_by_a_day() {
     };
     for how in 0..4 {
         let held = long();
-        take(&ours, &held).await;
+        acquire(&ours, &held).await;
         match how {
-            0 => free(&ours, &held).await,
+            0 => release(&ours, &held).await,
             1 => assert!(ours.force_release(&key("n")).await.unwrap()),
             2 => {
                 let mut released = None;

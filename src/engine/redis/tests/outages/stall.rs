@@ -1,4 +1,4 @@
-//! Tests of attempts that are dropped while the server is stopped, and of releases of abandoned claims.
+//! Attempts that are dropped while the server is suspended, and releases of abandoned claims.
 
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -6,29 +6,10 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use super::*;
 use crate::engine::Result;
 
-/// An event loop on the test's own thread, which flushes and reads every millisecond.
-#[derive(Debug)]
-struct Loop(std::thread::ThreadId);
-
-impl crate::event_loop::EventLoop for Loop {
-    fn is_here(&self) -> bool {
-        std::thread::current().id() == self.0
-    }
-
-    fn serve(&self, socket: Arc<dyn crate::event_loop::Socket>) {
-        tokio::spawn(async move {
-            while socket.flush() && socket.readable() {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        });
-    }
-}
-
 /// Opens an engine with or without the fast path.
 pub(in super::super) async fn opened(server: &Server, fast: bool) -> Arc<RedisEngine> {
-    let event_loop: Arc<dyn crate::event_loop::EventLoop> = Arc::new(Loop(std::thread::current().id()));
     let settings = Settings {
-        event_loop: fast.then_some(event_loop),
+        event_loop: fast.then(TestLoop::here),
         ..settings("lock:")
     };
     let engine = RedisEngine::connect(RedisConfig::parse(&server.url(), &settings).unwrap())
@@ -37,8 +18,8 @@ pub(in super::super) async fn opened(server: &Server, fast: bool) -> Arc<RedisEn
     assert_eq!(engine.link().current_lane().is_some(), fast);
     // Load the scripts into the server.
     let warm = claim("warm");
-    take(&engine, &warm).await;
-    free(&engine, &warm).await;
+    acquire(&engine, &warm).await;
+    release(&engine, &warm).await;
     engine
 }
 
@@ -58,18 +39,18 @@ async fn a_stall(fast: bool, waiting: bool) {
     let Some(server) = Server::start(&[]).await else { return };
     let ours = opened(&server, fast).await;
     let mut other = server.other().await;
-    server.freeze();
+    server.suspend();
     let mut claims: Vec<Claim> = (0..CALLS).map(|i| claim(&format!("stall{i}"))).collect();
     for claim in &mut claims {
         claim.waiting = waiting;
     }
     let mut calls: FuturesUnordered<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
     let some = tokio::time::timeout(Duration::from_millis(300), calls.next()).await;
-    assert!(some.is_err(), "the server stands still");
+    assert!(some.is_err(), "the server is suspended");
     drop(calls);
     let sent: Vec<Claim> = claims.into_iter().filter(Claim::was_sent).collect();
     assert!((1..=1024).contains(&sent.len()), "{} were sent", sent.len());
-    server.thaw();
+    server.resume();
     let before = scripts(&mut other).await;
     let mut released = 0;
     for claims in sent.chunks(256) {
@@ -84,12 +65,12 @@ async fn a_stall(fast: bool, waiting: bool) {
     let scripts = scripts(&mut other).await - before;
     assert!(scripts <= 1024 + 16, "{scripts} scripts");
     let after = claim("after");
-    take(&ours, &after).await;
-    free(&ours, &after).await;
+    acquire(&ours, &after).await;
+    release(&ours, &after).await;
 }
 
 /// Returns the number of scripts that the server has run.
-async fn scripts(other: &mut Other) -> i64 {
+async fn scripts(other: &mut OtherClient) -> i64 {
     let stats: String = other.run("INFO commandstats").await;
     let calls = |verb: &str| -> i64 {
         let line = stats
@@ -140,7 +121,7 @@ async fn an_attempt_dropped_in_the_tick_of_its_call_is_not_sent() {
     drop(calls);
     drop(begin!(&several));
     let last = claim("last");
-    take(&ours, &last).await;
+    acquire(&ours, &last).await;
     let keys: Vec<String> = other.run("KEYS lock:*").await;
     assert!(keys.iter().all(|key| key == "lock:last"), "{keys:?}");
 }
@@ -148,7 +129,7 @@ async fn an_attempt_dropped_in_the_tick_of_its_call_is_not_sent() {
 /// Only its own request is removed from the write buffer, also where it shares commands with others.
 #[cfg(unix)]
 #[tokio::test]
-async fn a_caller_that_leaves_while_the_socket_is_full_does_not_end_the_fast_path() {
+async fn a_call_dropped_while_the_socket_is_full_does_not_end_the_fast_path() {
     const LARGE: usize = 128;
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (opened(&server, true).await, server.other().await);
@@ -160,11 +141,11 @@ async fn a_caller_that_leaves_while_the_socket_is_full_does_not_end_the_fast_pat
     };
     // The server knows the script from here on.
     let first = large(LARGE);
-    take(&ours, &first).await;
-    free(&ours, &first).await;
+    acquire(&ours, &first).await;
+    release(&ours, &first).await;
     let fast_path = || ours.link().current_lane().map(|lane| lane.number());
     let before = fast_path();
-    server.freeze();
+    server.suspend();
     let mut claims: Vec<Claim> = (0..LARGE).map(large).collect();
     claims.extend((0..3).map(|i| claim(&format!("small{i}"))));
     let mut calls: Vec<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
@@ -176,7 +157,7 @@ async fn a_caller_that_leaves_while_the_socket_is_full_does_not_end_the_fast_pat
     for dropped in [LARGE + 1, LARGE - 1, 0] {
         drop(calls.remove(dropped));
     }
-    server.thaw();
+    server.resume();
     let mut fences = BTreeSet::new();
     for answer in join_all(calls).await {
         match answer.unwrap() {
@@ -191,7 +172,7 @@ async fn a_caller_that_leaves_while_the_socket_is_full_does_not_end_the_fast_pat
     }
     assert_eq!(answers, [1, 0, 1, 0], "{exists:?}: what was sent, and what was not");
     assert_eq!(fast_path(), before);
-    take(&ours, &claim("after")).await;
+    acquire(&ours, &claim("after")).await;
 }
 
 #[tokio::test]
@@ -201,14 +182,14 @@ async fn a_release_after_a_dropped_attempt_takes_effect_after_it() {
         let (ours, mut other) = (opened(&server, fast).await, server.other().await);
         let mut claim = claim("n");
         claim.waiting = true;
-        server.freeze();
+        server.suspend();
         let tried = tokio::time::timeout(Duration::from_millis(100), ours.try_acquire(&claim)).await;
         assert!(tried.is_err() && claim.was_sent());
         // From another thread, like the service's task for abandoned claims.
         let (engine, abandoned) = (ours.clone(), claim.clone());
         let released = tokio::spawn(async move { engine.release(&abandoned, Duration::ZERO).await });
         tokio::time::sleep(Duration::from_millis(50)).await;
-        server.thaw();
+        server.resume();
         assert_eq!(released.await.unwrap().unwrap(), Released::Freed);
         assert_eq!(other.run::<i64>("EXISTS lock:n").await, 0);
     }
@@ -226,14 +207,14 @@ async fn many_claims_are_released_by_few_commands() {
     }));
     claims[3].metadata = Some("{}".into());
     for claim in &claims {
-        take(&ours, claim).await;
+        acquire(&ours, claim).await;
     }
     // Waiters with places in queues, a stranger's lock, and a claim that holds nothing.
     let held = claim("held");
-    take(&theirs, &held).await;
+    acquire(&theirs, &held).await;
     for _ in 0..50 {
         let waiter = waiting("held");
-        drop(wait(&ours, &waiter).await);
+        drop(enqueue(&ours, &waiter).await);
         claims.push(waiter);
     }
     claims.push(Claim::new(
@@ -266,14 +247,14 @@ async fn renewals_and_releases_do_not_wait_behind_attempts() {
     let Some(server) = Server::start(&[]).await else { return };
     let ours = opened(&server, false).await;
     let held = claim("held");
-    take(&ours, &held).await;
-    server.freeze();
+    acquire(&ours, &held).await;
+    server.suspend();
     let claims: Vec<Claim> = (0..5000).map(|i| claim(&format!("n{i}"))).collect();
     let attempts = join_all(claims.iter().map(|claim| ours.try_acquire(claim)));
     let renewal = async {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let renewed = ours.renew(&held, held.ttl);
-        server.thaw();
+        server.resume();
         renewed.await.unwrap();
         // Attempts beyond the limit were not sent before it.
         claims.iter().filter(|claim| claim.was_sent()).count()
@@ -289,13 +270,13 @@ async fn renewals_and_releases_do_not_wait_behind_attempts() {
 async fn a_list_that_has_no_answer_ends_with_the_time_of_its_page() {
     let Some(server) = Server::start(&[]).await else { return };
     let ours = opened(&server, false).await;
-    server.freeze();
+    server.suspend();
     let list = ours.list("", Duration::from_millis(200));
     let error = tokio::time::timeout(Duration::from_secs(4), list)
         .await
         .expect("the page's time")
         .unwrap_err();
-    server.thaw();
+    server.resume();
     assert!(error.retryable && error.to_string().contains("list"), "{error}");
 }
 
@@ -304,7 +285,7 @@ async fn errors_of_the_acl_are_not_retryable() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let held = claim("n");
-    take(&ours, &held).await;
+    acquire(&ours, &held).await;
     other.run::<()>("ACL SETUSER default -eval -evalsha").await;
     let failed = [
         ours.release(&held, Duration::ZERO).await.unwrap_err(),

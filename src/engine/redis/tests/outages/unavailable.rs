@@ -1,4 +1,4 @@
-//! Servers that are down, slow, silent, or in no condition to serve.
+//! Servers that are down, slow or silent, or that refuse writes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -7,8 +7,8 @@ use std::sync::{Condvar, Mutex};
 use super::*;
 use crate::error::EngineError;
 
-/// Stands between an engine and its server, and can keep the server's replies back. (Threads: the runtime of a test is
-/// the engine's.)
+/// A proxy between an engine and its server, which can delay the server's replies. (It uses threads, because the engine uses the
+/// runtime of the test.)
 struct Proxy {
     port: u16,
     state: Arc<(Mutex<Connections>, Condvar)>,
@@ -17,7 +17,7 @@ struct Proxy {
 #[derive(Default)]
 struct Connections {
     accepted: usize,
-    /// So many of them, from the first on, are silent.
+    /// The number of silent connections, from the first on.
     silent: usize,
 }
 
@@ -70,7 +70,7 @@ impl Proxy {
         self.state.0.lock().unwrap().accepted
     }
 
-    /// An engine with little patience.
+    /// Returns an engine with a short store timeout.
     async fn engine(&self) -> Arc<RedisEngine> {
         let settings = Settings {
             store_timeout: Duration::from_millis(400),
@@ -98,7 +98,7 @@ async fn a_silent_connection_is_replaced_and_its_late_replies_still_count() {
     let proxy = Proxy::before(&server);
     let ours = proxy.engine().await;
     proxy.silence_all_so_far();
-    // One call that its caller keeps waiting for, and nothing else on the connection that would notice.
+    // One call whose caller continues to wait, and no other call on the connection.
     let lost = tokio::spawn({
         let ours = ours.clone();
         async move { ours.try_acquire(&claim("lost")).await }
@@ -111,24 +111,24 @@ async fn a_silent_connection_is_replaced_and_its_late_replies_still_count() {
     );
     assert_eq!(proxy.accepted(), 1, "not yet");
     tokio::time::sleep(Duration::from_millis(250)).await;
-    take(&ours, &claim("n")).await;
-    assert_eq!(proxy.accepted(), 2, "a fresh connection");
+    acquire(&ours, &claim("n")).await;
+    assert_eq!(proxy.accepted(), 2, "a new connection");
     assert!(!lost.is_finished());
     proxy.speak_again();
     assert!(
         matches!(lost.await.unwrap().unwrap(), Acquired::Granted { .. }),
         "the late reply"
     );
-    take(&ours, &claim("m")).await;
+    acquire(&ours, &claim("m")).await;
     assert_eq!(
         proxy.accepted(),
         2,
-        "a late reply on the old connection does no harm to the new one"
+        "a late reply on the old connection does not affect the new one"
     );
 }
 
 #[tokio::test]
-async fn a_call_that_was_given_up_for_want_of_a_reply_takes_its_connection_with_it() {
+async fn a_call_that_was_dropped_without_a_reply_replaces_its_connection() {
     let Some(server) = Server::start(&[]).await else { return };
     let proxy = Proxy::before(&server);
     let ours = proxy.engine().await;
@@ -140,13 +140,13 @@ async fn a_call_that_was_given_up_for_want_of_a_reply_takes_its_connection_with_
 }
 
 #[tokio::test]
-async fn subscribers_move_on_from_a_silent_connection() {
+async fn subscribers_move_from_a_silent_connection_to_a_new_one() {
     let Some(server) = Server::start(&[]).await else { return };
     let proxy = Proxy::before(&server);
     let (ours, theirs) = (proxy.engine().await, server.engine().await);
     let holder = claim("n");
-    take(&theirs, &holder).await;
-    let mut subscription = wait(&ours, &waiting("n")).await;
+    acquire(&theirs, &holder).await;
+    let mut subscription = enqueue(&ours, &waiting("n")).await;
     proxy.silence_all_so_far();
     assert!(
         tokio::time::timeout(Duration::from_millis(400), ours.inspect(&key("n")))
@@ -155,32 +155,32 @@ async fn subscribers_move_on_from_a_silent_connection() {
     );
     tokio::time::timeout(Duration::from_secs(5), subscription.changed())
         .await
-        .expect("a hint after the change of connection");
-    free(&theirs, &holder).await;
+        .expect("a notification after the change of connection");
+    release(&theirs, &holder).await;
     tokio::time::timeout(Duration::from_secs(5), subscription.changed())
         .await
-        .expect("a hint on the new connection");
+        .expect("a notification on the new connection");
     assert_eq!(proxy.accepted(), 2);
 }
 
 #[tokio::test]
-async fn a_slow_answer_is_an_answer() {
+async fn a_slow_answer_counts() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     other.run::<()>("CLIENT PAUSE 1200 ALL").await;
     let started = std::time::Instant::now();
-    take(&ours, &claim("n")).await;
+    acquire(&ours, &claim("n")).await;
     assert!(started.elapsed() > Duration::from_secs(1));
 }
 
 #[tokio::test]
-async fn service_resumes_when_the_server_is_back_and_fences_grow_over_it() {
+async fn service_resumes_after_an_outage_and_fences_grow() {
     let Some(mut server) = Server::start(&[]).await else {
         return;
     };
     let ours = server.engine().await;
-    let before = take(&ours, &claim("n")).await;
-    let mut subscription = wait(&ours, &waiting("n")).await;
+    let before = acquire(&ours, &claim("n")).await;
+    let mut subscription = enqueue(&ours, &waiting("n")).await;
     server.stop();
     let mut failed = 0;
     eventually("the outage is noticed", async || {
@@ -198,14 +198,14 @@ async fn service_resumes_when_the_server_is_back_and_fences_grow_over_it() {
     .await;
     assert!(failed > 0);
     server.restart().await;
-    assert!(take(&ours, &claim("n")).await > before);
+    assert!(acquire(&ours, &claim("n")).await > before);
     tokio::time::timeout(Duration::from_secs(5), subscription.changed())
         .await
-        .expect("a hint after the outage");
+        .expect("a notification after the outage");
 }
 
 #[tokio::test]
-async fn nobody_there_is_told_within_the_limit() {
+async fn a_missing_server_is_an_error_within_the_time_limit() {
     let free_port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let config = |url: &str, limit| {
         RedisConfig::parse(
@@ -226,7 +226,7 @@ async fn nobody_there_is_told_within_the_limit() {
     let expected = format!("redis: connect failed: no connection to 127.0.0.1:{free_port}: ");
     assert!(error.to_string().starts_with(&expected), "{error}");
 
-    // Somebody who listens and never says a word.
+    // A server that accepts connections and never answers.
     let mute = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("redis://127.0.0.1:{}", mute.local_addr().unwrap().port());
     let started = std::time::Instant::now();
@@ -237,7 +237,7 @@ async fn nobody_there_is_told_within_the_limit() {
     assert!(started.elapsed() < Duration::from_secs(3));
 }
 
-/// The error of a try.
+/// Returns the error of an attempt.
 async fn refusal(engine: &RedisEngine, code: &str) -> EngineError {
     let error = engine.try_acquire(&claim("n")).await.unwrap_err();
     assert!(error.to_string().contains(code), "{error}");
@@ -245,7 +245,7 @@ async fn refusal(engine: &RedisEngine, code: &str) -> EngineError {
 }
 
 #[tokio::test]
-async fn a_server_in_no_condition_to_serve_is_a_passing_error() {
+async fn a_server_that_refuses_writes_is_a_retryable_error() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
 
@@ -254,10 +254,10 @@ async fn a_server_in_no_condition_to_serve_is_a_passing_error() {
     assert!(refusal(&ours, "READONLY").await.retryable);
     assert!(
         ours.link().existing().await.is_none(),
-        "the name is looked up again, for it may be another server's by now"
+        "the host name is resolved again, because it may belong to another server"
     );
     other.run::<()>("REPLICAOF NO ONE").await;
-    take(&ours, &claim("after")).await;
+    acquire(&ours, &claim("after")).await;
     assert!(ours.link().existing().await.unwrap().generation > first);
 
     other.run::<()>("CONFIG SET maxmemory 1").await;
@@ -265,7 +265,7 @@ async fn a_server_in_no_condition_to_serve_is_a_passing_error() {
     assert_eq!(
         other.run::<i64>("EXISTS lock:n holdfast:fence:{lock:n}").await,
         0,
-        "nothing was half done"
+        "the attempt changed nothing"
     );
     other.run::<()>("CONFIG SET maxmemory 0").await;
 
@@ -284,7 +284,7 @@ async fn a_server_in_no_condition_to_serve_is_a_passing_error() {
     assert!(refusal(&ours, "BUSY").await.retryable);
     other.run::<()>("SCRIPT KILL").await;
     spinning.await.unwrap();
-    take(&ours, &claim("n")).await;
+    acquire(&ours, &claim("n")).await;
 
     other.run::<()>("CONFIG SET maxclients 2").await;
     let config = RedisConfig::parse(&server.url(), &Settings::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Servers in trouble while somebody waits in a queue, and how the engine gets over it by itself.
+//! Waiters in a queue while their server fails or refuses calls: they get the name afterwards, in order.
 
 use super::*;
 
@@ -8,15 +8,15 @@ fn signal(server: &Server, name: &str) {
 }
 
 #[tokio::test]
-async fn a_server_that_loads_its_data_is_a_passing_error() {
+async fn a_server_that_loads_its_data_is_a_retryable_error() {
     let Some(mut server) = Server::start(&[]).await else {
         return;
     };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let holder = claim("n");
-    let before = take(&ours, &holder).await;
+    let before = acquire(&ours, &holder).await;
     let first = waiting("n");
-    let mut first_told = wait(&ours, &first).await;
+    let mut first_subscription = enqueue(&ours, &first).await;
     other
         .args::<()>(&[
             "EVAL",
@@ -33,7 +33,7 @@ async fn a_server_that_loads_its_data_is_a_passing_error() {
         "1024",
     ];
     server.process = spawn(server.port, server.dir.path(), &slowly).unwrap();
-    assert!(server.answers().await);
+    assert!(server.wait_until_ready().await);
     let mut loading = 0;
     eventually("the data is there", async || {
         match ours.try_acquire(&claim("m")).await {
@@ -47,16 +47,16 @@ async fn a_server_that_loads_its_data_is_a_passing_error() {
     })
     .await;
     assert!(loading > 0);
-    // What it holds, and who waits, is as it was.
-    told(&mut first_told).await;
+    // The lock and the queue are unchanged.
+    notified(&mut first_subscription).await;
     assert!(matches!(ours.try_acquire(&first).await.unwrap(), Acquired::Held { .. }));
-    free(&ours, &holder).await;
-    told(&mut first_told).await;
-    assert!(take(&ours, &first).await > before);
+    release(&ours, &holder).await;
+    notified(&mut first_subscription).await;
+    assert!(acquire(&ours, &first).await > before);
 }
 
 #[tokio::test]
-async fn a_hung_server_costs_no_waiter_its_place() {
+async fn waiters_keep_their_positions_while_the_server_hangs() {
     let Some(server) = Server::start(&[]).await else { return };
     let settings = Settings {
         store_timeout: Duration::from_millis(400),
@@ -66,26 +66,26 @@ async fn a_hung_server_costs_no_waiter_its_place() {
         .await
         .unwrap();
     let (theirs, holder) = (server.engine().await, claim("n"));
-    take(&theirs, &holder).await;
+    acquire(&theirs, &holder).await;
     let (first, second) = (waiting("n"), waiting("n"));
-    let mut first_told = wait(&ours, &first).await;
-    let mut second_told = wait(&theirs, &second).await;
+    let mut first_subscription = enqueue(&ours, &first).await;
+    let mut second_subscription = enqueue(&theirs, &second).await;
     signal(&server, "-STOP");
-    // The sign of life meets with silence, and has each waiter look for itself.
-    told(&mut first_told).await;
+    // The heartbeat is not answered, so each waiter makes an attempt.
+    notified(&mut first_subscription).await;
     let error = tokio::time::timeout(Duration::from_millis(400), ours.try_acquire(&first)).await;
     assert!(error.is_err() || error.unwrap().unwrap_err().retryable);
     signal(&server, "-CONT");
-    eventually("it answers", async || ours.inspect(&key("n")).await.is_ok()).await;
-    free(&theirs, &holder).await;
-    told(&mut first_told).await;
-    eventually("its turn", async || {
+    eventually("the server answers", async || ours.inspect(&key("n")).await.is_ok()).await;
+    release(&theirs, &holder).await;
+    notified(&mut first_subscription).await;
+    eventually("the first waiter gets the name", async || {
         matches!(ours.try_acquire(&first).await, Ok(Acquired::Granted { .. }))
     })
     .await;
-    free(&ours, &first).await;
-    told(&mut second_told).await;
-    eventually("the next one's turn", async || {
+    release(&ours, &first).await;
+    notified(&mut second_subscription).await;
+    eventually("the second waiter gets the name", async || {
         matches!(theirs.try_acquire(&second).await, Ok(Acquired::Granted { .. }))
     })
     .await;
@@ -95,7 +95,7 @@ async fn a_hung_server_costs_no_waiter_its_place() {
 async fn a_refused_hand_off_is_done_later_and_in_order() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
-    let troubles = [
+    let refusals = [
         ("CONFIG SET maxmemory 1", "OOM", "CONFIG SET maxmemory 0"),
         ("REPLICAOF 127.0.0.1 1", "READONLY", "REPLICAOF NO ONE"),
         (
@@ -104,40 +104,40 @@ async fn a_refused_hand_off_is_done_later_and_in_order() {
             "CONFIG SET min-replicas-to-write 0",
         ),
     ];
-    for (begin, code, end) in troubles {
+    for (begin, code, end) in refusals {
         let (holder, first, second) = (claim("n"), waiting("n"), waiting("n"));
-        take(&ours, &holder).await;
-        let mut first_told = wait(&theirs, &first).await;
-        let mut second_told = wait(&ours, &second).await;
+        acquire(&ours, &holder).await;
+        let mut first_subscription = enqueue(&theirs, &first).await;
+        let mut second_subscription = enqueue(&ours, &second).await;
         other.run::<()>(begin).await;
         let error = ours.release(&holder, Duration::ZERO).await.unwrap_err();
         assert!(error.retryable && error.to_string().contains(code), "{error}");
-        // Nothing of it was done: the name is still the holder's.
+        // The release changed nothing: the holder still has the name.
         assert_eq!(other.run::<String>("GET lock:n").await, holder.owner.as_str(), "{code}");
         other.run::<()>(end).await;
-        free(&ours, &holder).await;
-        told(&mut first_told).await;
-        eventually("its turn", async || {
+        release(&ours, &holder).await;
+        notified(&mut first_subscription).await;
+        eventually("the first waiter gets the name", async || {
             matches!(theirs.try_acquire(&first).await, Ok(Acquired::Granted { .. }))
         })
         .await;
-        free(&theirs, &first).await;
-        told(&mut second_told).await;
-        eventually("the next one's turn", async || {
+        release(&theirs, &first).await;
+        notified(&mut second_subscription).await;
+        eventually("the second waiter gets the name", async || {
             matches!(ours.try_acquire(&second).await, Ok(Acquired::Granted { .. }))
         })
         .await;
-        free(&ours, &second).await;
+        release(&ours, &second).await;
     }
 }
 
 #[tokio::test]
-async fn who_found_no_place_at_the_server_gets_one_later() {
+async fn a_waiter_without_a_connection_gets_one_later() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let (holder, first) = (claim("n"), waiting("n"));
-    take(&ours, &holder).await;
-    let mut first_told = wait(&ours, &first).await;
+    acquire(&ours, &holder).await;
+    let mut first_subscription = enqueue(&ours, &first).await;
     other.run::<()>("CONFIG SET maxclients 1").await;
     other.run::<()>("CLIENT KILL TYPE pubsub").await;
     let error = loop {
@@ -149,8 +149,8 @@ async fn who_found_no_place_at_the_server_gets_one_later() {
     };
     assert!(error.retryable, "{error}");
     other.run::<()>("CONFIG SET maxclients 100").await;
-    eventually("there is a place", async || ours.inspect(&key("n")).await.is_ok()).await;
-    told(&mut first_told).await;
-    free(&ours, &holder).await;
-    take(&ours, &first).await;
+    eventually("there is a connection", async || ours.inspect(&key("n")).await.is_ok()).await;
+    notified(&mut first_subscription).await;
+    release(&ours, &holder).await;
+    acquire(&ours, &first).await;
 }

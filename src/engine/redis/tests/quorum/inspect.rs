@@ -1,29 +1,29 @@
-//! Looking, waking, and other tools, where nodes differ.
+//! Reads, notifications and other tools, while the nodes differ.
 
 use super::*;
 
 #[tokio::test]
-async fn what_a_minority_has_is_nobodys() {
+async fn a_lock_of_a_minority_is_not_held() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.engine().await;
     nodes.other(0).await.run::<()>("SET lock:n theirs PX 60000").await;
     assert_eq!(ours.inspect(&key("n")).await.unwrap(), None);
     assert_eq!(ours.list("", PAGE).await.unwrap(), []);
-    assert!(!ours.force_release(&key("n")).await.unwrap(), "nobody held it");
-    // But the leftover goes.
+    assert!(!ours.force_release(&key("n")).await.unwrap(), "it was not held");
+    // But the key is deleted.
     nodes.are_free(&[0], "n").await;
 
     nodes.other(0).await.run::<()>("SET lock:n theirs PX 60000").await;
     let held = claim("n");
-    take(&ours, &held).await;
+    acquire(&ours, &held).await;
     assert_eq!(ours.list("", PAGE).await.unwrap().len(), 1);
     assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Extended);
     assert_eq!(
         nodes.get(&[0], "lock:n").await,
         [Some("theirs".to_owned())],
-        "healing takes nothing away"
+        "healing does not replace another holder"
     );
-    free(&ours, &held).await;
+    release(&ours, &held).await;
     assert_eq!(nodes.get(&[0], "lock:n").await, [Some("theirs".to_owned())]);
 }
 
@@ -45,7 +45,7 @@ async fn another_tool_that_holds_a_majority_excludes_ours_and_is_shown() {
     assert_eq!((info.fence, info.holder), (None, None));
     assert_eq!(ours.list("", PAGE).await.unwrap().len(), 1);
     let held = claim("m");
-    take(&ours, &held).await;
+    acquire(&ours, &held).await;
     assert_eq!(
         nodes
             .other(0)
@@ -55,16 +55,16 @@ async fn another_tool_that_holds_a_majority_excludes_ours_and_is_shown() {
         None
     );
     assert!(ours.force_release(&key("n")).await.unwrap());
-    take(&ours, &claim("n")).await;
+    acquire(&ours, &claim("n")).await;
 }
 
-/// With a node that says nothing, two that differ may or may not be a majority: whoever looks is told what a try would meet.
+/// With a silent node, one of two nodes that differ may be part of a majority: a read has the same result as an attempt.
 #[tokio::test]
 async fn a_name_that_may_be_held_is_shown_as_held() {
     let Some(mut nodes) = Nodes::start(3).await else { return };
-    let ours = nodes.patient(Duration::from_millis(400)).await;
+    let ours = nodes.with_node_timeout(Duration::from_millis(400)).await;
     let held = claim("n");
-    let fence = take(&ours, &held).await;
+    let fence = acquire(&ours, &held).await;
     nodes.all_have(&[0, 1, 2], "n").await;
     nodes.other(0).await.run::<()>("FLUSHALL").await;
     nodes.0[1].stop();
@@ -72,13 +72,12 @@ async fn a_name_that_may_be_held_is_shown_as_held() {
     assert_eq!(ours.list("", PAGE).await.unwrap().len(), 1);
     busy(&ours, &claim("n")).await;
     assert!(ours.force_release(&key("n")).await.unwrap());
-    take_soon(&ours, &claim("n")).await;
+    acquire_soon(&ours, &claim("n")).await;
 }
 
-/// Votes that are split between attempts which all fail: the next try is soon, and at random; where the vote in the way was
-/// left behind long ago, it is later.
+/// After a split vote the retry comes soon, at random. It comes later if the conflicting vote is an old one that was left behind.
 #[tokio::test]
-async fn a_split_vote_is_tried_again_at_random() {
+async fn a_split_vote_is_retried_at_random() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.engine().await;
     let script = include_str!("../../quorum/scripts/acquire.lua");
@@ -99,7 +98,7 @@ async fn a_split_vote_is_tried_again_at_random() {
     assert!(pauses.len() > 10, "{pauses:?}");
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(busy(&ours, &claim("n")).await.unwrap() > Duration::from_millis(200));
-    // A vote by plain commands has but its number to tell its age.
+    // The age of a vote by plain commands follows from its number.
     let now = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap();
@@ -112,28 +111,28 @@ async fn a_split_vote_is_tried_again_at_random() {
 }
 
 #[tokio::test]
-async fn a_push_from_the_nodes_that_are_left_wakes_a_waiter() {
+async fn a_message_of_the_remaining_nodes_notifies_a_waiter() {
     for size in [3, 5] {
         let Some(mut nodes) = Nodes::start(size).await else {
             return;
         };
         let (ours, theirs) = (nodes.engine().await, nodes.engine().await);
         let held = claim("n");
-        take(&theirs, &held).await;
+        acquire(&theirs, &held).await;
         for node in 0..size / 2 {
             nodes.0[node].stop();
         }
         let waiter = claim("n");
         let mut subscription = ours.subscribe(&waiter, &key("n")).await.unwrap();
         busy(&ours, &waiter).await;
-        free(&theirs, &held).await;
+        release(&theirs, &held).await;
         tokio::time::timeout(Duration::from_secs(5), subscription.changed())
             .await
-            .expect("a hint");
-        let fence = take(&ours, &waiter).await;
-        free(&ours, &waiter).await;
+            .expect("a notification");
+        let fence = acquire(&ours, &waiter).await;
+        release(&ours, &waiter).await;
 
-        // The others come back, and tell what happens there from then on.
+        // The other nodes return, and notify from then on.
         for node in 0..size / 2 {
             nodes.0[node].restart().await;
         }
@@ -141,28 +140,25 @@ async fn a_push_from_the_nodes_that_are_left_wakes_a_waiter() {
             nodes.0[node].stop();
         }
         let (held, waiter) = (claim("n"), claim("n"));
-        assert!(take_soon(&theirs, &held).await > fence);
-        eventually(
-            "a waiter that hears of a release at the nodes that came back",
-            async || {
-                let told = async {
-                    loop {
-                        subscription.changed().await;
-                        if matches!(ours.try_acquire(&waiter).await, Ok(Acquired::Granted { .. })) {
-                            return;
-                        }
+        assert!(acquire_soon(&theirs, &held).await > fence);
+        eventually("a notification by the nodes that returned", async || {
+            let granted = async {
+                loop {
+                    subscription.changed().await;
+                    if matches!(ours.try_acquire(&waiter).await, Ok(Acquired::Granted { .. })) {
+                        return;
                     }
-                };
-                theirs.release(&held, Duration::ZERO).await.unwrap();
-                tokio::time::timeout(Duration::from_secs(5), told).await.is_ok()
-            },
-        )
+                }
+            };
+            theirs.release(&held, Duration::ZERO).await.unwrap();
+            tokio::time::timeout(Duration::from_secs(5), granted).await.is_ok()
+        })
         .await;
     }
 }
 
 #[tokio::test]
-async fn a_flushed_script_cache_is_no_matter() {
+async fn a_flushed_script_cache_changes_nothing() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.engine().await;
     let flush = async || {
@@ -172,18 +168,18 @@ async fn a_flushed_script_cache_is_no_matter() {
     };
     for _ in 0..2 {
         let held = claim("n");
-        take(&ours, &held).await;
+        acquire(&ours, &held).await;
         flush().await;
         assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Extended);
         flush().await;
         assert!(ours.inspect(&key("n")).await.unwrap().is_some());
         flush().await;
-        free(&ours, &held).await;
+        release(&ours, &held).await;
         flush().await;
     }
 }
 
-/// The rights that the engine's own page names are enough for every verb.
+/// The rights in the documentation of the engine suffice for every verb.
 #[tokio::test]
 async fn a_user_with_the_documented_rights_can_do_everything() {
     let Some(nodes) = Nodes::start(3).await else { return };
@@ -213,13 +209,13 @@ async fn a_user_with_the_documented_rights_can_do_everything() {
     let config = QuorumConfig::parse(&urls, &settings("lock:")).unwrap();
     let ours = QuorumEngine::connect(config).await.unwrap();
     let mut subscription = ours.subscribe(&claim("n"), &key("n")).await.unwrap();
-    // A fence that is behind on one node, so that it has to be raised.
-    nodes.count(0, "n", 9_000_000_000_000_000).await;
+    // A larger last token on one node, so that the others have to be raised.
+    nodes.set_last_fence(0, "n", 9_000_000_000_000_000).await;
     for keep in [0, 1] {
         let mut held = claim("n");
         held.metadata = Some("1".into());
-        take_soon(&ours, &held).await;
-        // A node that was a little behind with the last release gets the lock by the first renewal.
+        acquire_soon(&ours, &held).await;
+        // A node that executed the last release late gets the lock with the first renewal.
         eventually("all nodes have the lock", async || {
             let renewed = renew(&ours, &held).await.is_ok();
             renewed && nodes.get(&[0, 1, 2], "lock:n").await.iter().all(Option::is_some)
@@ -239,12 +235,12 @@ async fn a_user_with_the_documented_rights_can_do_everything() {
         assert_eq!(ours.release(&held, keep).await.unwrap(), Released::Freed);
         tokio::time::timeout(Duration::from_secs(5), subscription.changed())
             .await
-            .expect("a hint");
+            .expect("a notification");
     }
-    take_soon(&ours, &claim("n")).await;
+    acquire_soon(&ours, &claim("n")).await;
     assert!(ours.force_release(&key("n")).await.unwrap());
     nodes.are_free(&[0, 1, 2], "n").await;
-    // An attempt that fails, and is withdrawn.
+    // An attempt that fails and is rolled back.
     for node in [0, 1] {
         nodes.other(node).await.run::<()>("SET lock:n theirs").await;
     }

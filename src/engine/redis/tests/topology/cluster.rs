@@ -24,7 +24,7 @@ mod contract {
     });
 }
 
-pub(super) fn spread(names: &[String]) -> Claim {
+pub(super) fn claim_of(names: &[String]) -> Claim {
     let keys: Vec<Key> = names.iter().map(|name| key(name)).collect();
     Claim::new(
         &keys,
@@ -39,43 +39,43 @@ async fn fence_of(engine: &RedisEngine, name: &str) -> Fence {
 }
 
 #[tokio::test]
-async fn names_on_several_masters_are_taken_together_or_not_at_all() {
+async fn names_on_several_masters_are_acquired_together_or_not_at_all() {
     let Some(nodes) = Nodes::start(0).await else { return };
     let (ours, theirs) = (nodes.engine().await, nodes.engine().await);
     let names = one_each();
-    let all = spread(&names);
-    let fence = take(&ours, &all).await;
+    let all = claim_of(&names);
+    let fence = acquire(&ours, &all).await;
     for name in &names {
         assert_eq!(fence_of(&theirs, name).await, fence, "one fence for all: {name}");
     }
-    assert_eq!(take(&ours, &all).await, fence, "a retry after a lost reply");
+    assert_eq!(acquire(&ours, &all).await, fence, "a retry after a lost reply");
     assert_eq!(
         ours.renew(&all, Ttl::clamped(2 * LONG)).await.unwrap(),
         Renewed::Extended
     );
     let to = OwnerToken::fresh();
     assert_eq!(ours.transfer(&all, &to).await.unwrap(), Renewed::Extended);
-    let mut handed_over = all.clone();
-    handed_over.owner = to;
+    let mut transferred = all.clone();
+    transferred.owner = to;
     assert_eq!(ours.renew(&all, all.ttl).await.unwrap(), Renewed::Lost);
     assert_eq!(theirs.list("", PAGE).await.unwrap().len(), 3);
-    free(&ours, &handed_over).await;
+    release(&ours, &transferred).await;
     assert!(theirs.list("", PAGE).await.unwrap().is_empty());
 
     for busy in &names {
         let holder = claim(busy);
-        let single = take(&theirs, &holder).await;
+        let single = acquire(&theirs, &holder).await;
         assert!(single > fence, "{busy}");
         let Acquired::Held { key: held, .. } = ours.try_acquire(&all).await.unwrap() else {
             panic!("{busy} is busy");
         };
         assert_eq!(held.as_str(), busy);
         assert_eq!(theirs.list("", PAGE).await.unwrap().len(), 1, "only {busy}");
-        free(&theirs, &holder).await;
+        release(&theirs, &holder).await;
     }
 
-    // A part that is gone takes the claim with it, and nothing of the others changes.
-    take(&ours, &all).await;
+    // If one name is gone, the claim is lost, and its other names do not change.
+    acquire(&ours, &all).await;
     assert!(theirs.force_release(&key(&names[1])).await.unwrap());
     assert_eq!(ours.renew(&all, Ttl::clamped(4 * LONG)).await.unwrap(), Renewed::Lost);
     assert_eq!(ours.transfer(&all, &OwnerToken::fresh()).await.unwrap(), Renewed::Lost);
@@ -87,12 +87,12 @@ async fn names_on_several_masters_are_taken_together_or_not_at_all() {
 }
 
 #[tokio::test]
-async fn a_fence_grows_on_every_name_whatever_the_clocks_of_the_masters_say() {
+async fn a_fence_grows_on_every_name_for_any_clocks_of_the_masters() {
     let Some(nodes) = Nodes::start(0).await else { return };
     let ours = nodes.engine().await;
     let names = one_each();
     for (index, name) in names.iter().enumerate() {
-        // Far ahead, as after a grant under a clock that was wrong.
+        // Far in the future, as after a grant with a wrong clock.
         let ahead = (1u64 << 52) + 1000 * index as u64;
         let mut other = nodes.nodes[index].other().await;
         let record = format!("{ahead} 0123 1 1 h");
@@ -100,27 +100,27 @@ async fn a_fence_grows_on_every_name_whatever_the_clocks_of_the_masters_say() {
             .args::<()>(&["SET", &format!("holdfast:fence:{{lock:{name}}}"), &record])
             .await;
     }
-    let all = spread(&names);
-    let first = take(&ours, &all).await;
+    let all = claim_of(&names);
+    let first = acquire(&ours, &all).await;
     assert_eq!(first, Fence((1 << 52) + 2001));
-    free(&ours, &all).await;
+    release(&ours, &all).await;
     for name in &names {
         let single = claim(name);
-        assert!(take(&ours, &single).await > first, "{name}");
-        free(&ours, &single).await;
+        assert!(acquire(&ours, &single).await > first, "{name}");
+        release(&ours, &single).await;
     }
-    let last = take(&ours, &spread(&names)).await;
+    let last = acquire(&ours, &claim_of(&names)).await;
     assert!(last > Fence(first.0 + 1));
 }
 
 #[tokio::test]
-async fn locks_live_on_while_their_slots_move() {
+async fn locks_are_kept_while_their_slots_move() {
     let Some(nodes) = Nodes::start(0).await else { return };
     let (ours, theirs) = (nodes.engine().await, nodes.engine().await);
     let name = &one_each()[0];
     let slot = slot_of_name(name);
     let held = claim(name);
-    let before = take(&ours, &held).await;
+    let before = acquire(&ours, &held).await;
 
     nodes.open(slot, 0, 1).await;
     assert!(matches!(
@@ -138,7 +138,7 @@ async fn locks_live_on_while_their_slots_move() {
         Renewed::Extended,
         "ASK: all its keys are on the target"
     );
-    // Its queue is nowhere yet, so that neither side can say whether it is busy. That is over when the move is.
+    // Its queue does not exist yet, so that neither node can decide whether it is busy, until the move ends.
     let busy = claim(name);
     let (tried, ()) = tokio::join!(theirs.try_acquire(&busy), async {
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -148,8 +148,8 @@ async fn locks_live_on_while_their_slots_move() {
     assert_eq!(ours.renew(&held, held.ttl).await.unwrap(), Renewed::Extended, "MOVED");
     let info = theirs.inspect(&key(name)).await.unwrap().unwrap();
     assert!(info.remaining.unwrap() > 2 * LONG, "{info:?}");
-    free(&ours, &held).await;
-    assert!(take(&theirs, &claim(name)).await > before);
+    release(&ours, &held).await;
+    assert!(acquire(&theirs, &claim(name)).await > before);
     assert_eq!(
         nodes.nodes[1]
             .other()
@@ -160,8 +160,8 @@ async fn locks_live_on_while_their_slots_move() {
     );
 }
 
-/// An engine whose calls may take a second.
-async fn impatient(nodes: &Nodes) -> Arc<RedisEngine> {
+/// Returns an engine whose calls may take a second.
+async fn with_short_timeout(nodes: &Nodes) -> Arc<RedisEngine> {
     let settings = Settings {
         store_timeout: Duration::from_secs(1),
         ..settings("lock:")
@@ -171,9 +171,9 @@ async fn impatient(nodes: &Nodes) -> Arc<RedisEngine> {
 }
 
 #[tokio::test]
-async fn a_slot_that_stays_on_its_way_is_a_passing_error() {
+async fn a_slot_that_keeps_moving_is_a_retryable_error() {
     let Some(nodes) = Nodes::start(0).await else { return };
-    let ours = impatient(&nodes).await;
+    let ours = with_short_timeout(&nodes).await;
     let name = &one_each()[0];
     let slot = slot_of_name(name);
     nodes.open(slot, 0, 1).await;
@@ -182,16 +182,16 @@ async fn a_slot_that_stays_on_its_way_is_a_passing_error() {
     assert!(error.retryable && error.to_string().contains("TRYAGAIN"), "{error}");
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
     nodes.close(slot, 0, 1).await;
-    take(&ours, &claim(name)).await;
+    acquire(&ours, &claim(name)).await;
 }
 
 #[tokio::test]
-async fn nodes_that_do_not_agree_are_a_passing_error() {
+async fn nodes_that_do_not_agree_are_a_retryable_error() {
     let Some(nodes) = Nodes::start(0).await else { return };
-    let ours = impatient(&nodes).await;
+    let ours = with_short_timeout(&nodes).await;
     let name = &one_each()[0];
     let slot = slot_of_name(name);
-    // Each of the two has it that the other serves the slot: a move that was ended the wrong way round.
+    // Each of the two nodes names the other as the one that serves the slot: a move that was ended in the wrong order.
     let mut other = nodes.nodes[0].other().await;
     other
         .run::<()>(&format!("CLUSTER SETSLOT {slot} NODE {}", nodes.id(1).await))
@@ -206,29 +206,29 @@ async fn nodes_that_do_not_agree_are_a_passing_error() {
         );
     }
     nodes.close(slot, 0, 1).await;
-    take(&ours, &claim(name)).await;
+    acquire(&ours, &claim(name)).await;
 }
 
 #[tokio::test]
-async fn waiters_hear_of_their_name_wherever_its_slot_goes() {
+async fn waiters_are_notified_on_every_node_that_their_slot_moves_to() {
     let Some(nodes) = Nodes::start(0).await else { return };
     let (ours, theirs) = (nodes.engine().await, nodes.engine().await);
     let name = &one_each()[0];
     let slot = slot_of_name(name);
     let holder = claim(name);
-    take(&ours, &holder).await;
+    acquire(&ours, &holder).await;
     let waiters = [waiting(name), waiting(name), waiting(name), waiting(name)];
-    let mut told = Vec::new();
+    let mut subscriptions = Vec::new();
     for waiter in &waiters {
-        told.push(wait(&theirs, waiter).await);
+        subscriptions.push(enqueue(&theirs, waiter).await);
     }
     let mut holder = (ours.clone(), holder);
     for (index, (from, to)) in [(0, 1), (1, 2), (2, 0), (0, 2)].into_iter().enumerate() {
         nodes.move_slot(slot, from, to).await;
-        free(&holder.0, &holder.1).await;
-        // A hint may be of the move.
+        release(&holder.0, &holder.1).await;
+        // A notification may be the one of the move.
         within(30, "the next in the queue gets the name", async || {
-            let _ = tokio::time::timeout(Duration::from_secs(10), told[index].changed()).await;
+            let _ = tokio::time::timeout(Duration::from_secs(10), subscriptions[index].changed()).await;
             matches!(theirs.try_acquire(&waiters[index]).await, Ok(Acquired::Granted { .. }))
         })
         .await;
@@ -240,17 +240,17 @@ async fn waiters_hear_of_their_name_wherever_its_slot_goes() {
         }
         holder = (theirs.clone(), waiters[index].clone());
     }
-    // On the node where the slot is now, and on no other: the hand-off itself, not the look after a move.
+    // A notification by the hand-off itself, on the node where the slot is now, and not the check after a move.
     let (next, after) = (waiting(name), holder);
-    let mut told = wait(&ours, &next).await;
-    free(&after.0, &after.1).await;
-    tokio::time::timeout(Duration::from_secs(1), told.changed())
+    let mut subscription = enqueue(&ours, &next).await;
+    release(&after.0, &after.1).await;
+    tokio::time::timeout(Duration::from_secs(1), subscription.changed())
         .await
-        .expect("told by the release, long before the next sign of life");
-    take(&ours, &next).await;
-    free(&ours, &next).await;
+        .expect("a notification by the release, long before the next heartbeat");
+    acquire(&ours, &next).await;
+    release(&ours, &next).await;
     let mut subscribers = 0;
-    eventually("nobody listens any more", async || {
+    eventually("no subscription is left", async || {
         subscribers = 0;
         for node in &nodes.nodes {
             let channels: Vec<String> = node.other().await.run("PUBSUB SHARDCHANNELS").await;
@@ -266,10 +266,10 @@ async fn a_master_that_is_lost_is_replaced_by_its_replica() {
     let Some(mut nodes) = Nodes::start(3).await else { return };
     let (ours, theirs) = (nodes.engine().await, nodes.engine().await);
     let names = one_each();
-    let all = spread(&names);
-    let before = take(&ours, &all).await;
+    let all = claim_of(&names);
+    let before = acquire(&ours, &all).await;
     let waiter = waiting(&names[0]);
-    let mut told = wait(&theirs, &waiter).await;
+    let mut subscription = enqueue(&theirs, &waiter).await;
     within(60, "the replica has it", async || {
         let replica = &nodes.nodes[3];
         let mut other = replica.other().await;
@@ -285,12 +285,12 @@ async fn a_master_that_is_lost_is_replaced_by_its_replica() {
         )
     })
     .await;
-    within(60, "all parts are freed", async || {
+    within(60, "all names are released", async || {
         matches!(ours.release(&all, Duration::ZERO).await, Ok(Released::Freed))
     })
     .await;
     within(60, "the waiter gets the name", async || {
-        let _ = tokio::time::timeout(Duration::from_secs(5), told.changed()).await;
+        let _ = tokio::time::timeout(Duration::from_secs(5), subscription.changed()).await;
         matches!(theirs.try_acquire(&waiter).await, Ok(Acquired::Granted { fence }) if fence > before)
     })
     .await;
@@ -303,7 +303,7 @@ async fn a_master_that_hangs_is_replaced_by_its_replica() {
     let names = one_each();
     let claims: Vec<Claim> = names.iter().map(|name| claim(name)).collect();
     for claim in &claims {
-        take(&ours, claim).await;
+        acquire(&ours, claim).await;
     }
     within(60, "the replica has it", async || {
         let mut other = nodes.nodes[3].other().await;
@@ -311,8 +311,8 @@ async fn a_master_that_hangs_is_replaced_by_its_replica() {
         other.run::<i64>(&format!("EXISTS lock:{}", names[0])).await == 1
     })
     .await;
-    nodes.nodes[0].freeze();
-    // The others go on as if nothing were.
+    nodes.nodes[0].suspend();
+    // The other masters are not affected.
     for claim in &claims[1..] {
         assert_eq!(ours.renew(claim, claim.ttl).await.unwrap(), Renewed::Extended);
     }
@@ -323,7 +323,7 @@ async fn a_master_that_hangs_is_replaced_by_its_replica() {
         )
     })
     .await;
-    nodes.nodes[0].thaw();
+    nodes.nodes[0].resume();
     assert_eq!(ours.renew(&claims[0], claims[0].ttl).await.unwrap(), Renewed::Extended);
 }
 
@@ -334,7 +334,7 @@ async fn many_calls_cross_a_move_of_many_slots() {
     let names: Vec<String> = (0..40).map(|i| format!("many{i}")).collect();
     let counters: Vec<_> = names.iter().map(|_| std::cell::Cell::new(0u32)).collect();
     let done = std::cell::Cell::new(false);
-    // Each name is taken and freed by two engines for as long as the slots move: never by both at once.
+    // Two engines acquire and release each name while the slots move: never both at once.
     let work = names.iter().zip(&counters).flat_map(|(name, inside)| {
         [&ours, &theirs].map(|engine| {
             let done = &done;
@@ -374,7 +374,7 @@ async fn many_calls_cross_a_move_of_many_slots() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_cluster_is_told() {
+async fn errors_of_a_cluster_name_their_cause() {
     let parse = |url: &str| RedisConfig::parse(url, &Settings::default());
     let Some(single) = Server::start(&[]).await else { return };
     let url = format!("redis+cluster://127.0.0.1:{}", single.port);

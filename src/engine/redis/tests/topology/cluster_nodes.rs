@@ -1,9 +1,9 @@
-//! A cluster of a test's own, and moving its slots by hand.
+//! A cluster of one test, and moves of its slots.
 
 use super::*;
 use crate::engine::redis::slots::{SLOTS, slot_of};
 
-/// Nodes that make a cluster. The first three are masters at the start.
+/// The nodes of a cluster. The first three are masters at the start.
 pub(super) struct Nodes {
     pub(super) nodes: Vec<Server>,
 }
@@ -54,7 +54,7 @@ impl Nodes {
                 .run::<()>(&format!("CLUSTER REPLICATE {master}"))
                 .await;
         }
-        within(60, "replicas that are linked", async || {
+        within(60, "connected replicas", async || {
             let mut linked = 0;
             for master in &cluster.nodes[..3] {
                 linked += master.linked_replicas().await;
@@ -65,7 +65,7 @@ impl Nodes {
         Some(cluster)
     }
 
-    /// Waits until all nodes know each other, and that all is well.
+    /// Waits until all nodes know each other and report a working cluster.
     async fn agreed(&self) {
         within(60, "nodes that agree", async || {
             for node in &self.nodes {
@@ -96,7 +96,7 @@ impl Nodes {
         engine(&self.url(), "lock:").await
     }
 
-    /// Begins to move a slot: both sides are ready, and no key has moved.
+    /// Begins to move a slot: both nodes are prepared, and no key has moved.
     pub(super) async fn open(&self, slot: u16, from: usize, to: usize) {
         let (source, target) = (self.id(from).await, self.id(to).await);
         let mut other = self.nodes[to].other().await;
@@ -120,7 +120,7 @@ impl Nodes {
         }
     }
 
-    /// Ends a move: the target has the slot. The third node hears of it by itself, later.
+    /// Ends a move: the target has the slot. The third node learns it later from the cluster.
     pub(super) async fn close(&self, slot: u16, from: usize, to: usize) {
         let target = self.id(to).await;
         for node in [to, from] {
@@ -140,12 +140,12 @@ pub(super) fn slot_of_name(name: &str) -> u16 {
     slot_of(&format!("lock:{name}"))
 }
 
-/// Which of the three masters has a slot at the start.
+/// Returns the master that has a slot at the start.
 pub(super) fn home(slot: u16) -> usize {
     usize::from(slot / (SLOTS / 3)).min(2)
 }
 
-/// Names of which each lies on another master.
+/// Returns three names on three different masters.
 pub(super) fn one_each() -> [String; 3] {
     [0, 1, 2].map(|index| {
         (0..)

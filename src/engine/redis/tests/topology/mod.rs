@@ -1,4 +1,4 @@
-//! Servers in company: a master with replicas, and sentinels that watch it.
+//! Several servers: a master with replicas, sentinels, and clusters.
 
 use super::*;
 
@@ -9,12 +9,12 @@ mod rights;
 mod sentinel;
 
 impl Server {
-    /// A replica of this server, once it is linked.
+    /// Starts a replica of this server, and waits until it is connected.
     pub(super) async fn replica(&self, options: &[&str]) -> Option<Server> {
         let before = self.linked_replicas().await;
         let port = self.port.to_string();
         let replica = Server::start(&[&["--replicaof", "127.0.0.1", &port], options].concat()).await?;
-        within(60, "a replica that is linked", async || {
+        within(60, "a connected replica", async || {
             self.linked_replicas().await > before
         })
         .await;
@@ -29,27 +29,27 @@ impl Server {
     pub(super) async fn role(&self) -> String {
         let client = ::redis::Client::open(self.url()).unwrap();
         for _ in 0..100 {
-            let asked = async {
+            let role = async {
                 let mut connection = client.get_multiplexed_async_connection().await?;
                 let role: Vec<::redis::Value> = ::redis::cmd("ROLE").query_async(&mut connection).await?;
                 Ok::<_, ::redis::RedisError>(String::from_redis_value(role[0].clone())?)
             };
-            match asked.await {
+            match role.await {
                 Ok(role) => return role,
                 // Sentinels end all connections of a server that they make a replica, this one included.
                 Err(error) if error.is_io_error() => tokio::time::sleep(Duration::from_millis(50)).await,
                 Err(error) => panic!("{error}"),
             }
         }
-        panic!("the server does not tell its role");
+        panic!("the server does not return its role");
     }
 
-    /// Has the kernel keep the process from running, and lets it run again: it is there, and says nothing.
-    pub(super) fn freeze(&self) {
+    /// Suspends the process: its connections stay open, and it does not answer.
+    pub(super) fn suspend(&self) {
         self.signal(libc::SIGSTOP);
     }
 
-    pub(super) fn thaw(&self) {
+    pub(super) fn resume(&self) {
         self.signal(libc::SIGCONT);
     }
 
@@ -59,12 +59,12 @@ impl Server {
         assert_eq!(done, 0);
     }
 
-    /// A sentinel, with these lines in its configuration.
+    /// Starts a sentinel with these lines in its configuration.
     pub(super) async fn sentinel(lines: &str) -> Option<Server> {
         let port = free_port();
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("sentinel.conf");
-        // Host names as they are: nothing that the tests do depends on a resolver.
+        // Addresses instead of host names, so that the tests do not depend on a resolver.
         let common = format!("port {port}\nbind 127.0.0.1\nprotected-mode no\n");
         std::fs::write(&file, common + &lines.replace("PORT", &port.to_string())).unwrap();
         let process = Command::new("redis-server")
@@ -81,12 +81,12 @@ impl Server {
             }
         };
         let mut server = Server { process, port, dir };
-        server.answers().await.then_some(server)
+        server.wait_until_ready().await.then_some(server)
     }
 }
 
-/// A master, two replicas, and three sentinels that are quick to give up a master.
-pub(super) struct Watched {
+/// A master, two replicas, and three sentinels with a short time limit for a master.
+pub(super) struct SentinelSetup {
     /// The first one is the master at the start.
     pub(super) servers: Vec<Server>,
     pub(super) sentinels: Vec<Server>,
@@ -94,12 +94,12 @@ pub(super) struct Watched {
 
 pub(super) const MASTER: &str = "main";
 
-impl Watched {
+impl SentinelSetup {
     pub(super) async fn start() -> Option<Self> {
         let master = Server::start(&[]).await?;
         let replicas = [master.replica(&[]).await?, master.replica(&[]).await?];
-        // Longer than the second between two of their questions: with less, one that has just been told of a new master
-        // takes it for dead, and a second fail-over leaves two masters for ten seconds.
+        // Longer than the second between two of their requests. With less, a sentinel that has just learned of a new master
+        // considers it down, and a second failover leaves two masters for ten seconds.
         let lines = format!(
             "sentinel monitor {MASTER} 127.0.0.1 {} 2\n\
              sentinel down-after-milliseconds {MASTER} 2000\n\
@@ -110,18 +110,18 @@ impl Watched {
         for _ in 0..3 {
             sentinels.push(Server::sentinel(&lines).await?);
         }
-        let watched = Watched {
+        let setup = SentinelSetup {
             servers: [master].into_iter().chain(replicas).collect(),
             sentinels,
         };
-        watched.settled(2).await;
-        Some(watched)
+        setup.settled(2).await;
+        Some(setup)
     }
 
-    /// Waits until every sentinel knows every other one, and so many replicas.
+    /// Waits until every sentinel knows every other one, and this number of replicas.
     pub(super) async fn settled(&self, replicas: usize) {
         for sentinel in &self.sentinels {
-            within(60, "sentinels that know the house", async || {
+            within(60, "sentinels that know the setup", async || {
                 let known: HashMap<String, String> =
                     sentinel.other().await.run(&format!("SENTINEL MASTER {MASTER}")).await;
                 known["num-other-sentinels"] == "2"
@@ -140,7 +140,7 @@ impl Watched {
         format!("redis+sentinel://{}/{MASTER}", ports.collect::<Vec<_>>().join(","))
     }
 
-    /// The server that the sentinels name.
+    /// Returns the server that the sentinels report as the master.
     pub(super) async fn master(&self) -> &Server {
         let mut other = self.sentinels[0].other().await;
         let (_, port): (String, u16) = other.run(&format!("SENTINEL GET-MASTER-ADDR-BY-NAME {MASTER}")).await;
@@ -148,7 +148,7 @@ impl Watched {
     }
 }
 
-/// Waits for something that comes about in the background, and may take its time.
+/// Waits until a condition holds, up to this number of seconds.
 pub(super) async fn within(seconds: u64, what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(seconds);
     while !holds().await {

@@ -1,14 +1,14 @@
-//! Users with few rights, and TLS, on more than one server.
+//! Users with limited rights, and TLS, on several servers.
 
 use super::super::security::{Certificates, set_user};
-use super::cluster::spread;
+use super::cluster::claim_of;
 use super::cluster_nodes::{Nodes, one_each, slot_of_name};
-use super::replicas::taken;
+use super::replicas::acquire_with_replicas;
 use super::*;
 use crate::engine::{Renewed, TlsFiles};
 
-/// The rights of the documentation for one topology.
-fn also(topology: &str) -> Vec<&'static str> {
+/// Returns the documented additional rights for one topology.
+fn rights_for(topology: &str) -> Vec<&'static str> {
     let start = format!("//! - {topology}: `");
     let line = include_str!("../../mod.rs")
         .lines()
@@ -22,7 +22,7 @@ async fn assert_nothing_was_refused(server: &Server) {
 }
 
 #[tokio::test]
-async fn the_documented_user_is_enough_under_sentinel_with_replicas() {
+async fn the_documented_rights_suffice_under_sentinel_with_replicas() {
     let Some(server) = Server::start(&[]).await else { return };
     let Some(_replica) = server.replica(&[]).await else {
         return;
@@ -42,7 +42,7 @@ async fn the_documented_user_is_enough_under_sentinel_with_replicas() {
     set_user(
         &mut server.other().await,
         "server's",
-        &[also("under Sentinel"), also("with `minReplicas`")].concat(),
+        &[rights_for("under Sentinel"), rights_for("with `minReplicas`")].concat(),
     )
     .await;
     let url = format!(
@@ -57,45 +57,45 @@ async fn the_documented_user_is_enough_under_sentinel_with_replicas() {
         .await
         .unwrap();
     let first = claim("n");
-    taken(&ours, &first).await;
-    free(&ours, &first).await;
+    acquire_with_replicas(&ours, &first).await;
+    release(&ours, &first).await;
     assert_nothing_was_refused(&server).await;
     let mut asker = sentinel.other().await;
-    let mut listeners = async || {
+    let mut subscribers = async || {
         let clients: String = asker.run("CLIENT LIST TYPE pubsub").await;
         clients.lines().count()
     };
-    within(60, "a listener", async || listeners().await == 1).await;
+    within(60, "a subscriber", async || subscribers().await == 1).await;
     ours.close().await;
-    within(60, "nobody listens to the sentinel any more", async || {
-        listeners().await == 0
+    within(60, "no subscriber of the sentinel is left", async || {
+        subscribers().await == 0
     })
     .await;
 }
 
 #[tokio::test]
-async fn the_documented_user_is_enough_in_a_cluster() {
+async fn the_documented_rights_suffice_in_a_cluster() {
     let Some(nodes) = Nodes::start(0).await else { return };
     for node in &nodes.nodes {
-        set_user(&mut node.other().await, "pw", &also("in a cluster")).await;
+        set_user(&mut node.other().await, "pw", &rights_for("in a cluster")).await;
     }
     let url = nodes.url().replace("://", "://holdfast:pw@");
     let ours = engine(&url, "lock:").await;
     let names = one_each();
-    let all = spread(&names);
-    take(&ours, &all).await;
+    let all = claim_of(&names);
+    acquire(&ours, &all).await;
     let waiter = waiting(&names[0]);
-    let mut told = wait(&ours, &waiter).await;
-    free(&ours, &all).await;
-    told.changed().await;
-    take(&ours, &waiter).await;
+    let mut subscription = enqueue(&ours, &waiter).await;
+    release(&ours, &all).await;
+    subscription.changed().await;
+    acquire(&ours, &waiter).await;
     let slot = slot_of_name(&names[0]);
     nodes.open(slot, 0, 1).await;
     nodes.move_keys(slot, 0, 1).await;
     let kept = ours.renew(&waiter, waiter.ttl);
     let (kept, ()) = tokio::join!(kept, nodes.close(slot, 0, 1));
     assert_eq!(kept.unwrap(), Renewed::Extended);
-    free(&ours, &waiter).await;
+    release(&ours, &waiter).await;
     assert!(ours.list("", PAGE).await.unwrap().is_empty());
     for node in &nodes.nodes {
         assert_nothing_was_refused(node).await;
@@ -121,12 +121,12 @@ async fn sentinels_and_clusters_are_reached_over_tls_with_a_clients_certificate(
         let config = RedisConfig::parse(url, &settings).unwrap();
         let ours = RedisEngine::connect(config).await.unwrap();
         let (first, second) = (claim("n"), waiting("n"));
-        take(&ours, &first).await;
-        let mut told = wait(&ours, &second).await;
-        free(&ours, &first).await;
-        told.changed().await;
-        take(&ours, &second).await;
-        free(&ours, &second).await;
+        acquire(&ours, &first).await;
+        let mut subscription = enqueue(&ours, &second).await;
+        release(&ours, &first).await;
+        subscription.changed().await;
+        acquire(&ours, &second).await;
+        release(&ours, &second).await;
     };
 
     let Some(server) = Server::start(&[&ports[..], &options].concat()).await else {
@@ -151,7 +151,7 @@ async fn sentinels_and_clusters_are_reached_over_tls_with_a_clients_certificate(
     ))
     .await;
 
-    // A node that is a cluster by itself needs nobody to introduce it.
+    // A cluster of one node needs no CLUSTER MEET.
     let bus = free_port().to_string();
     let clustered = [
         "--cluster-enabled",
@@ -168,7 +168,7 @@ async fn sentinels_and_clusters_are_reached_over_tls_with_a_clients_certificate(
     let mut all = ::redis::cmd("CLUSTER");
     all.arg("ADDSLOTSRANGE").arg(0).arg(16383);
     Link::new(config).call(&all).await.unwrap();
-    within(60, "a cluster that is well", async || {
+    within(60, "a cluster that works", async || {
         let config = RedisConfig::parse(&format!("rediss+cluster://127.0.0.1:{}", node.port), &settings).unwrap();
         let ours = RedisEngine::connect(config).await.unwrap();
         ours.inspect(&key("n")).await.is_ok()

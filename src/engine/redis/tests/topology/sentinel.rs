@@ -1,14 +1,14 @@
-//! A master under Sentinel, and its end.
+//! A master under Sentinel, and its failover.
 
 use std::io::{Read, Write};
 use std::time::Instant;
 
-use super::replicas::taken;
+use super::replicas::acquire_with_replicas;
 use super::*;
 use crate::engine::Renewed;
 use crate::error::{EngineError, LockError};
 
-fn impatient(prefix: &str, min_replicas: u32) -> Settings {
+fn with_short_timeout(prefix: &str, min_replicas: u32) -> Settings {
     Settings {
         store_timeout: Duration::from_secs(2),
         min_replicas,
@@ -17,10 +17,10 @@ fn impatient(prefix: &str, min_replicas: u32) -> Settings {
 }
 
 async fn connect(url: &str, min_replicas: u32) -> Result<Arc<RedisEngine>, EngineError> {
-    RedisEngine::connect(RedisConfig::parse(url, &impatient("lock:", min_replicas)).unwrap()).await
+    RedisEngine::connect(RedisConfig::parse(url, &with_short_timeout("lock:", min_replicas)).unwrap()).await
 }
 
-/// Renews like the service does, until the fail-over is over.
+/// Renews like the service, which repeats it until the end of the failover.
 async fn renewed(engine: &RedisEngine, claim: &Claim) -> bool {
     let renewal = tokio::time::timeout(Duration::from_millis(500), engine.renew(claim, claim.ttl)).await;
     match renewal {
@@ -33,49 +33,49 @@ async fn renewed(engine: &RedisEngine, claim: &Claim) -> bool {
     }
 }
 
-/// A lease is held and renewed, and somebody waits for it, while the master ends one way or the other.
+/// Fails over while a lease is held and renewed, and a waiter waits for it.
 async fn survives(end: impl FnOnce(&mut Server)) {
-    // The engine sets no time limits to its calls. Whoever stays with the old master would wait for ever.
+    // The engine has no time limits for its calls. A call that stays with the old master would wait without end.
     tokio::time::timeout(Duration::from_secs(240), fail_over(end))
         .await
-        .expect("somebody stays with the old master");
+        .expect("a call stays with the old master");
 }
 
 async fn fail_over(end: impl FnOnce(&mut Server)) {
-    let Some(mut watched) = Watched::start().await else {
+    let Some(mut setup) = SentinelSetup::start().await else {
         return;
     };
     let (ours, theirs) = (
-        connect(&watched.url(), 1).await.unwrap(),
-        connect(&watched.url(), 1).await.unwrap(),
+        connect(&setup.url(), 1).await.unwrap(),
+        connect(&setup.url(), 1).await.unwrap(),
     );
     let (mut first, second) = (claim("n"), waiting("n"));
-    // Longer than the half minute for which sentinels do nothing after their machine stood still.
+    // Longer than the 30 s for which sentinels do nothing after their machine was suspended.
     first.ttl = Ttl::clamped(2 * LONG);
-    let before = taken(&ours, &first).await;
-    let mut subscription = wait(&theirs, &second).await;
-    assert_eq!(watched.master().await.port, watched.servers[0].port);
+    let before = acquire_with_replicas(&ours, &first).await;
+    let mut subscription = enqueue(&theirs, &second).await;
+    assert_eq!(setup.master().await.port, setup.servers[0].port);
 
-    end(&mut watched.servers[0]);
+    end(&mut setup.servers[0]);
     let ended = Instant::now();
     within(60, "a renewal at the new master", async || renewed(&ours, &first).await).await;
     assert!(ended.elapsed() < 2 * LONG, "within the lease");
-    assert_ne!(watched.master().await.port, watched.servers[0].port);
+    assert_ne!(setup.master().await.port, setup.servers[0].port);
     tokio::time::timeout(LONG, subscription.changed())
         .await
-        .expect("a hint after the change of connection, without a call that would have noticed");
+        .expect("a notification after the change of connection, without a call");
     within(60, "a busy answer from the new master", async || {
         matches!(theirs.try_acquire(&second).await, Ok(Acquired::Held { .. }))
     })
     .await;
-    free(&ours, &first).await;
+    release(&ours, &first).await;
     let after = loop {
         match theirs.try_acquire(&second).await {
             Ok(Acquired::Granted { fence }) => break fence,
             Ok(Acquired::Held { .. }) => tokio::time::timeout(LONG, subscription.changed())
                 .await
-                .expect("a hint from the new master"),
-            // The one replica that is left may still copy the new master.
+                .expect("a notification from the new master"),
+            // The remaining replica may still copy the data of the new master.
             Err(error) => {
                 assert!(error.retryable, "{error}");
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -84,24 +84,24 @@ async fn fail_over(end: impl FnOnce(&mut Server)) {
     };
     assert!(after > before);
 
-    // The old master comes back, as a replica, and nobody falls for it.
-    let old = &mut watched.servers[0];
+    // The old master returns as a replica, and no engine uses it as the master.
+    let old = &mut setup.servers[0];
     if old.process.try_wait().unwrap().is_some() {
         old.process = spawn(old.port, old.dir.path(), &[]).unwrap();
-        assert!(old.answers().await);
+        assert!(old.wait_until_ready().await);
     } else {
-        old.thaw();
+        old.resume();
     }
     within(60, "the old master is a replica", async || {
-        watched.servers[0].role().await == "slave"
+        setup.servers[0].role().await == "slave"
     })
     .await;
-    let late = connect(&watched.url(), 1).await.unwrap();
+    let late = connect(&setup.url(), 1).await.unwrap();
     assert!(matches!(
         late.try_acquire(&claim("n")).await.unwrap(),
         Acquired::Held { .. }
     ));
-    free(&theirs, &second).await;
+    release(&theirs, &second).await;
 }
 
 #[tokio::test]
@@ -111,10 +111,10 @@ async fn a_lease_survives_the_crash_of_its_master() {
 
 #[tokio::test]
 async fn a_lease_survives_a_master_that_hangs() {
-    survives(|master| master.freeze()).await;
+    survives(|master| master.suspend()).await;
 }
 
-/// Somebody who answers every question as a sentinel would: with this address, or that it does not know the name.
+/// Starts a server that answers every command like a sentinel: with this address, or that it does not know the name.
 fn fake_sentinel(master: Option<u16>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -144,7 +144,7 @@ fn url_of(sentinels: &[u16]) -> String {
 }
 
 #[tokio::test]
-async fn the_answer_of_most_sentinels_counts_and_a_hung_one_costs_no_time() {
+async fn the_answer_of_most_sentinels_counts_and_a_hung_one_causes_no_delay() {
     let Some(master) = Server::start(&[]).await else { return };
     let Some(replica) = master.replica(&[]).await else {
         return;
@@ -161,8 +161,8 @@ async fn the_answer_of_most_sentinels_counts_and_a_hung_one_costs_no_time() {
     ] {
         let ours = connect(&url_of(sentinels), 0).await.unwrap();
         let first = claim("n");
-        take(&ours, &first).await;
-        free(&ours, &first).await;
+        acquire(&ours, &first).await;
+        release(&ours, &first).await;
     }
     let config = RedisConfig::parse(&url_of(&[silent, right, also_right]), &Settings::default()).unwrap();
     let started = Instant::now();
@@ -178,12 +178,12 @@ async fn the_answer_of_most_sentinels_counts_and_a_hung_one_costs_no_time() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_the_sentinels_is_told() {
+async fn errors_of_the_sentinels_name_their_cause() {
     let (gone, ignorant) = (free_port(), fake_sentinel(None));
     let error = connect(&url_of(&[ignorant, fake_sentinel(None)]), 0).await.unwrap_err();
     assert!(
         !error.retryable,
-        "they have all been asked, and none knows the name: {error}"
+        "all of them answered, and none knows the name: {error}"
     );
     let start = format!("redis: connect failed: no sentinel names a master {MASTER:?} (");
     assert!(error.to_string().starts_with(&start), "{error}");
@@ -204,7 +204,7 @@ async fn what_is_wrong_with_the_sentinels_is_told() {
     assert!(error.retryable && error.to_string().contains("timed out"), "{error}");
     assert!(started.elapsed() < Duration::from_secs(2), "within the limit");
 
-    // The sentinels are well, and the master that they name is not.
+    // The sentinels work, and the master that they name does not.
     let error = connect(&url_of(&[fake_sentinel(Some(gone))]), 0).await.unwrap_err();
     let expected = format!("no connection to 127.0.0.1:{gone}: ");
     assert!(error.retryable && error.to_string().contains(&expected), "{error}");
@@ -214,11 +214,11 @@ async fn what_is_wrong_with_the_sentinels_is_told() {
 
     let Some(server) = Server::start(&[]).await else { return };
     let error = connect(&url_of(&[server.port]), 0).await.unwrap_err();
-    assert!(!error.retryable, "that is no sentinel: {error}");
+    assert!(!error.retryable, "it is no sentinel: {error}");
 }
 
 #[tokio::test]
-async fn sentinels_and_servers_have_logins_of_their_own() {
+async fn sentinels_and_servers_have_separate_logins() {
     let Some(server) = Server::start(&["--requirepass", "server's"]).await else {
         return;
     };
@@ -243,13 +243,13 @@ async fn sentinels_and_servers_have_logins_of_their_own() {
         "?sentinelUsername=asker&sentinelPassword=asker's",
     ] {
         let ours = connect(&url(server_login, options), 0).await.unwrap();
-        take(&ours, &claim(options)).await;
+        acquire(&ours, &claim(options)).await;
     }
-    let mut other = Other::connect(&format!("redis://:server's@127.0.0.1:{}/3", server.port)).await;
+    let mut other = OtherClient::connect(&format!("redis://:server's@127.0.0.1:{}/3", server.port)).await;
     assert_eq!(
         other.run::<i64>("DBSIZE").await,
         5,
-        "two locks, what is told of them, and the last token, in database 3"
+        "two locks, their records, and the last token, in database 3"
     );
     let refused = async |login: &str, options: &str| {
         let error = connect(&url(login, options), 0).await.unwrap_err();
@@ -263,7 +263,7 @@ async fn sentinels_and_servers_have_logins_of_their_own() {
 }
 
 #[test]
-fn urls_are_understood() {
+fn urls_are_parsed() {
     let parse = |url: &str| RedisConfig::parse(url, &Settings::default());
     let config =
         parse("redis+sentinel://us%40er:secret@h1,h2:7000,[::1]/my%20master/12?sentinelPassword=secret").unwrap();
