@@ -1,6 +1,7 @@
 //! One node of the quorum: its connection, its clock, and the answers of its scripts.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -19,6 +20,8 @@ pub(super) struct Node {
     pub(super) link: Arc<Link>,
     pub(super) address: Box<str>,
     pub(super) cleanup: Cleanup,
+    /// The connection of the last attempt on an ordinary connection. Zero: there was none.
+    last_attempt_on: AtomicU64,
     clock: Mutex<Option<Clock>>,
 }
 
@@ -96,6 +99,7 @@ impl Node {
             address,
             link,
             cleanup: Cleanup::default(),
+            last_attempt_on: AtomicU64::new(0),
             clock: Mutex::new(None),
         }
     }
@@ -151,6 +155,11 @@ impl Node {
     fn clock_offset(&self) -> Option<i64> {
         let clock = *self.clock.lock();
         clock.map(|clock| clock.offset)
+    }
+
+    /// Returns whether an attempt is the first one on the ordinary connection with this number, and notes it.
+    pub(super) fn is_first_attempt_on(&self, connection: u64) -> bool {
+        self.last_attempt_on.swap(connection, Relaxed) != connection
     }
 
     /// Parses an answer of `acquire.lua` to a claim of `names` names.

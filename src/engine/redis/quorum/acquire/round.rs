@@ -127,15 +127,19 @@ impl Round {
     }
 
     async fn run_script(&self, index: usize, is_sent: &AtomicBool) -> std::result::Result<Value, Failure> {
-        let link = &self.quorum.nodes[index].link;
-        let connection = link.connection().await?;
+        let node = &self.quorum.nodes[index];
+        let connection = node.link.connection().await?;
         let mark_sent = || {
             self.claim.mark_sent();
             is_sent.store(true, Relaxed);
         };
+        let mut call = self.call();
+        if node.is_first_attempt_on(connection.generation) {
+            // The first attempt on a connection contains the script's text, so that the later ones find the script.
+            call = ACQUIRE.with_source(&call);
+        }
         // Boxed, so that a call that waits for a connection is small.
-        let call = self.call();
-        Box::pin(link.run_on(&connection, &ACQUIRE, &call, false, Some(&mark_sent))).await
+        Box::pin(node.link.run_on(&connection, &ACQUIRE, &call, false, Some(&mark_sent))).await
     }
 
     /// Handles the reply of the script, or the failure of its call.
