@@ -306,7 +306,7 @@ fn a_counter_raised_before_the_name_is_acquired_gives_old_tokens() {
 }
 
 #[test]
-fn healing_changes_nothing_of_that() {
+fn healing_keeps_the_properties() {
     let with = |restart| Rules {
         heals: true,
         attempts: 2,
