@@ -7,7 +7,7 @@
 //! The driver's `ConnectionManager` is not used: it retries by its own rule, and does not replace a connection that is open
 //! but silent (a proxy that lost its other side, a peer that vanished).
 
-mod dial;
+pub(super) mod dial;
 mod fast_path;
 pub(super) mod liveness;
 pub(super) mod pubsub;
