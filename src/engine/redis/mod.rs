@@ -29,6 +29,8 @@
 //! user holdfast on >PASSWORD -@all resetchannels &+switch-master +sentinel|get-master-addr-by-name +subscribe
 //! ```
 
+#![cfg_attr(not(unix), allow(dead_code, reason = "only a fast path uses it"))]
+
 mod config;
 mod connection;
 mod error;

@@ -33,7 +33,7 @@ struct Unanswered {
 }
 
 /// A call that waited less than this says nothing about the connection when it is dropped.
-const TELLING: Duration = Duration::from_millis(75);
+pub(in super::super) const SIGNIFICANT_WAIT: Duration = Duration::from_millis(75);
 /// This many callers in a row that were dropped in silence make a connection suspect. A renewal waits only for a part of its
 /// lease, and has to find a better connection while the lease lasts.
 const SUSPECT: u32 = 2;
@@ -98,7 +98,7 @@ impl Health {
         let mut unanswered = self.unanswered();
         unanswered.calls -= 1;
         let silence = sent.elapsed().min(unanswered.since.elapsed());
-        if silence >= TELLING && unanswered.last_given_up.is_none_or(|last| last <= sent) {
+        if silence >= SIGNIFICANT_WAIT && unanswered.last_given_up.is_none_or(|last| last <= sent) {
             unanswered.given_up += 1;
             unanswered.last_given_up = Some(Moment::now());
         }
