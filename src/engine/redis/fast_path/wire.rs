@@ -71,7 +71,7 @@ impl FastPath {
                             state.is_unknown();
                         }
                         // Calls see to that themselves.
-                        (0..report.sink_calls).for_each(|_| self.health.heard());
+                        (0..report.sink_calls).for_each(|_| self.health.replied());
                         spoiled |= report.sink_calls > 0 && report.error.as_ref().is_some_and(spoils_connection);
                         continue;
                     }
@@ -81,7 +81,7 @@ impl FastPath {
                 taken += length;
                 if let Single::Sink(_) = asked {
                     // Calls see to that themselves.
-                    self.health.heard();
+                    self.health.replied();
                     spoiled |= matches!(&reply, Value::ServerError(error) if spoils_connection(&error.clone().into()));
                 }
                 state.answer(asked, reply);
