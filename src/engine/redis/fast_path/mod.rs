@@ -61,7 +61,6 @@ pub(super) struct FastPath {
     socket: TcpStream,
     state: Mutex<State>,
     dead: AtomicBool,
-    /// Whether the watchdog sleeps.
     asleep: AtomicBool,
     stirred: Arc<Notify>,
     health: Arc<Health>,
@@ -120,7 +119,6 @@ impl FastPath {
         self.number
     }
 
-    /// Whether it accepts calls.
     pub(super) fn is_open(&self) -> bool {
         !self.dead.load(Relaxed)
     }
@@ -333,7 +331,6 @@ impl FastPath {
         self.attempts.close();
         let mut state = self.state();
         state.seal();
-        // None of it is sent any more.
         state.out = Vec::new();
         state.written = 0;
         state.under_way = 0;
@@ -354,7 +351,6 @@ impl FastPath {
         self.state().has_left = true;
     }
 
-    /// Returns the liveness of the connection.
     pub(super) fn health(&self) -> &Health {
         &self.health
     }
