@@ -207,7 +207,7 @@ impl RedisEngine {
         }
     }
 
-    /// Runs a script behind the attempts that this process has sent on the ordinary connection.
+    /// Runs a script after the attempts that this process has sent on the ordinary connection.
     async fn run_behind(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
         match (&self.replicated, &self.route) {
             (Some(replicated), _) => replicated.link.run_on_ordinary_connection(script, call).await,
