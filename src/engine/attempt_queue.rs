@@ -8,13 +8,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// How long the oldest attempt waits before the newest goes first.
-const OVERLOAD: Duration = Duration::from_millis(500);
+use super::OVERLOAD;
 
 /// Issues tickets for attempts, and keeps the queue for them.
 #[derive(Debug)]
@@ -117,6 +115,8 @@ impl AttemptQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     async fn enter(

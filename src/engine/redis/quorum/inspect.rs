@@ -11,9 +11,9 @@ use super::Quorum;
 use super::node::Node;
 use super::votes::{Answer, majority};
 use crate::engine::Result;
-use crate::engine::redis::failure::Failure;
+use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::Layout;
-use crate::engine::redis::listing::{ALL, READ_AT_ONCE, grant, look_until_told, scan_page, text};
+use crate::engine::redis::ops::inspect::{ALL, READ_AT_ONCE, grant, read_until_recorded, scan_page, text};
 use crate::engine::redis::scripts::INSPECT;
 use crate::model::{Fence, Holder, LockInfo};
 
@@ -59,7 +59,7 @@ impl Quorum {
     pub(super) async fn inspect(self: &Arc<Self>, name: &str) -> Result<Option<LockInfo>> {
         self.write_records();
         let lacks_record = |held: &Option<HeldName>| held.as_ref().is_some_and(HeldName::lacks_record);
-        let held = look_until_told(|| self.held_name(name), lacks_record).await?;
+        let held = read_until_recorded(|| self.held_name(name), lacks_record).await?;
         Ok(held.map(|held| held.info))
     }
 
@@ -105,7 +105,7 @@ impl Quorum {
     pub(super) async fn list(self: &Arc<Self>, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
         self.write_records();
         let lacks_record = |names: &Vec<HeldName>| names.iter().any(HeldName::lacks_record);
-        let names = look_until_told(|| self.held_names(prefix, page_timeout), lacks_record).await?;
+        let names = read_until_recorded(|| self.held_names(prefix, page_timeout), lacks_record).await?;
         Ok(names.into_iter().map(|held| held.info).collect())
     }
 
@@ -175,7 +175,7 @@ fn row(answer: Value) -> std::result::Result<Option<Row>, Failure> {
     if answer == Value::Nil {
         return Ok(None);
     }
-    let unexpected = || Failure::Unexpected("of inspect.lua");
+    let unexpected = || Failure::Unexpected("inspect.lua");
     let Value::Array(fields) = answer else {
         return Err(unexpected());
     };

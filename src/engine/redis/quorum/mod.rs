@@ -65,11 +65,13 @@ use self::config::MIN_NODE_TIMEOUT;
 use self::node::Node;
 use self::request_lifetime::RequestLifetimes;
 use self::votes::{Votes, majority, no_majority};
-use super::failure::{ENGINE, Failure};
-use super::keys::{Layout, Part};
-use super::scripts::Script;
+use super::error::{ENGINE, Failure};
 #[cfg(unix)]
-use super::{plain::Contended, resp};
+use super::fast_path::resp;
+use super::keys::{Layout, Part};
+#[cfg(unix)]
+use super::ops::contended::Contended;
+use super::scripts::Script;
 use crate::engine::attempt_queue::AttemptQueue;
 use crate::engine::{Acquired, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
@@ -264,7 +266,7 @@ impl Quorum {
     /// Flushes deferred grant records so that `inspect` sees them.
     fn write_records(&self) {
         #[cfg(unix)]
-        for fast_path in self.nodes.iter().filter_map(|node| node.link.lane()) {
+        for fast_path in self.nodes.iter().filter_map(|node| node.link.fast_path()) {
             fast_path.write_records();
         }
     }
@@ -273,10 +275,10 @@ impl Quorum {
     /// connection.
     #[cfg(unix)]
     async fn flush_records(&self, limit: Duration) {
-        let fast_paths: Vec<_> = self.nodes.iter().filter_map(|node| node.link.lane()).collect();
+        let fast_paths: Vec<_> = self.nodes.iter().filter_map(|node| node.link.fast_path()).collect();
         let written = fast_paths.iter().filter(|fast_path| fast_path.write_records());
         // The reply comes after those to the records.
-        let replies = join_all(written.map(|fast_path| fast_path.one(|out| resp::write(out, &["TIME"]))));
+        let replies = join_all(written.map(|fast_path| fast_path.call_written(|out| resp::write(out, &["TIME"]))));
         let _ = tokio::time::timeout(limit, replies).await;
     }
 

@@ -12,9 +12,9 @@ use super::scripts::RENEW;
 use crate::clock::Moment;
 use crate::engine::redis::config::RedisConfig;
 use crate::engine::redis::connection::Link;
-use crate::engine::redis::failure::{Failure, spoils_connection};
+use crate::engine::redis::connection::version::{OLDEST, check_version};
+use crate::engine::redis::error::{Failure, spoils_connection};
 use crate::engine::redis::scripts::Script;
-use crate::engine::redis::{OLDEST, check_version};
 
 pub(super) struct Node {
     pub(super) link: Arc<Link>,
@@ -94,7 +94,7 @@ impl Node {
     pub(super) fn new(config: RedisConfig) -> Self {
         let (address, link) = (config.address().into(), Link::new(config));
         #[cfg(unix)]
-        link.allow_lane();
+        link.allow_fast_path();
         Node {
             address,
             link,
@@ -109,13 +109,13 @@ impl Node {
         check_version(&self.link, OLDEST).await?;
         self.observe_time(&self.link.call(&redis::cmd("TIME")).await?)?;
         #[cfg(unix)]
-        self.link.open_lane().await;
+        self.link.open_fast_path().await;
         Ok(())
     }
 
     /// Records an answer of `TIME`, and returns the time in µs since 1970.
     fn observe_time(&self, time: &Value) -> Result<u64, Failure> {
-        let unexpected = Failure::Unexpected("of TIME");
+        let unexpected = Failure::Unexpected("TIME");
         let Value::Array(parts) = time else {
             return Err(unexpected);
         };
@@ -165,7 +165,7 @@ impl Node {
     /// Parses an answer of `acquire.lua` to a claim of `names` names.
     pub(super) fn read_vote(&self, answer: &Value, names: usize) -> Result<Vote, Failure> {
         let Value::Array(fields) = answer else {
-            return Err(Failure::Unexpected("of quorum/acquire.lua"));
+            return Err(Failure::Unexpected("quorum/acquire.lua"));
         };
         match fields.as_slice() {
             [
@@ -192,7 +192,7 @@ impl Node {
                 value: value.clone(),
                 age: millis(*age),
             })),
-            _ => Err(Failure::Unexpected("of quorum/acquire.lua")),
+            _ => Err(Failure::Unexpected("quorum/acquire.lua")),
         }
     }
 
@@ -201,14 +201,14 @@ impl Node {
             0 => Ok(Renewal::Lost),
             1 => Ok(Renewal::Extended),
             2 => Ok(Renewal::Missing),
-            _ => Err(Failure::Unexpected("of quorum/renew.lua")),
+            _ => Err(Failure::Unexpected("quorum/renew.lua")),
         }
     }
 
     /// Runs a script. Allocates the exchange only when there is a connection, because many calls may wait for one.
     pub(super) async fn run(&self, script: &Script, call: &Cmd) -> Result<Value, Failure> {
         #[cfg(unix)]
-        if self.link.lane().is_some() {
+        if self.link.fast_path().is_some() {
             return Box::pin(self.link.run(script, call)).await;
         }
         let connection = self.link.connection().await?;
@@ -225,7 +225,7 @@ impl Node {
 pub(super) fn number(answer: &Value) -> Result<i64, Failure> {
     match answer {
         Value::Int(number) => Ok(*number),
-        _ => Err(Failure::Unexpected("of a script of the quorum")),
+        _ => Err(Failure::Unexpected("a script of the quorum")),
     }
 }
 

@@ -12,7 +12,7 @@ use super::Quorum;
 use super::node::Node;
 use super::votes::{Answer, Votes};
 use crate::backoff::Backoff;
-use crate::engine::redis::subscription::RedisSubscription;
+use crate::engine::redis::connection::pubsub::RedisSubscription;
 use crate::engine::{Result, Subscription};
 use crate::model::Key;
 

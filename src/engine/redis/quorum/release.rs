@@ -17,13 +17,13 @@ use super::scripts::{FORCE_RELEASE, RELEASE};
 use super::votes::{Answer, Count, Votes};
 use super::{PARTS, Quorum};
 use crate::clock::Moment;
+use crate::engine::redis::error::Failure;
 #[cfg(unix)]
-use crate::engine::redis::asked::Told;
-use crate::engine::redis::failure::Failure;
+use crate::engine::redis::fast_path::ReplySink;
 #[cfg(unix)]
 use crate::engine::redis::{
+    fast_path::{ALONE, BatchRelease, FastPath},
     keys::Part,
-    lane::{ALONE, Freeing, Lane},
 };
 use crate::engine::{Released, Releases, Result};
 use crate::model::{Claim, Key, Ttl};
@@ -138,7 +138,7 @@ async fn release_on(quorum: Arc<Quorum>, index: usize, batch: Arc<[(Claim, Votes
 
 /// The script for several releases that share one call.
 #[cfg(unix)]
-static RELEASE_BATCH: Freeing = Freeing {
+static RELEASE_BATCH: BatchRelease = BatchRelease {
     script: || &RELEASE_MANY,
     parts: [Part::Fence, Part::Metadata],
     to: CHANNEL,
@@ -159,9 +159,10 @@ impl ReleaseRound {
     fn send(self: &Arc<Self>) {
         #[cfg(unix)]
         {
-            let sink: Arc<dyn Told> = self.clone();
-            let fast_paths: Vec<_> = self.quorum.nodes.iter().map(|node| node.link.lane()).collect();
-            let number = |fast_path: &Option<Arc<Lane>>| fast_path.as_ref().map_or(0, |fast_path| fast_path.number());
+            let sink: Arc<dyn ReplySink> = self.clone();
+            let fast_paths: Vec<_> = self.quorum.nodes.iter().map(|node| node.link.fast_path()).collect();
+            let number =
+                |fast_path: &Option<Arc<FastPath>>| fast_path.as_ref().map_or(0, |fast_path| fast_path.number());
             let numbers = fast_paths.iter().map(number);
             self.quorum.lifetimes.end_on(&self.claim.owner, numbers);
             for (index, fast_path) in fast_paths.into_iter().enumerate() {
@@ -175,9 +176,9 @@ impl ReleaseRound {
                     fast_path.write_records();
                 }
                 if self.is_batchable() {
-                    fast_path.free_and_tell(&sink, index, &RELEASE_BATCH, &self.claim);
+                    fast_path.release_to_sink(&sink, index, &RELEASE_BATCH, &self.claim);
                 } else {
-                    fast_path.tell(&sink, index, |out| self.call().write_packed_command(out));
+                    fast_path.call_to_sink(&sink, index, |out| self.call().write_packed_command(out));
                 }
             }
         }
@@ -230,8 +231,8 @@ impl ReleaseRound {
 }
 
 #[cfg(unix)]
-impl Told for ReleaseRound {
-    fn told(self: Arc<Self>, index: usize, reply: redis::RedisResult<Value>) {
+impl ReplySink for ReleaseRound {
+    fn on_reply(self: Arc<Self>, index: usize, reply: redis::RedisResult<Value>) {
         let answer = reply.map_err(Failure::from);
         let is_alone = matches!(&answer, Ok(Value::Int(ALONE)));
         if is_alone || matches!(&answer, Err(failure) if failure.is_unknown_script()) {

@@ -10,7 +10,7 @@ use super::scripts::{HEAL, RELEASE, RENEW, TRANSFER};
 use super::votes::{Answer, Count, Votes};
 use super::{PARTS, Quorum, VOTED};
 use crate::clock::Moment;
-use crate::engine::redis::RECORD_KEPT_MS;
+use crate::engine::redis::keys::RECORD_KEPT_MS;
 use crate::engine::{Renewed, Result};
 use crate::model::{Claim, OwnerToken, Ttl};
 

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::node::Node;
-use crate::engine::redis::failure::{ENGINE, Failure};
+use crate::engine::redis::error::{ENGINE, Failure};
 use crate::error::EngineError;
 
 /// The answer of one node. `None` until it arrives.

@@ -1,6 +1,6 @@
 //! Subscriptions, and the one connection for all calls.
 
-use super::super::subscription::RedisSubscription;
+use super::super::connection::pubsub::RedisSubscription;
 use super::*;
 use crate::engine::Subscription;
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use ::redis::FromRedisValue;
 
 use super::connection::Link;
-use super::route::Route;
+use super::topology::Route;
 use super::{RedisConfig, RedisEngine};
 use crate::engine::contract::PAGE;
 use crate::engine::{Acquired, Engine, Released, Settings, SharedEngine, Subscription};

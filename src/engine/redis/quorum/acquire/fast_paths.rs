@@ -24,16 +24,16 @@ use redis::{Cmd, RedisResult, Value};
 use super::super::Quorum;
 use super::super::node::{Vote, may_still_execute};
 use super::round::Round;
-use crate::engine::redis::asked::Told;
-use crate::engine::redis::failure::{Failure, is_forbidden, is_not_understood};
-use crate::engine::redis::lane::Lane;
-use crate::engine::redis::plain;
+use crate::engine::redis::error::{Failure, is_forbidden, is_not_understood};
+use crate::engine::redis::fast_path::FastPath;
+use crate::engine::redis::fast_path::Record;
+use crate::engine::redis::fast_path::ReplySink;
 use crate::engine::redis::scripts::RECORD;
 use crate::model::{Claim, Fence};
 
 /// The request for the vote of one node.
 pub(super) struct NodeRequest {
-    fast_path: Option<Arc<Lane>>,
+    fast_path: Option<Arc<FastPath>>,
     /// Whether it consists of plain commands.
     is_plain: bool,
     /// The number of plain commands with the expected reply.
@@ -60,7 +60,7 @@ impl Quorum {
         self.nodes
             .iter()
             .map(|node| {
-                let fast_path = node.link.lane();
+                let fast_path = node.link.fast_path();
                 NodeRequest {
                     is_plain: is_plain
                         && fast_path.as_ref().is_some_and(|fast_path| fast_path.is_plain())
@@ -77,7 +77,7 @@ impl Quorum {
 
 impl Round {
     pub(super) fn request_on_fast_paths(self: &Arc<Self>, is_first: bool) {
-        let sink: Arc<dyn Told> = self.clone();
+        let sink: Arc<dyn ReplySink> = self.clone();
         let mut by_script = None;
         for (index, request) in self.requests.iter().enumerate() {
             let Some(fast_path) = &request.fast_path else {
@@ -94,7 +94,7 @@ impl Round {
                     fast_path.write_records();
                 }
                 let call: &Cmd = by_script.get_or_insert_with(|| self.call());
-                fast_path.tell(&sink, first + SCRIPT_REPLY, |out| call.write_packed_command(out));
+                fast_path.call_to_sink(&sink, first + SCRIPT_REPLY, |out| call.write_packed_command(out));
             }
         }
     }
@@ -113,7 +113,7 @@ impl Round {
                 if (is_not_understood(error) || is_forbidden(error))
                     && let Some(fast_path) = &request.fast_path
                 {
-                    fast_path.leave_to_scripts();
+                    fast_path.use_scripts_only();
                 }
                 false
             }
@@ -159,7 +159,7 @@ impl Round {
     }
 
     /// Returns the fast path on which a node's vote is in flight, if any: the node executes later requests there after it.
-    pub(super) fn fast_path(&self, index: usize) -> Option<&Arc<Lane>> {
+    pub(super) fn fast_path(&self, index: usize) -> Option<&Arc<FastPath>> {
         let request = &self.requests[index];
         request
             .fast_path
@@ -173,7 +173,7 @@ impl Round {
             let Some(fast_path) = self.fast_path(index).filter(|_| self.is_plain(index)) else {
                 continue;
             };
-            let record = plain::Record {
+            let record = Record {
                 claim: self.claim.clone(),
                 fence,
                 attempt: Some((self.number, self.floor / 1000)),
@@ -189,7 +189,7 @@ impl Round {
     }
 }
 
-impl Told for Round {
+impl ReplySink for Round {
     /// Returns whether to remove a vote: its round has ended.
     fn is_cancelled(&self, number: usize) -> bool {
         let has_ended = self.lifetime.has_ended();
@@ -199,7 +199,7 @@ impl Told for Round {
         has_ended
     }
 
-    fn told(self: Arc<Self>, number: usize, reply: RedisResult<Value>) {
+    fn on_reply(self: Arc<Self>, number: usize, reply: RedisResult<Value>) {
         let (index, which) = (number / REPLIES, number % REPLIES);
         if which != SCRIPT_REPLY {
             return self.plain_replied(index, which, reply);

@@ -16,7 +16,7 @@ use super::scripts::RAISE;
 use super::votes::{Answer, Count, Votes};
 use super::{Quorum, VOTED};
 use crate::engine::attempt_queue::Ticket;
-use crate::engine::redis::failure::Failure;
+use crate::engine::redis::error::Failure;
 use crate::engine::{Acquired, Result};
 use crate::model::{Claim, Fence};
 

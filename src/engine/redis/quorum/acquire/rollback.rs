@@ -19,7 +19,7 @@ use super::super::votes::Count;
 use super::super::votes::{Answer, Votes};
 use super::round::Round;
 #[cfg(unix)]
-use crate::engine::redis::asked::Told;
+use crate::engine::redis::fast_path::ReplySink;
 use crate::engine::redis::keys::Part;
 use crate::model::Claim;
 
@@ -62,8 +62,8 @@ struct FollowingRollback {
 }
 
 #[cfg(unix)]
-impl Told for FollowingRollback {
-    fn told(self: Arc<Self>, index: usize, reply: RedisResult<Value>) {
+impl ReplySink for FollowingRollback {
+    fn on_reply(self: Arc<Self>, index: usize, reply: RedisResult<Value>) {
         // The server does not know the script; or the fast path has ended, and the vote may still be executed.
         if reply.is_err() {
             self.round.roll_back_later(index, true);
@@ -100,12 +100,12 @@ impl Round {
                     };
                     fast_path.caller_left();
                     if !is_refused {
-                        let behind: Arc<dyn Told> = Arc::new(FollowingRollback {
+                        let behind: Arc<dyn ReplySink> = Arc::new(FollowingRollback {
                             round: self.clone(),
                             _urgent: self.quorum.urgent.token(),
                         });
                         let call = self.quorum.rollback_call(&self.claim, &self.value);
-                        fast_path.tell(&behind, index, |out| call.write_packed_command(out));
+                        fast_path.call_to_sink(&behind, index, |out| call.write_packed_command(out));
                     }
                 }
                 #[cfg(not(unix))]

@@ -16,8 +16,8 @@ use super::super::{Quorum, VOTED};
 #[cfg(unix)]
 use super::fast_paths::NodeRequest;
 use crate::engine::attempt_queue::Ticket;
-use crate::engine::redis::RECORD_KEPT_MS;
-use crate::engine::redis::failure::Failure;
+use crate::engine::redis::error::Failure;
+use crate::engine::redis::keys::RECORD_KEPT_MS;
 use crate::model::Claim;
 
 /// The longest wait for a late answer on an ordinary connection. A node that was stopped may continue at any time, but requests

@@ -15,7 +15,7 @@ pub(in super::super) async fn opened(server: &Server, fast: bool) -> Arc<RedisEn
     let engine = RedisEngine::connect(RedisConfig::parse(&server.url(), &settings).unwrap())
         .await
         .unwrap();
-    assert_eq!(engine.link().current_lane().is_some(), fast);
+    assert_eq!(engine.link().current_fast_path().is_some(), fast);
     // Load the scripts into the server.
     let warm = claim("warm");
     acquire(&engine, &warm).await;
@@ -143,7 +143,7 @@ async fn a_call_dropped_while_the_socket_is_full_does_not_end_the_fast_path() {
     let first = large(LARGE);
     acquire(&ours, &first).await;
     release(&ours, &first).await;
-    let fast_path = || ours.link().current_lane().map(|lane| lane.number());
+    let fast_path = || ours.link().current_fast_path().map(|fast_path| fast_path.number());
     let before = fast_path();
     server.suspend();
     let mut claims: Vec<Claim> = (0..LARGE).map(large).collect();

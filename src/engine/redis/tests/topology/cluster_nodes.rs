@@ -1,7 +1,7 @@
 //! A cluster of one test, and moves of its slots.
 
 use super::*;
-use crate::engine::redis::slots::{SLOTS, slot_of};
+use crate::engine::redis::keys::slots::{SLOTS, slot_of};
 
 /// The nodes of a cluster. The first three are masters at the start.
 pub(super) struct Nodes {
