@@ -1,4 +1,4 @@
-//! Which failures pass by themselves, and how they are told.
+//! Failures: which are transient, and their messages.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use mongodb::error::{Error, ErrorKind, RETRYABLE_WRITE_ERROR, WriteFailure};
 
-use super::trouble;
+use super::connection::diagnostics::{self, Diagnosis};
 use crate::error::EngineError;
 
 /// The engine's name in errors.
 pub(super) const ENGINE: &str = "mongodb";
 
-/// Somebody else was faster: two upserts of one missing document.
+/// Another client was faster: two upserts of one missing document.
 const DUPLICATE_KEY: i32 = 11000;
 const UNAUTHORIZED: i32 = 13;
 const AUTHENTICATION_FAILED: i32 = 18;
 
-/// Answers of a server that will be back: elections, shutdowns, start-up, trouble between the members, time-outs, overload.
-const PASSING: [i32; 28] = [
+/// Codes of transient errors: elections, shutdowns, start-up, errors between the members, timeouts, overload.
+const TRANSIENT: [i32; 28] = [
     6,     // HostUnreachable
     7,     // HostNotFound
     24,    // LockTimeout
@@ -35,7 +35,7 @@ const PASSING: [i32; 28] = [
     175,   // QueryPlanKilled
     189,   // PrimarySteppedDown
     202,   // NetworkInterfaceExceededTimeLimit
-    217,   // IncompleteTransactionHistory: what a retried write did is not kept any more
+    217,   // IncompleteTransactionHistory: the result of a retried write is not stored any more
     237,   // CursorKilled
     262,   // ExceededTimeLimit
     365,   // TemporarilyUnavailable
@@ -50,56 +50,60 @@ const PASSING: [i32; 28] = [
     13436, // NotPrimaryOrSecondary
 ];
 
-/// Answers that mean that change streams cannot be had here: CommandNotFound, CommandNotSupported, FailedToParse of an
-/// unknown stage, and "only supported on replica sets".
+/// Codes of a server without change streams: CommandNotFound, CommandNotSupported, FailedToParse of an unknown stage, and "only
+/// supported on replica sets".
 const NO_CHANGE_STREAMS: [i32; 4] = [59, 115, 40324, 40573];
 
 /// Failures that this engine detects, not the driver.
 #[derive(Debug)]
-enum Own {
+enum OwnFailure {
     NoTokens,
     /// The caller dropped the attempt.
     Cancelled,
     /// The driver gave no answer for this time.
     Unanswered(Duration),
+    /// The driver found no usable server.
+    NoServer(Diagnosis),
 }
 
-/// A driver's error that tells what happened without the driver's inner life.
+/// An error of the driver, or of the engine. Its message omits the labels and commands that the driver adds.
 #[derive(Debug, Clone)]
-pub(super) struct Failure(pub(super) Error);
+pub(crate) struct Failure(pub(super) Error);
 
 impl Failure {
-    /// The failure as the layers above see it.
+    /// Returns the failure as an error of the trait.
     pub(super) fn during(self, op: &'static str) -> EngineError {
-        let is_unsent = matches!(
-            *self.0.kind,
-            ErrorKind::ServerSelection { .. } | ErrorKind::ConnectionPoolCleared { .. }
-        );
+        let is_unsent = self.is_server_selection() || matches!(*self.0.kind, ErrorKind::ConnectionPoolCleared { .. });
         let error = EngineError::new(ENGINE, op, self.retryable(), self);
         if is_unsent { error.not_sent() } else { error }
     }
 
-    /// Whether the same call may succeed later without a human's help.
+    /// Whether the same call may succeed later without a change of the configuration.
     pub(super) fn retryable(&self) -> bool {
         match &*self.0.kind {
-            ErrorKind::Io(error) => trouble::of_error(&error.to_string()).passes,
-            ErrorKind::ServerSelection { message, .. } => trouble::of_search(message).passes,
+            ErrorKind::Io(error) => diagnostics::of_error(&error.to_string()).is_transient,
+            // Otherwise the driver does not support the servers' version.
+            ErrorKind::ServerSelection { .. } => self.is_selection_timeout(),
             ErrorKind::ConnectionPoolCleared { .. } | ErrorKind::DnsResolve { .. } => true,
-            ErrorKind::Custom(_) => self.own().is_some(),
+            ErrorKind::Custom(_) => match self.own() {
+                Some(OwnFailure::NoServer(diagnosis)) => diagnosis.is_transient,
+                own => own.is_some(),
+            },
             _ => {
-                self.0.contains_label(RETRYABLE_WRITE_ERROR) || self.code().is_some_and(|code| PASSING.contains(&code))
+                self.0.contains_label(RETRYABLE_WRITE_ERROR)
+                    || self.code().is_some_and(|code| TRANSIENT.contains(&code))
             }
         }
     }
 
-    /// There is a document of this name already. (A unique index of somebody else's may have the same code; that is no
-    /// answer but a failure.)
+    /// Whether a document of this name exists. (A unique index of another tool has the same code: this is a failure, not an
+    /// answer.)
     pub(super) fn is_duplicate_key(&self) -> bool {
         let names_an_index = |message: &str| message.contains(" index: ") && !message.contains(" index: _id_ ");
         self.code() == Some(DUPLICATE_KEY) && !self.message().is_some_and(names_an_index)
     }
 
-    /// What the server says.
+    /// Returns the server's message.
     fn message(&self) -> Option<&str> {
         match &*self.0.kind {
             ErrorKind::Command(error) => Some(&error.message),
@@ -112,59 +116,70 @@ impl Failure {
         }
     }
 
-    /// Why nothing can be granted while the cluster's clock stands still.
+    /// Creates the failure of a grant while the cluster's clock does not advance.
     pub(super) fn without_tokens() -> Self {
-        Failure(Error::custom(Own::NoTokens))
+        Failure(Error::custom(OwnFailure::NoTokens))
     }
 
-    /// The caller dropped the attempt.
+    /// Creates the failure of an attempt that its caller dropped.
     pub(super) fn cancelled() -> Self {
-        Failure(Error::custom(Own::Cancelled))
+        Failure(Error::custom(OwnFailure::Cancelled))
     }
 
     /// Whether the caller dropped the attempt.
     pub(super) fn is_cancelled(&self) -> bool {
-        matches!(self.own(), Some(Own::Cancelled))
+        matches!(self.own(), Some(OwnFailure::Cancelled))
     }
 
     /// Creates the failure of a call without an answer within `limit`.
     pub(super) fn unanswered(limit: Duration) -> Self {
-        Failure(Error::custom(Own::Unanswered(limit)))
+        Failure(Error::custom(OwnFailure::Unanswered(limit)))
+    }
+
+    /// Creates the failure to find a usable server.
+    pub(super) fn no_server(diagnosis: Diagnosis) -> Self {
+        Failure(Error::custom(OwnFailure::NoServer(diagnosis)))
     }
 
     /// Whether a command was not answered, so that the server may execute it at any time.
     pub(super) fn is_without_answer(&self) -> bool {
-        matches!(*self.0.kind, ErrorKind::Io(_)) || matches!(self.own(), Some(Own::Unanswered(_)))
+        matches!(*self.0.kind, ErrorKind::Io(_)) || matches!(self.own(), Some(OwnFailure::Unanswered(_)))
     }
 
-    fn own(&self) -> Option<&Own> {
+    fn own(&self) -> Option<&OwnFailure> {
         match &*self.0.kind {
             ErrorKind::Custom(reason) => reason.downcast_ref(),
             _ => None,
         }
     }
 
-    /// The user may not do this.
+    /// Whether the user has not the right.
     pub(super) fn is_unauthorized(&self) -> bool {
         self.code() == Some(UNAUTHORIZED)
     }
 
-    /// The server has no change streams (for this user).
+    /// Whether the server has no change streams for this user.
     pub(super) fn is_without_change_streams(&self) -> bool {
         self.is_unauthorized() || self.code().is_some_and(|code| NO_CHANGE_STREAMS.contains(&code))
     }
 
-    /// The server does not believe who this is.
+    /// Whether the login failed.
     pub(super) fn is_authentication(&self) -> bool {
         matches!(&*self.0.kind, ErrorKind::Authentication { .. }) || self.code() == Some(AUTHENTICATION_FAILED)
     }
 
-    /// No server was found in time.
+    /// Whether the driver found no usable server.
     pub(super) fn is_server_selection(&self) -> bool {
         matches!(&*self.0.kind, ErrorKind::ServerSelection { .. })
+            || matches!(self.own(), Some(OwnFailure::NoServer(_)))
     }
 
-    /// The server's code.
+    /// Whether the driver found no usable server within its timeout, and does not describe the servers.
+    pub(super) fn is_selection_timeout(&self) -> bool {
+        matches!(&*self.0.kind, ErrorKind::ServerSelection { message, .. } if message.starts_with("Server selection timeout"))
+    }
+
+    /// Returns the server's code.
     pub(super) fn code(&self) -> Option<i32> {
         match &*self.0.kind {
             ErrorKind::Command(error) => Some(error.code),
@@ -178,7 +193,7 @@ impl Failure {
         }
     }
 
-    /// Which document of several the server refused, by its place among them.
+    /// Returns the index of the document that the server refused.
     pub(super) fn index(&self) -> usize {
         match &*self.0.kind {
             ErrorKind::InsertMany(many) => {
@@ -207,13 +222,14 @@ impl fmt::Display for Failure {
             _ => {}
         }
         match self.own() {
-            Some(Own::NoTokens) => {
+            Some(OwnFailure::NoTokens) => {
                 return f.write_str(
                     "the cluster time is so far ahead of the primary's clock that there are no fencing tokens left",
                 );
             }
-            Some(Own::Cancelled) => return f.write_str("the caller dropped the attempt"),
-            Some(Own::Unanswered(limit)) => return write!(f, "no answer within {} ms", limit.as_millis()),
+            Some(OwnFailure::Cancelled) => return f.write_str("the caller dropped the attempt"),
+            Some(OwnFailure::NoServer(diagnosis)) => return f.write_str(&diagnosis.text),
+            Some(OwnFailure::Unanswered(limit)) => return write!(f, "no answer within {} ms", limit.as_millis()),
             None => {}
         }
         match &*self.0.kind {
@@ -231,9 +247,13 @@ impl fmt::Display for Failure {
                     error.message, error.code
                 )
             }
-            ErrorKind::ServerSelection { message, .. } => f.write_str(&trouble::of_search(message).text),
-            ErrorKind::Io(error) => f.write_str(&trouble::of_error(&error.to_string()).text),
-            kind => f.write_str(&trouble::without_inner_life(&kind.to_string())),
+            ErrorKind::ServerSelection { message, .. } => {
+                // The driver's description of the servers follows.
+                let reason = message.split(". Topology: ").next().unwrap_or(message);
+                f.write_str(&diagnostics::without_labels(reason))
+            }
+            ErrorKind::Io(error) => f.write_str(&diagnostics::of_error(&error.to_string()).text),
+            kind => f.write_str(&diagnostics::without_labels(&kind.to_string())),
         }
     }
 }
@@ -244,15 +264,15 @@ impl StdError for Failure {
     }
 }
 
-/// What a refusal means: the server says the same code to users without a right and to no user at all.
+/// Describes a refusal. The server's code is the same for a user without the right and for a connection without a login.
 fn forbidden(message: &str) -> &'static str {
     match message.contains("requires authentication") {
-        true => "the server asks who this is, and the URL names no user: ",
+        true => "the server requires a login, and the URL names no user: ",
         false => "the user has not the right to do this: ",
     }
 }
 
-/// The text without the whole command, owner token and all, that the server quotes when it refuses one.
+/// Returns the message without the command that the server quotes, which contains the owner token.
 fn without_command(message: &str) -> Cow<'_, str> {
     match message.split_once(" to execute command { ") {
         Some((before, command)) => {
@@ -272,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_passes_and_a_bad_certificate_does_not() {
+    fn an_outage_is_transient_and_a_bad_certificate_is_not() {
         assert!(io(std::io::ErrorKind::ConnectionRefused, "refused").retryable());
         assert!(
             !io(

@@ -1,4 +1,4 @@
-//! The TTL index, which removes what crashed holders left behind, and what gist processes wait for.
+//! The TTL index, which removes the documents of crashed holders. Gist processes rely on it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,10 +10,10 @@ use mongodb::options::IndexOptions;
 use mongodb::{Collection, IndexModel};
 
 use super::Outcome;
-use super::connect::OP;
+use super::connection::dial::OP;
+use super::connection::pool::{Class, Pool};
 use super::documents::EXPIRES_AT;
-use super::failure::{ENGINE, Failure};
-use super::pool::{Class, Pool};
+use super::error::{ENGINE, Failure};
 use crate::clock::Moment;
 use crate::engine::Result;
 use crate::error::EngineError;
@@ -22,21 +22,21 @@ use crate::error::EngineError;
 const NO_COLLECTION: i32 = 26;
 /// The server's IndexOptionsConflict: an index on this field has other options, or another name.
 const OTHER_OPTIONS: i32 = 85;
-/// The server's IndexKeySpecsConflict: an index of this name is on something else.
+/// The server's IndexKeySpecsConflict: an index of this name has other fields.
 const OTHER_KEYS: i32 = 86;
 
-/// What the index is, in the words of a message.
+/// The index in messages.
 const WANTED: &str = "the TTL index { expiresAt: 1 } with expireAfterSeconds: 0";
 
-/// Makes the index.
+/// Creates the index.
 ///
 /// # Behavior
-/// One that stands already is fine under any name. So is a missing right to make one when one stands, and when the user
-/// may not even look it up, but may write: locks work without it.
+/// An existing one may have any name. A user without the right to create it needs an existing one. For a user without the rights
+/// to create and to list indexes, logs a warning: locks work without the index.
 ///
 /// # Errors
-/// Not retryable when another index is in the way, when there is none and none may be made, and when the user may not
-/// write at all.
+/// Not retryable when another index is in the way, when there is no index and the user may not create it, and when the user may
+/// not write.
 pub(super) async fn ensure(locks: &Collection<Document>) -> Result<()> {
     let options = IndexOptions::builder().expire_after(Duration::ZERO).build();
     let index = IndexModel::builder()
@@ -55,23 +55,23 @@ pub(super) async fn ensure(locks: &Collection<Document>) -> Result<()> {
         may_write(locks).await.map_err(|failure| failure.during(OP))?;
     }
     let collection = locks.name();
-    let message = match stands(locks).await {
+    let message = match exists(locks).await {
         Ok(true) => return Ok(()),
         Ok(false) if is_in_the_way => {
             format!("the collection {collection:?} has an index in the way of {WANTED}: {failure}")
         }
         Ok(false) => format!("the collection {collection:?} has not {WANTED}: {failure}"),
-        Err(looking) if looking.is_unauthorized() && failure.is_unauthorized() => {
-            tracing::warn!(collection, "may neither make nor look up {WANTED}");
+        Err(listing) if listing.is_unauthorized() && failure.is_unauthorized() => {
+            tracing::warn!(collection, "the user may neither create nor list {WANTED}");
             return Ok(());
         }
-        Err(looking) => return Err(looking.during(OP)),
+        Err(listing) => return Err(listing.during(OP)),
     };
     Err(EngineError::new(ENGINE, OP, false, message))
 }
 
-/// Whether the index stands, under whatever name.
-async fn stands(locks: &Collection<Document>) -> Outcome<bool> {
+/// Whether the index exists, under any name.
+async fn exists(locks: &Collection<Document>) -> Outcome<bool> {
     let indexes = match list(locks).await {
         Err(failure) if failure.code() == Some(NO_COLLECTION) => return Ok(false),
         indexes => indexes?,
@@ -93,17 +93,17 @@ const CHECK: Duration = if cfg!(test) {
 };
 
 /// Creates the index again after the collection was dropped, while the engine acquires locks.
-pub(super) struct IndexKeeper {
+pub(super) struct TtlIndex {
     pool: Arc<Pool>,
     /// When the next check is due, in nanoseconds of [`Moment`].
     due: AtomicU64,
 }
 
-impl IndexKeeper {
-    /// Creates the keeper of an index that was checked just now.
+impl TtlIndex {
+    /// Creates the check of an index that was checked just now.
     pub(super) fn new(pool: Arc<Pool>) -> Arc<Self> {
         let due = AtomicU64::new((Moment::now() + CHECK).to_nanos());
-        Arc::new(IndexKeeper { pool, due })
+        Arc::new(TtlIndex { pool, due })
     }
 
     /// Makes the next check due. The engine calls it when the collection may have been dropped.
@@ -136,7 +136,7 @@ async fn list(locks: &Collection<Document>) -> Outcome<Vec<IndexModel>> {
     Ok(locks.list_indexes().await?.try_collect().await?)
 }
 
-/// Asks for the right to write, by an update of nothing.
+/// Checks the right to write, by an update that matches no document.
 async fn may_write(locks: &Collection<Document>) -> Outcome<()> {
     let nothing = doc! { "_id": { "$in": Vec::<Bson>::new() } };
     locks.update_one(nothing, doc! { "$unset": { EXPIRES_AT: 1 } }).await?;

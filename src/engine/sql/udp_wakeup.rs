@@ -1,18 +1,19 @@
-//! A wake-up for stores that cannot push.
+//! Wakes waiters of stores without messages, by datagrams.
 //!
-//! Every engine that has waiters listens on one UDP socket of the loopback interface, and leaves its port and a random
-//! number per waiter in the store, beside the waiter's place in the queue. Whoever frees a name reads the address of the
-//! first waiter in the same transaction, and sends it the number once the transaction is committed.
+//! Each engine with waiters listens on one UDP socket of the loopback interface. It stores its port, and a random number for each
+//! waiter, with the waiter's position in the queue. A release reads the address of the first waiter in the same transaction,
+//! and sends the number to it after the commit.
 //!
-//! It is a hint and nothing else: a datagram that is lost, or that goes to a stranger who got the port since, costs a
-//! waiter the time until its next own try. Nothing that arrives here can do more than cause a try too many.
+//! Correctness does not depend on a datagram. When one is lost, or reaches another program that has the port now, the waiter makes
+//! its next attempt later. A false datagram only causes one more attempt.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio::net::UdpSocket;
 use tokio::sync::{OnceCell, watch};
 use tokio_util::task::AbortOnDropHandle;
@@ -20,22 +21,22 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::engine::Subscription;
 use crate::model::OwnerToken;
 
-/// What every datagram starts with: who talks, and in which version.
+/// The first bytes of every datagram: the protocol and its version.
 const MAGIC: [u8; 4] = *b"hfw1";
 const DATAGRAM: usize = MAGIC.len() + size_of::<u64>();
 
-/// Where a waiter is told, as it stands in the store.
+/// The address of a waiter, as stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Address {
-    /// The port of its engine. `None` when that engine could not bind one: its waiters only poll.
+    /// The port of its engine. `None`: that engine could not bind a socket, and its waiters poll.
     pub port: Option<u16>,
-    /// The waiter's own number there.
+    /// The waiter's number in its engine.
     pub id: u64,
 }
 
 /// The waiters of one engine, and its socket.
 #[derive(Default)]
-pub(super) struct Wakes {
+pub(super) struct UdpWakeup {
     waiters: Arc<Waiters>,
     socket: OnceCell<Socket>,
 }
@@ -58,61 +59,56 @@ struct ByOwner {
 struct Waiter {
     id: u64,
     subscriptions: usize,
-    told: watch::Sender<()>,
+    notified: watch::Sender<()>,
 }
 
 impl Waiters {
-    /// A panic elsewhere leaves the maps whole: nothing in here can panic between two changes.
-    fn lock(&self) -> MutexGuard<'_, ByOwner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Wakes the waiter with this number. `false` when there is none here.
+    /// Wakes the waiter with this number. `false`: this engine does not have it.
     fn wake(&self, id: u64) -> bool {
-        let waiters = self.lock();
+        let waiters = self.0.lock();
         let waiter = waiters.ids.get(&id).and_then(|owner| waiters.owners.get(owner));
-        waiter.map(|waiter| waiter.told.send_replace(())).is_some()
+        waiter.map(|waiter| waiter.notified.send_replace(())).is_some()
     }
 }
 
-impl Wakes {
-    /// Registers a waiter. From now on no wake-up of it is missed.
+impl UdpWakeup {
+    /// Registers a waiter. Later wake-ups are not missed.
     pub(super) async fn subscribe(&self, owner: &OwnerToken) -> Box<dyn Subscription> {
-        // Before the waiter is known to anybody, so that its first try can leave the port in the store.
+        // Before the first attempt of the waiter, which stores the port.
         self.socket().await;
-        let mut waiters = self.waiters.lock();
+        let mut waiters = self.waiters.0.lock();
         let ByOwner { owners, ids } = &mut *waiters;
         let waiter = owners.entry(owner.clone()).or_insert_with(|| {
-            // Positive as a signed number, too: that is how the store keeps it.
+            // Positive as a signed number, too, because the store has signed numbers.
             let id = fastrand::u64(1..=i64::MAX.unsigned_abs());
             ids.insert(id, owner.clone());
             Waiter {
                 id,
                 subscriptions: 0,
-                told: watch::Sender::default(),
+                notified: watch::Sender::default(),
             }
         });
         waiter.subscriptions += 1;
-        let told = waiter.told.subscribe();
+        let notified = waiter.notified.subscribe();
         drop(waiters);
-        Box::new(WakeSubscription {
+        Box::new(UdpSubscription {
             owner: owner.clone(),
-            told,
+            notified,
             waiters: self.waiters.clone(),
         })
     }
 
-    /// Where this owner is told. `None` when it did not subscribe.
+    /// Returns the address of an owner. `None`: it did not subscribe.
     pub(super) fn address(&self, owner: &OwnerToken) -> Option<Address> {
-        let id = self.waiters.lock().owners.get(owner)?.id;
+        let id = self.waiters.0.lock().owners.get(owner)?.id;
         Some(Address {
             port: self.socket.get().map(|socket| socket.port),
             id,
         })
     }
 
-    /// Tells waiters of this engine or of any other.
-    pub(super) async fn tell(&self, addresses: &[Address]) {
+    /// Wakes waiters of this engine or of any other.
+    pub(super) async fn wake(&self, addresses: &[Address]) {
         for address in addresses {
             if self.waiters.wake(address.id) {
                 continue;
@@ -128,14 +124,14 @@ impl Wakes {
         }
     }
 
-    /// Tells every waiter of this engine: something may have changed that nobody told of.
-    pub(super) fn tell_all(&self) {
-        for waiter in self.waiters.lock().owners.values() {
-            waiter.told.send_replace(());
+    /// Wakes every waiter of this engine, when wake-ups may have been lost.
+    pub(super) fn wake_all(&self) {
+        for waiter in self.waiters.0.lock().owners.values() {
+            waiter.notified.send_replace(());
         }
     }
 
-    /// The socket, bound when it is needed first. `None` when that fails; the next caller tries again.
+    /// Returns the socket, which is bound by the first call. `None`: that failed; the next call tries again.
     async fn socket(&self) -> Option<&Socket> {
         let binding = self.socket.get_or_try_init(|| async {
             let socket = Arc::new(UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?);
@@ -167,7 +163,7 @@ fn id_in(datagram: &[u8]) -> Option<u64> {
 }
 
 async fn listen(socket: Arc<UdpSocket>, waiters: Arc<Waiters>) {
-    // One byte more than is right, so that a longer datagram is seen to be longer.
+    // One byte more than a datagram has, so that a longer one is detected.
     let mut buffer = [0; DATAGRAM + 1];
     loop {
         match socket.recv_from(&mut buffer).await {
@@ -176,31 +172,31 @@ async fn listen(socket: Arc<UdpSocket>, waiters: Arc<Waiters>) {
                     waiters.wake(id);
                 }
             }
-            // Windows reports here that nobody listened where an earlier datagram went, or that one was too long.
+            // Windows reports here that an earlier datagram reached a closed port, or that a received one was too long.
             Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
         }
     }
 }
 
-struct WakeSubscription {
+struct UdpSubscription {
     owner: OwnerToken,
-    told: watch::Receiver<()>,
+    notified: watch::Receiver<()>,
     waiters: Arc<Waiters>,
 }
 
 #[async_trait]
-impl Subscription for WakeSubscription {
+impl Subscription for UdpSubscription {
     async fn changed(&mut self) {
-        if self.told.changed().await.is_err() {
-            // The sender lives for as long as this subscription does.
+        if self.notified.changed().await.is_err() {
+            // The sender lives as long as this subscription.
             std::future::pending::<()>().await;
         }
     }
 }
 
-impl Drop for WakeSubscription {
+impl Drop for UdpSubscription {
     fn drop(&mut self) {
-        let mut waiters = self.waiters.lock();
+        let mut waiters = self.waiters.0.lock();
         let ByOwner { owners, ids } = &mut *waiters;
         if let Some(waiter) = owners.get_mut(&self.owner) {
             waiter.subscriptions -= 1;
@@ -216,63 +212,66 @@ impl Drop for WakeSubscription {
 mod tests {
     use super::*;
 
-    async fn hears(subscription: &mut Box<dyn Subscription>) -> bool {
+    async fn is_notified(subscription: &mut Box<dyn Subscription>) -> bool {
         tokio::time::timeout(Duration::from_millis(300), subscription.changed())
             .await
             .is_ok()
     }
 
     #[tokio::test]
-    async fn a_waiter_elsewhere_is_told_by_datagram() {
-        let (here, there) = (Wakes::default(), Wakes::default());
+    async fn a_waiter_of_another_engine_is_woken_by_a_datagram() {
+        let (here, there) = (UdpWakeup::default(), UdpWakeup::default());
         let (first, second) = (OwnerToken::fresh(), OwnerToken::fresh());
         let mut one = there.subscribe(&first).await;
         let mut two = there.subscribe(&second).await;
         let address = there.address(&first).unwrap();
         assert!(address.port.is_some());
         assert_eq!(here.address(&first), None);
-        here.tell(&[address]).await;
-        assert!(hears(&mut one).await);
-        assert!(!hears(&mut two).await, "only the one that is meant");
-        assert!(!hears(&mut one).await, "once");
+        here.wake(&[address]).await;
+        assert!(is_notified(&mut one).await);
+        assert!(!is_notified(&mut two).await, "only one waiter is woken");
+        assert!(!is_notified(&mut one).await, "once");
     }
 
     #[tokio::test]
     async fn a_waiter_of_this_engine_needs_no_socket() {
-        let wakes = Wakes::default();
+        let wakeup = UdpWakeup::default();
         let owner = OwnerToken::fresh();
-        let mut subscription = wakes.subscribe(&owner).await;
+        let mut subscription = wakeup.subscribe(&owner).await;
         let address = Address {
             port: None,
-            ..wakes.address(&owner).unwrap()
+            ..wakeup.address(&owner).unwrap()
         };
-        wakes.tell(&[address]).await;
-        assert!(hears(&mut subscription).await, "told between subscribing and waiting");
-        wakes.tell_all();
-        assert!(hears(&mut subscription).await);
+        wakeup.wake(&[address]).await;
+        assert!(
+            is_notified(&mut subscription).await,
+            "a wake-up between subscription and wait is not missed"
+        );
+        wakeup.wake_all();
+        assert!(is_notified(&mut subscription).await);
     }
 
     #[tokio::test]
-    async fn every_subscription_of_an_owner_hears_and_the_last_one_ends_it() {
-        let wakes = Wakes::default();
+    async fn every_subscription_of_an_owner_is_notified_and_the_last_one_removes_it() {
+        let wakeup = UdpWakeup::default();
         let owner = OwnerToken::fresh();
-        let mut one = wakes.subscribe(&owner).await;
-        let mut two = wakes.subscribe(&owner).await;
-        wakes.tell(&[wakes.address(&owner).unwrap()]).await;
-        assert!(hears(&mut one).await && hears(&mut two).await);
+        let mut one = wakeup.subscribe(&owner).await;
+        let mut two = wakeup.subscribe(&owner).await;
+        wakeup.wake(&[wakeup.address(&owner).unwrap()]).await;
+        assert!(is_notified(&mut one).await && is_notified(&mut two).await);
         drop(one);
-        assert!(wakes.address(&owner).is_some());
+        assert!(wakeup.address(&owner).is_some());
         drop(two);
-        assert_eq!(wakes.address(&owner), None);
-        assert!(wakes.waiters.lock().ids.is_empty());
+        assert_eq!(wakeup.address(&owner), None);
+        assert!(wakeup.waiters.0.lock().ids.is_empty());
     }
 
     #[tokio::test]
-    async fn rubbish_is_ignored() {
-        let wakes = Wakes::default();
+    async fn invalid_datagrams_are_ignored() {
+        let wakeup = UdpWakeup::default();
         let owner = OwnerToken::fresh();
-        let mut subscription = wakes.subscribe(&owner).await;
-        let Address { port, id } = wakes.address(&owner).unwrap();
+        let mut subscription = wakeup.subscribe(&owner).await;
+        let Address { port, id } = wakeup.address(&owner).unwrap();
         let stranger = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let target = (Ipv4Addr::LOCALHOST, port.unwrap());
         let mut long = datagram(id).to_vec();
@@ -288,8 +287,8 @@ mod tests {
         ] {
             stranger.send_to(rubbish, target).await.unwrap();
         }
-        assert!(!hears(&mut subscription).await);
+        assert!(!is_notified(&mut subscription).await);
         stranger.send_to(&datagram(id), target).await.unwrap();
-        assert!(hears(&mut subscription).await, "it still listens");
+        assert!(is_notified(&mut subscription).await, "the engine still listens");
     }
 }

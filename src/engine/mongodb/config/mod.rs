@@ -1,30 +1,34 @@
-//! Where a MongoDB is, from its URL. No name is resolved here.
+//! A MongoDB deployment, from its URL and the settings. No name is resolved here.
+//!
+//! - `url.rs`: the text of the URL. `tls.rs`: the TLS files.
+
+mod tls;
+mod url;
 
 use std::fmt;
 use std::time::Duration;
 
 use mongodb::options::{Acknowledgment, ConnectionString, HostInfo};
 
-use super::{tls, url};
 use crate::engine::Settings;
 use crate::error::LockError;
 
-/// The database of a URL that names none. The official Node.js driver takes this one, and so the gist's users have it.
+/// The database of a URL without one, as in the official Node.js driver, which users of the gist have.
 const DEFAULT_DATABASE: &str = "test";
 
-/// A MongoDB deployment, and where the locks are in it.
+/// A MongoDB deployment, and the collection of the locks.
 #[derive(Clone)]
 pub struct MongodbConfig {
-    pub(super) connection: ConnectionString,
-    pub(super) database: String,
-    pub(super) collection: String,
-    pub(super) prefix: String,
-    pub(super) timeout: Duration,
+    pub(crate) connection: ConnectionString,
+    pub(crate) database: String,
+    pub(crate) collection: String,
+    pub(crate) prefix: String,
+    pub(crate) timeout: Duration,
 }
 
 impl fmt::Debug for MongodbConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the connection: there is a password in it.
+        // Without the connection, which contains a password.
         f.debug_struct("MongodbConfig")
             .field("database", &self.database)
             .field("collection", &self.collection)
@@ -34,16 +38,16 @@ impl fmt::Debug for MongodbConfig {
 }
 
 impl MongodbConfig {
-    /// Understands a `mongodb://` or `mongodb+srv://` URL.
+    /// Parses a `mongodb://` or `mongodb+srv://` URL.
     ///
     /// # Behavior
-    /// The database is the URL's, or `test`. Its `w`, `journal` and `wtimeoutMS` hold for every write; without `w` it is
-    /// the majority. Its read preference does not matter: locks are on the primary.
+    /// The database is the URL's, or `test`. Its `w`, `journal` and `wtimeoutMS` apply to every write; without `w` it is the
+    /// majority. Its read preference has no effect: locks are on the primary.
     ///
     /// # Errors
-    /// `LOCK_INVALID_ARGUMENT` naming `target`, `collection`, or the setting under `tls`. No password is ever shown.
+    /// `LOCK_INVALID_ARGUMENT` with `target`, `collection`, or the setting under `tls`. No message contains a password.
     pub fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
-        let mut connection = match ConnectionString::parse(url::without_passed_over(url)) {
+        let mut connection = match ConnectionString::parse(url::without_ignored_options(url)) {
             Ok(connection) => connection,
             Err(_) => return Err(LockError::invalid("target", &url::reason(url), url::shown(url))),
         };
@@ -54,7 +58,7 @@ impl MongodbConfig {
         {
             return Err(LockError::invalid(
                 "target",
-                "must not ask for writes that nobody acknowledges",
+                "must not ask for unacknowledged writes",
                 "w=0",
             ));
         }
@@ -105,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_those_of_the_gist() {
+    fn defaults_are_the_same_as_in_the_gist() {
         let config = parse("mongodb://h").unwrap();
         assert_eq!(
             (&*config.database, &*config.collection, &*config.prefix),
@@ -130,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_the_node_driver_are_no_fault() {
+    fn options_of_the_node_driver_are_accepted() {
         let url = "mongodb://h/?useNewUrlParser=true&useUnifiedTopology=true&socketTimeoutMS=1&compressors=zlib&w=2";
         let config = parse(url).unwrap();
         assert_eq!(
@@ -182,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collection_must_be_one() {
+    fn an_invalid_collection_is_rejected() {
         for name in ["", "a$b", "system.users", "a\0"] {
             let settings = Settings {
                 collection: name.into(),

@@ -1,4 +1,4 @@
-//! The files behind the TLS settings and the URL's.
+//! The TLS files of the settings and of the URL.
 
 use std::fmt;
 use std::path::Path;
@@ -8,12 +8,11 @@ use mongodb::options::{Tls, TlsOptions};
 use crate::engine::TlsFiles;
 use crate::error::LockError;
 
-/// The URL's TLS with the files of the settings in it.
+/// Adds the files of the settings to the URL's TLS options.
 ///
 /// # Errors
-/// `LOCK_INVALID_ARGUMENT` naming the setting (or `target`, for a file of the URL) when a file is missing, or is not what it
-/// should be.
-pub(super) fn with_files(of_url: Option<Tls>, files: &TlsFiles) -> Result<Option<Tls>, LockError> {
+/// `LOCK_INVALID_ARGUMENT` with the setting (or `target`, for a file of the URL) when a file is missing or has the wrong content.
+pub(crate) fn with_files(of_url: Option<Tls>, files: &TlsFiles) -> Result<Option<Tls>, LockError> {
     if let Some(key) = &files.key_file {
         let rule = "is not for MongoDB: put the key into the file of tls.certFile, behind the certificate";
         return Err(LockError::invalid("tls.keyFile", rule, format_args!("{key:?}")));
@@ -56,12 +55,12 @@ pub(super) fn with_files(of_url: Option<Tls>, files: &TlsFiles) -> Result<Option
     Ok(Some(Tls::Enabled(options)))
 }
 
-/// How the parts of a PEM file end their first lines.
+/// The ends of the first lines of the parts of a PEM file.
 const CERTIFICATE: &str = "CERTIFICATE-----";
 const KEY: &str = "PRIVATE KEY-----";
 
-/// Looks for what a PEM file has to have. The driver takes a file without a certificate for an authority that vouches for
-/// nobody, which then looks like a wrong server.
+/// Checks that a PEM file has these parts. For the driver a file without a certificate is an authority without certificates,
+/// and the error would then be about the server.
 fn check_file(argument: &str, verb: &str, path: Option<&Path>, parts: &[&str]) -> Result<(), LockError> {
     let Some(path) = path else { return Ok(()) };
     let what = if parts.contains(&KEY) {
@@ -84,15 +83,15 @@ fn check_file(argument: &str, verb: &str, path: Option<&Path>, parts: &[&str]) -
 mod tests {
     use std::path::PathBuf;
 
-    use super::super::MongodbConfig;
     use super::*;
     use crate::engine::Settings;
+    use crate::engine::mongodb::MongodbConfig;
 
     fn parse(url: &str) -> Result<MongodbConfig, LockError> {
         MongodbConfig::parse(url, &Settings::default())
     }
 
-    /// A file that looks like a PEM file.
+    /// Creates a file in the folder.
     fn file(dir: &tempfile::TempDir, name: &str, text: &str) -> PathBuf {
         let path = dir.path().join(name);
         std::fs::write(&path, text).unwrap();
@@ -100,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn files_must_have_what_they_are_for() {
+    fn files_without_the_required_parts_are_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let empty = file(&dir, "empty.pem", "");
         let cert = file(&dir, "cert.pem", "-----BEGIN CERTIFICATE-----\n");
@@ -117,7 +116,7 @@ mod tests {
             };
             MongodbConfig::parse("mongodb://h", &settings).unwrap_err().message
         };
-        for (told, setting, reason) in [
+        for (message, setting, reason) in [
             (refused(Some(&missing), None), "tls.caFile ", "missing.pem"),
             (refused(Some(&empty), None), "tls.caFile ", "no certificate"),
             (refused(None, Some(&missing)), "tls.certFile ", "missing.pem"),
@@ -130,13 +129,13 @@ mod tests {
                 "tlsCAFile",
             ),
         ] {
-            assert!(told.starts_with(setting) && told.contains(reason), "{told}");
-            assert!(!told.contains("secret"), "{told}");
+            assert!(message.starts_with(setting) && message.contains(reason), "{message}");
+            assert!(!message.contains("secret"), "{message}");
         }
     }
 
     #[test]
-    fn certificates_turn_tls_on() {
+    fn certificates_enable_tls() {
         let dir = tempfile::tempdir().unwrap();
         let authority = file(&dir, "ca.pem", "-----BEGIN CERTIFICATE-----\n");
         let with = |url: &str, tls: TlsFiles| {

@@ -1,11 +1,11 @@
-//! The text of a URL: what is passed over, what is wrong with it, and what of it may be shown.
+//! The text of a URL: which options are ignored, why it is invalid, and which part of it a message may contain.
 
 use mongodb::error::ErrorKind;
 use mongodb::options::ConnectionString;
 
-/// URL options of other official drivers that say nothing about where the locks are or how safely they are kept. They
-/// are passed over, because a URL that served the gist shall serve here: the Rust driver refuses what it does not know.
-const PASSED_OVER: [&str; 24] = [
+/// Options of other official drivers that affect neither where the locks are nor how safe they are. They are ignored, so that a
+/// URL of the gist works here: the Rust driver rejects options that it does not know.
+const IGNORED_OPTIONS: [&str; 24] = [
     "autoreconnect",
     "autoselectfamily",
     "autoselectfamilyattempttimeout",
@@ -32,8 +32,8 @@ const PASSED_OVER: [&str; 24] = [
     "zlibcompressionlevel",
 ];
 
-/// The URL without the options that are passed over.
-pub(super) fn without_passed_over(url: &str) -> String {
+/// Returns the URL without the ignored options.
+pub(crate) fn without_ignored_options(url: &str) -> String {
     let Some((before, options)) = url.split_once('?') else {
         return url.to_owned();
     };
@@ -41,42 +41,42 @@ pub(super) fn without_passed_over(url: &str) -> String {
         .split('&')
         .filter(|option| {
             let name = option.split('=').next().unwrap_or_default().to_lowercase();
-            !option.is_empty() && !PASSED_OVER.contains(&name.as_str())
+            !option.is_empty() && !IGNORED_OPTIONS.contains(&name.as_str())
         })
         .collect();
     format!("{before}?{}", kept.join("&"))
 }
 
-/// What is wrong with a URL, as far as that can be told without showing a secret.
-pub(super) fn reason(url: &str) -> String {
-    const ANYWHERE: &str = "must be a MongoDB URL such as mongodb://user:password@host:27017/database?replicaSet=rs0 with \
+/// Describes why a URL is invalid, without a secret.
+pub(crate) fn reason(url: &str) -> String {
+    const GENERAL: &str = "must be a MongoDB URL such as mongodb://user:password@host:27017/database?replicaSet=rs0 with \
                             special characters in the user name and the password percent-encoded";
-    let url = without_passed_over(url);
+    let url = without_ignored_options(url);
     let (Some((scheme, _)), Some((_, options))) = (url.split_once("://"), url.split_once('?')) else {
-        return ANYWHERE.to_owned();
+        return GENERAL.to_owned();
     };
-    // Behind a question mark in a password follows the rest of it, and some options are secrets themselves.
+    // A question mark may be a part of the password, and some options are secrets.
     let lower = options.to_lowercase();
     if options.contains('@')
         || ["password", "authmechanismproperties"]
             .iter()
             .any(|secret| lower.contains(secret))
     {
-        return ANYWHERE.to_owned();
+        return GENERAL.to_owned();
     }
     match ConnectionString::parse(format!("{scheme}://host.example.com/?{options}")) {
-        Ok(_) => ANYWHERE.to_owned(),
+        Ok(_) => GENERAL.to_owned(),
         Err(error) => match &*error.kind {
             ErrorKind::InvalidArgument { message, .. } => {
                 format!("must be a MongoDB URL with valid options ({message})")
             }
-            _ => ANYWHERE.to_owned(),
+            _ => GENERAL.to_owned(),
         },
     }
 }
 
-/// A URL that was not understood, without whatever may be a secret in it: nobody knows where its password ends.
-pub(super) fn shown(url: &str) -> String {
+/// Returns an invalid URL without everything that may be a secret: it is not known where the password ends.
+pub(crate) fn shown(url: &str) -> String {
     let (scheme, rest) = url
         .split_once("://")
         .unwrap_or((url.split(':').next().unwrap_or_default(), ""));

@@ -1,4 +1,4 @@
-//! From a config to an engine: options, and the first talk.
+//! Connects an engine: options, and the first commands.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,32 +11,32 @@ use mongodb::options::{
 use mongodb::{Client, Database};
 use tokio::time::{Instant, timeout_at};
 
-use super::estimate::{Estimate, Look};
-use super::failure::{ENGINE, Failure};
-use super::fence::Clock;
-use super::index::IndexKeeper;
-use super::pool::{Place, Pool};
-use super::sight::Sight;
-use super::waiting::Line;
-use super::{Core, MongodbConfig, MongodbEngine, index};
 use crate::clock::Moment;
 use crate::engine::Result;
+use crate::engine::mongodb::connection::pool::{Namespace, Pool};
+use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
+use crate::engine::mongodb::error::{ENGINE, Failure};
+use crate::engine::mongodb::ops::clock_offset::{ClockOffset, ClockReading};
+use crate::engine::mongodb::ops::fence::Clock;
+use crate::engine::mongodb::queue::Queue;
+use crate::engine::mongodb::ttl_index::TtlIndex;
+use crate::engine::mongodb::{Core, MongodbConfig, MongodbEngine, ttl_index};
 use crate::error::EngineError;
 
-/// What this is called in errors.
-pub(super) const OP: &str = "connect";
-/// MongoDB 4.4, the first whose `findAndModify` can show `$$NOW` in its answer.
+/// The name of the operation in errors.
+pub(crate) const OP: &str = "connect";
+/// MongoDB 4.4, the first whose `findAndModify` can return `$$NOW`.
 const OLDEST_WIRE_VERSION: i32 = 9;
 /// Maximum number of connections for calls, unless the URL sets `maxPoolSize`. With the driver's default of 10, many callers
 /// would queue behind each other's waits for the majority.
 const POOL: u32 = 64;
 
 impl MongodbEngine {
-    /// Connects: finds the servers, asks one what it is, and makes sure of the TTL index.
+    /// Connects to the servers, reads the kind of the deployment, and creates the TTL index.
     ///
     /// # Behavior
-    /// A `mongodb+srv` name is resolved here. Each step gives up before the time that connecting may take is over, so
-    /// that there is time left to say why; what only a human can mend is told at once.
+    /// Resolves a `mongodb+srv` name. Each step ends before the store timeout, so that the error has a reason. An error that
+    /// only another configuration can prevent is returned at once.
     ///
     /// # Errors
     /// Retryable when no server can be reached; not retryable when the password, a right, a certificate, the replica
@@ -48,17 +48,19 @@ impl MongodbEngine {
             .await
             .unwrap_or_else(|_| Err(late(limit, "of the DNS")))
             .map_err(|error| of_name(error, &config))?;
-        let sight = Sight::new(&options);
-        options.sdam_event_handler = Some(sight.handler());
-        let about = About::new(&options);
-        // Bad certificate files are found here.
+        let monitor = ServerMonitor::new(&options);
+        options.sdam_event_handler = Some(monitor.handler());
+        let target = Target::new(&options);
+        // Fails for invalid certificate files.
         let client = Client::with_options(options.clone())
             .map_err(|error| EngineError::new(ENGINE, OP, false, Failure(error)))?;
         let database = client.database(&config.database);
         let greeting = async {
             tokio::select! {
-                hello = database.run_command(doc! { "hello": 1 }) => hello.map_err(|error| about.failed(Failure(error))),
-                mistake = sight.mistake() => Err(EngineError::new(ENGINE, OP, false, mistake)),
+                hello = database.run_command(doc! { "hello": 1 }) => {
+                    hello.map_err(|error| target.failed(monitor.explain(Failure(error))))
+                }
+                reasons = monitor.unusable() => Err(EngineError::new(ENGINE, OP, false, reasons)),
             }
         };
         let hello = timeout_at(deadline, greeting)
@@ -67,41 +69,43 @@ impl MongodbEngine {
         if hello.get_i32("maxWireVersion").unwrap_or(0) < OLDEST_WIRE_VERSION {
             return Err(EngineError::new(ENGINE, OP, false, "MongoDB 4.4 or newer is needed"));
         }
-        about.check_primary(&hello)?;
+        target.check_primary(&hello)?;
         let is_cluster = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
-        let place = Place {
+        let namespace = Namespace {
             database: config.database.clone(),
             collection: config.collection.clone(),
             options: collection_options(&config),
         };
         // One connection of the pool is for the change stream.
         let size = options.max_pool_size.unwrap_or(POOL).saturating_sub(1);
-        let pool = Pool::new(client, options, place, sight.clone(), size, config.timeout);
+        let pool = Pool::new(client, options, namespace, monitor.clone(), size, config.timeout);
         let locks = pool.locks();
-        timeout_at(deadline, index::ensure(&locks)).await.unwrap_or_else(|_| {
-            Err(late(
-                limit,
-                "to the look for the TTL index, or of the members that have to confirm it",
-            ))
-        })?;
-        let look = timeout_at(deadline, look(&database))
+        timeout_at(deadline, ttl_index::ensure(&locks))
+            .await
+            .unwrap_or_else(|_| {
+                Err(late(
+                    limit,
+                    "to the check of the TTL index, or from the members that have to confirm it",
+                ))
+            })?;
+        let reading = timeout_at(deadline, read_clock(&database))
             .await
             .unwrap_or_else(|_| Err(late(limit, "to the second command")))?;
-        let index = IndexKeeper::new(pool.clone());
-        let line = || {
-            Line::new(
+        let index = TtlIndex::new(pool.clone());
+        let queue = || {
+            Queue::new(
                 pool.clone(),
                 config.prefix.clone(),
                 config.timeout,
-                sight.election(),
+                monitor.election(),
                 index.clone(),
             )
         };
         let core = Core {
-            line: is_cluster.then(line),
+            queue: is_cluster.then(queue),
             index,
             attempts: Arc::default(),
-            estimate: Estimate::new(look),
+            clock_offset: ClockOffset::new(reading),
             release_concern: release_concern(&config).filter(|_| !is_cluster),
             clock: if is_cluster { Clock::Cluster } else { Clock::Process },
             prefix: config.prefix,
@@ -111,21 +115,21 @@ impl MongodbEngine {
     }
 }
 
-/// A look at the server's clock, on a connection that is there already.
-async fn look(database: &Database) -> Result<Look> {
+/// Reads the server's clock, on an open connection.
+async fn read_clock(database: &Database) -> Result<ClockReading> {
     let sent = Moment::now();
     let hello = database.run_command(doc! { "hello": 1 }).await;
     let hello = hello.map_err(|error| Failure(error).during(OP))?;
-    // Without it the first end that is written is wrong, and will be corrected.
-    let shown = hello.get_datetime("localTime").copied();
-    Ok(Look {
-        shown: shown.unwrap_or(DateTime::from_millis(0)),
+    // Without the field the first estimated end is wrong, and is corrected.
+    let time = hello.get_datetime("localTime").copied();
+    Ok(ClockReading {
+        time: time.unwrap_or(DateTime::from_millis(0)),
         sent,
         answered: Moment::now(),
     })
 }
 
-/// No answer, and to (or of) what.
+/// Creates the error of a step without an answer.
 fn late(limit: Duration, what: &str) -> EngineError {
     EngineError::new(
         ENGINE,
@@ -135,15 +139,15 @@ fn late(limit: Duration, what: &str) -> EngineError {
     )
 }
 
-/// A failure to look up the servers behind a name, with the name.
+/// Adds the name to an error of its resolution.
 fn of_name(error: EngineError, config: &MongodbConfig) -> EngineError {
     match &config.connection.host_info {
         HostInfo::DnsRecord(name) => {
-            let told = format!(
-                "the servers of mongodb+srv://{name} cannot be looked up: {}",
+            let message = format!(
+                "the servers of mongodb+srv://{name} cannot be resolved: {}",
                 error.source
             );
-            EngineError::new(ENGINE, OP, error.retryable, told)
+            EngineError::new(ENGINE, OP, error.retryable, message)
         }
         _ => error,
     }
@@ -153,7 +157,7 @@ async fn options(config: &MongodbConfig) -> Result<ClientOptions> {
     let mut options = ClientOptions::parse(config.connection.clone())
         .await
         .map_err(|error| Failure(error).during(OP))?;
-    // Less than the limit of whoever waits for this: the driver's reason is worth more than "no answer".
+    // Shorter than the store timeout of the caller, so that the error has the driver's reason.
     let selection = config.timeout.mul_f64(0.9);
     options.server_selection_timeout = Some(
         options
@@ -167,16 +171,16 @@ async fn options(config: &MongodbConfig) -> Result<ClientOptions> {
     Ok(options)
 }
 
-/// What of the options helps to explain a failure. No password is in it.
-struct About {
+/// The parts of the options that explain a failure, without a password.
+struct Target {
     hosts: Vec<String>,
     user: Option<(String, String)>,
     is_direct: bool,
 }
 
-impl About {
+impl Target {
     fn new(options: &ClientOptions) -> Self {
-        About {
+        Target {
             hosts: options.hosts.iter().map(ToString::to_string).collect(),
             user: options.credential.as_ref().and_then(|credential| {
                 Some((
@@ -188,34 +192,28 @@ impl About {
         }
     }
 
-    /// Why the first command failed.
+    /// Describes the failure of the first command.
     fn failed(&self, failure: Failure) -> EngineError {
-        let told = failure.to_string();
-        match &self.user {
+        let reason = failure.to_string();
+        let message = match &self.user {
             Some((user, source)) if failure.is_authentication() => {
-                let told = format!(
-                    "cannot log in as {user:?}, whom the server looks for in the database {source:?} (authSource): {told}"
-                );
-                return EngineError::new(ENGINE, OP, failure.retryable(), told);
+                format!("cannot log in as user {user:?} of the database {source:?} (authSource): {reason}")
             }
-            _ => {}
-        }
-        if failure.is_server_selection() && self.is_elsewhere(&told) {
-            let told = format!(
-                "{told}; these are the members as the replica set itself names them (directConnection=true keeps to the \
+            _ if failure.is_server_selection() && self.is_elsewhere(&reason) => format!(
+                "{reason}; these are the members as the replica set itself names them (directConnection=true keeps to the \
                  URL's host)"
-            );
-            return EngineError::new(ENGINE, OP, failure.retryable(), told);
-        }
-        failure.during(OP)
+            ),
+            _ => return failure.during(OP),
+        };
+        EngineError::new(ENGINE, OP, failure.retryable(), message)
     }
 
-    /// Whether a report is of other servers than the URL's: a member that answered told the driver to go there.
-    fn is_elsewhere(&self, told: &str) -> bool {
-        told.starts_with("no server ") && !self.hosts.iter().any(|host| told.contains(host))
+    /// Whether a message names only servers that are not in the URL: a member of the set returned other addresses.
+    fn is_elsewhere(&self, message: &str) -> bool {
+        message.starts_with("no server ") && !self.hosts.iter().any(|host| message.contains(host))
     }
 
-    /// Whether writes can be had where the URL leads. The driver goes to no other member when it is told not to.
+    /// Fails where a direct connection leads to a member that is not the primary: the driver does not contact the others.
     fn check_primary(&self, hello: &Document) -> Result<()> {
         let Some(set) = hello.get_str("setName").ok().filter(|_| self.is_direct) else {
             return Ok(());
@@ -223,13 +221,13 @@ impl About {
         if hello.get_bool("isWritablePrimary").unwrap_or(false) {
             return Ok(());
         }
-        let told = format!(
+        let message = format!(
             "directConnection=true leads to {}, which is not the primary of the replica set {set:?} (now {}): only the \
              primary keeps locks",
             self.hosts.join(", "),
             hello.get_str("primary").unwrap_or("none"),
         );
-        Err(EngineError::new(ENGINE, OP, true, told))
+        Err(EngineError::new(ENGINE, OP, true, message))
     }
 }
 
@@ -238,15 +236,14 @@ fn collection_options(config: &MongodbConfig) -> CollectionOptions {
     write_concern.w.get_or_insert(Acknowledgment::Majority);
     CollectionOptions::builder()
         .write_concern(write_concern)
-        // What a try sees is the primary's present, so that is what an inspection shows.
+        // An attempt decides by the primary's current data, so `inspect` reads the same.
         .read_concern(ReadConcern::local())
         .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
         .build()
 }
 
-/// How a standalone server acknowledges a release, unless the URL says how it does: at once. A release that is lost in a
-/// crash leaves the name busy until its lease ends, and makes nobody lose anything. (Whoever waits for a majority waits
-/// there for the journal.)
+/// Returns the write concern of releases on a standalone server, unless the URL has one: no wait for the journal, as a majority
+/// would. A release that is lost in a crash leaves the name busy until its lease ends, and no lock is lost.
 fn release_concern(config: &MongodbConfig) -> Option<WriteConcern> {
     match &config.connection.write_concern {
         Some(_) => None,
@@ -260,12 +257,12 @@ mod tests {
     use mongodb::options::ServerAddress;
 
     #[test]
-    fn a_set_that_names_other_hosts_is_noticed() {
+    fn a_set_with_other_host_names_is_detected() {
         let options = ClientOptions::builder()
             .hosts(vec![ServerAddress::parse("db.example:27018").unwrap()])
             .build();
-        let about = About::new(&options);
-        assert!(about.is_elsewhere("no server can be reached: mongo1:27017 (its name cannot be resolved)"));
-        assert!(!about.is_elsewhere("no server can be reached: mongo1:27017 (?), db.example:27018 (a secondary)"));
+        let target = Target::new(&options);
+        assert!(target.is_elsewhere("no server can be reached: mongo1:27017 (its name cannot be resolved)"));
+        assert!(!target.is_elsewhere("no server can be reached: mongo1:27017 (?), db.example:27018 (a secondary)"));
     }
 }

@@ -16,34 +16,35 @@
 //!
 //! # A driver that does not recover
 //! A call without an answer is aborted after [`LIMIT`] store timeouts. It is aborted after one where another primary was elected
-//! meanwhile, because the old one may hang, or where calls that began later were answered: then only this call hangs. If no other call was answered in that time either, although the driver's monitor has
-//! seen the server, the engine replaces the client.
+//! in that time, because the old one may hang, or where calls that began later were answered: then only this call hangs. If no
+//! other call was answered in that time either, although a server answered the driver's monitor, the engine replaces the client.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use mongodb::bson::Document;
 use mongodb::error::ErrorKind;
 use mongodb::options::{ClientOptions, CollectionOptions};
 use mongodb::{Client, Collection};
+use parking_lot::RwLock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::Outcome;
-use super::failure::Failure;
-use super::sight::Sight;
 use crate::clock::Moment;
 use crate::engine::attempt_queue::{AttemptQueue, Ticket};
+use crate::engine::mongodb::Outcome;
+use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
+use crate::engine::mongodb::error::Failure;
 
 /// Number of store timeouts after which a call without an answer is aborted.
 const LIMIT: u32 = 4;
 
 /// The purpose of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Class {
+pub(crate) enum Class {
     /// Attempts. At most five eighths of the connections.
     Acquire,
-    /// Attempts of waiters that were notified of their turn. At most a quarter of the connections.
+    /// Attempts of waiters that were notified of a hand-off. At most a quarter of the connections.
     Confirm,
     /// Releases and clean-up. At most a quarter of the connections.
     Release,
@@ -58,7 +59,7 @@ pub(super) enum Class {
 
 /// The right to use one connection. Its parts are dropped in this order, so that a call that waits for a connection goes before
 /// the next one of the same class.
-pub(super) struct Permit {
+pub(crate) struct Permit {
     _connection: Option<OwnedSemaphorePermit>,
     _unreserved: Option<OwnedSemaphorePermit>,
     _class: ClassShare,
@@ -71,15 +72,15 @@ enum ClassShare {
     Unlimited,
 }
 
-/// The collection of the locks.
+/// Where the locks are.
 #[derive(Clone)]
-pub(super) struct Place {
+pub(crate) struct Namespace {
     pub database: String,
     pub collection: String,
     pub options: CollectionOptions,
 }
 
-impl Place {
+impl Namespace {
     fn of(&self, client: Client) -> Arc<Connected> {
         let database = client.database(&self.database);
         let locks = database.collection_with_options(&self.collection, self.options.clone());
@@ -88,16 +89,16 @@ impl Place {
 }
 
 /// A client, and its collection of the locks.
-pub(super) struct Connected {
+pub(crate) struct Connected {
     pub client: Client,
     pub locks: Collection<Document>,
 }
 
 /// The connections of one engine.
-pub(super) struct Pool {
+pub(crate) struct Pool {
     options: ClientOptions,
-    place: Place,
-    sight: Arc<Sight>,
+    namespace: Namespace,
+    monitor: Arc<ServerMonitor>,
     current: RwLock<Arc<Connected>>,
     connections: Arc<Semaphore>,
     unreserved: Arc<Semaphore>,
@@ -115,21 +116,21 @@ pub(super) struct Pool {
 
 impl Pool {
     /// Creates a pool for calls with `client`, which was made from `options`, on `size` connections.
-    pub(super) fn new(
+    pub(crate) fn new(
         client: Client,
         options: ClientOptions,
-        place: Place,
-        sight: Arc<Sight>,
+        namespace: Namespace,
+        monitor: Arc<ServerMonitor>,
         size: u32,
         store_timeout: Duration,
     ) -> Arc<Self> {
         let size = size.max(1) as usize;
-        let current = RwLock::new(place.of(client));
+        let current = RwLock::new(namespace.of(client));
         let permits = |count: usize| Arc::new(Semaphore::new(count.max(1)));
         Arc::new(Pool {
             options,
-            place,
-            sight,
+            namespace,
+            monitor,
             current,
             connections: permits(size),
             unreserved: permits(size - (size / 8).max(1)),
@@ -145,17 +146,22 @@ impl Pool {
     }
 
     /// Returns the current client and its collection.
-    pub(super) fn connected(&self) -> Arc<Connected> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn connected(&self) -> Arc<Connected> {
+        self.current.read().clone()
     }
 
     /// Returns the collection of the locks with the current client.
-    pub(super) fn locks(&self) -> Collection<Document> {
+    pub(crate) fn locks(&self) -> Collection<Document> {
         self.connected().locks.clone()
     }
 
+    /// Replaces the failure to find a usable server by a description of the servers.
+    pub(crate) fn explain(&self, failure: Failure) -> Failure {
+        self.monitor.explain(failure)
+    }
+
     /// Waits for the right to make calls, one at a time. Dropping the future leaves the queue.
-    pub(super) async fn permit(&self, class: Class) -> Permit {
+    pub(crate) async fn permit(&self, class: Class) -> Permit {
         // The semaphores are never closed.
         let limited = |semaphore: &Arc<Semaphore>| semaphore.clone().acquire_owned();
         let class = match class {
@@ -192,7 +198,7 @@ impl Pool {
     ///
     /// # Errors
     /// Those of the calls, or [`Failure::unanswered`] when they did not end within the limit.
-    pub(super) fn run<T, F>(self: &Arc<Self>, permit: Permit, calls: F) -> impl Future<Output = Outcome<T>> + use<T, F>
+    pub(crate) fn run<T, F>(self: &Arc<Self>, permit: Permit, calls: F) -> impl Future<Output = Outcome<T>> + use<T, F>
     where
         T: Send + 'static,
         F: Future<Output = Outcome<T>> + Send + 'static,
@@ -209,7 +215,7 @@ impl Pool {
             if let Some(outcome) = outcome {
                 pool.answered.store(Moment::now().to_nanos(), Relaxed);
                 pool.answered_began.fetch_max(began.to_nanos(), Relaxed);
-                return outcome;
+                return outcome.map_err(|failure| pool.explain(failure));
             }
             let waited = began.elapsed();
             if waited >= pool.store_timeout * LIMIT {
@@ -223,7 +229,7 @@ impl Pool {
 
     /// Makes the calls of a class as soon as there is a permit. Only then does `calls` create its future, because thousands of
     /// calls may wait.
-    pub(super) async fn call<T, F>(self: &Arc<Self>, class: Class, calls: impl FnOnce() -> F) -> Outcome<T>
+    pub(crate) async fn call<T, F>(self: &Arc<Self>, class: Class, calls: impl FnOnce() -> F) -> Outcome<T>
     where
         T: Send + 'static,
         F: Future<Output = Outcome<T>> + Send + 'static,
@@ -236,9 +242,9 @@ impl Pool {
     /// elected, or where calls were answered that began later by half a store timeout: their caller has timed out by then.
     ///
     /// # Behavior
-    /// While the whole server stands still it answers no call, and this waits for all of the limit.
+    /// While the whole server hangs it answers no call, and this waits for all of the limit.
     async fn has_no_answer_in_time(&self, began: Moment) {
-        let mut election = self.sight.election();
+        let mut election = self.monitor.election();
         let later = began
             .to_nanos()
             .saturating_add((self.store_timeout / 2).as_nanos() as u64);
@@ -262,9 +268,9 @@ impl Pool {
         }
     }
 
-    /// Replaces the client if the driver has answered no call since `began` although its monitor has seen the server.
+    /// Replaces the client if the driver has answered no call since `began` although a server answered its monitor.
     fn replace_client_unless_answered_since(&self, began: Moment) {
-        if self.answered.load(Relaxed) > began.to_nanos() || !self.sight.has_seen_a_server_since(began) {
+        if self.answered.load(Relaxed) > began.to_nanos() || !self.monitor.has_seen_a_server_since(began) {
             return;
         }
         let Ok(client) = Client::with_options(self.options.clone()) else {
@@ -275,7 +281,7 @@ impl Pool {
             began.elapsed()
         );
         // The last call of the old client drops it.
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = self.place.of(client);
+        *self.current.write() = self.namespace.of(client);
         self.answered.store(Moment::now().to_nanos(), Relaxed);
     }
 }

@@ -20,26 +20,26 @@ use std::sync::Arc;
 
 use mongodb::ClientSession;
 use mongodb::bson::{Bson, doc};
+use mongodb::options::{Acknowledgment, WriteConcern};
 use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard};
 
-use super::Outcome;
-use super::acquire::one_member;
-use super::documents::OWNER;
-use super::pool::{Class, Connected, Pool};
+use crate::engine::mongodb::Outcome;
+use crate::engine::mongodb::connection::pool::{Class, Connected, Pool};
+use crate::engine::mongodb::documents::OWNER;
 
 /// A session, and the client that it belongs to.
-pub(super) struct Session {
-    pub(super) connected: Arc<Connected>,
-    pub(super) session: ClientSession,
+pub(crate) struct Session {
+    pub(crate) connected: Arc<Connected>,
+    pub(crate) session: ClientSession,
 }
 
 /// The session of an attempt. It is started with the first write.
 #[derive(Clone, Default)]
-pub(super) struct AttemptSession(Arc<Mutex<Option<Session>>>);
+pub(crate) struct AttemptSession(Arc<Mutex<Option<Session>>>);
 
 impl AttemptSession {
     /// Returns the session for a write.
-    pub(super) async fn get(&self, pool: &Pool) -> Outcome<MappedMutexGuard<'_, Session>> {
+    pub(crate) async fn get(&self, pool: &Pool) -> Outcome<MappedMutexGuard<'_, Session>> {
         let mut slot = self.0.lock().await;
         let session = match slot.take() {
             Some(session) => session,
@@ -56,12 +56,12 @@ impl AttemptSession {
     ///
     /// # Errors
     /// Those of the write. Then the server may still execute something.
-    pub(super) async fn end(&self, pool: &Arc<Pool>, id: String) -> Outcome<()> {
+    pub(crate) async fn end(&self, pool: &Arc<Pool>, id: String) -> Outcome<()> {
         // Before the permit: an earlier call may be in progress, whose caller was dropped.
         let mut slot = self.0.clone().lock_owned().await;
         let current = pool.clone();
         let write = || async move {
-            // A client that was replaced answers nothing.
+            // A client that was replaced does not answer.
             if let Some(Session { connected, session }) = &mut *slot
                 && Arc::ptr_eq(connected, &current.connected())
             {
@@ -74,4 +74,9 @@ impl AttemptSession {
         };
         pool.call(Class::EndSession, write).await
     }
+}
+
+/// Returns the write concern of the primary alone.
+pub(crate) fn one_member() -> WriteConcern {
+    WriteConcern::builder().w(Acknowledgment::Nodes(1)).build()
 }

@@ -6,19 +6,20 @@
 //! Where the task ended without an answer, a release ends the attempt's session first (`session.rs`).
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
-use super::Outcome;
-use super::failure::Failure;
-use super::session::AttemptSession;
+use crate::engine::mongodb::Outcome;
+use crate::engine::mongodb::connection::session::AttemptSession;
+use crate::engine::mongodb::error::Failure;
 use crate::model::OwnerToken;
 
 /// The attempts of one engine that may still take effect.
 #[derive(Default)]
-pub(super) struct UnsettledAttempts(Mutex<Unsettled>);
+pub(crate) struct UnsettledAttempts(Mutex<Unsettled>);
 
 /// Attempts by owner.
 #[derive(Default)]
@@ -31,9 +32,9 @@ struct Unsettled {
 
 /// The task's view of the caller of an attempt, and the attempt's session. The default caller never drops the attempt.
 #[derive(Clone, Default)]
-pub(super) struct Caller {
+pub(crate) struct Caller {
     flag: Arc<Flag>,
-    pub(super) session: AttemptSession,
+    pub(crate) session: AttemptSession,
 }
 
 /// Flag that the caller has dropped the attempt.
@@ -45,7 +46,7 @@ struct Flag {
 
 impl Caller {
     /// Whether the caller dropped the attempt.
-    pub(super) fn is_gone(&self) -> bool {
+    pub(crate) fn is_gone(&self) -> bool {
         self.flag.is_gone.load(Relaxed)
     }
 
@@ -53,7 +54,7 @@ impl Caller {
     ///
     /// # Errors
     /// [`Failure::is_cancelled`] when the caller dropped the attempt.
-    pub(super) fn check(&self) -> Outcome<()> {
+    pub(crate) fn check(&self) -> Outcome<()> {
         match self.is_gone() {
             true => Err(Failure::cancelled()),
             false => Ok(()),
@@ -64,7 +65,7 @@ impl Caller {
     ///
     /// # Errors
     /// Those of the step, or [`Failure::is_cancelled`] when the caller dropped the attempt.
-    pub(super) async fn while_here<T>(&self, step: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+    pub(crate) async fn while_here<T>(&self, step: impl Future<Output = Outcome<T>>) -> Outcome<T> {
         // The future receives the notification from its creation on.
         let gone = self.flag.change.notified();
         self.check()?;
@@ -76,7 +77,7 @@ impl Caller {
 }
 
 /// The caller's handle of an attempt. Dropping it before the attempt has ended cancels the attempt.
-pub(super) struct Waiting {
+pub(crate) struct CallerGuard {
     attempts: Arc<UnsettledAttempts>,
     owners: Vec<OwnerToken>,
     caller: Caller,
@@ -84,7 +85,7 @@ pub(super) struct Waiting {
 }
 
 /// The task's handle of an attempt. The task drops it at its end.
-pub(super) struct Working {
+pub(crate) struct TaskGuard {
     attempts: Arc<UnsettledAttempts>,
     owners: Vec<OwnerToken>,
     ended: Option<watch::Sender<()>>,
@@ -92,57 +93,53 @@ pub(super) struct Working {
     is_answered: bool,
 }
 
-impl Working {
+impl TaskGuard {
     /// Notes the outcome. Without one, or without an answer, a release ends the session of the attempt.
-    pub(super) fn note<T>(&mut self, outcome: &Outcome<T>) {
+    pub(crate) fn note<T>(&mut self, outcome: &Outcome<T>) {
         self.is_answered = !outcome.as_ref().is_err_and(Failure::is_without_answer);
     }
 }
 
 impl UnsettledAttempts {
-    fn lock(&self) -> MutexGuard<'_, Unsettled> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Begins an attempt for these owners.
-    pub(super) fn begin(self: &Arc<Self>, owners: Vec<OwnerToken>) -> (Waiting, Working, Caller) {
+    pub(crate) fn begin(self: &Arc<Self>, owners: Vec<OwnerToken>) -> (CallerGuard, TaskGuard, Caller) {
         let (sender, ended) = watch::channel(());
         let caller = Caller::default();
-        let working = Working {
+        let task = TaskGuard {
             attempts: self.clone(),
             owners: owners.clone(),
             ended: Some(sender),
             session: caller.session.clone(),
             is_answered: false,
         };
-        let waiting = Waiting {
+        let waiting = CallerGuard {
             attempts: self.clone(),
             owners,
             caller: caller.clone(),
             ended,
         };
-        (waiting, working, caller)
+        (waiting, task, caller)
     }
 
     /// Whether an attempt of this owner may still take effect.
-    pub(super) fn has(&self, owner: &OwnerToken) -> bool {
-        let unsettled = self.lock();
+    pub(crate) fn has(&self, owner: &OwnerToken) -> bool {
+        let unsettled = self.0.lock();
         unsettled.dropped.contains_key(owner) || unsettled.unanswered.contains_key(owner)
     }
 
-    /// The sessions of this owner's attempts that were not answered.
-    pub(super) fn unanswered(&self, owner: &OwnerToken) -> Vec<AttemptSession> {
-        self.lock().unanswered.get(owner).cloned().unwrap_or_default()
+    /// Returns the sessions of this owner's attempts that were not answered.
+    pub(crate) fn unanswered(&self, owner: &OwnerToken) -> Vec<AttemptSession> {
+        self.0.lock().unanswered.get(owner).cloned().unwrap_or_default()
     }
 
     /// Forgets the attempts of this owner that were not answered: their sessions have ended.
-    pub(super) fn forget(&self, owner: &OwnerToken) {
-        self.lock().unanswered.remove(owner);
+    pub(crate) fn forget(&self, owner: &OwnerToken) {
+        self.0.lock().unanswered.remove(owner);
     }
 
     /// Waits until no dropped attempt of this owner is in progress.
-    pub(super) async fn ended(&self, owner: &OwnerToken) {
-        let attempt = self.lock().dropped.get(owner).cloned();
+    pub(crate) async fn ended(&self, owner: &OwnerToken) {
+        let attempt = self.0.lock().dropped.get(owner).cloned();
         if let Some(mut attempt) = attempt {
             // No value is ever sent: this waits for the end of the sender.
             let _ = attempt.changed().await;
@@ -150,9 +147,9 @@ impl UnsettledAttempts {
     }
 }
 
-impl Drop for Waiting {
+impl Drop for CallerGuard {
     fn drop(&mut self) {
-        let mut unsettled = self.attempts.lock();
+        let mut unsettled = self.attempts.0.lock();
         if self.ended.has_changed().is_ok() {
             self.caller.flag.is_gone.store(true, Relaxed);
             self.caller.flag.change.notify_waiters();
@@ -164,9 +161,9 @@ impl Drop for Waiting {
     }
 }
 
-impl Drop for Working {
+impl Drop for TaskGuard {
     fn drop(&mut self) {
-        let mut unsettled = self.attempts.lock();
+        let mut unsettled = self.attempts.0.lock();
         // Under the lock, so that no caller enters an attempt that has ended.
         self.ended = None;
         for owner in self.owners.drain(..) {
@@ -192,7 +189,7 @@ mod tests {
     async fn a_dropped_attempt_is_in_progress_until_its_task_ends() {
         let attempts = Arc::new(UnsettledAttempts::default());
         let owner = OwnerToken::fresh();
-        let (waiting, mut working, caller) = attempts.begin(vec![owner.clone()]);
+        let (waiting, mut task, caller) = attempts.begin(vec![owner.clone()]);
         attempts.ended(&owner).await;
         caller.check().unwrap();
         drop(waiting);
@@ -203,8 +200,8 @@ mod tests {
         });
         tokio::task::yield_now().await;
         assert!(!waits.is_finished());
-        working.note(&Ok(()));
-        drop(working);
+        task.note(&Ok(()));
+        drop(task);
         waits.await.unwrap();
         assert!(!attempts.has(&owner));
     }
@@ -225,9 +222,9 @@ mod tests {
     async fn an_attempt_that_ended_leaves_nothing() {
         let attempts = Arc::new(UnsettledAttempts::default());
         let owner = OwnerToken::fresh();
-        let (waiting, mut working, caller) = attempts.begin(vec![owner.clone()]);
-        working.note::<()>(&Err(Failure::cancelled()));
-        drop(working);
+        let (waiting, mut task, caller) = attempts.begin(vec![owner.clone()]);
+        task.note::<()>(&Err(Failure::cancelled()));
+        drop(task);
         drop(waiting);
         assert!(!attempts.has(&owner) && !caller.is_gone());
     }
@@ -237,9 +234,9 @@ mod tests {
         let attempts = Arc::new(UnsettledAttempts::default());
         let owner = OwnerToken::fresh();
         for outcome in [None, Some(Failure::unanswered(Duration::ZERO))] {
-            let (_waiting, mut working, _) = attempts.begin(vec![owner.clone()]);
+            let (_waiting, mut task, _) = attempts.begin(vec![owner.clone()]);
             if let Some(failure) = outcome {
-                working.note::<()>(&Err(failure));
+                task.note::<()>(&Err(failure));
             }
         }
         assert_eq!(attempts.unanswered(&owner).len(), 2);

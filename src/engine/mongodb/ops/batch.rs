@@ -7,27 +7,28 @@ use futures_util::future::try_join_all;
 use mongodb::bson::Document;
 use mongodb::options::ReturnDocument;
 
-use super::acquire::{Busy, Taken, held, one_member};
-use super::attempts::Caller;
-use super::failure::Failure;
-use super::pool::Class;
-use super::queue::{self, RESERVED, Waiter};
-use super::session::Session;
-use super::waiting::Line;
-use super::watch::Use;
-use super::{Core, Outcome, documents};
+use crate::engine::mongodb::connection::pool::Class;
+use crate::engine::mongodb::connection::session::{Session, one_member};
+use crate::engine::mongodb::error::Failure;
+use crate::engine::mongodb::ops::acquire::held;
+use crate::engine::mongodb::ops::acquire_names::{Busy, NameOutcome};
+use crate::engine::mongodb::ops::attempts::Caller;
+use crate::engine::mongodb::queue::Queue;
+use crate::engine::mongodb::queue::change_stream::StreamUse;
+use crate::engine::mongodb::queue::pipelines::{self, RESERVED, Waiter};
+use crate::engine::mongodb::{Core, Outcome, documents};
 use crate::engine::{Acquired, Released};
 use crate::model::Claim;
 
-/// The answer's field with the queue entries of the claims.
-const PLACES: &str = "places";
+/// The field of an answer with the queue entries of the claims.
+const POSITIONS: &str = "positions";
 
 impl Core {
     /// The engine's `try_acquire_in_order`.
     ///
     /// # Behavior
     /// A claim of several names makes an attempt of its own, and so does one that the command could not enter.
-    pub(super) async fn attempt_in_order(
+    pub(crate) async fn attempt_in_order(
         self: &Arc<Self>,
         claims: &[Arc<Claim>],
         answer: &mut (dyn FnMut(usize, Outcome<Acquired>) + Send),
@@ -35,9 +36,9 @@ impl Core {
         let mut done = 0;
         while let Some((first, others)) = claims[done..].split_first() {
             let followers = others.iter().take_while(|claim| claim.keys().len() == 1).count();
-            let batch = match &self.line {
-                Some(line) if followers > 0 && first.keys().len() == 1 => {
-                    self.attempt_batch(line, &claims[done..=done + followers]).await
+            let batch = match &self.queue {
+                Some(queue) if followers > 0 && first.keys().len() == 1 => {
+                    self.attempt_batch(queue, &claims[done..=done + followers]).await
                 }
                 _ => vec![None],
             };
@@ -55,7 +56,7 @@ impl Core {
     /// Makes the attempts of several waiters for one name, with one permit. `None`: the claim needs an attempt of its own.
     async fn attempt_batch(
         self: &Arc<Self>,
-        line: &Arc<Line>,
+        queue: &Arc<Queue>,
         claims: &[Arc<Claim>],
     ) -> Vec<Option<Outcome<Acquired>>> {
         for claim in claims {
@@ -64,7 +65,7 @@ impl Core {
         // Before the permit: no connection is in use while the change stream opens.
         let mut uses = Vec::with_capacity(claims.len());
         for _ in claims {
-            match line.listen(&claims[0].keys()[0]).await {
+            match queue.open_stream(&claims[0].keys()[0]).await {
                 Ok(open) => uses.push(open),
                 Err(failure) => return failed(claims, &failure),
             }
@@ -74,10 +75,10 @@ impl Core {
         claims.iter().for_each(|claim| claim.mark_sent());
         let owners = claims.iter().map(|claim| claim.owner.clone()).collect();
         let (waiting, mut working, caller) = self.attempts.begin(owners);
-        let (core, line, batch) = (self.clone(), line.clone(), claims.to_vec());
+        let (core, queue, batch) = (self.clone(), queue.clone(), claims.to_vec());
         let attempts = async move {
             let batch: Vec<&Claim> = batch.iter().map(|claim| &**claim).collect();
-            let outcome = core.acquire_batch(&line, &batch, uses, &caller).await;
+            let outcome = core.acquire_batch(&queue, &batch, uses, &caller).await;
             core.roll_back_if_dropped(&batch, &caller, outcome.as_ref().err()).await;
             working.note(&outcome);
             drop(working);
@@ -95,30 +96,30 @@ impl Core {
     /// change stream for each claim.
     async fn acquire_batch(
         &self,
-        line: &Arc<Line>,
+        queue: &Arc<Queue>,
         claims: &[&Claim],
-        uses: Vec<Option<Use>>,
+        uses: Vec<Option<StreamUse>>,
         caller: &Caller,
     ) -> Outcome<Vec<Option<Outcome<Acquired>>>> {
         let first = claims[0];
         let key = &first.keys()[0];
         caller.check()?;
-        let number = line.known.number(&first.owner);
+        let number = queue.known.number(&first.owner);
         let waiter = Waiter {
-            process: &line.process,
+            process: &queue.process,
             number,
         };
         let new: Vec<&Claim> = claims[1..]
             .iter()
-            .filter(|claim| line.known.number(&claim.owner) == 0)
+            .filter(|claim| queue.known.number(&claim.owner) == 0)
             .copied()
             .collect();
         let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
-        let mut seen = documents::seen_by_waiter(&first.owner);
-        seen.insert(RESERVED, 1);
-        seen.insert(PLACES, queue::places(&owners));
-        let mut steps = queue::take(first, Some(&waiter));
-        steps.extend(queue::enter(&new, &line.process));
+        let mut fields = documents::waiter_fields(&first.owner);
+        fields.insert(RESERVED, 1);
+        fields.insert(POSITIONS, pipelines::positions_of(&owners));
+        let mut steps = pipelines::acquire(first, Some(&waiter));
+        steps.extend(pipelines::enter(&new, &queue.process));
         let entered = {
             let mut session = caller.session.get(&self.pool).await?;
             let Session { connected, session } = &mut *session;
@@ -127,7 +128,7 @@ impl Core {
                 .find_one_and_update(documents::one_or_none(&self.id(key)), steps)
                 .upsert(true)
                 .return_document(ReturnDocument::After)
-                .projection(seen)
+                .projection(fields)
                 .session(session);
             if number == 0 {
                 entering = entering.write_concern(one_member());
@@ -140,39 +141,41 @@ impl Core {
             Err(failure) if failure.is_duplicate_key() => Document::new(),
             Err(failure) => return Err(failure),
         };
-        let Some(taken) = Taken::of(&document, &first.owner, number > 0) else {
+        let Some(outcome) = NameOutcome::of(&document, &first.owner, number > 0) else {
             return Ok(claims.iter().map(|_| None).collect());
         };
-        let places = places(&document);
+        let positions = positions_in(&document);
         let left = documents::remaining(&document);
-        let reserved_for = queue::reserved_for(&document, &line.process);
+        let reserved_for = pipelines::reserved_for(&document, &queue.process);
         let mut uses = uses.into_iter();
-        let taken = match taken {
-            Taken::Busy(busy) => Taken::Busy(Busy {
-                place: places.get(first.owner.as_str()).map(|at| (*at, uses.next().flatten())),
+        let outcome = match outcome {
+            NameOutcome::Busy(busy) => NameOutcome::Busy(Busy {
+                position: positions
+                    .get(first.owner.as_str())
+                    .map(|at| (*at, uses.next().flatten())),
                 ..busy
             }),
-            ours => ours,
+            acquired => acquired,
         };
         let mut outcomes = Vec::with_capacity(claims.len());
         for claim in &claims[1..] {
             let is_next = reserved_for.as_ref() == Some(&claim.owner);
-            outcomes.push(match places.get(claim.owner.as_str()) {
+            outcomes.push(match positions.get(claim.owner.as_str()) {
                 Some(at) if !is_next => {
-                    line.waits(claim, key, *at, left, uses.next().flatten());
+                    queue.enter(claim, key, *at, left, uses.next().flatten());
                     Some(Ok(held(key, left)))
                 }
                 _ => None,
             });
         }
-        // The places of the others are known before the first claim waits for the majority.
-        let first = self.acquire(first, caller, Some(taken)).await;
+        // The positions of the others are recorded before the first claim waits for the majority.
+        let first = self.acquire(first, caller, Some(outcome)).await;
         if let Err(failure) = &first
             && failure.is_cancelled()
         {
             return Err(failure.clone());
         }
-        outcomes.insert(0, Some(first));
+        outcomes.insert(0, Some(first.map_err(|failure| self.pool.explain(failure))));
         Ok(outcomes)
     }
 
@@ -180,7 +183,7 @@ impl Core {
     ///
     /// # Errors
     /// Those of the writes that end the attempts without an answer.
-    pub(super) async fn end_attempts(&self, claim: &Claim) -> Outcome<()> {
+    pub(crate) async fn end_attempts(&self, claim: &Claim) -> Outcome<()> {
         self.attempts.ended(&claim.owner).await;
         let unanswered = self.attempts.unanswered(&claim.owner);
         if !unanswered.is_empty() {
@@ -194,7 +197,7 @@ impl Core {
     }
 
     /// The engine's `release_all`. Releases claims with an unsettled attempt last, after its end.
-    pub(super) async fn release_abandoned(
+    pub(crate) async fn release_abandoned(
         self: &Arc<Self>,
         claims: &[Claim],
         answer: &mut (dyn FnMut(usize, Outcome<Released>) + Send),
@@ -213,8 +216,8 @@ impl Core {
                 Ok(_) => self.pool.call(Class::Release, release).await,
                 Err(failure) => Err(failure),
             };
-            for (place, index) in indexes.into_iter().enumerate() {
-                answer(index, outcome.as_ref().map(|all| all[place]).map_err(Failure::clone));
+            for (offset, index) in indexes.into_iter().enumerate() {
+                answer(index, outcome.as_ref().map(|all| all[offset]).map_err(Failure::clone));
             }
         }
     }
@@ -225,13 +228,13 @@ fn failed(claims: &[Arc<Claim>], failure: &Failure) -> Vec<Option<Outcome<Acquir
     claims.iter().map(|_| Some(Err(failure.clone()))).collect()
 }
 
-/// Returns the places in an answer, by owner.
-fn places(document: &Document) -> HashMap<&str, u64> {
-    let entries = document.get_array(PLACES).map(Vec::as_slice).unwrap_or_default();
-    let places = entries.iter().filter_map(|entry| {
+/// Returns the numbers in an answer, by owner.
+fn positions_in(document: &Document) -> HashMap<&str, u64> {
+    let entries = document.get_array(POSITIONS).map(Vec::as_slice).unwrap_or_default();
+    let positions = entries.iter().filter_map(|entry| {
         let entry = entry.as_document()?;
         let at = u64::try_from(entry.get_i64("at").ok()?).ok()?;
         Some((entry.get_str("owner").ok()?, at))
     });
-    places.collect()
+    positions.collect()
 }

@@ -1,103 +1,102 @@
-//! Where a fencing token comes from.
+//! The source of the fencing tokens.
 //!
-//! # What it must be
-//! Larger than every earlier one of the name, although a release deletes the document and takes the last one with it.
-//! So it has to come from a clock, and the clock has to be read at the right moment.
+//! # Requirement
+//! A token is larger than every earlier one of the name, although a release deletes the document with the last token. So it
+//! comes from a clock, and the moment at which the clock is read matters.
 //!
-//! # Why not in the try itself
-//! The try is an insert, or a `findAndModify` with a pipeline, and all that a pipeline can read is fixed when the command
-//! *starts*: `$$NOW` and `$$CLUSTER_TIME` alike. Between the start and the write lie the queue for a ticket, locks, and write
-//! conflicts that are tried again with the old values (measured: a try held up for a second by a conflict wrote a
-//! cluster time a second old). Another client's whole acquire and release fits in between, and it leaves nothing behind
-//! for the late writer to see: the late one would then be granted the *smaller* token. `$$NOW` has a resolution of a
-//! millisecond besides, in which a name can be taken, freed and taken again. A zero `Timestamp`, which an insert
-//! replaces with the present, stays zero in a pipeline, and an insert replaces it before it queues, too. The
-//! `operationTime` of the reply would be right, but it is not in the document, where `inspect` and a retry look.
+//! # Why the first write of an attempt cannot create it
+//! The first write is an insert or a `findAndModify` with a pipeline. All values that a pipeline can read, `$$NOW` and
+//! `$$CLUSTER_TIME`, are fixed when the command *starts*. Between the start and the write the command waits for a ticket and
+//! for locks, and write conflicts are retried with the old values (measured: a command that a conflict delayed by a second
+//! wrote a cluster time that was a second old). Another client can acquire and release the name in between, which leaves
+//! nothing in the collection. The delayed command would then be granted the *smaller* token. Besides, `$$NOW` has a resolution
+//! of a millisecond, in which a name can be acquired, released and acquired again. A zero `Timestamp`, which an insert replaces
+//! with the current time, stays zero in a pipeline, and an insert replaces it before it waits, too. The `operationTime` of the
+//! reply would be right, but it is not in the document, where `inspect` and a retry read it.
 //!
 //! # The stamp
-//! So a try that took a name is followed by a second write, now that the name is this owner's:
-//! `{ $currentDate: { fence: { $type: "timestamp" } } }`. The server evaluates it *within* the storage transaction that
-//! writes it (and again after each write conflict), by ticking its logical clock, which never gives a value twice and
-//! never goes back. Hence, for two grants of one name: the earlier stamp was written before the earlier holder could
-//! release, that before the later try could take the name, and that before the later stamp was drawn. The first write
-//! asks for no more than the primary's own acknowledgement; the stamp waits for the write concern (by default the
-//! majority), and since it lies behind the first write in the oplog, so does that then.
+//! So a second write follows when the owner has the name: `{ $currentDate: { fence: { $type: "timestamp" } } }`. The server
+//! evaluates it *within* the storage transaction that writes it (and again after each write conflict), by a tick of its logical
+//! clock, which never returns a value twice and never goes back. Hence, for two grants of one name: the earlier stamp was
+//! written before the earlier holder could release the name, the release came before the later first write, and that came
+//! before the later stamp. The first write needs the primary's acknowledgement only. The stamp waits for the write concern (by
+//! default the majority), and the first write precedes it in the oplog, so it has that write concern then, too.
 //!
-//! # Handed on
-//! A name that goes straight on to a waiter (`queue.rs`) keeps its document, and with it the last token: the waiter gets the
-//! one behind it, in the write that confirms, and needs no second step. Such a token is never ahead of the cluster time of
-//! its own write: the last one was not ahead of *its* write, and the clock ticks at least once for every write. So
-//! whatever is drawn later, after the document is gone, is larger. Now and then a waiter is given a stamp all the same, so
-//! that a name that never comes to rest does not run out of the tokens of a second.
+//! # After a hand-off
+//! A name that is handed off to a waiter (`queue/pipelines.rs`) keeps its document with the last token. The waiter gets the next
+//! token in the write that confirms the hand-off, without a second step. Such a token is never ahead of the cluster time of its
+//! own write: the last token was not ahead of *its* write, and the clock ticks at least once for every write. So every token
+//! that is drawn later, after the document is deleted, is larger. After many hand-offs a waiter gets a stamp all the same, so
+//! that a name that is always handed off does not use up the tokens of a second.
 //!
-//! # Fail-over and rollback (replica set, sharded cluster)
-//! The logical clock is the cluster time: every write's place in the oplog comes from it, every message carries it, and
-//! a member's is never behind what it has applied. A new primary has what the majority acknowledged, so it ticks on from
-//! beyond every stamp that was ever granted, whatever its wall clock says. A stamp that is rolled back was never
-//! granted. (With `w=1` in the URL a granted one can be rolled back, with the lock itself: the user's choice.) On a
-//! sharded cluster the shards learn each other's cluster time through the router before the stamp is drawn, so it also
-//! covers names that another shard keeps. The token is `seconds × 10⁶ + increment`. The increment counts the writes within a
-//! second, and no cluster makes a million of them; but the second stands still, and the increment goes on, while the
-//! primary's wall clock is behind the cluster time (it was set back, or the primary before had one that was ahead). Should
-//! it come to a million then, nothing is granted until the clock goes on: an error that passes by itself.
+//! # Failover and rollback (replica set, sharded cluster)
+//! The logical clock is the cluster time. Every oplog entry and every message carries it, and a member's clock is never behind
+//! the entries that it has applied. A new primary has everything that the majority acknowledged, so its ticks are beyond every
+//! stamp that was ever granted, whatever its wall clock says. A stamp that is rolled back was never granted. (With `w=1` in the
+//! URL a granted one can be rolled back, together with the lock: the user's choice.) On a sharded cluster the router passes each
+//! shard's cluster time to the others before the stamp is drawn, so the order also covers names on other shards. The token is
+//! `seconds × 10⁶ + increment`. The increment counts the writes within a second, and no cluster makes a million of them. But the
+//! second does not advance, and the increment grows, while the primary's wall clock is behind the cluster time (it was set
+//! back, or the earlier primary's clock was ahead). When the increment reaches a million, nothing is granted until the clock
+//! advances. This error is transient.
 //!
 //! # A standalone server
-//! It has the same clock, but starts it anew from the wall clock, in whole seconds, when the process starts: two
-//! processes within a second would both begin at 1, and a restart takes 0.7 s (measured, and seen to repeat a value).
-//! So the wall clock's milliseconds, which the same `$currentDate` writes into `holder.since`, come in as well:
-//! `seconds × 10⁶ + millisecond × 500 + increment`, where the increment (here: of stamps, not of all writes) stays
-//! below 500 per millisecond of down time. Both parts grow within a second and the increment strictly, so the sum does,
-//! too. When the wall clock and the logical one disagree on the second (the server reads a coarser clock for the
-//! latter, or the wall clock was set back and the logical one waits for it), the millisecond counts as 999: the fields
-//! are written in the order of their names, so `holder.since` is never the older of the two unless it was set back.
-//! What is left is a wall clock that is set back across a restart, or within a second, on a server without a replica.
-//! Leases end by that same clock, so it has to be kept steady there anyway.
+//! It has the same clock, but initializes it from the wall clock, in whole seconds, when the process starts. Two processes within
+//! a second would both begin at 1, and a restart takes 0.7 s (measured; a value was repeated). So the token includes the
+//! milliseconds of the wall clock, which the same `$currentDate` writes into `holder.since`:
+//! `seconds × 10⁶ + millisecond × 500 + increment`. Here the increment counts stamps, not all writes, and stays below 500 per
+//! millisecond of down time. Within a second neither part decreases and the increment always grows, so the sum grows, too.
+//! When the wall clock and the logical clock are in different seconds (the server reads a coarser clock for the latter, or the
+//! wall clock was set back and the logical clock waits for it), the millisecond counts as 999. The fields are written in the
+//! order of their names, so `holder.since` is never the older of the two unless the wall clock was set back. One case remains: a
+//! wall clock that is set back across a restart, or within a second, on a server without a replica. Leases end by the same
+//! clock, so it must be kept steady there anyway.
 
 use mongodb::bson::{Bson, DateTime, Document, Timestamp, doc};
 
-use super::documents::{FENCE, HOLDER, SINCE};
-use super::queue::HANDED;
+use crate::engine::mongodb::documents::{FENCE, HOLDER, SINCE};
+use crate::engine::mongodb::queue::pipelines::HANDED;
 use crate::model::Fence;
 
-/// What the server wrote into a document when its holder was granted the name.
+/// The data that the server writes into a document when its owner is granted the name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Stamp {
+pub(crate) struct Stamp {
     /// The logical clock's tick.
     pub tick: Timestamp,
     /// The wall clock, read after it.
     pub since: DateTime,
-    /// How often the name has gone on to a waiter since.
+    /// Number of hand-offs since the stamp.
     pub handed: u32,
 }
 
-/// The tokens of a second.
+/// Number of tokens in a second.
 const SECOND: u64 = 1_000_000;
 
-/// Which of the two formulas holds.
+/// The formula of the token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Clock {
+pub(crate) enum Clock {
     /// The logical clock outlives the process: replica sets and sharded clusters.
     Cluster,
-    /// It starts anew with the process: a standalone server.
+    /// The logical clock starts with the process: a standalone server.
     Process,
 }
 
 impl Stamp {
-    /// The update that draws a stamp.
-    pub(super) fn draw() -> Document {
+    /// Returns the update that draws a stamp.
+    pub(crate) fn draw() -> Document {
         doc! {
             "$currentDate": { FENCE: { "$type": "timestamp" }, SINCE: true },
             "$unset": { HANDED: "" },
         }
     }
 
-    /// The update that copies this one to the other names of a claim.
-    pub(super) fn copy(&self) -> Document {
+    /// Returns the update that copies this stamp to the other names of a claim.
+    pub(crate) fn copy(&self) -> Document {
         doc! { "$set": { FENCE: self.tick, SINCE: self.since }, "$unset": { HANDED: "" } }
     }
 
-    /// The stamp of a document. `None`: it has none (yet).
-    pub(super) fn of(document: &Document) -> Option<Self> {
+    /// Reads the stamp of a document. `None`: it has none (yet).
+    pub(crate) fn of(document: &Document) -> Option<Self> {
         let tick = document.get_timestamp(FENCE).ok()?;
         let since = *document.get_document(HOLDER).ok()?.get_datetime("since").ok()?;
         let handed = match document.get(HANDED) {
@@ -108,8 +107,8 @@ impl Stamp {
         Some(Stamp { tick, since, handed })
     }
 
-    /// The fencing token. `None`: the clock has stood still for so long that there are no more tokens in its second.
-    pub(super) fn fence(&self, clock: Clock) -> Option<Fence> {
+    /// Returns the fencing token. `None`: the clock did not advance, and its second has no more tokens.
+    pub(crate) fn fence(&self, clock: Clock) -> Option<Fence> {
         let second = u64::from(self.tick.time);
         let increment = u64::from(self.tick.increment);
         let within = match clock {
@@ -126,8 +125,8 @@ impl Stamp {
     }
 }
 
-/// A stamp as a value to compare the field `fence` with: a missing field equals null.
-pub(super) fn observed(stamp: Option<Stamp>) -> Bson {
+/// Returns a stamp as a value for a comparison with the field `fence`. A missing field equals null.
+pub(crate) fn observed(stamp: Option<Stamp>) -> Bson {
     stamp.map_or(Bson::Null, |stamp| Bson::Timestamp(stamp.tick))
 }
 
@@ -152,7 +151,7 @@ mod tests {
     #[test]
     fn the_cluster_clock_counts_alone() {
         let first = fence(Clock::Cluster, T, 7, T_MS + 900);
-        // After a fail-over to a member whose wall clock is behind.
+        // After a failover to a member whose wall clock is behind.
         assert!(fence(Clock::Cluster, T, 8, T_MS + 100) > first);
         assert!(fence(Clock::Cluster, T + 1, 1, T_MS + 100) > first);
         assert_eq!(first, u64::from(T) * 1_000_000 + 7);
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_stands_still_runs_out_of_tokens() {
+    fn a_clock_that_does_not_advance_has_no_more_tokens() {
         let stamp = |increment, handed| Stamp {
             tick: Timestamp { time: T, increment },
             since: DateTime::from_millis(T_MS),
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standalone_that_restarts_within_a_second_goes_on() {
+    fn tokens_grow_across_a_restart_of_a_standalone_within_a_second() {
         let before = fence(Clock::Process, T, 900, T_MS + 187);
         assert!(fence(Clock::Process, T, 1, T_MS + 887) > before);
         assert!(fence(Clock::Process, T + 1, 1, T_MS + 1000) > before);

@@ -5,10 +5,10 @@ use std::time::Duration;
 use mongodb::Cursor;
 use mongodb::bson::{Document, doc};
 
-use super::failure::{ENGINE, Failure};
-use super::pool::Class;
-use super::{Core, Outcome, documents};
 use crate::engine::Result;
+use crate::engine::mongodb::connection::pool::Class;
+use crate::engine::mongodb::error::{ENGINE, Failure};
+use crate::engine::mongodb::{Core, Outcome, documents};
 use crate::error::EngineError;
 use crate::model::{Key, LockInfo};
 
@@ -20,11 +20,11 @@ const LIST: &str = "list";
 
 impl Core {
     /// The engine's `inspect`.
-    pub(super) async fn inspect_one(&self, key: &Key) -> Outcome<Option<LockInfo>> {
+    pub(crate) async fn inspect_one(&self, key: &Key) -> Outcome<Option<LockInfo>> {
         let filter = documents::busy(doc! { "_id": self.id(key) });
         let locks = self.locks();
         let found = self.pool.call(Class::Query, || async move {
-            Ok(locks.find_one(filter).projection(documents::shown()).await?)
+            Ok(locks.find_one(filter).projection(documents::info_fields()).await?)
         });
         let document = found.await?;
         Ok(document.map(|document| documents::info(key.as_str(), &document, self.clock)))
@@ -32,11 +32,11 @@ impl Core {
 
     /// The engine's `list`. Each page has `page_timeout` and a permit of its own, so that a long list does not occupy a
     /// connection.
-    pub(super) async fn list_all(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
+    pub(crate) async fn list_all(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
         let filter = documents::busy(documents::starting_with(&format!("{}{prefix}", self.prefix)));
         let locks = self.locks();
         let open = self.pool.call(Class::Query, || async move {
-            let found = locks.find(filter).projection(documents::shown());
+            let found = locks.find(filter).projection(documents::info_fields());
             Ok(found.sort(doc! { "_id": 1 }).batch_size(PAGE).await?)
         });
         let mut cursor = in_time(page_timeout, open).await?;

@@ -1,49 +1,50 @@
-//! The last step of an attempt: the stamp, which creates the fencing token. `fence.rs` says why it is a step of its own.
+//! The last step of an attempt: the stamp, which creates the fencing token. `fence.rs` says why this is a separate step.
 
 use mongodb::bson::{Bson, DateTime, Document, Timestamp, doc};
 use mongodb::options::ReturnDocument;
 
-use super::documents::{self, EXPIRES_AT, FENCE, SINCE};
-use super::estimate::{Look, Written};
-use super::failure::Failure;
-use super::fence::{Stamp, observed};
-use super::{Core, Outcome};
 use crate::clock::Moment;
 use crate::engine::Renewed;
+use crate::engine::mongodb::documents::{self, EXPIRES_AT, FENCE, SINCE};
+use crate::engine::mongodb::error::Failure;
+use crate::engine::mongodb::ops::clock_offset::{ClockReading, EstimatedEnd};
+use crate::engine::mongodb::ops::fence::{Stamp, observed};
+use crate::engine::mongodb::{Core, Outcome};
 use crate::model::{Claim, Fence};
 
 /// Number of hand-offs after which a name gets a new stamp, so that its tokens stay within the second of the stamp.
-const MOST_HANDED: u32 = 100_000;
+const MAX_HAND_OFFS: u32 = 100_000;
+
 /// A name that this owner holds without a confirmed stamp.
 #[derive(Default)]
-pub(super) struct Unstamped {
+pub(crate) struct Unstamped {
     /// The stamp that the document has.
-    pub(super) stamp: Option<Stamp>,
+    pub(crate) stamp: Option<Stamp>,
     /// Whether it was written with the full write concern.
-    pub(super) is_settled: bool,
-    /// Its end, if the estimate wrote it.
-    pub(super) written: Option<Written>,
+    pub(crate) is_settled: bool,
+    /// The end of the lease, if it is an estimate.
+    pub(crate) estimated: Option<EstimatedEnd>,
 }
 
 impl Core {
-    /// Gives one fence to all names of the claim, which this owner holds after `take_all`.
+    /// Gives one fencing token to all names of the claim, which this owner holds after `acquire_names`.
     ///
     /// # Behavior
-    /// `None`: at least one of them changed since then, and nothing is granted. Updates `newest` with the new stamp.
-    pub(super) async fn stamp_all(
+    /// `None`: at least one name changed since then, and nothing is granted. Updates `newest` with the new stamp.
+    pub(crate) async fn stamp_all(
         &self,
         claim: &Claim,
-        taken: &[Unstamped],
+        names: &[Unstamped],
         newest: &mut Option<Timestamp>,
     ) -> Outcome<Option<Fence>> {
-        if let [Unstamped { stamp: Some(first), .. }, others @ ..] = taken
+        if let [Unstamped { stamp: Some(first), .. }, others @ ..] = names
             && others.iter().all(|other| other.stamp == Some(*first))
-            && first.handed < MOST_HANDED
+            && first.handed < MAX_HAND_OFFS
         {
-            // Handed on, or granted by an earlier try whose answer was lost: the same fence again. Renewing makes sure
-            // that it has the full write concern, too.
+            // Handed off, or granted by an earlier attempt whose answer was lost: the same token. The renewal gives the stamp
+            // the full write concern.
             let is_granted =
-                taken.iter().all(|taken| taken.is_settled) || self.extend(claim, claim.ttl).await? == Renewed::Extended;
+                names.iter().all(|name| name.is_settled) || self.extend(claim, claim.ttl).await? == Renewed::Extended;
             return match is_granted {
                 true => self.fence(first).map(Some),
                 false => Ok(None),
@@ -51,7 +52,7 @@ impl Core {
         }
         let ids = self.ids(claim);
         let mut unchanged = documents::owned(&ids[..1], &claim.owner);
-        unchanged.insert(FENCE, observed(taken[0].stamp));
+        unchanged.insert(FENCE, observed(names[0].stamp));
         let sent = Moment::now();
         let document: Option<Document> = self
             .locks()
@@ -63,14 +64,14 @@ impl Core {
         let Some(stamp) = document.as_ref().and_then(Stamp::of) else {
             return Ok(None);
         };
-        let look = Look {
-            shown: stamp.since,
+        let reading = ClockReading {
+            time: stamp.since,
             sent,
             answered,
         };
-        self.estimate.note(look);
+        self.clock_offset.update(reading);
         *newest = Some(stamp.tick).max(*newest);
-        if !self.corrected(claim, &ids, taken, look).await? {
+        if !self.correct_ends(claim, &ids, names, reading).await? {
             return Ok(None);
         }
         let others = &ids[1..];
@@ -88,18 +89,23 @@ impl Core {
         stamp.fence(self.clock).ok_or_else(Failure::without_tokens)
     }
 
-    /// Corrects the ends that the estimate wrote, where the server's clock shows that they are wrong. `false`: at least one of
-    /// the names was gone.
+    /// Corrects the estimated ends that contradict the server's clock. `false`: at least one of the names was gone.
     ///
     /// Matches only ends that this attempt wrote: a correction that arrives late must not shorten a lease that was extended.
-    async fn corrected(&self, claim: &Claim, ids: &[String], taken: &[Unstamped], look: Look) -> Outcome<bool> {
-        let written = ids
+    async fn correct_ends(
+        &self,
+        claim: &Claim,
+        ids: &[String],
+        names: &[Unstamped],
+        reading: ClockReading,
+    ) -> Outcome<bool> {
+        let estimated = ids
             .iter()
-            .zip(taken)
-            .filter_map(|(id, taken)| Some((id, taken.written?)));
-        let (wrong, ends): (Vec<String>, Vec<DateTime>) = written
-            .filter(|(_, written)| !written.is_right(look))
-            .map(|(id, written)| (id.clone(), written.expires_at))
+            .zip(names)
+            .filter_map(|(id, name)| Some((id, name.estimated?)));
+        let (wrong, ends): (Vec<String>, Vec<DateTime>) = estimated
+            .filter(|(_, end)| !end.agrees_with(reading))
+            .map(|(id, end)| (id.clone(), end.expires_at))
             .unzip();
         if wrong.is_empty() {
             return Ok(true);
@@ -112,7 +118,7 @@ impl Core {
 }
 
 /// Narrows a filter to documents without a stamp, or with one up to `tick`.
-pub(super) fn not_newer(mut filter: Document, tick: Timestamp) -> Document {
+pub(crate) fn not_newer(mut filter: Document, tick: Timestamp) -> Document {
     filter.insert(FENCE, doc! { "$not": { "$gt": Bson::Timestamp(tick) } });
     filter
 }

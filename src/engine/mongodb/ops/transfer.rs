@@ -1,33 +1,32 @@
-//! A lease goes into other hands.
+//! Transfers of a lease to another owner.
 //!
-//! One name is one update. Several are several documents, which no command changes as a whole, so they go one step after
-//! the other, and go back when a step finds that one is missing. (A transaction would do without the way back, but a
-//! standalone server has none, and a client that dies within one keeps everybody from its documents for a minute.)
+//! For one name this is one update. Several names are several documents, which no command changes atomically. So they are
+//! transferred in steps, and rolled back when a step finds that one is missing. (A transaction would need no rollback, but a
+//! standalone server has none, and a client that dies within one blocks its documents for a minute.)
 //!
-//! - First a look: what is missing already is `Lost` before anything has changed. So the way back is for what vanished
-//!   within these few milliseconds.
-//! - Then the first name alone, and only then the others: of two that were given the same token one gets the first name,
-//!   and with it all, while the other is stopped there.
-//! - The end of the lease moves last, so that names which go back, or whose new owner dies in between, end when they would
-//!   have ended anyway.
+//! - First a query: if a name is missing, the answer is `Lost` and nothing has changed. So a rollback is only needed for names
+//!   that disappear within the following milliseconds.
+//! - Then the first name alone, and after it the others. Of two transfers of the same lease, one gets the first name and with it
+//!   all others; the other one stops there.
+//! - The end of the lease moves last. Names that are rolled back, or whose new owner dies in between, end as before.
 
 use futures_util::TryStreamExt;
 use mongodb::bson::{Document, doc};
 
-use super::documents::{self, HOLDER, OWNER};
-use super::{Core, Outcome};
 use crate::engine::Renewed;
+use crate::engine::mongodb::documents::{self, HOLDER, OWNER};
+use crate::engine::mongodb::{Core, Outcome};
 use crate::model::{Claim, OwnerToken};
 
 impl Core {
     /// The engine's `transfer`.
-    pub(super) async fn hand_over(&self, claim: &Claim, to: &OwnerToken) -> Outcome<Renewed> {
+    pub(crate) async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Outcome<Renewed> {
         let ids = self.ids(claim);
         let held = documents::held_by_either(&ids, [&claim.owner, to]);
-        let mut hand_over = documents::hand_over(to, &documents::process(&claim.process));
+        let mut transfer = documents::transfer(to, &documents::process(&claim.process));
         if ids.len() == 1 {
-            hand_over.extend(documents::extend(claim.ttl));
-            let updated = self.locks().update_one(held, hand_over).await?;
+            transfer.extend(documents::extend(claim.ttl));
+            let updated = self.locks().update_one(held, transfer).await?;
             return Ok(if updated.matched_count == 1 {
                 Renewed::Extended
             } else {
@@ -46,7 +45,7 @@ impl Core {
         if found.len() < ids.len() {
             return Ok(Renewed::Lost);
         }
-        // The rest went over with an earlier call, whose answer was lost.
+        // The rest was transferred by an earlier call, whose answer was lost.
         let theirs: Vec<&Document> = found
             .iter()
             .filter(|document| documents::is_owned_by(document, &claim.owner))
@@ -59,28 +58,28 @@ impl Core {
         let mut ours = claim.clone();
         ours.owner = to.clone();
         let (first, others) = moving.split_at(moving.len().min(1));
-        if !self.moved(first, &claim.owner, &hand_over).await? {
+        if !self.moved(first, &claim.owner, &transfer).await? {
             return Ok(Renewed::Lost);
         }
-        if self.moved(others, &claim.owner, &hand_over).await?
+        if self.moved(others, &claim.owner, &transfer).await?
             && self.extend(&ours, claim.ttl).await? == Renewed::Extended
         {
             return Ok(Renewed::Extended);
         }
         if let Some(document) = theirs.first() {
-            let back = documents::hand_over(&claim.owner, &documents::process_of(document));
+            let back = documents::transfer(&claim.owner, &documents::process_of(document));
             self.locks().update_many(documents::owned(&moving, to), back).await?;
         }
         Ok(Renewed::Lost)
     }
 
-    /// Hands over what `from` holds of these names, and says whether that is all of them.
-    async fn moved(&self, ids: &[String], from: &OwnerToken, hand_over: &[Document]) -> Outcome<bool> {
+    /// Transfers the names that `from` holds. Returns whether these are all of them.
+    async fn moved(&self, ids: &[String], from: &OwnerToken, transfer: &[Document]) -> Outcome<bool> {
         if ids.is_empty() {
             return Ok(true);
         }
         let held = documents::held_by(ids, from);
-        let updated = self.locks().update_many(held, hand_over.to_vec()).await?;
+        let updated = self.locks().update_many(held, transfer.to_vec()).await?;
         Ok(updated.matched_count == ids.len() as u64)
     }
 }

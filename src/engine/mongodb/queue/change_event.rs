@@ -6,32 +6,32 @@ use std::time::Duration;
 use mongodb::bson::{Bson, Document, doc};
 use serde::Deserialize;
 
-use super::documents::{EXPIRES_AT, KEPT, millis};
-use super::queue::{RESERVED, RESERVED_UNTIL, STAYS};
-use crate::engine::local_waiters::RESERVATION as LONGEST_HOLD;
+use crate::engine::local_waiters::RESERVATION;
+use crate::engine::mongodb::documents::{EXPIRES_AT, KEPT, millis};
+use crate::engine::mongodb::queue::pipelines::{RESERVED, RESERVED_UNTIL, STAYS};
 use crate::model::OwnerToken;
 
 /// A change that matters to waiters.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Change {
-    /// A name was handed on to a waiter of this process.
-    Handed { id: String, owner: OwnerToken },
+pub(crate) enum Change {
+    /// A name was handed off to a waiter of this process.
+    HandedOff { id: String, owner: OwnerToken },
     /// A name may be free now, or earlier than expected.
-    Freed { id: String },
-    /// A name was handed on to a waiter of another process, which has this time to confirm.
+    MaybeFree { id: String },
+    /// A name was handed off to a waiter of another process, which has this time to confirm.
     Reserved { id: String, hold: Duration },
     /// The stream had a gap: events may be lost.
-    Unknown,
+    Gap,
 }
 
 /// The fields of a change that the server sends.
 #[derive(Debug, Deserialize)]
-pub(super) struct Event {
+pub(crate) struct Event {
     #[serde(rename = "documentKey")]
     document: Option<DocumentKey>,
     /// `<process>:<owner>`.
     to: Option<String>,
-    /// For how long the name is reserved for it, in milliseconds.
+    /// How long the name is reserved for it, in milliseconds.
     hold: Option<i64>,
 }
 
@@ -42,7 +42,7 @@ struct DocumentKey {
 }
 
 impl Event {
-    pub(super) fn change(self, process: &str) -> Option<Change> {
+    pub(crate) fn change(self, process: &str) -> Option<Change> {
         let DocumentKey { id: Bson::String(id) } = self.document? else {
             return None;
         };
@@ -51,19 +51,19 @@ impl Event {
                 let (to, owner) = to.split_once(':')?;
                 if to == process {
                     let owner = OwnerToken::parse(owner).ok()?;
-                    Change::Handed { id, owner }
+                    Change::HandedOff { id, owner }
                 } else {
                     let hold = Duration::from_millis(u64::try_from(self.hold?).ok()?);
                     Change::Reserved { id, hold }
                 }
             }
-            None => Change::Freed { id },
+            None => Change::MaybeFree { id },
         })
     }
 }
 
 /// Returns the pipeline of the stream of a process, for events of these names. `None`: of all names.
-pub(super) fn pipeline(process: &str, names: Option<HashSet<String>>) -> [Document; 2] {
+pub(crate) fn pipeline(process: &str, names: Option<HashSet<String>>) -> [Document; 2] {
     // The driver needs `_id`, the resume token.
     let shown = doc! { "_id": 1, "documentKey._id": 1, "to": either(RESERVED), "hold": hold() };
     [doc! { "$match": wanted(process, names) }, doc! { "$project": shown }]
@@ -78,7 +78,7 @@ fn wanted(process: &str, names: Option<HashSet<String>>) -> Document {
         { "operationType": "delete" },
         { "operationType": "update", updated("owner"): kept.clone() },
         { "operationType": "replace", replaced("owner"): kept },
-        { "$expr": { "$lt": [hold(), millis(LONGEST_HOLD)] } },
+        { "$expr": { "$lt": [hold(), millis(RESERVATION)] } },
     ] };
     let of_names = match names {
         Some(names) => {
@@ -110,12 +110,12 @@ fn either(field: &str) -> Document {
 }
 
 /// Returns the expression for the time, in milliseconds, for which a name is reserved for the waiter that it was handed to.
-/// For an event that is not a hand-off the value is at least [`LONGEST_HOLD`].
+/// For an event that is not a hand-off the value is at least [`RESERVATION`].
 fn hold() -> Document {
     let is_date = |value: &str| doc! { "$eq": [{ "$type": value }, "date"] };
     let kept_for = doc! { "$subtract": [millis(STAYS), { "$subtract": ["$$end", "$$until"] }] };
     doc! { "$let": {
         "vars": { "end": either(EXPIRES_AT), "until": either(RESERVED_UNTIL) },
-        "in": { "$cond": [{ "$and": [is_date("$$end"), is_date("$$until")] }, kept_for, millis(LONGEST_HOLD)] },
+        "in": { "$cond": [{ "$and": [is_date("$$end"), is_date("$$until")] }, kept_for, millis(RESERVATION)] },
     } }
 }

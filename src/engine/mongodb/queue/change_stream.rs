@@ -1,6 +1,6 @@
 //! Watches changes for the waiters of this process: one change stream per engine, open while a call waits.
 //!
-//! The stream has an event for each name that was handed on to a waiter of this process. Of the names that this process waits
+//! The stream has an event for each name that was handed off to a waiter of this process. Of the names that this process waits
 //! for, and of no others, it has deletions (by a gist process, by the TTL monitor, or because the queue was empty), releases
 //! that keep the name busy for less than the rest of the lease, and hand-offs to waiters of other processes that have less
 //! than 2 s (`local_waiters::RESERVATION`) to confirm. The server filters out everything else.
@@ -16,7 +16,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -24,15 +24,17 @@ use mongodb::bson::oid::ObjectId;
 use mongodb::change_stream::ChangeStream;
 use mongodb::error::ErrorKind;
 use mongodb::options::ReadConcern;
+use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
-use super::Outcome;
-use super::event::{self, Change, Event};
-use super::failure::Failure;
-use super::index::IndexKeeper;
-use super::pool::Pool;
+use crate::backoff::Backoff;
+use crate::engine::mongodb::Outcome;
+use crate::engine::mongodb::connection::pool::Pool;
+use crate::engine::mongodb::error::Failure;
+use crate::engine::mongodb::queue::change_event::{self, Change, Event};
+use crate::engine::mongodb::ttl_index::TtlIndex;
 
 /// How long the stream stays open without subscribers, at least (at most twice as long).
 const LINGER: Duration = if cfg!(test) {
@@ -40,12 +42,12 @@ const LINGER: Duration = if cfg!(test) {
 } else {
     Duration::from_secs(10)
 };
-/// How long the server lets the stream's request wait for something to happen.
+/// How long the server lets a request of the stream wait for an event.
 const REQUEST: Duration = Duration::from_secs(30);
-/// The pauses between attempts to open the stream.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// How long a server that has no change streams (for this user) is not asked again.
+/// The delays between attempts to open the stream.
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
+/// The time until a stream is requested again from a server that has no change streams for this user.
 const REFUSAL: Duration = Duration::from_secs(60);
 
 /// How long a call waits for a name before the stream is opened again to cover it.
@@ -57,8 +59,8 @@ const REOPEN: Duration = if cfg!(test) {
     Duration::from_secs(5)
 };
 /// Maximum number of names of a stream. Beyond it the stream covers all names of the collection.
-const MOST_NAMES: usize = 1000;
-/// How many names without waiters a stream may cover, besides half of its names.
+const MAX_NAMES: usize = 1000;
+/// Number of names without waiters that a stream may cover, besides half of its names.
 const SPARE_NAMES: usize = 16;
 
 /// Why a stream ended.
@@ -66,36 +68,36 @@ enum Ended {
     Broken,
     /// It does not cover the names that have waiters.
     Outdated,
-    Unwanted,
+    Unused,
 }
 
-/// What is done with a change. It must not block.
-pub(super) type Deliver = Arc<dyn Fn(Change) + Send + Sync>;
+/// Processes a change. It must not block.
+pub(crate) type Deliver = Arc<dyn Fn(Change) + Send + Sync>;
 
-/// Where the stream is.
+/// The state of the stream.
 #[derive(Debug, Clone)]
 enum Phase {
-    /// Nobody waits, or the first attempt is under way.
+    /// There is no waiter, or the first attempt is in progress.
     Closed,
     Open,
-    /// Attempt number so-and-so failed. Another follows while anybody waits.
+    /// The attempt of this number failed. Another one follows while there are waiters.
     Broken(u64, Failure),
 }
 
-/// The stream, and who is told.
-pub(super) struct Watcher(Arc<Shared>);
+/// The change stream of an engine, which its waiters share.
+pub(crate) struct Watcher(Arc<Shared>);
 
 struct Shared {
     pool: Arc<Pool>,
-    index: Arc<IndexKeeper>,
+    index: Arc<TtlIndex>,
     /// The name of this process in the queues.
     process: String,
     deliver: Deliver,
-    /// The last election of a primary that was seen.
+    /// The last election of a primary.
     election: watch::Receiver<Option<ObjectId>>,
     state: Mutex<State>,
     phase: watch::Sender<Phase>,
-    /// Cuts a pause between two attempts short.
+    /// Ends the delay between two attempts.
     attempt_now: Notify,
     /// Notified when a call waits for a name that the open stream does not cover.
     uncovered: Notify,
@@ -103,29 +105,24 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How many need the stream now, and how many have needed it so far.
+    /// Number of current uses of the stream, and of all uses so far.
     uses: usize,
     all_uses: u64,
     /// Number of uses of each name.
     names: HashMap<String, usize>,
     /// The names of the open stream. `None`: all.
     covered: Option<HashSet<String>>,
-    /// The stream's task. `None`: nobody waits for it.
+    /// The stream's task. `None`: it does not run.
     task: Option<AbortHandle>,
-    /// Why there will be no stream for a while.
+    /// The end of the time without another request, and the server's refusal.
     refused: Option<(Instant, Failure)>,
     is_closed: bool,
 }
 
 impl Shared {
-    /// The state. A panic elsewhere leaves it whole: every change is one step.
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Tells where the stream is, unless that was told for good.
-    fn tell(&self, phase: Phase) {
-        let state = self.lock();
+    /// Publishes the phase, unless the stream was closed for good.
+    fn publish(&self, phase: Phase) {
+        let state = self.state.lock();
         if !state.is_closed {
             self.phase.send_replace(phase);
         }
@@ -133,82 +130,86 @@ impl Shared {
 
     async fn open(&self) -> Outcome<ChangeStream<Event>> {
         let covered = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             let names = state.names.keys().cloned();
-            let covered: Option<HashSet<String>> = (names.len() <= MOST_NAMES).then(|| names.collect());
+            let covered: Option<HashSet<String>> = (names.len() <= MAX_NAMES).then(|| names.collect());
             state.covered = covered.clone();
             covered
         };
-        // A change stream reads what the majority has, and refuses to be asked for less.
+        // A change stream requires the read concern "majority".
         let locks = self.pool.locks();
         let watch = locks
             .watch()
-            .pipeline(event::pipeline(&self.process, covered))
+            .pipeline(change_event::pipeline(&self.process, covered))
             .read_concern(ReadConcern::majority());
-        Ok(watch.max_await_time(REQUEST).await?.with_type())
+        let opened = watch.max_await_time(REQUEST).await;
+        Ok(opened.map_err(|error| self.pool.explain(error.into()))?.with_type())
     }
 
     /// Whether the stream lacks a name that has waiters, or covers many names without waiters.
     fn should_reopen(&self) -> bool {
-        let state = self.lock();
+        let state = self.state.lock();
         let Some(covered) = &state.covered else { return false };
         let is_missing = state.names.keys().any(|name| !covered.contains(name));
         is_missing || covered.len() > 2 * state.names.len() + SPARE_NAMES
     }
 
-    /// Keeps the stream open until nobody waits any more.
+    /// Keeps the stream open while there are waiters.
     async fn run(self: Arc<Self>) {
-        let (mut attempt, mut pause) = (0, FIRST_PAUSE);
+        let mut attempt = 0;
+        let mut backoff = Backoff::new(FIRST_DELAY, LONGEST_DELAY);
         loop {
             attempt += 1;
             let mut election = self.election.clone();
             election.mark_unchanged();
             let opened = tokio::select! {
                 opened = self.open() => opened,
-                // Whoever was asked may hang.
+                // The server may hang.
                 Ok(()) = election.changed() => continue,
             };
             match opened {
                 Ok(stream) => {
                     let opened = Instant::now();
-                    self.tell(Phase::Open);
+                    self.publish(Phase::Open);
                     if attempt > 1 {
-                        (self.deliver)(Change::Unknown);
+                        (self.deliver)(Change::Gap);
                     }
-                    match self.pass_on(stream, election).await {
-                        Ended::Unwanted => return,
+                    match self.deliver_changes(stream, election).await {
+                        Ended::Unused => return,
                         Ended::Outdated => {
-                            self.tell(Phase::Closed);
+                            self.publish(Phase::Closed);
                             continue;
                         }
-                        Ended::Broken => self.tell(Phase::Closed),
+                        Ended::Broken => self.publish(Phase::Closed),
                     }
-                    // One that breaks again and again is opened as seldom as one that cannot be opened.
-                    if opened.elapsed() > LONGEST_PAUSE {
-                        pause = FIRST_PAUSE;
+                    // A stream that breaks soon is opened as rarely as one that cannot be opened.
+                    if opened.elapsed() > LONGEST_DELAY {
+                        backoff.reset();
                     }
                 }
                 Err(failure) => {
                     if failure.is_without_change_streams() {
-                        self.lock().refused = Some((Instant::now() + REFUSAL, failure.clone()));
+                        self.state.lock().refused = Some((Instant::now() + REFUSAL, failure.clone()));
                     }
-                    self.tell(Phase::Broken(attempt, failure));
-                    if self.retire_unless_wanted() {
+                    self.publish(Phase::Broken(attempt, failure));
+                    if self.end_if_unused() {
                         return;
                     }
                 }
             }
-            let jittered = pause.mul_f64(0.5 + fastrand::f64() / 2.0);
-            let _ = tokio::time::timeout(jittered, self.attempt_now.notified()).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            let _ = tokio::time::timeout(backoff.delay(), self.attempt_now.notified()).await;
         }
     }
 
-    /// Passes changes on until the stream breaks, or there is another primary, or it is not needed any more.
-    async fn pass_on(&self, mut stream: ChangeStream<Event>, mut election: watch::Receiver<Option<ObjectId>>) -> Ended {
-        let mut seen = self.lock().all_uses;
-        let mut look = tokio::time::interval(LINGER);
-        look.reset();
+    /// Delivers changes until the stream breaks, another primary is elected, or the stream is not needed any more.
+    async fn deliver_changes(
+        &self,
+        mut stream: ChangeStream<Event>,
+        mut election: watch::Receiver<Option<ObjectId>>,
+    ) -> Ended {
+        let mut uses = self.state.lock().all_uses;
+        let mut check = tokio::time::interval(LINGER);
+        check.reset();
         let opened = Instant::now();
         let mut reopen_at = None;
         if self.should_reopen() {
@@ -229,7 +230,7 @@ impl Shared {
                         return Ended::Broken;
                     }
                 },
-                // The old one may hang, and its connection with it, for as long as a request waits there.
+                // The old primary may hang, and a request of the stream with it.
                 Ok(()) = election.changed() => return Ended::Broken,
                 () = self.uncovered.notified(), if reopen_at.is_none() => {
                     reopen_at = Some((Instant::now() + SETTLE).max(opened + REOPEN));
@@ -240,12 +241,12 @@ impl Shared {
                     }
                     reopen_at = None;
                 }
-                _ = look.tick() => {
-                    let last = self.lock().all_uses;
-                    if last == seen && self.retire_unless_wanted() {
-                        return Ended::Unwanted;
+                _ = check.tick() => {
+                    let last = self.state.lock().all_uses;
+                    if last == uses && self.end_if_unused() {
+                        return Ended::Unused;
                     }
-                    seen = last;
+                    uses = last;
                     if self.should_reopen() {
                         self.uncovered.notify_one();
                     }
@@ -254,26 +255,26 @@ impl Shared {
         }
     }
 
-    /// Ends the task when nobody needs it: whoever comes from now on starts a new one.
-    fn retire_unless_wanted(&self) -> bool {
-        let mut state = self.lock();
-        let unwanted = state.uses == 0;
-        if unwanted {
+    /// Ends the task if the stream has no uses. The next use starts a new task.
+    fn end_if_unused(&self) -> bool {
+        let mut state = self.state.lock();
+        let is_unused = state.uses == 0;
+        if is_unused {
             state.task = None;
-            // Within the lock: who comes next must not find the old phase beside its new task.
+            // Under the lock: the next use must not read the old phase.
             self.phase
                 .send_if_modified(|phase| !matches!(std::mem::replace(phase, Phase::Closed), Phase::Closed));
         }
-        unwanted
+        is_unused
     }
 }
 
 impl Watcher {
-    pub(super) fn new(
+    pub(crate) fn new(
         pool: Arc<Pool>,
         process: &str,
         election: watch::Receiver<Option<ObjectId>>,
-        index: Arc<IndexKeeper>,
+        index: Arc<TtlIndex>,
         deliver: Deliver,
     ) -> Self {
         Watcher(Arc::new(Shared {
@@ -293,10 +294,10 @@ impl Watcher {
     ///
     /// # Behavior
     /// Returns when the stream is open at the server: every later hand-off has an event.
-    pub(super) async fn open(&self, id: String) -> Outcome<Use> {
+    pub(crate) async fn open(&self, id: String) -> Outcome<StreamUse> {
         let mut phase = self.0.phase.subscribe();
         let open = self.enter(id)?;
-        // A failure from before is no answer. The attempt that follows it is made at once.
+        // An earlier failure is no answer. The next attempt is made at once.
         let before = match &*phase.borrow_and_update() {
             Phase::Broken(attempt, _) => *attempt,
             Phase::Open => return Ok(open),
@@ -315,8 +316,8 @@ impl Watcher {
         }
     }
 
-    fn enter(&self, id: String) -> Outcome<Use> {
-        let mut state = self.0.lock();
+    fn enter(&self, id: String) -> Outcome<StreamUse> {
+        let mut state = self.0.state.lock();
         if state.is_closed {
             return Err(Failure(ErrorKind::Shutdown.into()));
         }
@@ -332,32 +333,32 @@ impl Watcher {
         if state.task.is_none() {
             state.task = Some(tokio::spawn(self.0.clone().run()).abort_handle());
         }
-        Ok(Use {
+        Ok(StreamUse {
             shared: self.0.clone(),
             id,
         })
     }
 
     /// Whether the server has refused a stream.
-    pub(super) fn is_refused(&self) -> bool {
-        self.0.lock().refused.is_some()
+    pub(crate) fn is_refused(&self) -> bool {
+        self.0.state.lock().refused.is_some()
     }
 
     #[cfg(test)]
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         matches!(*self.0.phase.borrow(), Phase::Open)
     }
 
     /// Makes every opening of the stream wait from now on.
     #[cfg(test)]
-    pub(super) fn hang(&self) {
+    pub(crate) fn hang(&self) {
         let task = tokio::spawn(std::future::pending::<()>());
-        self.0.lock().task = Some(task.abort_handle());
+        self.0.state.lock().task = Some(task.abort_handle());
     }
 
-    /// Closes the stream for good. Who waits for it to open is told so.
-    pub(super) fn close(&self) {
-        let mut state = self.0.lock();
+    /// Closes the stream for good. Calls that wait for its opening fail.
+    pub(crate) fn close(&self) {
+        let mut state = self.0.state.lock();
         state.is_closed = true;
         if let Some(task) = state.task.take() {
             task.abort();
@@ -375,14 +376,14 @@ impl Drop for Watcher {
 }
 
 /// Keeps the stream open, or has it opened again, until it is dropped.
-pub(super) struct Use {
+pub(crate) struct StreamUse {
     shared: Arc<Shared>,
     id: String,
 }
 
-impl Drop for Use {
+impl Drop for StreamUse {
     fn drop(&mut self) {
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.uses -= 1;
         if let Entry::Occupied(mut name) = state.names.entry(std::mem::take(&mut self.id)) {
             *name.get_mut() -= 1;

@@ -1,9 +1,18 @@
-//! The process's part in the queues of MongoDB.
+//! The waiters of this process, and their positions in the queues of MongoDB.
+//!
+//! - `pipelines.rs`: the queue of a name; `expressions.rs`: expressions for it.
+//! - `change_stream.rs`: the change stream that wakes waiters; `change_event.rs`: its events.
+//! - `poll.rs`: polling, without a change stream.
 //!
 //! # Behavior
-//! What the waiters of this process share is one change stream (`watch.rs`), on which the server names the waiter that a
-//! name was handed to, and the sign of life: one command for one name, two for any number of them, which also hand on
-//! what has become free.
+//! The waiters of this process share one change stream, in which the server names the waiter that a name was handed to. They
+//! also share the heartbeat: one command for one name, two for any number of names, which also hand off the names that are free.
+
+pub(super) mod change_event;
+pub(super) mod change_stream;
+mod expressions;
+pub(super) mod pipelines;
+pub(super) mod poll;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,78 +26,78 @@ use mongodb::bson::{Document, doc};
 use mongodb::options::ReturnDocument;
 use tokio::sync::watch;
 
-use super::event::Change;
-use super::index::IndexKeeper;
-use super::poll::Poll;
-use super::pool::{Class, Pool};
-use super::watch::{Use, Watcher};
-use super::{Outcome, documents, queue};
 use crate::engine::Subscription;
 use crate::engine::local_waiters::{self, LocalWaiters};
+use crate::engine::mongodb::connection::pool::{Class, Pool};
+use crate::engine::mongodb::queue::change_event::Change;
+use crate::engine::mongodb::queue::change_stream::{StreamUse, Watcher};
+use crate::engine::mongodb::queue::poll::Poll;
+use crate::engine::mongodb::ttl_index::TtlIndex;
+use crate::engine::mongodb::{Outcome, documents};
 use crate::model::{Claim, Key, OwnerToken};
 
-/// The head start over whoever came later, when a name is free and its queue is gone.
+/// The head start of a waiter over the next one, when a name is free and its queue is gone.
 const HEAD_START: Duration = Duration::from_millis(5);
-/// How many such head starts there are at most: in front of others, and of the others of the same process.
-const HEAD_STARTS: u32 = 10;
+/// Maximum number of head starts that a waiter waits, for waiters of other processes and again for those of its own.
+const MAX_HEAD_STARTS: u32 = 10;
 
 /// The waiters of one engine.
-pub(super) struct Line {
+pub(crate) struct Queue {
     pool: Arc<Pool>,
     prefix: String,
-    /// By what the queues know this engine: random, hexadecimal.
-    pub(super) process: String,
-    /// With each name goes the use of the stream.
-    pub(super) known: Arc<LocalWaiters<Option<Use>>>,
+    /// The name of this engine in the queues: random, hexadecimal.
+    pub(crate) process: String,
+    /// The waiters, and for each name the use of the stream.
+    pub(crate) known: Arc<LocalWaiters<Option<StreamUse>>>,
     watcher: Watcher,
-    limit: Duration,
+    store_timeout: Duration,
 }
 
-impl Line {
-    pub(super) fn new(
+impl Queue {
+    pub(crate) fn new(
         pool: Arc<Pool>,
         prefix: String,
-        limit: Duration,
+        store_timeout: Duration,
         election: watch::Receiver<Option<ObjectId>>,
-        index: Arc<IndexKeeper>,
+        index: Arc<TtlIndex>,
     ) -> Arc<Self> {
         let process = format!("{:016x}", fastrand::u64(..));
-        Arc::new_cyclic(|line: &std::sync::Weak<Line>| {
-            let line = line.clone();
+        Arc::new_cyclic(|queue: &std::sync::Weak<Queue>| {
+            let queue = queue.clone();
             let deliver = Arc::new(move |change: Change| {
-                if let Some(line) = line.upgrade() {
-                    line.deliver(change);
+                if let Some(queue) = queue.upgrade() {
+                    queue.deliver(change);
                 }
             });
-            Line {
+            Queue {
                 watcher: Watcher::new(pool.clone(), &process, election, index, deliver),
                 pool,
                 prefix,
                 process,
                 known: Arc::new(LocalWaiters::new()),
-                limit,
+                store_timeout,
             }
         })
     }
 
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         self.watcher.close();
         self.known.clear();
     }
 
     #[cfg(test)]
-    pub(super) fn is_listening(&self) -> bool {
+    pub(crate) fn is_stream_open(&self) -> bool {
         self.watcher.is_open()
     }
 
     #[cfg(test)]
-    pub(super) fn hang(&self) {
+    pub(crate) fn hang(&self) {
         self.watcher.hang();
     }
 
     /// Opens the change stream, or keeps it open, for a waiter of this name. `None`: the server has no change streams, and the
     /// waiter polls.
-    pub(super) async fn listen(&self, key: &Key) -> Outcome<Option<Use>> {
+    pub(crate) async fn open_stream(&self, key: &Key) -> Outcome<Option<StreamUse>> {
         match self.watcher.open(self.id(key)).await {
             Ok(open) => Ok(Some(open)),
             Err(failure) if failure.is_without_change_streams() => Ok(None),
@@ -96,38 +105,38 @@ impl Line {
         }
     }
 
-    /// A waiter has its place in the queue of `key`, behind a lease that ends in `left`.
-    pub(super) fn waits(
+    /// Records a waiter's position in the queue of `key`, behind a lease that ends after `left`.
+    pub(crate) fn enter(
         self: &Arc<Self>,
         claim: &Claim,
         key: &Key,
         number: u64,
         left: Option<Duration>,
-        open: Option<Use>,
+        open: Option<StreamUse>,
     ) {
         if self.known.enter(&claim.owner, key, number, left, || open) {
-            let line = self.clone();
-            tokio::spawn(async move { line.known.run_heartbeats(|names| line.look(names)).await });
+            let queue = self.clone();
+            tokio::spawn(async move { queue.known.run_heartbeats(|names| queue.send_heartbeat(names)).await });
         }
     }
 
-    /// Something changed at the server.
-    pub(super) fn deliver(self: &Arc<Self>, change: Change) {
+    /// Processes an event of the change stream.
+    pub(crate) fn deliver(self: &Arc<Self>, change: Change) {
         match change {
-            Change::Handed { id, owner } => {
+            Change::HandedOff { id, owner } => {
                 if !self.known.notify(&owner) {
-                    self.disown(id, owner);
+                    self.remove_unknown_waiter(id, owner);
                 }
             }
-            Change::Freed { id } => {
+            Change::MaybeFree { id } => {
                 if let Some(key) = self.key(&id).filter(|key| self.known.is_waited_for(key)) {
                     let ahead = u32::try_from(self.known.ahead(&key)).unwrap_or(u32::MAX);
-                    let line = self.clone();
+                    let queue = self.clone();
                     tokio::spawn(async move {
-                        tokio::time::sleep(HEAD_START * ahead.min(HEAD_STARTS)).await;
-                        line.known.wake_first(&key);
-                        tokio::time::sleep(HEAD_START * HEAD_STARTS).await;
-                        line.known.wake(&key);
+                        tokio::time::sleep(HEAD_START * ahead.min(MAX_HEAD_STARTS)).await;
+                        queue.known.wake_first(&key);
+                        tokio::time::sleep(HEAD_START * MAX_HEAD_STARTS).await;
+                        queue.known.wake(&key);
                     });
                 }
             }
@@ -136,10 +145,10 @@ impl Line {
                     self.known.set_lease_end(&key, Some(hold));
                 }
             }
-            Change::Unknown => {
+            Change::Gap => {
                 let names = self.known.names();
                 if !names.is_empty() {
-                    self.look(names);
+                    self.send_heartbeat(names);
                 }
             }
         }
@@ -153,63 +162,60 @@ impl Line {
         id.strip_prefix(&self.prefix).and_then(|name| Key::new(name).ok())
     }
 
-    /// Passes on what was handed to a waiter that this process does not know: its place outlived it, because its process
-    /// is alive. (Or it has been granted the name already, and the news of its turn comes late: then nothing is passed on.)
-    fn disown(self: &Arc<Self>, id: String, owner: OwnerToken) {
-        let line = self.clone();
+    /// Removes a waiter that this process does not have: its position outlived it. (If the waiter was granted the name in the
+    /// meantime, and the event was late, this changes nothing.)
+    fn remove_unknown_waiter(self: &Arc<Self>, id: String, owner: OwnerToken) {
+        let queue = self.clone();
         tokio::spawn(async move {
-            let disowned = tokio::time::timeout(line.limit, line.pass_on(id, &owner)).await;
-            if !matches!(disowned, Ok(Ok(()))) {
-                // Its place costs the others some time more.
-                tracing::debug!(?disowned, "a waiter that nobody knows could not be disowned");
+            let (locks, process) = (queue.pool.locks(), queue.process.clone());
+            let removal = || async move { remove_waiter(&locks, &id, &owner, &process).await };
+            let removal = queue.pool.call(Class::Release, removal);
+            let outcome = tokio::time::timeout(queue.store_timeout, removal).await;
+            if !matches!(outcome, Ok(Ok(()))) {
+                // Until its reservation or liveness ends, the other waiters wait longer.
+                tracing::debug!(?outcome, "an unknown waiter could not be removed");
             }
         });
     }
 
-    /// A waiter waits for this name no more.
-    pub(super) async fn leave(&self, key: &Key, owner: &OwnerToken) -> Outcome<()> {
-        pass_on(&self.pool.locks(), &self.id(key), owner, &self.process).await
+    /// Removes a waiter's position in the queue of this name.
+    pub(crate) async fn leave(&self, key: &Key, owner: &OwnerToken) -> Outcome<()> {
+        remove_waiter(&self.pool.locks(), &self.id(key), owner, &self.process).await
     }
 
-    async fn pass_on(&self, id: String, owner: &OwnerToken) -> Outcome<()> {
-        let (locks, owner, process) = (self.pool.locks(), owner.clone(), self.process.clone());
-        let passing_on = || async move { pass_on(&locks, &id, &owner, &process).await };
-        self.pool.call(Class::Release, passing_on).await
-    }
-
-    /// Sends a heartbeat for these names.
-    fn look(self: &Arc<Self>, names: Vec<Key>) {
-        let line = self.clone();
+    /// Sends a heartbeat for these names, in a task. If it fails, wakes their waiters.
+    fn send_heartbeat(self: &Arc<Self>, names: Vec<Key>) {
+        let queue = self.clone();
         tokio::spawn(async move {
-            let beat = tokio::time::timeout(line.limit, line.beat(&names)).await;
-            if !matches!(beat, Ok(Ok(()))) {
+            let outcome = tokio::time::timeout(queue.store_timeout, queue.heartbeat(&names)).await;
+            if !matches!(outcome, Ok(Ok(()))) {
                 // The waiters' own attempts report the failure, within their deadlines.
-                tracing::debug!(?beat, "the heartbeat of the waiters failed");
-                names.iter().for_each(|key| line.known.wake(key));
+                tracing::debug!(?outcome, "the heartbeat of the waiters failed");
+                names.iter().for_each(|key| queue.known.wake(key));
             }
         });
     }
 
-    async fn beat(&self, names: &[Key]) -> Outcome<()> {
+    async fn heartbeat(&self, names: &[Key]) -> Outcome<()> {
         let ids: Vec<String> = names.iter().map(|key| self.id(key)).collect();
-        let ours = queue::waited_for(&ids, &self.process);
-        let shown = queue::shown(&self.process);
-        let (locks, beat, all) = (
+        let ours = pipelines::waited_for(&ids, &self.process);
+        let fields = pipelines::heartbeat_fields(&self.process);
+        let (locks, steps, all) = (
             self.pool.locks(),
-            queue::beat(&self.process),
+            pipelines::heartbeat(&self.process),
             doc! { "_id": { "$in": &ids } },
         );
         let is_one = names.len() == 1;
-        let beating = || async move {
+        let commands = || async move {
             if is_one {
-                let beating = locks.find_one_and_update(ours, beat);
-                let found = beating.return_document(ReturnDocument::After).projection(shown).await?;
+                let update = locks.find_one_and_update(ours, steps);
+                let found = update.return_document(ReturnDocument::After).projection(fields).await?;
                 return Ok(found.into_iter().collect());
             }
-            locks.update_many(ours, beat).await?;
-            Ok(locks.find(all).projection(shown).await?.try_collect().await?)
+            locks.update_many(ours, steps).await?;
+            Ok(locks.find(all).projection(fields).await?.try_collect().await?)
         };
-        let found: Vec<Document> = self.pool.call(Class::Keep, beating).await?;
+        let found: Vec<Document> = self.pool.call(Class::Keep, commands).await?;
         let found: HashMap<&str, &Document> = found
             .iter()
             .filter_map(|document| Some((documents::id(document)?, document)))
@@ -217,60 +223,62 @@ impl Line {
         for (key, id) in names.iter().zip(&ids) {
             match found.get(id.as_str()) {
                 Some(document) => {
-                    let present = queue::owners(document);
+                    let present = pipelines::owners(document);
                     self.known.wake_others(key, &present);
-                    if let Some(owner) = queue::reserved_for(document, &self.process) {
+                    if let Some(owner) = pipelines::reserved_for(document, &self.process) {
                         self.known.notify(&owner);
                     }
                     self.known.set_lease_end(key, documents::remaining(document));
                     self.known.set_ahead(key, documents::ahead(document));
                 }
-                // Nobody of this process waits there any more, as far as the store knows.
+                // The store has no waiters of this process for the name any more.
                 None => self.known.wake(key),
             }
         }
         Ok(())
     }
 
-    /// A subscription of one waiter.
-    pub(super) fn subscribe(self: &Arc<Self>, owner: &OwnerToken) -> LineSubscription {
-        LineSubscription {
-            ear: self.known.subscribe(owner),
-            line: self.clone(),
+    /// Subscribes a waiter to its notifications.
+    pub(crate) fn subscribe(self: &Arc<Self>, owner: &OwnerToken) -> QueueSubscription {
+        QueueSubscription {
+            waiter: self.known.subscribe(owner),
+            queue: self.clone(),
             poll: Poll::default(),
         }
     }
 }
 
-/// Removes a waiter's place, and hands on what is reserved for it. Leaves what it holds, so that this may run late.
-async fn pass_on(locks: &Collection<Document>, id: &str, owner: &OwnerToken, process: &str) -> Outcome<()> {
-    let waited_for = queue::waited_for_by(id, process, owner);
+/// Removes a waiter's position, and hands off what is reserved for it. Does not release what it holds, so this may run late.
+async fn remove_waiter(locks: &Collection<Document>, id: &str, owner: &OwnerToken, process: &str) -> Outcome<()> {
+    let waited_for = pipelines::waited_for_by(id, process, owner);
     let owners = [owner.as_str()];
-    let parted = locks.update_one(waited_for, queue::part(&owners, process)).await?;
-    if parted.matched_count == 1 {
-        locks.delete_one(queue::freed_by(&[id.to_owned()], &owners)).await?;
+    let steps = pipelines::release(&owners, process);
+    let removed = locks.update_one(waited_for, steps).await?;
+    if removed.matched_count == 1 {
+        let marked = pipelines::marked_freed(&[id.to_owned()], &owners);
+        locks.delete_one(marked).await?;
     }
     Ok(())
 }
 
-/// A waiter's ear, and its eye where nothing can be heard.
-pub(super) struct LineSubscription {
-    ear: local_waiters::WaiterSubscription<Option<Use>>,
-    line: Arc<Line>,
+/// The subscription of a waiter, which polls where notifications do not reach it.
+pub(crate) struct QueueSubscription {
+    waiter: local_waiters::WaiterSubscription<Option<StreamUse>>,
+    queue: Arc<Queue>,
     poll: Poll,
 }
 
 #[async_trait]
-impl Subscription for LineSubscription {
+impl Subscription for QueueSubscription {
     async fn changed(&mut self) {
-        // Who has no place is told by nobody either.
-        if self.line.watcher.is_refused() || !self.ear.is_queued() {
+        // A waiter without a position gets no notifications.
+        if self.queue.watcher.is_refused() || !self.waiter.is_queued() {
             tokio::select! {
-                () = self.ear.changed() => {}
+                () = self.waiter.changed() => {}
                 () = self.poll.changed() => {}
             }
         } else {
-            self.ear.changed().await;
+            self.waiter.changed().await;
         }
     }
 

@@ -1,28 +1,29 @@
-//! Wake-up where the store cannot push: a look now and then.
+//! Polling, where the store has no change stream.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::time::Instant;
 
+use crate::backoff::Backoff;
 use crate::engine::Subscription;
 
-const FIRST: Duration = Duration::from_millis(10);
-const LONGEST: Duration = Duration::from_millis(200);
+const LONGEST: Duration = Duration::from_millis(250);
 
-/// Says now and then that a new try may be worthwhile: soon at first, because most locks are held briefly, and then less
-/// and less often. The pauses vary, so that waiters that began together do not stay together.
+/// Wakes a waiter after growing intervals, because most locks are held briefly. Jitter separates waiters that began together.
 #[derive(Debug)]
-pub(super) struct Poll {
-    pause: Duration,
-    /// When the pause under way ends. Kept here, so that a call that is dropped and made again does not start it anew.
+pub(crate) struct Poll {
+    backoff: Backoff,
+    /// The end of the current interval. A call that is dropped and made again does not restart it.
     until: Option<Instant>,
 }
 
 impl Default for Poll {
     fn default() -> Self {
+        // The mean delays are 10 ms at first and 200 ms in the end.
+        let backoff = Backoff::new(Duration::from_micros(12_500), LONGEST);
         Poll {
-            pause: FIRST,
+            backoff: backoff.with_factor(1.5).with_jitter(0.4),
             until: None,
         }
     }
@@ -31,13 +32,10 @@ impl Default for Poll {
 #[async_trait]
 impl Subscription for Poll {
     async fn changed(&mut self) {
-        let pause = self.pause;
-        let until = *self
-            .until
-            .get_or_insert_with(|| Instant::now() + pause.mul_f64(0.75 + fastrand::f64() / 2.0));
+        let backoff = &mut self.backoff;
+        let until = *self.until.get_or_insert_with(|| Instant::now() + backoff.delay());
         tokio::time::sleep_until(until).await;
         self.until = None;
-        self.pause = pause.mul_f64(1.5).min(LONGEST);
     }
 }
 
@@ -46,7 +44,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn pauses_grow_up_to_a_limit() {
+    async fn intervals_grow_up_to_a_limit() {
         let mut poll = Poll::default();
         let started = Instant::now();
         poll.changed().await;
@@ -68,9 +66,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_dropped_wait_goes_on_where_it_was() {
+    async fn a_dropped_call_does_not_restart_the_interval() {
         let mut poll = Poll {
-            pause: LONGEST,
+            backoff: Backoff::new(LONGEST, LONGEST),
             until: None,
         };
         let started = Instant::now();

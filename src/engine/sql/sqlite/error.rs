@@ -1,4 +1,4 @@
-//! What the database says when it fails, and what to make of it.
+//! Failures of the database, and what follows from them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,12 +6,12 @@ use std::sync::Arc;
 use crate::engine::sql::sqlite::NAME;
 use crate::error::EngineError;
 
-/// A failure that several calls may share, because they shared a transaction.
+/// A failure, which the calls of one transaction may share.
 #[derive(Debug, Clone, thiserror::Error)]
-#[error("{said} ({})", path.display())]
+#[error("{message} ({})", path.display())]
 pub(super) struct Failure {
     path: Arc<Path>,
-    said: String,
+    message: String,
     #[source]
     cause: Option<Arc<sqlx::Error>>,
     kind: Kind,
@@ -20,24 +20,24 @@ pub(super) struct Failure {
 /// What follows from a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Others had the file for too long. Nothing is wrong with it.
+    /// Other processes used the file for too long.
     Busy,
-    /// The connection is of no use any more; a new one may be.
+    /// The connection is broken. A new one may work.
     Broken,
-    /// Something that a human must mend: a full disk, a missing permission, a file that is no database.
-    Stuck,
+    /// The environment must change: a full disk, a missing permission, a file that is not a database.
+    Permanent,
 }
 
 impl Failure {
     pub(super) fn of_driver(path: &Arc<Path>, cause: sqlx::Error) -> Self {
-        let (said, kind) = match &cause {
+        let (message, kind) = match &cause {
             sqlx::Error::Database(error) => (error.message().to_owned(), kind_of(error.code().as_deref())),
             sqlx::Error::WorkerCrashed => (cause.to_string(), Kind::Broken),
-            _ => (cause.to_string(), Kind::Stuck),
+            _ => (cause.to_string(), Kind::Permanent),
         };
         Failure {
             path: path.clone(),
-            said,
+            message,
             cause: Some(Arc::new(cause)),
             kind,
         }
@@ -46,16 +46,16 @@ impl Failure {
     pub(super) fn of_folder(path: &Arc<Path>, cause: &std::io::Error) -> Self {
         Failure {
             path: path.clone(),
-            said: format!("its folder cannot be made: {cause}"),
+            message: format!("its folder cannot be created: {cause}"),
             cause: None,
-            kind: Kind::Stuck,
+            kind: Kind::Permanent,
         }
     }
 
     pub(super) fn of_replaced_files(path: &Arc<Path>) -> Self {
         Failure {
             path: path.clone(),
-            said: "the database, its -wal or its -shm file was deleted or replaced".to_owned(),
+            message: "the database, its -wal or its -shm file was deleted or replaced".to_owned(),
             cause: None,
             kind: Kind::Broken,
         }
@@ -65,13 +65,13 @@ impl Failure {
         self.kind
     }
 
-    /// As the answer to one call.
+    /// Returns the failure as an error of one call.
     pub(super) fn error(&self, op: &'static str) -> EngineError {
-        EngineError::new(NAME, op, self.kind != Kind::Stuck, self.clone())
+        EngineError::new(NAME, op, self.kind != Kind::Permanent, self.clone())
     }
 }
 
-/// By SQLite's extended result code (<https://www.sqlite.org/rescode.html>), whose low byte is the primary one.
+/// Maps SQLite's extended result code (<https://www.sqlite.org/rescode.html>), whose low byte is the primary code.
 fn kind_of(code: Option<&str>) -> Kind {
     const BUSY: u32 = 5;
     const LOCKED: u32 = 6;
@@ -79,9 +79,9 @@ fn kind_of(code: Option<&str>) -> Kind {
     const READONLY_DBMOVED: u32 = 8 | 4 << 8;
     match code.and_then(|code| code.parse::<u32>().ok()) {
         Some(READONLY_DBMOVED) => Kind::Broken,
-        // PROTOCOL: a connection lost the race for the write-ahead log's locks too many times in a row.
+        // PROTOCOL: a connection failed too many times in a row to lock the write-ahead log.
         Some(code) if matches!(code & 0xff, BUSY | LOCKED | PROTOCOL) => Kind::Busy,
-        _ => Kind::Stuck,
+        _ => Kind::Permanent,
     }
 }
 
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_passes_by_itself_is_worth_a_retry() {
+    fn only_transient_errors_are_retryable() {
         // BUSY, LOCKED, PROTOCOL, BUSY_RECOVERY, BUSY_SNAPSHOT, LOCKED_SHAREDCACHE.
         for code in ["5", "6", "15", "261", "517", "262"] {
             assert_eq!(kind_of(Some(code)), Kind::Busy, "{code}");
@@ -98,8 +98,8 @@ mod tests {
         assert_eq!(kind_of(Some("1032")), Kind::Broken);
         // ERROR, READONLY, IOERR, CORRUPT, FULL, CANTOPEN, NOTADB, IOERR_WRITE.
         for code in ["1", "8", "10", "11", "13", "14", "26", "778", "?"] {
-            assert_eq!(kind_of(Some(code)), Kind::Stuck, "{code}");
+            assert_eq!(kind_of(Some(code)), Kind::Permanent, "{code}");
         }
-        assert_eq!(kind_of(None), Kind::Stuck);
+        assert_eq!(kind_of(None), Kind::Permanent);
     }
 }

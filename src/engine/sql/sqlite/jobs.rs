@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 
-use super::failure::Failure;
+use super::error::Failure;
 use super::verbs::{Call, Page, Verbs};
 use crate::engine::{Acquired, Released, Renewed, Result};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
@@ -18,7 +18,7 @@ use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 /// Maximum number of claims in a transaction, unless one job has more. They share its begin and its commit. Other processes
 /// wait while it lasts.
 const BATCH: usize = 64;
-/// Number of claims of each part of the queue that a transaction executes, if so many wait.
+/// Number of claims of each part of the queue that a transaction executes, if that many wait.
 const SHARE: usize = 16;
 
 /// The answer to a job: stored when the job is executed, sent after the commit.

@@ -1,4 +1,4 @@
--- Frees a name whoever holds it.
+-- Releases a name of any owner.
 --
 -- $1 name
 -- → port, number of its first live waiter

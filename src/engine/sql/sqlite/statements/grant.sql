@@ -1,10 +1,10 @@
--- Gives every name to a claim, and its place in the queue back.
+-- Grants every name to a claim, and removes its position in a queue.
 --
 -- $1 names: JSON array of hexadecimal texts   $2 owner   $3 fence   $4 now   $5 ttl   $6 host   $7 pid   $8 metadata
--- $9 places that lapsed before this are forgotten
+-- $9 positions that expired before this are removed
 --
--- It also removes a few rows of others that are past their end: more than it adds, so that a backlog shrinks. (A LIMIT
--- that is a parameter alone would make SQLite plan the statement anew at each call.)
+-- Also removes some expired rows: more than it adds, so that their number decreases. (With a LIMIT that is only a parameter, SQLite
+-- would plan the statement again at each call.)
 INSERT INTO "{table}" (name, owner, fence, expires_at, since, host, pid, metadata)
   SELECT unhex(claimed.value), $2, $3, $4 + $5, $4, $6, $7, $8 FROM json_each($1) AS claimed WHERE true
   ON CONFLICT (name) DO UPDATE SET

@@ -1,4 +1,4 @@
--- Makes every lease of a claim last until $3 at least. The claim was just found to hold all of its names.
+-- Extends every lease of a claim to at least $3. The transaction has read that the claim holds all of its names.
 --
 -- $1 names: JSON array of hexadecimal texts   $2 owner   $3 the new end
 UPDATE "{table}" SET expires_at = max(expires_at, $3)

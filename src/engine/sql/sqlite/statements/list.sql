@@ -1,7 +1,7 @@
 -- A page of the leases that have not expired, sorted by name.
 --
--- $1 the first name   $2 the first name that is too far, NULL: none is   $3 how many at most
--- → name, what remains, fence, host, pid, since, metadata
+-- $1 the first name   $2 the first name after the range, NULL: there is none   $3 maximum number
+-- → name, remaining time, fence, host, pid, since, metadata
 WITH clock (now) AS MATERIALIZED (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER))
 SELECT name, expires_at - clock.now, fence, host, pid, since, metadata
 FROM clock

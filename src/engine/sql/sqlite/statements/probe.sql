@@ -1,4 +1,4 @@
--- Fails unless every table is there and has the columns that the other statements name. Answers one row.
+-- Fails unless every table exists with the columns that the other statements name. Returns one row.
 SELECT
   (SELECT count(*) FROM "{table}_fence" WHERE last >= 0) = 1,
   (SELECT count(name OR owner OR fence OR expires_at OR since OR host OR pid OR metadata) FROM "{table}" WHERE false),

@@ -1,9 +1,9 @@
--- Releases what claims hold, or keeps it busy for $2 more with an owner that does not exist, and removes their places.
+-- Releases what claims hold, or keeps it busy for $2 more with an owner that does not exist, and removes their positions.
 --
--- $1 JSON array of [name as a hexadecimal text, owner], one for each name of each claim   $2 how long to keep, 0: not at all
+-- $1 JSON array of [name as a hexadecimal text, owner], one for each name of each claim   $2 time to keep, 0: none
 -- → port, number of the first live waiter of each name that this concerns
 -- → one row per lease that was kept: its owner
--- → one row per lease that was freed: its owner, whether it had not expired
+-- → one row per lease that was released: its owner, whether it had not expired
 WITH clock (now) AS MATERIALIZED (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER)),
 claims (name, owner) AS MATERIALIZED
   (SELECT unhex(claimed.value ->> 0), claimed.value ->> 1 FROM json_each($1) AS claimed),
@@ -13,11 +13,11 @@ concerned (name) AS (
     CROSS JOIN "{table}" AS held ON held.name = claims.name
     WHERE held.owner = claims.owner
   UNION
-  SELECT place.name
+  SELECT position.name
     FROM claims
-    CROSS JOIN "{table}_waiters" AS place ON place.owner = claims.owner
+    CROSS JOIN "{table}_waiters" AS position ON position.owner = claims.owner
     WHERE NOT EXISTS (SELECT 1 FROM "{table}" AS held, clock
-        WHERE held.name = place.name AND held.owner <> place.owner AND held.expires_at > clock.now)
+        WHERE held.name = position.name AND held.owner <> position.owner AND held.expires_at > clock.now)
 )
 SELECT next.wake_port, next.wake_id
 FROM concerned

@@ -1,4 +1,4 @@
--- Makes every lease of a claim last at least so long from now, if it holds all of them.
+-- Extends every lease of a claim to at least $3 from now, if the claim holds all of them.
 -- Changes as many rows as there are names, or none.
 --
 -- $1 names: JSON array of hexadecimal texts   $2 owner   $3 ttl

@@ -1,9 +1,9 @@
--- The tables of a store. Carried out within one transaction, by however many processes at once.
+-- The tables of a store. Executed in one transaction, also by several processes at the same time.
 --
--- {table} is checked to be letters, digits and underscores. Times are milliseconds since 1970-01-01 UTC.
--- Names are bytes: they are compared as such, and may hold any.
+-- {table} has only letters, digits and underscores. Times are milliseconds since 1970-01-01 UTC.
+-- Names are arbitrary bytes, and are compared as bytes.
 
--- One row per lease. A row past its end counts for nothing, and is removed by later calls.
+-- One row per lease. An expired row has no effect, and later calls remove it.
 CREATE TABLE IF NOT EXISTS "{table}" (
   name       BLOB    NOT NULL PRIMARY KEY,
   owner      TEXT    NOT NULL,
@@ -16,8 +16,8 @@ CREATE TABLE IF NOT EXISTS "{table}" (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS "{table}_expiry" ON "{table}" (expires_at);
 
--- One row per waiter: its place in the queue of one name. SQLite gives the next ticket as one more than the largest
--- there is, which keeps the order of arrival among all that are there.
+-- One row per waiter: its position in the queue of one name. A new ticket is one more than the largest existing one, so the
+-- tickets have the order of arrival.
 CREATE TABLE IF NOT EXISTS "{table}_waiters" (
   ticket      INTEGER NOT NULL PRIMARY KEY,
   owner       TEXT    NOT NULL UNIQUE,
@@ -29,7 +29,7 @@ CREATE TABLE IF NOT EXISTS "{table}_waiters" (
 CREATE INDEX IF NOT EXISTS "{table}_queue" ON "{table}_waiters" (name, ticket);
 CREATE INDEX IF NOT EXISTS "{table}_lapse" ON "{table}_waiters" (alive_until);
 
--- One row: the last fence that anybody was given. One for all names, so that nothing is kept per name.
+-- One row: the last fencing token. It is shared by all names, so that a name needs no row of its own.
 CREATE TABLE IF NOT EXISTS "{table}_fence" (
   id   INTEGER NOT NULL PRIMARY KEY CHECK (id = 1),
   last INTEGER NOT NULL

@@ -1,6 +1,6 @@
--- Removes rows that are past their end, some at a time: other processes wait meanwhile.
+-- Removes a limited number of expired rows, because other processes wait during the transaction.
 --
--- $1 how long a place is remembered once it has lapsed
+-- $1 how long an expired position is kept
 DELETE FROM "{table}" WHERE name IN
   (SELECT name FROM "{table}"
     WHERE expires_at <= CAST(round(unixepoch('subsec') * 1000) AS INTEGER) ORDER BY expires_at LIMIT 500);

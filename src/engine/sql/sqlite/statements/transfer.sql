@@ -1,5 +1,5 @@
--- Makes $3 the owner of every lease of a claim, and each of them last at least so long from now, if $2 holds them all. What
--- $3 holds already is as good: a retry after a lost reply.
+-- Makes $3 the owner of every lease of a claim, and extends each to at least $4 from now, if $2 holds all of them. A lease that
+-- $3 holds already counts, too: a retry after a lost reply.
 -- Changes as many rows as there are names, or none.
 --
 -- $1 names: JSON array of hexadecimal texts   $2 old owner   $3 new owner   $4 ttl   $5 host   $6 pid
