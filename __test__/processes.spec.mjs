@@ -48,7 +48,7 @@ async function assertAddsUp(t, store, { scenario, names, rounds, perRound }) {
 for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-replica-set']) {
   suite(kind, 'leases between processes', (test) => {
     test('a process with a blocked event loop keeps its lock', async (store, t) => {
-      const ttlMs = 600
+      const ttlMs = 1500
       const locks = await store.connect()
       const holder = start(t, 'hold', taskFor(store, { names: 'n', acquire: { ttlMs } }))
       const fence = BigInt(await holder.next('held'))

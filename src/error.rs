@@ -166,6 +166,14 @@ impl EngineError {
         Self::new(engine, op, true, format!("no answer within {} ms", timeout.as_millis()))
     }
 
+    /// Returns a copy with the text of the driver's error in its place.
+    pub fn copy(&self) -> Self {
+        EngineError {
+            source: self.source.to_string().into(),
+            ..*self
+        }
+    }
+
     /// Creates the error of a grant that arrived after its lease had ended.
     pub fn granted_too_late(engine: &'static str, after: std::time::Duration, ttl: std::time::Duration) -> Self {
         let (after, ttl) = (after.as_millis(), ttl.as_millis());

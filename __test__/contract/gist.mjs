@@ -183,8 +183,8 @@ export function gist(test) {
 
   test('acquireAndExecute with renew: true renews while fn runs', async (store) => {
     const [a, b] = await store.connectAll(2)
-    const renewed = await a.acquireAndExecute({ name: 'kept', ttlSeconds: 1.2, renew: true }, async (lock) => {
-      const end = Date.now() + 3000
+    const renewed = await a.acquireAndExecute({ name: 'kept', ttlSeconds: 2, renew: true }, async (lock) => {
+      const end = Date.now() + 5000
       while (Date.now() < end) {
         assert.equal(await b.acquireLock('kept'), false)
         await sleep(50)

@@ -173,7 +173,7 @@ export async function burst({ count = 20_000, log = () => {} } = {}) {
  */
 export async function longList({ foreign = 4_000_000, storeTimeoutMs = 1500, log = () => {} } = {}) {
   const redis = await startRedis({ args: ['--enable-debug-command', 'yes'] })
-  const other = new Redis(redis.url)
+  const other = openRedis(redis.url)
   const locks = await LockService.connect(redis.url, { storeTimeoutMs })
   const result = { foreign, storeTimeoutMs }
   try {

@@ -8,14 +8,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-/// How long the oldest attempt waits before the newest goes first.
-const OVERLOAD: Duration = Duration::from_millis(500);
+use super::OVERLOAD;
 
 /// Issues tickets for attempts, and keeps the queue for them.
 #[derive(Debug)]
@@ -114,6 +112,8 @@ impl AttemptQueue {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     async fn enter(

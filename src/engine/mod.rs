@@ -31,6 +31,10 @@ pub mod sql;
 
 pub use config::{EngineConfig, Settings, TlsFiles, connect};
 
+/// How long the oldest attempt of a queue waits before the newest goes first: the store is slower than the calls arrive.
+#[cfg(any(feature = "mongodb", feature = "redis", feature = "sqlite"))]
+const OVERLOAD: Duration = Duration::from_millis(500);
+
 /// The result of an engine's operation. The error says how the store failed.
 pub type Result<T> = std::result::Result<T, EngineError>;
 

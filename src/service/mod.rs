@@ -25,6 +25,7 @@ mod event;
 mod lease;
 mod local_fifo;
 mod options;
+mod ordered_attempts;
 mod renewal_scheduler;
 mod shared;
 mod stall_detector;
@@ -76,7 +77,7 @@ impl Locks {
             scheduler: RenewalScheduler::default(),
             op_ended: Notify::new(),
             last_arrival: AtomicU64::new(0),
-            attempts: local_fifo::Attempts::default(),
+            attempts: ordered_attempts::Attempts::default(),
             local_fifos: Arc::default(),
             abandoned: abandoned::AbandonedClaims::default(),
             leases_by_name: Mutex::new(HashMap::new()),

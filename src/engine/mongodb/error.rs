@@ -136,6 +136,11 @@ impl Failure {
         Failure(Error::custom(OwnFailure::Unanswered(limit)))
     }
 
+    /// Creates the failure of a call on a closed engine.
+    pub(super) fn shutdown() -> Self {
+        Failure(ErrorKind::Shutdown.into())
+    }
+
     /// Creates the failure to find a usable server.
     pub(super) fn no_server(diagnosis: Diagnosis) -> Self {
         Failure(Error::custom(OwnFailure::NoServer(diagnosis)))

@@ -12,8 +12,8 @@ use crate::engine::Acquired;
 use crate::error::EngineError;
 use crate::model::{Fence, Key};
 use crate::service::event::add;
-use crate::service::local_fifo::attempt_in_order;
 use crate::service::options::MIN_STORE_TIMEOUT;
+use crate::service::ordered_attempts::attempt_in_order;
 
 /// The outcome of one attempt.
 pub(super) enum AttemptOutcome {
@@ -32,25 +32,24 @@ pub(super) enum AttemptOutcome {
 }
 
 impl Acquisition {
-    /// Makes one attempt. `delay`: it is repeated after a failure, and waits for this time at most
-    /// ([`attempt_in_order`]).
+    /// Makes one attempt.
     ///
     /// # Behavior
     /// Cancels the attempt on an abort, on a close, and when the store has not answered since `since` within its timeout. If the
     /// store has answered before that the lock is busy, also cancels it [`MIN_STORE_TIMEOUT`] after the deadline, so that a missing
     /// answer delays the end of the wait by no more than that.
-    pub(super) async fn attempt(&mut self, since: Instant, delay: Option<Duration>) -> AttemptOutcome {
+    pub(super) async fn attempt(&mut self, since: Instant) -> AttemptOutcome {
         let (shared, claim) = (&self.shared, &self.claim);
         let began = Moment::now();
         claim.begin_attempt();
         let attempt = async {
             if claim.waiting && shared.engine.ordered() {
-                attempt_in_order(shared, claim, self.arrival, delay).await
+                attempt_in_order(shared, claim, self.arrival).await
             } else {
                 shared.engine.try_acquire(claim).await
             }
         };
-        let deadline = self.deadline.filter(|_| self.is_waiting);
+        let deadline = self.deadline.filter(|_| self.was_busy);
         let grace_end = deadline.map(|deadline| sleep_until(deadline + MIN_STORE_TIMEOUT));
         let outcome = tokio::select! {
             biased;

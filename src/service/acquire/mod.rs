@@ -55,8 +55,10 @@ pub(super) struct Acquisition {
     store_timeout: Duration,
     /// An attempt failed, and the store may still execute it.
     doubtful: bool,
-    /// Whether the store has answered that the lock is busy, and the call waits.
+    /// Whether the call waits for a busy lock, or behind other local waiters.
     is_waiting: bool,
+    /// Whether the store has answered that the lock is busy.
+    was_busy: bool,
     /// The number of the call in the order of this service's calls.
     arrival: u64,
 }
@@ -98,6 +100,7 @@ impl Acquisition {
             store_timeout,
             doubtful: false,
             is_waiting: false,
+            was_busy: false,
             arrival,
         }
     }
@@ -111,7 +114,7 @@ impl Acquisition {
         let outcome = if self.claim.waiting || self.is_aborted() {
             Box::pin(self.run_loop(None)).await
         } else {
-            match self.attempt(self.started, None).await {
+            match self.attempt(self.started).await {
                 AttemptOutcome::Held { .. } => Ok(Outcome::Busy),
                 AttemptOutcome::Granted { fence, sent } => self.create_lease(fence, sent).map(Outcome::Acquired),
                 failed => Box::pin(self.run_loop(Some(failed))).await,
@@ -145,8 +148,6 @@ impl Acquisition {
         let mut backoff = Backoff::for_store();
         // Since when attempts have had no answer. `None`: the last attempt had one.
         let mut unanswered_since: Option<Instant> = None;
-        // After a failure on a store with a queue: how long the next attempt waits for those of other waiters.
-        let mut delay: Option<Duration> = None;
         // The last error since then.
         let mut last_error: Option<EngineError> = None;
         if waits && ordered {
@@ -160,19 +161,24 @@ impl Acquisition {
             if let Some(position) = &position {
                 while !position.is_first() {
                     self.set_waiting();
-                    if let Some(end) = self.wait_for(position.woken()).await {
+                    if let Some(end) = self.wait_for_position(position).await {
                         return end;
                     }
                 }
             }
-            let since = *unanswered_since.get_or_insert(if first.is_some() { self.started } else { Instant::now() });
+            let since = *unanswered_since.get_or_insert_with(|| {
+                let since = position.as_ref().and_then(|position| position.unanswered_since(true));
+                let begins = if first.is_some() { self.started } else { Instant::now() };
+                since.map_or(begins, |since| since.max(self.started))
+            });
             let outcome = match first.take() {
                 Some(outcome) => outcome,
-                None => self.attempt(since, delay.take()).await,
+                None => self.attempt(since).await,
             };
             match outcome {
                 AttemptOutcome::Granted { fence, sent } => {
                     (unanswered_since, last_error) = (None, None);
+                    position.iter().for_each(|position| position.record(None));
                     let too_late = match self.create_lease(fence, sent) {
                         Ok(lease) => return Ok(Outcome::Acquired(lease)),
                         Err(error) => error,
@@ -192,6 +198,8 @@ impl Acquisition {
                 }
                 AttemptOutcome::Held { key, retry_after } => {
                     (unanswered_since, last_error) = (None, None);
+                    position.iter().for_each(|position| position.record(None));
+                    self.was_busy = true;
                     backoff.reset();
                     if !waits {
                         return Ok(Outcome::Busy);
@@ -224,26 +232,30 @@ impl Acquisition {
                     }
                 }
                 AttemptOutcome::Failed(error) => {
-                    let pause = backoff.delay();
-                    if !error.retryable || since.elapsed() + pause >= self.store_timeout {
+                    // Attempts in order have their own pause.
+                    let delay = if waits && ordered {
+                        Duration::ZERO
+                    } else {
+                        backoff.delay()
+                    };
+                    if !error.retryable || since.elapsed() + delay >= self.store_timeout {
                         return Err(LockError::store(error));
                     }
-                    last_error = Some(error);
-                    if waits && ordered {
-                        delay = Some(pause);
-                        continue;
+                    if let Some(position) = &position {
+                        position.record(Some(&error));
                     }
+                    last_error = Some(error);
                     // Also past the deadline: the call waits for an answer of the store, not for the lock.
                     tokio::select! {
                         biased;
                         cancellation = self.cancelled() => return cancellation.into_outcome(),
-                        () = tokio::time::sleep(pause) => {}
+                        () = tokio::time::sleep(delay) => {}
                     }
                 }
                 AttemptOutcome::TimedOut => {
                     // An earlier error of the store says more than the timeout.
-                    let timeout = || EngineError::no_answer(shared.engine.name(), "acquire", self.store_timeout);
-                    return Err(LockError::store(last_error.unwrap_or_else(timeout)));
+                    let last_error = last_error.or_else(|| position.as_ref()?.last_error());
+                    return Err(self.no_answer(last_error));
                 }
                 AttemptOutcome::Cancelled(cancellation) => return cancellation.into_outcome(),
             }
@@ -275,6 +287,12 @@ impl Acquisition {
         Arc::make_mut(&mut self.claim).replace_owner();
         self.doubtful = false;
         Err(LockError::store(error))
+    }
+
+    /// Returns the error of a call without an answer.
+    fn no_answer(&self, last_error: Option<EngineError>) -> LockError {
+        let timeout = || EngineError::no_answer(self.shared.engine.name(), "acquire", self.store_timeout);
+        LockError::store(last_error.unwrap_or_else(timeout))
     }
 
     /// Counts the call as waiting, and emits its event.

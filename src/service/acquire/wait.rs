@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use futures_util::future::OptionFuture;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Acquisition, Outcome};
@@ -11,6 +12,9 @@ use crate::error::LockError;
 use crate::model::Key;
 use crate::service::local_fifo::Position;
 use crate::service::options::SAFETY_POLL_INTERVAL;
+
+/// The interval at which a waiter past its deadline checks whether the store has answered the first waiter.
+const ANSWER_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The reason for the end of an acquisition without an answer of the store.
 pub(super) enum Cancellation {
@@ -53,6 +57,32 @@ impl Acquisition {
             cancellation = self.cancelled() => Some(cancellation.into_outcome()),
             Some(()) = OptionFuture::from(deadline) => Some(Cancellation::DeadlinePassed.into_outcome()),
             () = change => None,
+        }
+    }
+
+    /// Waits until the position is the first one, or may be. `Some`: the acquisition has ended.
+    ///
+    /// # Behavior
+    /// At the deadline the lock is busy, unless the store has not answered the first waiter since the call: then the call waits on
+    /// for an answer, as the first waiter does.
+    pub(super) async fn wait_for_position(&self, position: &Position) -> Option<Result<Outcome, LockError>> {
+        let mut end = self.deadline;
+        loop {
+            tokio::select! {
+                biased;
+                cancellation = self.cancelled() => return Some(cancellation.into_outcome()),
+                () = position.woken() => return None,
+                Some(()) = OptionFuture::from(end.map(tokio::time::sleep_until)) => {}
+            }
+            let since = position.unanswered_since(false);
+            let Some(since) = since.filter(|_| !position.was_answered_since(self.started)) else {
+                return Some(Ok(Outcome::Busy));
+            };
+            let (now, limit) = (Instant::now(), since.max(self.started) + self.store_timeout);
+            if now >= limit {
+                return Some(Err(self.no_answer(position.last_error())));
+            }
+            end = Some(limit.min(now + ANSWER_CHECK_INTERVAL));
         }
     }
 

@@ -20,6 +20,8 @@ pub(super) enum Fault {
     None,
     /// Refused at once, not executed.
     Refuse,
+    /// The next call is refused at once and not executed. Later calls work.
+    RefuseOne,
     /// Executed, but the reply is lost.
     LoseReply,
     /// Never answered, not executed.
@@ -126,6 +128,12 @@ impl Faulty {
         match fault {
             Fault::None | Fault::HangSome | Fault::Panic => call.await,
             Fault::Refuse => Err(EngineError::new("faulty", op, true, "refused").not_sent()),
+            Fault::RefuseOne => {
+                // The calls after it are in progress before the error arrives.
+                self.set(Fault::None);
+                tokio::time::sleep(ms(1)).await;
+                Err(EngineError::new("faulty", op, true, "refused").not_sent())
+            }
             Fault::Late(_) => Err(EngineError::new("faulty", op, true, "the connection broke")),
             Fault::Fatal => Err(EngineError::new("faulty", op, false, "wrong password")),
             Fault::LoseReply => {

@@ -97,6 +97,76 @@ async fn waiters_whose_attempts_failed_are_served_in_the_order_of_their_calls() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_failed_attempt_keeps_its_position_before_later_ones() {
+    let (engine, locks) = service();
+    engine.set(faults::Fault::RefuseOne);
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for i in 0..4 {
+        let (locks, served) = (locks.clone(), served.clone());
+        tasks.push(tokio::spawn(async move {
+            let lease = take(&locks, "n", options(30_000, 60_000)).await;
+            served.lock().unwrap().push(i);
+            locks.release(&lease).await.unwrap();
+        }));
+        // The last call comes during the pause after the failure, when the store works.
+        if i == 2 {
+            tokio::time::sleep(ms(3)).await;
+        }
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3]);
+}
+
+/// If the store keeps no queue, one local waiter calls it. The others do not take its missing answer for a busy lock.
+#[tokio::test(start_paused = true)]
+async fn every_local_waiter_learns_that_the_store_does_not_answer() {
+    for fault in [faults::Fault::Hang, faults::Fault::Refuse] {
+        let (engine, locks) = service();
+        engine.keep_no_queue();
+        engine.set(fault);
+        let began = tokio::time::Instant::now();
+        // The store timeout is 5 s, and never longer than the wait.
+        let waits = [60_000, 60_000, 2_000, 8_000];
+        let calls: Vec<_> = waits.into_iter().map(|wait| waiter(&locks, "n", wait)).collect();
+        for (call, wait) in calls.into_iter().zip(waits) {
+            let error = call.await.unwrap().unwrap_err();
+            assert_eq!(error.code, Code::Store, "{error}");
+            let text = if fault == faults::Fault::Refuse {
+                "refused"
+            } else {
+                "no answer"
+            };
+            assert!(error.message.contains(text), "{error}");
+            assert!(
+                began.elapsed() <= ms(5_100),
+                "{:?} with a wait of {wait} ms",
+                began.elapsed()
+            );
+        }
+        assert_eq!(locks.stats().waiting, 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_local_waiter_finds_the_lock_busy_at_its_deadline_while_the_store_answers_slowly() {
+    let (engine, locks) = service();
+    engine.keep_no_queue();
+    let other = another(&engine);
+    take(&other, "n", options(30_000, 0)).await;
+    engine.set(faults::Fault::SlowReply(700));
+    let began = tokio::time::Instant::now();
+    let calls = [waiter(&locks, "n", 10_000), waiter(&locks, "n", 300)];
+    settle().await;
+    let [_, second] = calls;
+    let outcome = second.await.unwrap().unwrap();
+    assert!(matches!(outcome, Outcome::Busy), "{outcome:?}");
+    assert!(began.elapsed() <= ms(800), "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn waiters_are_served_in_order_across_services() {
     let (engine, locks) = service();
     let other = another(&engine);

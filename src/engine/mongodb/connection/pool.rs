@@ -24,7 +24,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use mongodb::bson::Document;
-use mongodb::error::ErrorKind;
 use mongodb::options::{ClientOptions, CollectionOptions};
 use mongodb::{Client, Collection};
 use parking_lot::RwLock;
@@ -224,7 +223,7 @@ impl Pool {
             Err(Failure::unanswered(waited))
         });
         // The task panicked, or its runtime ended.
-        async { task.await.unwrap_or_else(|_| Err(Failure(ErrorKind::Shutdown.into()))) }
+        async { task.await.unwrap_or_else(|_| Err(Failure::shutdown())) }
     }
 
     /// Makes the calls of a class as soon as there is a permit. Only then does `calls` create its future, because thousands of

@@ -22,7 +22,6 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use mongodb::bson::oid::ObjectId;
 use mongodb::change_stream::ChangeStream;
-use mongodb::error::ErrorKind;
 use mongodb::options::ReadConcern;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
@@ -311,7 +310,7 @@ impl Watcher {
                 Phase::Broken(..) | Phase::Closed => {}
             }
             if phase.changed().await.is_err() {
-                return Err(Failure(ErrorKind::Shutdown.into()));
+                return Err(Failure::shutdown());
             }
         }
     }
@@ -319,7 +318,7 @@ impl Watcher {
     fn enter(&self, id: String) -> Outcome<StreamUse> {
         let mut state = self.0.state.lock();
         if state.is_closed {
-            return Err(Failure(ErrorKind::Shutdown.into()));
+            return Err(Failure::shutdown());
         }
         if let Some((_, failure)) = state.refused.as_ref().filter(|(until, _)| Instant::now() < *until) {
             return Err(failure.clone());
@@ -363,9 +362,7 @@ impl Watcher {
         if let Some(task) = state.task.take() {
             task.abort();
         }
-        self.0
-            .phase
-            .send_replace(Phase::Broken(u64::MAX, Failure(ErrorKind::Shutdown.into())));
+        self.0.phase.send_replace(Phase::Broken(u64::MAX, Failure::shutdown()));
     }
 }
 

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::super::failure::Failure;
+use super::super::error::Failure;
 use super::Quorum;
 use super::attempt::Attempt;
 use super::fence::{Proposal, agree};

@@ -27,14 +27,18 @@ use std::time::Duration;
 use redis::RedisResult;
 use redis::{Cmd, Value};
 
-use super::super::RECORD_KEPT_MS;
-use super::super::failure::Failure;
+use super::super::error::Failure;
 #[cfg(unix)]
-use super::super::failure::{is_forbidden, is_not_understood};
+use super::super::error::{is_forbidden, is_not_understood};
 #[cfg(unix)]
-use super::super::{asked::Told, lane::Lane};
+use super::super::fast_path::FastPath;
 #[cfg(unix)]
-use super::super::{plain, scripts::RECORD};
+use super::super::fast_path::Record;
+#[cfg(unix)]
+use super::super::fast_path::ReplySink;
+use super::super::keys::RECORD_KEPT_MS;
+#[cfg(unix)]
+use super::super::scripts::RECORD;
 use super::Quorum;
 use super::node::{Vote, common_time, in_doubt, silence};
 use super::scripts::ACQUIRE;
@@ -74,7 +78,7 @@ pub(super) struct Attempt {
 /// How a node was asked for its vote.
 #[cfg(unix)]
 struct Way {
-    lane: Option<Arc<Lane>>,
+    lane: Option<Arc<FastPath>>,
     /// By plain commands; and how many of them came out as they have to.
     is_plain: bool,
     done: AtomicU8,
@@ -234,7 +238,7 @@ impl Quorum {
         self.nodes
             .iter()
             .map(|node| {
-                let lane = node.link.lane();
+                let lane = node.link.fast_path();
                 Way {
                     is_plain: is_plain && lane.as_ref().is_some_and(|lane| lane.is_plain()) && node.shows(floor),
                     lane,
@@ -250,7 +254,7 @@ impl Quorum {
 #[cfg(unix)]
 impl Attempt {
     fn ask_by_lanes(self: &Arc<Self>, is_first: bool) {
-        let who: Arc<dyn Told> = self.clone();
+        let who: Arc<dyn ReplySink> = self.clone();
         let mut by_script = None;
         for (index, way) in self.ways.iter().enumerate() {
             let Some(lane) = &way.lane else {
@@ -267,7 +271,7 @@ impl Attempt {
                     lane.write_records();
                 }
                 let call: &Cmd = by_script.get_or_insert_with(|| self.call());
-                lane.tell(&who, first + BY_SCRIPT, |out| call.write_packed_command(out));
+                lane.call_to_sink(&who, first + BY_SCRIPT, |out| call.write_packed_command(out));
             }
         }
     }
@@ -286,7 +290,7 @@ impl Attempt {
                 if (is_not_understood(error) || is_forbidden(error))
                     && let Some(lane) = &way.lane
                 {
-                    lane.leave_to_scripts();
+                    lane.use_scripts_only();
                 }
                 false
             }
@@ -332,7 +336,7 @@ impl Attempt {
     }
 
     /// The lane on which a node's vote is on its way, if it is: what is sent there now is carried out after it.
-    pub(super) fn lane(&self, index: usize) -> Option<&Arc<Lane>> {
+    pub(super) fn lane(&self, index: usize) -> Option<&Arc<FastPath>> {
         let way = &self.ways[index];
         way.lane.as_ref().filter(|_| !way.is_left.load(Relaxed))
     }
@@ -343,7 +347,7 @@ impl Attempt {
             let Some(lane) = self.lane(index).filter(|_| self.is_plain(index)) else {
                 continue;
             };
-            let record = plain::Record {
+            let record = Record {
                 claim: self.claim.clone(),
                 fence,
                 attempt: Some((self.number, self.floor / 1000)),
@@ -371,7 +375,7 @@ impl Attempt {
 }
 
 #[cfg(unix)]
-impl Told for Attempt {
+impl ReplySink for Attempt {
     /// A vote of an attempt that has ended.
     fn is_cancelled(&self, number: usize) -> bool {
         let is_over = self.tenure.is_over();
@@ -381,7 +385,7 @@ impl Told for Attempt {
         is_over
     }
 
-    fn told(self: Arc<Self>, number: usize, reply: RedisResult<Value>) {
+    fn on_reply(self: Arc<Self>, number: usize, reply: RedisResult<Value>) {
         let (index, which) = (number / REPLIES, number % REPLIES);
         if which != BY_SCRIPT {
             return self.plainly(index, which, reply);

@@ -7,9 +7,9 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use redis::Value;
 
-use super::super::failure::Failure;
+use super::super::error::Failure;
 use super::super::keys::Layout;
-use super::super::listing::{ALL, READ_AT_ONCE, grant, look_until_told, scan_page, text};
+use super::super::ops::inspect::{ALL, READ_AT_ONCE, grant, read_until_recorded, scan_page, text};
 use super::super::scripts::INSPECT;
 use super::Quorum;
 use super::node::{Node, silence};
@@ -59,7 +59,7 @@ impl Quorum {
     pub(super) async fn look_at(self: &Arc<Self>, name: &str) -> Result<Option<LockInfo>> {
         self.write_records();
         let is_untold = |standing: &Option<Standing>| standing.as_ref().is_some_and(Standing::is_untold);
-        let standing = look_until_told(|| self.standing(name), is_untold).await?;
+        let standing = read_until_recorded(|| self.standing(name), is_untold).await?;
         Ok(standing.map(|standing| standing.info))
     }
 
@@ -100,7 +100,7 @@ impl Quorum {
     pub(super) async fn look_for(self: &Arc<Self>, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
         self.write_records();
         let is_untold = |standings: &Vec<Standing>| standings.iter().any(Standing::is_untold);
-        let standings = look_until_told(|| self.standings(prefix, page_timeout), is_untold).await?;
+        let standings = read_until_recorded(|| self.standings(prefix, page_timeout), is_untold).await?;
         Ok(standings.into_iter().map(|standing| standing.info).collect())
     }
 
@@ -168,7 +168,7 @@ fn row(answer: Value) -> std::result::Result<Option<Row>, Failure> {
     if answer == Value::Nil {
         return Ok(None);
     }
-    let unexpected = || Failure::Unexpected("of inspect.lua");
+    let unexpected = || Failure::Unexpected("inspect.lua");
     let Value::Array(fields) = answer else {
         return Err(unexpected());
     };

@@ -65,11 +65,13 @@ use self::config::LEAST_PATIENCE;
 use self::node::Node;
 use self::tally::{Tally, majority, no_majority};
 use self::tenure::Tenures;
-use super::failure::{ENGINE, Failure};
-use super::keys::{Layout, Part};
-use super::scripts::Script;
+use super::error::{ENGINE, Failure};
 #[cfg(unix)]
-use super::{plain::Contended, resp};
+use super::fast_path::resp;
+use super::keys::{Layout, Part};
+#[cfg(unix)]
+use super::ops::contended::Contended;
+use super::scripts::Script;
 use crate::engine::attempt_queue::AttemptQueue;
 use crate::engine::{Acquired, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
@@ -255,7 +257,7 @@ impl Quorum {
     /// Has what inspection tells written down, before somebody looks.
     fn write_records(&self) {
         #[cfg(unix)]
-        for lane in self.nodes.iter().filter_map(|node| node.link.lane()) {
+        for lane in self.nodes.iter().filter_map(|node| node.link.fast_path()) {
             lane.write_records();
         }
     }
@@ -263,9 +265,9 @@ impl Quorum {
     /// The same, and waits until it is written, for so long at most: what comes next goes another way to the nodes.
     #[cfg(unix)]
     async fn settle_records(&self, limit: Duration) {
-        let lanes: Vec<_> = self.nodes.iter().filter_map(|node| node.link.lane()).collect();
+        let lanes: Vec<_> = self.nodes.iter().filter_map(|node| node.link.fast_path()).collect();
         let written = lanes.iter().filter(|lane| lane.write_records());
-        let settled = join_all(written.map(|lane| lane.one(|out| resp::write(out, &["TIME"]))));
+        let settled = join_all(written.map(|lane| lane.call_written(|out| resp::write(out, &["TIME"]))));
         let _ = tokio::time::timeout(limit, settled).await;
     }
 

@@ -8,9 +8,9 @@ use redis::{Cmd, Value};
 
 use super::super::config::RedisConfig;
 use super::super::connection::Link;
-use super::super::failure::{Failure, spoils_connection};
+use super::super::connection::version::{OLDEST, check_version};
+use super::super::error::{Failure, spoils_connection};
 use super::super::scripts::Script;
-use super::super::{OLDEST, check_version};
 use super::cleanup::Cleanup;
 use super::scripts::RENEW;
 use crate::clock::Moment;
@@ -91,7 +91,7 @@ impl Node {
     pub(super) fn new(config: RedisConfig) -> Self {
         let (address, link) = (config.address().into(), Link::new(config));
         #[cfg(unix)]
-        link.allow_lane();
+        link.allow_fast_path();
         Node {
             address,
             link,
@@ -105,13 +105,13 @@ impl Node {
         check_version(&self.link, OLDEST).await?;
         self.learn_time(&self.link.call(&redis::cmd("TIME")).await?)?;
         #[cfg(unix)]
-        self.link.open_lane().await;
+        self.link.open_fast_path().await;
         Ok(())
     }
 
     /// Takes up an answer of `TIME`, and tells what it shows.
     fn learn_time(&self, time: &Value) -> Result<u64, Failure> {
-        let unexpected = Failure::Unexpected("of TIME");
+        let unexpected = Failure::Unexpected("TIME");
         let Value::Array(parts) = time else {
             return Err(unexpected);
         };
@@ -156,7 +156,7 @@ impl Node {
     /// What an answer of `quorum/acquire.lua` says, for a claim of so many names.
     pub(super) fn read_vote(&self, answer: &Value, names: usize) -> Result<Vote, Failure> {
         let Value::Array(fields) = answer else {
-            return Err(Failure::Unexpected("of quorum/acquire.lua"));
+            return Err(Failure::Unexpected("quorum/acquire.lua"));
         };
         match fields.as_slice() {
             [
@@ -183,7 +183,7 @@ impl Node {
                 value: value.clone(),
                 age: millis(*age),
             })),
-            _ => Err(Failure::Unexpected("of quorum/acquire.lua")),
+            _ => Err(Failure::Unexpected("quorum/acquire.lua")),
         }
     }
 
@@ -192,14 +192,14 @@ impl Node {
             0 => Ok(Renewal::Lost),
             1 => Ok(Renewal::Extended),
             2 => Ok(Renewal::Missing),
-            _ => Err(Failure::Unexpected("of quorum/renew.lua")),
+            _ => Err(Failure::Unexpected("quorum/renew.lua")),
         }
     }
 
     /// Runs a script. Allocates the exchange once there is a connection, because many calls may wait for one.
     pub(super) async fn run(&self, script: &Script, call: &Cmd) -> Result<Value, Failure> {
         #[cfg(unix)]
-        if self.link.lane().is_some() {
+        if self.link.fast_path().is_some() {
             return Box::pin(self.link.run(script, call)).await;
         }
         let connection = self.link.connection().await?;
@@ -216,7 +216,7 @@ impl Node {
 pub(super) fn number(answer: &Value) -> Result<i64, Failure> {
     match answer {
         Value::Int(number) => Ok(*number),
-        _ => Err(Failure::Unexpected("of a script of the quorum")),
+        _ => Err(Failure::Unexpected("a script of the quorum")),
     }
 }
 

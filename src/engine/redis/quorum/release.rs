@@ -7,14 +7,13 @@ use futures_util::future::join_all;
 use redis::{Cmd, Value};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::super::error::Failure;
 #[cfg(unix)]
-use super::super::asked::Told;
-use super::super::failure::Failure;
+use super::super::fast_path::ReplySink;
 #[cfg(unix)]
-use super::super::{
-    keys::Part,
-    lane::{ALONE, Freeing},
-};
+use super::super::fast_path::{ALONE, BatchRelease};
+#[cfg(unix)]
+use super::super::keys::Part;
 use super::Quorum;
 use super::cleanup::{BATCH, Remains};
 use super::node::{number, silence};
@@ -137,7 +136,7 @@ async fn release_on(quorum: Arc<Quorum>, index: usize, batch: Arc<[(Claim, Tally
 
 /// How the names of several releases are let go of.
 #[cfg(unix)]
-static FREEING: Freeing = Freeing {
+static FREEING: BatchRelease = BatchRelease {
     script: || &RELEASE_MANY,
     parts: [Part::Fence, Part::Metadata],
     to: CHANNEL,
@@ -158,8 +157,8 @@ impl Parting {
     fn tell_nodes(self: &Arc<Self>) {
         #[cfg(unix)]
         {
-            let who: Arc<dyn Told> = self.clone();
-            let lanes: Vec<_> = self.quorum.nodes.iter().map(|node| node.link.lane()).collect();
+            let who: Arc<dyn ReplySink> = self.clone();
+            let lanes: Vec<_> = self.quorum.nodes.iter().map(|node| node.link.fast_path()).collect();
             let numbers = lanes.iter().map(|lane| lane.as_ref().map_or(0, |lane| lane.number()));
             self.quorum.tenures.end_on(&self.claim.owner, numbers);
             for (index, lane) in lanes.into_iter().enumerate() {
@@ -173,9 +172,9 @@ impl Parting {
                     lane.write_records();
                 }
                 if self.is_simple() {
-                    lane.free_and_tell(&who, index, &FREEING, &self.claim);
+                    lane.release_to_sink(&who, index, &FREEING, &self.claim);
                 } else {
-                    lane.tell(&who, index, |out| self.call().write_packed_command(out));
+                    lane.call_to_sink(&who, index, |out| self.call().write_packed_command(out));
                 }
             }
         }
@@ -228,8 +227,8 @@ impl Parting {
 }
 
 #[cfg(unix)]
-impl Told for Parting {
-    fn told(self: Arc<Self>, index: usize, reply: redis::RedisResult<Value>) {
+impl ReplySink for Parting {
+    fn on_reply(self: Arc<Self>, index: usize, reply: redis::RedisResult<Value>) {
         let answer = reply.map_err(Failure::from);
         let is_alone = matches!(&answer, Ok(Value::Int(ALONE)));
         if is_alone || matches!(&answer, Err(failure) if failure.is_unknown_script()) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::super::RECORD_KEPT_MS;
+use super::super::keys::RECORD_KEPT_MS;
 use super::Quorum;
 use super::look::Standing;
 use super::node::Renewal;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::super::failure::{ENGINE, Failure};
+use super::super::error::{ENGINE, Failure};
 use super::node::Node;
 use crate::error::EngineError;
 

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use super::super::subscription::RedisSubscription;
+use super::super::connection::pubsub::RedisSubscription;
 use super::Quorum;
 use super::node::Node;
 use super::tally::{Answer, Tally};

@@ -11,7 +11,7 @@ use redis::{RedisResult, Value};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 #[cfg(unix)]
-use super::super::asked::Told;
+use super::super::fast_path::ReplySink;
 use super::super::keys::Part;
 use super::Quorum;
 use super::attempt::Attempt;
@@ -67,8 +67,8 @@ struct Withdrawal {
 }
 
 #[cfg(unix)]
-impl Told for Withdrawal {
-    fn told(self: Arc<Self>, index: usize, reply: RedisResult<Value>) {
+impl ReplySink for Withdrawal {
+    fn on_reply(self: Arc<Self>, index: usize, reply: RedisResult<Value>) {
         // The script may be unknown; or the lane has ended, and the vote may be anywhere.
         if reply.is_err() {
             self.attempt.withdraw_later(index, true);
@@ -105,12 +105,12 @@ impl Attempt {
                     };
                     lane.caller_left();
                     if !is_refused {
-                        let behind: Arc<dyn Told> = Arc::new(Withdrawal {
+                        let behind: Arc<dyn ReplySink> = Arc::new(Withdrawal {
                             attempt: self.clone(),
                             _urgent: self.quorum.urgent.token(),
                         });
                         let call = self.quorum.withdrawal(&self.claim, &self.value);
-                        lane.tell(&behind, index, |out| call.write_packed_command(out));
+                        lane.call_to_sink(&behind, index, |out| call.write_packed_command(out));
                     }
                 }
                 #[cfg(not(unix))]

@@ -1,6 +1,6 @@
 //! Subscriptions, and one connection for everything.
 
-use super::super::subscription::RedisSubscription;
+use super::super::connection::pubsub::RedisSubscription;
 use super::*;
 use crate::engine::Subscription;
 

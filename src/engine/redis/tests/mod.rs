@@ -12,7 +12,7 @@ use ::redis::FromRedisValue;
 
 use self::topology::{MASTER, Watched, within};
 use super::connection::Link;
-use super::route::Route;
+use super::topology::Route;
 use super::{RedisConfig, RedisEngine};
 use crate::engine::contract::PAGE;
 use crate::engine::{Acquired, Engine, Released, Settings, SharedEngine, Subscription};

@@ -1,6 +1,6 @@
 //! A cluster of a test's own, and moving its slots by hand.
 
-use super::super::slots::{SLOTS, slot_of};
+use super::super::keys::slots::{SLOTS, slot_of};
 use super::*;
 
 /// Nodes that make a cluster. The first three are masters at the start.

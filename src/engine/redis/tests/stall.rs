@@ -34,7 +34,7 @@ pub(super) async fn opened(server: &Server, fast: bool) -> Arc<RedisEngine> {
     let engine = RedisEngine::connect(RedisConfig::parse(&server.url(), &settings).unwrap())
         .await
         .unwrap();
-    assert_eq!(engine.link().current_lane().is_some(), fast);
+    assert_eq!(engine.link().current_fast_path().is_some(), fast);
     // Load the scripts into the server.
     let warm = claim("warm");
     take(&engine, &warm).await;
@@ -162,7 +162,7 @@ async fn a_caller_that_leaves_while_the_socket_is_full_does_not_end_the_fast_pat
     let first = large(LARGE);
     take(&ours, &first).await;
     free(&ours, &first).await;
-    let fast_path = || ours.link().current_lane().map(|lane| lane.number());
+    let fast_path = || ours.link().current_fast_path().map(|fast_path| fast_path.number());
     let before = fast_path();
     server.freeze();
     let mut claims: Vec<Claim> = (0..LARGE).map(large).collect();

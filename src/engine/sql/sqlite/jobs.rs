@@ -3,16 +3,21 @@
 //! The queue has three parts: renewals and releases, reads, and attempts to acquire. Each transaction takes jobs from them in
 //! this order, up to [`BATCH`] claims. It takes [`SHARE`] claims of each part even where the parts before it fill the batch. So
 //! renewals and releases go before everything else, and no part stops another one. A job whose caller was dropped is skipped.
+//!
+//! Attempts go in the order of arrival until the oldest one has waited for [`OVERLOAD`]; then the newest goes first, as in
+//! `attempt_queue.rs`: after a stall the oldest are about to time out, and in the order of arrival so would be every later one.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
 
 use super::error::Failure;
 use super::verbs::{Call, Page, Verbs};
-use crate::engine::{Acquired, Released, Renewed, Result};
+use crate::engine::{Acquired, OVERLOAD, Released, Renewed, Result};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// Maximum number of claims in a transaction, unless one job has more. They share its begin and its commit. Other processes
@@ -154,14 +159,22 @@ impl Job {
 pub(super) struct Sender {
     changes: mpsc::UnboundedSender<Job>,
     reads: mpsc::UnboundedSender<Job>,
-    attempts: mpsc::UnboundedSender<Job>,
+    attempts: mpsc::UnboundedSender<Attempt>,
 }
 
 /// The receiving half of the queue.
 pub(super) struct Receiver {
     changes: mpsc::UnboundedReceiver<Job>,
     reads: mpsc::UnboundedReceiver<Job>,
-    attempts: mpsc::UnboundedReceiver<Job>,
+    attempts: mpsc::UnboundedReceiver<Attempt>,
+    /// The attempts that were received, in the order of arrival.
+    waiting: VecDeque<Attempt>,
+}
+
+/// A job of attempts, and its arrival.
+struct Attempt {
+    since: Instant,
+    job: Job,
 }
 
 pub(super) fn queue() -> (Sender, Receiver) {
@@ -177,6 +190,7 @@ pub(super) fn queue() -> (Sender, Receiver) {
         changes: changes_receiver,
         reads: reads_receiver,
         attempts: attempts_receiver,
+        waiting: VecDeque::new(),
     };
     (sender, receiver)
 }
@@ -187,7 +201,11 @@ impl Sender {
         let part = match job {
             Job::Renew(..) | Job::Transfer(..) | Job::Release(..) | Job::ForceRelease(..) => &self.changes,
             Job::Inspect(..) | Job::List(..) => &self.reads,
-            Job::Acquire(..) => &self.attempts,
+            Job::Acquire(..) => {
+                let since = Instant::now();
+                let _ = self.attempts.send(Attempt { since, job });
+                return;
+            }
         };
         let _ = part.send(job);
     }
@@ -199,18 +217,24 @@ impl Receiver {
     /// # Cancellation
     /// Cancel-safe: no job is lost.
     pub(super) async fn next(&mut self, batch: &mut Vec<Job>) -> bool {
-        let mut next = tokio::select! {
-            biased;
-            Some(job) = self.changes.recv() => Some(job),
-            Some(job) = self.reads.recv() => Some(job),
-            Some(job) = self.attempts.recv() => Some(job),
-            else => return false,
-        };
+        let mut next = None;
+        if self.waiting.is_empty() {
+            tokio::select! {
+                biased;
+                Some(job) = self.changes.recv() => next = Some(job),
+                Some(job) = self.reads.recv() => next = Some(job),
+                Some(attempt) = self.attempts.recv() => self.waiting.push_back(attempt),
+                else => return false,
+            }
+        }
+        while let Ok(attempt) = self.attempts.try_recv() {
+            self.waiting.push_back(attempt);
+        }
         let mut claims = 0;
-        for part in [&mut self.changes, &mut self.reads, &mut self.attempts] {
+        for part in 0..3 {
             let most = BATCH.max(claims + SHARE);
             while claims < most
-                && let Some(job) = next.take().or_else(|| part.try_recv().ok())
+                && let Some(job) = next.take().or_else(|| self.next_of(part))
             {
                 if !job.is_cancelled() {
                     claims += job.claims();
@@ -219,5 +243,78 @@ impl Receiver {
             }
         }
         true
+    }
+
+    /// Removes the next job of a part.
+    fn next_of(&mut self, part: usize) -> Option<Job> {
+        match part {
+            0 => self.changes.try_recv().ok(),
+            1 => self.reads.try_recv().ok(),
+            _ => {
+                // The oldest time out first: without this they would stay below the newest while the overload lasts.
+                while self.waiting.front().is_some_and(|attempt| attempt.job.is_cancelled()) {
+                    self.waiting.pop_front();
+                }
+                let oldest = self.waiting.front()?;
+                let next = match oldest.since.elapsed() > OVERLOAD {
+                    true => self.waiting.pop_back(),
+                    false => self.waiting.pop_front(),
+                };
+                next.map(|attempt| attempt.job)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Process;
+
+    type Answer = oneshot::Receiver<Result<Vec<Acquired>>>;
+
+    fn attempt(name: usize) -> (Job, Answer) {
+        let key = Key::new(&format!("n{name}")).unwrap();
+        let ttl = Ttl::clamped(Duration::from_secs(30));
+        let claim = Claim::new(&[key], OwnerToken::fresh(), ttl, Arc::new(Process::current()));
+        let (reply, answer) = Reply::new();
+        (Job::Acquire(vec![Arc::new(claim)], Arc::default(), reply), answer)
+    }
+
+    /// The names of the next transaction.
+    async fn names(receiver: &mut Receiver) -> Vec<String> {
+        let mut batch = Vec::new();
+        assert!(receiver.next(&mut batch).await);
+        let name = |job: &Job| match job {
+            Job::Acquire(claims, ..) => claims[0].keys()[0].as_str().to_owned(),
+            _ => unreachable!("only attempts were sent"),
+        };
+        batch.iter().map(name).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_newest_attempts_go_first_once_the_oldest_has_waited_too_long() {
+        let (sender, mut receiver) = queue();
+        let mut answers: Vec<Answer> = Vec::new();
+        let mut send = |range: std::ops::Range<usize>| {
+            for name in range {
+                let (job, answer) = attempt(name);
+                sender.send(job);
+                answers.push(answer);
+            }
+        };
+        send(0..2 * BATCH);
+        assert_eq!(names(&mut receiver).await[..2], ["n0", "n1"]);
+        tokio::time::advance(OVERLOAD + Duration::from_millis(1)).await;
+        send(1000..1010);
+        let next = names(&mut receiver).await;
+        assert_eq!(next.len(), BATCH);
+        assert_eq!(next[..3], ["n1009", "n1008", "n1007"]);
+        // Their callers left: the attempts that remain are dropped.
+        drop(answers);
+        let (job, _answer) = attempt(2000);
+        sender.send(job);
+        assert_eq!(names(&mut receiver).await, ["n2000"]);
+        assert!(receiver.waiting.is_empty());
     }
 }

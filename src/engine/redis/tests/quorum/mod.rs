@@ -2,9 +2,9 @@
 
 use futures_util::future::join_all;
 
+use super::super::keys::{Part, companion};
+use super::super::{QuorumConfig, QuorumEngine};
 use super::*;
-use crate::engine::redis::keys::{Part, companion};
-use crate::engine::redis::{QuorumConfig, QuorumEngine};
 use crate::engine::{Renewed, Result as EngineResult};
 use crate::event_loop::{EventLoop, Socket};
 

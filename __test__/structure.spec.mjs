@@ -1,0 +1,34 @@
+// The structure check passes on this tree, and fails on each kind of problem.
+import assert from 'node:assert/strict'
+import { test } from 'node:test'
+import { fileURLToPath } from 'node:url'
+import { checkStructure, circles, importGraph, problemsOf } from '../scripts/structure.mjs'
+
+test('the structure of src/ has no problem', () => {
+  assert.deepEqual(checkStructure(fileURLToPath(new URL('../src', import.meta.url))), [])
+})
+
+test('a circle of three files is found, through every form of an import', () => {
+  const files = {
+    'a.rs': 'use crate::{b::{B, C}, d as e};',
+    'b.rs': 'fn f() { super::room::inner::g() }',
+    'room/inner.rs': 'pub(crate) use super::super::a::A;',
+    'd.rs': '// use crate::a::A;\n#[cfg(test)]\nmod tests {\n    use crate::a::A;\n}\n',
+    'lib.rs': 'mod a; use a::A;',
+  }
+  assert.deepEqual(circles(importGraph(files)), [['a.rs', 'b.rs', 'room/inner.rs']])
+  assert.equal(problemsOf(files).length, 1)
+})
+
+test('a file may import the mod.rs of its folder, which may import it', () => {
+  const files = { 'a/mod.rs': 'use self::b::B;', 'a/b.rs': 'use super::C; use super::d::D;', 'a/d.rs': 'use super::C;' }
+  assert.deepEqual(circles(importGraph(files)), [])
+})
+
+test('large folders, long files and conditional compilation are found', () => {
+  const many = Object.fromEntries(Array.from({ length: 13 }, (_, i) => [`room/f${i}.rs`, '']))
+  assert.match(problemsOf(many).join(), /src\/room has 13 files/)
+  assert.match(problemsOf({ 'long.rs': 'x\n'.repeat(401) }).join(), /401 lines/)
+  assert.match(problemsOf({ 'cfg.rs': '#[cfg(all(unix, test))]\n'.repeat(16) }).join(), /16 lines with cfg/)
+  assert.deepEqual(problemsOf({ 'cfg.rs': '#[cfg(not(unix))]\n'.repeat(15), 'tests/long.rs': 'x\n'.repeat(401) }), [])
+})

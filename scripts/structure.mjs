@@ -1,0 +1,122 @@
+// Checks the structure of `src/`: circles of imports, the number of files in a folder, and conditional compilation.
+import { readdirSync, readFileSync } from 'node:fs'
+import { dirname, join, relative, sep } from 'node:path'
+
+/** Files that import each other in a circle: at most this many. */
+const MOST_IN_CIRCLE = 2
+/** Files in one folder. */
+const MOST_IN_FOLDER = 12
+/** Lines with `cfg(unix)`, or its negation, outside of tests. */
+const MOST_CFG_LINES = 15
+/** Lines of a source file that is not a test. */
+const MOST_LINES = 400
+
+const isTest = (path) => /(^|\/)tests?(\/|\.rs$)|^engine\/contract\//.test(path)
+
+/** Returns the module of a file, by its path below `src/`. */
+function moduleOf(path) {
+  const parts = path.replace(/\.rs$/, '').split('/')
+  return ['mod', 'lib'].includes(parts.at(-1)) ? parts.slice(0, -1) : parts
+}
+
+/** Expands the braces of an import: `a::{b, c::{d, e}}` becomes `a::b`, `a::c::d` and `a::c::e`. */
+function expand(text) {
+  const open = text.indexOf('{')
+  if (open < 0) return [text.split(' as ')[0].trim()]
+  let [depth, start] = [0, open + 1]
+  const parts = []
+  for (let at = open; at < text.length; at++) {
+    if (text[at] === '{') depth++
+    if (text[at] === '}' ? --depth === 0 : text[at] === ',' && depth === 1) {
+      parts.push(text.slice(start, at))
+      start = at + 1
+    }
+  }
+  return parts.filter((part) => part.trim()).flatMap((part) => expand(text.slice(0, open).trim() + part.trim()))
+}
+
+/** Returns the modules that a file names, relative ones resolved. */
+function imports(module, text) {
+  const code = text.replace(/\/\/.*$/gm, '').replace(/#\[cfg\(test\)\]\s*mod \w+ \{[\s\S]*/, '')
+  const paths = [...code.matchAll(/\buse\s+([^;]+);/g)].flatMap(([, tree]) => expand(tree.replace(/\s+/g, ' ')))
+  paths.push(...[...code.matchAll(/\b(?:crate|super|self)(?:::\w+)+/g)].map(([path]) => path))
+  return paths.map((path) => {
+    const parts = path.split('::').map((part) => part.trim())
+    let base = [...module]
+    if (parts[0] === 'crate') base = []
+    while (['crate', 'self', 'super'].includes(parts[0])) if (parts.shift() === 'super') base.pop()
+    return [...base, ...parts]
+  })
+}
+
+/**
+ * Returns the imports between files: `{ file: Set of files }`. A `mod.rs` and the files below it are one room, whose imports of each
+ * other do not count.
+ */
+export function importGraph(files) {
+  const fileOf = new Map(Object.keys(files).map((path) => [moduleOf(path).join('::'), path]))
+  const isBelow = (path, other) => /(^|\/)(mod|lib)\.rs$/.test(other) && (dirname(other) === '.' || path.startsWith(`${dirname(other)}/`))
+  const graph = {}
+  for (const [path, text] of Object.entries(files)) {
+    graph[path] = new Set()
+    for (const module of imports(moduleOf(path), text)) {
+      while (module.length > 0 && !fileOf.has(module.join('::'))) module.pop()
+      const other = fileOf.get(module.join('::'))
+      if (other && other !== path && !isBelow(path, other) && !isBelow(other, path)) graph[path].add(other)
+    }
+  }
+  return graph
+}
+
+/** Returns the circles: the largest sets of files each of which imports each other one, directly or through others. */
+export function circles(graph) {
+  const reachable = (from) => {
+    const found = new Set()
+    const open = [...graph[from]]
+    while (open.length > 0) {
+      const path = open.pop()
+      if (found.has(path)) continue
+      found.add(path)
+      open.push(...graph[path])
+    }
+    return found
+  }
+  const reach = Object.fromEntries(Object.keys(graph).map((path) => [path, reachable(path)]))
+  const rest = new Set(Object.keys(graph).filter((path) => reach[path].has(path)))
+  const result = []
+  for (const path of rest) {
+    const circle = [...rest].filter((other) => reach[path].has(other) && reach[other].has(path))
+    circle.forEach((other) => rest.delete(other))
+    result.push(circle)
+  }
+  return result
+}
+
+/** Lists the problems of files, `{ path: text }` with paths below `src/`. */
+export function problemsOf(files) {
+  const problems = []
+  const paths = Object.keys(files)
+  for (const folder of new Set(paths.map((path) => dirname(path)))) {
+    const { length } = paths.filter((path) => dirname(path) === folder)
+    if (length > MOST_IN_FOLDER) problems.push(`src/${folder} has ${length} files, more than ${MOST_IN_FOLDER}`)
+  }
+  const product = Object.fromEntries(Object.entries(files).filter(([path]) => path.endsWith('.rs') && !isTest(path)))
+  for (const circle of circles(importGraph(product))) {
+    if (circle.length > MOST_IN_CIRCLE) problems.push(`${circle.length} files import each other in a circle: ${circle.join(', ')}`)
+  }
+  let cfgLines = 0
+  for (const [path, text] of Object.entries(product)) {
+    const lines = text.trimEnd().split('\n')
+    cfgLines += lines.filter((line) => /\bcfg\(.*\bunix\b/.test(line)).length
+    if (lines.length > MOST_LINES) problems.push(`src/${path} has ${lines.length} lines, more than ${MOST_LINES}`)
+  }
+  if (cfgLines > MOST_CFG_LINES) problems.push(`src/ has ${cfgLines} lines with cfg(unix), more than ${MOST_CFG_LINES}`)
+  return problems
+}
+
+/** Lists the problems of a tree. */
+export function checkStructure(src) {
+  const entries = readdirSync(src, { recursive: true, withFileTypes: true }).filter((entry) => entry.isFile())
+  const files = entries.map((entry) => join(entry.parentPath ?? entry.path, entry.name))
+  return problemsOf(Object.fromEntries(files.map((file) => [relative(src, file).split(sep).join('/'), readFileSync(file, 'utf8')])))
+}

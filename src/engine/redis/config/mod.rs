@@ -1,0 +1,200 @@
+//! Reads a URL and the settings: everything that a connection needs.
+
+mod hosts;
+mod tls;
+mod url;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
+use redis::{ConnectionAddr, ConnectionInfo, ProtocolVersion};
+use rustls::pki_types::ServerName;
+
+use self::tls::certificates;
+pub(super) use self::tls::client;
+pub(super) use self::url::Sentinels;
+use self::url::Source;
+use super::keys::Layout;
+use crate::engine::{Settings, TlsFiles};
+use crate::error::LockError;
+
+const DEFAULT_PREFIX: &str = "lock:";
+/// An idle connection is probed after this time, and dropped if there is no reply: firewalls and NAT tables remove idle
+/// connections silently.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(15);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+/// The longest time that sent bytes may stay without an acknowledgement. The default of Linux is about 15 minutes, for which
+/// a call in flight would wait.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(super) const PEER_SILENCE: Duration = Duration::from_secs(30);
+
+/// A Redis deployment that was understood from a URL.
+///
+/// # Behavior
+/// `Debug` shows neither the password nor key material.
+#[derive(Debug, Clone)]
+pub struct RedisConfig {
+    /// The address of the server, unless sentinels or nodes report it, and the login.
+    pub(super) server: ConnectionInfo,
+    source: Source,
+    pub(super) tls: Option<TlsFiles>,
+    pub(super) layout: Layout,
+    /// The longest time to open a connection, and the longest time without a reply to a call on it.
+    pub(super) limit: Duration,
+    /// The number of replicas that have to acknowledge a grant.
+    pub(super) min_replicas: u32,
+    /// The event loop of the callers, if it can poll a socket.
+    pub(super) event_loop: Option<Arc<dyn crate::event_loop::EventLoop>>,
+}
+
+impl RedisConfig {
+    /// Understands `redis://[user[:password]@]host[:port][/database]`, `redis+sentinel://…` (a list of sentinels in the
+    /// place of the host, and the master's name before the database), and both with `rediss` for TLS.
+    ///
+    /// # Behavior
+    /// Port 6379 (26379 for sentinels) and database 0 where the URL names none. A user without a password logs in with
+    /// an empty one, as ACL users with `nopass` do. Sentinels have a login of their own: the URL's options
+    /// `sentinelUsername` and `sentinelPassword`. They speak TLS like the servers, unless `sentinelTls=false`. TLS files
+    /// are read here once to find mistakes early, and again whenever a connection is opened, so that renewed
+    /// certificates are taken up.
+    ///
+    /// # Errors
+    /// `LOCK_INVALID_ARGUMENT` naming `target` or the TLS setting. Nothing of the URL is shown: a password with a
+    /// special character that was not encoded may turn up anywhere in it.
+    pub fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
+        let (server, source) = Source::read(url, settings)?;
+        let secure = url.starts_with("rediss");
+        if !secure && settings.tls != TlsFiles::default() {
+            return Err(LockError::invalid(
+                "target",
+                "must begin with rediss:// or rediss+ when TLS is set up",
+                "a URL without TLS",
+            ));
+        }
+        let config = RedisConfig {
+            server: prepare(server, ProtocolVersion::RESP3, settings)?,
+            source,
+            tls: secure.then(|| settings.tls.clone()),
+            layout: Layout::new(settings.key_prefix.as_deref().unwrap_or(DEFAULT_PREFIX)),
+            limit: settings.store_timeout,
+            min_replicas: settings.min_replicas,
+            event_loop: settings.event_loop.clone(),
+        };
+        if let Some(files) = &config.tls {
+            certificates(files).map_err(|wrong| LockError::invalid(wrong.setting, "must be a PEM file", wrong.how))?;
+        }
+        client(config.server.clone(), config.tls.as_ref())
+            .map_err(|error| LockError::invalid("tls", "must be made of PEM files", error))?;
+        Ok(config)
+    }
+
+    /// Returns the address of another server of the same kind.
+    pub(super) fn at(&self, host: String, port: u16) -> ConnectionAddr {
+        match self.tls {
+            None => ConnectionAddr::Tcp(host, port),
+            Some(TlsFiles { insecure, .. }) => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure,
+                tls_params: None,
+            },
+        }
+    }
+
+    /// Returns this configuration for a node of the cluster.
+    pub(super) fn node(&self, (host, port): &(String, u16)) -> Self {
+        RedisConfig {
+            server: self.server.clone().set_addr(self.at(host.clone(), *port)),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the nodes of the cluster that the URL names. Empty for other URLs.
+    pub(super) fn seeds(&self) -> &[ConnectionAddr] {
+        match &self.source {
+            Source::Cluster(seeds) => seeds,
+            _ => &[],
+        }
+    }
+
+    /// Whether the URL names the server itself.
+    pub(super) fn is_server(&self) -> bool {
+        matches!(self.source, Source::Url)
+    }
+
+    pub(super) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
+        match &self.source {
+            Source::Sentinels(sentinels) => Some(sentinels),
+            Source::Url | Source::Cluster(_) => None,
+        }
+    }
+
+    /// Returns the longest time to open a connection. Less than the limit if another server may have replaced this one: a
+    /// server that hangs must not use up the time in which the other one could be found.
+    pub(super) fn opening_limit(&self) -> Duration {
+        match self.source {
+            Source::Url => self.limit,
+            Source::Sentinels(_) | Source::Cluster(_) => self.limit / 2,
+        }
+    }
+
+    /// Host and port, for messages.
+    pub(super) fn address(&self) -> String {
+        match &self.source {
+            Source::Url | Source::Cluster(_) => show_address(self.server.addr()),
+            Source::Sentinels(sentinels) => sentinels.to_string(),
+        }
+    }
+}
+
+/// Host and port, for messages.
+pub(super) fn show_address(address: &ConnectionAddr) -> String {
+    match address {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } if host.contains(':') => {
+            format!("[{host}]:{port}")
+        }
+        address => address.to_string(),
+    }
+}
+
+pub(super) fn keepalive() -> TcpKeepalive {
+    TcpKeepalive::new()
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_INTERVAL)
+}
+
+/// Sets what the driver's defaults lack.
+///
+/// RESP3 where pushes arrive on the connection of the commands. No CLIENT SETINFO: one right less to grant.
+pub(super) fn prepare(
+    server: ConnectionInfo,
+    protocol: ProtocolVersion,
+    settings: &Settings,
+) -> Result<ConnectionInfo, LockError> {
+    let mut login = server
+        .redis_settings()
+        .clone()
+        .set_protocol(protocol)
+        .set_skip_set_lib_name();
+    if login.username().is_some() && login.password().is_none() {
+        login = login.set_password("");
+    }
+    // The driver leaves Nagle's algorithm on: a second small request would wait for the acknowledgement of the first one.
+    let tcp = TcpSettings::default().set_nodelay(true).set_keepalive(keepalive());
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    let tcp = tcp.set_user_timeout(PEER_SILENCE);
+
+    let mut address = server.addr().clone();
+    if let ConnectionAddr::TcpTls { host, insecure, .. } = &mut address {
+        if ServerName::try_from(host.as_str()).is_err() {
+            return Err(LockError::invalid(
+                "target",
+                "must have a host that a certificate can name",
+                "another one",
+            ));
+        }
+        *insecure = settings.tls.insecure;
+    }
+    Ok(server.set_addr(address).set_redis_settings(login).set_tcp_settings(tcp))
+}

@@ -1,0 +1,347 @@
+//! The connection of an engine: opened when a call needs it, shared by all calls, replaced after it broke. Calls on an event
+//! loop's thread use the fast path beside it (`fast_path/`).
+//!
+//! Commands and pushes share one RESP3 connection. A second connection for pub/sub would double the number of connections to
+//! the server, would need its own reconnection, and could break without any call noticing.
+//!
+//! The driver's `ConnectionManager` is not used: it retries by its own rule, and does not replace a connection that is open
+//! but silent (a proxy that lost its other side, a peer that vanished).
+
+mod dial;
+mod fast_path;
+pub(super) mod liveness;
+pub(super) mod pubsub;
+pub(super) mod request;
+pub(super) mod version;
+
+use std::io;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+use parking_lot::{Mutex, MutexGuard};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, PushInfo, PushKind, Value};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, oneshot, watch};
+
+use self::liveness::{ATTEMPTS, Health};
+use self::pubsub::Topics;
+use super::config::{RedisConfig, client, show_address};
+use super::error::Failure;
+use super::fast_path::FastPath;
+use super::topology::sentinel;
+use crate::backoff::Backoff;
+use crate::clock::Moment;
+
+/// The capacity of the queue to the driver's task. Its default is 50.
+const QUEUE: usize = 1024;
+/// The backoff of reconnecting for subscribers.
+const RECONNECT: Backoff =
+    Backoff::new(Duration::from_micros(37_500), Duration::from_millis(4_500)).with_jitter(2.0 / 3.0);
+
+/// An open connection.
+pub(super) struct Connection {
+    pub(super) multiplexed: MultiplexedConnection,
+    /// Counts the connections of the engine, from 1.
+    pub(super) generation: u64,
+    pub(super) health: Arc<Health>,
+    /// Permits for attempts. Closed when the connection is replaced.
+    pub(super) attempts: Semaphore,
+    /// The address of the server.
+    address: Arc<str>,
+}
+
+type Opening = Shared<BoxFuture<'static, Result<Arc<Connection>, Failure>>>;
+
+enum Slot {
+    Empty,
+    /// One attempt to connect, for all callers that wait.
+    Opening(Opening),
+    Open(Arc<Connection>),
+    Closed,
+}
+
+struct State {
+    slot: Slot,
+    /// The generation of the connection in the slot, or of the last one.
+    generation: u64,
+    /// Whether a task reconnects for subscribers.
+    restoring: bool,
+}
+
+/// The shared connection to one server, and the fast path beside it.
+pub(super) struct Link {
+    config: RedisConfig,
+    address: Arc<str>,
+    /// Subscriptions may be dropped outside of a runtime.
+    pub(super) runtime: Handle,
+    state: Mutex<State>,
+    pub(super) topics: Topics,
+    /// Whether this link is for the sharded channels of a cluster's node, and for nothing else.
+    pub(super) sharded: bool,
+    /// Notified when a node has ended a subscription.
+    pub(super) endings: watch::Sender<()>,
+    fast_path: Mutex<FastPathSlot>,
+}
+
+enum FastPathSlot {
+    /// None. The next one may be opened from this time on.
+    Empty(Moment),
+    Opening,
+    Open(Arc<FastPath>),
+    Closed,
+}
+
+impl Link {
+    /// Creates a link that opens its connection with the first call. Needs a current runtime.
+    pub(super) fn new(config: RedisConfig) -> Arc<Self> {
+        Self::make(config, false)
+    }
+
+    /// Creates a link to a cluster's node for sharded channels only.
+    pub(super) fn for_channels(config: RedisConfig) -> Arc<Self> {
+        Self::make(config, true)
+    }
+
+    fn make(config: RedisConfig, sharded: bool) -> Arc<Self> {
+        Arc::new(Link {
+            address: config.address().into(),
+            config,
+            runtime: Handle::current(),
+            state: Mutex::new(State {
+                slot: Slot::Empty,
+                generation: 0,
+                restoring: false,
+            }),
+            topics: Topics::default(),
+            sharded,
+            endings: watch::Sender::new(()),
+            // Never opened lazily: see `open_fast_path` and `allow_fast_path`.
+            fast_path: Mutex::new(FastPathSlot::Opening),
+        })
+    }
+
+    /// Returns the longest time of any exchange on a live connection.
+    pub(super) fn limit(&self) -> Duration {
+        self.config.limit
+    }
+
+    /// Returns how long a connection may be silent while calls wait. A little less than the limit: the service's timer
+    /// starts before the call, and the call that it ends has to count as one without a reply.
+    pub(super) fn patience(&self) -> Duration {
+        self.config.limit - self.config.limit / 16
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Returns the current connection. Opens a new one if there is none or if it is lost.
+    pub(super) async fn connection(self: &Arc<Self>) -> Result<Arc<Connection>, Failure> {
+        let opening = {
+            let mut state = self.state();
+            match &state.slot {
+                Slot::Open(connection) if !connection.health.is_lost(self.patience()) => return Ok(connection.clone()),
+                Slot::Opening(opening) => opening.clone(),
+                Slot::Closed => return Err(Failure::Closed),
+                Slot::Open(_) | Slot::Empty => self.start(&mut state),
+            }
+        };
+        opening.await
+    }
+
+    /// Returns the current connection, if there is one or if one is being opened.
+    pub(super) async fn existing(&self) -> Option<Arc<Connection>> {
+        let opening = match &self.state().slot {
+            Slot::Open(connection) if !connection.health.is_dead() => return Some(connection.clone()),
+            Slot::Opening(opening) => opening.clone(),
+            _ => return None,
+        };
+        opening.await.ok()
+    }
+
+    /// Starts to open the next connection in a task: the first caller may be dropped while others wait for the connection.
+    fn start(self: &Arc<Self>, state: &mut State) -> Opening {
+        if let Slot::Open(lost) = &state.slot {
+            lost.attempts.close();
+        }
+        state.generation += 1;
+        let (link, generation) = (self.clone(), state.generation);
+        let (done, result) = oneshot::channel();
+        self.runtime.spawn(async move {
+            let opened = tokio::time::timeout(link.config.opening_limit(), link.open(generation)).await;
+            let opened = opened.unwrap_or_else(|_| {
+                let error = io::Error::from(io::ErrorKind::TimedOut).into();
+                Err(Failure::connect(&link.address, error))
+            });
+            // All callers may have been dropped.
+            let _ = done.send(link.publish(generation, opened));
+        });
+        let opening = async move { result.await.unwrap_or(Err(Failure::Closed)) }
+            .boxed()
+            .shared();
+        state.slot = Slot::Opening(opening.clone());
+        opening
+    }
+
+    async fn open(self: &Arc<Self>, generation: u64) -> Result<Arc<Connection>, Failure> {
+        let health = Arc::new(Health::new());
+        let options = AsyncConnectionConfig::new()
+            // The service has its own timeouts. The driver's 500 ms would make failures of slow replies.
+            .set_response_timeout(None)
+            .set_connection_timeout(None)
+            .set_pipeline_buffer_size(QUEUE)
+            .set_push_sender(listener(self, &health, generation));
+        let server = dial::locate(&self.config).await?;
+        let address: Arc<str> = show_address(server.addr()).into();
+        let opening = async {
+            let client = client(server, self.config.tls.as_ref())?;
+            client.get_multiplexed_async_connection_with_config(&options).await
+        };
+        let cannot_connect = |error| Failure::connect(&address, error);
+        let mut multiplexed = opening.await.map_err(cannot_connect)?;
+        if self.config.sentinels().is_some() {
+            sentinel::confirm(&mut multiplexed, &address).await?;
+        }
+        let connection = Arc::new(Connection {
+            multiplexed,
+            generation,
+            health,
+            attempts: Semaphore::new(ATTEMPTS),
+            address: address.clone(),
+        });
+        self.resubscribe(&connection).await.map_err(cannot_connect)?;
+        Ok(connection)
+    }
+
+    /// Puts the outcome of an attempt to connect into the slot.
+    fn publish(
+        self: &Arc<Self>,
+        generation: u64,
+        opened: Result<Arc<Connection>, Failure>,
+    ) -> Result<Arc<Connection>, Failure> {
+        let mut state = self.state();
+        if matches!(state.slot, Slot::Closed) {
+            return Err(Failure::Closed);
+        }
+        match &opened {
+            Ok(connection) if !connection.health.is_dead() => {
+                state.slot = Slot::Open(connection.clone());
+                drop(state);
+                if generation > 1 {
+                    // Messages of the time without a connection were lost.
+                    self.topics.notify_all();
+                }
+            }
+            _ => {
+                state.slot = Slot::Empty;
+                self.restore(&mut state);
+            }
+        }
+        opened
+    }
+
+    /// Removes a connection from the slot, if it is still the current one.
+    pub(super) fn lose(self: &Arc<Self>, generation: u64) {
+        let mut state = self.state();
+        let Slot::Open(connection) = &state.slot else { return };
+        if connection.generation != generation {
+            return;
+        }
+        connection.health.mark_dead();
+        connection.attempts.close();
+        let lost = std::mem::replace(&mut state.slot, Slot::Empty);
+        self.restore(&mut state);
+        drop(state);
+        self.lose_fast_path();
+        tracing::debug!(address = &*self.address, generation, "connection replaced");
+        drop(lost);
+    }
+
+    /// Drops a connection that leads to another server than this one.
+    pub(super) fn leave_unless_at(self: &Arc<Self>, (host, port): &(String, u16)) {
+        let address = self.config.at(host.clone(), *port);
+        let stray = match &self.state().slot {
+            Slot::Open(connection) if *connection.address != *show_address(&address) => connection.generation,
+            _ => return,
+        };
+        self.lose(stray);
+    }
+
+    /// Reconnects in the background if there are subscribers.
+    fn restore(self: &Arc<Self>, state: &mut State) {
+        if state.restoring || self.topics.is_empty() {
+            return;
+        }
+        state.restoring = true;
+        self.runtime.spawn(keep_trying(Arc::downgrade(self)));
+    }
+
+    /// Closes the connection after the calls on it have ended, and refuses new calls.
+    pub(super) fn close(&self) {
+        if let FastPathSlot::Open(fast_path) = std::mem::replace(&mut *self.fast_path_slot(), FastPathSlot::Closed) {
+            fast_path.end();
+        }
+        let last = std::mem::replace(&mut self.state().slot, Slot::Closed);
+        drop(last);
+    }
+}
+
+/// Reconnects until there is a connection or no subscriber is left.
+async fn keep_trying(link: Weak<Link>) {
+    let mut backoff = RECONNECT;
+    loop {
+        // With jitter, so that the clients of a restarted server do not all reconnect at the same time.
+        tokio::time::sleep(backoff.delay()).await;
+        let Some(link) = link.upgrade() else { return };
+        let outcome = link.connection().await;
+        let mut state = link.state();
+        let settled = match &state.slot {
+            Slot::Open(connection) => !connection.health.is_dead(),
+            Slot::Closed => true,
+            _ => link.topics.is_empty(),
+        };
+        if settled {
+            state.restoring = false;
+            return;
+        }
+        drop(state);
+        if let Err(failure) = outcome {
+            tracing::debug!(%failure, "still no connection for the waiting");
+        }
+    }
+}
+
+/// Handles the pushes of the server. The driver calls it; it must not block.
+fn listener(
+    link: &Arc<Link>,
+    health: &Arc<Health>,
+    generation: u64,
+) -> impl Fn(PushInfo) -> Result<(), ()> + Send + Sync + 'static {
+    let (link, health) = (Arc::downgrade(link), health.clone());
+    move |push| {
+        match (push.kind, push.data.as_slice()) {
+            (PushKind::Disconnection, _) => {
+                health.mark_dead();
+                if let Some(link) = link.upgrade() {
+                    link.lose(generation);
+                }
+            }
+            (PushKind::Message | PushKind::SMessage, [Value::BulkString(channel), Value::BulkString(message)]) => {
+                if let Some(link) = link.upgrade() {
+                    link.topics.notify(channel, message);
+                }
+            }
+            (PushKind::SUnsubscribe, [Value::BulkString(channel), ..]) => {
+                if let Some(link) = link.upgrade() {
+                    link.topics.end(channel);
+                    link.endings.send_replace(());
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

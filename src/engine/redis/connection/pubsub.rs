@@ -1,0 +1,322 @@
+//! Subscriptions to channels, kept the same on this side and on the server.
+//!
+//! A channel is subscribed once for any number of receivers, and unsubscribed when the last of them is dropped. A new
+//! connection subscribes to all channels that have receivers before any call uses it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use parking_lot::{Mutex, MutexGuard};
+use redis::{ErrorKind, RedisResult};
+use tokio::sync::watch;
+
+use super::{Connection, Link};
+use crate::engine::Subscription;
+use crate::engine::redis::error::Failure;
+
+/// The largest number of channels in one SUBSCRIBE.
+const AT_ONCE: usize = 500;
+
+/// Handles the messages of a channel. It must not block. An empty message means that messages may have been lost.
+pub(in super::super) type MessageHandler = Arc<dyn Fn(&[u8]) + Send + Sync>;
+
+/// A channel with receivers.
+struct Topic {
+    channel: Arc<str>,
+    /// Receives the messages of this channel one by one.
+    handler: Option<MessageHandler>,
+    /// Notifies the receivers. A new receiver gets only later notifications.
+    notifications: watch::Sender<()>,
+    /// Serializes SUBSCRIBE and UNSUBSCRIBE of this channel, so that they cannot overtake each other.
+    turn: tokio::sync::Mutex<()>,
+    /// The generation of the connection on which the server confirmed the subscription. 0: none.
+    confirmed: AtomicU64,
+    /// How often a node has ended the subscription because the slot of the channel moved.
+    ended: AtomicU64,
+}
+
+/// All channels with receivers.
+#[derive(Default)]
+pub(in super::super) struct Topics(Mutex<HashMap<Arc<str>, Arc<Topic>>>);
+
+impl Topic {
+    fn notify(&self, message: &[u8]) {
+        match &self.handler {
+            Some(handler) => handler(message),
+            None => {
+                self.notifications.send_replace(());
+            }
+        }
+    }
+}
+
+impl Topics {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Arc<Topic>>> {
+        self.0.lock()
+    }
+
+    pub(in super::super) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// Passes a message on to the receivers of a channel.
+    pub(in super::super) fn notify(&self, channel: &[u8], message: &[u8]) {
+        if let Some(topic) = std::str::from_utf8(channel)
+            .ok()
+            .and_then(|channel| self.lock().get(channel).cloned())
+        {
+            topic.notify(message);
+        }
+    }
+
+    /// Records that a node has ended a subscription, on request or on its own.
+    pub(in super::super) fn end(&self, channel: &[u8]) {
+        if let Some(topic) = std::str::from_utf8(channel)
+            .ok()
+            .and_then(|channel| self.lock().get(channel).cloned())
+        {
+            topic.ended.fetch_add(1, Ordering::Relaxed);
+            topic.confirmed.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// Notifies all receivers of all channels.
+    pub(in super::super) fn notify_all(&self) {
+        let topics: Vec<Arc<Topic>> = self.lock().values().cloned().collect();
+        for topic in topics {
+            topic.notify(b"");
+        }
+    }
+
+    fn enrol(&self, channel: String, handler: Option<MessageHandler>) -> (Arc<Topic>, watch::Receiver<()>) {
+        let channel: Arc<str> = channel.into();
+        let mut topics = self.lock();
+        let topic = topics.entry(channel.clone()).or_insert_with(|| {
+            Arc::new(Topic {
+                channel,
+                handler,
+                notifications: watch::Sender::new(()),
+                turn: tokio::sync::Mutex::new(()),
+                confirmed: AtomicU64::new(0),
+                ended: AtomicU64::new(0),
+            })
+        });
+        // Under the lock, so that a topic with a receiver is never removed from the map.
+        (topic.clone(), topic.notifications.subscribe())
+    }
+
+    /// Whether a topic in the map has no receiver.
+    fn is_idle(&self, topic: &Arc<Topic>) -> bool {
+        let topics = self.lock();
+        topic.notifications.receiver_count() == 0
+            && topics
+                .get(&topic.channel)
+                .is_some_and(|known| Arc::ptr_eq(known, topic))
+    }
+
+    /// Removes a topic from the map, unless it has a receiver again.
+    fn forget(&self, topic: &Topic) {
+        let mut topics = self.lock();
+        if topic.notifications.receiver_count() == 0 {
+            topics.remove(&topic.channel);
+        }
+    }
+
+    fn wanted(&self) -> Vec<Arc<Topic>> {
+        self.lock()
+            .values()
+            .filter(|topic| topic.notifications.receiver_count() > 0)
+            .cloned()
+            .collect()
+    }
+}
+
+impl Link {
+    /// Subscribes to a channel. The server has confirmed it when this returns. A handler receives the messages. All
+    /// subscriptions to a channel have the same handler, or none.
+    pub(in super::super) async fn subscribe(
+        self: &Arc<Self>,
+        channel: String,
+        handler: Option<MessageHandler>,
+    ) -> Result<RedisSubscription, Failure> {
+        let (topic, notifications) = self.topics.enrol(channel, handler);
+        // From here on, the drop of this future ends the subscription.
+        let subscription = RedisSubscription {
+            link: self.clone(),
+            topic: topic.clone(),
+            notifications: Some(notifications),
+        };
+        let _turn = topic.turn.lock().await;
+        let connection = self.connection().await?;
+        if topic.confirmed.load(Ordering::Relaxed) != connection.generation {
+            self.in_time(&connection, self.enter(&connection, std::slice::from_ref(&topic)))
+                .await?;
+        }
+        Ok(subscription)
+    }
+
+    /// Unsubscribes from a channel that still has no receiver.
+    async fn unsubscribe(self: Arc<Self>, topic: Arc<Topic>) {
+        let _turn = topic.turn.lock().await;
+        if self.topics.is_idle(&topic) {
+            // A connection that is being opened may have subscribed. Without a connection there is nothing to end.
+            if let Some(connection) = self.existing().await {
+                let ended = self.in_time(&connection, self.leave(&connection, &topic)).await;
+                if let Err(failure) = ended {
+                    tracing::debug!(%failure, channel = &*topic.channel, "could not unsubscribe");
+                }
+            }
+            // After the reply: the next holder of the lock has to subscribe again.
+            topic.confirmed.store(0, Ordering::Relaxed);
+            self.topics.forget(&topic);
+        }
+    }
+
+    /// Subscribes a new connection to all channels with receivers.
+    pub(in super::super) async fn resubscribe(&self, connection: &Connection) -> RedisResult<()> {
+        let topics = self.topics.wanted();
+        for some in topics.chunks(AT_ONCE) {
+            match self.enter(connection, some).await {
+                Ok(()) => {}
+                Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) => return Err(error),
+                // The subscriber of a slot's channel searches for the node that serves the slot now.
+                Err(error) if self.sharded => tracing::debug!(%error, "a node refused a subscription"),
+                // Locks work without notifications: the service polls now and then.
+                Err(error) => tracing::warn!(%error, "the server refused a subscription"),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends the subscriptions to the server.
+    async fn enter(&self, connection: &Connection, topics: &[Arc<Topic>]) -> RedisResult<()> {
+        if self.sharded {
+            // One by one: they may be in different slots.
+            let outcomes = join_all(topics.iter().map(|topic| sharded::enter(connection, topic))).await;
+            for (topic, outcome) in topics.iter().zip(&outcomes) {
+                if outcome.is_err() {
+                    topic.confirmed.store(0, Ordering::Relaxed);
+                    self.endings.send_replace(());
+                }
+            }
+            outcomes.into_iter().collect::<RedisResult<()>>()?;
+        } else {
+            let channels: Vec<&str> = topics.iter().map(|topic| &*topic.channel).collect();
+            connection.multiplexed.clone().subscribe(&channels).await?;
+            for topic in topics {
+                topic.confirmed.store(connection.generation, Ordering::Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    async fn leave(&self, connection: &Connection, topic: &Topic) -> RedisResult<()> {
+        if self.sharded {
+            sharded::leave(connection, topic).await
+        } else {
+            connection.multiplexed.clone().unsubscribe(&*topic.channel).await
+        }
+    }
+
+    /// Waits for the reply within the limit, because others may wait for the lock.
+    async fn in_time(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        reply: impl Future<Output = RedisResult<()>>,
+    ) -> Result<(), Failure> {
+        let exchange = self.exchange(connection, reply);
+        match tokio::time::timeout(self.limit(), exchange).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(redis::RedisError::from(std::io::Error::from(std::io::ErrorKind::TimedOut)).into()),
+        }
+    }
+}
+
+/// Sharded channels of a cluster.
+mod sharded {
+    use redis::{PushKind, Value};
+
+    use super::*;
+
+    /// Subscribes to a channel. Fails if the node ends the subscription at the same time.
+    pub(super) async fn enter(connection: &Connection, topic: &Topic) -> RedisResult<()> {
+        let ended = topic.ended.load(Ordering::Relaxed);
+        say(connection, topic, "SSUBSCRIBE", PushKind::SSubscribe).await?;
+        topic.confirmed.store(connection.generation, Ordering::Relaxed);
+        if topic.ended.load(Ordering::Relaxed) != ended {
+            topic.confirmed.store(0, Ordering::Relaxed);
+            return Err(out_of_step());
+        }
+        Ok(())
+    }
+
+    pub(super) async fn leave(connection: &Connection, topic: &Topic) -> RedisResult<()> {
+        say(connection, topic, "SUNSUBSCRIBE", PushKind::SUnsubscribe).await
+    }
+
+    /// One channel per command, so that each command has one reply.
+    async fn say(connection: &Connection, topic: &Topic, verb: &str, expected: PushKind) -> RedisResult<()> {
+        let mut cmd = redis::cmd(verb);
+        cmd.arg(&*topic.channel);
+        let reply = connection.multiplexed.clone().send_packed_command(&cmd).await?;
+        match reply.extract_error()? {
+            Value::Push { kind, data }
+                if kind == expected
+                    && matches!(data.first(), Some(Value::BulkString(channel)) if **channel == *topic.channel.as_bytes()) =>
+            {
+                Ok(())
+            }
+            // The node has ended a subscription at the same time, and the driver took that push for the reply: replies and
+            // calls are out of step from here on. A new connection corrects that.
+            _ => Err(out_of_step()),
+        }
+    }
+
+    fn out_of_step() -> redis::RedisError {
+        std::io::Error::new(std::io::ErrorKind::InvalidData, "a subscription ended while it began").into()
+    }
+}
+
+/// A subscription to one channel.
+pub(in super::super) struct RedisSubscription {
+    link: Arc<Link>,
+    topic: Arc<Topic>,
+    /// `None` only while it is dropped.
+    notifications: Option<watch::Receiver<()>>,
+}
+
+impl RedisSubscription {
+    /// Whether the server still has it, or the link will restore it.
+    pub(in super::super) fn is_confirmed(&self) -> bool {
+        self.topic.confirmed.load(Ordering::Relaxed) != 0
+    }
+
+    /// Notified when the node has ended a subscription, perhaps this one.
+    pub(in super::super) fn endings(&self) -> watch::Receiver<()> {
+        self.link.endings.subscribe()
+    }
+}
+
+#[async_trait]
+impl Subscription for RedisSubscription {
+    async fn changed(&mut self) {
+        if let Some(notifications) = &mut self.notifications {
+            // The sender lives in the topic, which lives in `self`: this cannot fail.
+            let _ = notifications.changed().await;
+        }
+    }
+}
+
+impl Drop for RedisSubscription {
+    fn drop(&mut self) {
+        self.notifications = None;
+        if self.link.topics.is_idle(&self.topic) {
+            self.link
+                .runtime
+                .spawn(self.link.clone().unsubscribe(self.topic.clone()));
+        }
+    }
+}

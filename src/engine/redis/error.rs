@@ -1,0 +1,379 @@
+//! The errors between this engine and its server, and whether a retry can help.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use redis::{ErrorKind, RedisError, ServerError};
+
+use crate::error::EngineError;
+
+/// The engine's name in errors.
+pub(super) const ENGINE: &str = "redis";
+
+/// The failure of a call. Cheap to clone, because all callers that waited for a connection get the same failure.
+#[derive(Debug, Clone)]
+pub(super) enum Failure {
+    /// No connection could be opened.
+    Connect { address: Arc<str>, error: RedisError },
+    /// The server refused the call, or the connection broke before its reply.
+    Call(RedisError),
+    /// The server sent a reply that the command or script does not have.
+    Unexpected(&'static str),
+    /// The server is older than the engine supports.
+    TooOld(String),
+    /// The leases of a claim's first names ended before its last names were granted.
+    TooSlow,
+    /// The sentinels know no master, or the server that they name is none.
+    NoMaster(NoMaster),
+    /// Too few replicas acknowledged a write in time.
+    Replicas { acknowledged: i64, wanted: u32 },
+    /// No node of the cluster serves the slot.
+    Unserved,
+    /// The nodes of the cluster redirect in a circle: the slot is moving.
+    Moving,
+    /// The engine was closed.
+    Closed,
+}
+
+impl Failure {
+    /// Creates the failure of a connection attempt.
+    pub(super) fn connect(address: &Arc<str>, error: RedisError) -> Self {
+        Failure::Connect {
+            address: address.clone(),
+            error,
+        }
+    }
+
+    /// Creates the failure of a call without a reply in time.
+    pub(super) fn timed_out() -> Self {
+        Failure::Call(io::Error::from(io::ErrorKind::TimedOut).into())
+    }
+
+    /// Returns the error of a cluster's node that does not serve a slot: its code, and the address (if it has one) with the
+    /// slot.
+    pub(super) fn redirection(&self) -> Option<(&str, Option<(&str, u16)>)> {
+        match self {
+            Failure::Call(error) => Some((code(error), error.redirect_node())),
+            _ => None,
+        }
+    }
+
+    /// Converts it to the error of the layers above.
+    pub(super) fn during(self, op: &'static str) -> EngineError {
+        let is_unsent = matches!(self, Failure::Connect { .. } | Failure::NoMaster(_) | Failure::Unserved);
+        let error = EngineError::new(ENGINE, op, self.retryable(), self);
+        if is_unsent { error.not_sent() } else { error }
+    }
+
+    /// Whether the same call may succeed later without a change by an administrator.
+    pub(super) fn retryable(&self) -> bool {
+        match self {
+            Failure::Connect { error, .. } | Failure::Call(error) => passes(error),
+            Failure::NoMaster(reason) => reason.passes(),
+            Failure::Replicas { .. } | Failure::Unserved | Failure::Moving | Failure::TooSlow => true,
+            Failure::Unexpected(_) | Failure::TooOld(_) | Failure::Closed => false,
+        }
+    }
+
+    /// Whether the server does not know the script.
+    pub(super) fn is_unknown_script(&self) -> bool {
+        matches!(self, Failure::Call(error) if code(error) == "NOSCRIPT")
+    }
+
+    /// Whether a node of a cluster did not execute the call because a slot moves.
+    pub(super) fn is_moving(&self) -> bool {
+        matches!(self, Failure::Call(error) if matches!(code(error), "MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"))
+    }
+
+    /// Whether a key has a type other than string.
+    pub(super) fn is_wrong_type(&self) -> bool {
+        matches!(self, Failure::Call(error) if code(error) == "WRONGTYPE")
+    }
+}
+
+impl From<RedisError> for Failure {
+    fn from(error: RedisError) -> Self {
+        Failure::Call(error)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Connect { address, error } => {
+                write!(f, "no connection to {address}: ")?;
+                said(error, f)
+            }
+            Failure::Call(error) => {
+                f.write_str(match code(error) {
+                    "WRONGTYPE" => "a key of the lock holds something that is no lock: ",
+                    "MOVED" | "ASK" | "CROSSSLOT" => "the server is one of a cluster (redis+cluster://): ",
+                    "NOPERM" => "the server's ACL forbids it: ",
+                    _ => "",
+                })?;
+                said(error, f)
+            }
+            Failure::Unexpected(what) => write!(f, "unexpected reply from Redis to {what}"),
+            Failure::TooOld(version) => {
+                write!(
+                    f,
+                    "Redis 6.2 or newer is needed, and 7.0 for a cluster; this is {version}"
+                )
+            }
+            Failure::TooSlow => f.write_str("the ttl is too short for the number of names in this cluster"),
+            Failure::NoMaster(reason) => reason.fmt(f),
+            Failure::Replicas { acknowledged, wanted } => write!(
+                f,
+                "{acknowledged} of the {wanted} replicas that minReplicas asks for have acknowledged it in time"
+            ),
+            Failure::Moving => f.write_str("the nodes of the cluster do not agree yet where the slot of the name is"),
+            Failure::Unserved => f.write_str("no node of the cluster serves the slot of the name"),
+            Failure::Closed => f.write_str("the connection was closed by this side"),
+        }
+    }
+}
+
+impl StdError for Failure {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        match self {
+            Failure::Connect { error, .. } | Failure::Call(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+/// The reason why there is no master to connect to.
+#[derive(Debug, Clone)]
+pub(super) enum NoMaster {
+    /// No sentinel reports one: the name, and the answer of each sentinel.
+    Unnamed(Arc<str>, Arc<[(String, Refusal)]>),
+    /// The server that the sentinels report is no master.
+    Other { address: Arc<str>, role: Arc<str> },
+}
+
+/// The answer of a sentinel without an address.
+#[derive(Debug, Clone)]
+pub(super) enum Refusal {
+    /// It does not know the name.
+    Unknown,
+    Failed(RedisError),
+}
+
+impl NoMaster {
+    /// Whether a retry can help. It cannot if every sentinel has answered, and none knows the name.
+    fn passes(&self) -> bool {
+        match self {
+            NoMaster::Unnamed(_, refusals) => refusals
+                .iter()
+                .any(|(_, refusal)| matches!(refusal, Refusal::Failed(error) if passes(error))),
+            NoMaster::Other { .. } => true,
+        }
+    }
+}
+
+impl fmt::Display for NoMaster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoMaster::Unnamed(master, refusals) => {
+                write!(f, "no sentinel names a master {master:?} (")?;
+                for (i, (sentinel, refusal)) in refusals.iter().enumerate() {
+                    let separator = if i == 0 { "" } else { "; " };
+                    write!(f, "{separator}{sentinel}: ")?;
+                    match refusal {
+                        Refusal::Unknown => f.write_str("does not know that name")?,
+                        Refusal::Failed(error) => said(error, f)?,
+                    }
+                }
+                f.write_str(")")
+            }
+            NoMaster::Other { address, role } => write!(
+                f,
+                "the sentinels name {address} as the master, but its role is {role:?}: a fail-over is under way"
+            ),
+        }
+    }
+}
+
+/// Returns the error of a broken connection.
+pub(super) fn broken() -> RedisError {
+    io::Error::from(io::ErrorKind::BrokenPipe).into()
+}
+
+/// Writes the error of a server in its own words. The driver shows the names of its variants instead.
+fn said(error: &RedisError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match error.source().and_then(|source| source.downcast_ref::<ServerError>()) {
+        Some(server) => write!(f, "{} {}", server.code(), server.details().unwrap_or_default()),
+        None => fmt::Display::fmt(error, f),
+    }
+}
+
+/// Temporary errors: a server that starts, fails over, is out of memory or of disk space, or runs a slow script.
+const PASSING: [&str; 9] = [
+    "LOADING",
+    "BUSY",
+    "OOM",
+    "READONLY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",
+    "MISCONF",
+    "NOREPLICAS",
+];
+
+/// Returns the code of a server's error, or "".
+///
+/// Up to Redis 6.2 an error inside a script arrives as `ERR Error running script (…): @user_script:7: -READONLY …`.
+fn code(error: &RedisError) -> &str {
+    match (error.code(), error.detail()) {
+        (Some("ERR"), Some(detail)) if detail.contains("The user executing the script can't") => "NOPERM",
+        (Some("ERR"), Some(detail)) if detail.contains("@user_script") => PASSING
+            .iter()
+            .chain(&["WRONGTYPE"])
+            .find(|code| detail.contains(**code))
+            .copied()
+            .unwrap_or("ERR"),
+        (code, _) => code.unwrap_or_default(),
+    }
+}
+
+/// Whether the error is temporary: the same may succeed later without a change by an administrator.
+pub(super) fn passes(error: &RedisError) -> bool {
+    match error.kind() {
+        ErrorKind::Io => match io_error(error) {
+            // A bad certificate, or no TLS on the other side.
+            Some(io) if io.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => false,
+            Some(io) => !matches!(
+                io.kind(),
+                io::ErrorKind::PermissionDenied | io::ErrorKind::Unsupported | io::ErrorKind::InvalidInput
+            ),
+            // Without a cause it is a broken connection, reported by the driver or by this engine; else a problem of the
+            // system's certificates.
+            None => error.source().is_none(),
+        },
+        ErrorKind::Server(_) | ErrorKind::Extension => {
+            PASSING.contains(&code(error))
+                || error.detail().is_some_and(|detail| {
+                    detail.contains("max number of clients") || detail.contains("busy running a script")
+                })
+        }
+        _ => false,
+    }
+}
+
+fn io_error(error: &RedisError) -> Option<&io::Error> {
+    error
+        .source()?
+        .downcast_ref::<Arc<dyn StdError + Send + Sync>>()?
+        .downcast_ref()
+}
+
+/// Whether the connection is unusable after this error.
+///
+/// Not only when it broke: a demoted master is still connected, and only another look-up of its name finds the new one. An
+/// error about an unknown protocol or user does not go away on this connection.
+pub(super) fn spoils_connection(error: &RedisError) -> bool {
+    matches!(error.kind(), ErrorKind::Io | ErrorKind::Parse) || matches!(code(error), "READONLY" | "NOAUTH")
+}
+
+/// Whether the server does not support the options of a command.
+pub(super) fn is_not_understood(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.contains("syntax error"))
+}
+
+/// Whether the user lacks the right to a command.
+pub(super) fn is_forbidden(error: &RedisError) -> bool {
+    code(error) == "NOPERM"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(line: &str) -> RedisError {
+        redis::parse_redis_value(format!("-{line}\r\n").as_bytes())
+            .unwrap()
+            .extract_error()
+            .unwrap_err()
+    }
+
+    #[test]
+    fn what_passes_is_retryable() {
+        for line in [
+            "LOADING Redis is loading the dataset in memory",
+            "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+            "OOM command not allowed when used memory > 'maxmemory'. script: 1b, on @user_script:38.",
+            "READONLY You can't write against a read only replica. script: 1b, on @user_script:38.",
+            "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+            "TRYAGAIN Multiple keys request during rehashing of slot",
+            "CLUSTERDOWN Hash slot not served",
+            "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+            "NOREPLICAS Not enough good replicas to write.",
+            "ERR max number of clients reached",
+            "ERR Error running script (call to f_1b): @user_script:38: -READONLY You can't write against a read only replica.",
+            "ERR Error running script (call to f_1b): @user_script:38: @user_script: 38: -OOM command not allowed",
+        ] {
+            assert!(Failure::Call(server(line)).retryable(), "{line}");
+        }
+        for kind in [
+            io::ErrorKind::ConnectionRefused,
+            io::ErrorKind::TimedOut,
+            io::ErrorKind::BrokenPipe,
+        ] {
+            assert!(Failure::Call(io::Error::from(kind).into()).retryable(), "{kind}");
+        }
+        assert!(Failure::Call(io::Error::other("failed to lookup address information").into()).retryable());
+    }
+
+    #[test]
+    fn what_a_human_mends_is_not() {
+        for line in [
+            "NOAUTH Authentication required.",
+            "WRONGPASS invalid username-password pair or user is disabled.",
+            "NOPERM this user has no permissions to run the 'evalsha' command",
+            "WRONGTYPE Operation against a key holding the wrong kind of value script: 1b, on @user_script:18.",
+            "ERR Error running script (call to f_1b): @user_script:18: WRONGTYPE Operation against a key",
+            "ERR The user executing the script can't publish to the channel mentioned in the command script: c6",
+            "ERR unknown command 'EVALSHA'",
+            "MOVED 3999 127.0.0.1:6381",
+            "CROSSSLOT Keys in request don't hash to the same slot",
+            "NOPROTO unsupported protocol version",
+        ] {
+            assert!(!Failure::Call(server(line)).retryable(), "{line}");
+        }
+        let tls = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
+        assert!(!Failure::Call(io::Error::new(io::ErrorKind::InvalidData, tls).into()).retryable());
+    }
+
+    #[test]
+    fn messages_are_the_servers_own_words() {
+        let line = "WRONGTYPE Operation against a key holding the wrong kind of value";
+        let shown = Failure::Call(server(line)).during("acquire").to_string();
+        assert_eq!(
+            shown,
+            format!("redis: acquire failed: a key of the lock holds something that is no lock: {line}")
+        );
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused).into();
+        let shown = Failure::Connect {
+            address: "h:1".into(),
+            error: refused,
+        }
+        .during("renew")
+        .to_string();
+        assert_eq!(shown, "redis: renew failed: no connection to h:1: connection refused");
+    }
+
+    #[test]
+    fn a_connection_to_a_replica_or_of_an_unknown_user_is_given_up() {
+        assert!(spoils_connection(&server(
+            "READONLY You can't write against a read only replica."
+        )));
+        assert!(spoils_connection(&server("NOAUTH Authentication required.")));
+        assert!(spoils_connection(&io::Error::from(io::ErrorKind::BrokenPipe).into()));
+        assert!(!spoils_connection(&server("NOPERM this user has no permissions")));
+        assert!(!spoils_connection(&server(
+            "LOADING Redis is loading the dataset in memory"
+        )));
+    }
+}

@@ -1,0 +1,64 @@
+//! The names that were busy a moment ago.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::clock::Moment;
+use crate::model::Key;
+
+/// A name that was busy less than this time ago is likely to be busy again.
+const RECENT: Duration = Duration::from_secs(2);
+/// The largest number of names.
+const MOST_RECENT: usize = 1000;
+
+/// The names that were busy a moment ago.
+#[derive(Default)]
+pub(in super::super) struct Contended(Mutex<HashMap<Key, Moment>>);
+
+impl Contended {
+    fn names(&self) -> MutexGuard<'_, HashMap<Key, Moment>> {
+        self.0.lock()
+    }
+
+    /// Records that a name was busy.
+    pub(in super::super) fn note(&self, key: &Key) {
+        let mut names = self.names();
+        if names.len() >= MOST_RECENT {
+            names.retain(|_, last| last.elapsed() < RECENT);
+            if names.len() >= MOST_RECENT {
+                return;
+            }
+        }
+        names.insert(key.clone(), Moment::now());
+    }
+
+    pub(in super::super) fn is(&self, key: &Key) -> bool {
+        self.names().get(key).is_some_and(|last| last.elapsed() < RECENT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn names_are_remembered_for_a_while_and_not_without_end() {
+        let contended = Contended::default();
+        let key = |name: &str| Key::new(name).unwrap();
+        contended.note(&key("n"));
+        assert!(contended.is(&key("n")));
+        assert!(!contended.is(&key("m")));
+        tokio::time::advance(RECENT).await;
+        assert!(!contended.is(&key("n")));
+        for i in 0..2 * MOST_RECENT {
+            contended.note(&key(&i.to_string()));
+        }
+        assert_eq!(contended.names().len(), MOST_RECENT);
+        tokio::time::advance(RECENT).await;
+        contended.note(&key("n"));
+        assert!(contended.is(&key("n")));
+        assert_eq!(contended.names().len(), 1);
+    }
+}

@@ -1,0 +1,238 @@
+//! Releases one claim, many abandoned claims, or a name no matter which owner holds it.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use redis::{Cmd, Value};
+
+use super::multi_slot::part;
+use crate::engine::redis::RedisEngine;
+use crate::engine::redis::error::Failure;
+use crate::engine::redis::keys::{FENCE_KEPT_MS, Part};
+use crate::engine::redis::scripts::{FORCE_RELEASE, RELEASE, RELEASE_MANY, Script};
+use crate::engine::redis::topology::Route;
+use crate::engine::{Released, Releases};
+use crate::model::{Claim, Key, Ttl};
+
+/// Maximum number of names in one script, which takes the server about 1 ms.
+const TOGETHER: usize = 256;
+
+/// Bit in the answer of a release script: the owner held every name.
+const HELD: i64 = 1;
+/// Bit in the answer of a release script: another call has to hand names on.
+const UNFINISHED: i64 = 2;
+
+impl RedisEngine {
+    /// Releases a claim, in one slot or in several.
+    pub(in super::super) async fn release_whole(&self, claim: &Claim, keep: Duration) -> Result<Released, Failure> {
+        if let Some((_, fast_path)) = self.fast_path() {
+            if keep.is_zero() {
+                fast_path.forget(&claim.owner);
+            } else {
+                fast_path.write_records();
+            }
+        }
+        if claim.waiting {
+            self.waiters.known.leave(&claim.owner);
+        }
+        let behind = self.dropped.take(&claim.owner);
+        if behind {
+            self.settled().await;
+        }
+        match self.parts(claim) {
+            None => self.release_part(claim, keep, behind).await,
+            Some(parts) => {
+                let mut released: FuturesUnordered<_> =
+                    parts.iter().map(|part| self.release_part(part, keep, behind)).collect();
+                let mut all = Ok(Released::Freed);
+                while let Some(part) = released.next().await {
+                    all = combined(all, part);
+                }
+                all
+            }
+        }
+    }
+
+    /// Releases names of one slot, and removes the waiter from their queues. `behind`: after the attempts that this process
+    /// has sent.
+    pub(in super::super) async fn release_part(
+        &self,
+        claim: &Claim,
+        keep: Duration,
+        behind: bool,
+    ) -> Result<Released, Failure> {
+        const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
+        let member = if claim.waiting {
+            self.waiters.member(claim)
+        } else {
+            String::new()
+        };
+        let slot = self.slot(&claim.keys()[0]);
+        let parts = if claim.metadata.is_some() {
+            &PARTS[..]
+        } else {
+            &PARTS[..3]
+        };
+        let mut call = self.call(&RELEASE, parts, claim);
+        call.arg(claim.keys().len())
+            .arg(self.route.channel_prefix(slot))
+            .arg(member)
+            .arg(self.fences_outlast());
+        if !keep.is_zero() {
+            call.arg(Ttl::clamped(keep).as_millis());
+        }
+        let answer = if behind {
+            self.run_behind(&RELEASE, &call, slot).await?
+        } else {
+            self.route.run(&RELEASE, &call, slot).await?
+        };
+        match answer {
+            Value::Int(answer @ 0..4) => Ok(self.released(answer, claim.keys())),
+            _ => Err(Failure::Unexpected("release.lua")),
+        }
+    }
+
+    /// Reads the answer of a release script. Starts the hand-off of the names that the script could not finish.
+    pub(in super::super) fn released(&self, answer: i64, keys: &[Key]) -> Released {
+        if answer & UNFINISHED != 0 {
+            keys.iter().for_each(|key| self.waiters.hand_off(key));
+        }
+        if answer & HELD != 0 {
+            Released::Freed
+        } else {
+            Released::NotHeld
+        }
+    }
+
+    /// Returns how long a fence companion outlasts a release, in ms.
+    fn fences_outlast(&self) -> u64 {
+        if self.counts { 0 } else { FENCE_KEPT_MS }
+    }
+
+    /// Releases many abandoned claims, with one script for each slot. Each takes effect after the attempts of its claim.
+    pub(in super::super) async fn release_many(&self, claims: &[Claim], answer: &mut Releases<'_>) {
+        for claim in claims {
+            self.dropped.take(&claim.owner);
+            if claim.waiting {
+                self.waiters.known.leave(&claim.owner);
+            }
+        }
+        self.settled().await;
+        let mut slots: HashMap<u16, Vec<(usize, &Key)>> = HashMap::new();
+        for (index, claim) in claims.iter().enumerate() {
+            for key in claim.keys() {
+                slots.entry(self.slot(key)).or_default().push((index, key));
+            }
+        }
+        let groups = slots.values().flat_map(|names| names.chunks(TOGETHER));
+        let mut scripts: FuturesUnordered<_> = groups
+            .map(|names| async move { (names, self.release_names(claims, names).await) })
+            .collect();
+        let mut left: Vec<usize> = claims.iter().map(|claim| claim.keys().len()).collect();
+        let mut outcomes = vec![Ok(Released::Freed); claims.len()];
+        while let Some((names, released)) = scripts.next().await {
+            for ((index, _), released) in names.iter().zip(released) {
+                outcomes[*index] = combined(outcomes[*index].clone(), released);
+                left[*index] -= 1;
+                if left[*index] == 0 {
+                    let outcome = outcomes[*index].clone();
+                    answer(*index, outcome.map_err(|failure| failure.during("release")));
+                }
+            }
+        }
+    }
+
+    /// Releases names of one slot with one script. Each name has the index of its claim.
+    async fn release_names(&self, claims: &[Claim], names: &[(usize, &Key)]) -> Vec<Result<Released, Failure>> {
+        let slot = self.slot(names[0].1);
+        let call = self.release_call(claims, names, slot);
+        let answers = match self.run_behind(&RELEASE_MANY, &call, slot).await {
+            Ok(Value::Int(held)) if held == names.len() as i64 => vec![HELD; names.len()],
+            Ok(Value::Array(answers)) if answers.len() == names.len() => {
+                let number = |answer: &Value| if let Value::Int(number) = answer { *number } else { -1 };
+                answers.iter().map(number).collect()
+            }
+            Ok(_) => return vec![Err(Failure::Unexpected("release_many.lua")); names.len()],
+            // One name may be the cause, for example one that the ACL forbids: release each alone.
+            Err(failure) if names.len() > 1 && !failure.retryable() => vec![-1; names.len()],
+            Err(failure) => return vec![Err(failure); names.len()],
+        };
+        let mut released = Vec::with_capacity(names.len());
+        for ((index, key), answer) in names.iter().zip(answers) {
+            released.push(match answer {
+                0..4 => Ok(self.released(answer, std::slice::from_ref(*key))),
+                _ => {
+                    let part = part(&claims[*index], &[(*key).clone()]);
+                    self.release_part(&part, Duration::ZERO, true).await
+                }
+            });
+        }
+        released
+    }
+
+    fn release_call(&self, claims: &[Claim], names: &[(usize, &Key)], slot: u16) -> Cmd {
+        const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
+        let has_metadata = names.iter().any(|(index, _)| claims[*index].metadata.is_some());
+        let parts = if has_metadata { &PARTS[..] } else { &PARTS[..3] };
+        let keys = names.iter().map(|(_, key)| key.as_str());
+        let mut call = RELEASE_MANY.call(&self.layout, parts, keys);
+        let prefix = self.route.channel_prefix(slot);
+        match self.fences_outlast() {
+            0 => call.arg(prefix),
+            lasts => call.arg(format!("{prefix} {lasts}")),
+        };
+        for (index, _) in names {
+            let claim = &claims[*index];
+            if claim.waiting {
+                call.arg(format!(
+                    "{}:{}",
+                    claim.owner.as_str(),
+                    self.waiters.member_suffix(claim)
+                ));
+            } else {
+                call.arg(claim.owner.as_str());
+            }
+        }
+        call
+    }
+
+    /// Waits until all earlier commands on the fast path are answered, or the fast path has ended.
+    async fn settled(&self) {
+        if let Route::One(link) = &self.route
+            && let Some(fast_path) = link.current_fast_path()
+        {
+            fast_path.settled().await;
+        }
+    }
+
+    /// Runs a script behind the attempts that this process has sent on the ordinary connection.
+    async fn run_behind(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
+        match (&self.replicated, &self.route) {
+            (Some(replicated), _) => replicated.link.run_ordinarily(script, call).await,
+            (None, Route::One(link)) => link.run_ordinarily(script, call).await,
+            (None, Route::Cluster(_)) => self.route.run(script, call, slot).await,
+        }
+    }
+
+    /// Releases a name, no matter which owner holds it.
+    pub(in super::super) async fn free(&self, key: &Key) -> Result<bool, Failure> {
+        const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
+        let mut call = FORCE_RELEASE.call(&self.layout, &PARTS, std::iter::once(key.as_str()));
+        let slot = self.slot(key);
+        call.arg(self.route.channel_prefix(slot)).arg(self.fences_outlast());
+        match self.route.run(&FORCE_RELEASE, &call, slot).await? {
+            Value::Int(answer @ 0..4) => Ok(self.released(answer, std::slice::from_ref(key)) == Released::Freed),
+            _ => Err(Failure::Unexpected("force_release.lua")),
+        }
+    }
+}
+
+/// Returns the combined outcome of two releases.
+fn combined(a: Result<Released, Failure>, b: Result<Released, Failure>) -> Result<Released, Failure> {
+    match (a?, b?) {
+        (Released::Freed, Released::Freed) => Ok(Released::Freed),
+        _ => Ok(Released::NotHeld),
+    }
+}

@@ -1,0 +1,208 @@
+//! Renews leases, many of them with one script.
+//!
+//! A single renewal is a round trip, and the server spends more time on receiving the command than on its execution. Leases
+//! that are due together share scripts, which are sent one after the other without waiting for answers.
+
+use std::collections::HashMap;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use redis::{Cmd, Value};
+
+use crate::engine::redis::RedisEngine;
+use crate::engine::redis::error::Failure;
+use crate::engine::redis::keys::Part;
+use crate::engine::redis::scripts::RENEW;
+use crate::engine::{Answers, Renewal, Renewed};
+use crate::model::Key;
+
+/// The largest number of names in one script (more for a lease that has more of them). They block the server for some 0.2
+/// ms.
+const TOGETHER: usize = 64;
+
+impl RedisEngine {
+    /// Renews one lease, in one slot or in several.
+    pub(in super::super) async fn renew_whole(&self, renewal: Renewal<'_>) -> Result<Renewed, Failure> {
+        match self.parts(renewal.claim) {
+            None => self.renew_part(renewal).await,
+            Some(parts) => self.renew_parts(&parts, renewal.ttl).await,
+        }
+    }
+
+    /// Renews one lease whose names lie in one slot.
+    pub(in super::super) async fn renew_part(&self, renewal: Renewal<'_>) -> Result<Renewed, Failure> {
+        let answers = self.run_renewals(std::slice::from_ref(&renewal), &[0]).await?;
+        answers.first().copied().ok_or(UNEXPECTED)
+    }
+
+    /// Renews many leases, and answers for each of them as soon as its script is answered.
+    pub(in super::super) async fn renew_many(&self, renewals: &[Renewal<'_>], answer: &mut Answers<'_>) {
+        let scripts = self.scripts(renewals).into_iter();
+        let mut scripts: FuturesUnordered<_> = scripts
+            .map(|group| async move {
+                let answers = match group[..] {
+                    [alone] => self.renew_whole(renewals[alone]).await.map(|renewed| vec![renewed]),
+                    _ => self.run_renewals(renewals, &group).await,
+                };
+                (group, answers)
+            })
+            .collect();
+        while let Some((group, answers)) = scripts.next().await {
+            match answers {
+                Ok(answers) => {
+                    for (index, renewed) in group.into_iter().zip(answers) {
+                        answer(index, Ok(renewed));
+                    }
+                }
+                // A permanent error may be caused by one of them, or by their being together (a proxy that spreads keys over
+                // several servers): each is renewed alone.
+                Err(failure) if group.len() > 1 && !failure.retryable() => {
+                    let mut alone: FuturesUnordered<_> = group
+                        .into_iter()
+                        .map(|index| async move { (index, self.renew_whole(renewals[index]).await) })
+                        .collect();
+                    while let Some((index, renewed)) = alone.next().await {
+                        answer(index, renewed.map_err(|failure| failure.during("renew")));
+                    }
+                }
+                Err(failure) => {
+                    for index in group {
+                        answer(index, Err(failure.clone().during("renew")));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Groups the renewals into scripts. No script uses two slots of a cluster. A lease that needs several is alone.
+    fn scripts(&self, renewals: &[Renewal<'_>]) -> Vec<Vec<usize>> {
+        if !self.route.is_cluster() {
+            return grouped(renewals);
+        }
+        let mut slots: HashMap<u16, Vec<usize>> = HashMap::new();
+        let mut scripts = Vec::new();
+        for (index, renewal) in renewals.iter().enumerate() {
+            let mut keys = renewal.claim.keys().iter().map(|key| self.slot(key));
+            match keys.next() {
+                Some(first) if keys.all(|slot| slot == first) => slots.entry(first).or_default().push(index),
+                _ => scripts.push(vec![index]),
+            }
+        }
+        for indices in slots.into_values() {
+            let some: Vec<Renewal<'_>> = indices.iter().map(|index| renewals[*index]).collect();
+            let groups = grouped(&some).into_iter();
+            scripts.extend(groups.map(|group| group.into_iter().map(|place| indices[place]).collect::<Vec<_>>()));
+        }
+        scripts
+    }
+
+    /// Runs one script for the renewals with these indices.
+    async fn run_renewals(&self, renewals: &[Renewal<'_>], group: &[usize]) -> Result<Vec<Renewed>, Failure> {
+        let call = self.renewal_call(renewals, group);
+        let slot = self.slot(&renewals[group[0]].claim.keys()[0]);
+        let Value::BulkString(digits) = self.run_safely(&RENEW, &call, slot, None).await? else {
+            return Err(UNEXPECTED);
+        };
+        let answers = digits.iter().map(|digit| match digit {
+            b'1' => Ok(Renewed::Extended),
+            b'0' => Ok(Renewed::Lost),
+            _ => Err(UNEXPECTED),
+        });
+        let answers: Vec<Renewed> = answers.collect::<Result<_, _>>()?;
+        if answers.len() == group.len() {
+            Ok(answers)
+        } else {
+            Err(UNEXPECTED)
+        }
+    }
+
+    fn renewal_call(&self, renewals: &[Renewal<'_>], group: &[usize]) -> Cmd {
+        const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
+        let claims = group.iter().map(|index| renewals[*index].claim);
+        let parts = if claims.clone().any(|claim| claim.metadata.is_some()) {
+            &PARTS[..]
+        } else {
+            &PARTS[..2]
+        };
+        let names = claims.flat_map(|claim| claim.keys()).map(Key::as_str);
+        let mut call = RENEW.call(&self.layout, parts, names);
+        call.arg(self.fence_lasts());
+        for index in group {
+            let Renewal { claim, ttl } = renewals[*index];
+            call.arg(claim.owner.as_str())
+                .arg(ttl.as_millis())
+                .arg(claim.keys().len());
+        }
+        call
+    }
+}
+
+const UNEXPECTED: Failure = Failure::Unexpected("renew.lua");
+
+/// Groups the renewals into scripts, by their indices.
+fn grouped(renewals: &[Renewal<'_>]) -> Vec<Vec<usize>> {
+    let names: usize = renewals.iter().map(|renewal| renewal.claim.keys().len()).sum();
+    // Scripts of equal size: a nearly empty last one costs as much to receive as a full one.
+    let most = names.div_ceil(names.div_ceil(TOGETHER).max(1));
+    let mut groups: Vec<Vec<usize>> = Vec::with_capacity(names.div_ceil(TOGETHER));
+    let mut room = 0;
+    for (index, renewal) in renewals.iter().enumerate() {
+        let names = renewal.claim.keys().len();
+        match groups.last_mut() {
+            Some(group) if names <= room => {
+                group.push(index);
+                room -= names;
+            }
+            _ => {
+                groups.push(vec![index]);
+                room = most.saturating_sub(names);
+            }
+        }
+    }
+    groups
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::{Claim, OwnerToken, Process, Ttl};
+
+    /// Returns the sizes of the groups for claims with these numbers of names.
+    fn sizes(names: &[usize]) -> Vec<usize> {
+        let process = Arc::new(Process::current());
+        let ttl = Ttl::clamped(std::time::Duration::from_secs(1));
+        let claims: Vec<Claim> = names
+            .iter()
+            .map(|count| {
+                let keys: Vec<Key> = (0..*count).map(|i| Key::new(&i.to_string()).unwrap()).collect();
+                Claim::new(&keys, OwnerToken::fresh(), ttl, process.clone())
+            })
+            .collect();
+        let renewals: Vec<Renewal<'_>> = claims.iter().map(|claim| Renewal { claim, ttl }).collect();
+        let groups = grouped(&renewals);
+        assert_eq!(
+            groups.iter().flatten().copied().collect::<Vec<_>>(),
+            (0..names.len()).collect::<Vec<_>>(),
+            "each of them once"
+        );
+        groups.iter().map(Vec::len).collect()
+    }
+
+    #[test]
+    fn renewals_are_spread_evenly_over_as_few_scripts_as_may_be() {
+        assert_eq!(sizes(&[]), [0; 0]);
+        assert_eq!(sizes(&[1]), [1]);
+        assert_eq!(sizes(&[1; TOGETHER]), [TOGETHER]);
+        assert_eq!(sizes(&[1; TOGETHER + 1]), [TOGETHER / 2 + 1, TOGETHER / 2]);
+        assert_eq!(sizes(&[1; 150]), [50, 50, 50]);
+    }
+
+    #[test]
+    fn a_claim_of_many_names_counts_as_many() {
+        assert_eq!(sizes(&[40, 40, 40]), [1, 1, 1]);
+        assert_eq!(sizes(&[1, 5 * TOGETHER, 1]), [1, 1, 1], "never split");
+        assert_eq!(sizes(&[2; TOGETHER]), [TOGETHER / 2, TOGETHER / 2]);
+    }
+}

@@ -1,0 +1,163 @@
+-- Acquires every name for one owner, or none of them. The attempt of a waiter enters (or stays in) the queue of the busy name
+-- that the answer has. No attempt overtakes a live waiter that came earlier.
+--
+-- KEYS    1 .. n         the lock keys
+--         n+1 .. 2n      their fence companions
+--         2n+1 .. 3n     their queues
+--         3n+1 .. 4n     their metadata companions, only when there is metadata
+--         the last one   the last fencing token of all names, on a single server. In a cluster it would be in another slot,
+--                        or block the keys of a name while their slot moves, so each name's fence companion
+--                        outlives the lease instead
+-- ARGV    1  the owner's token
+--         2  the ttl in ms
+--         3  how long a fence companion lasts, in ms: longer than the lease, in a cluster by a day
+--         4  the process id and the host
+--         5  where waiters are notified, without the process: holdfast:to:, in a cluster with a hash tag of the slot
+--         the rest only where one of them is needed
+--         6  the waiter's member of the queue, or nothing for a claim that does not wait
+--         7  the waiter's number, or 0 when it has none yet
+--         8  the least fencing token of this grant: that of the claim's names in other slots, or 0
+--         9  the metadata, only when there is some
+-- Answer  granted:   the fencing token, an integer
+--         busy:      { the index of the first busy key, its PTTL, the waiter's number, 1 when another call has to hand off a
+--                    name that was rolled back }
+--         undecided: {}: the script removed dead waiters, and there may be more; the caller calls again at once. The waiter
+--                    is in the queue of the first name, so that no later attempt of the same pipeline is granted before it
+--
+-- Every lock is read before anything is granted, because a read fails if the key has another type.
+
+local to = ARGV[5]
+local reserved, least = owner .. '-next', tonumber(ARGV[8] or 0)
+
+-- `queued`: the names with a queue that are not busy, and whether they are reserved for this owner.
+local ours, busy, queued = 0, nil, nil
+for i = 1, n do
+  local holder = redis.call('GET', KEYS[i])
+  if holder == owner then
+    ours = ours + 1
+  elseif holder and holder ~= reserved then
+    busy = i
+    break
+  elseif redis.call('EXISTS', KEYS[n + n + i]) == 1 then
+    queued = queued or {}
+    queued[i] = holder and true
+  end
+end
+
+local me, number
+
+-- Adds the waiter to a queue. A waiter that is in it keeps its number.
+local function enter(queue)
+  local now = microseconds()
+  if number == 0 then
+    local last = redis.call('ZREVRANGE', queue, 0, 0, 'WITHSCORES')[2]
+    number = math.max(now, (tonumber(last) or 0) + 1)
+  end
+  redis.call('ZADD', queue, 'NX', number, me)
+  redis.call('ZADD', queue, 'LT', -(math.floor(now / 1000) + ALIVE_MS), string.match(me, '^%x+'))
+  redis.call('PEXPIRE', queue, QUEUE_MS)
+end
+
+if busy or queued then
+  if ARGV[6] ~= '' then
+    me = ARGV[6]
+  end
+  number = tonumber(ARGV[7] or 0)
+  for i = 1, busy and 0 or n do
+    if queued[i] == false then
+      local passed = pass(KEYS[i], KEYS[n + n + i], to, me, number > 0 and number)
+      if passed == nil then
+        -- A first name that this owner already holds is busy for later attempts.
+        if me and redis.call('GET', KEYS[1]) ~= owner then
+          enter(KEYS[n + n + 1])
+        end
+        return {}
+      elseif passed then
+        busy = i
+        break
+      end
+    end
+  end
+end
+
+if busy then
+  local more = 0
+  for i = 1, n > 1 and n or 0 do
+    if i ~= busy then
+      -- All or nothing, and one position at a time.
+      local queue, holder = KEYS[n + n + i], redis.call('GET', KEYS[i])
+      if me then
+        redis.call('ZREM', queue, me)
+        mark_alive(queue, me)
+      end
+      if holder == owner or holder == reserved then
+        local passed = pass(KEYS[i], queue, to)
+        if not passed then
+          redis.call('DEL', KEYS[i])
+        end
+        if passed == nil then
+          more = 1
+        end
+      end
+    end
+  end
+  if me then
+    enter(KEYS[n + n + busy])
+  end
+  return { busy, redis.call('PTTL', KEYS[busy]), number, more }
+end
+
+local fence, record
+if ours == n then
+  -- A retry after a lost reply: the earlier grant, with at least a full ttl.
+  local last = redis.call('GET', KEYS[n + 1])
+  local known, token = string.match(last or '', '^(%d+) (%x+) ')
+  if token == owner then
+    fence, record = tonumber(known), last
+    if fence < least then
+      -- A part of a claim, so this is a cluster: it has no key of the last token to raise.
+      fence, record = least, string.format('%.0f', least) .. string.sub(last, #known + 1)
+    end
+    -- The retry may be late, after the lease was extended: a longer lease keeps its time.
+    for i = 1, n do
+      local more = redis.call('PTTL', KEYS[i]) - ttl
+      if more > 0 then
+        ttl, kept = ttl + more, kept + more
+      end
+    end
+  end
+end
+if not record then
+  fence = microseconds()
+  local since = math.floor(fence / 1000)
+  fence = math.max(fence, least)
+  for i = n + 1, counter and n + 1 or n + n do
+    local last = redis.call('GET', counter or KEYS[i])
+    local known = last and tonumber(string.match(last, '^%d+'))
+    if known and known >= fence then
+      fence = known + 1
+    end
+  end
+  if counter then
+    redis.call('SET', counter, string.format('%.0f', fence))
+  end
+  record = string.format('%.0f %s %.0f %s', fence, owner, since, ARGV[4])
+end
+
+for i = 1, n do
+  redis.call('SET', KEYS[i], owner, 'PX', ttl)
+  redis.call('SET', KEYS[n + i], record, 'PX', kept)
+  if metadata then
+    redis.call('SET', KEYS[n + n + n + i], owner .. ' ' .. metadata, 'PX', ttl)
+  end
+  if me and queued[i] ~= nil then
+    local queue = KEYS[n + n + i]
+    redis.call('ZREM', queue, me)
+    if #redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'LIMIT', 0, 1) == 0 then
+      clear(queue)
+    else
+      mark_alive(queue, me)
+    end
+  end
+end
+return fence

@@ -1,0 +1,108 @@
+//! The Lua scripts of a single server and of a cluster, and their calls.
+
+use std::sync::LazyLock;
+
+use redis::{Arg, Cmd};
+
+use super::keys::{Layout, Part, companion};
+
+/// A script, and the SHA1 by which the server knows it.
+pub(super) struct Script {
+    source: &'static str,
+    sha: String,
+}
+
+/// Defines the scripts of a module, from files beside it.
+macro_rules! scripts {
+    ($($(#[$on:meta])? $name:ident = $($file:literal)+;)*) => {
+        $(
+            $(#[$on])?
+            #[doc = concat!("The script of", $(" `", $file, "`",)+ ". Its header describes its arguments and its answer.")]
+            pub(super) static $name: LazyLock<Script> =
+                LazyLock::new(|| Script::new(concat!($(include_str!($file)),+)));
+        )*
+    };
+}
+
+pub(super) use scripts;
+
+scripts! {
+    ACQUIRE = "acquire_free.lua" "queue.lua" "acquire.lua";
+    HEARTBEAT = "queue.lua" "heartbeat.lua";
+    RENEW = "renew.lua";
+    TRANSFER = "transfer.lua";
+    RELEASE = "release/release_held.lua" "queue.lua" "release/release_one.lua" "release/release.lua";
+    RELEASE_MANY = "release/release_many_held.lua" "queue.lua" "release/release_one.lua" "release/release_many.lua";
+    FORCE_RELEASE = "queue.lua" "release/release_one.lua" "release/force_release.lua";
+    REMOVE_WAITER = "queue.lua" "remove_waiter.lua";
+    INSPECT = "inspect.lua";
+    RECORD = "record.lua";
+    SEED_COUNTER = "seed_counter.lua";
+}
+
+impl Script {
+    pub(super) fn new(source: &'static str) -> Self {
+        let sha = redis::Script::new(source).get_hash().to_owned();
+        Script { source, sha }
+    }
+
+    /// Returns the SHA1 by which the server knows the script.
+    pub(super) fn sha(&self) -> &str {
+        &self.sha
+    }
+
+    /// Returns the text of the script.
+    pub(super) fn source(&self) -> &'static str {
+        self.source
+    }
+
+    /// Returns `EVALSHA` with the keys of all names, part by part. The caller appends the arguments.
+    pub(super) fn call<'n>(
+        &self,
+        layout: &Layout,
+        parts: &[Part],
+        names: impl Iterator<Item = &'n str> + Clone,
+    ) -> Cmd {
+        self.call_with(layout, parts, names, None)
+    }
+
+    /// Like [`Script::call`], with one more key at the end.
+    pub(super) fn call_with<'n>(
+        &self,
+        layout: &Layout,
+        parts: &[Part],
+        names: impl Iterator<Item = &'n str> + Clone,
+        more: Option<&str>,
+    ) -> Cmd {
+        const COMMON: usize = 160;
+        const PER_KEY: usize = 40;
+        let count = names.clone().count() * parts.len() + usize::from(more.is_some());
+        let bytes: usize = names.clone().map(|name| name.len() + PER_KEY).sum();
+        let mut cmd = Cmd::with_capacity(count + 8, bytes * parts.len() + COMMON);
+        cmd.arg("EVALSHA").arg(&self.sha).arg(count);
+        let (mut lock, mut key) = (String::with_capacity(2 * PER_KEY), String::with_capacity(4 * PER_KEY));
+        for part in parts {
+            for name in names.clone() {
+                layout.lock(name, &mut lock);
+                companion(*part, &lock, &mut key);
+                cmd.arg(&key);
+            }
+        }
+        if let Some(more) = more {
+            cmd.arg(more);
+        }
+        cmd
+    }
+
+    /// Returns the same call with the text of the script, for a server that does not know the script.
+    pub(super) fn with_source(&self, call: &Cmd) -> Cmd {
+        let mut cmd = Cmd::new();
+        cmd.arg("EVAL").arg(self.source);
+        for arg in call.args_iter().skip(2) {
+            if let Arg::Simple(bytes) = arg {
+                cmd.arg(bytes);
+            }
+        }
+        cmd
+    }
+}

@@ -1,0 +1,170 @@
+//! The server of an engine, or the servers of a cluster.
+
+pub(super) mod cluster;
+pub(super) mod failover;
+pub(super) mod majority;
+pub(super) mod replicas;
+pub(super) mod sentinel;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::runtime::Handle;
+
+use self::cluster::{Cluster, ShardedSubscription};
+use super::config::RedisConfig;
+use super::connection::Link;
+use super::connection::pubsub::{MessageHandler, RedisSubscription};
+use super::connection::request::Attempt;
+use super::connection::version::{OLDEST, OLDEST_IN_CLUSTER, check_version};
+use super::error::Failure;
+use super::keys::slots::{slot_of, tag_for_slot};
+use super::keys::{CHANNEL_PREFIX, Layout};
+use super::scripts::Script;
+
+/// One server, or the servers of a cluster by slot.
+#[derive(Clone)]
+pub(super) enum Route {
+    One(Arc<Link>),
+    Cluster(Arc<Cluster>),
+}
+
+/// A subscription to the channel of this process. It ends when this is dropped.
+pub(super) enum ChannelSubscription {
+    One { _subscription: RedisSubscription },
+    Cluster { _subscription: ShardedSubscription },
+}
+
+impl Route {
+    /// Needs a current runtime.
+    pub(super) fn new(config: RedisConfig) -> Self {
+        if config.seeds().is_empty() {
+            Route::One(Link::new(config))
+        } else {
+            Route::Cluster(Cluster::new(config))
+        }
+    }
+
+    /// Returns the slot of the keys of a name. Without a cluster it is 0 for all names.
+    pub(super) fn slot(&self, layout: &Layout, name: &str) -> u16 {
+        match self {
+            Route::One(_) => 0,
+            Route::Cluster(_) => {
+                let mut lock = String::new();
+                layout.lock(name, &mut lock);
+                slot_of(&lock)
+            }
+        }
+    }
+
+    /// Runs a script whose keys are in this slot.
+    pub(super) async fn run(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
+        self.run_as(script, call, slot, None).await
+    }
+
+    /// Runs a script whose keys are in this slot. `attempt` marks an attempt to acquire.
+    pub(super) async fn run_as(
+        &self,
+        script: &Script,
+        call: &Cmd,
+        slot: u16,
+        attempt: Attempt<'_>,
+    ) -> Result<Value, Failure> {
+        match self {
+            Route::One(link) => link.run_as(script, call, attempt).await,
+            Route::Cluster(cluster) => Box::pin(cluster.run(script, call, slot, attempt)).await,
+        }
+    }
+
+    /// Runs a script once for each of several attempts whose keys are in this slot, in the order of the list.
+    pub(super) async fn run_in_order(
+        &self,
+        script: &Script,
+        calls: &[Cmd],
+        slot: u16,
+        attempt: Attempt<'_>,
+    ) -> Result<Vec<Result<Value, Failure>>, Failure> {
+        let link = match self {
+            Route::One(link) => link.clone(),
+            Route::Cluster(cluster) => cluster.serving(slot).await?,
+        };
+        let connection = link.connection().await?;
+        link.run_in_order(&connection, script, calls, attempt).await
+    }
+
+    /// Returns the servers that have all keys together.
+    pub(super) async fn servers(&self) -> Result<Vec<Arc<Link>>, Failure> {
+        match self {
+            Route::One(link) => Ok(vec![link.clone()]),
+            Route::Cluster(cluster) => cluster.masters().await,
+        }
+    }
+
+    /// Checks that a server answers and is new enough. Returns whether it belongs to a cluster.
+    pub(super) async fn greet(&self) -> Result<bool, Failure> {
+        let oldest = if self.is_cluster() { OLDEST_IN_CLUSTER } else { OLDEST };
+        let mut last = Failure::Unserved;
+        for server in self.servers().await? {
+            match check_version(&server, oldest).await {
+                // One of the masters of a cluster may be down.
+                Err(failure) if failure.retryable() => last = failure,
+                outcome => return outcome,
+            }
+        }
+        Err(last)
+    }
+
+    /// Returns the prefix of the channels for the scripts. The name of a process follows it.
+    pub(super) fn channel_prefix(&self, slot: u16) -> String {
+        match self {
+            Route::One(_) => CHANNEL_PREFIX.to_owned(),
+            Route::Cluster(_) => format!("{CHANNEL_PREFIX}{{{}}}", tag_for_slot(slot)),
+        }
+    }
+
+    /// Subscribes to the channel of a process for this slot.
+    pub(super) async fn listen(
+        &self,
+        slot: u16,
+        process: &str,
+        handler: MessageHandler,
+    ) -> Result<ChannelSubscription, Failure> {
+        let channel = self.channel_prefix(slot) + process;
+        match self {
+            Route::One(link) => {
+                let _subscription = link.subscribe(channel, Some(handler)).await?;
+                Ok(ChannelSubscription::One { _subscription })
+            }
+            Route::Cluster(cluster) => {
+                let _subscription = cluster.listen(slot, channel, handler).await?;
+                Ok(ChannelSubscription::Cluster { _subscription })
+            }
+        }
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        matches!(self, Route::Cluster(_))
+    }
+
+    pub(super) fn limit(&self) -> Duration {
+        match self {
+            Route::One(link) => link.limit(),
+            Route::Cluster(cluster) => cluster.limit(),
+        }
+    }
+
+    pub(super) fn runtime(&self) -> &Handle {
+        match self {
+            Route::One(link) => &link.runtime,
+            Route::Cluster(cluster) => &cluster.runtime,
+        }
+    }
+
+    pub(super) fn close(&self) {
+        match self {
+            Route::One(link) => link.close(),
+            Route::Cluster(cluster) => cluster.close(),
+        }
+    }
+}

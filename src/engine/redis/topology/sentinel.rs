@@ -1,0 +1,82 @@
+//! Finds the master by its sentinels.
+//!
+//! After "Guidelines for Redis clients with Redis Sentinel support" in the Redis manual: ask the sentinels for the address
+//! of the master, connect, check by `ROLE` that the server is a master, and repeat all of that for every new connection.
+//! Unlike there, the sentinels are asked at the same time, and the majority decides.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, ConnectionInfo, RedisResult, Value};
+
+use super::majority::majority_of;
+use crate::engine::redis::config::{Sentinels, client, show_address};
+use crate::engine::redis::error::{Failure, NoMaster, Refusal};
+
+impl Sentinels {
+    /// Returns the address that most sentinels report. A sentinel without an answer within `limit` is ignored.
+    ///
+    /// # Errors
+    /// [`NoMaster`] if no sentinel reports one.
+    pub(in super::super) async fn ask(&self, limit: Duration) -> Result<(String, u16), NoMaster> {
+        let asked = self.sentinels.iter().map(|sentinel| async move {
+            let answer = tokio::time::timeout(limit, self.ask_one(sentinel)).await;
+            let refusal = match answer {
+                Ok(Ok(Some(address))) => return Ok(address),
+                Ok(Ok(None)) => Refusal::Unknown,
+                Ok(Err(error)) => Refusal::Failed(error),
+                Err(_) => Refusal::Failed(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+            };
+            Err((show_address(sentinel.addr()), refusal))
+        });
+        let unnamed = |refusals: Vec<_>| NoMaster::Unnamed(self.master.clone(), refusals.into());
+        majority_of(asked).await.map_err(unnamed)
+    }
+
+    async fn ask_one(&self, sentinel: &ConnectionInfo) -> RedisResult<Option<(String, u16)>> {
+        let client = client(sentinel.clone(), self.tls.as_ref())?;
+        // The caller has a time limit.
+        let options = AsyncConnectionConfig::new()
+            .set_response_timeout(None)
+            .set_connection_timeout(None);
+        let mut connection = client.get_multiplexed_async_connection_with_config(&options).await?;
+        redis::cmd("SENTINEL")
+            .arg("GET-MASTER-ADDR-BY-NAME")
+            .arg(&*self.master)
+            .query_async(&mut connection)
+            .await
+    }
+}
+
+impl fmt::Display for Sentinels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the master {:?} of the sentinels ", self.master)?;
+        for (i, sentinel) in self.sentinels.iter().enumerate() {
+            let separator = if i == 0 { "" } else { ", " };
+            write!(f, "{separator}{}", show_address(sentinel.addr()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks that a server is a master: the sentinels may not know of a failover yet, or the server not of its end as master.
+pub(in super::super) async fn confirm(
+    connection: &mut MultiplexedConnection,
+    address: &Arc<str>,
+) -> Result<(), Failure> {
+    let answer = connection
+        .send_packed_command(&redis::cmd("ROLE"))
+        .await
+        .and_then(Value::extract_error)
+        .map_err(|error| Failure::connect(address, error))?;
+    match answer.as_sequence() {
+        Some([Value::BulkString(role), ..]) if role == b"master" => Ok(()),
+        Some([Value::BulkString(role), ..]) => Err(Failure::NoMaster(NoMaster::Other {
+            address: address.clone(),
+            role: String::from_utf8_lossy(role).into(),
+        })),
+        _ => Err(Failure::Unexpected("ROLE")),
+    }
+}

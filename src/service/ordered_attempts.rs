@@ -1,0 +1,320 @@
+//! Keeps the attempts of local waiters in the order of their calls, where the store keeps a queue.
+//!
+//! At most one attempt per name and service is in progress (one more for each half second without an answer). Later attempts wait
+//! here. When it ends, they are made together, in the order of the calls. Each call has an arrival number, which the service counts;
+//! the order is that of these numbers.
+//!
+//! After a failure, all attempts for the name wait for one backoff, and are then made together as well: the queue may be lost, or
+//! this process's positions in it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::Shared;
+use crate::backoff::Backoff;
+use crate::engine::{Acquired, Result as EngineResult};
+use crate::model::{Claim, Key};
+
+/// Maximum number of attempts in one call of the engine.
+const MOST_TOGETHER: usize = 64;
+/// How long an attempt without an answer delays the others of its name. Less than the time that a waiter has to confirm a
+/// hand-off (2 s).
+const OVERDUE: Duration = Duration::from_millis(500);
+
+type Reply = oneshot::Sender<EngineResult<Acquired>>;
+
+/// An attempt that waits for the end of the one in progress.
+#[derive(Debug)]
+struct Pending {
+    claim: Arc<Claim>,
+    reply: Reply,
+}
+
+/// The names with attempts.
+#[derive(Debug, Default)]
+pub(super) struct Attempts(Mutex<HashMap<Key, Name>>);
+
+#[cfg(test)]
+impl Attempts {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+}
+
+#[derive(Debug)]
+struct Name {
+    /// The attempt in progress.
+    current: Option<Current>,
+    /// The attempts that wait for its end, or for the end of the pause, by arrival number.
+    pending: BTreeMap<u64, Pending>,
+    /// No attempt begins before this, after a failure.
+    pause_end: Option<Instant>,
+    backoff: Backoff,
+    /// The number of attempts that were begun, each of one call or of several together.
+    begun: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Current {
+    id: u64,
+    /// When it began, or when one of several calls last had an answer.
+    since: Instant,
+}
+
+impl Name {
+    fn new() -> Self {
+        Name {
+            current: None,
+            pending: BTreeMap::new(),
+            pause_end: None,
+            backoff: Backoff::for_store(),
+            begun: 0,
+        }
+    }
+
+    fn is_paused(&self) -> bool {
+        self.pause_end.is_some_and(|end| end > Instant::now())
+    }
+
+    fn begin(&mut self) -> u64 {
+        self.begun += 1;
+        self.current = Some(Current {
+            id: self.begun,
+            since: Instant::now(),
+        });
+        self.begun
+    }
+
+    /// Whether the attempt `id` is in progress: it ends when it is overdue.
+    fn is_current(&self, id: u64) -> bool {
+        self.current.is_some_and(|current| current.id == id)
+    }
+
+    fn is_overdue(&self) -> bool {
+        self.current.is_some_and(|current| current.since.elapsed() >= OVERDUE)
+    }
+}
+
+/// Makes an attempt of a waiting claim after the one in progress for its first name, in the order of arrival.
+///
+/// # Behavior
+/// An attempt without an answer after [`OVERDUE`] does not delay the others any longer: one of them may be the first waiter in the
+/// queue. Dropping the future cancels the attempt.
+///
+/// # Errors
+/// Those of the engine.
+pub(super) async fn attempt_in_order(shared: &Arc<Shared>, claim: &Arc<Claim>, arrival: u64) -> EngineResult<Acquired> {
+    let key = &claim.keys()[0];
+    let (reply, mut answer) = oneshot::channel();
+    let begun = {
+        let mut names = shared.attempts.0.lock();
+        let name = names.entry(key.clone()).or_insert_with(Name::new);
+        if name.current.is_none() && name.pending.is_empty() && !name.is_paused() {
+            Some(name.begin())
+        } else {
+            let claim = claim.clone();
+            name.pending.insert(arrival, Pending { claim, reply });
+            None
+        }
+    };
+    if let Some(id) = begun {
+        let mut in_progress = InProgress::new(shared, key, id);
+        let answer = shared.engine.try_acquire(claim).await;
+        in_progress.record(&answer);
+        return answer;
+    }
+    let _waiting = Waiting { shared, key, arrival };
+    // After a pause the first call may come before the timer.
+    begin_pending(shared, key, |name| name.current.is_none());
+    loop {
+        tokio::select! {
+            biased;
+            answer = &mut answer => return match answer {
+                Ok(answer) => answer,
+                // The attempts ended in a panic, or the runtime is shutting down.
+                Err(_) => std::future::pending().await,
+            },
+            () = tokio::time::sleep(OVERDUE) => begin_pending(shared, key, Name::is_overdue),
+        }
+    }
+}
+
+/// Makes the pending attempts of a name together, in a task, if `may_begin` and if the name is not paused. Removes a name without
+/// attempts.
+fn begin_pending(shared: &Arc<Shared>, key: &Key, may_begin: impl FnOnce(&Name) -> bool) {
+    // Without a runtime the process or the worker is about to end.
+    if tokio::runtime::Handle::try_current().is_err() {
+        return;
+    }
+    let mut names = shared.attempts.0.lock();
+    let Some(name) = names.get_mut(key).filter(|name| may_begin(name)) else {
+        return;
+    };
+    if name.is_paused() {
+        name.current = None;
+        return;
+    }
+    let mut pending = Vec::new();
+    while pending.len() < MOST_TOGETHER
+        && let Some((_, entry)) = name.pending.pop_first()
+    {
+        pending.push(entry);
+    }
+    if pending.is_empty() {
+        names.remove(key);
+        return;
+    }
+    let id = name.begin();
+    drop(names);
+    let mut in_progress = InProgress::new(shared, key, id);
+    shared.background.spawn(async move {
+        make_together(&mut in_progress, pending).await;
+        drop(in_progress);
+    });
+}
+
+/// Guard of an attempt in progress. Dropping it starts the pending attempts, unless others were started before.
+struct InProgress {
+    shared: Arc<Shared>,
+    key: Key,
+    id: u64,
+    has_failed: bool,
+}
+
+impl InProgress {
+    fn new(shared: &Arc<Shared>, key: &Key, id: u64) -> Self {
+        InProgress {
+            shared: shared.clone(),
+            key: key.clone(),
+            id,
+            has_failed: false,
+        }
+    }
+
+    /// Records the answer to one call.
+    fn record(&mut self, answer: &EngineResult<Acquired>) {
+        self.has_failed |= answer.as_ref().is_err_and(|error| error.retryable);
+        if let Some(name) = self.shared.attempts.0.lock().get_mut(&self.key)
+            && let Some(current) = name.current.as_mut().filter(|current| current.id == self.id)
+        {
+            current.since = Instant::now();
+        }
+    }
+
+    /// Begins the pause after a failure, and ends it with a task.
+    fn pause(&self) {
+        let mut names = self.shared.attempts.0.lock();
+        let Some(name) = names.get_mut(&self.key) else { return };
+        let end = Instant::now() + name.backoff.delay();
+        name.pause_end = Some(end);
+        drop(names);
+        let (shared, key) = (self.shared.clone(), self.key.clone());
+        self.shared.background.spawn(async move {
+            tokio::select! {
+                () = tokio::time::sleep_until(end) => {}
+                () = shared.closing.cancelled() => {
+                    shared.attempts.0.lock().remove(&key);
+                }
+            }
+            begin_pending(&shared, &key, |name| name.current.is_none());
+        });
+    }
+}
+
+impl Drop for InProgress {
+    fn drop(&mut self) {
+        if tokio::runtime::Handle::try_current().is_err() {
+            return;
+        }
+        if self.has_failed {
+            self.pause();
+        } else if let Some(name) = self.shared.attempts.0.lock().get_mut(&self.key) {
+            name.backoff.reset();
+        }
+        begin_pending(&self.shared, &self.key, |name| name.is_current(self.id));
+    }
+}
+
+/// A call that waits for the answer to its pending attempt.
+struct Waiting<'a> {
+    shared: &'a Arc<Shared>,
+    key: &'a Key,
+    arrival: u64,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if let Some(name) = self.shared.attempts.0.lock().get_mut(self.key) {
+            name.pending.remove(&self.arrival);
+        }
+    }
+}
+
+async fn make_together(in_progress: &mut InProgress, mut pending: Vec<Pending>) {
+    let shared = in_progress.shared.clone();
+    loop {
+        pending.retain(|entry| !entry.reply.is_closed());
+        if pending.is_empty() {
+            return;
+        }
+        let (claims, replies): (Vec<_>, Vec<_>) = pending
+            .into_iter()
+            .map(|Pending { claim, reply }| (claim, Mutex::new(Some(reply))))
+            .unzip();
+        claims.iter().for_each(|claim| claim.begin_attempt());
+        let mut answer = |index: usize, answer| {
+            in_progress.record(&answer);
+            if let Some(reply) = replies.get(index).and_then(|reply| reply.lock().take())
+                && reply.send(answer).is_err()
+            {
+                // The caller was dropped: release what its attempt left in the store.
+                shared.abandon(&claims[index]);
+            }
+        };
+        let is_cancelled = tokio::select! {
+            biased;
+            () = shared.engine.try_acquire_in_order(&claims, &mut answer) => false,
+            () = cancelled(&claims, &replies) => true,
+        };
+        pending = Vec::new();
+        for (claim, reply) in claims.into_iter().zip(replies) {
+            let Some(reply) = reply.into_inner() else {
+                continue;
+            };
+            if is_cancelled && claim.sent_at().is_none() && !reply.is_closed() {
+                pending.push(Pending { claim, reply });
+            } else {
+                shared.abandon(&claim);
+            }
+        }
+    }
+}
+
+/// Completes when the attempts should be dropped: when every remaining caller was dropped, or when one was dropped before
+/// anything was sent. Then the attempts of the others start again without it.
+async fn cancelled(claims: &[Arc<Claim>], replies: &[Mutex<Option<Reply>>]) {
+    poll_fn(|context| {
+        let (mut is_dropped, mut is_awaited) = (false, false);
+        for reply in replies {
+            if let Some(reply) = &mut *reply.lock() {
+                match reply.poll_closed(context) {
+                    Poll::Ready(()) => is_dropped = true,
+                    Poll::Pending => is_awaited = true,
+                }
+            }
+        }
+        if is_dropped && (!is_awaited || claims.iter().all(|claim| claim.sent_at().is_none())) {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    })
+    .await;
+}
