@@ -49,7 +49,7 @@ withMongod('a failed login is reported as such', async (fixture) => {
   await locksWork(fixture, urlOf(server, { login: app, path: 'shop' }))
   await locksWork(fixture, urlOf(server, { login: ops, path: 'shop', options: 'authSource=admin' }))
   await locksWork(fixture, urlOf(server, { login: app, path: 'shop', options: 'authSource=shop&authMechanism=SCRAM-SHA-256' }))
-  const without = (source) => new RegExp(`cannot log in as "\\w+", whom the server looks for in the database "${source}" \\(authSource\\)`)
+  const without = (source) => new RegExp(`cannot log in as user "\\w+" of the database "${source}" \\(authSource\\)`)
   for (const [url, why] of [
     [urlOf(server, { login: `app:${SECRET}`, path: 'shop' }), without('shop')],
     [urlOf(server, { login: `nobody:${SECRET}`, path: 'shop' }), without('shop')],
@@ -57,7 +57,7 @@ withMongod('a failed login is reported as such', async (fixture) => {
     [urlOf(server, { login: ops, path: 'shop' }), without('shop')],
     [urlOf(server, { login: app }), without('admin')],
     [urlOf(server, { login: `old:${SECRET}-old`, options: 'authMechanism=SCRAM-SHA-256' }), without('admin')],
-    [urlOf(server, { path: 'shop' }), /the server asks who this is, and the URL names no user: .*requires authentication/],
+    [urlOf(server, { path: 'shop' }), /the server requires a login, and the URL names no user: .*requires authentication/],
     // Users of admin are found by default, but have no right to the default database.
     [urlOf(server, { login: ops }), /the user has not the right to do this: not authorized on test/],
   ]) {
@@ -157,7 +157,7 @@ withMongod('connect to a server that is not MongoDB, or does not answer', async 
   await assertConnectFails('mongodb://nowhere.invalid/', { retryable: true, why: /nowhere\.invalid:27017 \(its name cannot be resolved/ })
   await assertConnectFails(`mongodb+srv://app:${SECRET}@nowhere.example.invalid/shop`, {
     retryable: true,
-    why: /the servers of mongodb\+srv:\/\/nowhere\.example\.invalid cannot be looked up|mongodb\+srv:\/\/nowhere\.example\.invalid/,
+    why: /the servers of mongodb\+srv:\/\/nowhere\.example\.invalid cannot be resolved|mongodb\+srv:\/\/nowhere\.example\.invalid/,
   })
 
   const paused = await fixture.start()
