@@ -21,7 +21,7 @@ const strict = {
   noUncheckedIndexedAccess: true,
   noImplicitOverride: true,
   noPropertyAccessFromIndexSignature: true,
-  // Our own declarations are what is tested.
+  // The test checks the package's own declarations.
   skipLibCheck: false,
   noEmit: true,
   module: 'nodenext',
@@ -38,9 +38,9 @@ async function inFolder(body) {
   }
 }
 
-/** Compiles files under some options; gives the compiler's complaints. */
+/** Compiles files with these options. Returns the compiler's messages. */
 const compile = (files, options) =>
-  // In a folder of its own, so that no other configuration is found on the way up.
+  // In a new folder, so that the compiler finds no other configuration in a parent folder.
   inFolder(async (temp) => {
     const project = join(temp, 'tsconfig.json')
     const compilerOptions = { ...strict, ...options }
@@ -55,7 +55,7 @@ const compile = (files, options) =>
 
 const compiles = async (files, options) => assert.deepEqual(await compile(files, options), { status: 0, stdout: '' })
 
-// `await using` needs its names, which ES2022 lacks: index.d.ts brings them.
+// `await using` needs types that ES2022 does not have. index.d.ts declares them.
 const configurations = {
   'ES2022 alone': [{ target: 'es2022', lib: ['es2022'], types: [] }, 'signals-none.ts'],
   'with the DOM': [{ target: 'es2022', lib: ['es2022', 'dom'], types: [] }, 'signals-platform.ts'],
@@ -67,11 +67,11 @@ const [withNode] = configurations['with @types/node']
 
 describe('types', { concurrency: 2 }, () => {
   for (const [name, [options, signals]] of Object.entries(configurations)) {
-    it(`everything that a user may write compiles: ${name}`, () => compiles(['usage.ts', signals], options))
-    it(`mistakes are refused: ${name}`, () => compiles(['mistakes.ts'], options))
+    it(`valid code compiles: ${name}`, () => compiles(['usage.ts', signals], options))
+    it(`mistakes are rejected: ${name}`, () => compiles(['mistakes.ts'], options))
   }
 
-  it('what counts as absent may be undefined under exactOptionalPropertyTypes', () => {
+  it('an absent option may be undefined under exactOptionalPropertyTypes', () => {
     return compiles(['exact.ts', 'usage.ts'], { ...withNode, exactOptionalPropertyTypes: true })
   })
 
@@ -128,7 +128,7 @@ describe('types', { concurrency: 2 }, () => {
       assert.equal(stdout.trim(), 'true,true,false,true,true,true,false')
     }))
 
-  it('the compiler would complain', () =>
+  it('the compiler reports a mistake', () =>
     inFolder(async (temp) => {
       const file = join(temp, 'wrong.ts')
       const wrong = 'export const wrong: number = LockService.connect()'
@@ -138,7 +138,7 @@ describe('types', { concurrency: 2 }, () => {
       assert.match(stdout, /wrong\.ts.*TS2322/)
     }))
 
-  it('the declarations name every member that there is, and no more', async () => {
+  it('the declarations have exactly the members of the classes', async () => {
     const declarations = await readFile(join(root, 'index.d.ts'), 'utf8')
     const membersOf = (name) => {
       const [, body] = declarations.match(new RegExp(`^export (?:interface|declare class) ${name} .*?\\{\\n(.*?)\\n\\}`, 'ms'))
@@ -156,7 +156,7 @@ describe('types', { concurrency: 2 }, () => {
     await service.close()
   })
 
-  it('every option’s default and unit is in the comments', async () => {
+  it('the comments have the default and the unit of every option', async () => {
     const declarations = await readFile(join(root, 'index.d.ts'), 'utf8')
     const optional = [...declarations.matchAll(/\/\*\*((?:(?!\*\/).)*)\*\/\n {2}(\w+)\?: (number|boolean|Duration)/gs)]
     assert.ok(optional.length >= 10)

@@ -1,5 +1,4 @@
-// Bad calls to a service. A row says which function, its arguments, which of them is refused, and how the message shows
-// the value.
+// Bad calls to a service. A row has the function, its arguments, the rejected argument, and how the message shows the value.
 
 const fn = () => {
   throw new Error('fn was called')
@@ -9,7 +8,7 @@ const shownLone = '"lone \ufffd surrogate"'
 const long = 'n'.repeat(513)
 const symbol = 'a symbol, bigint or external'
 
-/** Whatever is no name, and how it is shown. */
+/** Values that are not a name, and how a message shows them. */
 const noText = [
   [undefined, 'undefined'], [null, 'null'], [42, '42'], [NaN, 'NaN'], [true, 'true'], [{}, 'an object'],
   [Symbol('n'), symbol], [10n, symbol], [fn, 'a function'],
@@ -46,7 +45,7 @@ const noMetadata = [
 const noOptions = [[null, 'null'], [5, '5'], ['text', '"text"'], [true, 'true'], [[], 'an array'], [5n, symbol]]
 const unknown = ['ttl', 'TtlMs', 'ttlSeconds', 'wait', 'timeout', 'retries', 'Signal', '', 'ä']
 
-/** The options of acquire, tryAcquire and using, one bad one at a time: [options, argument, shown]. */
+/** Options of acquire, tryAcquire and using, each with one bad value: [options, argument, shown]. */
 const badOptions = [
   ...noOptions.map(([value, shown]) => [value, 'options', shown]),
   ...unknown.map((name) => [{ [name]: 5 }, 'options', JSON.stringify(name)]),
@@ -75,7 +74,7 @@ const noFunction = [
   [undefined, 'undefined'], [null, 'null'], ['fn', '"fn"'], [{}, 'an object'], [Promise.resolve(), 'an object'],
 ]
 
-/** Every row: [function, arguments, refused argument, how its value is shown]. `json` is a held lock's. */
+/** Returns the rows: [function, arguments, rejected argument, how its value is shown]. `json` is that of a held lock. */
 export function calls(json) {
   const rows = []
   const add = (name, args, argument, shown) => rows.push([name, args, argument, shown])
@@ -159,8 +158,8 @@ export function calls(json) {
   return rows
 }
 
-/** What `lock.extend` refuses. */
+/** Arguments that `lock.extend` rejects. */
 export const extensions = [[undefined, 'undefined'], ...noMs]
 
-/** What is wrong with a token is told, but not the token: it is the right to release. */
+/** Invalid tokens. The message shows what is wrong, but not the token, which is the right to release. */
 export const tokens = ['', 'abc', 'g'.repeat(32), 'A'.repeat(32), 'a'.repeat(33), `${'a'.repeat(31)}é`]

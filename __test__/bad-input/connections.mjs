@@ -1,4 +1,4 @@
-// Bad calls to LockService.connect: [arguments, refused argument, what the message has to say].
+// Bad calls to LockService.connect: [arguments, rejected argument, pattern of the message].
 const PASSWORD = 'hunter2'
 const RULE = /memory:.*redis:\/\/.*mongodb:\/\//
 const symbol = /got a symbol, bigint or external$/
@@ -125,7 +125,7 @@ export const connections = [
   [[['redis://one', PASSWORD, 'redis://three']], 'target', /without a scheme/],
   [[[`redis://:${PASSWORD}@one`, `redis://:${PASSWORD}@two`]], 'target', shown('2 URLs')],
   [[[`redis://:${PASSWORD}@one`, 'redis://two', 'redis://ONE:6379/1']], 'target', /URL 1 again as URL 3/],
-  // No options, but they would pass for an empty set of them: the store would be another one than was meant.
+  // These are not options. As an empty set of options they would select another store than the intended one.
   [[{ href: 5 }], 'target', /./],
   [[Promise.resolve('memory:')], 'target', /./],
   [[new Map([['url', 'memory:']])], 'target', /./],
