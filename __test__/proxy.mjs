@@ -104,7 +104,7 @@ class Proxy {
     for (let tries = 0; ; tries++) {
       const port = this.port ?? 15_000 + Math.floor(Math.random() * 15_000)
       const listener = net.createServer((client) => this.connections.add(new ProxiedConnection(this, client, this.#target)))
-      const error = await new Promise((resolve) => listener.once('error', resolve).listen(port, '127.0.0.1', resolve))
+      const error = await new Promise((resolve) => listener.once('error', resolve).listen(port, '127.0.0.1', () => resolve(undefined)))
       if (error) {
         if (tries > 20) throw error
         await new Promise((resolve) => setTimeout(resolve, 50))
@@ -174,7 +174,7 @@ class Proxy {
 }
 
 /** Starts a proxy in front of a port of this machine. */
-export async function startProxy(port, { intercept } = {}) {
+export async function startProxy(port, { intercept = undefined } = {}) {
   const proxy = new Proxy(port, intercept)
   await proxy.up()
   return proxy

@@ -1,5 +1,5 @@
 // The Redis client of the tests: another tool on the same server.
-import Redis from 'ioredis'
+import { Redis } from 'ioredis'
 
 /** Opens a client that ignores connection errors: tests stop and stall servers. `options` are those of ioredis. */
 export function openRedis(target, options = {}) {

@@ -41,6 +41,7 @@ class ReplicaSetFixture {
     const { MongoClient } = await import('mongodb')
     const client = new MongoClient(`mongodb://127.0.0.1:${member.port}/holdfast?directConnection=true`)
     try {
+      /** @type {import('mongodb').Collection<any>} */
       const locks = client.db().collection(this.options.collection)
       return await locks.findOne({ _id: `${this.options.keyPrefix}${name}` })
     } finally {
@@ -57,7 +58,7 @@ class ReplicaSetFixture {
  * Declares a group of tests with a separate replica set, one after the other. A test gets `(fixture, t)`, and must leave
  * nothing in the store. All members of the set are up when it begins.
  */
-export function replicaSetSuite(title, { args } = {}, define) {
+export function replicaSetSuite(title, { args = [] } = {}, define) {
   describe(`mongodb, three members: ${title}`, () => {
     let set
     before(async () => void (set = await startMongoReplicaSet({ args }).catch((error) => ({ startError: error.message }))))

@@ -64,6 +64,8 @@ const used = new Map()
 
 /** An empty store. `connect()` may be called any number of times; `close()` closes all services. */
 export class TestStore {
+  /** Set by a test that leaves locks behind. */
+  mayLeaveLocks = false
   #services = []
   #folder
 
@@ -79,7 +81,7 @@ export class TestStore {
     } else {
       this.target = serverUrl(kind)
       this.options.keyPrefix = `test:${random()}:`
-      if (this.engine === 'mongodb') {
+      if (KINDS[kind].engine === 'mongodb') {
         this.options.collection = collection
         this.dropAtEnd(collection)
       }
@@ -121,7 +123,7 @@ async function dropCollections() {
   if (used.size === 0) return
   const { MongoClient } = await import('mongodb')
   for (const [kind, names] of used) {
-    const client = await MongoClient.connect(serverUrl(kind))
+    const client = await MongoClient.connect(String(serverUrl(kind)))
     for (const name of names) await client.db().dropCollection(name)
     await client.close()
   }

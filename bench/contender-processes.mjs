@@ -6,6 +6,8 @@ const PROCESS = fileURLToPath(new URL('contender.mjs', import.meta.url))
 
 /** The process of one contender. */
 export class Contender {
+  /** @type {string} */
+  module
   #child
   #failure
 

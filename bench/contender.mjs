@@ -57,7 +57,7 @@ async function measure(once, { inFlight, ms, prefix }) {
   }
 }
 
-process.on('message', async ({ what, ...load }) => {
+process.on('message', async (/** @type {any} */ { what, ...load }) => {
   if (what === 'close') {
     await contender.close()
     process.disconnect()

@@ -108,6 +108,7 @@ function serve(port) {
   listener.listen(0, '127.0.0.1', () => process.send(listener.address()))
 }
 
+/** @param {Int32Array} shared */
 function sleepAndWake(shared) {
   for (let seen = 0; ; ) {
     // Returns at once if an alarm has been set already.

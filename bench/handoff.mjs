@@ -22,7 +22,7 @@ const CONTENDERS = [
 ].filter(({ module, retryMs }) => !quick || module === 'holdfast' || retryMs === 1)
 
 await prepare()
-const { default: Redis } = await import('ioredis')
+const { Redis } = await import('ioredis')
 const server = await startRedis()
 const redis = new Redis(server.url)
 

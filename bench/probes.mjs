@@ -54,6 +54,8 @@ export class RedisProbe {
 
 /** A plain connection, so that the exact number of bytes of the measurement is known. */
 export class RedisConnection {
+  /** @type {number} */
+  port
   #socket
   #answered
   #buffer = ''

@@ -59,7 +59,7 @@ export class WaiterProcesses {
   async latencies(warmUp, lateMs) {
     const latest = Math.max(...this.got)
     await sleep(lateMs)
-    const events = [...this.got.map((at) => ({ at })), ...this.releasing.map((at) => ({ at, isRelease: true }))]
+    const events = [...this.got.map((at) => ({ at, isRelease: false })), ...this.releasing.map((at) => ({ at, isRelease: true }))]
     const ordered = events.filter(({ at }) => at <= latest).sort((one, other) => one.at - other.at)
     const pairs = ordered.slice(1).map((event, index) => [ordered[index], event])
     return pairs.filter(([before, after]) => before.isRelease && !after.isRelease).map(([before, after]) => after.at - before.at).slice(warmUp)

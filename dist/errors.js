@@ -23,7 +23,9 @@ class LockError extends Error {
         Object.defineProperty(this, 'stack', {
             configurable: true,
             get: () => trace.stack,
-            set: (stack) => void (trace.stack = stack),
+            set(stack) {
+                trace.stack = stack;
+            },
         });
         this.code = code;
         this.retryable = details.retryable ?? false;

@@ -28,7 +28,9 @@ export class LockError extends Error {
     Object.defineProperty(this, 'stack', {
       configurable: true,
       get: () => trace.stack,
-      set: (stack: string) => void (trace.stack = stack),
+      set(stack: string) {
+        trace.stack = stack
+      },
     })
     this.code = code
     this.retryable = details.retryable ?? false

@@ -3,16 +3,14 @@
 // `--ts` compiles `lib/` only.
 import { execFileSync } from 'node:child_process'
 import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
-import { createRequire } from 'node:module'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
-import { installDependencies } from './setup.mjs'
+import { commandOf, installDependencies } from './setup.mjs'
 
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
 installDependencies()
 
-const cli = 'node_modules/@napi-rs/cli/dist/cli.js'
 const given = process.argv.slice(2)
 const rest = given.filter((argument) => argument !== '--pgo' && argument !== '--ts')
 const onlyTypeScript = given.includes('--ts')
@@ -23,16 +21,14 @@ if (given.includes('--pgo')) {
   process.env.RUSTFLAGS = [process.env.RUSTFLAGS, await profile(values.target)].filter(Boolean).join(' ')
 }
 const args = ['build', '--platform', '--no-js', '--dts', 'lib/addon.d.ts', '--no-dts-header', ...rest]
-if (!onlyTypeScript) execFileSync(process.execPath, [cli, ...args], { stdio: 'inherit' })
+if (!onlyTypeScript) execFileSync(process.execPath, [commandOf('@napi-rs/cli', 'napi'), ...args], { stdio: 'inherit' })
 compile()
 
 /** Compiles `lib/`: one JavaScript file for each module, one file of declarations for all of them, and the folders that bundlers read. */
 function compile() {
-  const manifest = createRequire(import.meta.url).resolve('typescript/package.json')
-  const tsc = join(manifest, '..', JSON.parse(readFileSync(manifest, 'utf8')).bin.tsc)
   mkdirSync('target', { recursive: true })
   const compiled = mkdtempSync('target/lib-')
-  execFileSync(process.execPath, [tsc, '-p', 'tsconfig.json', '--outDir', compiled], { stdio: 'inherit' })
+  execFileSync(process.execPath, [commandOf('typescript', 'tsc'), '-p', 'tsconfig.json', '--outDir', compiled], { stdio: 'inherit' })
   const emitted = ['errors', 'lock', 'service'].map((name) => readFileSync(join(compiled, `${name}.d.ts`), 'utf8'))
   // Without `#private`, TypeScript compares a class by its members: a unit test may use an object literal instead.
   const notPublic = /^(import|export) .*from .*\n|^export \{\};?\n|^ {4}#private;\n|^declare .*\n|^type .*\n/gm

@@ -1,11 +1,11 @@
-// `npm run check`, which CI runs: format, lints, layers, words, docs, generated files, and then every test.
+// `npm run check`, which CI runs: format, lints, types, layers, words, docs, generated files, the package, and then every test.
 import { readdirSync, readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { execFileSync } from 'node:child_process'
 import { checkLayers, checkSurface } from './layers.mjs'
 import { hostTarget } from './pgo.mjs'
 import { locateMongod, locateRedis } from './servers.mjs'
-import { installDependencies } from './setup.mjs'
+import { commandOf, installDependencies } from './setup.mjs'
 import { step } from './steps.mjs'
 import { run, test } from './test.mjs'
 import { checkWords } from './words.mjs'
@@ -21,6 +21,9 @@ async function must(command, args, env) {
   const { code } = await run(command, args, env)
   if (code !== 0) throw new Error(`${command} ${args.join(' ')} ended with ${code}`)
 }
+
+/** Runs a command of a development dependency. */
+const tool = (path, ...args) => must(process.execPath, [path, ...args])
 
 function mustBeEmpty(problems) {
   if (problems.length > 0) throw new Error(problems.join('\n'))
@@ -40,7 +43,14 @@ const tracked = () =>
 installDependencies()
 // Downloads run at the same time as cargo. The tests report a missing server.
 const fetching = Promise.allSettled([locateRedis(), locateMongod()])
-await step('format', () => must('cargo', ['fmt', '--check']))
+await step('format', async () => {
+  await must('cargo', ['fmt', '--check'])
+  await tool(commandOf('prettier'), '--check', '--log-level', 'warn', '.')
+})
+await step('JavaScript: lints and types', async () => {
+  await tool(commandOf('oxlint'), '--deny-warnings', '.')
+  await tool(commandOf('typescript', 'tsc'), '-p', 'tsconfig.check.json')
+})
 await step('layers', () => mustBeEmpty([...checkLayers('src'), ...checkSurface('lib')]))
 await step('words', () => mustBeEmpty(checkWords()))
 await step('file sizes, registry hosts and local paths', () => {
@@ -65,6 +75,11 @@ await step('generated files are up to date', async () => {
   mustBeEmpty(
     GENERATED.filter((file, i) => readFileSync(file, 'utf8') !== before[i]).map((file) => `${file} differs from the output of the build`),
   )
+})
+
+await step('package', async () => {
+  await tool(commandOf('publint'), '--strict')
+  await tool(commandOf('@arethetypeswrong/cli', 'attw'), '--pack', '.', '--entrypoints', '.', '--no-definitely-typed')
 })
 
 await step('lints, all stores', () => clippy(...STORES, 'node'))

@@ -156,7 +156,11 @@ const fetchMongod = () =>
 
 // ---- The command line ----------------------------------------------------------------------------------------------
 
-/** Executes one command line. Resolves to the exit status. */
+/**
+ * Executes one command line. Resolves to the exit status.
+ *
+ * @param {string[]} argv
+ */
 export async function main([verb, ...rest], testServers) {
   try {
     if (verb === 'fetch' && rest.length === 0) return await fetchAll()
@@ -179,6 +183,7 @@ async function fetchAll() {
   return results.every((result) => result.status === 'fulfilled') ? 0 : 1
 }
 
+/** @param {string[]} argv */
 async function runWith([command, ...args], testServers) {
   let child
   let interrupted

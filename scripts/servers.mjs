@@ -108,7 +108,7 @@ export async function testServers({ optional = false } = {}) {
     await stop()
     throw failure.reason
   }
-  return { env: Object.fromEntries(results.flatMap(({ value }) => (value ? [value] : []))), stop }
+  return { env: Object.fromEntries(results.flatMap((result) => (result.status === 'fulfilled' && result.value ? [result.value] : []))), stop }
 }
 
 const running = new Set()
@@ -142,6 +142,8 @@ const GUARD = 'read -r _; read -r pid <"$0/pid" && kill -9 "$pid"; rm -rf "$0" |
 const REMOVAL = { recursive: true, force: true, maxRetries: 20, retryDelay: 50 }
 
 class Server {
+  /** @type {string} Its URL, from the plan. */
+  url
   #dir
   #plan
   #guard

@@ -1,6 +1,6 @@
 // The set-up that every command of this project needs first. Has no dependencies itself.
 import { spawnSync } from 'node:child_process'
-import { existsSync, statfsSync, statSync } from 'node:fs'
+import { existsSync, readFileSync, statfsSync, statSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { fileURLToPath } from 'node:url'
 
@@ -26,6 +26,13 @@ export function installDependencies(folder = '.', { isLenient = false } = {}) {
   // npm has printed the cause; a stack trace of this script would hide it.
   console.error(`npm could not install the packages of ${fileURLToPath(cwd)}${error ? `: ${error.message}` : ''}`)
   process.exit(1)
+}
+
+/** Returns the path of a development dependency's command, a script for `node`. */
+export function commandOf(name, command = name) {
+  const folder = new URL(`node_modules/${name}/`, `file://${root}`)
+  const { bin } = JSON.parse(readFileSync(new URL('package.json', folder), 'utf8'))
+  return fileURLToPath(new URL(typeof bin === 'string' ? bin : bin[command], folder))
 }
 
 /**

@@ -24,7 +24,7 @@ const noSeconds = [
 ]
 const noDurations = ['5', '-5s', '5 s', '5d', 's', '5S', '1e3ms', '25d', '0s', '5s5s'].map((text) => [text, JSON.stringify(text)])
 const noMs = [...noSeconds.filter(([value]) => value !== 2147483.649), [2147483649, '2147483649'], [fn, 'a function'], ...noDurations.filter(([text]) => text !== '5')]
-const noPositive = noMs.filter(([value]) => value !== -0)
+const noPositive = noMs.filter(([value]) => !Object.is(value, -0))
 const noSpan = noPositive.filter(([value]) => value !== 0 && value !== '0s')
 const noWait = [
   [null, 'null'], ['5', '"5"'], [NaN, 'NaN'], [-1, '-1'], [-Infinity, '-Infinity'], [true, 'true'], [{}, 'an object'],

@@ -74,10 +74,10 @@ class Child {
       }
       if (this.end) throw new Error(`${this.#script} ended (${JSON.stringify(this.end)}) before it sent ${key}. ${this.stderr}`)
       if (Date.now() > deadline) throw new Error(`${this.#script} did not send ${key} within ${limitMs} ms. ${this.stderr}`)
-      await new Promise((resolve) => {
+      await /** @type {Promise<void>} */ (new Promise((resolve) => {
         const timer = setTimeout(resolve, 1000)
         this.#notify = () => (clearTimeout(timer), resolve())
-      })
+      }))
     }
   }
 }

@@ -110,10 +110,10 @@ export function close(test) {
       if (round % 3 === 1) await null
       if (round % 3 === 2) await sleep(round / 4)
       await a.close()
-      for (const { status, reason, value } of await settled) {
+      for (const result of await settled) {
         // A call that resolved had its lock; a call whose lock close released rejects.
-        if (status === 'fulfilled') assert.equal(value, true)
-        else assert.ok(['LOCK_CLOSED', 'LOCK_LOST'].includes(reason.code), reason.code)
+        if (result.status === 'fulfilled') assert.equal(result.value, true)
+        else assert.ok(['LOCK_CLOSED', 'LOCK_LOST'].includes(result.reason.code), result.reason.code)
       }
       assert.deepEqual(await b.list(), [])
     }
@@ -139,9 +139,9 @@ export function close(test) {
       if (round % 3 === 1) await null
       if (round % 3 === 2) await sleep(round / 4)
       await a.close()
-      for (const { status, reason, value } of await settled) {
-        if (status === 'rejected') assert.equal(reason.code, 'LOCK_CLOSED')
-        else if (typeof value === 'object' && value !== null) assert.equal(value.isHeld, false)
+      for (const result of await settled) {
+        if (result.status === 'rejected') assert.equal(result.reason.code, 'LOCK_CLOSED')
+        else if (typeof result.value === 'object' && result.value !== null) assert.equal(result.value.isHeld, false)
       }
       for (const name of ['crossed', 'tried', 'gist', 'c1', 'c2']) assert.equal(await b.inspect(name), null, name)
     }

@@ -108,6 +108,7 @@ export function gist(test) {
 
   test('acquireAndExecute runs fn under the lock, in each of its forms', async (store) => {
     const [a, b] = await store.connectAll(2)
+    /** @type {[number, (fn: any) => Promise<any>][]} */
     const forms = [
       [60_000, (fn) => a.acquireAndExecute({ name: 'job', ttlSeconds: 60 }, fn)],
       [30_000, (fn) => a.acquireAndExecute({ name: 'job' }, fn)],

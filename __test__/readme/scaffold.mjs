@@ -33,6 +33,7 @@ function collection() {
 // The real driver where there is a server: the example depends on how it stores a bigint.
 const { MongoClient } = HOLDFAST_TEST_MONGODB_URL ? await import('mongodb') : {}
 const mongo = await MongoClient?.connect(HOLDFAST_TEST_MONGODB_URL)
+/** @type {any} */
 const accounts = mongo ? mongo.db().collection(`readme_${randomBytes(6).toString('hex')}`) : collection()
 await accounts.insertOne({ _id: 7, balance: 100, fence: BigInt(README_FENCE) })
 const reports = collection()

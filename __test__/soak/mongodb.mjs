@@ -23,8 +23,18 @@ const STALLS = {
   },
 }
 
+/**
+ * Asserts that a call was rejected with a retryable error of the store.
+ *
+ * @param {PromiseSettledResult<unknown>} result
+ */
+function assertRetryable(result) {
+  const reason = result.status === 'rejected' ? result.reason : undefined
+  assert.ok(reason?.code === 'LOCK_STORE' && reason.retryable, reason?.stack)
+}
+
 /** Runs `body` with a server, a client of the official driver, and the collection of the locks. */
-async function onServer({ replicaSet, args }, body) {
+async function onServer({ replicaSet = false, args = [] }, body) {
   const server = await startMongod({ replicaSet, args })
   const client = new MongoClient(server.url, { maxPoolSize: 4 })
   const services = []
@@ -132,7 +142,7 @@ export async function silence({ replicaSet = true, count = 300 } = {}) {
     const data = { failCommands, blockConnection: true, blockTimeMS: 90_000, appName: 'holdfast' }
     await client.db('admin').command({ configureFailPoint: 'failCommand', mode: 'alwaysOn', data })
     const results = await Promise.allSettled(Array.from({ length: count }, (_, index) => service.tryAcquire(`n${index}`, { ttlMs: 2000 })))
-    for (const { reason } of results) assert.ok(reason?.code === 'LOCK_STORE' && reason.retryable, reason?.stack)
+    for (const result of results) assertRetryable(result)
     const began = performance.now()
     // Its reply waits for the blocked commands.
     const off = client.db('admin').command({ configureFailPoint: 'failCommand', mode: 'off' })
@@ -195,7 +205,7 @@ export async function lateWrites({ replicaSet = true, count = 30, storeTimeoutMs
     const calls = Promise.allSettled(Array.from({ length: count }, (_, index) => service.tryAcquire(`n${index}`, { ttlMs: 120_000 })))
     // Queries are answered during an fsyncLock. So the engine takes the inserts for hung, and closes their connections.
     while (performance.now() - began < 2 * storeTimeoutMs + 500) await Promise.all([service.inspect('n').catch(() => {}), sleep(50)])
-    for (const { reason } of await calls) assert.ok(reason?.code === 'LOCK_STORE' && reason.retryable, reason?.stack)
+    for (const result of await calls) assertRetryable(result)
     assert.equal(await blocked(), count, 'inserts that the server will execute')
     const closing = performance.now()
     const closed = service.close().then(() => performance.now() - closing)
@@ -227,8 +237,8 @@ export async function burst({ replicaSet = true, count = 5000, bursts = 1, ttlMs
         ),
       )
       clearInterval(watch)
-      const granted = results.filter(({ value }) => value).map(({ value }) => value)
-      for (const { reason } of results) assert.ok(!reason || (reason.code === 'LOCK_STORE' && reason.retryable), reason?.stack)
+      const granted = results.flatMap((result) => (result.status === 'fulfilled' ? [result.value] : []))
+      for (const result of results) if (result.status === 'rejected') assertRetryable(result)
       const slowest = Math.max(...took)
       figures.push({ granted: granted.length, slowest, bytesPerCall: Math.round((peak - memory) / count) })
       assert.ok(slowest < STORE_TIMEOUT_MS + 1000 + SLACK_MS, `a call took ${slowest} ms`)

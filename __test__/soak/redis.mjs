@@ -33,7 +33,7 @@ const memory = () => Object.fromEntries(Object.entries(process.memoryUsage()).ma
 /**
  * Stops the server for `stallMs` under `perSecond` calls, most of them with default options. Checks and returns the figures.
  */
-export async function stall({ stallMs = 20_000, perSecond = 1000, log = () => {} } = {}) {
+export async function stall({ stallMs = 20_000, perSecond = 1000, log = (..._facts) => {} } = {}) {
   const redis = await startRedis()
   const other = openRedis(redis.url)
   const proxy = await startProxy(redis.port)
@@ -125,7 +125,7 @@ export async function stall({ stallMs = 20_000, perSecond = 1000, log = () => {}
  * Acquires `count` free names at once, and starts `count / 20` waiters for one name. Every call is granted; a renewed lease
  * survives, and nothing is left.
  */
-export async function burst({ count = 20_000, log = () => {} } = {}) {
+export async function burst({ count = 20_000, log = (..._facts) => {} } = {}) {
   const redis = await startRedis()
   const other = openRedis(redis.url)
   const locks = await LockService.connect(redis.url, { keyPrefix: 'burst:' })
@@ -171,7 +171,7 @@ export async function burst({ count = 20_000, log = () => {} } = {}) {
  * `list()` among millions of other keys takes longer than `storeTimeoutMs`, and succeeds: the limit is for each page. Other calls
  * are served meanwhile.
  */
-export async function longList({ foreign = 4_000_000, storeTimeoutMs = 1500, log = () => {} } = {}) {
+export async function longList({ foreign = 4_000_000, storeTimeoutMs = 1500, log = (..._facts) => {} } = {}) {
   const redis = await startRedis({ args: ['--enable-debug-command', 'yes'] })
   const other = openRedis(redis.url)
   const locks = await LockService.connect(redis.url, { storeTimeoutMs })

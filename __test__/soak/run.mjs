@@ -215,7 +215,7 @@ async function runCases(kind) {
   const file = new URL(`${CASES[kind]}.mjs`, import.meta.url)
   const count = { passed: 0, failed: 0 }
   if (process.env.SOAK_CASES === '0' || !CASES[kind] || !existsSync(file)) return count
-  for (const [name, run] of Object.entries(await import(file))) {
+  for (const [name, run] of Object.entries(await import(file.href))) {
     if (typeof run !== 'function') continue
     const startedAt = Date.now()
     const took = () => `${((Date.now() - startedAt) / 1000).toFixed(0)} s`

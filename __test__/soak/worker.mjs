@@ -15,7 +15,7 @@ const SLACK_MS = 2000
 const stallMeter = new StallMeter()
 const now = () => Number(process.hrtime.bigint() / 1000n)
 const random = (limit) => Math.random() * limit
-const send = (message) => new Promise((resolve) => process.send(message, () => resolve()))
+const send = (message) => new Promise((resolve) => process.send(message, resolve))
 const violation = (text) => send({ violation: `${tag}: ${text}` })
 
 let service
@@ -222,5 +222,5 @@ process.on('message', async ({ id, verb, reply, ...order }) => {
 })
 // The runner has ended.
 process.on('disconnect', () => process.exit())
-process.on('unhandledRejection', (error) => violation(`unhandled rejection: ${error?.stack ?? error}`))
+process.on('unhandledRejection', (/** @type {any} */ error) => violation(`unhandled rejection: ${error?.stack ?? error}`))
 process.send({ ready: true })

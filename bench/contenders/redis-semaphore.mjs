@@ -1,5 +1,5 @@
 // redis-semaphore's Mutex, on several nodes its RedlockMutex; without the refresh timer where names are released at once.
-import Redis from 'ioredis'
+import { Redis } from 'ioredis'
 import { Mutex, RedlockMutex } from 'redis-semaphore'
 import { HELD_TTL_MS } from '../held-ttl.mjs'
 

@@ -1,5 +1,5 @@
 // redlock-universal on ioredis: its lean lock on one node, its Redlock on several nodes.
-import Redis from 'ioredis'
+import { Redis } from 'ioredis'
 import { createLock, createRedlock, IoredisAdapter } from 'redlock-universal'
 import { HELD_TTL_MS } from '../held-ttl.mjs'
 

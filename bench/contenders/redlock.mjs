@@ -1,5 +1,5 @@
 // redlock 5 without retries, its fastest setting for free names.
-import Redis from 'ioredis'
+import { Redis } from 'ioredis'
 import Redlock, { ExecutionError } from 'redlock'
 import { HELD_TTL_MS } from '../held-ttl.mjs'
 

@@ -1,7 +1,7 @@
 // verrou on its Redis driver.
 import { Verrou } from '@verrou/core'
 import { redisStore } from '@verrou/core/drivers/redis'
-import Redis from 'ioredis'
+import { Redis } from 'ioredis'
 import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'library'

@@ -20,7 +20,7 @@ try {
   const service = await LockService.connect()
   const locks = process.env.HOLDFAST_DEMO_SABOTAGE === '1' ? noLocks : service
 
-  process.on('message', async (message) => {
+  process.on('message', async (/** @type {any} */ message) => {
     if (message.type === 'answer') return pending.get(message.id)(message.value)
     try {
       await send({ type: 'outcome', outcome: await report(locks, database, message.name) })
