@@ -140,8 +140,7 @@ impl LockService {
         })
     }
 
-    /// Acquires a lease. Resolves to its number, or to zero if a name is busy or the call was cancelled. `NaN` means the default of
-    /// the service.
+    /// Acquires a lease. Resolves to its number, or to zero if a name is busy or the call was cancelled. `NaN` means the default.
     #[napi(ts_return_type = "Promise<number>")]
     pub fn acquire<'env>(
         &self,
