@@ -41,6 +41,8 @@ const tracked = () =>
     .filter((file) => /\.(rs|lua|sql|m?js|ts|json|md|toml|ya?ml|lock)$|^\.ci\/run$|^\.npmrc$/.test(file))
 
 installDependencies()
+// The type check reads the packages that the benchmarks import.
+installDependencies('bench')
 // Downloads run at the same time as cargo. The tests report a missing server.
 const fetching = Promise.allSettled([locateRedis(), locateMongod()])
 await step('format', async () => {

@@ -58,7 +58,7 @@ const RUST_THREADS = 2 * availableParallelism()
 async function rustTests(env) {
   // napi builds the addon for an explicit target, which has a separate folder: the same target here avoids a second build.
   // Without `--lib` cargo builds the library again for documentation tests, of which there are none.
-  const args = ['test', '--lib', '--target', hostTarget, '--no-default-features', '--features', 'memory,sqlite,redis,mongodb']
+  const args = ['test', '--lib', '--target', hostTarget, '--no-default-features', '--features', 'memory,sqlite,redis,mongodb,node']
   const { code: built } = await step('build of the Rust tests', () => run('cargo', [...args, '--no-run']))
   if (built !== 0) return [{ passed: 0, failed: 1, skipped: [] }]
   // With the tests' output: a test without a server passes and prints `skipped: `, which is counted below.

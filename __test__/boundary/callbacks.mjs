@@ -27,6 +27,7 @@ export function callbacks(test) {
 
     test(`${way}: waits for any object with a then method`, async (place) => {
       const [a, b] = await place.connectAll(2)
+      /** @extends {Promise<unknown>} */
       class Own extends Promise {}
       const value = { any: 'object' }
       const thenables = [

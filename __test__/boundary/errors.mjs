@@ -144,7 +144,7 @@ export function errors(test) {
   })
 
   test('new throws a coded error', () => {
-    for (const Class of [LockService, Lock]) {
+    for (const Class of /** @type {any[]} */ ([LockService, Lock])) {
       for (const args of [[], [{}], [1]]) {
         assert.throws(() => new Class(...args), (error) => isLockError(error, 'LOCK_INVALID_ARGUMENT') && /not from new/.test(error.message))
       }

@@ -84,6 +84,7 @@ export function exotic(test) {
     const a = await place.connect()
     const lock = await a.acquire('x')
     const url = new URL(place.target)
+    /** @type {[any, any?][]} */
     const calls = [[url], [[url]], [{ url }], [{ url: [url] }], [url, { storeTimeoutMs: 5000 }], [[place.target]]]
     for (const args of calls) {
       const b = await LockService.connect(...args)
