@@ -123,10 +123,7 @@ export interface TlsOptions {
 }
 
 /** The defaults of a service for options that a call does not set. */
-export type Defaults = Pick<
-  AcquireOptions,
-  'ttlMs' | 'waitMs' | 'renew' | 'maxHoldMs' | 'stallLimitMs' | 'minHoldMs'
->
+export type Defaults = Pick<AcquireOptions, 'ttlMs' | 'waitMs' | 'renew' | 'maxHoldMs' | 'stallLimitMs' | 'minHoldMs'>
 
 /** The options of `LockService.connect`. */
 export interface ConnectOptions {

@@ -51,15 +51,22 @@ for (const kind of Object.keys(KINDS)) {
       await rejectsAll(rows, ([name, args, argument, shown]) => [() => a[name](...args), argument, shown], exactly)
       await rejectsAll(extensions, ([ttlMs, shown]) => [() => lock.extend(ttlMs), 'ttlMs', shown], exactly)
       const json = lock.toJSON()
-      await rejectsAll(tokens, (token) => [() => a.restore({ ...json, token }), 'token', token], (message, token) => {
-        return token.length < 4 || !message.includes(token)
-      })
+      await rejectsAll(
+        tokens,
+        (token) => [() => a.restore({ ...json, token }), 'token', token],
+        (message, token) => {
+          return token.length < 4 || !message.includes(token)
+        },
+      )
 
       const zero = { held: 0, waiting: 0, acquired: 0, busy: 0, released: 0, renewed: 0, lost: 0, storeErrors: 0 }
       assert.deepEqual(a.stats(), zero)
       const after = await b.inspect('held')
       assert.deepEqual({ ...after, remainingMs: 0 }, { ...before, remainingMs: 0 })
-      assert.deepEqual((await a.list()).map((info) => info.name), ['held'])
+      assert.deepEqual(
+        (await a.list()).map((info) => info.name),
+        ['held'],
+      )
       assert.equal(await lock.release(), true)
       assert.deepEqual(await a.list(), [])
     })
@@ -67,10 +74,23 @@ for (const kind of Object.keys(KINDS)) {
     test('values at the limits are accepted', async (place) => {
       const a = await place.connect()
       const goodOnes = [
-        { ttlMs: 2 ** 31 }, { ttlMs: 1234.5 }, { waitMs: 0 }, { waitMs: Infinity }, { waitMs: 2 ** 53 },
-        { waitMs: 1e300 }, { ttlMs: '30s' }, { ttlMs: '1500ms', waitMs: '0s' }, { ttlMs: '0.5h', maxHoldMs: '1.5m', minHoldMs: '0ms' }, { maxHoldMs: 2 ** 31 }, { stallLimitMs: 2 ** 31 }, { minHoldMs: 0 }, { minHoldMs: -0 },
-        { metadata: 'm'.repeat(16_382) }, { ttlMs: undefined, waitMs: undefined, renew: undefined, signal: undefined },
-        {}, undefined,
+        { ttlMs: 2 ** 31 },
+        { ttlMs: 1234.5 },
+        { waitMs: 0 },
+        { waitMs: Infinity },
+        { waitMs: 2 ** 53 },
+        { waitMs: 1e300 },
+        { ttlMs: '30s' },
+        { ttlMs: '1500ms', waitMs: '0s' },
+        { ttlMs: '0.5h', maxHoldMs: '1.5m', minHoldMs: '0ms' },
+        { maxHoldMs: 2 ** 31 },
+        { stallLimitMs: 2 ** 31 },
+        { minHoldMs: 0 },
+        { minHoldMs: -0 },
+        { metadata: 'm'.repeat(16_382) },
+        { ttlMs: undefined, waitMs: undefined, renew: undefined, signal: undefined },
+        {},
+        undefined,
       ]
       for (const options of goodOnes) {
         const lock = await a.acquire('good', options)
@@ -86,7 +106,13 @@ for (const kind of Object.keys(KINDS)) {
 
 it('durations may be text with a unit, and the error of a misspelt option suggests the right one', async () => {
   const locks = await LockService.connect('memory:durations', { storeTimeoutMs: '2s', defaults: { ttlMs: '1m' } })
-  for (const [ttlMs, expected] of [['250ms', 250], ['30s', 30_000], ['1.5m', 90_000], ['1h', 3_600_000], [undefined, 60_000]]) {
+  for (const [ttlMs, expected] of [
+    ['250ms', 250],
+    ['30s', 30_000],
+    ['1.5m', 90_000],
+    ['1h', 3_600_000],
+    [undefined, 60_000],
+  ]) {
     const lock = await locks.acquire('n', { ttlMs, renew: false })
     assert.equal(lock.toJSON().ttlMs, expected)
     await lock.release()
@@ -95,7 +121,14 @@ it('durations may be text with a unit, and the error of a misspelt option sugges
   await lock.extend('2h')
   assert.ok(lock.remainingMs > 7_000_000)
   await lock.release()
-  const suggestions = { ttl: 'ttlMs', TTLMS: 'ttlMs', wait: 'waitMs', timeout: 'waitMs', duration: 'ttlMs', maxHold: 'maxHoldMs' }
+  const suggestions = {
+    ttl: 'ttlMs',
+    TTLMS: 'ttlMs',
+    wait: 'waitMs',
+    timeout: 'waitMs',
+    duration: 'ttlMs',
+    maxHold: 'maxHoldMs',
+  }
   for (const [name, meant] of Object.entries(suggestions)) {
     const { message } = await rejects(locks.acquire('n', { [name]: 5 }), 'LOCK_INVALID_ARGUMENT')
     assert.ok(message.endsWith(` (did you mean ${meant}?), got "${name}"`), message)

@@ -53,7 +53,12 @@ export function skip(t, reason) {
  * If the kind's variable is not set, the tests run without servers, and no binary is fetched.
  */
 export async function canStartServer(t, kind, locate) {
-  const reason = missing(kind) ?? (await locate().then(() => undefined, (error) => `no ${kind}: ${error.message}`))
+  const reason =
+    missing(kind) ??
+    (await locate().then(
+      () => undefined,
+      (error) => `no ${kind}: ${error.message}`,
+    ))
   if (reason) skip(t, reason)
   return reason === undefined
 }
@@ -140,8 +145,8 @@ export function suite(kind, title, options, define) {
   if (!define) [options, define] = [{}, options]
   const reason = missing(kind)
   if (reason) {
-        it(`${kind}: ${title}`, (t) => skip(t, reason))
-        return
+    it(`${kind}: ${title}`, (t) => skip(t, reason))
+    return
   }
   // Most tests spend most of their time waiting for a ttl.
   describe(`${kind}: ${title}`, { concurrency: 4, ...options }, () => {

@@ -96,13 +96,18 @@ describe('types', { concurrency: 2 }, () => {
         const use = `export const isFree: Promise<boolean> = LockService.connect().then((locks) => locks.acquireLock('n'))\n`
         await writeFile(join(temp, file), text + use)
       }
-      await compiles(Object.keys(imports).map((file) => join(temp, file)), withNode)
+      await compiles(
+        Object.keys(imports).map((file) => join(temp, file)),
+        withNode,
+      )
     }))
 
   it('await using releases at the end of its block, down-levelled by the compiler', () =>
     inFolder(async (temp) => {
       const file = join(temp, 'block.mts')
-      await writeFile(file, `
+      await writeFile(
+        file,
+        `
         import { LockService } from '${root}index.js'
         const [locks, other] = [await LockService.connect('memory:'), await LockService.connect('memory:')]
         const held = async () => (await other.inspect('x')) !== null
@@ -122,7 +127,8 @@ describe('types', { concurrency: 2 }, () => {
         }
         seen.push(await held())
         console.log(seen.join())
-        await Promise.all([locks.close(), other.close()])`)
+        await Promise.all([locks.close(), other.close()])`,
+      )
       await compiles([file], { ...withNode, noEmit: false })
       const { stdout } = await promisify(execFile)(process.execPath, [file.replace('.mts', '.mjs')])
       assert.equal(stdout.trim(), 'true,true,false,true,true,true,false')
@@ -141,14 +147,19 @@ describe('types', { concurrency: 2 }, () => {
   it('the declarations have exactly the members of the classes', async () => {
     const declarations = await readFile(join(root, 'index.d.ts'), 'utf8')
     const membersOf = (name) => {
-      const [, body] = declarations.match(new RegExp(`^export (?:interface|declare class) ${name} .*?\\{\\n(.*?)\\n\\}`, 'ms'))
+      const [, body] = declarations.match(
+        new RegExp(`^export (?:interface|declare class) ${name} .*?\\{\\n(.*?)\\n\\}`, 'ms'),
+      )
       const members = [...body.matchAll(/^ {2}(?:readonly |get )?(\w+)\b(?:<\w+>)?[(:]/gm)].map((match) => match[1])
       return [...new Set(members)].sort()
     }
     const service = await LockService.connect('memory:')
     const lock = await service.acquire('x')
     const namesOf = (object) => Object.getOwnPropertyNames(Object.getPrototypeOf(object))
-    const actual = (object) => namesOf(object).filter((name) => name !== 'constructor').sort()
+    const actual = (object) =>
+      namesOf(object)
+        .filter((name) => name !== 'constructor')
+        .sort()
     assert.deepEqual(actual(lock), membersOf('Lock'))
     assert.deepEqual(actual(service), membersOf('LockService'))
     assert.deepEqual(Object.keys(service.stats()).sort(), membersOf('LockStats'))

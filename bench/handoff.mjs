@@ -42,7 +42,7 @@ const store = {
   },
   counted:
     'Commands are those that clients send, including the one with which the last holder waits again. Commands inside ' +
-      'scripts are not counted.',
+    'scripts are not counted.',
 }
 await measureHandOffs({ store, contenders: CONTENDERS, file: 'results-handoff.md' })
 redis.disconnect()

@@ -98,5 +98,10 @@ export function compact({ title, note, one, results }) {
         return [module, { ...Object.fromEntries(kept), holdfastIs: round(ratio(byContender, module)) }]
       }),
     )
-  return { title, note, one, loads: Object.fromEntries(Object.entries(results).map(([load, all]) => [load, figures(all)])) }
+  return {
+    title,
+    note,
+    one,
+    loads: Object.fromEntries(Object.entries(results).map(([load, all]) => [load, figures(all)])),
+  }
 }

@@ -46,7 +46,7 @@ function isLockError(value, code) {
     if (typeof value !== 'object' || value === null)
         return false;
     const error = value;
-    return error.name === 'LockError' && typeof error.retryable === 'boolean' && (code === undefined || error.code === code);
+    return (error.name === 'LockError' && typeof error.retryable === 'boolean' && (code === undefined || error.code === code));
 }
 /** @internal Creates the `LockError` that the native core describes. `more` overrides details. */
 function errorOf(native, more) {
@@ -56,7 +56,11 @@ function errorOf(native, more) {
 }
 /** Creates the error of a driver, without a JavaScript stack. */
 function driverError(message) {
-    return Object.defineProperty(new Error(message), 'stack', { value: `Error: ${message}`, configurable: true, writable: true });
+    return Object.defineProperty(new Error(message), 'stack', {
+        value: `Error: ${message}`,
+        configurable: true,
+        writable: true,
+    });
 }
 /** @internal Converts the rejection of a native promise to a `LockError`. */
 function fromNative(thrown) {

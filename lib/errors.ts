@@ -51,7 +51,9 @@ export function isLockError<Code extends LockErrorCode = LockErrorCode>(
 ): value is LockError & { readonly code: Code } {
   if (typeof value !== 'object' || value === null) return false
   const error = value as Partial<LockError>
-  return error.name === 'LockError' && typeof error.retryable === 'boolean' && (code === undefined || error.code === code)
+  return (
+    error.name === 'LockError' && typeof error.retryable === 'boolean' && (code === undefined || error.code === code)
+  )
 }
 
 /** @internal Creates the `LockError` that the native core describes. `more` overrides details. */
@@ -63,7 +65,11 @@ export function errorOf(native: string | Record<string, any>, more?: { cause: un
 
 /** Creates the error of a driver, without a JavaScript stack. */
 function driverError(message: string): Error {
-  return Object.defineProperty(new Error(message), 'stack', { value: `Error: ${message}`, configurable: true, writable: true })
+  return Object.defineProperty(new Error(message), 'stack', {
+    value: `Error: ${message}`,
+    configurable: true,
+    writable: true,
+  })
 }
 
 /** @internal Converts the rejection of a native promise to a `LockError`. */

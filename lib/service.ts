@@ -1,4 +1,16 @@
-import { ACQUIRE, callback, connectionOf, EXECUTE, fields, nameOf, namesOf, requestOf, restorationOf, secondsOf, text } from './options.js'
+import {
+  ACQUIRE,
+  callback,
+  connectionOf,
+  EXECUTE,
+  fields,
+  nameOf,
+  namesOf,
+  requestOf,
+  restorationOf,
+  secondsOf,
+  text,
+} from './options.js'
 import type { Request } from './options.js'
 import { describe, errorOf, fromNative, LockError, warn } from './errors.js'
 import { createLock, finishLock } from './lock.js'

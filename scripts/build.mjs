@@ -17,7 +17,11 @@ const onlyTypeScript = given.includes('--ts')
 if (given.includes('--pgo')) {
   const { hostTarget, profile } = await import('./pgo.mjs')
   // The profile is valid for the target that napi passes to cargo, and for no other.
-  const { values } = parseArgs({ args: rest, options: { target: { type: 'string', short: 't', default: hostTarget } }, strict: false })
+  const { values } = parseArgs({
+    args: rest,
+    options: { target: { type: 'string', short: 't', default: hostTarget } },
+    strict: false,
+  })
   process.env.RUSTFLAGS = [process.env.RUSTFLAGS, await profile(values.target)].filter(Boolean).join(' ')
 }
 const args = ['build', '--platform', '--no-js', '--dts', 'lib/addon.d.ts', '--no-dts-header', ...rest]
@@ -28,19 +32,29 @@ compile()
 function compile() {
   mkdirSync('target', { recursive: true })
   const compiled = mkdtempSync('target/lib-')
-  execFileSync(process.execPath, [commandOf('typescript', 'tsc'), '-p', 'tsconfig.json', '--outDir', compiled], { stdio: 'inherit' })
+  execFileSync(process.execPath, [commandOf('typescript', 'tsc'), '-p', 'tsconfig.json', '--outDir', compiled], {
+    stdio: 'inherit',
+  })
   const emitted = ['errors', 'lock', 'service'].map((name) => readFileSync(join(compiled, `${name}.d.ts`), 'utf8'))
   // Without `#private`, TypeScript compares a class by its members: a unit test may use an object literal instead.
   const notPublic = /^(import|export) .*from .*\n|^export \{\};?\n|^ {4}#private;\n|^declare .*\n|^type .*\n/gm
-  const classes = emitted.map((part) => part.replace(notPublic, '').replaceAll(/^( {4})+/gm, (indent) => indent.slice(indent.length / 2)))
-  writeFileSync('index.d.ts', [readFileSync('lib/types.ts', 'utf8'), ...classes].map((part) => `${part.trim()}\n`).join('\n'))
+  const classes = emitted.map((part) =>
+    part.replace(notPublic, '').replaceAll(/^( {4})+/gm, (indent) => indent.slice(indent.length / 2)),
+  )
+  writeFileSync(
+    'index.d.ts',
+    [readFileSync('lib/types.ts', 'utf8'), ...classes].map((part) => `${part.trim()}\n`).join('\n'),
+  )
   const modules = readdirSync(compiled).filter((file) => file.endsWith('.js'))
   for (const file of modules) cpSync(join(compiled, file), `dist/${file}`)
   for (const file of readdirSync('dist')) if (file !== 'addons' && !modules.includes(file)) rmSync(`dist/${file}`)
   rmSync(compiled, { recursive: true })
   for (const platform of readdirSync('npm')) {
     mkdirSync(`dist/addons/${platform}`, { recursive: true })
-    writeFileSync(`dist/addons/${platform}/package.json`, `{ "main": "../../../../holdfast-${platform}/holdfast.${platform}.node" }\n`)
+    writeFileSync(
+      `dist/addons/${platform}/package.json`,
+      `{ "main": "../../../../holdfast-${platform}/holdfast.${platform}.node" }\n`,
+    )
     writeFileSync(`dist/addons/${platform}/index.js`, '')
   }
 }

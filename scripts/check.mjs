@@ -13,7 +13,13 @@ import { checkWords } from './words.mjs'
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
 const STORES = ['memory', 'sqlite', 'redis', 'mongodb']
 // Files that the build writes.
-const GENERATED = ['index.d.ts', 'lib/addon.d.ts', ...readdirSync('dist', { recursive: true, withFileTypes: true }).filter((entry) => entry.isFile()).map((entry) => `${entry.parentPath}/${entry.name}`)]
+const GENERATED = [
+  'index.d.ts',
+  'lib/addon.d.ts',
+  ...readdirSync('dist', { recursive: true, withFileTypes: true })
+    .filter((entry) => entry.isFile())
+    .map((entry) => `${entry.parentPath}/${entry.name}`),
+]
 /** A source file should have at most the first number of lines, and must have at most the second. */
 const [MANY_LINES, MOST_LINES] = [300, 500]
 
@@ -65,9 +71,12 @@ await step('file sizes, registry hosts and local paths', () => {
       else console.log(`${file} has ${lines} lines`)
     }
     // The patterns are assembled here so that this file does not match itself.
-    const registry = new RegExp(['registry\\.npmjs', 'index\\.crates', 'static\\.crates', 'files\\.pythonhosted'].join('|'))
+    const registry = new RegExp(
+      ['registry\\.npmjs', 'index\\.crates', 'static\\.crates', 'files\\.pythonhosted'].join('|'),
+    )
     if (registry.test(text)) problems.push(`${file} names the host of a package registry`)
-    if (new RegExp('/' + '(work|root|home/\\w+|Users/\\w+)/').test(text)) problems.push(`${file} has a path of this machine`)
+    if (new RegExp('/' + '(work|root|home/\\w+|Users/\\w+)/').test(text))
+      problems.push(`${file} has a path of this machine`)
   }
   mustBeEmpty(problems)
 })
@@ -75,7 +84,9 @@ await step('generated files are up to date', async () => {
   const before = GENERATED.map((file) => readFileSync(file, 'utf8'))
   await must(process.execPath, ['scripts/build.mjs'])
   mustBeEmpty(
-    GENERATED.filter((file, i) => readFileSync(file, 'utf8') !== before[i]).map((file) => `${file} differs from the output of the build`),
+    GENERATED.filter((file, i) => readFileSync(file, 'utf8') !== before[i]).map(
+      (file) => `${file} differs from the output of the build`,
+    ),
   )
 })
 
@@ -88,7 +99,9 @@ await step('lints, all stores', () => clippy(...STORES, 'node'))
 // The library and its tests with one store. Without the memory store the service's tests are omitted.
 for (const store of STORES) await step(`lints, ${store} alone`, () => clippy(store))
 await step('documentation', () =>
-  must('cargo', ['doc', '--quiet', '--no-deps', '--document-private-items', '--target', hostTarget], { RUSTDOCFLAGS: '-D warnings' }),
+  must('cargo', ['doc', '--quiet', '--no-deps', '--document-private-items', '--target', hostTarget], {
+    RUSTDOCFLAGS: '-D warnings',
+  }),
 )
 await step('fetch of the servers', () => fetching)
 

@@ -57,7 +57,9 @@ export function buildLibrary(target, folder, flags) {
 export async function profile(target = hostTarget) {
   const profdata = locateProfdata()
   if (!profdata) {
-    throw new Error('no llvm-profdata for this rustc: `rustup component add llvm-tools`, or a package such as Debian’s llvm-22')
+    throw new Error(
+      'no llvm-profdata for this rustc: `rustup component add llvm-tools`, or a package such as Debian’s llvm-22',
+    )
   }
   const folder = join(root, 'target', 'pgo')
   const [counts, merged] = [join(folder, 'counts'), join(folder, 'holdfast.profdata')]

@@ -17,11 +17,15 @@ export function installDependencies(folder = '.', { isLenient = false } = {}) {
   // npm writes its copy of the lock file last: a newer lock file has not been installed.
   const [locked, installed] = ['package-lock.json', 'node_modules/.package-lock.json'].map((file) => new URL(file, cwd))
   if (existsSync(installed) && statSync(installed).mtimeMs >= statSync(locked).mtimeMs) return
-  const { status, error } = spawnSync('npm', [...(isLenient ? ['install', '--no-save'] : ['ci']), '--no-audit', '--no-fund', '--loglevel=error'], {
-    cwd,
-    stdio: 'inherit',
-    shell: windows,
-  })
+  const { status, error } = spawnSync(
+    'npm',
+    [...(isLenient ? ['install', '--no-save'] : ['ci']), '--no-audit', '--no-fund', '--loglevel=error'],
+    {
+      cwd,
+      stdio: 'inherit',
+      shell: windows,
+    },
+  )
   if (status === 0) return
   // npm has printed the cause; a stack trace of this script would hide it.
   console.error(`npm could not install the packages of ${fileURLToPath(cwd)}${error ? `: ${error.message}` : ''}`)

@@ -5,10 +5,35 @@ import { extname } from 'node:path'
 
 /** The files and directories that are checked. Add a directory once its text is clean. */
 export const CLEAN = [
-  '__test__/', 'scripts/', 'bench/', 'examples/', 'docs/', 'README.md', 'CONTRIBUTING.md',
-  'src/service/', 'src/engine/contract/', 'src/engine/redis/', 'src/engine/local_waiters/', 'src/engine/memory/', 'src/engine/config.rs',
-  'src/engine/decide.rs', 'src/engine/mod.rs', 'src/backoff.rs', 'src/clock.rs', 'src/error.rs', 'src/event_loop.rs', 'src/lib.rs',
-  'src/model.rs', 'src/js/', 'lib/', 'index.d.ts', 'CHANGELOG.md', '.github/', 'package.json', 'index.js', 'build.rs',
+  '__test__/',
+  'scripts/',
+  'bench/',
+  'examples/',
+  'docs/',
+  'README.md',
+  'CONTRIBUTING.md',
+  'src/service/',
+  'src/engine/contract/',
+  'src/engine/redis/',
+  'src/engine/local_waiters/',
+  'src/engine/memory/',
+  'src/engine/config.rs',
+  'src/engine/decide.rs',
+  'src/engine/mod.rs',
+  'src/backoff.rs',
+  'src/clock.rs',
+  'src/error.rs',
+  'src/event_loop.rs',
+  'src/lib.rs',
+  'src/model.rs',
+  'src/js/',
+  'lib/',
+  'index.d.ts',
+  'CHANGELOG.md',
+  '.github/',
+  'package.json',
+  'index.js',
+  'build.rs',
 ]
 
 /** Files in these directories that are not checked, by the beginning of their path. */
@@ -35,9 +60,15 @@ const WORDS = [
   ['nudg(e|es|ed|ing)|rings?|rang|rung|hints?', 'notify, wake'],
   ['look(s|ed|ing)?(?! like)', 'inspect, read, check, search'],
   ['patien(ce|t)|impatien(ce|t)', 'timeout, deadline'],
-  ['(come|comes|came|coming) round|(a|one|this|that|each|every|same|next|per) turn|turns? of (the|its|an?) (event )?loop', 'tick'],
+  [
+    '(come|comes|came|coming) round|(a|one|this|that|each|every|same|next|per) turn|turns? of (the|its|an?) (event )?loop',
+    'tick',
+  ],
   ['tally|tallies|tenure', 'votes, request lifetime'],
-  ['who|whoever|whom|whose turn|nobody|somebody|everybody|anybody', 'name the subject: the process, the waiter, the caller'],
+  [
+    'who|whoever|whom|whose turn|nobody|somebody|everybody|anybody',
+    'name the subject: the process, the waiter, the caller',
+  ],
   ['in vain|of late|be it|shall|so many', 'a plain sentence'],
 ].map(([words, instead]) => [new RegExp(`(?<![\\w-])(${words})(?![\\w-])`, 'gi'), instead])
 
@@ -54,7 +85,15 @@ const LEXERS = {
   rust: /(\/\/[^\n]*|\/\*[\s\S]*?\*\/)|(r#+"[\s\S]*?"#+|"(?:[^"\\]|\\[\s\S])*")|'(?:[^'\\\n]|\\[^\n]{1,9}?)'/g,
   script: /(--[^\n]*)|('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")/g,
 }
-const LEXER_OF = { '.mjs': 'js', '.cjs': 'js', '.js': 'js', '.ts': 'js', '.rs': 'rust', '.lua': 'script', '.sql': 'script' }
+const LEXER_OF = {
+  '.mjs': 'js',
+  '.cjs': 'js',
+  '.js': 'js',
+  '.ts': 'js',
+  '.rs': 'rust',
+  '.lua': 'script',
+  '.sql': 'script',
+}
 
 /** Replaces characters by blanks, so that positions stay the same. */
 const blank = (text) => text.replace(/[^\n]/g, ' ')
@@ -83,15 +122,24 @@ export function findings(path, text) {
   const lines = [name, ...content.split('\n')]
   return lines.flatMap((line, index) =>
     WORDS.flatMap(([pattern, instead]) =>
-      [...line.matchAll(pattern)].map(([word]) => ({ line: Math.max(index, 1), word: word.toLowerCase(), instead, text: line.trim() })),
+      [...line.matchAll(pattern)].map(([word]) => ({
+        line: Math.max(index, 1),
+        word: word.toLowerCase(),
+        instead,
+        text: line.trim(),
+      })),
     ),
   )
 }
 
 /** Lists the problems of the tree in the current directory, including exceptions that are not needed any more. */
 export function checkWords() {
-  const listed = execFileSync('git', ['ls-files', '--cached', '--others', '--exclude-standard', ...CLEAN], { encoding: 'utf8' })
-  const files = listed.split('\n').filter((path) => path && existsSync(path) && !UNCHECKED.some(({ file }) => path.startsWith(file)))
+  const listed = execFileSync('git', ['ls-files', '--cached', '--others', '--exclude-standard', ...CLEAN], {
+    encoding: 'utf8',
+  })
+  const files = listed
+    .split('\n')
+    .filter((path) => path && existsSync(path) && !UNCHECKED.some(({ file }) => path.startsWith(file)))
   const used = new Set()
   const problems = files.flatMap((path) =>
     findings(path, readFileSync(path, 'utf8')).flatMap(({ line, word, instead, text }) => {
@@ -101,5 +149,10 @@ export function checkWords() {
     }),
   )
   const unused = EXCEPTIONS.filter((exception) => !used.has(exception))
-  return [...problems, ...unused.map(({ file, word }) => `scripts/words.mjs: the exception for "${word}" in ${file} is not needed any more`)]
+  return [
+    ...problems,
+    ...unused.map(
+      ({ file, word }) => `scripts/words.mjs: the exception for "${word}" in ${file} is not needed any more`,
+    ),
+  ]
 }

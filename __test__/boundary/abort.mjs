@@ -42,7 +42,11 @@ export function abort(test) {
       const short = {
         acquire: () => rejects(b.acquire('busy', { waitMs: 5, signal }), 'LOCK_TIMEOUT'),
         tryAcquire: () => b.tryAcquire('busy', { signal }),
-        using: () => rejects(b.using('busy', { waitMs: 5, signal }, () => {}), 'LOCK_TIMEOUT'),
+        using: () =>
+          rejects(
+            b.using('busy', { waitMs: 5, signal }, () => {}),
+            'LOCK_TIMEOUT',
+          ),
         acquireAndExecute: () => b.acquireAndExecute({ name: 'busy', waitMs: 5, signal }, () => {}),
       }
       await short[way]()
@@ -91,7 +95,10 @@ export function abort(test) {
     await waiting(b, 5)
     const reason = new Error('all of them')
     controller.abort(reason)
-    assert.deepEqual(await Promise.all(waits.map(rejection)), waits.map(() => reason))
+    assert.deepEqual(
+      await Promise.all(waits.map(rejection)),
+      waits.map(() => reason),
+    )
     await lock.release()
     await assertFree(a, 'busy')
   })
@@ -140,7 +147,10 @@ export function abort(test) {
       reason: undefined,
       addEventListener: (type, listener) => added.push([type, listener]),
       removeEventListener: (type, listener) => {
-        added.splice(added.findIndex(([t, l]) => t === type && l === listener), 1)
+        added.splice(
+          added.findIndex(([t, l]) => t === type && l === listener),
+          1,
+        )
       },
     }
     const outcome = rejection(b.acquire('busy', { signal }))

@@ -14,8 +14,29 @@ export function callbacks(test) {
     test(`${way}: returns what fn returns`, async (place) => {
       const [a, b] = await place.connectAll(2)
       const values = [
-        undefined, null, true, false, 0, -0, NaN, 42, '', 'text', 10n, Symbol('s'), [], [1], {}, () => {}, class {},
-        new Map(), new Error('returned'), Object.create(null), /x/, new Date(0), { then: 'no function' },
+        undefined,
+        null,
+        true,
+        false,
+        0,
+        -0,
+        NaN,
+        42,
+        '',
+        'text',
+        10n,
+        Symbol('s'),
+        [],
+        [1],
+        {},
+        () => {},
+        class {},
+        new Map(),
+        new Error('returned'),
+        Object.create(null),
+        /x/,
+        new Date(0),
+        { then: 'no function' },
         new Proxy({}, {}),
       ]
       for (const value of values) {

@@ -39,7 +39,10 @@ export function errors(test) {
     const [a, b] = await place.connectAll(2)
     const lock = await a.acquire('default')
     const call = rejects(b.acquire('default'), 'LOCK_TIMEOUT')
-    const other = rejects(b.using('default', {}, () => assert.fail('fn was called')), 'LOCK_TIMEOUT')
+    const other = rejects(
+      b.using('default', {}, () => assert.fail('fn was called')),
+      'LOCK_TIMEOUT',
+    )
     assert.ok((await timed(call)) >= 9900)
     assert.match((await call).message, /10000 ms/)
     await other
@@ -131,7 +134,10 @@ export function errors(test) {
     assert.equal(await tryAcquire('detached'), null)
     assert.equal((await a.inspect.call(undefined, 'detached')).name, 'detached')
     const theirs = await restore(lock.toJSON())
-    assert.deepEqual((await list()).map(({ name }) => name), ['detached'])
+    assert.deepEqual(
+      (await list()).map(({ name }) => name),
+      ['detached'],
+    )
     assert.equal(await theirs.release(), true)
     assert.equal(await using('detached', ({ isHeld }) => isHeld), true)
     assert.equal(await acquireAndExecute('detached', ({ isHeld }) => isHeld), true)
@@ -146,7 +152,10 @@ export function errors(test) {
   test('new throws a coded error', () => {
     for (const Class of /** @type {any[]} */ ([LockService, Lock])) {
       for (const args of [[], [{}], [1]]) {
-        assert.throws(() => new Class(...args), (error) => isLockError(error, 'LOCK_INVALID_ARGUMENT') && /not from new/.test(error.message))
+        assert.throws(
+          () => new Class(...args),
+          (error) => isLockError(error, 'LOCK_INVALID_ARGUMENT') && /not from new/.test(error.message),
+        )
       }
     }
   })
@@ -160,7 +169,15 @@ export function errors(test) {
     assert.equal(isLockError(error, 'LOCK_TIMEOUT'), false)
     const { name, code, message, retryable } = error
     assert.equal(isLockError(Object.assign(new Error(message), { name, code, retryable })), true)
-    const others = [undefined, null, 'LockError', 5, {}, new Error('x'), Object.assign(new Error('x'), { code: 'LOCK_LOST' })]
+    const others = [
+      undefined,
+      null,
+      'LockError',
+      5,
+      {},
+      new Error('x'),
+      Object.assign(new Error('x'), { code: 'LOCK_LOST' }),
+    ]
     for (const other of others) assert.equal(isLockError(other), false)
     const own = new LockError('LOCK_LOST', 'gone', { key: 'n', cause: error })
     assert.deepEqual([own.code, own.key, own.retryable, own.cause], ['LOCK_LOST', 'n', false, error])

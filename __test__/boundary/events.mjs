@@ -96,7 +96,10 @@ export function events(test) {
     })
     await a.using('x', () => {})
     await until('two events', () => calls.length === 2)
-    assert.deepEqual(calls, [[undefined, 1, true], [undefined, 1, true]])
+    assert.deepEqual(calls, [
+      [undefined, 1, true],
+      [undefined, 1, true],
+    ])
   })
 
   test('an abort listener that throws is an uncaught exception, and does not stop holdfast', async () => {

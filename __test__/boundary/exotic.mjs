@@ -43,7 +43,10 @@ export function exotic(test) {
     }
     assert.equal(await rejection(LockService.connect(place.target, { tls: throwing('caFile') })), thrown)
     assert.equal(await rejection(a.acquire(Object.defineProperty(['x'], 0, { get: fail }))), thrown)
-    assert.deepEqual((await a.list()).map((info) => info.name), ['held'])
+    assert.deepEqual(
+      (await a.list()).map((info) => info.name),
+      ['held'],
+    )
   })
 
   test('metadata may have a toJSON method', async (place) => {
@@ -110,12 +113,15 @@ export function exotic(test) {
   test('an argument is read once, before the call returns', async (place) => {
     const a = await place.connect()
     const reads = []
-    const options = new Proxy({ ttlMs: 5000, renew: false }, {
-      get(target, name) {
-        reads.push(name)
-        return target[name]
+    const options = new Proxy(
+      { ttlMs: 5000, renew: false },
+      {
+        get(target, name) {
+          reads.push(name)
+          return target[name]
+        },
       },
-    })
+    )
     const call = a.acquire('x', options)
     const during = [...reads]
     const lock = await call

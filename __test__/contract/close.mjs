@@ -71,7 +71,10 @@ export function close(test) {
       await rejects(call(), 'LOCK_CLOSED', { retryable: false })
     }
     assert.equal(a.stats().held, 0)
-    assert.deepEqual((await b.list()).map((info) => info.name), ['theirs'])
+    assert.deepEqual(
+      (await b.list()).map((info) => info.name),
+      ['theirs'],
+    )
   })
 
   test('close while using runs makes using reject with LOCK_LOST', async (store) => {
@@ -161,9 +164,13 @@ export function close(test) {
       if (round % 3 === 2) await sleep(round / 4)
       await Promise.all([closing, a.close()])
       assert.deepEqual(await b.list(), [])
-      if (!closing) assert.deepEqual(await Promise.all(released), locks.map(() => (round % 2 ? true : undefined)))
+      if (!closing)
+        assert.deepEqual(
+          await Promise.all(released),
+          locks.map(() => (round % 2 ? true : undefined)),
+        )
       await Promise.all(released)
-      }
+    }
   })
 
   test('close of one service does not affect other services of the store', async (store) => {

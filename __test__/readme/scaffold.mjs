@@ -4,7 +4,14 @@ import { writeFileSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { pathToFileURL } from 'node:url'
 
-const { README_FILE, README_TIMES, README_REPORT, README_ROOT, README_FENCE = '0', HOLDFAST_TEST_MONGODB_URL } = process.env
+const {
+  README_FILE,
+  README_TIMES,
+  README_REPORT,
+  README_ROOT,
+  README_FENCE = '0',
+  HOLDFAST_TEST_MONGODB_URL,
+} = process.env
 /** A separate database, and the package of the reader's driver. */
 const { README_MONGODB_URL, README_DRIVER = 'mongodb' } = process.env
 const { LockService } = createRequire(README_FILE)('holdfast')
@@ -42,7 +49,10 @@ const reports = collection()
 async function connectClient() {
   if (!README_MONGODB_URL) return { db: () => ({ collection }), close: async () => {} }
   const driver = createRequire(`${README_ROOT}/bench/package.json`)(README_DRIVER)
-  const own = await driver.MongoClient.connect(README_MONGODB_URL, README_DRIVER === 'mongodb' ? {} : { useUnifiedTopology: true })
+  const own = await driver.MongoClient.connect(
+    README_MONGODB_URL,
+    README_DRIVER === 'mongodb' ? {} : { useUnifiedTopology: true },
+  )
   return { db: () => own.db(), close: () => own.close() }
 }
 const client = await connectClient()

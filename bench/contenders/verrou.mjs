@@ -30,7 +30,8 @@ export async function connectWith(options, url) {
     },
     async wait(name, retryMs) {
       const lock = verrou.createLock(name, 30_000)
-      if (!(await lock.acquire(retryMs === undefined ? {} : { retry: { delay: retryMs } }))) throw new Error(`${name}: timed out`)
+      if (!(await lock.acquire(retryMs === undefined ? {} : { retry: { delay: retryMs } })))
+        throw new Error(`${name}: timed out`)
       return () => lock.release()
     },
     close: () => redis.quit(),

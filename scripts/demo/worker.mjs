@@ -6,11 +6,13 @@ const send = (message) => new Promise((resolve) => process.send(message, resolve
 const pending = new Map()
 let lastId = 0
 
-const request = (verb) => (...args) =>
-  new Promise((resolve) => {
-    pending.set(++lastId, resolve)
-    process.send({ type: 'ask', id: lastId, verb, args })
-  })
+const request =
+  (verb) =>
+  (...args) =>
+    new Promise((resolve) => {
+      pending.set(++lastId, resolve)
+      process.send({ type: 'ask', id: lastId, verb, args })
+    })
 
 const verbs = ['enter', 'find', 'start', 'progress', 'store', 'leave']
 const database = Object.fromEntries(verbs.map((verb) => [verb, request(verb)]))
