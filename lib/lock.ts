@@ -36,9 +36,13 @@ export class Lock implements AsyncDisposable {
   static {
     createLock = (id, names) => new Lock(id, names)
     finishLock = async (lock) => {
-      const loss = await native.finish(lock.#id)
-      lock.#signal?.released()
-      return loss
+      try {
+        return await native.finish(lock.#id)
+      } catch (thrown) {
+        throw fromNative(thrown)
+      } finally {
+        lock.#signal?.released()
+      }
     }
   }
 

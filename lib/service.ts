@@ -69,8 +69,14 @@ function deliver(onEvent: (event: LockEvent) => unknown, { type, names, fencingT
 }
 
 function warnOf(thrown: any): void {
-  const stack = typeof thrown === 'object' ? thrown?.stack : undefined
-  warn(`onEvent failed: ${typeof stack === 'string' ? stack : describe(thrown)}`)
+  let shown = 'with a value that cannot be shown'
+  try {
+    const stack = typeof thrown === 'object' ? thrown?.stack : undefined
+    shown = typeof stack === 'string' ? stack : describe(thrown)
+  } catch {
+    // The value is the user's: a getter of it may throw.
+  }
+  warn(`onEvent failed: ${shown}`)
 }
 
 function infosOf(json: string): LockInfo[] {
@@ -335,12 +341,16 @@ export class LockService implements AsyncDisposable {
    * most `storeTimeoutMs`, or up to 1 s longer when the store does not answer. May be called again.
    */
   async close(): Promise<void> {
-    await this.#native.close()
+    try {
+      await this.#native.close()
+    } catch (thrown) {
+      throw fromNative(thrown)
+    }
   }
 
   /** Closes the service like `close()`. */
   async [Symbol.asyncDispose](): Promise<void> {
-    await this.#native.close()
+    await this.close()
   }
 
   /** @internal Returns what `console.log` shows. */

@@ -12,7 +12,6 @@ pub trait EventLoop: Send + Sync + fmt::Debug {
     fn is_here(&self) -> bool;
 
     /// Polls a socket soon, and until a method of the socket returns `false`. May be called on any thread.
-    #[cfg(unix)]
     fn serve(&self, socket: Arc<dyn Socket>);
 }
 
@@ -53,9 +52,9 @@ impl AdaptiveSpin {
 }
 
 /// A socket that an event loop polls. The loop calls the methods on its own thread. They must not block.
-#[cfg(unix)]
 pub trait Socket: Send + Sync {
     /// Returns the file descriptor. It stays open while the socket exists.
+    #[cfg(unix)]
     fn descriptor(&self) -> std::os::fd::RawFd;
 
     /// Reads what has arrived. `false`: the loop stops polling the socket.

@@ -3,13 +3,13 @@
 //! ```text
 //! await locks.acquire('job:7', { ttlMs, waitMs, signal })
 //!  lib/service.ts     arguments checked, listener on the signal             JS thread
-//!  js/bridge.rs       future submitted, promise returned ─────────────────► I/O thread
+//!  js/bridge/mod.rs   future submitted, promise returned ─────────────────► I/O thread
 //!  service/acquire/   loop: attempt → wait for a change | safety poll | deadline | abort
 //!  engine/redis/      one script ─────────────────────────────────────────► store
 //!                   ◄─ Granted { fence }      service/lease/: renewal at ttl/3
 //!  js/acquisition.rs  back on the JS thread: the number of the lease, or an error
 //!  lib/service.ts     listener removed, Lock or LockError
-//! lease lost ► service/lease/ ► js/notifier.rs ► lib/signals.ts: lock.signal aborts
+//! lease lost ► service/lease/ ► js/bridge/notifier.rs ► lib/signals.ts: lock.signal aborts
 //! ```
 
 // A failed expectation of a test is a panic.

@@ -61,15 +61,20 @@ export function events(test) {
   }
 
   test('an onEvent that throws a value without text emits a warning as well', async (place) => {
-    const thrown = [undefined, null, Symbol('s'), Object.create(null)]
+    const unreadable = {
+      get stack() {
+        throw new Error('the getter throws')
+      },
+    }
+    const thrown = [undefined, null, Symbol('s'), Object.create(null), unreadable, unreadable]
     const a = await place.connect({
       onEvent: () => {
         throw thrown.shift()
       },
     })
     await warnings('onEvent failed', async (seen) => {
-      for (let i = 0; i < 2; i++) assert.equal(await (await a.acquire('odd')).release(), true)
-      await until('four warnings', () => seen.length >= 4)
+      for (let i = 0; i < 3; i++) assert.equal(await (await a.acquire('odd')).release(), true)
+      await until('six warnings', () => seen.length >= 6)
     })
   })
 

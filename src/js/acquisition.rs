@@ -7,10 +7,10 @@ use std::time::Instant;
 use napi::Env;
 use tokio_util::sync::CancellationToken;
 
+use super::bridge::deferred::Deferred;
+use super::bridge::leases::Entry;
+use super::bridge::notifier::Notifier;
 use super::bridge::{Bridge, hold_process};
-use super::deferred::Deferred;
-use super::leases::Entry;
-use super::notifier::Notifier;
 use crate::error::LockError;
 use crate::model::Key;
 use crate::service::{AcquireOptions, Lease, Locks, Outcome, Wait};
@@ -32,8 +32,13 @@ pub(super) struct PendingAcquisition {
 impl PendingAcquisition {
     /// Starts the call of the service. The result settles the promise.
     pub(super) fn start(self, env: &Env, bridge: &Rc<Bridge>) {
+        let options = self.options.clone();
+        self.start_with(env, bridge, options);
+    }
+
+    fn start_with(self, env: &Env, bridge: &Rc<Bridge>, options: AcquireOptions) {
         let token = self.cancellation.as_ref().map(|(_, token)| token.clone());
-        let acquiring = self.locks.acquire(&self.names, self.options.clone(), token);
+        let acquiring = self.locks.acquire(&self.names, options, token);
         bridge.call(env, acquiring, move |env, bridge, outcome| {
             self.received(env, bridge, outcome);
         });
@@ -56,18 +61,18 @@ impl PendingAcquisition {
     }
 
     /// Handles the outcome on the JavaScript thread.
-    fn received(mut self, env: &Env, bridge: &Rc<Bridge>, outcome: Result<Outcome, LockError>) {
+    fn received(self, env: &Env, bridge: &Rc<Bridge>, outcome: Result<Outcome, LockError>) {
         let acquired = match outcome {
             // The lease ended before the event loop received it. Returning it would start a job without a lock.
             Ok(Outcome::Acquired(lease)) if !lease.is_held() => {
                 if self.locks.is_closed() {
                     Err(LockError::closed())
                 } else if let Some(rest) = self.remaining_options() {
-                    self.options = AcquireOptions {
+                    let options = AcquireOptions {
                         resumed: Some(lease.arrival()),
                         ..rest
                     };
-                    return self.start(env, bridge);
+                    return self.start_with(env, bridge, options);
                 } else {
                     self.busy()
                 }

@@ -1,24 +1,14 @@
 //! The native core of the JavaScript surface. Besides `lib.rs`, only this folder uses napi.
 //!
 //! `lib/*.ts` is the public API. It checks arguments, creates the public classes and errors, and calls the functions here,
-//! which take and return numbers, strings and one record of options. JavaScript refers to a lease by a number ([`leases`]). A call
-//! returns a promise; an error rejects it with JSON text ([`error`]). Losses and events are sent to one JavaScript function per
-//! service ([`notifier`]).
+//! which take and return numbers, strings and one record of options. JavaScript refers to a lease by a number ([`bridge::leases`]). A call
+//! returns a promise; an error rejects it with JSON text ([`bridge::deferred`]). Losses and events are sent to one JavaScript function per
+//! service ([`bridge::notifier`]).
 
 mod acquisition;
 mod bridge;
-mod deferred;
-mod error;
-mod leases;
-#[cfg(unix)]
-mod local_executor;
-mod memory;
-mod notifier;
 mod options;
 mod service;
-mod shared;
-#[cfg(unix)]
-mod uv_loop;
 
 /// Keeps this library loaded until the process ends.
 ///

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::acquisition::PendingAcquisition;
+use super::bridge::deferred::Deferred;
+use super::bridge::leases::Entry;
+use super::bridge::notifier::{Notifier, stall_detector};
 use super::bridge::{Bridge, failed};
-use super::deferred::Deferred;
-use super::leases::Entry;
-use super::notifier::{Notifier, stall_detector};
 use super::options::{AcquireRecord, Config, ttl, wait};
 use crate::engine::EngineConfig;
 use crate::error::LockError;
@@ -219,9 +219,14 @@ impl LockService {
         let options = options.over(&self.defaults);
         let service = locks.clone();
         let restoring = async move { service.restore(&keys, owner, fence, options).await };
-        self.bridge.promise(env, &self.locks, restoring, move |bridge, lease| {
-            bridge.leases.borrow_mut().add(Entry { locks, lease, notifier })
-        })
+        self.bridge
+            .try_promise(env, &self.locks, restoring, move |bridge, lease| {
+                // The lease may have ended before the event loop received it.
+                match lease.loss() {
+                    Some(loss) => Err(loss),
+                    None => Ok(bridge.leases.borrow_mut().add(Entry { locks, lease, notifier })),
+                }
+            })
     }
 
     /// Reads the holder of a name. Resolves to JSON text: an array, which is empty if the name is free.

@@ -13,24 +13,17 @@ use serde::de::IgnoredAny;
 
 use super::ops::clock_offset::EstimatedEnd;
 use super::ops::fence::{Clock, Stamp};
-use super::queue::pipelines::{self, HANDED, QUEUE, RESERVED, RESERVED_UNTIL};
+use super::queue::pipelines;
+use crate::engine::mongodb::fields::{
+    AHEAD, END, EXPIRES_AT, FENCE, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED, RESERVED_UNTIL, SINCE,
+};
 use crate::model::{Claim, Holder, LockInfo, OwnerToken, Process, Ttl};
 
-pub(super) const EXPIRES_AT: &str = "expiresAt";
-pub(super) const FENCE: &str = "fence";
-pub(super) const HOLDER: &str = "holder";
-pub(super) const OWNER: &str = "owner";
-pub(super) const SINCE: &str = "holder.since";
 const METADATA: &str = "metadata";
 /// Suffix of the owner of a name that was released but stays busy. No owner token ends with it.
 pub(super) const KEPT: &str = "-kept";
-/// The field of an answer with the server's clock.
-pub(super) const NOW: &str = "now";
-/// The field of an answer with the end of the lease.
-pub(super) const END: &str = "end";
-/// The fields of an answer with the waiter's number in the queue, and with the count of live waiters ahead of it.
+/// The field of an answer with the waiter's number in the queue.
 const POSITION: &str = "position";
-pub(super) const AHEAD: &str = "ahead";
 /// No command is in progress for this long.
 const FAR_OFF: Duration = Duration::from_secs(60);
 /// A field that no stored document has. A filter for null matches every document, and the document that an upsert creates

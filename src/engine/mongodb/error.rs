@@ -12,6 +12,8 @@ use crate::error::EngineError;
 
 /// The engine's name in errors.
 pub(super) const ENGINE: &str = "mongodb";
+/// The operation `connect`, in errors.
+pub(crate) const CONNECT: &str = "connect";
 
 /// Another client was faster: two upserts of one missing document.
 const DUPLICATE_KEY: i32 = 11000;

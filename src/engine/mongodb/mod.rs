@@ -24,6 +24,7 @@ mod config;
 mod connection;
 mod documents;
 mod error;
+mod fields;
 mod ops;
 mod queue;
 #[cfg(test)]

@@ -10,12 +10,11 @@ use mongodb::options::IndexOptions;
 use mongodb::{Collection, IndexModel};
 
 use super::Outcome;
-use super::connection::dial::OP;
 use super::connection::pool::{Class, Pool};
-use super::documents::EXPIRES_AT;
-use super::error::{ENGINE, Failure};
+use super::error::{CONNECT, ENGINE, Failure};
 use crate::clock::Moment;
 use crate::engine::Result;
+use crate::engine::mongodb::fields::EXPIRES_AT;
 use crate::error::EngineError;
 
 /// The server's NamespaceNotFound.
@@ -49,10 +48,10 @@ pub(super) async fn ensure(locks: &Collection<Document>) -> Result<()> {
     };
     let is_in_the_way = matches!(failure.code(), Some(OTHER_OPTIONS | OTHER_KEYS));
     if !is_in_the_way && !failure.is_unauthorized() {
-        return Err(failure.during(OP));
+        return Err(failure.during(CONNECT));
     }
     if failure.is_unauthorized() {
-        may_write(locks).await.map_err(|failure| failure.during(OP))?;
+        may_write(locks).await.map_err(|failure| failure.during(CONNECT))?;
     }
     let collection = locks.name();
     let message = match exists(locks).await {
@@ -65,9 +64,9 @@ pub(super) async fn ensure(locks: &Collection<Document>) -> Result<()> {
             tracing::warn!(collection, "the user may neither create nor list {WANTED}");
             return Ok(());
         }
-        Err(listing) => return Err(listing.during(OP)),
+        Err(listing) => return Err(listing.during(CONNECT)),
     };
-    Err(EngineError::new(ENGINE, OP, false, message))
+    Err(EngineError::new(ENGINE, CONNECT, false, message))
 }
 
 /// Whether the index exists, under any name.

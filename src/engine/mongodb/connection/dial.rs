@@ -15,7 +15,7 @@ use crate::clock::Moment;
 use crate::engine::Result;
 use crate::engine::mongodb::connection::pool::{Namespace, Pool};
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
-use crate::engine::mongodb::error::{ENGINE, Failure};
+use crate::engine::mongodb::error::{CONNECT, ENGINE, Failure};
 use crate::engine::mongodb::ops::clock_offset::{ClockOffset, ClockReading};
 use crate::engine::mongodb::ops::fence::Clock;
 use crate::engine::mongodb::queue::Queue;
@@ -23,8 +23,6 @@ use crate::engine::mongodb::ttl_index::TtlIndex;
 use crate::engine::mongodb::{Core, MongodbConfig, MongodbEngine, ttl_index};
 use crate::error::EngineError;
 
-/// The name of the operation in errors.
-pub(crate) const OP: &str = "connect";
 /// MongoDB 4.4, the first whose `findAndModify` can return `$$NOW`.
 const OLDEST_WIRE_VERSION: i32 = 9;
 /// Maximum number of connections for calls, unless the URL sets `maxPoolSize`. With the driver's default of 10, many callers
@@ -53,21 +51,26 @@ impl MongodbEngine {
         let target = Target::new(&options);
         // Fails for invalid certificate files.
         let client = Client::with_options(options.clone())
-            .map_err(|error| EngineError::new(ENGINE, OP, false, Failure(error)))?;
+            .map_err(|error| EngineError::new(ENGINE, CONNECT, false, Failure(error)))?;
         let database = client.database(&config.database);
         let greeting = async {
             tokio::select! {
                 hello = database.run_command(doc! { "hello": 1 }) => {
                     hello.map_err(|error| target.failed(monitor.explain(Failure(error))))
                 }
-                reasons = monitor.unusable() => Err(EngineError::new(ENGINE, OP, false, reasons)),
+                reasons = monitor.unusable() => Err(EngineError::new(ENGINE, CONNECT, false, reasons)),
             }
         };
         let hello = timeout_at(deadline, greeting)
             .await
             .unwrap_or_else(|_| Err(late(limit, "to the first command")))?;
         if hello.get_i32("maxWireVersion").unwrap_or(0) < OLDEST_WIRE_VERSION {
-            return Err(EngineError::new(ENGINE, OP, false, "MongoDB 4.4 or newer is needed"));
+            return Err(EngineError::new(
+                ENGINE,
+                CONNECT,
+                false,
+                "MongoDB 4.4 or newer is needed",
+            ));
         }
         target.check_primary(&hello)?;
         let is_cluster = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
@@ -119,7 +122,7 @@ impl MongodbEngine {
 async fn read_clock(database: &Database) -> Result<ClockReading> {
     let sent = Moment::now();
     let hello = database.run_command(doc! { "hello": 1 }).await;
-    let hello = hello.map_err(|error| Failure(error).during(OP))?;
+    let hello = hello.map_err(|error| Failure(error).during(CONNECT))?;
     // Without the field the first estimated end is wrong, and is corrected.
     let time = hello.get_datetime("localTime").copied();
     Ok(ClockReading {
@@ -133,7 +136,7 @@ async fn read_clock(database: &Database) -> Result<ClockReading> {
 fn late(limit: Duration, what: &str) -> EngineError {
     EngineError::new(
         ENGINE,
-        OP,
+        CONNECT,
         true,
         format!("no answer {what} within {} ms", limit.as_millis()),
     )
@@ -147,7 +150,7 @@ fn of_name(error: EngineError, config: &MongodbConfig) -> EngineError {
                 "the servers of mongodb+srv://{name} cannot be resolved: {}",
                 error.source
             );
-            EngineError::new(ENGINE, OP, error.retryable, message)
+            EngineError::new(ENGINE, CONNECT, error.retryable, message)
         }
         _ => error,
     }
@@ -156,7 +159,7 @@ fn of_name(error: EngineError, config: &MongodbConfig) -> EngineError {
 async fn options(config: &MongodbConfig) -> Result<ClientOptions> {
     let mut options = ClientOptions::parse(config.connection.clone())
         .await
-        .map_err(|error| Failure(error).during(OP))?;
+        .map_err(|error| Failure(error).during(CONNECT))?;
     // Shorter than the store timeout of the caller, so that the error has the driver's reason.
     let selection = config.timeout.mul_f64(0.9);
     options.server_selection_timeout = Some(
@@ -203,9 +206,9 @@ impl Target {
                 "{reason}; these are the members as the replica set itself names them (directConnection=true keeps to the \
                  URL's host)"
             ),
-            _ => return failure.during(OP),
+            _ => return failure.during(CONNECT),
         };
-        EngineError::new(ENGINE, OP, failure.retryable(), message)
+        EngineError::new(ENGINE, CONNECT, failure.retryable(), message)
     }
 
     /// Whether a message names only servers that are not in the URL: a member of the set returned other addresses.
@@ -227,7 +230,7 @@ impl Target {
             self.hosts.join(", "),
             hello.get_str("primary").unwrap_or("none"),
         );
-        Err(EngineError::new(ENGINE, OP, true, message))
+        Err(EngineError::new(ENGINE, CONNECT, true, message))
     }
 }
 

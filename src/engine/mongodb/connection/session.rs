@@ -25,7 +25,7 @@ use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard};
 
 use crate::engine::mongodb::Outcome;
 use crate::engine::mongodb::connection::pool::{Class, Connected, Pool};
-use crate::engine::mongodb::documents::OWNER;
+use crate::engine::mongodb::fields::OWNER;
 
 /// A session, and the client that it belongs to.
 pub(crate) struct Session {

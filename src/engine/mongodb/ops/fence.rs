@@ -54,8 +54,7 @@
 
 use mongodb::bson::{Bson, DateTime, Document, Timestamp, doc};
 
-use crate::engine::mongodb::documents::{FENCE, HOLDER, SINCE};
-use crate::engine::mongodb::queue::pipelines::HANDED;
+use crate::engine::mongodb::fields::{FENCE, HANDED, HOLDER, SINCE};
 use crate::model::Fence;
 
 /// The data that the server writes into a document when its owner is granted the name.

@@ -7,9 +7,10 @@ use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::ReturnDocument;
 
 use crate::engine::Released;
-use crate::engine::mongodb::documents::{self, OWNER};
+use crate::engine::mongodb::documents;
+use crate::engine::mongodb::fields::{OWNER, QUEUE};
 use crate::engine::mongodb::queue::Queue;
-use crate::engine::mongodb::queue::pipelines::{self, QUEUE};
+use crate::engine::mongodb::queue::pipelines;
 use crate::engine::mongodb::{Core, Outcome};
 use crate::model::{Claim, Key, OwnerToken};
 

@@ -5,8 +5,9 @@ use mongodb::options::ReturnDocument;
 
 use crate::clock::Moment;
 use crate::engine::Renewed;
-use crate::engine::mongodb::documents::{self, EXPIRES_AT, FENCE, SINCE};
+use crate::engine::mongodb::documents;
 use crate::engine::mongodb::error::Failure;
+use crate::engine::mongodb::fields::{EXPIRES_AT, FENCE, SINCE};
 use crate::engine::mongodb::ops::clock_offset::{ClockReading, EstimatedEnd};
 use crate::engine::mongodb::ops::fence::{Stamp, observed};
 use crate::engine::mongodb::{Core, Outcome};

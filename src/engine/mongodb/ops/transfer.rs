@@ -14,7 +14,8 @@ use futures_util::TryStreamExt;
 use mongodb::bson::{Document, doc};
 
 use crate::engine::Renewed;
-use crate::engine::mongodb::documents::{self, HOLDER, OWNER};
+use crate::engine::mongodb::documents;
+use crate::engine::mongodb::fields::{HOLDER, OWNER};
 use crate::engine::mongodb::{Core, Outcome};
 use crate::model::{Claim, OwnerToken};
 

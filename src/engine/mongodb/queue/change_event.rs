@@ -7,8 +7,9 @@ use mongodb::bson::{Bson, Document, doc};
 use serde::Deserialize;
 
 use crate::engine::local_waiters::RESERVATION;
-use crate::engine::mongodb::documents::{EXPIRES_AT, KEPT, millis};
-use crate::engine::mongodb::queue::pipelines::{RESERVED, RESERVED_UNTIL, STAYS};
+use crate::engine::mongodb::documents::{KEPT, millis};
+use crate::engine::mongodb::fields::{EXPIRES_AT, RESERVED, RESERVED_UNTIL};
+use crate::engine::mongodb::queue::pipelines::STAYS;
 use crate::model::OwnerToken;
 
 /// A change that matters to waiters.

@@ -19,17 +19,13 @@ use mongodb::bson::{Bson, Document, doc};
 
 use super::expressions::{changed, entries, first, is_missing, literal, with};
 use crate::engine::local_waiters::RESERVATION;
-use crate::engine::mongodb::documents::{self, AHEAD, END, EXPIRES_AT, FENCE, NOW, OWNER, from_now, millis};
+use crate::engine::mongodb::documents::{self, from_now, millis};
+use crate::engine::mongodb::fields::{
+    AHEAD, END, EXPIRES_AT, FENCE, HANDED, NOW, OWNER, QUEUE, RESERVED, RESERVED_UNTIL,
+};
 use crate::engine::{EXPIRED_POSITION_KEPT, WAITER_LIVENESS};
 use crate::model::{Claim, OwnerToken, Ttl};
 
-pub(crate) const QUEUE: &str = "queue";
-/// `<process>:<owner>` of the waiter that a name is reserved for.
-pub(crate) const RESERVED: &str = "reserved";
-/// The end of the reservation.
-pub(crate) const RESERVED_UNTIL: &str = "reservedUntil";
-/// Number of hand-offs of a name since its stamp (see `ops/fence.rs`).
-pub(crate) const HANDED: &str = "handed";
 /// Suffix of the owner of a document that is about to be deleted. No owner token ends with it.
 pub(crate) const FREED: &str = "-freed";
 

@@ -3,8 +3,8 @@
 use super::*;
 use crate::engine::Subscription;
 use crate::engine::local_waiters::HEARTBEAT_INTERVAL;
+use crate::engine::mongodb::fields::QUEUE;
 use crate::engine::mongodb::queue::change_event::Change;
-use crate::engine::mongodb::queue::pipelines::QUEUE;
 
 /// Creates a claim that waits.
 pub(super) fn waiting(names: &[&str]) -> Claim {

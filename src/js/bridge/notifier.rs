@@ -8,13 +8,13 @@ use napi::{Env, JsValue, sys};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::error::to_json;
+use super::deferred::to_json;
 use super::shared::{Reference, Shared};
 use crate::error::LockError;
 use crate::service::{Event, EventKind, StallDetector};
 
 /// Calls the `notify` function of one service with JSON text: an array of messages.
-pub(super) struct Notifier {
+pub(in crate::js) struct Notifier {
     shared: Arc<Shared>,
     notify: Option<Reference>,
     /// The JSON text of the next call, without the closing bracket. Empty: there are no messages.
@@ -23,7 +23,11 @@ pub(super) struct Notifier {
 
 impl Notifier {
     /// Creates the notifier of a service with a reference to its JavaScript function.
-    pub(super) fn new(env: &Env, shared: &Arc<Shared>, notify: &Function<'_, String, ()>) -> napi::Result<Arc<Self>> {
+    pub(in crate::js) fn new(
+        env: &Env,
+        shared: &Arc<Shared>,
+        notify: &Function<'_, String, ()>,
+    ) -> napi::Result<Arc<Self>> {
         let mut reference = ptr::null_mut();
         // SAFETY: `env` is the live environment of this thread, and the function belongs to the open handle scope.
         napi::check_status!(unsafe { sys::napi_create_reference(env.raw(), notify.raw(), 1, &mut reference) })?;
@@ -35,12 +39,12 @@ impl Notifier {
     }
 
     /// Reports the loss of a lease.
-    pub(super) fn lost(self: &Arc<Self>, id: u64, error: &LockError) {
+    pub(in crate::js) fn lost(self: &Arc<Self>, id: u64, error: &LockError) {
         self.send(&json!({ "lost": id, "error": to_json(error) }));
     }
 
     /// Reports an event.
-    pub(super) fn event(self: &Arc<Self>, event: &Event) {
+    pub(in crate::js) fn event(self: &Arc<Self>, event: &Event) {
         let duration = event.duration.map(|duration| duration.as_secs_f64() * 1000.0);
         let (waited, held) = match event.kind {
             EventKind::Acquired => (duration, None),
@@ -85,6 +89,8 @@ impl Notifier {
                 return;
             };
             sys::napi_call_function(env.raw(), this, function, 1, &text, &mut result);
+            // An exception that is pending would fail every later call of Node-API, and leave promises unsettled.
+            sys::napi_get_and_clear_last_exception(env.raw(), &mut result);
         }
     }
 }
@@ -98,7 +104,7 @@ impl Drop for Notifier {
 }
 
 /// Creates the stall detector of a service. Its pings are notices: they do not keep the process alive.
-pub(super) fn stall_detector(shared: &Arc<Shared>) -> Arc<StallDetector> {
+pub(in crate::js) fn stall_detector(shared: &Arc<Shared>) -> Arc<StallDetector> {
     let shared = shared.clone();
     Arc::new_cyclic(|detector: &Weak<StallDetector>| {
         let detector = detector.clone();

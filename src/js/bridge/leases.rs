@@ -12,31 +12,30 @@ use napi::bindgen_prelude::{BigInt, Result, Unknown};
 use napi_derive::napi;
 use serde_json::json;
 
-use super::bridge::Bridge;
-use super::deferred::Deferred;
-use super::error::to_json;
+use super::Bridge;
+use super::deferred::{Deferred, to_json};
 use super::notifier::Notifier;
-use super::options::ttl;
+use crate::js::options::ttl;
 use crate::service::{Lease, Locks, ReleaseOutcome};
 
 /// A lease that JavaScript has a number for.
 #[derive(Clone)]
-pub(super) struct Entry {
-    pub(super) locks: Locks,
-    pub(super) lease: Arc<Lease>,
-    pub(super) notifier: Arc<Notifier>,
+pub(in crate::js) struct Entry {
+    pub(in crate::js) locks: Locks,
+    pub(in crate::js) lease: Arc<Lease>,
+    pub(in crate::js) notifier: Arc<Notifier>,
 }
 
 /// The leases by number.
 #[derive(Default)]
-pub(super) struct Leases {
+pub(in crate::js) struct Leases {
     last: u64,
     entries: HashMap<u64, Entry>,
 }
 
 impl Leases {
     /// Adds a lease and returns its number, which is never zero.
-    pub(super) fn add(&mut self, entry: Entry) -> f64 {
+    pub(in crate::js) fn add(&mut self, entry: Entry) -> f64 {
         self.last += 1;
         self.entries.insert(self.last, entry);
         self.last as f64

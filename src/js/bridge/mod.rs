@@ -7,6 +7,18 @@
 //! The event loop is kept alive while calls are in progress, and by nothing else: leases, events and pings never keep a
 //! process from exiting.
 
+pub(super) mod deferred;
+pub(super) mod leases;
+mod local_executor;
+mod memory;
+pub(super) mod notifier;
+mod shared;
+#[cfg(unix)]
+mod uv_loop;
+#[cfg(not(unix))]
+#[path = "uv_loop/unsupported.rs"]
+mod uv_loop;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -21,14 +33,12 @@ use napi::bindgen_prelude::{ToNapiValue, Unknown};
 use napi::{Env, JsValue, sys};
 use tokio_util::sync::CancellationToken;
 
-use super::deferred::Deferred;
-use super::leases::Leases;
-#[cfg(unix)]
-use super::local_executor::{LocalExecutor, NodeEventLoop};
-use super::memory::{Burst, return_memory};
-use super::shared::{Delivery, Job, Reference, Shared};
-#[cfg(unix)]
-use super::uv_loop::UvLoop;
+use self::deferred::Deferred;
+use self::leases::Leases;
+use self::local_executor::{LocalExecutor, NodeEventLoop};
+use self::memory::{Burst, return_memory};
+use self::shared::{Delivery, Job, Reference, Shared};
+use self::uv_loop::UvLoop;
 use crate::error::{EngineError, LockError};
 use crate::event_loop::EventLoop;
 use crate::service::Locks;
@@ -41,10 +51,8 @@ pub(super) struct Bridge {
     burst: Burst,
     thread: RefCell<Option<JoinHandle<()>>>,
     /// The calls whose futures are polled on this thread.
-    #[cfg(unix)]
-    pub(super) executor: Arc<LocalExecutor>,
-    #[cfg(unix)]
-    pub(super) uv_loop: Option<UvLoop>,
+    executor: Arc<LocalExecutor>,
+    uv_loop: Option<UvLoop>,
     /// The leases with a number in JavaScript.
     pub(super) leases: RefCell<Leases>,
     /// The acquisitions that JavaScript may cancel, by ticket.
@@ -110,7 +118,6 @@ impl Bridge {
         // SAFETY: the function was created just now.
         unsafe { sys::napi_unref_threadsafe_function(env.raw(), function) };
         let shared = Shared::new(function);
-        #[cfg(unix)]
         let executor = LocalExecutor::new(runtime.handle().clone());
         let io_shared = shared.clone();
         let thread = std::thread::Builder::new()
@@ -127,9 +134,7 @@ impl Bridge {
             in_progress: RefCell::new(0),
             burst: Burst::default(),
             thread: RefCell::new(Some(thread)),
-            #[cfg(unix)]
             executor,
-            #[cfg(unix)]
             uv_loop: UvLoop::find(env),
             leases: RefCell::default(),
             cancellations: RefCell::default(),
@@ -156,7 +161,6 @@ impl Bridge {
             // SAFETY: the function is live until `tear_down`, after which this thread runs no JavaScript.
             unsafe { sys::napi_ref_threadsafe_function(env.raw(), self.function) };
         }
-        #[cfg(unix)]
         let is_local = self.uv_loop.as_ref().is_some_and(UvLoop::is_active);
         *in_progress += 1;
         self.burst.began(*in_progress);
@@ -169,7 +173,6 @@ impl Bridge {
             })));
         });
         let job: Job = Box::pin(job);
-        #[cfg(unix)]
         if is_local {
             return self.executor.start(job);
         }
@@ -206,7 +209,6 @@ impl Bridge {
 
     /// Returns the event loop, for an engine whose socket it can poll.
     pub(super) fn event_loop(&self) -> Option<Arc<dyn EventLoop>> {
-        #[cfg(unix)]
         if self.uv_loop.is_some() {
             return Some(NodeEventLoop::new(self.executor.clone(), &self.shared));
         }
@@ -214,7 +216,6 @@ impl Bridge {
     }
 
     /// Whether this thread has a future to poll or a task to run.
-    #[cfg(unix)]
     pub(super) fn has_ready(&self) -> bool {
         self.executor.has_ready() || self.shared.has_deliveries()
     }
@@ -264,7 +265,6 @@ unsafe extern "C" fn on_wake(raw: sys::napi_env, _: sys::napi_value, _: *mut c_v
         return;
     };
     bridge.shared.woke_up();
-    #[cfg(unix)]
     bridge.executor.run_ready();
     settle_ready(&Env::from_raw(raw), &bridge);
 }
@@ -309,12 +309,9 @@ unsafe extern "C" fn tear_down(env: *mut c_void) {
         Some(bridges.swap_remove(at))
     });
     let Some((_, bridge)) = ended else { return };
-    #[cfg(unix)]
-    {
-        bridge.executor.end();
-        if let Some(uv_loop) = &bridge.uv_loop {
-            uv_loop.end();
-        }
+    bridge.executor.end();
+    if let Some(uv_loop) = &bridge.uv_loop {
+        uv_loop.end();
     }
     bridge.shared.stop();
     if let Some(thread) = bridge.thread.take() {

@@ -16,7 +16,7 @@ use napi::{Env, sys};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::bridge::Bridge;
+use super::Bridge;
 
 pub(super) type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Task = Box<dyn FnOnce(&Env, &Rc<Bridge>) + Send>;
@@ -44,7 +44,7 @@ struct LoopWaker(sys::napi_threadsafe_function);
 unsafe impl Send for LoopWaker {}
 
 /// The state that the two threads share.
-pub(super) struct Shared {
+pub(in crate::js) struct Shared {
     inbox: Mutex<Vec<Job>>,
     arrived: Notify,
     outbox: Mutex<Vec<Delivery>>,
@@ -125,13 +125,11 @@ impl Shared {
     }
 
     /// From now on the event loop checks the outbox before it sleeps.
-    #[cfg(unix)]
     pub(super) fn check_outbox_before_sleep(&self) {
         self.checks_outbox.store(true, Release);
     }
 
     /// Whether the JavaScript thread has a task to run.
-    #[cfg(unix)]
     pub(super) fn has_deliveries(&self) -> bool {
         !self.outbox.lock().is_empty()
     }

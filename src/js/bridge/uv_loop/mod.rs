@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use napi::bindgen_prelude::Object;
 use napi::{Env, JsValue, sys};
 
-use super::bridge::{Bridge, settle_ready};
+use super::{Bridge, settle_ready};
 use crate::event_loop::{AdaptiveSpin, Socket};
 
 type Handle = *mut c_void;

@@ -1,0 +1,79 @@
+//! The native end of a promise, and errors as JSON text, from which `lib/errors.ts` creates a `LockError`.
+
+use std::error::Error as _;
+use std::ptr;
+
+use napi::bindgen_prelude::{FromNapiValue, ToNapiValue, Unknown};
+use napi::{Env, sys};
+use serde_json::{Value, json};
+
+use crate::error::{EngineError, LockError};
+
+/// Settles a promise, once, on the JavaScript thread.
+pub(in crate::js) struct Deferred(sys::napi_deferred);
+
+// SAFETY: it travels through the I/O thread inside a task, and is used on the JavaScript thread only.
+unsafe impl Send for Deferred {}
+
+impl Deferred {
+    /// Creates a promise.
+    pub(in crate::js) fn new<'env>(env: &'env Env) -> napi::Result<(Self, Unknown<'env>)> {
+        let (mut deferred, mut promise) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: `env` is the live environment of this thread, and the promise belongs to the open handle scope.
+        unsafe {
+            napi::check_status!(sys::napi_create_promise(env.raw(), &mut deferred, &mut promise))?;
+            Ok((Deferred(deferred), Unknown::from_napi_value(env.raw(), promise)?))
+        }
+    }
+
+    /// Returns a settled promise.
+    pub(in crate::js) fn settled<'env, T: ToNapiValue>(
+        env: &'env Env,
+        result: Result<T, LockError>,
+    ) -> napi::Result<Unknown<'env>> {
+        let (deferred, promise) = Deferred::new(env)?;
+        deferred.settle(env, result);
+        Ok(promise)
+    }
+
+    /// Returns a rejected promise.
+    pub(in crate::js) fn rejected<'env>(env: &'env Env, error: LockError) -> napi::Result<Unknown<'env>> {
+        Self::settled::<()>(env, Err(error))
+    }
+
+    /// Resolves the promise with a value, or rejects it with the JSON text of an error.
+    pub(in crate::js) fn settle<T: ToNapiValue>(self, env: &Env, result: Result<T, LockError>) {
+        // SAFETY: the value and the text belong to the open handle scope, and a deferred is settled once, because this function
+        // consumes it. A text of an error can always be created.
+        unsafe {
+            let value = result.and_then(|value| {
+                T::to_napi_value(env.raw(), value).map_err(|error| {
+                    // For example a list whose JSON text is longer than the longest string of JavaScript.
+                    LockError::store(EngineError::new("holdfast", "answer", false, error.reason.clone()))
+                })
+            });
+            match value {
+                Ok(value) => sys::napi_resolve_deferred(env.raw(), self.0, value),
+                Err(error) => {
+                    let text = String::to_napi_value(env.raw(), to_json(&error).to_string());
+                    sys::napi_reject_deferred(env.raw(), self.0, text.unwrap_or(ptr::null_mut()))
+                }
+            }
+        };
+    }
+}
+
+/// Returns the fields of a `LockError` as JSON. A field that does not apply is `null`.
+pub(in crate::js) fn to_json(error: &LockError) -> Value {
+    let cause = error
+        .source()
+        .map(|cause| cause.source().map_or_else(|| cause.to_string(), ToString::to_string));
+    json!({
+        "code": error.code.as_str(),
+        "message": error.message,
+        "retryable": error.retryable,
+        "key": error.key,
+        "engine": error.engine,
+        "cause": cause,
+    })
+}
