@@ -4,7 +4,7 @@ import { test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { checkWords, findings } from '../scripts/words.mjs'
 
-test('the clean directories contain no replaced word', () => {
+test('the checked files contain no replaced word', () => {
   process.chdir(fileURLToPath(new URL('..', import.meta.url)))
   assert.deepEqual(checkWords(), [])
 })

@@ -4,22 +4,23 @@ import { existsSync, readFileSync } from 'node:fs'
 import { extname } from 'node:path'
 
 /** The files and directories that are checked. */
-export const CLEAN = [
+export const CHECKED = [
+  '.github/',
   '__test__/',
-  'scripts/',
   'bench/',
-  'examples/',
   'docs/',
-  'README.md',
-  'CONTRIBUTING.md',
-  'CHANGELOG.md',
-  'src/',
+  'examples/',
+  'fuzz/',
   'lib/',
+  'scripts/',
+  'src/',
+  'build.rs',
   'index.d.ts',
   'index.js',
-  'build.rs',
-  '.github/',
   'package.json',
+  'CHANGELOG.md',
+  'CONTRIBUTING.md',
+  'README.md',
 ]
 
 /** Files in these directories that are not checked, by the beginning of their path. */
@@ -114,7 +115,7 @@ export function findings(path, text) {
 
 /** Lists the problems of the tree in the current directory, including exceptions that are not needed any more. */
 export function checkWords() {
-  const listed = execFileSync('git', ['ls-files', '--cached', '--others', '--exclude-standard', ...CLEAN], {
+  const listed = execFileSync('git', ['ls-files', '--cached', '--others', '--exclude-standard', ...CHECKED], {
     encoding: 'utf8',
   })
   const files = listed

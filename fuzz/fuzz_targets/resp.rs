@@ -1,4 +1,4 @@
-//! The fast lane's reader and writer, on whatever bytes.
+//! Checks the reader and the writer of the fast path with arbitrary bytes.
 
 #![no_main]
 
