@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_to_a_replica_or_of_an_unknown_user_is_given_up() {
+    fn a_connection_to_a_replica_or_of_an_unknown_user_is_unusable() {
         assert!(spoils_connection(&server(
             "READONLY You can't write against a read only replica."
         )));

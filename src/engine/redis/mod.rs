@@ -29,6 +29,8 @@
 //! user holdfast on >PASSWORD -@all resetchannels &+switch-master +sentinel|get-master-addr-by-name +subscribe
 //! ```
 
+#![cfg_attr(not(unix), allow(dead_code, reason = "only a fast path uses it"))]
+
 mod config;
 mod connection;
 mod error;
@@ -220,7 +222,7 @@ impl Engine for RedisEngine {
             && let Some((link, fast_path)) = self.fast_path()
             && !self.dropped.has(&claim.owner)
         {
-            match self.free_on(link, &fast_path, claim).await {
+            match self.release_on_fast_path(link, &fast_path, claim).await {
                 Ok(Some(released)) => return Ok(released),
                 Ok(None) => {}
                 Err(failure) => return Err(failure.during("release")),
@@ -239,17 +241,19 @@ impl Engine for RedisEngine {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.look_at(key.as_str())
+        self.inspect_name(key.as_str())
             .await
             .map_err(|failure| failure.during("inspect"))
     }
 
     async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        self.look_for(prefix, page_timeout).await
+        self.list_names(prefix, page_timeout).await
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {
-        self.free(key).await.map_err(|failure| failure.during("force_release"))
+        self.force_release_name(key)
+            .await
+            .map_err(|failure| failure.during("force_release"))
     }
 
     async fn close(&self) {

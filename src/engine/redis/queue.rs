@@ -255,7 +255,7 @@ impl Waiters {
     }
 }
 
-/// What `heartbeat.lua` answers for a name that the process has to see to itself.
+/// The answer of `heartbeat.lua` for a name whose waiters have to make an attempt.
 const GONE: i64 = -2;
 
 /// Returns the ttl in ms if it is less than the reservation of a hand-off. The queue contains it then.

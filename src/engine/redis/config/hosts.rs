@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_taken_apart() {
+    fn a_list_is_split() {
         let list = HostList::parse("us%40er:p%2Cw@h1,h2:7000,[::1]:7001,h1:26379/ma%20ster/3?a=1%2B+2&b=").unwrap();
         assert_eq!(addresses(&list), ["h1:26379", "h2:7000", "::1:7001"]);
         assert_eq!(list.path, ["ma%20ster", "3"]);

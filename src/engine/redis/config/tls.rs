@@ -1,4 +1,4 @@
-//! The files behind the TLS settings.
+//! Reads the files of the TLS settings.
 
 use std::path::Path;
 

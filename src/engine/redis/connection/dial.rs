@@ -12,7 +12,7 @@ use crate::engine::redis::error::Failure;
 use crate::engine::redis::fast_path::{FastPath, resp};
 
 /// Returns the server with its current address.
-pub(super) async fn locate(config: &RedisConfig) -> Result<ConnectionInfo, Failure> {
+pub(in crate::engine::redis) async fn locate(config: &RedisConfig) -> Result<ConnectionInfo, Failure> {
     let Some(sentinels) = config.sentinels() else {
         return Ok(config.server.clone());
     };

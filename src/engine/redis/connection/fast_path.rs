@@ -29,11 +29,13 @@ impl Link {
             .filter(|event_loop| event_loop.is_here())?;
         let mut slot = self.fast_path_slot();
         match &*slot {
-            FastPathSlot::Open(fast_path) if fast_path.is_open() && !fast_path.health().is_lost(self.patience()) => {
+            FastPathSlot::Open(fast_path)
+                if fast_path.is_open() && !fast_path.health().is_lost(self.silence_limit()) =>
+            {
                 return Some(fast_path.clone());
             }
             FastPathSlot::Open(fast_path) => {
-                self.give_up(fast_path);
+                self.end_fast_path(fast_path);
                 *slot = FastPathSlot::Empty(Moment::now() + FAST_PATH_PAUSE);
                 drop(slot);
                 // The server's name may have another address now. Both connections must lead to the same server.
@@ -64,7 +66,7 @@ impl Link {
     }
 
     /// Ends the fast path. Its unstored records are sent on the ordinary connection.
-    fn give_up(self: &Arc<Self>, fast_path: &FastPath) {
+    fn end_fast_path(self: &Arc<Self>, fast_path: &FastPath) {
         fast_path.end();
         let records = fast_path.take_records();
         if records.is_empty() {
@@ -92,7 +94,7 @@ impl Link {
     pub(super) fn lose_fast_path(self: &Arc<Self>) {
         let mut slot = self.fast_path_slot();
         if let FastPathSlot::Open(fast_path) = &*slot {
-            self.give_up(fast_path);
+            self.end_fast_path(fast_path);
             *slot = FastPathSlot::Empty(Moment::now() + FAST_PATH_PAUSE);
         }
     }
@@ -108,7 +110,7 @@ impl Link {
             return;
         }
         if let FastPathSlot::Open(before) = &*slot {
-            self.give_up(before);
+            self.end_fast_path(before);
         }
         *slot = match opened {
             Ok(Ok(Some(fast_path))) => {

@@ -27,13 +27,13 @@ struct Unanswered {
     /// When the last reply arrived, or when the oldest of them was sent: a server replies in the order of the calls.
     since: Moment,
     /// The number of callers in a row that were dropped after a significant time without any reply.
-    given_up: u32,
+    dropped: u32,
     /// When the last of them was dropped. Calls that wait at the same time count once.
-    last_given_up: Option<Moment>,
+    last_dropped: Option<Moment>,
 }
 
 /// A call that waited less than this says nothing about the connection when it is dropped.
-const TELLING: Duration = Duration::from_millis(75);
+pub(in super::super) const SIGNIFICANT_WAIT: Duration = Duration::from_millis(75);
 /// This many callers in a row that were dropped in silence make a connection suspect. A renewal waits only for a part of its
 /// lease, and has to find a better connection while the lease lasts.
 const SUSPECT: u32 = 2;
@@ -43,8 +43,8 @@ impl Health {
         let unanswered = Unanswered {
             calls: 0,
             since: Moment::now(),
-            given_up: 0,
-            last_given_up: None,
+            dropped: 0,
+            last_dropped: None,
         };
         Health {
             dead: AtomicBool::new(false),
@@ -65,9 +65,9 @@ impl Health {
     }
 
     /// Whether new calls need another connection.
-    pub(in super::super) fn is_lost(&self, patience: Duration) -> bool {
+    pub(in super::super) fn is_lost(&self, silence_limit: Duration) -> bool {
         let unanswered = self.unanswered();
-        self.is_dead() || unanswered.calls > 0 && unanswered.since.elapsed() >= patience
+        self.is_dead() || unanswered.calls > 0 && unanswered.since.elapsed() >= silence_limit
     }
 
     /// Records that a call is about to be sent.
@@ -80,11 +80,11 @@ impl Health {
     }
 
     /// Records that a call has ended with a reply or an error. Either ends the silence.
-    pub(in super::super) fn heard(&self) {
+    pub(in super::super) fn replied(&self) {
         let mut unanswered = self.unanswered();
         unanswered.calls -= 1;
         unanswered.since = Moment::now();
-        unanswered.given_up = 0;
+        unanswered.dropped = 0;
     }
 
     /// Records that a call was removed before it was sent.
@@ -93,16 +93,16 @@ impl Health {
     }
 
     /// Records that the caller of a call sent at `sent` was dropped. Returns whether the connection has to be replaced:
-    /// after a silence as long as `patience`, or after several such callers in a row.
-    pub(in super::super) fn given_up(&self, sent: Moment, patience: Duration) -> bool {
+    /// after a silence as long as `silence_limit`, or after several such callers in a row.
+    pub(in super::super) fn dropped(&self, sent: Moment, silence_limit: Duration) -> bool {
         let mut unanswered = self.unanswered();
         unanswered.calls -= 1;
         let silence = sent.elapsed().min(unanswered.since.elapsed());
-        if silence >= TELLING && unanswered.last_given_up.is_none_or(|last| last <= sent) {
-            unanswered.given_up += 1;
-            unanswered.last_given_up = Some(Moment::now());
+        if silence >= SIGNIFICANT_WAIT && unanswered.last_dropped.is_none_or(|last| last <= sent) {
+            unanswered.dropped += 1;
+            unanswered.last_dropped = Some(Moment::now());
         }
-        unanswered.since.elapsed() >= patience || unanswered.given_up >= SUSPECT
+        unanswered.since.elapsed() >= silence_limit || unanswered.dropped >= SUSPECT
     }
 }
 
@@ -110,7 +110,7 @@ impl Health {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const SILENCE_LIMIT: Duration = Duration::from_secs(5);
 
     async fn pass(seconds: u64) {
         tokio::time::advance(Duration::from_secs(seconds)).await;
@@ -120,47 +120,50 @@ mod tests {
     async fn silence_counts_only_while_a_call_waits() {
         let health = Health::new();
         pass(60).await;
-        assert!(!health.is_lost(PATIENCE), "no call was sent");
+        assert!(!health.is_lost(SILENCE_LIMIT), "no call was sent");
         health.sent(Moment::now());
         pass(4).await;
         health.sent(Moment::now());
-        assert!(!health.is_lost(PATIENCE));
+        assert!(!health.is_lost(SILENCE_LIMIT));
         pass(1).await;
-        assert!(health.is_lost(PATIENCE), "the first call waits for 5 s");
-        health.heard();
-        assert!(!health.is_lost(PATIENCE), "a late reply: it lives");
+        assert!(health.is_lost(SILENCE_LIMIT), "the first call waits for 5 s");
+        health.replied();
+        assert!(!health.is_lost(SILENCE_LIMIT), "a late reply: it lives");
         pass(4).await;
-        assert!(!health.is_lost(PATIENCE));
+        assert!(!health.is_lost(SILENCE_LIMIT));
         pass(1).await;
-        assert!(health.is_lost(PATIENCE), "nothing came after that one reply");
-        health.heard();
+        assert!(health.is_lost(SILENCE_LIMIT), "nothing came after that one reply");
+        health.replied();
         pass(60).await;
-        assert!(!health.is_lost(PATIENCE));
+        assert!(!health.is_lost(SILENCE_LIMIT));
         health.mark_dead();
-        assert!(health.is_lost(PATIENCE));
+        assert!(health.is_lost(SILENCE_LIMIT));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_caller_who_gives_up_proves_nothing_and_two_in_a_row_do() {
+    async fn one_dropped_caller_proves_nothing_and_two_in_a_row_do() {
         let health = Health::new();
-        let give_up = async |wait: Duration| {
+        let drop_after = async |wait: Duration| {
             let sent = Moment::now();
             health.sent(sent);
             tokio::time::advance(wait).await;
-            health.given_up(sent, PATIENCE)
+            health.dropped(sent, SILENCE_LIMIT)
         };
         let long = Duration::from_millis(500);
-        assert!(!give_up(long).await);
+        assert!(!drop_after(long).await);
         health.sent(Moment::now());
-        health.heard();
-        assert!(!give_up(long).await, "a reply arrived in between");
-        assert!(!give_up(Duration::from_millis(10)).await, "that was no time to answer");
-        assert!(give_up(long).await);
-        assert!(Health::new().unanswered().given_up == 0);
+        health.replied();
+        assert!(!drop_after(long).await, "a reply arrived in between");
+        assert!(
+            !drop_after(Duration::from_millis(10)).await,
+            "that was no time to answer"
+        );
+        assert!(drop_after(long).await);
+        assert!(Health::new().unanswered().dropped == 0);
         let patient = Health::new();
         let sent = Moment::now();
         patient.sent(sent);
         pass(5).await;
-        assert!(patient.given_up(sent, PATIENCE));
+        assert!(patient.dropped(sent, SILENCE_LIMIT));
     }
 }

@@ -7,7 +7,7 @@
 //! The driver's `ConnectionManager` is not used: it retries by its own rule, and does not replace a connection that is open
 //! but silent (a proxy that lost its other side, a peer that vanished).
 
-mod dial;
+pub(super) mod dial;
 mod fast_path;
 pub(super) mod liveness;
 pub(super) mod pubsub;
@@ -130,7 +130,7 @@ impl Link {
 
     /// Returns how long a connection may be silent while calls wait. A little less than the limit: the service's timer
     /// starts before the call, and the call that it ends has to count as one without a reply.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn silence_limit(&self) -> Duration {
         self.config.limit - self.config.limit / 16
     }
 
@@ -143,7 +143,9 @@ impl Link {
         let opening = {
             let mut state = self.state();
             match &state.slot {
-                Slot::Open(connection) if !connection.health.is_lost(self.patience()) => return Ok(connection.clone()),
+                Slot::Open(connection) if !connection.health.is_lost(self.silence_limit()) => {
+                    return Ok(connection.clone());
+                }
                 Slot::Opening(opening) => opening.clone(),
                 Slot::Closed => return Err(Failure::Closed),
                 Slot::Open(_) | Slot::Empty => self.start(&mut state),

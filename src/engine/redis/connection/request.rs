@@ -43,7 +43,7 @@ impl Link {
     }
 
     /// Runs a script on the ordinary connection, from any thread.
-    pub(in super::super) async fn run_ordinarily(
+    pub(in super::super) async fn run_on_ordinary_connection(
         self: &Arc<Self>,
         script: &Script,
         call: &Cmd,
@@ -143,7 +143,7 @@ impl Link {
             true => fast_path.end(),
             false => fast_path.caller_left(),
         };
-        let reply = Waiting::on(fast_path.health(), self.patience(), left)
+        let reply = Waiting::on(fast_path.health(), self.silence_limit(), left)
             .until(reply)
             .await;
         if reply.as_ref().is_err_and(spoils_connection) {
@@ -165,7 +165,7 @@ impl Link {
                 self.lose(connection.generation);
             }
         };
-        let reply = Waiting::on(&connection.health, self.patience(), left)
+        let reply = Waiting::on(&connection.health, self.silence_limit(), left)
             .until(reply)
             .await;
         if reply.as_ref().is_err_and(spoils_connection) {
@@ -208,7 +208,7 @@ async fn admitted<'c>(
 /// A call that waits for its reply. If it is dropped without one, the connection may be replaced.
 struct Waiting<'a, F: Fn(bool)> {
     health: &'a Health,
-    patience: Duration,
+    silence_limit: Duration,
     /// Called when the caller is dropped without a reply; `true`: the connection should be replaced.
     left: F,
     sent: Moment,
@@ -216,12 +216,12 @@ struct Waiting<'a, F: Fn(bool)> {
 }
 
 impl<'a, F: Fn(bool)> Waiting<'a, F> {
-    fn on(health: &'a Health, patience: Duration, left: F) -> Self {
+    fn on(health: &'a Health, silence_limit: Duration, left: F) -> Self {
         let sent = Moment::now();
         health.sent(sent);
         Waiting {
             health,
-            patience,
+            silence_limit,
             left,
             sent,
             answered: false,
@@ -238,9 +238,9 @@ impl<'a, F: Fn(bool)> Waiting<'a, F> {
 impl<F: Fn(bool)> Drop for Waiting<'_, F> {
     fn drop(&mut self) {
         if self.answered {
-            self.health.heard();
+            self.health.replied();
         } else {
-            (self.left)(self.health.given_up(self.sent, self.patience));
+            (self.left)(self.health.dropped(self.sent, self.silence_limit));
         }
     }
 }

@@ -20,18 +20,18 @@ pub(in super::super) async fn check_version(link: &Arc<Link>, oldest: (u32, u32)
     let Value::Map(fields) = link.call(&hello).await? else {
         return Err(Failure::Unexpected("HELLO"));
     };
-    let told = |what: &str| {
+    let text_of = |what: &str| {
         fields.iter().find_map(|field| match field {
-            (Value::BulkString(name), Value::BulkString(told)) if name == what.as_bytes() => {
-                std::str::from_utf8(told).ok()
+            (Value::BulkString(name), Value::BulkString(field)) if name == what.as_bytes() => {
+                std::str::from_utf8(field).ok()
             }
             _ => None,
         })
     };
-    match told("version") {
+    match text_of("version") {
         Some(version) if is_older(version, oldest) => Err(Failure::TooOld(version.to_owned())),
         // A server without a version is assumed to speak RESP3.
-        _ => Ok(told("mode") == Some("cluster")),
+        _ => Ok(text_of("mode") == Some("cluster")),
     }
 }
 

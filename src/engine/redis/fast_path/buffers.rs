@@ -255,12 +255,12 @@ mod tests {
     fn take(state: &mut State, claim: &Claim) {
         let batch = state.batch_for(Kind::Acquire, Some(&claim.owner));
         // The caller waits.
-        std::mem::forget(batch.take(&Layout::new("lock:"), claim));
+        std::mem::forget(batch.add_acquisition(&Layout::new("lock:"), claim));
     }
 
     fn free(state: &mut State, claim: &Claim) {
         let batch = state.batch_for(Kind::Release, Some(&claim.owner));
-        drop(batch.free(&Layout::new("lock:"), &RELEASE, claim, Some("process")));
+        drop(batch.add_release(&Layout::new("lock:"), &RELEASE, claim, Some("process")));
     }
 
     /// Returns the output as its verbs and owners.
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_drawn_behind_the_look_at_the_clock() {
+    fn tokens_are_drawn_after_the_counter_is_raised() {
         let (claims, mut state) = (claims(1), unseeded());
         take(&mut state, &claims[0]);
         state.seal();
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn the_script_is_sent_whole_at_first_and_when_it_is_not_known() {
+    fn the_text_of_the_script_is_sent_at_first_and_when_the_server_does_not_know_it() {
         let (claims, mut state) = (claims(1), seeded());
         let mut verbs = Vec::new();
         for unknown in [false, false, true, false] {

@@ -61,12 +61,11 @@ pub(super) struct FastPath {
     socket: TcpStream,
     state: Mutex<State>,
     dead: AtomicBool,
-    /// Whether the watchdog sleeps.
     asleep: AtomicBool,
     stirred: Arc<Notify>,
     health: Arc<Health>,
     /// A fast path that is silent for this time while calls wait is ended. The callers have timed out by then.
-    patience: Duration,
+    silence_limit: Duration,
     layout: Layout,
     /// Whether plain commands may be used (`ops/acquire_plain.rs`).
     plain: AtomicBool,
@@ -82,7 +81,7 @@ impl FastPath {
         stream: tokio::net::TcpStream,
         version: Option<u32>,
         layout: Layout,
-        patience: Duration,
+        silence_limit: Duration,
     ) -> RedisResult<Arc<Self>> {
         static LAST: AtomicU64 = AtomicU64::new(0);
         // `SET` with both `NX` and `GET` needs version 7.
@@ -97,7 +96,7 @@ impl FastPath {
             asleep: AtomicBool::new(false),
             stirred: Arc::default(),
             health,
-            patience,
+            silence_limit,
             layout,
             plain: AtomicBool::new(plain),
             attempts,
@@ -120,7 +119,6 @@ impl FastPath {
         self.number
     }
 
-    /// Whether it accepts calls.
     pub(super) fn is_open(&self) -> bool {
         !self.dead.load(Relaxed)
     }
@@ -169,7 +167,7 @@ impl FastPath {
     pub(super) async fn attempt(&self, cmd: &Cmd, mark_sent: &(dyn Fn() + Sync)) -> RedisResult<Value> {
         self.admit().await?;
         mark_sent();
-        let outcome = self.send(|state| state.batch_for(Kind::Script, None).script(cmd))?;
+        let outcome = self.send(|state| state.batch_for(Kind::Script, None).add_script(cmd))?;
         match outcome.await.unwrap_or_else(|_| Err(broken()))? {
             Outcome::Answer(answer) => Ok(answer),
             _ => Err(resp::nonsense()),
@@ -195,7 +193,7 @@ impl FastPath {
     pub(super) async fn check(&self, claim: &Claim) -> RedisResult<Outcome> {
         self.admit().await?;
         claim.mark_sent();
-        self.join(Kind::Check, claim, |batch| batch.look(&self.layout, claim))
+        self.join(Kind::Check, claim, |batch| batch.add_check(&self.layout, claim))
             .await
     }
 
@@ -203,11 +201,11 @@ impl FastPath {
     pub(super) async fn acquire(&self, claim: &Claim) -> RedisResult<Outcome> {
         self.admit().await?;
         claim.mark_sent();
-        self.join(Kind::Acquire, claim, |batch| batch.take(&self.layout, claim))
+        self.join(Kind::Acquire, claim, |batch| batch.add_acquisition(&self.layout, claim))
             .await
     }
 
-    /// Releases the one name of a claim. `more` as for [`Batch::free`].
+    /// Releases the one name of a claim. `more` as for [`Batch::add_release`].
     pub(super) async fn release(
         &self,
         release: &'static BatchRelease,
@@ -215,7 +213,7 @@ impl FastPath {
         more: Option<&str>,
     ) -> RedisResult<Outcome> {
         self.join(Kind::Release, claim, |batch| {
-            batch.free(&self.layout, release, claim, more)
+            batch.add_release(&self.layout, release, claim, more)
         })
         .await
     }
@@ -236,7 +234,7 @@ impl FastPath {
     pub(super) fn vote(&self, sink: &Arc<dyn ReplySink>, last: usize, claim: &Claim, value: &str, floor: u64) {
         self.send_to_sink(sink, last, |state, handle| {
             let batch = state.batch_for(Kind::Vote, Some(&claim.owner));
-            batch.vote(&self.layout, claim, value, floor, handle);
+            batch.add_vote(&self.layout, claim, value, floor, handle);
         });
     }
 
@@ -250,7 +248,7 @@ impl FastPath {
     ) {
         self.send_to_sink(sink, number, |state, handle| {
             let batch = state.batch_for(Kind::Release, Some(&claim.owner));
-            batch.release_to_sink(&self.layout, release, claim, handle);
+            batch.add_release_to_sink(&self.layout, release, claim, handle);
         });
     }
 
@@ -333,7 +331,6 @@ impl FastPath {
         self.attempts.close();
         let mut state = self.state();
         state.seal();
-        // None of it is sent any more.
         state.out = Vec::new();
         state.written = 0;
         state.under_way = 0;
@@ -354,7 +351,6 @@ impl FastPath {
         self.state().has_left = true;
     }
 
-    /// Returns the liveness of the connection.
     pub(super) fn health(&self) -> &Health {
         &self.health
     }

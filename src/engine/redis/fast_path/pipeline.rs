@@ -105,13 +105,17 @@ impl Batch {
         outcome
     }
 
-    pub(super) fn look(&mut self, layout: &Layout, claim: &Claim) -> oneshot::Receiver<RedisResult<Outcome>> {
+    pub(super) fn add_check(&mut self, layout: &Layout, claim: &Claim) -> oneshot::Receiver<RedisResult<Outcome>> {
         let (lock, []) = self.room.keys(layout, claim.keys()[0].as_str(), []);
         resp::word(&mut self.locks, &[lock]);
         self.call(claim)
     }
 
-    pub(super) fn take(&mut self, layout: &Layout, claim: &Claim) -> oneshot::Receiver<RedisResult<Outcome>> {
+    pub(super) fn add_acquisition(
+        &mut self,
+        layout: &Layout,
+        claim: &Claim,
+    ) -> oneshot::Receiver<RedisResult<Outcome>> {
         let (lock, [queue]) = self.room.keys(layout, claim.keys()[0].as_str(), [Part::Queue]);
         resp::word(&mut self.locks, &[lock]);
         resp::word(&mut self.first, &[queue]);
@@ -120,7 +124,7 @@ impl Batch {
     }
 
     /// Adds a command of the caller.
-    pub(super) fn script(&mut self, cmd: &Cmd) -> oneshot::Receiver<RedisResult<Outcome>> {
+    pub(super) fn add_script(&mut self, cmd: &Cmd) -> oneshot::Receiver<RedisResult<Outcome>> {
         cmd.write_packed_command(&mut self.second);
         let (sender, outcome) = oneshot::channel();
         let (owner, reply_to) = (None, ReplyTo::Call(sender));
@@ -193,7 +197,7 @@ impl Batch {
     }
 
     /// Adds a vote with `value` as the value of the lock key, and `floor` as the fencing token.
-    pub(super) fn vote(&mut self, layout: &Layout, claim: &Claim, value: &str, floor: u64, handle: ReplyHandle) {
+    pub(super) fn add_vote(&mut self, layout: &Layout, claim: &Claim, value: &str, floor: u64, handle: ReplyHandle) {
         let (lock, [counter]) = self.room.keys(layout, claim.keys()[0].as_str(), [Part::Counter]);
         resp::word(&mut self.locks, &[lock]);
         set(&mut self.second, lock, value, claim);
@@ -203,7 +207,7 @@ impl Batch {
         self.join(claim, ReplyTo::Vote(handle));
     }
 
-    fn add_release(&mut self, layout: &Layout, release: &'static BatchRelease, claim: &Claim, more: Option<&str>) {
+    fn add_release_keys(&mut self, layout: &Layout, release: &'static BatchRelease, claim: &Claim, more: Option<&str>) {
         let (lock, [first, second]) = self.room.keys(layout, claim.keys()[0].as_str(), release.parts);
         for (keys, key) in [
             (&mut self.locks, lock),
@@ -220,26 +224,26 @@ impl Batch {
     }
 
     /// Adds a release. `more` follows the owner's token, after a colon.
-    pub(super) fn free(
+    pub(super) fn add_release(
         &mut self,
         layout: &Layout,
         release: &'static BatchRelease,
         claim: &Claim,
         more: Option<&str>,
     ) -> oneshot::Receiver<RedisResult<Outcome>> {
-        self.add_release(layout, release, claim, more);
+        self.add_release_keys(layout, release, claim, more);
         self.call(claim)
     }
 
     /// Adds a release whose answer goes to a sink.
-    pub(super) fn release_to_sink(
+    pub(super) fn add_release_to_sink(
         &mut self,
         layout: &Layout,
         release: &'static BatchRelease,
         claim: &Claim,
         handle: ReplyHandle,
     ) {
-        self.add_release(layout, release, claim, None);
+        self.add_release_keys(layout, release, claim, None);
         self.join(claim, ReplyTo::Release(handle));
     }
 

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn replies_are_told_apart_wherever_the_stream_is_cut() {
+    fn replies_are_split_wherever_the_stream_is_cut() {
         let replies: [&[u8]; 9] = [
             b":1\r\n",
             b":-1763706623123456\r\n",

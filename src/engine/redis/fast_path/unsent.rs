@@ -158,9 +158,9 @@ mod tests {
             let add = |state: &mut State, claim: &Claim| {
                 let batch = state.batch_for(kind, Some(&claim.owner));
                 match kind {
-                    Kind::Acquire => batch.take(&layout(), claim),
-                    Kind::Check => batch.look(&layout(), claim),
-                    _ => batch.script(redis::cmd("EVALSHA").arg(claim.owner.as_str())),
+                    Kind::Acquire => batch.add_acquisition(&layout(), claim),
+                    Kind::Check => batch.add_check(&layout(), claim),
+                    _ => batch.add_script(redis::cmd("EVALSHA").arg(claim.owner.as_str())),
                 }
             };
             let mut state = state();
@@ -208,7 +208,7 @@ mod tests {
         let add = |state: &mut State, number: usize| {
             state.health.sent(Moment::now());
             let batch = state.batch_for(Kind::Vote, Some(&claims[number].owner));
-            batch.vote(
+            batch.add_vote(
                 &layout(),
                 &claims[number],
                 "value",

@@ -1,6 +1,4 @@
-//! Takes the place of the fast path on systems without one: a type without values.
-
-#![allow(dead_code, reason = "the callers of a fast path are compiled, and never run")]
+//! Takes the place of the fast path on systems without one: a type without values. Its callers are compiled, and never run.
 
 #[path = "call.rs"]
 mod call;

@@ -36,7 +36,7 @@ pub(super) async fn watch(fast_path: Weak<FastPath>, stirred: Arc<Notify>) {
                 fast_path.flush();
                 fast_path.readable();
             }
-            if fast_path.health.is_lost(fast_path.patience) {
+            if fast_path.health.is_lost(fast_path.silence_limit) {
                 fast_path.end();
             }
             if waits {

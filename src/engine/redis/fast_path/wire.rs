@@ -70,8 +70,8 @@ impl FastPath {
                         if report.is_unknown {
                             state.is_unknown();
                         }
-                        // Calls see to that themselves.
-                        (0..report.sink_calls).for_each(|_| self.health.heard());
+                        // Waiting calls record that themselves.
+                        (0..report.sink_calls).for_each(|_| self.health.replied());
                         spoiled |= report.sink_calls > 0 && report.error.as_ref().is_some_and(spoils_connection);
                         continue;
                     }
@@ -80,8 +80,8 @@ impl FastPath {
                 let reply = resp::value(&state.input[taken..taken + length])?;
                 taken += length;
                 if let Single::Sink(_) = asked {
-                    // Calls see to that themselves.
-                    self.health.heard();
+                    // Waiting calls record that themselves.
+                    self.health.replied();
                     spoiled |= matches!(&reply, Value::ServerError(error) if spoils_connection(&error.clone().into()));
                 }
                 state.answer(asked, reply);

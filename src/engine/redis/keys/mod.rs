@@ -20,6 +20,8 @@
 //! **No collision.** Locks whose key would begin with `holdfast:` (possible with an empty prefix, or with one that begins so)
 //! are moved to `holdfast:lock:<prefix><name>`, where no companion key is. Only such locks are not shared with other tools.
 
+pub(super) mod slots;
+
 use std::fmt::Write;
 
 use self::slots::{hash_tag, slot, tag_for_slot};

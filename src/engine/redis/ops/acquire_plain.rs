@@ -170,7 +170,7 @@ impl RedisEngine {
     }
 
     /// Releases the one name of a claim without metadata. `None`: the release has to be made alone.
-    pub(in super::super) async fn free_on(
+    pub(in super::super) async fn release_on_fast_path(
         &self,
         link: &Link,
         fast_path: &FastPath,

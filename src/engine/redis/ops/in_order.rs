@@ -11,8 +11,8 @@ use crate::engine::{Acquired, Attempts, Engine};
 use crate::model::Claim;
 
 impl RedisEngine {
-    /// Makes one attempt for each claim. Claims whose names lie in one slot share a pipeline. A claim over several slots makes
-    /// its attempt alone.
+    /// Makes one attempt for each claim. Claims whose names are in one slot share a pipeline. A claim over several slots
+    /// makes its attempt alone.
     pub(in super::super) async fn acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
         let mut at = 0;
         while at < claims.len() {
@@ -46,7 +46,7 @@ impl RedisEngine {
         }
     }
 
-    /// Makes one attempt for each claim, in one pipeline. All names lie in one slot.
+    /// Makes one attempt for each claim, in one pipeline. All names are in one slot.
     async fn acquire_together(&self, claims: &[Arc<Claim>], slot: u16) -> Vec<Result<Acquired, Failure>> {
         let channel = match self.waiters.listening(slot).await {
             Ok(channel) => channel,

@@ -28,14 +28,14 @@ const RECORD_UNDER_WAY: [Duration; 2] = [Duration::from_millis(10), Duration::fr
 /// Reads, and reads again while a record is missing.
 pub(in super::super) async fn read_until_recorded<T, E, F>(
     look: impl Fn() -> F,
-    is_untold: impl Fn(&T) -> bool,
+    is_unrecorded: impl Fn(&T) -> bool,
 ) -> Result<T, E>
 where
     F: Future<Output = Result<T, E>>,
 {
     let mut seen = look().await?;
     for pause in RECORD_UNDER_WAY {
-        if !is_untold(&seen) {
+        if !is_unrecorded(&seen) {
             break;
         }
         tokio::time::sleep(pause).await;
@@ -46,10 +46,10 @@ where
 
 impl RedisEngine {
     /// Reads one name.
-    pub(in super::super) async fn look_at(&self, name: &str) -> Result<Option<LockInfo>, Failure> {
+    pub(in super::super) async fn inspect_name(&self, name: &str) -> Result<Option<LockInfo>, Failure> {
         self.write_records();
-        let is_untold = |seen: &Option<Seen>| seen.as_ref().is_some_and(|seen| seen.untold);
-        let seen = read_until_recorded(|| self.read(name), is_untold).await?;
+        let is_unrecorded = |seen: &Option<Seen>| seen.as_ref().is_some_and(|seen| seen.unrecorded);
+        let seen = read_until_recorded(|| self.read(name), is_unrecorded).await?;
         Ok(seen.map(|seen| seen.info))
     }
 
@@ -61,12 +61,12 @@ impl RedisEngine {
             return Ok(None);
         }
         let info = info(name, &row).ok_or(Failure::Unexpected("inspect.lua"))?;
-        let untold = self.counts && info.holder.is_none() && is_ours(&row);
-        Ok(Some(Seen { info, untold }))
+        let unrecorded = self.counts && info.holder.is_none() && is_ours(&row);
+        Ok(Some(Seen { info, unrecorded }))
     }
 
     /// Reads every name with a prefix, sorted. Each page has `page_timeout`.
-    pub(in super::super) async fn look_for(
+    pub(in super::super) async fn list_names(
         &self,
         prefix: &str,
         page_timeout: Duration,
@@ -75,17 +75,17 @@ impl RedisEngine {
         let names = self.scan(prefix, page_timeout).await?;
         let mut found = self.read_all(names, page_timeout).await?;
         for pause in RECORD_UNDER_WAY {
-            let untold: Vec<String> = found
+            let unrecorded: Vec<String> = found
                 .iter()
-                .filter(|seen| seen.untold)
+                .filter(|seen| seen.unrecorded)
                 .map(|seen| seen.info.name.clone())
                 .collect();
-            if untold.is_empty() {
+            if unrecorded.is_empty() {
                 break;
             }
             tokio::time::sleep(pause).await;
-            found.retain(|seen| !seen.untold);
-            found.extend(self.read_all(untold, page_timeout).await?);
+            found.retain(|seen| !seen.unrecorded);
+            found.extend(self.read_all(unrecorded, page_timeout).await?);
             found.sort_by(|a, b| a.info.name.cmp(&b.info.name));
         }
         Ok(found.into_iter().map(|seen| seen.info).collect())
@@ -190,7 +190,7 @@ fn info(name: &str, row: &Value) -> Option<LockInfo> {
 struct Seen {
     info: LockInfo,
     /// It looks like a lock of this engine, and has no record (yet).
-    untold: bool,
+    unrecorded: bool,
 }
 
 /// Whether a lock looks like one of this engine, by the answer of `inspect.lua`.

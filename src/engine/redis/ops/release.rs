@@ -207,17 +207,17 @@ impl RedisEngine {
         }
     }
 
-    /// Runs a script behind the attempts that this process has sent on the ordinary connection.
+    /// Runs a script after the attempts that this process has sent on the ordinary connection.
     async fn run_behind(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
         match (&self.replicated, &self.route) {
-            (Some(replicated), _) => replicated.link.run_ordinarily(script, call).await,
-            (None, Route::One(link)) => link.run_ordinarily(script, call).await,
+            (Some(replicated), _) => replicated.link.run_on_ordinary_connection(script, call).await,
+            (None, Route::One(link)) => link.run_on_ordinary_connection(script, call).await,
             (None, Route::Cluster(_)) => self.route.run(script, call, slot).await,
         }
     }
 
     /// Releases a name, no matter which owner holds it.
-    pub(in super::super) async fn free(&self, key: &Key) -> Result<bool, Failure> {
+    pub(in super::super) async fn force_release_name(&self, key: &Key) -> Result<bool, Failure> {
         const PARTS: [Part; 4] = [Part::Lock, Part::Queue, Part::Fence, Part::Metadata];
         let mut call = FORCE_RELEASE.call(&self.layout, &PARTS, std::iter::once(key.as_str()));
         let slot = self.slot(key);

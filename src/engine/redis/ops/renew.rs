@@ -29,7 +29,7 @@ impl RedisEngine {
         }
     }
 
-    /// Renews one lease whose names lie in one slot.
+    /// Renews one lease whose names are in one slot.
     pub(in super::super) async fn renew_part(&self, renewal: Renewal<'_>) -> Result<Renewed, Failure> {
         let answers = self.run_renewals(std::slice::from_ref(&renewal), &[0]).await?;
         answers.first().copied().ok_or(UNEXPECTED)

@@ -3,27 +3,30 @@
 //! There is one bounded list and at most one task per node.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::Quorum;
-use super::scripts::{RELEASE, WITHDRAW};
-use super::tenure::Tenure;
+use super::request_lifetime::RequestLifetime;
+use super::scripts::{RELEASE, ROLLBACK};
+use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::model::Claim;
 
-/// The most entries of one node. While the list is full, further entries are dropped: what they would have removed ends
-/// with its ttl, and the oldest entries are those of locks that were granted before the node failed.
-const MOST: usize = 30_000;
+/// The largest number of entries of one node. While the list is full, further entries are dropped: the keys that they would
+/// remove expire with their ttl, and the oldest entries are those of locks that were granted before the node failed.
+const MAX_ENTRIES: usize = 30_000;
 /// How many entries are sent to a node together.
 pub(super) const BATCH: usize = 64;
-/// Pauses while a node does not answer.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest pause while a node does not answer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The pauses while a node does not answer.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), LONGEST_PAUSE).with_jitter(0.0);
 /// Delays of the repeats of a doubtful entry. Bytes that a broken connection left in a buffer are executed or lost within
 /// about a minute.
 const REPEATS: [Duration; 3] = [
@@ -37,10 +40,13 @@ const KEPT: Duration = Duration::from_secs(66);
 /// What an entry removes.
 #[derive(Debug)]
 pub(super) enum Remains {
-    /// Whatever the owner holds. The names stay busy until `until`.
+    /// The names that the owner holds. They stay busy until `until`.
     Lease { until: Moment },
-    /// The vote with this value, after the end of the tenure.
-    Vote { value: Box<str>, tenure: Arc<Tenure> },
+    /// The vote with this value, after the end of the request lifetime.
+    Vote {
+        value: Box<str>,
+        lifetime: Arc<RequestLifetime>,
+    },
 }
 
 #[derive(Debug)]
@@ -102,13 +108,9 @@ impl Lists {
 }
 
 impl Cleanup {
-    fn lock(&self) -> MutexGuard<'_, Lists> {
-        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.lock().len()
+        self.lists.lock().len()
     }
 }
 
@@ -140,8 +142,8 @@ impl Quorum {
 
     fn add(self: &Arc<Self>, node: usize, add: impl FnOnce(&mut Lists)) {
         let cleanup = &self.nodes[node].cleanup;
-        let mut lists = cleanup.lock();
-        if lists.len() >= MOST {
+        let mut lists = cleanup.lists.lock();
+        if lists.len() >= MAX_ENTRIES {
             return;
         }
         add(&mut lists);
@@ -158,17 +160,17 @@ impl Quorum {
     async fn remove(self: &Arc<Self>, node: usize, batch: Vec<Entry>, number: usize) -> Vec<Entry> {
         let removals = batch.iter().map(|entry| async {
             let (script, call) = match &entry.remains {
-                // The tenure still lasts: the next repeat checks again.
-                Remains::Vote { tenure, .. } if !tenure.is_over() => return true,
-                Remains::Vote { value, .. } => (&WITHDRAW, self.withdrawal(&entry.claim, value)),
+                // The request lifetime still lasts: the next repeat checks again.
+                Remains::Vote { lifetime, .. } if !lifetime.has_ended() => return true,
+                Remains::Vote { value, .. } => (&ROLLBACK, self.rollback_call(&entry.claim, value)),
                 Remains::Lease { until } => (&RELEASE, self.release_call(&entry.claim, *until)),
             };
             let removal = self.nodes[node].number(script, &call);
-            matches!(tokio::time::timeout(self.patience, removal).await, Ok(Ok(_)))
+            matches!(tokio::time::timeout(self.node_timeout, removal).await, Ok(Ok(_)))
         });
         let confirmed = join_all(removals).await;
         let mut failed = Vec::new();
-        let mut lists = self.nodes[node].cleanup.lock();
+        let mut lists = self.nodes[node].cleanup.lists.lock();
         for (mut entry, is_confirmed) in batch.into_iter().zip(confirmed) {
             entry.urgent = None;
             if !is_confirmed {
@@ -184,10 +186,10 @@ impl Quorum {
 /// Serves the list of one node until it is empty.
 async fn serve(quorum: Arc<Quorum>, node: usize) {
     let cleanup = &quorum.nodes[node].cleanup;
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = BACKOFF;
     loop {
         let (due, next) = {
-            let mut lists = cleanup.lock();
+            let mut lists = cleanup.lists.lock();
             let due = lists.take();
             if due.is_none() && lists.len() == 0 {
                 *lists = Lists::default();
@@ -205,18 +207,17 @@ async fn serve(quorum: Arc<Quorum>, node: usize) {
         };
         let failed = quorum.remove(node, batch, number).await;
         if failed.is_empty() {
-            pause = FIRST_PAUSE;
+            backoff.reset();
             continue;
         }
         {
-            let mut lists = cleanup.lock();
+            let mut lists = cleanup.lists.lock();
             for entry in failed.into_iter().rev().filter(|entry| !entry.ends.is_past()) {
                 lists.due.push_front(entry);
             }
             // No close waits for a node that does not answer.
             lists.due.iter_mut().for_each(|entry| entry.urgent = None);
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        tokio::time::sleep(backoff.delay()).await;
     }
 }

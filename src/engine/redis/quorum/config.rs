@@ -1,44 +1,44 @@
-//! From a list of URLs to the nodes of a quorum.
+//! Parses a list of URLs into the nodes of a quorum.
 
 use std::time::Duration;
 
-use super::super::config::RedisConfig;
 use crate::engine::Settings;
+use crate::engine::redis::config::RedisConfig;
 use crate::error::LockError;
 
 const RULE: &str = "must be one URL, or a list of redis:// and rediss:// URLs";
-/// Two nodes are worse than one: both would be needed for every majority, and the loss of either would stop everything.
-const LEAST_NODES: usize = 3;
-/// A node gets this part of the store's time limit for an answer, so that one that hangs costs little, and the service
-/// above comes to a second and a third try within the limit.
+/// Two nodes are worse than one: every majority would need both, and the loss of either would stop everything.
+const MIN_NODES: usize = 3;
+/// A node has this part of the store timeout for an answer, so that a node that hangs costs little time, and the service
+/// can retry within the store timeout.
 const NODE_SHARE: u32 = 4;
-/// But never less than this.
-pub(super) const LEAST_PATIENCE: Duration = Duration::from_millis(50);
+/// The shortest time that a node has for an answer.
+pub(super) const MIN_NODE_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// Independent Redis servers that were understood from a list of URLs.
+/// The independent Redis servers of a list of URLs.
 #[derive(Debug, Clone)]
 pub struct QuorumConfig {
     pub(super) nodes: Vec<RedisConfig>,
-    /// How long one node has for one answer, at most.
-    pub(super) patience: Duration,
+    /// The longest time that one node has for one answer.
+    pub(super) node_timeout: Duration,
 }
 
 impl QuorumConfig {
-    /// Understands three URLs or more, each as [`RedisConfig::parse`] does.
+    /// Parses a list of at least three URLs, each with [`RedisConfig::parse`].
     ///
     /// # Behavior
-    /// The order does not matter. An even number is allowed, though the last node then adds nothing to what may fail: of
-    /// four nodes three are a majority.
+    /// The order does not matter. An even number is allowed, but the last node adds no fault tolerance: of four nodes three
+    /// are a majority.
     ///
     /// # Errors
-    /// `LOCK_INVALID_ARGUMENT` naming `target` for another scheme in the list, for two URLs, and for an address that
-    /// comes twice (such a server would vote twice); and whatever [`RedisConfig::parse`] refuses.
+    /// `LOCK_INVALID_ARGUMENT` with `target` for another scheme in the list, for two URLs, for a duplicate address (such a
+    /// server would vote twice), and for each URL that [`RedisConfig::parse`] rejects.
     pub fn parse(urls: &[String], settings: &Settings) -> Result<Self, LockError> {
         for url in urls {
             let scheme = url.split_once(':').map(|(scheme, _)| scheme);
             match scheme {
                 Some("redis" | "rediss") => {}
-                // Without a scheme the whole text may be anything, a password included: it is not shown.
+                // Text without a scheme may contain a password, so the message does not contain it.
                 None => {
                     return Err(LockError::invalid(
                         "target",
@@ -52,13 +52,13 @@ impl QuorumConfig {
                 }
             }
         }
-        if urls.len() < LEAST_NODES {
+        if urls.len() < MIN_NODES {
             let rule = "must list 3 Redis nodes or more: with 2 the loss of either would stop everything";
             return Err(LockError::invalid("target", rule, format_args!("{} URLs", urls.len())));
         }
-        let patience = (settings.store_timeout / NODE_SHARE).max(LEAST_PATIENCE);
+        let node_timeout = (settings.store_timeout / NODE_SHARE).max(MIN_NODE_TIMEOUT);
         let each = Settings {
-            store_timeout: patience,
+            store_timeout: node_timeout,
             ..settings.clone()
         };
         let nodes = urls
@@ -75,7 +75,7 @@ impl QuorumConfig {
                 ));
             }
         }
-        Ok(QuorumConfig { nodes, patience })
+        Ok(QuorumConfig { nodes, node_timeout })
     }
 }
 
@@ -96,13 +96,13 @@ mod tests {
             panic!()
         };
         assert_eq!(config.nodes.len(), 3);
-        assert_eq!(config.patience, Duration::from_millis(1250));
+        assert_eq!(config.node_timeout, Duration::from_millis(1250));
         assert!(parse(&["redis://a", "redis://b", "redis://c", "redis://d"]).is_ok());
         assert!(matches!(parse(&["redis://a"]), Ok(EngineConfig::Redis(_))));
     }
 
     #[test]
-    fn what_is_no_quorum_is_refused_without_showing_it() {
+    fn a_list_that_is_no_quorum_is_rejected_without_its_secrets() {
         for (urls, why) in [
             (
                 &["redis://:secret@a", "mongodb://:secret@b", "redis://c"][..],

@@ -1,33 +1,32 @@
-//! The fence of a grant: what the nodes propose becomes one number.
+//! The fencing token of a grant, computed from the proposals of the nodes.
 //!
-//! `docs/quorum.md` has the rule and why it holds; `model/` runs this very function through every order of events
-//! on three nodes.
+//! `docs/quorum.md` has the rule and its proof. `model/` calls this function in every order of events on three nodes.
 
-/// What a node proposed.
+/// The proposal of one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Proposal {
     pub(super) node: usize,
     pub(super) fence: u64,
-    /// From an earlier attempt of the same owner, and kept ever since.
+    /// The node gave this vote to an earlier attempt of the same owner, which has kept it since.
     pub(super) already: bool,
 }
 
-/// The fence, and what is missing until it may be used.
+/// The fencing token, and what is missing until it may be used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Agreement {
     pub(super) fence: u64,
-    /// How many of the nodes have it, or a larger one, as their last.
+    /// The number of nodes whose last token is this one or a larger one.
     pub(super) known: usize,
-    /// The nodes that have a smaller one.
+    /// The nodes whose last token is smaller.
     pub(super) behind: Vec<usize>,
 }
 
-/// The fence that follows from the proposals of a majority.
+/// Returns the fencing token that follows from the proposals of a majority.
 ///
 /// # Behavior
-/// The largest proposal: each is larger than what its node had before, and the majority that knows the last grant's fence
-/// shares a node with this one. It counts once a majority knows it, too. An owner that had the votes of a majority already
-/// gets the fence that those know: its earlier grant, if there was one, was made with it.
+/// It is the largest proposal: each proposal is larger than the last token of its node, and the majority that knows the token
+/// of the last grant shares a node with this one. It counts once a majority knows it, too. An owner that had the votes of a
+/// majority already gets the token that these nodes know: its earlier grant, if there was one, has that token.
 pub(super) fn agree(proposals: &[Proposal], majority: usize) -> Agreement {
     let kept = proposals.iter().filter(|proposal| proposal.already).count() >= majority;
     let fence = proposals
@@ -65,14 +64,14 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_wins_and_the_others_are_behind() {
+    fn the_largest_proposal_is_the_token_and_the_other_nodes_are_behind() {
         let agreement = agree(&proposals(&[(0, 7, false), (1, 9, false), (2, 8, true)]), 2);
         let (fence, known, behind) = (9, 1, vec![0, 2]);
         assert_eq!(agreement, Agreement { fence, known, behind });
     }
 
     #[test]
-    fn a_majority_that_was_kept_stands_by_its_fence() {
+    fn a_majority_of_kept_votes_keeps_its_token() {
         let agreement = agree(&proposals(&[(0, 7, true), (1, 9, false), (2, 6, true)]), 2);
         let (fence, known, behind) = (7, 2, vec![2]);
         assert_eq!(agreement, Agreement { fence, known, behind });

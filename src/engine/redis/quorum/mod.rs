@@ -1,27 +1,29 @@
-//! A quorum of independent Redis nodes: what a majority of them grants is held (the algorithm called Redlock in Redis's
-//! manual, with what its published versions lack).
+//! A quorum of independent Redis nodes: a lock is held while a majority of them holds it. It is the algorithm called Redlock
+//! in the manual of Redis, with what its published versions lack.
 //!
 //! # Behavior
-//! Every verb asks all nodes at once and goes by what a majority says; nobody waits for the others. `docs/quorum.md` has
-//! the argument for mutual exclusion, the rule of the fences with its proof, and what is asked of the servers.
+//! Every verb sends a request to all nodes at once, and returns when a majority has decided: no call waits for the other
+//! nodes. `docs/quorum.md` has the argument for mutual exclusion, the rule of the fencing tokens with its proof, and the
+//! requirements on the servers.
 //!
-//! - **A fresh value per attempt.** A lock key holds `<owner token>.<attempt>`. What failed is taken back by that value, so
-//!   that a late "take back" never hits the next attempt of the same owner; a release goes by the owner, whichever attempt
-//!   it was.
-//! - **Nothing is left behind.** A request whose answer is late or lost is followed up until the answer is there, or
-//!   nothing of it can be on its way any more (`withdraw.rs`, `tenure.rs`). A bounded list per node has the removals that
-//!   the node did not confirm (`cleanup.rs`). A vote that is unsent when its attempt ends is never sent.
-//! - **Validity.** A node has a third of the ttl for its vote at most, so a grant (with the fence agreed on, two thirds at
-//!   most) comes with time left: ttl − elapsed − drift > 0. Below a ttl of 150 ms the least patience with a node is
-//!   longer than that; there as everywhere the service counts from before the first request, and refuses what is over.
-//! - **Lanes.** A call on the event loop's thread asks the nodes by their fast lanes (`lane/`), and each answer is counted
-//!   where it is read; no task is made for it. Elsewhere, and for a node without a lane, a task for each node asks by the
-//!   ordinary connection. Both end in the same place (`attempt.rs`, `release.rs`).
-//! - **A renewal heals** nodes that lost the lock by a restart or were down when it was granted (`renew.rs`).
+//! - **A fresh value for each attempt.** A lock key contains `<owner token>.<attempt>`. A failed attempt is rolled back by
+//!   that value, so that a late rollback never removes the vote of the next attempt by the same owner. A release is by owner
+//!   token, for all attempts of the owner.
+//! - **Nothing is left behind.** A request with a late or lost answer is tracked until the answer has arrived, or until the
+//!   request can not be in flight any more (`acquire/rollback.rs`, `request_lifetime.rs`). A bounded list for each node has
+//!   the removals that the node did not confirm (`cleanup.rs`). A vote that is unsent when its attempt ends is never sent.
+//! - **Validity.** A node has at most a third of the ttl for its vote. So a grant, including the agreement on the fencing
+//!   token, takes two thirds at most and leaves time: ttl − elapsed − drift > 0. Below a ttl of 150 ms the shortest time that
+//!   a node has is longer than a third. The service always counts from before the first request, and rejects a grant that
+//!   has expired.
+//! - **Fast paths.** A call on the event loop's thread uses the fast paths of the nodes, and each answer is counted where it
+//!   is read, without a task. Other calls, and calls to a node without a fast path, have a task for each node that uses the
+//!   ordinary connection. The answers of both are handled in the same functions (`acquire/round.rs`, `release.rs`).
+//! - **A renewal heals** nodes that lost the lock in a restart or were down when it was granted (`renew.rs`).
 //!
 //! # Deployment
-//! Each node as one that stands alone (`maxmemory-policy noeviction`), none of them a replica of another. A user with no
-//! more rights than needed, on each, for the prefix `lock:`:
+//! Each node is a standalone server (`maxmemory-policy noeviction`), and none is a replica of another. The rights that a user
+//! needs on each node, for the prefix `lock:`:
 //!
 //! ```text
 //! ACL SETUSER holdfast on >PASSWORD resetkeys resetchannels -@all
@@ -30,21 +32,19 @@
 //! ```
 
 mod acquire;
-mod attempt;
 mod cleanup;
 mod config;
 mod fence;
-mod look;
+mod inspect;
 #[cfg(test)]
 mod model;
 mod node;
+mod notify;
 mod release;
 mod renew;
+mod request_lifetime;
 mod scripts;
-mod tally;
-mod tenure;
-mod wake;
-mod withdraw;
+mod votes;
 
 use std::fmt;
 use std::sync::Arc;
@@ -52,7 +52,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-#[cfg(unix)]
 use futures_util::future::join_all;
 use redis::Cmd;
 use tokio::runtime::Handle;
@@ -61,45 +60,46 @@ use tokio_util::task::TaskTracker;
 
 pub use config::QuorumConfig;
 
-use self::config::LEAST_PATIENCE;
+use self::config::MIN_NODE_TIMEOUT;
 use self::node::Node;
-use self::tally::{Tally, majority, no_majority};
-use self::tenure::Tenures;
+use self::request_lifetime::RequestLifetimes;
+use self::votes::{Votes, majority, no_majority};
 use super::error::{ENGINE, Failure};
-#[cfg(unix)]
-use super::fast_path::resp;
 use super::keys::{Layout, Part};
-#[cfg(unix)]
-use super::ops::contended::Contended;
 use super::scripts::Script;
+use super::{fast_path::resp, ops::contended::Contended};
 use crate::engine::attempt_queue::AttemptQueue;
 use crate::engine::{Acquired, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
-/// How many attempts to acquire are in progress at once. Renewals and releases are not limited.
+/// The largest number of attempts in progress. Renewals and releases are not limited.
 const ATTEMPTS: usize = 512;
+
+/// The keys of a lease, for each name.
+const PARTS: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
+/// The keys of a vote, for each name. The metadata key only for a claim with metadata.
+const VOTED: [Part; 4] = [Part::Lock, Part::Fence, Part::Counter, Part::Metadata];
 
 /// The engine behind a list of `redis://` and `rediss://` URLs.
 pub struct QuorumEngine {
     quorum: Arc<Quorum>,
 }
 
-/// What the verbs and their work in the background share.
+/// The state that the verbs and their background tasks share.
 struct Quorum {
     nodes: Box<[Arc<Node>]>,
     layout: Layout,
-    /// How long one node has for one answer, at most.
-    patience: Duration,
+    /// The longest time that one node has for one answer.
+    node_timeout: Duration,
     attempts: Arc<AttemptQueue>,
     last_attempt: AtomicU64,
     last_floor: AtomicU64,
-    tenures: Tenures,
-    #[cfg(unix)]
+    lifetimes: RequestLifetimes,
     contended: Contended,
     closing: CancellationToken,
-    /// Work is left behind where no runtime is entered.
+    /// Background tasks are also spawned by threads that are not in a runtime.
     runtime: Handle,
-    /// What a close waits for: releases on their way.
+    /// Tracks the releases in flight, for which a close waits.
     urgent: TaskTracker,
 }
 
@@ -113,32 +113,35 @@ impl fmt::Debug for QuorumEngine {
 }
 
 impl QuorumEngine {
-    /// Connects, and makes sure that the servers are new enough.
+    /// Connects, and checks the versions of the servers.
     ///
     /// # Behavior
-    /// A majority has to answer. The others are taken up when they come.
+    /// A majority has to answer. The other nodes are used when they answer later.
     ///
     /// # Errors
-    /// When no majority can be reached, or any node refuses the login or is older than Redis 6.2: that is a mistake which
+    /// Fails when no majority answers. Also fails when any node rejects the login or is older than Redis 6.2: this mistake
     /// would otherwise show when another node fails.
     pub async fn connect(config: QuorumConfig) -> Result<Arc<Self>> {
         let layout = config.nodes[0].layout.clone();
         let quorum = Arc::new(Quorum {
             nodes: config.nodes.into_iter().map(|node| Arc::new(Node::new(node))).collect(),
             layout,
-            patience: config.patience,
+            node_timeout: config.node_timeout,
             attempts: AttemptQueue::new(ATTEMPTS),
             last_attempt: AtomicU64::new(0),
             last_floor: AtomicU64::new(0),
-            tenures: Tenures::default(),
-            #[cfg(unix)]
+            lifetimes: RequestLifetimes::default(),
             contended: Contended::default(),
             closing: CancellationToken::new(),
             runtime: Handle::current(),
             urgent: TaskTracker::new(),
         });
         let engine = Arc::new(QuorumEngine { quorum });
-        engine.quorum.greet().await.inspect_err(|_| engine.quorum.shut())?;
+        engine
+            .quorum
+            .handshake()
+            .await
+            .inspect_err(|_| engine.quorum.close_connections())?;
         Ok(engine)
     }
 }
@@ -146,7 +149,7 @@ impl QuorumEngine {
 #[cfg(test)]
 impl QuorumEngine {
     /// Returns the number of entries on the clean-up list of a node.
-    pub(super) fn remains(&self, node: usize) -> usize {
+    pub(super) fn cleanup_len(&self, node: usize) -> usize {
         self.quorum.nodes[node].cleanup.len()
     }
 
@@ -164,57 +167,57 @@ impl Quorum {
         majority(self.nodes.len())
     }
 
-    /// Greets every node. Connecting is worth waiting for the slow ones, within what any node has for an answer.
-    async fn greet(self: &Arc<Self>) -> Result<()> {
-        let tally = self.ask(self.patience, |node| async move { node.greet().await });
-        let (_, answers) = tally.decide(self.patience, |_| None::<()>).await;
-        let refusal = answers.iter().find_map(|answer| match answer {
+    /// Connects to every node. Waits for the slow ones, too, within the time that a node has for an answer.
+    async fn handshake(self: &Arc<Self>) -> Result<()> {
+        let votes = self.request(self.node_timeout, |node| async move { node.handshake().await });
+        let (_, answers) = votes.decide(self.node_timeout, |_| None::<()>).await;
+        let rejection = answers.iter().find_map(|answer| match answer {
             Some(Err(failure)) if !failure.retryable() => Some(failure.clone()),
             _ => None,
         });
-        if let Some(failure) = refusal {
+        if let Some(failure) = rejection {
             return Err(failure.during("connect"));
         }
         if answers.iter().filter(|answer| matches!(answer, Some(Ok(())))).count() < self.majority() {
-            return Err(self.no_majority("connect", &answers, self.patience));
+            return Err(self.no_majority("connect", &answers, self.node_timeout));
         }
         Ok(())
     }
 
-    /// Puts a question to every node at once. Each has `limit` for its answer.
-    fn ask<T, F>(self: &Arc<Self>, limit: Duration, call: impl Fn(Arc<Node>) -> F) -> Arc<Tally<T>>
+    /// Sends a request to every node at once. Each node has `limit` for its answer.
+    fn request<T, F>(self: &Arc<Self>, limit: Duration, call: impl Fn(Arc<Node>) -> F) -> Arc<Votes<T>>
     where
         T: Send + 'static,
         F: Future<Output = std::result::Result<T, Failure>> + Send + 'static,
     {
-        let tally = Arc::new(Tally::new(self.nodes.len()));
+        let votes = Arc::new(Votes::new(self.nodes.len()));
         for (index, node) in self.nodes.iter().enumerate() {
-            let (answer, tally) = (call(node.clone()), tally.clone());
+            let (answer, votes) = (call(node.clone()), votes.clone());
             self.spawn(async move {
                 if let Ok(answer) = tokio::time::timeout(limit, answer).await {
-                    tally.cast(index, answer);
+                    votes.cast(index, answer);
                 }
             });
         }
-        tally
+        votes
     }
 
-    /// Asks every node for a number, and takes `yes` of it.
-    fn ask_number(
+    /// Runs a script whose answer is a number on every node, and maps the number with `yes`.
+    fn request_number(
         self: &Arc<Self>,
         limit: Duration,
         script: &'static Script,
         call: Cmd,
         yes: impl Fn(i64) -> bool + Copy + Send + 'static,
-    ) -> Arc<Tally<bool>> {
+    ) -> Arc<Votes<bool>> {
         let call = Arc::new(call);
-        self.ask(limit, move |node| {
+        self.request(limit, move |node| {
             let call = call.clone();
             async move { node.number(script, &call).await.map(yes) }
         })
     }
 
-    /// Work that goes on without its caller, until the engine is closed.
+    /// Spawns a task that continues without its caller until the engine is closed.
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let closing = self.closing.clone();
         self.runtime.spawn(async move {
@@ -226,20 +229,20 @@ impl Quorum {
         });
     }
 
-    /// The call of a script with the keys of every name of a claim, and its first argument.
+    /// Returns the call of a script with the keys of every name of a claim, and its first argument.
     fn call(&self, script: &Script, parts: &[Part], claim: &Claim, first: &str) -> Cmd {
         let mut call = script.call(&self.layout, parts, claim.keys().iter().map(Key::as_str));
         call.arg(first);
         call
     }
 
-    /// How long a node has for an answer while a lease of so long a ttl is begun.
-    fn limit(&self, ttl: Ttl) -> Duration {
-        self.patience.min((ttl.duration() / 3).max(LEAST_PATIENCE))
+    /// Returns the time that a node has for its vote for a lease with this ttl.
+    fn vote_timeout(&self, ttl: Ttl) -> Duration {
+        self.node_timeout.min((ttl.duration() / 3).max(MIN_NODE_TIMEOUT))
     }
 
-    /// A number for the next attempt, larger than every earlier one of this process: the wall clock in µs, where it has
-    /// moved on. (Other processes never make attempts of the same owner.)
+    /// Returns the number of the next attempt, larger than every earlier one of this process: the wall clock in µs, or the
+    /// last number + 1. (Other processes never make attempts of the same owner.)
     fn next_attempt(&self) -> u64 {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -248,40 +251,40 @@ impl Quorum {
         next(&self.last_attempt, now)
     }
 
-    /// The floor of the next attempt's fence: the time, where it is known, but larger than every earlier one of this
-    /// process, so that two attempts do not ask for the same.
+    /// Returns the floor of the next attempt's fencing token: the given time, but larger than every earlier floor of this
+    /// process, so that no two attempts have the same. Returns 0 if the time is not known.
     fn next_floor(&self, time: u64) -> u64 {
         if time == 0 { 0 } else { next(&self.last_floor, time) }
     }
 
-    /// Has what inspection tells written down, before somebody looks.
+    /// Flushes deferred grant records so that `inspect` sees them.
     fn write_records(&self) {
-        #[cfg(unix)]
-        for lane in self.nodes.iter().filter_map(|node| node.link.fast_path()) {
-            lane.write_records();
+        for fast_path in self.nodes.iter().filter_map(|node| node.link.fast_path()) {
+            fast_path.write_records();
         }
     }
 
-    /// The same, and waits until it is written, for so long at most: what comes next goes another way to the nodes.
-    #[cfg(unix)]
-    async fn settle_records(&self, limit: Duration) {
-        let lanes: Vec<_> = self.nodes.iter().filter_map(|node| node.link.fast_path()).collect();
-        let written = lanes.iter().filter(|lane| lane.write_records());
-        let settled = join_all(written.map(|lane| lane.call_written(|out| resp::write(out, &["TIME"]))));
-        let _ = tokio::time::timeout(limit, settled).await;
+    /// Flushes deferred grant records and waits until they are written, up to `limit`: the next request uses another
+    /// connection.
+    async fn flush_records(&self, limit: Duration) {
+        let fast_paths: Vec<_> = self.nodes.iter().filter_map(|node| node.link.fast_path()).collect();
+        let written = fast_paths.iter().filter(|fast_path| fast_path.write_records());
+        // The reply comes after those to the records.
+        let replies = join_all(written.map(|fast_path| fast_path.call_written(|out| resp::write(out, &["TIME"]))));
+        let _ = tokio::time::timeout(limit, replies).await;
     }
 
     fn no_majority<T>(
         &self,
         op: &'static str,
-        answers: &[tally::Answer<T>],
+        answers: &[votes::Answer<T>],
         limit: Duration,
     ) -> crate::error::EngineError {
         no_majority(op, self.nodes.iter().map(|node| &**node), answers, limit)
     }
 
-    /// Gives back the connections.
-    fn shut(&self) {
+    /// Ends the background tasks and closes the connections.
+    fn close_connections(&self) {
         self.closing.cancel();
         for node in &self.nodes {
             node.link.close();
@@ -289,7 +292,7 @@ impl Quorum {
     }
 }
 
-/// The next of growing numbers, and no less than this.
+/// Returns the next of growing numbers, at least `least`.
 fn next(last: &AtomicU64, least: u64) -> u64 {
     let after = |last: u64| Some(least.max(last + 1));
     let before = last.fetch_update(Ordering::Relaxed, Ordering::Relaxed, after);
@@ -331,22 +334,22 @@ impl Engine for QuorumEngine {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.quorum.look_at(key.as_str()).await
+        self.quorum.inspect(key.as_str()).await
     }
 
     async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        self.quorum.look_for(prefix, page_timeout).await
+        self.quorum.list(prefix, page_timeout).await
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {
-        self.quorum.free(key).await
+        self.quorum.force_release(key).await
     }
 
     /// # Behavior
-    /// A release that a majority has confirmed may still be on its way to the other nodes: it is waited for.
+    /// Waits for releases that a majority has confirmed and that are still in flight to other nodes.
     async fn close(&self) {
         self.quorum.urgent.close();
-        let _ = tokio::time::timeout(self.quorum.patience, self.quorum.urgent.wait()).await;
-        self.quorum.shut();
+        let _ = tokio::time::timeout(self.quorum.node_timeout, self.quorum.urgent.wait()).await;
+        self.quorum.close_connections();
     }
 }

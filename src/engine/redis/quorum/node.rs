@@ -1,54 +1,56 @@
-//! One node of the quorum: its connection, its clock, and what its scripts answer.
+//! One node of the quorum: its connection, its clock, and the answers of its scripts.
 
-use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::{Cmd, Value};
 
-use super::super::config::RedisConfig;
-use super::super::connection::Link;
-use super::super::connection::version::{OLDEST, check_version};
-use super::super::error::{Failure, spoils_connection};
-use super::super::scripts::Script;
 use super::cleanup::Cleanup;
 use super::scripts::RENEW;
 use crate::clock::Moment;
+use crate::engine::redis::config::RedisConfig;
+use crate::engine::redis::connection::Link;
+use crate::engine::redis::connection::version::{OLDEST, check_version};
+use crate::engine::redis::error::{Failure, spoils_connection};
+use crate::engine::redis::scripts::Script;
 
 pub(super) struct Node {
     pub(super) link: Arc<Link>,
     pub(super) address: Box<str>,
     pub(super) cleanup: Cleanup,
+    /// The connection of the last attempt on an ordinary connection. Zero: there was none.
+    last_attempt_on: AtomicU64,
     clock: Mutex<Option<Clock>>,
 }
 
-/// What is known of a node's clock.
+/// The last observation of a node's clock.
 #[derive(Debug, Clone, Copy)]
 struct Clock {
-    /// How far it is ahead of the local one, in µs.
-    ahead: i64,
-    /// When that was learnt, by the local one.
+    /// By how many µs it is ahead of the local clock.
+    offset: i64,
+    /// The local time of the observation, in µs.
     at: i64,
 }
 
-/// A node's clock that differs by more from what was known of it was set anew, in µs.
-const LEAP: i64 = 100_000;
-/// By how much a floor may differ from what a node's clock shows, in µs. `acquire.lua` has the same.
-#[cfg(unix)]
-const PUNCTUAL: u64 = 100_000;
+/// A clock that differs from the last observation by more than this was set, in µs.
+const CLOCK_STEP: i64 = 100_000;
+/// The largest difference between a floor and a node's clock, in µs. `acquire.lua` has the same limit.
+const MAX_CLOCK_DIFFERENCE: u64 = 100_000;
 
 impl Clock {
-    /// Takes up what the node's clock showed in an answer that came just now.
+    /// Combines the known observation with the time `shown` in an answer that arrived at the local time `at`.
     ///
     /// # Behavior
-    /// An answer that was slow makes the clock look further behind than it is, and never further ahead. So the quickest
-    /// answer is believed, less what two clocks can drift apart since then (1 in 1000).
-    fn learn(known: Option<Self>, shown: i64, at: i64) -> Self {
-        let ahead = shown - at;
-        let best = known.map(|known| known.ahead - (at - known.at) / 1000);
+    /// The delay of an answer makes the clock seem further behind than it is, and never further ahead. So the fastest answer
+    /// counts, minus the drift of two clocks since then (1 in 1000).
+    fn observe(known: Option<Self>, shown: i64, at: i64) -> Self {
+        let offset = shown - at;
+        let best = known.map(|known| known.offset - (at - known.at) / 1000);
         match best {
-            Some(best) if ahead < best && best - ahead < LEAP => Clock { ahead: best, at },
-            _ => Clock { ahead, at },
+            Some(best) if offset < best && best - offset < CLOCK_STEP => Clock { offset: best, at },
+            _ => Clock { offset, at },
         }
     }
 }
@@ -57,24 +59,24 @@ impl Clock {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Vote {
     Granted {
-        /// The fence that the node proposes.
+        /// The fencing token that the node proposes.
         fence: u64,
-        /// The owner had this node's vote already, from an earlier attempt.
+        /// Whether the owner already had this node's vote, from an earlier attempt.
         already: bool,
     },
     Busy(Busy),
 }
 
-/// What is in the way of an attempt on one node.
+/// The holder that makes an attempt fail on one node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Busy {
-    /// Which of the claim's names, from 0.
+    /// The position of the busy name in the claim, from 0.
     pub(super) index: usize,
-    /// How long its holder's lease lasts. `None`: for ever.
+    /// The remaining time of its lease. `None`: without end.
     pub(super) left: Option<Duration>,
-    /// What the lock key holds.
+    /// The value of the lock key.
     pub(super) value: Vec<u8>,
-    /// For how long, where the holder is one of this kind.
+    /// For how long it has been held, if the holder is a holdfast quorum client.
     pub(super) age: Option<Duration>,
 }
 
@@ -83,34 +85,33 @@ pub(super) struct Busy {
 pub(super) enum Renewal {
     Extended,
     Lost,
-    /// Lost here by no doing of anybody's.
+    /// The node does not have the lease, although no client released it.
     Missing,
 }
 
 impl Node {
     pub(super) fn new(config: RedisConfig) -> Self {
         let (address, link) = (config.address().into(), Link::new(config));
-        #[cfg(unix)]
         link.allow_fast_path();
         Node {
             address,
             link,
             cleanup: Cleanup::default(),
+            last_attempt_on: AtomicU64::new(0),
             clock: Mutex::new(None),
         }
     }
 
-    /// Makes sure that the server is new enough, and learns what its clock shows.
-    pub(super) async fn greet(&self) -> Result<(), Failure> {
+    /// Checks the version of the server, reads its clock, and opens the fast path.
+    pub(super) async fn handshake(&self) -> Result<(), Failure> {
         check_version(&self.link, OLDEST).await?;
-        self.learn_time(&self.link.call(&redis::cmd("TIME")).await?)?;
-        #[cfg(unix)]
+        self.observe_time(&self.link.call(&redis::cmd("TIME")).await?)?;
         self.link.open_fast_path().await;
         Ok(())
     }
 
-    /// Takes up an answer of `TIME`, and tells what it shows.
-    fn learn_time(&self, time: &Value) -> Result<u64, Failure> {
+    /// Records an answer of `TIME`, and returns the time in µs since 1970.
+    fn observe_time(&self, time: &Value) -> Result<u64, Failure> {
         let unexpected = Failure::Unexpected("TIME");
         let Value::Array(parts) = time else {
             return Err(unexpected);
@@ -123,37 +124,40 @@ impl Node {
             return Err(unexpected);
         };
         let shown = i64::from(seconds) * 1_000_000 + i64::from(micros);
-        self.learn(shown);
+        self.observe(shown);
         Ok(shown.unsigned_abs())
     }
 
-    /// Whether a floor is as good as what the node's clock shows by an answer of `TIME`.
-    #[cfg(unix)]
-    pub(super) fn is_timely(&self, time: &Value, floor: u64) -> bool {
-        self.learn_time(time)
-            .is_ok_and(|shown| shown.abs_diff(floor) <= PUNCTUAL)
+    /// Returns whether a floor is close enough to the node's clock in this answer of `TIME`.
+    pub(super) fn is_current(&self, time: &Value, floor: u64) -> bool {
+        self.observe_time(time)
+            .is_ok_and(|shown| shown.abs_diff(floor) <= MAX_CLOCK_DIFFERENCE)
     }
 
-    /// Whether it is likely to be.
-    #[cfg(unix)]
-    pub(super) fn shows(&self, floor: u64) -> bool {
+    /// Returns whether a floor is probably close enough to the node's clock.
+    pub(super) fn is_probably_current(&self, floor: u64) -> bool {
         let shown = self
-            .ahead()
-            .map(|ahead| u64::try_from(local_micros() + ahead).unwrap_or(0));
-        shown.is_some_and(|shown| shown.abs_diff(floor) <= PUNCTUAL)
+            .clock_offset()
+            .map(|offset| u64::try_from(local_micros() + offset).unwrap_or(0));
+        shown.is_some_and(|shown| shown.abs_diff(floor) <= MAX_CLOCK_DIFFERENCE)
     }
 
-    fn learn(&self, shown: i64) {
-        let mut clock = self.clock.lock().unwrap_or_else(PoisonError::into_inner);
-        *clock = Some(Clock::learn(*clock, shown, local_micros()));
+    fn observe(&self, shown: i64) {
+        let mut clock = self.clock.lock();
+        *clock = Some(Clock::observe(*clock, shown, local_micros()));
     }
 
-    fn ahead(&self) -> Option<i64> {
-        let clock = *self.clock.lock().unwrap_or_else(PoisonError::into_inner);
-        clock.map(|clock| clock.ahead)
+    fn clock_offset(&self) -> Option<i64> {
+        let clock = *self.clock.lock();
+        clock.map(|clock| clock.offset)
     }
 
-    /// What an answer of `quorum/acquire.lua` says, for a claim of so many names.
+    /// Returns whether an attempt is the first one on the ordinary connection with this number, and notes it.
+    pub(super) fn is_first_attempt_on(&self, connection: u64) -> bool {
+        self.last_attempt_on.swap(connection, Relaxed) != connection
+    }
+
+    /// Parses an answer of `acquire.lua` to a claim of `names` names.
     pub(super) fn read_vote(&self, answer: &Value, names: usize) -> Result<Vote, Failure> {
         let Value::Array(fields) = answer else {
             return Err(Failure::Unexpected("quorum/acquire.lua"));
@@ -165,7 +169,7 @@ impl Node {
                 Value::Int(now),
                 Value::Int(already),
             ] => {
-                self.learn(*now);
+                self.observe(*now);
                 Ok(Vote::Granted {
                     fence: *fence as u64,
                     already: *already == 1,
@@ -196,9 +200,8 @@ impl Node {
         }
     }
 
-    /// Runs a script. Allocates the exchange once there is a connection, because many calls may wait for one.
+    /// Runs a script. Allocates the exchange only when there is a connection, because many calls may wait for one.
     pub(super) async fn run(&self, script: &Script, call: &Cmd) -> Result<Value, Failure> {
-        #[cfg(unix)]
         if self.link.fast_path().is_some() {
             return Box::pin(self.link.run(script, call)).await;
         }
@@ -206,13 +209,13 @@ impl Node {
         Box::pin(self.link.run_on(&connection, script, call, false, None)).await
     }
 
-    /// Runs a script that answers a number.
+    /// Runs a script whose answer is a number.
     pub(super) async fn number(&self, script: &Script, call: &Cmd) -> Result<i64, Failure> {
         number(&self.run(script, call).await?)
     }
 }
 
-/// The answer of a script that answers a number.
+/// Parses an answer that is a number.
 pub(super) fn number(answer: &Value) -> Result<i64, Failure> {
     match answer {
         Value::Int(number) => Ok(*number),
@@ -228,23 +231,18 @@ fn local_micros() -> i64 {
     i64::try_from(Moment::now().to_nanos() / 1000).unwrap_or(i64::MAX)
 }
 
-/// What the clocks of the nodes show now, in µs since 1970: the middle one of those that are known, the lower middle of
-/// an even number, so that a minority of wrong clocks has no say.
+/// Returns the time by the clocks of the nodes, in µs since 1970: the median of the known ones, so that a minority of wrong
+/// clocks has no effect. Of an even number it is the lower median. Returns 0 if no clock is known.
 pub(super) fn common_time<'n>(nodes: impl Iterator<Item = &'n Node>) -> u64 {
-    let mut ahead: Vec<i64> = nodes.filter_map(Node::ahead).collect();
-    ahead.sort_unstable();
-    let middle = ahead.get(ahead.len().saturating_sub(1) / 2);
-    middle.map_or(0, |ahead| u64::try_from(local_micros() + ahead).unwrap_or(0))
+    let mut offsets: Vec<i64> = nodes.filter_map(Node::clock_offset).collect();
+    offsets.sort_unstable();
+    let median = offsets.get(offsets.len().saturating_sub(1) / 2);
+    median.map_or(0, |offset| u64::try_from(local_micros() + offset).unwrap_or(0))
 }
 
-/// Whether a call that failed may yet be carried out.
-pub(super) fn in_doubt(failure: &Failure) -> bool {
+/// Returns whether the server may still execute a call that failed.
+pub(super) fn may_still_execute(failure: &Failure) -> bool {
     matches!(failure, Failure::Call(error) if spoils_connection(error))
-}
-
-/// The failure of a call whose answer did not come.
-pub(super) fn silence() -> Failure {
-    Failure::Call(io::Error::from(io::ErrorKind::TimedOut).into())
 }
 
 #[cfg(test)]
@@ -252,16 +250,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_quickest_answer_tells_what_a_clock_shows() {
-        let ahead = |known: Option<Clock>, shown, at| Clock::learn(known, shown, at);
-        let first = ahead(None, 5_000_000, 1_000_000);
-        assert_eq!(first.ahead, 4_000_000);
-        // Half a second later an answer that took 20 ms: what was known, less the drift.
-        let slow = ahead(Some(first), 5_480_000, 1_500_000);
-        assert_eq!(slow.ahead, 3_999_500);
-        let quick = ahead(Some(slow), 5_600_100, 1_600_000);
-        assert_eq!(quick.ahead, 4_000_100);
-        let set_back = ahead(Some(quick), 1_700_000, 1_700_000);
-        assert_eq!(set_back.ahead, 0);
+    fn the_fastest_answer_determines_the_offset_of_a_clock() {
+        let first = Clock::observe(None, 5_000_000, 1_000_000);
+        assert_eq!(first.offset, 4_000_000);
+        // Half a second later an answer that took 20 ms: the known offset, minus the drift.
+        let slow = Clock::observe(Some(first), 5_480_000, 1_500_000);
+        assert_eq!(slow.offset, 3_999_500);
+        let fast = Clock::observe(Some(slow), 5_600_100, 1_600_000);
+        assert_eq!(fast.offset, 4_000_100);
+        let set_back = Clock::observe(Some(fast), 1_700_000, 1_700_000);
+        assert_eq!(set_back.offset, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! Letting go: by the owner, or by force.
+//! Releases: by the owner, and by force.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -7,73 +7,69 @@ use futures_util::future::join_all;
 use redis::{Cmd, Value};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::super::error::Failure;
-#[cfg(unix)]
-use super::super::fast_path::ReplySink;
-#[cfg(unix)]
-use super::super::fast_path::{ALONE, BatchRelease};
-#[cfg(unix)]
-use super::super::keys::Part;
-use super::Quorum;
 use super::cleanup::{BATCH, Remains};
-use super::node::{number, silence};
-#[cfg(unix)]
+use super::node::number;
+use super::notify::CHANNEL;
 use super::scripts::RELEASE_MANY;
 use super::scripts::{FORCE_RELEASE, RELEASE};
-use super::tally::{Answer, Count, Tally};
-#[cfg(unix)]
-use super::wake::CHANNEL;
-use super::withdraw::PARTS;
+use super::votes::{Answer, Count, Votes};
+use super::{PARTS, Quorum};
 use crate::clock::Moment;
+use crate::engine::redis::error::Failure;
+use crate::engine::redis::fast_path::ReplySink;
+use crate::engine::redis::{
+    fast_path::{ALONE, BatchRelease, FastPath},
+    keys::Part,
+};
 use crate::engine::{Released, Releases, Result};
 use crate::model::{Claim, Key, Ttl};
 
 impl Quorum {
-    /// Frees what the owner holds on every node, by whichever attempt.
+    /// Releases the names of the owner on every node, for all of its attempts.
     ///
     /// # Behavior
-    /// Returns as soon as a majority has answered in the same way. The other nodes are told all the same, again and again
-    /// if need be, and whatever is still on its way to them is taken back when it arrives.
+    /// Returns when a majority has given the same answer. The other nodes get the release, too; it is repeated until they confirm
+    /// it. Votes of the owner that are still in flight are rolled back when they arrive.
     pub(super) async fn release(self: &Arc<Self>, claim: &Claim, keep: Duration) -> Result<Released> {
         let until = Moment::now() + keep;
-        let parting = Arc::new(Parting {
+        let round = Arc::new(ReleaseRound {
             quorum: self.clone(),
             call: OnceLock::new(),
             claim: claim.clone(),
             until,
-            tally: Tally::new(self.nodes.len()),
+            votes: Votes::new(self.nodes.len()),
             _urgent: self.urgent.token(),
         });
-        parting.tell_nodes();
-        let limit = self.patience;
-        let (verdict, answers) = parting
-            .tally
-            .decide(limit, |answers| Count::of(answers, |freed| *freed).verdict())
+        round.send();
+        let limit = self.node_timeout;
+        let (verdict, answers) = round
+            .votes
+            .decide(limit, |answers| Count::of(answers, |released| *released).verdict())
             .await;
-        self.released(verdict, &answers, limit)
+        self.outcome(verdict, &answers, limit)
     }
 
     /// Releases many claims. Each node gets them in batches.
     pub(super) async fn release_all(self: &Arc<Self>, claims: &[Claim], answer: &mut Releases<'_>) {
         let until = Moment::now();
-        let limit = self.patience;
+        let limit = self.node_timeout;
         for claim in claims {
-            self.tenures.end(&claim.owner);
+            self.lifetimes.end(&claim.owner);
         }
-        let tallies: Vec<Tally<bool>> = claims.iter().map(|_| Tally::new(self.nodes.len())).collect();
-        let batch: Arc<[(Claim, Tally<bool>)]> = claims.iter().cloned().zip(tallies).collect();
+        let votes: Vec<Votes<bool>> = claims.iter().map(|_| Votes::new(self.nodes.len())).collect();
+        let batch: Arc<[(Claim, Votes<bool>)]> = claims.iter().cloned().zip(votes).collect();
         for index in 0..self.nodes.len() {
             self.spawn(release_on(self.clone(), index, batch.clone(), until));
         }
         let end = Moment::now() + limit;
-        for (place, (_, tally)) in batch.iter().enumerate() {
-            let decided = |answers: &[Answer<bool>]| Count::of(answers, |freed| *freed).verdict();
-            let (verdict, answers) = tally.decide(end.remaining(), decided).await;
-            answer(place, self.released(verdict, &answers, limit));
+        for (index, (_, votes)) in batch.iter().enumerate() {
+            let decided = |answers: &[Answer<bool>]| Count::of(answers, |released| *released).verdict();
+            let (verdict, answers) = votes.decide(end.remaining(), decided).await;
+            answer(index, self.outcome(verdict, &answers, limit));
         }
     }
 
-    fn released(&self, verdict: Option<bool>, answers: &[Answer<bool>], limit: Duration) -> Result<Released> {
+    fn outcome(&self, verdict: Option<bool>, answers: &[Answer<bool>], limit: Duration) -> Result<Released> {
         match verdict {
             Some(true) => Ok(Released::Freed),
             Some(false) => Ok(Released::NotHeld),
@@ -93,24 +89,26 @@ impl Quorum {
         call
     }
 
-    /// Frees a name on every node, whoever holds it. `true` when, as far as can be told, somebody did.
-    pub(super) async fn free(self: &Arc<Self>, key: &Key) -> Result<bool> {
+    /// Releases a name on every node, for any holder. Returns `true` if a majority held it, or may have with the silent nodes.
+    pub(super) async fn force_release(self: &Arc<Self>, key: &Key) -> Result<bool> {
         let call = FORCE_RELEASE.call(&self.layout, &PARTS, std::iter::once(key.as_str()));
-        let tally = self.ask_number(self.patience, &FORCE_RELEASE, call, |freed| freed == 1);
-        let (_, answers) = tally
-            .decide(self.patience, |answers| Count::of(answers, |freed| *freed).verdict())
+        let votes = self.request_number(self.node_timeout, &FORCE_RELEASE, call, |released| released == 1);
+        let (_, answers) = votes
+            .decide(self.node_timeout, |answers| {
+                Count::of(answers, |released| *released).verdict()
+            })
             .await;
-        let count = Count::of(&answers, |freed| *freed);
+        let count = Count::of(&answers, |released| *released);
         if count.yes + count.no < count.majority() {
-            return Err(self.no_majority("force_release", &answers, self.patience));
+            return Err(self.no_majority("force_release", &answers, self.node_timeout));
         }
-        // With a node that says nothing, the others that were held may have been a majority with it.
+        // The nodes that held it may have been a majority together with the silent ones.
         Ok(count.yes > 0 && count.nodes - count.no >= count.majority())
     }
 }
 
 /// Releases many claims on one node.
-async fn release_on(quorum: Arc<Quorum>, index: usize, batch: Arc<[(Claim, Tally<bool>)]>, until: Moment) {
+async fn release_on(quorum: Arc<Quorum>, index: usize, batch: Arc<[(Claim, Votes<bool>)]>, until: Moment) {
     let _urgent = quorum.urgent.token();
     let mut is_silent = false;
     for some in batch.chunks(BATCH) {
@@ -121,68 +119,58 @@ async fn release_on(quorum: Arc<Quorum>, index: usize, batch: Arc<[(Claim, Tally
         }));
         let answers = match is_silent {
             true => None,
-            false => tokio::time::timeout(quorum.patience, releases).await.ok(),
+            false => tokio::time::timeout(quorum.node_timeout, releases).await.ok(),
         };
         is_silent |= answers.is_none();
-        let answers = answers.unwrap_or_else(|| some.iter().map(|_| Err(silence())).collect());
-        for ((claim, tally), answer) in some.iter().zip(answers) {
+        let answers = answers.unwrap_or_else(|| some.iter().map(|_| Err(Failure::timed_out())).collect());
+        for ((claim, votes), answer) in some.iter().zip(answers) {
             if answer.is_err() {
                 quorum.clean_up(index, claim, Remains::Lease { until }, false);
             }
-            tally.cast(index, answer.map(|freed| freed == 1));
+            votes.cast(index, answer.map(|released| released == 1));
         }
     }
 }
 
-/// How the names of several releases are let go of.
-#[cfg(unix)]
-static FREEING: BatchRelease = BatchRelease {
+/// The script for several releases that share one call.
+static RELEASE_BATCH: BatchRelease = BatchRelease {
     script: || &RELEASE_MANY,
     parts: [Part::Fence, Part::Metadata],
     to: CHANNEL,
 };
 
-/// A release on its way to the nodes. While it is, a close waits.
-struct Parting {
+/// The release of one claim on all nodes. A close waits until it ends.
+struct ReleaseRound {
     quorum: Arc<Quorum>,
     claim: Claim,
     until: Moment,
-    /// The script's call, where one is needed.
+    /// The call of the script, made when it is needed.
     call: OnceLock<Cmd>,
-    tally: Tally<bool>,
+    votes: Votes<bool>,
     _urgent: TaskTrackerToken,
 }
 
-impl Parting {
-    fn tell_nodes(self: &Arc<Self>) {
-        #[cfg(unix)]
-        {
-            let who: Arc<dyn ReplySink> = self.clone();
-            let lanes: Vec<_> = self.quorum.nodes.iter().map(|node| node.link.fast_path()).collect();
-            let numbers = lanes.iter().map(|lane| lane.as_ref().map_or(0, |lane| lane.number()));
-            self.quorum.tenures.end_on(&self.claim.owner, numbers);
-            for (index, lane) in lanes.into_iter().enumerate() {
-                let Some(lane) = lane else {
-                    self.tell_by_connection(index);
-                    continue;
-                };
-                if self.until.is_past() {
-                    lane.forget(&self.claim.owner);
-                } else {
-                    lane.write_records();
-                }
-                if self.is_simple() {
-                    lane.release_to_sink(&who, index, &FREEING, &self.claim);
-                } else {
-                    lane.call_to_sink(&who, index, |out| self.call().write_packed_command(out));
-                }
+impl ReleaseRound {
+    fn send(self: &Arc<Self>) {
+        let sink: Arc<dyn ReplySink> = self.clone();
+        let fast_paths: Vec<_> = self.quorum.nodes.iter().map(|node| node.link.fast_path()).collect();
+        let number = |fast_path: &Option<Arc<FastPath>>| fast_path.as_ref().map_or(0, |fast_path| fast_path.number());
+        let numbers = fast_paths.iter().map(number);
+        self.quorum.lifetimes.end_on(&self.claim.owner, numbers);
+        for (index, fast_path) in fast_paths.into_iter().enumerate() {
+            let Some(fast_path) = fast_path else {
+                self.send_on_connection(index);
+                continue;
+            };
+            if self.until.is_past() {
+                fast_path.forget(&self.claim.owner);
+            } else {
+                fast_path.write_records();
             }
-        }
-        #[cfg(not(unix))]
-        {
-            self.quorum.tenures.end(&self.claim.owner);
-            for index in 0..self.quorum.nodes.len() {
-                self.tell_by_connection(index);
+            if self.is_batchable() {
+                fast_path.release_to_sink(&sink, index, &RELEASE_BATCH, &self.claim);
+            } else {
+                fast_path.call_to_sink(&sink, index, |out| self.call().write_packed_command(out));
             }
         }
     }
@@ -192,26 +180,25 @@ impl Parting {
             .get_or_init(|| self.quorum.release_call(&self.claim, self.until))
     }
 
-    /// Whether it may be told together with others.
-    #[cfg(unix)]
-    fn is_simple(&self) -> bool {
+    /// Returns whether it may share a call with other releases.
+    fn is_batchable(&self) -> bool {
         self.until.is_past() && self.claim.keys().len() == 1
     }
 
-    fn tell_by_connection(self: &Arc<Self>, index: usize) {
-        let parting = self.clone();
+    fn send_on_connection(self: &Arc<Self>, index: usize) {
+        let round = self.clone();
         self.quorum.spawn(async move {
-            let quorum = &parting.quorum;
-            let answer = quorum.nodes[index].run(&RELEASE, parting.call());
-            match tokio::time::timeout(quorum.patience, answer).await {
-                Ok(answer) => parting.answered(index, answer),
-                Err(_) => parting.remains(index),
+            let quorum = &round.quorum;
+            let answer = quorum.nodes[index].run(&RELEASE, round.call());
+            match tokio::time::timeout(quorum.node_timeout, answer).await {
+                Ok(answer) => round.answered(index, answer),
+                Err(_) => round.clean_up(index),
             }
         });
     }
 
-    /// Puts the release on the node's clean-up list, which sends it until the node answers. No close waits for that.
-    fn remains(&self, index: usize) {
+    /// Adds the release to the node's clean-up list, which sends it until the node answers. No close waits for that.
+    fn clean_up(&self, index: usize) {
         let until = self.until;
         self.quorum
             .clean_up(index, &self.claim, Remains::Lease { until }, false);
@@ -220,19 +207,18 @@ impl Parting {
     fn answered(&self, index: usize, answer: std::result::Result<Value, Failure>) {
         let answer = answer.and_then(|answer| number(&answer));
         if answer.is_err() {
-            self.remains(index);
+            self.clean_up(index);
         }
-        self.tally.cast(index, answer.map(|freed| freed == 1));
+        self.votes.cast(index, answer.map(|released| released == 1));
     }
 }
 
-#[cfg(unix)]
-impl ReplySink for Parting {
+impl ReplySink for ReleaseRound {
     fn on_reply(self: Arc<Self>, index: usize, reply: redis::RedisResult<Value>) {
         let answer = reply.map_err(Failure::from);
         let is_alone = matches!(&answer, Ok(Value::Int(ALONE)));
         if is_alone || matches!(&answer, Err(failure) if failure.is_unknown_script()) {
-            return self.tell_by_connection(index);
+            return self.send_on_connection(index);
         }
         self.answered(index, answer);
     }

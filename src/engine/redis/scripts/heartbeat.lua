@@ -5,7 +5,8 @@
 --         n+1 .. 2n      their queues
 -- ARGV    1  where waiters are notified, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         2  the process
--- Answer  for each name its PTTL; 0 when the script removed dead waiters and there may be more: send the next heartbeat at once;
+-- Answer  for each name its PTTL; 0 when the script removed dead waiters and there may be more: send the next heartbeat at
+--         once;
 --         or -2 when the waiters of the process have to make an attempt: positions of theirs were removed (the process
 --         counted as dead, or the store was emptied), or the process receives no messages
 

@@ -50,8 +50,8 @@ end
 --
 -- Answers true when it handed the name off; false when the next waiter is `me` or has a number larger than `number`, or when
 -- there is none; nil when it reached the limit of removed waiters for one script: the caller has to call again. The process of
--- `me` counts as alive, because it made this call. With `notify_only` the waiter is notified, but does not get the name. `to` and the
--- process form the channel; in a cluster it is in the slot of the keys.
+-- `me` counts as alive, because it made this call. With `notify_only` the waiter is notified, but does not get the name. `to`
+-- and the process form the channel; in a cluster it is in the slot of the keys.
 local function pass(lock, queue, to, me, number, notify_only)
   local publish = string.find(to, '{', 1, true) and 'SPUBLISH' or 'PUBLISH'
   local ms, alive = math.floor(microseconds() / 1000), {}

@@ -11,8 +11,8 @@
 --         6  its host
 -- Answer  1 transferred, 0 lost (and nothing was changed)
 --
--- A name that the new owner already holds counts, too: a retry after a lost reply. Both companion keys name the owner, and count
--- only for that one: they are rewritten with the new owner, and keep the rest of their content.
+-- A name that the new owner already holds counts, too: a retry after a lost reply. Both companion keys name the owner, and
+-- count only for that one: they are rewritten with the new owner, and keep the rest of their content.
 
 local from, to, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local n = #KEYS / 3

@@ -1,76 +1,86 @@
-//! Subscriptions, and one connection for everything.
+//! Subscriptions, and the one connection for all calls.
 
 use super::super::connection::pubsub::RedisSubscription;
 use super::*;
 use crate::engine::Subscription;
 
-/// A subscription to a channel of this test's own.
-async fn listen(ours: &RedisEngine, name: &str) -> RedisSubscription {
+/// Subscribes to a channel of this test.
+async fn subscribe(ours: &RedisEngine, name: &str) -> RedisSubscription {
     ours.link().subscribe(format!("channel:{name}"), None).await.unwrap()
 }
 
-async fn subscribers(other: &mut Other) -> i64 {
+async fn subscribers(other: &mut OtherClient) -> i64 {
     let (_, count): (String, i64) = other.run("PUBSUB NUMSUB channel:n").await;
     count
 }
 
-async fn woken(subscription: &mut RedisSubscription) -> bool {
+async fn is_notified(subscription: &mut RedisSubscription) -> bool {
     tokio::time::timeout(Duration::from_secs(5), subscription.changed())
         .await
         .is_ok()
 }
 
-async fn left_asleep(subscription: &mut RedisSubscription) -> bool {
+async fn is_not_notified(subscription: &mut RedisSubscription) -> bool {
     tokio::time::timeout(Duration::from_millis(100), subscription.changed())
         .await
         .is_err()
 }
 
 #[tokio::test]
-async fn a_channel_is_subscribed_once_and_given_back() {
+async fn a_channel_is_subscribed_and_unsubscribed_once() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
-    let mut first = listen(&ours, "n").await;
+    let mut first = subscribe(&ours, "n").await;
     assert_eq!(
         subscribers(&mut other).await,
         1,
         "confirmed by the server when subscribe returns"
     );
-    let mut second = listen(&ours, "n").await;
+    let mut second = subscribe(&ours, "n").await;
     assert_eq!(subscribers(&mut other).await, 1);
-    assert!(left_asleep(&mut first).await);
+    assert!(is_not_notified(&mut first).await);
     other.run::<()>("PUBLISH channel:n x").await;
-    assert!(woken(&mut first).await);
-    assert!(woken(&mut second).await);
-    assert!(left_asleep(&mut second).await, "one change, one hint");
+    assert!(is_notified(&mut first).await);
+    assert!(is_notified(&mut second).await);
+    assert!(is_not_notified(&mut second).await, "one message for one change");
 
     drop(first);
     tokio::time::sleep(Duration::from_millis(50)).await;
-    assert_eq!(subscribers(&mut other).await, 1, "somebody still waits");
+    assert_eq!(subscribers(&mut other).await, 1, "one subscriber is left");
     other.run::<()>("PUBLISH channel:n x").await;
-    assert!(woken(&mut second).await);
+    assert!(is_notified(&mut second).await);
     drop(second);
-    eventually("the channel is given back", async || subscribers(&mut other).await == 0).await;
+    eventually("the channel is unsubscribed", async || {
+        subscribers(&mut other).await == 0
+    })
+    .await;
     assert!(ours.link().topics.is_empty());
     let clients: String = other.run("CLIENT LIST").await;
-    assert_eq!(clients.lines().count(), 2, "ours and the other's: {clients}");
+    assert_eq!(
+        clients.lines().count(),
+        2,
+        "the engine's connection and the test's: {clients}"
+    );
 }
 
 #[tokio::test]
-async fn coming_and_going_never_loses_a_subscription() {
+async fn frequent_changes_never_lose_a_subscription() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     for round in 0..200u64 {
-        // Some give up in the middle of subscribing.
-        let _ = tokio::time::timeout(Duration::from_micros(round * 10), listen(&ours, "n")).await;
-        let mut stays = listen(&ours, "n").await;
+        // Some are dropped while they subscribe.
+        let _ = tokio::time::timeout(Duration::from_micros(round * 10), subscribe(&ours, "n")).await;
+        let mut stays = subscribe(&ours, "n").await;
         if round % 3 == 0 {
             tokio::task::yield_now().await;
         }
         assert_eq!(other.run::<i64>("PUBLISH channel:n x").await, 1, "round {round}");
-        assert!(woken(&mut stays).await, "round {round}");
+        assert!(is_notified(&mut stays).await, "round {round}");
     }
-    eventually("the channel is given back", async || subscribers(&mut other).await == 0).await;
+    eventually("the channel is unsubscribed", async || {
+        subscribers(&mut other).await == 0
+    })
+    .await;
     assert!(ours.link().topics.is_empty());
 }
 
@@ -80,25 +90,25 @@ async fn subscribers_survive_a_lost_connection() {
     let (ours, mut other) = (server.engine().await, server.other().await);
     let mut waiting = Vec::new();
     for i in 0..1200 {
-        // More than one SUBSCRIBE can name.
-        waiting.push(listen(&ours, &format!("other{i}")).await);
+        // More than one SUBSCRIBE command contains.
+        waiting.push(subscribe(&ours, &format!("other{i}")).await);
     }
-    let mut subscription = listen(&ours, "n").await;
-    let gone = listen(&ours, "gone").await;
+    let mut subscription = subscribe(&ours, "n").await;
+    let gone = subscribe(&ours, "gone").await;
     other.run::<()>("CLIENT KILL TYPE pubsub").await;
     drop(gone);
     assert!(
-        woken(&mut subscription).await,
-        "nobody knows what was missed, so look again"
+        is_notified(&mut subscription).await,
+        "messages may have been lost, so the waiter checks again"
     );
     assert_eq!(subscribers(&mut other).await, 1);
     for subscription in &mut waiting {
-        assert!(woken(subscription).await);
+        assert!(is_notified(subscription).await);
     }
-    assert!(left_asleep(&mut subscription).await);
+    assert!(is_not_notified(&mut subscription).await);
     other.run::<()>("PUBLISH channel:n x").await;
-    assert!(woken(&mut subscription).await);
-    eventually("nothing is left of who went meanwhile", async || {
+    assert!(is_notified(&mut subscription).await);
+    eventually("the dropped subscription is gone", async || {
         other.run::<Vec<String>>("PUBSUB CHANNELS *gone").await.is_empty()
     })
     .await;
@@ -113,10 +123,10 @@ async fn subscribing_amid_lost_connections_leaves_no_channel_behind() {
         let ours = ours.clone();
         async move {
             while tokio::time::Instant::now() < until {
-                let patience = Duration::from_micros(fastrand::u64(1..3000));
+                let limit = Duration::from_micros(fastrand::u64(1..3000));
                 let subscribing = ours.link().subscribe(format!("channel:n{}", i % 4), None).await;
                 if let Ok(mut subscription) = subscribing {
-                    let _ = tokio::time::timeout(patience, subscription.changed()).await;
+                    let _ = tokio::time::timeout(limit, subscription.changed()).await;
                 }
             }
         }
@@ -129,14 +139,14 @@ async fn subscribing_amid_lost_connections_leaves_no_channel_behind() {
         }
     };
     tokio::join!(futures_util::future::join_all(coming_and_going), killing);
-    eventually("nobody waits", async || ours.link().topics.is_empty()).await;
-    let mut last = listen(&ours, "n").await;
+    eventually("no topic is left", async || ours.link().topics.is_empty()).await;
+    let mut last = subscribe(&ours, "n").await;
     eventually("only the last channel is left", async || {
         other.run::<Vec<String>>("PUBSUB CHANNELS *").await == ["channel:n"]
     })
     .await;
     assert_eq!(other.run::<i64>("PUBLISH channel:n x").await, 1);
-    assert!(woken(&mut last).await);
+    assert!(is_notified(&mut last).await);
 }
 
 #[tokio::test]
@@ -144,7 +154,7 @@ async fn a_lost_connection_is_noticed_by_the_next_call_at_the_latest() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let held = claim("n");
-    take(&ours, &held).await;
+    acquire(&ours, &held).await;
     for _ in 0..5 {
         other.run::<()>("CLIENT KILL TYPE normal SKIPME yes").await;
         match ours.release(&claim("n"), Duration::ZERO).await {
@@ -155,7 +165,7 @@ async fn a_lost_connection_is_noticed_by_the_next_call_at_the_latest() {
             }
         }
     }
-    free(&ours, &held).await;
+    release(&ours, &held).await;
 }
 
 #[tokio::test]
@@ -192,11 +202,11 @@ async fn a_flushed_script_cache_is_filled_again() {
     let locking = async {
         for _ in 0..100 {
             let ours_now = claim("n");
-            take(&ours, &ours_now).await;
+            acquire(&ours, &ours_now).await;
             ours.renew(&ours_now, ours_now.ttl).await.unwrap();
             ours.inspect(&key("n")).await.unwrap().unwrap();
             ours.list("", PAGE).await.unwrap();
-            free(&ours, &ours_now).await;
+            release(&ours, &ours_now).await;
             assert!(!ours.force_release(&key("n")).await.unwrap());
         }
     };
@@ -214,7 +224,7 @@ async fn a_flushed_script_cache_is_filled_again() {
 async fn a_closed_engine_refuses_calls_and_leaves_nothing_behind() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
-    let subscription = listen(&ours, "n").await;
+    let subscription = subscribe(&ours, "n").await;
     ours.close().await;
     let error = ours.try_acquire(&claim("n")).await.unwrap_err();
     assert!(!error.retryable);

@@ -1,4 +1,4 @@
-//! What lies in the server, as other tools see it.
+//! The keys in the server, as other tools see them.
 
 use super::*;
 use crate::engine::Renewed;
@@ -13,16 +13,16 @@ async fn the_lock_is_what_other_tools_write_and_respect() {
     let (ours, mut other) = (server.engine().await, server.other().await);
     let mut first = claim("n");
     first.metadata = Some("{}".into());
-    take(&ours, &first).await;
+    acquire(&ours, &first).await;
     assert_eq!(other.run::<String>("GET lock:n").await, token(&first));
     let left: i64 = other.run("PTTL lock:n").await;
     assert!((29_000..=30_000).contains(&left), "{left}");
     assert_eq!(other.run::<Option<String>>("SET lock:n theirs NX PX 5000").await, None);
-    free(&ours, &first).await;
+    release(&ours, &first).await;
     assert_eq!(
         other.run::<Vec<String>>("KEYS *").await,
         ["holdfast:last"],
-        "what is told of the lock goes with it"
+        "the companions are deleted with the lock"
     );
 
     assert_eq!(
@@ -42,7 +42,7 @@ async fn the_lock_is_what_other_tools_write_and_respect() {
     assert_eq!(
         (seen.fence, seen.holder, seen.metadata),
         (None, None, None),
-        "the companions speak of the one before"
+        "the companions belong to the earlier holder"
     );
     assert!(seen.remaining.is_some());
     assert_eq!(ours.release(&second, Duration::ZERO).await.unwrap(), Released::NotHeld);
@@ -56,28 +56,28 @@ async fn the_lock_is_what_other_tools_write_and_respect() {
     assert_eq!(ours.inspect(&key("n")).await.unwrap().unwrap().remaining, None);
     assert_eq!(ours.list("", PAGE).await.unwrap().len(), 1);
     assert!(ours.force_release(&key("n")).await.unwrap());
-    take(&ours, &second).await;
+    acquire(&ours, &second).await;
 }
 
 #[tokio::test]
-async fn what_is_told_outlives_its_lease_and_a_fence_grows_past_what_is_written() {
+async fn a_record_outlives_its_lease_and_a_fence_is_larger_than_the_stored_one() {
     const KEPT: i64 = 61 * 60 * 1000;
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let mut first = claim("n");
-    let fence = take(&ours, &first).await;
+    let fence = acquire(&ours, &first).await;
     let record: String = other.run("GET holdfast:fence:{lock:n}").await;
     assert!(
         record.starts_with(&format!("{} {} ", fence.0, token(&first))),
         "{record}"
     );
-    let left = async |other: &mut Other| other.run::<i64>("PTTL holdfast:fence:{lock:n}").await - KEPT;
+    let left = async |other: &mut OtherClient| other.run::<i64>("PTTL holdfast:fence:{lock:n}").await - KEPT;
     assert!((29_000..=30_000).contains(&left(&mut other).await));
     assert_eq!(
         ours.renew(&first, Ttl::clamped(2 * LONG)).await.unwrap(),
         Renewed::Extended
     );
-    // A renewal leaves it alone for up to an hour.
+    // A renewal changes it after an hour at the latest.
     let after_renewal = left(&mut other).await;
     assert!((29_000..=60_000).contains(&after_renewal), "{after_renewal}");
     first.ttl = Ttl::clamped(3 * LONG);
@@ -92,13 +92,13 @@ async fn what_is_told_outlives_its_lease_and_a_fence_grows_past_what_is_written(
     assert!((89_000..=90_000).contains(&left(&mut other).await));
     assert_eq!(ours.release(&first, 4 * LONG).await.unwrap(), Released::Freed);
     let kept = ours.inspect(&key("n")).await.unwrap().unwrap();
-    assert_eq!(kept.fence, Some(fence), "who keeps a name busy is still told");
+    assert_eq!(kept.fence, Some(fence), "a name that stays busy still has its record");
 
-    // A clock that was set back: the last fence counts, whichever name's it was.
+    // A clock that was set back: the last token counts, of any name.
     other.run::<()>("DEL lock:n").await;
     other.run::<()>("SET holdfast:last 9000000000000000").await;
-    assert_eq!(take(&ours, &claim("n")).await, Fence(9_000_000_000_000_001));
-    assert_eq!(take(&ours, &claim("m")).await, Fence(9_000_000_000_000_002));
+    assert_eq!(acquire(&ours, &claim("n")).await, Fence(9_000_000_000_000_001));
+    assert_eq!(acquire(&ours, &claim("m")).await, Fence(9_000_000_000_000_002));
     let set = [key("a"), key("b"), key("c")];
     let set = Claim::new(
         &set,
@@ -106,22 +106,22 @@ async fn what_is_told_outlives_its_lease_and_a_fence_grows_past_what_is_written(
         Ttl::clamped(LONG),
         Arc::new(Process::current()),
     );
-    assert_eq!(take(&ours, &set).await, Fence(9_000_000_000_000_003));
+    assert_eq!(acquire(&ours, &set).await, Fence(9_000_000_000_000_003));
     assert_eq!(other.run::<String>("GET holdfast:last").await, "9000000000000003");
-    // Garbage does not count, and does not get in the way.
+    // A value that is no number does not count, and is replaced.
     other.run::<()>("SET holdfast:last garbage").await;
-    assert!(take(&ours, &claim("o")).await > fence);
+    assert!(acquire(&ours, &claim("o")).await > fence);
     assert_eq!(other.run::<String>("GET holdfast:last").await.len(), 16);
 }
 
-/// Over any row of renewals what is told of a lease keeps its lead on it: 61 minutes, or up to an hour less.
+/// After any number of renewals the record outlives its lease by 61 minutes, or up to an hour less.
 #[tokio::test]
-async fn a_fence_keeps_its_lead_over_many_renewals() {
+async fn a_record_outlives_its_lease_over_many_renewals() {
     const HOUR: u64 = 60 * 60 * 1000;
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let first = claim("n");
-    take(&ours, &first).await;
+    acquire(&ours, &first).await;
     let (seconds, _): (u64, u64) = other.run("TIME").await;
     // The second full hour from now: an hour away at least.
     let mark = HOUR - seconds * 1000 % HOUR + HOUR;
@@ -143,8 +143,8 @@ async fn a_fence_keeps_its_lead_over_many_renewals() {
     }
     let full = 61 * 60;
     assert!(leads.iter().all(|lead| (60..=full).contains(lead)), "{leads:?}");
-    assert!(full - leads[3] <= 1, "a full hour was passed: {leads:?}");
-    assert!(full - leads[4] >= 59, "and then was not: {leads:?}");
+    assert!(full - leads[3] <= 1, "the end moved past a full hour: {leads:?}");
+    assert!(full - leads[4] >= 59, "and then it did not: {leads:?}");
 }
 
 #[tokio::test]
@@ -152,18 +152,18 @@ async fn a_retry_of_a_holder_whose_companion_was_evicted_is_granted() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let first = claim("n");
-    let fence = take(&ours, &first).await;
+    let fence = acquire(&ours, &first).await;
     other.run::<()>("DEL holdfast:fence:{lock:n}").await;
-    assert!(take(&ours, &first).await > fence);
+    assert!(acquire(&ours, &first).await > fence);
 }
 
-/// What a transfer does not find, or what speaks of somebody else, it leaves alone.
+/// A transfer does not change companions that are missing or belong to another owner.
 #[tokio::test]
-async fn a_transfer_makes_up_no_companions() {
+async fn a_transfer_creates_no_companions() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let (first, to) = (claim("n"), OwnerToken::fresh());
-    take(&ours, &first).await;
+    acquire(&ours, &first).await;
     other.run::<()>("DEL holdfast:fence:{lock:n}").await;
     other.run::<()>("SET holdfast:metadata:{lock:n} abc").await;
     other.run::<()>("PERSIST lock:n").await;
@@ -182,13 +182,13 @@ async fn a_transfer_makes_up_no_companions() {
 }
 
 #[tokio::test]
-async fn metadata_is_the_holders_own() {
+async fn metadata_belongs_to_the_holder() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let mut first = claim("n");
     first.metadata = Some("{\"a\":1}".into());
-    take(&ours, &first).await;
-    let lasts_as_long = async |other: &mut Other| {
+    acquire(&ours, &first).await;
+    let lasts_as_long = async |other: &mut OtherClient| {
         let lock: i64 = other.run("PTTL lock:n").await;
         let metadata: i64 = other.run("PTTL holdfast:metadata:{lock:n}").await;
         assert!(metadata > 0 && (lock - metadata).abs() < 1000, "{lock} {metadata}");
@@ -205,14 +205,14 @@ async fn metadata_is_the_holders_own() {
         other.run::<String>("GET holdfast:metadata:{lock:n}").await,
         format!("{} {{\"a\":1}}", to.as_str())
     );
-    // Somebody deletes the lock by hand, and the next holder has nothing to say.
+    // The lock is deleted by hand, and the next holder has no metadata.
     other.run::<()>("DEL lock:n").await;
-    take(&ours, &claim("n")).await;
+    acquire(&ours, &claim("n")).await;
     assert_eq!(ours.inspect(&key("n")).await.unwrap().unwrap().metadata, None);
 }
 
 #[tokio::test]
-async fn a_key_of_another_type_is_an_error_and_left_alone() {
+async fn a_key_of_another_type_is_an_error_and_is_not_changed() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     other.run::<()>("HSET lock:n field 1").await;
@@ -242,7 +242,7 @@ async fn a_key_of_another_type_is_an_error_and_left_alone() {
 }
 
 #[tokio::test]
-async fn an_empty_prefix_keeps_names_and_companions_apart() {
+async fn an_empty_prefix_separates_names_and_companions() {
     let Some(server) = Server::start(&[]).await else { return };
     let ours = engine(&server.url(), "").await;
     let mut other = server.other().await;
@@ -259,7 +259,7 @@ async fn an_empty_prefix_keeps_names_and_companions_apart() {
         ours
     });
     for ours_now in &claims {
-        take(&ours, ours_now).await;
+        acquire(&ours, ours_now).await;
     }
     other.run::<()>("LPUSH list 1").await;
     let listed = async |prefix: &str| {
@@ -281,7 +281,7 @@ async fn an_empty_prefix_keeps_names_and_companions_apart() {
             ours.try_acquire(&claim(ours_now.keys()[0].as_str())).await.unwrap(),
             Acquired::Held { .. }
         ));
-        free(&ours, ours_now).await;
+        release(&ours, ours_now).await;
     }
     assert_eq!(listed("").await, Vec::<String>::new());
 }

@@ -1,4 +1,4 @@
-//! The contract on a real server, and what is special about this one.
+//! The contract on a real server, and the tests of Redis's own behavior.
 
 use std::collections::BTreeSet;
 use std::collections::HashMap;
@@ -10,40 +10,31 @@ use std::time::Duration;
 
 use ::redis::FromRedisValue;
 
-use self::topology::{MASTER, Watched, within};
 use super::connection::Link;
 use super::topology::Route;
 use super::{RedisConfig, RedisEngine};
 use crate::engine::contract::PAGE;
 use crate::engine::{Acquired, Engine, Released, Settings, SharedEngine, Subscription};
+use crate::event_loop::{EventLoop, Socket};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
-mod cluster;
 mod connection;
-mod dead;
 mod keyspace;
-mod nodes;
-mod outage;
+mod outages;
 mod queue;
 #[cfg(unix)]
 mod quorum;
-// The same tests with calls that come from an event loop's thread, and so go by the lanes.
+// The same tests with calls on an event loop's thread, which use the fast paths.
 #[cfg(unix)]
 #[path = "quorum/mod.rs"]
-#[expect(clippy::duplicate_mod, reason = "both ways to the nodes have to keep every promise")]
-mod quorum_by_lanes;
+#[expect(clippy::duplicate_mod, reason = "the tests run with and without fast paths")]
+mod quorum_on_fast_paths;
 #[cfg(unix)]
 mod records;
 mod renewal;
-mod replicas;
-mod rights;
 mod security;
-mod sentinel;
 mod speed;
-mod stall;
 mod topology;
-#[cfg(unix)]
-mod trouble;
 
 const URL: &str = "HOLDFAST_TEST_REDIS_URL";
 const LONG: Duration = Duration::from_secs(30);
@@ -56,7 +47,7 @@ crate::engine::contract::contract_tests!(async |prefix: String| {
 });
 
 impl RedisEngine {
-    /// The way to the one server that there is.
+    /// Returns the link to the only server.
     fn link(&self) -> &Arc<Link> {
         match &self.route {
             Route::One(link) => link,
@@ -65,7 +56,31 @@ impl RedisEngine {
     }
 }
 
-/// Says that a test could not run. Where `CI` is set that is a failure.
+/// An event loop on the test's own thread, which flushes and reads every millisecond.
+#[derive(Debug)]
+struct TestLoop(std::thread::ThreadId);
+
+impl TestLoop {
+    fn here() -> Arc<dyn EventLoop> {
+        Arc::new(TestLoop(std::thread::current().id()))
+    }
+}
+
+impl EventLoop for TestLoop {
+    fn is_here(&self) -> bool {
+        std::thread::current().id() == self.0
+    }
+
+    fn serve(&self, socket: Arc<dyn Socket>) {
+        tokio::spawn(async move {
+            while socket.flush() && socket.readable() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        });
+    }
+}
+
+/// Prints that a test could not run. With `CI` set, that is a failure.
 fn skip(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "{why}");
     eprintln!("skipped: {why}");
@@ -105,40 +120,40 @@ fn claim(name: &str) -> Claim {
     )
 }
 
-/// A claim that is ready to wait.
+/// Returns a claim that enters the queue when the name is busy.
 fn waiting(name: &str) -> Claim {
     let mut claim = claim(name);
     claim.waiting = true;
     claim
 }
 
-/// Takes a place in the queue of a busy name.
-async fn wait(engine: &RedisEngine, claim: &Claim) -> Box<dyn Subscription> {
+/// Enters the queue of a busy name.
+async fn enqueue(engine: &RedisEngine, claim: &Claim) -> Box<dyn Subscription> {
     let subscription = engine.subscribe(claim, &claim.keys()[0]).await.unwrap();
     let tried = engine.try_acquire(claim).await.unwrap();
     assert!(matches!(tried, Acquired::Held { .. }), "{tried:?}");
     subscription
 }
 
-/// Waits for a hint.
-async fn told(subscription: &mut Box<dyn Subscription>) {
+/// Waits for a notification.
+async fn notified(subscription: &mut Box<dyn Subscription>) {
     tokio::time::timeout(Duration::from_secs(10), subscription.changed())
         .await
-        .expect("told within 10 s");
+        .expect("a notification within 10 s");
 }
 
-async fn take(engine: &RedisEngine, claim: &Claim) -> Fence {
+async fn acquire(engine: &RedisEngine, claim: &Claim) -> Fence {
     match engine.try_acquire(claim).await.unwrap() {
         Acquired::Granted { fence } => fence,
         held => panic!("{held:?}"),
     }
 }
 
-async fn free(engine: &RedisEngine, claim: &Claim) {
+async fn release(engine: &RedisEngine, claim: &Claim) {
     assert_eq!(engine.release(claim, Duration::ZERO).await.unwrap(), Released::Freed);
 }
 
-/// Waits for something that comes about in the background.
+/// Waits until a condition holds.
 async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
     while !holds().await {
@@ -147,16 +162,16 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// Another tool's connection.
-struct Other(::redis::aio::MultiplexedConnection);
+/// The connection of another tool.
+struct OtherClient(::redis::aio::MultiplexedConnection);
 
-impl Other {
+impl OtherClient {
     async fn connect(url: &str) -> Self {
         let options = ::redis::AsyncConnectionConfig::new()
             .set_connection_timeout(Some(Duration::from_secs(20)))
             .set_response_timeout(Some(Duration::from_secs(20)));
         let client = ::redis::Client::open(url).unwrap();
-        Other(
+        OtherClient(
             client
                 .get_multiplexed_async_connection_with_config(&options)
                 .await
@@ -178,7 +193,7 @@ impl Other {
     }
 }
 
-/// A server of a test's own.
+/// A server of one test.
 struct Server {
     process: Child,
     port: u16,
@@ -186,17 +201,17 @@ struct Server {
 }
 
 impl Server {
-    /// Starts one. `None`, having said so, where `redis-server` is not on the path.
+    /// Starts a server. Returns `None`, after a message, if `redis-server` is not on the path.
     async fn start(options: &[&str]) -> Option<Self> {
         let port = free_port();
         let dir = tempfile::tempdir().unwrap();
         let process = spawn(port, dir.path(), options)?;
         let mut server = Server { process, port, dir };
-        server.answers().await.then_some(server)
+        server.wait_until_ready().await.then_some(server)
     }
 
-    /// Waits until the server listens. `false`, having said so, when it ended because it was built without TLS.
-    async fn answers(&mut self) -> bool {
+    /// Waits until the server listens. Returns `false`, after a message, if it ended because it was built without TLS.
+    async fn wait_until_ready(&mut self) -> bool {
         let mut ended = None;
         eventually("a server that listens", async || {
             ended = self.process.try_wait().unwrap();
@@ -204,20 +219,20 @@ impl Server {
         })
         .await;
         let Some(ended) = ended else { return true };
-        let mut told = String::new();
-        if let Some(output) = &mut self.process.stderr {
-            std::io::Read::read_to_string(output, &mut told).unwrap();
+        let mut output = String::new();
+        if let Some(stderr) = &mut self.process.stderr {
+            std::io::Read::read_to_string(stderr, &mut output).unwrap();
         }
-        assert!(told.contains("tls"), "redis-server ended ({ended}): {told}");
+        assert!(output.contains("tls"), "redis-server ended ({ended}): {output}");
         skip("this redis-server was built without TLS");
         false
     }
 
-    /// Stops the server as a crash would, and starts it again with nothing in it.
+    /// Stops the server like a crash, and starts it again without data.
     async fn restart(&mut self) {
         self.stop();
         self.process = spawn(self.port, self.dir.path(), &[]).unwrap();
-        assert!(self.answers().await);
+        assert!(self.wait_until_ready().await);
     }
 
     fn stop(&mut self) {
@@ -233,13 +248,13 @@ impl Server {
         engine(&self.url(), "lock:").await
     }
 
-    async fn other(&self) -> Other {
-        Other::connect(&self.url()).await
+    async fn other(&self) -> OtherClient {
+        OtherClient::connect(&self.url()).await
     }
 }
 
-/// A port that nobody uses, and that no other test of this process is given: below those that the kernel gives to
-/// outgoing connections, one of which could have it before the server does.
+/// Returns an unused port that no other test of this process gets. It is below the ports of outgoing connections, one of which
+/// could use it before the server does.
 fn free_port() -> u16 {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     loop {
@@ -263,7 +278,7 @@ fn spawn(port: u16, dir: &Path, options: &[&str]) -> Option<Child> {
     }
     command
         .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-        // Or it waits five seconds for more replicas before it copies itself to the first.
+        // Otherwise it waits five seconds for more replicas before it copies its data to the first.
         .args(["--repl-diskless-sync-delay", "0", "--dir"])
         .arg(dir);
     for option in options {

@@ -1,25 +1,25 @@
-//! The queue: who is handed a name, who is passed over, and what is left behind.
+//! The queue: hand-offs, skipped waiters, and the keys that are left.
 
 use super::*;
 
-async fn quiet(subscription: &mut Box<dyn Subscription>) {
-    let told = tokio::time::timeout(Duration::from_millis(100), subscription.changed()).await;
-    assert!(told.is_err(), "told without need");
+async fn not_notified(subscription: &mut Box<dyn Subscription>) {
+    let outcome = tokio::time::timeout(Duration::from_millis(100), subscription.changed()).await;
+    assert!(outcome.is_err(), "notified without a reason");
 }
 
 #[tokio::test]
-async fn a_release_hands_the_name_to_the_first_waiter_and_tells_nobody_else() {
+async fn a_release_hands_off_the_name_to_the_first_waiter_and_notifies_no_other() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
     let (holder, first, second) = (claim("n"), waiting("n"), waiting("n"));
-    let before = take(&ours, &holder).await;
-    let mut first_told = wait(&theirs, &first).await;
-    let mut second_told = wait(&ours, &second).await;
-    quiet(&mut first_told).await;
-    free(&ours, &holder).await;
-    told(&mut first_told).await;
-    quiet(&mut second_told).await;
-    // Reserved: busy for everybody, other tools included, and held by nobody.
+    let before = acquire(&ours, &holder).await;
+    let mut first_subscription = enqueue(&theirs, &first).await;
+    let mut second_subscription = enqueue(&ours, &second).await;
+    not_notified(&mut first_subscription).await;
+    release(&ours, &holder).await;
+    notified(&mut first_subscription).await;
+    not_notified(&mut second_subscription).await;
+    // Reserved: busy for every claim and every tool, and without a holder.
     assert_eq!(
         other.run::<String>("GET lock:n").await,
         format!("{}-next", first.owner.as_str())
@@ -37,169 +37,166 @@ async fn a_release_hands_the_name_to_the_first_waiter_and_tells_nobody_else() {
         crate::engine::Renewed::Lost
     );
 
-    assert!(take(&theirs, &first).await > before);
+    assert!(acquire(&theirs, &first).await > before);
     assert_eq!(other.run::<String>("GET lock:n").await, first.owner.as_str());
-    free(&theirs, &first).await;
-    told(&mut second_told).await;
-    take(&ours, &second).await;
-    free(&ours, &second).await;
+    release(&theirs, &first).await;
+    notified(&mut second_subscription).await;
+    acquire(&ours, &second).await;
+    release(&ours, &second).await;
     assert_eq!(
         other.run::<Vec<String>>("KEYS *").await,
         ["holdfast:last"],
-        "nobody waits: no queue"
+        "no waiter, no queue"
     );
 }
 
 #[tokio::test]
-async fn a_waiter_whose_connection_is_gone_is_passed_over_at_once() {
+async fn a_waiter_without_a_connection_is_skipped_at_once() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, theirs) = (server.engine().await, server.engine().await);
     let (holder, next) = (claim("n"), waiting("n"));
-    take(&ours, &holder).await;
+    acquire(&ours, &holder).await;
     let dead: Vec<Claim> = (0..100).map(|_| waiting("n")).collect();
     for dead in &dead {
-        drop(wait(&theirs, dead).await);
+        drop(enqueue(&theirs, dead).await);
     }
-    let mut next_told = wait(&ours, &next).await;
+    let mut next_subscription = enqueue(&ours, &next).await;
     theirs.close().await;
     eventually("the connection is gone", async || {
         let mut other = server.other().await;
         other.run::<Vec<String>>("PUBSUB CHANNELS holdfast:to:*").await.len() == 1
     })
     .await;
-    free(&ours, &holder).await;
-    // In the release itself: no time passes, and no other command is needed.
+    release(&ours, &holder).await;
+    // The release itself skips them: without a delay, and without another command.
     assert!(
-        tokio::time::timeout(Duration::from_millis(500), next_told.changed())
+        tokio::time::timeout(Duration::from_millis(500), next_subscription.changed())
             .await
             .is_ok()
     );
-    take(&ours, &next).await;
+    acquire(&ours, &next).await;
 }
 
 #[tokio::test]
-async fn a_process_that_stands_still_costs_those_behind_it_its_time_once() {
+async fn a_suspended_process_delays_the_waiters_behind_it_once() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let (holder, next) = (claim("n"), waiting("n"));
-    take(&ours, &holder).await;
-    // A process that listens, and never answers, with many waiters in front.
+    acquire(&ours, &holder).await;
+    // A process that receives messages and never answers, with many waiters in front.
     let (mut still, queue) = (server.other().await, "holdfast:queue:{lock:n}");
     still.run::<()>("SUBSCRIBE holdfast:to:00ff").await;
     for i in 0..100 {
         let member = format!("00ff:{:032x}", i);
         other.args::<()>(&["ZADD", queue, &(i + 1).to_string(), &member]).await;
     }
-    let mut next_told = wait(&ours, &next).await;
-    drop(wait(&ours, &waiting("n")).await);
+    let mut next_subscription = enqueue(&ours, &next).await;
+    drop(enqueue(&ours, &waiting("n")).await);
     let till = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap()
         .as_millis()
         + 4000;
     other.args::<()>(&["ZADD", queue, &format!("-{till}"), "00ff"]).await;
-    free(&ours, &holder).await;
+    release(&ours, &holder).await;
     let held: String = other.run("GET lock:n").await;
     assert_eq!(
         held,
         format!("{:032x}-next", 0),
-        "it is handed to the one that stands still"
+        "it is handed off to the suspended process"
     );
     let left: i64 = other.run("PTTL lock:n").await;
     assert!((1..=2000).contains(&left), "{left}");
-    told(&mut next_told).await;
-    take(&ours, &next).await;
+    notified(&mut next_subscription).await;
+    acquire(&ours, &next).await;
     assert_eq!(
         other
             .args::<Vec<String>>(&["ZRANGEBYSCORE", queue, "0", "+inf"])
             .await
             .len(),
         1,
-        "all of its waiters are passed over at once"
+        "all of its waiters are skipped at once"
     );
     assert!(
         other.args::<Option<f64>>(&["ZSCORE", queue, "!00ff"]).await.is_some(),
         "they enter again after its next heartbeat"
     );
-    assert!(
-        other.args::<i64>(&["PTTL", queue]).await > 0,
-        "what is left goes away by itself"
-    );
+    assert!(other.args::<i64>(&["PTTL", queue]).await > 0, "the rest expires");
 }
 
 #[tokio::test]
-async fn a_short_ttl_is_no_shorter_wait_and_no_longer_hold_up() {
+async fn a_short_ttl_neither_shortens_the_wait_nor_delays_the_next_waiter() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
     let (holder, mut first, next) = (claim("n"), waiting("n"), waiting("n"));
     first.ttl = Ttl::clamped(Duration::from_millis(250));
-    take(&ours, &holder).await;
-    let mut first_told = wait(&theirs, &first).await;
-    let mut next_told = wait(&ours, &next).await;
+    acquire(&ours, &holder).await;
+    let mut first_subscription = enqueue(&theirs, &first).await;
+    let mut next_subscription = enqueue(&ours, &next).await;
     tokio::time::sleep(Duration::from_millis(600)).await;
-    free(&ours, &holder).await;
-    told(&mut first_told).await;
+    release(&ours, &holder).await;
+    notified(&mut first_subscription).await;
     let left: i64 = other.run("PTTL lock:n").await;
     assert!(left <= 250, "{left}");
-    take(&theirs, &first).await;
-    free(&theirs, &first).await;
-    told(&mut next_told).await;
-    take(&ours, &next).await;
-    // Its release finds the place by the same member, and deletes the empty queue.
-    drop(wait(&theirs, &first).await);
+    acquire(&theirs, &first).await;
+    release(&theirs, &first).await;
+    notified(&mut next_subscription).await;
+    acquire(&ours, &next).await;
+    // Its release finds the position by the same member, and deletes the empty queue.
+    drop(enqueue(&theirs, &first).await);
     assert_eq!(theirs.release(&first, Duration::ZERO).await.unwrap(), Released::NotHeld);
     assert_eq!(
         other.run::<i64>("EXISTS holdfast:queue:{lock:n}").await,
         0,
-        "nobody waits"
+        "no waiter is left"
     );
-    free(&ours, &next).await;
+    release(&ours, &next).await;
     assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:last"]);
 }
 
 #[tokio::test]
-async fn places_that_their_process_does_not_know_hold_nobody_up() {
+async fn positions_unknown_to_their_process_delay_no_waiter() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let (holder, next) = (claim("n"), waiting("n"));
-    take(&ours, &holder).await;
-    let mut next_told = wait(&ours, &next).await;
-    // As a try that is carried out after its clean-up leaves them, or a restart with older data.
+    acquire(&ours, &holder).await;
+    let mut next_subscription = enqueue(&ours, &next).await;
+    // As left by an attempt that is executed after its clean-up, or by a restart with older data.
     let ghosts = |i: u32| format!("{}:{i:032x}", ours.waiters.process);
     for i in 1..=50 {
         other
             .args::<()>(&["ZADD", "holdfast:queue:{lock:n}", &i.to_string(), &ghosts(i)])
             .await;
     }
-    free(&ours, &holder).await;
-    told(&mut next_told).await;
-    take(&ours, &next).await;
-    // What somebody holds by now is not taken away by a message that comes late.
+    release(&ours, &holder).await;
+    notified(&mut next_subscription).await;
+    acquire(&ours, &next).await;
+    // A late message does not end the lease of the current holder.
     let late = format!("{}:{} lock:n", ours.waiters.process, next.owner.as_str());
     other
         .args::<()>(&["PUBLISH", &format!("holdfast:to:{}", ours.waiters.process), &late])
         .await;
-    drop(next_told);
+    drop(next_subscription);
     other
         .args::<()>(&["PUBLISH", &format!("holdfast:to:{}", ours.waiters.process), &late])
         .await;
-    // One more round trip on the same connection, after the one that the message led to.
+    // More time than the round trip that the message causes.
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(other.run::<String>("GET lock:n").await, next.owner.as_str());
-    free(&ours, &next).await;
+    release(&ours, &next).await;
     assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:last"]);
 }
 
 #[tokio::test]
-async fn a_process_that_comes_back_serves_its_own_waiters_in_order() {
+async fn a_process_that_returns_serves_its_own_waiters_in_order() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
     let holder = claim("n");
-    take(&theirs, &holder).await;
+    acquire(&theirs, &holder).await;
     let (first, second) = (waiting("n"), waiting("n"));
-    let mut first_told = wait(&ours, &first).await;
-    let mut second_told = wait(&ours, &second).await;
-    // It was silent for too long, and its second waiter is the quicker one to ask.
+    let mut first_subscription = enqueue(&ours, &first).await;
+    let mut second_subscription = enqueue(&ours, &second).await;
+    // Its last heartbeat is too old, and its second waiter is the first to make an attempt.
     other
         .args::<()>(&["ZADD", "holdfast:queue:{lock:n}", "-1", &ours.waiters.process])
         .await;
@@ -208,11 +205,11 @@ async fn a_process_that_comes_back_serves_its_own_waiters_in_order() {
         ours.try_acquire(&second).await.unwrap(),
         Acquired::Held { .. }
     ));
-    told(&mut first_told).await;
-    take(&ours, &first).await;
-    free(&ours, &first).await;
-    told(&mut second_told).await;
-    take(&ours, &second).await;
+    notified(&mut first_subscription).await;
+    acquire(&ours, &first).await;
+    release(&ours, &first).await;
+    notified(&mut second_subscription).await;
+    acquire(&ours, &second).await;
 }
 
 #[tokio::test]
@@ -221,75 +218,75 @@ async fn the_queue_of_a_holder_that_died_moves_at_its_expiry() {
     let (ours, theirs) = (server.engine().await, server.engine().await);
     let mut holder = claim("n");
     holder.ttl = Ttl::clamped(Duration::from_millis(700));
-    take(&ours, &holder).await;
+    acquire(&ours, &holder).await;
     let (first, second) = (waiting("n"), waiting("n"));
-    let mut first_told = wait(&ours, &first).await;
-    let mut second_told = wait(&theirs, &second).await;
-    // A renewal in between: who waits learns of the later end by itself.
+    let mut first_subscription = enqueue(&ours, &first).await;
+    let mut second_subscription = enqueue(&theirs, &second).await;
+    // After this renewal the waiters learn the later end of the lease without a message.
     ours.renew(&holder, Ttl::clamped(Duration::from_millis(1500)))
         .await
         .unwrap();
-    told(&mut first_told).await;
-    quiet(&mut second_told).await;
-    take(&ours, &first).await;
+    notified(&mut first_subscription).await;
+    not_notified(&mut second_subscription).await;
+    acquire(&ours, &first).await;
 }
 
 #[tokio::test]
-async fn whoever_gives_up_hands_on_what_was_handed_to_it() {
+async fn a_cancelled_waiter_hands_off_the_name_it_got() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let (holder, first, second) = (claim("n"), waiting("n"), waiting("n"));
-    take(&ours, &holder).await;
-    let mut first_told = wait(&ours, &first).await;
-    let mut second_told = wait(&ours, &second).await;
-    free(&ours, &holder).await;
-    told(&mut first_told).await;
+    acquire(&ours, &holder).await;
+    let mut first_subscription = enqueue(&ours, &first).await;
+    let mut second_subscription = enqueue(&ours, &second).await;
+    release(&ours, &holder).await;
+    notified(&mut first_subscription).await;
     assert_eq!(ours.release(&first, Duration::ZERO).await.unwrap(), Released::NotHeld);
-    told(&mut second_told).await;
+    notified(&mut second_subscription).await;
     assert_eq!(ours.release(&second, Duration::ZERO).await.unwrap(), Released::NotHeld);
     assert_eq!(other.run::<Vec<String>>("KEYS *").await, ["holdfast:last"]);
 }
 
 #[tokio::test]
-async fn waiters_find_their_places_again_after_the_store_was_emptied() {
+async fn waiters_enter_the_queue_again_in_order_after_a_flush() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
-    take(&ours, &claim("n")).await;
+    acquire(&ours, &claim("n")).await;
     let waiters: Vec<Claim> = (0..5).map(|_| waiting("n")).collect();
-    let mut ears = Vec::new();
+    let mut subscriptions = Vec::new();
     for waiter in &waiters {
-        ears.push(wait(&ours, waiter).await);
+        subscriptions.push(enqueue(&ours, waiter).await);
     }
     other.run::<()>("FLUSHALL").await;
-    // Somebody else is quicker.
+    // Another claim acquires the name first.
     let quick = claim("n");
-    take(&ours, &quick).await;
-    for (ear, waiter) in ears.iter_mut().zip(&waiters).rev() {
-        told(ear).await;
+    acquire(&ours, &quick).await;
+    for (subscription, waiter) in subscriptions.iter_mut().zip(&waiters).rev() {
+        notified(subscription).await;
         assert!(matches!(ours.try_acquire(waiter).await.unwrap(), Acquired::Held { .. }));
     }
-    free(&ours, &quick).await;
+    release(&ours, &quick).await;
     for (i, waiter) in waiters.iter().enumerate() {
         for late in &waiters[i + 1..] {
             assert!(matches!(ours.try_acquire(late).await.unwrap(), Acquired::Held { .. }));
         }
-        take(&ours, waiter).await;
-        free(&ours, waiter).await;
+        acquire(&ours, waiter).await;
+        release(&ours, waiter).await;
     }
 }
 
 #[tokio::test]
-async fn waiting_sends_nothing_but_one_sign_of_life_for_all() {
+async fn waiting_sends_only_one_heartbeat_for_all() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
-    let mut ears = Vec::new();
+    let mut subscriptions = Vec::new();
     for name in ["a", "b", "c"] {
-        take(&ours, &claim(name)).await;
+        acquire(&ours, &claim(name)).await;
         for _ in 0..100 {
-            ears.push(wait(&ours, &waiting(name)).await);
+            subscriptions.push(enqueue(&ours, &waiting(name)).await);
         }
     }
-    let calls = async |other: &mut Other| {
+    let calls = async |other: &mut OtherClient| {
         let stats: String = other.run("INFO commandstats").await;
         let line = stats.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
         let calls = line.split(['=', ',']).nth(1).unwrap();
@@ -310,30 +307,30 @@ async fn a_queue_whose_processes_all_died_leaves_nothing() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
     let holder = claim("n");
-    take(&ours, &holder).await;
-    wait(&theirs, &waiting("n")).await;
+    acquire(&ours, &holder).await;
+    enqueue(&theirs, &waiting("n")).await;
     theirs.close().await;
     drop(theirs);
     let left: i64 = other.run("PTTL holdfast:queue:{lock:n}").await;
     assert!((60_000..=70_000).contains(&left), "{left}");
-    // Long after: forgotten by whoever hands the name on.
+    // Long after that, the next hand-off deletes it.
     other.run::<()>("PERSIST holdfast:queue:{lock:n}").await;
     let members: Vec<String> = other.run("ZRANGE holdfast:queue:{lock:n} 0 -1").await;
     let process = members.iter().find(|member| !member.contains(':')).unwrap();
     other
         .args::<()>(&["ZADD", "holdfast:queue:{lock:n}", "-1000", process])
         .await;
-    free(&ours, &holder).await;
+    release(&ours, &holder).await;
     assert_eq!(other.run::<i64>("EXISTS holdfast:queue:{lock:n} lock:n").await, 0);
 }
 
 #[tokio::test]
-async fn a_set_gives_back_the_name_it_was_handed_while_another_is_busy() {
+async fn a_set_hands_off_a_name_while_another_is_busy() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let (on_a, on_b) = (claim("a"), claim("b"));
-    take(&ours, &on_a).await;
-    take(&ours, &on_b).await;
+    acquire(&ours, &on_a).await;
+    acquire(&ours, &on_b).await;
     let mut set = Claim::new(
         &[key("a"), key("b")],
         OwnerToken::fresh(),
@@ -341,22 +338,22 @@ async fn a_set_gives_back_the_name_it_was_handed_while_another_is_busy() {
         Arc::new(Process::current()),
     );
     set.waiting = true;
-    let mut set_told = wait(&ours, &set).await;
+    let mut set_subscription = enqueue(&ours, &set).await;
     let behind = waiting("a");
-    let mut behind_told = wait(&ours, &behind).await;
-    free(&ours, &on_a).await;
-    told(&mut set_told).await;
+    let mut behind_subscription = enqueue(&ours, &behind).await;
+    release(&ours, &on_a).await;
+    notified(&mut set_subscription).await;
     assert!(matches!(
         ours.try_acquire(&set).await.unwrap(),
         Acquired::Held { key, .. } if key.as_str() == "b"
     ));
-    told(&mut behind_told).await;
-    take(&ours, &behind).await;
-    free(&ours, &behind).await;
+    notified(&mut behind_subscription).await;
+    acquire(&ours, &behind).await;
+    release(&ours, &behind).await;
     assert_eq!(other.run::<i64>("EXISTS lock:a").await, 0);
-    free(&ours, &on_b).await;
-    told(&mut set_told).await;
-    take(&ours, &set).await;
+    release(&ours, &on_b).await;
+    notified(&mut set_subscription).await;
+    acquire(&ours, &set).await;
     assert_eq!(
         other
             .run::<i64>("EXISTS holdfast:queue:{lock:a} holdfast:queue:{lock:b}")

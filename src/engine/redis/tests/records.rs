@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use ::redis::RedisResult;
 
-use super::stall::opened;
+use super::outages::stall::opened;
 use super::*;
 
 /// Sends one command on a connection of its own, and blocks this thread until the reply: no task of this runtime runs meanwhile.
@@ -39,18 +39,18 @@ fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
-/// Lets the trouble begin between a grant and its record.
+/// Makes the server refuse writes between a grant and its record.
 async fn a_refused_record_is_written_later(begin: impl FnOnce(&Server), end: impl FnOnce(&Server)) {
     let Some(server) = Server::start(&[]).await else { return };
     let ours = opened(&server, true).await;
     // The server knows the script of the records from here on.
     let warm = claim("warm");
-    take(&ours, &warm).await;
+    acquire(&ours, &warm).await;
     assert!(ours.inspect(&key("warm")).await.unwrap().unwrap().holder.is_some());
-    free(&ours, &warm).await;
+    release(&ours, &warm).await;
     let before = refused(&server);
     let began = now_ms();
-    let fence = take(&ours, &claim("n")).await;
+    let fence = acquire(&ours, &claim("n")).await;
     let granted = now_ms();
     begin(&server);
     // At least one repetition is refused as well.

@@ -6,7 +6,7 @@ use crate::error::EngineError;
 
 type Answer = std::result::Result<Renewed, EngineError>;
 
-/// Renews each claim for so long, and gives the answers in the order of the claims.
+/// Renews each claim with this ttl, and returns the answers in the order of the claims.
 async fn renew_all(engine: &RedisEngine, claims: &[Claim], ttl: Duration) -> Vec<Answer> {
     let ttl = Ttl::clamped(ttl);
     let renewals: Vec<Renewal<'_>> = claims.iter().map(|claim| Renewal { claim, ttl }).collect();
@@ -22,13 +22,13 @@ async fn renew_all(engine: &RedisEngine, claims: &[Claim], ttl: Duration) -> Vec
 async fn held(engine: &RedisEngine, count: usize) -> Vec<Claim> {
     let claims: Vec<Claim> = (0..count).map(|i| claim(&format!("n{i}"))).collect();
     for claim in &claims {
-        take(engine, claim).await;
+        acquire(engine, claim).await;
     }
     claims
 }
 
-/// How often the server was asked for a script.
-async fn scripts(other: &mut Other) -> u64 {
+/// Returns the number of scripts that the server has run.
+async fn scripts(other: &mut OtherClient) -> u64 {
     let commands: String = other.run("INFO commandstats").await;
     let calls = |name: &str| {
         let line = commands.lines().find_map(|line| line.strip_prefix(name));
@@ -55,7 +55,7 @@ async fn many_leases_share_a_script() {
 }
 
 #[tokio::test]
-async fn a_key_of_another_type_is_a_lost_lease_and_leaves_the_others_alone() {
+async fn a_key_of_another_type_is_a_lost_lease_and_does_not_affect_the_others() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, mut other) = (server.engine().await, server.other().await);
     let claims = held(&ours, 10).await;
@@ -72,7 +72,7 @@ async fn a_key_of_another_type_is_a_lost_lease_and_leaves_the_others_alone() {
 
 /// The server refuses a script as a whole when one of its keys is out of bounds.
 #[tokio::test]
-async fn a_lease_that_the_server_refuses_leaves_the_others_alone() {
+async fn a_lease_that_the_server_refuses_does_not_affect_the_others() {
     let Some(server) = Server::start(&[]).await else { return };
     let (admin, mut other) = (server.engine().await, server.other().await);
     let claims = held(&admin, 10).await;
@@ -115,10 +115,10 @@ async fn a_lease_of_thousands_of_names_is_renewed_as_one() {
         Ttl::clamped(LONG),
         Arc::new(Process::current()),
     );
-    take(&ours, &many).await;
+    acquire(&ours, &many).await;
     let claims = [claim("before"), many, claim("after")];
-    take(&ours, &claims[0]).await;
-    take(&ours, &claims[2]).await;
+    acquire(&ours, &claims[0]).await;
+    acquire(&ours, &claims[2]).await;
     for answer in renew_all(&ours, &claims, 2 * LONG).await {
         assert_eq!(answer.unwrap(), Renewed::Extended);
     }

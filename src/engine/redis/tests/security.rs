@@ -1,4 +1,4 @@
-//! Users with few rights, passwords, databases, and TLS.
+//! Users with limited rights, passwords, databases, and TLS.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use super::*;
 use crate::engine::{Renewed, TlsFiles};
 use crate::error::EngineError;
 
-/// The user of the documentation in `engine/redis/mod.rs`, word by word.
+/// Returns the words of the documented user in `engine/redis/mod.rs`.
 fn documented_user() -> Vec<String> {
     let words: String = include_str!("../mod.rs")
         .lines()
@@ -18,7 +18,7 @@ fn documented_user() -> Vec<String> {
     words.split_whitespace().map(str::to_owned).collect()
 }
 
-pub(super) async fn set_user(other: &mut Other, password: &str, also: &[&str]) {
+pub(super) async fn set_user(other: &mut OtherClient, password: &str, also: &[&str]) {
     let words: Vec<String> = documented_user()
         .iter()
         .map(|word| word.replace("PASSWORD", password))
@@ -47,10 +47,10 @@ async fn the_documented_user_can_do_everything_and_no_more_than_that() {
     for name in ["n", "a}b", "{tag}x", "{}"] {
         let mut first = claim(name);
         first.metadata = Some("1".into());
-        take(&ours, &first).await;
+        acquire(&ours, &first).await;
         let (next, after) = (waiting(name), waiting(name));
-        let mut told = wait(&ours, &next).await;
-        wait(&ours, &after).await;
+        let mut subscription = enqueue(&ours, &next).await;
+        enqueue(&ours, &after).await;
         assert_eq!(
             ours.renew(&first, Ttl::clamped(2 * LONG)).await.unwrap(),
             Renewed::Extended
@@ -60,14 +60,14 @@ async fn the_documented_user_can_do_everything_and_no_more_than_that() {
         first.owner = to;
         assert!(ours.inspect(&key(name)).await.unwrap().unwrap().metadata.is_some());
         assert_eq!(ours.list("", PAGE).await.unwrap().len(), 1);
-        free(&ours, &first).await;
-        tokio::time::timeout(Duration::from_secs(5), told.changed())
+        release(&ours, &first).await;
+        tokio::time::timeout(Duration::from_secs(5), subscription.changed())
             .await
             .unwrap();
-        take(&ours, &next).await;
+        acquire(&ours, &next).await;
         assert_eq!(ours.release(&after, Duration::ZERO).await.unwrap(), Released::NotHeld);
-        free(&ours, &next).await;
-        take(&ours, &first).await;
+        release(&ours, &next).await;
+        acquire(&ours, &first).await;
         assert_eq!(ours.release(&first, LONG).await.unwrap(), Released::Freed);
         assert!(ours.force_release(&key(name)).await.unwrap());
     }
@@ -75,7 +75,7 @@ async fn the_documented_user_can_do_everything_and_no_more_than_that() {
     assert_eq!(
         other.run::<Vec<::redis::Value>>("ACL LOG").await.len(),
         0,
-        "nothing was even tried beyond the rights"
+        "no command was refused"
     );
     assert!(documented_user().iter().any(|word| word == "-@all"));
 
@@ -94,8 +94,8 @@ async fn without_the_right_to_publish_a_release_changes_nothing() {
     set_user(&mut other, "pw", &["resetchannels"]).await;
     let ours = engine(&format!("redis://holdfast:pw@127.0.0.1:{}", server.port), "lock:").await;
     let first = claim("n");
-    take(&ours, &first).await;
-    // Nobody can wait, or be told: the name stays with whoever has it.
+    acquire(&ours, &first).await;
+    // No call can wait or be notified: the name stays with its holder.
     for error in [
         ours.try_acquire(&waiting("n")).await.unwrap_err(),
         ours.try_acquire(&waiting("n")).await.unwrap_err(),
@@ -106,12 +106,12 @@ async fn without_the_right_to_publish_a_release_changes_nothing() {
         );
     }
     assert!(ours.inspect(&key("n")).await.unwrap().is_some());
-    // The connection is still in order.
+    // The connection still works.
     assert_eq!(ours.renew(&first, first.ttl).await.unwrap(), Renewed::Extended);
 }
 
 #[tokio::test]
-async fn a_login_that_fails_is_for_a_human_to_mend() {
+async fn a_failed_login_is_not_retryable() {
     let Some(server) = Server::start(&["--requirepass", "right"]).await else {
         return;
     };
@@ -130,18 +130,18 @@ async fn a_login_that_fails_is_for_a_human_to_mend() {
     );
 
     let ours = engine(&at(":right@"), "lock:").await;
-    take(&ours, &claim("n")).await;
-    let mut other = Other::connect(&at(":right@")).await;
+    acquire(&ours, &claim("n")).await;
+    let mut other = OtherClient::connect(&at(":right@")).await;
     other.run::<()>("ACL SETUSER guest on nopass ~* &* +@all").await;
     let guest = engine(&at("guest@"), "lock:").await;
-    take(&guest, &claim("m")).await;
+    acquire(&guest, &claim("m")).await;
 }
 
-/// An authority, and what it vouches for.
+/// An authority, and the certificates that it has signed.
 pub(super) struct Certificates(tempfile::TempDir);
 
 impl Certificates {
-    /// `None`, having said so, where there is no `openssl`.
+    /// Returns `None`, after a message, if there is no `openssl`.
     pub(super) fn make() -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("san"), "subjectAltName=IP:127.0.0.1,DNS:localhost").unwrap();
@@ -178,7 +178,7 @@ impl Certificates {
         self.0.path().join(name)
     }
 
-    /// The options that name the server's own files.
+    /// Returns the server's options for its certificate files.
     pub(super) fn options(&self) -> [String; 6] {
         let file = |name: &str| self.path(name).to_str().unwrap().to_owned();
         [
@@ -200,7 +200,7 @@ impl Certificates {
 }
 
 #[tokio::test]
-async fn tls_believes_only_whom_it_is_told_to() {
+async fn tls_trusts_only_the_configured_authority() {
     let Some(files) = Certificates::make() else { return };
     let Some(server) = files.server("no").await else { return };
     let with = |tls: TlsFiles| Settings {
@@ -218,13 +218,13 @@ async fn tls_believes_only_whom_it_is_told_to() {
         let config = RedisConfig::parse(&url, &trusting("ca.pem")).unwrap();
         let ours = RedisEngine::connect(config).await.unwrap();
         let first = claim("n");
-        take(&ours, &first).await;
+        acquire(&ours, &first).await;
         let next = waiting("n");
-        let mut told = wait(&ours, &next).await;
-        free(&ours, &first).await;
-        told.changed().await;
-        take(&ours, &next).await;
-        free(&ours, &next).await;
+        let mut subscription = enqueue(&ours, &next).await;
+        release(&ours, &first).await;
+        subscription.changed().await;
+        acquire(&ours, &next).await;
+        release(&ours, &next).await;
     }
     let url = format!("rediss://127.0.0.1:{}", server.port);
     for stranger in [Settings::default(), trusting("other.pem")] {
@@ -241,7 +241,7 @@ async fn tls_believes_only_whom_it_is_told_to() {
 }
 
 #[tokio::test]
-async fn tls_shows_the_clients_certificate() {
+async fn tls_sends_the_clients_certificate() {
     let Some(files) = Certificates::make() else { return };
     let Some(server) = files.server("yes").await else {
         return;
@@ -286,7 +286,7 @@ async fn tls_shows_the_clients_certificate() {
         .unwrap();
         let ours = RedisEngine::connect(config).await.unwrap();
         let first = claim("n");
-        take(&ours, &first).await;
-        free(&ours, &first).await;
+        acquire(&ours, &first).await;
+        release(&ours, &first).await;
     }
 }

@@ -20,8 +20,8 @@ async fn acquire_and_release_one_after_the_other() {
             started = std::time::Instant::now();
         }
         let claim = Claim::new(&[key("n")], OwnerToken::fresh(), Ttl::clamped(LONG), process.clone());
-        take(&ours, &claim).await;
-        free(&ours, &claim).await;
+        acquire(&ours, &claim).await;
+        release(&ours, &claim).await;
     }
     let elapsed = started.elapsed();
     cpu.push(used_cpu(&mut other).await);
@@ -51,7 +51,7 @@ async fn ten_thousand_renewals_in_one_call() {
     let (ours, mut other) = (server.engine().await, server.other().await);
     let claims: Vec<Claim> = (0..10_000).map(|i| claim(&format!("order:{i}"))).collect();
     for claim in &claims {
-        take(&ours, claim).await;
+        acquire(&ours, claim).await;
     }
     other.run::<()>("CONFIG RESETSTAT").await;
     let started = std::time::Instant::now();
@@ -70,7 +70,7 @@ async fn ten_thousand_renewals_in_one_call() {
     commands.lines().for_each(|line| eprintln!("{line}"));
 }
 
-async fn used_cpu(other: &mut Other) -> f64 {
+async fn used_cpu(other: &mut OtherClient) -> f64 {
     let info: String = other.run("INFO cpu").await;
     let field = |name: &str| {
         info.lines()

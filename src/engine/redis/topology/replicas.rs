@@ -33,7 +33,7 @@ pub(in super::super) struct Replicated {
     /// The number of callers so far.
     asked: AtomicU64,
     /// The outcome of the last `WAIT`. The holder of the lock sends the next one.
-    last: Mutex<ReplySink>,
+    last: Mutex<LastWait>,
 }
 
 /// Whether the answer of a script grants or extends a lease.
@@ -46,7 +46,7 @@ fn says_yes(answer: &Value) -> bool {
 }
 
 /// The outcome of one `WAIT`, and the callers that it covers.
-struct ReplySink {
+struct LastWait {
     generation: u64,
     /// The callers up to this number.
     up_to: u64,
@@ -55,7 +55,7 @@ struct ReplySink {
 
 impl Replicated {
     pub(in super::super) fn new(link: Arc<Link>, wanted: u32) -> Self {
-        let nobody = ReplySink {
+        let none_yet = LastWait {
             generation: 0,
             up_to: 0,
             outcome: Ok(()),
@@ -64,7 +64,7 @@ impl Replicated {
             link,
             wanted,
             asked: AtomicU64::new(0),
-            last: Mutex::new(nobody),
+            last: Mutex::new(none_yet),
         }
     }
 
@@ -113,7 +113,7 @@ impl Replicated {
         if last.generation != connection.generation || last.up_to < number {
             let up_to = self.asked.load(Ordering::Relaxed);
             let outcome = self.wait(connection).await;
-            *last = ReplySink {
+            *last = LastWait {
                 generation: connection.generation,
                 up_to,
                 outcome,

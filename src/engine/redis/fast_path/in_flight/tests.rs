@@ -61,7 +61,9 @@ fn whole(sent: &SentBatch, replies: &str) -> usize {
 #[test]
 fn each_of_many_has_its_own_token_and_outcome() {
     let claims = claims(4);
-    let (sent, mut outcomes) = sent(Kind::Acquire, &claims, |batch, layout, claim| batch.take(layout, claim));
+    let (sent, mut outcomes) = sent(Kind::Acquire, &claims, |batch, layout, claim| {
+        batch.add_acquisition(layout, claim)
+    });
     assert_eq!(sent.calls(), 4);
     let owner = |i: usize| claims[i].owner.as_str();
     let replies = [
@@ -97,7 +99,9 @@ fn each_of_many_has_its_own_token_and_outcome() {
 #[test]
 fn an_error_for_all_is_an_answer_for_each() {
     let claims = claims(2);
-    let (sent, mut outcomes) = sent(Kind::Acquire, &claims, |batch, layout, claim| batch.take(layout, claim));
+    let (sent, mut outcomes) = sent(Kind::Acquire, &claims, |batch, layout, claim| {
+        batch.add_acquisition(layout, claim)
+    });
     let replies = "-NOPERM a\r\n$-1\r\n$-1\r\n-NOPERM b\r\n-NOPERM c\r\n";
     whole(&sent, replies);
     sent.deliver(replies.as_bytes()).unwrap();
@@ -110,7 +114,9 @@ fn an_error_for_all_is_an_answer_for_each() {
             [Value::Nil, Value::Nil, Value::ServerError(_), Value::Nil]
         ));
     }
-    let (sent, mut outcomes) = self::sent(Kind::Check, &claims, |batch, layout, claim| batch.look(layout, claim));
+    let (sent, mut outcomes) = self::sent(Kind::Check, &claims, |batch, layout, claim| {
+        batch.add_check(layout, claim)
+    });
     sent.deliver(b"-NOPERM a\r\n").unwrap();
     for outcome in &mut outcomes {
         assert!(matches!(outcome.try_recv(), Ok(Ok(Outcome::NotHeld))));
@@ -128,7 +134,7 @@ fn a_release_that_fails_is_tried_by_itself_unless_it_was() {
     ] {
         let claims = claims(count);
         let (sent, mut outcomes) = sent(Kind::Release, &claims, |batch, layout, claim| {
-            batch.free(layout, &RELEASE, claim, None)
+            batch.add_release(layout, &RELEASE, claim, None)
         });
         whole(&sent, reply);
         let report = sent.deliver(reply.as_bytes()).unwrap();
@@ -143,31 +149,37 @@ fn a_release_that_fails_is_tried_by_itself_unless_it_was() {
 }
 
 #[derive(Default)]
-struct Heard(Mutex<Vec<(usize, RedisResult<Value>)>>);
+struct Received(Mutex<Vec<(usize, RedisResult<Value>)>>);
 
-impl ReplySink for Heard {
+impl ReplySink for Received {
     fn on_reply(self: Arc<Self>, number: usize, reply: RedisResult<Value>) {
         self.0.lock().unwrap().push((number, reply));
     }
 }
 
 #[test]
-fn a_vote_is_told_of_each_reply_in_order_and_of_none_when_there_is_none() {
+fn a_vote_receives_each_reply_in_order_or_an_error() {
     let claims = claims(2);
     let (mut batch, layout, mut out) = (Batch::new(Kind::Vote), Layout::new("lock:"), Vec::new());
-    let heard: Arc<Heard> = Arc::default();
+    let received: Arc<Received> = Arc::default();
     for (claim, first) in claims.iter().zip([10, 20]) {
-        batch.vote(&layout, claim, "value", 7, ReplyHandle::new(heard.clone(), first + 3));
+        batch.add_vote(
+            &layout,
+            claim,
+            "value",
+            7,
+            ReplyHandle::new(received.clone(), first + 3),
+        );
     }
     let sent = batch.write(&mut out);
     let replies = "$-1\r\n:1\r\n-READONLY x\r\n:0\r\n*0\r\n*2\r\n$5\r\nvalue\r\n$-1\r\n";
     whole(&sent, replies);
     let report = sent.deliver(replies.as_bytes()).unwrap();
     assert!(report.sink_calls == 2 && report.error.is_some());
-    let told = std::mem::take(&mut *heard.0.lock().unwrap());
-    let numbers: Vec<usize> = told.iter().map(|(number, _)| *number).collect();
+    let replies_received = std::mem::take(&mut *received.0.lock().unwrap());
+    let numbers: Vec<usize> = replies_received.iter().map(|(number, _)| *number).collect();
     assert_eq!(numbers, [10, 11, 12, 13, 20, 21, 22, 23]);
-    let replies: Vec<Option<Value>> = told.into_iter().map(|(_, reply)| reply.ok()).collect();
+    let replies: Vec<Option<Value>> = replies_received.into_iter().map(|(_, reply)| reply.ok()).collect();
     let (value, time) = (Value::BulkString(b"value".to_vec()), Value::Array(Vec::new()));
     assert_eq!(
         replies[..4],
@@ -175,10 +187,10 @@ fn a_vote_is_told_of_each_reply_in_order_and_of_none_when_there_is_none() {
     );
     assert_eq!(replies[4..], [None, Some(Value::Int(0)), Some(time), Some(Value::Nil)]);
 
-    batch.vote(&layout, &claims[0], "value", 7, ReplyHandle::new(heard.clone(), 3));
+    batch.add_vote(&layout, &claims[0], "value", 7, ReplyHandle::new(received.clone(), 3));
     drop(batch);
-    let told = std::mem::take(&mut *heard.0.lock().unwrap());
-    assert!(matches!(told[..], [(3, Err(_))]));
+    let replies_received = std::mem::take(&mut *received.0.lock().unwrap());
+    assert!(matches!(replies_received[..], [(3, Err(_))]));
 }
 
 #[test]
@@ -186,11 +198,13 @@ fn replies_that_make_no_sense_are_an_error() {
     let claims = claims(2);
     for replies in [":3\r\n", "*1\r\n:1\r\n", "*2\r\n:1\r\n+OK\r\n", "$-1\r\n"] {
         let (sent, mut outcomes) = sent(Kind::Release, &claims, |batch, layout, claim| {
-            batch.free(layout, &RELEASE, claim, None)
+            batch.add_release(layout, &RELEASE, claim, None)
         });
         assert!(sent.deliver(replies.as_bytes()).is_err(), "{replies}");
         assert!(outcomes[1].try_recv().is_err(), "{replies}: no outcome is delivered");
     }
-    let (sent, _outcomes) = sent(Kind::Acquire, &claims, |batch, layout, claim| batch.take(layout, claim));
+    let (sent, _outcomes) = sent(Kind::Acquire, &claims, |batch, layout, claim| {
+        batch.add_acquisition(layout, claim)
+    });
     assert!(sent.deliver(b":0\r\n$-1\r\n$-1\r\n:9\r\n*1\r\n$1\r\nx\r\n").is_err());
 }

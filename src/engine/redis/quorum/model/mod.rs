@@ -1,17 +1,18 @@
-//! The protocol as a model of three nodes, and every order of events in it (the stateright crate).
+//! A model of the protocol with three nodes, in which every order of events is tried (the stateright crate).
 //!
-//! Messages are never in order: each is carried out at any time after it was sent, or never, which is loss. Time is
-//! abstract: an attempt's time is over at any moment (it failed, was released, or its validity ended), and from then on
-//! the nodes may free what it holds (the release arrives, or the key expires) at any time, each for itself. That a node
-//! does not do so before is what validity, counted from before the first request and less the drift, is for.
+//! Messages are not in order: each is executed at any time after it was sent, or never (message loss). Time is abstract: an
+//! attempt ends at any moment (it fails, is released, or its validity ends), and from then on each node may remove its key at any
+//! time (the release arrives, or the key expires). A node does not do so earlier, because validity counts from before the first
+//! request, minus the drift.
 //!
-//! A vote is asked for by the script, in one step, or by plain commands (`attempt.rs`), between which anything may happen: one
-//! takes the name; the others, in a second step here, raise the counter to the floor, which the attempt has chosen when it
-//! began, and look whether the name is still its own. (That look is the last command. If something comes between those two,
-//! the vote does not count, which is the same as if the answer were lost.) What does not count falls to the script.
+//! A vote is requested by the script, in one step, or by plain commands (`acquire/fast_paths.rs`), between which other commands
+//! may be executed: one command acquires the name; the others, in a second step of the model, raise the counter to the floor,
+//! which the attempt chose at its begin, and check that the name is still its own. (That check is the last command. If another
+//! command is executed between the two, the vote does not count, as if its answer were lost.) If the vote does not count, the
+//! script is sent.
 //!
-//! The clocks are one number that stands still, so that the plain counters have to do the work. Only a wipe moves it past
-//! every fence: that is what `docs/quorum.md` asks of clocks, that they differ by less than a node is away.
+//! All clocks are one number that does not change, so that the proof rests on the counters. Only a wipe sets it to more than every
+//! token: this is the requirement of `docs/quorum.md` that clocks differ by less than the duration of an outage.
 
 mod steps;
 
@@ -23,18 +24,18 @@ const NODES: usize = 3;
 const MAJORITY: usize = 2;
 const ATTEMPTS: usize = 3;
 
-/// What a node has, and what is on its way to it and back, attempt by attempt. Nodes are all alike: a state has them sorted.
+/// The data of a node, and the requests in flight for each attempt. Nodes are interchangeable, so a state has them sorted.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Node {
     holder: Option<usize>,
-    /// What the fence companion tells: an attempt, and its fence. It stays when the name is freed.
-    told: Option<(usize, u64)>,
+    /// The record in the fence companion: an attempt and its token. It stays after a release.
+    record: Option<(usize, u64)>,
     fence: u64,
-    links: [Link; ATTEMPTS],
+    requests: [Requests; ATTEMPTS],
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Link {
+struct Requests {
     vote: Vote,
     raise: Raise,
     heal: bool,
@@ -42,15 +43,15 @@ struct Link {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Vote {
-    /// Not asked for, refused, or of no interest any more.
+    /// Not requested, refused, or not needed any more.
     #[default]
     No,
-    /// By plain commands, if there may be such.
-    Asked,
-    /// Plain commands have taken the name, and more of them come.
-    Taken,
-    AskedByScript,
-    /// The answer is on its way, or there. (Which of them changes nothing but when the attempt may decide: it does so at any
+    /// By plain commands, if they are allowed.
+    Requested,
+    /// The first plain command has acquired the name, and the others follow.
+    Acquired,
+    RequestedByScript,
+    /// The answer is in flight or has arrived. (This affects only the time of the decision, and an attempt may decide at any
     /// moment, by any answers.)
     Given {
         fence: u64,
@@ -62,7 +63,7 @@ enum Vote {
 enum Raise {
     #[default]
     No,
-    Asked,
+    Requested,
     Done,
 }
 
@@ -70,8 +71,8 @@ enum Raise {
 enum Phase {
     #[default]
     Future,
-    Asking,
-    /// So many nodes knew the fence from the start.
+    Voting,
+    /// `known` nodes knew the token from the start.
     Raising {
         fence: u64,
         known: usize,
@@ -79,7 +80,7 @@ enum Phase {
     Holding {
         fence: u64,
     },
-    Over {
+    Ended {
         held: bool,
     },
 }
@@ -91,61 +92,61 @@ struct State {
     floors: [u64; ATTEMPTS],
     now: u64,
     wipes: usize,
-    /// The largest fence that was granted, and whether one was not larger than the last.
+    /// The largest granted token, and whether a token was not larger than the one before it.
     last: u64,
     shrunk: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Action {
-    /// With this floor.
+    /// An attempt begins, with this floor.
     Start(usize, u64),
-    CarryOutVote(usize, usize),
-    /// What comes behind the taking, of plain commands.
-    CarryOutCount(usize, usize),
-    /// By the answers of all nodes but this one.
+    ExecuteVote(usize, usize),
+    /// The plain commands after the first one.
+    ExecuteCount(usize, usize),
+    /// By the answers of all nodes except this one.
     DecideWithout(usize, Option<usize>),
-    CarryOutRaise(usize, usize),
+    ExecuteRaise(usize, usize),
     Grant(usize),
     End(usize),
     Free(usize),
     SendHeal(usize, usize),
-    CarryOutHeal(usize, usize),
+    ExecuteHeal(usize, usize),
     Wipe(usize),
 }
 
-/// How soon a node may come back empty.
+/// When a node may restart without its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Restart {
-    /// When every lease that it voted for is over.
+    /// After the end of every lease that it voted for.
     Delayed,
-    /// When every attempt that it voted for is decided.
-    AfterTheRound,
+    /// After the decision of every attempt that it voted for.
+    AfterTheRounds,
     AtOnce,
 }
 
 /// The rules, each of which can be broken.
 #[derive(Debug, Clone)]
 struct Rules {
-    /// Who makes the attempts: the later ones of an owner are its retries.
+    /// The owners of the attempts. The later attempts of an owner are its retries.
     owners: [usize; ATTEMPTS],
-    /// How many of them there are.
+    /// The number of attempts.
     attempts: usize,
     restart: Restart,
     wipes: usize,
     writes_back: bool,
     fresh_values: bool,
     heals: bool,
-    /// Whether votes are asked for by plain commands, and in which order those come.
+    /// Whether votes are requested by plain commands, and the order of those.
     plain: Option<Order>,
-    /// How many ideas of the clocks there are.
+    /// The number of different estimates of the clocks.
     floors: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Order {
-    TakeAndCount,
-    CountAndTake,
+    AcquireAndCount,
+    CountAndAcquire,
 }
 
 impl Rules {
@@ -163,15 +164,15 @@ impl Rules {
         }
     }
 
-    fn plainly(owners: [usize; ATTEMPTS]) -> Self {
+    fn with_plain_commands(owners: [usize; ATTEMPTS]) -> Self {
         Rules {
-            plain: Some(Order::TakeAndCount),
+            plain: Some(Order::AcquireAndCount),
             ..Rules::of(owners)
         }
     }
 
-    /// An owner's later attempts go by the script.
-    fn asks_plainly(&self, attempt: usize) -> Option<Order> {
+    /// Returns the order of the plain commands of an attempt. Later attempts of an owner use the script.
+    fn plain_order(&self, attempt: usize) -> Option<Order> {
         self.plain
             .filter(|_| (0..attempt).all(|other| self.owners[other] != self.owners[attempt]))
     }
@@ -180,35 +181,35 @@ impl Rules {
         let mine = |other: &usize| self.owners[*other] == self.owners[attempt];
         attempt < self.attempts
             && state.attempts[attempt] == Phase::Future
-            // Attempts are numbered as they start.
+            // Attempts are numbered in the order of their begin.
             && (attempt == 0 || state.attempts[attempt - 1] != Phase::Future)
-            // An owner tries again when it has failed, and never after it has held.
-            && (0..attempt).filter(mine).all(|other| state.attempts[other] == Phase::Over { held: false })
+            // An owner retries after a failure, and never after it has held the lock.
+            && (0..attempt).filter(mine).all(|other| state.attempts[other] == Phase::Ended { held: false })
     }
 
     fn may_free(&self, state: &State, node: usize) -> bool {
         let Some(holder) = state.nodes[node].holder else {
             return false;
         };
-        let is_over = |attempt: usize| matches!(state.attempts[attempt], Phase::Over { .. });
-        // A withdrawal of an earlier attempt may be on its way for ever; without a value of its own it hits the later one.
-        let mistaken = || (0..holder).any(|other| self.owners[other] == self.owners[holder] && is_over(other));
-        is_over(holder) || !self.fresh_values && mistaken()
+        let has_ended = |attempt: usize| matches!(state.attempts[attempt], Phase::Ended { .. });
+        // The rollback of an earlier attempt may arrive at any time. Without separate values it removes the later vote.
+        let is_mistaken = || (0..holder).any(|other| self.owners[other] == self.owners[holder] && has_ended(other));
+        has_ended(holder) || !self.fresh_values && is_mistaken()
     }
 
     fn may_wipe(&self, state: &State, node: usize) -> bool {
         let counts = |attempt: usize| {
             let phase = state.attempts[attempt];
-            let open = !matches!(phase, Phase::Over { .. } | Phase::Future);
+            let open = !matches!(phase, Phase::Ended { .. } | Phase::Future);
             let holding = matches!(phase, Phase::Holding { .. });
             match self.restart {
                 Restart::Delayed => open,
-                Restart::AfterTheRound => open && !holding,
+                Restart::AfterTheRounds => open && !holding,
                 Restart::AtOnce => false,
             }
         };
         let column = &state.nodes[node];
-        let voted = |attempt: usize| matches!(column.links[attempt].vote, Vote::Given { .. } | Vote::Taken);
+        let voted = |attempt: usize| matches!(column.requests[attempt].vote, Vote::Given { .. } | Vote::Acquired);
         state.wipes < self.wipes
             && !(0..ATTEMPTS).any(|attempt| counts(attempt) && (voted(attempt) || column.holder == Some(attempt)))
     }
@@ -220,8 +221,8 @@ impl State {
         self.last = self.last.max(fence);
         self.attempts[attempt] = Phase::Holding { fence };
         for node in &mut self.nodes {
-            // A late one could only make a counter larger.
-            node.links[attempt].raise = Raise::No;
+            // A late command could only raise a counter.
+            node.requests[attempt].raise = Raise::No;
         }
     }
 
@@ -231,7 +232,7 @@ impl State {
     }
 
     fn proposals(&self, attempt: usize, without: Option<usize>) -> Vec<Proposal> {
-        let given = |(node, column): (usize, &Node)| match column.links[attempt].vote {
+        let given = |(node, column): (usize, &Node)| match column.requests[attempt].vote {
             Vote::Given { fence, already } if Some(node) != without => Some(Proposal { node, fence, already }),
             _ => None,
         };
@@ -241,7 +242,7 @@ impl State {
     fn raised(&self, attempt: usize) -> usize {
         self.nodes
             .iter()
-            .filter(|node| node.links[attempt].raise == Raise::Done)
+            .filter(|node| node.requests[attempt].raise == Raise::Done)
             .count()
     }
 
@@ -250,7 +251,7 @@ impl State {
     }
 }
 
-/// The two properties that do not hold, of those.
+/// Returns the properties that do not hold.
 fn broken(rules: Rules) -> Vec<&'static str> {
     let started = std::time::Instant::now();
     let checker = rules.clone().checker().threads(2).spawn_bfs().join();
@@ -266,7 +267,7 @@ fn broken(rules: Rules) -> Vec<&'static str> {
 
 /// Three acquisitions at once.
 const RIVALS: [usize; ATTEMPTS] = [0, 1, 2];
-/// Two, one of which fails and is tried again.
+/// Two owners, one of which retries after a failure.
 const RETRY: [usize; ATTEMPTS] = [0, 1, 0];
 
 #[test]
@@ -277,16 +278,16 @@ fn one_holder_and_growing_tokens_in_every_order_of_events() {
 }
 
 #[test]
-fn plain_commands_are_as_good() {
-    // With more of everything at once there are too many orders of events to try.
+fn plain_commands_keep_the_properties() {
+    // More attempts or wipes at once have too many orders of events.
     let two_and_a_wipe = Rules {
         attempts: 2,
-        ..Rules::plainly(RIVALS)
+        ..Rules::with_plain_commands(RIVALS)
     };
     let with_a_retry = Rules {
         wipes: 0,
         floors: 1,
-        ..Rules::plainly(RETRY)
+        ..Rules::with_plain_commands(RETRY)
     };
     for rules in [two_and_a_wipe, with_a_retry] {
         assert!(broken(rules).is_empty());
@@ -294,9 +295,9 @@ fn plain_commands_are_as_good() {
 }
 
 #[test]
-fn a_counter_that_is_raised_before_the_name_is_taken_gives_old_tokens() {
+fn a_counter_raised_before_the_name_is_acquired_gives_old_tokens() {
     let rules = Rules {
-        plain: Some(Order::CountAndTake),
+        plain: Some(Order::CountAndAcquire),
         attempts: 2,
         wipes: 0,
         ..Rules::of(RIVALS)
@@ -305,7 +306,7 @@ fn a_counter_that_is_raised_before_the_name_is_taken_gives_old_tokens() {
 }
 
 #[test]
-fn healing_changes_nothing_of_that() {
+fn healing_keeps_the_properties() {
     let with = |restart| Rules {
         heals: true,
         attempts: 2,
@@ -314,7 +315,7 @@ fn healing_changes_nothing_of_that() {
         ..Rules::of(RIVALS)
     };
     assert!(broken(with(Restart::Delayed)).is_empty());
-    assert_eq!(broken(with(Restart::AfterTheRound)), ["one holder"]);
+    assert_eq!(broken(with(Restart::AfterTheRounds)), ["one holder"]);
 }
 
 #[test]
@@ -328,7 +329,7 @@ fn without_the_write_back_a_token_comes_twice() {
 }
 
 #[test]
-fn without_fresh_values_a_late_withdrawal_makes_a_second_holder() {
+fn without_fresh_values_a_late_rollback_makes_a_second_holder() {
     let rules = Rules {
         fresh_values: false,
         wipes: 0,
@@ -337,15 +338,15 @@ fn without_fresh_values_a_late_withdrawal_makes_a_second_holder() {
     assert!(broken(rules).contains(&"one holder"));
 }
 
-/// What `docs/quorum.md` says of restarts.
+/// The statements of `docs/quorum.md` about restarts.
 #[test]
-fn a_node_that_forgets_its_vote_votes_twice() {
+fn a_node_that_loses_its_vote_votes_twice() {
     let at = |restart| Rules {
         restart,
         ..Rules::of(RIVALS)
     };
-    // There are two holders then, but the later one has the larger token.
-    assert_eq!(broken(at(Restart::AfterTheRound)), ["one holder"]);
-    // Unless the node is back before the attempt that it voted for is decided.
+    // There are two holders, but the later one has the larger token.
+    assert_eq!(broken(at(Restart::AfterTheRounds)), ["one holder"]);
+    // Except when the node restarts before the attempt that it voted for is decided.
     assert_eq!(broken(at(Restart::AtOnce)), ["one holder", "tokens grow"]);
 }

@@ -1,4 +1,4 @@
-//! The events, and what each of them changes.
+//! The events of the model, and the changes of each.
 
 use stateright::{Model, Property};
 
@@ -16,18 +16,18 @@ impl Model for Rules {
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         for (attempt, phase) in state.attempts.iter().enumerate() {
             if self.may_start(state, attempt) {
-                // Two processes may have the same idea of the clocks, or not.
-                let floors = if self.asks_plainly(attempt).is_some() {
+                // Two processes may have the same estimate of the clocks, or different ones.
+                let floors = if self.plain_order(attempt).is_some() {
                     1..=self.floors
                 } else {
                     0..=0
                 };
                 actions.extend(floors.map(|ahead| Action::Start(attempt, state.now + ahead)));
             }
-            if matches!(phase, Phase::Asking | Phase::Raising { .. } | Phase::Holding { .. }) {
+            if matches!(phase, Phase::Voting | Phase::Raising { .. } | Phase::Holding { .. }) {
                 actions.push(Action::End(attempt));
             }
-            if *phase == Phase::Asking {
+            if *phase == Phase::Voting {
                 for without in [None, Some(0), Some(1), Some(2)] {
                     if state.proposals(attempt, without).len() >= MAJORITY {
                         actions.push(Action::DecideWithout(attempt, without));
@@ -38,17 +38,17 @@ impl Model for Rules {
                 actions.push(Action::Grant(attempt));
             }
             for (node, column) in state.nodes.iter().enumerate() {
-                let link = column.links[attempt];
-                match link.vote {
-                    Vote::Asked | Vote::AskedByScript => actions.push(Action::CarryOutVote(attempt, node)),
-                    Vote::Taken => actions.push(Action::CarryOutCount(attempt, node)),
+                let request = column.requests[attempt];
+                match request.vote {
+                    Vote::Requested | Vote::RequestedByScript => actions.push(Action::ExecuteVote(attempt, node)),
+                    Vote::Acquired => actions.push(Action::ExecuteCount(attempt, node)),
                     Vote::No | Vote::Given { .. } => {}
                 }
-                if link.raise == Raise::Asked {
-                    actions.push(Action::CarryOutRaise(attempt, node));
+                if request.raise == Raise::Requested {
+                    actions.push(Action::ExecuteRaise(attempt, node));
                 }
-                if link.heal {
-                    actions.push(Action::CarryOutHeal(attempt, node));
+                if request.heal {
+                    actions.push(Action::ExecuteHeal(attempt, node));
                 } else if self.heals
                     && matches!(phase, Phase::Holding { .. })
                     && column.holder.is_none()
@@ -72,49 +72,55 @@ impl Model for Rules {
         let mut state = before.clone();
         match action {
             Action::Start(attempt, floor) => {
-                state.attempts[attempt] = Phase::Asking;
+                state.attempts[attempt] = Phase::Voting;
                 state.floors[attempt] = floor;
                 for node in &mut state.nodes {
-                    node.links[attempt].vote = Vote::Asked;
+                    node.requests[attempt].vote = Vote::Requested;
                 }
             }
-            Action::CarryOutVote(attempt, node) => {
-                let is_over = matches!(state.attempts[attempt], Phase::Over { .. });
+            Action::ExecuteVote(attempt, node) => {
+                let has_ended = matches!(state.attempts[attempt], Phase::Ended { .. });
                 let (floor, now) = (state.floors[attempt], state.now);
                 let column = &mut state.nodes[node];
                 let plain = self
-                    .asks_plainly(attempt)
-                    .filter(|_| column.links[attempt].vote == Vote::Asked);
+                    .plain_order(attempt)
+                    .filter(|_| column.requests[attempt].vote == Vote::Requested);
                 let vote = match (plain, column.holder) {
-                    (Some(Order::TakeAndCount), None) => {
+                    (Some(Order::AcquireAndCount), None) => {
                         column.holder = Some(attempt);
-                        Vote::Taken
+                        Vote::Acquired
                     }
-                    // For the model that breaks the rule: the counter first, and the name in the second step.
-                    (Some(Order::CountAndTake), _) => {
+                    // The wrong order: the counter first, and the name in the second step.
+                    (Some(Order::CountAndAcquire), _) => {
                         let counts = column.fence < floor && floor >= now;
                         column.fence = column.fence.max(floor);
-                        if counts { Vote::Taken } else { Vote::AskedByScript }
+                        if counts {
+                            Vote::Acquired
+                        } else {
+                            Vote::RequestedByScript
+                        }
                     }
-                    (Some(Order::TakeAndCount), Some(_)) if !is_over => Vote::AskedByScript,
+                    (Some(Order::AcquireAndCount), Some(_)) if !has_ended => Vote::RequestedByScript,
                     (Some(_), Some(_)) => Vote::No,
                     (None, holder) => {
-                        // The latest attempt of an owner keeps its vote; an earlier one of the same owner hands it over.
+                        // A later attempt of an owner replaces an earlier one, and not the reverse.
                         let ours =
                             holder.filter(|holder| self.owners[*holder] == self.owners[attempt] && *holder <= attempt);
                         if holder.is_some() && ours.is_none() {
                             Vote::No
                         } else {
-                            // What is told of the attempt that has the vote, and not of another.
-                            let kept = column.told.filter(|(told, _)| ours == Some(*told) && *told < attempt);
+                            // The record counts if it belongs to the attempt that has the vote.
+                            let kept = column
+                                .record
+                                .filter(|(recorded, _)| ours == Some(*recorded) && *recorded < attempt);
                             if kept.is_none() {
                                 column.fence = (column.fence + 1).max(now);
                             }
                             let fence = kept.map_or(column.fence, |(_, fence)| fence);
                             let already = kept.is_some();
                             column.holder = Some(attempt);
-                            column.told = Some((attempt, fence));
-                            if is_over {
+                            column.record = Some((attempt, fence));
+                            if has_ended {
                                 Vote::No
                             } else {
                                 Vote::Given { fence, already }
@@ -122,14 +128,14 @@ impl Model for Rules {
                         }
                     }
                 };
-                column.links[attempt].vote = vote;
+                column.requests[attempt].vote = vote;
             }
-            Action::CarryOutCount(attempt, node) => {
-                let is_over = matches!(state.attempts[attempt], Phase::Over { .. });
+            Action::ExecuteCount(attempt, node) => {
+                let has_ended = matches!(state.attempts[attempt], Phase::Ended { .. });
                 let (floor, now) = (state.floors[attempt], state.now);
                 let column = &mut state.nodes[node];
                 let stands = match self.plain {
-                    Some(Order::CountAndTake) => {
+                    Some(Order::CountAndAcquire) => {
                         let takes = column.holder.is_none();
                         if takes {
                             column.holder = Some(attempt);
@@ -137,19 +143,19 @@ impl Model for Rules {
                         takes
                     }
                     _ => {
-                        // A floor from before a node's restart is not what its clock shows.
+                        // A floor from before a node's restart differs too much from its clock.
                         let counts = column.fence < floor && floor >= now;
                         column.fence = column.fence.max(floor);
                         counts && column.holder == Some(attempt)
                     }
                 };
-                column.links[attempt].vote = match (is_over, stands) {
+                column.requests[attempt].vote = match (has_ended, stands) {
                     (true, _) => Vote::No,
                     (false, true) => Vote::Given {
                         fence: floor,
                         already: false,
                     },
-                    (false, false) => Vote::AskedByScript,
+                    (false, false) => Vote::RequestedByScript,
                 };
             }
             Action::DecideWithout(attempt, without) => {
@@ -160,23 +166,23 @@ impl Model for Rules {
                 } else {
                     state.attempts[attempt] = Phase::Raising { fence, known };
                     for node in agreement.behind {
-                        state.nodes[node].links[attempt].raise = Raise::Asked;
+                        state.nodes[node].requests[attempt].raise = Raise::Requested;
                     }
                 }
             }
-            Action::CarryOutRaise(attempt, node) => {
+            Action::ExecuteRaise(attempt, node) => {
                 let Phase::Raising { fence, .. } = state.attempts[attempt] else {
                     return None;
                 };
                 let column = &mut state.nodes[node];
                 let has_vote = column.holder == Some(attempt);
-                column.links[attempt].raise = if has_vote { Raise::Done } else { Raise::No };
+                column.requests[attempt].raise = if has_vote { Raise::Done } else { Raise::No };
                 if has_vote {
                     column.fence = column.fence.max(fence);
-                    if let Some((of, told)) = &mut column.told
+                    if let Some((of, recorded)) = &mut column.record
                         && *of == attempt
                     {
-                        *told = fence.max(*told);
+                        *recorded = fence.max(*recorded);
                     }
                 }
             }
@@ -188,28 +194,28 @@ impl Model for Rules {
             }
             Action::End(attempt) => {
                 let held = matches!(state.attempts[attempt], Phase::Holding { .. });
-                state.attempts[attempt] = Phase::Over { held };
+                state.attempts[attempt] = Phase::Ended { held };
                 for node in &mut state.nodes {
-                    let link = &mut node.links[attempt];
-                    if let Vote::Given { .. } = link.vote {
-                        link.vote = Vote::No;
+                    let request = &mut node.requests[attempt];
+                    if let Vote::Given { .. } = request.vote {
+                        request.vote = Vote::No;
                     }
-                    link.raise = Raise::No;
+                    request.raise = Raise::No;
                 }
             }
             Action::Free(node) => state.nodes[node].holder = None,
-            Action::SendHeal(attempt, node) => state.nodes[node].links[attempt].heal = true,
-            Action::CarryOutHeal(attempt, node) => {
+            Action::SendHeal(attempt, node) => state.nodes[node].requests[attempt].heal = true,
+            Action::ExecuteHeal(attempt, node) => {
                 let fence = match state.attempts[attempt] {
                     Phase::Holding { fence } => fence,
-                    // A late one: the fence that it brings is an old one.
+                    // A late command with an old token.
                     _ => 0,
                 };
                 let column = &mut state.nodes[node];
-                column.links[attempt].heal = false;
+                column.requests[attempt].heal = false;
                 if column.holder.is_none() {
                     column.holder = Some(attempt);
-                    column.told = Some((attempt, fence));
+                    column.record = Some((attempt, fence));
                     column.fence = column.fence.max(fence);
                 }
             }
@@ -217,7 +223,7 @@ impl Model for Rules {
                 let counters = state.nodes.iter().map(|node| node.fence).max();
                 state.now = state.last.max(counters.unwrap_or_default()) + 1;
                 state.nodes[node].holder = None;
-                state.nodes[node].told = None;
+                state.nodes[node].record = None;
                 state.nodes[node].fence = 0;
                 state.wipes += 1;
             }

@@ -1,11 +1,11 @@
-//! Many calls at once: how many attempts are in progress, and what becomes of the others.
+//! Many calls at once: the limit of attempts in progress, and the attempts beyond it.
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::*;
 
 const CALLS: usize = 2000;
-const MOST: usize = 512;
+const LIMIT: usize = 512;
 const STALL: Duration = Duration::from_millis(300);
 
 fn claims(count: usize) -> Vec<Claim> {
@@ -24,10 +24,10 @@ impl Nodes {
         join_all(keys).await.iter().map(Vec::len).sum()
     }
 
-    /// How many votes a node was asked for.
+    /// Returns the number of votes that a node has executed.
     async fn votes(&self, node: usize) -> usize {
         let stats: String = self.other(node).await.run("INFO commandstats").await;
-        // The script raises the counter by `ZADD` as well.
+        // The script also raises the counter with `ZADD`.
         let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_zadd:calls="));
         calls.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
     }
@@ -36,46 +36,46 @@ impl Nodes {
 #[tokio::test]
 async fn attempts_dropped_while_they_wait_for_a_ticket_are_never_sent() {
     let Some(nodes) = Nodes::start(3).await else { return };
-    let ours = nodes.patient(Duration::from_secs(5)).await;
-    nodes.know_the_scripts(&ours).await;
+    let ours = nodes.with_node_timeout(Duration::from_secs(5)).await;
+    nodes.load_scripts(&ours).await;
     let before = nodes.votes(0).await;
-    (1..3).for_each(|node| nodes.hang(node));
+    (1..3).for_each(|node| nodes.suspend(node));
     let claims = claims(CALLS);
     let mut calls: FuturesUnordered<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
     let some = tokio::time::timeout(STALL, calls.next()).await;
     assert!(some.is_err(), "there is no majority");
     drop(calls);
     let count = sent(&claims);
-    assert!((1..=MOST).contains(&count), "{count} were sent");
-    (1..3).for_each(|node| nodes.go_on(node));
+    assert!((1..=LIMIT).contains(&count), "{count} were sent");
+    (1..3).for_each(|node| nodes.resume(node));
     eventually("nothing is left on the nodes", async || nodes.locks().await == 0).await;
-    // Nothing of the others comes later.
-    take_soon(&ours, &claim("after")).await;
+    // The other attempts are not sent later.
+    acquire_soon(&ours, &claim("after")).await;
     assert_eq!(sent(&claims), count);
     let votes = nodes.votes(0).await - before;
-    assert!(votes <= MOST + 2, "{votes} votes for {count} attempts");
+    assert!(votes <= LIMIT + 2, "{votes} votes for {count} attempts");
 }
 
 #[tokio::test]
 async fn renewals_and_releases_do_not_wait_for_a_ticket() {
     let Some(nodes) = Nodes::start(3).await else { return };
-    let ours = nodes.patient(Duration::from_secs(20)).await;
-    nodes.know_the_scripts(&ours).await;
+    let ours = nodes.with_node_timeout(Duration::from_secs(20)).await;
+    nodes.load_scripts(&ours).await;
     let [kept, freed] = ["kept", "freed"].map(claim);
-    take(&ours, &kept).await;
-    take(&ours, &freed).await;
+    acquire(&ours, &kept).await;
+    acquire(&ours, &freed).await;
     let before = nodes.votes(0).await;
     let claims = claims(CALLS);
     let mut calls: FuturesUnordered<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
-    (1..3).for_each(|node| nodes.hang(node));
+    (1..3).for_each(|node| nodes.suspend(node));
     let some = tokio::time::timeout(STALL, calls.next()).await;
     assert!(some.is_err(), "there is no majority");
     // The attempts keep their tickets: they are not polled.
-    (1..3).for_each(|node| nodes.go_on(node));
+    (1..3).for_each(|node| nodes.resume(node));
     assert_eq!(renew(&ours, &kept).await.unwrap(), Renewed::Extended);
-    free(&ours, &freed).await;
+    release(&ours, &freed).await;
     let votes = nodes.votes(0).await - before;
-    assert!((1..=MOST).contains(&votes), "{votes} votes");
+    assert!((1..=LIMIT).contains(&votes), "{votes} votes");
     while let Some(outcome) = calls.next().await {
         assert!(matches!(outcome, Ok(Acquired::Granted { .. })), "{outcome:?}");
     }
@@ -85,9 +85,9 @@ async fn renewals_and_releases_do_not_wait_for_a_ticket() {
 #[tokio::test]
 async fn a_new_call_after_a_stall_is_served_before_the_calls_that_waited() {
     let Some(nodes) = Nodes::start(3).await else { return };
-    let ours = nodes.patient(Duration::from_secs(20)).await;
-    nodes.know_the_scripts(&ours).await;
-    (1..3).for_each(|node| nodes.hang(node));
+    let ours = nodes.with_node_timeout(Duration::from_secs(20)).await;
+    nodes.load_scripts(&ours).await;
+    (1..3).for_each(|node| nodes.suspend(node));
     let claims = claims(CALLS);
     let mut calls: FuturesUnordered<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
     // Longer than 500 ms, also when the first polls of all these calls take a second.
@@ -97,7 +97,7 @@ async fn a_new_call_after_a_stall_is_served_before_the_calls_that_waited() {
     let mut call = ours.try_acquire(&new);
     assert!(futures_util::poll!(&mut call).is_pending());
     assert!(!new.was_sent(), "every ticket is in use");
-    (1..3).for_each(|node| nodes.go_on(node));
+    (1..3).for_each(|node| nodes.resume(node));
     let mut before = 0;
     let answer = loop {
         tokio::select! {
@@ -119,24 +119,24 @@ async fn a_call_that_waits_for_a_ticket_is_small() {
     assert!(size <= 512, "{size} bytes");
 }
 
-/// What the socket of the fast path did not take is not sent after its attempt was dropped.
+/// A vote that the socket has not accepted is not sent after its attempt was dropped.
 #[tokio::test]
 async fn a_vote_in_the_write_buffer_is_not_sent_after_its_attempt_was_dropped() {
     const LARGE: usize = 128;
-    if !by_lanes() {
+    if !uses_fast_paths() {
         return;
     }
     let Some(nodes) = Nodes::start(3).await else { return };
-    let ours = nodes.patient(Duration::from_secs(5)).await;
+    let ours = nodes.with_node_timeout(Duration::from_secs(5)).await;
     // A lock with metadata is acquired by the script: the nodes know it from here on.
     let mut first = claim("first");
     first.metadata = Some("1".into());
-    take_soon(&ours, &first).await;
+    acquire_soon(&ours, &first).await;
     nodes.all_have(&[0, 1, 2], "first").await;
-    free(&ours, &first).await;
+    release(&ours, &first).await;
     nodes.are_free(&[0, 1, 2], "first").await;
     let before = nodes.votes(1).await;
-    (1..3).for_each(|node| nodes.hang(node));
+    (1..3).for_each(|node| nodes.suspend(node));
     let mut claims = claims(LARGE);
     for claim in &mut claims {
         // All of them are more than the socket's buffers hold.
@@ -147,9 +147,9 @@ async fn a_vote_in_the_write_buffer_is_not_sent_after_its_attempt_was_dropped() 
         tokio::time::timeout(STALL, calls).await.is_err(),
         "there is no majority"
     );
-    (1..3).for_each(|node| nodes.go_on(node));
+    (1..3).for_each(|node| nodes.resume(node));
     eventually("nothing is left on the nodes", async || nodes.locks().await == 0).await;
-    take_soon(&ours, &claim("after")).await;
+    acquire_soon(&ours, &claim("after")).await;
     let votes = nodes.votes(1).await - before;
     assert!(votes < LARGE / 2, "{votes} of {LARGE} votes were sent");
 }
@@ -158,22 +158,22 @@ async fn a_vote_in_the_write_buffer_is_not_sent_after_its_attempt_was_dropped() 
 #[tokio::test]
 async fn an_attempt_dropped_while_a_socket_is_full_does_not_end_the_fast_path() {
     const LARGE: usize = 128;
-    if !by_lanes() {
+    if !uses_fast_paths() {
         return;
     }
     let Some(nodes) = Nodes::start(3).await else { return };
-    let ours = nodes.patient(Duration::from_secs(10)).await;
+    let ours = nodes.with_node_timeout(Duration::from_secs(10)).await;
     let large = |mut claim: Claim| {
         // All of them are more than the socket's buffers hold.
         claim.metadata = Some("x".repeat(256 * 1024).into());
         claim
     };
     let first = large(claim("first"));
-    take_soon(&ours, &first).await;
+    acquire_soon(&ours, &first).await;
     nodes.all_have(&[0, 1, 2], "first").await;
-    free(&ours, &first).await;
+    release(&ours, &first).await;
     nodes.are_free(&[0, 1, 2], "first").await;
-    (1..3).for_each(|node| nodes.hang(node));
+    (1..3).for_each(|node| nodes.suspend(node));
     let claims: Vec<Claim> = claims(LARGE).into_iter().map(large).collect();
     let mut calls: Vec<_> = claims.iter().map(|claim| ours.try_acquire(claim)).collect();
     for call in &mut calls {
@@ -184,12 +184,12 @@ async fn an_attempt_dropped_while_a_socket_is_full_does_not_end_the_fast_path() 
     for dropped in [LARGE - 1, 0] {
         drop(calls.remove(dropped));
     }
-    (1..3).for_each(|node| nodes.go_on(node));
+    (1..3).for_each(|node| nodes.resume(node));
     for answer in join_all(calls).await {
         assert!(matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");
     }
     // A vote leaves the counter of its name behind.
-    let counter = async |index: usize| nodes.counts(&[1], claims[index].keys()[0].as_str()).await[0];
+    let counter = async |index: usize| nodes.last_fences(&[1], claims[index].keys()[0].as_str()).await[0];
     assert!(counter(0).await.is_some(), "what was sent");
     assert_eq!(counter(LARGE - 1).await, None, "what was in the write buffer");
     for dropped in [0, LARGE - 1] {

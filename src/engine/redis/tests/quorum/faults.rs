@@ -1,14 +1,14 @@
-//! Nodes that are killed, hung, slow, wiped, and that return: 3 and 5 nodes.
+//! Nodes that are killed, hang, are slow, lose their data, and return: with 3 and 5 nodes.
 
 use super::*;
 
 const SIZES: [usize; 2] = [3, 5];
 
-/// Every verb, once.
+/// Calls every verb once.
 async fn works(engine: &QuorumEngine) {
     let mut ours = claim("works");
     ours.metadata = Some("1".into());
-    let fence = take_soon(engine, &ours).await;
+    let fence = acquire_soon(engine, &ours).await;
     assert_eq!(renew(engine, &ours).await.unwrap(), Renewed::Extended);
     busy(engine, &claim("works")).await;
     let info = engine.inspect(&key("works")).await.unwrap().unwrap();
@@ -19,22 +19,22 @@ async fn works(engine: &QuorumEngine) {
     let next = OwnerToken::fresh();
     assert_eq!(engine.transfer(&ours, &next).await.unwrap(), Renewed::Extended);
     ours.owner = next;
-    free(engine, &ours).await;
-    // An owner that has let go never asks again: a node that missed its release is still being told.
-    take_soon(engine, &claim("works")).await;
+    release(engine, &ours).await;
+    // Another claim, because an owner makes no attempt after its release: a node that missed the release still gets it.
+    acquire_soon(engine, &claim("works")).await;
     assert!(engine.force_release(&key("works")).await.unwrap());
     assert_eq!(engine.inspect(&key("works")).await.unwrap(), None);
 }
 
 #[tokio::test]
-async fn a_killed_minority_is_no_matter_and_a_lost_quorum_is_told() {
+async fn a_killed_minority_changes_nothing_and_a_lost_majority_is_an_error() {
     for size in SIZES {
         let Some(mut nodes) = Nodes::start(size).await else {
             return;
         };
-        let ours = nodes.patient(Duration::from_millis(500)).await;
+        let ours = nodes.with_node_timeout(Duration::from_millis(500)).await;
         let held = claim("held");
-        let fence = take(&ours, &held).await;
+        let fence = acquire(&ours, &held).await;
         for node in 0..size / 2 {
             nodes.0[node].stop();
         }
@@ -56,59 +56,59 @@ async fn a_killed_minority_is_no_matter_and_a_lost_quorum_is_told() {
         for outcome in outcomes {
             let error = outcome.unwrap_err();
             assert!(error.retryable, "{error}");
-            let told = format!("no majority of the nodes: {} of {size} answered; ", size / 2);
-            assert!(error.to_string().contains(&told), "{error}");
+            let expected = format!("no majority of the nodes: {} of {size} answered; ", size / 2);
+            assert!(error.to_string().contains(&expected), "{error}");
             assert!(
                 error.to_string().contains(&nodes.0[size / 2].port.to_string()),
                 "{error}"
             );
         }
 
-        // They come back with nothing in them. Two of three (three of five) did not vote, or forgot it.
+        // They return without data. Two of three (three of five) did not vote or have lost their vote.
         for node in 0..=size / 2 {
             nodes.0[node].restart().await;
         }
-        assert!(take_soon(&ours, &claim("held")).await > fence);
+        assert!(acquire_soon(&ours, &claim("held")).await > fence);
         works(&ours).await;
     }
 }
 
 #[tokio::test]
-async fn a_hung_minority_keeps_nobody_waiting() {
+async fn a_hung_minority_delays_no_call() {
     for size in SIZES {
         let Some(nodes) = Nodes::start(size).await else { return };
-        // Whoever waited for a hung node would wait for this long.
-        let ours = nodes.patient(Duration::from_secs(30)).await;
+        // A call that waited for a hung node would wait for this time.
+        let ours = nodes.with_node_timeout(Duration::from_secs(30)).await;
         for node in 0..size / 2 {
-            nodes.hang(node);
+            nodes.suspend(node);
         }
         let waited = tokio::time::timeout(Duration::from_secs(15), async {
             for _ in 0..3 {
                 let held = claim("n");
-                take(&ours, &held).await;
+                acquire(&ours, &held).await;
                 assert_eq!(renew(&ours, &held).await.unwrap(), Renewed::Extended);
                 assert!(ours.inspect(&key("n")).await.unwrap().is_some());
                 busy(&ours, &claim("n")).await;
                 ours.subscribe(&held, &key("n")).await.unwrap();
-                free(&ours, &held).await;
+                release(&ours, &held).await;
             }
         });
-        waited.await.expect("a hung minority was waited for");
+        waited.await.expect("no call waits for a hung minority");
         for node in 0..size / 2 {
-            nodes.go_on(node);
+            nodes.resume(node);
         }
-        // What they carry out late is undone.
+        // Their late votes are rolled back.
         nodes.are_free(&(0..size).collect::<Vec<_>>(), "n").await;
     }
 }
 
 #[tokio::test]
-async fn a_lost_quorum_of_hung_nodes_is_told_within_the_limit() {
+async fn a_hung_majority_is_an_error_within_the_time_limit() {
     for size in SIZES {
         let Some(nodes) = Nodes::start(size).await else { return };
-        let ours = nodes.patient(Duration::from_millis(300)).await;
+        let ours = nodes.with_node_timeout(Duration::from_millis(300)).await;
         for node in 0..=size / 2 {
-            nodes.hang(node);
+            nodes.suspend(node);
         }
         let error = tokio::time::timeout(Duration::from_secs(15), ours.try_acquire(&claim("n")))
             .await
@@ -117,7 +117,7 @@ async fn a_lost_quorum_of_hung_nodes_is_told_within_the_limit() {
         assert!(error.retryable);
         assert!(error.to_string().contains("no answer within 300 ms"), "{error}");
         for node in 0..=size / 2 {
-            nodes.go_on(node);
+            nodes.resume(node);
         }
         // Nothing is left of the attempt, on the nodes that voted in time and on those that did so late.
         nodes.are_free(&(0..size).collect::<Vec<_>>(), "n").await;
@@ -126,10 +126,10 @@ async fn a_lost_quorum_of_hung_nodes_is_told_within_the_limit() {
 }
 
 #[tokio::test]
-async fn slow_nodes_are_waited_for_as_long_as_the_lease_allows() {
+async fn slow_nodes_have_as_much_time_as_the_lease_allows() {
     for size in SIZES {
         let Some(nodes) = Nodes::start(size).await else { return };
-        let ours = nodes.patient(Duration::from_secs(10)).await;
+        let ours = nodes.with_node_timeout(Duration::from_secs(10)).await;
         let slow = async |ms: u32| {
             for node in 0..=size / 2 {
                 nodes
@@ -140,9 +140,9 @@ async fn slow_nodes_are_waited_for_as_long_as_the_lease_allows() {
             }
         };
         slow(800).await;
-        let patient = claim("n");
-        take(&ours, &patient).await;
-        free(&ours, &patient).await;
+        let long = claim("n");
+        acquire(&ours, &long).await;
+        release(&ours, &long).await;
 
         slow(1000).await;
         let mut brief = claim("n");
@@ -164,13 +164,13 @@ async fn a_renewal_heals_wiped_and_returning_nodes() {
             return;
         };
         nodes.0[0].stop();
-        let ours = nodes.patient(Duration::from_secs(1)).await;
+        let ours = nodes.with_node_timeout(Duration::from_secs(1)).await;
         let mut held = claim("n");
         held.metadata = Some(r#"{"a": 1}"#.into());
-        let fence = take(&ours, &held).await;
+        let fence = acquire(&ours, &held).await;
         nodes.all_have(&(1..size).collect::<Vec<_>>(), "n").await;
         let before = ours.inspect(&key("n")).await.unwrap().unwrap();
-        // One that was away when the lock was granted, and in the larger quorum one that is emptied.
+        // A node that was down at the grant, and in the larger quorum one that has lost its data.
         nodes.0[0].restart().await;
         let mut empty = vec![0];
         if size > 3 {
@@ -193,7 +193,7 @@ async fn a_renewal_heals_wiped_and_returning_nodes() {
                 "{record}"
             );
         }
-        // Now the lease outlives the nodes that it was granted by, as many as a quorum can do without.
+        // Now the lease survives the loss of nodes that granted it, up to a minority.
         for node in size - size / 2..size {
             nodes.0[node].stop();
         }
@@ -207,17 +207,17 @@ async fn a_renewal_heals_wiped_and_returning_nodes() {
             (before.fence, before.holder, before.metadata)
         );
         busy(&ours, &claim("n")).await;
-        free(&ours, &held).await;
+        release(&ours, &held).await;
     }
 }
 
 #[tokio::test]
-async fn what_the_majority_lost_is_lost_and_is_not_made_again() {
+async fn a_lease_that_the_majority_lost_is_not_created_again() {
     for size in SIZES {
         let Some(nodes) = Nodes::start(size).await else { return };
         let ours = nodes.engine().await;
         let held = claim("n");
-        take(&ours, &held).await;
+        acquire(&ours, &held).await;
         nodes.all_have(&(0..size).collect::<Vec<_>>(), "n").await;
         let wiped: Vec<usize> = (0..=size / 2).collect();
         for node in &wiped {
@@ -229,21 +229,21 @@ async fn what_the_majority_lost_is_lost_and_is_not_made_again() {
         assert_eq!(ours.inspect(&key("n")).await.unwrap(), None, "a minority holds nothing");
         assert_eq!(ours.release(&held, Duration::ZERO).await.unwrap(), Released::NotHeld);
         let next = claim("n");
-        take(&ours, &next).await;
-        free(&ours, &next).await;
+        acquire(&ours, &next).await;
+        release(&ours, &next).await;
     }
 }
 
 #[tokio::test]
 async fn with_too_few_answers_a_renewal_is_unknown_and_not_lost() {
     let Some(mut nodes) = Nodes::start(3).await else { return };
-    let ours = nodes.patient(Duration::from_millis(500)).await;
+    let ours = nodes.with_node_timeout(Duration::from_millis(500)).await;
     let held = claim("n");
-    take(&ours, &held).await;
+    acquire(&ours, &held).await;
     nodes.all_have(&[0, 1, 2], "n").await;
     nodes.other(0).await.run::<()>("FLUSHALL").await;
     nodes.0[1].stop();
-    // One has it, one does not, one says nothing.
+    // One node has it, one does not, one is silent.
     let error = renew(&ours, &held).await.unwrap_err();
     assert!(error.retryable);
     assert!(error.to_string().contains("2 of 3 answered"), "{error}");
@@ -256,18 +256,21 @@ async fn a_released_lock_is_not_healed() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.engine().await;
     let held = claim("n");
-    take(&ours, &held).await;
+    acquire(&ours, &held).await;
     nodes.all_have(&[0, 1, 2], "n").await;
     nodes.record(0, "n").await;
-    // The release has reached one node only, when a renewal comes.
+    // The release has reached only one node when a renewal arrives.
     let mut other = nodes.other(0).await;
-    let sources = ["../../quorum/release.lua", "../../quorum/force_release.lua"];
+    let sources = [
+        "../../quorum/scripts/release.lua",
+        "../../quorum/scripts/force_release.lua",
+    ];
     let scripts = [
         concat!(
-            include_str!("../../quorum/let_go.lua"),
-            include_str!("../../quorum/release.lua")
+            include_str!("../../quorum/scripts/release_one.lua"),
+            include_str!("../../quorum/scripts/release.lua")
         ),
-        include_str!("../../quorum/force_release.lua"),
+        include_str!("../../quorum/scripts/force_release.lua"),
     ];
     for (source, script) in sources.into_iter().zip(scripts) {
         let keys = ["3", "lock:n", "holdfast:fence:{lock:n}", "holdfast:metadata:{lock:n}"];
@@ -278,7 +281,7 @@ async fn a_released_lock_is_not_healed() {
             tokio::time::sleep(Duration::from_millis(20)).await;
             assert_eq!(nodes.get(&[0], "lock:n").await, [None], "{source}");
         }
-        // What went away by itself is healed.
+        // A lock that vanished without a release is healed.
         other.run::<()>("DEL holdfast:fence:{lock:n}").await;
         eventually("the node is healed", async || {
             renew(&ours, &held).await.unwrap();
@@ -286,12 +289,12 @@ async fn a_released_lock_is_not_healed() {
         })
         .await;
     }
-    free(&ours, &held).await;
+    release(&ours, &held).await;
     nodes.are_free(&[0, 1, 2], "n").await;
 }
 
 #[tokio::test]
-async fn connecting_takes_a_majority_and_no_refusal() {
+async fn connecting_needs_a_majority_and_no_rejection() {
     let Some(mut nodes) = Nodes::start(3).await else { return };
     nodes.0[0].stop();
     works(&*nodes.engine().await).await;
@@ -316,13 +319,13 @@ async fn connecting_takes_a_majority_and_no_refusal() {
 }
 
 #[tokio::test]
-async fn what_a_human_has_to_mend_on_a_majority_is_not_retryable() {
+async fn a_permanent_error_on_a_majority_is_not_retryable() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.engine().await;
     nodes.other(0).await.run::<()>("LPUSH lock:n x").await;
     let held = claim("n");
-    take(&ours, &held).await;
-    free(&ours, &held).await;
+    acquire(&ours, &held).await;
+    release(&ours, &held).await;
     nodes.other(1).await.run::<()>("LPUSH lock:n x").await;
     let error = ours.try_acquire(&held).await.unwrap_err();
     assert!(

@@ -1,4 +1,4 @@
-//! The contract on a quorum of three servers, and what is special about many.
+//! The contract on a quorum of three servers, and the tests of the quorum's own behavior.
 
 use futures_util::future::join_all;
 
@@ -6,45 +6,26 @@ use super::super::keys::{Part, companion};
 use super::super::{QuorumConfig, QuorumEngine};
 use super::*;
 use crate::engine::{Renewed, Result as EngineResult};
-use crate::event_loop::{EventLoop, Socket};
 
 mod bursts;
 mod faults;
-mod late;
-mod looking;
+mod inspect;
+mod late_replies;
 mod tokens;
 
-/// An event loop on the test's own thread: it comes round once in a millisecond.
-#[derive(Debug)]
-struct Loop(std::thread::ThreadId);
-
-impl EventLoop for Loop {
-    fn is_here(&self) -> bool {
-        std::thread::current().id() == self.0
-    }
-
-    fn serve(&self, socket: Arc<dyn Socket>) {
-        tokio::spawn(async move {
-            while socket.flush() && socket.readable() {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        });
-    }
+/// Returns whether the calls use fast paths. This file is compiled twice: with and without them.
+fn uses_fast_paths() -> bool {
+    module_path!().contains("on_fast_paths")
 }
 
-/// This file is compiled twice.
-fn by_lanes() -> bool {
-    module_path!().contains("by_lanes")
-}
-
-/// The key of a name's counter.
+/// Returns the key of a name's counter.
 fn counter(name: &str) -> String {
     let mut key = String::new();
     companion(Part::Counter, &format!("lock:{name}"), &mut key);
     key
 }
 
-/// Servers that know nothing of each other.
+/// Independent servers.
 struct Nodes(Vec<Server>);
 
 impl Nodes {
@@ -55,7 +36,7 @@ impl Nodes {
 
     fn config(&self, prefix: &str, limit: Duration) -> QuorumConfig {
         let urls: Vec<String> = self.0.iter().map(Server::url).collect();
-        let event_loop = by_lanes().then(|| Arc::new(Loop(std::thread::current().id())) as Arc<dyn EventLoop>);
+        let event_loop = uses_fast_paths().then(TestLoop::here);
         let settings = Settings {
             store_timeout: limit,
             event_loop,
@@ -64,20 +45,22 @@ impl Nodes {
         QuorumConfig::parse(&urls, &settings).unwrap()
     }
 
-    /// An engine that waits for a node for so long.
-    async fn patient(&self, patience: Duration) -> Arc<QuorumEngine> {
-        QuorumEngine::connect(self.config("lock:", patience * 4)).await.unwrap()
+    /// Returns an engine with this time limit for the answer of one node.
+    async fn with_node_timeout(&self, node_timeout: Duration) -> Arc<QuorumEngine> {
+        QuorumEngine::connect(self.config("lock:", node_timeout * 4))
+            .await
+            .unwrap()
     }
 
     async fn engine(&self) -> Arc<QuorumEngine> {
-        self.patient(Duration::from_millis(1250)).await
+        self.with_node_timeout(Duration::from_millis(1250)).await
     }
 
-    async fn other(&self, node: usize) -> Other {
+    async fn other(&self, node: usize) -> OtherClient {
         self.0[node].other().await
     }
 
-    /// What a key holds, node by node.
+    /// Returns the value of a key, node by node.
     async fn get(&self, nodes: &[usize], key: &str) -> Vec<Option<String>> {
         join_all(
             nodes
@@ -87,8 +70,8 @@ impl Nodes {
         .await
     }
 
-    /// The last fence of a name, node by node: a vote leaves it there, whatever becomes of the lease.
-    async fn counts(&self, nodes: &[usize], name: &str) -> Vec<Option<u64>> {
+    /// Returns the last token of a name, node by node. It stays after the end of a vote or a lease.
+    async fn last_fences(&self, nodes: &[usize], name: &str) -> Vec<Option<u64>> {
         let counter = counter(name);
         join_all(nodes.iter().map(async |node| {
             let count: Option<String> = self.other(*node).await.args(&["ZSCORE", &counter, "last"]).await;
@@ -97,8 +80,8 @@ impl Nodes {
         .await
     }
 
-    /// Makes a name's last fence this on one node.
-    async fn count(&self, node: usize, name: &str, fence: u64) {
+    /// Sets the last token of a name on one node.
+    async fn set_last_fence(&self, node: usize, name: &str, fence: u64) {
         let mut other = self.other(node).await;
         let added: i64 = other
             .args(&["ZADD", &counter(name), "CH", &fence.to_string(), "last"])
@@ -106,10 +89,10 @@ impl Nodes {
         assert_eq!(added, 1);
     }
 
-    /// What inspection tells of a grant on one node, as soon as that is written down.
+    /// Returns the record of a grant on one node, when it is written.
     async fn record(&self, node: usize, name: &str) -> String {
         let mut record = None;
-        eventually("the grant is written down", async || {
+        eventually("the record is written", async || {
             record = self
                 .get(&[node], &format!("holdfast:fence:{{lock:{name}}}"))
                 .await
@@ -120,7 +103,7 @@ impl Nodes {
         record.unwrap()
     }
 
-    /// Waits until each of the nodes has given its vote, and the same: a grant comes as soon as a majority has.
+    /// Waits until all of the nodes have given the same vote. A grant needs a majority only.
     async fn all_have(&self, nodes: &[usize], name: &str) -> Vec<Option<String>> {
         let lock = format!("lock:{name}");
         let mut values = Vec::new();
@@ -132,31 +115,31 @@ impl Nodes {
         values
     }
 
-    /// Has every node carry out a vote and a release, so that what is late later is not late for want of a script.
-    async fn know_the_scripts(&self, engine: &QuorumEngine) {
+    /// Makes every node execute a vote and a release, so that no later request has to send a script's text.
+    async fn load_scripts(&self, engine: &QuorumEngine) {
         let other = claim("scripts");
-        take_soon(engine, &other).await;
+        acquire_soon(engine, &other).await;
         let nodes: Vec<usize> = (0..self.0.len()).collect();
         self.all_have(&nodes, "scripts").await;
-        free(engine, &other).await;
+        release(engine, &other).await;
         self.are_free(&nodes, "scripts").await;
     }
 
     /// Waits until none of the nodes has the lock.
     async fn are_free(&self, nodes: &[usize], name: &str) {
         let lock = format!("lock:{name}");
-        eventually("nothing is left on the nodes", async || {
+        eventually("no lock key is left on the nodes", async || {
             self.get(nodes, &lock).await.iter().all(Option::is_none)
         })
         .await;
     }
 
-    /// Stops a node in the middle of what it does, as SIGSTOP or a machine without a processor would.
-    fn hang(&self, node: usize) {
+    /// Suspends a node.
+    fn suspend(&self, node: usize) {
         self.signal(node, libc::SIGSTOP);
     }
 
-    fn go_on(&self, node: usize) {
+    fn resume(&self, node: usize) {
         self.signal(node, libc::SIGCONT);
     }
 
@@ -175,19 +158,19 @@ crate::engine::contract::contract_tests!(async |prefix: String| {
         .await
         .unwrap();
     let nodes = Arc::new(nodes);
-    let (a, b): (SharedEngine, SharedEngine) = (Held::new(a, &nodes), Held::new(b, &nodes));
+    let (a, b): (SharedEngine, SharedEngine) = (EngineWithNodes::new(a, &nodes), EngineWithNodes::new(b, &nodes));
     Some((a, b))
 });
 
-async fn take(engine: &QuorumEngine, claim: &Claim) -> Fence {
+async fn acquire(engine: &QuorumEngine, claim: &Claim) -> Fence {
     match engine.try_acquire(claim).await.unwrap() {
         Acquired::Granted { fence } => fence,
         held => panic!("{held:?}"),
     }
 }
 
-/// Takes a name as soon as that works: connections may have to come back first, or a failed attempt to be taken back.
-async fn take_soon(engine: &QuorumEngine, claim: &Claim) -> Fence {
+/// Acquires a name as soon as possible: connections may have to be opened first, or a failed attempt rolled back.
+async fn acquire_soon(engine: &QuorumEngine, claim: &Claim) -> Fence {
     let mut granted = None;
     eventually("the name is granted", async || {
         granted = match engine.try_acquire(claim).await {
@@ -207,7 +190,7 @@ async fn busy(engine: &QuorumEngine, claim: &Claim) -> Option<Duration> {
     }
 }
 
-async fn free(engine: &QuorumEngine, claim: &Claim) {
+async fn release(engine: &QuorumEngine, claim: &Claim) {
     assert_eq!(engine.release(claim, Duration::ZERO).await.unwrap(), Released::Freed);
 }
 
@@ -217,7 +200,7 @@ async fn renew(engine: &QuorumEngine, claim: &Claim) -> EngineResult<Renewed> {
 
 /// An engine that keeps its servers running.
 #[derive(Debug)]
-struct Held {
+struct EngineWithNodes {
     engine: Arc<QuorumEngine>,
     _nodes: Arc<Nodes>,
 }
@@ -228,15 +211,15 @@ impl std::fmt::Debug for Nodes {
     }
 }
 
-impl Held {
+impl EngineWithNodes {
     fn new(engine: Arc<QuorumEngine>, nodes: &Arc<Nodes>) -> Arc<Self> {
         let _nodes = nodes.clone();
-        Arc::new(Held { engine, _nodes })
+        Arc::new(EngineWithNodes { engine, _nodes })
     }
 }
 
 #[async_trait::async_trait]
-impl Engine for Held {
+impl Engine for EngineWithNodes {
     fn name(&self) -> &'static str {
         self.engine.name()
     }

@@ -1,8 +1,8 @@
-//! Fencing tokens over shifting majorities, wiped and restarted nodes; and what a grant costs.
+//! Fencing tokens with changing majorities and nodes that lose their data, and the number of requests for a grant.
 
 use super::*;
 
-/// Whichever minority is away, and although each node that was away comes back empty.
+/// For any minority that is down, although each of its nodes returns without data.
 #[tokio::test]
 async fn tokens_grow_across_any_sequence_of_majorities_with_wiped_minorities() {
     for (size, rounds) in [(3, 12), (5, 8)] {
@@ -10,8 +10,8 @@ async fn tokens_grow_across_any_sequence_of_majorities_with_wiped_minorities() {
             return;
         };
         let engines = [
-            nodes.patient(Duration::from_millis(500)).await,
-            nodes.patient(Duration::from_millis(500)).await,
+            nodes.with_node_timeout(Duration::from_millis(500)).await,
+            nodes.with_node_timeout(Duration::from_millis(500)).await,
         ];
         let mut last = Fence(0);
         let mut away: Vec<usize> = Vec::new();
@@ -19,57 +19,57 @@ async fn tokens_grow_across_any_sequence_of_majorities_with_wiped_minorities() {
             for node in away.drain(..) {
                 nodes.0[node].restart().await;
             }
-            // Every minority in turn.
+            // One minority after the other.
             away = (0..size / 2).map(|step| (round * (size / 2) + step) % size).collect();
             for node in &away {
                 nodes.0[*node].stop();
             }
             for engine in &engines {
                 let ours = claim("n");
-                let fence = take_soon(engine, &ours).await;
+                let fence = acquire_soon(engine, &ours).await;
                 assert!(fence > last, "{size} nodes, round {round}: {fence:?} after {last:?}");
                 last = fence;
-                free(engine, &ours).await;
+                release(engine, &ours).await;
             }
         }
     }
 }
 
-/// Far ahead of every clock, so that only the counters speak.
+/// Larger than every clock, so that only the counters decide.
 const AHEAD: u64 = 9_000_000_000_000_000;
 
 #[tokio::test]
-async fn where_nodes_disagree_the_largest_is_written_back_to_a_majority() {
+async fn the_largest_of_different_proposals_is_written_to_a_majority() {
     let Some(mut nodes) = Nodes::start(3).await else { return };
-    let ours = nodes.patient(Duration::from_millis(500)).await;
-    nodes.count(0, "n", AHEAD).await;
+    let ours = nodes.with_node_timeout(Duration::from_millis(500)).await;
+    nodes.set_last_fence(0, "n", AHEAD).await;
     nodes.0[2].stop();
     let first = claim("n");
-    let fence = take_soon(&ours, &first).await;
+    let fence = acquire_soon(&ours, &first).await;
     assert_eq!(fence, Fence(AHEAD + 1));
-    assert_eq!(nodes.counts(&[0, 1], "n").await, [Some(fence.0); 2]);
+    assert_eq!(nodes.last_fences(&[0, 1], "n").await, [Some(fence.0); 2]);
     for node in [0, 1] {
         let record = nodes.record(node, "n").await;
-        let told = format!("{} {} ", fence.0, first.owner.as_str());
-        assert!(record.starts_with(&told), "{record}");
+        let start = format!("{} {} ", fence.0, first.owner.as_str());
+        assert!(record.starts_with(&start), "{record}");
     }
     assert_eq!(ours.inspect(&key("n")).await.unwrap().unwrap().fence, Some(fence));
-    free(&ours, &first).await;
-    // The node that knew it first is gone, and one that never did is back.
+    release(&ours, &first).await;
+    // The node that knew it first is down, and one that never knew it is back.
     nodes.0[0].stop();
     nodes.0[2].restart().await;
     let second = claim("n");
-    assert_eq!(take_soon(&ours, &second).await, Fence(AHEAD + 2));
-    free(&ours, &second).await;
+    assert_eq!(acquire_soon(&ours, &second).await, Fence(AHEAD + 2));
+    release(&ours, &second).await;
 }
 
-/// A set of names has one fence, larger than those of all its names on all nodes.
+/// A set of names has one token, larger than the last tokens of its names on the nodes that voted.
 #[tokio::test]
 async fn the_fence_of_a_set_is_agreed_on_for_all_its_names() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let ours = nodes.engine().await;
     for (node, name, fence) in [(0, "a", AHEAD + 5), (1, "b", AHEAD + 9), (2, "a", AHEAD + 7)] {
-        nodes.count(node, name, fence).await;
+        nodes.set_last_fence(node, name, fence).await;
     }
     let set = Claim::new(
         &[key("a"), key("b")],
@@ -77,7 +77,7 @@ async fn the_fence_of_a_set_is_agreed_on_for_all_its_names() {
         Ttl::clamped(LONG),
         Arc::new(Process::current()),
     );
-    let fence = take(&ours, &set).await;
+    let fence = acquire(&ours, &set).await;
     assert!(fence >= Fence(AHEAD + 8), "{fence:?}");
     for name in ["a", "b"] {
         assert_eq!(
@@ -86,40 +86,40 @@ async fn the_fence_of_a_set_is_agreed_on_for_all_its_names() {
             "{name}"
         );
     }
-    free(&ours, &set).await;
+    release(&ours, &set).await;
     for name in ["a", "b"] {
-        assert!(take(&ours, &claim(name)).await > fence, "{name}");
+        assert!(acquire(&ours, &claim(name)).await > fence, "{name}");
     }
 }
 
-/// A node whose disk lost the last writes comes back with an older fence; the one that knows better is away.
+/// A node whose disk lost the last writes returns with an older token, while the node with the last one is down.
 #[tokio::test]
-async fn a_node_that_comes_back_with_old_data_makes_no_old_token() {
+async fn a_node_that_returns_with_old_data_creates_no_old_token() {
     let Some(mut nodes) = Nodes::start(3).await else { return };
     nodes.0[2].stop();
-    let ours = nodes.patient(Duration::from_millis(500)).await;
+    let ours = nodes.with_node_timeout(Duration::from_millis(500)).await;
     let first = claim("n");
-    let old = take_soon(&ours, &first).await;
-    free(&ours, &first).await;
-    let data = nodes.counts(&[0], "n").await[0].unwrap();
+    let old = acquire_soon(&ours, &first).await;
+    release(&ours, &first).await;
+    let data = nodes.last_fences(&[0], "n").await[0].unwrap();
     let second = claim("n");
-    let fence = take(&ours, &second).await;
+    let fence = acquire(&ours, &second).await;
     assert!(fence > old);
-    free(&ours, &second).await;
-    // Longer than nodes' clocks may differ for a request to count as punctual.
+    release(&ours, &second).await;
+    // Longer than the limit for the difference of a floor and a node's clock.
     tokio::time::sleep(Duration::from_millis(150)).await;
-    nodes.count(0, "n", data).await;
+    nodes.set_last_fence(0, "n", data).await;
     nodes.0[1].stop();
     nodes.0[2].restart().await;
-    assert!(take_soon(&ours, &claim("n")).await > fence);
+    assert!(acquire_soon(&ours, &claim("n")).await > fence);
 }
 
-/// A floor that is not what a node's own clock shows does not count.
+/// A floor that differs from a node's clock does not count.
 #[tokio::test]
-async fn a_wrong_idea_of_the_clocks_does_not_get_into_a_token() {
+async fn a_wrong_estimate_of_the_clocks_does_not_become_a_token() {
     let Some(nodes) = Nodes::start(3).await else { return };
     let mut other = nodes.other(0).await;
-    let script = include_str!("../../quorum/acquire.lua");
+    let script = include_str!("../../quorum/scripts/acquire.lua");
     let counter = counter("n");
     for floor in ["0", "1", &AHEAD.to_string()] {
         let owner = OwnerToken::fresh();
@@ -145,16 +145,16 @@ async fn a_wrong_idea_of_the_clocks_does_not_get_into_a_token() {
     }
 }
 
-/// A grant is one round trip where the nodes agree, and two where they do not.
+/// A grant takes one round trip if the nodes agree, and otherwise two.
 #[tokio::test]
-async fn a_grant_is_one_round_trip_as_a_rule() {
+async fn a_grant_is_usually_one_round_trip() {
     const ROUNDS: i64 = 50;
     let Some(nodes) = Nodes::start(3).await else { return };
     let engine = nodes.engine().await;
-    // The scripts are known from here on.
+    // The nodes know the scripts from here on.
     let warm = claim("warm");
-    take(&engine, &warm).await;
-    free(&engine, &warm).await;
+    acquire(&engine, &warm).await;
+    release(&engine, &warm).await;
     let calls = async || {
         let mut most = 0;
         for node in 0..3 {
@@ -174,21 +174,21 @@ async fn a_grant_is_one_round_trip_as_a_rule() {
         // The same name, and one that was never used.
         for name in ["n".to_owned(), format!("once {round}")] {
             let ours = claim(&name);
-            take(&engine, &ours).await;
-            // A vote that is answered after the release has begun would be taken back once more.
+            acquire(&engine, &ours).await;
+            // A vote that is answered after the begin of the release would need one more rollback.
             nodes.all_have(&[0, 1, 2], &name).await;
             tokio::time::sleep(Duration::from_millis(1)).await;
-            free(&engine, &ours).await;
+            release(&engine, &ours).await;
         }
     }
-    let (least, needed) = if by_lanes() {
-        // The releases; and what is told of a grant, unless it was released before that was written down.
+    let (least, needed) = if uses_fast_paths() {
+        // The releases, and the records of grants, unless a grant was released before its record was written.
         (2 * ROUNDS, 4 * ROUNDS)
     } else {
         (4 * ROUNDS, 4 * ROUNDS)
     };
     let used = calls().await - before;
-    // A few more on a machine that is busy: a request that was late to a node counts by that node's clock.
+    // A few more on a busy machine: a node uses its own clock for a late request.
     assert!(
         used >= least && used <= needed + ROUNDS / 2,
         "{used} calls for {needed}"

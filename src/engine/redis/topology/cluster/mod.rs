@@ -31,6 +31,7 @@ use super::majority::majority_of;
 use crate::backoff::Backoff;
 use crate::engine::redis::config::RedisConfig;
 use crate::engine::redis::connection::Link;
+use crate::engine::redis::connection::liveness::SIGNIFICANT_WAIT;
 use crate::engine::redis::connection::request::Attempt as AsAttempt;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::scripts::Script;
@@ -41,8 +42,6 @@ const ASKED: usize = 5;
 const RETRY: Backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(100));
 /// The number of redirections in a row without a pause.
 const HOPS: u32 = 5;
-/// A call that was dropped in less time than this says nothing about its node.
-const TELLING: Duration = Duration::from_millis(75);
 
 /// A node's connections.
 struct Node {
@@ -331,7 +330,7 @@ struct Attempt<'a> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        if !self.answered && self.sent.elapsed() >= TELLING {
+        if !self.answered && self.sent.elapsed() >= SIGNIFICANT_WAIT {
             self.cluster.refresh_soon();
         }
     }

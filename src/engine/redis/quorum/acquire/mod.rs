@@ -1,0 +1,228 @@
+//! An attempt to acquire: one round of votes, and the agreement on the fencing token. `rollback.rs` rolls back what failed.
+
+mod fast_paths;
+mod rollback;
+mod round;
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::round::Round;
+use super::fence::{Proposal, agree};
+use super::node::{Busy, Vote};
+use super::scripts::RAISE;
+use super::votes::{Answer, Count, Votes};
+use super::{Quorum, VOTED};
+use crate::engine::attempt_queue::Ticket;
+use crate::engine::redis::error::Failure;
+use crate::engine::{Acquired, Result};
+use crate::model::{Claim, Fence};
+
+/// The shortest upper bound of the delay before a retry after a split vote. It is doubled up to [`DOUBLINGS`] times at random,
+/// so that the attempts that split the vote do not retry at the same moment.
+const SPLIT_DELAY: Duration = Duration::from_millis(4);
+const DOUBLINGS: u32 = 5;
+
+/// A round that has not come to its end. If it is dropped before that (its caller was dropped), it is rolled back.
+struct UnfinishedRound<'a> {
+    claim: &'a Claim,
+    round: Arc<Round>,
+    answers: Option<Vec<Answer<Vote>>>,
+    /// The attempt's ticket, until a majority has answered.
+    ticket: Option<Ticket>,
+    is_finished: bool,
+}
+
+impl Drop for UnfinishedRound<'_> {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            let answers = self.answers.take().unwrap_or_else(|| self.round.votes.close());
+            for index in self.round.abandon(&answers) {
+                self.round.roll_back_later(index, false);
+            }
+        }
+        if let Some(ticket) = self.ticket.take() {
+            self.round.keep_ticket(ticket);
+        }
+        self.claim.copy_sent_marks(&self.round.claim);
+    }
+}
+
+impl Quorum {
+    /// Makes one attempt. Dropping the future rolls it back.
+    ///
+    /// # Behavior
+    /// At most [`ATTEMPTS`](super::ATTEMPTS) attempts are in progress. The others wait for a ticket: nothing is sent for them,
+    /// and dropping one removes it from the queue.
+    pub(super) async fn acquire(self: &Arc<Self>, claim: &Claim) -> Result<Acquired> {
+        let attempt = async {
+            let ticket = self.attempts.ticket().await;
+            // Boxed, so that a call that waits for its ticket is small.
+            Box::pin(self.attempt(claim, ticket)).await
+        };
+        tokio::select! {
+            biased;
+            () = self.closing.cancelled() => Err(Failure::Closed.during("acquire")),
+            outcome = attempt => outcome,
+        }
+    }
+
+    async fn attempt(self: &Arc<Self>, claim: &Claim, ticket: Ticket) -> Result<Acquired> {
+        let limit = self.vote_timeout(claim.ttl);
+        let mut unfinished = UnfinishedRound {
+            claim,
+            round: Round::begin(self, claim),
+            answers: None,
+            ticket: Some(ticket),
+            is_finished: false,
+        };
+        let decided = |answers: &[Answer<Vote>]| self.is_decided(answers).then_some(());
+        let (_, answers) = unfinished.round.votes.decide(limit, decided).await;
+        let answers = unfinished.answers.insert(answers);
+        let votes = count(answers);
+        let is_answered = votes.yes + votes.no >= votes.majority();
+        if votes.yes >= votes.majority()
+            && let Some(fence) = self.agree_on_fence(&unfinished.round, answers, limit).await
+        {
+            unfinished.is_finished = true;
+            unfinished.ticket = None;
+            unfinished.round.write_record(fence);
+            return Ok(Acquired::Granted { fence });
+        }
+        self.roll_back(&unfinished.round, answers, limit).await;
+        unfinished.is_finished = true;
+        if is_answered {
+            unfinished.ticket = None;
+        }
+        // Busy, if a majority has answered: otherwise the store has failed.
+        if votes.yes < votes.majority() && is_answered {
+            if let [only] = claim.keys() {
+                self.contended.note(only);
+            }
+            Ok(self.busy(claim, answers))
+        } else {
+            Err(self.no_majority("acquire", answers, limit))
+        }
+    }
+
+    /// Returns whether the missing votes can not change the outcome.
+    fn is_decided(&self, answers: &[Answer<Vote>]) -> bool {
+        let votes = count(answers);
+        let enough = self.majority();
+        if votes.yes >= enough {
+            // A retry by an owner that may have been granted the lock already: with those votes it gets the same token.
+            let kept = |answer: &&Answer<Vote>| matches!(answer, Some(Ok(Vote::Granted { already: true, .. })));
+            let kept = answers.iter().filter(kept).count();
+            return kept == 0 || kept >= enough || kept + votes.silent < enough;
+        }
+        let most = Conflict::of(answers).same;
+        votes.yes + votes.silent < enough
+            && votes.yes + votes.no >= enough
+            // Held by one holder, or certainly split.
+            && (most >= enough || most + votes.silent < enough)
+    }
+
+    /// Agrees on the fencing token with the nodes that gave their votes. The missing votes are not needed: when they arrive,
+    /// they belong to the same lease.
+    async fn agree_on_fence(
+        self: &Arc<Self>,
+        round: &Round,
+        answers: &[Answer<Vote>],
+        limit: Duration,
+    ) -> Option<Fence> {
+        let proposals: Vec<Proposal> = answers
+            .iter()
+            .enumerate()
+            .filter_map(|(node, answer)| match *answer {
+                Some(Ok(Vote::Granted { fence, already })) => Some(Proposal { node, fence, already }),
+                _ => None,
+            })
+            .collect();
+        let agreement = agree(&proposals, self.majority());
+        let missing = self.majority().saturating_sub(agreement.known);
+        if missing > 0 {
+            let mut call = self.call(&RAISE, &VOTED[..3], &round.claim, &round.value);
+            call.arg(agreement.fence);
+            let call = Arc::new(call);
+            let votes = Arc::new(Votes::new(agreement.behind.len()));
+            for (index, node) in agreement.behind.iter().enumerate() {
+                let (node, call, votes) = (self.nodes[*node].clone(), call.clone(), votes.clone());
+                self.spawn(async move {
+                    let answer = tokio::time::timeout(limit, node.number(&RAISE, &call)).await;
+                    votes.cast(index, answer.unwrap_or_else(|_| Err(Failure::timed_out())));
+                });
+            }
+            let raised = |answers: &[Answer<i64>]| Count::of(answers, |answer| *answer == 1);
+            let enough = |answers: &[Answer<i64>]| (raised(answers).yes >= missing).then_some(());
+            votes.decide(limit, enough).await.0?;
+        }
+        Some(Fence(agreement.fence))
+    }
+
+    /// Returns the answer to a claim whose names the nodes did not grant.
+    ///
+    /// # Behavior
+    /// The claim counts as held if the nodes that name the same holder and the silent nodes may be a majority. Otherwise the
+    /// vote is split between attempts that all fail.
+    fn busy(&self, claim: &Claim, answers: &[Answer<Vote>]) -> Acquired {
+        let Conflict { busy, same, index } = Conflict::of(answers);
+        let unknown = answers.iter().filter(|answer| !matches!(answer, Some(Ok(_)))).count();
+        let retry_after = if same + unknown >= self.majority() {
+            // When enough leases have ended that their nodes and the free ones are a majority.
+            let mut ends: Vec<_> = busy.iter().map(|vote| vote.left.unwrap_or(Duration::MAX)).collect();
+            ends.sort_unstable();
+            let needed = self.majority().saturating_sub(count(answers).yes).max(1);
+            ends.get(needed - 1).copied().filter(|end| *end < Duration::MAX)
+        } else {
+            let youngest = busy.iter().filter_map(|vote| vote.age).min().unwrap_or_default();
+            let first_end = busy.iter().filter_map(|vote| vote.left).min().unwrap_or(Duration::MAX);
+            Some(split_delay(youngest).min(first_end))
+        };
+        Acquired::Held {
+            key: claim.keys()[index].clone(),
+            retry_after,
+        }
+    }
+}
+
+fn count(answers: &[Answer<Vote>]) -> Count {
+    Count::of(answers, |vote| matches!(vote, Vote::Granted { .. }))
+}
+
+/// The holders that the nodes name.
+struct Conflict<'a> {
+    busy: Vec<&'a Busy>,
+    /// The largest number of nodes that name the same holder of the same name.
+    same: usize,
+    /// The position of that name in the claim: the first one of several.
+    index: usize,
+}
+
+impl<'a> Conflict<'a> {
+    fn of(answers: &'a [Answer<Vote>]) -> Self {
+        let busy: Vec<&Busy> = answers
+            .iter()
+            .filter_map(|answer| match answer {
+                Some(Ok(Vote::Busy(busy))) => Some(busy),
+                _ => None,
+            })
+            .collect();
+        let alike = |one: &Busy| {
+            busy.iter()
+                .filter(|other| (other.index, &other.value) == (one.index, &one.value))
+                .count()
+        };
+        let foremost = busy.iter().map(|one| (alike(one), Reverse(one.index))).max();
+        let (same, Reverse(index)) = foremost.unwrap_or((0, Reverse(0)));
+        Conflict { busy, same, index }
+    }
+}
+
+/// Returns the delay before a retry after a split vote. The older the youngest conflicting vote is, the more likely it was left
+/// behind by a process that died, and the less likely it belongs to an attempt that is about to be rolled back.
+fn split_delay(youngest: Duration) -> Duration {
+    let longest = SPLIT_DELAY * 2u32.pow(fastrand::u32(0..=DOUBLINGS));
+    let delay = longest.max(youngest / 2);
+    delay / 2 + delay.mul_f64(fastrand::f64() / 2.0)
+}

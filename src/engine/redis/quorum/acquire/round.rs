@@ -1,0 +1,169 @@
+//! One round: the request for a vote to each node, and the handling of the answers.
+//!
+//! `acquire.lua` requests a vote, or plain commands on the node's fast path (`fast_paths.rs`).
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use super::super::node::{Vote, common_time, may_still_execute};
+use super::super::request_lifetime::RequestLifetime;
+use super::super::scripts::ACQUIRE;
+use super::super::votes::Votes;
+use super::super::{Quorum, VOTED};
+use super::fast_paths::NodeRequest;
+use crate::engine::attempt_queue::Ticket;
+use crate::engine::redis::error::Failure;
+use crate::engine::redis::keys::RECORD_KEPT_MS;
+use crate::model::Claim;
+
+/// The longest wait for a late answer on an ordinary connection. A node that was stopped may continue at any time, but requests
+/// in the buffers of a connection are executed or lost with it within about a minute. (A silent fast path is closed sooner, and
+/// its requests are doubtful from then on.)
+const LATE_REPLY: Duration = Duration::from_secs(65);
+
+/// The round of one attempt. Its votes and its rollback share it.
+pub(super) struct Round {
+    pub(super) quorum: Arc<Quorum>,
+    pub(super) claim: Claim,
+    /// The number of the attempt.
+    pub(super) number: u64,
+    /// The value of the lock keys on the nodes that gave their votes.
+    pub(super) value: String,
+    pub(super) lifetime: Arc<RequestLifetime>,
+    pub(super) votes: Votes<Vote>,
+    /// For each node, whether its clean-up list has a doubtful entry of this round.
+    pub(super) listed: Box<[AtomicBool]>,
+    /// Keeps the attempt counted until its last vote is answered or its connection has ended.
+    ticket: OnceLock<Ticket>,
+    /// The estimate of the nodes' clocks, in µs.
+    pub(super) floor: u64,
+    /// The requests, node by node.
+    pub(super) requests: Box<[NodeRequest]>,
+}
+
+impl Round {
+    /// Requests the vote of every node.
+    pub(super) fn begin(quorum: &Arc<Quorum>, claim: &Claim) -> Arc<Self> {
+        let number = quorum.next_attempt();
+        let floor = quorum.next_floor(common_time(quorum.nodes.iter().map(|node| &**node)));
+        let (lifetime, is_first) = quorum.lifetimes.begin(&claim.owner);
+        let round = Arc::new(Round {
+            quorum: quorum.clone(),
+            value: format!("{}.{number}", claim.owner.as_str()),
+            number,
+            lifetime,
+            votes: Votes::new(quorum.nodes.len()),
+            listed: quorum.nodes.iter().map(|_| AtomicBool::new(false)).collect(),
+            ticket: OnceLock::new(),
+            floor,
+            requests: quorum.plan_requests(claim, floor, is_first),
+            claim: claim.clone(),
+        });
+        round.request_on_fast_paths(is_first);
+        round
+    }
+
+    /// Keeps the ticket of an attempt that ended without the answer of a majority: its votes may not have been sent yet.
+    pub(super) fn keep_ticket(&self, ticket: Ticket) {
+        // A round ends once.
+        let _ = self.ticket.set(ticket);
+    }
+
+    /// Returns the call of the script.
+    pub(super) fn call(&self) -> Cmd {
+        let claim = &self.claim;
+        let ttl = claim.ttl.as_millis();
+        let parts = if claim.metadata.is_some() {
+            &VOTED[..]
+        } else {
+            &VOTED[..3]
+        };
+        let mut call = self.quorum.call(&ACQUIRE, parts, claim, claim.owner.as_str());
+        call.arg(self.number)
+            .arg(ttl)
+            .arg(ttl + RECORD_KEPT_MS)
+            .arg(self.floor)
+            .arg(claim.process.pid)
+            .arg(&claim.process.host);
+        if let Some(metadata) = &claim.metadata {
+            call.arg(&**metadata);
+        }
+        call
+    }
+
+    pub(super) fn request_on_connection(self: &Arc<Self>, index: usize) {
+        let round = self.clone();
+        self.quorum.spawn(async move {
+            let is_sent = AtomicBool::new(false);
+            // A vote that is unsent when the request lifetime ends is never sent. A sent one gets a short time for its answer.
+            let has_ended = async {
+                round.lifetime.ended().await;
+                if is_sent.load(Relaxed) {
+                    tokio::time::sleep(round.quorum.node_timeout).await;
+                }
+            };
+            tokio::select! {
+                biased;
+                answer = tokio::time::timeout(LATE_REPLY, round.run_script(index, &is_sent)) => {
+                    round.script_replied(index, answer.unwrap_or_else(|_| Err(Failure::timed_out())));
+                }
+                () = has_ended => if is_sent.load(Relaxed) {
+                    round.roll_back_later(index, true);
+                }
+            }
+        });
+    }
+
+    async fn run_script(&self, index: usize, is_sent: &AtomicBool) -> std::result::Result<Value, Failure> {
+        let node = &self.quorum.nodes[index];
+        let connection = node.link.connection().await?;
+        let mark_sent = || {
+            self.claim.mark_sent();
+            is_sent.store(true, Relaxed);
+        };
+        let mut call = self.call();
+        if node.is_first_attempt_on(connection.generation) {
+            // The first attempt on a connection contains the script's text, so that the later ones find the script.
+            call = ACQUIRE.with_source(&call);
+        }
+        // Boxed, so that a call that waits for a connection is small.
+        Box::pin(node.link.run_on(&connection, &ACQUIRE, &call, false, Some(&mark_sent))).await
+    }
+
+    /// Handles the reply of the script, or the failure of its call.
+    pub(super) fn script_replied(self: &Arc<Self>, index: usize, answer: std::result::Result<Value, Failure>) {
+        let names = self.claim.keys().len();
+        self.vote_arrived(
+            index,
+            answer.and_then(|answer| self.quorum.nodes[index].read_vote(&answer, names)),
+        );
+    }
+
+    /// Returns whether a node with this answer may have given its vote. A script that failed has not; plain commands that failed
+    /// may have acquired the name.
+    pub(super) fn may_hold_vote(&self, index: usize, vote: &std::result::Result<Vote, Failure>) -> bool {
+        match vote {
+            Ok(Vote::Granted { .. }) => true,
+            Ok(Vote::Busy(_)) => false,
+            Err(_) => self.is_plain(index),
+        }
+    }
+
+    /// Counts a node's vote. Rolls it back if it arrives after the end of the request lifetime, or if the node may execute the
+    /// request without an answer.
+    pub(super) fn vote_arrived(self: &Arc<Self>, index: usize, vote: std::result::Result<Vote, Failure>) {
+        let is_doubtful = matches!(&vote, Err(failure) if may_still_execute(failure));
+        let late = self.votes.cast(index, vote);
+        if is_doubtful {
+            self.watch_doubtful(index);
+        } else if late.is_some_and(|vote| self.may_hold_vote(index, &vote))
+            && self.lifetime.has_ended()
+            && !self.is_rolled_back_by_release(index)
+        {
+            self.roll_back_later(index, false);
+        }
+    }
+}

@@ -1,0 +1,16 @@
+-- Releases the names that the owner holds on this node by any of its attempts, and notifies the waiters.
+--
+-- KEYS    1 .. n         the lock keys
+--         n+1 .. 2n      their fence companions
+--         2n+1 .. 3n     their metadata companions
+-- ARGV    1  the owner token
+--         2  for how many ms the names stay busy; 0: they are free at once
+-- Answer  1 if the owner held every name, else 0
+
+local n, held = #KEYS / 3, 0
+for i = 1, n do
+  if release_one(KEYS[i], KEYS[n + i], KEYS[n + n + i], ARGV[1], 'holdfast:free:', ARGV[2]) then
+    held = held + 1
+  end
+end
+return held == n and 1 or 0

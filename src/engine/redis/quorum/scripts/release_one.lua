@@ -1,0 +1,37 @@
+-- Releases a name on this node if the owner holds it by any of its attempts, and notifies the waiters. Returns whether the owner
+-- held the name. This file comes before the scripts that release.
+--
+-- `keep`: for how many ms the name stays busy, as text; '0': it is free at once.
+--
+-- PUBLISH comes before the writes: if the ACL forbids it, the script fails before it has changed anything. A released name is
+-- marked in its fence companion, for an hour at most, so that a renewal in progress does not heal it.
+
+local MARKED_MS = 3600000
+
+local function release_one(key, fence, metadata, owner, to, keep)
+  local holder, mine = redis.call('GET', key), owner .. '.'
+  if not holder or string.sub(holder, 1, #mine) ~= mine then
+    return false
+  end
+  -- Before the writes: a failure must leave the name unchanged.
+  local record = redis.call('GET', fence)
+  redis.call('PUBLISH', to .. key, '')
+  if keep ~= '0' then
+    -- Busy for every claim, also for this owner: no attempt has such a value.
+    redis.call('SET', key, owner .. '-kept', 'PX', keep)
+    redis.call('PEXPIRE', metadata, keep)
+    redis.call('PEXPIRE', fence, string.format('%.0f', keep + MARKED_MS))
+    return true
+  end
+  redis.call('DEL', key, metadata)
+  -- A lock that was released right after the grant has no record, and no renewal in progress.
+  local number = record and string.match(record, '^%d+')
+  if number then
+    redis.call('SET', fence, number .. ' ' .. owner .. '-free', 'KEEPTTL')
+    if redis.call('PTTL', fence) > MARKED_MS then
+      redis.call('PEXPIRE', fence, MARKED_MS)
+    end
+  end
+  return true
+end
+

@@ -1,0 +1,178 @@
+//! Users with limited rights, and TLS, on several servers.
+
+use super::super::security::{Certificates, set_user};
+use super::cluster::claim_of;
+use super::cluster_nodes::{Nodes, one_each, slot_of_name};
+use super::replicas::acquire_with_replicas;
+use super::*;
+use crate::engine::{Renewed, TlsFiles};
+
+/// Returns the documented additional rights for one topology.
+fn rights_for(topology: &str) -> Vec<&'static str> {
+    let start = format!("//! - {topology}: `");
+    let line = include_str!("../../mod.rs")
+        .lines()
+        .find_map(|line| line.strip_prefix(&start));
+    line.unwrap().split('`').next().unwrap().split(' ').collect()
+}
+
+async fn assert_nothing_was_refused(server: &Server) {
+    let log: Vec<::redis::Value> = server.other().await.run("ACL LOG").await;
+    assert!(log.is_empty(), "{log:?}");
+}
+
+#[tokio::test]
+async fn the_documented_rights_suffice_under_sentinel_with_replicas() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let Some(_replica) = server.replica(&[]).await else {
+        return;
+    };
+    let user = include_str!("../../mod.rs")
+        .lines()
+        .find_map(|line| line.strip_prefix("//! user "))
+        .unwrap();
+    let lines = format!(
+        "user {}\nsentinel monitor {MASTER} 127.0.0.1 {} 1\n",
+        user.replace(">PASSWORD", "\">asker's\""),
+        server.port
+    );
+    let Some(sentinel) = Server::sentinel(&lines).await else {
+        return;
+    };
+    set_user(
+        &mut server.other().await,
+        "server's",
+        &[rights_for("under Sentinel"), rights_for("with `minReplicas`")].concat(),
+    )
+    .await;
+    let url = format!(
+        "redis+sentinel://holdfast:server's@127.0.0.1:{}/{MASTER}?sentinelUsername=holdfast&sentinelPassword=asker's",
+        sentinel.port
+    );
+    let settings = Settings {
+        min_replicas: 1,
+        ..settings("lock:")
+    };
+    let ours = RedisEngine::connect(RedisConfig::parse(&url, &settings).unwrap())
+        .await
+        .unwrap();
+    let first = claim("n");
+    acquire_with_replicas(&ours, &first).await;
+    release(&ours, &first).await;
+    assert_nothing_was_refused(&server).await;
+    let mut asker = sentinel.other().await;
+    let mut subscribers = async || {
+        let clients: String = asker.run("CLIENT LIST TYPE pubsub").await;
+        clients.lines().count()
+    };
+    within(60, "a subscriber", async || subscribers().await == 1).await;
+    ours.close().await;
+    within(60, "no subscriber of the sentinel is left", async || {
+        subscribers().await == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_documented_rights_suffice_in_a_cluster() {
+    let Some(nodes) = Nodes::start(0).await else { return };
+    for node in &nodes.nodes {
+        set_user(&mut node.other().await, "pw", &rights_for("in a cluster")).await;
+    }
+    let url = nodes.url().replace("://", "://holdfast:pw@");
+    let ours = engine(&url, "lock:").await;
+    let names = one_each();
+    let all = claim_of(&names);
+    acquire(&ours, &all).await;
+    let waiter = waiting(&names[0]);
+    let mut subscription = enqueue(&ours, &waiter).await;
+    release(&ours, &all).await;
+    subscription.changed().await;
+    acquire(&ours, &waiter).await;
+    let slot = slot_of_name(&names[0]);
+    nodes.open(slot, 0, 1).await;
+    nodes.move_keys(slot, 0, 1).await;
+    let kept = ours.renew(&waiter, waiter.ttl);
+    let (kept, ()) = tokio::join!(kept, nodes.close(slot, 0, 1));
+    assert_eq!(kept.unwrap(), Renewed::Extended);
+    release(&ours, &waiter).await;
+    assert!(ours.list("", PAGE).await.unwrap().is_empty());
+    for node in &nodes.nodes {
+        assert_nothing_was_refused(node).await;
+    }
+}
+
+#[tokio::test]
+async fn sentinels_and_clusters_are_reached_over_tls_with_a_clients_certificate() {
+    let Some(files) = Certificates::make() else { return };
+    let options = files.options();
+    let options: Vec<&str> = options.iter().map(String::as_str).collect();
+    let ports = ["--port", "0", "--tls-port", "PORT", "--tls-auth-clients", "yes"];
+    let settings = Settings {
+        tls: TlsFiles {
+            ca_file: Some(files.path("ca.pem")),
+            cert_file: Some(files.path("client.pem")),
+            key_file: Some(files.path("client.key")),
+            insecure: false,
+        },
+        ..settings("lock:")
+    };
+    let works = async |url: &str| {
+        let config = RedisConfig::parse(url, &settings).unwrap();
+        let ours = RedisEngine::connect(config).await.unwrap();
+        let (first, second) = (claim("n"), waiting("n"));
+        acquire(&ours, &first).await;
+        let mut subscription = enqueue(&ours, &second).await;
+        release(&ours, &first).await;
+        subscription.changed().await;
+        acquire(&ours, &second).await;
+        release(&ours, &second).await;
+    };
+
+    let Some(server) = Server::start(&[&ports[..], &options].concat()).await else {
+        return;
+    };
+    let own = options
+        .chunks(2)
+        .map(|option| format!("{} {}\n", option[0].trim_start_matches('-'), option[1]))
+        .collect::<String>();
+    let watch = format!("sentinel monitor {MASTER} 127.0.0.1 {} 1\n", server.port);
+    let secure = format!("port 0\ntls-port PORT\ntls-replication yes\n{own}{watch}");
+    let Some(sentinel) = Server::sentinel(&secure).await else {
+        return;
+    };
+    works(&format!("rediss+sentinel://127.0.0.1:{}/{MASTER}", sentinel.port)).await;
+    let Some(plain) = Server::sentinel(&format!("tls-replication yes\n{own}{watch}")).await else {
+        return;
+    };
+    works(&format!(
+        "rediss+sentinel://127.0.0.1:{}/{MASTER}?sentinelTls=false",
+        plain.port
+    ))
+    .await;
+
+    // A cluster of one node needs no CLUSTER MEET.
+    let bus = free_port().to_string();
+    let clustered = [
+        "--cluster-enabled",
+        "yes",
+        "--tls-cluster",
+        "yes",
+        "--cluster-port",
+        &bus,
+    ];
+    let Some(node) = Server::start(&[&ports[..], &options, &clustered].concat()).await else {
+        return;
+    };
+    let config = RedisConfig::parse(&format!("rediss://127.0.0.1:{}", node.port), &settings).unwrap();
+    let mut all = ::redis::cmd("CLUSTER");
+    all.arg("ADDSLOTSRANGE").arg(0).arg(16383);
+    Link::new(config).call(&all).await.unwrap();
+    within(60, "a cluster that works", async || {
+        let config = RedisConfig::parse(&format!("rediss+cluster://127.0.0.1:{}", node.port), &settings).unwrap();
+        let ours = RedisEngine::connect(config).await.unwrap();
+        ours.inspect(&key("n")).await.is_ok()
+    })
+    .await;
+    works(&format!("rediss+cluster://127.0.0.1:{}", node.port)).await;
+}
