@@ -106,7 +106,7 @@ async fn only_the_first_waiter_is_notified() {
     assert!(granted(&b, &first).await);
 }
 
-/// The release wakeup the first waiter, which is dead. The next one makes an attempt when that position expires.
+/// The release wakes the first waiter, which is dead. The next one makes an attempt when that position expires.
 #[tokio::test]
 async fn a_dead_waiter_blocks_the_next_for_its_ttl() {
     let folder = folder();
