@@ -29,9 +29,15 @@ class Lock {
     static {
         exports.createLock = (id, names) => new Lock(id, names);
         exports.finishLock = async (lock) => {
-            const loss = await native_js_1.native.finish(lock.#id);
-            lock.#signal?.released();
-            return loss;
+            try {
+                return await native_js_1.native.finish(lock.#id);
+            }
+            catch (thrown) {
+                throw (0, errors_js_1.fromNative)(thrown);
+            }
+            finally {
+                lock.#signal?.released();
+            }
         };
     }
     #id;

@@ -38,8 +38,15 @@ function deliver(onEvent, { type, names, fencingToken, ...parts }) {
     }
 }
 function warnOf(thrown) {
-    const stack = typeof thrown === 'object' ? thrown?.stack : undefined;
-    (0, errors_js_1.warn)(`onEvent failed: ${typeof stack === 'string' ? stack : (0, errors_js_1.describe)(thrown)}`);
+    let shown = 'with a value that cannot be shown';
+    try {
+        const stack = typeof thrown === 'object' ? thrown?.stack : undefined;
+        shown = typeof stack === 'string' ? stack : (0, errors_js_1.describe)(thrown);
+    }
+    catch {
+        // The value is the user's: a getter of it may throw.
+    }
+    (0, errors_js_1.warn)(`onEvent failed: ${shown}`);
 }
 function infosOf(json) {
     return JSON.parse(json).map(({ remainingMs, fencingToken, holder, metadata, ...info }) => ({
@@ -260,11 +267,16 @@ class LockService {
      * most `storeTimeoutMs`, or up to 1 s longer when the store does not answer. May be called again.
      */
     async close() {
-        await this.#native.close();
+        try {
+            await this.#native.close();
+        }
+        catch (thrown) {
+            throw (0, errors_js_1.fromNative)(thrown);
+        }
     }
     /** Closes the service like `close()`. */
     async [Symbol.asyncDispose]() {
-        await this.#native.close();
+        await this.close();
     }
     /** @internal Returns what `console.log` shows. */
     [inspect]() {

@@ -1,4 +1,4 @@
-// `npm run check`, which CI runs: format, lints, types, layers, words, docs, generated files, the package, and then every test.
+// `npm run check`, which CI runs: format, lints, types, layers, structure, words, docs, generated files, the package, and then every test.
 import { readdirSync, readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { execFileSync } from 'node:child_process'
@@ -7,6 +7,7 @@ import { hostTarget } from './pgo.mjs'
 import { locateMongod, locateRedis } from './servers.mjs'
 import { commandOf, installDependencies } from './setup.mjs'
 import { step } from './steps.mjs'
+import { checkStructure } from './structure.mjs'
 import { run, test } from './test.mjs'
 import { checkWords } from './words.mjs'
 
@@ -60,6 +61,7 @@ await step('JavaScript: lints and types', async () => {
   await tool(commandOf('typescript', 'tsc'), '-p', 'tsconfig.check.json')
 })
 await step('layers', () => mustBeEmpty([...checkLayers('src'), ...checkSurface('lib')]))
+await step('structure', () => mustBeEmpty(checkStructure('src')))
 await step('words', () => mustBeEmpty(checkWords()))
 await step('file sizes, registry hosts and local paths', () => {
   const problems = []
