@@ -100,6 +100,7 @@ impl fmt::Debug for RedisEngine {
 impl RedisEngine {
     /// Connects, and checks the version of the server.
     ///
+    /// # Errors
     /// If the server cannot be reached, refuses the login, or is older than Redis 6.2.
     pub async fn connect(config: RedisConfig) -> Result<Arc<Self>> {
         let route = Route::new(config.clone());
