@@ -2,12 +2,12 @@
 /// <reference lib="esnext.disposable" />
 
 /**
- * The platform's `AbortSignal` where its types are loaded (the DOM library, `@types/node`), else the part of it that
+ * The platform's `AbortSignal` if its types are loaded (the DOM library, `@types/node`), otherwise the part of it that
  * holdfast uses.
  */
 export type Signal = typeof globalThis extends { AbortSignal: { prototype: infer T } } ? T : SignalLike
 
-/** What holdfast asks of an `AbortSignal`. Signals of other realms and of polyfills fit. */
+/** The part of `AbortSignal` that holdfast uses. Signals of other realms and of polyfills are accepted. */
 export interface SignalLike {
   readonly aborted: boolean
   readonly reason?: any
@@ -15,77 +15,81 @@ export interface SignalLike {
   removeEventListener(type: 'abort', listener: () => void): void
 }
 
-/** Where a store is: a URL as text, or a `URL` object. */
+/** The address of a store: a URL as text, or a `URL` object. */
 export type Target = string | { readonly href: string }
 
 /** A duration: a number of milliseconds, or text with a unit, such as `'250ms'`, `'30s'`, `'5m'` or `'1h'`. */
 export type Duration = number | `${number}${'ms' | 's' | 'm' | 'h'}`
 
-/** What `JSON.stringify` carries. */
+/** A value that `JSON.stringify` preserves. */
 export type Json = string | number | boolean | null | readonly Json[] | { readonly [key: string]: Json | undefined }
 
 /**
- * - `LOCK_INVALID_ARGUMENT`: an argument is outside what the function takes; nothing reached the store.
- * - `LOCK_TIMEOUT`: the name stayed busy for all of `waitMs`. Only `acquire` and `using` reject with it.
+ * - `LOCK_INVALID_ARGUMENT`: an argument is invalid; nothing was sent to the store.
+ * - `LOCK_TIMEOUT`: the name was still busy after `waitMs`. Only `acquire` and `using` reject with it.
  * - `LOCK_LOST`: the lease ended before it was released.
  * - `LOCK_CLOSED`: the `LockService` is closed.
- * - `LOCK_STORE`: the store failed, did not answer within `storeTimeoutMs`, or granted the lock so late that the lease was over.
+ * - `LOCK_STORE`: the store failed, did not answer within `storeTimeoutMs`, or granted the lock after its lease had expired.
  */
 export type LockErrorCode = 'LOCK_INVALID_ARGUMENT' | 'LOCK_TIMEOUT' | 'LOCK_LOST' | 'LOCK_CLOSED' | 'LOCK_STORE'
 
-/** How a lock is taken with `acquire`, `tryAcquire` and `using`. Times are in milliseconds. */
+/** The options of `acquire`, `tryAcquire` and `using`. Durations are in milliseconds, or text with a unit. */
 export interface AcquireOptions {
   /**
-   * How long the lease lasts from each grant and renewal: more than 0, at most 2147483648 (2^31) ms.
+   * The duration of the lease from each grant and renewal: more than 0, at most 2147483648 (2^31) ms.
    * @default 30000
    */
   ttlMs?: Duration | undefined
   /**
-   * How long to wait for a busy name; `Infinity` is allowed, 0 is one try. `tryAcquire` does not wait, whatever this says.
-   * A store that is slow to answer may hold a call up for longer: it is given 1 s at least.
+   * The longest time to wait for a busy name: 0 (one attempt) to `Infinity`. `tryAcquire` ignores it and does not wait.
+   * With a slow store the call may take longer: the store has at least 1 s to answer.
    * @default 10000
    */
   waitMs?: Duration | undefined
   /**
    * Whether a native thread renews the lease at a third of its ttl, also while the event loop is blocked. Leases that are
-   * due at about the same time are renewed together, up to a tenth of that third early.
+   * due at about the same time are renewed together, up to a tenth of that third earlier.
    * @default true
    */
   renew?: boolean | undefined
-  /** Ends the wait: the promise rejects with `signal.reason`, and nothing is left in the store. */
+  /** Cancels the wait: the promise rejects with `signal.reason`, and nothing is left in the store. */
   signal?: SignalLike | undefined
   /**
-   * The lease ends at the latest so long after it was acquired, renewed or not.
+   * The longest time from the grant to the end of the lease, even if it is renewed: more than 0, at most 2147483648 ms.
    * @default no limit
    */
   maxHoldMs?: Duration | undefined
   /**
-   * Renewal pauses while the event loop has not answered for so long: a process that hangs for good must not hold its
-   * locks for ever.
+   * Renewal pauses while the event loop has not responded for this long: the locks of a process that hangs forever must
+   * expire. More than 0, at most 2147483648 ms.
    * @default 300000
    */
   stallLimitMs?: Duration | undefined
   /**
-   * A release before so much time has passed keeps the name busy until then: for short jobs on machines whose clocks
-   * differ, which would otherwise run one after the other.
+   * The minimum hold: after an earlier release the name stays busy until this time has passed since the grant. For short
+   * jobs that machines with different clocks would otherwise run one after the other. 0 to 2147483648 ms.
    * @default 0
    */
   minHoldMs?: Duration | undefined
-  /** Kept beside the lock while it is held, and shown by `inspect` and `list`. At most 16384 bytes of JSON. */
+  /**
+   * Stored with the lock while it is held; `inspect` and `list` return it. At most 16384 bytes of JSON.
+   * @default none
+   */
   metadata?: Json | object | undefined
 }
 
-/** The object form of `acquireAndExecute`. */
+/** The options of `acquireAndExecute`, as an object. */
 export interface ExecuteOptions {
-  /** The lock's name: 1 to 512 bytes of UTF-8. */
+  /** The name of the lock: 1 to 512 bytes of UTF-8. */
   name: string
   /**
-   * The lease in **seconds** (fractions allowed): the longest that the job blocks the next one unless `renew` is set.
+   * The ttl of the lease in **seconds**, fractions allowed: more than 0, at most 2147483.648. Without `renew` the lock expires
+   * after this time.
    * @default 30
    */
   ttlSeconds?: number | undefined
   /**
-   * How long to wait for a busy name, in milliseconds.
+   * The longest time to wait for a busy name, in milliseconds: 0 to `Infinity`.
    * @default 0
    */
   waitMs?: Duration | undefined
@@ -95,77 +99,75 @@ export interface ExecuteOptions {
    */
   renew?: boolean | undefined
   /**
-   * A job that ends sooner keeps the name busy until then, in milliseconds.
+   * The minimum hold in milliseconds: after a shorter job the name stays busy until this time has passed since the grant.
    * @default 0
    */
   minHoldMs?: Duration | undefined
-  /** Ends the wait; the promise rejects with `signal.reason`. */
+  /** Cancels the wait: the promise rejects with `signal.reason`. */
   signal?: SignalLike | undefined
 }
 
-/** PEM files for `rediss://` and for MongoDB with TLS. */
+/** TLS settings for `rediss://` and for MongoDB with TLS: paths of PEM files. */
 export interface TlsOptions {
-  /** The authorities to trust instead of the system's. */
+  /** The certificate authorities to trust instead of the system's. */
   caFile?: string | undefined
-  /** The client's certificate. For MongoDB one file holds certificate and key. */
+  /** The client's certificate. For MongoDB one file contains certificate and key. */
   certFile?: string | undefined
   /** The client's private key (Redis). */
   keyFile?: string | undefined
   /**
-   * Accept any certificate. For tests only.
+   * Accepts any certificate. For tests only.
    * @default false
    */
   insecure?: boolean | undefined
 }
 
-/** The defaults of one service, where its calls do not say otherwise. */
-export type Defaults = Pick<
-  AcquireOptions,
-  'ttlMs' | 'waitMs' | 'renew' | 'maxHoldMs' | 'stallLimitMs' | 'minHoldMs'
->
+/** The defaults of a service for options that a call does not set. */
+export type Defaults = Pick<AcquireOptions, 'ttlMs' | 'waitMs' | 'renew' | 'maxHoldMs' | 'stallLimitMs' | 'minHoldMs'>
 
-/** How to connect. */
+/** The options of `LockService.connect`. */
 export interface ConnectOptions {
   /**
-   * Put in front of every name in the store. May be empty.
+   * The prefix of every name in the store. May be empty.
    * @default 'lock:' on Redis, '' elsewhere
    */
   keyPrefix?: string | undefined
   /**
-   * MongoDB's collection.
+   * The collection in MongoDB.
    * @default 'locks'
    */
   collection?: string | undefined
   /**
-   * SQLite's table, and the beginning of the names of its companions.
+   * The table in SQLite, and the beginning of the names of the tables that belong to it.
    * @default 'locks'
    */
   table?: string | undefined
   /**
-   * The longest that one call waits for the store, in milliseconds, before it rejects with `LOCK_STORE`.
+   * The longest time that a call waits for the store, in milliseconds, before it rejects with `LOCK_STORE`: more than 0, at
+   * most 2147483648 ms.
    * @default 5000
    */
   storeTimeoutMs?: Duration | undefined
   /**
-   * Redis with replicas: a lock counts as acquired, renewed or restored only when so many replicas have acknowledged it,
-   * so that a fail-over to one of them cannot give it away. What they do not acknowledge in time (an eighth of
-   * `storeTimeoutMs`) is given back, and is a retryable `LOCK_STORE`. A whole number from 0 to 100; for `redis://`,
-   * `rediss://`, `redis+sentinel://` and `rediss+sentinel://` only.
+   * Redis with replicas: the number of replicas that must acknowledge a lock before it counts as acquired, renewed or
+   * restored, so that the lock survives a failover to one of them. A grant that they do not acknowledge in time (an
+   * eighth of `storeTimeoutMs`) is rolled back, and rejects with a retryable `LOCK_STORE`. A whole number from 0 to 100; for
+   * `redis://`, `rediss://`, `redis+sentinel://` and `rediss+sentinel://` only.
    * @default 0
    */
   minReplicas?: number | undefined
   /**
-   * Defaults for the calls of this service. All but `waitMs` and `renew` count for the gist's functions, too: those make
-   * one try and are not renewed.
+   * Defaults for the calls of this service. They also apply to the gist's functions, except for `waitMs` and `renew`: those
+   * functions make one attempt, and their leases are not renewed.
    */
   defaults?: Defaults | undefined
-  /** Certificates. */
+  /** TLS settings. */
   tls?: TlsOptions | undefined
-  /** Told of every lease. What it throws is reported as a warning and changes nothing. */
+  /** Receives the events of this service. An error that it throws is emitted as a `HoldfastWarning`, and has no other effect. */
   onEvent?: ((event: LockEvent) => void) | undefined
 }
 
-/** What every event has. */
+/** The fields of every event. */
 export interface EventBase {
   /** The first of `names`. */
   readonly name: string
@@ -176,7 +178,7 @@ export interface EventBase {
 export interface AcquiredEvent extends EventBase {
   readonly type: 'acquired'
   readonly fencingToken: bigint
-  /** How long the call took to get it, in milliseconds. */
+  /** The time from the call to the grant, in milliseconds. */
   readonly waitedMs: number
 }
 
@@ -184,7 +186,7 @@ export interface AcquiredEvent extends EventBase {
 export interface ReleasedEvent extends EventBase {
   readonly type: 'released'
   readonly fencingToken: bigint
-  /** For how long it was held, in milliseconds. */
+  /** The time from the grant to the end, in milliseconds. */
   readonly heldMs: number
 }
 
@@ -198,9 +200,9 @@ export interface RenewedEvent extends EventBase {
 export interface LostEvent extends EventBase {
   readonly type: 'lost'
   readonly fencingToken: bigint
-  /** For how long it was held, in milliseconds. */
+  /** The time from the grant to the end, in milliseconds. */
   readonly heldMs: number
-  /** Why, in one sentence. */
+  /** The reason, in one sentence. */
   readonly reason: string
 }
 
@@ -209,26 +211,27 @@ export interface WaitingEvent extends EventBase {
   readonly type: 'waiting'
 }
 
-/** What `onEvent` is told; `type` tells which event it is. */
+/** An event of `onEvent`, distinguished by `type`. */
 export type LockEvent = AcquiredEvent | ReleasedEvent | RenewedEvent | LostEvent | WaitingEvent
 
-/** What is known of a held lock. */
+/** The state of a held lock. */
 export interface LockInfo {
   readonly name: string
-  /** How long the lease still lasts by the store's clock; `Infinity` for another tool's lock that never expires. */
+  /** The rest of the lease in milliseconds, by the store's clock; `Infinity` for another tool's lock that never expires. */
   readonly remainingMs: number
-  /** `null` when another tool holds the name. */
+  /** The fencing token; `null` if another tool holds the name. */
   readonly fencingToken: bigint | null
-  /** Who holds it; `null` when another tool does. `since` is by the store's clock. */
+  /** The process that holds the lock; `null` for another tool. `since`: the time of the grant by the store's clock. */
   readonly holder: { readonly host: string; readonly pid: number; readonly since: Date } | null
-  /** What the holder gave as `metadata`, else `null`. */
+  /** The holder's `metadata`, or `null`. */
   readonly metadata: Json
 }
 
-/** Counts since `connect`; `held` and `waiting` are those of this moment. */
+/** Counters since `connect`. `held` and `waiting` are current numbers. */
 export interface LockStats {
+  /** Locks that are held now. */
   readonly held: number
-  /** Calls that wait for a busy name. */
+  /** Calls that wait for a busy name now. */
   readonly waiting: number
   readonly acquired: number
   /** Calls that ended with the name busy. */
@@ -236,11 +239,11 @@ export interface LockStats {
   readonly released: number
   readonly renewed: number
   readonly lost: number
-  /** Operations that the store failed or did not answer in time, those that were tried again included. */
+  /** Operations that failed or had no answer in time, including those that were retried. */
   readonly storeErrors: number
 }
 
-/** What `lock.toJSON()` gives and `locks.restore()` takes. */
+/** The result of `lock.toJSON()`, and the argument of `locks.restore()`. */
 export interface LockJson {
   readonly names: readonly string[]
   readonly token: string
@@ -252,19 +255,19 @@ export interface LockJson {
 }
 
 /**
- * The error of every rejection of holdfast, except that an aborted wait rejects with `signal.reason` itself. `code` says which
- * case it is. `instanceof` narrows `code`; {@link isLockError} also knows errors of another copy of this package.
+ * The error of every rejection of holdfast. One exception: an aborted wait rejects with `signal.reason` itself. `code` names
+ * the case. `instanceof` narrows `code`; {@link isLockError} also accepts errors of another copy of this package.
  */
 export declare class LockError extends Error {
   readonly name: 'LockError';
   readonly code: LockErrorCode;
-  /** Whether the same call may succeed later without a change to it. */
+  /** Whether the same call may succeed later, without a change. */
   readonly retryable: boolean;
-  /** The name of the lock, where the error concerns one. */
+  /** The (first) name of the lock, if the error concerns one. */
   readonly key?: string;
-  /** The store (`redis`, `mongodb`, `sqlite`, …), where the error came from it. */
+  /** The store (`redis`, `mongodb`, `sqlite`, …), if the error came from it. */
   readonly engine?: string;
-  /** The error of the store's driver. For `using`: what `fn` threw, when the lock was lost as well. */
+  /** The error of the store's driver. For `using`: the value that `fn` threw, if the lock was lost as well. */
   readonly cause?: unknown;
   constructor(code: LockErrorCode, message: string, details?: {
     retryable?: boolean;
@@ -274,17 +277,17 @@ export declare class LockError extends Error {
   });
 }
 /**
- * Whether a value is a {@link LockError}, of this or another copy of this package.
+ * Returns whether a value is a {@link LockError} of this or another copy of this package.
  *
- * @param code narrows to one code
+ * @param code accepts only this code, and narrows the type to it
  */
 export declare function isLockError<Code extends LockErrorCode = LockErrorCode>(value: unknown, code?: Code): value is LockError & {
   readonly code: Code;
 };
 
 /**
- * A held lock. Release it with `release()`, or let `await using` do it. A lock that is renewed and dropped without a release
- * stays held until the process ends or the service is closed. When it is garbage collected, one `HoldfastWarning` names it.
+ * A held lock. Release it with `release()` or `await using`. A lock that is renewed and dropped without a release stays held
+ * until the process ends or the service is closed. When such a lock is garbage collected, one `HoldfastWarning` names it.
  *
  * @example
  * await using lock = await locks.acquire('order:42', { ttlMs: 30_000 })
@@ -293,40 +296,42 @@ export declare class Lock implements AsyncDisposable {
   private constructor();
   /** The (first) name. */
   get name(): string;
-  /** All names, in the order given, without repeats. */
+  /** All names in the order of the call, without duplicates. */
   get names(): string[];
-  /** The owner: 32 random hexadecimal digits, fresh per acquisition and per `restore()`. */
+  /** The owner token: 32 random hexadecimal digits, new for each acquisition and each `restore()`. */
   get token(): string;
   /**
-   * Strictly larger than that of every earlier holder of the name. Store it with what you write, and refuse a write
-   * that carries a smaller one than is stored: a holder that outlived its lease can then do no harm.
+   * The fencing token: larger than that of every earlier holder of the name. Store it with each write, and reject a write
+   * with a smaller token than the stored one: a former holder, whose lease has ended, can then overwrite nothing.
    */
   get fencingToken(): bigint;
   /**
-   * How long the lease still counts for this process, in milliseconds; 0 once it is released or lost. The cautious
-   * view: counted from the sending of the request, less 1 % and 2 ms.
+   * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in
+   * the store: the ttl counts from the sending of the request, less 1 % and 2 ms.
    */
   get remainingMs(): number;
-  /** Whether the lease still counts. True to the clock at any line, also right after the process was suspended. */
+  /** Whether the lease is held: `remainingMs` is not 0. Computed at each read, so also right after the process was suspended. */
   get isHeld(): boolean;
-  /** Aborts when the lease is lost, with a `LOCK_LOST` error as `reason`. Never on a normal release. */
+  /** Aborts when the lease is lost, with a `LOCK_LOST` error as `reason`. A release does not abort it. */
   get signal(): Signal;
   /**
-   * Makes the lease last at least `ttlMs` milliseconds from now on, and each later renewal ask for it. Never shortens.
-   * @throws `LOCK_LOST` when the lease is gone, `LOCK_STORE`, `LOCK_CLOSED`
+   * Extends the lease to at least `ttlMs` milliseconds from now on. Later renewals use this ttl as well. Never shortens the
+   * lease.
+   * @param ttlMs more than 0, at most 2147483648 (2^31) ms, or text with a unit
+   * @throws `LOCK_LOST` when the lease is lost or was released, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    */
   extend(ttlMs: Duration): Promise<void>;
   /**
-   * Releases the lock. `isHeld` is false as soon as this is called.
-   * @returns `true`: this call freed it. `false`: it was released before, or is lost
-   * @throws `LOCK_STORE` when the store did not answer the release in time; it is repeated in the background
+   * Releases the lock. `isHeld` is `false` from the call on.
+   * @returns `true`: this call released it. `false`: it was released before, or is lost
+   * @throws `LOCK_STORE` when the store did not answer within `storeTimeoutMs`; the release is repeated in the background
    */
   release(): Promise<boolean>;
-  /** As `release()`, but never rejects: a failing store does not hide what the block did. */
+  /** Releases the lock like `release()`, but never rejects, so that it hides no error of the block. */
   [Symbol.asyncDispose](): Promise<void>;
   /**
-   * What another process needs to take the lock over with `locks.restore()`. The token in it is the right to do so:
-   * treat it as a secret. It is good for one `restore()`.
+   * Returns what another process needs to transfer the lock to itself with `locks.restore()`. The owner token in it is the
+   * right to do that: treat it as a secret. It is valid for one `restore()`.
    */
   toJSON(): LockJson;
 }
@@ -337,20 +342,21 @@ export declare class Lock implements AsyncDisposable {
  */
 export declare class LockService implements AsyncDisposable {
   /**
-   * Connects, and talks to the store once before it resolves.
+   * Connects to a store, and contacts it once before the promise resolves. Rejects after `storeTimeoutMs` (5 s by default).
    *
    * | target | store |
    * |---|---|
-   * | none | `HOLDFAST_URL` from the environment if set, else a SQLite file of this machine alone, in the user's state folder: for development |
+   * | none | `HOLDFAST_URL` in the environment if set, otherwise a SQLite file of this machine in the user's state folder: for development |
    * | `memory:` or `memory:NAME` | this process only, for unit tests |
    * | `sqlite:PATH` | every process on this machine |
    * | `redis://`, `rediss://` | Redis 6.2 or later, one node |
-   * | `redis+sentinel://h1,h2,h3/MASTER`, `rediss+sentinel://…` | the Redis master of that name, by the word of its sentinels |
+   * | `redis+sentinel://h1,h2,h3/MASTER`, `rediss+sentinel://…` | the Redis master of that name, which its sentinels report |
    * | `redis+cluster://h1,h2,h3`, `rediss+cluster://…` | Redis Cluster 7.0 or later |
-   * | a list of three or more `redis://` or `rediss://` | a quorum of independent Redis nodes: held while a majority holds it |
+   * | a list of three or more `redis://` or `rediss://` | a quorum of independent Redis nodes: a lock is held if a majority of them has it |
    * | `mongodb://`, `mongodb+srv://` | MongoDB 4.4 or later: standalone or replica set |
    *
-   * @throws `LOCK_STORE` when the store cannot be reached within `storeTimeoutMs`, `LOCK_INVALID_ARGUMENT`
+   * @throws `LOCK_STORE` when the store cannot be reached within `storeTimeoutMs` or rejects the connection,
+   * `LOCK_INVALID_ARGUMENT`
    */
   static connect(target?: Target | readonly Target[], options?: ConnectOptions): Promise<LockService>;
   static connect(options: ConnectOptions & {
@@ -358,58 +364,68 @@ export declare class LockService implements AsyncDisposable {
   }): Promise<LockService>;
   private constructor();
   /**
-   * The gist's: one try, held until released or expired, not renewed. A name that this service holds is busy for itself
-   * too.
-   * @param ttlSeconds in **seconds**, fractions allowed @default 30
-   * @returns `true`: held by this service. `false`: it is busy, or the lease ended before a blocked event loop received it
+   * The gist's `acquireLock`: makes one attempt. The lease is not renewed: it ends with its release or after the ttl. A name that
+   * this service holds is busy for this service as well.
+   * @param ttlSeconds in **seconds**, fractions allowed: more than 0, at most 2147483.648. Default: 30, or `defaults.ttlMs`
+   * @returns `true`: this service holds the lock. `false`: the name is busy, or the lease ended before a blocked event loop
+   * received it
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    */
   acquireLock(name: string, ttlSeconds?: number): Promise<boolean>;
   /**
-   * The gist's `releaseLock`: releases what `acquireLock` of this service acquired, and never another holder's lock.
-   * @returns `true`: this call freed it. `false`: this service held nothing (never acquired, expired, taken over)
+   * The gist's `releaseLock`: releases a lock that `acquireLock` of this service acquired, and never another holder's lock.
+   * @returns `true`: this call released it. `false`: this service did not hold it (not acquired, expired, or transferred)
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    */
   releaseLock(name: string): Promise<boolean>;
   /**
-   * The gist's: one try; calls `fn` under the lock, releases, and passes on what `fn` returned or threw. Not renewed
-   * unless asked for: the ttl is the longest that the job blocks the next one.
-   * @returns `undefined`, without calling `fn`, when the name is busy
-   * @throws what `fn` throws, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   * The gist's `acquireAndExecute`: makes one attempt, calls `fn` while it holds the lock, and releases the lock. The lease is
+   * renewed only with `renew: true`; without it the lock expires after the ttl, also while `fn` runs.
+   * @returns the result of `fn`; `undefined`, without a call of `fn`, if the name is busy
+   * @throws the error of `fn`, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`; with `signal`: `signal.reason`
    */
   acquireAndExecute<T>(options: ExecuteOptions, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
   acquireAndExecute<T>(name: string, ttlSeconds: number | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
   acquireAndExecute<T>(name: string, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
   /**
-   * Takes a lock, or several names all or nothing, and waits for it.
-   * @throws `LOCK_TIMEOUT` when it is still busy after `waitMs`, `signal.reason` when aborted, `LOCK_STORE`,
-   * `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   * Acquires a lock on one name, or on all of up to 1000 names at the same time, and waits while a name is busy.
+   * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
+   * `LOCK_INVALID_ARGUMENT`
    */
   acquire(names: string | readonly string[], options?: AcquireOptions): Promise<Lock>;
   /**
-   * One try.
-   * @returns `null` when a name is busy
-   * @throws `signal.reason` when aborted, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   * Acquires a lock like `acquire`, but makes one attempt and does not wait.
+   * @returns the lock; `null` if a name is busy
+   * @throws `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    */
   tryAcquire(names: string | readonly string[], options?: AcquireOptions): Promise<Lock | null>;
   /**
-   * Acquires, renews, runs `fn`, releases.
-   * @throws `LOCK_LOST` once `fn` has settled when the lease was lost under it (`cause`: what `fn` threw, if it did),
-   * else what `fn` throws; `LOCK_TIMEOUT`, `signal.reason`, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   * Acquires a lock like `acquire`, calls `fn` while it holds the lock, and releases the lock.
+   * @returns the result of `fn`
+   * @throws `LOCK_LOST` after the end of `fn` when the lease was lost while `fn` ran (`cause`: the error of `fn`, if it threw);
+   * otherwise the error of `fn`; `LOCK_TIMEOUT`, `signal.reason`, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    */
   using<T>(names: string | readonly string[], options: AcquireOptions | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>;
   using<T>(names: string | readonly string[], fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>;
   /**
-   * Takes over a lock that was acquired elsewhere, from its `toJSON()` (or the text of it), and gives it a fresh token.
-   * Whoever had it before can neither extend nor free it from then on, and learns of the loss at its next renewal, or at
-   * its next use: hand a lock over only when you are done with it.
-   * @throws `LOCK_LOST` when the lease is gone (taken over before, too), `LOCK_STORE`, `LOCK_CLOSED`,
+   * Transfers a lock of another process or service to this service, from its `toJSON()` or the JSON text of that. The lock gets a
+   * new owner token. From then on the former holder can neither extend nor release it. It finds its lock lost at its next
+   * renewal or call, so transfer a lock only after its former holder has finished its work.
+   * @throws `LOCK_LOST` when the lease has ended or was already transferred, `LOCK_STORE`, `LOCK_CLOSED`,
    * `LOCK_INVALID_ARGUMENT`
    */
   restore(json: LockJson | string): Promise<Lock>;
-  /** Who holds a name; `null` when it is free. */
+  /**
+   * Reads the holder of a name.
+   * @returns the state of the lock; `null` if the name is free
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
   inspect(name: string): Promise<LockInfo | null>;
-  /** Everything held whose name starts with `prefix` (literal text, no pattern), sorted by name in byte order. */
+  /**
+   * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Each page has `storeTimeoutMs`.
+   * @returns the locks, sorted by the bytes of their names
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
   list(options?: {
     prefix?: string | undefined;
   }): Promise<LockInfo[]>;
@@ -419,14 +435,14 @@ export declare class LockService implements AsyncDisposable {
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    */
   forceRelease(name: string): Promise<boolean>;
-  /** This service's counters. */
+  /** Returns the counters of this service. */
   stats(): LockStats;
   /**
-   * Releases what is held, ends the waits with `LOCK_CLOSED`, gives back connections. Later calls reject with
-   * `LOCK_CLOSED`. May be called again. Whoever still works under a lock did not let go of it: its `signal` aborts with
-   * `LOCK_LOST`, and `using` rejects with it.
+   * Releases the held locks, ends waits with `LOCK_CLOSED`, and closes the connections. A lock that was held is lost to its
+   * holder: its `signal` aborts with `LOCK_LOST`, and `using` rejects with it. Later calls reject with `LOCK_CLOSED`. Takes at
+   * most `storeTimeoutMs`, or up to 1 s longer when the store does not answer. May be called again.
    */
   close(): Promise<void>;
-  /** As `close()`. */
+  /** Closes the service like `close()`. */
   [Symbol.asyncDispose](): Promise<void>;
 }

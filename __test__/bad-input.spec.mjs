@@ -1,5 +1,5 @@
-// Bad input: each call is refused with a code and a message that names the argument and shows the value, and nothing
-// reaches the store.
+// Bad input: each call is rejected with a code and a message that names the argument and shows the value. Nothing is sent to
+// the store.
 import assert from 'node:assert/strict'
 import { it } from 'node:test'
 import { inspect } from 'node:util'
@@ -9,11 +9,11 @@ import { connections, secret } from './bad-input/connections.mjs'
 import { KINDS, suite } from './stores.mjs'
 import { assertLockError, rejection, rejects } from './tools.mjs'
 
-/** Runs one bad call; gives what is wrong with its rejection, if anything is. */
+/** Runs one bad call. Returns what is wrong with its rejection, if anything. */
 async function complaint(call, argument, isShown) {
   try {
     const promise = call()
-    assert.ok(promise instanceof Promise, 'it must give a promise')
+    assert.ok(promise instanceof Promise, 'it must return a promise')
     const error = await rejection(promise)
     assertLockError(error, 'LOCK_INVALID_ARGUMENT', { retryable: false, key: undefined, engine: undefined })
     assert.ok(error.message.startsWith(`${argument} `), `it must name ${argument}: ${error.message}`)
@@ -27,8 +27,8 @@ const onOneLine = { depth: 3, compact: 9, breakLength: Infinity, maxStringLength
 const show = (value) => inspect(value, onOneLine)
 const noComplaints = (complaints) => assert.ok(complaints.length === 0, `\n${complaints.join('\n')}`)
 
-/** Runs all rows of a table, and tells of all that fail. */
-async function refuseAll(rows, perform, isShown) {
+/** Runs all rows of a table, and reports all that fail. */
+async function rejectsAll(rows, perform, isShown) {
   const complaints = []
   for (const row of rows) {
     const [call, argument, shown] = perform(row)
@@ -40,7 +40,7 @@ async function refuseAll(rows, perform, isShown) {
 
 for (const kind of Object.keys(KINDS)) {
   suite(kind, 'bad input', (test) => {
-    test('every bad call is refused, and the store is untouched', async (place, t) => {
+    test('every bad call is rejected, and the store is unchanged', async (place, t) => {
       const [a, b] = await place.connectAll(2)
       const lock = await b.acquire('held', { metadata: { untouched: true } })
       const before = await b.inspect('held')
@@ -48,29 +48,49 @@ for (const kind of Object.keys(KINDS)) {
       assert.ok(rows.length >= 100)
       t.diagnostic(`${rows.length} bad calls`)
       const exactly = (message, shown) => message.endsWith(`, got ${shown}`)
-      await refuseAll(rows, ([name, args, argument, shown]) => [() => a[name](...args), argument, shown], exactly)
-      await refuseAll(extensions, ([ttlMs, shown]) => [() => lock.extend(ttlMs), 'ttlMs', shown], exactly)
+      await rejectsAll(rows, ([name, args, argument, shown]) => [() => a[name](...args), argument, shown], exactly)
+      await rejectsAll(extensions, ([ttlMs, shown]) => [() => lock.extend(ttlMs), 'ttlMs', shown], exactly)
       const json = lock.toJSON()
-      await refuseAll(tokens, (token) => [() => a.restore({ ...json, token }), 'token', token], (message, token) => {
-        return token.length < 4 || !message.includes(token)
-      })
+      await rejectsAll(
+        tokens,
+        (token) => [() => a.restore({ ...json, token }), 'token', token],
+        (message, token) => {
+          return token.length < 4 || !message.includes(token)
+        },
+      )
 
       const zero = { held: 0, waiting: 0, acquired: 0, busy: 0, released: 0, renewed: 0, lost: 0, storeErrors: 0 }
       assert.deepEqual(a.stats(), zero)
       const after = await b.inspect('held')
       assert.deepEqual({ ...after, remainingMs: 0 }, { ...before, remainingMs: 0 })
-      assert.deepEqual((await a.list()).map((info) => info.name), ['held'])
+      assert.deepEqual(
+        (await a.list()).map((info) => info.name),
+        ['held'],
+      )
       assert.equal(await lock.release(), true)
       assert.deepEqual(await a.list(), [])
     })
 
-    test('what is barely good is taken', async (place) => {
+    test('values at the limits are accepted', async (place) => {
       const a = await place.connect()
       const goodOnes = [
-        { ttlMs: 2 ** 31 }, { ttlMs: 1234.5 }, { waitMs: 0 }, { waitMs: Infinity }, { waitMs: 2 ** 53 },
-        { waitMs: 1e300 }, { ttlMs: '30s' }, { ttlMs: '1500ms', waitMs: '0s' }, { ttlMs: '0.5h', maxHoldMs: '1.5m', minHoldMs: '0ms' }, { maxHoldMs: 2 ** 31 }, { stallLimitMs: 2 ** 31 }, { minHoldMs: 0 }, { minHoldMs: -0 },
-        { metadata: 'm'.repeat(16_382) }, { ttlMs: undefined, waitMs: undefined, renew: undefined, signal: undefined },
-        {}, undefined,
+        { ttlMs: 2 ** 31 },
+        { ttlMs: 1234.5 },
+        { waitMs: 0 },
+        { waitMs: Infinity },
+        { waitMs: 2 ** 53 },
+        { waitMs: 1e300 },
+        { ttlMs: '30s' },
+        { ttlMs: '1500ms', waitMs: '0s' },
+        { ttlMs: '0.5h', maxHoldMs: '1.5m', minHoldMs: '0ms' },
+        { maxHoldMs: 2 ** 31 },
+        { stallLimitMs: 2 ** 31 },
+        { minHoldMs: 0 },
+        { minHoldMs: -0 },
+        { metadata: 'm'.repeat(16_382) },
+        { ttlMs: undefined, waitMs: undefined, renew: undefined, signal: undefined },
+        {},
+        undefined,
       ]
       for (const options of goodOnes) {
         const lock = await a.acquire('good', options)
@@ -84,9 +104,15 @@ for (const kind of Object.keys(KINDS)) {
   })
 }
 
-it('durations may be text with a unit, and a misspelt option has a hint', async () => {
+it('durations may be text with a unit, and the error of a misspelt option suggests the right one', async () => {
   const locks = await LockService.connect('memory:durations', { storeTimeoutMs: '2s', defaults: { ttlMs: '1m' } })
-  for (const [ttlMs, expected] of [['250ms', 250], ['30s', 30_000], ['1.5m', 90_000], ['1h', 3_600_000], [undefined, 60_000]]) {
+  for (const [ttlMs, expected] of [
+    ['250ms', 250],
+    ['30s', 30_000],
+    ['1.5m', 90_000],
+    ['1h', 3_600_000],
+    [undefined, 60_000],
+  ]) {
     const lock = await locks.acquire('n', { ttlMs, renew: false })
     assert.equal(lock.toJSON().ttlMs, expected)
     await lock.release()
@@ -95,8 +121,15 @@ it('durations may be text with a unit, and a misspelt option has a hint', async 
   await lock.extend('2h')
   assert.ok(lock.remainingMs > 7_000_000)
   await lock.release()
-  const hints = { ttl: 'ttlMs', TTLMS: 'ttlMs', wait: 'waitMs', timeout: 'waitMs', duration: 'ttlMs', maxHold: 'maxHoldMs' }
-  for (const [name, meant] of Object.entries(hints)) {
+  const suggestions = {
+    ttl: 'ttlMs',
+    TTLMS: 'ttlMs',
+    wait: 'waitMs',
+    timeout: 'waitMs',
+    duration: 'ttlMs',
+    maxHold: 'maxHoldMs',
+  }
+  for (const [name, meant] of Object.entries(suggestions)) {
     const { message } = await rejects(locks.acquire('n', { [name]: 5 }), 'LOCK_INVALID_ARGUMENT')
     assert.ok(message.endsWith(` (did you mean ${meant}?), got "${name}"`), message)
   }
@@ -105,8 +138,8 @@ it('durations may be text with a unit, and a misspelt option has a hint', async 
   await locks.close()
 })
 
-it('every bad connection is refused, and no password is shown', async () => {
-  // A call that passes for one without a target must not reach this user's own store.
+it('every bad connection is rejected, and no password is shown', async () => {
+  // A call that counts as one without a target must not reach the store of this user.
   process.env.HOLDFAST_URL = 'memory:bad-input'
   const complaints = []
   for (const [args, argument, shown] of connections) {

@@ -22,7 +22,15 @@ const REDIS = [
   'redlock',
   'redlock-universal',
 ]
-const QUORUM = ['holdfast', 'redlock', 'redlock-auto', 'redis-semaphore', 'redis-semaphore-auto', 'redlock-universal', 'redlock-universal-auto']
+const QUORUM = [
+  'holdfast',
+  'redlock',
+  'redlock-auto',
+  'redis-semaphore',
+  'redis-semaphore-auto',
+  'redlock-universal',
+  'redlock-universal-auto',
+]
 const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
 const WAYS = ['holdfast-using', 'holdfast-options', 'holdfast-new', 'holdfast-lock']
 const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB, ...WAYS])]
@@ -48,17 +56,32 @@ function both(start, end) {
 }
 
 /** Returns the rows of a part that are about contenders, as lists of cells. */
-const rowsOf = (part) => part.split('\n').filter((line) => /^\| [a-z]/.test(line)).map((line) => line.split('|').map((cell) => cell.trim()))
+const rowsOf = (part) =>
+  part
+    .split('\n')
+    .filter((line) => /^\| [a-z]/.test(line))
+    .map((line) => line.split('|').map((cell) => cell.trim()))
 
 const bench = (args, env = {}) =>
-  promisify(execFile)(process.execPath, ['bench/run.mjs', '--quick', ...args], { cwd: root, env: { ...process.env, ...env } })
+  promisify(execFile)(process.execPath, ['bench/run.mjs', '--quick', ...args], {
+    cwd: root,
+    env: { ...process.env, ...env },
+  })
 
 describe('npm run bench -- --quick', () => {
   let sections
-  before(async () => {
-    const { stdout } = await bench([])
-    sections = Object.fromEntries(stdout.split(/^## /m).slice(1).map((part) => [part.split('\n', 1)[0], part]))
-  }, { timeout: 300_000 })
+  before(
+    async () => {
+      const { stdout } = await bench([])
+      sections = Object.fromEntries(
+        stdout
+          .split(/^## /m)
+          .slice(1)
+          .map((part) => [part.split('\n', 1)[0], part]),
+      )
+    },
+    { timeout: 300_000 },
+  )
 
   it('has every part', () => {
     const titles = Object.keys(sections)
@@ -73,11 +96,20 @@ describe('npm run bench -- --quick', () => {
       const [before, ...parts] = section.split(/^### /m)
       // The exact delay depends on the load of the machine; a missing delay is a failure.
       if (tripMs) assert.ok(Number(/PING through this proxy takes (\S+) ms/.exec(before)[1]) > tripMs / 3, before)
-      assert.deepEqual(parts.map((part) => part.split('\n', 1)[0]), loads.map((load) => `${load} in flight`))
+      assert.deepEqual(
+        parts.map((part) => part.split('\n', 1)[0]),
+        loads.map((load) => `${load} in flight`),
+      )
       for (const part of parts) {
         const rows = rowsOf(part)
-        assert.deepEqual(rows.map(([, contender]) => contender), contenders)
-        const width = part.split('\n').find((line) => line.startsWith('| |')).split('|').length
+        assert.deepEqual(
+          rows.map(([, contender]) => contender),
+          contenders,
+        )
+        const width = part
+          .split('\n')
+          .find((line) => line.startsWith('| |'))
+          .split('|').length
         for (const row of rows) {
           assert.equal(row.length, width)
           for (const cell of row.slice(2, -1)) assert.ok(parseFloat(cell) > 0, row.join())
@@ -87,8 +119,13 @@ describe('npm run bench -- --quick', () => {
   }
 
   it('compares holdfast with the fastest library at every load', () => {
-    const rows = sections.Summary.split('\n').filter((line) => / × \|/.test(line)).map((line) => line.split(' | '))
-    assert.equal(rows.length, FIELDS.reduce((sum, { loads }) => sum + loads.length, 0))
+    const rows = sections.Summary.split('\n')
+      .filter((line) => / × \|/.test(line))
+      .map((line) => line.split(' | '))
+    assert.equal(
+      rows.length,
+      FIELDS.reduce((sum, { loads }) => sum + loads.length, 0),
+    )
     for (const [, , library, ratio] of rows) {
       assert.match(library, /^(redis-semaphore|verrou|redlock|redlock-universal|mongodb-lock)(-auto)?$/)
       assert.ok(parseFloat(ratio) > 0, ratio)
@@ -97,7 +134,10 @@ describe('npm run bench -- --quick', () => {
 
   it('describes what every contender does and how it is configured', () => {
     const rows = rowsOf(sections.Contenders)
-    assert.deepEqual(rows.map(([, contender]) => contender), ALL)
+    assert.deepEqual(
+      rows.map(([, contender]) => contender),
+      ALL,
+    )
     for (const [, , kind, does, setting] of rows) {
       assert.match(kind, /^(library|driver|code)$/)
       assert.match(does, /owner check/)
@@ -109,7 +149,10 @@ describe('npm run bench -- --quick', () => {
 
   it('measures import time and size of every contender', () => {
     const rows = rowsOf(sections['Import and installed size'])
-    assert.deepEqual(rows.map(([, contender]) => contender.split(' ')[0]), ALL.filter((contender) => !/-auto$|^holdfast-/.test(contender)))
+    assert.deepEqual(
+      rows.map(([, contender]) => contender.split(' ')[0]),
+      ALL.filter((contender) => !/-auto$|^holdfast-/.test(contender)),
+    )
     for (const row of rows) for (const cell of row.slice(2, -1)) assert.ok(parseFloat(cell) > 0, row.join())
   })
 })
@@ -127,21 +170,30 @@ describe('npm run bench', () => {
     assert.equal(`${report}\n`, stdout)
     const { loads } = JSON.parse(json).sections.pairs[0]
     const [, section] = report.split(/^## Pairs, Redis/m)
-    const shown = rowsOf(section).filter(([, contender]) => contender === 'holdfast').map(([, , perSecond]) => parseFloat(perSecond))
+    const shown = rowsOf(section)
+      .filter(([, contender]) => contender === 'holdfast')
+      .map(([, , perSecond]) => parseFloat(perSecond))
     for (const [index, [load, contenders]] of Object.entries(loads).entries()) {
       assert.deepEqual(Object.keys(contenders), [...REDIS, ...WAYS], load)
       const kept = contenders.holdfast.perSecond[1]
-      assert.ok(Math.abs(kept / shown[index] - 1) < 0.001, `${load} in flight: results.json has ${kept}, results.md has ${shown[index]}`)
+      assert.ok(
+        Math.abs(kept / shown[index] - 1) < 0.001,
+        `${load} in flight: results.json has ${kept}, results.md has ${shown[index]}`,
+      )
     }
-    for (const plot of [svg, loop]) for (const contender of REDIS) assert.ok(plot.includes(`>${contender}</text>`), contender)
+    for (const plot of [svg, loop])
+      for (const contender of REDIS) assert.ok(plot.includes(`>${contender}</text>`), contender)
   })
 
   it('fails when a contender does not do what is measured', { timeout: 60_000 }, async () => {
     const addon = join(folder, 'busy.cjs')
     const busy = JSON.stringify({ code: 'LOCK_TIMEOUT', message: 'the name was busy', retryable: true, cause: null })
     const acquire = `acquire: async () => { throw ${JSON.stringify(busy)} }`
-    await writeFile(addon, `exports.LockService = class { static { Object.assign(this.prototype, { ${acquire}, close() {} }) } }
-      exports.connect = async () => new exports.LockService()`)
+    await writeFile(
+      addon,
+      `exports.LockService = class { static { Object.assign(this.prototype, { ${acquire}, close() {} }) } }
+      exports.connect = async () => new exports.LockService()`,
+    )
     const failure = await bench(['--only', 'quorum'], { NAPI_RS_NATIVE_LIBRARY_PATH: addon }).catch((error) => error)
     assert.equal(failure.code, 1)
     assert.match(failure.stderr, /was busy[^]*holdfast ended with 1/)
@@ -157,7 +209,10 @@ describe('npm run bench', () => {
 test('npm run bench:leases -- --quick measures what held leases cost', { timeout: 120_000 }, async () => {
   const { stdout } = await promisify(execFile)(process.execPath, ['bench/leases.mjs', '--quick'], { cwd: root })
   const rows = rowsOf(stdout)
-  assert.deepEqual(rows.map(([, name]) => name), ['holdfast', 'redlock', 'redis-semaphore'])
+  assert.deepEqual(
+    rows.map(([, name]) => name),
+    ['holdfast', 'redlock', 'redis-semaphore'],
+  )
   for (const [, name, , ...cells] of rows) {
     const [, , cpu, requests, commands, bytes, , lost] = cells.map(parseFloat)
     // The memory growth of 200 leases is noise.
@@ -170,18 +225,26 @@ for (const [script, contenders] of [
   ['handoff', ['holdfast', 'redlock', 'redis-semaphore', 'verrou']],
   ['handoff-mongodb', ['holdfast', 'gist', 'mongodb-lock', 'locco']],
 ]) {
-  test(`npm run bench:${script} -- --quick measures the hand-offs of every contender`, { timeout: 180_000 }, async () => {
-    const { stdout } = await promisify(execFile)(process.execPath, [`bench/${script}.mjs`, '--quick'], { cwd: root })
-    const sections = stdout.split(/^## /m).slice(1)
-    const titles = ['1 waiter', '100 waiters in 4 processes', '100 waiters in 4 processes that wait for 0.5 s']
-    assert.deepEqual(sections.map((section) => section.split('\n', 1)[0]), titles)
-    for (const [index, section] of sections.entries()) {
-      const rows = rowsOf(section)
-      assert.deepEqual([...new Set(rows.map(([, name]) => name))], contenders)
-      for (const [, name, , ...cells] of rows) {
-        // An idle waiter of holdfast may send no command in this time.
-        for (const cell of cells.slice(0, -1)) assert.ok(parseFloat(cell) > 0 || (index === 2 && name === 'holdfast'), `${name}: ${cells}`)
+  test(
+    `npm run bench:${script} -- --quick measures the hand-offs of every contender`,
+    { timeout: 180_000 },
+    async () => {
+      const { stdout } = await promisify(execFile)(process.execPath, [`bench/${script}.mjs`, '--quick'], { cwd: root })
+      const sections = stdout.split(/^## /m).slice(1)
+      const titles = ['1 waiter', '100 waiters in 4 processes', '100 waiters in 4 processes that wait for 0.5 s']
+      assert.deepEqual(
+        sections.map((section) => section.split('\n', 1)[0]),
+        titles,
+      )
+      for (const [index, section] of sections.entries()) {
+        const rows = rowsOf(section)
+        assert.deepEqual([...new Set(rows.map(([, name]) => name))], contenders)
+        for (const [, name, , ...cells] of rows) {
+          // An idle waiter of holdfast may send no command in this time.
+          for (const cell of cells.slice(0, -1))
+            assert.ok(parseFloat(cell) > 0 || (index === 2 && name === 'holdfast'), `${name}: ${cells}`)
+        }
       }
-    }
-  })
+    },
+  )
 }

@@ -1,4 +1,4 @@
-// Where JavaScript and native code meet. The store does not matter here: it is the one in memory.
+// The boundary between JavaScript and native code. The store does not matter: memory.
 import { abort } from './boundary/abort.mjs'
 import { callbacks } from './boundary/callbacks.mjs'
 import { errors } from './boundary/errors.mjs'

@@ -31,10 +31,14 @@ async function burst(store, t, { scenario, count, processes = 1, limitMs }) {
   const results = await Promise.all(children.map((child) => child.next('result', 85_000)))
   t.diagnostic(JSON.stringify(processes === 1 ? results[0] : results))
   await Promise.all(children.map((child) => child.next('closed')))
-  await until('nothing is left', async () => (await leftovers(store)).length === 0, LEFTOVER_MS).catch(async (error) => {
-    const left = await leftovers(store)
-    throw new Error(`${left.length} keys are left after close(), for example ${JSON.stringify(left[0])}`, { cause: error })
-  })
+  await until('nothing is left', async () => (await leftovers(store)).length === 0, LEFTOVER_MS).catch(
+    async (error) => {
+      const left = await leftovers(store)
+      throw new Error(`${left.length} keys are left after close(), for example ${JSON.stringify(left[0])}`, {
+        cause: error,
+      })
+    },
+  )
   for (const { granted, failed, slowestMs, releasesFailed, keptBytes, isHeld } of results) {
     const { LOCK_TIMEOUT = 0, LOCK_STORE = 0, ...others } = failed
     assert.deepEqual(others, {})
@@ -61,6 +65,11 @@ export function bursts(kind) {
 
     if (!server && kind !== 'sqlite') return
     test(`${WAITERS} waiters for one name from ${PROCESSES} processes`, (store, t) =>
-      burst(store, t, { scenario: 'waiters', count: WAITERS, processes: PROCESSES, limitMs: Math.max(WAIT_MS, STORE_TIMEOUT_MS) }))
+      burst(store, t, {
+        scenario: 'waiters',
+        count: WAITERS,
+        processes: PROCESSES,
+        limitMs: Math.max(WAIT_MS, STORE_TIMEOUT_MS),
+      }))
   })
 }

@@ -25,7 +25,8 @@ after(async () => {
 })
 
 /** Runs a module in a separate process. */
-const node = (source, ...flags) => run(process.execPath, [...flags, '--input-type=module', '-e', source], { timeout: 60_000 })
+const node = (source, ...flags) =>
+  run(process.execPath, [...flags, '--input-type=module', '-e', source], { timeout: 60_000 })
 
 test('a process whose call was aborted in flight releases the lock before it exits', async () => {
   const locks = await LockService.connect(redis.url)
@@ -89,7 +90,10 @@ test('many calls with one signal add one listener to it', async () => {
   const abort = new AbortController()
   await allReject(locks, abort)
   process.off('warning', collect)
-  assert.deepEqual(warnings.filter((name) => name === 'MaxListenersExceededWarning'), [])
+  assert.deepEqual(
+    warnings.filter((name) => name === 'MaxListenersExceededWarning'),
+    [],
+  )
   await locks.close()
 })
 

@@ -26,7 +26,8 @@ before(() => {
   folder = mkdtempSync(join(tmpdir(), 'holdfast-consumers-'))
   const installed = (name) => join(folder, 'node_modules', name)
   mkdirSync(installed('holdfast'), { recursive: true })
-  for (const file of ['package.json', 'index.js', 'dist']) cpSync(join(root, file), join(installed('holdfast'), file), { recursive: true })
+  for (const file of ['package.json', 'index.js', 'dist'])
+    cpSync(join(root, file), join(installed('holdfast'), file), { recursive: true })
   if (!addon) return
   const platform = addon.split('.')[1]
   cpSync(join(root, 'npm', platform, 'package.json'), join(installed(`holdfast-${platform}`), 'package.json'))
@@ -79,8 +80,14 @@ test('webpack with node-loader bundles it without a warning, and the bundle runs
     module: { rules: [{ test: /\.node$/, loader: 'node-loader' }] },
   })
   const { errors, warnings } = stats.toJson({ all: false, errors: true, warnings: true })
-  assert.deepEqual([...errors, ...warnings].map(({ message }) => message), [])
-  assert.ok(readdirSync(output).some((file) => file.endsWith('.node')), 'the addon is in the bundle')
+  assert.deepEqual(
+    [...errors, ...warnings].map(({ message }) => message),
+    [],
+  )
+  assert.ok(
+    readdirSync(output).some((file) => file.endsWith('.node')),
+    'the addon is in the bundle',
+  )
   assert.equal(await runBundle(join(output, 'bundle.js')), 'true true')
 })
 

@@ -156,9 +156,18 @@ describe('the verdict', () => {
 
   test('fails when the kill did not happen, or no process took over', () => {
     const killed = (change) => verdict(change)[3]
-    assert.equal(killed((entries) => entries.splice(at(entries, 'killed', 'two', 'B'), 1)), false)
-    assert.equal(killed((entries) => entries.splice(at(entries, 'start', 'two', 'B'), 1)), false)
-    assert.equal(killed((entries) => entries.splice(at(entries, 'enter', 'two', 'A'))), false)
+    assert.equal(
+      killed((entries) => entries.splice(at(entries, 'killed', 'two', 'B'), 1)),
+      false,
+    )
+    assert.equal(
+      killed((entries) => entries.splice(at(entries, 'start', 'two', 'B'), 1)),
+      false,
+    )
+    assert.equal(
+      killed((entries) => entries.splice(at(entries, 'enter', 'two', 'A'))),
+      false,
+    )
   })
 
   test('fails when a process failed, but accepts a lost lease', () => {
@@ -198,7 +207,10 @@ describe('the display', () => {
     assert.equal(count(out.text, /\x1b\[2A/g), 2, 'each change after the second line goes up two lines')
     const visible = out.text.replace(/\x1b\[[\d;]*[A-Za-z]/g, '').split('\n')
     assert.ok(visible.some((line) => line.includes('███░░')))
-    assert.ok(visible.every((line) => line.length < 60), out.text)
+    assert.ok(
+      visible.every((line) => line.length < 60),
+      out.text,
+    )
   })
 
   test('a pipe gets every change once and no progress', () => {
@@ -209,7 +221,10 @@ describe('the display', () => {
     screen.show('A', 'waits', { pid: 7 })
     for (const step of [0, 1, 2]) screen.show('A', 'works', { step })
     screen.show('A', 'killed')
-    assert.deepEqual([...out.text.matchAll(/pid \d+ +(\w+)/g)].map(([, state]) => state), ['waits', 'won', 'killed'])
+    assert.deepEqual(
+      [...out.text.matchAll(/pid \d+ +(\w+)/g)].map(([, state]) => state),
+      ['waits', 'won', 'killed'],
+    )
   })
 })
 

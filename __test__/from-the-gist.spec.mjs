@@ -35,7 +35,8 @@ const TESTS = {
   'renew: true, waitMs': async ({ js }) => assert.equal((await js()).did.sendReport, 1),
   'standing aside': async ({ js, code }) => {
     assert.equal((await js()).did.sendReport, 1)
-    const fails = (name) => `globalThis.locks = { acquireLock: () => Promise.reject(Object.assign(new Error('no'), { code: '${name}' })) }\n`
+    const fails = (name) =>
+      `globalThis.locks = { acquireLock: () => Promise.reject(Object.assign(new Error('no'), { code: '${name}' })) }\n`
     const { did, stdout } = await js(fails('LOCK_STORE') + code)
     assert.deepEqual([did.sendReport, stdout], [0, 'the lock store is down: standing aside\n'])
     await assert.rejects(js(fails('LOCK_CLOSED') + code), /LOCK_CLOSED/)
@@ -60,7 +61,11 @@ const TESTS = {
   },
   'retryTimes: 5 ': ({ js, ...given }) => {
     // Both locks report a busy name by an error.
-    const run = () => js().then(({ did }) => did.sendReport, (error) => (assert.match(error.message, /RetryError|LOCK_TIMEOUT/), 0))
+    const run = () =>
+      js().then(
+        ({ did }) => did.sendReport,
+        (error) => (assert.match(error.message, /RetryError|LOCK_TIMEOUT/), 0),
+      )
     return assertNeedsBoth({ ...given, run, leases: 'locks', old: holdLocco })
   },
 }
@@ -68,31 +73,39 @@ const TESTS = {
 const testsOf = (code) => Object.keys(TESTS).filter((text) => code.includes(text))
 
 test('every block has a test, and every test a block', () => {
-  assert.deepEqual(blocks.filter(({ code }) => testsOf(code).length !== 1).map(({ line }) => `line ${line}`), [])
+  assert.deepEqual(
+    blocks.filter(({ code }) => testsOf(code).length !== 1).map(({ line }) => `line ${line}`),
+    [],
+  )
   assert.equal(blocks.length, Object.keys(TESTS).length)
 })
 
 suite('mongodb', `every block of ${DOCUMENT}`, (test) => {
   for (const { line, language, code } of blocks) {
-    test(`line ${line}, ${language}`, withDatabase('mongodb', async ({ store, collection, t }) => {
-      const env = { README_MONGODB_URL: store.target }
-      await TESTS[testsOf(code)[0]]({
-        code,
-        store,
-        collection,
-        t,
-        js: (text = code, more = {}) => project.js(text, { env: { ...env, ...more } }),
-        diff: (more = {}) => project.diff(code, { env: { ...env, ...more } }),
-        collections: () => counts(collection.client.db(collection.dbName)),
-      })
-    }))
+    test(
+      `line ${line}, ${language}`,
+      withDatabase('mongodb', async ({ store, collection, t }) => {
+        const env = { README_MONGODB_URL: store.target }
+        await TESTS[testsOf(code)[0]]({
+          code,
+          store,
+          collection,
+          t,
+          js: (text = code, more = {}) => project.js(text, { env: { ...env, ...more } }),
+          diff: (more = {}) => project.diff(code, { env: { ...env, ...more } }),
+          collections: () => counts(collection.client.db(collection.dbName)),
+        })
+      }),
+    )
   }
 })
 
 /** Counts the documents of each collection. */
 async function counts(database) {
   const names = (await database.listCollections().toArray()).map(({ name }) => name).sort()
-  return Object.fromEntries(await Promise.all(names.map(async (name) => [name, await database.collection(name).countDocuments()])))
+  return Object.fromEntries(
+    await Promise.all(names.map(async (name) => [name, await database.collection(name).countDocuments()])),
+  )
 }
 
 const oneLine = (text) => text.trim().split(/\s+/).join(' ')
@@ -103,7 +116,8 @@ async function assertMessage({ code, store, collection }, key, options) {
   const { message } = await rejects(store.connect(), 'LOCK_STORE')
   const { version } = await collection.client.db('admin').command({ buildInfo: 1 })
   // The second half is the server's message, which depends on its version.
-  const comparable = (text) => (version.startsWith('6.0.') ? oneLine(text) : oneLine(text).split('expireAfterSeconds: 0: ')[0])
+  const comparable = (text) =>
+    version.startsWith('6.0.') ? oneLine(text) : oneLine(text).split('expireAfterSeconds: 0: ')[0]
   assert.equal(comparable(message), comparable(code))
 }
 
@@ -112,8 +126,13 @@ async function assertRemedy({ code, store, collection }, key, options) {
   await collection.createIndex(key, options)
   await rejects(store.connect(), 'LOCK_STORE')
   const commands = []
-  const later = (run) => (...args) => void commands.push(() => run(...args))
-  const [dropIndex, createIndex] = ['dropIndex', 'createIndex'].map((verb) => later((...args) => collection[verb](...args)))
+  const later =
+    (run) =>
+    (...args) =>
+      void commands.push(() => run(...args))
+  const [dropIndex, createIndex] = ['dropIndex', 'createIndex'].map((verb) =>
+    later((...args) => collection[verb](...args)),
+  )
   const runCommand = later((command) => collection.client.db(collection.dbName).command(command))
   vm.runInNewContext(code, { db: { locks: { dropIndex, createIndex }, runCommand } })
   for (const command of commands) await command()

@@ -50,23 +50,32 @@ function sideBySide(kind, test) {
     await gist.start()
     await store.connect()
     const indexes = (await collection.indexes()).filter(({ key }) => key.expiresAt)
-    assert.deepEqual(indexes.map(({ key, expireAfterSeconds }) => [key, expireAfterSeconds]), [[{ expiresAt: 1 }, 0]])
+    assert.deepEqual(
+      indexes.map(({ key, expireAfterSeconds }) => [key, expireAfterSeconds]),
+      [[{ expiresAt: 1 }, 0]],
+    )
   })
 
-  both('inspect and list return the gist’s locks, and forceRelease releases them', async ({ store, gist, collection }) => {
-    const ours = await store.connect()
-    await gist.acquireLock('theirs', 60)
-    await collection.insertOne({ _id: 'endless' })
-    const info = await ours.inspect('theirs')
-    assert.ok(info.remainingMs > 30_000 && info.remainingMs < 90_000, `${info.remainingMs} ms`)
-    const stranger = { name: 'theirs', remainingMs: 0, fencingToken: null, holder: null, metadata: null }
-    assert.deepEqual({ ...info, remainingMs: 0 }, stranger)
-    assert.equal((await ours.inspect('endless')).remainingMs, Infinity)
-    assert.equal(await ours.tryAcquire('endless'), null)
-    assert.deepEqual((await ours.list()).map(({ name }) => name), ['endless', 'theirs'])
-    for (const name of ['endless', 'theirs']) assert.equal(await ours.forceRelease(name), true)
-    assert.equal(await gist.acquireLock('theirs', 60), true)
-  })
+  both(
+    'inspect and list return the gist’s locks, and forceRelease releases them',
+    async ({ store, gist, collection }) => {
+      const ours = await store.connect()
+      await gist.acquireLock('theirs', 60)
+      await collection.insertOne({ _id: 'endless' })
+      const info = await ours.inspect('theirs')
+      assert.ok(info.remainingMs > 30_000 && info.remainingMs < 90_000, `${info.remainingMs} ms`)
+      const stranger = { name: 'theirs', remainingMs: 0, fencingToken: null, holder: null, metadata: null }
+      assert.deepEqual({ ...info, remainingMs: 0 }, stranger)
+      assert.equal((await ours.inspect('endless')).remainingMs, Infinity)
+      assert.equal(await ours.tryAcquire('endless'), null)
+      assert.deepEqual(
+        (await ours.list()).map(({ name }) => name),
+        ['endless', 'theirs'],
+      )
+      for (const name of ['endless', 'theirs']) assert.equal(await ours.forceRelease(name), true)
+      assert.equal(await gist.acquireLock('theirs', 60), true)
+    },
+  )
 
   both('a waiter of holdfast is woken when the gist releases', async ({ store, gist }) => {
     const ours = await store.connect()
@@ -80,41 +89,51 @@ function sideBySide(kind, test) {
     assert.equal(await (await wait).release(), true)
   })
 
-  both('the gist acquires an expired lock of holdfast after the TTL monitor has run', async ({ store, gist, collection }) => {
-    const ours = await store.connect()
-    assert.equal(await ours.acquireLock('n', 0.3), true)
-    const began = Date.now()
-    await until('the TTL monitor', () => gist.acquireLock('n', 60), MONITOR_MS)
-    assert.ok(Date.now() - began >= 250, 'deleted too early')
-    // The earlier holder releases nothing and renews nothing.
-    assert.equal(await ours.releaseLock('n'), false)
-    const { expiresAt } = await collection.findOne({ _id: 'n' })
-    assert.equal(await gist.acquireLock('n', 60), false)
-    await sleep(100)
-    assert.deepEqual((await collection.findOne({ _id: 'n' })).expiresAt, expiresAt)
-  })
-
-  both('holdfast acquires an expired lock of the gist before the TTL monitor has run', async ({ store, gist, collection }) => {
-    const ours = await store.connect()
-    await gist.start()
-    for (let round = 0, isShown = false; !isShown; round++) {
-      assert.ok(round < 50, 'the TTL monitor always ran first')
-      await collection.deleteMany({})
-      // As long as this document exists, the TTL monitor has not run.
-      await gist.acquireLock('canary', -10)
-      await gist.acquireLock('n', -5)
-      const isGistFirst = await gist.acquireLock('n', 60)
-      assert.equal(isGistFirst && (await collection.findOne({ _id: 'canary' })) !== null, false, 'the gist waits for the TTL monitor')
-      if (isGistFirst) continue
-      assert.equal(await ours.inspect('n'), null)
-      const lock = await ours.tryAcquire('n')
-      assert.equal(lock?.isHeld, true)
-      isShown = (await collection.findOne({ _id: 'canary' })) !== null
+  both(
+    'the gist acquires an expired lock of holdfast after the TTL monitor has run',
+    async ({ store, gist, collection }) => {
+      const ours = await store.connect()
+      assert.equal(await ours.acquireLock('n', 0.3), true)
+      const began = Date.now()
+      await until('the TTL monitor', () => gist.acquireLock('n', 60), MONITOR_MS)
+      assert.ok(Date.now() - began >= 250, 'deleted too early')
+      // The earlier holder releases nothing and renews nothing.
+      assert.equal(await ours.releaseLock('n'), false)
+      const { expiresAt } = await collection.findOne({ _id: 'n' })
       assert.equal(await gist.acquireLock('n', 60), false)
-      assert.ok((await ours.inspect('n')).remainingMs > 10_000)
-      assert.equal(await lock.release(), true)
-    }
-  })
+      await sleep(100)
+      assert.deepEqual((await collection.findOne({ _id: 'n' })).expiresAt, expiresAt)
+    },
+  )
+
+  both(
+    'holdfast acquires an expired lock of the gist before the TTL monitor has run',
+    async ({ store, gist, collection }) => {
+      const ours = await store.connect()
+      await gist.start()
+      for (let round = 0, isShown = false; !isShown; round++) {
+        assert.ok(round < 50, 'the TTL monitor always ran first')
+        await collection.deleteMany({})
+        // As long as this document exists, the TTL monitor has not run.
+        await gist.acquireLock('canary', -10)
+        await gist.acquireLock('n', -5)
+        const isGistFirst = await gist.acquireLock('n', 60)
+        assert.equal(
+          isGistFirst && (await collection.findOne({ _id: 'canary' })) !== null,
+          false,
+          'the gist waits for the TTL monitor',
+        )
+        if (isGistFirst) continue
+        assert.equal(await ours.inspect('n'), null)
+        const lock = await ours.tryAcquire('n')
+        assert.equal(lock?.isHeld, true)
+        isShown = (await collection.findOne({ _id: 'canary' })) !== null
+        assert.equal(await gist.acquireLock('n', 60), false)
+        assert.ok((await ours.inspect('n')).remainingMs > 10_000)
+        assert.equal(await lock.release(), true)
+      }
+    },
+  )
 
   both('a waiter of holdfast is granted the name when the gist’s document expires', async ({ store, gist }) => {
     const ours = await store.connect()
@@ -171,35 +190,44 @@ function sideBySide(kind, test) {
     assertGrowing(tokens)
   })
 
-  both('services and gist instances that increment an unprotected counter under a lock lose no increment', async ({ store, gist }) => {
-    const services = await store.connectAll(2)
-    await gist.start()
-    let counter = 0
-    const add = async () => {
-      const read = counter
-      await sleep(2)
-      counter = read + 1
-    }
-    const gistWorker = async () => {
-      for (let i = 0; i < 12; i++) {
-        await until('a grant to the gist', () => gist.acquireLock('counter', 60), 60_000)
-        await add()
-        await gist.releaseLock('counter')
+  both(
+    'services and gist instances that increment an unprotected counter under a lock lose no increment',
+    async ({ store, gist }) => {
+      const services = await store.connectAll(2)
+      await gist.start()
+      let counter = 0
+      const add = async () => {
+        const read = counter
+        await sleep(2)
+        counter = read + 1
       }
-    }
-    const withGistApi = async (service) => {
-      for (let i = 0; i < 12; i++) {
-        await until('a grant to holdfast', () => service.acquireLock('counter', 60), 60_000)
-        await add()
-        assert.equal(await service.releaseLock('counter'), true)
+      const gistWorker = async () => {
+        for (let i = 0; i < 12; i++) {
+          await until('a grant to the gist', () => gist.acquireLock('counter', 60), 60_000)
+          await add()
+          await gist.releaseLock('counter')
+        }
       }
-    }
-    const withUsing = async (service) => {
-      for (let i = 0; i < 12; i++) await service.using('counter', { waitMs: 60_000 }, add)
-    }
-    await Promise.all([gistWorker(), gistWorker(), withGistApi(services[0]), withUsing(services[0]), withUsing(services[1])])
-    assert.equal(counter, 60)
-  })
+      const withGistApi = async (service) => {
+        for (let i = 0; i < 12; i++) {
+          await until('a grant to holdfast', () => service.acquireLock('counter', 60), 60_000)
+          await add()
+          assert.equal(await service.releaseLock('counter'), true)
+        }
+      }
+      const withUsing = async (service) => {
+        for (let i = 0; i < 12; i++) await service.using('counter', { waitMs: 60_000 }, add)
+      }
+      await Promise.all([
+        gistWorker(),
+        gistWorker(),
+        withGistApi(services[0]),
+        withUsing(services[0]),
+        withUsing(services[1]),
+      ])
+      assert.equal(counter, 60)
+    },
+  )
 }
 
 for (const kind of ['mongodb', 'mongodb-replica-set']) suite(kind, 'with the gist', (test) => sideBySide(kind, test))

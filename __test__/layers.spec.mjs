@@ -35,7 +35,15 @@ test('allowed imports pass', () => {
 
 test('the surface in TypeScript has no timers and reads no clock', () => {
   assert.deepEqual(checkSurface(fileURLToPath(new URL('../lib', import.meta.url))), [])
-  const clocks = ['setTimeout(f, 5)', 'setInterval(f)', 'Date.now()', 'new Date()', 'performance.now()', 'process.hrtime()', 'setImmediate(f)']
+  const clocks = [
+    'setTimeout(f, 5)',
+    'setInterval(f)',
+    'Date.now()',
+    'new Date()',
+    'performance.now()',
+    'process.hrtime()',
+    'setImmediate(f)',
+  ]
   for (const code of clocks) assert.equal(surfaceViolations('lock.ts', `// why\n${code}\n`).length, 1, code)
   assert.deepEqual(surfaceViolations('lock.ts', '/** Date.now() */\n// new Date()\nnew Date(holder.since)\n'), [])
 })

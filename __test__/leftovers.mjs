@@ -53,8 +53,13 @@ const READERS = {
 /** Opens one client for each server that holds keys. */
 function redisClients(target) {
   if (Array.isArray(target)) return target.map((url) => openRedis(url))
-  const { protocol, host, pathname } = new URL(target.replace(/^(\S+:\/\/)([^/]*)/, (_, scheme, hosts) => scheme + hosts.split(',')[0]))
-  const hosts = /^[^/]+\/\/([^/]*)/.exec(target)[1].split(',').map((each) => new URL(`redis://${each}`))
+  const { protocol, host, pathname } = new URL(
+    target.replace(/^(\S+:\/\/)([^/]*)/, (_, scheme, hosts) => scheme + hosts.split(',')[0]),
+  )
+  const hosts = /^[^/]+\/\/([^/]*)/
+    .exec(target)[1]
+    .split(',')
+    .map((each) => new URL(`redis://${each}`))
   if (protocol === 'redis+cluster:') return hosts.map((url) => openRedis(url.href))
   if (protocol === 'redis+sentinel:') {
     const sentinels = hosts.map(({ hostname, port }) => ({ host: hostname, port: Number(port) }))
@@ -65,7 +70,7 @@ function redisClients(target) {
 
 async function keysOf(client, prefix) {
   const found = []
-  for (let cursor = '0'; ; ) {
+  for (let cursor = '0'; ;) {
     const [next, keys] = await client.scan(cursor, 'MATCH', `*${prefix}*`, 'COUNT', 5000)
     for (const key of keys) {
       const [, companion] = /^holdfast:(\w+):/.exec(key) ?? []

@@ -49,7 +49,11 @@ for (const kind of Object.keys(SERVERS)) {
         assert.equal(locks.stats().lost, 0)
       })
 
-      test(`${method} leaves no lock when its reply is lost and the store stays down`, async ({ proxy, direct, ...fixture }) => {
+      test(`${method} leaves no lock when its reply is lost and the store stays down`, async ({
+        proxy,
+        direct,
+        ...fixture
+      }) => {
         const locks = await fixture.warm({ storeTimeoutMs: 3000 })
         const lost = proxy.dropReply(fixture.key('name'))
         const call = rejects(acquire(locks, 'name'), 'LOCK_STORE', { retryable: true, engine: SERVERS[kind].engine })
@@ -62,7 +66,11 @@ for (const kind of Object.keys(SERVERS)) {
         await untilReleased(direct, 'name:2')
       })
 
-      test(`${method} leaves no lock when its reply comes after storeTimeoutMs`, async ({ proxy, direct, ...fixture }) => {
+      test(`${method} leaves no lock when its reply comes after storeTimeoutMs`, async ({
+        proxy,
+        direct,
+        ...fixture
+      }) => {
         const locks = await fixture.warm({ storeTimeoutMs: 3000 })
         proxy.holdReplies()
         const call = rejects(acquire(locks, 'name'), 'LOCK_STORE', { retryable: true })
@@ -88,7 +96,11 @@ for (const kind of Object.keys(SERVERS)) {
       await untilReleased(direct, 'name')
     })
 
-    test('an abort before the reply arrives leaves no lock when the connection breaks then', async ({ proxy, direct, ...fixture }) => {
+    test('an abort before the reply arrives leaves no lock when the connection breaks then', async ({
+      proxy,
+      direct,
+      ...fixture
+    }) => {
       const locks = await fixture.warm()
       proxy.holdReplies()
       const controller = new AbortController()
@@ -194,7 +206,11 @@ for (const kind of Object.keys(SERVERS)) {
       assert.deepEqual({ held, waiting, lost }, { held: 0, waiting: 0, lost: 0 })
     })
 
-    test('one holder at a time, and no lock is left, while connections break all the time', async ({ proxy, direct, ...fixture }) => {
+    test('one holder at a time, and no lock is left, while connections break all the time', async ({
+      proxy,
+      direct,
+      ...fixture
+    }) => {
       const services = await Promise.all([fixture.warm(), fixture.warm()])
       let [inside, most, count, done, isStopped] = [0, 0, 0, 0, false]
       const cutting = (async () => {

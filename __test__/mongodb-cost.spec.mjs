@@ -29,7 +29,10 @@ const operations = (fixture, body) =>
 
 /** Counts the waiters for `n`. */
 const positions = ({ options, ...fixture }) =>
-  withDriver(fixture, async (db) => (await db.collection('locks').findOne({ _id: `${options.keyPrefix}n` }))?.queue?.length ?? 0)
+  withDriver(
+    fixture,
+    async (db) => (await db.collection('locks').findOne({ _id: `${options.keyPrefix}n` }))?.queue?.length ?? 0,
+  )
 
 /** Starts `each` waiters for `n` in each of `processes` processes. */
 async function gather(t, { server, options }, { processes, each }) {
@@ -94,7 +97,12 @@ proxySuite('mongodb-replica-set', 'what waiting costs', { serverPerTest: true },
       calls.at(-1).catch(() => {})
       await waiting(locks, 1)
     }
-    await until('all waiters are in the queue', () => withDriver(fixture, async (db) => (await db.collection('locks').countDocuments({ 'queue.0': { $exists: true } })) === held.length))
+    await until('all waiters are in the queue', () =>
+      withDriver(
+        fixture,
+        async (db) => (await db.collection('locks').countDocuments({ 'queue.0': { $exists: true } })) === held.length,
+      ),
+    )
     const beside = await perPair()
     t.diagnostic(`${alone} bytes per pair, ${beside} with 12 waiting processes`)
     // If each process received the events of each pair, this would be three times as much.

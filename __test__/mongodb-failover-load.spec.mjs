@@ -4,7 +4,15 @@ import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { start } from './children/start.mjs'
-import { Load, FAILOVER_TIMEOUT_MS, TEST_COMMANDS, replicaSetSuite, newPrimary, waitForRollback, withoutReplication } from './replica-set.mjs'
+import {
+  Load,
+  FAILOVER_TIMEOUT_MS,
+  TEST_COMMANDS,
+  replicaSetSuite,
+  newPrimary,
+  waitForRollback,
+  withoutReplication,
+} from './replica-set.mjs'
 import { assertGrowing, rejects, sleep, until } from './tools.mjs'
 
 const NAMES = ['a', 'b', 'c']
@@ -109,7 +117,10 @@ replicaSetSuite('writes that are rolled back', { args: TEST_COMMANDS }, (test) =
   }
 
   test('a write that never reached a majority was never granted', async ({ set, connect }) => {
-    const [locks, other] = [await connect({ storeTimeoutMs: 1500 }), await connect({ storeTimeoutMs: FAILOVER_TIMEOUT_MS })]
+    const [locks, other] = [
+      await connect({ storeTimeoutMs: 1500 }),
+      await connect({ storeTimeoutMs: FAILOVER_TIMEOUT_MS }),
+    ]
     const first = await locks.acquire('n')
     assert.equal(await first.release(), true)
     let second

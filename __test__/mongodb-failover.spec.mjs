@@ -1,7 +1,16 @@
 // A failover of a MongoDB replica set: held locks, waiters, and calls during the election.
 import assert from 'node:assert/strict'
 import { LockService } from '../index.js'
-import { FAILOVER_TIMEOUT_MS, SLACK_MS, FAULTS, FAST_MONITORING, advanceClusterTime, replicaSetSuite, newPrimary, withoutPrimary } from './replica-set.mjs'
+import {
+  FAILOVER_TIMEOUT_MS,
+  SLACK_MS,
+  FAULTS,
+  FAST_MONITORING,
+  advanceClusterTime,
+  replicaSetSuite,
+  newPrimary,
+  withoutPrimary,
+} from './replica-set.mjs'
 import { assertGrowing, rejection, rejects, sleep, until, waiting } from './tools.mjs'
 
 /** Marks promises as handled that are awaited later, so that an earlier failure is reported and not their rejection. */
@@ -48,7 +57,11 @@ replicaSetSuite('leases across a failover', {}, (test) => {
         assert.ok((await other.inspect('long')).remainingMs > 130_000)
 
         // Without a renewal at the new primary the lease would have expired.
-        await until('the first ttl has passed', () => performance.now() > renewedSince + ttlMs + 500, FAILOVER_TIMEOUT_MS)
+        await until(
+          'the first ttl has passed',
+          () => performance.now() > renewedSince + ttlMs + 500,
+          FAILOVER_TIMEOUT_MS,
+        )
         assert.equal(renewed.isHeld, true)
         assert.equal(renewed.signal.aborted, false)
         assert.equal((await other.inspect('renewed')).fencingToken, renewed.fencingToken)
@@ -65,12 +78,19 @@ replicaSetSuite('leases across a failover', {}, (test) => {
         assert.ok(next.fencingToken > tokens[next.name])
         assert.equal(await next.release(), true)
       }
-      assert.deepEqual(events.filter(({ type }) => type === 'lost'), [])
+      assert.deepEqual(
+        events.filter(({ type }) => type === 'lost'),
+        [],
+      )
       assert.equal(holder.stats().lost, 0)
     })
   }
 
-  test('calls during an election wait within their limits, and succeed when it ends in time', async ({ set, connect, options }) => {
+  test('calls during an election wait within their limits, and succeed when it ends in time', async ({
+    set,
+    connect,
+    options,
+  }) => {
     const limits = { long: 120_000, short: 1500 }
     const [long, short] = await Promise.all(Object.values(limits).map((storeTimeoutMs) => connect({ storeTimeoutMs })))
     const held = {}
@@ -107,7 +127,12 @@ replicaSetSuite('leases across a failover', {}, (test) => {
     const election = await withoutPrimary(set)
     const answered = []
     const waits = begin('long', long)
-    waits.forEach(({ what, answer }) => answer.then(() => answered.push(what), () => answered.push(what)))
+    waits.forEach(({ what, answer }) =>
+      answer.then(
+        () => answered.push(what),
+        () => answered.push(what),
+      ),
+    )
     const isAborted = new AbortController()
     const aborted = rejection(long.acquire('aborted', { waitMs: 120_000, signal: isAborted.signal }))
 
@@ -134,11 +159,16 @@ replicaSetSuite('leases across a failover', {}, (test) => {
     for (const what of ['acquireLock', 'releaseLock', 'release']) assert.equal(given[what], true, what)
     assert.equal(given.inspect.fencingToken, held.long.fencingToken)
     assert.equal(given.forceRelease, false)
-    for (const what of ['acquire', 'acquire of two', 'tryAcquire']) assert.equal(await given[what].release(), true, what)
+    for (const what of ['acquire', 'acquire of two', 'tryAcquire'])
+      assert.equal(await given[what].release(), true, what)
     assert.equal(await long.releaseLock('long:f'), true)
     for (const lock of [held.long, held.short]) assert.equal(await lock.release(), true)
     // The same services continue, and the names of failed calls are free again.
-    const names = ['brief', 'aborted', ...['a', 'b', 'c', 'd', 'e', 'f', 'g', 'gist', 'out'].map((name) => `short:${name}`)]
+    const names = [
+      'brief',
+      'aborted',
+      ...['a', 'b', 'c', 'd', 'e', 'f', 'g', 'gist', 'out'].map((name) => `short:${name}`),
+    ]
     for (const name of names) {
       const lock = await short.acquire(name, { waitMs: FAILOVER_TIMEOUT_MS })
       assert.equal(await lock.release(), true, name)
@@ -150,9 +180,11 @@ replicaSetSuite('leases across a failover', {}, (test) => {
     const held = await holder.acquire('n', { ttlMs: 150_000 })
     const election = await withoutPrimary(set)
     const served = []
-    const waits = later(others.flatMap((service) =>
-      [1, 2].map(() => service.using('n', { waitMs: 150_000 }, (lock) => void served.push(lock.fencingToken))),
-    ))
+    const waits = later(
+      others.flatMap((service) =>
+        [1, 2].map(() => service.using('n', { waitMs: 150_000 }, (lock) => void served.push(lock.fencingToken))),
+      ),
+    )
     await sleep(500)
     const released = holder.acquire('other', { waitMs: 120_000 }).then((lock) => lock.release())
     await election.end()
@@ -167,7 +199,11 @@ replicaSetSuite('leases across a failover', {}, (test) => {
 })
 
 replicaSetSuite('fencing tokens', {}, (test) => {
-  test('fencing tokens grow after release, expiry and failover, although the wall clock goes back', async ({ set, connectAll, document }) => {
+  test('fencing tokens grow after release, expiry and failover, although the wall clock goes back', async ({
+    set,
+    connectAll,
+    document,
+  }) => {
     const services = await connectAll(2, LONG_TIMEOUT)
     const tokens = []
     const acquire = async (round, options) => {

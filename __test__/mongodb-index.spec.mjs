@@ -11,7 +11,11 @@ const NAME = 'expiresAt_1'
 const CONFLICTS = {
   'on another field, of that name': [{ until: 1 }, { name: NAME }, /code 86/],
   'with another expireAfterSeconds': [{ expiresAt: 1 }, { expireAfterSeconds: 3600 }, /code 85/],
-  'with another expireAfterSeconds, under another name': [{ expiresAt: 1 }, { name: 'mine', expireAfterSeconds: 60 }, /code 85/],
+  'with another expireAfterSeconds, under another name': [
+    { expiresAt: 1 },
+    { name: 'mine', expireAfterSeconds: 60 },
+    /code 85/,
+  ],
   'without expireAfterSeconds': [{ expiresAt: 1 }, {}, /code 85/],
 }
 
@@ -53,7 +57,11 @@ for (const kind of ['mongodb', 'mongodb-replica-set']) {
       await collection.createIndex({ name: 1 }, { unique: true })
       const locks = await store.connect()
       assert.equal(await locks.acquireLock('one', 60), true)
-      for (const wants of [() => locks.acquireLock('two', 60), () => locks.acquire('two'), () => locks.tryAcquire(['two', 'three'])]) {
+      for (const wants of [
+        () => locks.acquireLock('two', 60),
+        () => locks.acquire('two'),
+        () => locks.tryAcquire(['two', 'three']),
+      ]) {
         const error = await rejects(wants(), 'LOCK_STORE', { engine: 'mongodb', retryable: false })
         assert.match(error.message, /a unique index that is not ours is in the way: .* index: name_1 dup key/)
       }

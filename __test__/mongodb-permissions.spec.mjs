@@ -32,32 +32,42 @@ async function refusals(server) {
 }
 
 for (const { kind, replicaSet } of DEPLOYMENTS) {
-  withMongod(`${kind}: the README's role is sufficient with both SCRAM mechanisms, and nothing is refused`, async (fixture) => {
-    const server = await fixture.startWithAuth({ replicaSet })
-    // The set-up of the test causes refusals, too.
-    const before = await refusals(server)
-    for (const mechanism of ['SCRAM-SHA-1', 'SCRAM-SHA-256']) {
-      for (const named of ['', `authMechanism=${mechanism}`]) {
-        const database = `db_${mechanism.replaceAll('-', '_')}${named && '_named'}`
-        await useEveryVerb(await userWith(server, database, ACTIONS, { mechanism, more: named }))
-        const indexes = await server.admin.db(database).collection('locks').indexes()
-        assert.ok(indexes.some(({ key, expireAfterSeconds }) => key.expiresAt === 1 && expireAfterSeconds === 0))
+  withMongod(
+    `${kind}: the README's role is sufficient with both SCRAM mechanisms, and nothing is refused`,
+    async (fixture) => {
+      const server = await fixture.startWithAuth({ replicaSet })
+      // The set-up of the test causes refusals, too.
+      const before = await refusals(server)
+      for (const mechanism of ['SCRAM-SHA-1', 'SCRAM-SHA-256']) {
+        for (const named of ['', `authMechanism=${mechanism}`]) {
+          const database = `db_${mechanism.replaceAll('-', '_')}${named && '_named'}`
+          await useEveryVerb(await userWith(server, database, ACTIONS, { mechanism, more: named }))
+          const indexes = await server.admin.db(database).collection('locks').indexes()
+          assert.ok(indexes.some(({ key, expireAfterSeconds }) => key.expiresAt === 1 && expireAfterSeconds === 0))
+        }
       }
-    }
-    assert.deepEqual(await refusals(server), before)
+      assert.deepEqual(await refusals(server), before)
 
-    // The log shows refusals.
-    const user = await fixture.client(server, `app:${SECRET}-app@`, '&authSource=db_SCRAM_SHA_1')
-    await assert.rejects(user.db('db_SCRAM_SHA_1').collection('orders').insertOne({}), /not authorized/)
-    assert.equal((await refusals(server)).length, before.length + 1)
-  })
+      // The log shows refusals.
+      const user = await fixture.client(server, `app:${SECRET}-app@`, '&authSource=db_SCRAM_SHA_1')
+      await assert.rejects(user.db('db_SCRAM_SHA_1').collection('orders').insertOne({}), /not authorized/)
+      assert.equal((await refusals(server)).length, before.length + 1)
+    },
+  )
 
   withMongod(`${kind}: every action of the role is needed`, async (fixture) => {
     const server = await fixture.startWithAuth({ replicaSet })
     for (const action of ACTIONS) {
       const database = `without_${action}`
-      const url = await userWith(server, database, ACTIONS.filter((other) => other !== action))
-      const error = await useEveryVerb(url).then(() => undefined, (thrown) => thrown)
+      const url = await userWith(
+        server,
+        database,
+        ACTIONS.filter((other) => other !== action),
+      )
+      const error = await useEveryVerb(url).then(
+        () => undefined,
+        (thrown) => thrown,
+      )
       if (action === 'changeStream' || action === 'createIndex') {
         assert.equal(error, undefined, action)
         const refused = (await refusals(server)).some((line) => line.includes(database))
@@ -82,7 +92,9 @@ for (const { kind, replicaSet } of DEPLOYMENTS) {
     await server.admin.db('shop').command({ createIndexes: 'locks', indexes: [TTL_INDEX] })
     await useEveryVerb(url)
     await locks.dropIndex(TTL_INDEX.name)
-    await server.admin.db('shop').command({ createIndexes: 'locks', indexes: [{ ...TTL_INDEX, expireAfterSeconds: 9 }] })
+    await server.admin
+      .db('shop')
+      .command({ createIndexes: 'locks', indexes: [{ ...TTL_INDEX, expireAfterSeconds: 9 }] })
     await rejects(LockService.connect(url), 'LOCK_STORE', { retryable: false })
   })
 }

@@ -17,7 +17,8 @@ const INSTANCES = ['gist', 'gist', 'acquireLock', 'using', 'using']
 /** The number of marks that each instance makes after the last kill. */
 const EACH = 3
 
-const all = (child, key) => child.messages.filter((message) => Object.hasOwn(message, key)).map((message) => message[key])
+const all = (child, key) =>
+  child.messages.filter((message) => Object.hasOwn(message, key)).map((message) => message[key])
 
 /** Lists the marks that an instance began and did not report as added. */
 function unconfirmed(child) {
@@ -49,7 +50,8 @@ async function run({ store, t }) {
   }
   const randomIndex = () => Math.floor(Math.random() * instances.length)
   /** Returns the index of an instance of these kinds that is between its read and its write. */
-  const holder = (...scenarios) => instances.findIndex(({ scenario, child }) => scenarios.includes(scenario) && unconfirmed(child).length > 0)
+  const holder = (...scenarios) =>
+    instances.findIndex(({ scenario, child }) => scenarios.includes(scenario) && unconfirmed(child).length > 0)
   for (const scenarios of [['gist'], ['acquireLock', 'using']]) {
     let index
     await until(`${scenarios} holds the lock`, () => (index = holder(...scenarios)) >= 0, 60_000)
@@ -76,10 +78,13 @@ async function run({ store, t }) {
 describe('a rolling deployment', { concurrency: 2 }, () => {
   for (const kind of ['mongodb', 'mongodb-replica-set']) {
     suite(kind, 'gist and holdfast processes', (test) => {
-      test(`no mark is lost in ${RUNS} runs`, withDatabase(kind, async ({ store, t }) => {
-        for (let count = 0; count < RUNS; count++) await run({ store, t })
-        store.mayLeaveLocks = true
-      }))
+      test(
+        `no mark is lost in ${RUNS} runs`,
+        withDatabase(kind, async ({ store, t }) => {
+          for (let count = 0; count < RUNS; count++) await run({ store, t })
+          store.mayLeaveLocks = true
+        }),
+      )
     })
   }
 })

@@ -48,8 +48,11 @@ withMongod('a failed login is reported as such', async (fixture) => {
   const ops = `ops:${encodeURIComponent(`${SECRET}/@:ops`)}`
   await locksWork(fixture, urlOf(server, { login: app, path: 'shop' }))
   await locksWork(fixture, urlOf(server, { login: ops, path: 'shop', options: 'authSource=admin' }))
-  await locksWork(fixture, urlOf(server, { login: app, path: 'shop', options: 'authSource=shop&authMechanism=SCRAM-SHA-256' }))
-  const without = (source) => new RegExp(`cannot log in as "\\w+", whom the server looks for in the database "${source}" \\(authSource\\)`)
+  await locksWork(
+    fixture,
+    urlOf(server, { login: app, path: 'shop', options: 'authSource=shop&authMechanism=SCRAM-SHA-256' }),
+  )
+  const without = (source) => new RegExp(`cannot log in as user "\\w+" of the database "${source}" \\(authSource\\)`)
   for (const [url, why] of [
     [urlOf(server, { login: `app:${SECRET}`, path: 'shop' }), without('shop')],
     [urlOf(server, { login: `nobody:${SECRET}`, path: 'shop' }), without('shop')],
@@ -57,7 +60,10 @@ withMongod('a failed login is reported as such', async (fixture) => {
     [urlOf(server, { login: ops, path: 'shop' }), without('shop')],
     [urlOf(server, { login: app }), without('admin')],
     [urlOf(server, { login: `old:${SECRET}-old`, options: 'authMechanism=SCRAM-SHA-256' }), without('admin')],
-    [urlOf(server, { path: 'shop' }), /the server asks who this is, and the URL names no user: .*requires authentication/],
+    [
+      urlOf(server, { path: 'shop' }),
+      /the server requires a login, and the URL names no user: .*requires authentication/,
+    ],
     // Users of admin are found by default, but have no right to the default database.
     [urlOf(server, { login: ops }), /the user has not the right to do this: not authorized on test/],
   ]) {
@@ -74,7 +80,10 @@ withMongod('a password that is changed while the service runs is reported', asyn
   await server.restart()
   // The first errors may be those of broken connections.
   const error = await until('the refusal', () =>
-    service.tryAcquire('n').then(() => assert.fail('granted'), (thrown) => (thrown.retryable ? undefined : thrown)),
+    service.tryAcquire('n').then(
+      () => assert.fail('granted'),
+      (thrown) => (thrown.retryable ? undefined : thrown),
+    ),
   )
   assert.match(error.message, /wrong user, password or authSource: .*Authentication failed/)
   assert.doesNotMatch(error.message, new RegExp(SECRET))
@@ -88,7 +97,10 @@ withMongod('a URL with the wrong replica set is rejected, and a URL without one 
   })
   const other = /\(it belongs to the replica set "rs0", and the URL asks for the replica set "rs9"\)/
   await assertConnectFails(urlOf(set, { options: 'replicaSet=rs9' }), { retryable: false, why: other })
-  await assertConnectFails(urlOf(set, { options: 'replicaSet=rs9&directConnection=true' }), { retryable: false, why: other })
+  await assertConnectFails(urlOf(set, { options: 'replicaSet=rs9&directConnection=true' }), {
+    retryable: false,
+    why: other,
+  })
   // Without a set's name, and with a direct connection; change streams work in each case.
   for (const options of ['', 'directConnection=true', 'replicaSet=rs0', 'directConnection=true&replicaSet=rs0']) {
     await locksWork(fixture, urlOf(set, { options }))
@@ -114,7 +126,10 @@ withMongod('a waiter opens a change stream with directConnection', async (fixtur
 
 withMongod('connect to a secondary, and to a member without a set, is retryable', async (fixture) => {
   const member = await fixture.start({ args: ['--replSet', 'rs0', '--oplogSize', '128'] })
-  await assertConnectFails(urlOf(member, { options: 'replicaSet=rs0' }), { retryable: true, why: /127\.0\.0\.1:\d+ \(/ })
+  await assertConnectFails(urlOf(member, { options: 'replicaSet=rs0' }), {
+    retryable: true,
+    why: /127\.0\.0\.1:\d+ \(/,
+  })
   const admin = (await fixture.client(member, '', '')).db('admin')
   const self = { _id: 0, host: `127.0.0.1:${member.port}` }
   await admin.command({ replSetInitiate: { _id: 'rs0', members: [self] } })
@@ -125,7 +140,10 @@ withMongod('connect to a secondary, and to a member without a set, is retryable'
     retryable: true,
     why: /directConnection=true leads to 127\.0\.0\.1:\d+, which is not the primary of the replica set "rs0"/,
   })
-  await assertConnectFails(urlOf(member, { options: 'replicaSet=rs0' }), { retryable: true, why: /no server is the primary: 127\.0\.0\.1:\d+ \(a secondary\)/ })
+  await assertConnectFails(urlOf(member, { options: 'replicaSet=rs0' }), {
+    retryable: true,
+    why: /no server is the primary: 127\.0\.0\.1:\d+ \(a secondary\)/,
+  })
   await admin.command({ replSetFreeze: 0 })
   await until('the service works again', () => service.using('n', () => true).catch(() => false), 60_000)
 })
@@ -141,10 +159,15 @@ withMongod('the host names of a set may differ from those in the URL', async (fi
 
 withMongod('connect to a server that is not MongoDB, or does not answer', async (fixture) => {
   const silent = await peer(fixture, (socket) => socket.resume())
-  await assertConnectFails(urlOf(silent), { retryable: true, why: /no server can be reached: 127\.0\.0\.1:\d+ \(it does not answer/ })
+  await assertConnectFails(urlOf(silent), {
+    retryable: true,
+    why: /no server can be reached: 127\.0\.0\.1:\d+ \(it does not answer/,
+  })
   const closing = await peer(fixture, (socket) => socket.once('data', () => socket.end()))
   await assertConnectFails(urlOf(closing), { retryable: true, why: /ended the connection without an answer|reset/ })
-  const http = await peer(fixture, (socket) => socket.once('data', () => socket.write('HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n')))
+  const http = await peer(fixture, (socket) =>
+    socket.once('data', () => socket.write('HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n')),
+  )
   const noMongodb = /127\.0\.0\.1:\d+ \(what answers there is not MongoDB/
   await assertConnectFails(urlOf(http), { retryable: false, why: noMongodb })
   const login = `app:${SECRET}@`
@@ -153,11 +176,17 @@ withMongod('connect to a server that is not MongoDB, or does not answer', async 
   // One of the two servers may recover: retryable.
   const pair = `mongodb://127.0.0.1:${http.port},127.0.0.1:${silent.port}/`
   await assertConnectFails(pair, { retryable: true, why: /not MongoDB.*does not answer|does not answer.*not MongoDB/ })
-  await assertConnectFails('mongodb://127.0.0.1:1/', { retryable: true, why: /no server can be reached: 127\.0\.0\.1:1 \(.*refused/ })
-  await assertConnectFails('mongodb://nowhere.invalid/', { retryable: true, why: /nowhere\.invalid:27017 \(its name cannot be resolved/ })
+  await assertConnectFails('mongodb://127.0.0.1:1/', {
+    retryable: true,
+    why: /no server can be reached: 127\.0\.0\.1:1 \(.*refused/,
+  })
+  await assertConnectFails('mongodb://nowhere.invalid/', {
+    retryable: true,
+    why: /nowhere\.invalid:27017 \(its name cannot be resolved/,
+  })
   await assertConnectFails(`mongodb+srv://app:${SECRET}@nowhere.example.invalid/shop`, {
     retryable: true,
-    why: /the servers of mongodb\+srv:\/\/nowhere\.example\.invalid cannot be looked up|mongodb\+srv:\/\/nowhere\.example\.invalid/,
+    why: /the servers of mongodb\+srv:\/\/nowhere\.example\.invalid cannot be resolved|mongodb\+srv:\/\/nowhere\.example\.invalid/,
   })
 
   const paused = await fixture.start()
@@ -189,7 +218,15 @@ async function authorities(fixture) {
   }
 }
 
-const requireTls = (identity, ca, ...more) => ['--tlsMode', 'requireTLS', '--tlsCertificateKeyFile', identity.both, '--tlsCAFile', ca, ...more]
+const requireTls = (identity, ca, ...more) => [
+  '--tlsMode',
+  'requireTLS',
+  '--tlsCertificateKeyFile',
+  identity.both,
+  '--tlsCAFile',
+  ca,
+  ...more,
+]
 const ANONYMOUS = '--tlsAllowConnectionsWithoutCertificates'
 
 withMongod('TLS accepts servers of the trusted authority only', async (fixture) => {
@@ -199,13 +236,21 @@ withMongod('TLS accepts servers of the trusted authority only', async (fixture) 
   await locksWork(fixture, urlOf(server, { host: 'localhost' }), { tls: { caFile: ca } })
   await locksWork(fixture, urlOf(server, { options: `tls=true&tlsCAFile=${encodeURIComponent(ca)}` }))
   await locksWork(fixture, urlOf(server), { tls: { insecure: true } })
-  const untrusted = /its certificate is from an authority that is not trusted here \(tls\.caFile names one that is\): .*(UnknownIssuer|BadSignature)/
+  const untrusted =
+    /its certificate is from an authority that is not trusted here \(tls\.caFile names one that is\): .*(UnknownIssuer|BadSignature)/
   await assertConnectFails(urlOf(server, { options: 'tls=true' }), { retryable: false, why: untrusted })
   await assertConnectFails(urlOf(server), { retryable: false, tls: { caFile: stranger }, why: untrusted })
-  await assertConnectFails(urlOf(server, { login: `app:${SECRET}` }), { retryable: false, why: /it speaks nothing but TLS: tls=true or the option tls is missing/ })
+  await assertConnectFails(urlOf(server, { login: `app:${SECRET}` }), {
+    retryable: false,
+    why: /it speaks nothing but TLS: tls=true or the option tls is missing/,
+  })
 
   const named = await fixture.start({ args: requireTls(elsewhere, ca, ANONYMOUS) })
-  await assertConnectFails(urlOf(named), { retryable: false, tls: { caFile: ca }, why: /its certificate is for another host name: .*127\.0\.0\.1/ })
+  await assertConnectFails(urlOf(named), {
+    retryable: false,
+    tls: { caFile: ca },
+    why: /its certificate is for another host name: .*127\.0\.0\.1/,
+  })
   const plain = await fixture.start()
   await assertConnectFails(urlOf(plain), { retryable: false, tls: { caFile: ca }, why: /it does not speak TLS/ })
 })
@@ -217,12 +262,23 @@ withMongod('TLS sends the client certificate', async (fixture) => {
   const url = `tls=true&tlsCAFile=${encodeURIComponent(ca)}&tlsCertificateKeyFile=${encodeURIComponent(client.both)}`
   await locksWork(fixture, urlOf(server, { options: url }))
   // Retryable: a server that shuts down closes the connection in the same way.
-  const unwelcome = /it ended the connection without an answer, as a server does that asks for a client's certificate \(tls\.certFile\)|reset/
+  const unwelcome =
+    /it ended the connection without an answer, as a server does that asks for a client's certificate \(tls\.certFile\)|reset/
   await assertConnectFails(urlOf(server), { retryable: true, tls: { caFile: ca }, why: unwelcome })
-  await assertConnectFails(urlOf(server), { retryable: true, tls: { caFile: ca, certFile: forged.both }, why: unwelcome })
+  await assertConnectFails(urlOf(server), {
+    retryable: true,
+    tls: { caFile: ca, certFile: forged.both },
+    why: unwelcome,
+  })
   await assertConnectFails(urlOf(server), { retryable: false, why: /it speaks nothing but TLS/ })
-  await rejects(LockService.connect(urlOf(server), { tls: { caFile: ca, certFile: client.cert } }), 'LOCK_INVALID_ARGUMENT')
-  await rejects(LockService.connect(urlOf(server), { tls: { caFile: ca, keyFile: client.key } }), 'LOCK_INVALID_ARGUMENT')
+  await rejects(
+    LockService.connect(urlOf(server), { tls: { caFile: ca, certFile: client.cert } }),
+    'LOCK_INVALID_ARGUMENT',
+  )
+  await rejects(
+    LockService.connect(urlOf(server), { tls: { caFile: ca, keyFile: client.key } }),
+    'LOCK_INVALID_ARGUMENT',
+  )
 })
 
 withMongod('a client certificate is a login with MONGODB-X509', async (fixture) => {
@@ -255,12 +311,21 @@ withMongod('every grant has the write concern of the URL', async (fixture) => {
     await lock.extend(60_000)
     await lock.release()
     await db.command({ profile: 0 })
-    const writes = await db.collection('system.profile').find({ ns: `${name}.locks`, op: { $in: ['update', 'remove', 'command'] } }).toArray()
-    const concerns = writes.map(({ command }) => command.writeConcern).filter(Boolean).map(({ w, j, wtimeout }) => JSON.stringify({ w, j, wtimeout }))
+    const writes = await db
+      .collection('system.profile')
+      .find({ ns: `${name}.locks`, op: { $in: ['update', 'remove', 'command'] } })
+      .toArray()
+    const concerns = writes
+      .map(({ command }) => command.writeConcern)
+      .filter(Boolean)
+      .map(({ w, j, wtimeout }) => JSON.stringify({ w, j, wtimeout }))
     const wanted = JSON.stringify({ w: concern.w, j: concern.j, wtimeout: concern.wtimeout })
     // The first write of an acquisition may have w=1: the grant follows a write with the full concern.
     assert.ok(concerns.filter((one) => one === wanted).length >= 1, `${name}: ${concerns}`)
-    assert.ok(concerns.every((one) => one === wanted || one === JSON.stringify({ w: 1 })), `${name}: ${concerns}`)
+    assert.ok(
+      concerns.every((one) => one === wanted || one === JSON.stringify({ w: 1 })),
+      `${name}: ${concerns}`,
+    )
   }
   const error = await rejects(LockService.connect(urlOf(set, { options: 'w=2' })), 'LOCK_STORE', { retryable: false })
   assert.match(error.message, /not enough data-bearing nodes/i)

@@ -30,9 +30,11 @@ async function assertAllFail(kind, locks, { held, gist }) {
   const startedAt = performance.now()
   await Promise.all(
     Object.entries(calls).map(async ([what, call]) => {
-      const error = await rejects(call(), 'LOCK_STORE', { retryable: true, engine: SERVERS[kind].engine }).catch((error) => {
-        throw new Error(`${what}: ${error.message}`, { cause: error })
-      })
+      const error = await rejects(call(), 'LOCK_STORE', { retryable: true, engine: SERVERS[kind].engine }).catch(
+        (error) => {
+          throw new Error(`${what}: ${error.message}`, { cause: error })
+        },
+      )
       const tookMs = performance.now() - startedAt
       assert.ok(tookMs < STORE_TIMEOUT_MS + SLACK_MS, `${what} took ${tookMs} ms`)
       assert.ok(error.cause instanceof Error, what)
@@ -46,7 +48,12 @@ async function assertAllFail(kind, locks, { held, gist }) {
 }
 
 async function assertWorks(locks) {
-  await until('the store is back', () => locks.inspect('any').then(() => true, () => false))
+  await until('the store is back', () =>
+    locks.inspect('any').then(
+      () => true,
+      () => false,
+    ),
+  )
   assert.equal(await locks.using('again', (lock) => lock.isHeld), true)
   assert.equal(await locks.acquireLock('again', 60), true)
   assert.equal(await locks.releaseLock('again'), true)
@@ -63,7 +70,11 @@ async function prepare(fixture, options) {
 
 for (const kind of Object.keys(SERVERS)) {
   proxySuite(kind, 'outages', {}, (test) => {
-    test('calls reject while the store refuses connections, and succeed again afterwards', async ({ proxy, direct, ...fixture }) => {
+    test('calls reject while the store refuses connections, and succeed again afterwards', async ({
+      proxy,
+      direct,
+      ...fixture
+    }) => {
       const { locks, ...own } = await prepare(fixture)
       await proxy.down()
       await assertAllFail(kind, locks, own)
@@ -72,7 +83,11 @@ for (const kind of Object.keys(SERVERS)) {
       await assertNothingLeft(direct)
     })
 
-    test('calls reject while the network drops everything, and succeed again afterwards', async ({ proxy, direct, ...fixture }) => {
+    test('calls reject while the network drops everything, and succeed again afterwards', async ({
+      proxy,
+      direct,
+      ...fixture
+    }) => {
       const { locks, ...own } = await prepare(fixture)
       proxy.freeze()
       await assertAllFail(kind, locks, own)
@@ -115,7 +130,11 @@ for (const kind of Object.keys(SERVERS)) {
       silence: [(proxy) => proxy.freeze(), (proxy) => proxy.resume()],
     }
     for (const [what, [begin, end]] of Object.entries(outages)) {
-      test(`${what} for less than the ttl: the lease is kept and renewed again`, async ({ proxy, direct, ...fixture }) => {
+      test(`${what} for less than the ttl: the lease is kept and renewed again`, async ({
+        proxy,
+        direct,
+        ...fixture
+      }) => {
         const ttlMs = 4000
         const locks = await fixture.warm()
         const lock = await locks.acquire('name', { ttlMs })
@@ -132,7 +151,11 @@ for (const kind of Object.keys(SERVERS)) {
         assert.equal(await lock.release(), true)
       })
 
-      test(`${what} for longer than the ttl: the lease is lost locally before it expires at the store`, async ({ proxy, direct, ...fixture }) => {
+      test(`${what} for longer than the ttl: the lease is lost locally before it expires at the store`, async ({
+        proxy,
+        direct,
+        ...fixture
+      }) => {
         const ttlMs = 4000
         const locks = await fixture.warm()
         const lock = await locks.acquire('name', { ttlMs })
@@ -190,7 +213,11 @@ for (const kind of Object.keys(SERVERS)) {
   })
 
   proxySuite(kind, 'servers that stop', { serverPerTest: true }, (test) => {
-    test('calls reject while the server is stopped, and succeed again afterwards', async ({ server, direct, ...fixture }) => {
+    test('calls reject while the server is stopped, and succeed again afterwards', async ({
+      server,
+      direct,
+      ...fixture
+    }) => {
       const { locks, ...own } = await prepare(fixture)
       server.pause()
       try {
@@ -240,7 +267,12 @@ for (const kind of Object.keys(SERVERS)) {
       const lock = await locks.acquire('name', { ttlMs: 60_000 })
       await server.kill()
       await server.restart()
-      await until('the server is back', () => direct.inspect('name').then((info) => info, () => null))
+      await until('the server is back', () =>
+        direct.inspect('name').then(
+          (info) => info,
+          () => null,
+        ),
+      )
       assert.equal(await direct.tryAcquire('name'), null)
       assert.equal(await lock.release(), true)
       const next = await direct.acquire('name')

@@ -65,7 +65,10 @@ test('without its platform package the error says what is missing and how to bui
     () => assert.fail('it loaded without an addon'),
     (error) => error.stderr,
   )
-  assert.match(failed, /Error: holdfast has no native addon for \S+ here: install .*, or build it .* `npm run build`, which needs Rust\./)
+  assert.match(
+    failed,
+    /Error: holdfast has no native addon for \S+ here: install .*, or build it .* `npm run build`, which needs Rust\./,
+  )
 })
 
 test('the package has no install scripts and no dependencies', () => {

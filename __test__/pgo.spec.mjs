@@ -31,21 +31,33 @@ test('the workload runs on every store and leaves no lock', { timeout: 120_000 }
 
 test('the workload rejects missing stores and durations', async () => {
   for (const args of [[], ['redis://127.0.0.1:1']]) {
-    await assert.rejects(run(process.execPath, ['scripts/workload.mjs', ...args], { cwd: root }), /usage: node scripts\/workload/)
+    await assert.rejects(
+      run(process.execPath, ['scripts/workload.mjs', ...args], { cwd: root }),
+      /usage: node scripts\/workload/,
+    )
   }
 })
 
-test('an llvm-profdata is accepted if it is as new as the compiler', { skip: process.platform === 'win32' }, async () => {
-  const folder = await mkdtemp(join(tmpdir(), 'holdfast-profdata-'))
-  const tool = join(folder, 'llvm-profdata')
-  try {
-    assert.equal(isAsNew(tool, 22), false, 'the tool is missing')
-    for (const [says, fits] of [['LLVM version 21.1.8', false], ['LLVM version 22.1.2', true], ['Debian LLVM version 100.0.0', true], ['?', false]]) {
-      await writeFile(tool, `#!/bin/sh\necho '${says}'\n`)
-      await chmod(tool, 0o755)
-      assert.equal(isAsNew(tool, 22), fits, says)
+test(
+  'an llvm-profdata is accepted if it is as new as the compiler',
+  { skip: process.platform === 'win32' },
+  async () => {
+    const folder = await mkdtemp(join(tmpdir(), 'holdfast-profdata-'))
+    const tool = join(folder, 'llvm-profdata')
+    try {
+      assert.equal(isAsNew(tool, 22), false, 'the tool is missing')
+      for (const [says, fits] of [
+        ['LLVM version 21.1.8', false],
+        ['LLVM version 22.1.2', true],
+        ['Debian LLVM version 100.0.0', true],
+        ['?', false],
+      ]) {
+        await writeFile(tool, `#!/bin/sh\necho '${says}'\n`)
+        await chmod(tool, 0o755)
+        assert.equal(isAsNew(tool, 22), fits, says)
+      }
+    } finally {
+      await rm(folder, { recursive: true })
     }
-  } finally {
-    await rm(folder, { recursive: true })
-  }
-})
+  },
+)

@@ -21,7 +21,10 @@ async function assertEnds(child, { code = 0, signal = null } = {}) {
   const end = await Promise.race([child.ended, sleep(20_000, undefined, { ref: false })])
   assert.ok(end, `still running after 20 s; its messages: ${JSON.stringify(child.messages)} ${child.stderr}`)
   assert.deepEqual(end, { code, signal }, child.stderr)
-  assert.deepEqual(child.messages.filter((message) => message.error ?? message.unhandled), [])
+  assert.deepEqual(
+    child.messages.filter((message) => message.error ?? message.unhandled),
+    [],
+  )
 }
 
 async function assertEndsQuietly(child) {
@@ -195,7 +198,10 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
         for (let count = 0; count < 6; count++) served.push(await child.next('served'))
       }
       served.sort((one, other) => (BigInt(one.fence) < BigInt(other.fence) ? -1 : 1))
-      assert.deepEqual(served.map(({ label }) => label), expected)
+      assert.deepEqual(
+        served.map(({ label }) => label),
+        expected,
+      )
       for (const child of children) await child.endInput()
     })
   })
@@ -213,7 +219,8 @@ suite('sqlite', 'a missing file', (test) => {
 
 for (const kind of Object.keys(KINDS)) {
   suite(kind, 'the end of a process', (test) => {
-    const startExit = (t, store, scenario, more) => start(t, 'exit', taskFor(store, { name: 'n', scenario, ...more }), { requests: false })
+    const startExit = (t, store, scenario, more) =>
+      start(t, 'exit', taskFor(store, { name: 'n', scenario, ...more }), { requests: false })
 
     for (const scenario of ['renewing', 'gist', 'waited', 'closed', 'unawaited', 'hooks']) {
       test(`a process ends by itself: ${scenario}`, async (store, t) => {

@@ -42,7 +42,9 @@ class ProxiedConnection {
     else if (delayMs === 0) this.#write(direction, data)
     else {
       const waited = new Promise((resolve) => setTimeout(resolve, delayMs))
-      this.#delayed[direction] = Promise.all([this.#delayed[direction], waited]).then(() => this.#write(direction, data))
+      this.#delayed[direction] = Promise.all([this.#delayed[direction], waited]).then(() =>
+        this.#write(direction, data),
+      )
     }
   }
 
@@ -103,8 +105,12 @@ class Proxy {
     // Below the ephemeral ports: a client that keeps connecting to a closed ephemeral port connects to itself in the end.
     for (let tries = 0; ; tries++) {
       const port = this.port ?? 15_000 + Math.floor(Math.random() * 15_000)
-      const listener = net.createServer((client) => this.connections.add(new ProxiedConnection(this, client, this.#target)))
-      const error = await new Promise((resolve) => listener.once('error', resolve).listen(port, '127.0.0.1', resolve))
+      const listener = net.createServer((client) =>
+        this.connections.add(new ProxiedConnection(this, client, this.#target)),
+      )
+      const error = await new Promise((resolve) =>
+        listener.once('error', resolve).listen(port, '127.0.0.1', () => resolve(undefined)),
+      )
       if (error) {
         if (tries > 20) throw error
         await new Promise((resolve) => setTimeout(resolve, 50))
@@ -165,7 +171,8 @@ class Proxy {
   /** Called with each request before it is forwarded. */
   onRequest(connection, data) {
     const index = this.#traps.findIndex(({ text }) => data.includes(text))
-    if (index >= 0 && this.#traps[index].skip-- === 0) connection.onDroppedReply = this.#traps.splice(index, 1)[0].resolve
+    if (index >= 0 && this.#traps[index].skip-- === 0)
+      connection.onDroppedReply = this.#traps.splice(index, 1)[0].resolve
   }
 
   async close() {
@@ -174,7 +181,7 @@ class Proxy {
 }
 
 /** Starts a proxy in front of a port of this machine. */
-export async function startProxy(port, { intercept } = {}) {
+export async function startProxy(port, { intercept = undefined } = {}) {
   const proxy = new Proxy(port, intercept)
   await proxy.up()
   return proxy
@@ -186,7 +193,11 @@ const mongodbUrl = (port) => `mongodb://127.0.0.1:${port}/holdfast?directConnect
 export const SERVERS = {
   redis: { engine: 'redis', start: startRedis, url: (port) => `redis://127.0.0.1:${port}` },
   mongodb: { engine: 'mongodb', start: startMongod, url: mongodbUrl },
-  'mongodb-replica-set': { engine: 'mongodb', start: (how) => startMongod({ replicaSet: true, ...how }), url: mongodbUrl },
+  'mongodb-replica-set': {
+    engine: 'mongodb',
+    start: (how) => startMongod({ replicaSet: true, ...how }),
+    url: mongodbUrl,
+  },
 }
 
 /** How much longer than its limit a call may take: for a machine that stands still for a second or two. */
@@ -269,7 +280,6 @@ export function proxySuite(kind, title, { serverPerTest = false, args }, define)
           await fixture.close()
           if (serverPerTest) await server.stop()
         }
-      }),
-    )
+      }))
   })
 }

@@ -78,7 +78,10 @@ export function queue(kind) {
       const locks = await store.connect()
       const held = await locks.acquire('n')
       const task = JSON.stringify({ url: store.target, options: store.options })
-      const threads = Array.from({ length: 3 }, () => new Worker(new URL('children/waiter-thread.mjs', import.meta.url), { argv: [task] }))
+      const threads = Array.from(
+        { length: 3 },
+        () => new Worker(new URL('children/waiter-thread.mjs', import.meta.url), { argv: [task] }),
+      )
       t.after(() => Promise.all(threads.map((thread) => thread.terminate())))
       const [served, positions] = [[], []]
       let ready = 0
@@ -100,7 +103,10 @@ export function queue(kind) {
       const expected = Array.from({ length: 12 }, (_, index) => index).filter((index) => index % 3 !== 0)
       await until('all are served', () => served.length === expected.length)
       served.sort((one, other) => (BigInt(one.fence) < BigInt(other.fence) ? -1 : 1))
-      assert.deepEqual(served.map(({ label }) => label), expected)
+      assert.deepEqual(
+        served.map(({ label }) => label),
+        expected,
+      )
     })
   })
 
@@ -186,12 +192,15 @@ export function queue(kind) {
         const held = await locks.acquire('n', { ttlMs: 60_000 })
         const abort = new AbortController()
         const first = aborting.acquire('n', { ttlMs: 60_000, waitMs: 60_000, signal: abort.signal })
-        const ended = first.then((lock) => lock.release(), (error) => assert.equal(error, abort.signal.reason))
+        const ended = first.then(
+          (lock) => lock.release(),
+          (error) => assert.equal(error, abort.signal.reason),
+        )
         await waiting(aborting, 1)
         await waiters.enqueue(child, `${round}`)
         const releasedAt = performance.now()
         const released = held.release()
-        for (const end = performance.now() + (round % 10) * 0.2; performance.now() < end; );
+        for (const end = performance.now() + (round % 10) * 0.2; performance.now() < end;);
         abort.abort(new Error('enough'))
         assert.equal(await released, true)
         await ended

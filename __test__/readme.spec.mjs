@@ -15,11 +15,18 @@ const blocks = blocksOf('README.md')
 
 /** The effects of a block, besides success. Each text is in one block only. */
 const EXPECTED = [
-  ['locks.inspect(', {}, ({ did, stdout }) => {
-    assert.equal(stdout, 'null []\n')
-    assert.deepEqual(did.charge.map(({ order, aborted }) => `${order} ${aborted}`), Array(2).fill('order:42 false'))
-    assert.ok(BigInt(did.charge[1].token) > BigInt(did.charge[0].token))
-  }],
+  [
+    'locks.inspect(',
+    {},
+    ({ did, stdout }) => {
+      assert.equal(stdout, 'null []\n')
+      assert.deepEqual(
+        did.charge.map(({ order, aborted }) => `${order} ${aborted}`),
+        Array(2).fill('order:42 false'),
+      )
+      assert.ok(BigInt(did.charge[1].token) > BigInt(did.charge[0].token))
+    },
+  ],
   // The second run is the instance with the slow clock.
   ['reports.findOne', { times: 2 }, ({ did }) => assert.deepEqual([did.makeReport, did.reports], [1, 1])],
   ['minHoldMs: 60_000', { times: 2 }, ({ did }) => assert.equal(did.sendReport, 1)],
@@ -145,7 +152,12 @@ describe('every table of the README', () => {
     const table = section?.match(/(^\|.*\|\n)+/gm)?.[index]
     assert.ok(table, `table ${index} of ${heading}`)
     const lines = table.trim().split('\n').slice(2)
-    return lines.map((line) => line.slice(1, -1).split('|').map((cell) => plain(cell.trim())))
+    return lines.map((line) =>
+      line
+        .slice(1, -1)
+        .split('|')
+        .map((cell) => plain(cell.trim())),
+    )
   }
 
   for (const [index, type] of ['AcquireOptions', 'ExecuteOptions', 'ConnectOptions'].entries()) {
@@ -156,8 +168,15 @@ describe('every table of the README', () => {
   }
 
   test('has every error code', () => {
-    const codes = read('index.d.ts').match(/^export type LockErrorCode = (.*)$/m)[1].match(/LOCK_\w+/g)
-    assert.deepEqual(tableOf('## Errors').map(([code]) => code).sort(), codes.sort())
+    const codes = read('index.d.ts')
+      .match(/^export type LockErrorCode = (.*)$/m)[1]
+      .match(/LOCK_\w+/g)
+    assert.deepEqual(
+      tableOf('## Errors')
+        .map(([code]) => code)
+        .sort(),
+      codes.sort(),
+    )
   })
 
   test('names every member of Lock and LockService', () => {
@@ -167,22 +186,34 @@ describe('every table of the README', () => {
     }
     assert.ok(membersOf('Lock').size >= 10 && membersOf('LockService').size >= 10)
   })
-
 })
 
 test('all rows of a table have the same number of cells', () => {
   for (const path of ['README.md', 'docs/from-the-gist.md']) {
     assert.ok(rowsOf(path).length > 20)
     for (const table of read(path).match(/(^\|.*\|\n)+/gm)) {
-      const widths = table.trim().split('\n').map((line) => line.split('|').length)
+      const widths = table
+        .trim()
+        .split('\n')
+        .map((line) => line.split('|').length)
       assert.equal(new Set(widths).size, 1, table)
     }
   }
 })
 
 test('all links resolve', () => {
-  const slug = (heading) => heading.toLowerCase().replace(/[^\w -]/g, '').replaceAll(' ', '-')
-  for (const path of ['README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'bench/README.md', ...readdirSync(join(root, 'docs')).map((file) => `docs/${file}`)]) {
+  const slug = (heading) =>
+    heading
+      .toLowerCase()
+      .replace(/[^\w -]/g, '')
+      .replaceAll(' ', '-')
+  for (const path of [
+    'README.md',
+    'CONTRIBUTING.md',
+    'CHANGELOG.md',
+    'bench/README.md',
+    ...readdirSync(join(root, 'docs')).map((file) => `docs/${file}`),
+  ]) {
     for (const [, link, section] of read(path).matchAll(/\]\(([^)#]*)(?:#([^)]*))?\)/g)) {
       if (/^https?:/.test(link)) continue
       const target = link ? join(dirname(path), link) : path
@@ -201,15 +232,28 @@ test('the commands of CONTRIBUTING.md exist', () => {
 })
 
 test('every path in the documents and in src/lib.rs exists', () => {
-  const folders = ['src', 'lib', '__test__', 'scripts', 'examples', 'bench', 'docs'].filter((folder) => existsSync(join(root, folder)))
-  const files = folders.flatMap((folder) => readdirSync(join(root, folder), { recursive: true }).map((path) => join(folder, path).replaceAll('\\', '/')))
-  const exists = (path) => existsSync(join(root, path)) || files.some((file) => file.endsWith(`/${path.replace(/\/$/, '')}`))
+  const folders = ['src', 'lib', '__test__', 'scripts', 'examples', 'bench', 'docs'].filter((folder) =>
+    existsSync(join(root, folder)),
+  )
+  const files = folders.flatMap((folder) =>
+    readdirSync(join(root, folder), { recursive: true }).map((path) => join(folder, path).replaceAll('\\', '/')),
+  )
+  const exists = (path) =>
+    existsSync(join(root, path)) || files.some((file) => file.endsWith(`/${path.replace(/\/$/, '')}`))
   // The store of the recipe, and the reader's own file.
   const invented = ['src/engine/etcd.rs', 'distributed-locks.js']
-  const documents = ['src/lib.rs', 'CONTRIBUTING.md', 'README.md', 'bench/README.md', ...readdirSync(join(root, 'docs')).map((file) => `docs/${file}`)]
+  const documents = [
+    'src/lib.rs',
+    'CONTRIBUTING.md',
+    'README.md',
+    'bench/README.md',
+    ...readdirSync(join(root, 'docs')).map((file) => `docs/${file}`),
+  ]
   for (const document of documents) {
     const path = /(?<![\w/.*-])(?:\.\/)?([a-z_.][\w./-]*(?:\.(?:rs|lua|sql|mjs|ts|js|toml|json)\b|\/(?=[\s`)])))/g
-    const missing = [...read(document).matchAll(path)].map(([, named]) => named).filter((named) => !exists(named) && !invented.includes(named))
+    const missing = [...read(document).matchAll(path)]
+      .map(([, named]) => named)
+      .filter((named) => !exists(named) && !invented.includes(named))
     assert.deepEqual(missing, [], document)
   }
 })

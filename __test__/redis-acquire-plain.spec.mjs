@@ -91,7 +91,10 @@ test('fencing tokens of plain commands and scripts grow and are unique', async (
   for (let i = 0; i < 50; i++) {
     // Metadata and several names need the script.
     for (const [index, options] of [{}, { metadata: i }, {}].entries()) {
-      const lock = await (i % 2 === 0 ? locks : peer).acquire(index === 1 && i % 3 === 0 ? ['grow', 'too'] : 'grow', options)
+      const lock = await (i % 2 === 0 ? locks : peer).acquire(
+        index === 1 && i % 3 === 0 ? ['grow', 'too'] : 'grow',
+        options,
+      )
       tokens.push(lock.fencingToken)
       await lock.release()
     }
@@ -337,7 +340,9 @@ test('inspect returns the holder of a name that minHoldMs keeps busy', async () 
 test('the other connection writes the pending records when the fast path breaks', async () => {
   await untilPlain(locks)
   const clients = (await other.client('LIST')).trim().split('\n')
-  const ids = clients.filter((line) => / resp=2 /.test(line) && !/ cmd=client/.test(line)).map((line) => /^id=(\d+)/.exec(line)[1])
+  const ids = clients
+    .filter((line) => / resp=2 /.test(line) && !/ cmd=client/.test(line))
+    .map((line) => /^id=(\d+)/.exec(line)[1])
   const lock = await locks.acquire('pending')
   await Promise.all(ids.map((id) => other.client('KILL', 'ID', id).catch(() => {})))
   await until('inspect returns it', async () => {
@@ -348,7 +353,9 @@ test('the other connection writes the pending records when the fast path breaks'
 })
 
 test('a redis:// URL of a cluster node works for names in one slot', async (t) => {
-  const alone = await startRedis({ args: ['--cluster-enabled', 'yes', '--cluster-config-file', `nodes-${process.pid}.conf`] })
+  const alone = await startRedis({
+    args: ['--cluster-enabled', 'yes', '--cluster-config-file', `nodes-${process.pid}.conf`],
+  })
   t.after(() => alone.stop())
   const admin = openRedis(alone.url)
   t.after(() => admin.disconnect())
@@ -357,7 +364,12 @@ test('a redis:// URL of a cluster node works for names in one slot', async (t) =
   const ours = await LockService.connect(alone.url)
   t.after(() => ours.close())
   const tokens = []
-  for (const [names, options] of [['n', {}], ['n', { metadata: 1 }], [['{n}a', '{n}b'], {}], ['n', {}]]) {
+  for (const [names, options] of [
+    ['n', {}],
+    ['n', { metadata: 1 }],
+    [['{n}a', '{n}b'], {}],
+    ['n', {}],
+  ]) {
     const lock = await ours.acquire(names, options)
     tokens.push(lock.fencingToken)
     assert.equal((await ours.inspect(lock.name)).fencingToken, lock.fencingToken)

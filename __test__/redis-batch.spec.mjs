@@ -10,8 +10,6 @@ const numbered = (prefix, count) => Array.from({ length: count }, (_, i) => `${p
 const all = (names, act) => Promise.all(names.map(act))
 const indexes = (list, is) => list.flatMap((value, i) => (is(value) ? [i] : []))
 
-
-
 for (const size of [1, 3]) {
   describe(size === 1 ? 'one server' : 'a quorum', () => {
     let nodes = []
@@ -27,7 +25,8 @@ for (const size of [1, 3]) {
       locks = await LockService.connect(url)
       peer = await LockService.connect(url)
       // The servers have the scripts from here on.
-      for (const service of [locks, peer]) for (let i = 0; i < 2; i++) await service.using('warm', () => service.inspect('warm'))
+      for (const service of [locks, peer])
+        for (let i = 0; i < 2; i++) await service.using('warm', () => service.inspect('warm'))
     })
 
     after(async () => {
@@ -37,7 +36,8 @@ for (const size of [1, 3]) {
     })
 
     /** Waits until no server has a key like this. A release resolves when a majority has executed it. */
-    const untilNoKey = (pattern) => until(`no ${pattern}`, async () => (await all(others, (other) => other.keys(pattern))).flat().length === 0)
+    const untilNoKey = (pattern) =>
+      until(`no ${pattern}`, async () => (await all(others, (other) => other.keys(pattern))).flat().length === 0)
 
     test('a hundred locks in one tick cost a few commands besides one SET each', async () => {
       const reset = () => all(others, (other) => other.config('RESETSTAT'))
@@ -68,7 +68,10 @@ for (const size of [1, 3]) {
       if (size === 1) assertGrowing(last.tokens)
       if (size > 1) return
       const taken = await all(names, (name) => peer.acquire(name))
-      await until('the records are written', async () => (await others[0].keys('holdfast:fence:{lock:tick*')).length === 100)
+      await until(
+        'the records are written',
+        async () => (await others[0].keys('holdfast:fence:{lock:tick*')).length === 100,
+      )
       // After the first attempts the service knows that the names are busy: later attempts only read.
       assert.deepEqual(new Set(await all(names, (name) => locks.acquireLock(name))), new Set([false]))
       await reset()
@@ -94,9 +97,15 @@ for (const size of [1, 3]) {
 
     test('in one tick only attempts for busy names fail, and one name is granted once', async () => {
       const names = numbered('some', 30)
-      const busy = await all(names.filter((_, i) => i % 3 === 0), (name) => peer.acquire(name))
+      const busy = await all(
+        names.filter((_, i) => i % 3 === 0),
+        (name) => peer.acquire(name),
+      )
       const taken = await all(names, (name) => locks.tryAcquire(name))
-      assert.deepEqual(taken.map((lock) => lock === null), names.map((_, i) => i % 3 === 0))
+      assert.deepEqual(
+        taken.map((lock) => lock === null),
+        names.map((_, i) => i % 3 === 0),
+      )
       const rivals = await all(Array(20).fill('one'), (name) => locks.tryAcquire(name))
       assert.deepEqual(indexes(rivals, Boolean), [0], 'the first call')
       const released = await all([...busy, ...taken, ...rivals].filter(Boolean), (lock) => lock.release())
@@ -107,11 +116,16 @@ for (const size of [1, 3]) {
       const held = await all(numbered('free', 30), (name) => locks.acquire(name))
       const order = []
       const waiters = [3, 4].map((i) =>
-        peer.using(`free:${i}`, { waitMs: 20_000 }, (lock) => order.push([i, lock.fencingToken > held[i].fencingToken])),
+        peer.using(`free:${i}`, { waitMs: 20_000 }, (lock) =>
+          order.push([i, lock.fencingToken > held[i].fencingToken]),
+        ),
       )
       await waiting(peer, 2)
       if (size === 1) {
-        await until('the positions of the waiters', async () => (await others[0].exists('holdfast:queue:{lock:free:3}', 'holdfast:queue:{lock:free:4}')) === 2)
+        await until(
+          'the positions of the waiters',
+          async () => (await others[0].exists('holdfast:queue:{lock:free:3}', 'holdfast:queue:{lock:free:4}')) === 2,
+        )
       }
       const stranger = 'f'.repeat(32)
       for (const other of others) {
@@ -119,9 +133,15 @@ for (const size of [1, 3]) {
         await other.set('lock:free:11', stranger)
       }
       const released = await all(held, (lock) => lock.release())
-      assert.deepEqual(indexes(released, (isReleased) => !isReleased), [10, 11])
+      assert.deepEqual(
+        indexes(released, (isReleased) => !isReleased),
+        [10, 11],
+      )
       await Promise.all(waiters)
-      assert.deepEqual(order.sort(), [[3, true], [4, true]])
+      assert.deepEqual(order.sort(), [
+        [3, true],
+        [4, true],
+      ])
       for (const other of others) {
         assert.equal(await other.get('lock:free:11'), stranger)
         await other.del('lock:free:11')
@@ -140,7 +160,10 @@ for (const size of [1, 3]) {
         await other.set('lock:stranger:4', stranger)
       }
       const released = await all(held, (lock) => lock.release())
-      assert.deepEqual(indexes(released, (isReleased) => !isReleased), [4])
+      assert.deepEqual(
+        indexes(released, (isReleased) => !isReleased),
+        [4],
+      )
       for (const other of others) {
         assert.equal(await other.get('lock:stranger:4'), stranger)
         await other.del('lock:stranger:4')
@@ -156,13 +179,23 @@ for (const size of [1, 3]) {
         await other.hset('lock:type:5', 'field', 1)
       }
       const outcomes = await Promise.allSettled(held.map((lock) => lock.release()))
-      assert.deepEqual(indexes(outcomes, ({ status }) => status === 'rejected'), [5])
+      assert.deepEqual(
+        indexes(outcomes, ({ status }) => status === 'rejected'),
+        [5],
+      )
       assert.match(outcomes[5].reason.message, /WRONGTYPE/)
       const again = names.map((name) => locks.acquireLock(name))
       const error = await rejects(again.splice(5, 1)[0], 'LOCK_STORE')
       assert.match(error.message, /WRONGTYPE/)
       assert.ok((await Promise.all(again)).every(Boolean))
-      assert.ok((await all(names.filter((_, i) => i !== 5), (name) => locks.releaseLock(name))).every(Boolean))
+      assert.ok(
+        (
+          await all(
+            names.filter((_, i) => i !== 5),
+            (name) => locks.releaseLock(name),
+          )
+        ).every(Boolean),
+      )
       for (const other of others) {
         assert.equal(await other.type('lock:type:5'), 'hash')
         await other.del('lock:type:5')
@@ -216,7 +249,10 @@ for (const size of [1, 3]) {
       for (let i = 0; i < 3; i++) {
         const names = [...numbered('mine', 10), 'theirs', ...numbered('mine:more', 10)]
         const outcomes = await Promise.allSettled(names.map((name) => ours.acquire(name)))
-        assert.deepEqual(indexes(outcomes, ({ status }) => status === 'rejected'), [10])
+        assert.deepEqual(
+          indexes(outcomes, ({ status }) => status === 'rejected'),
+          [10],
+        )
         assert.match(outcomes[10].reason.message, /NOPERM|no permissions/)
         const held = outcomes.flatMap(({ value }) => value ?? [])
         assert.equal(new Set(held.map((lock) => lock.fencingToken)).size, 20)
@@ -244,7 +280,10 @@ for (const size of [1, 3]) {
       await until('its position', () => other.exists('holdfast:queue:{lock:queue:7}'))
       await other.del('lock:queue:7')
       const taken = await all(numbered('queue', 20), (name) => locks.tryAcquire(name))
-      assert.deepEqual(indexes(taken, (lock) => !lock), [7])
+      assert.deepEqual(
+        indexes(taken, (lock) => !lock),
+        [7],
+      )
       finish()
       await waiter
       assert.equal(served.length, 1)

@@ -1,5 +1,5 @@
 // The Redis client of the tests: another tool on the same server.
-import Redis from 'ioredis'
+import { Redis } from 'ioredis'
 
 /** Opens a client that ignores connection errors: tests stop and stall servers. `options` are those of ioredis. */
 export function openRedis(target, options = {}) {
@@ -10,5 +10,7 @@ export function openRedis(target, options = {}) {
 /** Returns how often the server has executed each command, by its name in lower case. */
 export async function commandCounts(redis) {
   const stats = await redis.info('commandstats')
-  return Object.fromEntries([...stats.matchAll(/^cmdstat_(\w+):calls=(\d+)/gm)].map(([, name, calls]) => [name, Number(calls)]))
+  return Object.fromEntries(
+    [...stats.matchAll(/^cmdstat_(\w+):calls=(\d+)/gm)].map(([, name, calls]) => [name, Number(calls)]),
+  )
 }

@@ -25,7 +25,10 @@ async function gather(t, { server, options }, { processes, each, ...acquireOptio
 }
 
 proxySuite('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
-  test('100 waiters in 4 processes send less than one command per process and second', async ({ direct, ...fixture }, t) => {
+  test('100 waiters in 4 processes send less than one command per process and second', async ({
+    direct,
+    ...fixture
+  }, t) => {
     // With the default ttl: its renewals are counted, too.
     const held = await direct.acquire('n')
     const { waiters, expected } = await gather(t, fixture, { processes: 4, each: 25 })
@@ -83,17 +86,28 @@ proxySuite('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
     assert.ok(sent.length / expected.length <= 3, `${sent.length} commands for ${expected.length} hand-offs`)
   })
 
-  test('all keys of a queue have a ttl, and are removed when all waiters are served', async ({ server, direct, ...fixture }, t) => {
+  test('all keys of a queue have a ttl, and are removed when all waiters are served', async ({
+    server,
+    direct,
+    ...fixture
+  }, t) => {
     const held = await direct.acquire('n')
     const { waiters, expected } = await gather(t, { server, ...fixture }, { processes: 2, each: 10 })
     const ttls = async () => {
       const keys = (await waiters.recorder.redis.keys('*')).filter((key) => !key.startsWith('waiters_'))
-      return Object.fromEntries(await Promise.all(keys.map(async (key) => [key, await waiters.recorder.redis.pttl(key)])))
+      return Object.fromEntries(
+        await Promise.all(keys.map(async (key) => [key, await waiters.recorder.redis.pttl(key)])),
+      )
     }
     const waitingTtls = await ttls()
     assert.deepEqual(
       Object.keys(waitingTtls).sort(),
-      [waiters.recorder.key('n'), waiters.recorder.queueKey('n'), `holdfast:fence:{${waiters.recorder.key('n')}}`, LAST].sort(),
+      [
+        waiters.recorder.key('n'),
+        waiters.recorder.queueKey('n'),
+        `holdfast:fence:{${waiters.recorder.key('n')}}`,
+        LAST,
+      ].sort(),
     )
     for (const [key, ttl] of Object.entries(waitingTtls)) assert.ok(ttl > 0 || key === LAST, `${key}: ${ttl}`)
     // Little more than a minute after the last heartbeat, if all processes died.
@@ -103,7 +117,12 @@ proxySuite('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
     assert.deepEqual(Object.keys(await ttls()), [LAST])
   })
 
-  test('a thousand names with waiters leave only the last fencing token', async ({ server, direct, connect, options }, t) => {
+  test('a thousand names with waiters leave only the last fencing token', async ({
+    server,
+    direct,
+    connect,
+    options,
+  }, t) => {
     const waiters = new WaiterProcesses(t, { url: server.url, options })
     const locks = await connect({}, server.port)
     const names = labels('n', 1000)

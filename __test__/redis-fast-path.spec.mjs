@@ -83,7 +83,10 @@ test('calls use the fast path, and messages to waiters use the other connection'
     await lock.release()
     await own.close()
   })
-  await until('the waiter is subscribed', async () => Number((await other.pubsub('CHANNELS', 'holdfast:to:*')).length) >= 1)
+  await until(
+    'the waiter is subscribed',
+    async () => Number((await other.pubsub('CHANNELS', 'holdfast:to:*')).length) >= 1,
+  )
   assert.equal(await locks.releaseLock('which'), true)
   await waiter
 })
@@ -128,7 +131,8 @@ test('a fast path that is silent for storeTimeoutMs is closed while the server a
 })
 
 /** Counts the connections that use a database. No other service of these tests uses it. */
-const connectionsOf = async (db) => (await other.client('LIST')).split('\n').filter((line) => line.includes(` db=${db} `)).length
+const connectionsOf = async (db) =>
+  (await other.client('LIST')).split('\n').filter((line) => line.includes(` db=${db} `)).length
 
 test('services that are opened and closed leave no connection', async () => {
   for (let i = 0; i < 20; i++) {

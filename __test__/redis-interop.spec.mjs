@@ -22,7 +22,11 @@ const TOOLS = {
     }
   },
   'redis-semaphore': (redis, key) => async (ttlMs) => {
-    const mutex = new Mutex(redis, key.slice('mutex:'.length), { lockTimeout: ttlMs, refreshInterval: 0, acquireAttemptsLimit: 1 })
+    const mutex = new Mutex(redis, key.slice('mutex:'.length), {
+      lockTimeout: ttlMs,
+      refreshInterval: 0,
+      acquireAttemptsLimit: 1,
+    })
     if (!(await mutex.tryAcquire())) return null
     return { release: () => mutex.release(), extend: () => mutex._refresh() }
   },
@@ -40,7 +44,12 @@ suite('redis', 'with other tools', (test) => {
         store.options.keyPrefix = `mutex:${store.options.keyPrefix}`
         const redis = openRedis(store.target)
         try {
-          await body({ store, redis, key: `${store.options.keyPrefix}n`, acquire: tool(redis, `${store.options.keyPrefix}n`) })
+          await body({
+            store,
+            redis,
+            key: `${store.options.keyPrefix}n`,
+            acquire: tool(redis, `${store.options.keyPrefix}n`),
+          })
         } finally {
           redis.disconnect()
         }

@@ -73,7 +73,10 @@ test('a held lock gets the same record on every node', async () => {
     const info = await reader.inspect('recorded')
     assert.equal(info.fencingToken, lock.fencingToken)
     assert.equal(info.holder.pid, process.pid)
-    assert.deepEqual((await reader.list({ prefix: 'recorded' })).map(({ fencingToken }) => fencingToken), [lock.fencingToken])
+    assert.deepEqual(
+      (await reader.list({ prefix: 'recorded' })).map(({ fencingToken }) => fencingToken),
+      [lock.fencingToken],
+    )
   }
   for (const other of others) {
     const [fence] = (await other.get('holdfast:fence:{lock:recorded}')).split(' ')
@@ -239,7 +242,9 @@ test('an attempt that loses its keys during its votes is not granted the lock', 
   const call = ours.tryAcquire('between')
   await until('both requests are split', () => stopped.length === 2)
   // The attempt has the votes of two nodes, but not their replies.
-  await until('both votes are cast', async () => (await Promise.all(others.map((other) => other.get('lock:between')))).every(Boolean))
+  await until('both votes are cast', async () =>
+    (await Promise.all(others.map((other) => other.get('lock:between')))).every(Boolean),
+  )
   assert.equal(await peer.forceRelease('between'), true)
   const holder = await peer.acquire('between')
   for (const sendRest of stopped) sendRest()

@@ -12,7 +12,10 @@ contract('redis-quorum')
 const TIMEOUT_MS = 90_000
 
 /** Why tests cannot start their own servers here; `undefined` when they can. */
-const reason = await locateRedis().then(() => undefined, (error) => error.message)
+const reason = await locateRedis().then(
+  () => undefined,
+  (error) => error.message,
+)
 
 describe('redis-quorum: nodes that fail', { concurrency: 2 }, () => {
   for (const size of [3, 5]) {
@@ -20,7 +23,10 @@ describe('redis-quorum: nodes that fail', { concurrency: 2 }, () => {
       it(`${title}, of ${size}`, { timeout: TIMEOUT_MS }, async (t) => {
         if (reason) return skip(t, reason)
         const nodes = await Promise.all(Array.from({ length: size }, () => startRedis()))
-        const locks = await LockService.connect(nodes.map((node) => node.url), { storeTimeoutMs: 2000 })
+        const locks = await LockService.connect(
+          nodes.map((node) => node.url),
+          { storeTimeoutMs: 2000 },
+        )
         try {
           await body(locks, nodes)
         } finally {
@@ -41,11 +47,15 @@ describe('redis-quorum: nodes that fail', { concurrency: 2 }, () => {
         assert.equal(await locks.tryAcquire('n'), null)
         await Promise.all(stopped.map((node) => node.restart()))
         await until('healing', async () => {
-          const held = await Promise.all(stopped.map((node) => LockService.connect(node.url).then(async (alone) => {
-            const info = await alone.inspect('n')
-            await alone.close()
-            return info !== null
-          })))
+          const held = await Promise.all(
+            stopped.map((node) =>
+              LockService.connect(node.url).then(async (alone) => {
+                const info = await alone.inspect('n')
+                await alone.close()
+                return info !== null
+              }),
+            ),
+          )
           return held.every(Boolean)
         })
       }

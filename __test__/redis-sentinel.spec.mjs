@@ -30,7 +30,11 @@ async function failOver(end) {
     const served = []
     const waiting = others.flatMap((service, index) =>
       [0, 1].map((number) =>
-        service.using('job', { ttlMs: TTL_MS, waitMs: 120_000 }, (next) => void served.push([index, number, next.fencingToken])),
+        service.using(
+          'job',
+          { ttlMs: TTL_MS, waitMs: 120_000 },
+          (next) => void served.push([index, number, next.fencingToken]),
+        ),
       ),
     )
     await until('all calls wait', () => others.every((service) => service.stats().waiting === 2))

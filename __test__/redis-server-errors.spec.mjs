@@ -32,7 +32,9 @@ const FAULTS = {
   'BUSY with another client’s script': {
     async begin({ redis, openClient }) {
       await redis.config('SET', 'busy-reply-threshold', 50)
-      openClient().eval('while true do end', 0).catch(() => {})
+      openClient()
+        .eval('while true do end', 0)
+        .catch(() => {})
       await refused(redis, /BUSY/)
       return () => redis.script('KILL')
     },
@@ -82,7 +84,13 @@ const FAULTS = {
   },
 }
 
-const refused = (redis, how) => until('the fault is active', () => redis.ping().then(() => false, (error) => how.test(error.message)))
+const refused = (redis, how) =>
+  until('the fault is active', () =>
+    redis.ping().then(
+      () => false,
+      (error) => how.test(error.message),
+    ),
+  )
 
 /** Makes the server load slowly (12 000 keys in 5 s), and reply while it loads. */
 const args = ['--key-load-delay', '400', '--loading-process-events-interval-bytes', '1024']
@@ -91,7 +99,11 @@ proxySuite('redis', 'server errors', { serverPerTest: true, args }, (test) => {
   /** Adds to the fixture what the faults need. */
   function open(fixture, t) {
     const openClient = () => {
-      const redis = openRedis(fixture.server.url, { maxRetriesPerRequest: 0, retryStrategy: () => 50, enableReadyCheck: false })
+      const redis = openRedis(fixture.server.url, {
+        maxRetriesPerRequest: 0,
+        retryStrategy: () => 50,
+        enableReadyCheck: false,
+      })
       t.after(() => redis.disconnect())
       return redis
     }
@@ -121,9 +133,15 @@ proxySuite('redis', 'server errors', { serverPerTest: true, args }, (test) => {
       assert.ok(performance.now() - startedAt < STORE_TIMEOUT_MS + SLACK_MS)
       assert.match(`${error.message} ${error.cause.message}`, fault.message)
       assert.equal(error.retryable, true)
-      if (!fault.recovers) await rejects(locks.tryAcquire('b'), 'LOCK_STORE', { engine: 'redis', key: 'b', retryable: true })
+      if (!fault.recovers)
+        await rejects(locks.tryAcquire('b'), 'LOCK_STORE', { engine: 'redis', key: 'b', retryable: true })
       await end()
-      await until('the server is back', () => locks.inspect('any').then(() => true, () => false))
+      await until('the server is back', () =>
+        locks.inspect('any').then(
+          () => true,
+          () => false,
+        ),
+      )
       for (const name of ['a', 'b', 'c']) assert.equal(await (await locks.acquire(name)).release(), true)
       if (fault.losesData) await rejects(held.extend(90_000), 'LOCK_LOST')
       else await held.extend(90_000)
@@ -157,7 +175,9 @@ proxySuite('redis', 'server errors', { serverPerTest: true, args }, (test) => {
     const context = open(fixture, t)
     const locks = await fixture.connect({ storeTimeoutMs: STORE_TIMEOUT_MS })
     const held = await fixture.direct.acquire('n', { ttlMs: 60_000 })
-    const waits = [0, 1, 2].map(() => rejects(locks.acquire('n', { waitMs: Infinity }), 'LOCK_STORE', { retryable: true, key: 'n' }))
+    const waits = [0, 1, 2].map(() =>
+      rejects(locks.acquire('n', { waitMs: Infinity }), 'LOCK_STORE', { retryable: true, key: 'n' }),
+    )
     await waiting(locks, 3)
     await context.server.pause()
     const startedAt = performance.now()
@@ -166,7 +186,10 @@ proxySuite('redis', 'server errors', { serverPerTest: true, args }, (test) => {
     assert.ok(performance.now() - startedAt < 2000 + 2 * STORE_TIMEOUT_MS + SLACK_MS)
     context.server.resume()
     // Their positions are removed in the background: no name is handed to a waiter that has rejected.
-    await until('their positions are removed', async () => (await context.redis.zcount(queueKey(fixture), 0, '+inf').catch(() => 1)) === 0)
+    await until(
+      'their positions are removed',
+      async () => (await context.redis.zcount(queueKey(fixture), 0, '+inf').catch(() => 1)) === 0,
+    )
     assert.equal(await held.release(), true)
   })
 

@@ -38,7 +38,10 @@ suite('redis', 'with other tools', (test) => {
     const bare = await store.connect({ keyPrefix: '' })
     const other = await bare.acquire(name)
     assert.equal(await command('GET', name), other.token)
-    assert.deepEqual((await bare.list({ prefix: name })).map((info) => info.name), [name])
+    assert.deepEqual(
+      (await bare.list({ prefix: name })).map((info) => info.name),
+      [name],
+    )
     assert.deepEqual([await lock.release(), await other.release()], [true, true])
     // Other locks under the default prefix do not belong to this test.
     store.options = { keyPrefix: name }

@@ -35,7 +35,9 @@ test('renewing ten thousand leases needs at most one command per ten renewals', 
     const { eval: texts = 0, evalsha = 0 } = await commandCounts(redis)
     return texts + evalsha
   }
-  const held = await Promise.all(Array.from({ length: LEASES }, (_, i) => locks.acquire(`order:${i}`, { ttlMs: TTL_MS })))
+  const held = await Promise.all(
+    Array.from({ length: LEASES }, (_, i) => locks.acquire(`order:${i}`, { ttlMs: TTL_MS })),
+  )
   const before = { scripts: await scripts(), renewed: locks.stats().renewed }
   const renewed = () => locks.stats().renewed - before.renewed
   await until('the renewals', () => renewed() >= LEASES * RENEWALS_EACH, 60_000)

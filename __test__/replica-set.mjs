@@ -41,6 +41,7 @@ class ReplicaSetFixture {
     const { MongoClient } = await import('mongodb')
     const client = new MongoClient(`mongodb://127.0.0.1:${member.port}/holdfast?directConnection=true`)
     try {
+      /** @type {import('mongodb').Collection<any>} */
       const locks = client.db().collection(this.options.collection)
       return await locks.findOne({ _id: `${this.options.keyPrefix}${name}` })
     } finally {
@@ -57,10 +58,12 @@ class ReplicaSetFixture {
  * Declares a group of tests with a separate replica set, one after the other. A test gets `(fixture, t)`, and must leave
  * nothing in the store. All members of the set are up when it begins.
  */
-export function replicaSetSuite(title, { args } = {}, define) {
+export function replicaSetSuite(title, { args = [] } = {}, define) {
   describe(`mongodb, three members: ${title}`, () => {
     let set
-    before(async () => void (set = await startMongoReplicaSet({ args }).catch((error) => ({ startError: error.message }))))
+    before(
+      async () => void (set = await startMongoReplicaSet({ args }).catch((error) => ({ startError: error.message }))),
+    )
     after(() => set.stop?.())
     define((name, body) =>
       it(name, { timeout: 180_000 }, async (t) => {
@@ -76,17 +79,20 @@ export function replicaSetSuite(title, { args } = {}, define) {
         } finally {
           await fixture.close()
         }
-      }),
-    )
+      }))
   })
 }
 
 /** Waits for a primary other than `old`. Resolves to it. */
 export async function newPrimary(set, old) {
-  return until('a new primary', async () => {
-    const primary = await set.primary()
-    return primary !== old && primary
-  }, FAILOVER_TIMEOUT_MS)
+  return until(
+    'a new primary',
+    async () => {
+      const primary = await set.primary()
+      return primary !== old && primary
+    },
+    FAILOVER_TIMEOUT_MS,
+  )
 }
 
 /** Returns a function that applies `fault` to the primary, and resolves to that member. */
@@ -148,7 +154,15 @@ export async function waitForRollback(member, fault) {
   const before = await count()
   await fault()
   // During the rollback the member may close connections.
-  await until('writes are rolled back', () => count().then((rbid) => rbid > before, () => false), FAILOVER_TIMEOUT_MS)
+  await until(
+    'writes are rolled back',
+    () =>
+      count().then(
+        (rbid) => rbid > before,
+        () => false,
+      ),
+    FAILOVER_TIMEOUT_MS,
+  )
 }
 
 /** Moves the cluster's logical clock ahead of the wall clock by `seconds`. */
@@ -211,7 +225,9 @@ export class Load {
     while (!this.#isStopped) {
       const first = Math.floor(Math.random() * names.length)
       const wanted = Math.random() < 0.75 ? [names[first]] : [names[first], names[(first + 1) % names.length]]
-      const lock = await this.#within(WAIT_MS + STORE_TIMEOUT_MS, () => service.acquire(wanted, { waitMs: WAIT_MS, ttlMs: TTL_MS }))
+      const lock = await this.#within(WAIT_MS + STORE_TIMEOUT_MS, () =>
+        service.acquire(wanted, { waitMs: WAIT_MS, ttlMs: TTL_MS }),
+      )
       if (!lock) continue
       this.#enter(lock)
       await sleep(Math.random() * 5)
@@ -225,7 +241,10 @@ export class Load {
     if (lock.isHeld) this.granted++
     for (const name of lock.names) {
       const others = [...this.#holders.get(name)].filter((other) => other.isHeld)
-      assert.ok(!lock.isHeld || others.length === 0, `${name} is held twice: ${lock.fencingToken}, ${others[0]?.fencingToken}`)
+      assert.ok(
+        !lock.isHeld || others.length === 0,
+        `${name} is held twice: ${lock.fencingToken}, ${others[0]?.fencingToken}`,
+      )
       this.#holders.get(name).add(lock)
       const last = this.#tokens.get(name) ?? 0n
       assert.ok(lock.fencingToken > last, `${name}: the token ${lock.fencingToken} after ${last}`)

@@ -10,7 +10,7 @@ export function openRecorder({ url, options, log }) {
 
 class RedisRecorder {
   constructor(url, options, log) {
-        this.redis = openRedis(url, { maxRetriesPerRequest: null })
+    this.redis = openRedis(url, { maxRetriesPerRequest: null })
     this.prefix = options.keyPrefix
     this.log = log
   }

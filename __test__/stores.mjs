@@ -53,7 +53,12 @@ export function skip(t, reason) {
  * If the kind's variable is not set, the tests run without servers, and no binary is fetched.
  */
 export async function canStartServer(t, kind, locate) {
-  const reason = missing(kind) ?? (await locate().then(() => undefined, (error) => `no ${kind}: ${error.message}`))
+  const reason =
+    missing(kind) ??
+    (await locate().then(
+      () => undefined,
+      (error) => `no ${kind}: ${error.message}`,
+    ))
   if (reason) skip(t, reason)
   return reason === undefined
 }
@@ -64,6 +69,8 @@ const used = new Map()
 
 /** An empty store. `connect()` may be called any number of times; `close()` closes all services. */
 export class TestStore {
+  /** Set by a test that leaves locks behind. */
+  mayLeaveLocks = false
   #services = []
   #folder
 
@@ -79,7 +86,7 @@ export class TestStore {
     } else {
       this.target = serverUrl(kind)
       this.options.keyPrefix = `test:${random()}:`
-      if (this.engine === 'mongodb') {
+      if (KINDS[kind].engine === 'mongodb') {
         this.options.collection = collection
         this.dropAtEnd(collection)
       }
@@ -121,7 +128,7 @@ async function dropCollections() {
   if (used.size === 0) return
   const { MongoClient } = await import('mongodb')
   for (const [kind, names] of used) {
-    const client = await MongoClient.connect(serverUrl(kind))
+    const client = await MongoClient.connect(String(serverUrl(kind)))
     for (const name of names) await client.db().dropCollection(name)
     await client.close()
   }
@@ -138,8 +145,8 @@ export function suite(kind, title, options, define) {
   if (!define) [options, define] = [{}, options]
   const reason = missing(kind)
   if (reason) {
-        it(`${kind}: ${title}`, (t) => skip(t, reason))
-        return
+    it(`${kind}: ${title}`, (t) => skip(t, reason))
+    return
   }
   // Most tests spend most of their time waiting for a ttl.
   describe(`${kind}: ${title}`, { concurrency: 4, ...options }, () => {

@@ -34,9 +34,13 @@ export async function rejection(promise) {
   assert.fail(`expected a rejection, got ${typeof value === 'object' ? 'an object' : String(value)}`)
 }
 
-/** Asserts all properties of an error of holdfast. */
+/**
+ * Asserts all properties of an error of holdfast.
+ *
+ * @param {any} error
+ */
 export function assertLockError(error, code, expected = {}) {
-  assert.ok(error instanceof Error, `an Error, got ${String(error)}`)
+  assert.equal(error instanceof Error, true, `an Error, got ${String(error)}`)
   assert.ok(error.code === code, `${code}, got ${error.code}: ${error.message}`)
   assert.equal(error.name, 'LockError')
   assert.equal(typeof error.message, 'string')

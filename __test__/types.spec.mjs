@@ -21,7 +21,7 @@ const strict = {
   noUncheckedIndexedAccess: true,
   noImplicitOverride: true,
   noPropertyAccessFromIndexSignature: true,
-  // Our own declarations are what is tested.
+  // The test checks the package's own declarations.
   skipLibCheck: false,
   noEmit: true,
   module: 'nodenext',
@@ -38,9 +38,9 @@ async function inFolder(body) {
   }
 }
 
-/** Compiles files under some options; gives the compiler's complaints. */
+/** Compiles files with these options. Returns the compiler's messages. */
 const compile = (files, options) =>
-  // In a folder of its own, so that no other configuration is found on the way up.
+  // In a new folder, so that the compiler finds no other configuration in a parent folder.
   inFolder(async (temp) => {
     const project = join(temp, 'tsconfig.json')
     const compilerOptions = { ...strict, ...options }
@@ -55,7 +55,7 @@ const compile = (files, options) =>
 
 const compiles = async (files, options) => assert.deepEqual(await compile(files, options), { status: 0, stdout: '' })
 
-// `await using` needs its names, which ES2022 lacks: index.d.ts brings them.
+// `await using` needs types that ES2022 does not have. index.d.ts declares them.
 const configurations = {
   'ES2022 alone': [{ target: 'es2022', lib: ['es2022'], types: [] }, 'signals-none.ts'],
   'with the DOM': [{ target: 'es2022', lib: ['es2022', 'dom'], types: [] }, 'signals-platform.ts'],
@@ -67,11 +67,11 @@ const [withNode] = configurations['with @types/node']
 
 describe('types', { concurrency: 2 }, () => {
   for (const [name, [options, signals]] of Object.entries(configurations)) {
-    it(`everything that a user may write compiles: ${name}`, () => compiles(['usage.ts', signals], options))
-    it(`mistakes are refused: ${name}`, () => compiles(['mistakes.ts'], options))
+    it(`valid code compiles: ${name}`, () => compiles(['usage.ts', signals], options))
+    it(`mistakes are rejected: ${name}`, () => compiles(['mistakes.ts'], options))
   }
 
-  it('what counts as absent may be undefined under exactOptionalPropertyTypes', () => {
+  it('an absent option may be undefined under exactOptionalPropertyTypes', () => {
     return compiles(['exact.ts', 'usage.ts'], { ...withNode, exactOptionalPropertyTypes: true })
   })
 
@@ -96,13 +96,18 @@ describe('types', { concurrency: 2 }, () => {
         const use = `export const isFree: Promise<boolean> = LockService.connect().then((locks) => locks.acquireLock('n'))\n`
         await writeFile(join(temp, file), text + use)
       }
-      await compiles(Object.keys(imports).map((file) => join(temp, file)), withNode)
+      await compiles(
+        Object.keys(imports).map((file) => join(temp, file)),
+        withNode,
+      )
     }))
 
   it('await using releases at the end of its block, down-levelled by the compiler', () =>
     inFolder(async (temp) => {
       const file = join(temp, 'block.mts')
-      await writeFile(file, `
+      await writeFile(
+        file,
+        `
         import { LockService } from '${root}index.js'
         const [locks, other] = [await LockService.connect('memory:'), await LockService.connect('memory:')]
         const held = async () => (await other.inspect('x')) !== null
@@ -122,13 +127,14 @@ describe('types', { concurrency: 2 }, () => {
         }
         seen.push(await held())
         console.log(seen.join())
-        await Promise.all([locks.close(), other.close()])`)
+        await Promise.all([locks.close(), other.close()])`,
+      )
       await compiles([file], { ...withNode, noEmit: false })
       const { stdout } = await promisify(execFile)(process.execPath, [file.replace('.mts', '.mjs')])
       assert.equal(stdout.trim(), 'true,true,false,true,true,true,false')
     }))
 
-  it('the compiler would complain', () =>
+  it('the compiler reports a mistake', () =>
     inFolder(async (temp) => {
       const file = join(temp, 'wrong.ts')
       const wrong = 'export const wrong: number = LockService.connect()'
@@ -138,17 +144,22 @@ describe('types', { concurrency: 2 }, () => {
       assert.match(stdout, /wrong\.ts.*TS2322/)
     }))
 
-  it('the declarations name every member that there is, and no more', async () => {
+  it('the declarations have exactly the members of the classes', async () => {
     const declarations = await readFile(join(root, 'index.d.ts'), 'utf8')
     const membersOf = (name) => {
-      const [, body] = declarations.match(new RegExp(`^export (?:interface|declare class) ${name} .*?\\{\\n(.*?)\\n\\}`, 'ms'))
+      const [, body] = declarations.match(
+        new RegExp(`^export (?:interface|declare class) ${name} .*?\\{\\n(.*?)\\n\\}`, 'ms'),
+      )
       const members = [...body.matchAll(/^ {2}(?:readonly |get )?(\w+)\b(?:<\w+>)?[(:]/gm)].map((match) => match[1])
       return [...new Set(members)].sort()
     }
     const service = await LockService.connect('memory:')
     const lock = await service.acquire('x')
     const namesOf = (object) => Object.getOwnPropertyNames(Object.getPrototypeOf(object))
-    const actual = (object) => namesOf(object).filter((name) => name !== 'constructor').sort()
+    const actual = (object) =>
+      namesOf(object)
+        .filter((name) => name !== 'constructor')
+        .sort()
     assert.deepEqual(actual(lock), membersOf('Lock'))
     assert.deepEqual(actual(service), membersOf('LockService'))
     assert.deepEqual(Object.keys(service.stats()).sort(), membersOf('LockStats'))
@@ -156,7 +167,7 @@ describe('types', { concurrency: 2 }, () => {
     await service.close()
   })
 
-  it('every option’s default and unit is in the comments', async () => {
+  it('the comments have the default and the unit of every option', async () => {
     const declarations = await readFile(join(root, 'index.d.ts'), 'utf8')
     const optional = [...declarations.matchAll(/\/\*\*((?:(?!\*\/).)*)\*\/\n {2}(\w+)\?: (number|boolean|Duration)/gs)]
     assert.ok(optional.length >= 10)

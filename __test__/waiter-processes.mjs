@@ -71,6 +71,7 @@ export async function suspend(child) {
   const folder = `/proc/${child.pid}/task`
   const threads = await readdir(folder).catch(() => null)
   if (!threads) return sleep(500)
-  const isStopped = async (thread) => /.*\) T/s.test(await readFile(`${folder}/${thread}/stat`, 'utf8').catch(() => ') T'))
+  const isStopped = async (thread) =>
+    /.*\) T/s.test(await readFile(`${folder}/${thread}/stat`, 'utf8').catch(() => ') T'))
   await until('all threads have stopped', async () => (await Promise.all(threads.map(isStopped))).every(Boolean))
 }

@@ -6,7 +6,8 @@ import { buildLibrary, hostTarget, locateProfdata, profile } from '../scripts/pg
 /** Builds the addon. Resolves to the path of a copy that Node can load. */
 export async function releaseBuild() {
   const hasProfdata = locateProfdata() !== undefined
-  if (!hasProfdata) console.error('No llvm-profdata: the addon is built without a profile, and is slower than the shipped one.')
+  if (!hasProfdata)
+    console.error('No llvm-profdata: the addon is built without a profile, and is slower than the shipped one.')
   const flags = hasProfdata ? await profile() : ''
   return buildLibrary(hostTarget, join(fileURLToPath(new URL('..', import.meta.url)), 'target', 'pgo'), flags)
 }

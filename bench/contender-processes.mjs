@@ -6,6 +6,8 @@ const PROCESS = fileURLToPath(new URL('contender.mjs', import.meta.url))
 
 /** The process of one contender. */
 export class Contender {
+  /** @type {string} */
+  module
   #child
   #failure
 
@@ -33,7 +35,8 @@ export class Contender {
 
   async run(message) {
     const result = await this.ask(message)
-    if (!(result.count > 0)) throw new Error(`${this.module} completed no call in ${message.ms} ms, ${message.inFlight} in flight`)
+    if (!(result.count > 0))
+      throw new Error(`${this.module} completed no call in ${message.ms} ms, ${message.inFlight} in flight`)
     return result
   }
 
@@ -79,7 +82,9 @@ export async function measureAll({ contenders, urls, what, loads, probe, rounds,
     for (const contender of running) {
       await contender.run(load(contender, warmUpMs))
       // Separate from the timed runs: MONITOR makes a server slower.
-      requests[contender.module] = await probe.requests?.(async () => (await contender.run(load(contender, warmUpMs / 10))).count)
+      requests[contender.module] = await probe.requests?.(
+        async () => (await contender.run(load(contender, warmUpMs / 10))).count,
+      )
     }
     for (let round = 0; round < rounds; round++) {
       // The order alternates from round to round: a drift of the machine affects all contenders equally.
@@ -89,7 +94,12 @@ export async function measureAll({ contenders, urls, what, loads, probe, rounds,
         const { cpuUs, ...counted } = await spent()
         const each = Object.fromEntries(Object.entries(counted).map(([field, value]) => [field, value / result.count]))
         const sent = requests[contender.module]
-        here[contender.module].push({ ...result, serverUs: cpuUs / result.count, ...each, ...(sent && { requests: sent }) })
+        here[contender.module].push({
+          ...result,
+          serverUs: cpuUs / result.count,
+          ...each,
+          ...(sent && { requests: sent }),
+        })
       }
     }
   }

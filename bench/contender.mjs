@@ -34,7 +34,7 @@ async function measure(once, { inFlight, ms, prefix }) {
   await Promise.all(
     Array.from({ length: inFlight }, async (_, i) => {
       const name = prefix + i
-      for (let now = performance.now(); now < end; ) {
+      for (let now = performance.now(); now < end;) {
         await once(name)
         const then = now
         now = performance.now()
@@ -57,7 +57,7 @@ async function measure(once, { inFlight, ms, prefix }) {
   }
 }
 
-process.on('message', async ({ what, ...load }) => {
+process.on('message', async (/** @type {any} */ { what, ...load }) => {
   if (what === 'close') {
     await contender.close()
     process.disconnect()

@@ -19,7 +19,10 @@ const MOST_OWN_MS = 0.16
 /** Starts a proxy to `server` whose round trips take `extraMs` longer than without it. */
 export async function openDelayProxy(server, extraMs) {
   const child = fork(FILE, [String(server.port)])
-  const receive = () => new Promise((resolve, reject) => child.once('message', resolve).once('exit', () => reject(new Error('the delay proxy ended'))))
+  const receive = () =>
+    new Promise((resolve, reject) =>
+      child.once('message', resolve).once('exit', () => reject(new Error('the delay proxy ended'))),
+    )
   const { port } = await receive()
   const delay = (oneWayMs) => child.send({ oneWayMs })
   const bare = await roundTrip(server.port)
@@ -108,8 +111,9 @@ function serve(port) {
   listener.listen(0, '127.0.0.1', () => process.send(listener.address()))
 }
 
+/** @param {Int32Array} shared */
 function sleepAndWake(shared) {
-  for (let seen = 0; ; ) {
+  for (let seen = 0; ;) {
     // Returns at once if an alarm has been set already.
     Atomics.wait(shared, 0, seen)
     seen = Atomics.load(shared, 0)

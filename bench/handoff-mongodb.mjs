@@ -21,7 +21,17 @@ const CONTENDERS = [
 ]
 
 /** Commands that read, write or wait for data. Other commands of members, drivers and monitors are not counted. */
-const COUNTED = ['aggregate', 'delete', 'find', 'findAndModify', 'getMore', 'insert', 'update', 'commitTransaction', 'abortTransaction']
+const COUNTED = [
+  'aggregate',
+  'delete',
+  'find',
+  'findAndModify',
+  'getMore',
+  'insert',
+  'update',
+  'commitTransaction',
+  'abortTransaction',
+]
 
 await prepare()
 const { MongoClient } = await import('mongodb')
@@ -48,7 +58,7 @@ const store = {
   },
   counted:
     'All write with `w=majority`. Commands are those that read, write or wait for data, including the one with which the ' +
-      'last holder waits again.',
+    'last holder waits again.',
 }
 await measureHandOffs({ store, contenders: CONTENDERS, file: 'results-handoff-mongodb.md' })
 await client.close()

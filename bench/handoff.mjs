@@ -22,7 +22,7 @@ const CONTENDERS = [
 ].filter(({ module, retryMs }) => !quick || module === 'holdfast' || retryMs === 1)
 
 await prepare()
-const { default: Redis } = await import('ioredis')
+const { Redis } = await import('ioredis')
 const server = await startRedis()
 const redis = new Redis(server.url)
 
@@ -42,7 +42,7 @@ const store = {
   },
   counted:
     'Commands are those that clients send, including the one with which the last holder waits again. Commands inside ' +
-      'scripts are not counted.',
+    'scripts are not counted.',
 }
 await measureHandOffs({ store, contenders: CONTENDERS, file: 'results-handoff.md' })
 redis.disconnect()

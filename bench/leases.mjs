@@ -33,7 +33,7 @@ installDependencies()
 installDependencies('bench')
 // The addon next to index.js may be a debug build: figures need a release build.
 if (!quick) process.env.NAPI_RS_NATIVE_LIBRARY_PATH ??= await releaseBuild()
-const { default: Redis } = await import('ioredis')
+const { Redis } = await import('ioredis')
 
 /** Reads the server's counters. */
 async function counted(redis) {
@@ -55,7 +55,10 @@ async function measure(module, { ttlMs, settleMs, watchMs }) {
   const answer = () =>
     new Promise((resolve, reject) => {
       const ended = (code) => reject(new Error(`${module} ended with ${code}`))
-      child.once('exit', ended).once('message', (message) => resolve(message) || child.off('exit', ended))
+      child.once('exit', ended).once('message', (message) => {
+        child.off('exit', ended)
+        resolve(message)
+      })
     })
   const ask = (message) => {
     const answered = answer()

@@ -118,7 +118,8 @@ async function countIdleCommands(store, contender) {
   return commands
 }
 
-const spread = (values) => `${median(values).toFixed(0)} (${Math.min(...values).toFixed(0)}–${Math.max(...values).toFixed(0)})`
+const spread = (values) =>
+  `${median(values).toFixed(0)} (${Math.min(...values).toFixed(0)}–${Math.max(...values).toFixed(0)})`
 const ms = (microseconds) => (microseconds / 1000).toFixed(2)
 const p99 = (values) => [...values].sort((a, b) => a - b)[Math.ceil(values.length * 0.99) - 1]
 
@@ -129,7 +130,15 @@ function write({ store, contenders, trips, results, idleCommands }) {
     return rows.map(({ latencies, commands }, index) => {
       const { module, setting } = contenders[index]
       const mid = median(latencies)
-      const figures = [latencies.length, ms(mid), ms(p99(latencies)), (mid / busy).toFixed(1), (mid / idle).toFixed(1), `${(mid / own).toFixed(1)} ×`, median(commands).toFixed(1)]
+      const figures = [
+        latencies.length,
+        ms(mid),
+        ms(p99(latencies)),
+        (mid / busy).toFixed(1),
+        (mid / idle).toFixed(1),
+        `${(mid / own).toFixed(1)} ×`,
+        median(commands).toFixed(1),
+      ]
       return `| ${module} | ${setting} | ${figures.join(' | ')} |`
     })
   }
@@ -138,7 +147,7 @@ function write({ store, contenders, trips, results, idleCommands }) {
     '',
     `${cpus().length} × ${cpus()[0].model}, Node ${process.version}, ${store.version} on loopback. ` +
       `A round trip (the median ${store.probe} in the same run) takes ${spread(trips.busy)} µs without pauses, and ` +
-        `${spread(trips.idle)} µs after a pause of ${HOLD.leastMs} ms, like the one before each hand-off.`,
+      `${spread(trips.idle)} µs after a pause of ${HOLD.leastMs} ms, like the one before each hand-off.`,
     '',
     'A hand-off is the time from the call of `release` until the next holder’s `acquire` has resolved, in any process. ' +
       `The lock is held for ${HOLD.leastMs} to ${HOLD.mostMs} ms, and the number of waiters is constant. ${ROUNDS} rounds of up ` +

@@ -31,8 +31,18 @@ export function plots({ machine, rounds, ms, sections }) {
   if (!pairs) return {}
   const method = `${machine}; ${rounds} rounds of ${ms} ms: medians, bars from least to greatest`
   return {
-    'results.svg': plot({ title: `Acquire and release of a free name: pairs per second (${pairs.title.replace('Pairs, ', '')})`, method, field: 'perSecond', loads: pairs.loads }),
-    'results-loop.svg': plot({ title: 'Time on the event loop per pair, µs', method, field: 'loopUs', loads: pairs.loads }),
+    'results.svg': plot({
+      title: `Acquire and release of a free name: pairs per second (${pairs.title.replace('Pairs, ', '')})`,
+      method,
+      field: 'perSecond',
+      loads: pairs.loads,
+    }),
+    'results-loop.svg': plot({
+      title: 'Time on the event loop per pair, µs',
+      method,
+      field: 'loopUs',
+      loads: pairs.loads,
+    }),
   }
 }
 
@@ -46,8 +56,14 @@ function plot({ title, method, field, loads }) {
   const ticks = ticksOver(Math.min(...all), Math.max(...all))
   const y = scale([ticks[0], ticks.at(-1)], [AREA.bottom, AREA.top])
   const grid = [
-    ...ticks.map((tick) => line(AREA.left, y(tick), AREA.right, y(tick), 'grid') + text(AREA.left - 8, y(tick) + 4, short(tick), 'end')),
-    ...inFlight.map((load) => line(x(load), AREA.bottom, x(load), AREA.bottom + 5, 'grid') + text(x(load), AREA.bottom + 20, load, 'middle')),
+    ...ticks.map(
+      (tick) =>
+        line(AREA.left, y(tick), AREA.right, y(tick), 'grid') + text(AREA.left - 8, y(tick) + 4, short(tick), 'end'),
+    ),
+    ...inFlight.map(
+      (load) =>
+        line(x(load), AREA.bottom, x(load), AREA.bottom + 5, 'grid') + text(x(load), AREA.bottom + 20, load, 'middle'),
+    ),
     text((AREA.left + AREA.right) / 2, AREA.bottom + 40, 'calls in flight, one process and one connection', 'middle'),
   ]
   const series = modules.map((module, i) => {
@@ -56,7 +72,9 @@ function plot({ title, method, field, loads }) {
   })
   // holdfast is drawn last, above the others.
   const lines = [...series.slice(1), series[0]].map(({ module, points }) => curve(module, points, y))
-  const names = apart(series.map(({ module, points }) => ({ module, from: points.at(-1)[0], at: y(points.at(-1)[1][1]) }))).map(
+  const names = apart(
+    series.map(({ module, points }) => ({ module, from: points.at(-1)[0], at: y(points.at(-1)[1][1]) })),
+  ).map(
     ({ module, from, at, y2 }) =>
       line(from, at, AREA.right + 14, y2, `thin ${module}`) +
       text(AREA.right + 18, y2 + 4, module, 'start', `name ${module}${module === 'holdfast' ? ' own' : ''}`),
@@ -79,7 +97,8 @@ function curve(module, points, y) {
   const path = points.map(([at, [, mid]], i) => `${i === 0 ? 'M' : 'L'}${round(at)} ${round(y(mid))}`).join(' ')
   const marks = points.map(
     ([at, [low, mid, high]]) =>
-      line(at, y(low), at, y(high), `range ${module}`) + `<circle class="dot ${module}" cx="${round(at)}" cy="${round(y(mid))}" r="2.6"/>`,
+      line(at, y(low), at, y(high), `range ${module}`) +
+      `<circle class="dot ${module}" cx="${round(at)}" cy="${round(y(mid))}" r="2.6"/>`,
   )
   return `<path class="line ${module}" d="${path}"/>${marks.join('')}`
 }
@@ -123,15 +142,19 @@ function scale([least, greatest], [from, to]) {
 const round = (value) => Number(value.toFixed(1))
 const short = (value) => (value >= 1000 ? `${value / 1000} k` : String(Number(value.toPrecision(2))))
 const escape = (value) => String(value).replace(/[&<>"]/g, (sign) => `&#${sign.charCodeAt(0)};`)
-const line = (x1, y1, x2, y2, kind) => `<line class="${kind}" x1="${round(x1)}" y1="${round(y1)}" x2="${round(x2)}" y2="${round(y2)}"/>`
+const line = (x1, y1, x2, y2, kind) =>
+  `<line class="${kind}" x1="${round(x1)}" y1="${round(y1)}" x2="${round(x2)}" y2="${round(y2)}"/>`
 const text = (x, y, value, anchor, kind = '') =>
   `<text class="${kind}" x="${round(x)}" y="${round(y)}" text-anchor="${anchor}">${escape(value)}</text>`
 
 function style() {
   const styles = (dark) =>
-    Object.entries(STYLES).map(([module, { hue }]) => `.${module}{stroke:${hue[dark]};fill:${hue[dark]}}`).join('')
+    Object.entries(STYLES)
+      .map(([module, { hue }]) => `.${module}{stroke:${hue[dark]};fill:${hue[dark]}}`)
+      .join('')
   const shapes = Object.entries(STYLES).map(
-    ([module, { width = 1.8, dash }]) => `.line.${module}{stroke-width:${width}${dash ? `;stroke-dasharray:${dash}` : ''}}`,
+    ([module, { width = 1.8, dash }]) =>
+      `.line.${module}{stroke-width:${width}${dash ? `;stroke-dasharray:${dash}` : ''}}`,
   )
   return [
     'text{font:12px system-ui,sans-serif;fill:#495057;stroke:none}.title{font-size:15px;font-weight:600;fill:#212529}',

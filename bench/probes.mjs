@@ -54,6 +54,8 @@ export class RedisProbe {
 
 /** A plain connection, so that the exact number of bytes of the measurement is known. */
 export class RedisConnection {
+  /** @type {number} */
+  port
   #socket
   #answered
   #buffer = ''
@@ -94,7 +96,10 @@ export class RedisConnection {
   async counted() {
     const answer = await this.#ask(ASK)
     const number = (field) => Number(new RegExp(`^${field}:(\\S+)`, 'm').exec(answer)[1])
-    const seconds = ['', '_children'].reduce((sum, whose) => sum + number(`used_cpu_user${whose}`) + number(`used_cpu_sys${whose}`), 0)
+    const seconds = ['', '_children'].reduce(
+      (sum, whose) => sum + number(`used_cpu_user${whose}`) + number(`used_cpu_sys${whose}`),
+      0,
+    )
     return {
       cpuUs: seconds * 1e6,
       commands: number('total_commands_processed'),
@@ -123,7 +128,12 @@ export class MongoProbe {
   }
 
   async #counted() {
-    const { extra_info: spent, network } = await this.#admin.command({ serverStatus: 1, wiredTiger: 0, metrics: 0, tcmalloc: 0 })
+    const { extra_info: spent, network } = await this.#admin.command({
+      serverStatus: 1,
+      wiredTiger: 0,
+      metrics: 0,
+      tcmalloc: 0,
+    })
     return { cpuUs: Number(spent.user_time_us) + Number(spent.system_time_us), requests: Number(network.numRequests) }
   }
 

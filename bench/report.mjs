@@ -36,7 +36,11 @@ export function spread(rounds, field) {
   return [Math.min(...values), median(values), Math.max(...values)]
 }
 
-/** Formats `median (min–max)`, or the value that all rounds have. */
+/**
+ * Formats `median (min–max)`, or the value that all rounds have.
+ *
+ * @param {number[]} range the minimum, the median and the maximum
+ */
 export function cell([low, mid, high], digits) {
   const [from, value, to] = [low, mid, high].map((number) => number.toFixed(digits))
   return from === to ? value : `${value} (${from}–${to})`
@@ -46,7 +50,11 @@ export function cell([low, mid, high], digits) {
 export const ratio = (results, other, own = 'holdfast') =>
   median(results[other].map((round, i) => results[own][i].perSecond / round.perSecond))
 
-/** Returns the columns of a field's tables. `one` is the name of a call. */
+/**
+ * Returns the columns of a field's tables. `one` is the name of a call.
+ *
+ * @returns {[string, string, number][]}
+ */
 const columns = (one) => [
   [`${one === 'try' ? 'trie' : one}s per second`, 'perSecond', 0],
   ['p50, µs', 'p50Us', 0],
@@ -90,5 +98,10 @@ export function compact({ title, note, one, results }) {
         return [module, { ...Object.fromEntries(kept), holdfastIs: round(ratio(byContender, module)) }]
       }),
     )
-  return { title, note, one, loads: Object.fromEntries(Object.entries(results).map(([load, all]) => [load, figures(all)])) }
+  return {
+    title,
+    note,
+    one,
+    loads: Object.fromEntries(Object.entries(results).map(([load, all]) => [load, figures(all)])),
+  }
 }

@@ -30,14 +30,16 @@ const { quick } = args
 const chosen = args.only?.split(',') ?? SECTIONS
 const number = (name, usual) => {
   const value = Number(args[name] ?? usual)
-  if (!Number.isInteger(value) || value < 1) throw new Error(`--${name} ${args[name]}: must be a whole number from 1 on`)
+  if (!Number.isInteger(value) || value < 1)
+    throw new Error(`--${name} ${args[name]}: must be a whole number from 1 on`)
   return value
 }
 const rounds = number('rounds', quick ? 1 : 7)
 const ms = number('ms', quick ? 40 : 800)
 // With one call at a time V8 needs this long to optimise the code.
 const timing = { rounds, ms, warmUpMs: quick ? 40 : 1500 }
-for (const name of chosen) if (!SECTIONS.includes(name)) throw new Error(`--only ${name}: one of ${SECTIONS.join(', ')}`)
+for (const name of chosen)
+  if (!SECTIONS.includes(name)) throw new Error(`--only ${name}: one of ${SECTIONS.join(', ')}`)
 
 installDependencies()
 installDependencies('bench')
@@ -78,7 +80,10 @@ const report = [
   '',
   ...(fields.length > 0 ? [summary(fields, about)] : []),
   contenderTable(about),
-  ...Object.values(measured).flatMap(({ fields, markdown }) => [...fields.map(tables), ...(markdown ? [markdown] : [])]),
+  ...Object.values(measured).flatMap(({ fields, markdown }) => [
+    ...fields.map(tables),
+    ...(markdown ? [markdown] : []),
+  ]),
 ].join('\n')
 console.log(report)
 
@@ -87,7 +92,9 @@ const data = {
   versions,
   rounds,
   ms,
-  sections: Object.fromEntries(Object.entries(measured).map(([name, { fields, data }]) => [name, data ?? fields.map(compact)])),
+  sections: Object.fromEntries(
+    Object.entries(measured).map(([name, { fields, data }]) => [name, data ?? fields.map(compact)]),
+  ),
 }
 const files = { 'results.md': report, 'results.json': `${JSON.stringify(data)}\n`, ...plots(data) }
 if (args.out || (!quick && chosen.length === SECTIONS.length)) {

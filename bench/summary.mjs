@@ -4,7 +4,8 @@ import { median, ratio, spread } from './report.mjs'
 const perSecond = (rounds) => spread(rounds, 'perSecond')[1]
 
 /** Returns the ratio of a figure of holdfast to that of `other`: the median over the rounds. */
-const share = (results, other, field) => median(results.holdfast.map((round, i) => round[field] / results[other][i][field]))
+const share = (results, other, field) =>
+  median(results.holdfast.map((round, i) => round[field] / results[other][i][field]))
 
 /**
  * Formats the rows of `fields`. `about` has each contender's `kind`. A field names its `floor`, the contender without a
@@ -13,8 +14,12 @@ const share = (results, other, field) => median(results.holdfast.map((round, i) 
 export function summary(fields, about) {
   const rows = fields.flatMap(({ title, results, floor }) =>
     Object.entries(results).map(([load, here]) => {
-      const libraries = Object.keys(here).filter((module) => !module.startsWith('holdfast') && about[module].kind === 'library')
-      const fastest = libraries.reduce((best, module) => (perSecond(here[module]) > perSecond(here[best]) ? module : best))
+      const libraries = Object.keys(here).filter(
+        (module) => !module.startsWith('holdfast') && about[module].kind === 'library',
+      )
+      const fastest = libraries.reduce((best, module) =>
+        perSecond(here[module]) > perSecond(here[best]) ? module : best,
+      )
       const times = (module, own) => `${ratio(here, module, own).toFixed(2)} ×`
       const using = here['holdfast-using'] ? times(fastest, 'holdfast-using') : ''
       const shares = ['loopUs', 'p99Us'].map((field) => share(here, fastest, field).toFixed(2))
@@ -41,7 +46,9 @@ export function contenderTable(about) {
     '',
     '| | is | does | set up here |',
     '|---|---|---|---|',
-    ...Object.entries(about).map(([module, { kind, does, setting }]) => `| ${module} | ${kind} | ${does} | ${setting} |`),
+    ...Object.entries(about).map(
+      ([module, { kind, does, setting }]) => `| ${module} | ${kind} | ${does} | ${setting} |`,
+    ),
     '',
   ].join('\n')
 }

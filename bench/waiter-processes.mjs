@@ -19,7 +19,10 @@ export class WaiterProcesses {
     processes.#children = Array.from({ length: count }, () => fork(script, [module, url, `${retryMs ?? ''}`]))
     await Promise.all(
       processes.#children.map(
-        (child) => new Promise((ready, failed) => child.once('message', ready).once('exit', (code) => failed(new Error(`${module} ended with ${code}`)))),
+        (child) =>
+          new Promise((ready, failed) =>
+            child.once('message', ready).once('exit', (code) => failed(new Error(`${module} ended with ${code}`))),
+          ),
       ),
     )
     for (const child of processes.#children) {
@@ -59,16 +62,20 @@ export class WaiterProcesses {
   async latencies(warmUp, lateMs) {
     const latest = Math.max(...this.got)
     await sleep(lateMs)
-    const events = [...this.got.map((at) => ({ at })), ...this.releasing.map((at) => ({ at, isRelease: true }))]
+    const events = [
+      ...this.got.map((at) => ({ at, isRelease: false })),
+      ...this.releasing.map((at) => ({ at, isRelease: true })),
+    ]
     const ordered = events.filter(({ at }) => at <= latest).sort((one, other) => one.at - other.at)
     const pairs = ordered.slice(1).map((event, index) => [ordered[index], event])
-    return pairs.filter(([before, after]) => before.isRelease && !after.isRelease).map(([before, after]) => after.at - before.at).slice(warmUp)
+    return pairs
+      .filter(([before, after]) => before.isRelease && !after.isRelease)
+      .map(([before, after]) => after.at - before.at)
+      .slice(warmUp)
   }
 
   async end() {
     this.#isOver = true
-    await Promise.all(
-      this.#children.map((child) => new Promise((ended) => child.once('exit', ended).kill('SIGKILL'))),
-    )
+    await Promise.all(this.#children.map((child) => new Promise((ended) => child.once('exit', ended).kill('SIGKILL'))))
   }
 }

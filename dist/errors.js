@@ -8,22 +8,24 @@ exports.invalid = invalid;
 exports.describe = describe;
 exports.warn = warn;
 /**
- * The error of every rejection of holdfast, except that an aborted wait rejects with `signal.reason` itself. `code` says which
- * case it is. `instanceof` narrows `code`; {@link isLockError} also knows errors of another copy of this package.
+ * The error of every rejection of holdfast. One exception: an aborted wait rejects with `signal.reason` itself. `code` names
+ * the case. `instanceof` narrows `code`; {@link isLockError} also accepts errors of another copy of this package.
  */
 class LockError extends Error {
     code;
-    /** Whether the same call may succeed later without a change to it. */
+    /** Whether the same call may succeed later, without a change. */
     retryable;
     constructor(code, message, details = {}) {
         super(message, 'cause' in details ? { cause: details.cause } : undefined);
-        // The stack shows the code, which an Error writes nowhere. It is formatted when it is read.
+        // Adds the code to the stack, which V8 formats at the first read.
         const trace = { name: `LockError [${code}]`, message };
         Error.captureStackTrace(trace, new.target);
         Object.defineProperty(this, 'stack', {
             configurable: true,
             get: () => trace.stack,
-            set: (stack) => void (trace.stack = stack),
+            set(stack) {
+                trace.stack = stack;
+            },
         });
         this.code = code;
         this.retryable = details.retryable ?? false;
@@ -36,35 +38,39 @@ class LockError extends Error {
 exports.LockError = LockError;
 Object.defineProperty(LockError.prototype, 'name', { value: 'LockError', configurable: true, writable: true });
 /**
- * Whether a value is a {@link LockError}, of this or another copy of this package.
+ * Returns whether a value is a {@link LockError} of this or another copy of this package.
  *
- * @param code narrows to one code
+ * @param code accepts only this code, and narrows the type to it
  */
 function isLockError(value, code) {
     if (typeof value !== 'object' || value === null)
         return false;
     const error = value;
-    return error.name === 'LockError' && typeof error.retryable === 'boolean' && (code === undefined || error.code === code);
+    return (error.name === 'LockError' && typeof error.retryable === 'boolean' && (code === undefined || error.code === code));
 }
-/** @internal The error that the native core describes. `more` overrides details. */
+/** @internal Creates the `LockError` that the native core describes. `more` overrides details. */
 function errorOf(native, more) {
     const { code, message, retryable, key, engine, cause } = typeof native === 'string' ? JSON.parse(native) : native;
     const details = { retryable, key: key ?? undefined, engine: engine ?? undefined };
     return new LockError(code, message, { ...details, ...(cause === null ? {} : { cause: driverError(cause) }), ...more });
 }
-/** The error of a driver, which has no JavaScript stack. */
+/** Creates the error of a driver, without a JavaScript stack. */
 function driverError(message) {
-    return Object.defineProperty(new Error(message), 'stack', { value: `Error: ${message}`, configurable: true, writable: true });
+    return Object.defineProperty(new Error(message), 'stack', {
+        value: `Error: ${message}`,
+        configurable: true,
+        writable: true,
+    });
 }
-/** @internal What a promise of the native core rejected with, as a `LockError`. */
+/** @internal Converts the rejection of a native promise to a `LockError`. */
 function fromNative(thrown) {
     return typeof thrown === 'string' ? errorOf(thrown) : thrown;
 }
-/** @internal */
+/** @internal Creates the error of an invalid argument. */
 function invalid(argument, rule, got) {
     return new LockError('LOCK_INVALID_ARGUMENT', `${argument} ${rule}, got ${got}`);
 }
-/** @internal A short text that shows a value in a message. */
+/** @internal Returns a short text that shows a value in a message. */
 function describe(value) {
     switch (typeof value) {
         case 'undefined':
@@ -84,7 +90,7 @@ function describe(value) {
             return 'a symbol, bigint or external';
     }
 }
-/** @internal */
+/** @internal Emits a `HoldfastWarning`. */
 function warn(text) {
     process.emitWarning(text, 'HoldfastWarning');
 }

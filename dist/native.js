@@ -4,8 +4,8 @@ exports.native = void 0;
 const node_fs_1 = require("node:fs");
 const node_module_1 = require("node:module");
 const node_path_1 = require("node:path");
-// For bundlers, one `require` per platform with a literal path. The folder is written by the build: its `main` is the addon in the
-// package of the platform. Where that package is not installed, a bundler takes `index.js`, which is empty, without a warning.
+// For bundlers: one `require` per platform with a literal path. The build writes the folder. Its `main` is the addon in the package
+// of the platform. Without that package, a bundler uses the empty `index.js` of the folder, without a warning.
 const BUNDLED = {
     'linux-x64-gnu': () => require('./addons/linux-x64-gnu'),
     'linux-x64-musl': () => require('./addons/linux-x64-musl'),
@@ -15,15 +15,15 @@ const BUNDLED = {
     'darwin-arm64': () => require('./addons/darwin-arm64'),
     'win32-x64-msvc': () => require('./addons/win32-x64-msvc'),
 };
-// A `require` that bundlers do not follow.
+// Bundlers do not follow this `require`.
 const open = (0, node_module_1.createRequire)(__filename);
 function load() {
-    const given = process.env['NAPI_RS_NATIVE_LIBRARY_PATH'];
-    if (given)
-        return open(given);
+    const override = process.env['NAPI_RS_NATIVE_LIBRARY_PATH'];
+    if (override)
+        return open(override);
     const platform = `${process.platform}-${process.arch}`;
     let cause;
-    // On Linux, the package for glibc does not load where the C library is musl.
+    // On Linux with musl, the addon for glibc is tried first, and does not load.
     for (const target of Object.keys(BUNDLED).filter((target) => target.startsWith(platform))) {
         try {
             const built = (0, node_path_1.join)(__dirname, '..', `holdfast.${target}.node`);

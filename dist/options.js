@@ -24,13 +24,13 @@ const DEFAULTS = ['ttlMs', 'waitMs', 'renew', 'maxHoldMs', 'stallLimitMs', 'minH
 const RESTORE = ['names', 'token', 'fencingToken', 'ttlMs', 'renew', 'metadata'];
 const CONNECT = ['keyPrefix', 'collection', 'table', 'storeTimeoutMs', 'minReplicas', 'defaults', 'tls', 'onEvent'];
 const TLS = ['caFile', 'certFile', 'keyFile', 'insecure'];
-/** Options of other libraries, and what they are called here. */
+/** Options of other libraries, in lower case, and their names here. */
 const ALIASES = { timeout: 'waitMs', duration: 'ttlMs', expiry: 'ttlMs' };
 const UNITS = { ms: 1, s: 1000, m: 60_000, h: 3_600_000 };
 const isObject = (value) => typeof value === 'object' && value !== null && !Array.isArray(value);
 /**
- * @internal An object of options, or none. A promise that was not awaited or a `Map` must not pass for an object without
- * options, and a misspelt option must not be ignored.
+ * @internal Checks an object of options. Rejects a promise that was not awaited and a `Map`, which have no options of their
+ * own, and unknown options, which may be misspelt.
  */
 function fields(argument, value, known) {
     if (value === undefined)
@@ -43,25 +43,25 @@ function fields(argument, value, known) {
             continue;
         const lower = key.toLowerCase();
         const meant = known.find((name) => key && name.toLowerCase().startsWith(lower)) ?? ALIASES[lower];
-        const hint = meant !== undefined && known.includes(meant) ? ` (did you mean ${meant}?)` : '';
-        throw (0, errors_js_1.invalid)(argument, `may have ${known.join(', ')}${hint}`, JSON.stringify(key.toWellFormed()));
+        const suggestion = meant !== undefined && known.includes(meant) ? ` (did you mean ${meant}?)` : '';
+        throw (0, errors_js_1.invalid)(argument, `may have ${known.join(', ')}${suggestion}`, JSON.stringify(key.toWellFormed()));
     }
     return value;
 }
-/** @internal */
+/** @internal Checks a string. */
 function text(argument, value) {
     if (typeof value !== 'string')
         throw (0, errors_js_1.invalid)(argument, 'must be a string', (0, errors_js_1.describe)(value));
-    // UTF-8 has no lone surrogates: two such names would become one.
+    // UTF-8 has no lone surrogates: different names would become the same one.
     if (!value.isWellFormed()) {
         throw (0, errors_js_1.invalid)(argument, 'must be well-formed Unicode (it has a lone surrogate)', (0, errors_js_1.describe)(value));
     }
     return value;
 }
-/** @internal The name of a lock. The native core checks its length. */
+/** @internal Checks the name of a lock. The native core checks its length. */
 const nameOf = (value) => text('name', value);
 exports.nameOf = nameOf;
-/** @internal One name, or an array of names as a copy. */
+/** @internal Checks a name, or an array of names, which it copies. */
 function namesOf(value) {
     if (typeof value === 'string')
         return (0, exports.nameOf)(value);
@@ -73,27 +73,27 @@ function namesOf(value) {
         throw (0, errors_js_1.invalid)('names', `must be at most ${MAX_NAMES} names`, String(value.length));
     return Array.from({ length: value.length }, (_, index) => (0, exports.nameOf)(value[index]));
 }
-/** @internal */
+/** @internal Checks a function. */
 function callback(argument, value) {
     if (typeof value !== 'function')
         throw (0, errors_js_1.invalid)(argument, 'must be a function', (0, errors_js_1.describe)(value));
     return value;
 }
-/** Milliseconds of a number, or of text with a unit such as `'30s'`; else `NaN`. */
+/** Converts a number, or text with a unit such as `'30s'`, to milliseconds. Other values give `NaN`. */
 function milliseconds(value) {
     if (typeof value === 'number')
         return value;
     const [, amount, unit] = (typeof value === 'string' && /^(\d+(?:\.\d+)?)(ms|s|m|h)$/.exec(value)) || [];
     return amount === undefined ? NaN : Number(amount) * UNITS[unit];
 }
-/** @internal More than zero, at most 2^31 ms. */
+/** @internal Checks a duration: more than zero, at most 2^31 ms. Returns milliseconds. */
 function positiveMs(argument, value) {
     const ms = milliseconds(value);
     if (ms > 0 && ms <= MAX_MS)
         return ms;
     throw (0, errors_js_1.invalid)(argument, 'must be a number of milliseconds, more than 0 and at most 2147483648', (0, errors_js_1.describe)(value));
 }
-/** @internal The ttl of the gist, in milliseconds. */
+/** @internal Checks the `ttlSeconds` of the gist's functions. Returns milliseconds. */
 function secondsOf(value) {
     const ms = typeof value === 'number' ? value * 1000 : NaN;
     if (ms > 0 && ms <= MAX_MS)
@@ -125,7 +125,7 @@ function metadataOf(value) {
     }
     return json;
 }
-/** An `AbortSignal`, by its members: signals of other realms and polyfills count. */
+/** Checks an `AbortSignal` by its members: signals of other realms and polyfills are accepted. */
 function signalOf(value) {
     if (isObject(value)) {
         const { aborted, addEventListener, removeEventListener } = value;
@@ -173,7 +173,7 @@ function requestOf(options) {
         request.signal = signalOf(value);
     return request;
 }
-/** All of a request in one record. */
+/** Returns a request as one record. */
 function recordOf({ ttlMs, waitMs, renew, more }) {
     const record = { ...more };
     if (!Number.isNaN(ttlMs))
@@ -184,12 +184,12 @@ function recordOf({ ttlMs, waitMs, renew, more }) {
         record.renew = renew;
     return record;
 }
-/** @internal The parts of what `Lock.toJSON()` returned, or of its text. */
-function restorationOf(given) {
-    const rule = 'must be what Lock.toJSON() gave';
-    let value = given;
-    if (typeof given === 'string') {
-        const source = text('json', given);
+/** @internal Checks the result of `Lock.toJSON()`, or its text. Returns its parts. */
+function restorationOf(argument) {
+    const rule = 'must be the result of Lock.toJSON()';
+    let value = argument;
+    if (typeof argument === 'string') {
+        const source = text('json', argument);
         try {
             value = JSON.parse(source);
         }
@@ -215,7 +215,7 @@ function restorationOf(given) {
 function pick(object, names) {
     return Object.fromEntries(names.map((name) => [name, object[name]]));
 }
-/** @internal The arguments of `LockService.connect`. */
+/** @internal Checks the arguments of `LockService.connect`. */
 function connectionOf(target, second) {
     let urls = target;
     let options;
@@ -260,7 +260,7 @@ function connectionOf(target, second) {
     config.events = onEvent !== undefined;
     return { config, onEvent: config.events ? callback('onEvent', onEvent) : undefined };
 }
-/** The URLs of a target, or of the environment when there is none. */
+/** Returns the URLs of a target. Without a target: the URL in the environment, if it is set. */
 function urlsOf(target) {
     if (target === undefined) {
         const url = process.env['HOLDFAST_URL'];

@@ -7,9 +7,9 @@ const lock_js_1 = require("./lock.js");
 const native_js_1 = require("./native.js");
 const signals_js_1 = require("./signals.js");
 const inspect = Symbol.for('nodejs.util.inspect.custom');
-// The flags of the native `acquire`.
+// The flags of the native `acquire` (`src/js/service.rs`).
 const [RENEW, NO_RENEW, REJECT_BUSY] = [1, 2, 4];
-/** The function that gets the messages of one service. It keeps no reference to the service. */
+/** Creates the function that receives the messages of one service. It has no reference to the service. */
 function receiver(onEvent) {
     return (batch) => {
         for (const message of JSON.parse(batch)) {
@@ -20,6 +20,7 @@ function receiver(onEvent) {
         }
     };
 }
+/** Calls `onEvent`. What it throws or rejects with becomes a warning. */
 function deliver(onEvent, { type, names, fencingToken, ...parts }) {
     const event = { type, name: names[0], names };
     if (typeof fencingToken === 'string')
@@ -49,7 +50,7 @@ function infosOf(json) {
         metadata: metadataOf(metadata),
     }));
 }
-/** The metadata of a lock. Another tool may have written something else than JSON. */
+/** Parses the metadata of a lock. Text of another tool that is not JSON is ignored. */
 function metadataOf(json) {
     try {
         return json === null ? null : JSON.parse(json);
@@ -86,10 +87,11 @@ class LockService {
         }
     }
     /**
-     * The gist's: one try, held until released or expired, not renewed. A name that this service holds is busy for itself
-     * too.
-     * @param ttlSeconds in **seconds**, fractions allowed @default 30
-     * @returns `true`: held by this service. `false`: it is busy, or the lease ended before a blocked event loop received it
+     * The gist's `acquireLock`: makes one attempt. The lease is not renewed: it ends with its release or after the ttl. A name that
+     * this service holds is busy for this service as well.
+     * @param ttlSeconds in **seconds**, fractions allowed: more than 0, at most 2147483.648. Default: 30, or `defaults.ttlMs`
+     * @returns `true`: this service holds the lock. `false`: the name is busy, or the lease ended before a blocked event loop
+     * received it
      * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
      */
     async acquireLock(name, ttlSeconds) {
@@ -103,8 +105,8 @@ class LockService {
         }
     }
     /**
-     * The gist's `releaseLock`: releases what `acquireLock` of this service acquired, and never another holder's lock.
-     * @returns `true`: this call freed it. `false`: this service held nothing (never acquired, expired, taken over)
+     * The gist's `releaseLock`: releases a lock that `acquireLock` of this service acquired, and never another holder's lock.
+     * @returns `true`: this call released it. `false`: this service did not hold it (not acquired, expired, or transferred)
      * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
      */
     async releaseLock(name) {
@@ -138,7 +140,7 @@ class LockService {
         request.renew ??= false;
         if (Number.isNaN(request.waitMs))
             request.waitMs = 0;
-        const lock = await this.#take(name, request, 0);
+        const lock = await this.#acquire(name, request, 0);
         if (lock === null)
             return undefined;
         try {
@@ -149,31 +151,31 @@ class LockService {
         }
     }
     /**
-     * Takes a lock, or several names all or nothing, and waits for it.
-     * @throws `LOCK_TIMEOUT` when it is still busy after `waitMs`, `signal.reason` when aborted, `LOCK_STORE`,
-     * `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+     * Acquires a lock on one name, or on all of up to 1000 names at the same time, and waits while a name is busy.
+     * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
+     * `LOCK_INVALID_ARGUMENT`
      */
     async acquire(names, options) {
         const wanted = (0, options_js_1.namesOf)(names);
-        return (await this.#take(wanted, (0, options_js_1.requestOf)((0, options_js_1.fields)('options', options, options_js_1.ACQUIRE)), REJECT_BUSY));
+        return (await this.#acquire(wanted, (0, options_js_1.requestOf)((0, options_js_1.fields)('options', options, options_js_1.ACQUIRE)), REJECT_BUSY));
     }
     /**
-     * One try.
-     * @returns `null` when a name is busy
-     * @throws `signal.reason` when aborted, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+     * Acquires a lock like `acquire`, but makes one attempt and does not wait.
+     * @returns the lock; `null` if a name is busy
+     * @throws `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
      */
     async tryAcquire(names, options) {
         const wanted = (0, options_js_1.namesOf)(names);
         const request = (0, options_js_1.requestOf)((0, options_js_1.fields)('options', options, options_js_1.ACQUIRE));
         request.waitMs = 0;
-        return await this.#take(wanted, request, 0);
+        return await this.#acquire(wanted, request, 0);
     }
     async using(names, second, third) {
         const wanted = (0, options_js_1.namesOf)(names);
         const isShort = typeof second === 'function' && third === undefined;
         const options = isShort ? undefined : (0, options_js_1.fields)('options', second, options_js_1.ACQUIRE);
         const fn = (0, options_js_1.callback)('fn', isShort ? second : third);
-        const lock = (await this.#take(wanted, (0, options_js_1.requestOf)(options), REJECT_BUSY));
+        const lock = (await this.#acquire(wanted, (0, options_js_1.requestOf)(options), REJECT_BUSY));
         let value;
         try {
             value = await fn(lock);
@@ -190,10 +192,10 @@ class LockService {
         return value;
     }
     /**
-     * Takes over a lock that was acquired elsewhere, from its `toJSON()` (or the text of it), and gives it a fresh token.
-     * Whoever had it before can neither extend nor free it from then on, and learns of the loss at its next renewal, or at
-     * its next use: hand a lock over only when you are done with it.
-     * @throws `LOCK_LOST` when the lease is gone (taken over before, too), `LOCK_STORE`, `LOCK_CLOSED`,
+     * Transfers a lock of another process or service to this service, from its `toJSON()` or the JSON text of that. The lock gets a
+     * new owner token. From then on the former holder can neither extend nor release it. It finds its lock lost at its next
+     * renewal or call, so transfer a lock only after its former holder has finished its work.
+     * @throws `LOCK_LOST` when the lease has ended or was already transferred, `LOCK_STORE`, `LOCK_CLOSED`,
      * `LOCK_INVALID_ARGUMENT`
      */
     async restore(json) {
@@ -205,7 +207,11 @@ class LockService {
             throw (0, errors_js_1.fromNative)(thrown);
         }
     }
-    /** Who holds a name; `null` when it is free. */
+    /**
+     * Reads the holder of a name.
+     * @returns the state of the lock; `null` if the name is free
+     * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+     */
     async inspect(name) {
         (0, options_js_1.nameOf)(name);
         try {
@@ -215,7 +221,11 @@ class LockService {
             throw (0, errors_js_1.fromNative)(thrown);
         }
     }
-    /** Everything held whose name starts with `prefix` (literal text, no pattern), sorted by name in byte order. */
+    /**
+     * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Each page has `storeTimeoutMs`.
+     * @returns the locks, sorted by the bytes of their names
+     * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+     */
     async list(options) {
         const prefix = (0, options_js_1.fields)('options', options, ['prefix'])?.['prefix'];
         const literal = prefix === undefined ? '' : (0, options_js_1.text)('prefix', prefix);
@@ -240,29 +250,29 @@ class LockService {
             throw (0, errors_js_1.fromNative)(thrown);
         }
     }
-    /** This service's counters. */
+    /** Returns the counters of this service. */
     stats() {
         return JSON.parse(this.#native.stats());
     }
     /**
-     * Releases what is held, ends the waits with `LOCK_CLOSED`, gives back connections. Later calls reject with
-     * `LOCK_CLOSED`. May be called again. Whoever still works under a lock did not let go of it: its `signal` aborts with
-     * `LOCK_LOST`, and `using` rejects with it.
+     * Releases the held locks, ends waits with `LOCK_CLOSED`, and closes the connections. A lock that was held is lost to its
+     * holder: its `signal` aborts with `LOCK_LOST`, and `using` rejects with it. Later calls reject with `LOCK_CLOSED`. Takes at
+     * most `storeTimeoutMs`, or up to 1 s longer when the store does not answer. May be called again.
      */
     async close() {
         await this.#native.close();
     }
-    /** As `close()`. */
+    /** Closes the service like `close()`. */
     async [Symbol.asyncDispose]() {
         await this.#native.close();
     }
-    /** @internal What `console.log` shows. */
+    /** @internal Returns what `console.log` shows. */
     [inspect]() {
         const { held, waiting } = this.stats();
         return { engine: this.#native.engine, held, waiting };
     }
-    /** Acquires. `null`: busy. */
-    async #take(names, request, flags) {
+    /** Starts the native call of every acquisition. Resolves to `null` if a name is busy. */
+    async #acquire(names, request, flags) {
         const { ttlMs, waitMs, renew, signal } = request;
         let { more } = request;
         const call = signal && (0, signals_js_1.listen)(signal);

@@ -6,7 +6,7 @@ exports.unlisten = unlisten;
 exports.reportLoss = reportLoss;
 const errors_js_1 = require("./errors.js");
 const native_js_1 = require("./native.js");
-// One listener per signal, however many calls wait with it: Node warns of a leak at more than ten.
+// One listener per signal, for any number of waiting calls: with more than ten listeners Node warns of a leak.
 const groups = new WeakMap();
 let lastTicket = 0;
 function removeListener(signal, { listener }) {
@@ -15,10 +15,10 @@ function removeListener(signal, { listener }) {
         signal.removeEventListener('abort', listener);
     }
     catch {
-        // The listener stays, and does nothing.
+        // The listener stays. It has no effect.
     }
 }
-/** @internal Listens to the signal of a caller. Throws the reason of a signal that is aborted. */
+/** @internal Adds a call to the listener of its caller's signal. Throws the reason of an aborted signal. */
 function listen(signal) {
     if (signal.aborted)
         throw signal.reason;
@@ -46,12 +46,12 @@ function listen(signal) {
         groups.delete(signal);
         throw thrown;
     }
-    // A signal may call back at once.
+    // A signal may call the listener at once.
     if (call.aborted)
         throw signal.reason;
     return call;
 }
-/** @internal Ends the listening of one call. */
+/** @internal Removes a call. Removes the listener with the last call of the signal. */
 function unlisten(signal, call) {
     const group = groups.get(signal);
     if (group?.calls.delete(call) && group.calls.size === 0)
@@ -65,18 +65,18 @@ function reportLoss(id, error) {
     watched.get(id)?.abort(error);
 }
 /**
- * @internal The signal of a lock.
+ * @internal Aborts the signal of a lock when the lease is lost.
  *
- * After the process was suspended, the report of a loss waits in the event loop, and the code of the user may run before it. So
- * until the loss, the signal's own `aborted`, `reason` and `throwIfAborted` ask the native clock, and abort the signal when the
- * lease is lost. Then they are removed, and the signal is an ordinary one.
+ * After the process was suspended, the user's code may run before the event loop delivers the loss. So until then `aborted`,
+ * `reason` and `throwIfAborted` are properties of the signal itself: they read the native clock, and abort the signal if the
+ * lease is lost. They are removed when the lease ends: the signal is then an ordinary one.
  */
 class LossSignal {
     owner;
     signal;
     #id;
     #controller = new AbortController();
-    /** @param owner stays alive as long as the signal may abort */
+    /** @param owner the `Lock`, which stays alive as long as the signal may abort */
     constructor(id, owner) {
         this.owner = owner;
         this.#id = id;
@@ -89,6 +89,7 @@ class LossSignal {
         }
         this.#check();
     }
+    /** Returns the property that reads the native clock. */
     #live(name) {
         const { signal } = this.#controller;
         if (name === 'throwIfAborted')
@@ -103,18 +104,19 @@ class LossSignal {
         this.abort(loss);
         return true;
     }
+    /** Aborts the signal with the error that the native core describes. */
     abort(error) {
         this.settle();
         this.#controller.abort((0, errors_js_1.errorOf)(error));
     }
-    /** The lease cannot be lost any more, or is lost. */
+    /** Makes the signal an ordinary one: the lease has ended. */
     settle() {
         if (!watched.delete(this.#id))
             return;
         for (const name of LIVE)
             Reflect.deleteProperty(this.#controller.signal, name);
     }
-    /** The lock was released. A loss before that is still reported. */
+    /** Handles the release of the lock. A loss before the release still aborts the signal. */
     released() {
         if (native_js_1.native.loss(this.#id) == null)
             this.settle();

@@ -1,20 +1,24 @@
 /** A lock service over one store. */
 export declare class LockService {
-  /** Resolves to whether the name is held. A ttl of `NaN` means the default. */
+  /** Makes one attempt. Resolves to whether this service holds the name now. `NaN` means the default ttl. */
   acquireByName(name: string, ttlMs: number): Promise<boolean>
+  /** Releases a lease of `acquireByName`. Resolves to whether this call released it. */
   releaseByName(name: string): Promise<boolean>
-  /** Resolves to the number of the lease, or to zero: busy or cancelled. `NaN` means the default of the service. */
+  /** Acquires a lease. Resolves to its number, or to zero if a name is busy or the call was cancelled. `NaN` means the default. */
   acquire(names: string | Array<string>, ttlMs: number, waitMs: number, flags: number, more?: AcquireRecord | undefined | null): Promise<number>
-  /** Takes over a lease by its owner token. Resolves to its number. */
+  /** Transfers a lease to this service, by its owner token. Resolves to its number. */
   transfer(names: Array<string>, token: string, fence: string, options: AcquireRecord): Promise<number>
-  /** Resolves to JSON text: an array with the name if it is held. */
+  /** Reads the holder of a name. Resolves to JSON text: an array, which is empty if the name is free. */
   inspect(name: string): Promise<string>
-  /** Resolves to JSON text: an array. */
+  /** Lists the held locks whose name starts with `prefix`. Resolves to JSON text: an array. */
   list(prefix: string): Promise<string>
+  /** Releases a name, no matter which owner holds it. Resolves to whether it was held. */
   forceRelease(name: string): Promise<boolean>
-  /** The counters, as JSON text. */
+  /** Returns the counters as JSON text. */
   stats(): string
+  /** The name of the store. */
   get engine(): string
+  /** Closes the service. */
   close(): Promise<void>
 }
 
@@ -26,9 +30,9 @@ export interface AcquireRecord {
   maxHoldMs?: number
   stallLimitMs?: number
   minHoldMs?: number
-  /** JSON text. */
+  /** The metadata as JSON text. */
   metadata?: string
-  /** Identifies the call for `cancel`. */
+  /** The ticket that `cancel` takes. */
   ticket?: number
 }
 
@@ -44,7 +48,7 @@ export interface Config {
   storeTimeoutMs?: number
   minReplicas?: number
   defaults: AcquireRecord
-  /** Whether `notify` gets events, beside losses. */
+  /** Whether `notify` receives events, in addition to losses. */
   events: boolean
   caFile?: string
   certFile?: string
@@ -52,34 +56,35 @@ export interface Config {
   insecure?: boolean
 }
 
-/** Connects to a store. `notify` gets JSON text: an array of events and losses. It must not throw. */
+/** Connects to a store. `notify` receives JSON text: an array of events and losses. It must not throw. */
 export declare function connect(config: Config, notify: (arg: string) => void): Promise<LockService>
 
-/** The other parts of a lease, as JSON text. */
+/** Returns the other properties of a lease as JSON text. */
 export declare function describe(id: number): string | null
 
-/** Makes a lease last at least `ttl_ms` from now on. */
+/** Extends a lease to at least `ttl_ms` milliseconds from now on. */
 export declare function extend(id: number, ttlMs: number): Promise<void>
 
+/** Returns the fencing token; zero for an unknown lease. */
 export declare function fencingToken(id: number): bigint
 
 /** Releases the lease of `using` or `acquireAndExecute`. Resolves to the JSON text of a `LOCK_LOST` error, or to null. */
 export declare function finish(id: number): Promise<string | null>
 
-/** Removes the number of a lease. The lease itself goes on. True: it is still held and renewed. */
+/** Removes the number of a lease. The lease continues. Returns whether it is still held and renewed. */
 export declare function forget(id: number): boolean
 
-/** Whether the lease still counts, by the native clock. */
+/** Whether the lease is held, by the native clock. */
 export declare function isHeld(id: number): boolean
 
-/** The JSON text of the `LOCK_LOST` error, once the lease is lost by the native clock. */
+/** Returns the JSON text of the `LOCK_LOST` error if the lease is lost by the native clock. */
 export declare function loss(id: number): string | null
 
 /** Releases a lease. Resolves to whether this call released it. */
 export declare function release(id: number): Promise<boolean>
 
-/** How long the lease still counts, by the native clock. */
+/** Returns the rest of the lease in milliseconds, by the native clock. */
 export declare function remainingMs(id: number): number
 
-/** Sends a message when the lease is lost. False: it was released, and cannot be lost. */
+/** Sends a message when the lease is lost. Returns `false` if it was released, and so cannot be lost. */
 export declare function watch(id: number): boolean

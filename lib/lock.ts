@@ -7,10 +7,10 @@ import type { Duration, LockJson, Signal } from './types.js'
 const inspect = Symbol.for('nodejs.util.inspect.custom')
 
 let isWarned = false
-// The native core knows a lease by a number for as long as its Lock is alive.
+// The native core keeps the number of a lease as long as its Lock is alive.
 const registry = new FinalizationRegistry<{ id: number; name: string }>(({ id, name }) => {
-  // The lease goes on. A program may acquire a lock for its whole life and keep no reference to it; a release at a time that
-  // the garbage collector chooses would give the name to a second holder.
+  // The lease continues. A program may acquire a lock for its whole life and keep no reference to it. A release by the garbage
+  // collector would give the name to a second holder.
   if (!native.forget(id) || isWarned) return
   isWarned = true
   warn(
@@ -20,14 +20,14 @@ const registry = new FinalizationRegistry<{ id: number; name: string }>(({ id, n
   )
 })
 
-/** @internal Creates a lock from the number of its lease. */
+/** @internal Creates a `Lock` from the number of its lease. */
 export let createLock: (id: number, names: string | string[]) => Lock
-/** @internal Releases the lock of `using` or `acquireAndExecute`. Resolves to its loss. */
+/** @internal Releases the lock of `using` or `acquireAndExecute`. Resolves to the JSON text of its loss, or to `null`. */
 export let finishLock: (lock: Lock) => Promise<string | null>
 
 /**
- * A held lock. Release it with `release()`, or let `await using` do it. A lock that is renewed and dropped without a release
- * stays held until the process ends or the service is closed. When it is garbage collected, one `HoldfastWarning` names it.
+ * A held lock. Release it with `release()` or `await using`. A lock that is renewed and dropped without a release stays held
+ * until the process ends or the service is closed. When such a lock is garbage collected, one `HoldfastWarning` names it.
  *
  * @example
  * await using lock = await locks.acquire('order:42', { ttlMs: 30_000 })
@@ -61,45 +61,47 @@ export class Lock implements AsyncDisposable {
     return typeof this.#names === 'string' ? this.#names : this.#names[0]!
   }
 
-  /** All names, in the order given, without repeats. */
+  /** All names in the order of the call, without duplicates. */
   get names(): string[] {
     return typeof this.#names === 'string' ? [this.#names] : [...new Set(this.#names)]
   }
 
-  /** The owner: 32 random hexadecimal digits, fresh per acquisition and per `restore()`. */
+  /** The owner token: 32 random hexadecimal digits, new for each acquisition and each `restore()`. */
   get token(): string {
     return this.#describe().token
   }
 
   /**
-   * Strictly larger than that of every earlier holder of the name. Store it with what you write, and refuse a write
-   * that carries a smaller one than is stored: a holder that outlived its lease can then do no harm.
+   * The fencing token: larger than that of every earlier holder of the name. Store it with each write, and reject a write
+   * with a smaller token than the stored one: a former holder, whose lease has ended, can then overwrite nothing.
    */
   get fencingToken(): bigint {
     return native.fencingToken(this.#id)
   }
 
   /**
-   * How long the lease still counts for this process, in milliseconds; 0 once it is released or lost. The cautious
-   * view: counted from the sending of the request, less 1 % and 2 ms.
+   * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in
+   * the store: the ttl counts from the sending of the request, less 1 % and 2 ms.
    */
   get remainingMs(): number {
     return native.remainingMs(this.#id)
   }
 
-  /** Whether the lease still counts. True to the clock at any line, also right after the process was suspended. */
+  /** Whether the lease is held: `remainingMs` is not 0. Computed at each read, so also right after the process was suspended. */
   get isHeld(): boolean {
     return native.isHeld(this.#id)
   }
 
-  /** Aborts when the lease is lost, with a `LOCK_LOST` error as `reason`. Never on a normal release. */
+  /** Aborts when the lease is lost, with a `LOCK_LOST` error as `reason`. A release does not abort it. */
   get signal(): Signal {
     return (this.#signal ??= new LossSignal(this.#id, this)).signal
   }
 
   /**
-   * Makes the lease last at least `ttlMs` milliseconds from now on, and each later renewal ask for it. Never shortens.
-   * @throws `LOCK_LOST` when the lease is gone, `LOCK_STORE`, `LOCK_CLOSED`
+   * Extends the lease to at least `ttlMs` milliseconds from now on. Later renewals use this ttl as well. Never shortens the
+   * lease.
+   * @param ttlMs more than 0, at most 2147483648 (2^31) ms, or text with a unit
+   * @throws `LOCK_LOST` when the lease is lost or was released, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    */
   async extend(ttlMs: Duration): Promise<void> {
     const ms = positiveMs('ttlMs', ttlMs)
@@ -111,9 +113,9 @@ export class Lock implements AsyncDisposable {
   }
 
   /**
-   * Releases the lock. `isHeld` is false as soon as this is called.
-   * @returns `true`: this call freed it. `false`: it was released before, or is lost
-   * @throws `LOCK_STORE` when the store did not answer the release in time; it is repeated in the background
+   * Releases the lock. `isHeld` is `false` from the call on.
+   * @returns `true`: this call released it. `false`: it was released before, or is lost
+   * @throws `LOCK_STORE` when the store did not answer within `storeTimeoutMs`; the release is repeated in the background
    */
   async release(): Promise<boolean> {
     try {
@@ -125,7 +127,7 @@ export class Lock implements AsyncDisposable {
     }
   }
 
-  /** As `release()`, but never rejects: a failing store does not hide what the block did. */
+  /** Releases the lock like `release()`, but never rejects, so that it hides no error of the block. */
   async [Symbol.asyncDispose](): Promise<void> {
     try {
       await native.release(this.#id)
@@ -136,8 +138,8 @@ export class Lock implements AsyncDisposable {
   }
 
   /**
-   * What another process needs to take the lock over with `locks.restore()`. The token in it is the right to do so:
-   * treat it as a secret. It is good for one `restore()`.
+   * Returns what another process needs to transfer the lock to itself with `locks.restore()`. The owner token in it is the
+   * right to do that: treat it as a secret. It is valid for one `restore()`.
    */
   toJSON(): LockJson {
     const { token, ttlMs, renew, metadata } = this.#describe()
@@ -145,7 +147,7 @@ export class Lock implements AsyncDisposable {
     return metadata === null ? json : { ...json, metadata: JSON.parse(metadata) }
   }
 
-  /** @internal What `console.log` shows; never the token, which is the right to release. */
+  /** @internal Returns what `console.log` shows; never the owner token, which is the right to release. */
   [inspect](): object {
     return { names: this.names, fencingToken: this.fencingToken, isHeld: this.isHeld, remainingMs: this.remainingMs }
   }

@@ -2,7 +2,7 @@ import { existsSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { join } from 'node:path'
 
-// The types come from the build, the functions from the addon.
+// The build writes the types; the functions come from the addon.
 import type * as Native from './addon.js'
 
 /** @internal */
@@ -10,8 +10,8 @@ export type NativeService = Native.LockService
 /** @internal */
 export type { AcquireRecord, Config } from './addon.js'
 
-// For bundlers, one `require` per platform with a literal path. The folder is written by the build: its `main` is the addon in the
-// package of the platform. Where that package is not installed, a bundler takes `index.js`, which is empty, without a warning.
+// For bundlers: one `require` per platform with a literal path. The build writes the folder. Its `main` is the addon in the package
+// of the platform. Without that package, a bundler uses the empty `index.js` of the folder, without a warning.
 const BUNDLED: Record<string, () => Partial<typeof Native>> = {
   'linux-x64-gnu': () => require('./addons/linux-x64-gnu'),
   'linux-x64-musl': () => require('./addons/linux-x64-musl'),
@@ -22,15 +22,15 @@ const BUNDLED: Record<string, () => Partial<typeof Native>> = {
   'win32-x64-msvc': () => require('./addons/win32-x64-msvc'),
 }
 
-// A `require` that bundlers do not follow.
+// Bundlers do not follow this `require`.
 const open = createRequire(__filename) as (id: string) => typeof Native
 
 function load(): typeof Native {
-  const given = process.env['NAPI_RS_NATIVE_LIBRARY_PATH']
-  if (given) return open(given)
+  const override = process.env['NAPI_RS_NATIVE_LIBRARY_PATH']
+  if (override) return open(override)
   const platform = `${process.platform}-${process.arch}`
   let cause: unknown
-  // On Linux, the package for glibc does not load where the C library is musl.
+  // On Linux with musl, the addon for glibc is tried first, and does not load.
   for (const target of Object.keys(BUNDLED).filter((target) => target.startsWith(platform))) {
     try {
       const built = join(__dirname, '..', `holdfast.${target}.node`)

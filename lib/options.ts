@@ -16,7 +16,7 @@ const DEFAULTS = ['ttlMs', 'waitMs', 'renew', 'maxHoldMs', 'stallLimitMs', 'minH
 const RESTORE = ['names', 'token', 'fencingToken', 'ttlMs', 'renew', 'metadata']
 const CONNECT = ['keyPrefix', 'collection', 'table', 'storeTimeoutMs', 'minReplicas', 'defaults', 'tls', 'onEvent']
 const TLS = ['caFile', 'certFile', 'keyFile', 'insecure']
-/** Options of other libraries, and what they are called here. */
+/** Options of other libraries, in lower case, and their names here. */
 const ALIASES: Record<string, string> = { timeout: 'waitMs', duration: 'ttlMs', expiry: 'ttlMs' }
 const UNITS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000 }
 
@@ -26,8 +26,8 @@ const isObject = (value: unknown): value is Fields =>
   typeof value === 'object' && value !== null && !Array.isArray(value)
 
 /**
- * @internal An object of options, or none. A promise that was not awaited or a `Map` must not pass for an object without
- * options, and a misspelt option must not be ignored.
+ * @internal Checks an object of options. Rejects a promise that was not awaited and a `Map`, which have no options of their
+ * own, and unknown options, which may be misspelt.
  */
 export function fields(argument: string, value: unknown, known: readonly string[]): Fields | undefined {
   if (value === undefined) return undefined
@@ -38,26 +38,26 @@ export function fields(argument: string, value: unknown, known: readonly string[
     if (known.includes(key)) continue
     const lower = key.toLowerCase()
     const meant = known.find((name) => key && name.toLowerCase().startsWith(lower)) ?? ALIASES[lower]
-    const hint = meant !== undefined && known.includes(meant) ? ` (did you mean ${meant}?)` : ''
-    throw invalid(argument, `may have ${known.join(', ')}${hint}`, JSON.stringify(key.toWellFormed()))
+    const suggestion = meant !== undefined && known.includes(meant) ? ` (did you mean ${meant}?)` : ''
+    throw invalid(argument, `may have ${known.join(', ')}${suggestion}`, JSON.stringify(key.toWellFormed()))
   }
   return value
 }
 
-/** @internal */
+/** @internal Checks a string. */
 export function text(argument: string, value: unknown): string {
   if (typeof value !== 'string') throw invalid(argument, 'must be a string', describe(value))
-  // UTF-8 has no lone surrogates: two such names would become one.
+  // UTF-8 has no lone surrogates: different names would become the same one.
   if (!value.isWellFormed()) {
     throw invalid(argument, 'must be well-formed Unicode (it has a lone surrogate)', describe(value))
   }
   return value
 }
 
-/** @internal The name of a lock. The native core checks its length. */
+/** @internal Checks the name of a lock. The native core checks its length. */
 export const nameOf = (value: unknown): string => text('name', value)
 
-/** @internal One name, or an array of names as a copy. */
+/** @internal Checks a name, or an array of names, which it copies. */
 export function namesOf(value: unknown): string | string[] {
   if (typeof value === 'string') return nameOf(value)
   if (!Array.isArray(value)) throw invalid('names', 'must be a string or an array of strings', describe(value))
@@ -66,27 +66,27 @@ export function namesOf(value: unknown): string | string[] {
   return Array.from({ length: value.length }, (_, index) => nameOf(value[index]))
 }
 
-/** @internal */
+/** @internal Checks a function. */
 export function callback<F extends (...args: never[]) => unknown>(argument: string, value: unknown): F {
   if (typeof value !== 'function') throw invalid(argument, 'must be a function', describe(value))
   return value as F
 }
 
-/** Milliseconds of a number, or of text with a unit such as `'30s'`; else `NaN`. */
+/** Converts a number, or text with a unit such as `'30s'`, to milliseconds. Other values give `NaN`. */
 function milliseconds(value: unknown): number {
   if (typeof value === 'number') return value
   const [, amount, unit] = (typeof value === 'string' && /^(\d+(?:\.\d+)?)(ms|s|m|h)$/.exec(value)) || []
   return amount === undefined ? NaN : Number(amount) * UNITS[unit!]!
 }
 
-/** @internal More than zero, at most 2^31 ms. */
+/** @internal Checks a duration: more than zero, at most 2^31 ms. Returns milliseconds. */
 export function positiveMs(argument: string, value: unknown): number {
   const ms = milliseconds(value)
   if (ms > 0 && ms <= MAX_MS) return ms
   throw invalid(argument, 'must be a number of milliseconds, more than 0 and at most 2147483648', describe(value))
 }
 
-/** @internal The ttl of the gist, in milliseconds. */
+/** @internal Checks the `ttlSeconds` of the gist's functions. Returns milliseconds. */
 export function secondsOf(value: unknown): number {
   const ms = typeof value === 'number' ? value * 1000 : NaN
   if (ms > 0 && ms <= MAX_MS) return ms
@@ -117,7 +117,7 @@ function metadataOf(value: unknown): string {
   return json
 }
 
-/** An `AbortSignal`, by its members: signals of other realms and polyfills count. */
+/** Checks an `AbortSignal` by its members: signals of other realms and polyfills are accepted. */
 function signalOf(value: unknown): SignalLike {
   if (isObject(value)) {
     const { aborted, addEventListener, removeEventListener } = value
@@ -166,7 +166,7 @@ export function requestOf(options: Fields | undefined): Request {
   return request
 }
 
-/** All of a request in one record. */
+/** Returns a request as one record. */
 function recordOf({ ttlMs, waitMs, renew, more }: Request): AcquireRecord {
   const record: AcquireRecord = { ...more }
   if (!Number.isNaN(ttlMs)) record.ttlMs = ttlMs
@@ -175,12 +175,12 @@ function recordOf({ ttlMs, waitMs, renew, more }: Request): AcquireRecord {
   return record
 }
 
-/** @internal The parts of what `Lock.toJSON()` returned, or of its text. */
-export function restorationOf(given: unknown) {
-  const rule = 'must be what Lock.toJSON() gave'
-  let value = given
-  if (typeof given === 'string') {
-    const source = text('json', given)
+/** @internal Checks the result of `Lock.toJSON()`, or its text. Returns its parts. */
+export function restorationOf(argument: unknown) {
+  const rule = 'must be the result of Lock.toJSON()'
+  let value = argument
+  if (typeof argument === 'string') {
+    const source = text('json', argument)
     try {
       value = JSON.parse(source)
     } catch {
@@ -205,7 +205,7 @@ function pick(object: Fields, names: readonly string[]): Fields {
   return Object.fromEntries(names.map((name) => [name, object[name]]))
 }
 
-/** @internal The arguments of `LockService.connect`. */
+/** @internal Checks the arguments of `LockService.connect`. */
 export function connectionOf(
   target: unknown,
   second: unknown,
@@ -247,7 +247,7 @@ export function connectionOf(
   return { config, onEvent: config.events ? callback('onEvent', onEvent) : undefined }
 }
 
-/** The URLs of a target, or of the environment when there is none. */
+/** Returns the URLs of a target. Without a target: the URL in the environment, if it is set. */
 function urlsOf(target: unknown): string[] {
   if (target === undefined) {
     const url = process.env['HOLDFAST_URL']

@@ -1,4 +1,16 @@
-import { ACQUIRE, callback, connectionOf, EXECUTE, fields, nameOf, namesOf, requestOf, restorationOf, secondsOf, text } from './options.js'
+import {
+  ACQUIRE,
+  callback,
+  connectionOf,
+  EXECUTE,
+  fields,
+  nameOf,
+  namesOf,
+  requestOf,
+  restorationOf,
+  secondsOf,
+  text,
+} from './options.js'
 import type { Request } from './options.js'
 import { describe, errorOf, fromNative, LockError, warn } from './errors.js'
 import { createLock, finishLock } from './lock.js'
@@ -21,10 +33,10 @@ import type {
 type Run<T> = (lock: Lock) => T | PromiseLike<T>
 
 const inspect = Symbol.for('nodejs.util.inspect.custom')
-// The flags of the native `acquire`.
+// The flags of the native `acquire` (`src/js/service.rs`).
 const [RENEW, NO_RENEW, REJECT_BUSY] = [1, 2, 4]
 
-/** What the native core sends: an event, or the loss of a lease. */
+/** A message of the native core: an event, or the loss of a lease. */
 interface Message {
   lost?: number
   error?: Record<string, any>
@@ -33,7 +45,7 @@ interface Message {
   [part: string]: unknown
 }
 
-/** The function that gets the messages of one service. It keeps no reference to the service. */
+/** Creates the function that receives the messages of one service. It has no reference to the service. */
 function receiver(onEvent: ((event: LockEvent) => unknown) | undefined): (batch: string) => void {
   return (batch) => {
     for (const message of JSON.parse(batch) as Message[]) {
@@ -43,6 +55,7 @@ function receiver(onEvent: ((event: LockEvent) => unknown) | undefined): (batch:
   }
 }
 
+/** Calls `onEvent`. What it throws or rejects with becomes a warning. */
 function deliver(onEvent: (event: LockEvent) => unknown, { type, names, fencingToken, ...parts }: Message): void {
   const event: Record<string, unknown> = { type, name: names[0], names }
   if (typeof fencingToken === 'string') event['fencingToken'] = BigInt(fencingToken)
@@ -70,7 +83,7 @@ function infosOf(json: string): LockInfo[] {
   }))
 }
 
-/** The metadata of a lock. Another tool may have written something else than JSON. */
+/** Parses the metadata of a lock. Text of another tool that is not JSON is ignored. */
 function metadataOf(json: string | null): Json {
   try {
     return json === null ? null : JSON.parse(json)
@@ -87,20 +100,21 @@ export class LockService implements AsyncDisposable {
   readonly #native: NativeService
 
   /**
-   * Connects, and talks to the store once before it resolves.
+   * Connects to a store, and contacts it once before the promise resolves. Rejects after `storeTimeoutMs` (5 s by default).
    *
    * | target | store |
    * |---|---|
-   * | none | `HOLDFAST_URL` from the environment if set, else a SQLite file of this machine alone, in the user's state folder: for development |
+   * | none | `HOLDFAST_URL` in the environment if set, otherwise a SQLite file of this machine in the user's state folder: for development |
    * | `memory:` or `memory:NAME` | this process only, for unit tests |
    * | `sqlite:PATH` | every process on this machine |
    * | `redis://`, `rediss://` | Redis 6.2 or later, one node |
-   * | `redis+sentinel://h1,h2,h3/MASTER`, `rediss+sentinel://…` | the Redis master of that name, by the word of its sentinels |
+   * | `redis+sentinel://h1,h2,h3/MASTER`, `rediss+sentinel://…` | the Redis master of that name, which its sentinels report |
    * | `redis+cluster://h1,h2,h3`, `rediss+cluster://…` | Redis Cluster 7.0 or later |
-   * | a list of three or more `redis://` or `rediss://` | a quorum of independent Redis nodes: held while a majority holds it |
+   * | a list of three or more `redis://` or `rediss://` | a quorum of independent Redis nodes: a lock is held if a majority of them has it |
    * | `mongodb://`, `mongodb+srv://` | MongoDB 4.4 or later: standalone or replica set |
    *
-   * @throws `LOCK_STORE` when the store cannot be reached within `storeTimeoutMs`, `LOCK_INVALID_ARGUMENT`
+   * @throws `LOCK_STORE` when the store cannot be reached within `storeTimeoutMs` or rejects the connection,
+   * `LOCK_INVALID_ARGUMENT`
    */
   static connect(target?: Target | readonly Target[], options?: ConnectOptions): Promise<LockService>
   static connect(options: ConnectOptions & { url?: Target | readonly Target[] | undefined }): Promise<LockService>
@@ -126,10 +140,11 @@ export class LockService implements AsyncDisposable {
   }
 
   /**
-   * The gist's: one try, held until released or expired, not renewed. A name that this service holds is busy for itself
-   * too.
-   * @param ttlSeconds in **seconds**, fractions allowed @default 30
-   * @returns `true`: held by this service. `false`: it is busy, or the lease ended before a blocked event loop received it
+   * The gist's `acquireLock`: makes one attempt. The lease is not renewed: it ends with its release or after the ttl. A name that
+   * this service holds is busy for this service as well.
+   * @param ttlSeconds in **seconds**, fractions allowed: more than 0, at most 2147483.648. Default: 30, or `defaults.ttlMs`
+   * @returns `true`: this service holds the lock. `false`: the name is busy, or the lease ended before a blocked event loop
+   * received it
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    */
   async acquireLock(name: string, ttlSeconds?: number): Promise<boolean> {
@@ -143,8 +158,8 @@ export class LockService implements AsyncDisposable {
   }
 
   /**
-   * The gist's `releaseLock`: releases what `acquireLock` of this service acquired, and never another holder's lock.
-   * @returns `true`: this call freed it. `false`: this service held nothing (never acquired, expired, taken over)
+   * The gist's `releaseLock`: releases a lock that `acquireLock` of this service acquired, and never another holder's lock.
+   * @returns `true`: this call released it. `false`: this service did not hold it (not acquired, expired, or transferred)
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    */
   async releaseLock(name: string): Promise<boolean> {
@@ -157,10 +172,10 @@ export class LockService implements AsyncDisposable {
   }
 
   /**
-   * The gist's: one try; calls `fn` under the lock, releases, and passes on what `fn` returned or threw. Not renewed
-   * unless asked for: the ttl is the longest that the job blocks the next one.
-   * @returns `undefined`, without calling `fn`, when the name is busy
-   * @throws what `fn` throws, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   * The gist's `acquireAndExecute`: makes one attempt, calls `fn` while it holds the lock, and releases the lock. The lease is
+   * renewed only with `renew: true`; without it the lock expires after the ttl, also while `fn` runs.
+   * @returns the result of `fn`; `undefined`, without a call of `fn`, if the name is busy
+   * @throws the error of `fn`, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`; with `signal`: `signal.reason`
    */
   acquireAndExecute<T>(options: ExecuteOptions, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>
   acquireAndExecute<T>(
@@ -188,7 +203,7 @@ export class LockService implements AsyncDisposable {
     const run = callback<Run<T>>('fn', fn)
     request.renew ??= false
     if (Number.isNaN(request.waitMs)) request.waitMs = 0
-    const lock = await this.#take(name, request, 0)
+    const lock = await this.#acquire(name, request, 0)
     if (lock === null) return undefined
     try {
       return await run(lock)
@@ -198,31 +213,32 @@ export class LockService implements AsyncDisposable {
   }
 
   /**
-   * Takes a lock, or several names all or nothing, and waits for it.
-   * @throws `LOCK_TIMEOUT` when it is still busy after `waitMs`, `signal.reason` when aborted, `LOCK_STORE`,
-   * `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   * Acquires a lock on one name, or on all of up to 1000 names at the same time, and waits while a name is busy.
+   * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
+   * `LOCK_INVALID_ARGUMENT`
    */
   async acquire(names: string | readonly string[], options?: AcquireOptions): Promise<Lock> {
     const wanted = namesOf(names)
-    return (await this.#take(wanted, requestOf(fields('options', options, ACQUIRE)), REJECT_BUSY))!
+    return (await this.#acquire(wanted, requestOf(fields('options', options, ACQUIRE)), REJECT_BUSY))!
   }
 
   /**
-   * One try.
-   * @returns `null` when a name is busy
-   * @throws `signal.reason` when aborted, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   * Acquires a lock like `acquire`, but makes one attempt and does not wait.
+   * @returns the lock; `null` if a name is busy
+   * @throws `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    */
   async tryAcquire(names: string | readonly string[], options?: AcquireOptions): Promise<Lock | null> {
     const wanted = namesOf(names)
     const request = requestOf(fields('options', options, ACQUIRE))
     request.waitMs = 0
-    return await this.#take(wanted, request, 0)
+    return await this.#acquire(wanted, request, 0)
   }
 
   /**
-   * Acquires, renews, runs `fn`, releases.
-   * @throws `LOCK_LOST` once `fn` has settled when the lease was lost under it (`cause`: what `fn` threw, if it did),
-   * else what `fn` throws; `LOCK_TIMEOUT`, `signal.reason`, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   * Acquires a lock like `acquire`, calls `fn` while it holds the lock, and releases the lock.
+   * @returns the result of `fn`
+   * @throws `LOCK_LOST` after the end of `fn` when the lease was lost while `fn` ran (`cause`: the error of `fn`, if it threw);
+   * otherwise the error of `fn`; `LOCK_TIMEOUT`, `signal.reason`, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
    */
   using<T>(
     names: string | readonly string[],
@@ -235,7 +251,7 @@ export class LockService implements AsyncDisposable {
     const isShort = typeof second === 'function' && third === undefined
     const options = isShort ? undefined : fields('options', second, ACQUIRE)
     const fn = callback<Run<T>>('fn', isShort ? second : third)
-    const lock = (await this.#take(wanted, requestOf(options), REJECT_BUSY))!
+    const lock = (await this.#acquire(wanted, requestOf(options), REJECT_BUSY))!
     let value: T
     try {
       value = await fn(lock)
@@ -250,10 +266,10 @@ export class LockService implements AsyncDisposable {
   }
 
   /**
-   * Takes over a lock that was acquired elsewhere, from its `toJSON()` (or the text of it), and gives it a fresh token.
-   * Whoever had it before can neither extend nor free it from then on, and learns of the loss at its next renewal, or at
-   * its next use: hand a lock over only when you are done with it.
-   * @throws `LOCK_LOST` when the lease is gone (taken over before, too), `LOCK_STORE`, `LOCK_CLOSED`,
+   * Transfers a lock of another process or service to this service, from its `toJSON()` or the JSON text of that. The lock gets a
+   * new owner token. From then on the former holder can neither extend nor release it. It finds its lock lost at its next
+   * renewal or call, so transfer a lock only after its former holder has finished its work.
+   * @throws `LOCK_LOST` when the lease has ended or was already transferred, `LOCK_STORE`, `LOCK_CLOSED`,
    * `LOCK_INVALID_ARGUMENT`
    */
   async restore(json: LockJson | string): Promise<Lock> {
@@ -265,7 +281,11 @@ export class LockService implements AsyncDisposable {
     }
   }
 
-  /** Who holds a name; `null` when it is free. */
+  /**
+   * Reads the holder of a name.
+   * @returns the state of the lock; `null` if the name is free
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
   async inspect(name: string): Promise<LockInfo | null> {
     nameOf(name)
     try {
@@ -275,7 +295,11 @@ export class LockService implements AsyncDisposable {
     }
   }
 
-  /** Everything held whose name starts with `prefix` (literal text, no pattern), sorted by name in byte order. */
+  /**
+   * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Each page has `storeTimeoutMs`.
+   * @returns the locks, sorted by the bytes of their names
+   * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   */
   async list(options?: { prefix?: string | undefined }): Promise<LockInfo[]> {
     const prefix = fields('options', options, ['prefix'])?.['prefix']
     const literal = prefix === undefined ? '' : text('prefix', prefix)
@@ -300,33 +324,33 @@ export class LockService implements AsyncDisposable {
     }
   }
 
-  /** This service's counters. */
+  /** Returns the counters of this service. */
   stats(): LockStats {
     return JSON.parse(this.#native.stats())
   }
 
   /**
-   * Releases what is held, ends the waits with `LOCK_CLOSED`, gives back connections. Later calls reject with
-   * `LOCK_CLOSED`. May be called again. Whoever still works under a lock did not let go of it: its `signal` aborts with
-   * `LOCK_LOST`, and `using` rejects with it.
+   * Releases the held locks, ends waits with `LOCK_CLOSED`, and closes the connections. A lock that was held is lost to its
+   * holder: its `signal` aborts with `LOCK_LOST`, and `using` rejects with it. Later calls reject with `LOCK_CLOSED`. Takes at
+   * most `storeTimeoutMs`, or up to 1 s longer when the store does not answer. May be called again.
    */
   async close(): Promise<void> {
     await this.#native.close()
   }
 
-  /** As `close()`. */
+  /** Closes the service like `close()`. */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.#native.close()
   }
 
-  /** @internal What `console.log` shows. */
+  /** @internal Returns what `console.log` shows. */
   [inspect](): object {
     const { held, waiting } = this.stats()
     return { engine: this.#native.engine, held, waiting }
   }
 
-  /** Acquires. `null`: busy. */
-  async #take(names: string | string[], request: Request, flags: number): Promise<Lock | null> {
+  /** Starts the native call of every acquisition. Resolves to `null` if a name is busy. */
+  async #acquire(names: string | string[], request: Request, flags: number): Promise<Lock | null> {
     const { ttlMs, waitMs, renew, signal } = request
     let { more } = request
     const call = signal && listen(signal)

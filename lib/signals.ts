@@ -2,7 +2,7 @@ import { errorOf } from './errors.js'
 import { native } from './native.js'
 import type { Signal, SignalLike } from './types.js'
 
-/** @internal A call that the signal of its caller cancels. */
+/** @internal A call that its caller's signal cancels. */
 export interface Cancellation {
   readonly ticket: number
   aborted: boolean
@@ -13,7 +13,7 @@ interface Group {
   readonly listener: () => void
 }
 
-// One listener per signal, however many calls wait with it: Node warns of a leak at more than ten.
+// One listener per signal, for any number of waiting calls: with more than ten listeners Node warns of a leak.
 const groups = new WeakMap<SignalLike, Group>()
 let lastTicket = 0
 
@@ -22,11 +22,11 @@ function removeListener(signal: SignalLike, { listener }: Group): void {
   try {
     signal.removeEventListener('abort', listener)
   } catch {
-    // The listener stays, and does nothing.
+    // The listener stays. It has no effect.
   }
 }
 
-/** @internal Listens to the signal of a caller. Throws the reason of a signal that is aborted. */
+/** @internal Adds a call to the listener of its caller's signal. Throws the reason of an aborted signal. */
 export function listen(signal: SignalLike): Cancellation {
   if (signal.aborted) throw signal.reason
   const call = { ticket: ++lastTicket, aborted: false }
@@ -51,12 +51,12 @@ export function listen(signal: SignalLike): Cancellation {
     groups.delete(signal)
     throw thrown
   }
-  // A signal may call back at once.
+  // A signal may call the listener at once.
   if (call.aborted) throw signal.reason
   return call
 }
 
-/** @internal Ends the listening of one call. */
+/** @internal Removes a call. Removes the listener with the last call of the signal. */
 export function unlisten(signal: SignalLike, call: Cancellation): void {
   const group = groups.get(signal)
   if (group?.calls.delete(call) && group.calls.size === 0) removeListener(signal, group)
@@ -72,18 +72,18 @@ export function reportLoss(id: number, error: Record<string, any>): void {
 }
 
 /**
- * @internal The signal of a lock.
+ * @internal Aborts the signal of a lock when the lease is lost.
  *
- * After the process was suspended, the report of a loss waits in the event loop, and the code of the user may run before it. So
- * until the loss, the signal's own `aborted`, `reason` and `throwIfAborted` ask the native clock, and abort the signal when the
- * lease is lost. Then they are removed, and the signal is an ordinary one.
+ * After the process was suspended, the user's code may run before the event loop delivers the loss. So until then `aborted`,
+ * `reason` and `throwIfAborted` are properties of the signal itself: they read the native clock, and abort the signal if the
+ * lease is lost. They are removed when the lease ends: the signal is then an ordinary one.
  */
 export class LossSignal {
   readonly signal: Signal
   readonly #id: number
   readonly #controller = new AbortController()
 
-  /** @param owner stays alive as long as the signal may abort */
+  /** @param owner the `Lock`, which stays alive as long as the signal may abort */
   constructor(
     id: number,
     readonly owner: object,
@@ -98,6 +98,7 @@ export class LossSignal {
     this.#check()
   }
 
+  /** Returns the property that reads the native clock. */
   #live(name: (typeof LIVE)[number]): PropertyDescriptor {
     const { signal } = this.#controller
     if (name === 'throwIfAborted') return { value: () => this.#check() && signal.throwIfAborted() }
@@ -112,18 +113,19 @@ export class LossSignal {
     return true
   }
 
+  /** Aborts the signal with the error that the native core describes. */
   abort(error: string | Record<string, any>): void {
     this.settle()
     this.#controller.abort(errorOf(error))
   }
 
-  /** The lease cannot be lost any more, or is lost. */
+  /** Makes the signal an ordinary one: the lease has ended. */
   settle(): void {
     if (!watched.delete(this.#id)) return
     for (const name of LIVE) Reflect.deleteProperty(this.#controller.signal, name)
   }
 
-  /** The lock was released. A loss before that is still reported. */
+  /** Handles the release of the lock. A loss before the release still aborts the signal. */
   released(): void {
     if (native.loss(this.#id) == null) this.settle()
   }

@@ -2,12 +2,12 @@
 /// <reference lib="esnext.disposable" />
 
 /**
- * The platform's `AbortSignal` where its types are loaded (the DOM library, `@types/node`), else the part of it that
+ * The platform's `AbortSignal` if its types are loaded (the DOM library, `@types/node`), otherwise the part of it that
  * holdfast uses.
  */
 export type Signal = typeof globalThis extends { AbortSignal: { prototype: infer T } } ? T : SignalLike
 
-/** What holdfast asks of an `AbortSignal`. Signals of other realms and of polyfills fit. */
+/** The part of `AbortSignal` that holdfast uses. Signals of other realms and of polyfills are accepted. */
 export interface SignalLike {
   readonly aborted: boolean
   readonly reason?: any
@@ -15,77 +15,81 @@ export interface SignalLike {
   removeEventListener(type: 'abort', listener: () => void): void
 }
 
-/** Where a store is: a URL as text, or a `URL` object. */
+/** The address of a store: a URL as text, or a `URL` object. */
 export type Target = string | { readonly href: string }
 
 /** A duration: a number of milliseconds, or text with a unit, such as `'250ms'`, `'30s'`, `'5m'` or `'1h'`. */
 export type Duration = number | `${number}${'ms' | 's' | 'm' | 'h'}`
 
-/** What `JSON.stringify` carries. */
+/** A value that `JSON.stringify` preserves. */
 export type Json = string | number | boolean | null | readonly Json[] | { readonly [key: string]: Json | undefined }
 
 /**
- * - `LOCK_INVALID_ARGUMENT`: an argument is outside what the function takes; nothing reached the store.
- * - `LOCK_TIMEOUT`: the name stayed busy for all of `waitMs`. Only `acquire` and `using` reject with it.
+ * - `LOCK_INVALID_ARGUMENT`: an argument is invalid; nothing was sent to the store.
+ * - `LOCK_TIMEOUT`: the name was still busy after `waitMs`. Only `acquire` and `using` reject with it.
  * - `LOCK_LOST`: the lease ended before it was released.
  * - `LOCK_CLOSED`: the `LockService` is closed.
- * - `LOCK_STORE`: the store failed, did not answer within `storeTimeoutMs`, or granted the lock so late that the lease was over.
+ * - `LOCK_STORE`: the store failed, did not answer within `storeTimeoutMs`, or granted the lock after its lease had expired.
  */
 export type LockErrorCode = 'LOCK_INVALID_ARGUMENT' | 'LOCK_TIMEOUT' | 'LOCK_LOST' | 'LOCK_CLOSED' | 'LOCK_STORE'
 
-/** How a lock is taken with `acquire`, `tryAcquire` and `using`. Times are in milliseconds. */
+/** The options of `acquire`, `tryAcquire` and `using`. Durations are in milliseconds, or text with a unit. */
 export interface AcquireOptions {
   /**
-   * How long the lease lasts from each grant and renewal: more than 0, at most 2147483648 (2^31) ms.
+   * The duration of the lease from each grant and renewal: more than 0, at most 2147483648 (2^31) ms.
    * @default 30000
    */
   ttlMs?: Duration | undefined
   /**
-   * How long to wait for a busy name; `Infinity` is allowed, 0 is one try. `tryAcquire` does not wait, whatever this says.
-   * A store that is slow to answer may hold a call up for longer: it is given 1 s at least.
+   * The longest time to wait for a busy name: 0 (one attempt) to `Infinity`. `tryAcquire` ignores it and does not wait.
+   * With a slow store the call may take longer: the store has at least 1 s to answer.
    * @default 10000
    */
   waitMs?: Duration | undefined
   /**
    * Whether a native thread renews the lease at a third of its ttl, also while the event loop is blocked. Leases that are
-   * due at about the same time are renewed together, up to a tenth of that third early.
+   * due at about the same time are renewed together, up to a tenth of that third earlier.
    * @default true
    */
   renew?: boolean | undefined
-  /** Ends the wait: the promise rejects with `signal.reason`, and nothing is left in the store. */
+  /** Cancels the wait: the promise rejects with `signal.reason`, and nothing is left in the store. */
   signal?: SignalLike | undefined
   /**
-   * The lease ends at the latest so long after it was acquired, renewed or not.
+   * The longest time from the grant to the end of the lease, even if it is renewed: more than 0, at most 2147483648 ms.
    * @default no limit
    */
   maxHoldMs?: Duration | undefined
   /**
-   * Renewal pauses while the event loop has not answered for so long: a process that hangs for good must not hold its
-   * locks for ever.
+   * Renewal pauses while the event loop has not responded for this long: the locks of a process that hangs forever must
+   * expire. More than 0, at most 2147483648 ms.
    * @default 300000
    */
   stallLimitMs?: Duration | undefined
   /**
-   * A release before so much time has passed keeps the name busy until then: for short jobs on machines whose clocks
-   * differ, which would otherwise run one after the other.
+   * The minimum hold: after an earlier release the name stays busy until this time has passed since the grant. For short
+   * jobs that machines with different clocks would otherwise run one after the other. 0 to 2147483648 ms.
    * @default 0
    */
   minHoldMs?: Duration | undefined
-  /** Kept beside the lock while it is held, and shown by `inspect` and `list`. At most 16384 bytes of JSON. */
+  /**
+   * Stored with the lock while it is held; `inspect` and `list` return it. At most 16384 bytes of JSON.
+   * @default none
+   */
   metadata?: Json | object | undefined
 }
 
-/** The object form of `acquireAndExecute`. */
+/** The options of `acquireAndExecute`, as an object. */
 export interface ExecuteOptions {
-  /** The lock's name: 1 to 512 bytes of UTF-8. */
+  /** The name of the lock: 1 to 512 bytes of UTF-8. */
   name: string
   /**
-   * The lease in **seconds** (fractions allowed): the longest that the job blocks the next one unless `renew` is set.
+   * The ttl of the lease in **seconds**, fractions allowed: more than 0, at most 2147483.648. Without `renew` the lock expires
+   * after this time.
    * @default 30
    */
   ttlSeconds?: number | undefined
   /**
-   * How long to wait for a busy name, in milliseconds.
+   * The longest time to wait for a busy name, in milliseconds: 0 to `Infinity`.
    * @default 0
    */
   waitMs?: Duration | undefined
@@ -95,77 +99,75 @@ export interface ExecuteOptions {
    */
   renew?: boolean | undefined
   /**
-   * A job that ends sooner keeps the name busy until then, in milliseconds.
+   * The minimum hold in milliseconds: after a shorter job the name stays busy until this time has passed since the grant.
    * @default 0
    */
   minHoldMs?: Duration | undefined
-  /** Ends the wait; the promise rejects with `signal.reason`. */
+  /** Cancels the wait: the promise rejects with `signal.reason`. */
   signal?: SignalLike | undefined
 }
 
-/** PEM files for `rediss://` and for MongoDB with TLS. */
+/** TLS settings for `rediss://` and for MongoDB with TLS: paths of PEM files. */
 export interface TlsOptions {
-  /** The authorities to trust instead of the system's. */
+  /** The certificate authorities to trust instead of the system's. */
   caFile?: string | undefined
-  /** The client's certificate. For MongoDB one file holds certificate and key. */
+  /** The client's certificate. For MongoDB one file contains certificate and key. */
   certFile?: string | undefined
   /** The client's private key (Redis). */
   keyFile?: string | undefined
   /**
-   * Accept any certificate. For tests only.
+   * Accepts any certificate. For tests only.
    * @default false
    */
   insecure?: boolean | undefined
 }
 
-/** The defaults of one service, where its calls do not say otherwise. */
-export type Defaults = Pick<
-  AcquireOptions,
-  'ttlMs' | 'waitMs' | 'renew' | 'maxHoldMs' | 'stallLimitMs' | 'minHoldMs'
->
+/** The defaults of a service for options that a call does not set. */
+export type Defaults = Pick<AcquireOptions, 'ttlMs' | 'waitMs' | 'renew' | 'maxHoldMs' | 'stallLimitMs' | 'minHoldMs'>
 
-/** How to connect. */
+/** The options of `LockService.connect`. */
 export interface ConnectOptions {
   /**
-   * Put in front of every name in the store. May be empty.
+   * The prefix of every name in the store. May be empty.
    * @default 'lock:' on Redis, '' elsewhere
    */
   keyPrefix?: string | undefined
   /**
-   * MongoDB's collection.
+   * The collection in MongoDB.
    * @default 'locks'
    */
   collection?: string | undefined
   /**
-   * SQLite's table, and the beginning of the names of its companions.
+   * The table in SQLite, and the beginning of the names of the tables that belong to it.
    * @default 'locks'
    */
   table?: string | undefined
   /**
-   * The longest that one call waits for the store, in milliseconds, before it rejects with `LOCK_STORE`.
+   * The longest time that a call waits for the store, in milliseconds, before it rejects with `LOCK_STORE`: more than 0, at
+   * most 2147483648 ms.
    * @default 5000
    */
   storeTimeoutMs?: Duration | undefined
   /**
-   * Redis with replicas: a lock counts as acquired, renewed or restored only when so many replicas have acknowledged it,
-   * so that a fail-over to one of them cannot give it away. What they do not acknowledge in time (an eighth of
-   * `storeTimeoutMs`) is given back, and is a retryable `LOCK_STORE`. A whole number from 0 to 100; for `redis://`,
-   * `rediss://`, `redis+sentinel://` and `rediss+sentinel://` only.
+   * Redis with replicas: the number of replicas that must acknowledge a lock before it counts as acquired, renewed or
+   * restored, so that the lock survives a failover to one of them. A grant that they do not acknowledge in time (an
+   * eighth of `storeTimeoutMs`) is rolled back, and rejects with a retryable `LOCK_STORE`. A whole number from 0 to 100; for
+   * `redis://`, `rediss://`, `redis+sentinel://` and `rediss+sentinel://` only.
    * @default 0
    */
   minReplicas?: number | undefined
   /**
-   * Defaults for the calls of this service. All but `waitMs` and `renew` count for the gist's functions, too: those make
-   * one try and are not renewed.
+   * Defaults for the calls of this service. They also apply to the gist's functions, except for `waitMs` and `renew`: those
+   * functions make one attempt, and their leases are not renewed.
    */
   defaults?: Defaults | undefined
-  /** Certificates. */
+  /** TLS settings. */
   tls?: TlsOptions | undefined
-  /** Told of every lease. What it throws is reported as a warning and changes nothing. */
+  /** Receives the events of this service. An error that it throws is emitted as a `HoldfastWarning`, and has no other effect. */
   onEvent?: ((event: LockEvent) => void) | undefined
 }
 
-/** What every event has. */
+/** The fields of every event. */
 export interface EventBase {
   /** The first of `names`. */
   readonly name: string
@@ -176,7 +178,7 @@ export interface EventBase {
 export interface AcquiredEvent extends EventBase {
   readonly type: 'acquired'
   readonly fencingToken: bigint
-  /** How long the call took to get it, in milliseconds. */
+  /** The time from the call to the grant, in milliseconds. */
   readonly waitedMs: number
 }
 
@@ -184,7 +186,7 @@ export interface AcquiredEvent extends EventBase {
 export interface ReleasedEvent extends EventBase {
   readonly type: 'released'
   readonly fencingToken: bigint
-  /** For how long it was held, in milliseconds. */
+  /** The time from the grant to the end, in milliseconds. */
   readonly heldMs: number
 }
 
@@ -198,9 +200,9 @@ export interface RenewedEvent extends EventBase {
 export interface LostEvent extends EventBase {
   readonly type: 'lost'
   readonly fencingToken: bigint
-  /** For how long it was held, in milliseconds. */
+  /** The time from the grant to the end, in milliseconds. */
   readonly heldMs: number
-  /** Why, in one sentence. */
+  /** The reason, in one sentence. */
   readonly reason: string
 }
 
@@ -209,26 +211,27 @@ export interface WaitingEvent extends EventBase {
   readonly type: 'waiting'
 }
 
-/** What `onEvent` is told; `type` tells which event it is. */
+/** An event of `onEvent`, distinguished by `type`. */
 export type LockEvent = AcquiredEvent | ReleasedEvent | RenewedEvent | LostEvent | WaitingEvent
 
-/** What is known of a held lock. */
+/** The state of a held lock. */
 export interface LockInfo {
   readonly name: string
-  /** How long the lease still lasts by the store's clock; `Infinity` for another tool's lock that never expires. */
+  /** The rest of the lease in milliseconds, by the store's clock; `Infinity` for another tool's lock that never expires. */
   readonly remainingMs: number
-  /** `null` when another tool holds the name. */
+  /** The fencing token; `null` if another tool holds the name. */
   readonly fencingToken: bigint | null
-  /** Who holds it; `null` when another tool does. `since` is by the store's clock. */
+  /** The process that holds the lock; `null` for another tool. `since`: the time of the grant by the store's clock. */
   readonly holder: { readonly host: string; readonly pid: number; readonly since: Date } | null
-  /** What the holder gave as `metadata`, else `null`. */
+  /** The holder's `metadata`, or `null`. */
   readonly metadata: Json
 }
 
-/** Counts since `connect`; `held` and `waiting` are those of this moment. */
+/** Counters since `connect`. `held` and `waiting` are current numbers. */
 export interface LockStats {
+  /** Locks that are held now. */
   readonly held: number
-  /** Calls that wait for a busy name. */
+  /** Calls that wait for a busy name now. */
   readonly waiting: number
   readonly acquired: number
   /** Calls that ended with the name busy. */
@@ -236,11 +239,11 @@ export interface LockStats {
   readonly released: number
   readonly renewed: number
   readonly lost: number
-  /** Operations that the store failed or did not answer in time, those that were tried again included. */
+  /** Operations that failed or had no answer in time, including those that were retried. */
   readonly storeErrors: number
 }
 
-/** What `lock.toJSON()` gives and `locks.restore()` takes. */
+/** The result of `lock.toJSON()`, and the argument of `locks.restore()`. */
 export interface LockJson {
   readonly names: readonly string[]
   readonly token: string

@@ -1,50 +1,60 @@
 // Builds the addon (the `.node` file and its types, `lib/addon.d.ts`) and compiles `lib/` to `dist/` and `index.d.ts`.
-// Arguments go to `napi build`, for example `--release`. Two are for this script: `--pgo` creates a profile first (pgo.mjs), and
+// Passes its arguments to `napi build`, for example `--release`, except for two: `--pgo` creates a profile first (pgo.mjs), and
 // `--ts` compiles `lib/` only.
 import { execFileSync } from 'node:child_process'
 import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
-import { createRequire } from 'node:module'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
-import { installDependencies } from './setup.mjs'
+import { commandOf, installDependencies } from './setup.mjs'
 
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
 installDependencies()
 
-const cli = 'node_modules/@napi-rs/cli/dist/cli.js'
-const asked = process.argv.slice(2)
-const rest = asked.filter((argument) => argument !== '--pgo' && argument !== '--ts')
-const onlyTypeScript = asked.includes('--ts')
-if (asked.includes('--pgo')) {
+const given = process.argv.slice(2)
+const rest = given.filter((argument) => argument !== '--pgo' && argument !== '--ts')
+const onlyTypeScript = given.includes('--ts')
+if (given.includes('--pgo')) {
   const { hostTarget, profile } = await import('./pgo.mjs')
-  // napi names the target to cargo, too: a profile is good for no other.
-  const { values } = parseArgs({ args: rest, options: { target: { type: 'string', short: 't', default: hostTarget } }, strict: false })
+  // The profile is valid for the target that napi passes to cargo, and for no other.
+  const { values } = parseArgs({
+    args: rest,
+    options: { target: { type: 'string', short: 't', default: hostTarget } },
+    strict: false,
+  })
   process.env.RUSTFLAGS = [process.env.RUSTFLAGS, await profile(values.target)].filter(Boolean).join(' ')
 }
 const args = ['build', '--platform', '--no-js', '--dts', 'lib/addon.d.ts', '--no-dts-header', ...rest]
-if (!onlyTypeScript) execFileSync(process.execPath, [cli, ...args], { stdio: 'inherit' })
+if (!onlyTypeScript) execFileSync(process.execPath, [commandOf('@napi-rs/cli', 'napi'), ...args], { stdio: 'inherit' })
 compile()
 
 /** Compiles `lib/`: one JavaScript file for each module, one file of declarations for all of them, and the folders that bundlers read. */
 function compile() {
-  const manifest = createRequire(import.meta.url).resolve('typescript/package.json')
-  const tsc = join(manifest, '..', JSON.parse(readFileSync(manifest, 'utf8')).bin.tsc)
   mkdirSync('target', { recursive: true })
   const compiled = mkdtempSync('target/lib-')
-  execFileSync(process.execPath, [tsc, '-p', 'tsconfig.json', '--outDir', compiled], { stdio: 'inherit' })
+  execFileSync(process.execPath, [commandOf('typescript', 'tsc'), '-p', 'tsconfig.json', '--outDir', compiled], {
+    stdio: 'inherit',
+  })
   const emitted = ['errors', 'lock', 'service'].map((name) => readFileSync(join(compiled, `${name}.d.ts`), 'utf8'))
-  // Without `#private` a class is compared by its members: an object literal may stand in for it in a unit test.
+  // Without `#private`, TypeScript compares a class by its members: a unit test may use an object literal instead.
   const notPublic = /^(import|export) .*from .*\n|^export \{\};?\n|^ {4}#private;\n|^declare .*\n|^type .*\n/gm
-  const classes = emitted.map((part) => part.replace(notPublic, '').replaceAll(/^( {4})+/gm, (indent) => indent.slice(indent.length / 2)))
-  writeFileSync('index.d.ts', [readFileSync('lib/types.ts', 'utf8'), ...classes].map((part) => `${part.trim()}\n`).join('\n'))
+  const classes = emitted.map((part) =>
+    part.replace(notPublic, '').replaceAll(/^( {4})+/gm, (indent) => indent.slice(indent.length / 2)),
+  )
+  writeFileSync(
+    'index.d.ts',
+    [readFileSync('lib/types.ts', 'utf8'), ...classes].map((part) => `${part.trim()}\n`).join('\n'),
+  )
   const modules = readdirSync(compiled).filter((file) => file.endsWith('.js'))
   for (const file of modules) cpSync(join(compiled, file), `dist/${file}`)
   for (const file of readdirSync('dist')) if (file !== 'addons' && !modules.includes(file)) rmSync(`dist/${file}`)
   rmSync(compiled, { recursive: true })
   for (const platform of readdirSync('npm')) {
     mkdirSync(`dist/addons/${platform}`, { recursive: true })
-    writeFileSync(`dist/addons/${platform}/package.json`, `{ "main": "../../../../holdfast-${platform}/holdfast.${platform}.node" }\n`)
+    writeFileSync(
+      `dist/addons/${platform}/package.json`,
+      `{ "main": "../../../../holdfast-${platform}/holdfast.${platform}.node" }\n`,
+    )
     writeFileSync(`dist/addons/${platform}/index.js`, '')
   }
 }

@@ -10,7 +10,19 @@ const openssl = (dir, ...args) => run('openssl', args, { cwd: dir })
 
 /** Creates an authority in a folder. Resolves to the path of its certificate. */
 export async function makeAuthority(dir) {
-  await openssl(dir, ...FRESH, '-x509', '-days', '2', '-subj', '/CN=holdfast test CA', '-keyout', 'ca.key', '-out', 'ca.crt')
+  await openssl(
+    dir,
+    ...FRESH,
+    '-x509',
+    '-days',
+    '2',
+    '-subj',
+    '/CN=holdfast test CA',
+    '-keyout',
+    'ca.key',
+    '-out',
+    'ca.crt',
+  )
   return join(dir, 'ca.crt')
 }
 

@@ -1,11 +1,11 @@
-// `npm run check`, which CI runs: format, lints, layers, words, docs, generated files, and then every test.
+// `npm run check`, which CI runs: format, lints, types, layers, words, docs, generated files, the package, and then every test.
 import { readdirSync, readFileSync } from 'node:fs'
 import { fileURLToPath } from 'node:url'
 import { execFileSync } from 'node:child_process'
 import { checkLayers, checkSurface } from './layers.mjs'
 import { hostTarget } from './pgo.mjs'
 import { locateMongod, locateRedis } from './servers.mjs'
-import { installDependencies } from './setup.mjs'
+import { commandOf, installDependencies } from './setup.mjs'
 import { step } from './steps.mjs'
 import { run, test } from './test.mjs'
 import { checkWords } from './words.mjs'
@@ -13,7 +13,13 @@ import { checkWords } from './words.mjs'
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
 const STORES = ['memory', 'sqlite', 'redis', 'mongodb']
 // Files that the build writes.
-const GENERATED = ['index.d.ts', 'lib/addon.d.ts', ...readdirSync('dist', { recursive: true, withFileTypes: true }).filter((entry) => entry.isFile()).map((entry) => `${entry.parentPath}/${entry.name}`)]
+const GENERATED = [
+  'index.d.ts',
+  'lib/addon.d.ts',
+  ...readdirSync('dist', { recursive: true, withFileTypes: true })
+    .filter((entry) => entry.isFile())
+    .map((entry) => `${entry.parentPath}/${entry.name}`),
+]
 /** A source file should have at most the first number of lines, and must have at most the second. */
 const [MANY_LINES, MOST_LINES] = [300, 500]
 
@@ -21,6 +27,9 @@ async function must(command, args, env) {
   const { code } = await run(command, args, env)
   if (code !== 0) throw new Error(`${command} ${args.join(' ')} ended with ${code}`)
 }
+
+/** Runs a command of a development dependency. */
+const tool = (path, ...args) => must(process.execPath, [path, ...args])
 
 function mustBeEmpty(problems) {
   if (problems.length > 0) throw new Error(problems.join('\n'))
@@ -38,9 +47,18 @@ const tracked = () =>
     .filter((file) => /\.(rs|lua|sql|m?js|ts|json|md|toml|ya?ml|lock)$|^\.ci\/run$|^\.npmrc$/.test(file))
 
 installDependencies()
+// The type check reads the packages that the benchmarks import.
+installDependencies('bench')
 // Downloads run at the same time as cargo. The tests report a missing server.
 const fetching = Promise.allSettled([locateRedis(), locateMongod()])
-await step('format', () => must('cargo', ['fmt', '--check']))
+await step('format', async () => {
+  await must('cargo', ['fmt', '--check'])
+  await tool(commandOf('prettier'), '--check', '--log-level', 'warn', '.')
+})
+await step('JavaScript: lints and types', async () => {
+  await tool(commandOf('oxlint'), '--deny-warnings', '.')
+  await tool(commandOf('typescript', 'tsc'), '-p', 'tsconfig.check.json')
+})
 await step('layers', () => mustBeEmpty([...checkLayers('src'), ...checkSurface('lib')]))
 await step('words', () => mustBeEmpty(checkWords()))
 await step('file sizes, registry hosts and local paths', () => {
@@ -53,9 +71,12 @@ await step('file sizes, registry hosts and local paths', () => {
       else console.log(`${file} has ${lines} lines`)
     }
     // The patterns are assembled here so that this file does not match itself.
-    const registry = new RegExp(['registry\\.npmjs', 'index\\.crates', 'static\\.crates', 'files\\.pythonhosted'].join('|'))
+    const registry = new RegExp(
+      ['registry\\.npmjs', 'index\\.crates', 'static\\.crates', 'files\\.pythonhosted'].join('|'),
+    )
     if (registry.test(text)) problems.push(`${file} names the host of a package registry`)
-    if (new RegExp('/' + '(work|root|home/\\w+|Users/\\w+)/').test(text)) problems.push(`${file} has a path of this machine`)
+    if (new RegExp('/' + '(work|root|home/\\w+|Users/\\w+)/').test(text))
+      problems.push(`${file} has a path of this machine`)
   }
   mustBeEmpty(problems)
 })
@@ -63,15 +84,24 @@ await step('generated files are up to date', async () => {
   const before = GENERATED.map((file) => readFileSync(file, 'utf8'))
   await must(process.execPath, ['scripts/build.mjs'])
   mustBeEmpty(
-    GENERATED.filter((file, i) => readFileSync(file, 'utf8') !== before[i]).map((file) => `${file} differs from the output of the build`),
+    GENERATED.filter((file, i) => readFileSync(file, 'utf8') !== before[i]).map(
+      (file) => `${file} differs from the output of the build`,
+    ),
   )
+})
+
+await step('package', async () => {
+  await tool(commandOf('publint'), '--strict')
+  await tool(commandOf('@arethetypeswrong/cli', 'attw'), '--pack', '.', '--entrypoints', '.', '--no-definitely-typed')
 })
 
 await step('lints, all stores', () => clippy(...STORES, 'node'))
 // The library and its tests with one store. Without the memory store the service's tests are omitted.
 for (const store of STORES) await step(`lints, ${store} alone`, () => clippy(store))
 await step('documentation', () =>
-  must('cargo', ['doc', '--quiet', '--no-deps', '--document-private-items', '--target', hostTarget], { RUSTDOCFLAGS: '-D warnings' }),
+  must('cargo', ['doc', '--quiet', '--no-deps', '--document-private-items', '--target', hostTarget], {
+    RUSTDOCFLAGS: '-D warnings',
+  }),
 )
 await step('fetch of the servers', () => fetching)
 

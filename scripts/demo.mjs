@@ -35,7 +35,8 @@ const folder = mkdtempSync(join(tmpdir(), 'holdfast-demo-'))
 process.on('exit', () => rmSync(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 }))
 
 const given = process.env.HOLDFAST_URL
-if (given?.startsWith('memory:')) exit(1, 'memory: is a store of one process, and this needs one that four processes share')
+if (given?.startsWith('memory:'))
+  exit(1, 'memory: is a store of one process, and this needs one that four processes share')
 // Characters with a meaning in a URL are escaped.
 const embedded = `sqlite:${join(folder, 'locks.sqlite').replace(/[%?]/g, encodeURIComponent)}`
 const url = given || embedded
@@ -56,7 +57,9 @@ for (const signal of ['SIGINT', 'SIGTERM']) {
 }
 
 screen.print(`Four processes, three days, one report a day, at 18:00. Store: ${shown}`)
-screen.print(`Each acquires the lock (${TTL_MS / 1000} s, renewed), checks for the report, and makes it if it is missing.`)
+screen.print(
+  `Each acquires the lock (${TTL_MS / 1000} s, renewed), checks for the report, and makes it if it is missing.`,
+)
 screen.print('A late process finds the report, and does not make it again: after the first release the lock is free.')
 if (process.env.HOLDFAST_DEMO_SABOTAGE === '1') screen.print('SABOTAGE: they ignore the lock.')
 

@@ -25,7 +25,10 @@ function forbidden(path) {
     rules.push([/\bcrate::js\b/, 'the service imports no layer above it'])
   }
   if (top === 'js') {
-    rules.push([/\bengine::(memory|redis|mongodb|sql|Engine|Acquired|Renewed|Released)\b/, 'js/ imports of L1 only the configuration'])
+    rules.push([
+      /\bengine::(memory|redis|mongodb|sql|Engine|Acquired|Renewed|Released)\b/,
+      'js/ imports of L1 only the configuration',
+    ])
   }
   if (['error.rs', 'model.rs', 'clock.rs', 'backoff.rs', 'event_loop.rs'].includes(path)) {
     rules.push([/\bcrate::(engine|service|js)\b/, 'L0 imports no layer above it'])
@@ -61,7 +64,9 @@ export function surfaceViolations(path, text) {
   const code = text.replaceAll(/\/\*[\s\S]*?\*\//g, (comment) => comment.replaceAll(/[^\n]/g, '')).split('\n')
   return code.flatMap((line, i) => {
     const rest = line.replace(/\/\/ .*$/, '').replaceAll(NO_CLOCKS, '')
-    return CLOCKS.test(rest) ? [`lib/${path}:${i + 1}: timers and clocks belong to the native core: ${line.trim()}`] : []
+    return CLOCKS.test(rest)
+      ? [`lib/${path}:${i + 1}: timers and clocks belong to the native core: ${line.trim()}`]
+      : []
   })
 }
 

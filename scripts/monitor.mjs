@@ -11,7 +11,10 @@ export class Monitor {
 
   static async open(port) {
     const monitor = new Monitor()
-    monitor.#socket = net.connect(port, '127.0.0.1').setEncoding('utf8').on('error', () => {})
+    monitor.#socket = net
+      .connect(port, '127.0.0.1')
+      .setEncoding('utf8')
+      .on('error', () => {})
     const ready = new Promise((resolve) => (monitor.#ready = resolve))
     monitor.#socket.on('data', (text) => monitor.#receive(text))
     monitor.#socket.write('MONITOR\r\n')

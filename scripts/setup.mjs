@@ -1,6 +1,6 @@
 // The set-up that every command of this project needs first. Has no dependencies itself.
 import { spawnSync } from 'node:child_process'
-import { existsSync, statfsSync, statSync } from 'node:fs'
+import { existsSync, readFileSync, statfsSync, statSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { fileURLToPath } from 'node:url'
 
@@ -17,15 +17,26 @@ export function installDependencies(folder = '.', { isLenient = false } = {}) {
   // npm writes its copy of the lock file last: a newer lock file has not been installed.
   const [locked, installed] = ['package-lock.json', 'node_modules/.package-lock.json'].map((file) => new URL(file, cwd))
   if (existsSync(installed) && statSync(installed).mtimeMs >= statSync(locked).mtimeMs) return
-  const { status, error } = spawnSync('npm', [...(isLenient ? ['install', '--no-save'] : ['ci']), '--no-audit', '--no-fund', '--loglevel=error'], {
-    cwd,
-    stdio: 'inherit',
-    shell: windows,
-  })
+  const { status, error } = spawnSync(
+    'npm',
+    [...(isLenient ? ['install', '--no-save'] : ['ci']), '--no-audit', '--no-fund', '--loglevel=error'],
+    {
+      cwd,
+      stdio: 'inherit',
+      shell: windows,
+    },
+  )
   if (status === 0) return
   // npm has printed the cause; a stack trace of this script would hide it.
   console.error(`npm could not install the packages of ${fileURLToPath(cwd)}${error ? `: ${error.message}` : ''}`)
   process.exit(1)
+}
+
+/** Returns the path of a development dependency's command, a script for `node`. */
+export function commandOf(name, command = name) {
+  const folder = new URL(`node_modules/${name}/`, `file://${root}`)
+  const { bin } = JSON.parse(readFileSync(new URL('package.json', folder), 'utf8'))
+  return fileURLToPath(new URL(typeof bin === 'string' ? bin : bin[command], folder))
 }
 
 /**

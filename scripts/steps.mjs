@@ -6,7 +6,9 @@ const steps = []
 /** Returns the CPU seconds of all ended child processes; `undefined` where the system does not report them. */
 function childSeconds() {
   try {
-    const fields = readFileSync('/proc/self/stat', 'utf8').replace(/^.*\) /s, '').split(' ')
+    const fields = readFileSync('/proc/self/stat', 'utf8')
+      .replace(/^.*\) /s, '')
+      .split(' ')
     // cutime and cstime of proc(5), in ticks of 10 ms.
     return (Number(fields[13]) + Number(fields[14])) / 100
   } catch {

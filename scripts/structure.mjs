@@ -55,7 +55,8 @@ function imports(module, text) {
  */
 export function importGraph(files) {
   const fileOf = new Map(Object.keys(files).map((path) => [moduleOf(path).join('::'), path]))
-  const isBelow = (path, other) => /(^|\/)(mod|lib)\.rs$/.test(other) && (dirname(other) === '.' || path.startsWith(`${dirname(other)}/`))
+  const isBelow = (path, other) =>
+    /(^|\/)(mod|lib)\.rs$/.test(other) && (dirname(other) === '.' || path.startsWith(`${dirname(other)}/`))
   const graph = {}
   for (const [path, text] of Object.entries(files)) {
     graph[path] = new Set()
@@ -102,7 +103,8 @@ export function problemsOf(files) {
   }
   const product = Object.fromEntries(Object.entries(files).filter(([path]) => path.endsWith('.rs') && !isTest(path)))
   for (const circle of circles(importGraph(product))) {
-    if (circle.length > MOST_IN_CIRCLE) problems.push(`${circle.length} files import each other in a circle: ${circle.join(', ')}`)
+    if (circle.length > MOST_IN_CIRCLE)
+      problems.push(`${circle.length} files import each other in a circle: ${circle.join(', ')}`)
   }
   let cfgLines = 0
   for (const [path, text] of Object.entries(product)) {
@@ -118,5 +120,7 @@ export function problemsOf(files) {
 export function checkStructure(src) {
   const entries = readdirSync(src, { recursive: true, withFileTypes: true }).filter((entry) => entry.isFile())
   const files = entries.map((entry) => join(entry.parentPath ?? entry.path, entry.name))
-  return problemsOf(Object.fromEntries(files.map((file) => [relative(src, file).split(sep).join('/'), readFileSync(file, 'utf8')])))
+  return problemsOf(
+    Object.fromEntries(files.map((file) => [relative(src, file).split(sep).join('/'), readFileSync(file, 'utf8')])),
+  )
 }

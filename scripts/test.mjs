@@ -58,7 +58,15 @@ const RUST_THREADS = 2 * availableParallelism()
 async function rustTests(env) {
   // napi builds the addon for an explicit target, which has a separate folder: the same target here avoids a second build.
   // Without `--lib` cargo builds the library again for documentation tests, of which there are none.
-  const args = ['test', '--lib', '--target', hostTarget, '--no-default-features', '--features', 'memory,sqlite,redis,mongodb']
+  const args = [
+    'test',
+    '--lib',
+    '--target',
+    hostTarget,
+    '--no-default-features',
+    '--features',
+    'memory,sqlite,redis,mongodb,node',
+  ]
   const { code: built } = await step('build of the Rust tests', () => run('cargo', [...args, '--no-run']))
   if (built !== 0) return [{ passed: 0, failed: 1, skipped: [] }]
   // With the tests' output: a test without a server passes and prints `skipped: `, which is counted below.
@@ -112,7 +120,8 @@ async function nodeTests() {
   ]
   const seconds = parts.flatMap((part) => [...part.seconds]).sort((one, other) => other[1] - one[1])
   console.log('\nThe longest specs:')
-  for (const [file, took] of seconds.slice(0, LONGEST_SHOWN)) console.log(`${took.toFixed(1).padStart(9)} s  ${basename(file)}`)
+  for (const [file, took] of seconds.slice(0, LONGEST_SHOWN))
+    console.log(`${took.toFixed(1).padStart(9)} s  ${basename(file)}`)
   return parts
 }
 

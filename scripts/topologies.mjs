@@ -27,7 +27,9 @@ export async function startRedisCluster({ args = [] } = {}) {
     )
     await until('a cluster in the state ok', async () => {
       const states = await Promise.all(nodes.map(({ port }) => redisCommand(port, 'CLUSTER INFO')))
-      return states.every((state) => /cluster_state:ok/.test(state) && state.includes(`cluster_known_nodes:${nodes.length}\r\n`))
+      return states.every(
+        (state) => /cluster_state:ok/.test(state) && state.includes(`cluster_known_nodes:${nodes.length}\r\n`),
+      )
     })
   } catch (error) {
     await stopAll(nodes)
@@ -40,7 +42,9 @@ export async function startRedisCluster({ args = [] } = {}) {
 async function startNode(args) {
   const busPort = await freePort()
   const bus = ['--cluster-port', busPort, '--cluster-announce-ip', '127.0.0.1', '--cluster-announce-bus-port', busPort]
-  const node = await startRedis({ args: ['--cluster-enabled', 'yes', '--cluster-node-timeout', '2000', ...bus, ...args] })
+  const node = await startRedis({
+    args: ['--cluster-enabled', 'yes', '--cluster-node-timeout', '2000', ...bus, ...args],
+  })
   return Object.assign(node, { busPort })
 }
 
@@ -89,8 +93,17 @@ async function startSentinel(masterPort) {
       `sentinel failover-timeout ${MASTER} 3000`,
     ]
     await writeFile(file, `${lines.join('\n')}\n`)
-    const isUp = () => redisCommand(port, 'PING').then((answer) => answer === '+PONG\r\n', () => false)
-    return { argv: [path, file, '--sentinel'], env, ready: async (log) => /\+monitor master/.test(log) && isUp(), properties: {} }
+    const isUp = () =>
+      redisCommand(port, 'PING').then(
+        (answer) => answer === '+PONG\r\n',
+        () => false,
+      )
+    return {
+      argv: [path, file, '--sentinel'],
+      env,
+      ready: async (log) => /\+monitor master/.test(log) && isUp(),
+      properties: {},
+    }
   })
 }
 
@@ -126,17 +139,34 @@ export async function startMongoReplicaSet({ args = [] } = {}) {
     url: `mongodb://${hosts.join(',')}/holdfast?replicaSet=rs0`,
     members,
     primary: () => primaryOf(members),
-    stepDown: ({ seconds = 1, force = false } = {}) => until('a primary that steps down', async () => {
-      const primary = await set.primary()
-      const command = { replSetStepDown: seconds, secondaryCatchUpPeriodSecs: force ? 0 : Math.min(seconds, 1), force }
-      // It fails when the member is not the primary any more, or no member has caught up yet.
-      return primary && mongoCommand(primary, command).then(() => primary, () => undefined)
-    }),
-    ready: () => until('a replica set with all members', async () => {
-      const primary = await set.primary()
-      const states = primary && (await mongoCommand(primary, { replSetGetStatus: 1 }).catch(() => undefined))
-      return states?.members.map(({ stateStr }) => stateStr).sort().join() === 'PRIMARY,SECONDARY,SECONDARY'
-    }),
+    stepDown: ({ seconds = 1, force = false } = {}) =>
+      until('a primary that steps down', async () => {
+        const primary = await set.primary()
+        const command = {
+          replSetStepDown: seconds,
+          secondaryCatchUpPeriodSecs: force ? 0 : Math.min(seconds, 1),
+          force,
+        }
+        // It fails when the member is not the primary any more, or no member has caught up yet.
+        return (
+          primary &&
+          mongoCommand(primary, command).then(
+            () => primary,
+            () => undefined,
+          )
+        )
+      }),
+    ready: () =>
+      until('a replica set with all members', async () => {
+        const primary = await set.primary()
+        const states = primary && (await mongoCommand(primary, { replSetGetStatus: 1 }).catch(() => undefined))
+        return (
+          states?.members
+            .map(({ stateStr }) => stateStr)
+            .sort()
+            .join() === 'PRIMARY,SECONDARY,SECONDARY'
+        )
+      }),
     stop: () => stopAll(members),
   }
   try {

@@ -24,7 +24,8 @@ async function busily(ms, inFlight, prefix, work) {
 async function parts(ms, locks, other) {
   for (const inFlight of [1, 16, 64, 1024]) {
     await busily(ms, inFlight, 'pair', async (name) => {
-      if (!(await locks.acquireLock(name, 30)) || !(await locks.releaseLock(name))) throw new Error(`${name} was not free`)
+      if (!(await locks.acquireLock(name, 30)) || !(await locks.releaseLock(name)))
+        throw new Error(`${name} was not free`)
     })
     await busily(ms, inFlight, 'lock', async (name) => {
       const lock = await locks.acquire(name, { ttlMs: 30_000 })

@@ -19,8 +19,8 @@ pub trait EventLoop: Send + Sync + fmt::Debug {
 /// Decides whether the loop busy-polls for a reply before it sleeps.
 ///
 /// # Behavior
-/// To sleep and wake up takes a core about as long as a nearby store takes to reply, so that busy-polling costs nothing when the
-/// reply arrives in time. A missed reply means that the store is far away, or that the machine has no idle core: the loop then
+/// A core takes about as long to sleep and wake up as a nearby store to reply, so that busy-polling costs nothing when the reply
+/// arrives in time. A missed reply means that the store is far away, or that the machine has no idle core: the loop then
 /// does not spin for two ticks, and for twice as many with each further miss.
 #[derive(Debug, Default)]
 pub struct AdaptiveSpin {
@@ -61,13 +61,13 @@ pub trait Socket: Send + Sync {
     /// Reads what has arrived. `false`: the loop stops polling the socket.
     fn readable(&self) -> bool;
 
-    /// Sends buffered commands, before the loop sleeps. `false`: the loop stops polling the socket.
+    /// Sends buffered requests, before the loop sleeps. `false`: the loop stops polling the socket.
     fn flush(&self) -> bool;
 
     /// Whether replies are pending.
     fn awaits(&self) -> bool;
 
-    /// The loop does not poll the socket any more.
+    /// Called when the loop has stopped polling the socket.
     fn end(&self);
 }
 

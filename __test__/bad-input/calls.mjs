@@ -1,5 +1,4 @@
-// Bad calls to a service. A row says which function, its arguments, which of them is refused, and how the message shows
-// the value.
+// Bad calls to a service. A row has the function, its arguments, the rejected argument, and how the message shows the value.
 
 const fn = () => {
   throw new Error('fn was called')
@@ -9,44 +8,109 @@ const shownLone = '"lone \ufffd surrogate"'
 const long = 'n'.repeat(513)
 const symbol = 'a symbol, bigint or external'
 
-/** Whatever is no name, and how it is shown. */
+/** Values that are not a name, and how a message shows them. */
 const noText = [
-  [undefined, 'undefined'], [null, 'null'], [42, '42'], [NaN, 'NaN'], [true, 'true'], [{}, 'an object'],
-  [Symbol('n'), symbol], [10n, symbol], [fn, 'a function'],
+  [undefined, 'undefined'],
+  [null, 'null'],
+  [42, '42'],
+  [NaN, 'NaN'],
+  [true, 'true'],
+  [{}, 'an object'],
+  [Symbol('n'), symbol],
+  [10n, symbol],
+  [fn, 'a function'],
 ]
 const noName = [
-  ['', '""'], [long, '513 bytes'], ['é'.repeat(257), '514 bytes'], ['🔒'.repeat(129), '516 bytes'],
-  [LONE, shownLone], ['\udc00', '"\ufffd"'],
+  ['', '""'],
+  [long, '513 bytes'],
+  ['é'.repeat(257), '514 bytes'],
+  ['🔒'.repeat(129), '516 bytes'],
+  [LONE, shownLone],
+  ['\udc00', '"\ufffd"'],
 ]
 const noSeconds = [
-  [null, 'null'], ['5', '"5"'], ['', '""'], [NaN, 'NaN'], [Infinity, 'Infinity'], [-Infinity, '-Infinity'], [0, '0'],
-  [-0, '-0'], [-1, '-1'], [-0.001, '-0.001'], [2147483.649, '2147483.649'], [true, 'true'], [{}, 'an object'],
-  [[5], 'an array'], [5n, symbol], [new Date(0), 'an object'],
+  [null, 'null'],
+  ['5', '"5"'],
+  ['', '""'],
+  [NaN, 'NaN'],
+  [Infinity, 'Infinity'],
+  [-Infinity, '-Infinity'],
+  [0, '0'],
+  [-0, '-0'],
+  [-1, '-1'],
+  [-0.001, '-0.001'],
+  [2147483.649, '2147483.649'],
+  [true, 'true'],
+  [{}, 'an object'],
+  [[5], 'an array'],
+  [5n, symbol],
+  [new Date(0), 'an object'],
 ]
-const noDurations = ['5', '-5s', '5 s', '5d', 's', '5S', '1e3ms', '25d', '0s', '5s5s'].map((text) => [text, JSON.stringify(text)])
-const noMs = [...noSeconds.filter(([value]) => value !== 2147483.649), [2147483649, '2147483649'], [fn, 'a function'], ...noDurations.filter(([text]) => text !== '5')]
-const noPositive = noMs.filter(([value]) => value !== -0)
+const noDurations = ['5', '-5s', '5 s', '5d', 's', '5S', '1e3ms', '25d', '0s', '5s5s'].map((text) => [
+  text,
+  JSON.stringify(text),
+])
+const noMs = [
+  ...noSeconds.filter(([value]) => value !== 2147483.649),
+  [2147483649, '2147483649'],
+  [fn, 'a function'],
+  ...noDurations.filter(([text]) => text !== '5'),
+]
+const noPositive = noMs.filter(([value]) => !Object.is(value, -0))
 const noSpan = noPositive.filter(([value]) => value !== 0 && value !== '0s')
 const noWait = [
-  [null, 'null'], ['5', '"5"'], [NaN, 'NaN'], [-1, '-1'], [-Infinity, '-Infinity'], [true, 'true'], [{}, 'an object'],
+  [null, 'null'],
+  ['5', '"5"'],
+  [NaN, 'NaN'],
+  [-1, '-1'],
+  [-Infinity, '-Infinity'],
+  [true, 'true'],
+  [{}, 'an object'],
   [5n, symbol],
 ]
-const noFlag = [[null, 'null'], [0, '0'], [1, '1'], ['true', '"true"'], [{}, 'an object'], [fn, 'a function']]
+const noFlag = [
+  [null, 'null'],
+  [0, '0'],
+  [1, '1'],
+  ['true', '"true"'],
+  [{}, 'an object'],
+  [fn, 'a function'],
+]
 const noSignal = [
-  [null, 'null'], [true, 'true'], ['abort', '"abort"'], [{}, 'an object'], [[], 'an array'], [fn, 'a function'],
-  [new AbortController(), 'an object'], [new EventTarget(), 'an object'], [{ aborted: false }, 'an object'],
+  [null, 'null'],
+  [true, 'true'],
+  ['abort', '"abort"'],
+  [{}, 'an object'],
+  [[], 'an array'],
+  [fn, 'a function'],
+  [new AbortController(), 'an object'],
+  [new EventTarget(), 'an object'],
+  [{ aborted: false }, 'an object'],
   [{ aborted: 0, addEventListener: fn, removeEventListener: fn }, 'an object'],
 ]
 const loop = {}
 loop.self = loop
 const noMetadata = [
-  [fn, 'a function'], [Symbol('m'), symbol], [10n, symbol], [loop, 'an object'], [{ deep: [10n] }, 'an object'],
-  [{ toJSON: () => undefined }, 'an object'], ['m'.repeat(16_383), '16385 bytes'], ['é'.repeat(8192), '16386 bytes'],
+  [fn, 'a function'],
+  [Symbol('m'), symbol],
+  [10n, symbol],
+  [loop, 'an object'],
+  [{ deep: [10n] }, 'an object'],
+  [{ toJSON: () => undefined }, 'an object'],
+  ['m'.repeat(16_383), '16385 bytes'],
+  ['é'.repeat(8192), '16386 bytes'],
 ]
-const noOptions = [[null, 'null'], [5, '5'], ['text', '"text"'], [true, 'true'], [[], 'an array'], [5n, symbol]]
+const noOptions = [
+  [null, 'null'],
+  [5, '5'],
+  ['text', '"text"'],
+  [true, 'true'],
+  [[], 'an array'],
+  [5n, symbol],
+]
 const unknown = ['ttl', 'TtlMs', 'ttlSeconds', 'wait', 'timeout', 'retries', 'Signal', '', 'ä']
 
-/** The options of acquire, tryAcquire and using, one bad one at a time: [options, argument, shown]. */
+/** Options of acquire, tryAcquire and using, each with one bad value: [options, argument, shown]. */
 const badOptions = [
   ...noOptions.map(([value, shown]) => [value, 'options', shown]),
   ...unknown.map((name) => [{ [name]: 5 }, 'options', JSON.stringify(name)]),
@@ -65,17 +129,24 @@ const badNames = [
   [[], 'names', '[]'],
   [Array(1001).fill('n'), 'names', '1001'],
   [new Set(['n']), 'names', 'an object'],
-  ...noName.flatMap(([value, shown]) => [[value, 'name', shown], [['fine', value], 'name', shown]]),
+  ...noName.flatMap(([value, shown]) => [
+    [value, 'name', shown],
+    [['fine', value], 'name', shown],
+  ]),
   ...noText.map(([value, shown]) => [[value], 'name', shown]),
   [[['nested']], 'name', 'an array'],
   [Object.assign([], { 0: 'a', 2: 'c' }), 'name', 'undefined'],
 ]
 
 const noFunction = [
-  [undefined, 'undefined'], [null, 'null'], ['fn', '"fn"'], [{}, 'an object'], [Promise.resolve(), 'an object'],
+  [undefined, 'undefined'],
+  [null, 'null'],
+  ['fn', '"fn"'],
+  [{}, 'an object'],
+  [Promise.resolve(), 'an object'],
 ]
 
-/** Every row: [function, arguments, refused argument, how its value is shown]. `json` is a held lock's. */
+/** Returns the rows: [function, arguments, rejected argument, how its value is shown]. `json` is that of a held lock. */
 export function calls(json) {
   const rows = []
   const add = (name, args, argument, shown) => rows.push([name, args, argument, shown])
@@ -136,7 +207,12 @@ export function calls(json) {
     add('restore', [value], 'json', shown)
   }
   for (const text of ['', 'text', '{', '{"names"']) add('restore', [text], 'json', 'other text')
-  const noJson = [['5', '5'], ['null', 'null'], ['[]', 'an array'], ['"x"', '"x"']]
+  const noJson = [
+    ['5', '5'],
+    ['null', 'null'],
+    ['[]', 'an array'],
+    ['"x"', '"x"'],
+  ]
   for (const [text, shown] of noJson) add('restore', [text], 'json', shown)
   add('restore', [{}], 'json', 'no names')
   add('restore', ['{}'], 'json', 'no names')
@@ -159,8 +235,8 @@ export function calls(json) {
   return rows
 }
 
-/** What `lock.extend` refuses. */
+/** Arguments that `lock.extend` rejects. */
 export const extensions = [[undefined, 'undefined'], ...noMs]
 
-/** What is wrong with a token is told, but not the token: it is the right to release. */
+/** Invalid tokens. The message shows what is wrong, but not the token, which is the right to release. */
 export const tokens = ['', 'abc', 'g'.repeat(32), 'A'.repeat(32), 'a'.repeat(33), `${'a'.repeat(31)}é`]

@@ -1,4 +1,4 @@
-// Bad calls to LockService.connect: [arguments, refused argument, what the message has to say].
+// Bad calls to LockService.connect: [arguments, rejected argument, pattern of the message].
 const PASSWORD = 'hunter2'
 const RULE = /memory:.*redis:\/\/.*mongodb:\/\//
 const symbol = /got a symbol, bigint or external$/
@@ -6,64 +6,144 @@ const shown = (value) => new RegExp(`got ${value.replaceAll(/[\\^$.*+?()[\]{}|]/
 
 const unknown = ['http', 'postgres', 'mysql', 'etcd', 'gopher', 'redis+quorum', 'Redis', 'mongo', 'file']
 const schemes = unknown.map((scheme) => [
-  [`${scheme}://user:${PASSWORD}@host/db`], 'target', new RegExp(`${RULE.source}.*"${scheme.replace('+', '\\+')}:"`),
+  [`${scheme}://user:${PASSWORD}@host/db`],
+  'target',
+  new RegExp(`${RULE.source}.*"${scheme.replace('+', '\\+')}:"`),
 ])
 
 const noTargets = [
-  [null, 'null'], [5, '5'], [NaN, 'NaN'], [true, 'true'], [false, 'false'], [() => {}, 'a function'],
+  [null, 'null'],
+  [5, '5'],
+  [NaN, 'NaN'],
+  [true, 'true'],
+  [false, 'false'],
+  [() => {}, 'a function'],
 ].map(([target, text]) => [[target], 'target', shown(text)])
 
 const redis = [
-  'redis:', 'redis://', `redis:${PASSWORD}`, `redis:///${PASSWORD}`, `redis://:${PASSWORD}@`,
-  `redis://host:${PASSWORD}`, `redis://user:a#${PASSWORD}@host`, `redis://user:a/${PASSWORD}@host`, `redis://user:a?${PASSWORD}@host`,
-  `redis://host/${PASSWORD}`, `redis://host/1/${PASSWORD}`, 'redis://host/-1', 'redis://host/99999999999',
-  `redis://host?${PASSWORD}=1`, `redis://host#${PASSWORD}`, 'redis://host:99999', 'redis://host:0x1',
+  'redis:',
+  'redis://',
+  `redis:${PASSWORD}`,
+  `redis:///${PASSWORD}`,
+  `redis://:${PASSWORD}@`,
+  `redis://host:${PASSWORD}`,
+  `redis://user:a#${PASSWORD}@host`,
+  `redis://user:a/${PASSWORD}@host`,
+  `redis://user:a?${PASSWORD}@host`,
+  `redis://host/${PASSWORD}`,
+  `redis://host/1/${PASSWORD}`,
+  'redis://host/-1',
+  'redis://host/99999999999',
+  `redis://host?${PASSWORD}=1`,
+  `redis://host#${PASSWORD}`,
+  'redis://host:99999',
+  'redis://host:0x1',
   `rediss://no host:${PASSWORD}@h h`,
 ].map((url) => [[url], 'target', /redis:\/\//])
 
 const sentinel = [
-  'redis+sentinel:', 'redis+sentinel://', `redis+sentinel://${PASSWORD}`, 'redis+sentinel://h1,h2', 'redis+sentinel://h1,,h2/m',
-  `redis+sentinel://h:${PASSWORD}/m`, `redis+sentinel://user:a#${PASSWORD}@h/m`, `redis+sentinel://user:a/${PASSWORD}@h/m`,
-  `redis+sentinel://user/${PASSWORD}@h`, `redis+sentinel://user:a?${PASSWORD}@h/m`, `redis+sentinel://h/m/${PASSWORD}`,
-  `redis+sentinel://h/m?${PASSWORD}=1`, `rediss+sentinel://h/m?sentinelTls=${PASSWORD}`, `redis+sentinel://h/m#${PASSWORD}`,
+  'redis+sentinel:',
+  'redis+sentinel://',
+  `redis+sentinel://${PASSWORD}`,
+  'redis+sentinel://h1,h2',
+  'redis+sentinel://h1,,h2/m',
+  `redis+sentinel://h:${PASSWORD}/m`,
+  `redis+sentinel://user:a#${PASSWORD}@h/m`,
+  `redis+sentinel://user:a/${PASSWORD}@h/m`,
+  `redis+sentinel://user/${PASSWORD}@h`,
+  `redis+sentinel://user:a?${PASSWORD}@h/m`,
+  `redis+sentinel://h/m/${PASSWORD}`,
+  `redis+sentinel://h/m?${PASSWORD}=1`,
+  `rediss+sentinel://h/m?sentinelTls=${PASSWORD}`,
+  `redis+sentinel://h/m#${PASSWORD}`,
 ].map((url) => [[url], 'target', /redis\+sentinel:\/\//])
 
 const cluster = [
-  'redis+cluster:', 'redis+cluster://', 'redis+cluster://h1,,h2', 'redis+cluster://h/1', `redis+cluster://h1,h2/${PASSWORD}`,
-  `redis+cluster://h:${PASSWORD}`, `redis+cluster://user:a/${PASSWORD}@h`, `redis+cluster://user:a#${PASSWORD}@h`,
+  'redis+cluster:',
+  'redis+cluster://',
+  'redis+cluster://h1,,h2',
+  'redis+cluster://h/1',
+  `redis+cluster://h1,h2/${PASSWORD}`,
+  `redis+cluster://h:${PASSWORD}`,
+  `redis+cluster://user:a/${PASSWORD}@h`,
+  `redis+cluster://user:a#${PASSWORD}@h`,
   `redis+cluster://h?${PASSWORD}=1`,
 ].map((url) => [[url], 'target', /redis\+cluster:\/\//])
 
 const mongodb = [
-  'mongodb:', 'mongodb://', `mongodb:${PASSWORD}`, `mongodb://user:${PASSWORD}@`, `mongodb://user:${PASSWORD}`,
-  `mongodb://us@er:${PASSWORD}@host`, `mongodb://user:a/${PASSWORD}@host`, `mongodb://user:a%${PASSWORD}@host`,
-  'mongodb://host:0', 'mongodb://host:99999', 'mongodb://host:port', 'mongodb://host/?nonsense=1',
-  'mongodb://host/?w=0', `mongodb://user:${PASSWORD}@host/?replicaSet`, `mongodb://user:${PASSWORD}@host/?tls=maybe`,
+  'mongodb:',
+  'mongodb://',
+  `mongodb:${PASSWORD}`,
+  `mongodb://user:${PASSWORD}@`,
+  `mongodb://user:${PASSWORD}`,
+  `mongodb://us@er:${PASSWORD}@host`,
+  `mongodb://user:a/${PASSWORD}@host`,
+  `mongodb://user:a%${PASSWORD}@host`,
+  'mongodb://host:0',
+  'mongodb://host:99999',
+  'mongodb://host:port',
+  'mongodb://host/?nonsense=1',
+  'mongodb://host/?w=0',
+  `mongodb://user:${PASSWORD}@host/?replicaSet`,
+  `mongodb://user:${PASSWORD}@host/?tls=maybe`,
   'mongodb+srv://host:27017',
 ].map((url) => [[url], 'target', /./])
 
 const sqlite = [
-  'sqlite:', 'sqlite://', 'sqlite:/tmp/', 'sqlite:a?mode=ro', 'sqlite:a%00b', 'sqlite:a%ff', 'sqlite::memory:',
+  'sqlite:',
+  'sqlite://',
+  'sqlite:/tmp/',
+  'sqlite:a?mode=ro',
+  'sqlite:a%00b',
+  'sqlite:a%ff',
+  'sqlite::memory:',
 ].map((url) => [[url], 'target', /./])
 
-const noText = [[null, 'null'], [5, '5'], [true, 'true'], [{}, 'an object'], [[], 'an array'], ['\ud800', '"\ufffd"']]
-const noWaits = [[null, 'null'], ['5', '"5"'], [NaN, 'NaN'], [-1, '-1']]
+const noText = [
+  [null, 'null'],
+  [5, '5'],
+  [true, 'true'],
+  [{}, 'an object'],
+  [[], 'an array'],
+  ['\ud800', '"\ufffd"'],
+]
+const noWaits = [
+  [null, 'null'],
+  ['5', '"5"'],
+  [NaN, 'NaN'],
+  [-1, '-1'],
+]
 const noSpans = [...noWaits, [Infinity, 'Infinity'], [2 ** 32, '4294967296']]
 const noLimits = [...noSpans, [0, '0']]
 const noCounts = [...noWaits, [Infinity, 'Infinity'], [0.5, '0.5'], [101, '101']]
-const noFlags = [[null, 'null'], [1, '1'], ['yes', '"yes"']]
-const noFunctions = [[null, 'null'], [true, 'true'], [{}, 'an object'], ['x', '"x"']]
+const noFlags = [
+  [null, 'null'],
+  [1, '1'],
+  ['yes', '"yes"'],
+]
+const noFunctions = [
+  [null, 'null'],
+  [true, 'true'],
+  [{}, 'an object'],
+  ['x', '"x"'],
+]
 
 const option = (name, value, text) => [['memory:', { [name]: value }], name, shown(text)]
 const defaults = (name, values) =>
   values.map(([value, text]) => [['memory:', { defaults: { [name]: value } }], name, shown(text)])
 
 const options = [
-  ...[[null, 'null'], [5, '5'], ['x', '"x"'], [[], 'an array'], [() => {}, 'a function']].map(([value, text]) => [
-    ['memory:', value], 'options', shown(text),
-  ]),
+  ...[
+    [null, 'null'],
+    [5, '5'],
+    ['x', '"x"'],
+    [[], 'an array'],
+    [() => {}, 'a function'],
+  ].map(([value, text]) => [['memory:', value], 'options', shown(text)]),
   ...['prefix', 'keyprefix', 'timeout', 'url', 'ttlMs', ''].map((name) => [
-    ['memory:', { [name]: 'x' }], 'options', shown(JSON.stringify(name)),
+    ['memory:', { [name]: 'x' }],
+    'options',
+    shown(JSON.stringify(name)),
   ]),
   ...['uri', 'target', 'ttlMs'].map((name) => [[{ [name]: 'memory:' }], 'target', shown(`"${name}"`)]),
   [[{ url: 'memory:' }, {}], 'options', /must be absent.*got an object$/],
@@ -74,18 +154,32 @@ const options = [
   option('table', '', '""'),
   ...noLimits.map(([value, text]) => option('storeTimeoutMs', value, text)),
   ...noCounts.map(([value, text]) => [['redis://host', { minReplicas: value }], 'minReplicas', shown(text)]),
-  ...['memory:', 'sqlite:/tmp/never.sqlite', 'mongodb://host', 'redis+cluster://host', ['redis://a', 'redis://b', 'redis://c']].map((url) => [
-    [url, { minReplicas: 1 }], 'minReplicas', /for a store other than one of redis:\/\/.*got 1$/,
-  ]),
-  ...[[null, 'null'], [5, '5'], [[], 'an array']].map(([value, text]) => option('defaults', value, text)),
+  ...[
+    'memory:',
+    'sqlite:/tmp/never.sqlite',
+    'mongodb://host',
+    'redis+cluster://host',
+    ['redis://a', 'redis://b', 'redis://c'],
+  ].map((url) => [[url, { minReplicas: 1 }], 'minReplicas', /for a store other than one of redis:\/\/.*got 1$/]),
+  ...[
+    [null, 'null'],
+    [5, '5'],
+    [[], 'an array'],
+  ].map(([value, text]) => option('defaults', value, text)),
   ...['ttl', 'signal', 'metadata', 'ttlSeconds'].map((name) => [
-    ['memory:', { defaults: { [name]: 5 } }], 'defaults', shown(`"${name}"`),
+    ['memory:', { defaults: { [name]: 5 } }],
+    'defaults',
+    shown(`"${name}"`),
   ]),
   ...['ttlMs', 'maxHoldMs', 'stallLimitMs'].flatMap((name) => defaults(name, noLimits)),
   ...defaults('minHoldMs', noSpans),
   ...defaults('waitMs', noWaits),
   ...defaults('renew', noFlags),
-  ...[[null, 'null'], [true, 'true'], ['file', '"file"']].map(([value, text]) => option('tls', value, text)),
+  ...[
+    [null, 'null'],
+    [true, 'true'],
+    ['file', '"file"'],
+  ].map(([value, text]) => option('tls', value, text)),
   [['memory:', { tls: { ca: 'x' } }], 'tls', shown('"ca"')],
   ...['caFile', 'certFile', 'keyFile'].map((name) => [['memory:', { tls: { [name]: 5 } }], name, shown('5')]),
   [['memory:', { tls: { insecure: 1 } }], 'insecure', shown('1')],
@@ -125,7 +219,7 @@ export const connections = [
   [[['redis://one', PASSWORD, 'redis://three']], 'target', /without a scheme/],
   [[[`redis://:${PASSWORD}@one`, `redis://:${PASSWORD}@two`]], 'target', shown('2 URLs')],
   [[[`redis://:${PASSWORD}@one`, 'redis://two', 'redis://ONE:6379/1']], 'target', /URL 1 again as URL 3/],
-  // No options, but they would pass for an empty set of them: the store would be another one than was meant.
+  // These are not options. As an empty set of options they would select another store than the intended one.
   [[{ href: 5 }], 'target', /./],
   [[Promise.resolve('memory:')], 'target', /./],
   [[new Map([['url', 'memory:']])], 'target', /./],

@@ -1,11 +1,11 @@
-// The caller's AbortSignal: it ends the wait with its own reason, and no listener stays behind.
+// The caller's AbortSignal: it cancels the wait with its reason, and no listener remains.
 import assert from 'node:assert/strict'
 import { getEventListeners } from 'node:events'
 import { assertFree, rejection, rejects, sleep, until, waiting } from '../tools.mjs'
 
 const listeners = (signal) => getEventListeners(signal, 'abort').length
 
-/** After an abort the listener goes when the native side has given up, a moment later. */
+/** After an abort the listener is removed when the native call has ended, a moment later. */
 const noListener = (signal) => until('the listener is gone', () => listeners(signal) === 0)
 
 export function abort(test) {
@@ -32,7 +32,7 @@ export function abort(test) {
       assert.equal(await a.inspect('never'), null)
     })
 
-    test(`${way}: no listener stays behind when the call is over`, async (place) => {
+    test(`${way}: no listener remains after the call`, async (place) => {
       const [a, b] = await place.connectAll(2)
       const { signal } = new AbortController()
       const free = await call(a, 'free', signal)
@@ -42,7 +42,11 @@ export function abort(test) {
       const short = {
         acquire: () => rejects(b.acquire('busy', { waitMs: 5, signal }), 'LOCK_TIMEOUT'),
         tryAcquire: () => b.tryAcquire('busy', { signal }),
-        using: () => rejects(b.using('busy', { waitMs: 5, signal }, () => {}), 'LOCK_TIMEOUT'),
+        using: () =>
+          rejects(
+            b.using('busy', { waitMs: 5, signal }, () => {}),
+            'LOCK_TIMEOUT',
+          ),
         acquireAndExecute: () => b.acquireAndExecute({ name: 'busy', waitMs: 5, signal }, () => {}),
       }
       await short[way]()
@@ -89,9 +93,12 @@ export function abort(test) {
     const controller = new AbortController()
     const waits = Array.from({ length: 5 }, () => b.acquire('busy', { waitMs: Infinity, signal: controller.signal }))
     await waiting(b, 5)
-    const reason = new Error('all of you')
+    const reason = new Error('all of them')
     controller.abort(reason)
-    assert.deepEqual(await Promise.all(waits.map(rejection)), waits.map(() => reason))
+    assert.deepEqual(
+      await Promise.all(waits.map(rejection)),
+      waits.map(() => reason),
+    )
     await lock.release()
     await assertFree(a, 'busy')
   })
@@ -113,25 +120,25 @@ export function abort(test) {
     assert.equal(await lock.release(), true)
   })
 
-  test('an abort in the tick of the grant leaves no lock', async (place) => {
+  test('an abort in the tick of the grant leaves no lock behind', async (place) => {
     const [a, b] = await place.connectAll(2)
     for (const [way, call] of Object.entries(ways)) {
       const controller = new AbortController()
       const outcome = rejection(call(a, `tick:${way}`, controller.signal))
-      // The native thread grants while this one is busy: the answer lies ready when the abort comes.
+      // The native thread receives the grant while this one is busy: the abort comes before the promise is settled.
       const end = performance.now() + 100
       while (performance.now() < end);
       const reason = new Error('too late')
       controller.abort(reason)
       assert.equal(await outcome, reason)
       await noListener(controller.signal)
-      await until('the lock goes back', async () => (await b.inspect(`tick:${way}`)) === null)
+      await until('the lock is released', async () => (await b.inspect(`tick:${way}`)) === null)
     }
-    assert.ok(a.stats().acquired > 0, 'the grant was to come before the abort')
+    assert.ok(a.stats().acquired > 0, 'the grant must come before the abort')
     assert.equal(a.stats().held, 0)
   })
 
-  test('whatever behaves like a signal is one', async (place) => {
+  test('an object with the members of a signal is accepted', async (place) => {
     const [a, b] = await place.connectAll(2)
     const lock = await a.acquire('busy')
     const added = []
@@ -140,7 +147,10 @@ export function abort(test) {
       reason: undefined,
       addEventListener: (type, listener) => added.push([type, listener]),
       removeEventListener: (type, listener) => {
-        added.splice(added.findIndex(([t, l]) => t === type && l === listener), 1)
+        added.splice(
+          added.findIndex(([t, l]) => t === type && l === listener),
+          1,
+        )
       },
     }
     const outcome = rejection(b.acquire('busy', { signal }))
@@ -174,9 +184,9 @@ export function abort(test) {
     assert.equal(await lock.release(), true)
   })
 
-  test('a lock’s own signal tells of a loss in the very tick, whatever is asked of it', async (place) => {
+  test('each property of a lock’s signal shows a loss in the same tick', async (place) => {
     const a = await place.connect()
-    const questions = {
+    const reads = {
       aborted: (signal) => signal.aborted && 'LOCK_LOST',
       reason: (signal) => signal.reason?.code,
       throwIfAborted(signal) {
@@ -187,14 +197,14 @@ export function abort(test) {
         }
       },
     }
-    for (const [what, ask] of Object.entries(questions)) {
-      const lock = await a.acquire(what, { ttlMs: 600, renew: false })
+    for (const [property, read] of Object.entries(reads)) {
+      const lock = await a.acquire(property, { ttlMs: 600, renew: false })
       const { signal } = lock
       assert.equal(signal.aborted, false)
-      // No event can have come while the loop was blocked, or the process stopped: the question is what counts.
+      // The blocked event loop has delivered no event.
       const end = performance.now() + 700
       while (performance.now() < end);
-      assert.equal(ask(signal), 'LOCK_LOST', what)
+      assert.equal(read(signal), 'LOCK_LOST', property)
       assert.equal(lock.isHeld, false)
     }
   })
@@ -222,7 +232,7 @@ export function abort(test) {
     assert.deepEqual([own(lost.signal), lost.signal.aborted, lost.signal.reason.code], [[], true, 'LOCK_LOST'])
   })
 
-  test('a lock’s own signal works where signals do', async (place) => {
+  test('a lock’s signal works as an argument of other functions', async (place) => {
     const [a, b] = await place.connectAll(2)
     const busy = await b.acquire('busy')
     const lock = await a.acquire('lost', { ttlMs: 300 })

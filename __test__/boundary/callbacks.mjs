@@ -1,4 +1,4 @@
-// What a user's function may return, throw, and see.
+// What a user's function may return and throw, and what it sees.
 import assert from 'node:assert/strict'
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { runInNewContext } from 'node:vm'
@@ -11,11 +11,32 @@ export function callbacks(test) {
   }
 
   for (const [way, run] of Object.entries(ways)) {
-    test(`${way}: passes on whatever fn returns`, async (place) => {
+    test(`${way}: returns what fn returns`, async (place) => {
       const [a, b] = await place.connectAll(2)
       const values = [
-        undefined, null, true, false, 0, -0, NaN, 42, '', 'text', 10n, Symbol('s'), [], [1], {}, () => {}, class {},
-        new Map(), new Error('returned'), Object.create(null), /x/, new Date(0), { then: 'no function' },
+        undefined,
+        null,
+        true,
+        false,
+        0,
+        -0,
+        NaN,
+        42,
+        '',
+        'text',
+        10n,
+        Symbol('s'),
+        [],
+        [1],
+        {},
+        () => {},
+        class {},
+        new Map(),
+        new Error('returned'),
+        Object.create(null),
+        /x/,
+        new Date(0),
+        { then: 'no function' },
         new Proxy({}, {}),
       ]
       for (const value of values) {
@@ -25,8 +46,9 @@ export function callbacks(test) {
       await assertFree(b, 'fn')
     })
 
-    test(`${way}: waits for whatever has a then`, async (place) => {
+    test(`${way}: waits for any object with a then method`, async (place) => {
       const [a, b] = await place.connectAll(2)
+      /** @extends {Promise<unknown>} */
       class Own extends Promise {}
       const value = { any: 'object' }
       const thenables = [
@@ -57,7 +79,7 @@ export function callbacks(test) {
       await assertFree(b, 'fn')
     })
 
-    test(`${way}: passes on whatever fn throws, and releases`, async (place) => {
+    test(`${way}: rejects with what fn throws, and releases`, async (place) => {
       const [a, b] = await place.connectAll(2)
       const own = new TypeError('mine')
       const reasons = [undefined, null, false, 0, NaN, '', 'text', 10n, Symbol('s'), {}, () => {}, own]
@@ -79,7 +101,7 @@ export function callbacks(test) {
       assert.equal(a.stats().held, 0)
     })
 
-    test(`${way}: holds the lock until what fn returned is settled`, async (place) => {
+    test(`${way}: holds the lock until the promise of fn is settled`, async (place) => {
       const [a, b] = await place.connectAll(2)
       let finish
       const call = run(a, () => new Promise((resolve) => (finish = resolve)))
@@ -111,7 +133,7 @@ export function callbacks(test) {
           storage.run(id, () => run(a, () => storage.getStore()).then((inside) => [id, inside, storage.getStore()])),
         ),
       )
-      // The gist's form makes one try: of three at once some find the name busy, and never call fn.
+      // The gist's function makes one attempt: of three concurrent calls some find the name busy, and do not call fn.
       const ran = seen.filter(([, inside]) => way === 'using' || inside !== undefined)
       assert.ok(ran.length > 0, JSON.stringify(seen))
       for (const [id, inside, after] of ran) assert.deepEqual([inside, after], [id, id])

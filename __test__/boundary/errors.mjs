@@ -1,11 +1,11 @@
-// The error model: a real Error, told apart by its code.
+// The error model: an Error with a code.
 import assert from 'node:assert/strict'
 import { inspect } from 'node:util'
 import { isLockError, Lock, LockError, LockService } from '../../index.js'
 import { assertLockError, INDEX, rejection, rejects, runNode, timed } from '../tools.mjs'
 
 export function errors(test) {
-  test('an error has the shape that the types say', async (place) => {
+  test('an error has the properties of its type', async (place) => {
     const [a, b] = await place.connectAll(2)
     const lock = await a.acquire('busy')
     const error = await rejects(b.acquire('busy', { waitMs: 5 }), 'LOCK_TIMEOUT', { key: 'busy', retryable: true })
@@ -23,7 +23,7 @@ export function errors(test) {
     await lock.release()
   })
 
-  test('each code, its key, and whether to try again', async (place) => {
+  test('each code, with its key and retryable', async (place) => {
     const [a, b] = await place.connectAll(2)
     const lock = await a.acquire('coded')
     await rejects(b.acquire(['coded', 'more'], { waitMs: 0 }), 'LOCK_TIMEOUT', { key: 'coded', retryable: true })
@@ -35,11 +35,14 @@ export function errors(test) {
     await rejects(b.acquire('coded'), 'LOCK_CLOSED', { retryable: false })
   })
 
-  test('acquire waits 10 s unless told otherwise', async (place) => {
+  test('acquire waits 10 s by default', async (place) => {
     const [a, b] = await place.connectAll(2)
-    const lock = await a.acquire('patience')
-    const call = rejects(b.acquire('patience'), 'LOCK_TIMEOUT')
-    const other = rejects(b.using('patience', {}, () => assert.fail('fn was called')), 'LOCK_TIMEOUT')
+    const lock = await a.acquire('default')
+    const call = rejects(b.acquire('default'), 'LOCK_TIMEOUT')
+    const other = rejects(
+      b.using('default', {}, () => assert.fail('fn was called')),
+      'LOCK_TIMEOUT',
+    )
     assert.ok((await timed(call)) >= 9900)
     assert.match((await call).message, /10000 ms/)
     await other
@@ -56,7 +59,7 @@ export function errors(test) {
     await lock.release()
   })
 
-  test('a rejected promise that nobody looks at is an ordinary unhandled rejection', async () => {
+  test('a rejected promise without a handler is an ordinary unhandled rejection', async () => {
     const code = `
       import { LockService } from '../index.js'
       process.on('unhandledRejection', (error) => console.log(error.code))
@@ -69,7 +72,7 @@ export function errors(test) {
     assert.deepEqual(stdout.trim().split('\n').sort(), ['LOCK_INVALID_ARGUMENT', 'from fn'])
   })
 
-  test('nothing that is handled shows up as an unhandled rejection, and nothing is printed', async () => {
+  test('a handled rejection is not reported as unhandled, and nothing is printed', async () => {
     const code = `
       import { LockService } from '../index.js'
       const locks = await LockService.connect('memory:')
@@ -131,7 +134,10 @@ export function errors(test) {
     assert.equal(await tryAcquire('detached'), null)
     assert.equal((await a.inspect.call(undefined, 'detached')).name, 'detached')
     const theirs = await restore(lock.toJSON())
-    assert.deepEqual((await list()).map(({ name }) => name), ['detached'])
+    assert.deepEqual(
+      (await list()).map(({ name }) => name),
+      ['detached'],
+    )
     assert.equal(await theirs.release(), true)
     assert.equal(await using('detached', ({ isHeld }) => isHeld), true)
     assert.equal(await acquireAndExecute('detached', ({ isHeld }) => isHeld), true)
@@ -144,14 +150,17 @@ export function errors(test) {
   })
 
   test('new throws a coded error', () => {
-    for (const Class of [LockService, Lock]) {
+    for (const Class of /** @type {any[]} */ ([LockService, Lock])) {
       for (const args of [[], [{}], [1]]) {
-        assert.throws(() => new Class(...args), (error) => isLockError(error, 'LOCK_INVALID_ARGUMENT') && /not from new/.test(error.message))
+        assert.throws(
+          () => new Class(...args),
+          (error) => isLockError(error, 'LOCK_INVALID_ARGUMENT') && /not from new/.test(error.message),
+        )
       }
     }
   })
 
-  test('isLockError tells the errors of holdfast from all others, by code, and of another copy of the package', async (place) => {
+  test('isLockError accepts only errors of holdfast, also by code, and of another copy of the package', async (place) => {
     const a = await place.connect()
     const error = await rejection(a.acquire(''))
     assert.equal(error instanceof LockError, true)
@@ -160,7 +169,15 @@ export function errors(test) {
     assert.equal(isLockError(error, 'LOCK_TIMEOUT'), false)
     const { name, code, message, retryable } = error
     assert.equal(isLockError(Object.assign(new Error(message), { name, code, retryable })), true)
-    const others = [undefined, null, 'LockError', 5, {}, new Error('x'), Object.assign(new Error('x'), { code: 'LOCK_LOST' })]
+    const others = [
+      undefined,
+      null,
+      'LockError',
+      5,
+      {},
+      new Error('x'),
+      Object.assign(new Error('x'), { code: 'LOCK_LOST' }),
+    ]
     for (const other of others) assert.equal(isLockError(other), false)
     const own = new LockError('LOCK_LOST', 'gone', { key: 'n', cause: error })
     assert.deepEqual([own.code, own.key, own.retryable, own.cause], ['LOCK_LOST', 'n', false, error])

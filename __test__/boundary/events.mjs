@@ -1,4 +1,4 @@
-// onEvent: what it throws is a warning, and changes nothing.
+// onEvent: what it throws becomes a warning, and has no other effect.
 import assert from 'node:assert/strict'
 import { assertFree, INDEX, output, until } from '../tools.mjs'
 
@@ -38,7 +38,7 @@ export function events(test) {
     }),
   }
   for (const [what, onEvent] of Object.entries(failures)) {
-    test(`an onEvent that ${what} is a warning and changes nothing`, async (place) => {
+    test(`an onEvent that ${what} emits a warning and has no other effect`, async (place) => {
       const [a, b] = [await place.connect({ onEvent }), await place.connect()]
       const rejections = []
       const collect = (reason) => String(reason?.message).includes('mark-throws') && rejections.push(reason)
@@ -60,7 +60,7 @@ export function events(test) {
     })
   }
 
-  test('an onEvent that throws nothing readable is a warning, too', async (place) => {
+  test('an onEvent that throws a value without text emits a warning as well', async (place) => {
     const thrown = [undefined, null, Symbol('s'), Object.create(null)]
     const a = await place.connect({
       onEvent: () => {
@@ -96,7 +96,10 @@ export function events(test) {
     })
     await a.using('x', () => {})
     await until('two events', () => calls.length === 2)
-    assert.deepEqual(calls, [[undefined, 1, true], [undefined, 1, true]])
+    assert.deepEqual(calls, [
+      [undefined, 1, true],
+      [undefined, 1, true],
+    ])
   })
 
   test('an abort listener that throws is an uncaught exception, and does not stop holdfast', async () => {

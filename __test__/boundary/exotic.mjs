@@ -1,4 +1,4 @@
-// Arguments of unusual make: getters, proxies, classes, other realms.
+// Unusual arguments: getters, proxies, classes, other realms.
 import assert from 'node:assert/strict'
 import { runInNewContext } from 'node:vm'
 import { LockService } from '../../index.js'
@@ -43,10 +43,13 @@ export function exotic(test) {
     }
     assert.equal(await rejection(LockService.connect(place.target, { tls: throwing('caFile') })), thrown)
     assert.equal(await rejection(a.acquire(Object.defineProperty(['x'], 0, { get: fail }))), thrown)
-    assert.deepEqual((await a.list()).map((info) => info.name), ['held'])
+    assert.deepEqual(
+      (await a.list()).map((info) => info.name),
+      ['held'],
+    )
   })
 
-  test('metadata has its say in a toJSON of its own', async (place) => {
+  test('metadata may have a toJSON method', async (place) => {
     const a = await place.connect()
     const error = await rejection(a.acquire('x', { metadata: { toJSON: fail } }))
     assert.ok(error === thrown || (error.code === 'LOCK_INVALID_ARGUMENT' && error.cause === thrown))
@@ -55,7 +58,7 @@ export function exotic(test) {
     await lock.release()
   })
 
-  test('options may be proxies, class instances, bare, frozen, or of another realm', async (place) => {
+  test('options may be proxies, class instances, frozen, without a prototype, or of another realm', async (place) => {
     const a = await place.connect()
     class Options {
       get ttlMs() {
@@ -84,6 +87,7 @@ export function exotic(test) {
     const a = await place.connect()
     const lock = await a.acquire('x')
     const url = new URL(place.target)
+    /** @type {[any, any?][]} */
     const calls = [[url], [[url]], [{ url }], [{ url: [url] }], [url, { storeTimeoutMs: 5000 }], [[place.target]]]
     for (const args of calls) {
       const b = await LockService.connect(...args)
@@ -106,19 +110,22 @@ export function exotic(test) {
     assert.ok((await rejection(a.restore(proxy))) instanceof TypeError)
   })
 
-  test('an argument is read once, and before anything else happens', async (place) => {
+  test('an argument is read once, before the call returns', async (place) => {
     const a = await place.connect()
     const reads = []
-    const options = new Proxy({ ttlMs: 5000, renew: false }, {
-      get(target, name) {
-        reads.push(name)
-        return target[name]
+    const options = new Proxy(
+      { ttlMs: 5000, renew: false },
+      {
+        get(target, name) {
+          reads.push(name)
+          return target[name]
+        },
       },
-    })
+    )
     const call = a.acquire('x', options)
     const during = [...reads]
     const lock = await call
-    assert.deepEqual(reads, during, 'read while the call was under way')
+    assert.deepEqual(reads, during, 'read after the call returned')
     assert.equal(new Set(reads).size, reads.length, `read twice: ${reads.map(String)}`)
     await lock.release()
   })

@@ -1,4 +1,4 @@
-// The package as others load it, and the store that is there when nobody names one.
+// How other programs load the package, and the store without a target.
 import assert from 'node:assert/strict'
 import { existsSync, mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'
@@ -15,15 +15,15 @@ const USE = `
   console.log(lock instanceof Lock, locks instanceof LockService, await lock.release(), typeof LockService.connect)
   await locks.close()`
 
-/** A state folder of its own, and the environment that has it used. */
+/** Creates a state folder, and the environment variables that select it. */
 function stateFolder(t) {
   const folder = mkdtempSync(join(tmpdir(), 'holdfast-state-'))
   t.after(() => rmSync(folder, { recursive: true, force: true }))
-  // Where Linux, macOS and Windows keep it.
+  // The variables of Linux, macOS and Windows.
   return { folder, env: { XDG_STATE_HOME: folder, HOME: folder, LOCALAPPDATA: folder, HOLDFAST_URL: '' } }
 }
 
-/** A process that holds `x` on the store that it connects to, until its stdin ends. */
+/** Starts a process that holds `x` in its store until its stdin ends. */
 async function holder(t, env) {
   const code = `
     import { LockService } from '${INDEX}'
@@ -38,7 +38,7 @@ async function holder(t, env) {
   return { token: value, end: () => (child.stdin.end(), once(child, 'exit')) }
 }
 
-const LOOK = `
+const INSPECT = `
   import { LockService } from '${INDEX}'
   const locks = await LockService.connect()
   console.log((await locks.inspect('x'))?.fencingToken ?? 'free')
@@ -70,37 +70,37 @@ export function modules(test) {
     assert.equal(await output(code), 'true')
   })
 
-  test('how long loading takes', async (_, t) => {
+  test('the duration of loading', async (_, t) => {
     const code = `
       const start = performance.now()
       await import('${INDEX}')
       console.log((performance.now() - start).toFixed(1))`
-    // Told, not judged: that is a matter of the machine.
+    // Reported only: it depends on the machine.
     t.diagnostic(`loading takes ${await output(code)} ms`)
   })
 
-  test('without a target the embedded store of this user is used, by every process', async (_, t) => {
+  test('without a target, every process uses the embedded store of this user', async (_, t) => {
     const { folder, env } = stateFolder(t)
     const first = await holder(t, env)
     if (process.platform === 'linux') assert.ok(existsSync(join(folder, 'holdfast', 'locks.sqlite')))
-    assert.equal(await output(LOOK, { env }), first.token)
-    assert.equal(await output(LOOK, { env: stateFolder(t).env }), 'free', 'another user’s store')
+    assert.equal(await output(INSPECT, { env }), first.token)
+    assert.equal(await output(INSPECT, { env: stateFolder(t).env }), 'free', 'another user’s store')
     assert.deepEqual(await first.end(), [0, null])
-    assert.equal(await output(LOOK, { env }), 'free')
+    assert.equal(await output(INSPECT, { env }), 'free')
   })
 
-  test('HOLDFAST_URL says where the store is when there is no target', async (_, t) => {
+  test('without a target, HOLDFAST_URL selects the store', async (_, t) => {
     const { folder, env } = stateFolder(t)
     const url = `sqlite:${join(folder, `${random()}.sqlite`)}`
     const first = await holder(t, { ...env, HOLDFAST_URL: url })
-    assert.equal(await output(LOOK, { env: { ...env, HOLDFAST_URL: url } }), first.token)
-    assert.equal(await output(LOOK, { env }), 'free', 'the embedded store is another one')
-    const options = LOOK.replace('connect()', 'connect({ storeTimeoutMs: 4000 })')
+    assert.equal(await output(INSPECT, { env: { ...env, HOLDFAST_URL: url } }), first.token)
+    assert.equal(await output(INSPECT, { env }), 'free', 'the embedded store is another one')
+    const options = INSPECT.replace('connect()', 'connect({ storeTimeoutMs: 4000 })')
     assert.equal(await output(options, { env: { ...env, HOLDFAST_URL: url } }), first.token)
-    const list = LOOK.replace('connect()', 'connect(undefined, {})')
+    const list = INSPECT.replace('connect()', 'connect(undefined, {})')
     assert.equal(await output(list, { env: { ...env, HOLDFAST_URL: url } }), first.token)
-    const named = LOOK.replace('connect()', `connect({ url: 'memory:' })`)
-    assert.equal(await output(named, { env: { ...env, HOLDFAST_URL: url } }), 'free', 'a target goes before')
+    const named = INSPECT.replace('connect()', `connect({ url: 'memory:' })`)
+    assert.equal(await output(named, { env: { ...env, HOLDFAST_URL: url } }), 'free', 'a target overrides HOLDFAST_URL')
     await first.end()
   })
 

@@ -18,5 +18,5 @@ export const requests = () => createInterface({ input: process.stdin })
 
 /** Blocks the event loop. */
 export function block(ms) {
-  for (const end = performance.now() + ms; performance.now() < end; );
+  for (const end = performance.now() + ms; performance.now() < end;);
 }

@@ -8,7 +8,8 @@ const file = (name) => `${task.folder}/${name}`
 async function add(name, fence) {
   const seen = JSON.parse(await readFile(file(name), 'utf8'))
   // A guarded resource refuses a fencing token that is not larger than the last one.
-  if (fence !== undefined && fence <= BigInt(seen.fence)) report({ error: `fencing token ${fence} after ${seen.fence}` })
+  if (fence !== undefined && fence <= BigInt(seen.fence))
+    report({ error: `fencing token ${fence} after ${seen.fence}` })
   await sleep(Math.random() * 3)
   await writeFile(file(name), JSON.stringify({ count: seen.count + 1, fence: String(fence ?? seen.fence) }))
 }

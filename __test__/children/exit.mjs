@@ -40,12 +40,11 @@ const scenarios = {
     const locks = await open()
     // The ttl is so short that some leases are lost.
     const held = await Promise.allSettled(names(20).map((name) => locks.acquire(name, { ttlMs: 90 })))
-    for (const { value } of held) value?.signal.addEventListener('abort', () => {})
+    for (const each of held) if (each.status === 'fulfilled') each.value.signal.addEventListener('abort', () => {})
     const busy = () => {
-      locks.acquire(`${task.name}:${Math.trunc(Math.random() * 60)}`, { ttlMs: 30, waitMs: 50 }).then(
-        (lock) => lock.release().then(busy, busy),
-        busy,
-      )
+      locks
+        .acquire(`${task.name}:${Math.trunc(Math.random() * 60)}`, { ttlMs: 30, waitMs: 50 })
+        .then((lock) => lock.release().then(busy, busy), busy)
     }
     for (let index = 0; index < 100; index++) busy()
     await new Promise((resolve) => setTimeout(resolve, task.afterMs))

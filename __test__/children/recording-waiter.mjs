@@ -27,7 +27,7 @@ const verbs = {
   wait,
   abort: ({ label }) => aborts.get(label).abort(new Error('enough')),
   hold: async ({ name, ...options }) => report({ held: (await locks.acquire(name, options)).fencingToken }),
-  close: async () => report({ closed: await locks.close() ?? true }),
+  close: async () => report({ closed: (await locks.close()) ?? true }),
 }
 report({ ready: true })
 for await (const line of requests()) {

@@ -26,7 +26,12 @@ class Child {
 
   constructor(script, task, requests) {
     this.#script = script
-    const args = ['--expose-gc', '--no-warnings=ExperimentalWarning', fileURLToPath(new URL(`${script}.mjs`, folder)), JSON.stringify(task)]
+    const args = [
+      '--expose-gc',
+      '--no-warnings=ExperimentalWarning',
+      fileURLToPath(new URL(`${script}.mjs`, folder)),
+      JSON.stringify(task),
+    ]
     this.#process = spawn(process.execPath, args, { stdio: [requests ? 'pipe' : 'ignore', 'pipe', 'pipe'] })
     // Writing to a killed process is no failure of the test.
     this.#process.stdin?.on('error', () => {})
@@ -72,12 +77,16 @@ class Child {
         if (message.error !== undefined) throw new Error(`${this.#script} failed: ${message.error}`)
         if (Object.hasOwn(message, key)) return message[key]
       }
-      if (this.end) throw new Error(`${this.#script} ended (${JSON.stringify(this.end)}) before it sent ${key}. ${this.stderr}`)
-      if (Date.now() > deadline) throw new Error(`${this.#script} did not send ${key} within ${limitMs} ms. ${this.stderr}`)
-      await new Promise((resolve) => {
-        const timer = setTimeout(resolve, 1000)
-        this.#notify = () => (clearTimeout(timer), resolve())
-      })
+      if (this.end)
+        throw new Error(`${this.#script} ended (${JSON.stringify(this.end)}) before it sent ${key}. ${this.stderr}`)
+      if (Date.now() > deadline)
+        throw new Error(`${this.#script} did not send ${key} within ${limitMs} ms. ${this.stderr}`)
+      await /** @type {Promise<void>} */ (
+        new Promise((resolve) => {
+          const timer = setTimeout(resolve, 1000)
+          this.#notify = () => (clearTimeout(timer), resolve())
+        })
+      )
     }
   }
 }

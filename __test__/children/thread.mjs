@@ -20,8 +20,8 @@ const roles = {
     while (locks.stats().waiting === 0) await new Promise((resolve) => setTimeout(resolve, 5))
     ready()
   },
-    async load() {
-      const run = async (key) => {
+  async load() {
+    const run = async (key) => {
       for (;;) await (await locks.acquire(`${name}:${key}`, { waitMs: Infinity })).release()
     }
     for (let index = 0; index < 20; index++) run(index % 12)

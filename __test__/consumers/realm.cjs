@@ -8,7 +8,10 @@ module.exports = async function realm({ LockService, LockError, isLockError }, n
   }
   const failure = async (what, promise, code) => {
     check(`promise of ${what}`, promise instanceof Promise)
-    const error = await promise.then(() => undefined, (thrown) => thrown)
+    const error = await promise.then(
+      () => undefined,
+      (thrown) => thrown,
+    )
     check(`${what} is an Error`, error instanceof Error)
     check(`${what} is a LockError`, error instanceof LockError && isLockError(error, code))
   }

@@ -71,7 +71,10 @@ export function close(test) {
       await rejects(call(), 'LOCK_CLOSED', { retryable: false })
     }
     assert.equal(a.stats().held, 0)
-    assert.deepEqual((await b.list()).map((info) => info.name), ['theirs'])
+    assert.deepEqual(
+      (await b.list()).map((info) => info.name),
+      ['theirs'],
+    )
   })
 
   test('close while using runs makes using reject with LOCK_LOST', async (store) => {
@@ -110,10 +113,10 @@ export function close(test) {
       if (round % 3 === 1) await null
       if (round % 3 === 2) await sleep(round / 4)
       await a.close()
-      for (const { status, reason, value } of await settled) {
+      for (const result of await settled) {
         // A call that resolved had its lock; a call whose lock close released rejects.
-        if (status === 'fulfilled') assert.equal(value, true)
-        else assert.ok(['LOCK_CLOSED', 'LOCK_LOST'].includes(reason.code), reason.code)
+        if (result.status === 'fulfilled') assert.equal(result.value, true)
+        else assert.ok(['LOCK_CLOSED', 'LOCK_LOST'].includes(result.reason.code), result.reason.code)
       }
       assert.deepEqual(await b.list(), [])
     }
@@ -139,9 +142,9 @@ export function close(test) {
       if (round % 3 === 1) await null
       if (round % 3 === 2) await sleep(round / 4)
       await a.close()
-      for (const { status, reason, value } of await settled) {
-        if (status === 'rejected') assert.equal(reason.code, 'LOCK_CLOSED')
-        else if (typeof value === 'object' && value !== null) assert.equal(value.isHeld, false)
+      for (const result of await settled) {
+        if (result.status === 'rejected') assert.equal(result.reason.code, 'LOCK_CLOSED')
+        else if (typeof result.value === 'object' && result.value !== null) assert.equal(result.value.isHeld, false)
       }
       for (const name of ['crossed', 'tried', 'gist', 'c1', 'c2']) assert.equal(await b.inspect(name), null, name)
     }
@@ -161,9 +164,13 @@ export function close(test) {
       if (round % 3 === 2) await sleep(round / 4)
       await Promise.all([closing, a.close()])
       assert.deepEqual(await b.list(), [])
-      if (!closing) assert.deepEqual(await Promise.all(released), locks.map(() => (round % 2 ? true : undefined)))
+      if (!closing)
+        assert.deepEqual(
+          await Promise.all(released),
+          locks.map(() => (round % 2 ? true : undefined)),
+        )
       await Promise.all(released)
-      }
+    }
   })
 
   test('close of one service does not affect other services of the store', async (store) => {

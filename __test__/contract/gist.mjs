@@ -4,7 +4,9 @@ import { assertFree, rejection, rejects, sleep, until } from '../tools.mjs'
 
 /** Acquires a name for 0.2 s. Retries when the grant arrives after the end of the lease because the machine stalled. */
 const briefly = (service, name) =>
-  until('a grant in time', () => service.acquireLock(name, 0.2).catch((error) => assert.match(error.message, /too late/)))
+  until('a grant in time', () =>
+    service.acquireLock(name, 0.2).catch((error) => assert.match(error.message, /too late/)),
+  )
 
 export function gist(test) {
   test('acquireLock returns true for one service only, and is not re-entrant', async (store) => {
@@ -108,6 +110,7 @@ export function gist(test) {
 
   test('acquireAndExecute runs fn under the lock, in each of its forms', async (store) => {
     const [a, b] = await store.connectAll(2)
+    /** @type {[number, (fn: any) => Promise<any>][]} */
     const forms = [
       [60_000, (fn) => a.acquireAndExecute({ name: 'job', ttlSeconds: 60 }, fn)],
       [30_000, (fn) => a.acquireAndExecute({ name: 'job' }, fn)],
@@ -198,7 +201,10 @@ export function gist(test) {
     const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('wait')
     const began = performance.now()
-    assert.equal(await b.acquireAndExecute({ name: 'wait', waitMs: 150 }, () => assert.fail('fn was called')), undefined)
+    assert.equal(
+      await b.acquireAndExecute({ name: 'wait', waitMs: 150 }, () => assert.fail('fn was called')),
+      undefined,
+    )
     assert.ok(performance.now() - began >= 145)
     const call = b.acquireAndExecute({ name: 'wait', waitMs: 10_000 }, () => 'done')
     await until('b waits', () => b.stats().waiting === 1)
@@ -206,7 +212,7 @@ export function gist(test) {
     assert.equal(await call, 'done')
   })
 
-  test('acquireAndExecute rejects with the signal\'s reason when its wait is aborted', async (store) => {
+  test("acquireAndExecute rejects with the signal's reason when its wait is aborted", async (store) => {
     const [a, b] = await store.connectAll(2)
     const lock = await a.acquire('aborted')
     const controller = new AbortController()

@@ -54,7 +54,10 @@ export function inspect(test) {
     const names = byBytes(['A', 'B', 'a', 'a\n', 'a ', 'aa', 'b', 'é', '～', '🔒', '鎖'])
     const locks = await Promise.all([...names].reverse().map((name, i) => (i % 2 ? a : b).acquire(name)))
     for (const options of [undefined, {}, { prefix: '' }, { prefix: undefined }]) {
-      assert.deepEqual((await b.list(options)).map((info) => info.name), names)
+      assert.deepEqual(
+        (await b.list(options)).map((info) => info.name),
+        names,
+      )
     }
     const tokens = new Map(locks.map((lock) => [lock.name, lock.fencingToken]))
     for (const info of await a.list()) assert.equal(info.fencingToken, tokens.get(info.name))
@@ -63,14 +66,42 @@ export function inspect(test) {
   test('list treats its prefix as literal text', async (store) => {
     const [a, b] = await store.connectAll(2)
     const names = [
-      'p', 'pq', 'P', 'p*', 'p*x', 'p?', 'p[q]', 'p%', 'p%x', 'p_', 'p_x', 'p\\', 'p\\x', 'p.', 'p.x', 'p^', 'p$',
-      'p{}', 'p|q', "p'", 'p"', 'p\n', 'é', 'e', '🔒x', '🔓x',
+      'p',
+      'pq',
+      'P',
+      'p*',
+      'p*x',
+      'p?',
+      'p[q]',
+      'p%',
+      'p%x',
+      'p_',
+      'p_x',
+      'p\\',
+      'p\\x',
+      'p.',
+      'p.x',
+      'p^',
+      'p$',
+      'p{}',
+      'p|q',
+      "p'",
+      'p"',
+      'p\n',
+      'é',
+      'e',
+      '🔒x',
+      '🔓x',
     ]
     await Promise.all(names.map((name) => a.acquire(name)))
     const others = ['pq*', 'p.*', '^p', '%', '_', '*', '?', '.', '\\', 'nothing', 'p[', 'p[^x]', 'p{', 'px', '']
     for (const prefix of [...names, ...others]) {
       const expected = byBytes(names.filter((name) => name.startsWith(prefix)))
-      assert.deepEqual((await b.list({ prefix })).map((info) => info.name), expected, JSON.stringify(prefix))
+      assert.deepEqual(
+        (await b.list({ prefix })).map((info) => info.name),
+        expected,
+        JSON.stringify(prefix),
+      )
     }
   })
 
@@ -79,7 +110,10 @@ export function inspect(test) {
     const names = Array.from({ length: 700 }, (_, i) => `n:${String(i).padStart(4, '0')}`)
     const locks = []
     for (let i = 0; i < 700; i += 100) locks.push(await a.acquire(names.slice(i, i + 100)))
-    assert.deepEqual((await b.list({ prefix: 'n:' })).map((info) => info.name), names)
+    assert.deepEqual(
+      (await b.list({ prefix: 'n:' })).map((info) => info.name),
+      names,
+    )
     for (const lock of locks) assert.equal(await lock.release(), true)
   })
 

@@ -230,9 +230,9 @@ export function lock(test) {
     const services = await store.connectAll(4)
     const json = (await services[0].acquire('once', { renew: false })).toJSON()
     const outcomes = await Promise.allSettled(services.map((service) => service.restore(json)))
-    const [won, ...more] = outcomes.filter(({ status }) => status === 'fulfilled')
+    const [won, ...more] = outcomes.filter((result) => result.status === 'fulfilled')
     assert.equal(more.length, 0)
-    for (const { reason } of outcomes.filter(({ status }) => status === 'rejected')) {
+    for (const { reason } of outcomes.filter((result) => result.status === 'rejected')) {
       assertLockError(reason, 'LOCK_LOST', { key: 'once' })
     }
     assert.equal(won.value.isHeld, true)

@@ -19,12 +19,19 @@ export function multi(test) {
   test('an attempt for several names acquires all or none of them', async (store) => {
     const [a, b] = await store.connectAll(2)
     const held = await a.acquire('m2')
-    for (const names of [['m1', 'm2', 'm3'], ['m3', 'm2'], ['m2', 'm9']]) {
+    for (const names of [
+      ['m1', 'm2', 'm3'],
+      ['m3', 'm2'],
+      ['m2', 'm9'],
+    ]) {
       assert.equal(await b.tryAcquire(names), null)
       await rejects(b.acquire(names, { waitMs: 60 }), 'LOCK_TIMEOUT', { key: names[0] })
     }
     for (const name of ['m1', 'm3', 'm9']) await assertFree(a, name)
-    assert.deepEqual((await a.list()).map((info) => info.name), ['m2'])
+    assert.deepEqual(
+      (await a.list()).map((info) => info.name),
+      ['m2'],
+    )
     assert.equal(await held.release(), true)
   })
 

@@ -164,8 +164,19 @@ export function options(test) {
   test('metadata is stored with the lock', async (store) => {
     const [a, b] = await store.connectAll(2)
     const values = [
-      { job: 'report', nested: { list: [1, 2.5, -0, true, null, 'ä"\\\n'] } }, 'text', '', 0, 1.5, false, true, [], {},
-      ['鎖🔒', '$where', 'a.b', { $set: 1, 'a.b': 2 }], 'm'.repeat(16_382), 'a lone surrogate: \ud800', 'a NUL: \0',
+      { job: 'report', nested: { list: [1, 2.5, -0, true, null, 'ä"\\\n'] } },
+      'text',
+      '',
+      0,
+      1.5,
+      false,
+      true,
+      [],
+      {},
+      ['鎖🔒', '$where', 'a.b', { $set: 1, 'a.b': 2 }],
+      'm'.repeat(16_382),
+      'a lone surrogate: \ud800',
+      'a NUL: \0',
     ]
     for (const [i, metadata] of values.entries()) {
       const lock = await a.acquire(`meta:${i}`, { metadata })
@@ -195,7 +206,10 @@ export function options(test) {
     assert.deepEqual([lock.toJSON().ttlMs, lock.toJSON().renew], [4000, false])
     assert.ok((await b.inspect('defaults')).remainingMs <= 4000)
     const short = rejects(a.acquire('defaults'), 'LOCK_TIMEOUT')
-    await rejects(a.using('defaults', () => assert.fail('fn was called')), 'LOCK_TIMEOUT')
+    await rejects(
+      a.using('defaults', () => assert.fail('fn was called')),
+      'LOCK_TIMEOUT',
+    )
     assert.match((await short).message, /60 ms/)
     const own = await a.acquire('own', { ttlMs: 20_000, renew: true })
     assert.deepEqual([own.toJSON().ttlMs, own.toJSON().renew], [20_000, true])
@@ -233,9 +247,15 @@ export function options(test) {
     const [b, c] = await store.connectAll(2, { keyPrefix: `${prefix}two:` })
     const [first, second] = [await a.acquire('same'), await b.acquire('same', { waitMs: 0 })]
     assert.equal(await c.tryAcquire('same'), null)
-    for (const [service, lock] of [[a, first], [b, second]]) {
+    for (const [service, lock] of [
+      [a, first],
+      [b, second],
+    ]) {
       const all = await service.list()
-      assert.deepEqual(all.map((info) => info.name), ['same'])
+      assert.deepEqual(
+        all.map((info) => info.name),
+        ['same'],
+      )
       assert.equal(all[0].fencingToken, lock.fencingToken)
     }
     assert.equal(await first.release(), true)

@@ -71,7 +71,9 @@ export class MongodFixture {
   /** Opens a client of the official driver. */
   async client(server, login, options) {
     const { MongoClient } = await import('mongodb')
-    const client = await MongoClient.connect(`mongodb://${login}127.0.0.1:${server.port}/?directConnection=true${options}`)
+    const client = await MongoClient.connect(
+      `mongodb://${login}127.0.0.1:${server.port}/?directConnection=true${options}`,
+    )
     this.onClose(() => client.close())
     return client
   }

@@ -29,7 +29,12 @@ export const rowsOf = (path) =>
   read(path)
     .split('\n')
     .filter((line) => /^\|.*\|$/.test(line) && !/^\|[-|]+\|$/.test(line))
-    .map((line) => line.slice(1, -1).split('|').map((cell) => cell.trim()))
+    .map((line) =>
+      line
+        .slice(1, -1)
+        .split('|')
+        .map((cell) => cell.trim()),
+    )
 
 /** Returns the body of an interface or a class in the package's types. */
 export function interfaceOf(name) {

@@ -8,7 +8,10 @@ export class DistributedLocks {
 
   async acquireLock(name, ttlSeconds) {
     const expiresAt = new Date(Date.now() + ttlSeconds * 1000)
-    return this.#collection.insertOne({ _id: name, expiresAt }).then(() => true, () => false)
+    return this.#collection.insertOne({ _id: name, expiresAt }).then(
+      () => true,
+      () => false,
+    )
   }
 
   async releaseLock(name) {

@@ -18,7 +18,10 @@ export async function useEveryVerb(url) {
     await lock.extend(40_000)
     assert.equal(await two.tryAcquire('b'), null)
     assert.deepEqual((await two.inspect('a')).metadata, { why: 'test' })
-    assert.deepEqual((await two.list()).map(({ name }) => name), ['a', 'b'])
+    assert.deepEqual(
+      (await two.list()).map(({ name }) => name),
+      ['a', 'b'],
+    )
     const waiter = two.acquire('a', { waitMs: 60_000 })
     // With too few rights it rejects before it is awaited.
     waiter.catch(() => {})
@@ -57,7 +60,11 @@ export async function runRedis(code, t) {
     for (const database of ['', '/3']) {
       await useEveryVerb(`redis://holdfast:${password}@127.0.0.1:${server.port}${database}`)
     }
-    await assert.rejects(open({ username: 'holdfast', password }).get('another-key'), /NOPERM/, 'only the needed rights')
+    await assert.rejects(
+      open({ username: 'holdfast', password }).get('another-key'),
+      /NOPERM/,
+      'only the needed rights',
+    )
   } finally {
     for (const client of clients) client.disconnect()
     await server.stop()

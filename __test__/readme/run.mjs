@@ -51,7 +51,10 @@ export class Project {
     const lines = code.split('\n')
     for (const line of lines) if (!/^([ +-]|$)/.test(line)) throw new Error(`not a line of a diff: ${line}`)
     const sides = {}
-    for (const [side, own, other] of [['before', '-', '+'], ['after', '+', '-']]) {
+    for (const [side, own, other] of [
+      ['before', '-', '+'],
+      ['after', '+', '-'],
+    ]) {
       const kept = lines.filter((line) => !line.startsWith(other))
       const text = kept.map((line) => line.replace(own, ' ').slice(1)).join('\n')
       await this.check(text)

@@ -4,7 +4,14 @@ import { writeFileSync } from 'node:fs'
 import { createRequire } from 'node:module'
 import { pathToFileURL } from 'node:url'
 
-const { README_FILE, README_TIMES, README_REPORT, README_ROOT, README_FENCE = '0', HOLDFAST_TEST_MONGODB_URL } = process.env
+const {
+  README_FILE,
+  README_TIMES,
+  README_REPORT,
+  README_ROOT,
+  README_FENCE = '0',
+  HOLDFAST_TEST_MONGODB_URL,
+} = process.env
 /** A separate database, and the package of the reader's driver. */
 const { README_MONGODB_URL, README_DRIVER = 'mongodb' } = process.env
 const { LockService } = createRequire(README_FILE)('holdfast')
@@ -33,6 +40,7 @@ function collection() {
 // The real driver where there is a server: the example depends on how it stores a bigint.
 const { MongoClient } = HOLDFAST_TEST_MONGODB_URL ? await import('mongodb') : {}
 const mongo = await MongoClient?.connect(HOLDFAST_TEST_MONGODB_URL)
+/** @type {any} */
 const accounts = mongo ? mongo.db().collection(`readme_${randomBytes(6).toString('hex')}`) : collection()
 await accounts.insertOne({ _id: 7, balance: 100, fence: BigInt(README_FENCE) })
 const reports = collection()
@@ -41,7 +49,10 @@ const reports = collection()
 async function connectClient() {
   if (!README_MONGODB_URL) return { db: () => ({ collection }), close: async () => {} }
   const driver = createRequire(`${README_ROOT}/bench/package.json`)(README_DRIVER)
-  const own = await driver.MongoClient.connect(README_MONGODB_URL, README_DRIVER === 'mongodb' ? {} : { useUnifiedTopology: true })
+  const own = await driver.MongoClient.connect(
+    README_MONGODB_URL,
+    README_DRIVER === 'mongodb' ? {} : { useUnifiedTopology: true },
+  )
   return { db: () => own.db(), close: () => own.close() }
 }
 const client = await connectClient()

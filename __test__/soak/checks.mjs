@@ -102,7 +102,8 @@ export class Resource {
   write({ name, token, value }, violations) {
     const state = this.#state(name, token)
     if (!state) return
-    if (state.value !== value) violations.add(`${name}: a write with token ${token} lost another one (read ${value}, is ${state.value})`)
+    if (state.value !== value)
+      violations.add(`${name}: a write with token ${token} lost another one (read ${value}, is ${state.value})`)
     state.value = value + 1
     this.writes++
   }
@@ -128,7 +129,8 @@ export class Memory {
     const compared = this.samples.slice(WARM_UP_ROUNDS)
     if (compared.length < 2 * COMPARED_ROUNDS) return
     const [first, last] = [median(compared.slice(0, COMPARED_ROUNDS)), median(compared.slice(-COMPARED_ROUNDS))]
-    if (last > first * GROWTH_FACTOR && last > first + GROWTH_BYTES) violations.add(`memory grew from ${mib(first)} to ${mib(last)}`)
+    if (last > first * GROWTH_FACTOR && last > first + GROWTH_BYTES)
+      violations.add(`memory grew from ${mib(first)} to ${mib(last)}`)
   }
 }
 

@@ -19,7 +19,12 @@ const clusterIsUp = ({ port }) => answers(redisCommand(port, 'CLUSTER INFO'), (r
 const isPrimary = (node) => answers(mongoCommand(node, { hello: 1 }, 1000), (reply) => reply.isWritablePrimary === true)
 const all = async (nodes, isUp) => (await Promise.all(nodes.map(isUp))).every(Boolean)
 
-const single = (server, isUp) => ({ target: server.url, nodes: [server], isHealthy: () => isUp(server), stop: () => server.stop() })
+const single = (server, isUp) => ({
+  target: server.url,
+  nodes: [server],
+  isHealthy: () => isUp(server),
+  stop: () => server.stop(),
+})
 
 /** How to start each store: the arguments of `connect`, the servers, and a check by another client that they serve. */
 const STORES = {
@@ -28,14 +33,25 @@ const STORES = {
   async sqlite() {
     const folder = mkdtempSync(join(process.env.HOLDFAST_SERVERS_DIR || tmpdir(), 'holdfast-soak-'))
     const file = join(folder, 'locks.sqlite')
-    return { target: `sqlite:${file}`, file, nodes: [], isHealthy: async () => true, stop: async () => rmSync(folder, { recursive: true }) }
+    return {
+      target: `sqlite:${file}`,
+      file,
+      nodes: [],
+      isHealthy: async () => true,
+      stop: async () => rmSync(folder, { recursive: true }),
+    }
   },
 
   redis: async () => single(await startRedis(DURABLE), redisIsUp),
 
   async 'redis-cluster'() {
     const cluster = await startRedisCluster(DURABLE)
-    return { target: cluster.url, nodes: cluster.nodes, isHealthy: () => all(cluster.nodes, clusterIsUp), stop: cluster.stop }
+    return {
+      target: cluster.url,
+      nodes: cluster.nodes,
+      isHealthy: () => all(cluster.nodes, clusterIsUp),
+      stop: cluster.stop,
+    }
   },
 
   async 'redis-sentinel'() {
@@ -58,7 +74,12 @@ const STORES = {
 
   async 'redis-quorum'() {
     const quorum = await startRedisQuorum(DURABLE)
-    return { target: quorum.url.split(','), nodes: quorum.nodes, isHealthy: () => all(quorum.nodes, redisIsUp), stop: quorum.stop }
+    return {
+      target: quorum.url.split(','),
+      nodes: quorum.nodes,
+      isHealthy: () => all(quorum.nodes, redisIsUp),
+      stop: quorum.stop,
+    }
   },
 
   mongodb: async () => single(await startMongod(), isPrimary),

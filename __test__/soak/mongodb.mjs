@@ -23,8 +23,18 @@ const STALLS = {
   },
 }
 
+/**
+ * Asserts that a call was rejected with a retryable error of the store.
+ *
+ * @param {PromiseSettledResult<unknown>} result
+ */
+function assertRetryable(result) {
+  const reason = result.status === 'rejected' ? result.reason : undefined
+  assert.ok(reason?.code === 'LOCK_STORE' && reason.retryable, reason?.stack)
+}
+
 /** Runs `body` with a server, a client of the official driver, and the collection of the locks. */
-async function onServer({ replicaSet, args }, body) {
+async function onServer({ replicaSet = false, args = [] }, body) {
   const server = await startMongod({ replicaSet, args })
   const client = new MongoClient(server.url, { maxPoolSize: 4 })
   const services = []
@@ -84,7 +94,13 @@ class Pairs {
 }
 
 /** The server stalls under load and continues: calls succeed again, leases survive, nothing is left. */
-export async function stall({ replicaSet = false, how = 'SIGSTOP', perSecond = 300, seconds = 12, observeMs = 6000 } = {}) {
+export async function stall({
+  replicaSet = false,
+  how = 'SIGSTOP',
+  perSecond = 300,
+  seconds = 12,
+  observeMs = 6000,
+} = {}) {
   return onServer({ replicaSet }, async ({ server, client, connect, locks }) => {
     const service = await connect()
     const held = await service.acquire('held', { ttlMs: 60_000 })
@@ -95,7 +111,10 @@ export async function stall({ replicaSet = false, how = 'SIGSTOP', perSecond = 3
     await sleep(seconds * 1000)
     await continues()
     const continued = performance.now()
-    const inspected = await service.inspect('held').then(() => performance.now() - continued, (error) => error)
+    const inspected = await service.inspect('held').then(
+      () => performance.now() - continued,
+      (error) => error,
+    )
     await sleep(Math.max(0, observeMs - (performance.now() - continued)))
     await pairs.end()
 
@@ -104,12 +123,25 @@ export async function stall({ replicaSet = false, how = 'SIGSTOP', perSecond = 3
     const late = pairs.calls.filter(([started]) => started > continued + 2000 + SLACK_MS / 2)
     const failedLate = late.filter(([, , error]) => error)
     const slowest = Math.max(...pairs.calls.map(([started, ended]) => ended - started))
-    const figures = { how, perSecond, seconds, firstMs, inspectedMs: inspected, late: late.length, failedLate: failedLate.length, slowest }
-    for (const [, , error] of pairs.calls) assert.ok(!error || (error.code === 'LOCK_STORE' && error.retryable), error?.stack)
+    const figures = {
+      how,
+      perSecond,
+      seconds,
+      firstMs,
+      inspectedMs: inspected,
+      late: late.length,
+      failedLate: failedLate.length,
+      slowest,
+    }
+    for (const [, , error] of pairs.calls)
+      assert.ok(!error || (error.code === 'LOCK_STORE' && error.retryable), error?.stack)
     assert.ok(firstMs < 2000 + SLACK_MS, `calls succeed again: ${JSON.stringify(figures)}`)
     assert.ok(typeof inspected === 'number', `inspect answers: ${inspected}`)
     // Without recovery all of them fail. On a machine that is too slow for the rate some time out.
-    assert.ok(failedLate.length < late.length * 0.75, `calls fail after the stall: ${JSON.stringify(figures)}: ${failedLate[0]?.[2]}`)
+    assert.ok(
+      failedLate.length < late.length * 0.75,
+      `calls fail after the stall: ${JSON.stringify(figures)}: ${failedLate[0]?.[2]}`,
+    )
     // A pair is two calls.
     assert.ok(slowest < 2 * (STORE_TIMEOUT_MS + 1000) + SLACK_MS, JSON.stringify(figures))
     assert.equal(held.isHeld, true)
@@ -131,8 +163,10 @@ export async function silence({ replicaSet = true, count = 300 } = {}) {
     const failCommands = ['insert', 'update', 'delete', 'findAndModify', 'find']
     const data = { failCommands, blockConnection: true, blockTimeMS: 90_000, appName: 'holdfast' }
     await client.db('admin').command({ configureFailPoint: 'failCommand', mode: 'alwaysOn', data })
-    const results = await Promise.allSettled(Array.from({ length: count }, (_, index) => service.tryAcquire(`n${index}`, { ttlMs: 2000 })))
-    for (const { reason } of results) assert.ok(reason?.code === 'LOCK_STORE' && reason.retryable, reason?.stack)
+    const results = await Promise.allSettled(
+      Array.from({ length: count }, (_, index) => service.tryAcquire(`n${index}`, { ttlMs: 2000 })),
+    )
+    for (const result of results) assertRetryable(result)
     const began = performance.now()
     // Its reply waits for the blocked commands.
     const off = client.db('admin').command({ configureFailPoint: 'failCommand', mode: 'off' })
@@ -165,11 +199,13 @@ export async function replacedClient({ storeTimeoutMs = 800 } = {}) {
       const began = performance.now()
       let failed = 0
       const works = () =>
-        service.using('after', { waitMs: 0 }, () => true).catch((error) => {
-          assert.ok(error.code === 'LOCK_STORE' && error.retryable, error.stack)
-          failed++
-          return false
-        })
+        service
+          .using('after', { waitMs: 0 }, () => true)
+          .catch((error) => {
+            assert.ok(error.code === 'LOCK_STORE' && error.retryable, error.stack)
+            failed++
+            return false
+          })
       await until('service resumes', works, 4 * storeTimeoutMs + 4000 + SLACK_MS)
       const resumedMs = performance.now() - began
       assert.ok(failed > 0, 'calls failed before the client was replaced')
@@ -192,10 +228,13 @@ export async function lateWrites({ replicaSet = true, count = 30, storeTimeoutMs
     }
     const continues = await STALLS.fsyncLock({ client })
     const began = performance.now()
-    const calls = Promise.allSettled(Array.from({ length: count }, (_, index) => service.tryAcquire(`n${index}`, { ttlMs: 120_000 })))
+    const calls = Promise.allSettled(
+      Array.from({ length: count }, (_, index) => service.tryAcquire(`n${index}`, { ttlMs: 120_000 })),
+    )
     // Queries are answered during an fsyncLock. So the engine takes the inserts for hung, and closes their connections.
-    while (performance.now() - began < 2 * storeTimeoutMs + 500) await Promise.all([service.inspect('n').catch(() => {}), sleep(50)])
-    for (const { reason } of await calls) assert.ok(reason?.code === 'LOCK_STORE' && reason.retryable, reason?.stack)
+    while (performance.now() - began < 2 * storeTimeoutMs + 500)
+      await Promise.all([service.inspect('n').catch(() => {}), sleep(50)])
+    for (const result of await calls) assertRetryable(result)
     assert.equal(await blocked(), count, 'inserts that the server will execute')
     const closing = performance.now()
     const closed = service.close().then(() => performance.now() - closing)
@@ -223,19 +262,25 @@ export async function burst({ replicaSet = true, count = 5000, bursts = 1, ttlMs
       const took = []
       const results = await Promise.allSettled(
         Array.from({ length: count }, (_, index) =>
-          service.tryAcquire(`burst${round}-${index}`, { ttlMs: 120_000, renew: false }).finally(() => took.push(performance.now() - began)),
+          service
+            .tryAcquire(`burst${round}-${index}`, { ttlMs: 120_000, renew: false })
+            .finally(() => took.push(performance.now() - began)),
         ),
       )
       clearInterval(watch)
-      const granted = results.filter(({ value }) => value).map(({ value }) => value)
-      for (const { reason } of results) assert.ok(!reason || (reason.code === 'LOCK_STORE' && reason.retryable), reason?.stack)
+      const granted = results.flatMap((result) => (result.status === 'fulfilled' ? [result.value] : []))
+      for (const result of results) if (result.status === 'rejected') assertRetryable(result)
       const slowest = Math.max(...took)
       figures.push({ granted: granted.length, slowest, bytesPerCall: Math.round((peak - memory) / count) })
       assert.ok(slowest < STORE_TIMEOUT_MS + 1000 + SLACK_MS, `a call took ${slowest} ms`)
       assert.ok(granted.length > count / 20, `${granted.length} of ${count} were granted`)
       assert.equal(held.isHeld, true, 'the lease is renewed during the burst')
       const names = granted.length
-      await until('the rejected calls leave nothing', async () => (await locks.countDocuments({ _id: /^burst/ })) <= names, 1000 + SLACK_MS)
+      await until(
+        'the rejected calls leave nothing',
+        async () => (await locks.countDocuments({ _id: /^burst/ })) <= names,
+        1000 + SLACK_MS,
+      )
       while (granted.length > 0) await Promise.all(granted.splice(0, 500).map((lock) => lock.release()))
       assert.equal(held.isHeld, true, 'the lease is renewed during the releases')
     }
@@ -265,12 +310,21 @@ export async function waiters({ replicaSet = true, services = 1, count = 1000 } 
     )
     calls.forEach((call) => call.catch(() => {}))
     const queued = async () => (await locks.findOne({ _id: 'n' }, { projection: { queue: 1 } }))?.queue?.length ?? 0
-    if (replicaSet) await until('all are in the queue', async () => (await queued()) === each * services || Promise.race([...calls, sleep(1)]).then(() => false), 30_000)
+    if (replicaSet)
+      await until(
+        'all are in the queue',
+        async () => (await queued()) === each * services || Promise.race([...calls, sleep(1)]).then(() => false),
+        30_000,
+      )
     const enteredMs = performance.now() - began
     assert.equal(await held.release(), true)
     await Promise.all(calls)
     const servedMs = performance.now() - began - enteredMs
-    for (const numbers of order) assert.deepEqual(numbers, numbers.toSorted((a, b) => a - b))
+    for (const numbers of order)
+      assert.deepEqual(
+        numbers,
+        numbers.toSorted((a, b) => a - b),
+      )
     assert.equal(other.isHeld, true)
     assert.equal(await other.release(), true)
     return JSON.stringify({ services, waiters: each * services, enteredMs, servedMs })

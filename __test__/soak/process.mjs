@@ -44,19 +44,24 @@ export class Worker {
       stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
     })
     this.#process = child
-    const ready = new Promise((resolve, reject) => {
-      child.once('exit', () => reject(new Error(`${tag} ended before it was ready`)))
-      child.on('message', (message) => {
-        if (message.ready) resolve()
-        else if (message.probe) this.probes = [...this.probes.slice(-PROBES), message.probe]
-        else if (message.read) child.send({ id: message.id, reply: { value: this.#listener(this, message) } }, () => {})
-        else if (message.id !== undefined) this.#answer(message)
-        else this.#listener(this, message)
+    const ready = /** @type {Promise<void>} */ (
+      new Promise((resolve, reject) => {
+        child.once('exit', () => reject(new Error(`${tag} ended before it was ready`)))
+        child.on('message', (/** @type {any} */ message) => {
+          if (message.ready) resolve()
+          else if (message.probe) this.probes = [...this.probes.slice(-PROBES), message.probe]
+          else if (message.read)
+            child.send({ id: message.id, reply: { value: this.#listener(this, message) } }, () => {})
+          else if (message.id !== undefined) this.#answer(message)
+          else this.#listener(this, message)
+        })
       })
-    })
+    )
     child.on('error', () => {})
     /** Resolves when it has ended and all its reports have been read. */
-    this.ended = Promise.all(['exit', 'disconnect'].map((event) => new Promise((resolve) => child.once(event, resolve))))
+    this.ended = Promise.all(
+      ['exit', 'disconnect'].map((event) => new Promise((resolve) => child.once(event, resolve))),
+    )
     this.ended.then(([code]) => {
       this.#listener(this, { killed: tag })
       for (const [id, { reject }] of this.#requests) {

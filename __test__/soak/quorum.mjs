@@ -24,7 +24,10 @@ const rss = () => {
 
 async function onNodes(options, body) {
   const nodes = await Promise.all([1, 2, 3].map(() => startRedis()))
-  const locks = await LockService.connect(nodes.map((node) => node.url), options)
+  const locks = await LockService.connect(
+    nodes.map((node) => node.url),
+    options,
+  )
   try {
     return await body(locks, nodes)
   } finally {
@@ -102,7 +105,15 @@ export async function majorityStalled(seconds = 20) {
     const results = Promise.all(calls)
     const sinceResumed = stopwatch()
     await Promise.all([nodes[1].resume(), nodes[2].resume()])
-    await until('a grant', () => locks.acquire('next').then((lock) => lock.release(), () => false), 10_000)
+    await until(
+      'a grant',
+      () =>
+        locks.acquire('next').then(
+          (lock) => lock.release(),
+          () => false,
+        ),
+      10_000,
+    )
     const recoveredMs = sinceResumed()
     const settled = await results
     clearInterval(watch)

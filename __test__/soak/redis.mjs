@@ -28,12 +28,13 @@ function recordAttempts(proxy, prefix) {
 }
 
 const rssMb = () => process.memoryUsage.rss() / 2 ** 20
-const memory = () => Object.fromEntries(Object.entries(process.memoryUsage()).map(([k, v]) => [k, Math.round(v / 2 ** 20)]))
+const memory = () =>
+  Object.fromEntries(Object.entries(process.memoryUsage()).map(([k, v]) => [k, Math.round(v / 2 ** 20)]))
 
 /**
  * Stops the server for `stallMs` under `perSecond` calls, most of them with default options. Checks and returns the figures.
  */
-export async function stall({ stallMs = 20_000, perSecond = 1000, log = () => {} } = {}) {
+export async function stall({ stallMs = 20_000, perSecond = 1000, log = (..._facts) => {} } = {}) {
   const redis = await startRedis()
   const other = openRedis(redis.url)
   const proxy = await startProxy(redis.port)
@@ -125,7 +126,7 @@ export async function stall({ stallMs = 20_000, perSecond = 1000, log = () => {}
  * Acquires `count` free names at once, and starts `count / 20` waiters for one name. Every call is granted; a renewed lease
  * survives, and nothing is left.
  */
-export async function burst({ count = 20_000, log = () => {} } = {}) {
+export async function burst({ count = 20_000, log = (..._facts) => {} } = {}) {
   const redis = await startRedis()
   const other = openRedis(redis.url)
   const locks = await LockService.connect(redis.url, { keyPrefix: 'burst:' })
@@ -135,7 +136,8 @@ export async function burst({ count = 20_000, log = () => {} } = {}) {
     result.rssBefore = rssMb()
     const countByCode = (outcomes) => {
       const counts = {}
-      for (const { reason } of outcomes) counts[reason ? reason.code : 'granted'] = (counts[reason ? reason.code : 'granted'] ?? 0) + 1
+      for (const { reason } of outcomes)
+        counts[reason ? reason.code : 'granted'] = (counts[reason ? reason.code : 'granted'] ?? 0) + 1
       return counts
     }
     let began = performance.now()
@@ -155,7 +157,11 @@ export async function burst({ count = 20_000, log = () => {} } = {}) {
     log({ ...result, left: left.length })
     assert.deepEqual(result.free, { granted: count })
     assert.deepEqual(result.waiters, { granted: count / 20 })
-    assert.deepEqual(order, Array.from({ length: count / 20 }, (_, i) => i), 'in the order of the calls')
+    assert.deepEqual(
+      order,
+      Array.from({ length: count / 20 }, (_, i) => i),
+      'in the order of the calls',
+    )
     assert.deepEqual(left, [])
     assert.equal(renewed.isHeld, true, renewed.signal.reason?.message)
     assert.equal(await renewed.release(), true)
@@ -171,7 +177,7 @@ export async function burst({ count = 20_000, log = () => {} } = {}) {
  * `list()` among millions of other keys takes longer than `storeTimeoutMs`, and succeeds: the limit is for each page. Other calls
  * are served meanwhile.
  */
-export async function longList({ foreign = 4_000_000, storeTimeoutMs = 1500, log = () => {} } = {}) {
+export async function longList({ foreign = 4_000_000, storeTimeoutMs = 1500, log = (..._facts) => {} } = {}) {
   const redis = await startRedis({ args: ['--enable-debug-command', 'yes'] })
   const other = openRedis(redis.url)
   const locks = await LockService.connect(redis.url, { storeTimeoutMs })
@@ -197,8 +203,14 @@ export async function longList({ foreign = 4_000_000, storeTimeoutMs = 1500, log
     result.listMs = Math.round(performance.now() - began)
     await pairs
     log(result)
-    assert.deepEqual(found.map(({ name }) => name), names)
-    assert.ok(found.every(({ fencingToken, holder }) => fencingToken && holder), 'each with its record')
+    assert.deepEqual(
+      found.map(({ name }) => name),
+      names,
+    )
+    assert.ok(
+      found.every(({ fencingToken, holder }) => fencingToken && holder),
+      'each with its record',
+    )
     assert.ok(result.listMs > storeTimeoutMs, `${result.listMs} ms: too few keys to show anything`)
     assert.ok(held.every((lock) => lock.isHeld))
     await Promise.all(held.map((lock) => lock.release()))

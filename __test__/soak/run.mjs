@@ -33,7 +33,8 @@ const kinds = process.env.SOAK_STORES?.split(',') ?? KINDS
 const seed = Number(process.env.SOAK_SEED ?? Math.floor(Math.random() * 2 ** 31))
 const stallMeter = new StallMeter()
 
-for (const kind of kinds) if (!KINDS.includes(kind)) throw new Error(`SOAK_STORES: there is no ${kind}; there are ${KINDS.join()}`)
+for (const kind of kinds)
+  if (!KINDS.includes(kind)) throw new Error(`SOAK_STORES: there is no ${kind}; there are ${KINDS.join()}`)
 
 /** A generator of random numbers with a seed (mulberry32). */
 function randomFrom(state) {
@@ -93,7 +94,9 @@ class Soak {
   #nextFault() {
     if (this.#order.length === 0) {
       const wanted = process.env.SOAK_FAULTS?.split(',')
-      this.#order = Object.keys(FAULTS).filter((name) => FAULTS[name].of(this.kind) && (!wanted || wanted.includes(name)))
+      this.#order = Object.keys(FAULTS).filter(
+        (name) => FAULTS[name].of(this.kind) && (!wanted || wanted.includes(name)),
+      )
       for (let rest = this.#order.length - 1; rest > 0; rest--) {
         const other = Math.floor(this.between(0, rest + 1))
         ;[this.#order[rest], this.#order[other]] = [this.#order[other], this.#order[rest]]
@@ -121,7 +124,9 @@ class Soak {
     const isGood = this.violations.size === 0
     this.rounds[isGood ? 'passed' : 'failed']++
     const seconds = ((Date.now() - startedAt) / 1000).toFixed(0)
-    console.log(`${isGood ? 'ok    ' : 'FAILED'} ${this.kind} round ${number}, ${seconds} s: ${[done, ...facts].join('; ')}`)
+    console.log(
+      `${isGood ? 'ok    ' : 'FAILED'} ${this.kind} round ${number}, ${seconds} s: ${[done, ...facts].join('; ')}`,
+    )
     for (const line of this.violations.lines()) console.log(`       ${line}`)
     this.violations = new Violations()
   }
@@ -215,14 +220,16 @@ async function runCases(kind) {
   const file = new URL(`${CASES[kind]}.mjs`, import.meta.url)
   const count = { passed: 0, failed: 0 }
   if (process.env.SOAK_CASES === '0' || !CASES[kind] || !existsSync(file)) return count
-  for (const [name, run] of Object.entries(await import(file))) {
+  for (const [name, run] of Object.entries(await import(file.href))) {
     if (typeof run !== 'function') continue
     const startedAt = Date.now()
     const took = () => `${((Date.now() - startedAt) / 1000).toFixed(0)} s`
     try {
       const facts = await run()
       count.passed++
-      console.log(`ok     ${kind} case ${name}, ${took()}${facts ? `: ${typeof facts === 'string' ? facts : JSON.stringify(facts)}` : ''}`)
+      console.log(
+        `ok     ${kind} case ${name}, ${took()}${facts ? `: ${typeof facts === 'string' ? facts : JSON.stringify(facts)}` : ''}`,
+      )
     } catch (error) {
       count.failed++
       console.log(`FAILED ${kind} case ${name}, ${took()}\n       ${error.stack.replace(/\n/g, '\n       ')}`)
@@ -241,7 +248,8 @@ async function soak(kind) {
     const end = Date.now() + forSeconds * 1000
     for (let number = 1; number === 1 || Date.now() < end; number++) {
       await run.round(number)
-      if (run.workers.some((worker) => worker.isUnresponsive)) await Promise.all(run.workers.map((worker) => worker.replaceIfUnresponsive()))
+      if (run.workers.some((worker) => worker.isUnresponsive))
+        await Promise.all(run.workers.map((worker) => worker.replaceIfUnresponsive()))
     }
   } finally {
     await run.stop()
@@ -267,7 +275,10 @@ console.log(`SOAK_SEED=${seed}, ${forSeconds} s for each of ${kinds.join(', ')}`
 const total = { passed: 0, failed: 0 }
 const summaries = []
 for (const kind of kinds) {
-  for (const count of [await runCases(kind), (await soak(kind).then((run) => (summaries.push(summary(run)), run))).rounds]) {
+  for (const count of [
+    await runCases(kind),
+    (await soak(kind).then((run) => (summaries.push(summary(run)), run))).rounds,
+  ]) {
     total.passed += count.passed
     total.failed += count.failed
   }

@@ -33,8 +33,8 @@ export async function burst(count = 5000) {
     })
     const peak = rss()
     const results = await Promise.allSettled(calls)
-    const granted = results.filter(({ value }) => value).length
-    for (const { reason } of results.filter(({ status }) => status === 'rejected')) {
+    const granted = results.filter((result) => result.status === 'fulfilled' && result.value).length
+    for (const { reason } of results.filter((result) => result.status === 'rejected')) {
       assert.equal(reason.code, 'LOCK_STORE', reason.message)
       assert.equal(reason.retryable, true)
     }

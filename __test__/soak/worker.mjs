@@ -15,7 +15,7 @@ const SLACK_MS = 2000
 const stallMeter = new StallMeter()
 const now = () => Number(process.hrtime.bigint() / 1000n)
 const random = (limit) => Math.random() * limit
-const send = (message) => new Promise((resolve) => process.send(message, () => resolve()))
+const send = (message) => new Promise((resolve) => process.send(message, resolve))
 const violation = (text) => send({ violation: `${tag}: ${text}` })
 
 let service
@@ -33,7 +33,8 @@ async function bounded(what, limitMs, call) {
   try {
     return await call()
   } catch (error) {
-    const mayFail = error.code === 'LOCK_TIMEOUT' || error.code === 'LOCK_LOST' || (error.code === 'LOCK_STORE' && error.retryable)
+    const mayFail =
+      error.code === 'LOCK_TIMEOUT' || error.code === 'LOCK_LOST' || (error.code === 'LOCK_STORE' && error.retryable)
     if (!mayFail) violation(`${what} failed with ${error.code}: ${error.message}`)
     counts.failed[error.code] = (counts.failed[error.code] ?? 0) + 1
   } finally {
@@ -44,7 +45,9 @@ async function bounded(what, limitMs, call) {
 }
 
 const acquire = (names, waitMs, more) =>
-  bounded('acquire', Math.max(waitMs, STORE_TIMEOUT_MS), () => service.acquire(names, { ttlMs: SHARED_TTL_MS, waitMs, ...more }))
+  bounded('acquire', Math.max(waitMs, STORE_TIMEOUT_MS), () =>
+    service.acquire(names, { ttlMs: SHARED_TTL_MS, waitMs, ...more }),
+  )
 const tryAcquire = (names, more) => bounded('tryAcquire', STORE_TIMEOUT_MS, () => service.tryAcquire(names, more))
 const release = (lock) => bounded('release', STORE_TIMEOUT_MS, () => lock.release())
 
@@ -86,7 +89,8 @@ async function hold(lock, ms) {
 async function contend() {
   while (isWorking) {
     const first = Math.floor(random(SHARED_NAMES.length))
-    const names = random(1) < 0.85 ? [SHARED_NAMES[first]] : [SHARED_NAMES[first], SHARED_NAMES[(first + 1) % SHARED_NAMES.length]]
+    const names =
+      random(1) < 0.85 ? [SHARED_NAMES[first]] : [SHARED_NAMES[first], SHARED_NAMES[(first + 1) % SHARED_NAMES.length]]
     // Sometimes a short lease, which is renewed while it is held.
     const isLong = random(1) < 0.02
     const more = { ttlMs: isLong ? 1000 : SHARED_TTL_MS }
@@ -181,7 +185,10 @@ const verbs = {
     await Promise.all(loops)
     while (inFlight > 0) await sleep(20)
     if (!held.isHeld) violation('a renewed lease of 30 s was lost')
-    return service.list().then((all) => all.map(({ name }) => name), (error) => violation(`list failed: ${error.message}`).then(() => []))
+    return service.list().then(
+      (all) => all.map(({ name }) => name),
+      (error) => violation(`list failed: ${error.message}`).then(() => []),
+    )
   },
 
   async close() {
@@ -222,5 +229,7 @@ process.on('message', async ({ id, verb, reply, ...order }) => {
 })
 // The runner has ended.
 process.on('disconnect', () => process.exit())
-process.on('unhandledRejection', (error) => violation(`unhandled rejection: ${error?.stack ?? error}`))
+process.on('unhandledRejection', (/** @type {any} */ error) =>
+  violation(`unhandled rejection: ${error?.stack ?? error}`),
+)
 process.send({ ready: true })

@@ -1,4 +1,4 @@
-// Under `exactOptionalPropertyTypes`: what is `undefined` counts as absent, so it may be written.
+// Under `exactOptionalPropertyTypes`: `undefined` counts as absent, so it is accepted.
 import { LockService, type ConnectOptions, type SignalLike } from '../../index.js'
 
 interface Maybe {
@@ -6,7 +6,7 @@ interface Maybe {
   ttl: number | undefined
 }
 
-export async function handedOn(locks: LockService, maybe: Maybe) {
+export async function passedOn(locks: LockService, maybe: Maybe) {
   await locks.acquire('n', { signal: maybe.signal, ttlMs: maybe.ttl, waitMs: maybe.ttl, metadata: undefined })
   await locks.acquireAndExecute({ name: 'n', signal: maybe.signal, ttlSeconds: maybe.ttl }, () => {})
   await locks.list({ prefix: undefined })

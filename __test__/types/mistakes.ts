@@ -1,39 +1,39 @@
-// What the compiler must refuse: an expectation that does not come true is an error of its own.
+// What the compiler must reject. An expectation without an error is an error itself.
 import { Lock, LockService } from '../../index.js'
 import type { AcquireOptions, ConnectOptions, ExecuteOptions, LockEvent, LockInfo, LockStats } from '../../index.js'
 
 export async function connections() {
-  // @ts-expect-error services are connected, not made
+  // @ts-expect-error connect creates a service, not new
   new LockService()
-  // @ts-expect-error locks are acquired, not made
+  // @ts-expect-error acquire creates a lock, not new
   new Lock()
   // @ts-expect-error a target is text
   LockService.connect(5)
   // @ts-expect-error or a list of texts
   LockService.connect([5])
-  // @ts-expect-error null is no target
+  // @ts-expect-error null is not a target
   LockService.connect(null)
   // @ts-expect-error an unknown option
   LockService.connect('memory:', { prefix: 'p' })
-  // @ts-expect-error the target is there already
+  // @ts-expect-error there is a target already
   LockService.connect('memory:', { url: 'memory:' })
   // @ts-expect-error an options object is the only argument
   LockService.connect({ url: 'memory:' }, {})
   // @ts-expect-error an unknown option
   LockService.connect({ uri: 'memory:' })
-  // @ts-expect-error no URL object either
+  // @ts-expect-error not a URL object
   LockService.connect({ href: 5 })
-  // @ts-expect-error a promise of a target is no target
+  // @ts-expect-error a promise is not a target
   LockService.connect(Promise.resolve('memory:'))
   // @ts-expect-error two targets
   LockService.connect({ href: 'memory:', url: 'memory:' })
   // @ts-expect-error milliseconds are a number
   LockService.connect('memory:', { storeTimeoutMs: '5' })
-  // @ts-expect-error a signal is no default
+  // @ts-expect-error there is no default signal
   LockService.connect('memory:', { defaults: { signal: undefined } })
-  // @ts-expect-error metadata is no default
+  // @ts-expect-error there is no default metadata
   LockService.connect('memory:', { defaults: { metadata: 'm' } })
-  // @ts-expect-error the gist's unit has no place here
+  // @ts-expect-error seconds are for the gist's functions only
   LockService.connect('memory:', { defaults: { ttlSeconds: 5 } })
   // @ts-expect-error an unknown TLS option
   LockService.connect('rediss://h', { tls: { ca: 'file' } })
@@ -84,7 +84,7 @@ export async function calls(locks: LockService, lock: Lock, readonly: readonly s
   locks.acquire(['a', 5])
   // @ts-expect-error an unknown option
   locks.acquire('n', { ttl: 5 })
-  // @ts-expect-error the gist's unit has no place here
+  // @ts-expect-error seconds are for the gist's functions only
   locks.acquire('n', { ttlSeconds: 5 })
   // @ts-expect-error milliseconds are a number
   locks.acquire('n', { ttlMs: '5' })
@@ -144,13 +144,13 @@ export async function calls(locks: LockService, lock: Lock, readonly: readonly s
 }
 
 export function readonlyParts(event: LockEvent, info: LockInfo, stats: LockStats) {
-  // @ts-expect-error what is told is not to be changed
+  // @ts-expect-error the fields are read-only
   event.type = 'lost'
   // @ts-expect-error not every event has a reason
   String(event.reason)
-  // @ts-expect-error what is told is not to be changed
+  // @ts-expect-error the fields are read-only
   info.remainingMs = 5
-  // @ts-expect-error what is told is not to be changed
+  // @ts-expect-error the fields are read-only
   stats.held = 0
 }
 

@@ -1,4 +1,4 @@
-// Without the DOM library and @types/node there is no AbortSignal: holdfast brings the part that it uses.
+// Without the DOM library and @types/node there is no AbortSignal. holdfast declares the part that it uses.
 import type { AcquireOptions, Lock, Signal, SignalLike } from '../../index.js'
 
 type Equal<A, B> = (<T>() => T extends A ? 1 : 2) extends <T>() => T extends B ? 1 : 2 ? true : false
@@ -9,5 +9,5 @@ same<Lock['signal'], SignalLike>(true)
 
 export const own: AcquireOptions = { signal: { aborted: false, addEventListener() {}, removeEventListener() {} } }
 
-// @ts-expect-error nobody declares it here; if this line compiles, the test does not test what it says
+// @ts-expect-error no type of this name exists; if this line compiles, the test proves nothing
 export type Missing = AbortSignal

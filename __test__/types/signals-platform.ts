@@ -1,4 +1,4 @@
-// Where the platform's AbortSignal is known, it goes in, and it is what comes out.
+// With the platform's AbortSignal, options accept it, and a lock's signal has this type.
 import { LockService, type AcquireOptions, type Lock, type Signal } from '../../index.js'
 
 type Equal<A, B> = (<T>() => T extends A ? 1 : 2) extends <T>() => T extends B ? 1 : 2 ? true : false

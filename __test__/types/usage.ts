@@ -1,4 +1,4 @@
-// Everything that a user may write, with the exact type that comes out. Compiled, never run.
+// Valid code, with the exact types of its results. Compiled, never run.
 import { isLockError, LockError, LockService } from '../../index.js'
 import type {
   AcquireOptions,
@@ -19,7 +19,7 @@ import type {
   TlsOptions,
 } from '../../index.js'
 
-/** True only for the very same type: neither `any` nor a wider one passes. */
+/** True only for identical types, not for `any` or a wider type. */
 type Equal<A, B> = (<T>() => T extends A ? 1 : 2) extends <T>() => T extends B ? 1 : 2 ? true : false
 declare function same<A, B>(equal: Equal<A, B>): void
 declare const signal: SignalLike
@@ -53,8 +53,8 @@ export async function connections() {
 }
 
 export async function theGist(locks: LockService) {
-  const taken = [locks.acquireLock('n'), locks.acquireLock('n', 0.5), locks.acquireLock('n', undefined)]
-  const calls = [...taken, locks.releaseLock('n')]
+  const acquired = [locks.acquireLock('n'), locks.acquireLock('n', 0.5), locks.acquireLock('n', undefined)]
+  const calls = [...acquired, locks.releaseLock('n')]
   same<typeof calls, Promise<boolean>[]>(true)
 
   const options: ExecuteOptions = { name: 'n', ttlSeconds: 0.5, waitMs: 1, renew: true, minHoldMs: 1, signal }
@@ -139,7 +139,7 @@ export async function aLock(lock: Lock) {
   lock.signal.addEventListener('abort', () => {})
   lock.signal.removeEventListener('abort', () => {})
   same<typeof lock.signal.aborted, boolean>(true)
-  // A lock's signal is good for another wait.
+  // A lock's signal may cancel another wait.
   const options: AcquireOptions = { signal: lock.signal }
   void options
 }
@@ -151,7 +151,7 @@ export async function disposed(locks: LockService) {
   return [maybe?.isHeld, disposables]
 }
 
-export async function looking(locks: LockService, lock: Lock) {
+export async function inspecting(locks: LockService, lock: Lock) {
   const restored = [locks.restore(lock.toJSON()), locks.restore(JSON.stringify(lock))]
   same<typeof restored, Promise<Lock>[]>(true)
   const info = await locks.inspect('n')
@@ -235,7 +235,7 @@ export function narrowed(caught: unknown) {
   return new LockError('LOCK_TIMEOUT', 'for a unit test', { key: 'n', retryable: true })
 }
 
-/** A service is an ordinary type: it can be a parameter, a field, and a stand-in in somebody's unit test. */
+/** A service is an ordinary type: a parameter, a field, or a substitute in a unit test. */
 export class Report {
   constructor(private readonly locks: Pick<LockService, 'acquireAndExecute'>) {}
 

@@ -1,5 +1,5 @@
 // The baseline: ioredis with `SET NX PX` and a compare-and-delete script, without a lock library.
-import Redis from 'ioredis'
+import { Redis } from 'ioredis'
 import { FREE, driverLock } from '../driver-lock.mjs'
 
 export const kind = 'driver'
@@ -11,6 +11,7 @@ export const connect = (url) => connectWith({}, url)
 
 /** `options` are those of ioredis. */
 export async function connectWith(options, url) {
+  /** @type {any} With the command `free`. */
   const redis = new Redis(url, options)
   redis.defineCommand('free', {
     numberOfKeys: 1,

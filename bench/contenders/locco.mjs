@@ -10,7 +10,10 @@ export async function connect(url) {
   const adapter = new MongoAdapter({ client })
   return {
     async wait(name, retryMs = 200) {
-      const locker = new Locker({ adapter, retrySettings: { retryDelay: retryMs, retryTimes: Number.MAX_SAFE_INTEGER } })
+      const locker = new Locker({
+        adapter,
+        retrySettings: { retryDelay: retryMs, retryTimes: Number.MAX_SAFE_INTEGER },
+      })
       const lock = await locker.lock(name, 30_000).acquire()
       return () => lock.release({ throwOnFail: true })
     },

@@ -13,7 +13,11 @@ export const does = 'owner check, expiry by the client’s clock; no fencing tok
 export const setting = '`removeExpired`, on the newest driver that it works with, with a pool of 100'
 
 export async function connect(url) {
-  const client = await mongodb.MongoClient.connect(url, { useNewUrlParser: true, useUnifiedTopology: true, poolSize: 100 })
+  const client = await mongodb.MongoClient.connect(url, {
+    useNewUrlParser: true,
+    useUnifiedTopology: true,
+    poolSize: 100,
+  })
   const collection = client.db().collection('mongodb-lock')
   const indexed = mongoDbLock(collection, 'any')
   await promisify(indexed.ensureIndexes.bind(indexed))()

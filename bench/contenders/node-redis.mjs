@@ -18,6 +18,7 @@ const free = defineScript({
 })
 
 export async function connect(url) {
+  /** @type {any} With the script `free`. */
   const redis = await createClient({ url, scripts: { free } }).connect()
   const acquire = async (name, token, ttlMs) =>
     (await redis.set(name, token, { condition: 'NX', expiration: { type: 'PX', value: ttlMs } })) === 'OK'

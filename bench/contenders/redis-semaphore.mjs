@@ -1,11 +1,12 @@
 // redis-semaphore's Mutex, on several nodes its RedlockMutex; without the refresh timer where names are released at once.
-import Redis from 'ioredis'
+import { Redis } from 'ioredis'
 import { Mutex, RedlockMutex } from 'redis-semaphore'
 import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'library'
 export const packages = ['redis-semaphore', 'ioredis']
-export const does = 'owner check (its release does not return whether the lock was lost); no fencing token; renews on the event loop (not in the pairs)'
+export const does =
+  'owner check (its release does not return whether the lock was lost); no fencing token; renews on the event loop (not in the pairs)'
 export const setting =
   '`Mutex`, `RedlockMutex` on a quorum; `refreshInterval: 0`, `acquireAttemptsLimit: 1`, `retryInterval: 0`; after a failed ' +
   'try it sleeps for the retry interval even when no retry follows, which is a timer of 1 ms at the least'
@@ -19,7 +20,8 @@ export async function connectWith(options, ...urls) {
   const [redis] = clients
   let lost = 0
   const once = { lockTimeout: 30_000, refreshInterval: 0, acquireAttemptsLimit: 1, retryInterval: 0 }
-  const mutexOf = (name, how = once) => (clients.length === 1 ? new Mutex(redis, name, how) : new RedlockMutex(clients, name, how))
+  const mutexOf = (name, how = once) =>
+    clients.length === 1 ? new Mutex(redis, name, how) : new RedlockMutex(clients, name, how)
   return {
     async pair(name) {
       const mutex = mutexOf(name)

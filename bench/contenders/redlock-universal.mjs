@@ -1,12 +1,14 @@
 // redlock-universal on ioredis: its lean lock on one node, its Redlock on several nodes.
-import Redis from 'ioredis'
+import { Redis } from 'ioredis'
 import { createLock, createRedlock, IoredisAdapter } from 'redlock-universal'
 import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'library'
 export const packages = ['redlock-universal', 'ioredis']
-export const does = 'owner check, in the lean mode by a token of the time and `Math.random`; no fencing token; renews in `using` only, on the event loop'
-export const setting = '`createLock` in the mode `lean`, its fastest; `createRedlock` on a quorum; on ioredis, `retryAttempts: 0`'
+export const does =
+  'owner check, in the lean mode by a token of the time and `Math.random`; no fencing token; renews in `using` only, on the event loop'
+export const setting =
+  '`createLock` in the mode `lean`, its fastest; `createRedlock` on a quorum; on ioredis, `retryAttempts: 0`'
 
 export const connect = (...urls) => connectWith({}, ...urls)
 
@@ -26,14 +28,16 @@ export async function connectWith(options, ...urls) {
     },
     take: (name) => lockOf(name, { ...once, ttl: HELD_TTL_MS }).acquire(),
     async tryHeld(name) {
-      await lockOf(name).acquire().then(
-        () => {
-          throw new Error(`${name} was not busy`)
-        },
-        (error) => {
-          if (error.cause?.message !== 'Lock already held') throw error
-        },
-      )
+      await lockOf(name)
+        .acquire()
+        .then(
+          () => {
+            throw new Error(`${name} was not busy`)
+          },
+          (error) => {
+            if (error.cause?.message !== 'Lock already held') throw error
+          },
+        )
     },
     close: () => Promise.all(clients.map((client) => client.quit())),
   }

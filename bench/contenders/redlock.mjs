@@ -1,19 +1,23 @@
 // redlock 5 without retries, its fastest setting for free names.
-import Redis from 'ioredis'
+import { Redis } from 'ioredis'
 import Redlock, { ExecutionError } from 'redlock'
 import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'library'
 export const packages = ['redlock', 'ioredis']
 export const does = 'owner check; no fencing token; renews in `using` only, on the event loop'
-export const setting = '`acquire` and `release`, `retryCount: 0`; a failed try is two scripts one after the other: the second one rolls back'
+export const setting =
+  '`acquire` and `release`, `retryCount: 0`; a failed try is two scripts one after the other: the second one rolls back'
 export const holds = 'using'
 
 export const connect = (...urls) => connectWith({}, ...urls)
 
 /** `options` are those of ioredis. */
 export async function connectWith(options, ...urls) {
-  const redlock = new Redlock(urls.map((url) => new Redis(url, options)), { retryCount: 0 })
+  const redlock = new Redlock(
+    urls.map((url) => new Redis(url, options)),
+    { retryCount: 0 },
+  )
   redlock.on('error', () => {})
   let lost = 0
   return {

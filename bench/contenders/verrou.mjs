@@ -1,7 +1,7 @@
 // verrou on its Redis driver.
 import { Verrou } from '@verrou/core'
 import { redisStore } from '@verrou/core/drivers/redis'
-import Redis from 'ioredis'
+import { Redis } from 'ioredis'
 import { HELD_TTL_MS } from '../held-ttl.mjs'
 
 export const kind = 'library'
@@ -30,7 +30,8 @@ export async function connectWith(options, url) {
     },
     async wait(name, retryMs) {
       const lock = verrou.createLock(name, 30_000)
-      if (!(await lock.acquire(retryMs === undefined ? {} : { retry: { delay: retryMs } }))) throw new Error(`${name}: timed out`)
+      if (!(await lock.acquire(retryMs === undefined ? {} : { retry: { delay: retryMs } })))
+        throw new Error(`${name}: timed out`)
       return () => lock.release()
     },
     close: () => redis.quit(),

@@ -27,7 +27,11 @@ export async function footprint({ quick, about }) {
     const { packages, bytes } = module === 'holdfast' ? own() : installed(about[module].packages)
     return { module, with: about[module].packages, importMs: spread(results[module], 'ms'), packages, bytes }
   })
-  return { fields: [], markdown: markdown(rows), data: Object.fromEntries(rows.map(({ module, ...row }) => [module, row])) }
+  return {
+    fields: [],
+    markdown: markdown(rows),
+    data: Object.fromEntries(rows.map(({ module, ...row }) => [module, row])),
+  }
 }
 
 async function importMs(module) {

@@ -88,7 +88,9 @@ function takenOver(round) {
   const faults = []
   if (!began || ended) faults.push(`${killed.worker} was not killed during its job`)
   if (!next || !finisher) faults.push('no process took over')
-  const successor = next ? `${next.worker} took over ${((next.at - killed.at) / 1000).toFixed(1)} s later` : 'no process took over'
+  const successor = next
+    ? `${next.worker} took over ${((next.at - killed.at) / 1000).toFixed(1)} s later`
+    : 'no process took over'
   return check(`${killed.worker} was killed in the middle of its job, ${successor}`, faults)
 }
 

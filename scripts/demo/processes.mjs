@@ -29,10 +29,14 @@ export class DemoProcesses {
     const child = fork(WORKER, { env, serialization: 'advanced' })
     const member = { child, exited: new Promise((resolve) => child.once('exit', resolve)) }
     this.#members.set(worker, member)
-    const ready = new Promise((resolve, reject) => {
-      child.once('message', ({ type, message }) => (type === 'ready' ? resolve() : reject(new Error(message))))
-      child.once('exit', (code, signal) => reject(new Error(`process ${worker} ended at once (${signal ?? code})`)))
-    })
+    const ready = /** @type {Promise<void>} */ (
+      new Promise((resolve, reject) => {
+        child.once('message', (/** @type {any} */ { type, message }) =>
+          type === 'ready' ? resolve() : reject(new Error(message)),
+        )
+        child.once('exit', (code, signal) => reject(new Error(`process ${worker} ended at once (${signal ?? code})`)))
+      })
+    )
     await within(START_LIMIT_MS, `process ${worker} did not start`, ready)
     child.on('message', (message) => this.#receive(worker, member, message))
     child.once('exit', () => {

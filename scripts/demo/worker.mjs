@@ -6,11 +6,13 @@ const send = (message) => new Promise((resolve) => process.send(message, resolve
 const pending = new Map()
 let lastId = 0
 
-const request = (verb) => (...args) =>
-  new Promise((resolve) => {
-    pending.set(++lastId, resolve)
-    process.send({ type: 'ask', id: lastId, verb, args })
-  })
+const request =
+  (verb) =>
+  (...args) =>
+    new Promise((resolve) => {
+      pending.set(++lastId, resolve)
+      process.send({ type: 'ask', id: lastId, verb, args })
+    })
 
 const verbs = ['enter', 'find', 'start', 'progress', 'store', 'leave']
 const database = Object.fromEntries(verbs.map((verb) => [verb, request(verb)]))
@@ -20,7 +22,7 @@ try {
   const service = await LockService.connect()
   const locks = process.env.HOLDFAST_DEMO_SABOTAGE === '1' ? noLocks : service
 
-  process.on('message', async (message) => {
+  process.on('message', async (/** @type {any} */ message) => {
     if (message.type === 'answer') return pending.get(message.id)(message.value)
     try {
       await send({ type: 'outcome', outcome: await report(locks, database, message.name) })

@@ -7,8 +7,9 @@
 //! Scale", ACM Queue 13(8), 2015.)
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -28,7 +29,7 @@ struct State {
 #[derive(Debug)]
 struct Waiting {
     since: Instant,
-    turn: oneshot::Sender<()>,
+    ticket: oneshot::Sender<()>,
 }
 
 /// The right to make one attempt. Dropping it passes the right to the next attempt.
@@ -41,17 +42,17 @@ impl Drop for Ticket {
     }
 }
 
-/// A place in the queue. Dropping it leaves the queue.
-struct Place {
+/// A position in the queue. Dropping it leaves the queue.
+struct Position {
     queue: Arc<AttemptQueue>,
     arrival: u64,
     has_ticket: bool,
 }
 
-impl Drop for Place {
+impl Drop for Position {
     fn drop(&mut self) {
-        if !self.has_ticket && self.queue.state().waiting.remove(&self.arrival).is_none() {
-            // The ticket had been assigned to this place: pass it on.
+        if !self.has_ticket && self.queue.0.lock().waiting.remove(&self.arrival).is_none() {
+            // The ticket was assigned to this position: pass it on.
             self.queue.pass_on();
         }
     }
@@ -67,47 +68,43 @@ impl AttemptQueue {
         })))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Waits for a ticket. Dropping the future leaves the queue.
     pub(super) async fn ticket(self: &Arc<Self>) -> Ticket {
-        let (turn, mut place) = {
-            let mut state = self.state();
+        let (assigned, mut position) = {
+            let mut state = self.0.lock();
             if state.free > 0 {
                 state.free -= 1;
                 return Ticket(self.clone());
             }
-            let (sender, turn) = oneshot::channel();
+            let (ticket, assigned) = oneshot::channel();
             let arrival = state.arrivals;
             state.arrivals += 1;
             let since = Instant::now();
-            state.waiting.insert(arrival, Waiting { since, turn: sender });
-            let place = Place {
+            state.waiting.insert(arrival, Waiting { since, ticket });
+            let position = Position {
                 queue: self.clone(),
                 arrival,
                 has_ticket: false,
             };
-            (turn, place)
+            (assigned, position)
         };
         // The queue keeps the sender until it uses it.
-        let _ = turn.await;
-        place.has_ticket = true;
+        let _ = assigned.await;
+        position.has_ticket = true;
         Ticket(self.clone())
     }
 
     /// Passes a ticket to the next attempt.
     fn pass_on(&self) {
-        let mut state = self.state();
+        let mut state = self.0.lock();
         let is_late = |(_, oldest): (&u64, &Waiting)| oldest.since.elapsed() > OVERLOAD;
         let next = match state.waiting.first_key_value().is_some_and(is_late) {
             true => state.waiting.pop_last(),
             false => state.waiting.pop_first(),
         };
         match next {
-            // A place that is dropped at this moment passes the ticket on.
-            Some((_, next)) => drop(next.turn.send(())),
+            // A position that is dropped at this moment passes the ticket on.
+            Some((_, next)) => drop(next.ticket.send(())),
             None => state.free += 1,
         }
     }
@@ -127,7 +124,7 @@ mod tests {
         let (queue, order) = (queue.clone(), order.clone());
         let task = tokio::spawn(async move {
             let _ticket = queue.ticket().await;
-            order.lock().unwrap().push(number);
+            order.lock().push(number);
         });
         tokio::task::yield_now().await;
         task
@@ -147,9 +144,8 @@ mod tests {
         for task in tasks {
             let _ = task.await;
         }
-        assert_eq!(queue.state().free, 1);
-        let order = order.lock().unwrap();
-        order.clone()
+        assert_eq!(queue.0.lock().free, 1);
+        order.lock().clone()
     }
 
     #[tokio::test(start_paused = true)]
@@ -159,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_turn_that_comes_too_late_goes_to_the_next() {
+    async fn the_ticket_of_a_dropped_attempt_goes_to_the_next() {
         let queue = AttemptQueue::new(1);
         let first = queue.ticket().await;
         let mut dropped = Box::pin(queue.ticket());
@@ -170,7 +166,7 @@ mod tests {
         );
         drop(first);
         drop(dropped);
-        assert_eq!(queue.state().free, 1);
+        assert_eq!(queue.0.lock().free, 1);
         queue.ticket().await;
     }
 }

@@ -225,7 +225,7 @@ pub trait Engine: Send + Sync + fmt::Debug {
 #[cfg(any(feature = "memory", feature = "sqlite", feature = "mongodb"))]
 const WAITER_LIVENESS: Duration = Duration::from_millis(4500);
 /// How long an expired position is kept: a waiter that was only slow finds it again.
-#[cfg(any(feature = "memory", feature = "sqlite"))]
+#[cfg(any(feature = "memory", feature = "sqlite", feature = "mongodb"))]
 const EXPIRED_POSITION_KEPT: Duration = Duration::from_secs(60);
 
 /// Calls [`Engine::renew`] for several renewals concurrently.

@@ -1,4 +1,4 @@
-//! One call that acquires: its wait, its cancellation, and the lease that comes out.
+//! An acquisition whose promise is pending: its wait, its cancellation, and its result.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::error::LockError;
 use crate::model::Key;
 use crate::service::{AcquireOptions, Lease, Locks, Outcome, Wait};
 
-/// An acquisition whose promise is pending.
+/// A pending acquisition.
 pub(super) struct PendingAcquisition {
     pub(super) locks: Locks,
     pub(super) notifier: Arc<Notifier>,
@@ -23,13 +23,14 @@ pub(super) struct PendingAcquisition {
     pub(super) options: AcquireOptions,
     /// Whether a busy name rejects with `LOCK_TIMEOUT`. Otherwise it resolves to zero.
     pub(super) rejects_busy: bool,
-    /// The number that `cancel` knows this call by, and what it cancels.
+    /// The ticket of `cancel`, and the token that `cancel` cancels.
     pub(super) cancellation: Option<(u64, CancellationToken)>,
     pub(super) started: Instant,
     pub(super) deferred: Deferred,
 }
 
 impl PendingAcquisition {
+    /// Starts the call of the service. The result settles the promise.
     pub(super) fn start(self, env: &Env, bridge: &Rc<Bridge>) {
         let token = self.cancellation.as_ref().map(|(_, token)| token.clone());
         let acquiring = self.locks.acquire(&self.names, self.options.clone(), token);
@@ -38,8 +39,8 @@ impl PendingAcquisition {
         });
     }
 
-    /// Returns the options with the rest of the wait. `None`: the wait is over.
-    fn rest(&self) -> Option<AcquireOptions> {
+    /// Returns the options with the rest of the wait. `None`: the wait has ended.
+    fn remaining_options(&self) -> Option<AcquireOptions> {
         let wait = match self.options.wait {
             Wait::No => return None,
             Wait::Forever => Wait::Forever,
@@ -54,13 +55,14 @@ impl PendingAcquisition {
         })
     }
 
+    /// Handles the outcome on the JavaScript thread.
     fn received(mut self, env: &Env, bridge: &Rc<Bridge>, outcome: Result<Outcome, LockError>) {
         let acquired = match outcome {
-            // The lease ended before the event loop received it: do not return it, and start no job under it.
+            // The lease ended before the event loop received it. Returning it would start a job without a lock.
             Ok(Outcome::Acquired(lease)) if !lease.is_held() => {
                 if self.locks.is_closed() {
                     Err(LockError::closed())
-                } else if let Some(rest) = self.rest() {
+                } else if let Some(rest) = self.remaining_options() {
                     self.options = AcquireOptions {
                         resumed: Some(lease.arrival()),
                         ..rest
@@ -85,6 +87,7 @@ impl PendingAcquisition {
             .settle(env, acquired.map(|lease| lease.map_or(0.0, number)));
     }
 
+    /// Returns the result of a busy name.
     fn busy(&self) -> Result<Option<Arc<Lease>>, LockError> {
         if !self.rejects_busy {
             return Ok(None);

@@ -1,10 +1,8 @@
 //! The one bridge between a Rust future and a promise.
 //!
 //! # Behavior
-//! Each JavaScript environment (the main thread, a worker) has one native I/O thread with a current-thread runtime.
-//! Calls go there through an inbox that is drained once per wake-up. Results come back through an outbox, and one wake-up of
-//! the event loop settles every promise that is ready. A thread hop costs more than the rest of a call, so all calls that are
-//! ready at the same time share one.
+//! Each JavaScript environment (the main thread, a worker) has one native I/O thread with a current-thread runtime. The two
+//! threads exchange calls and results in batches (`shared.rs`).
 //!
 //! The event loop is kept alive while calls are in progress, and by nothing else: leases, events and pings never keep a
 //! process from exiting.
@@ -13,17 +11,14 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::ptr;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{JoinHandle, ThreadId};
+use std::sync::Arc;
+use std::thread::JoinHandle;
 
 use futures_util::FutureExt;
 use napi::bindgen_prelude::{ToNapiValue, Unknown};
 use napi::{Env, JsValue, sys};
-use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::deferred::Deferred;
@@ -31,94 +26,12 @@ use super::leases::Leases;
 #[cfg(unix)]
 use super::local_executor::{LocalExecutor, NodeEventLoop};
 use super::memory::{Burst, return_memory};
+use super::shared::{Delivery, Job, Reference, Shared};
 #[cfg(unix)]
 use super::uv_loop::UvLoop;
 use crate::error::{EngineError, LockError};
 use crate::event_loop::EventLoop;
 use crate::service::Locks;
-
-pub(super) type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
-type Task = Box<dyn FnOnce(&Env, &Rc<Bridge>) + Send>;
-
-/// Work for the JavaScript thread.
-enum Delivery {
-    /// The reply to a call, for which the event loop was kept alive.
-    Reply(Task),
-    /// Anything else.
-    Notice(Task),
-}
-
-/// A reference to a JavaScript value. Only the JavaScript thread may delete it.
-pub(super) struct Reference(pub(super) sys::napi_ref);
-
-// SAFETY: other threads only move it.
-unsafe impl Send for Reference {}
-// SAFETY: as above.
-unsafe impl Sync for Reference {}
-
-/// The state that the two threads share.
-pub(super) struct Shared {
-    inbox: Mutex<Vec<Job>>,
-    arrived: Notify,
-    outbox: Mutex<Vec<Delivery>>,
-    ready: Notify,
-    /// Whether the event loop has been woken and has not run `on_wake` yet.
-    woken: AtomicBool,
-    /// The references that the JavaScript thread deletes next time.
-    discarded: Mutex<Vec<Reference>>,
-    /// `None` once the environment is being torn down. A caller holds the lock.
-    waker: Mutex<Option<LoopWaker>>,
-    stop: Notify,
-    /// The JavaScript thread, and whether its event loop checks the outbox before it sleeps.
-    thread: ThreadId,
-    checks_outbox: AtomicBool,
-}
-
-/// The threadsafe function that wakes the event loop.
-struct LoopWaker(sys::napi_threadsafe_function);
-
-// SAFETY: Node-API lets any thread call a threadsafe function.
-unsafe impl Send for LoopWaker {}
-
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Shared {
-    fn deliver(&self, delivery: Delivery) {
-        lock(&self.outbox).push(delivery);
-        if !(self.checks_outbox.load(Acquire) && std::thread::current().id() == self.thread) {
-            self.ready.notify_one();
-        }
-    }
-
-    /// Runs `task` on the JavaScript thread soon, without keeping the event loop alive for it.
-    pub(super) fn notice(&self, task: impl FnOnce(&Env, &Rc<Bridge>) + Send + 'static) {
-        self.deliver(Delivery::Notice(Box::new(task)));
-    }
-
-    /// Deletes a reference the next time that the JavaScript thread runs tasks.
-    pub(super) fn discard(&self, discarded: Reference) {
-        lock(&self.discarded).push(discarded);
-    }
-
-    /// Wakes the event loop, unless it has been woken already.
-    pub(super) fn wake(&self) {
-        if self.woken.swap(true, AcqRel) {
-            return;
-        }
-        if let Some(LoopWaker(function)) = &*lock(&self.waker) {
-            // SAFETY: the function is live while the lock holds `Some`.
-            unsafe {
-                sys::napi_call_threadsafe_function(
-                    *function,
-                    ptr::null_mut(),
-                    sys::ThreadsafeFunctionCallMode::nonblocking,
-                )
-            };
-        }
-    }
-}
 
 /// The JavaScript thread's end of the bridge.
 pub(super) struct Bridge {
@@ -132,7 +45,7 @@ pub(super) struct Bridge {
     pub(super) executor: Arc<LocalExecutor>,
     #[cfg(unix)]
     pub(super) uv_loop: Option<UvLoop>,
-    /// The leases that JavaScript has a number for.
+    /// The leases with a number in JavaScript.
     pub(super) leases: RefCell<Leases>,
     /// The acquisitions that JavaScript may cancel, by ticket.
     pub(super) cancellations: RefCell<HashMap<u64, CancellationToken>>,
@@ -140,7 +53,7 @@ pub(super) struct Bridge {
 
 thread_local! {
     /// The bridges of this thread's environments. The first call in an environment creates its bridge. An addon that is loaded
-    /// again (a test runner that clears the module cache) gets an environment of its own on the same thread.
+    /// again (by a test runner that clears the module cache) has a separate environment on the same thread.
     static BRIDGES: RefCell<Vec<(sys::napi_env, Rc<Bridge>)>> = RefCell::default();
 }
 
@@ -154,7 +67,7 @@ fn bridge_of(env: sys::napi_env) -> Option<Rc<Bridge>> {
 }
 
 impl Bridge {
-    /// The bridge of this environment; the first call starts its I/O thread.
+    /// Returns the bridge of this environment. The first call creates it and its I/O thread.
     pub(super) fn get(env: &Env) -> Result<Rc<Bridge>, LockError> {
         if let Some(bridge) = bridge_of(env.raw()) {
             return Ok(bridge);
@@ -172,18 +85,6 @@ impl Bridge {
     fn start(env: &Env) -> napi::Result<Rc<Bridge>> {
         let failed = |error: std::io::Error| napi::Error::from_reason(error.to_string());
         super::pin_library();
-        let shared = Arc::new(Shared {
-            inbox: Mutex::default(),
-            arrived: Notify::new(),
-            outbox: Mutex::default(),
-            ready: Notify::new(),
-            woken: AtomicBool::new(false),
-            discarded: Mutex::default(),
-            waker: Mutex::new(None),
-            stop: Notify::new(),
-            thread: std::thread::current().id(),
-            checks_outbox: AtomicBool::new(false),
-        });
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -208,14 +109,14 @@ impl Bridge {
         })?;
         // SAFETY: the function was created just now.
         unsafe { sys::napi_unref_threadsafe_function(env.raw(), function) };
-        *lock(&shared.waker) = Some(LoopWaker(function));
+        let shared = Shared::new(function);
         #[cfg(unix)]
         let executor = LocalExecutor::new(runtime.handle().clone());
         let io_shared = shared.clone();
         let thread = std::thread::Builder::new()
             .name("holdfast-io".into())
             .spawn(move || {
-                runtime.block_on(serve(io_shared));
+                runtime.block_on(io_shared.serve());
                 // A lookup of a host name may block a helper thread: the process does not wait for it.
                 runtime.shutdown_background();
             })
@@ -242,7 +143,7 @@ impl Bridge {
         &self.shared
     }
 
-    /// Runs `work` on this thread (`local_executor.rs`) or on the I/O thread, then `settle` on this one. The event loop is kept
+    /// Runs `work` on this thread (`local_executor.rs`) or on the I/O thread, and then `settle` on this thread. Keeps the event loop
     /// alive until then.
     pub(super) fn call<T: Send + 'static>(
         &self,
@@ -260,7 +161,7 @@ impl Bridge {
         *in_progress += 1;
         self.burst.began(*in_progress);
         let shared = self.shared.clone();
-        // An async block would reserve room for the future twice, and a boxed future is moved as a whole.
+        // An async block would contain the future twice, and a boxed future is moved as a whole.
         let job = AssertUnwindSafe(work).catch_unwind().map(move |outcome| {
             let result = outcome.unwrap_or_else(|panic| Err(panicked(&*panic)));
             shared.deliver(Delivery::Reply(Box::new(move |env, bridge| {
@@ -272,15 +173,10 @@ impl Bridge {
         if is_local {
             return self.executor.start(job);
         }
-        self.start_on_io_thread(job);
+        self.shared.submit(job);
     }
 
-    fn start_on_io_thread(&self, job: Job) {
-        lock(&self.shared.inbox).push(job);
-        self.shared.arrived.notify_one();
-    }
-
-    /// Returns a promise for `work`, resolved with what `make` returns.
+    /// Returns a promise for `work`. It resolves to the result of `make`.
     pub(super) fn promise<'env, T: Send + 'static, V: ToNapiValue>(
         &self,
         env: &'env Env,
@@ -308,7 +204,7 @@ impl Bridge {
         Ok(promise)
     }
 
-    /// The event loop, for an engine whose socket it can serve.
+    /// Returns the event loop, for an engine whose socket it can poll.
     pub(super) fn event_loop(&self) -> Option<Arc<dyn EventLoop>> {
         #[cfg(unix)]
         if self.uv_loop.is_some() {
@@ -320,15 +216,10 @@ impl Bridge {
     /// Whether this thread has a future to poll or a task to run.
     #[cfg(unix)]
     pub(super) fn has_ready(&self) -> bool {
-        self.executor.has_ready() || !lock(&self.shared.outbox).is_empty()
+        self.executor.has_ready() || self.shared.has_deliveries()
     }
 
-    /// From now on the event loop checks the outbox before it sleeps.
-    #[cfg(unix)]
-    pub(super) fn check_outbox_before_sleep(&self) {
-        self.shared.checks_outbox.store(true, Release);
-    }
-
+    /// Records replies. After the last one the event loop is not kept alive any more.
     fn replied(&self, env: &Env, replies: u32) {
         let mut in_progress = self.in_progress.borrow_mut();
         *in_progress -= replies;
@@ -336,12 +227,13 @@ impl Bridge {
             // SAFETY: as in `call`.
             unsafe { sys::napi_unref_threadsafe_function(env.raw(), self.function) };
         }
-        if self.burst.is_over(*in_progress) {
-            self.start_on_io_thread(Box::pin(return_memory()));
+        if self.burst.has_ended(*in_progress) {
+            self.shared.submit(Box::pin(return_memory()));
         }
     }
 }
 
+/// Creates the error of a panic.
 fn panicked(panic: &(dyn std::any::Any + Send)) -> LockError {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text
@@ -363,32 +255,7 @@ pub(super) fn hold_process(env: &Env, bridge: &Bridge, locks: &Locks) {
     }
 }
 
-/// The I/O thread's main loop.
-async fn serve(shared: Arc<Shared>) {
-    let deliveries = shared.clone();
-    // The flusher runs after all tasks that were ready in the same pass: their results leave in one wake-up.
-    tokio::spawn(async move {
-        loop {
-            deliveries.ready.notified().await;
-            if !lock(&deliveries.outbox).is_empty() {
-                deliveries.wake();
-            }
-        }
-    });
-    loop {
-        tokio::select! {
-            biased;
-            () = shared.stop.notified() => return,
-            () = shared.arrived.notified() => {}
-        }
-        let jobs = std::mem::take(&mut *lock(&shared.inbox));
-        for job in jobs {
-            tokio::spawn(job);
-        }
-    }
-}
-
-/// Runs on the event loop after [`Shared::wake`]: settles all promises that are ready.
+/// Settles all promises that are ready. Runs on the event loop after [`Shared::wake`].
 unsafe extern "C" fn on_wake(raw: sys::napi_env, _: sys::napi_value, _: *mut c_void, _: *mut c_void) {
     if raw.is_null() {
         return;
@@ -396,7 +263,7 @@ unsafe extern "C" fn on_wake(raw: sys::napi_env, _: sys::napi_value, _: *mut c_v
     let Some(bridge) = bridge_of(raw) else {
         return;
     };
-    bridge.shared.woken.store(false, Release);
+    bridge.shared.woke_up();
     #[cfg(unix)]
     bridge.executor.run_ready();
     settle_ready(&Env::from_raw(raw), &bridge);
@@ -405,7 +272,7 @@ unsafe extern "C" fn on_wake(raw: sys::napi_env, _: sys::napi_value, _: *mut c_v
 /// Settles all promises that are ready, on the JavaScript thread. Returns whether there were any.
 pub(super) fn settle_ready(env: &Env, bridge: &Rc<Bridge>) -> bool {
     let (raw, shared) = (env.raw(), &bridge.shared);
-    let deliveries = std::mem::take(&mut *lock(&shared.outbox));
+    let deliveries = shared.take_deliveries();
     let any = !deliveries.is_empty();
     let mut replies = 0;
     for delivery in deliveries {
@@ -419,23 +286,23 @@ pub(super) fn settle_ready(env: &Env, bridge: &Rc<Bridge>) -> bool {
             }
             Delivery::Notice(task) => task,
         };
-        // A panic must not unwind into Node, and must not stop the rest of the batch.
+        // A panic must neither unwind into Node nor stop the rest of the batch.
         if std::panic::catch_unwind(AssertUnwindSafe(|| task(env, bridge))).is_err() {
             tracing::error!("a bug in holdfast: a reply could not be delivered");
         }
         // SAFETY: as above.
         unsafe { sys::napi_close_handle_scope(raw, scope) };
     }
-    for Reference(reference) in std::mem::take(&mut *lock(&shared.discarded)) {
-        // SAFETY: its owner puts it on the list once, when it is dropped.
+    for Reference(reference) in shared.take_discarded() {
+        // SAFETY: the owner of a reference adds it to the list once, when the owner is dropped.
         unsafe { sys::napi_delete_reference(raw, reference) };
     }
     bridge.replied(env, replies);
     any
 }
 
-/// Runs when the environment ends: no call may reach it afterwards, and the I/O thread must have left the code of this
-/// library before the end of a worker unloads it.
+/// Ends the bridge with its environment. No call may reach the environment afterwards, and the I/O thread must have left the code
+/// of this library before the end of a worker unloads it.
 unsafe extern "C" fn tear_down(env: *mut c_void) {
     let ended = BRIDGES.with_borrow_mut(|bridges| {
         let at = bridges.iter().position(|(of, _)| *of == env.cast())?;
@@ -449,14 +316,12 @@ unsafe extern "C" fn tear_down(env: *mut c_void) {
             uv_loop.end();
         }
     }
-    *lock(&bridge.shared.waker) = None;
-    bridge.shared.stop.notify_one();
+    bridge.shared.stop();
     if let Some(thread) = bridge.thread.take() {
-        // A thread that panicked has ended, too.
+        // A thread that panicked has ended as well.
         let _ = thread.join();
     }
-    lock(&bridge.shared.outbox).clear();
-    lock(&bridge.shared.inbox).clear();
+    bridge.shared.clear();
     // SAFETY: the last use of the function.
     unsafe { sys::napi_release_threadsafe_function(bridge.function, sys::ThreadsafeFunctionReleaseMode::abort) };
 }

@@ -25,27 +25,27 @@ impl Deferred {
         }
     }
 
-    /// Returns a promise that is settled.
+    /// Returns a settled promise.
     pub(super) fn settled<'env, T: ToNapiValue>(
         env: &'env Env,
-        answer: Result<T, LockError>,
+        result: Result<T, LockError>,
     ) -> napi::Result<Unknown<'env>> {
         let (deferred, promise) = Deferred::new(env)?;
-        deferred.settle(env, answer);
+        deferred.settle(env, result);
         Ok(promise)
     }
 
-    /// Returns a promise that is rejected.
+    /// Returns a rejected promise.
     pub(super) fn rejected<'env>(env: &'env Env, error: LockError) -> napi::Result<Unknown<'env>> {
         Self::settled::<()>(env, Err(error))
     }
 
     /// Resolves the promise with a value, or rejects it with the JSON text of an error.
-    pub(super) fn settle<T: ToNapiValue>(self, env: &Env, answer: Result<T, LockError>) {
-        // SAFETY: a deferred is settled once: this consumes it. A value that cannot be created leaves a null handle, which
-        // Node-API refuses.
+    pub(super) fn settle<T: ToNapiValue>(self, env: &Env, result: Result<T, LockError>) {
+        // SAFETY: a deferred is settled once, because this function consumes it. A value that cannot be created is a null handle,
+        // which Node-API rejects.
         unsafe {
-            match answer {
+            match result {
                 Ok(value) => {
                     let value = T::to_napi_value(env.raw(), value).unwrap_or(ptr::null_mut());
                     sys::napi_resolve_deferred(env.raw(), self.0, value)

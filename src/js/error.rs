@@ -1,4 +1,4 @@
-//! Errors on their way to JavaScript, as JSON text. `lib/errors.ts` turns the text into a `LockError`.
+//! Errors as JSON text, from which `lib/errors.ts` creates a `LockError`.
 
 use std::error::Error as _;
 
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::error::LockError;
 
-/// The fields of a `LockError` as JSON; `null` where a field does not apply.
+/// Returns the fields of a `LockError` as JSON. A field that does not apply is `null`.
 pub(super) fn to_json(error: &LockError) -> Value {
     let cause = error
         .source()

@@ -1,7 +1,7 @@
 //! The leases of one JavaScript environment, by number, and the functions that take such a number.
 //!
-//! A number stays valid until `forget`, which JavaScript calls when the `Lock` is garbage collected. A function that gets an
-//! unknown number answers as for a lease that was released.
+//! A number is valid until `forget`, which JavaScript calls when the `Lock` is garbage collected. For an unknown number, a function
+//! returns the same as for a released lease.
 
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -17,7 +17,6 @@ use super::deferred::Deferred;
 use super::error::to_json;
 use super::notifier::Notifier;
 use super::options::ttl;
-use crate::error::LockError;
 use crate::service::{Lease, Locks, ReleaseOutcome};
 
 /// A lease that JavaScript has a number for.
@@ -28,6 +27,7 @@ pub(super) struct Entry {
     pub(super) notifier: Arc<Notifier>,
 }
 
+/// The leases by number.
 #[derive(Default)]
 pub(super) struct Leases {
     last: u64,
@@ -73,26 +73,16 @@ pub fn finish(env: &Env, id: f64) -> Result<Unknown<'_>> {
     let released = locks.release(&lease);
     let service = locks.clone();
     let finished = async move {
-        // When the store did not answer the release, it is repeated in the background; the job is done all the same.
+        // A release without an answer is repeated in the background. The job has been done under the lock.
         let is_gone = matches!(released.await, Ok(ReleaseOutcome::NotHeld)) && !was_released;
-        Ok(loss.or_else(|| is_gone.then(|| lost_at_release(&lease, service.is_closed()))))
+        Ok(loss.or_else(|| is_gone.then(|| lease.lost_at_release(service.is_closed()))))
     };
     bridge.promise(env, &locks, finished, |_, loss| {
         loss.map(|loss| to_json(&loss).to_string())
     })
 }
 
-fn lost_at_release(lease: &Lease, closed: bool) -> LockError {
-    let name = lease.names()[0].as_str();
-    let why = if closed {
-        "its LockService was closed"
-    } else {
-        "it was gone from the store when it was released"
-    };
-    LockError::lost(name, format!("the lock {name:?} is lost: {why}"))
-}
-
-/// Makes a lease last at least `ttl_ms` from now on.
+/// Extends a lease to at least `ttl_ms` milliseconds from now on.
 #[napi(ts_return_type = "Promise<void>")]
 pub fn extend(env: &Env, id: f64, ttl_ms: f64) -> Result<Unknown<'_>> {
     let Some((bridge, Entry { locks, lease, .. })) = entry(env, id) else {
@@ -103,24 +93,25 @@ pub fn extend(env: &Env, id: f64, ttl_ms: f64) -> Result<Unknown<'_>> {
     bridge.promise(env, &locks, extending, |_, ()| ())
 }
 
-/// Whether the lease still counts, by the native clock.
+/// Whether the lease is held, by the native clock.
 #[napi]
 pub fn is_held(env: &Env, id: f64) -> bool {
     lease(env, id).is_some_and(|lease| lease.is_held())
 }
 
-/// How long the lease still counts, by the native clock.
+/// Returns the rest of the lease in milliseconds, by the native clock.
 #[napi]
 pub fn remaining_ms(env: &Env, id: f64) -> f64 {
     lease(env, id).map_or(0.0, |lease| lease.remaining().as_secs_f64() * 1000.0)
 }
 
+/// Returns the fencing token; zero for an unknown lease.
 #[napi]
 pub fn fencing_token(env: &Env, id: f64) -> BigInt {
     lease(env, id).map_or(0, |lease| lease.fence().0).into()
 }
 
-/// The other parts of a lease, as JSON text.
+/// Returns the other properties of a lease as JSON text.
 #[napi]
 pub fn describe(env: &Env, id: f64) -> Option<String> {
     let lease = lease(env, id)?;
@@ -135,13 +126,13 @@ pub fn describe(env: &Env, id: f64) -> Option<String> {
     )
 }
 
-/// The JSON text of the `LOCK_LOST` error, once the lease is lost by the native clock.
+/// Returns the JSON text of the `LOCK_LOST` error if the lease is lost by the native clock.
 #[napi]
 pub fn loss(env: &Env, id: f64) -> Option<String> {
     Some(to_json(&lease(env, id)?.loss()?).to_string())
 }
 
-/// Sends a message when the lease is lost. False: it was released, and cannot be lost.
+/// Sends a message when the lease is lost. Returns `false` if it was released, and so cannot be lost.
 #[napi]
 pub fn watch(env: &Env, id: f64) -> bool {
     let Some((_, Entry { lease, notifier, .. })) = entry(env, id) else {
@@ -151,7 +142,7 @@ pub fn watch(env: &Env, id: f64) -> bool {
     !lease.is_released()
 }
 
-/// Removes the number of a lease. The lease itself goes on. True: it is still held and renewed.
+/// Removes the number of a lease. The lease continues. Returns whether it is still held and renewed.
 #[napi]
 pub fn forget(env: &Env, id: f64) -> bool {
     let removed = Bridge::existing(env).and_then(|bridge| bridge.leases.borrow_mut().entries.remove(&(id as u64)));

@@ -1,22 +1,22 @@
 //! Returns the memory of a burst of calls to the system.
 //!
-//! glibc's allocator keeps freed memory for later. After 20 000 calls at once, or an outage under load, a process would keep
-//! some 3 KB per call for ever. So `malloc_trim(3)` runs after the end of a burst.
+//! glibc's allocator keeps unused memory. After 20 000 concurrent calls, or an outage under load, a process would keep some 3 KB
+//! for each call. So `malloc_trim(3)` runs after the end of a burst.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Number of calls in progress from which they count as a burst.
+/// The number of calls in progress that counts as a burst.
 const BURST: u32 = 2048;
-/// Delay after the end of a burst. By then everything that belongs to its calls has been dropped.
+/// The delay after the end of a burst. By then the state of its calls has been dropped.
 const DELAY: Duration = Duration::from_secs(1);
-/// The shortest interval between two returns: each costs some milliseconds.
-const PAUSE: Duration = Duration::from_secs(3);
+/// The shortest interval between two runs: each takes some milliseconds.
+const MIN_INTERVAL: Duration = Duration::from_secs(3);
 
 /// Detects the end of a burst.
 #[derive(Debug, Default)]
 pub(super) struct Burst {
-    /// Maximum number of calls in progress since the end of the last burst.
+    /// The largest number of calls in progress since the end of the last burst.
     peak: Cell<u32>,
     ended: Cell<Option<Instant>>,
 }
@@ -27,12 +27,12 @@ impl Burst {
         self.peak.set(self.peak.get().max(calls));
     }
 
-    /// Records replies. `calls`: the number still in progress. `true`: a burst has ended, and memory should be returned.
-    pub(super) fn is_over(&self, calls: u32) -> bool {
+    /// Records replies. `calls`: the number still in progress. Returns whether a burst has ended and memory should be returned.
+    pub(super) fn has_ended(&self, calls: u32) -> bool {
         if self.peak.get() < BURST || calls > self.peak.get() / 8 {
             return false;
         }
-        if self.ended.get().is_some_and(|ended| ended.elapsed() < PAUSE) {
+        if self.ended.get().is_some_and(|ended| ended.elapsed() < MIN_INTERVAL) {
             return false;
         }
         self.peak.set(calls);
@@ -41,10 +41,10 @@ impl Burst {
     }
 }
 
-/// Returns freed memory to the system after a delay.
+/// Returns unused memory to the system after a delay.
 pub(super) async fn return_memory() {
     tokio::time::sleep(DELAY).await;
-    // On a thread of its own, so that neither renewals nor the event loop wait for it. It fails only when the runtime ends.
+    // On a separate thread, so that neither renewals nor the event loop wait for it. It fails only when the runtime ends.
     drop(tokio::task::spawn_blocking(trim).await);
 }
 

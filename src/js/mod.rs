@@ -1,8 +1,8 @@
-//! The native core of the JavaScript surface: the only place, beside `lib.rs`, that knows napi.
+//! The native core of the JavaScript surface. Besides `lib.rs`, only this folder uses napi.
 //!
 //! `lib/*.ts` is the public API. It checks arguments, creates the public classes and errors, and calls the functions here,
-//! which take and return numbers, strings and one record of options. A lease is a number here ([`leases`]). A call returns a
-//! promise; an error rejects it with JSON text ([`error`]). Losses and events reach JavaScript through one function per
+//! which take and return numbers, strings and one record of options. JavaScript refers to a lease by a number ([`leases`]). A call
+//! returns a promise; an error rejects it with JSON text ([`error`]). Losses and events are sent to one JavaScript function per
 //! service ([`notifier`]).
 
 mod acquisition;
@@ -16,6 +16,7 @@ mod memory;
 mod notifier;
 mod options;
 mod service;
+mod shared;
 #[cfg(unix)]
 mod uv_loop;
 
@@ -39,7 +40,7 @@ fn pin_library() {
         use windows_sys::Win32::System::LibraryLoader as loader;
         let mut module = std::ptr::null_mut();
         let flags = loader::GET_MODULE_HANDLE_EX_FLAG_PIN | loader::GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS;
-        // SAFETY: the address is one of this library's own functions, and `module` a valid out-parameter.
+        // SAFETY: the address is one of this library's own functions, and `module` is a valid out-parameter.
         unsafe { loader::GetModuleHandleExW(flags, pin_library as *const () as *const u16, &mut module) };
     }
 }

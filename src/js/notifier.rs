@@ -1,14 +1,15 @@
-//! Messages of a service to JavaScript: events and losses, in batches, through one function.
+//! Sends the messages of a service to JavaScript: events and losses, in batches, to one function.
 
 use std::ptr;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use napi::bindgen_prelude::{Function, ToNapiValue};
 use napi::{Env, JsValue, sys};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::bridge::{Reference, Shared, lock};
 use super::error::to_json;
+use super::shared::{Reference, Shared};
 use crate::error::LockError;
 use crate::service::{Event, EventKind, StallDetector};
 
@@ -16,11 +17,12 @@ use crate::service::{Event, EventKind, StallDetector};
 pub(super) struct Notifier {
     shared: Arc<Shared>,
     notify: Option<Reference>,
-    /// The messages of the next call, without the closing bracket.
+    /// The JSON text of the next call, without the closing bracket. Empty: there are no messages.
     batch: Mutex<String>,
 }
 
 impl Notifier {
+    /// Creates the notifier of a service with a reference to its JavaScript function.
     pub(super) fn new(env: &Env, shared: &Arc<Shared>, notify: &Function<'_, String, ()>) -> napi::Result<Arc<Self>> {
         let mut reference = ptr::null_mut();
         // SAFETY: `env` is the live environment of this thread, and the function belongs to the open handle scope.
@@ -54,8 +56,9 @@ impl Notifier {
         }));
     }
 
+    /// Adds a message to the batch. The first message of a batch schedules its delivery.
     fn send(self: &Arc<Self>, message: &Value) {
-        let mut batch = lock(&self.batch);
+        let mut batch = self.batch.lock();
         let is_first = batch.is_empty();
         batch.push(if is_first { '[' } else { ',' });
         batch.push_str(&message.to_string());
@@ -65,13 +68,14 @@ impl Notifier {
         }
     }
 
+    /// Calls the JavaScript function with the batch.
     fn deliver(&self, env: &Env) {
-        let mut batch = std::mem::take(&mut *lock(&self.batch));
+        let mut batch = std::mem::take(&mut *self.batch.lock());
         batch.push(']');
         let Some(Reference(notify)) = &self.notify else { return };
         let (mut function, mut result) = (ptr::null_mut(), ptr::null_mut());
-        // SAFETY: `env` is the live environment of this thread, and the caller opened a handle scope. `notify` catches what
-        // the code of the user throws.
+        // SAFETY: `env` is the live environment of this thread, and the caller opened a handle scope. `notify` catches the
+        // errors of the user's code.
         unsafe {
             sys::napi_get_reference_value(env.raw(), *notify, &mut function);
             let (Ok(this), Ok(text)) = (
@@ -93,7 +97,7 @@ impl Drop for Notifier {
     }
 }
 
-/// Creates the stall detector, which sends pings to the event loop, without keeping the process alive.
+/// Creates the stall detector of a service. Its pings are notices: they do not keep the process alive.
 pub(super) fn stall_detector(shared: &Arc<Shared>) -> Arc<StallDetector> {
     let shared = shared.clone();
     Arc::new_cyclic(|detector: &Weak<StallDetector>| {

@@ -1,4 +1,4 @@
-//! The options of `connect` and of an acquisition. `lib/options.ts` has checked them. Times are in milliseconds, and an absent
+//! The options of `connect` and of an acquisition, which `lib/options.ts` has checked. Durations are in milliseconds. An absent
 //! field means the default.
 
 use std::time::Duration;
@@ -18,9 +18,9 @@ pub struct AcquireRecord {
     pub max_hold_ms: Option<f64>,
     pub stall_limit_ms: Option<f64>,
     pub min_hold_ms: Option<f64>,
-    /// JSON text.
+    /// The metadata as JSON text.
     pub metadata: Option<String>,
-    /// Identifies the call for `cancel`.
+    /// The ticket that `cancel` takes.
     pub ticket: Option<f64>,
 }
 
@@ -51,19 +51,22 @@ impl AcquireRecord {
     }
 }
 
+/// Converts milliseconds. `None`: negative, too large, or not a number.
 pub(super) fn duration(ms: f64) -> Option<Duration> {
     Duration::try_from_secs_f64(ms / 1000.0).ok()
 }
 
+/// Converts milliseconds to a ttl within its limits.
 pub(super) fn ttl(ms: f64) -> Ttl {
     Ttl::clamped(duration(ms).unwrap_or(Duration::MAX))
 }
 
+/// Converts milliseconds to a wait; zero is one attempt.
 pub(super) fn wait(ms: f64) -> Wait {
     if ms == 0.0 {
         return Wait::No;
     }
-    // A wait of more than 2^40 s does not end either.
+    // A longer wait than 2^40 s counts as infinite.
     let span = duration(ms).filter(|span| span.as_secs() < 1 << 40);
     span.map_or(Wait::Forever, Wait::For)
 }
@@ -78,7 +81,7 @@ pub struct Config {
     pub store_timeout_ms: Option<f64>,
     pub min_replicas: Option<u32>,
     pub defaults: AcquireRecord,
-    /// Whether `notify` gets events, beside losses.
+    /// Whether `notify` receives events, in addition to losses.
     pub events: bool,
     pub ca_file: Option<String>,
     pub cert_file: Option<String>,
@@ -87,7 +90,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// The settings of the engine.
+    /// Returns the settings of the engine.
     pub(super) fn settings(&self) -> Settings {
         let unset = Settings::default();
         Settings {

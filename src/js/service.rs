@@ -1,4 +1,4 @@
-//! The native `LockService`. `lib/service.ts` wraps it.
+//! The native `LockService`, which `lib/service.ts` wraps.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::error::LockError;
 use crate::model::{Fence, Key, LockInfo, OwnerToken};
 use crate::service::{AcquireOptions, EventSink, Locks};
 
-/// Flags of `acquire`: whether to renew, where the call says so, and whether a busy name is an error.
+/// Flags of `acquire`: whether the lease is renewed, if the call sets it, and whether a busy name is an error.
 const RENEW: u32 = 1;
 const NO_RENEW: u32 = 2;
 const REJECT_BUSY: u32 = 4;
@@ -34,7 +34,7 @@ pub struct LockService {
     defaults: AcquireOptions,
 }
 
-/// Connects to a store. `notify` gets JSON text: an array of events and losses. It must not throw.
+/// Connects to a store. `notify` receives JSON text: an array of events and losses. It must not throw.
 #[napi(ts_return_type = "Promise<LockService>")]
 pub fn connect<'env>(env: &'env Env, mut config: Config, notify: Function<'_, String, ()>) -> Result<Unknown<'env>> {
     let bridge = match Bridge::get(env) {
@@ -85,6 +85,7 @@ pub fn cancel(env: &Env, ticket: f64) {
     }
 }
 
+/// Checks one name or several.
 fn keys(names: Either<String, Vec<String>>) -> std::result::Result<Vec<Key>, LockError> {
     match names {
         Either::A(name) => Ok(vec![Key::new(&name)?]),
@@ -93,6 +94,7 @@ fn keys(names: Either<String, Vec<String>>) -> std::result::Result<Vec<Key>, Loc
 }
 
 impl LockService {
+    /// Calls `start` with a valid name. Otherwise the promise rejects.
     fn with_key<'env>(
         &self,
         env: &'env Env,
@@ -108,7 +110,7 @@ impl LockService {
 
 #[napi]
 impl LockService {
-    /// Resolves to whether the name is held. A ttl of `NaN` means the default.
+    /// Makes one attempt. Resolves to whether this service holds the name now. `NaN` means the default ttl.
     #[napi(ts_return_type = "Promise<boolean>")]
     pub fn acquire_by_name<'env>(&self, env: &'env Env, name: String, ttl_ms: f64) -> Result<Unknown<'env>> {
         self.with_key(env, &name, |key| {
@@ -128,6 +130,7 @@ impl LockService {
         })
     }
 
+    /// Releases a lease of `acquireByName`. Resolves to whether this call released it.
     #[napi(ts_return_type = "Promise<boolean>")]
     pub fn release_by_name<'env>(&self, env: &'env Env, name: String) -> Result<Unknown<'env>> {
         self.with_key(env, &name, |key| {
@@ -137,7 +140,7 @@ impl LockService {
         })
     }
 
-    /// Resolves to the number of the lease, or to zero: busy or cancelled. `NaN` means the default of the service.
+    /// Acquires a lease. Resolves to its number, or to zero if a name is busy or the call was cancelled. `NaN` means the default.
     #[napi(ts_return_type = "Promise<number>")]
     pub fn acquire<'env>(
         &self,
@@ -186,7 +189,7 @@ impl LockService {
         Ok(promise)
     }
 
-    /// Takes over a lease by its owner token. Resolves to its number.
+    /// Transfers a lease to this service, by its owner token. Resolves to its number.
     #[napi(ts_return_type = "Promise<number>")]
     pub fn transfer<'env>(
         &self,
@@ -221,7 +224,7 @@ impl LockService {
         })
     }
 
-    /// Resolves to JSON text: an array with the name if it is held.
+    /// Reads the holder of a name. Resolves to JSON text: an array, which is empty if the name is free.
     #[napi(ts_return_type = "Promise<string>")]
     pub fn inspect<'env>(&self, env: &'env Env, name: String) -> Result<Unknown<'env>> {
         self.with_key(env, &name, |key| {
@@ -231,7 +234,7 @@ impl LockService {
         })
     }
 
-    /// Resolves to JSON text: an array.
+    /// Lists the held locks whose name starts with `prefix`. Resolves to JSON text: an array.
     #[napi(ts_return_type = "Promise<string>")]
     pub fn list<'env>(&self, env: &'env Env, prefix: String) -> Result<Unknown<'env>> {
         let locks = self.locks.clone();
@@ -239,6 +242,7 @@ impl LockService {
         self.bridge.promise(env, &self.locks, listing, |_, text| text)
     }
 
+    /// Releases a name, no matter which owner holds it. Resolves to whether it was held.
     #[napi(ts_return_type = "Promise<boolean>")]
     pub fn force_release<'env>(&self, env: &'env Env, name: String) -> Result<Unknown<'env>> {
         self.with_key(env, &name, |key| {
@@ -248,7 +252,7 @@ impl LockService {
         })
     }
 
-    /// The counters, as JSON text.
+    /// Returns the counters as JSON text.
     #[napi]
     pub fn stats(&self) -> String {
         let stats = self.locks.stats();
@@ -265,11 +269,13 @@ impl LockService {
         .to_string()
     }
 
+    /// The name of the store.
     #[napi(getter)]
     pub fn engine(&self) -> &'static str {
         self.locks.engine_name()
     }
 
+    /// Closes the service.
     #[napi(ts_return_type = "Promise<void>")]
     pub fn close<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
         let locks = self.locks.clone();

@@ -1,4 +1,4 @@
-//! Node's event loop (libuv): flushes requests and settles promises before the loop sleeps, and reads a socket when data arrives.
+//! Node's event loop (libuv): sends requests and settles promises before the loop sleeps, and reads a socket when data arrives.
 //!
 //! libuv's functions are resolved at run time. Where a runtime does not export them, and on Windows, there is no [`UvLoop`], and
 //! all calls run on the I/O thread instead of the local executor.
@@ -16,24 +16,24 @@ use napi::{Env, JsValue, sys};
 use super::bridge::{Bridge, settle_ready};
 use crate::event_loop::{AdaptiveSpin, Socket};
 
-type Handled = *mut c_void;
-type OnClose = unsafe extern "C" fn(Handled);
-type OnPoll = unsafe extern "C" fn(Handled, c_int, c_int);
-type OnPrepare = unsafe extern "C" fn(Handled);
+type Handle = *mut c_void;
+type OnClose = unsafe extern "C" fn(Handle);
+type OnPoll = unsafe extern "C" fn(Handle, c_int, c_int);
+type OnPrepare = unsafe extern "C" fn(Handle);
 
 /// The functions of libuv that are needed here (libuv's manual, "uv_poll_t", "uv_prepare_t" and "uv_loop_t").
 struct Uv {
     handle_size: unsafe extern "C" fn(c_int) -> usize,
-    poll_init: unsafe extern "C" fn(*mut c_void, Handled, c_int) -> c_int,
-    poll_start: unsafe extern "C" fn(Handled, c_int, OnPoll) -> c_int,
-    prepare_init: unsafe extern "C" fn(*mut c_void, Handled) -> c_int,
-    prepare_start: unsafe extern "C" fn(Handled, OnPrepare) -> c_int,
-    set_data: unsafe extern "C" fn(Handled, *mut c_void),
-    get_data: unsafe extern "C" fn(Handled) -> *mut c_void,
-    unref: unsafe extern "C" fn(Handled),
+    poll_init: unsafe extern "C" fn(*mut c_void, Handle, c_int) -> c_int,
+    poll_start: unsafe extern "C" fn(Handle, c_int, OnPoll) -> c_int,
+    prepare_init: unsafe extern "C" fn(*mut c_void, Handle) -> c_int,
+    prepare_start: unsafe extern "C" fn(Handle, OnPrepare) -> c_int,
+    set_data: unsafe extern "C" fn(Handle, *mut c_void),
+    get_data: unsafe extern "C" fn(Handle) -> *mut c_void,
+    unref: unsafe extern "C" fn(Handle),
     backend_fd: unsafe extern "C" fn(*const c_void) -> c_int,
     backend_timeout: unsafe extern "C" fn(*const c_void) -> c_int,
-    close: unsafe extern "C" fn(Handled, Option<OnClose>),
+    close: unsafe extern "C" fn(Handle, Option<OnClose>),
 }
 
 /// How long the loop busy-polls for replies before it sleeps.
@@ -48,6 +48,7 @@ const PREPARE: c_int = 9;
 const READABLE: c_int = 1;
 
 impl Uv {
+    /// Resolves the functions. `None`: the process does not export them.
     fn find() -> Option<Self> {
         /// # Safety
         /// `T` is the type of the function of that name.
@@ -75,8 +76,8 @@ impl Uv {
         }
     }
 
-    /// Allocates a handle.
-    fn handle(&self, kind: c_int) -> Handled {
+    /// Allocates the memory of a handle.
+    fn handle(&self, kind: c_int) -> Handle {
         // SAFETY: the size is libuv's own.
         unsafe { libc::calloc(1, (self.handle_size)(kind)) }
     }
@@ -88,19 +89,19 @@ pub(super) struct UvLoop {
     env: sys::napi_env,
     uv_loop: *mut c_void,
     context: sys::napi_async_context,
-    prepare: Cell<Handled>,
-    polls: RefCell<Vec<Handled>>,
+    prepare: Cell<Handle>,
+    polls: RefCell<Vec<Handle>>,
     busy_poll: RefCell<AdaptiveSpin>,
 }
 
 /// The data of a poll handle.
-struct Served {
+struct PolledSocket {
     bridge: Rc<Bridge>,
     socket: Arc<dyn Socket>,
 }
 
 impl UvLoop {
-    /// `None`: the runtime does not export libuv.
+    /// Returns the event loop of the environment. `None`: the runtime does not export libuv.
     pub(super) fn find(env: &Env) -> Option<Self> {
         let uv = Uv::find()?;
         let (mut uv_loop, mut context) = (ptr::null_mut(), ptr::null_mut());
@@ -121,11 +122,12 @@ impl UvLoop {
         })
     }
 
-    /// Whether the loop runs a tick before it sleeps.
+    /// Whether the loop runs [`tick`] before it sleeps.
     pub(super) fn is_active(&self) -> bool {
         !self.prepare.get().is_null()
     }
 
+    /// Polls the socket until one of its methods returns `false`.
     pub(super) fn serve(&self, bridge: &Rc<Bridge>, socket: Arc<dyn Socket>) {
         // SAFETY: the handles are libuv's, created and used on the loop's thread; they live until their close callback.
         // Their data points to a leaked `Rc` or box, which that callback reclaims.
@@ -137,14 +139,14 @@ impl UvLoop {
                 (self.uv.prepare_start)(prepare, on_prepare);
                 (self.uv.unref)(prepare);
                 self.prepare.set(prepare);
-                bridge.check_outbox_before_sleep();
+                bridge.shared().check_outbox_before_sleep();
             }
             let poll = self.uv.handle(POLL);
             if (self.uv.poll_init)(self.uv_loop, poll, socket.descriptor()) != 0 {
                 libc::free(poll);
                 return socket.end();
             }
-            let served = Served {
+            let served = PolledSocket {
                 bridge: bridge.clone(),
                 socket,
             };
@@ -155,26 +157,26 @@ impl UvLoop {
         }
     }
 
-    /// Sends the requests since the last tick.
+    /// Sends the requests that were buffered since the last tick.
     fn flush(&self) {
         let polls = self.polls.borrow().clone();
         for poll in polls {
             // SAFETY: a handle on the list has not been closed.
-            let served = unsafe { &*(self.uv.get_data)(poll).cast::<Served>() };
+            let served = unsafe { &*(self.uv.get_data)(poll).cast::<PolledSocket>() };
             if !served.socket.flush() {
                 self.drop_poll(poll);
             }
         }
     }
 
-    /// Busy-polls for replies for a short time, where requests are in flight and the loop has nothing else to do.
+    /// Busy-polls for replies for a short time if requests are in flight and the loop has nothing else to do.
     ///
     /// # Behavior
-    /// Any other event of the loop ends it: the descriptor of libuv becomes readable then (libuv's manual, `uv_backend_fd`).
+    /// Ends at any other event of the loop: the descriptor of libuv becomes readable (libuv's manual, `uv_backend_fd`).
     fn busy_poll(&self) {
         let polls = self.polls.borrow();
         // SAFETY: a handle on the list has not been closed.
-        let served = |poll: &Handled| unsafe { &*(self.uv.get_data)(*poll).cast::<Served>() };
+        let served = |poll: &Handle| unsafe { &*(self.uv.get_data)(*poll).cast::<PolledSocket>() };
         let mut awaiting = polls
             .iter()
             .map(|poll| &served(poll).socket)
@@ -203,13 +205,14 @@ impl UvLoop {
                 return busy_poll.record(false);
             }
         }
-        // Another event says nothing about the store.
+        // Another event of the loop is not a result of the spin.
         if ready[1].revents != 0 {
             busy_poll.record(true);
         }
     }
 
-    fn drop_poll(&self, poll: Handled) {
+    /// Closes a poll handle.
+    fn drop_poll(&self, poll: Handle) {
         let mut polls = self.polls.borrow_mut();
         if let Some(at) = polls.iter().position(|known| *known == poll) {
             polls.swap_remove(at);
@@ -218,11 +221,11 @@ impl UvLoop {
         }
     }
 
-    /// Closes every handle. The loop runs one more tick, which frees their memory.
+    /// Closes every handle. The loop runs their close callbacks in one more tick.
     pub(super) fn end(&self) {
         for poll in std::mem::take(&mut *self.polls.borrow_mut()) {
             // SAFETY: as in `flush`.
-            let served = unsafe { &*(self.uv.get_data)(poll).cast::<Served>() };
+            let served = unsafe { &*(self.uv.get_data)(poll).cast::<PolledSocket>() };
             served.socket.end();
             // SAFETY: as in `drop_poll`.
             unsafe { (self.uv.close)(poll, Some(on_poll_closed)) };
@@ -255,18 +258,20 @@ fn tick(bridge: &Rc<Bridge>, uv_loop: &UvLoop) {
     }
 }
 
-fn guarded(work: impl FnOnce()) {
+/// Runs `work`, and logs a panic.
+fn catch_panic(work: impl FnOnce()) {
     // A panic must not unwind into libuv.
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)).is_err() {
         tracing::error!("a bug in holdfast: a tick of the event loop panicked");
     }
 }
 
-unsafe extern "C" fn on_poll(poll: Handled, _: c_int, _: c_int) {
-    guarded(|| {
+/// Reads a socket when data arrives, and runs a tick.
+unsafe extern "C" fn on_poll(poll: Handle, _: c_int, _: c_int) {
+    catch_panic(|| {
         let Some(data) = Uv::data(poll) else { return };
         // SAFETY: the data of a poll handle, until it is closed.
-        let served = unsafe { &*data.cast::<Served>() };
+        let served = unsafe { &*data.cast::<PolledSocket>() };
         let bridge = served.bridge.clone();
         let Some(uv_loop) = &bridge.uv_loop else { return };
         let open = served.socket.readable();
@@ -278,16 +283,17 @@ unsafe extern "C" fn on_poll(poll: Handled, _: c_int, _: c_int) {
     });
 }
 
-unsafe extern "C" fn on_prepare(prepare: Handled) {
-    guarded(|| {
+/// Runs ticks before the loop sleeps, sends requests, and busy-polls.
+unsafe extern "C" fn on_prepare(prepare: Handle) {
+    catch_panic(|| {
         let Some(data) = Uv::data(prepare) else { return };
-        // SAFETY: the data of the prepare handle, which owns one count of the bridge.
+        // SAFETY: the data of the prepare handle, which owns one reference to the bridge.
         let bridge = unsafe {
             Rc::increment_strong_count(data.cast::<Bridge>());
             Rc::from_raw(data.cast::<Bridge>())
         };
         let Some(uv_loop) = &bridge.uv_loop else { return };
-        // The microtasks of a tick may make more calls ready, and the loop sleeps next.
+        // The microtasks of a tick may make more calls ready. The loop sleeps after this callback.
         for _ in 0..TICKS_AT_ONCE {
             if !bridge.has_ready() {
                 break;
@@ -303,26 +309,26 @@ unsafe extern "C" fn on_prepare(prepare: Handled) {
 }
 
 impl Uv {
-    /// A handle's data: the first field of every handle (libuv's manual, `uv_handle_t.data`).
-    fn data(handle: Handled) -> Option<*const c_void> {
+    /// Returns a handle's data: the first field of every handle (libuv's manual, `uv_handle_t.data`).
+    fn data(handle: Handle) -> Option<*const c_void> {
         // SAFETY: the handle lives until its close callback.
         let data = unsafe { *handle.cast::<*const c_void>() };
         (!data.is_null()).then_some(data)
     }
 }
 
-unsafe extern "C" fn on_poll_closed(poll: Handled) {
+unsafe extern "C" fn on_poll_closed(poll: Handle) {
     if let Some(data) = Uv::data(poll) {
         // SAFETY: boxed in `serve`; a handle is closed once.
-        drop(unsafe { Box::from_raw(data.cast_mut().cast::<Served>()) });
+        drop(unsafe { Box::from_raw(data.cast_mut().cast::<PolledSocket>()) });
     }
     // SAFETY: allocated by `handle`.
     unsafe { libc::free(poll) };
 }
 
-unsafe extern "C" fn on_prepare_closed(prepare: Handled) {
+unsafe extern "C" fn on_prepare_closed(prepare: Handle) {
     if let Some(data) = Uv::data(prepare) {
-        // SAFETY: the count that `serve` leaked.
+        // SAFETY: the reference that `serve` leaked.
         drop(unsafe { Rc::from_raw(data.cast::<Bridge>()) });
     }
     // SAFETY: allocated by `handle`.

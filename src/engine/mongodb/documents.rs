@@ -1,19 +1,19 @@
-//! What is read from and written into the collection: filters, pipelines, and the fields of a document.
+//! The documents of the locks: filters, pipelines, projections, and the fields of a document.
 //!
-//! The lock's document is the gist's own, with more fields:
-//! `{ _id: name, expiresAt, owner, fence, holder: { host, pid, since }, metadata }`, and those of `queue.rs` where somebody
-//! waits. One without an `owner` is a gist process's, and never ours.
+//! A lock's document is the gist's, with more fields:
+//! `{ _id: name, expiresAt, owner, fence, holder: { host, pid, since }, metadata }`, and those of `queue/pipelines.rs` where the
+//! name has waiters. A document without an `owner` belongs to a gist process.
 //!
-//! Whatever a user wrote goes into a pipeline as a `$literal`: a name or a text that starts with `$` is no expression.
+//! Text from the user is a `$literal` in a pipeline, because text that starts with `$` would be an expression.
 
 use std::time::Duration;
 
 use mongodb::bson::{Bson, DateTime, Document, doc};
 use serde::de::IgnoredAny;
 
-use super::estimate::Written;
-use super::fence::{Clock, Stamp};
-use super::queue::{self, HANDED, QUEUE, RESERVED, RESERVED_UNTIL};
+use super::ops::clock_offset::EstimatedEnd;
+use super::ops::fence::{Clock, Stamp};
+use super::queue::pipelines::{self, HANDED, QUEUE, RESERVED, RESERVED_UNTIL};
 use crate::model::{Claim, Holder, LockInfo, OwnerToken, Process, Ttl};
 
 pub(super) const EXPIRES_AT: &str = "expiresAt";
@@ -22,38 +22,38 @@ pub(super) const HOLDER: &str = "holder";
 pub(super) const OWNER: &str = "owner";
 pub(super) const SINCE: &str = "holder.since";
 const METADATA: &str = "metadata";
-/// What the owner of a name that was released but stays busy is called: no token looks like it.
+/// Suffix of the owner of a name that was released but stays busy. No owner token ends with it.
 pub(super) const KEPT: &str = "-kept";
-/// The server's clock as an answer shows it.
+/// The field of an answer with the server's clock.
 pub(super) const NOW: &str = "now";
-/// The end of a lease as an answer shows it.
+/// The field of an answer with the end of the lease.
 pub(super) const END: &str = "end";
-/// The place of who asks, and how many are before it, as an answer shows them.
-const PLACE: &str = "place";
+/// The fields of an answer with the waiter's number in the queue, and with the count of live waiters ahead of it.
+const POSITION: &str = "position";
 pub(super) const AHEAD: &str = "ahead";
-/// No command is under way for so long.
+/// No command is in progress for this long.
 const FAR_OFF: Duration = Duration::from_secs(60);
-/// A field that no document has. A filter that asks for null there matches every document, and the one that an upsert
-/// makes *has* the null: only so can the pipeline tell a missing document from a bare `{ _id }` that somebody inserted.
+/// A field that no stored document has. A filter for null matches every document, and the document that an upsert creates
+/// *has* the null. So the pipeline can distinguish a missing document from a bare `{ _id }` that another program inserted.
 const ABSENT: &str = "holdfastAbsent";
 
-/// A document that counts as free: past its end by the server's clock. One without a proper end never is.
+/// Returns the condition that the document's lease has expired by the server's clock. Without a valid end it never expires.
 pub(super) fn expired() -> Document {
     doc! { "$and": [{ "$eq": [{ "$type": "$expiresAt" }, "date"] }, { "$lte": [end(), "$$NOW"] }] }
 }
 
-/// A document that a try may take over: there is none yet, or it counts as free.
+/// Returns the condition that the document is missing or has expired.
 pub(super) fn is_free() -> Document {
     let missing = doc! { "$eq": [{ "$type": format!("${ABSENT}") }, "null"] };
     doc! { "$or": [missing, expired()] }
 }
 
-/// A document of this owner.
+/// Returns the condition that the document belongs to this owner.
 pub(super) fn is_of(owner: &OwnerToken) -> Document {
     doc! { "$eq": [format!("${OWNER}"), { "$literal": owner.as_str() }] }
 }
 
-/// The end of a lease, or of the time for which a name is kept for a waiter. (`$min` passes over what is missing.)
+/// Returns the expression for the end of a lease or of a reservation. (`$min` ignores missing fields.)
 pub(super) fn end() -> Document {
     doc! { "$min": [format!("${EXPIRES_AT}"), format!("${RESERVED_UNTIL}")] }
 }
@@ -62,7 +62,7 @@ pub(super) fn from_now(duration: Duration) -> Document {
     doc! { "$add": ["$$NOW", millis(duration)] }
 }
 
-/// Never less than what is left.
+/// Returns the expression for an end that is at least `ttl` from now and never earlier than the current one.
 fn extended(ttl: Ttl) -> Document {
     doc! { "$max": ["$expiresAt", from_now(ttl.duration())] }
 }
@@ -71,14 +71,14 @@ pub(super) fn millis(duration: Duration) -> i64 {
     duration.as_nanos().div_ceil(1_000_000).min(1 << 40) as i64
 }
 
-/// The filter of a try.
+/// Returns the filter of an attempt.
 pub(super) fn one_or_none(id: &str) -> Document {
     doc! { "_id": id, ABSENT: Bson::Null }
 }
 
-/// The document of a name that is taken by a claim now, but for its fence.
-pub(super) fn taken(claim: &Claim) -> Document {
-    let mut taken = doc! {
+/// Returns the expression for the document of a name that a claim acquires now, without a fencing token.
+pub(super) fn acquired(claim: &Claim) -> Document {
+    let mut acquired = doc! {
         "_id": "$_id",
         EXPIRES_AT: from_now(claim.ttl.duration()),
         OWNER: { "$literal": claim.owner.as_str() },
@@ -89,26 +89,29 @@ pub(super) fn taken(claim: &Claim) -> Document {
         },
     };
     if let Some(metadata) = &claim.metadata {
-        taken.insert(METADATA, doc! { "$literal": &**metadata });
+        acquired.insert(METADATA, doc! { "$literal": &**metadata });
     }
-    taken
+    acquired
 }
 
-/// The same as a plain document, with an end that the caller thinks is right.
-pub(super) fn inserted(id: &str, claim: &Claim, written: &Written) -> Document {
+/// Returns the same as a plain document, with an estimated end.
+pub(super) fn inserted(id: &str, claim: &Claim, end: &EstimatedEnd) -> Document {
     let mut holder = process(&claim.process);
-    holder.insert("since", written.began);
-    let mut inserted = doc! { "_id": id, EXPIRES_AT: written.expires_at, OWNER: claim.owner.as_str(), HOLDER: holder };
+    holder.insert("since", end.began);
+    let mut inserted = doc! { "_id": id, EXPIRES_AT: end.expires_at, OWNER: claim.owner.as_str(), HOLDER: holder };
     if let Some(metadata) = &claim.metadata {
         inserted.insert(METADATA, &**metadata);
     }
     inserted
 }
 
-/// The document of a name that is held by a claim already, for at least `ttl` from now on. One that has no stamp yet was
-/// never granted, and its end may be an estimate that nobody has put to the test: where it is far off, it lasts for just
-/// that long. (Not where it is a little off: it may be from a later try of the same claim, which this one must not shorten.)
-pub(super) fn kept(ttl: Ttl) -> Document {
+/// Returns the expression for the document of a name that the claim holds already, for at least `ttl` from now on.
+///
+/// # Behavior
+/// A document without a stamp was never granted, and its end may be an unverified estimate. If that is more than a minute too
+/// late, it becomes `ttl` from now. A smaller difference stays: it may come from a later attempt of the same claim, which this
+/// one must not shorten.
+pub(super) fn still_held(ttl: Ttl) -> Document {
     let end = from_now(ttl.duration());
     let is_unstamped = doc! { "$eq": [{ "$type": format!("${FENCE}") }, "missing"] };
     let is_far_off = doc! { "$gt": [format!("${EXPIRES_AT}"), from_now(ttl.duration() + FAR_OFF)] };
@@ -116,30 +119,33 @@ pub(super) fn kept(ttl: Ttl) -> Document {
     doc! { "$mergeObjects": ["$$ROOT", { EXPIRES_AT: end }] }
 }
 
-/// The pipeline of a try where names have no queues: extends what is this owner's already, takes over what is missing or
-/// expired, and leaves everything else as it is (the server then writes nothing: no oplog entry, no event).
-pub(super) fn take(claim: &Claim) -> Vec<Document> {
+/// Returns the pipeline of an attempt where names have no queues.
+///
+/// # Behavior
+/// Extends a document of this owner, acquires a missing or expired one, and leaves any other unchanged. The server then writes
+/// nothing: no oplog entry, no event.
+pub(super) fn acquire(claim: &Claim) -> Vec<Document> {
     vec![doc! { "$replaceWith": { "$switch": {
         "branches": [
-            { "case": is_of(&claim.owner), "then": kept(claim.ttl) },
-            { "case": is_free(), "then": taken(claim) },
+            { "case": is_of(&claim.owner), "then": still_held(claim.ttl) },
+            { "case": is_free(), "then": acquired(claim) },
         ],
         "default": "$$ROOT",
     } } }]
 }
 
-/// The pipeline of a renewal.
+/// Returns the pipeline of a renewal.
 pub(super) fn extend(ttl: Ttl) -> Vec<Document> {
     vec![doc! { "$set": { EXPIRES_AT: extended(ttl) } }]
 }
 
-/// The pipeline that has names end a ttl from now on, sooner or later than they would have.
+/// Returns the pipeline that sets the end of leases to `ttl` from now, earlier or later than before.
 pub(super) fn ends(ttl: Ttl) -> Vec<Document> {
     vec![doc! { "$set": { EXPIRES_AT: from_now(ttl.duration()) } }]
 }
 
-/// The pipeline of a transfer, which leaves the end of the lease as it is. `process`: fields of the holder.
-pub(super) fn hand_over(to: &OwnerToken, process: &Document) -> Vec<Document> {
+/// Returns the pipeline of a transfer, which does not change the end of the lease. `process`: fields of the holder.
+pub(super) fn transfer(to: &OwnerToken, process: &Document) -> Vec<Document> {
     let mut set = doc! { OWNER: { "$literal": to.as_str() } };
     for (field, value) in process {
         set.insert(format!("{HOLDER}.{field}"), doc! { "$literal": value.clone() });
@@ -147,25 +153,25 @@ pub(super) fn hand_over(to: &OwnerToken, process: &Document) -> Vec<Document> {
     vec![doc! { "$set": set }]
 }
 
-/// The fields of a holder that say which process it is.
+/// Returns the fields of a holder that identify its process.
 pub(super) fn process(process: &Process) -> Document {
     doc! { "host": process.host.as_str(), "pid": i64::from(process.pid) }
 }
 
-/// The same of a document's holder.
+/// Returns the same fields of a document's holder.
 pub(super) fn process_of(document: &Document) -> Document {
     let mut process = document.get_document(HOLDER).cloned().unwrap_or_default();
     process.remove("since");
     process
 }
 
-/// The pipeline of a release that keeps the names busy a while longer.
-pub(super) fn let_go(owner: &OwnerToken, keep: Duration) -> Vec<Document> {
+/// Returns the pipeline of a release that keeps the names busy for `keep`.
+pub(super) fn keep_busy(owner: &OwnerToken, keep: Duration) -> Vec<Document> {
     let owner = format!("{}{KEPT}", owner.as_str());
     vec![doc! { "$set": { OWNER: { "$literal": owner }, EXPIRES_AT: from_now(keep) } }]
 }
 
-/// The documents of these names that are this owner's, expired or not.
+/// Returns the filter of the documents of these names that belong to this owner, expired or not.
 pub(super) fn owned(ids: &[String], owner: &OwnerToken) -> Document {
     let mut filter = match ids {
         [id] => doc! { "_id": id.as_str() },
@@ -175,29 +181,29 @@ pub(super) fn owned(ids: &[String], owner: &OwnerToken) -> Document {
     filter
 }
 
-/// The documents of these names that this owner holds.
+/// Returns the filter of the documents of these names that this owner holds.
 pub(super) fn held_by(ids: &[String], owner: &OwnerToken) -> Document {
     let mut filter = owned(ids, owner);
     filter.insert("$expr", doc! { "$gt": ["$expiresAt", "$$NOW"] });
-    // What is kept for a waiter is not held by it yet.
+    // A reservation is not a lease yet.
     filter.insert(RESERVED, Bson::Null);
     filter
 }
 
-/// The documents of these names that one of these owners holds.
+/// Returns the filter of the documents of these names that one of these owners holds.
 pub(super) fn held_by_either(ids: &[String], owners: [&OwnerToken; 2]) -> Document {
     let mut filter = held_by(ids, owners[0]);
     filter.insert(OWNER, doc! { "$in": owners.map(OwnerToken::as_str).to_vec() });
     filter
 }
 
-/// Narrows a filter to documents that somebody holds.
+/// Narrows a filter to documents that keep their names busy.
 pub(super) fn busy(mut filter: Document) -> Document {
     filter.insert("$expr", doc! { "$not": [expired()] });
     filter
 }
 
-/// Ids that start with a prefix, byte by byte.
+/// Returns the filter of the ids that start with a prefix, byte by byte.
 pub(super) fn starting_with(prefix: &str) -> Document {
     let mut range = doc! { "$gte": prefix, "$type": "string" };
     if let Some(end) = after_all_with(prefix) {
@@ -206,8 +212,8 @@ pub(super) fn starting_with(prefix: &str) -> Document {
     doc! { "_id": range }
 }
 
-/// The smallest text behind all that start with `prefix`. Texts are compared by their UTF-8 bytes, whose order is that
-/// of the code points. `None`: nothing is behind them.
+/// Returns the smallest text that sorts after all that start with `prefix`. Texts are compared by their UTF-8 bytes, whose
+/// order is that of the code points. `None`: there is no such text.
 fn after_all_with(prefix: &str) -> Option<String> {
     let mut chars: Vec<char> = prefix.chars().collect();
     while let Some(last) = chars.pop() {
@@ -223,31 +229,32 @@ fn after_all_with(prefix: &str) -> Option<String> {
     None
 }
 
-/// What a try wants to know of a document.
-pub(super) fn seen() -> Document {
+/// Returns the projection of an attempt.
+pub(super) fn attempt_fields() -> Document {
     doc! { OWNER: 1, FENCE: 1, HANDED: 1, END: end(), SINCE: 1, NOW: "$$NOW" }
 }
 
-/// The same for a waiter, who wants to know of its place as well.
-pub(super) fn seen_by_waiter(owner: &OwnerToken) -> Document {
-    let (place, ahead) = queue::place(owner);
-    let mut seen = seen();
-    seen.extend(doc! { PLACE: place, AHEAD: ahead });
-    seen
+/// Returns the projection of a waiter's attempt, with its position.
+pub(super) fn waiter_fields(owner: &OwnerToken) -> Document {
+    let (position, ahead) = pipelines::position(owner);
+    let mut fields = attempt_fields();
+    fields.extend(doc! { POSITION: position, AHEAD: ahead });
+    fields
 }
 
-/// Whether this is an answer to [`seen`]. A command that the driver sent again is answered with what the server has kept
-/// of the first time: a whole document, and nothing that was calculated.
+/// Whether this is an answer to [`attempt_fields`]. For a command that the driver retried, the server returns the document
+/// that it stored the first time, without calculated fields.
 pub(super) fn is_answer(document: &Document) -> bool {
     document.contains_key(NOW)
 }
 
-/// The place in the queue, in an answer to [`seen_by_waiter`].
-pub(super) fn place(document: &Document) -> Option<u64> {
-    document.get_i64(PLACE).ok().and_then(|place| u64::try_from(place).ok())
+/// Reads the waiter's number in the queue from an answer to [`waiter_fields`].
+pub(super) fn position(document: &Document) -> Option<u64> {
+    let number = document.get_i64(POSITION).ok();
+    number.and_then(|number| u64::try_from(number).ok())
 }
 
-/// How many live waiters are before who asks, in an answer that tells.
+/// Reads the number of live waiters ahead from an answer. Without that field, returns the maximum.
 pub(super) fn ahead(document: &Document) -> usize {
     let ahead = document.get_i32(AHEAD).ok();
     ahead
@@ -255,29 +262,29 @@ pub(super) fn ahead(document: &Document) -> usize {
         .unwrap_or(usize::MAX)
 }
 
-/// What an inspection wants to know of a document.
-pub(super) fn shown() -> Document {
+/// Returns the projection of `inspect` and `list`.
+pub(super) fn info_fields() -> Document {
     doc! { OWNER: 1, FENCE: 1, HANDED: 1, END: end(), HOLDER: 1, METADATA: 1, RESERVED: 1, NOW: "$$NOW" }
 }
 
 /// Returns the projection for a release of several claims.
-pub(super) fn released() -> Document {
+pub(super) fn release_fields() -> Document {
     // Only whether there is a queue, without its content.
     let queue = doc! { "$cond": [{ "$eq": [{ "$type": "$queue" }, "missing"] }, "$$REMOVE", true] };
     doc! { OWNER: 1, RESERVED: 1, QUEUE: queue, END: end(), NOW: "$$NOW" }
 }
 
-/// Whether this owner holds the document of an answer to [`released`].
+/// Whether this owner holds the document of an answer to [`release_fields`].
 pub(super) fn is_held_by(document: &Document, owner: &OwnerToken) -> bool {
     is_owned_by(document, owner) && !document.contains_key(RESERVED) && remaining(document) != Some(Duration::ZERO)
 }
 
-/// Whose document it is.
+/// Whether the document belongs to this owner.
 pub(super) fn is_owned_by(document: &Document, owner: &OwnerToken) -> bool {
     document.get_str(OWNER).is_ok_and(|found| found == owner.as_str())
 }
 
-/// How long a document keeps its name busy, by the server's clock. `None`: for ever.
+/// Returns how long a document keeps its name busy, by the server's clock. `None`: for ever.
 pub(super) fn remaining(document: &Document) -> Option<Duration> {
     let end: &DateTime = document.get_datetime(END).ok()?;
     let now: &DateTime = document.get_datetime(NOW).ok()?;
@@ -285,14 +292,14 @@ pub(super) fn remaining(document: &Document) -> Option<Duration> {
     Some(Duration::from_millis(u64::try_from(left).unwrap_or(0)))
 }
 
-/// The name that a document is about. `None`: it has no text for an id.
+/// Returns the id of a document. `None`: the id is not text.
 pub(super) fn id(document: &Document) -> Option<&str> {
     document.get_str("_id").ok()
 }
 
-/// A document as users see it.
+/// Returns the public data of a document.
 pub(super) fn info(name: &str, document: &Document, clock: Clock) -> LockInfo {
-    // What is kept for a waiter still tells of the holder before.
+    // A reservation still has the data of the earlier holder.
     let ours = document.get_str(OWNER).is_ok() && !document.contains_key(RESERVED);
     LockInfo {
         name: name.to_owned(),
@@ -309,7 +316,7 @@ pub(super) fn info(name: &str, document: &Document, clock: Clock) -> LockInfo {
     }
 }
 
-/// Whether a text is JSON, as the users' metadata is. Another tool may have a field of that name.
+/// Whether a text is JSON, as metadata is. Another tool may have written a field of that name.
 fn is_json(text: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
@@ -335,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_text_behind_a_prefix() {
+    fn the_end_of_a_range_of_names() {
         assert_eq!(after_all_with(""), None);
         assert_eq!(after_all_with("a*").as_deref(), Some("a+"));
         assert_eq!(after_all_with("é").as_deref(), Some("ê"));
@@ -354,14 +361,14 @@ mod tests {
     }
 
     #[test]
-    fn part_milliseconds_round_up_and_no_length_overflows() {
+    fn milliseconds_are_rounded_up_and_never_overflow() {
         assert_eq!(millis(Duration::from_micros(1)), 1);
         assert_eq!(millis(Duration::from_millis(7)), 7);
         assert!(millis(Duration::MAX) > 0);
     }
 
     #[test]
-    fn a_gist_document_tells_only_how_long() {
+    fn a_gist_document_has_only_an_end() {
         let gist = doc! { "_id": "n", "end": DateTime::from_millis(5000), "now": DateTime::from_millis(3000) };
         let info = info("n", &gist, Clock::Cluster);
         assert_eq!(info.remaining, Some(Duration::from_secs(2)));

@@ -1,4 +1,4 @@
-//! Where an embedded store is: `sqlite:PATH`, or the user's state folder.
+//! The location of an embedded store: `sqlite:PATH`, or the user's state folder.
 
 use std::path::{MAIN_SEPARATOR, Path, PathBuf};
 use std::time::Duration;
@@ -6,40 +6,40 @@ use std::time::Duration;
 use crate::engine::Settings;
 use crate::error::LockError;
 
-/// The longest table name. Suffixes (`_waiters`) come on top.
+/// Maximum length of a table name, without suffixes (`_waiters`).
 const MAX_TABLE: usize = 51;
 const TARGET_RULE: &str = "must be sqlite:PATH with the path of a file (write ? as %3F and % as %25)";
 
-/// An embedded store that was understood: its file and its tables.
+/// A parsed embedded store: its file and its tables.
 #[derive(Debug, Clone)]
 pub struct SqliteConfig {
-    /// The file, absolute, so that a later change of the working directory changes nothing.
+    /// The absolute path of the file. A later change of the working directory has no effect.
     pub(super) path: PathBuf,
-    /// Whether the file's folder is this library's own, to be made for this user alone.
+    /// Whether the file is in holdfast's folder, which is created for this user only.
     pub(super) own_folder: bool,
-    /// The table of the locks, and the beginning of the other tables' names. Checked: safe inside quotes.
+    /// The table of the locks, and the prefix of the other tables' names. It is checked, and safe inside quotes.
     pub(super) table: String,
-    /// Put in front of every name.
+    /// The prefix of every name.
     pub(super) key_prefix: String,
-    /// How long to wait for other processes' transactions.
-    pub(super) patience: Duration,
+    /// The longest wait for transactions of other processes.
+    pub(super) busy_timeout: Duration,
 }
 
 impl SqliteConfig {
-    /// Understands `sqlite:PATH` and `sqlite://PATH`.
+    /// Parses `sqlite:PATH` and `sqlite://PATH`.
     ///
     /// # Behavior
-    /// The path is percent-decoded (what is no valid escape stays as it is); `~/` at its start is the user's home, and a
-    /// relative path starts at the working directory of this moment. Folders that are missing are made on connect.
+    /// The path is percent-decoded; an invalid escape stays unchanged. A path that starts with `~/` is in the user's home
+    /// folder. A relative path starts at the current working directory. `connect` creates missing folders.
     ///
     /// # Errors
-    /// `LOCK_INVALID_ARGUMENT` naming `target` when there is no path in it, or naming `table`.
+    /// `LOCK_INVALID_ARGUMENT` with `target` when the URL has no path, or with `table`.
     pub fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
         let refuse = |got: &str| LockError::invalid("target", TARGET_RULE, format_args!("{got:?}"));
         let rest = url.strip_prefix("sqlite:").ok_or_else(|| refuse(url))?;
         let raw = rest.strip_prefix("//").unwrap_or(rest);
         if raw == ":memory:" {
-            // Each connection would have a store of its own, and exclude nobody.
+            // Each connection would have a separate store.
             return Err(LockError::invalid(
                 "target",
                 "must be a file: the store in memory is memory:",
@@ -59,11 +59,11 @@ impl SqliteConfig {
         Self::at(path, false, settings)
     }
 
-    /// The default store: `holdfast/locks.sqlite` in the user's state folder, or where the platform has none, in the
-    /// folder of local application data.
+    /// Returns the default store: `holdfast/locks.sqlite` in the user's state folder, or in the folder of local application data
+    /// where the platform has no state folder.
     ///
     /// # Errors
-    /// `LOCK_INVALID_ARGUMENT` naming `target` when this user has neither, or naming `table`.
+    /// `LOCK_INVALID_ARGUMENT` with `target` when this user has neither folder, or with `table`.
     pub fn in_state_folder(settings: &Settings) -> Result<Self, LockError> {
         let folder = dirs::state_dir().or_else(dirs::data_local_dir).ok_or_else(|| {
             LockError::invalid(
@@ -76,7 +76,7 @@ impl SqliteConfig {
     }
 
     fn at(path: PathBuf, own_folder: bool, settings: &Settings) -> Result<Self, LockError> {
-        // The driver hands paths on as text.
+        // The driver takes a path as text.
         if path.to_str().is_none() {
             return Err(LockError::invalid("target", "must be a path in UTF-8", path.display()));
         }
@@ -85,14 +85,14 @@ impl SqliteConfig {
             own_folder,
             table: checked_table(&settings.table)?,
             key_prefix: settings.key_prefix.clone().unwrap_or_default(),
-            // The driver takes milliseconds as a 32-bit number, and gives up at once when there are none.
-            patience: settings
+            // The driver takes milliseconds as a 32-bit number. With 0 it would not wait.
+            busy_timeout: settings
                 .store_timeout
                 .clamp(Duration::from_millis(100), Duration::from_secs(3600)),
         })
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -115,7 +115,7 @@ fn checked_table(table: &str) -> Result<String, LockError> {
     Ok(table.to_owned())
 }
 
-/// `%41` becomes `A`; a `%` without two hexadecimal digits stays. `None` when the result is no UTF-8.
+/// Decodes `%41` to `A`; a `%` without two hexadecimal digits stays. `None`: the result is not UTF-8.
 fn percent_decoded(raw: &str) -> Option<String> {
     let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
     let bytes = raw.as_bytes();
@@ -136,7 +136,7 @@ fn percent_decoded(raw: &str) -> Option<String> {
     String::from_utf8(decoded).ok()
 }
 
-/// No shell sees a URL, and a folder named `~` is what nobody wants; `sqlite:///C:/x` is how URLs write `C:/x`.
+/// Resolves `~/` to the user's home folder, because no shell expands a URL, and on Windows `/C:/x` of a URL to `C:/x`.
 fn located(path: &str) -> PathBuf {
     if let Some(rest) = path.strip_prefix("~/")
         && let Some(home) = dirs::home_dir()
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_path_is_refused() {
+    fn an_invalid_path_is_rejected() {
         for url in [
             "sqlite:",
             "sqlite://",
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_are_plain_words() {
+    fn table_names_are_checked() {
         for good in ["locks", "_", "L0", "order", &"x".repeat(51)] {
             let settings = Settings {
                 table: good.into(),
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_store_is_in_a_folder_of_its_own() {
+    fn the_default_store_has_its_own_folder() {
         let config = SqliteConfig::in_state_folder(&Settings::default()).unwrap();
         assert!(
             config.path().is_absolute() && config.path().ends_with("holdfast/locks.sqlite"),

@@ -1,12 +1,12 @@
-//! SQL stores: one row per held lock, one row per waiter, and the database's own clock.
+//! SQL stores: one row per held lock, one row per waiter, and the database's clock.
 //!
-//! - `config.rs`: where a store is, from its URL.
-//! - `wake.rs`: a wake-up for stores that cannot push: a datagram on the loopback interface.
+//! - `config.rs`: from a URL to a store.
+//! - `udp_wakeup.rs`: wakes waiters of stores without messages, by datagrams on the loopback interface.
 //! - `sqlite/`: the embedded store, and its statements as files.
 
 mod config;
 mod sqlite;
-mod wake;
+mod udp_wakeup;
 
 pub use config::SqliteConfig;
 pub use sqlite::SqliteEngine;

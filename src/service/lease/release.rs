@@ -13,6 +13,10 @@ use crate::error::LockError;
 use crate::service::Shared;
 use crate::service::event::{EventKind, add, sub};
 
+/// The reasons of a loss that a close or a release detects.
+const SERVICE_CLOSED: &str = "its LockService was closed";
+const GONE_AT_RELEASE: &str = "the store no longer had it when it was released";
+
 /// The state of a lease at its release. A close waits for the second step while the token exists.
 #[derive(Debug)]
 pub(in crate::service) enum ReleaseStart {
@@ -69,6 +73,11 @@ impl Lease {
         ReleaseStart::Held(token)
     }
 
+    /// Returns the loss of a lease whose release returned [`ReleaseOutcome::NotHeld`], and that no caller had released before.
+    pub fn lost_at_release(&self, is_closed: bool) -> LockError {
+        self.lost(if is_closed { SERVICE_CLOSED } else { GONE_AT_RELEASE })
+    }
+
     /// Releases the lease in the store: the second step.
     ///
     /// # Behavior
@@ -105,7 +114,7 @@ impl Lease {
         if let Some(loss) = self.loss() {
             return self.lose(shared, loss);
         }
-        let loss = self.lost("its LockService was closed");
+        let loss = self.lost(SERVICE_CLOSED);
         let sink = {
             let mut state = self.state.lock();
             if !matches!(state.phase, Phase::Held) {
@@ -130,7 +139,7 @@ impl Lease {
             shared.emit(|| self.event(EventKind::Released, held_for, None));
         } else {
             add(&shared.counters.lost);
-            let reason = self.lost("the store no longer had it when it was released").message;
+            let reason = self.lost(GONE_AT_RELEASE).message;
             shared.emit(|| self.event(EventKind::Lost, held_for, Some(reason.into())));
         }
     }

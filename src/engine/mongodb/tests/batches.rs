@@ -1,6 +1,6 @@
 //! Tests of attempts and releases in batches, and of waiters of other processes that do not confirm.
 
-use super::queue::{free, hold, places, told, two, wait, waiting};
+use super::queue::{hold, notified, positions, release, two, wait, waiting};
 use super::*;
 
 async fn in_order(engine: &MongodbEngine, claims: &[Arc<Claim>]) -> Vec<Acquired> {
@@ -45,29 +45,29 @@ async fn a_batch_enters_a_busy_name_in_its_order() {
         let mixed: Vec<Arc<Claim>> = [&first[10..12], &third[..]].concat();
         in_order(&theirs, &mixed).await;
         let expected = owners(&[&first[..], &second, &third].concat());
-        assert_eq!(places(&ours, "n").await, expected);
-        free(&ours, &holder).await;
+        assert_eq!(positions(&ours, "n").await, expected);
+        release(&ours, &holder).await;
         // The first waiter is served although its attempt shares a batch with others.
         let late = crowd(2);
         let answers = in_order(&theirs, &[late[0].clone(), first[0].clone(), late[1].clone()]).await;
         assert!(matches!(answers[1], Acquired::Granted { .. }), "{answers:?}");
-        free(&theirs, &first[0]).await;
+        release(&theirs, &first[0]).await;
         granted(&theirs, &first[1]).await;
-        assert_eq!(places(&ours, "n").await[..3], owners(&first[2..5]));
+        assert_eq!(positions(&ours, "n").await[..3], owners(&first[2..5]));
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_batch_takes_a_free_name_for_its_first() {
+async fn a_batch_acquires_a_free_name_for_its_first_claim() {
     two(|ours, theirs| async move {
         let claims = crowd(4);
         let answers = in_order(&theirs, &claims).await;
         assert!(matches!(answers[0], Acquired::Granted { .. }), "{answers:?}");
-        assert_eq!(places(&ours, "n").await, owners(&claims[1..]));
-        let mut told_second = theirs.subscribe(&claims[1], &key("n")).await.unwrap();
-        free(&theirs, &claims[0]).await;
-        told(&mut told_second).await;
+        assert_eq!(positions(&ours, "n").await, owners(&claims[1..]));
+        let mut second_changes = theirs.subscribe(&claims[1], &key("n")).await.unwrap();
+        release(&theirs, &claims[0]).await;
+        notified(&mut second_changes).await;
         granted(&theirs, &claims[1]).await;
         assert_eq!(granted(&theirs, &claims[1]).await, granted(&theirs, &claims[1]).await);
     })
@@ -82,18 +82,18 @@ async fn claims_of_several_names_in_a_batch_keep_their_order() {
         claims.insert(0, Arc::new(waiting(&["n", "o"])));
         claims.insert(2, Arc::new(waiting(&["n", "o"])));
         in_order(&theirs, &claims).await;
-        assert_eq!(places(&ours, "n").await, owners(&claims));
-        free(&ours, &holder).await;
+        assert_eq!(positions(&ours, "n").await, owners(&claims));
+        release(&ours, &holder).await;
         for claim in &claims {
             granted(&theirs, claim).await;
-            free(&theirs, claim).await;
+            release(&theirs, claim).await;
         }
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_dropped_batch_leaves_no_places() {
+async fn a_dropped_batch_leaves_no_positions() {
     two(|ours, theirs| async move {
         hold(&ours, "n").await;
         let claims = crowd(20);
@@ -106,12 +106,12 @@ async fn a_dropped_batch_leaves_no_places() {
                 assert_eq!(released.unwrap(), Released::NotHeld)
             })
             .await;
-        assert!(places(&ours, "n").await.is_empty());
+        assert!(positions(&ours, "n").await.is_empty());
     })
     .await;
 }
 
-pub(super) async fn many_releases_free_what_each_holds(engine: Arc<MongodbEngine>) {
+pub(super) async fn many_releases_release_the_names_of_each_claim(engine: Arc<MongodbEngine>) {
     let held: Vec<Claim> = (0..30).map(|number| claim(&[&format!("n{number}")], LONG)).collect();
     for claim in &held {
         granted(&engine, claim).await;
@@ -152,12 +152,12 @@ async fn a_dead_waiter_with_a_short_ttl_blocks_for_no_longer_than_that() {
         dead.ttl = Ttl::new(Duration::from_millis(400)).unwrap();
         busy(&theirs, &dead).await;
         let next = waiting(&["n"]);
-        let mut told_next = wait(&ours, &next).await;
+        let mut next_changes = wait(&ours, &next).await;
         theirs.close().await;
         let released = Instant::now();
-        free(&ours, &holder).await;
-        told(&mut told_next).await;
-        // Without the event of the hand-off it takes until the next heartbeat, 2 s after the waiter came.
+        release(&ours, &holder).await;
+        notified(&mut next_changes).await;
+        // Without the event of the hand-off it takes until the next heartbeat, 2 s after the waiter entered.
         assert!(
             released.elapsed() < Duration::from_millis(1500),
             "{:?}",
@@ -175,15 +175,15 @@ async fn the_stream_covers_names_that_come_later() {
     two(|ours, theirs| async move {
         hold(&ours, "n").await;
         let first = waiting(&["n"]);
-        let mut told_first = wait(&theirs, &first).await;
+        let mut first_changes = wait(&theirs, &first).await;
         for name in ["m", "o"] {
             assert!(gist_acquires(&ours.locks(), name, LONG).await);
             let later = waiting(&[name]);
-            let mut told_later = wait(&theirs, &later).await;
+            let mut later_changes = wait(&theirs, &later).await;
             tokio::time::sleep(Duration::from_millis(1500)).await;
             let deleted = Instant::now();
             ours.locks().delete_one(doc! { "_id": name }).await.unwrap();
-            told(&mut told_later).await;
+            notified(&mut later_changes).await;
             assert!(
                 deleted.elapsed() < Duration::from_millis(1200),
                 "{:?}",
@@ -192,7 +192,7 @@ async fn the_stream_covers_names_that_come_later() {
             granted(&theirs, &later).await;
         }
         ours.force_release(&key("n")).await.unwrap();
-        told(&mut told_first).await;
+        notified(&mut first_changes).await;
         granted(&theirs, &first).await;
     })
     .await;

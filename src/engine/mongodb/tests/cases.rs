@@ -1,10 +1,10 @@
-//! What holds on every deployment.
+//! Test cases for every deployment.
 
 use mongodb::IndexModel;
 use mongodb::options::IndexOptions;
 
-use super::super::index;
 use super::*;
+use crate::engine::mongodb::ttl_index;
 
 pub(super) async fn a_gist_process_and_this_one_exclude_each_other(engine: Arc<MongodbEngine>) {
     let locks = &engine.locks();
@@ -22,11 +22,11 @@ pub(super) async fn a_gist_process_and_this_one_exclude_each_other(engine: Arc<M
     assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::NotHeld);
     locks.delete_one(doc! { "_id": "n" }).await.unwrap();
     granted(&engine, &ours).await;
-    // The gist frees anybody's.
+    // The gist deletes the document of any owner.
     locks.delete_one(doc! { "_id": "n" }).await.unwrap();
     assert_eq!(engine.renew(&ours, ours.ttl).await.unwrap(), Renewed::Lost);
 
-    // The TTL monitor may come first: its leftover need not be there, but must not be in the way.
+    // The expired document must not prevent the grant. The TTL monitor may delete it first.
     assert!(gist_acquires(locks, "n", Duration::from_millis(50)).await);
     tokio::time::sleep(Duration::from_millis(80)).await;
     let short = claim(&["n"], Duration::from_millis(50));
@@ -38,7 +38,7 @@ pub(super) async fn a_gist_process_and_this_one_exclude_each_other(engine: Arc<M
     }
 }
 
-pub(super) async fn a_document_without_a_proper_end_is_never_taken(engine: Arc<MongodbEngine>) {
+pub(super) async fn a_document_without_a_valid_end_is_never_acquired(engine: Arc<MongodbEngine>) {
     for (name, other) in [
         ("bare", doc! {}),
         ("text", doc! { "expiresAt": "soon" }),
@@ -55,7 +55,7 @@ pub(super) async fn a_document_without_a_proper_end_is_never_taken(engine: Arc<M
     }
 }
 
-pub(super) async fn what_a_user_wrote_is_no_expression(engine: Arc<MongodbEngine>) {
+pub(super) async fn text_of_users_is_no_expression(engine: Arc<MongodbEngine>) {
     for text in ["$$NOW", "$owner", "$literal", "{\"$add\":[1]}", "a.b", "nul\0nul"] {
         let mut ours = claim(&[text], LONG);
         ours.metadata = Some(text.into());
@@ -73,7 +73,7 @@ pub(super) async fn what_a_user_wrote_is_no_expression(engine: Arc<MongodbEngine
     }
 }
 
-pub(super) async fn fences_grow_in_the_order_of_the_holders(engine: Arc<MongodbEngine>) {
+pub(super) async fn fencing_tokens_grow_in_the_order_of_the_holders(engine: Arc<MongodbEngine>) {
     let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for task in 0..8 {
@@ -101,7 +101,7 @@ pub(super) async fn fences_grow_in_the_order_of_the_holders(engine: Arc<MongodbE
     assert!(seen.windows(2).all(|pair| pair[0] < pair[1]), "{seen:?}");
 }
 
-pub(super) async fn a_retry_finds_the_same_fence_as_an_inspection(engine: Arc<MongodbEngine>) {
+pub(super) async fn a_retry_returns_the_same_fencing_token_as_inspect(engine: Arc<MongodbEngine>) {
     for names in [&["n"][..], &["m", "n", "o"]] {
         let ours = claim(names, LONG);
         let fence = granted(&engine, &ours).await;
@@ -117,8 +117,8 @@ pub(super) async fn a_retry_finds_the_same_fence_as_an_inspection(engine: Arc<Mo
     }
 }
 
-/// The first step of a try was done, its second was not.
-pub(super) async fn an_unstamped_leftover_of_this_owner_is_granted(engine: Arc<MongodbEngine>) {
+/// The first step of an attempt was made, the second was not.
+pub(super) async fn an_unstamped_document_of_this_owner_is_granted(engine: Arc<MongodbEngine>) {
     let ours = claim(&["m", "n"], LONG);
     let first = granted(&engine, &ours).await;
     engine
@@ -127,10 +127,7 @@ pub(super) async fn an_unstamped_leftover_of_this_owner_is_granted(engine: Arc<M
         .await
         .unwrap();
     let second = granted(&engine, &ours).await;
-    assert!(
-        second > first,
-        "nobody knows whether somebody else had \"n\" in between"
-    );
+    assert!(second > first, "another owner may have had \"n\" in between");
     for name in ["m", "n"] {
         assert_eq!(
             engine.inspect(&key(name)).await.unwrap().unwrap().fence,
@@ -140,7 +137,7 @@ pub(super) async fn an_unstamped_leftover_of_this_owner_is_granted(engine: Arc<M
     }
 }
 
-pub(super) async fn leftovers_of_this_owner_are_removed_by_its_release(engine: Arc<MongodbEngine>) {
+pub(super) async fn a_release_removes_expired_documents_of_its_owner(engine: Arc<MongodbEngine>) {
     for keep in [Duration::ZERO, LONG] {
         let ours = claim(&["m", "n"], LONG);
         granted(&engine, &ours).await;
@@ -156,7 +153,7 @@ pub(super) async fn leftovers_of_this_owner_are_removed_by_its_release(engine: A
     }
 }
 
-pub(super) async fn the_ttl_index_is_made_or_found(engine: Arc<MongodbEngine>) {
+pub(super) async fn the_ttl_index_is_created_or_accepted(engine: Arc<MongodbEngine>) {
     let ttl = |name: &str, after: Option<u64>| {
         let options = IndexOptions::builder()
             .name(name.to_owned())
@@ -167,16 +164,16 @@ pub(super) async fn the_ttl_index_is_made_or_found(engine: Arc<MongodbEngine>) {
             .build()
     };
     let locks = &engine.locks();
-    index::ensure(locks).await.unwrap();
+    ttl_index::ensure(locks).await.unwrap();
     assert_eq!(locks.list_index_names().await.unwrap(), ["_id_", "expiresAt_1"]);
     locks.drop_indexes().await.unwrap();
     locks.create_index(ttl("mine", Some(0))).await.unwrap();
-    index::ensure(locks).await.unwrap();
+    ttl_index::ensure(locks).await.unwrap();
     assert_eq!(locks.list_index_names().await.unwrap(), ["_id_", "mine"]);
     for after in [None, Some(3600)] {
         locks.drop_indexes().await.unwrap();
         locks.create_index(ttl("mine", after)).await.unwrap();
-        let error = index::ensure(locks).await.unwrap_err();
+        let error = ttl_index::ensure(locks).await.unwrap_err();
         assert!(!error.retryable);
         assert!(error.to_string().contains("expireAfterSeconds: 0"), "{error}");
     }

@@ -1,4 +1,4 @@
-//! The contract on a standalone server and on a replica set, and what is special about MongoDB.
+//! The contract on a standalone server and on a replica set, and tests of what only MongoDB has.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ const STANDALONE: &str = "HOLDFAST_TEST_MONGODB_URL";
 const REPLICA_SET: &str = "HOLDFAST_TEST_MONGODB_RS_URL";
 const LONG: Duration = Duration::from_secs(30);
 
-/// The server's URL. `None`, said aloud: there is no server here.
+/// Returns the server's URL. `None`: there is no server here, and the test prints that it is skipped.
 fn url(variable: &str) -> Option<String> {
     let url = std::env::var(variable).ok();
     if url.is_none() {
@@ -67,24 +67,24 @@ macro_rules! on_both {
 
 on_both!(
     cases::a_gist_process_and_this_one_exclude_each_other,
-    cases::a_document_without_a_proper_end_is_never_taken,
-    cases::what_a_user_wrote_is_no_expression,
-    cases::fences_grow_in_the_order_of_the_holders,
-    cases::a_retry_finds_the_same_fence_as_an_inspection,
-    cases::an_unstamped_leftover_of_this_owner_is_granted,
-    cases::leftovers_of_this_owner_are_removed_by_its_release,
-    cases::the_ttl_index_is_made_or_found,
-    monitor::what_expires_between_two_commands_is_lost_and_no_more,
-    monitor::what_vanishes_before_its_stamp_is_taken_again,
-    monitor::a_crash_at_any_step_costs_the_ttl_and_no_more,
+    cases::a_document_without_a_valid_end_is_never_acquired,
+    cases::text_of_users_is_no_expression,
+    cases::fencing_tokens_grow_in_the_order_of_the_holders,
+    cases::a_retry_returns_the_same_fencing_token_as_inspect,
+    cases::an_unstamped_document_of_this_owner_is_granted,
+    cases::a_release_removes_expired_documents_of_its_owner,
+    cases::the_ttl_index_is_created_or_accepted,
+    monitor::a_lease_that_expires_between_two_commands_is_lost,
+    monitor::a_document_that_is_deleted_before_its_stamp_is_acquired_again,
+    monitor::a_crash_at_any_step_blocks_the_names_for_the_ttl_only,
     monitor::a_wrong_estimate_is_corrected_before_the_grant,
-    pressure::an_attempt_that_is_dropped_before_its_turn_sends_nothing,
+    pressure::an_attempt_that_is_dropped_before_its_permit_sends_nothing,
     pressure::a_release_takes_effect_after_a_dropped_attempt,
     pressure::a_thousand_dropped_attempts_leave_nothing_and_delay_no_other_call,
     pressure::the_ttl_index_comes_back_after_the_collection_was_dropped,
     pressure::foreign_fields_do_not_prevent_a_lock,
     pressure::a_page_without_an_answer_ends_a_list,
-    batches::many_releases_free_what_each_holds,
+    batches::many_releases_release_the_names_of_each_claim,
 );
 
 async fn with_own_collection<F: Future<Output = ()>>(variable: &str, case: impl FnOnce(Arc<MongodbEngine>) -> F) {
@@ -127,7 +127,7 @@ async fn busy(engine: &MongodbEngine, claim: &Claim) -> Option<Duration> {
     }
 }
 
-/// What the gist does with the official driver.
+/// Acquires a lock as the gist does with the official driver.
 async fn gist_acquires(locks: &Collection<Document>, name: &str, ttl: Duration) -> bool {
     let expires_at = DateTime::from_millis(DateTime::now().timestamp_millis() + ttl.as_millis() as i64);
     match locks.insert_one(doc! { "_id": name, "expiresAt": expires_at }).await {
@@ -151,7 +151,7 @@ mod pressure;
 mod queue;
 
 #[tokio::test]
-async fn a_busy_try_writes_nothing() {
+async fn a_busy_attempt_writes_nothing() {
     with_own_collection(REPLICA_SET, |engine| async move {
         granted(&engine, &claim(&["n"], LONG)).await;
         let oplog: Collection<Document> = engine.pool.connected().client.database("local").collection("oplog.rs");
@@ -171,7 +171,7 @@ async fn a_busy_try_writes_nothing() {
 }
 
 #[tokio::test]
-async fn a_closed_engine_says_so() {
+async fn a_closed_engine_returns_an_error() {
     for variable in [STANDALONE, REPLICA_SET] {
         with_own_collection(variable, |engine| async move {
             let other = connect(&url(variable).unwrap(), &Settings::default()).await.unwrap();
@@ -190,7 +190,7 @@ async fn a_closed_engine_says_so() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_told_in_time() {
+async fn a_missing_server_is_reported_within_the_store_timeout() {
     let settings = Settings {
         store_timeout: Duration::from_millis(700),
         ..Settings::default()
@@ -201,15 +201,15 @@ async fn a_server_that_is_not_there_is_told_in_time() {
         .unwrap_err();
     assert!(started.elapsed() < settings.store_timeout, "{:?}", started.elapsed());
     assert!(error.retryable);
-    let told = error.to_string();
+    let message = error.to_string();
     assert!(
-        told.contains("onnection refused") && !told.contains("labels") && !told.contains("secret"),
-        "{told}"
+        message.contains("onnection refused") && !message.contains("labels") && !message.contains("secret"),
+        "{message}"
     );
 }
 
 #[tokio::test]
-async fn another_replica_set_is_a_mistake_of_the_url() {
+async fn a_url_with_another_replica_set_is_rejected() {
     let Some(url) = url(REPLICA_SET) else { return };
     let mut address = url.split('?').next().unwrap().to_owned();
     address.push_str("?replicaSet=another");

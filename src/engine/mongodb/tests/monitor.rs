@@ -1,11 +1,11 @@
-//! The TTL monitor, and whoever else deletes a document: between any two commands of ours.
+//! Tests of documents that are deleted between two commands, by the TTL monitor or another program.
 
-use super::super::attempts::Caller;
-use super::super::estimate::Look;
 use super::*;
 use crate::engine::Subscription;
+use crate::engine::mongodb::ops::attempts::Caller;
+use crate::engine::mongodb::ops::clock_offset::ClockReading;
 
-/// Deletes what has expired, as the TTL monitor does, but without a rest.
+/// Deletes expired documents, as the TTL monitor does, but without a pause.
 fn busy_monitor(locks: Collection<Document>) -> tokio::task::AbortHandle {
     tokio::spawn(async move {
         loop {
@@ -16,9 +16,8 @@ fn busy_monitor(locks: Collection<Document>) -> tokio::task::AbortHandle {
     .abort_handle()
 }
 
-/// Leases that end between two commands, and a monitor that deletes them there: every answer is one that the caller can
-/// rely on, and no token is given twice.
-pub(super) async fn what_expires_between_two_commands_is_lost_and_no_more(engine: Arc<MongodbEngine>) {
+/// Leases expire between two commands, and their documents are deleted: every answer is correct, and no token is granted twice.
+pub(super) async fn a_lease_that_expires_between_two_commands_is_lost(engine: Arc<MongodbEngine>) {
     let monitor = busy_monitor(engine.locks().clone());
     let granted_so_far = Arc::new(std::sync::Mutex::new(Vec::new()));
     let tasks: Vec<_> = (0..6)
@@ -64,21 +63,25 @@ pub(super) async fn what_expires_between_two_commands_is_lost_and_no_more(engine
     assert_eq!(granted_so_far.len(), 240);
     granted_so_far.sort_unstable();
     granted_so_far.dedup();
-    assert_eq!(granted_so_far.len(), 240, "a token was given twice");
+    assert_eq!(granted_so_far.len(), 240, "a token was granted twice");
 }
 
-/// The document goes away after the try and before the stamp.
-pub(super) async fn what_vanishes_before_its_stamp_is_taken_again(engine: Arc<MongodbEngine>) {
+/// The document is deleted after the first step and before the stamp.
+pub(super) async fn a_document_that_is_deleted_before_its_stamp_is_acquired_again(engine: Arc<MongodbEngine>) {
     let ours = claim(&["m", "n"], LONG);
     for name in ["m", "n"] {
-        let taken = engine.take_all(&ours, &Caller::default(), None).await.unwrap().unwrap();
+        let taken = engine
+            .acquire_names(&ours, &Caller::default(), None)
+            .await
+            .unwrap()
+            .unwrap();
         engine.locks().delete_one(doc! { "_id": name }).await.unwrap();
         assert_eq!(
             engine.stamp_all(&ours, &taken, &mut None).await.unwrap(),
             None,
             "{name}"
         );
-        // Another one may be there first.
+        // Another owner may be faster.
         let theirs = claim(&[name], LONG);
         granted(&engine, &theirs).await;
         busy(&engine, &ours).await;
@@ -89,14 +92,14 @@ pub(super) async fn what_vanishes_before_its_stamp_is_taken_again(engine: Arc<Mo
     }
 }
 
-/// An end that was written by an estimate that turns out to be wrong.
+/// The estimated end is wrong.
 pub(super) async fn a_wrong_estimate_is_corrected_before_the_grant(engine: Arc<MongodbEngine>) {
     for wrong in [-3_600_000, -1000, 1000, 3_600_000] {
         let ours = claim(&["m", "n"], LONG);
         let now = crate::clock::Moment::now();
         let shown = DateTime::now().timestamp_millis() + wrong;
-        engine.estimate.set(Look {
-            shown: DateTime::from_millis(shown),
+        engine.clock_offset.set(ClockReading {
+            time: DateTime::from_millis(shown),
             sent: now,
             answered: now,
         });
@@ -110,22 +113,22 @@ pub(super) async fn a_wrong_estimate_is_corrected_before_the_grant(engine: Arc<M
     }
 }
 
-/// A process dies between two commands of an acquisition of several names: what it took is free when its ttl is over, and
-/// for its tokens that makes no difference.
-pub(super) async fn a_crash_at_any_step_costs_the_ttl_and_no_more(engine: Arc<MongodbEngine>) {
+/// A process dies between two commands of an acquisition of several names: the names are free at the end of its ttl, and the
+/// tokens keep growing.
+pub(super) async fn a_crash_at_any_step_blocks_the_names_for_the_ttl_only(engine: Arc<MongodbEngine>) {
     let ttl = Duration::from_millis(1200);
     let mut last = Fence(0);
     for step in ["the first name", "all names", "the first stamp", "all stamps"] {
-        // Where the machine stood still in the middle of it, the lease was over before the crash, which shows nothing.
-        let mut tries = 0;
+        // On a machine that stalls, the lease may expire before the crash. Then the test repeats the step.
+        let mut attempts = 0;
         let (began, dead) = loop {
             let (began, dead) = (Instant::now(), claim(&["m", "n"], ttl));
             let crashed = crash_after(&engine, &dead, step).await;
             if crashed && began.elapsed() < ttl / 2 {
                 break (began, dead);
             }
-            tries += 1;
-            assert!(tries < 10, "{step}: never within {ttl:?}");
+            attempts += 1;
+            assert!(attempts < 10, "{step}: never within {ttl:?}");
             engine.release(&dead, Duration::ZERO).await.unwrap();
         };
         let next = claim(&["m", "n"], LONG);
@@ -133,14 +136,14 @@ pub(super) async fn a_crash_at_any_step_costs_the_ttl_and_no_more(engine: Arc<Mo
             match engine.try_acquire(&next).await.unwrap() {
                 Acquired::Granted { fence } => break fence,
                 Acquired::Held { retry_after, .. } => {
-                    // An end that has no stamp yet may be late by the shortest way to the server.
+                    // An unverified end may be late by the shortest latency to the server.
                     assert!(retry_after.unwrap() <= ttl + ttl / 4, "{step}: {retry_after:?}");
                     assert!(began.elapsed() < ttl + Duration::from_secs(10), "{step}");
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
             }
         };
-        // Less a millisecond, the server's resolution. The two clocks run alike.
+        // Minus a millisecond, the server's resolution. The two clocks have the same speed.
         assert!(
             began.elapsed() >= ttl - Duration::from_millis(1),
             "{step}: not before its ttl"
@@ -156,12 +159,12 @@ pub(super) async fn a_crash_at_any_step_costs_the_ttl_and_no_more(engine: Arc<Mo
     }
 }
 
-/// Does the first steps of an acquisition, and no more. `false` if the lease did not last as long as they did.
+/// Makes the first steps of an acquisition. `false`: the lease expired in the meantime.
 async fn crash_after(engine: &MongodbEngine, dead: &Claim, step: &str) -> bool {
     let mut first = claim(&["m"], dead.ttl.duration());
     first.owner = dead.owner.clone();
     let taken = engine
-        .take_all(
+        .acquire_names(
             if step == "the first name" { &first } else { dead },
             &Caller::default(),
             None,
@@ -173,7 +176,7 @@ async fn crash_after(engine: &MongodbEngine, dead: &Claim, step: &str) -> bool {
         return true;
     }
     let stamped = if step == "the first stamp" { &first } else { dead };
-    let Ok(taken) = engine.take_all(stamped, &Caller::default(), None).await.unwrap() else {
+    let Ok(taken) = engine.acquire_names(stamped, &Caller::default(), None).await.unwrap() else {
         return false;
     };
     engine.stamp_all(stamped, &taken, &mut None).await.unwrap().is_some()

@@ -3,10 +3,10 @@
 use mongodb::Client;
 use mongodb::options::{ClientOptions, CollectionOptions, ServerAddress};
 
-use super::super::pool::{Class, Place, Pool};
-use super::super::sight::Sight;
-use super::queue::{free, hold, told, two, wait, waiting};
+use super::queue::{hold, notified, release, two, wait, waiting};
 use super::*;
+use crate::engine::mongodb::connection::pool::{Class, Namespace, Pool};
+use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
 
 /// Creates a pool of `size` connections without a server.
 fn pool(size: u32, store_timeout: Duration) -> Arc<Pool> {
@@ -14,17 +14,17 @@ fn pool(size: u32, store_timeout: Duration) -> Arc<Pool> {
         .hosts(vec![ServerAddress::parse("127.0.0.1:1").unwrap()])
         .build();
     let client = Client::with_options(options.clone()).unwrap();
-    let place = Place {
+    let namespace = Namespace {
         database: "d".into(),
         collection: "c".into(),
         options: CollectionOptions::default(),
     };
-    let sight = Sight::new(&options);
-    Pool::new(client, options, place, sight, size, store_timeout)
+    let monitor = ServerMonitor::new(&options);
+    Pool::new(client, options, namespace, monitor, size, store_timeout)
 }
 
-/// Waiters try again together after a heartbeat failed, or after the collection was dropped. Even where all of them were
-/// notified of their turn, renewals and releases go before them.
+/// Waiters make attempts together after a heartbeat failed, or after the collection was dropped. Even where all of them were
+/// notified of a hand-off, renewals and releases go before them.
 #[tokio::test]
 async fn a_renewal_does_not_wait_behind_the_attempts_of_waiters() {
     for waiters in [Class::Confirm, Class::Acquire] {
@@ -93,7 +93,7 @@ async fn free_after_a_hang(others_are_answered: bool) -> usize {
     for _ in 0..5 {
         let permit = pool.permit(Class::Acquire).await;
         // The task goes on without the future.
-        drop(pool.run(permit, std::future::pending::<super::super::Outcome<()>>()));
+        drop(pool.run(permit, std::future::pending::<crate::engine::mongodb::Outcome<()>>()));
     }
     assert_eq!(available(&pool, Class::Acquire).await, 0);
     let began = Instant::now();
@@ -107,7 +107,7 @@ async fn free_after_a_hang(others_are_answered: bool) -> usize {
 }
 
 #[tokio::test]
-async fn hung_attempts_free_their_permits_while_other_calls_are_answered() {
+async fn hung_attempts_release_their_permits_while_other_calls_are_answered() {
     assert_eq!(free_after_a_hang(true).await, 5);
 }
 
@@ -117,15 +117,15 @@ async fn hung_attempts_keep_their_permits_while_no_call_is_answered() {
 }
 
 #[tokio::test]
-async fn only_a_waiter_that_was_notified_of_its_turn_goes_before_new_attempts() {
+async fn only_a_waiter_that_was_notified_of_a_hand_off_goes_before_new_attempts() {
     two(|ours, theirs| async move {
         let holder = hold(&ours, "n").await;
         let (first, second) = (waiting(&["n"]), waiting(&["n"]));
-        let mut told_first = wait(&theirs, &first).await;
-        let _told_second = wait(&theirs, &second).await;
+        let mut first_changes = wait(&theirs, &first).await;
+        let _second_changes = wait(&theirs, &second).await;
         assert_eq!(theirs.class([&first, &second]), Class::Acquire);
-        free(&ours, &holder).await;
-        told(&mut told_first).await;
+        release(&ours, &holder).await;
+        notified(&mut first_changes).await;
         assert_eq!(theirs.class([&first]), Class::Confirm);
         assert_eq!(theirs.class([&second]), Class::Acquire);
         assert_eq!(theirs.class([&second, &first]), Class::Confirm);
@@ -138,7 +138,7 @@ async fn only_a_waiter_that_was_notified_of_its_turn_goes_before_new_attempts() 
 async fn a_dropped_attempt_does_not_wait_for_the_change_stream() {
     two(|ours, theirs| async move {
         hold(&ours, "n").await;
-        theirs.line.as_ref().unwrap().hang();
+        theirs.queue.as_ref().unwrap().hang();
         let limit = Duration::from_millis(300);
         let waiters: Vec<Arc<Claim>> = (0..3).map(|_| Arc::new(waiting(&["n"]))).collect();
         let mut answer = |_, _| ();

@@ -1,8 +1,8 @@
 //! Tests of dropped calls and of scarce connections.
 
-use super::super::pool::Class;
-use super::queue::{eventually, told, two, wait, waiting};
+use super::queue::{eventually, notified, two, wait, waiting};
 use super::*;
+use crate::engine::mongodb::connection::pool::Class;
 
 /// Opens an engine with `count` connections on the collection of `engine`.
 async fn with_connections(engine: &MongodbEngine, variable: &str, count: u32) -> Arc<MongodbEngine> {
@@ -29,7 +29,7 @@ async fn one_connection_is_enough_while_a_call_waits() {
         let holder = claim(&["n"], LONG);
         granted(&ours, &holder).await;
         let first = waiting(&["n"]);
-        let mut told_first = in_time("a waiter enters", wait(&narrow, &first)).await;
+        let mut first_changes = in_time("a waiter enters", wait(&narrow, &first)).await;
         let other = claim(&["m"], LONG);
         in_time("acquire", granted(&narrow, &other)).await;
         in_time("renew", narrow.renew(&other, other.ttl)).await.unwrap();
@@ -39,7 +39,7 @@ async fn one_connection_is_enough_while_a_call_waits() {
             .await
             .unwrap();
         ours.release(&holder, Duration::ZERO).await.unwrap();
-        told(&mut told_first).await;
+        notified(&mut first_changes).await;
         in_time("confirm", granted(&narrow, &first)).await;
         in_time("release", narrow.release(&first, Duration::ZERO))
             .await
@@ -49,7 +49,7 @@ async fn one_connection_is_enough_while_a_call_waits() {
     .await;
 }
 
-pub(super) async fn an_attempt_that_is_dropped_before_its_turn_sends_nothing(engine: Arc<MongodbEngine>) {
+pub(super) async fn an_attempt_that_is_dropped_before_its_permit_sends_nothing(engine: Arc<MongodbEngine>) {
     let mut permits = Vec::new();
     while let Ok(permit) = tokio::time::timeout(Duration::from_millis(50), engine.pool.permit(Class::Acquire)).await {
         permits.push(permit);
@@ -71,7 +71,7 @@ pub(super) async fn an_attempt_that_is_dropped_before_its_turn_sends_nothing(eng
     assert_eq!(document(&engine, "n").await, None);
 }
 
-/// A release removes everything of an attempt, whichever step it was at when it was dropped.
+/// A release removes everything of an attempt, at whichever step it was dropped.
 pub(super) async fn a_release_takes_effect_after_a_dropped_attempt(engine: Arc<MongodbEngine>) {
     let mut left = Vec::new();
     for round in 0..120_u64 {
@@ -183,7 +183,7 @@ pub(super) async fn a_page_without_an_answer_ends_a_list(engine: Arc<MongodbEngi
     let list = engine.list("n", LONG).await.unwrap();
     assert_eq!(list.len(), 2500);
     assert!(list.is_sorted_by(|one, other| one.name < other.name));
-    // A test that stood still may find the answer there before its timer fires.
+    // In a test that stalls, the answer may arrive before the timer fires.
     let mut ended = None;
     for _ in 0..50 {
         ended = engine.list("n", Duration::from_nanos(1)).await.err();

@@ -1,49 +1,49 @@
 //! The queue on a replica set, beyond the contract.
 
-use super::super::event::Change;
-use super::super::queue::QUEUE;
 use super::*;
 use crate::engine::Subscription;
 use crate::engine::local_waiters::HEARTBEAT_INTERVAL;
+use crate::engine::mongodb::queue::change_event::Change;
+use crate::engine::mongodb::queue::pipelines::QUEUE;
 
-/// A claim that is ready to wait.
+/// Creates a claim that waits.
 pub(super) fn waiting(names: &[&str]) -> Claim {
     let mut claim = claim(names, LONG);
     claim.waiting = true;
     claim
 }
 
-/// Takes a free name.
+/// Acquires a free name.
 pub(super) async fn hold(engine: &MongodbEngine, name: &str) -> Claim {
     let holder = claim(&[name], LONG);
     granted(engine, &holder).await;
     holder
 }
 
-/// Takes a place in the queue of a busy name.
+/// Enters the queue of a busy name.
 pub(super) async fn wait(engine: &MongodbEngine, claim: &Claim) -> Box<dyn Subscription> {
     let subscription = engine.subscribe(claim, &claim.keys()[0]).await.unwrap();
     busy(engine, claim).await;
     subscription
 }
 
-pub(super) async fn told(subscription: &mut Box<dyn Subscription>) {
+pub(super) async fn notified(subscription: &mut Box<dyn Subscription>) {
     tokio::time::timeout(Duration::from_secs(10), subscription.changed())
         .await
-        .expect("told within 10 s");
+        .expect("no notification within 10 s");
 }
 
 async fn quiet(subscription: &mut Box<dyn Subscription>, millis: u64) {
-    let told = tokio::time::timeout(Duration::from_millis(millis), subscription.changed()).await;
-    assert!(told.is_err(), "told without need");
+    let changed = tokio::time::timeout(Duration::from_millis(millis), subscription.changed()).await;
+    assert!(changed.is_err(), "an unnecessary notification");
 }
 
-pub(super) async fn free(engine: &MongodbEngine, claim: &Claim) {
+pub(super) async fn release(engine: &MongodbEngine, claim: &Claim) {
     assert_eq!(engine.release(claim, Duration::ZERO).await.unwrap(), Released::Freed);
 }
 
-/// Who waits, first to last.
-pub(super) async fn places(engine: &MongodbEngine, name: &str) -> Vec<String> {
+/// Returns the waiters, first to last.
+pub(super) async fn positions(engine: &MongodbEngine, name: &str) -> Vec<String> {
     let document = document(engine, name).await.unwrap_or_default();
     let queue = document.get_array(QUEUE).cloned().unwrap_or_default();
     let owners = queue.iter().map(|entry| entry.as_document().unwrap().get_str("owner"));
@@ -58,7 +58,7 @@ pub(super) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool)
     }
 }
 
-/// Two engines, which the store takes for two processes, on a collection of their own.
+/// Creates two engines, which are two processes for the store, on a separate collection.
 pub(super) async fn two<F: Future<Output = ()>>(case: impl FnOnce(Arc<MongodbEngine>, Arc<MongodbEngine>) -> F) {
     with_own_collection(REPLICA_SET, |ours| async move {
         let settings = Settings {
@@ -73,42 +73,42 @@ pub(super) async fn two<F: Future<Output = ()>>(case: impl FnOnce(Arc<MongodbEng
 }
 
 #[tokio::test]
-async fn only_the_one_whose_turn_it_is_is_told() {
+async fn only_the_next_waiter_is_notified() {
     two(|ours, theirs| async move {
         let holder = hold(&ours, "n").await;
         let (first, second, elsewhere) = (waiting(&["n"]), waiting(&["n"]), waiting(&["m"]));
         let other = claim(&["m"], LONG);
         granted(&ours, &other).await;
-        let mut told_first = wait(&theirs, &first).await;
-        let mut told_second = wait(&theirs, &second).await;
-        let mut told_elsewhere = wait(&theirs, &elsewhere).await;
+        let mut first_changes = wait(&theirs, &first).await;
+        let mut second_changes = wait(&theirs, &second).await;
+        let mut elsewhere_changes = wait(&theirs, &elsewhere).await;
         ours.renew(&holder, Ttl::clamped(LONG * 2)).await.unwrap();
         granted(&ours, &holder).await;
-        quiet(&mut told_first, 300).await;
-        free(&ours, &holder).await;
-        told(&mut told_first).await;
-        quiet(&mut told_second, 300).await;
-        quiet(&mut told_elsewhere, 1).await;
+        quiet(&mut first_changes, 300).await;
+        release(&ours, &holder).await;
+        notified(&mut first_changes).await;
+        quiet(&mut second_changes, 300).await;
+        quiet(&mut elsewhere_changes, 1).await;
         let info = theirs.inspect(&key("n")).await.unwrap().unwrap();
-        assert_eq!((info.fence, info.holder), (None, None), "nobody holds it yet");
+        assert_eq!((info.fence, info.holder), (None, None), "it is not held yet");
         assert!(
             info.remaining.unwrap() <= Duration::from_secs(2),
-            "it is kept for a short while"
+            "the reservation is short"
         );
         granted(&theirs, &first).await;
         let info = theirs.inspect(&key("n")).await.unwrap().unwrap();
         assert!(info.fence.is_some() && info.remaining.unwrap() > LONG / 2, "{info:?}");
-        free(&theirs, &first).await;
-        told(&mut told_second).await;
+        release(&theirs, &first).await;
+        notified(&mut second_changes).await;
         granted(&theirs, &second).await;
-        free(&theirs, &second).await;
-        assert_eq!(document(&ours, "n").await, None, "nobody waits any more");
+        release(&theirs, &second).await;
+        assert_eq!(document(&ours, "n").await, None, "there are no waiters any more");
     })
     .await;
 }
 
 #[tokio::test]
-async fn tokens_grow_from_hand_to_hand_and_after_it() {
+async fn tokens_grow_with_each_hand_off_and_after_the_last() {
     two(|ours, theirs| async move {
         let mut last = Fence(0);
         for round in 0..5 {
@@ -118,14 +118,14 @@ async fn tokens_grow_from_hand_to_hand_and_after_it() {
             for waiter in &waiters {
                 busy(&theirs, waiter).await;
             }
-            free(&ours, &holder).await;
+            release(&ours, &holder).await;
             for waiter in &waiters {
                 let fence = granted(&theirs, waiter).await;
                 assert_eq!(granted(&theirs, waiter).await, fence, "the same to a retry");
                 let shown = ours.inspect(&key("n")).await.unwrap().unwrap().fence;
                 assert_eq!(shown, Some(fence));
                 fences.push(fence);
-                free(&theirs, waiter).await;
+                release(&theirs, waiter).await;
             }
             for fence in fences {
                 assert!(fence > last, "round {round}: {fence:?} after {last:?}");
@@ -137,148 +137,152 @@ async fn tokens_grow_from_hand_to_hand_and_after_it() {
 }
 
 #[tokio::test]
-async fn a_place_keeps_its_number_when_a_gist_process_frees_the_name() {
+async fn a_position_keeps_its_number_when_a_gist_process_releases_the_name() {
     two(|ours, theirs| async move {
         assert!(gist_acquires(&ours.locks(), "n", LONG).await);
         let (first, second, third) = (waiting(&["n"]), waiting(&["n"]), waiting(&["n"]));
-        let mut told_first = wait(&ours, &first).await;
-        let mut told_second = wait(&theirs, &second).await;
-        let mut told_third = wait(&ours, &third).await;
-        assert_eq!(places(&ours, "n").await.len(), 3);
+        let mut first_changes = wait(&ours, &first).await;
+        let mut second_changes = wait(&theirs, &second).await;
+        let mut third_changes = wait(&ours, &third).await;
+        assert_eq!(positions(&ours, "n").await.len(), 3);
         ours.locks().delete_one(doc! { "_id": "n" }).await.unwrap();
-        told(&mut told_first).await;
-        told(&mut told_second).await;
+        notified(&mut first_changes).await;
+        notified(&mut second_changes).await;
         granted(&ours, &first).await;
-        // The third is told a moment later, and comes back before the second does.
-        told(&mut told_third).await;
+        // The third is notified a little later, and returns before the second.
+        notified(&mut third_changes).await;
         busy(&ours, &third).await;
         busy(&theirs, &second).await;
         let order: Vec<String> = [&second, &third].map(|claim| claim.owner.as_str().to_owned()).into();
-        assert_eq!(places(&ours, "n").await, order);
-        free(&ours, &first).await;
-        told(&mut told_second).await;
+        assert_eq!(positions(&ours, "n").await, order);
+        release(&ours, &first).await;
+        notified(&mut second_changes).await;
         granted(&theirs, &second).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn an_expired_gist_lock_goes_to_the_first_who_waits() {
+async fn an_expired_gist_lock_goes_to_the_first_waiter() {
     two(|ours, theirs| async move {
         assert!(gist_acquires(&ours.locks(), "n", Duration::from_millis(700)).await);
         let (first, second) = (waiting(&["n"]), waiting(&["n"]));
-        let mut told_first = wait(&theirs, &first).await;
-        let mut told_second = wait(&ours, &second).await;
-        // The queue moves by itself. Where the TTL monitor comes first, both are told.
-        told(&mut told_first).await;
+        let mut first_changes = wait(&theirs, &first).await;
+        let mut second_changes = wait(&ours, &second).await;
+        // The queue hands off by itself. If the TTL monitor is faster, both are notified.
+        notified(&mut first_changes).await;
         granted(&theirs, &first).await;
-        free(&theirs, &first).await;
-        told(&mut told_second).await;
+        release(&theirs, &first).await;
+        notified(&mut second_changes).await;
         granted(&ours, &second).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_holder_that_died_needs_no_help_and_its_waiters_no_commands() {
+async fn a_waiter_gets_the_name_of_a_dead_holder_at_the_end_of_the_lease() {
     two(|ours, theirs| async move {
         let ttl = HEARTBEAT_INTERVAL * 2 + Duration::from_millis(500);
         granted(&ours, &claim(&["n"], ttl)).await;
         let first = waiting(&["n"]);
-        let mut told_first = wait(&theirs, &first).await;
+        let mut first_changes = wait(&theirs, &first).await;
         let before = Instant::now();
-        told(&mut told_first).await;
-        assert!(before.elapsed() > ttl / 2, "told without need");
+        notified(&mut first_changes).await;
+        assert!(before.elapsed() > ttl / 2, "an unnecessary notification");
         granted(&theirs, &first).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_waiter_that_is_not_known_any_more_hands_on() {
+async fn the_reservation_of_an_unknown_waiter_goes_to_the_next() {
     two(|ours, theirs| async move {
         let holder = hold(&ours, "n").await;
-        let (ghost, next) = (waiting(&["n"]), waiting(&["n"]));
-        busy(&theirs, &ghost).await;
-        theirs.line.as_ref().unwrap().known.leave(&ghost.owner);
-        let mut told_next = wait(&theirs, &next).await;
+        let (unknown, next) = (waiting(&["n"]), waiting(&["n"]));
+        busy(&theirs, &unknown).await;
+        theirs.queue.as_ref().unwrap().known.leave(&unknown.owner);
+        let mut next_changes = wait(&theirs, &next).await;
         let released = Instant::now();
-        free(&ours, &holder).await;
-        told(&mut told_next).await;
+        release(&ours, &holder).await;
+        notified(&mut next_changes).await;
         granted(&theirs, &next).await;
         assert!(
             released.elapsed() < Duration::from_secs(2),
-            "the ghost's time was waited for"
+            "the reservation of the unknown waiter was not removed"
         );
     })
     .await;
 }
 
 #[tokio::test]
-async fn news_of_a_turn_that_was_taken_already_takes_nothing_away() {
+async fn a_late_event_of_a_confirmed_hand_off_changes_nothing() {
     two(|ours, theirs| async move {
         let holder = hold(&ours, "n").await;
         let first = waiting(&["n"]);
         busy(&theirs, &first).await;
-        free(&ours, &holder).await;
+        release(&ours, &holder).await;
         granted(&theirs, &first).await;
-        let line = theirs.line.as_ref().unwrap();
+        let queue = theirs.queue.as_ref().unwrap();
         for _ in 0..3 {
-            line.deliver(Change::Handed {
+            queue.deliver(Change::HandedOff {
                 id: "n".to_owned(),
                 owner: first.owner.clone(),
             });
             tokio::time::sleep(Duration::from_millis(100)).await;
             assert_eq!(theirs.renew(&first, first.ttl).await.unwrap(), Renewed::Extended);
         }
-        free(&theirs, &first).await;
+        release(&theirs, &first).await;
     })
     .await;
 }
 
 #[tokio::test]
-async fn what_is_kept_for_a_waiter_is_not_held_by_it() {
+async fn a_reserved_name_is_not_held() {
     two(|ours, theirs| async move {
         let holder = hold(&ours, "n").await;
         let first = waiting(&["n"]);
         busy(&theirs, &first).await;
-        free(&ours, &holder).await;
+        release(&ours, &holder).await;
         assert_eq!(theirs.renew(&first, first.ttl).await.unwrap(), Renewed::Lost);
         let heir = OwnerToken::fresh();
         assert_eq!(theirs.transfer(&first, &heir).await.unwrap(), Renewed::Lost);
         let released = theirs.release(&first, Duration::ZERO).await.unwrap();
         assert_eq!(released, Released::NotHeld);
-        assert_eq!(document(&ours, "n").await, None, "it was handed on, to nobody");
+        assert_eq!(document(&ours, "n").await, None, "there was no other waiter");
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_process_that_is_gone_is_passed_over() {
+async fn waiters_of_a_dead_process_are_skipped() {
     two(|ours, theirs| async move {
         let holder = hold(&ours, "n").await;
         let (dead, next) = (waiting(&["n"]), waiting(&["n"]));
         drop(wait(&theirs, &dead).await);
-        let mut told_next = wait(&ours, &next).await;
-        // No sign of life comes from there any more.
+        let mut next_changes = wait(&ours, &next).await;
+        // The process sends no heartbeats any more.
         theirs.close().await;
-        theirs.line.as_ref().unwrap().known.leave(&dead.owner);
-        eventually("its sign of life is too old", async || {
+        theirs.queue.as_ref().unwrap().known.leave(&dead.owner);
+        eventually("its position has expired", async || {
             let document = document(&ours, "n").await.unwrap();
             let first = document.get_array(QUEUE).unwrap()[0].as_document().unwrap().clone();
             *first.get_datetime("until").unwrap() < DateTime::now()
         })
         .await;
-        free(&ours, &holder).await;
-        told(&mut told_next).await;
+        release(&ours, &holder).await;
+        notified(&mut next_changes).await;
         granted(&ours, &next).await;
-        assert_eq!(places(&ours, "n").await, [dead.owner.as_str()], "it might come back");
+        assert_eq!(
+            positions(&ours, "n").await,
+            [dead.owner.as_str()],
+            "its position is kept for a while"
+        );
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_sign_of_life_keeps_many_names_at_once() {
+async fn a_heartbeat_keeps_the_positions_of_many_names() {
     two(|ours, theirs| async move {
         let names: Vec<String> = (0..5).map(|i| format!("n{i}")).collect();
         let mut waiters = Vec::new();
@@ -295,30 +299,30 @@ async fn a_sign_of_life_keeps_many_names_at_once() {
         };
         for name in &names {
             let before = until(name).await;
-            eventually("a sign of life", async || until(name).await > before).await;
+            eventually("a heartbeat", async || until(name).await > before).await;
         }
-        // A place that is gone is taken again.
-        let nobody: Vec<Document> = Vec::new();
+        // A removed position is created again.
+        let empty: Vec<Document> = Vec::new();
         ours.locks()
-            .update_one(doc! { "_id": "n3" }, doc! { "$set": { QUEUE: nobody } })
+            .update_one(doc! { "_id": "n3" }, doc! { "$set": { QUEUE: empty } })
             .await
             .unwrap();
         let mut subscription = theirs.subscribe(&waiters[3], &key("n3")).await.unwrap();
-        told(&mut subscription).await;
+        notified(&mut subscription).await;
         busy(&theirs, &waiters[3]).await;
-        assert_eq!(places(&ours, "n3").await, [waiters[3].owner.as_str()]);
+        assert_eq!(positions(&ours, "n3").await, [waiters[3].owner.as_str()]);
     })
     .await;
 }
 
 #[tokio::test]
-async fn force_release_hands_on() {
+async fn force_release_hands_off() {
     two(|ours, theirs| async move {
         let holder = hold(&ours, "n").await;
         let first = waiting(&["n"]);
-        let mut told_first = wait(&theirs, &first).await;
+        let mut first_changes = wait(&theirs, &first).await;
         assert!(ours.force_release(&key("n")).await.unwrap());
-        told(&mut told_first).await;
+        notified(&mut first_changes).await;
         busy(&ours, &claim(&["n"], LONG)).await;
         granted(&theirs, &first).await;
         assert_eq!(ours.renew(&holder, holder.ttl).await.unwrap(), Renewed::Lost);
@@ -326,54 +330,54 @@ async fn force_release_hands_on() {
     .await;
 }
 
-/// Open while anybody waits, and not for ever after.
+/// The stream closes some time after the last waiter left.
 #[tokio::test]
-async fn the_stream_closes_and_opens_by_need() {
+async fn the_stream_is_open_while_there_are_waiters() {
     two(|ours, theirs| async move {
-        let is_open = || theirs.line.as_ref().unwrap().is_listening();
+        let is_open = || theirs.queue.as_ref().unwrap().is_stream_open();
         let waiter = waiting(&["n"]);
         granted(&theirs, &waiter).await;
-        assert!(!is_open(), "nobody waits");
-        free(&theirs, &waiter).await;
+        assert!(!is_open(), "there are no waiters");
+        release(&theirs, &waiter).await;
         for _ in 0..2 {
             let holder = claim(&["n"], LONG);
             granted(&ours, &holder).await;
             let first = waiting(&["n"]);
-            let mut told_first = wait(&theirs, &first).await;
+            let mut first_changes = wait(&theirs, &first).await;
             assert!(is_open());
-            free(&ours, &holder).await;
-            told(&mut told_first).await;
+            release(&ours, &holder).await;
+            notified(&mut first_changes).await;
             granted(&theirs, &first).await;
-            free(&theirs, &first).await;
+            release(&theirs, &first).await;
             eventually("the stream is closed", async || !is_open()).await;
         }
     })
     .await;
 }
 
-/// Dropping the collection ends a stream as surely as a broken connection does.
+/// Dropping the collection ends the stream.
 #[tokio::test]
-async fn a_stream_that_ended_is_opened_again_and_everybody_looks() {
+async fn a_stream_that_ended_is_opened_again_and_waiters_are_notified() {
     two(|ours, theirs| async move {
         granted(&ours, &claim(&["n"], LONG)).await;
         let first = waiting(&["n"]);
-        let mut told_first = wait(&theirs, &first).await;
+        let mut first_changes = wait(&theirs, &first).await;
         ours.locks().drop().await.unwrap();
-        told(&mut told_first).await;
+        notified(&mut first_changes).await;
         let taken = granted(&ours, &claim(&["m"], LONG)).await;
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
             let holder = claim(&["k"], LONG);
             granted(&ours, &holder).await;
             let next = waiting(&["k"]);
-            // Not before the new stream is open.
-            let mut told_next = wait(&theirs, &next).await;
-            free(&ours, &holder).await;
-            let hint = tokio::time::timeout(Duration::from_millis(1000), told_next.changed()).await;
+            // Returns when the new stream is open.
+            let mut next_changes = wait(&theirs, &next).await;
+            release(&ours, &holder).await;
+            let notified = tokio::time::timeout(Duration::from_millis(1000), next_changes.changed()).await;
             let fence = granted(&theirs, &next).await;
             assert!(fence > taken);
-            free(&theirs, &next).await;
-            if hint.is_ok() {
+            release(&theirs, &next).await;
+            if notified.is_ok() {
                 break;
             }
             assert!(Instant::now() < deadline, "no new stream");
@@ -382,54 +386,54 @@ async fn a_stream_that_ended_is_opened_again_and_everybody_looks() {
     .await;
 }
 
-/// A place of somebody who came first, with a sign of life that counts for so long yet.
-fn place_of(owner: &str, at: i64, millis: i64) -> Document {
+/// Returns an earlier position of another process, which is live for `millis` more.
+fn position_of(owner: &str, at: i64, millis: i64) -> Document {
     let until = DateTime::from_millis(DateTime::now().timestamp_millis() + millis);
     doc! { "owner": owner, "process": "elsewhere", "at": at, "until": until, "hold": 2000_i64 }
 }
 
-async fn fill(engine: &MongodbEngine, places: Vec<Document>) {
-    let set = doc! { "$set": { QUEUE: places } };
+async fn fill(engine: &MongodbEngine, positions: Vec<Document>) {
+    let set = doc! { "$set": { QUEUE: positions } };
     engine.locks().update_one(doc! { "_id": "n" }, set).await.unwrap();
 }
 
 #[tokio::test]
-async fn places_that_nobody_keeps_alive_go_away() {
+async fn positions_without_heartbeats_are_removed() {
     two(|ours, theirs| async move {
         granted(&ours, &claim(&["n"], LONG)).await;
         fill(
             &ours,
-            vec![place_of("gone", 1, -61_000), place_of("silent", 2, -50_000)],
+            vec![position_of("gone", 1, -61_000), position_of("silent", 2, -50_000)],
         )
         .await;
         let waiter = waiting(&["n"]);
         busy(&theirs, &waiter).await;
-        assert_eq!(places(&ours, "n").await, ["silent", waiter.owner.as_str()]);
+        assert_eq!(positions(&ours, "n").await, ["silent", waiter.owner.as_str()]);
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_full_queue_takes_nobody_and_loses_nobody() {
+async fn a_waiter_polls_while_the_queue_is_full() {
     two(|ours, theirs| async move {
         let holder = hold(&ours, "n").await;
-        let crowd = (0..10_000).map(|at| place_of(&format!("{at:032x}"), at, 3_600_000));
+        let crowd = (0..10_000).map(|at| position_of(&format!("{at:032x}"), at, 3_600_000));
         fill(&ours, crowd.collect()).await;
         let waiter = waiting(&["n"]);
         let mut subscription = wait(&theirs, &waiter).await;
-        assert_eq!(places(&ours, "n").await.len(), 10_000);
-        // Who has no place looks for itself.
-        told(&mut subscription).await;
+        assert_eq!(positions(&ours, "n").await.len(), 10_000);
+        // A waiter without a position polls.
+        notified(&mut subscription).await;
         fill(&ours, Vec::new()).await;
-        free(&ours, &holder).await;
+        release(&ours, &holder).await;
         granted(&theirs, &waiter).await;
     })
     .await;
 }
 
-/// A name that is waited for without a pause keeps its document, and its stamp, for ever.
+/// A name that always has waiters keeps its document and its stamp.
 #[tokio::test]
-async fn tokens_do_not_run_out_from_hand_to_hand() {
+async fn tokens_do_not_run_out_with_hand_offs() {
     two(|ours, theirs| async move {
         let holder = hold(&ours, "n").await;
         let set = doc! { "$set": { "handed": 99_998_i64 } };
@@ -439,14 +443,14 @@ async fn tokens_do_not_run_out_from_hand_to_hand() {
         for waiter in &waiters {
             busy(&theirs, waiter).await;
         }
-        // So many hand-offs take longer than this, and each lets the server's clock tick on.
+        // In reality this many hand-offs take longer, and the server's clock ticks with each.
         tokio::time::sleep(Duration::from_millis(1100)).await;
-        free(&ours, &holder).await;
+        release(&ours, &holder).await;
         for waiter in &waiters {
             let fence = granted(&theirs, waiter).await;
             assert!(fence > last, "{fence:?} after {last:?}");
             last = fence;
-            free(&theirs, waiter).await;
+            release(&theirs, waiter).await;
         }
         assert!(last.0 % 1_000_000 < 99_998, "a new stamp");
     })

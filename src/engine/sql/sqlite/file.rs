@@ -1,4 +1,4 @@
-//! The file: opened, made when it is missing, and opened again when it was lost.
+//! The file: opened, created if it is missing, and opened again after it was deleted or replaced.
 
 use std::fs::DirBuilder;
 use std::path::Path;
@@ -9,7 +9,7 @@ use libsqlite3_sys::{SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, SQLITE_OK, sqlite3_db_con
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection, SqliteSynchronous};
 use sqlx::{ConnectOptions, Connection, Executor, Row};
 
-use super::failure::{Failure, Kind};
+use super::error::{Failure, Kind};
 use super::identity::{FileId, Files, file_id};
 use super::peers::{Peer, Peers};
 use super::statements::{Statements, Transaction};
@@ -137,11 +137,11 @@ impl File {
 
     /// Opens the file. Retries while other connections prevent it.
     async fn opened(&self) -> Result<Open, Failure> {
-        let deadline = Moment::now() + self.config.patience;
+        let deadline = Moment::now() + self.config.busy_timeout;
         loop {
             match self.try_open().await {
-                // Switching to the write-ahead log needs the file alone, and SQLite does not wait for that.
-                Err(failure) if failure.kind() != Kind::Stuck && !deadline.is_past() => {
+                // The change to the write-ahead log needs exclusive access, and SQLite does not wait for that.
+                Err(failure) if failure.kind() != Kind::Permanent && !deadline.is_past() => {
                     tokio::time::sleep(Duration::from_millis(fastrand::u64(2..25))).await;
                 }
                 outcome => return outcome,
@@ -150,7 +150,7 @@ impl File {
     }
 
     async fn try_open(&self) -> Result<Open, Failure> {
-        self.make_folder()
+        self.create_folder()
             .map_err(|error| Failure::of_folder(&self.path, &error))?;
         let before = file_id(&self.path);
         let peer = match before {
@@ -160,22 +160,22 @@ impl File {
         let options = SqliteConnectOptions::new()
             .filename(&self.path)
             .create_if_missing(true)
-            .busy_timeout(self.config.patience)
+            .busy_timeout(self.config.busy_timeout)
             // A commit writes whole pages, and the rows are small.
             .page_size(1024)
             .synchronous(SqliteSynchronous::Normal)
-            // Every so many pages the log is copied into the file, which is the one time that the disk is waited for.
+            // The number of pages after which the log is copied into the file. Only this waits for the disk.
             .pragma("wal_autocheckpoint", "4000")
             .thread_name(|id| format!("holdfast-sqlite-{id}"))
             .disable_statement_logging();
         let mut connection = options.connect().await.map_err(|error| self.failure(error))?;
-        // On an error the connection is dropped, and whatever it began is rolled back.
+        // On an error the connection is dropped, which rolls back its transaction.
         self.prepare(&mut connection)
             .await
             .map_err(|error| self.failure(error))?;
         let files = Files::at(&self.path);
         if before.is_some() && before != files.database() {
-            // Which of the two was opened is not known.
+            // It is not known which of the two was opened.
             return Err(self.failure(sqlx::Error::WorkerCrashed));
         }
         let peer = match (peer, files.database()) {
@@ -190,16 +190,16 @@ impl File {
     }
 
     async fn joined(&self, database: FileId) -> Result<Peer, Failure> {
-        let joined = tokio::time::timeout(self.config.patience, Peers::join(database)).await;
+        let joined = tokio::time::timeout(self.config.busy_timeout, Peers::join(database)).await;
         joined.map_err(|_| Failure::of_replaced_files(&self.path))
     }
 
     async fn prepare(&self, connection: &mut SqliteConnection) -> sqlx::Result<()> {
-        // Only a file that is not in this mode yet is switched: the switch needs the file alone, the question does not.
+        // Read the mode first: setting it needs exclusive access to the file.
         if text(connection, "PRAGMA journal_mode").await? != "wal" {
             let mode = text(connection, "PRAGMA journal_mode = WAL").await?;
             if mode != "wal" {
-                // Correct all the same, and slower.
+                // Another mode is correct, too, but slower.
                 tracing::warn!(path = %self.path.display(), mode, "this file system cannot keep a write-ahead log");
             }
         }
@@ -212,7 +212,7 @@ impl File {
         Ok(())
     }
 
-    /// Whether the tables are there. An error when there are others of the same name.
+    /// Whether the tables exist. Fails when other tables have their names.
     async fn probe(&self, connection: &mut SqliteConnection) -> sqlx::Result<bool> {
         match Transaction::new(connection)
             .read(&self.statements.probe, |query| query)
@@ -227,7 +227,7 @@ impl File {
         }
     }
 
-    fn make_folder(&self) -> std::io::Result<()> {
+    fn create_folder(&self) -> std::io::Result<()> {
         let Some(folder) = self.path.parent() else {
             return Ok(());
         };
@@ -235,7 +235,7 @@ impl File {
         builder.recursive(true);
         #[cfg(unix)]
         if self.config.own_folder {
-            // Names and metadata of locks are nobody else's business.
+            // Names and metadata of locks are private.
             std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
         }
         builder.create(folder)

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::failure::Failure;
+use super::error::Failure;
 use super::verbs::{Call, Page, Verbs};
 use crate::engine::{Acquired, OVERLOAD, Released, Renewed, Result};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
@@ -23,7 +23,7 @@ use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 /// Maximum number of claims in a transaction, unless one job has more. They share its begin and its commit. Other processes
 /// wait while it lasts.
 const BATCH: usize = 64;
-/// Number of claims of each part of the queue that a transaction executes, if so many wait.
+/// Number of claims of each part of the queue that a transaction executes, if that many wait.
 const SHARE: usize = 16;
 
 /// The answer to a job: stored when the job is executed, sent after the commit.
@@ -234,7 +234,7 @@ impl Receiver {
         for part in 0..3 {
             let most = BATCH.max(claims + SHARE);
             while claims < most
-                && let Some(job) = next.take().or_else(|| self.take(part))
+                && let Some(job) = next.take().or_else(|| self.next_of(part))
             {
                 if !job.is_cancelled() {
                     claims += job.claims();
@@ -245,8 +245,8 @@ impl Receiver {
         true
     }
 
-    /// Takes the next job of a part.
-    fn take(&mut self, part: usize) -> Option<Job> {
+    /// Removes the next job of a part.
+    fn next_of(&mut self, part: usize) -> Option<Job> {
         match part {
             0 => self.changes.try_recv().ok(),
             1 => self.reads.try_recv().ok(),

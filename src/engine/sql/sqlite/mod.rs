@@ -1,26 +1,26 @@
 //! `sqlite:` one file, shared by every process of the user on this machine.
 //!
-//! - `file.rs`: the file, opened and re-opened; the schema.
-//! - `writer.rs`: the task that owns the connection, and puts calls into transactions.
-//! - `verbs.rs`: what each verb reads and writes.
-//! - `statements.rs` and `*.sql`: the statements.
-//! - `failure.rs`: what the database's errors mean.
+//! - `file.rs`: opens the file, again where necessary, and creates the schema. `identity.rs`, `peers.rs`: deleted and replaced files.
+//! - `writer.rs`: the task that owns the connection, and makes transactions of calls. `jobs.rs`: its queue.
+//! - `verbs.rs`: what each verb reads and writes. `statements.rs` and `statements/*.sql`: the statements.
+//! - `error.rs`: the meaning of the database's errors.
 //!
 //! # Behavior
-//! The file is in WAL mode with `synchronous = NORMAL`: a process that is killed anywhere loses nothing that was
-//! acknowledged; a power failure may undo the last moments, but then every process that held a lock there is gone, too.
-//! Every change is a transaction that takes the write lock first and reads the clock after it, so that all calls of all
-//! processes are in one order, and their times, too. The clock is SQLite's own, that is the machine's.
+//! The file is in WAL mode with `synchronous = NORMAL`. A process that is killed at any point loses nothing that was acknowledged.
+//! A power failure may lose the last transactions, but then every process that held a lock there has ended, too. Every change is
+//! a transaction that takes the write lock first and then reads the clock. So all calls of all processes have one order, and so
+//! have their times. The clock is SQLite's, which is the machine's.
 //!
 //! No other SQLite library in the same process (better-sqlite3, `node:sqlite`) may open the same file: POSIX drops the
-//! locks that a process has on a file when any of its descriptors of that file is closed.
+//! locks of a process on a file when any of its descriptors of that file is closed.
 
 use std::borrow::Borrow;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
@@ -34,7 +34,7 @@ use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Res
 use crate::error::EngineError;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
-mod failure;
+mod error;
 mod file;
 mod identity;
 mod jobs;
@@ -47,7 +47,7 @@ mod writer;
 
 const NAME: &str = "sqlite";
 
-/// The engine behind `sqlite:` URLs, and behind no URL at all.
+/// The engine behind `sqlite:` URLs, and the default one.
 pub struct SqliteEngine {
     path: std::path::PathBuf,
     verbs: Arc<Verbs>,
@@ -69,21 +69,21 @@ impl fmt::Debug for SqliteEngine {
 }
 
 impl SqliteEngine {
-    /// Opens the store, and makes it when it is missing: its folder, its file and its tables.
+    /// Opens the store. Creates its folder, its file and its tables if they are missing.
     ///
     /// # Behavior
-    /// Any number of processes may do so at the same time. One thread of the driver and one task on the current runtime
+    /// Any number of processes may connect at the same time. One thread of the driver and one task on the current runtime
     /// live until the engine is closed or dropped.
     ///
     /// # Errors
-    /// Retryable when other processes kept the file busy for all of the store's time-out; not retryable when the path
-    /// cannot be written, or what is there is no database, or has tables of the same name with other columns.
+    /// Retryable when other processes kept the file busy for the whole store timeout. Not retryable when the path cannot be
+    /// written, the file is not a database, or it has tables of the same name with other columns.
     pub async fn connect(config: SqliteConfig) -> Result<Arc<Self>> {
         let path = config.path().to_owned();
         let statements = Arc::new(Statements::new(&config.table));
         let verbs = Arc::new(Verbs {
             statements: statements.clone(),
-            wakes: Arc::default(),
+            wakeup: Arc::default(),
             prefix: config.key_prefix.clone(),
         });
         let mut file = File::new(config, statements);
@@ -106,7 +106,7 @@ impl SqliteEngine {
         let (reply, answer) = Reply::new();
         let job = job(reply);
         // When the engine is closed, the job and its reply are dropped.
-        if let Some(running) = &*self.running.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(running) = &*self.running.lock() {
             running.jobs.send(job);
         } else {
             drop(job);
@@ -212,10 +212,10 @@ impl Engine for SqliteEngine {
     }
 
     /// # Behavior
-    /// The subscription is of the claim's owner, whatever the name: a claim waits for one name at a time. Its address
-    /// gets into the store with the next waiting try.
+    /// The subscription belongs to the claim's owner and to no name: a claim waits for one name at a time. The owner's next waiting
+    /// attempt stores the address.
     async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
-        Ok(self.verbs.wakes.subscribe(&claim.owner).await)
+        Ok(self.verbs.wakeup.subscribe(&claim.owner).await)
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
@@ -242,9 +242,9 @@ impl Engine for SqliteEngine {
     }
 
     async fn close(&self) {
-        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let running = self.running.lock().take();
         if let Some(Running { jobs, writer }) = running {
-            // The writer ends once it has answered what was sent before.
+            // The writer ends after it has answered the earlier jobs.
             drop(jobs);
             let _ = writer.await;
         }

@@ -5,8 +5,9 @@
 //! connection is open. So all old connections are closed before a new one is opened.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::identity::FileId;
@@ -38,7 +39,7 @@ impl Peers {
     /// Waits until no outdated connection is open, then registers a new one.
     pub(super) async fn join(database: FileId) -> Peer {
         let peers = {
-            let mut databases = DATABASES.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut databases = DATABASES.lock();
             databases.retain(|_, peers| peers.strong_count() > 0);
             let known = databases.get(&database).and_then(Weak::upgrade);
             known.unwrap_or_else(|| {

@@ -1,31 +1,30 @@
-//! The statements of the store, as texts with this store's table names, and transactions made of them.
+//! The statements of the store, with its table names, and the transactions that execute them.
 
 use futures_util::TryStreamExt;
 use sqlx::query::Query;
 use sqlx::sqlite::{Sqlite, SqliteArguments, SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, Either, Executor, SqlSafeStr, SqlStr};
 
-/// `BEGIN IMMEDIATE` takes the write lock at once: a transaction that read first could find, when it comes to write,
-/// that what it read is out of date.
+/// `BEGIN IMMEDIATE` takes the write lock at once. Otherwise the data that a transaction read could be outdated when it writes.
 const BEGIN: &str = "BEGIN IMMEDIATE;\n";
 const COMMIT: &str = "\nCOMMIT;";
 
-/// What the statements of a script answered, in their order.
+/// The answers of the statements of a script, in their order.
 pub(super) type Answers = Vec<Answer>;
 
-/// What one statement answered.
+/// The answer of one statement.
 pub(super) struct Answer {
     pub rows: Vec<SqliteRow>,
-    /// How many rows it changed.
+    /// Number of rows that it changed.
     pub changed: u64,
 }
 
 pub(super) type Bound<'q> = Query<'q, Sqlite, SqliteArguments>;
 
-/// A few statements that go to the database in one go.
+/// Statements that the database executes in one exchange.
 ///
-/// Every exchange with the driver costs two switches between threads, which is more than most statements take. So a
-/// script is one exchange, and where it starts or ends a transaction, it says so itself.
+/// An exchange with the driver costs two switches between threads, which take longer than most statements. So a script is one
+/// exchange, and it can include the begin and the commit of its transaction.
 pub(super) struct Script {
     /// The text alone, with the begin, with the commit, with both.
     texts: [SqlStr; 4],
@@ -33,7 +32,7 @@ pub(super) struct Script {
 
 impl Script {
     fn new(file: &str, table: &str) -> Self {
-        // The comments are for the reader of the file; as part of the text they would be hashed at every call.
+        // Remove the comments: the text is hashed at every call.
         let lines: Vec<&str> = file
             .lines()
             .filter(|line| !line.trim_start().starts_with("--"))
@@ -55,7 +54,7 @@ impl Script {
 pub(super) struct Statements {
     pub schema: Script,
     pub probe: Script,
-    pub look: Script,
+    pub snapshot: Script,
     pub grant: Script,
     pub grant_again: Script,
     pub enqueue: Script,
@@ -68,29 +67,29 @@ pub(super) struct Statements {
 }
 
 impl Statements {
-    /// For tables whose names begin with `table`, which is safe inside quotes.
+    /// Creates the statements for tables whose names start with `table`, which is safe inside quotes.
     pub(super) fn new(table: &str) -> Self {
         Statements {
-            schema: Script::new(include_str!("schema.sql"), table),
-            probe: Script::new(include_str!("probe.sql"), table),
-            look: Script::new(include_str!("look.sql"), table),
-            grant: Script::new(include_str!("grant.sql"), table),
-            grant_again: Script::new(include_str!("grant_again.sql"), table),
-            enqueue: Script::new(include_str!("enqueue.sql"), table),
-            renew: Script::new(include_str!("renew.sql"), table),
-            transfer: Script::new(include_str!("transfer.sql"), table),
-            release: Script::new(include_str!("release.sql"), table),
-            force_release: Script::new(include_str!("force_release.sql"), table),
-            list: Script::new(include_str!("list.sql"), table),
-            sweep: Script::new(include_str!("sweep.sql"), table),
+            schema: Script::new(include_str!("statements/schema.sql"), table),
+            probe: Script::new(include_str!("statements/probe.sql"), table),
+            snapshot: Script::new(include_str!("statements/snapshot.sql"), table),
+            grant: Script::new(include_str!("statements/grant.sql"), table),
+            grant_again: Script::new(include_str!("statements/grant_again.sql"), table),
+            enqueue: Script::new(include_str!("statements/enqueue.sql"), table),
+            renew: Script::new(include_str!("statements/renew.sql"), table),
+            transfer: Script::new(include_str!("statements/transfer.sql"), table),
+            release: Script::new(include_str!("statements/release.sql"), table),
+            force_release: Script::new(include_str!("statements/force_release.sql"), table),
+            list: Script::new(include_str!("statements/list.sql"), table),
+            sweep: Script::new(include_str!("statements/sweep.sql"), table),
         }
     }
 }
 
-/// A connection, and how far its transaction is. It begins with the first script that needs it.
+/// A connection and its transaction, which begins with the first script that needs it.
 ///
-/// Nothing is rolled back on drop: whoever owns the connection does that after an error, and this is never dropped in
-/// the middle, because the one task that uses it is not.
+/// Dropping it does not roll back: after an error the owner of the connection does. The only task that uses it is never dropped
+/// during a transaction.
 pub(super) struct Transaction<'c> {
     connection: &'c mut SqliteConnection,
     open: bool,
@@ -104,7 +103,7 @@ impl<'c> Transaction<'c> {
         }
     }
 
-    /// Carries a script out within the transaction. `last`: commit with it.
+    /// Executes a script within the transaction. `last`: commits with it.
     pub(super) async fn run(
         &mut self,
         script: &Script,
@@ -115,12 +114,12 @@ impl<'c> Transaction<'c> {
         let mut answers = self
             .fetch(script, usize::from(begins) | usize::from(last) << 1, bind)
             .await?;
-        // The begin is a statement that answered, too.
+        // The begin is a statement with an answer, too.
         answers.drain(..usize::from(begins).min(answers.len()));
         Ok(answers)
     }
 
-    /// Carries a script that only reads out, within the transaction if there is one: without one it waits for nobody.
+    /// Executes a script that only reads, within the transaction if there is one. Without one it waits for no other process.
     pub(super) async fn read(
         &mut self,
         script: &Script,
@@ -129,7 +128,7 @@ impl<'c> Transaction<'c> {
         self.fetch(script, 0, bind).await
     }
 
-    /// Commits what has not been committed by a script.
+    /// Commits, unless a script did.
     pub(super) async fn finish(self) -> sqlx::Result<()> {
         if self.open {
             self.connection.execute(sqlx::query("COMMIT")).await.map(drop)
@@ -144,7 +143,7 @@ impl<'c> Transaction<'c> {
         variant: usize,
         bind: impl FnOnce(Bound<'_>) -> Bound<'_>,
     ) -> sqlx::Result<Answers> {
-        // Several statements with arguments in one text is what the SQLite driver takes and the others do not.
+        // Of the drivers, only that of SQLite accepts several statements with arguments in one text.
         let query = bind(sqlx::query(script.texts[variant].clone()));
         let mut results = self.connection.fetch_many(query);
         let mut answers = Vec::new();

@@ -10,15 +10,15 @@ use sqlx::sqlite::SqliteRow;
 
 use super::statements::{Answers, Statements, Transaction};
 use crate::engine::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
-use crate::engine::sql::wake::{Address, Wakes};
+use crate::engine::sql::udp_wakeup::{Address, UdpWakeup};
 use crate::engine::{Acquired, EXPIRED_POSITION_KEPT, Released, Renewed};
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
 
 /// What the verbs need beside the transaction.
 pub(super) struct Verbs {
     pub statements: Arc<Statements>,
-    pub wakes: Arc<Wakes>,
-    /// Put in front of every name.
+    pub wakeup: Arc<UdpWakeup>,
+    /// The prefix of every name.
     pub prefix: String,
 }
 
@@ -27,8 +27,8 @@ pub(super) struct Call<'a, 'c> {
     pub transaction: &'a mut Transaction<'c>,
     /// Whether the transaction ends with this verb, which then commits with its last script and saves an exchange.
     pub last: bool,
-    /// Whom to tell once the transaction is committed.
-    pub told: &'a mut Vec<Address>,
+    /// The waiters to wake after the commit.
+    pub to_wake: &'a mut Vec<Address>,
 }
 
 impl<'c> Call<'_, 'c> {
@@ -37,7 +37,7 @@ impl<'c> Call<'_, 'c> {
         Call {
             transaction: &mut *self.transaction,
             last: self.last && last,
-            told: &mut *self.told,
+            to_wake: &mut *self.to_wake,
         }
     }
 }
@@ -63,10 +63,10 @@ impl Verbs {
         Page { start, end }
     }
 
-    /// Tells every waiter when the connection is a new one: whatever they wait for may have happened meanwhile.
-    pub(super) fn greet(&self, fresh: bool) {
+    /// Wakes every waiter when the connection is new: wake-ups may have been lost.
+    pub(super) fn wake_all_if(&self, fresh: bool) {
         if fresh {
-            self.wakes.tell_all();
+            self.wakeup.wake_all();
         }
     }
 
@@ -74,15 +74,15 @@ impl Verbs {
         let Call {
             transaction,
             last,
-            told,
+            to_wake,
         } = call;
         let (names, owner) = (self.names(claim.keys()), claim.owner.as_str());
-        let look = transaction
-            .run(&self.statements.look, false, |q| {
+        let answers = transaction
+            .run(&self.statements.snapshot, false, |q| {
                 q.bind(names.clone()).bind(owner.to_owned())
             })
             .await?;
-        let (now, snapshot) = snapshot(rows(&look, 0))?;
+        let (now, snapshot) = snapshot(rows(&answers, 0))?;
         let liveness = claim.waiting.then(|| waiter_liveness(claim.ttl));
         match decide(&snapshot, liveness) {
             Decision::Grant { fence } => {
@@ -121,13 +121,13 @@ impl Verbs {
                     let call = Call {
                         transaction: &mut *transaction,
                         last: last && liveness.is_none(),
-                        told,
+                        to_wake,
                     };
                     self.release(call, std::slice::from_ref(claim), Duration::ZERO).await?;
                 }
                 let key = claim.keys()[index].clone();
                 if let Some(liveness) = liveness {
-                    let address = self.wakes.address(&claim.owner);
+                    let address = self.wakeup.address(&claim.owner);
                     let answers = transaction
                         .run(&self.statements.enqueue, last, |q| {
                             q.bind(owner.to_owned())
@@ -139,7 +139,7 @@ impl Verbs {
                                 .bind(now - EXPIRED_POSITION_KEPT_MS)
                         })
                         .await?;
-                    read_addresses(&answers, told)?;
+                    read_addresses(&answers, to_wake)?;
                 }
                 Ok(Acquired::Held {
                     key,
@@ -198,7 +198,7 @@ impl Verbs {
                 q.bind(format!("[{}]", pairs.join(","))).bind(keep_ms)
             })
             .await?;
-        read_addresses(&answers, call.told)?;
+        read_addresses(&answers, call.to_wake)?;
         let mut held: HashMap<String, usize> = HashMap::new();
         for row in rows(&answers, 1) {
             *held.entry(row.try_get(0)?).or_default() += 1;
@@ -219,11 +219,11 @@ impl Verbs {
             .transaction
             .run(statement, call.last, |q| q.bind(self.name(key)))
             .await?;
-        read_addresses(&answers, call.told)?;
+        read_addresses(&answers, call.to_wake)?;
         rows(&answers, 1).first().map_or(Ok(false), |row| row.try_get(0))
     }
 
-    /// Removes some of what is past its end, and says whether there may be more.
+    /// Removes some expired rows. Returns whether there may be more.
     pub(super) async fn sweep(&self, transaction: &mut Transaction<'_>) -> sqlx::Result<bool> {
         let answers = transaction
             .run(&self.statements.sweep, true, |q| q.bind(EXPIRED_POSITION_KEPT_MS))
@@ -278,12 +278,12 @@ impl Verbs {
         })
     }
 
-    /// A name as it stands in the store.
+    /// Returns a name as it is stored.
     fn name(&self, key: &Key) -> Vec<u8> {
         [self.prefix.as_bytes(), key.as_str().as_bytes()].concat()
     }
 
-    /// Several names as one argument. JSON cannot carry bytes (and SQLite's stops at a zero), hence the hexadecimal.
+    /// Returns several names as one argument, in hexadecimal: JSON has no bytes, and SQLite's JSON text ends at a zero.
     fn names(&self, keys: &[Key]) -> String {
         let names: Vec<String> = keys.iter().map(|key| self.hexadecimal(key)).collect();
         format!("[\"{}\"]", names.join("\",\""))
@@ -304,23 +304,23 @@ fn after(name: &[u8]) -> Vec<u8> {
     [name, &[0]].concat()
 }
 
-/// How many rows `sweep.sql` removes at most of each table.
+/// Maximum number of rows that `sweep.sql` removes from each table.
 const SWEEP_LIMIT: u64 = 500;
 
-/// [`EXPIRED_POSITION_KEPT`] in milliseconds, as the store counts.
+/// [`EXPIRED_POSITION_KEPT`] in milliseconds.
 const EXPIRED_POSITION_KEPT_MS: i64 = EXPIRED_POSITION_KEPT.as_millis() as i64;
 
 /// Some 292 years, so that adding the clock does not overflow.
 const MAX_KEEP_MS: i64 = i64::MAX / 1_000_000;
 
-/// The rows of one of a script's statements.
+/// Returns the rows of one statement of a script.
 fn rows(answers: &Answers, statement: usize) -> &[SqliteRow] {
     answers.get(statement).map_or(&[], |answer| answer.rows.as_slice())
 }
 
 /// Returns the store's clock, in milliseconds, and the snapshot for an attempt.
 fn snapshot(rows: &[SqliteRow]) -> sqlx::Result<(i64, Snapshot)> {
-    // No row at all means that the row of the last fence is gone.
+    // Without rows, the row of the last fencing token was deleted.
     let first = rows.first().ok_or(sqlx::Error::RowNotFound)?;
     let now: i64 = first.try_get(0)?;
     let until = |row: &SqliteRow, column: usize| -> sqlx::Result<Option<Duration>> {
@@ -355,7 +355,7 @@ fn millis(span: i64) -> Duration {
     Duration::from_millis(span.max(0).unsigned_abs())
 }
 
-/// What a script that changes every lease of a claim or none of them did.
+/// Reads the answer of a script that changes every lease of a claim or none of them.
 fn renewed(answers: &Answers, claim: &Claim) -> Renewed {
     let all = claim.keys().len() as u64;
     if answers.first().is_some_and(|answer| answer.changed == all) {
@@ -365,8 +365,8 @@ fn renewed(answers: &Answers, claim: &Claim) -> Renewed {
     }
 }
 
-/// Whom a script's first statement says to tell.
-fn read_addresses(answers: &Answers, told: &mut Vec<Address>) -> sqlx::Result<()> {
+/// Adds the addresses that the first statement of a script returned.
+fn read_addresses(answers: &Answers, to_wake: &mut Vec<Address>) -> sqlx::Result<()> {
     for row in rows(answers, 0) {
         let Some(id) = row.try_get::<Option<i64>, _>(1)? else {
             continue;
@@ -374,7 +374,7 @@ fn read_addresses(answers: &Answers, told: &mut Vec<Address>) -> sqlx::Result<()
         let port = row
             .try_get::<Option<i64>, _>(0)?
             .and_then(|port| u16::try_from(port).ok());
-        told.push(Address { port, id: id as u64 });
+        to_wake.push(Address { port, id: id as u64 });
     }
     Ok(())
 }

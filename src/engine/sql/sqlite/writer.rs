@@ -1,21 +1,21 @@
 //! The one task that uses the connection.
 //!
-//! A call is a message to it and an answer back, so that a caller that goes away never leaves a transaction half done. The
-//! jobs that wait at the same time share a transaction. `jobs.rs` has their order.
+//! A call is a job for it and an answer, so that a dropped caller never leaves an incomplete transaction. Jobs that wait at the
+//! same time share a transaction. `jobs.rs` has their order.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::timeout;
 
-use super::failure::{Failure, Kind};
+use super::error::{Failure, Kind};
 use super::file::File;
 use super::jobs::{Job, Receiver};
 use super::statements::Transaction;
 use super::verbs::{Call, Verbs};
-use crate::engine::sql::wake::Address;
+use crate::engine::sql::udp_wakeup::Address;
 
-/// After so long without a call the writer looks for rows past their end. While calls come, they remove them.
+/// The time without a call after which the writer removes expired rows. Calls remove some of them, too.
 const SWEEP_PAUSE: Duration = Duration::from_secs(60);
 /// The pause between two sweeps while there is more to remove.
 const SWEEP_AGAIN: Duration = Duration::from_millis(50);
@@ -49,11 +49,11 @@ impl Writer {
         self.file.close().await;
     }
 
-    /// Removes what nobody came by to remove, and says whether there may be more of it.
+    /// Removes some expired rows. Returns whether there may be more.
     async fn sweep(&mut self) -> bool {
         let swept = match self.file.connection().await {
             Ok((connection, fresh)) => {
-                self.verbs.greet(fresh);
+                self.verbs.wake_all_if(fresh);
                 self.verbs.sweep(&mut Transaction::new(connection)).await
             }
             Err(_) => return false,
@@ -71,7 +71,7 @@ impl Writer {
 
     async fn execute(&mut self, batch: &mut Vec<Job>) {
         let outcome = self.transact(batch).await;
-        if batch.len() > 1 && outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Stuck) {
+        if batch.len() > 1 && outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Permanent) {
             // One job may be the cause: execute each on its own, so that the others do not fail with it.
             for mut job in batch.drain(..) {
                 let outcome = self.transact(std::slice::from_mut(&mut job)).await;
@@ -84,16 +84,16 @@ impl Writer {
 
     async fn answer(&self, jobs: impl Iterator<Item = Job>, outcome: Result<Vec<Address>, Failure>) {
         jobs.for_each(|job| job.answer(outcome.as_ref().err()));
-        if let Ok(told) = outcome {
-            self.verbs.wakes.tell(&told).await;
+        if let Ok(to_wake) = outcome {
+            self.verbs.wakeup.wake(&to_wake).await;
         }
     }
 
     /// Executes a batch as one transaction. Returns the addresses of the waiters to wake.
     async fn transact(&mut self, batch: &mut [Job]) -> Result<Vec<Address>, Failure> {
         let (connection, fresh) = self.file.connection().await?;
-        self.verbs.greet(fresh);
-        let mut told = Vec::new();
+        self.verbs.wake_all_if(fresh);
+        let mut to_wake = Vec::new();
         let outcome = async {
             let mut transaction = Transaction::new(connection);
             let count = batch.len();
@@ -101,14 +101,14 @@ impl Writer {
                 let call = Call {
                     transaction: &mut transaction,
                     last: index + 1 == count,
-                    told: &mut told,
+                    to_wake: &mut to_wake,
                 };
                 job.run(&self.verbs, call).await?;
             }
             transaction.finish().await
         };
         match outcome.await {
-            Ok(()) => self.file.confirm().map(|()| told),
+            Ok(()) => self.file.confirm().map(|()| to_wake),
             Err(error) => {
                 let failure = self.file.failure(error);
                 self.file.recover(&failure).await;

@@ -5,7 +5,7 @@ use futures_util::future::join_all;
 
 use super::*;
 
-/// Takes the write lock as another program: the writer waits in its first transaction.
+/// Acquires the write lock as another program: the writer waits in its first transaction.
 async fn blocked(folder: &Path) -> SqliteConnection {
     let mut stranger = raw(folder).await;
     stranger.execute("BEGIN IMMEDIATE").await.unwrap();
@@ -24,7 +24,7 @@ async fn started<F: Future + Unpin>(call: &mut F) {
 }
 
 #[tokio::test]
-async fn a_cancelled_attempt_is_never_carried_out() {
+async fn a_cancelled_attempt_is_never_executed() {
     let folder = folder();
     let engine = open(folder.path()).await;
     let stranger = blocked(folder.path()).await;
@@ -111,7 +111,7 @@ async fn renewals_and_releases_go_before_queued_attempts() {
         done.get()
     };
     let (before, _) = tokio::join!(first, attempts);
-    assert!(before <= 256, "{before} attempts were carried out before them");
+    assert!(before <= 256, "{before} attempts were executed before them");
 }
 
 /// Each loop reads 64 names at once, so that more reads wait than a transaction executes.
@@ -278,20 +278,20 @@ async fn a_burst_is_answered_or_leaves_nothing() {
     };
     let names: Vec<String> = (0..20_000).map(|n| n.to_string()).collect();
     let claims: Vec<Claim> = names.iter().map(|name| claim(&[name], 60_000)).collect();
-    let patience = Duration::from_secs(2);
+    let limit = Duration::from_secs(2);
     let attempts = join_all(claims.iter().map(|claim| async {
-        match tokio::time::timeout(patience, engine.try_acquire(claim)).await {
+        match tokio::time::timeout(limit, engine.try_acquire(claim)).await {
             Ok(answer) => assert!(matches!(answer.unwrap(), Acquired::Granted { .. })),
             Err(_) => return true,
         }
         false
     }));
-    let given_up = tokio::select! {
-        given_up = attempts => given_up,
+    let timed_out = tokio::select! {
+        timed_out = attempts => timed_out,
         () = renewals => unreachable!(),
     };
-    let (given_up, done): (Vec<_>, Vec<_>) = claims.into_iter().zip(given_up).partition(|(_, given_up)| *given_up);
-    let sent: Vec<Claim> = given_up
+    let (timed_out, done): (Vec<_>, Vec<_>) = claims.into_iter().zip(timed_out).partition(|(_, timed_out)| *timed_out);
+    let sent: Vec<Claim> = timed_out
         .iter()
         .map(|(claim, _)| claim)
         .filter(|claim| claim.was_sent())

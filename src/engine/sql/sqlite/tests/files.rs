@@ -5,7 +5,7 @@ use super::*;
 
 /// Whether another process is granted a name. It keeps the lease.
 fn granted_elsewhere(folder: &Path, name: &str) -> bool {
-    let output = Process::start(&format!("take {name}"), folder).end();
+    let output = Process::start(&format!("acquire {name}"), folder).end();
     assert!(output.contains("granted "), "{output}");
     output.contains("granted true")
 }
@@ -24,7 +24,7 @@ fn delete_log(folder: &Path) {
 
 /// Acquires a lock for 10 s at most. Each failure must be retryable.
 #[cfg(unix)]
-async fn take_with_retries(engine: &SqliteEngine, claim: &Claim) {
+async fn acquire_with_retries(engine: &SqliteEngine, claim: &Claim) {
     let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
     loop {
         match engine.try_acquire(claim).await {
@@ -62,7 +62,7 @@ async fn share_one_store(engine: &SqliteEngine, folder: &Path) {
 
 #[tokio::test]
 #[cfg(unix)]
-async fn a_deleted_log_is_noticed() {
+async fn a_deleted_log_is_detected() {
     for suffixes in [&["-wal", "-shm"][..], &["-wal"], &["-shm"]] {
         let folder = folder();
         let (a, b) = (open(folder.path()).await, open(folder.path()).await);
@@ -85,7 +85,7 @@ async fn a_deleted_log_is_noticed() {
 /// Another process opens the file first, and makes a log of its own.
 #[tokio::test]
 #[cfg(unix)]
-async fn a_replaced_log_is_noticed() {
+async fn a_replaced_log_is_detected() {
     let folder = folder();
     let (a, b) = (open(folder.path()).await, open(folder.path()).await);
     assert!(granted(&a, &claim(&["before"], 60_000)).await);
@@ -100,7 +100,7 @@ async fn a_replaced_log_is_noticed() {
 /// closes the database then takes itself for the last one, and deletes the log.
 #[tokio::test]
 #[cfg(unix)]
-async fn a_process_that_reads_its_own_files_keeps_to_the_store() {
+async fn a_process_that_reads_its_own_files_still_shares_the_store() {
     let folder = folder();
     let (a, b) = (open(folder.path()).await, open(folder.path()).await);
     let before = claim(&["before"], 60_000);
@@ -140,21 +140,21 @@ async fn a_commit_to_deleted_files_is_an_error() {
         stranger.close().await.unwrap();
         let error = call.await.unwrap().unwrap_err();
         assert!(error.retryable && error.to_string().contains("-wal"), "{error}");
-        take_with_retries(&engine, &ours).await;
+        acquire_with_retries(&engine, &ours).await;
     }
     share_one_store(&engine, folder.path()).await;
 }
 
 #[tokio::test]
 #[cfg(unix)]
-async fn a_log_that_is_deleted_twice_is_noticed_twice() {
+async fn a_log_that_is_deleted_twice_is_detected_twice() {
     let folder = folder();
     let engine = open(folder.path()).await;
     delete_log(folder.path());
     assert!(granted(&engine, &claim(&["first"], 60_000)).await);
     delete_log(folder.path());
     let second = claim(&["second"], 60_000);
-    take_with_retries(&engine, &second).await;
+    acquire_with_retries(&engine, &second).await;
     assert!(!granted_elsewhere(folder.path(), "second"), "two holders");
     share_one_store(&engine, folder.path()).await;
 }

@@ -1,4 +1,4 @@
-//! The contract, and what only this store can get wrong.
+//! The contract, and tests of what only this store has.
 
 use std::path::Path;
 use std::time::Instant;
@@ -46,7 +46,7 @@ async fn open(folder: &Path) -> Arc<SqliteEngine> {
         .unwrap()
 }
 
-/// A plain connection to the file, as another program would have it.
+/// Opens a plain connection to the file, as another program would.
 async fn raw(folder: &Path) -> SqliteConnection {
     SqliteConnectOptions::new()
         .filename(folder.join("deep/locks.sqlite"))

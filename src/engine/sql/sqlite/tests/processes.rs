@@ -1,4 +1,4 @@
-//! With several real processes on one file: this test binary, started again to carry out `child` alone.
+//! Tests with several real processes on one file: this test binary, which executes only `child`.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use super::*;
 
 const ROLE: &str = "HOLDFAST_SQLITE_TEST_ROLE";
 const FOLDER: &str = "HOLDFAST_SQLITE_TEST_FOLDER";
-/// The name that everybody fights for.
+/// The name that all processes want.
 const NAME: &str = "contended";
 
 pub(super) struct Process(Child);
@@ -37,7 +37,7 @@ impl Process {
         Process(command.spawn().unwrap())
     }
 
-    /// Waits until it says that it is at work.
+    /// Waits until it prints that it is ready.
     pub(super) fn ready(&mut self) {
         let mut output = BufReader::new(self.0.stdout.take().unwrap());
         let mut line = String::new();
@@ -51,7 +51,7 @@ impl Process {
         self.0.stdout = Some(output.into_inner());
     }
 
-    /// What it says until it ends, which must be well.
+    /// Returns its output. It must succeed.
     pub(super) fn end(mut self) -> String {
         let mut output = String::new();
         self.0.stdout.take().unwrap().read_to_string(&mut output).unwrap();
@@ -60,9 +60,9 @@ impl Process {
     }
 }
 
-/// What the children do. Nothing when the test suite itself comes round here.
+/// Executes the role of a child. Does nothing in the test suite itself.
 #[tokio::test]
-#[ignore = "the part of the other processes in the tests of this file"]
+#[ignore = "the role of the other processes in the tests of this file"]
 async fn child() {
     let (Ok(role), Some(folder)) = (std::env::var(ROLE), std::env::var_os(FOLDER).map(PathBuf::from)) else {
         return;
@@ -97,20 +97,20 @@ async fn child() {
                 engine.release(&set, Duration::from_millis(1))
             );
         },
-        "try" | "line" => {
-            let (done, slow) = pairs(&engine, NAME, Duration::from_secs(2), role == "line").await;
+        "attempt" | "queue" => {
+            let (done, slow) = pairs(&engine, NAME, Duration::from_secs(2), role == "queue").await;
             println!("pairs {done} {}", slow.as_micros());
         }
         // Acquires the name that follows, and closes without a release.
-        take if take.starts_with("take ") => {
-            println!("granted {}", granted(&engine, &claim(&[&take[5..]], 60_000)).await)
+        role if role.starts_with("acquire ") => {
+            println!("granted {}", granted(&engine, &claim(&[&role[8..]], 60_000)).await)
         }
         other => panic!("no such role: {other}"),
     }
     engine.close().await;
 }
 
-/// What the service does, in a few lines: subscribe, try, wait for a hint or the time to retry.
+/// Acquires as the service does: subscribes, makes an attempt, waits for a wake-up or the time to retry.
 async fn acquire(engine: &SqliteEngine, claim: &Claim) {
     let mut subscription = engine.subscribe(claim, &claim.keys()[0]).await.unwrap();
     while let Acquired::Held { retry_after, .. } = engine.try_acquire(claim).await.unwrap() {
@@ -129,7 +129,7 @@ async fn many_processes_open_a_missing_file_at_once() {
 }
 
 #[tokio::test]
-async fn processes_take_turns() {
+async fn processes_exclude_each_other() {
     let folder = folder();
     std::fs::write(folder.path().join("counter"), "0").unwrap();
     let children: Vec<Process> = (0..4).map(|_| Process::start("count", folder.path())).collect();
@@ -137,9 +137,9 @@ async fn processes_take_turns() {
     assert_eq!(std::fs::read_to_string(folder.path().join("counter")).unwrap(), "200");
 }
 
-/// SIGKILL anywhere, in the middle of a transaction too, leaves a file that everybody can go on with.
+/// After a SIGKILL at any point, also during a transaction, the file is still usable.
 #[tokio::test]
-async fn a_killed_process_leaves_a_sound_file() {
+async fn a_killed_process_leaves_a_usable_file() {
     let folder = folder();
     let engine = open(folder.path()).await;
     let mut last = crate::model::Fence(0);
@@ -148,7 +148,7 @@ async fn a_killed_process_leaves_a_sound_file() {
         child.ready();
         tokio::time::sleep(Duration::from_millis(fastrand::u64(5..60))).await;
         drop(child);
-        // What the child held or waited for is over after its 200 ms.
+        // The child's leases and positions expire after 200 ms.
         tokio::time::sleep(Duration::from_millis(220)).await;
         let ours = claim(&[NAME, "x", "y"], 60_000);
         match engine.try_acquire(&ours).await.unwrap() {
@@ -166,29 +166,29 @@ async fn a_killed_process_leaves_a_sound_file() {
     assert_eq!(check, "ok");
 }
 
-/// How many pairs of acquire and release were done in `time`, and how long the slowest one in a hundred tries took.
-async fn pairs(engine: &SqliteEngine, name: &str, time: Duration, in_line: bool) -> (u64, Duration) {
+/// Returns the number of pairs of acquire and release in `time`, and the 99th percentile of the attempts.
+async fn pairs(engine: &SqliteEngine, name: &str, time: Duration, in_queue: bool) -> (u64, Duration) {
     let end = Instant::now() + time;
-    let (mut done, mut tries) = (0, Vec::new());
+    let (mut done, mut attempts) = (0, Vec::new());
     while Instant::now() < end {
-        let ours = if in_line {
+        let ours = if in_queue {
             waiting(&[name], 60_000)
         } else {
             claim(&[name], 60_000)
         };
         let started = Instant::now();
-        if in_line {
+        if in_queue {
             acquire(engine, &ours).await;
         } else if !granted(engine, &ours).await {
-            tries.push(started.elapsed());
+            attempts.push(started.elapsed());
             continue;
         }
-        tries.push(started.elapsed());
+        attempts.push(started.elapsed());
         engine.release(&ours, Duration::ZERO).await.unwrap();
         done += 1;
     }
-    tries.sort();
-    (done, tries[tries.len() * 99 / 100])
+    attempts.sort();
+    (done, attempts[attempts.len() * 99 / 100])
 }
 
 /// `cargo test … measure -- --ignored --nocapture --exact engine::sql::sqlite::tests::processes::measure`
@@ -209,8 +209,8 @@ async fn measure() {
         );
     }
     for (role, what) in [
-        ("try", "4 processes, one name, trying"),
-        ("line", "4 processes, one name, waiting in line"),
+        ("attempt", "4 processes, one name, single attempts"),
+        ("queue", "4 processes, one name, waiting in the queue"),
     ] {
         let children: Vec<Process> = (0..4).map(|_| Process::start(role, folder.path())).collect();
         let figures = children.into_iter().map(|child| {

@@ -1,9 +1,9 @@
-//! Leases, the order of waiters, and what is left behind.
+//! Tests of leases, of the order of waiters, and of expired rows.
 
 use super::*;
 
 #[tokio::test]
-async fn one_time_names_leave_nothing_behind() {
+async fn expired_rows_of_one_time_names_are_removed() {
     let folder = folder();
     let engine = open(folder.path()).await;
     for round in 0..300 {
@@ -22,7 +22,7 @@ async fn one_time_names_leave_nothing_behind() {
     let mut raw = raw(folder.path()).await;
     let left = count(&mut raw, "locks").await;
     assert!(left < 50, "{left} rows were left while names came");
-    // Each further grant removes what has expired, and the place, whose minute is over.
+    // Each further grant removes expired rows, and the position that expired a minute ago.
     raw.execute("UPDATE locks_waiters SET alive_until = alive_until - 61000")
         .await
         .unwrap();
@@ -36,9 +36,9 @@ async fn one_time_names_leave_nothing_behind() {
     assert_eq!(count(&mut raw, "locks_fence").await, 1);
 }
 
-/// Without a further call, too.
+/// No further call removes rows.
 #[tokio::test]
-async fn a_sweep_goes_on_until_nothing_is_left() {
+async fn a_sweep_continues_until_no_row_is_left() {
     let folder = folder();
     let engine = open(folder.path()).await;
     let names: Vec<String> = (0..1200).map(|n| n.to_string()).collect();
@@ -50,7 +50,7 @@ async fn a_sweep_goes_on_until_nothing_is_left() {
     let mut file = File::new(config(folder.path(), &Settings::default()), statements.clone());
     let verbs = Verbs {
         statements,
-        wakes: Arc::default(),
+        wakeup: Arc::default(),
         prefix: String::new(),
     };
     let (connection, _) = file.connection().await.unwrap();
@@ -66,7 +66,7 @@ async fn a_sweep_goes_on_until_nothing_is_left() {
     assert_eq!(count(&mut raw(folder.path()).await, "locks").await, 1);
 }
 
-/// A claim that asks again has its lease from the clock of that moment, whatever little is left of it.
+/// A repeated attempt extends the lease from the current time, even just before its end.
 #[tokio::test]
 async fn a_retry_at_the_last_moment_is_consistent() {
     let folder = folder();
@@ -83,22 +83,22 @@ async fn a_retry_at_the_last_moment_is_consistent() {
 }
 
 #[tokio::test]
-async fn only_the_first_waiter_is_told() {
+async fn only_the_first_waiter_is_notified() {
     let folder = folder();
     let (a, b) = (open(folder.path()).await, open(folder.path()).await);
     let holder = claim(&["n"], 60_000);
     assert!(granted(&a, &holder).await);
     let (first, second) = (waiting(&["n"], 60_000), waiting(&["n"], 60_000));
-    let mut told_first = b.subscribe(&first, &key("n")).await.unwrap();
-    let mut told_second = b.subscribe(&second, &key("n")).await.unwrap();
+    let mut first_changes = b.subscribe(&first, &key("n")).await.unwrap();
+    let mut second_changes = b.subscribe(&second, &key("n")).await.unwrap();
     assert!(!granted(&b, &first).await);
     assert!(!granted(&b, &second).await);
     a.release(&holder, Duration::ZERO).await.unwrap();
-    tokio::time::timeout(Duration::from_secs(5), told_first.changed())
+    tokio::time::timeout(Duration::from_secs(5), first_changes.changed())
         .await
-        .expect("the first was not told");
+        .expect("the first was not notified");
     assert!(
-        tokio::time::timeout(Duration::from_millis(100), told_second.changed())
+        tokio::time::timeout(Duration::from_millis(100), second_changes.changed())
             .await
             .is_err()
     );
@@ -106,7 +106,7 @@ async fn only_the_first_waiter_is_told() {
     assert!(granted(&b, &first).await);
 }
 
-/// The release wakes the first waiter, which is dead. The next one tries again when that place expires.
+/// The release wakeup the first waiter, which is dead. The next one makes an attempt when that position expires.
 #[tokio::test]
 async fn a_dead_waiter_blocks_the_next_for_its_ttl() {
     let folder = folder();
@@ -121,7 +121,7 @@ async fn a_dead_waiter_blocks_the_next_for_its_ttl() {
     engine.release(&holder, Duration::ZERO).await.unwrap();
     tokio::time::sleep(Duration::from_millis(401)).await;
     assert!(granted(&engine, &next).await);
-    // A waiter without a place is behind the last one, too.
+    // A waiter without a position is behind the last one, too.
     let later = waiting(&["n"], 60_000);
     let answer = engine.try_acquire(&waiting(&["n"], 300)).await.unwrap();
     assert!(matches!(answer, Acquired::Held { .. }));
@@ -132,32 +132,32 @@ async fn a_dead_waiter_blocks_the_next_for_its_ttl() {
 }
 
 #[tokio::test]
-async fn a_set_that_moves_on_tells_whom_it_leaves() {
+async fn a_claim_that_moves_to_another_queue_wakes_the_next_waiter() {
     let folder = folder();
     let (a, b) = (open(folder.path()).await, open(folder.path()).await);
     let (on_a, on_b) = (claim(&["a"], 60_000), claim(&["b"], 60_000));
     assert!(granted(&a, &on_a).await && granted(&a, &on_b).await);
     let (set, behind) = (waiting(&["a", "b"], 60_000), waiting(&["a"], 60_000));
-    let mut told = b.subscribe(&behind, &key("a")).await.unwrap();
+    let mut changes = b.subscribe(&behind, &key("a")).await.unwrap();
     assert!(!granted(&a, &set).await);
     assert!(!granted(&b, &behind).await);
     a.release(&on_a, Duration::ZERO).await.unwrap();
     assert!(
-        tokio::time::timeout(Duration::from_millis(100), told.changed())
+        tokio::time::timeout(Duration::from_millis(100), changes.changed())
             .await
             .is_err(),
         "the set is first"
     );
     assert!(!granted(&a, &set).await);
-    tokio::time::timeout(Duration::from_secs(5), told.changed())
+    tokio::time::timeout(Duration::from_secs(5), changes.changed())
         .await
-        .expect("the one behind was not told");
+        .expect("the next waiter was not notified");
     assert!(granted(&b, &behind).await);
 }
 
-/// A claim is held as a whole or not at all, even when a part of it was taken away.
+/// A claim is held as a whole or not at all, also after one of its names was released by force.
 #[tokio::test]
-async fn a_claim_that_lost_a_part_lets_go_of_the_rest() {
+async fn a_claim_that_lost_one_name_releases_the_others() {
     let folder = folder();
     let engine = open(folder.path()).await;
     let set = waiting(&["a", "b"], 60_000);
@@ -174,27 +174,27 @@ async fn a_claim_that_lost_a_part_lets_go_of_the_rest() {
     engine.release(&other, Duration::ZERO).await.unwrap();
     assert!(
         !granted(&engine, &claim(&["b"], 60_000)).await,
-        "the set has a place in the queue"
+        "the set has a position in the queue"
     );
     assert!(granted(&engine, &set).await);
 }
 
-/// However many leases and waiters there are, no call walks through all of them.
+/// The duration of a call does not depend on the number of leases and waiters.
 #[tokio::test]
 async fn no_statement_scans_a_table() {
     let folder = folder();
     open(folder.path()).await;
     let mut raw = raw(folder.path()).await;
     let files = [
-        include_str!("../look.sql"),
-        include_str!("../grant.sql"),
-        include_str!("../grant_again.sql"),
-        include_str!("../enqueue.sql"),
-        include_str!("../renew.sql"),
-        include_str!("../transfer.sql"),
-        include_str!("../release.sql"),
-        include_str!("../force_release.sql"),
-        include_str!("../sweep.sql"),
+        include_str!("../statements/snapshot.sql"),
+        include_str!("../statements/grant.sql"),
+        include_str!("../statements/grant_again.sql"),
+        include_str!("../statements/enqueue.sql"),
+        include_str!("../statements/renew.sql"),
+        include_str!("../statements/transfer.sql"),
+        include_str!("../statements/release.sql"),
+        include_str!("../statements/force_release.sql"),
+        include_str!("../statements/sweep.sql"),
     ];
     let lines = files
         .iter()

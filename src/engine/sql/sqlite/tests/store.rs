@@ -1,4 +1,4 @@
-//! The file and the engine around it: who shares it, what can be wrong with it.
+//! Tests of the file: several services on it, and errors.
 
 use super::*;
 
@@ -35,7 +35,7 @@ async fn prefixes_keep_services_apart() {
 }
 
 #[tokio::test]
-async fn a_table_of_its_own_is_a_store_of_its_own() {
+async fn a_separate_table_is_a_separate_store() {
     let folder = folder();
     let settings = Settings {
         table: "Order".into(),
@@ -48,13 +48,13 @@ async fn a_table_of_its_own_is_a_store_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_deleted_file_is_noticed() {
+async fn a_deleted_file_is_detected() {
     let folder = folder();
     let (a, b) = (open(folder.path()).await, open(folder.path()).await);
     let before = claim(&["n"], 60_000);
     assert!(granted(&a, &before).await);
     let waiter = waiting(&["n"], 60_000);
-    let mut told = a.subscribe(&waiter, &key("n")).await.unwrap();
+    let mut changes = a.subscribe(&waiter, &key("n")).await.unwrap();
     std::fs::remove_dir_all(folder.path().join("deep")).unwrap();
     if cfg!(unix) {
         assert!(
@@ -62,7 +62,7 @@ async fn a_deleted_file_is_noticed() {
             "b sees the new file, which is empty"
         );
         assert_eq!(a.renew(&before, before.ttl).await.unwrap(), Renewed::Lost, "so does a");
-        told.changed().await;
+        changes.changed().await;
         assert!(!granted(&a, &waiter).await);
     }
 }
@@ -90,7 +90,7 @@ async fn a_store_that_is_busy_for_too_long_is_a_retryable_error() {
 }
 
 #[tokio::test]
-async fn what_a_human_must_mend_is_not_retryable() {
+async fn permanent_errors_are_not_retryable() {
     let folder = folder();
     let file = folder.path().join("deep/locks.sqlite");
     let refused = async |what: &str| {
@@ -124,12 +124,12 @@ async fn what_a_human_must_mend_is_not_retryable() {
     assert_eq!(
         count(&mut theirs, "sqlite_schema").await,
         1,
-        "somebody else's file got tables of ours"
+        "another program's file got tables of holdfast"
     );
     theirs.close().await.unwrap();
 }
 
-/// One call that fails for a reason of its own takes nobody with it.
+/// A call that fails for a reason of its own does not make others fail.
 #[tokio::test]
 async fn a_bad_call_fails_alone() {
     let folder = folder();
@@ -157,7 +157,7 @@ async fn a_bad_call_fails_alone() {
 }
 
 #[tokio::test]
-async fn closing_answers_what_was_asked_and_refuses_the_rest() {
+async fn close_answers_earlier_calls_and_later_ones_fail() {
     let folder = folder();
     let engine = open(folder.path()).await;
     let ours = claim(&["n"], 60_000);
@@ -177,7 +177,7 @@ async fn closing_answers_what_was_asked_and_refuses_the_rest() {
 
 #[tokio::test]
 #[cfg(unix)]
-async fn the_default_folder_is_for_this_user_alone() {
+async fn only_this_user_can_read_the_default_folder() {
     use std::os::unix::fs::PermissionsExt;
     let folder = folder();
     let config = SqliteConfig {

@@ -1,0 +1,199 @@
+//! A MongoDB deployment, from its URL and the settings. No name is resolved here.
+//!
+//! - `url.rs`: the text of the URL. `tls.rs`: the TLS files.
+
+mod tls;
+mod url;
+
+use std::fmt;
+use std::time::Duration;
+
+use mongodb::options::{Acknowledgment, ConnectionString, HostInfo};
+
+use crate::engine::Settings;
+use crate::error::LockError;
+
+/// The database of a URL without one, as in the official Node.js driver, which users of the gist have.
+const DEFAULT_DATABASE: &str = "test";
+
+/// A MongoDB deployment, and the collection of the locks.
+#[derive(Clone)]
+pub struct MongodbConfig {
+    pub(crate) connection: ConnectionString,
+    pub(crate) database: String,
+    pub(crate) collection: String,
+    pub(crate) prefix: String,
+    pub(crate) timeout: Duration,
+}
+
+impl fmt::Debug for MongodbConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Without the connection, which contains a password.
+        f.debug_struct("MongodbConfig")
+            .field("database", &self.database)
+            .field("collection", &self.collection)
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+impl MongodbConfig {
+    /// Parses a `mongodb://` or `mongodb+srv://` URL.
+    ///
+    /// # Behavior
+    /// The database is the URL's, or `test`. Its `w`, `journal` and `wtimeoutMS` apply to every write; without `w` it is the
+    /// majority. Its read preference has no effect: locks are on the primary.
+    ///
+    /// # Errors
+    /// `LOCK_INVALID_ARGUMENT` with `target`, `collection`, or the setting under `tls`. No message contains a password.
+    pub fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
+        let mut connection = match ConnectionString::parse(url::without_ignored_options(url)) {
+            Ok(connection) => connection,
+            Err(_) => return Err(LockError::invalid("target", &url::reason(url), url::shown(url))),
+        };
+        if connection
+            .write_concern
+            .as_ref()
+            .is_some_and(|concern| concern.w == Some(Acknowledgment::Nodes(0)))
+        {
+            return Err(LockError::invalid(
+                "target",
+                "must not ask for unacknowledged writes",
+                "w=0",
+            ));
+        }
+        if let HostInfo::HostIdentifiers(hosts) = &connection.host_info
+            && hosts.len() > 1
+            && connection.direct_connection == Some(true)
+        {
+            let got = format!("{} hosts", hosts.len());
+            return Err(LockError::invalid(
+                "target",
+                "must name one host with directConnection=true",
+                got,
+            ));
+        }
+        connection.tls = tls::with_files(connection.tls.take(), &settings.tls)?;
+        let collection = settings.collection.as_str();
+        if collection.is_empty() || collection.contains(['$', '\0']) || collection.starts_with("system.") {
+            let rule = "must be the name of a MongoDB collection (not empty, no \"$\", not starting with \"system.\")";
+            return Err(LockError::invalid("collection", rule, format_args!("{collection:?}")));
+        }
+        Ok(MongodbConfig {
+            database: connection
+                .default_database
+                .clone()
+                .unwrap_or_else(|| DEFAULT_DATABASE.to_owned()),
+            collection: collection.to_owned(),
+            prefix: settings.key_prefix.clone().unwrap_or_default(),
+            timeout: settings.store_timeout,
+            connection,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Code;
+
+    fn parse(url: &str) -> Result<MongodbConfig, LockError> {
+        MongodbConfig::parse(url, &Settings::default())
+    }
+
+    fn refused(url: &str) -> String {
+        let error = parse(url).unwrap_err();
+        assert_eq!(error.code, Code::InvalidArgument);
+        assert!(error.message.starts_with("target "), "{}", error.message);
+        error.message
+    }
+
+    #[test]
+    fn defaults_are_the_same_as_in_the_gist() {
+        let config = parse("mongodb://h").unwrap();
+        assert_eq!(
+            (&*config.database, &*config.collection, &*config.prefix),
+            ("test", "locks", "")
+        );
+        assert_eq!(
+            parse("mongodb://u:p@h1:1,h2:2/jobs?replicaSet=rs0").unwrap().database,
+            "jobs"
+        );
+        let settings = Settings {
+            collection: "mutex".into(),
+            key_prefix: Some("p:".into()),
+            ..Settings::default()
+        };
+        let config = MongodbConfig::parse("mongodb://h/", &settings).unwrap();
+        assert_eq!((&*config.collection, &*config.prefix), ("mutex", "p:"));
+    }
+
+    #[test]
+    fn an_srv_name_is_not_resolved() {
+        assert!(parse("mongodb+srv://u:p@cluster0.invalid/jobs?retryWrites=true&w=majority").is_ok());
+    }
+
+    #[test]
+    fn options_of_the_node_driver_are_accepted() {
+        let url = "mongodb://h/?useNewUrlParser=true&useUnifiedTopology=true&socketTimeoutMS=1&compressors=zlib&w=2";
+        let config = parse(url).unwrap();
+        assert_eq!(
+            config.connection.write_concern.unwrap().w,
+            Some(Acknowledgment::Nodes(2))
+        );
+        assert!(parse("mongodb://h/?useUnifiedTopology=true").is_ok());
+        assert!(
+            refused("mongodb://h/?replicaset=a&tlsAllowInvalidHostnames=true").contains("tlsallowinvalidhostnames")
+        );
+        assert!(refused("mongodb://h/?replicaStet=rs0").contains("replicastet"));
+        assert!(refused("mongodb://h/?w=0").contains("w=0"));
+    }
+
+    #[test]
+    fn no_password_is_shown() {
+        for url in [
+            "mongodb://user:secret@h:99999999/db",
+            "mongodb://user:secret",
+            "mongodb://user:sec%ZZret@h/db",
+            "mongodb://user:a/secret@h/db",
+            "mongodb://user:a?secret@h/db",
+            "mongodb://user:a@secret@h:x/db",
+            "mongodb://user:secret@h/d b$",
+            "mongodb://user:secret@/db",
+            "mongodb://h/?nonsense=1&tlsCertificateKeyFilePassword=secret",
+            "mongodb://h/?authMechanism=MONGODB-AWS&authMechanismProperties=AWS_SESSION_TOKEN:secret,secret",
+            "mongodb+srv://user:secret@h:1/db",
+            "mongodb:",
+            "mongodb://",
+            "mongodb:secret",
+            "mongodb://user:secret@",
+            "mongodb://us@er:secret@h",
+            "mongodb://user:a%secret@h",
+            "mongodb://user:secret@h/?replicaSet",
+            "mongodb://user:secret@h/?tls=maybe",
+            "mongodb://h:0",
+            "mongodb://h:port",
+        ] {
+            let message = refused(url);
+            assert!(
+                !message.contains("secret") && !message.contains("ecret"),
+                "{url}: {message}"
+            );
+        }
+        assert!(refused("mongodb://user:secret@h1:1,h2:x/db").contains("percent-encoded"));
+        let config = parse("mongodb://user:secret@h/db").unwrap();
+        assert!(!format!("{config:?}").contains("secret"));
+    }
+
+    #[test]
+    fn an_invalid_collection_is_rejected() {
+        for name in ["", "a$b", "system.users", "a\0"] {
+            let settings = Settings {
+                collection: name.into(),
+                ..Settings::default()
+            };
+            let error = MongodbConfig::parse("mongodb://h", &settings).unwrap_err();
+            assert!(error.message.starts_with("collection "), "{}", error.message);
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! The TLS files of the settings and of the URL.
+
+use std::fmt;
+use std::path::Path;
+
+use mongodb::options::{Tls, TlsOptions};
+
+use crate::engine::TlsFiles;
+use crate::error::LockError;
+
+/// Adds the files of the settings to the URL's TLS options.
+///
+/// # Errors
+/// `LOCK_INVALID_ARGUMENT` with the setting (or `target`, for a file of the URL) when a file is missing or has the wrong content.
+pub(crate) fn with_files(of_url: Option<Tls>, files: &TlsFiles) -> Result<Option<Tls>, LockError> {
+    if let Some(key) = &files.key_file {
+        let rule = "is not for MongoDB: put the key into the file of tls.certFile, behind the certificate";
+        return Err(LockError::invalid("tls.keyFile", rule, format_args!("{key:?}")));
+    }
+    if *files == TlsFiles::default() {
+        if let Some(Tls::Enabled(options)) = &of_url {
+            let (ca, cert) = (&options.ca_file_path, &options.cert_key_file_path);
+            check_file("target", "name in tlsCAFile", ca.as_deref(), &[CERTIFICATE])?;
+            check_file(
+                "target",
+                "name in tlsCertificateKeyFile",
+                cert.as_deref(),
+                &[CERTIFICATE, KEY],
+            )?;
+        }
+        return Ok(of_url);
+    }
+    check_file("tls.caFile", "be", files.ca_file.as_deref(), &[CERTIFICATE])?;
+    check_file("tls.certFile", "be", files.cert_file.as_deref(), &[CERTIFICATE, KEY])?;
+    let mut options = match of_url {
+        Some(Tls::Disabled) => {
+            return Err(LockError::invalid(
+                "tls",
+                "contradicts the target",
+                "tls=false in the URL",
+            ));
+        }
+        Some(Tls::Enabled(options)) => options,
+        None => TlsOptions::default(),
+    };
+    if files.ca_file.is_some() {
+        options.ca_file_path.clone_from(&files.ca_file);
+    }
+    if files.cert_file.is_some() {
+        options.cert_key_file_path.clone_from(&files.cert_file);
+    }
+    if files.insecure {
+        options.allow_invalid_certificates = Some(true);
+    }
+    Ok(Some(Tls::Enabled(options)))
+}
+
+/// The ends of the first lines of the parts of a PEM file.
+const CERTIFICATE: &str = "CERTIFICATE-----";
+const KEY: &str = "PRIVATE KEY-----";
+
+/// Checks that a PEM file has these parts. For the driver a file without a certificate is an authority without certificates,
+/// and the error would then be about the server.
+fn check_file(argument: &str, verb: &str, path: Option<&Path>, parts: &[&str]) -> Result<(), LockError> {
+    let Some(path) = path else { return Ok(()) };
+    let what = if parts.contains(&KEY) {
+        "a certificate and its private key"
+    } else {
+        "a certificate"
+    };
+    let rule = format!("must {verb} a PEM file with {what}");
+    let wrong = |how: &dyn fmt::Display| LockError::invalid(argument, &rule, format_args!("{path:?} ({how})"));
+    let text = std::fs::read(path).map_err(|error| wrong(&error))?;
+    let text = String::from_utf8_lossy(&text);
+    match parts.iter().find(|part| !text.contains(**part)) {
+        Some(&KEY) => Err(wrong(&"no private key in it")),
+        Some(_) => Err(wrong(&"no certificate in it")),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::engine::Settings;
+    use crate::engine::mongodb::MongodbConfig;
+
+    fn parse(url: &str) -> Result<MongodbConfig, LockError> {
+        MongodbConfig::parse(url, &Settings::default())
+    }
+
+    /// Creates a file in the folder.
+    fn file(dir: &tempfile::TempDir, name: &str, text: &str) -> PathBuf {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    #[test]
+    fn files_without_the_required_parts_are_rejected() {
+        let dir = tempfile::tempdir().unwrap();
+        let empty = file(&dir, "empty.pem", "");
+        let cert = file(&dir, "cert.pem", "-----BEGIN CERTIFICATE-----\n");
+        let missing = dir.path().join("missing.pem");
+        let refused = |ca_file: Option<&PathBuf>, cert_file: Option<&PathBuf>| {
+            let tls = TlsFiles {
+                ca_file: ca_file.cloned(),
+                cert_file: cert_file.cloned(),
+                ..TlsFiles::default()
+            };
+            let settings = Settings {
+                tls,
+                ..Settings::default()
+            };
+            MongodbConfig::parse("mongodb://h", &settings).unwrap_err().message
+        };
+        for (message, setting, reason) in [
+            (refused(Some(&missing), None), "tls.caFile ", "missing.pem"),
+            (refused(Some(&empty), None), "tls.caFile ", "no certificate"),
+            (refused(None, Some(&missing)), "tls.certFile ", "missing.pem"),
+            (refused(Some(&cert), Some(&cert)), "tls.certFile ", "no private key"),
+            (
+                parse(&format!("mongodb://u:secret@h/?tls=true&tlsCAFile={}", empty.display()))
+                    .unwrap_err()
+                    .message,
+                "target ",
+                "tlsCAFile",
+            ),
+        ] {
+            assert!(message.starts_with(setting) && message.contains(reason), "{message}");
+            assert!(!message.contains("secret"), "{message}");
+        }
+    }
+
+    #[test]
+    fn certificates_enable_tls() {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = file(&dir, "ca.pem", "-----BEGIN CERTIFICATE-----\n");
+        let with = |url: &str, tls: TlsFiles| {
+            MongodbConfig::parse(
+                url,
+                &Settings {
+                    tls,
+                    ..Settings::default()
+                },
+            )
+        };
+        let ca = TlsFiles {
+            ca_file: Some(authority.clone()),
+            insecure: true,
+            ..TlsFiles::default()
+        };
+        let Some(Tls::Enabled(options)) = with("mongodb://h", ca.clone()).unwrap().connection.tls else {
+            panic!("no TLS")
+        };
+        assert_eq!(options.ca_file_path, Some(authority));
+        assert_eq!(options.allow_invalid_certificates, Some(true));
+        assert!(
+            with("mongodb://h/?tls=false", ca)
+                .unwrap_err()
+                .message
+                .starts_with("tls ")
+        );
+        let key = TlsFiles {
+            key_file: Some(PathBuf::from("/key.pem")),
+            ..TlsFiles::default()
+        };
+        assert!(
+            with("mongodb://h/?tls=true", key)
+                .unwrap_err()
+                .message
+                .starts_with("tls.keyFile ")
+        );
+        assert!(matches!(
+            parse("mongodb://h/?tls=true").unwrap().connection.tls,
+            Some(Tls::Enabled(_))
+        ));
+    }
+}

@@ -1,0 +1,268 @@
+//! Connects an engine: options, and the first commands.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mongodb::bson::{DateTime, Document, doc};
+use mongodb::options::{
+    Acknowledgment, ClientOptions, CollectionOptions, HostInfo, ReadConcern, ReadPreference, SelectionCriteria,
+    WriteConcern,
+};
+use mongodb::{Client, Database};
+use tokio::time::{Instant, timeout_at};
+
+use crate::clock::Moment;
+use crate::engine::Result;
+use crate::engine::mongodb::connection::pool::{Namespace, Pool};
+use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
+use crate::engine::mongodb::error::{ENGINE, Failure};
+use crate::engine::mongodb::ops::clock_offset::{ClockOffset, ClockReading};
+use crate::engine::mongodb::ops::fence::Clock;
+use crate::engine::mongodb::queue::Queue;
+use crate::engine::mongodb::ttl_index::TtlIndex;
+use crate::engine::mongodb::{Core, MongodbConfig, MongodbEngine, ttl_index};
+use crate::error::EngineError;
+
+/// The name of the operation in errors.
+pub(crate) const OP: &str = "connect";
+/// MongoDB 4.4, the first whose `findAndModify` can return `$$NOW`.
+const OLDEST_WIRE_VERSION: i32 = 9;
+/// Maximum number of connections for calls, unless the URL sets `maxPoolSize`. With the driver's default of 10, many callers
+/// would queue behind each other's waits for the majority.
+const POOL: u32 = 64;
+
+impl MongodbEngine {
+    /// Connects to the servers, reads the kind of the deployment, and creates the TTL index.
+    ///
+    /// # Behavior
+    /// Resolves a `mongodb+srv` name. Each step ends before the store timeout, so that the error has a reason. An error that
+    /// only another configuration can prevent is returned at once.
+    ///
+    /// # Errors
+    /// Retryable when no server can be reached; not retryable when the password, a right, a certificate, the replica
+    /// set's name, the server's version or the collection's indexes are wrong.
+    pub async fn connect(config: MongodbConfig) -> Result<Arc<Self>> {
+        let limit = config.timeout.mul_f64(0.95);
+        let deadline = Instant::now() + limit;
+        let mut options = timeout_at(deadline, options(&config))
+            .await
+            .unwrap_or_else(|_| Err(late(limit, "of the DNS")))
+            .map_err(|error| of_name(error, &config))?;
+        let monitor = ServerMonitor::new(&options);
+        options.sdam_event_handler = Some(monitor.handler());
+        let target = Target::new(&options);
+        // Fails for invalid certificate files.
+        let client = Client::with_options(options.clone())
+            .map_err(|error| EngineError::new(ENGINE, OP, false, Failure(error)))?;
+        let database = client.database(&config.database);
+        let greeting = async {
+            tokio::select! {
+                hello = database.run_command(doc! { "hello": 1 }) => {
+                    hello.map_err(|error| target.failed(monitor.explain(Failure(error))))
+                }
+                reasons = monitor.unusable() => Err(EngineError::new(ENGINE, OP, false, reasons)),
+            }
+        };
+        let hello = timeout_at(deadline, greeting)
+            .await
+            .unwrap_or_else(|_| Err(late(limit, "to the first command")))?;
+        if hello.get_i32("maxWireVersion").unwrap_or(0) < OLDEST_WIRE_VERSION {
+            return Err(EngineError::new(ENGINE, OP, false, "MongoDB 4.4 or newer is needed"));
+        }
+        target.check_primary(&hello)?;
+        let is_cluster = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
+        let namespace = Namespace {
+            database: config.database.clone(),
+            collection: config.collection.clone(),
+            options: collection_options(&config),
+        };
+        // One connection of the pool is for the change stream.
+        let size = options.max_pool_size.unwrap_or(POOL).saturating_sub(1);
+        let pool = Pool::new(client, options, namespace, monitor.clone(), size, config.timeout);
+        let locks = pool.locks();
+        timeout_at(deadline, ttl_index::ensure(&locks))
+            .await
+            .unwrap_or_else(|_| {
+                Err(late(
+                    limit,
+                    "to the check of the TTL index, or from the members that have to confirm it",
+                ))
+            })?;
+        let reading = timeout_at(deadline, read_clock(&database))
+            .await
+            .unwrap_or_else(|_| Err(late(limit, "to the second command")))?;
+        let index = TtlIndex::new(pool.clone());
+        let queue = || {
+            Queue::new(
+                pool.clone(),
+                config.prefix.clone(),
+                config.timeout,
+                monitor.election(),
+                index.clone(),
+            )
+        };
+        let core = Core {
+            queue: is_cluster.then(queue),
+            index,
+            attempts: Arc::default(),
+            clock_offset: ClockOffset::new(reading),
+            release_concern: release_concern(&config).filter(|_| !is_cluster),
+            clock: if is_cluster { Clock::Cluster } else { Clock::Process },
+            prefix: config.prefix,
+            pool,
+        };
+        Ok(Arc::new(MongodbEngine(Arc::new(core))))
+    }
+}
+
+/// Reads the server's clock, on an open connection.
+async fn read_clock(database: &Database) -> Result<ClockReading> {
+    let sent = Moment::now();
+    let hello = database.run_command(doc! { "hello": 1 }).await;
+    let hello = hello.map_err(|error| Failure(error).during(OP))?;
+    // Without the field the first estimated end is wrong, and is corrected.
+    let time = hello.get_datetime("localTime").copied();
+    Ok(ClockReading {
+        time: time.unwrap_or(DateTime::from_millis(0)),
+        sent,
+        answered: Moment::now(),
+    })
+}
+
+/// Creates the error of a step without an answer.
+fn late(limit: Duration, what: &str) -> EngineError {
+    EngineError::new(
+        ENGINE,
+        OP,
+        true,
+        format!("no answer {what} within {} ms", limit.as_millis()),
+    )
+}
+
+/// Adds the name to an error of its resolution.
+fn of_name(error: EngineError, config: &MongodbConfig) -> EngineError {
+    match &config.connection.host_info {
+        HostInfo::DnsRecord(name) => {
+            let message = format!(
+                "the servers of mongodb+srv://{name} cannot be resolved: {}",
+                error.source
+            );
+            EngineError::new(ENGINE, OP, error.retryable, message)
+        }
+        _ => error,
+    }
+}
+
+async fn options(config: &MongodbConfig) -> Result<ClientOptions> {
+    let mut options = ClientOptions::parse(config.connection.clone())
+        .await
+        .map_err(|error| Failure(error).during(OP))?;
+    // Shorter than the store timeout of the caller, so that the error has the driver's reason.
+    let selection = config.timeout.mul_f64(0.9);
+    options.server_selection_timeout = Some(
+        options
+            .server_selection_timeout
+            .map_or(selection, |own| own.min(selection)),
+    );
+    options.connect_timeout.get_or_insert(config.timeout);
+    // `maxPoolSize` limits the connections for calls. The change stream of a replica set has one more.
+    options.max_pool_size = Some(options.max_pool_size.unwrap_or(POOL).saturating_add(1));
+    options.app_name.get_or_insert_with(|| "holdfast".to_owned());
+    Ok(options)
+}
+
+/// The parts of the options that explain a failure, without a password.
+struct Target {
+    hosts: Vec<String>,
+    user: Option<(String, String)>,
+    is_direct: bool,
+}
+
+impl Target {
+    fn new(options: &ClientOptions) -> Self {
+        Target {
+            hosts: options.hosts.iter().map(ToString::to_string).collect(),
+            user: options.credential.as_ref().and_then(|credential| {
+                Some((
+                    credential.username.clone()?,
+                    credential.source.clone().unwrap_or_default(),
+                ))
+            }),
+            is_direct: options.direct_connection == Some(true),
+        }
+    }
+
+    /// Describes the failure of the first command.
+    fn failed(&self, failure: Failure) -> EngineError {
+        let reason = failure.to_string();
+        let message = match &self.user {
+            Some((user, source)) if failure.is_authentication() => {
+                format!("cannot log in as user {user:?} of the database {source:?} (authSource): {reason}")
+            }
+            _ if failure.is_server_selection() && self.is_elsewhere(&reason) => format!(
+                "{reason}; these are the members as the replica set itself names them (directConnection=true keeps to the \
+                 URL's host)"
+            ),
+            _ => return failure.during(OP),
+        };
+        EngineError::new(ENGINE, OP, failure.retryable(), message)
+    }
+
+    /// Whether a message names only servers that are not in the URL: a member of the set returned other addresses.
+    fn is_elsewhere(&self, message: &str) -> bool {
+        message.starts_with("no server ") && !self.hosts.iter().any(|host| message.contains(host))
+    }
+
+    /// Fails where a direct connection leads to a member that is not the primary: the driver does not contact the others.
+    fn check_primary(&self, hello: &Document) -> Result<()> {
+        let Some(set) = hello.get_str("setName").ok().filter(|_| self.is_direct) else {
+            return Ok(());
+        };
+        if hello.get_bool("isWritablePrimary").unwrap_or(false) {
+            return Ok(());
+        }
+        let message = format!(
+            "directConnection=true leads to {}, which is not the primary of the replica set {set:?} (now {}): only the \
+             primary keeps locks",
+            self.hosts.join(", "),
+            hello.get_str("primary").unwrap_or("none"),
+        );
+        Err(EngineError::new(ENGINE, OP, true, message))
+    }
+}
+
+fn collection_options(config: &MongodbConfig) -> CollectionOptions {
+    let mut write_concern = config.connection.write_concern.clone().unwrap_or_default();
+    write_concern.w.get_or_insert(Acknowledgment::Majority);
+    CollectionOptions::builder()
+        .write_concern(write_concern)
+        // An attempt decides by the primary's current data, so `inspect` reads the same.
+        .read_concern(ReadConcern::local())
+        .selection_criteria(SelectionCriteria::ReadPreference(ReadPreference::Primary))
+        .build()
+}
+
+/// Returns the write concern of releases on a standalone server, unless the URL has one: no wait for the journal, as a majority
+/// would. A release that is lost in a crash leaves the name busy until its lease ends, and no lock is lost.
+fn release_concern(config: &MongodbConfig) -> Option<WriteConcern> {
+    match &config.connection.write_concern {
+        Some(_) => None,
+        None => Some(WriteConcern::builder().w(Acknowledgment::Nodes(1)).build()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mongodb::options::ServerAddress;
+
+    #[test]
+    fn a_set_with_other_host_names_is_detected() {
+        let options = ClientOptions::builder()
+            .hosts(vec![ServerAddress::parse("db.example:27018").unwrap()])
+            .build();
+        let target = Target::new(&options);
+        assert!(target.is_elsewhere("no server can be reached: mongo1:27017 (its name cannot be resolved)"));
+        assert!(!target.is_elsewhere("no server can be reached: mongo1:27017 (?), db.example:27018 (a secondary)"));
+    }
+}

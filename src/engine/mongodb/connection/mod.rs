@@ -1,0 +1,11 @@
+//! The connections to the servers.
+//!
+//! - `dial.rs`: connects an engine. `server_monitor.rs`: the state of the servers, and elections. `diagnostics.rs`: the meaning of
+//!   connection errors.
+//! - `pool.rs`: which calls may use a connection, and in which order. `session.rs`: the session of an attempt.
+
+pub(super) mod diagnostics;
+pub(super) mod dial;
+pub(super) mod pool;
+pub(super) mod server_monitor;
+pub(super) mod session;

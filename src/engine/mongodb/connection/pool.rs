@@ -1,0 +1,286 @@
+//! The connections of one engine: which calls may use them, in which order, and what happens to a dropped call.
+//!
+//! # Why the driver's queue stays empty
+//! A driver call that is dropped while it waits for a connection leaves its request in the pool's queue, and the pool's
+//! worker removes one request per event (mongodb 3.9.1, `cmap/worker.rs`). After a stall under load that queue consists of
+//! dead requests, and every later call waits behind them until it times out. So the engine has as many permits as the pool
+//! has connections, and takes a permit before each call. A call that is dropped before it has a permit has sent nothing. From
+//! then on it runs in a task that keeps the permit until the driver has answered, also after the caller dropped it. So a
+//! dropped call neither leaves a request in the driver's queue nor closes a connection.
+//!
+//! # Order
+//! Each [`Class`] of calls has its own queue and a share of the connections. Each queue is first in, first out, except that of
+//! new attempts (`engine/attempt_queue.rs`). An eighth of the connections is reserved for renewals, transfers and heartbeats, which
+//! may use every connection. The shares bound how many calls of the other classes wait for a connection, so that neither a
+//! renewal nor a release waits behind the attempts of thousands of waiters.
+//!
+//! # A driver that does not recover
+//! A call without an answer is aborted after [`LIMIT`] store timeouts. It is aborted after one where another primary was elected
+//! in that time, because the old one may hang, or where calls that began later were answered: then only this call hangs. If no
+//! other call was answered in that time either, although a server answered the driver's monitor, the engine replaces the client.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use mongodb::bson::Document;
+use mongodb::options::{ClientOptions, CollectionOptions};
+use mongodb::{Client, Collection};
+use parking_lot::RwLock;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::clock::Moment;
+use crate::engine::attempt_queue::{AttemptQueue, Ticket};
+use crate::engine::mongodb::Outcome;
+use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
+use crate::engine::mongodb::error::Failure;
+
+/// Number of store timeouts after which a call without an answer is aborted.
+const LIMIT: u32 = 4;
+
+/// The purpose of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Attempts. At most five eighths of the connections.
+    Acquire,
+    /// Attempts of waiters that were notified of a hand-off. At most a quarter of the connections.
+    Confirm,
+    /// Releases and clean-up. At most a quarter of the connections.
+    Release,
+    /// Writes that end sessions (`session.rs`). At most a sixteenth of the connections: they may wait for a write that the
+    /// server executes late.
+    EndSession,
+    /// Queries. At most an eighth of the connections.
+    Query,
+    /// Renewals, transfers and heartbeats. They may use every connection, and an eighth is reserved for them.
+    Keep,
+}
+
+/// The right to use one connection. Its parts are dropped in this order, so that a call that waits for a connection goes before
+/// the next one of the same class.
+pub(crate) struct Permit {
+    _connection: Option<OwnedSemaphorePermit>,
+    _unreserved: Option<OwnedSemaphorePermit>,
+    _class: ClassShare,
+}
+
+/// The share of a class that a permit uses.
+enum ClassShare {
+    Attempt { _ticket: Ticket },
+    Limited { _permit: Option<OwnedSemaphorePermit> },
+    Unlimited,
+}
+
+/// Where the locks are.
+#[derive(Clone)]
+pub(crate) struct Namespace {
+    pub database: String,
+    pub collection: String,
+    pub options: CollectionOptions,
+}
+
+impl Namespace {
+    fn of(&self, client: Client) -> Arc<Connected> {
+        let database = client.database(&self.database);
+        let locks = database.collection_with_options(&self.collection, self.options.clone());
+        Arc::new(Connected { client, locks })
+    }
+}
+
+/// A client, and its collection of the locks.
+pub(crate) struct Connected {
+    pub client: Client,
+    pub locks: Collection<Document>,
+}
+
+/// The connections of one engine.
+pub(crate) struct Pool {
+    options: ClientOptions,
+    namespace: Namespace,
+    monitor: Arc<ServerMonitor>,
+    current: RwLock<Arc<Connected>>,
+    connections: Arc<Semaphore>,
+    unreserved: Arc<Semaphore>,
+    attempts: Arc<AttemptQueue>,
+    confirmations: Arc<Semaphore>,
+    releases: Arc<Semaphore>,
+    session_ends: Arc<Semaphore>,
+    queries: Arc<Semaphore>,
+    store_timeout: Duration,
+    /// When the driver answered last, in nanoseconds of [`Moment`].
+    answered: AtomicU64,
+    /// The latest beginning of a call that the driver has answered, in nanoseconds of [`Moment`].
+    answered_began: AtomicU64,
+}
+
+impl Pool {
+    /// Creates a pool for calls with `client`, which was made from `options`, on `size` connections.
+    pub(crate) fn new(
+        client: Client,
+        options: ClientOptions,
+        namespace: Namespace,
+        monitor: Arc<ServerMonitor>,
+        size: u32,
+        store_timeout: Duration,
+    ) -> Arc<Self> {
+        let size = size.max(1) as usize;
+        let current = RwLock::new(namespace.of(client));
+        let permits = |count: usize| Arc::new(Semaphore::new(count.max(1)));
+        Arc::new(Pool {
+            options,
+            namespace,
+            monitor,
+            current,
+            connections: permits(size),
+            unreserved: permits(size - (size / 8).max(1)),
+            confirmations: permits(size / 4),
+            attempts: AttemptQueue::new((size * 5 / 8).max(1)),
+            releases: permits(size / 4),
+            session_ends: permits(size / 16),
+            queries: permits(size / 8),
+            store_timeout,
+            answered: AtomicU64::new(Moment::now().to_nanos()),
+            answered_began: AtomicU64::new(0),
+        })
+    }
+
+    /// Returns the current client and its collection.
+    pub(crate) fn connected(&self) -> Arc<Connected> {
+        self.current.read().clone()
+    }
+
+    /// Returns the collection of the locks with the current client.
+    pub(crate) fn locks(&self) -> Collection<Document> {
+        self.connected().locks.clone()
+    }
+
+    /// Replaces the failure to find a usable server by a description of the servers.
+    pub(crate) fn explain(&self, failure: Failure) -> Failure {
+        self.monitor.explain(failure)
+    }
+
+    /// Waits for the right to make calls, one at a time. Dropping the future leaves the queue.
+    pub(crate) async fn permit(&self, class: Class) -> Permit {
+        // The semaphores are never closed.
+        let limited = |semaphore: &Arc<Semaphore>| semaphore.clone().acquire_owned();
+        let class = match class {
+            Class::Acquire => ClassShare::Attempt {
+                _ticket: self.attempts.ticket().await,
+            },
+            Class::Confirm => ClassShare::Limited {
+                _permit: limited(&self.confirmations).await.ok(),
+            },
+            Class::Release => ClassShare::Limited {
+                _permit: limited(&self.releases).await.ok(),
+            },
+            Class::EndSession => ClassShare::Limited {
+                _permit: limited(&self.session_ends).await.ok(),
+            },
+            Class::Query => ClassShare::Limited {
+                _permit: limited(&self.queries).await.ok(),
+            },
+            Class::Keep => ClassShare::Unlimited,
+        };
+        let unreserved = match class {
+            ClassShare::Unlimited => None,
+            _ => limited(&self.unreserved).await.ok(),
+        };
+        Permit {
+            _unreserved: unreserved,
+            _connection: limited(&self.connections).await.ok(),
+            _class: class,
+        }
+    }
+
+    /// Makes `calls` in a task of its own, which keeps the permit until they have ended. The task goes on when the future is
+    /// dropped.
+    ///
+    /// # Errors
+    /// Those of the calls, or [`Failure::unanswered`] when they did not end within the limit.
+    pub(crate) fn run<T, F>(self: &Arc<Self>, permit: Permit, calls: F) -> impl Future<Output = Outcome<T>> + use<T, F>
+    where
+        T: Send + 'static,
+        F: Future<Output = Outcome<T>> + Send + 'static,
+    {
+        let pool = self.clone();
+        let task = tokio::spawn(async move {
+            let began = Moment::now();
+            let outcome = tokio::select! {
+                biased;
+                outcome = calls => Some(outcome),
+                () = pool.has_no_answer_in_time(began) => None,
+            };
+            drop(permit);
+            if let Some(outcome) = outcome {
+                pool.answered.store(Moment::now().to_nanos(), Relaxed);
+                pool.answered_began.fetch_max(began.to_nanos(), Relaxed);
+                return outcome.map_err(|failure| pool.explain(failure));
+            }
+            let waited = began.elapsed();
+            if waited >= pool.store_timeout * LIMIT {
+                pool.replace_client_unless_answered_since(began);
+            }
+            Err(Failure::unanswered(waited))
+        });
+        // The task panicked, or its runtime ended.
+        async { task.await.unwrap_or_else(|_| Err(Failure::shutdown())) }
+    }
+
+    /// Makes the calls of a class as soon as there is a permit. Only then does `calls` create its future, because thousands of
+    /// calls may wait.
+    pub(crate) async fn call<T, F>(self: &Arc<Self>, class: Class, calls: impl FnOnce() -> F) -> Outcome<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Outcome<T>> + Send + 'static,
+    {
+        let permit = self.permit(class).await;
+        self.run(permit, calls()).await
+    }
+
+    /// Waits for the longest time that a call may take that began just now. That is one store timeout where another primary was
+    /// elected, or where calls were answered that began later by half a store timeout: their caller has timed out by then.
+    ///
+    /// # Behavior
+    /// While the whole server hangs it answers no call, and this waits for all of the limit.
+    async fn has_no_answer_in_time(&self, began: Moment) {
+        let mut election = self.monitor.election();
+        let later = began
+            .to_nanos()
+            .saturating_add((self.store_timeout / 2).as_nanos() as u64);
+        tokio::time::sleep(self.store_timeout).await;
+        let elected = async {
+            if election.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let passed_over = async {
+            for _ in 1..LIMIT {
+                if self.answered_began.load(Relaxed) >= later {
+                    return;
+                }
+                tokio::time::sleep(self.store_timeout).await;
+            }
+        };
+        tokio::select! {
+            () = elected => {}
+            () = passed_over => {}
+        }
+    }
+
+    /// Replaces the client if the driver has answered no call since `began` although a server answered its monitor.
+    fn replace_client_unless_answered_since(&self, began: Moment) {
+        if self.answered.load(Relaxed) > began.to_nanos() || !self.monitor.has_seen_a_server_since(began) {
+            return;
+        }
+        let Ok(client) = Client::with_options(self.options.clone()) else {
+            return;
+        };
+        tracing::warn!(
+            "no call was answered for {:?}: the MongoDB client is replaced",
+            began.elapsed()
+        );
+        // The last call of the old client drops it.
+        *self.current.write() = self.namespace.of(client);
+        self.answered.store(Moment::now().to_nanos(), Relaxed);
+    }
+}

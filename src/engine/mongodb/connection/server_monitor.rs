@@ -1,0 +1,215 @@
+//! The state of the servers, from the events of the driver's monitor.
+//!
+//! The driver searches for a server until its timeout, also where only another URL or certificate can help. So while an engine
+//! connects, the monitor detects this. Later it detects the election of another primary, and describes the servers in errors.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use mongodb::Client;
+use mongodb::bson::oid::ObjectId;
+use mongodb::bson::{Document, doc};
+use mongodb::event::EventHandler;
+use mongodb::event::sdam::{SdamEvent, TopologyDescription};
+use mongodb::options::{ClientOptions, ServerAddress, Tls, TlsOptions};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+
+use crate::clock::Moment;
+use crate::engine::mongodb::connection::diagnostics;
+use crate::engine::mongodb::error::Failure;
+
+/// The time limit of a probe of one server.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The state of the servers of a URL.
+#[derive(Debug)]
+pub(crate) struct ServerMonitor {
+    hosts: Vec<ServerAddress>,
+    set: Option<String>,
+    has_tls: bool,
+    servers: Mutex<HashMap<ServerAddress, ServerState>>,
+    changed: Notify,
+    topology: Mutex<Topology>,
+    election: watch::Sender<Option<ObjectId>>,
+    /// The last answer of a server to the driver's monitor, in nanoseconds of [`Moment`].
+    answered: AtomicU64,
+}
+
+/// The state of one server.
+#[derive(Debug, Clone)]
+enum ServerState {
+    /// It answered, or may answer later.
+    Usable,
+    /// It closed the connection without an answer. It was not probed yet with TLS, or without.
+    Disconnected,
+    /// It can only be used with another configuration.
+    Unusable(String),
+}
+
+/// The driver's description of all servers.
+#[derive(Debug, Default)]
+struct Topology {
+    /// The client that reports it. A client that was replaced reports an empty description at its end.
+    id: Option<ObjectId>,
+    description: Option<TopologyDescription>,
+}
+
+/// Returns the election that made a server the primary of a replica set, if it is the primary. Later elections are larger.
+fn election(hello: &Document) -> Option<ObjectId> {
+    hello.get_object_id("electionId").ok()
+}
+
+impl ServerMonitor {
+    pub(crate) fn new(options: &ClientOptions) -> Arc<Self> {
+        Arc::new(ServerMonitor {
+            hosts: options.hosts.clone(),
+            set: options.repl_set_name.clone(),
+            has_tls: matches!(options.tls, Some(Tls::Enabled(_))),
+            servers: Mutex::default(),
+            changed: Notify::new(),
+            topology: Mutex::default(),
+            election: watch::Sender::new(None),
+            answered: AtomicU64::new(0),
+        })
+    }
+
+    /// Returns the handler for the events of the driver.
+    pub(crate) fn handler(self: &Arc<Self>) -> EventHandler<SdamEvent> {
+        let monitor = self.clone();
+        EventHandler::callback(move |event| match event {
+            SdamEvent::ServerHeartbeatSucceeded(heartbeat) => {
+                monitor.answered.store(Moment::now().to_nanos(), Relaxed);
+                let mismatch = monitor.replica_set_mismatch(&heartbeat.reply);
+                let state = mismatch.map_or(ServerState::Usable, ServerState::Unusable);
+                let election = election(&heartbeat.reply);
+                // A primary that is cut off from its set reports an older election.
+                monitor.election.send_if_modified(|last| {
+                    let is_new = election > *last;
+                    *last = election.max(*last);
+                    is_new
+                });
+                monitor.update(heartbeat.server_address, state);
+            }
+            SdamEvent::ServerHeartbeatFailed(heartbeat) => {
+                let text = heartbeat.failure.kind.to_string();
+                let diagnosis = diagnostics::of_error(&text);
+                if !diagnosis.is_transient {
+                    monitor.update(heartbeat.server_address, ServerState::Unusable(diagnosis.text));
+                } else if diagnostics::is_disconnect(&text)
+                    && !monitor.servers.lock().contains_key(&heartbeat.server_address)
+                {
+                    monitor.update(heartbeat.server_address, ServerState::Disconnected);
+                }
+            }
+            SdamEvent::TopologyOpening(opening) => {
+                *monitor.topology.lock() = Topology {
+                    id: Some(opening.topology_id),
+                    description: None,
+                };
+            }
+            SdamEvent::TopologyDescriptionChanged(change) => {
+                let mut topology = monitor.topology.lock();
+                if topology.id == Some(change.topology_id) {
+                    topology.description = Some(change.new_description);
+                }
+            }
+            _ => {}
+        })
+    }
+
+    /// Returns the last election of a primary.
+    pub(crate) fn election(&self) -> watch::Receiver<Option<ObjectId>> {
+        self.election.subscribe()
+    }
+
+    /// Whether a server answered the driver's monitor after `moment`.
+    pub(crate) fn has_seen_a_server_since(&self, moment: Moment) -> bool {
+        self.answered.load(Relaxed) > moment.to_nanos()
+    }
+
+    /// Replaces the failure to find a usable server by a description of the servers.
+    pub(crate) fn explain(&self, failure: Failure) -> Failure {
+        match &self.topology.lock().description {
+            Some(topology) if failure.is_selection_timeout() => Failure::no_server(diagnostics::of_topology(topology)),
+            _ => failure,
+        }
+    }
+
+    fn update(&self, server: ServerAddress, state: ServerState) {
+        self.servers.lock().insert(server, state);
+        self.changed.notify_one();
+    }
+
+    /// Describes the difference between a server's replica set and the one of the URL. The driver ignores servers of another
+    /// set without an error.
+    fn replica_set_mismatch(&self, hello: &Document) -> Option<String> {
+        let expected = self.set.as_deref()?;
+        let found = match hello.get_str("setName") {
+            Ok(found) if found == expected => return None,
+            Ok(found) => format!("it belongs to the replica set {found:?}"),
+            // A member that starts.
+            Err(_) if hello.get_bool("isreplicaset").unwrap_or(false) => return None,
+            Err(_) if hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid") => {
+                "it is the router of a sharded cluster".to_owned()
+            }
+            Err(_) => "it belongs to no replica set".to_owned(),
+        };
+        Some(format!("{found}, and the URL asks for the replica set {expected:?}"))
+    }
+
+    /// Waits until every server of the URL can only be used with another configuration. Returns the reasons.
+    pub(crate) async fn unusable(&self) -> String {
+        loop {
+            self.changed.notified().await;
+            let mut reasons = Vec::new();
+            for host in &self.hosts {
+                let known = self.servers.lock().get(host).cloned();
+                let state = match known {
+                    Some(ServerState::Disconnected) => {
+                        let state = self.probe(host).await;
+                        self.servers.lock().insert(host.clone(), state.clone());
+                        state
+                    }
+                    Some(state) => state,
+                    None => ServerState::Usable,
+                };
+                if let ServerState::Unusable(reason) = state {
+                    reasons.push(format!("{host} ({reason})"));
+                }
+            }
+            if reasons.len() == self.hosts.len() {
+                return format!("no server can be used: {}", reasons.join(", "));
+            }
+        }
+    }
+
+    /// Contacts a server that closed the connection, with TLS if the URL has none, and the other way round. Sends only a hello:
+    /// no user, no password, no certificate.
+    async fn probe(&self, host: &ServerAddress) -> ServerState {
+        let any_certificate = TlsOptions::builder().allow_invalid_certificates(true).build();
+        let options = ClientOptions::builder()
+            .hosts(vec![host.clone()])
+            .direct_connection(true)
+            .tls((!self.has_tls).then_some(Tls::Enabled(any_certificate)))
+            .server_selection_timeout(PROBE_TIMEOUT)
+            .connect_timeout(PROBE_TIMEOUT)
+            .build();
+        let Ok(client) = Client::with_options(options) else {
+            return ServerState::Usable;
+        };
+        let answer = client.database("admin").run_command(doc! { "hello": 1 }).await;
+        client.shutdown().immediate(true).await;
+        // A server that requires a client certificate uses TLS, too, before it refuses the connection.
+        let answers = answer.map_or_else(|error| diagnostics::is_within_tls(&error.to_string()), |_| true);
+        match (answers, self.has_tls) {
+            (false, _) => ServerState::Usable,
+            (true, true) => ServerState::Unusable("it does not speak TLS".to_owned()),
+            (true, false) => {
+                ServerState::Unusable("it speaks nothing but TLS: tls=true or the option tls is missing".to_owned())
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! The session of an attempt. It ends what the server may still execute of the attempt.
+//!
+//! # Why
+//! A write without an answer (its connection broke, or its call was aborted) may be executed much later: it waits at the server
+//! for a lock or a ticket, or in the buffer of a socket. A release that overtakes it finds nothing to release.
+//!
+//! # How
+//! The writes of an attempt that create something use one session. The driver numbers the writes of a session, for retries. The
+//! server executes the writes of a session one at a time, and refuses a write whose number is smaller than the last one
+//! (`TransactionTooOld`). So one more write in the session, which changes nothing, waits for the writes that the server has
+//! begun, and prevents those that it has not begun. A release of an attempt without an answer starts with this write.
+//!
+//! # Limits
+//! A standalone server does not number writes, and neither does a URL with `retryWrites=false`. There the write only waits in
+//! the server's queues as the others do. On a sharded collection it reaches only the shard of the first name. In these cases
+//! the later releases of the service remove what was executed late. What they miss expires: its ttl counts from the sending of
+//! an insert.
+
+use std::sync::Arc;
+
+use mongodb::ClientSession;
+use mongodb::bson::{Bson, doc};
+use mongodb::options::{Acknowledgment, WriteConcern};
+use tokio::sync::{MappedMutexGuard, Mutex, MutexGuard};
+
+use crate::engine::mongodb::Outcome;
+use crate::engine::mongodb::connection::pool::{Class, Connected, Pool};
+use crate::engine::mongodb::documents::OWNER;
+
+/// A session, and the client that it belongs to.
+pub(crate) struct Session {
+    pub(crate) connected: Arc<Connected>,
+    pub(crate) session: ClientSession,
+}
+
+/// The session of an attempt. It is started with the first write.
+#[derive(Clone, Default)]
+pub(crate) struct AttemptSession(Arc<Mutex<Option<Session>>>);
+
+impl AttemptSession {
+    /// Returns the session for a write.
+    pub(crate) async fn get(&self, pool: &Pool) -> Outcome<MappedMutexGuard<'_, Session>> {
+        let mut slot = self.0.lock().await;
+        let session = match slot.take() {
+            Some(session) => session,
+            None => {
+                let connected = pool.connected();
+                let session = connected.client.start_session().causal_consistency(false).await?;
+                Session { connected, session }
+            }
+        };
+        Ok(MutexGuard::map(slot, |slot| slot.insert(session)))
+    }
+
+    /// Waits until the server executes nothing more of the attempt. `id`: its first document.
+    ///
+    /// # Errors
+    /// Those of the write. Then the server may still execute something.
+    pub(crate) async fn end(&self, pool: &Arc<Pool>, id: String) -> Outcome<()> {
+        // Before the permit: an earlier call may be in progress, whose caller was dropped.
+        let mut slot = self.0.clone().lock_owned().await;
+        let current = pool.clone();
+        let write = || async move {
+            // A client that was replaced does not answer.
+            if let Some(Session { connected, session }) = &mut *slot
+                && Arc::ptr_eq(connected, &current.connected())
+            {
+                let none = doc! { "_id": id, OWNER: { "$in": Bson::Array(Vec::new()) } };
+                let deletion = connected.locks.delete_one(none).write_concern(one_member());
+                deletion.session(session).await?;
+            }
+            *slot = None;
+            Ok(())
+        };
+        pool.call(Class::EndSession, write).await
+    }
+}
+
+/// Returns the write concern of the primary alone.
+pub(crate) fn one_member() -> WriteConcern {
+    WriteConcern::builder().w(Acknowledgment::Nodes(1)).build()
+}

@@ -1,0 +1,248 @@
+//! The first step of an attempt: acquires the names of a claim, until one is busy.
+
+use std::time::Duration;
+
+use mongodb::bson::{Document, doc};
+use mongodb::options::ReturnDocument;
+
+use crate::engine::mongodb::connection::session::{Session, one_member};
+use crate::engine::mongodb::documents;
+use crate::engine::mongodb::error::Failure;
+use crate::engine::mongodb::ops::acquire::{ROUNDS, SOON};
+use crate::engine::mongodb::ops::attempts::Caller;
+use crate::engine::mongodb::ops::fence::Stamp;
+use crate::engine::mongodb::ops::stamp::Unstamped;
+use crate::engine::mongodb::queue::change_stream::StreamUse;
+use crate::engine::mongodb::queue::pipelines::{self, Waiter};
+use crate::engine::mongodb::{Core, Outcome};
+use crate::model::{Claim, Key, OwnerToken};
+
+/// The shortest lease whose end is written by an estimate.
+const SHORTEST_ESTIMATED: Duration = Duration::from_secs(1);
+
+/// The outcome of the first step for one name.
+pub(crate) enum NameOutcome {
+    /// This owner holds the name: newly acquired (without a stamp), acquired by an earlier attempt, or handed off to it.
+    Acquired(Unstamped),
+    /// Another owner holds the name.
+    Busy(Busy),
+}
+
+impl NameOutcome {
+    /// Reads an answer. `None`: the calculated fields are missing, because the driver retried the command. The caller then
+    /// repeats the step.
+    pub(crate) fn of(document: &Document, owner: &OwnerToken, is_settled: bool) -> Option<Self> {
+        if documents::is_owned_by(document, owner) {
+            return Some(NameOutcome::Acquired(Unstamped {
+                stamp: Stamp::of(document),
+                is_settled,
+                estimated: None,
+            }));
+        }
+        documents::is_answer(document).then(|| {
+            NameOutcome::Busy(Busy {
+                left: documents::remaining(document),
+                position: None,
+                ahead: documents::ahead(document),
+            })
+        })
+    }
+}
+
+/// A name that another owner holds.
+pub(crate) struct Busy {
+    /// The rest of its lease. `None`: no end.
+    pub(crate) left: Option<Duration>,
+    /// The waiter's number in the queue, and its use of the change stream.
+    pub(crate) position: Option<(u64, Option<StreamUse>)>,
+    /// Number of live waiters ahead of it.
+    pub(crate) ahead: usize,
+}
+
+impl Busy {
+    fn without_position(left: Option<Duration>) -> Self {
+        let (position, ahead) = (None, 0);
+        Busy { left, position, ahead }
+    }
+}
+
+impl Core {
+    /// Acquires names and adds them to `all`, until one is busy: the next one.
+    pub(super) async fn acquire_until_busy(
+        &self,
+        claim: &Claim,
+        caller: &Caller,
+        first: Option<NameOutcome>,
+        all: &mut Vec<Unstamped>,
+    ) -> Outcome<Option<Busy>> {
+        match first {
+            Some(NameOutcome::Acquired(name)) => all.push(name),
+            Some(NameOutcome::Busy(busy)) => return Ok(Some(busy)),
+            None => {}
+        }
+        let queue = self.queue.as_ref();
+        let (awaited, number) = queue.and_then(|queue| queue.known.position(&claim.owner)).unzip();
+        let number = number.unwrap_or(0);
+        // All names in one command, until one of them is busy.
+        let mut at_once = claim.keys().len();
+        while let Some((key, _)) = claim.keys()[all.len()..].split_first() {
+            caller.check()?;
+            // The name that the claim waits for probably has a document, so an insert would fail. The end of a short lease is
+            // no estimate.
+            if awaited.as_ref() != Some(key) && claim.ttl.duration() >= SHORTEST_ESTIMATED {
+                let before = all.len();
+                self.insert_free(claim, caller, all, at_once).await?;
+                if all.len() > before {
+                    at_once *= 4;
+                    continue;
+                }
+                at_once = 1;
+            }
+            match self.acquire_name(key, claim, caller, number).await? {
+                NameOutcome::Acquired(name) => all.push(name),
+                NameOutcome::Busy(busy) => return Ok(Some(busy)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Acquires one name that probably has a document.
+    ///
+    /// The primary's acknowledgement is enough here: nothing is granted before the stamp, which follows this write in the oplog,
+    /// has the full write concern. A busy answer does not wait for other members.
+    async fn acquire_name(&self, key: &Key, claim: &Claim, caller: &Caller, number: u64) -> Outcome<NameOutcome> {
+        let id = self.id(key);
+        caller.check()?;
+        if !claim.waiting
+            && claim.ttl.duration() >= SHORTEST_ESTIMATED
+            && let Some(busy) = self.find_busy(&id, claim).await?
+        {
+            return Ok(NameOutcome::Busy(busy));
+        }
+        let queue = self.queue.as_ref().filter(|_| claim.waiting);
+        if queue.is_some() && number == 0 && claim.ttl.duration() < SHORTEST_ESTIMATED {
+            // Open the change stream only if the name is busy.
+            if let NameOutcome::Acquired(name) = self.acquire_or_enqueue(&id, claim, caller, None, None).await? {
+                return Ok(NameOutcome::Acquired(name));
+            }
+        }
+        // Do not enqueue before the stream is open: a hand-off would be lost.
+        match queue {
+            Some(queue) => {
+                let open = caller.while_here(queue.open_stream(key)).await?;
+                caller.check()?;
+                let process = queue.process.as_str();
+                self.acquire_or_enqueue(&id, claim, caller, Some(Waiter { process, number }), open)
+                    .await
+            }
+            None => self.acquire_or_enqueue(&id, claim, caller, None, None).await,
+        }
+    }
+
+    /// Acquires a name that probably has a document, or enters its queue as `waiter`. `open`: the waiter's use of the change
+    /// stream.
+    async fn acquire_or_enqueue(
+        &self,
+        id: &str,
+        claim: &Claim,
+        caller: &Caller,
+        waiter: Option<Waiter<'_>>,
+        open: Option<StreamUse>,
+    ) -> Outcome<NameOutcome> {
+        // A waiter with a position probably confirms a hand-off, and then this is the only step.
+        let is_settled = waiter.as_ref().is_some_and(|waiter| waiter.number > 0);
+        let steps = match &self.queue {
+            Some(_) => pipelines::acquire(claim, waiter.as_ref()),
+            None => documents::acquire(claim),
+        };
+        let fields = match &waiter {
+            Some(_) => documents::waiter_fields(&claim.owner),
+            None => documents::attempt_fields(),
+        };
+        let mut session = caller.session.get(&self.pool).await?;
+        let Session { connected, session } = &mut *session;
+        for _ in 0..ROUNDS {
+            let mut update = connected
+                .locks
+                .find_one_and_update(documents::one_or_none(id), steps.clone())
+                .upsert(true)
+                .return_document(ReturnDocument::After)
+                .projection(fields.clone())
+                .session(&mut *session);
+            if !is_settled {
+                update = update.write_concern(one_member());
+            }
+            let document = match update.await.map_err(Failure::from) {
+                Ok(Some(document)) => document,
+                Ok(None) => break,
+                // Another client inserted the document at the same time.
+                Err(failure) if failure.is_duplicate_key() => continue,
+                Err(failure) => return Err(failure),
+            };
+            if let Some(outcome) = NameOutcome::of(&document, &claim.owner, is_settled) {
+                return Ok(match outcome {
+                    NameOutcome::Busy(busy) => NameOutcome::Busy(Busy {
+                        position: documents::position(&document).map(|number| (number, open)),
+                        ..busy
+                    }),
+                    acquired => acquired,
+                });
+            }
+        }
+        Ok(NameOutcome::Busy(Busy::without_position(Some(SOON))))
+    }
+
+    /// Inserts the documents of up to `at_once` free names, in one command that stops at the first busy one. Adds the names to
+    /// `all`. This is the cheapest write, and usually the only one before the stamp.
+    async fn insert_free(
+        &self,
+        claim: &Claim,
+        caller: &Caller,
+        all: &mut Vec<Unstamped>,
+        at_once: usize,
+    ) -> Outcome<()> {
+        let estimated = self.clock_offset.end(claim.ttl);
+        let keys = claim.keys()[all.len()..].iter().take(at_once);
+        let documents: Vec<Document> = keys
+            .map(|key| documents::inserted(&self.id(key), claim, &estimated))
+            .collect();
+        let requested = documents.len();
+        let mut session = caller.session.get(&self.pool).await?;
+        let Session { connected, session } = &mut *session;
+        // The command for one document is smaller.
+        let inserted = match <[Document; 1]>::try_from(documents) {
+            Ok([only]) => {
+                let insertion = connected.locks.insert_one(only).write_concern(one_member());
+                insertion.session(session).await.map(drop)
+            }
+            Err(several) => {
+                let insertion = connected.locks.insert_many(several).write_concern(one_member());
+                insertion.session(session).await.map(drop)
+            }
+        };
+        let count = match inserted.map_err(Failure::from) {
+            Ok(()) => requested,
+            Err(failure) if failure.is_duplicate_key() => failure.index(),
+            Err(failure) => return Err(failure),
+        };
+        all.extend((0..count).map(|_| Unstamped {
+            estimated: Some(estimated),
+            ..Unstamped::default()
+        }));
+        Ok(())
+    }
+
+    /// Reads whether a name is busy, for a claim that does not wait. `None`: the name is free or belongs to this owner.
+    async fn find_busy(&self, id: &str, claim: &Claim) -> Outcome<Option<Busy>> {
+        let found = self
+            .locks()
+            .find_one(doc! { "_id": id })
+            .projection(documents::attempt_fields())
+            .await?;
+        let busy = found.filter(|document| !documents::is_owned_by(document, &claim.owner));
+        let left = busy.as_ref().map(documents::remaining);
+        Ok(left
+            .filter(|left| *left != Some(Duration::ZERO))
+            .map(Busy::without_position))
+    }
+}

@@ -1,0 +1,240 @@
+//! Batches: attempts of several waiters for one name, in their order, and releases of abandoned claims.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use futures_util::future::try_join_all;
+use mongodb::bson::Document;
+use mongodb::options::ReturnDocument;
+
+use crate::engine::mongodb::connection::pool::Class;
+use crate::engine::mongodb::connection::session::{Session, one_member};
+use crate::engine::mongodb::error::Failure;
+use crate::engine::mongodb::ops::acquire::held;
+use crate::engine::mongodb::ops::acquire_names::{Busy, NameOutcome};
+use crate::engine::mongodb::ops::attempts::Caller;
+use crate::engine::mongodb::queue::Queue;
+use crate::engine::mongodb::queue::change_stream::StreamUse;
+use crate::engine::mongodb::queue::pipelines::{self, RESERVED, Waiter};
+use crate::engine::mongodb::{Core, Outcome, documents};
+use crate::engine::{Acquired, Released};
+use crate::model::Claim;
+
+/// The field of an answer with the queue entries of the claims.
+const POSITIONS: &str = "positions";
+
+impl Core {
+    /// The engine's `try_acquire_in_order`.
+    ///
+    /// # Behavior
+    /// A claim of several names makes an attempt of its own, and so does one that the command could not enter.
+    pub(crate) async fn attempt_in_order(
+        self: &Arc<Self>,
+        claims: &[Arc<Claim>],
+        answer: &mut (dyn FnMut(usize, Outcome<Acquired>) + Send),
+    ) {
+        let mut done = 0;
+        while let Some((first, others)) = claims[done..].split_first() {
+            let followers = others.iter().take_while(|claim| claim.keys().len() == 1).count();
+            let batch = match &self.queue {
+                Some(queue) if followers > 0 && first.keys().len() == 1 => {
+                    self.attempt_batch(queue, &claims[done..=done + followers]).await
+                }
+                _ => vec![None],
+            };
+            for outcome in batch {
+                let outcome = match outcome {
+                    Some(outcome) => outcome,
+                    None => self.attempt(&claims[done]).await,
+                };
+                answer(done, outcome);
+                done += 1;
+            }
+        }
+    }
+
+    /// Makes the attempts of several waiters for one name, with one permit. `None`: the claim needs an attempt of its own.
+    async fn attempt_batch(
+        self: &Arc<Self>,
+        queue: &Arc<Queue>,
+        claims: &[Arc<Claim>],
+    ) -> Vec<Option<Outcome<Acquired>>> {
+        for claim in claims {
+            self.attempts.ended(&claim.owner).await;
+        }
+        // Before the permit: no connection is in use while the change stream opens.
+        let mut uses = Vec::with_capacity(claims.len());
+        for _ in claims {
+            match queue.open_stream(&claims[0].keys()[0]).await {
+                Ok(open) => uses.push(open),
+                Err(failure) => return failed(claims, &failure),
+            }
+        }
+        let class = self.class(claims.iter().map(|claim| &**claim));
+        let permit = self.pool.permit(class).await;
+        claims.iter().for_each(|claim| claim.mark_sent());
+        let owners = claims.iter().map(|claim| claim.owner.clone()).collect();
+        let (waiting, mut working, caller) = self.attempts.begin(owners);
+        let (core, queue, batch) = (self.clone(), queue.clone(), claims.to_vec());
+        let attempts = async move {
+            let batch: Vec<&Claim> = batch.iter().map(|claim| &**claim).collect();
+            let outcome = core.acquire_batch(&queue, &batch, uses, &caller).await;
+            core.roll_back_if_dropped(&batch, &caller, outcome.as_ref().err()).await;
+            working.note(&outcome);
+            drop(working);
+            outcome
+        };
+        let outcome = self.pool.run(permit, attempts).await;
+        drop(waiting);
+        match outcome {
+            Ok(outcomes) => outcomes,
+            Err(failure) => failed(claims, &failure),
+        }
+    }
+
+    /// Makes the attempt of the first claim and enters the others into the queue behind it, in one command. `uses`: a use of the
+    /// change stream for each claim.
+    async fn acquire_batch(
+        &self,
+        queue: &Arc<Queue>,
+        claims: &[&Claim],
+        uses: Vec<Option<StreamUse>>,
+        caller: &Caller,
+    ) -> Outcome<Vec<Option<Outcome<Acquired>>>> {
+        let first = claims[0];
+        let key = &first.keys()[0];
+        caller.check()?;
+        let number = queue.known.number(&first.owner);
+        let waiter = Waiter {
+            process: &queue.process,
+            number,
+        };
+        let new: Vec<&Claim> = claims[1..]
+            .iter()
+            .filter(|claim| queue.known.number(&claim.owner) == 0)
+            .copied()
+            .collect();
+        let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
+        let mut fields = documents::waiter_fields(&first.owner);
+        fields.insert(RESERVED, 1);
+        fields.insert(POSITIONS, pipelines::positions_of(&owners));
+        let mut steps = pipelines::acquire(first, Some(&waiter));
+        steps.extend(pipelines::enter(&new, &queue.process));
+        let entered = {
+            let mut session = caller.session.get(&self.pool).await?;
+            let Session { connected, session } = &mut *session;
+            let mut entering = connected
+                .locks
+                .find_one_and_update(documents::one_or_none(&self.id(key)), steps)
+                .upsert(true)
+                .return_document(ReturnDocument::After)
+                .projection(fields)
+                .session(session);
+            if number == 0 {
+                entering = entering.write_concern(one_member());
+            }
+            entering.await.map_err(Failure::from)
+        };
+        let document = match entered {
+            Ok(document) => document.unwrap_or_default(),
+            // Another process inserted the document at the same time.
+            Err(failure) if failure.is_duplicate_key() => Document::new(),
+            Err(failure) => return Err(failure),
+        };
+        let Some(outcome) = NameOutcome::of(&document, &first.owner, number > 0) else {
+            return Ok(claims.iter().map(|_| None).collect());
+        };
+        let positions = positions_in(&document);
+        let left = documents::remaining(&document);
+        let reserved_for = pipelines::reserved_for(&document, &queue.process);
+        let mut uses = uses.into_iter();
+        let outcome = match outcome {
+            NameOutcome::Busy(busy) => NameOutcome::Busy(Busy {
+                position: positions
+                    .get(first.owner.as_str())
+                    .map(|at| (*at, uses.next().flatten())),
+                ..busy
+            }),
+            acquired => acquired,
+        };
+        let mut outcomes = Vec::with_capacity(claims.len());
+        for claim in &claims[1..] {
+            let is_next = reserved_for.as_ref() == Some(&claim.owner);
+            outcomes.push(match positions.get(claim.owner.as_str()) {
+                Some(at) if !is_next => {
+                    queue.enter(claim, key, *at, left, uses.next().flatten());
+                    Some(Ok(held(key, left)))
+                }
+                _ => None,
+            });
+        }
+        // The positions of the others are recorded before the first claim waits for the majority.
+        let first = self.acquire(first, caller, Some(outcome)).await;
+        if let Err(failure) = &first
+            && failure.is_cancelled()
+        {
+            return Err(failure.clone());
+        }
+        outcomes.insert(0, Some(first.map_err(|failure| self.pool.explain(failure))));
+        Ok(outcomes)
+    }
+
+    /// Waits until no earlier attempt of the claim can take effect.
+    ///
+    /// # Errors
+    /// Those of the writes that end the attempts without an answer.
+    pub(crate) async fn end_attempts(&self, claim: &Claim) -> Outcome<()> {
+        self.attempts.ended(&claim.owner).await;
+        let unanswered = self.attempts.unanswered(&claim.owner);
+        if !unanswered.is_empty() {
+            let id = self.id(&claim.keys()[0]);
+            for session in unanswered {
+                session.end(&self.pool, id.clone()).await?;
+            }
+            self.attempts.forget(&claim.owner);
+        }
+        Ok(())
+    }
+
+    /// The engine's `release_all`. Releases claims with an unsettled attempt last, after its end.
+    pub(crate) async fn release_abandoned(
+        self: &Arc<Self>,
+        claims: &[Claim],
+        answer: &mut (dyn FnMut(usize, Outcome<Released>) + Send),
+    ) {
+        let is_unsettled = |index: &usize| self.attempts.has(&claims[*index].owner);
+        let (later, now): (Vec<usize>, Vec<usize>) = (0..claims.len()).partition(is_unsettled);
+        for indexes in [now, later] {
+            if indexes.is_empty() {
+                continue;
+            }
+            let batch: Vec<Claim> = indexes.iter().map(|index| claims[*index].clone()).collect();
+            let core = self.clone();
+            let ended = try_join_all(batch.iter().map(|claim| self.end_attempts(claim))).await;
+            let release = || async move { core.release_claims(&batch.iter().collect::<Vec<_>>()).await };
+            let outcome = match ended {
+                Ok(_) => self.pool.call(Class::Release, release).await,
+                Err(failure) => Err(failure),
+            };
+            for (offset, index) in indexes.into_iter().enumerate() {
+                answer(index, outcome.as_ref().map(|all| all[offset]).map_err(Failure::clone));
+            }
+        }
+    }
+}
+
+/// Returns the outcome of a batch that failed.
+fn failed(claims: &[Arc<Claim>], failure: &Failure) -> Vec<Option<Outcome<Acquired>>> {
+    claims.iter().map(|_| Some(Err(failure.clone()))).collect()
+}
+
+/// Returns the numbers in an answer, by owner.
+fn positions_in(document: &Document) -> HashMap<&str, u64> {
+    let entries = document.get_array(POSITIONS).map(Vec::as_slice).unwrap_or_default();
+    let positions = entries.iter().filter_map(|entry| {
+        let entry = entry.as_document()?;
+        let at = u64::try_from(entry.get_i64("at").ok()?).ok()?;
+        Some((entry.get_str("owner").ok()?, at))
+    });
+    positions.collect()
+}

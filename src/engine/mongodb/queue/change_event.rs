@@ -1,0 +1,121 @@
+//! The events of the change stream: their filter, their projection, and their meaning.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use mongodb::bson::{Bson, Document, doc};
+use serde::Deserialize;
+
+use crate::engine::local_waiters::RESERVATION;
+use crate::engine::mongodb::documents::{EXPIRES_AT, KEPT, millis};
+use crate::engine::mongodb::queue::pipelines::{RESERVED, RESERVED_UNTIL, STAYS};
+use crate::model::OwnerToken;
+
+/// A change that matters to waiters.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Change {
+    /// A name was handed off to a waiter of this process.
+    HandedOff { id: String, owner: OwnerToken },
+    /// A name may be free now, or earlier than expected.
+    MaybeFree { id: String },
+    /// A name was handed off to a waiter of another process, which has this time to confirm.
+    Reserved { id: String, hold: Duration },
+    /// The stream had a gap: events may be lost.
+    Gap,
+}
+
+/// The fields of a change that the server sends.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Event {
+    #[serde(rename = "documentKey")]
+    document: Option<DocumentKey>,
+    /// `<process>:<owner>`.
+    to: Option<String>,
+    /// How long the name is reserved for it, in milliseconds.
+    hold: Option<i64>,
+}
+
+#[derive(Debug, Deserialize)]
+struct DocumentKey {
+    #[serde(rename = "_id")]
+    id: Bson,
+}
+
+impl Event {
+    pub(crate) fn change(self, process: &str) -> Option<Change> {
+        let DocumentKey { id: Bson::String(id) } = self.document? else {
+            return None;
+        };
+        Some(match self.to {
+            Some(to) => {
+                let (to, owner) = to.split_once(':')?;
+                if to == process {
+                    let owner = OwnerToken::parse(owner).ok()?;
+                    Change::HandedOff { id, owner }
+                } else {
+                    let hold = Duration::from_millis(u64::try_from(self.hold?).ok()?);
+                    Change::Reserved { id, hold }
+                }
+            }
+            None => Change::MaybeFree { id },
+        })
+    }
+}
+
+/// Returns the pipeline of the stream of a process, for events of these names. `None`: of all names.
+pub(crate) fn pipeline(process: &str, names: Option<HashSet<String>>) -> [Document; 2] {
+    // The driver needs `_id`, the resume token.
+    let shown = doc! { "_id": 1, "documentKey._id": 1, "to": either(RESERVED), "hold": hold() };
+    [doc! { "$match": wanted(process, names) }, doc! { "$project": shown }]
+}
+
+/// Returns the filter of the events that the server sends.
+fn wanted(process: &str, names: Option<HashSet<String>>) -> Document {
+    let ours = doc! { "$regex": format!("^{}:", process) };
+    let kept = doc! { "$regex": format!("{KEPT}$") };
+    let of_names = doc! { "$or": [
+        // Includes the drop and the rename of the collection, which end the stream.
+        { "operationType": "delete" },
+        { "operationType": "update", updated("owner"): kept.clone() },
+        { "operationType": "replace", replaced("owner"): kept },
+        { "$expr": { "$lt": [hold(), millis(RESERVATION)] } },
+    ] };
+    let of_names = match names {
+        Some(names) => {
+            let names: Vec<String> = names.into_iter().collect();
+            doc! { "documentKey._id": { "$in": names }, "$and": [of_names] }
+        }
+        None => of_names,
+    };
+    doc! { "$or": [
+        { "operationType": "update", updated(RESERVED): ours.clone() },
+        { "operationType": "replace", replaced(RESERVED): ours },
+        of_names,
+    ] }
+}
+
+/// Returns the path of a field's new value in an update.
+fn updated(field: &str) -> String {
+    format!("updateDescription.updatedFields.{field}")
+}
+
+/// Returns the path of a field in a replacement, which the server logs where a difference would be longer.
+fn replaced(field: &str) -> String {
+    format!("fullDocument.{field}")
+}
+
+/// Returns the expression for the new value of a field.
+fn either(field: &str) -> Document {
+    doc! { "$ifNull": [format!("${}", updated(field)), format!("${}", replaced(field))] }
+}
+
+/// Returns the expression for the time, in milliseconds, for which a name is reserved for the waiter that it was handed to.
+/// For an event that is not a hand-off the value is at least [`RESERVATION`].
+fn hold() -> Document {
+    let is_date = |value: &str| doc! { "$eq": [{ "$type": value }, "date"] };
+    let kept_for = doc! { "$subtract": [millis(STAYS), { "$subtract": ["$$end", "$$until"] }] };
+    doc! { "$let": {
+        "vars": { "end": either(EXPIRES_AT), "until": either(RESERVED_UNTIL) },
+        "in": { "$cond": [{ "$and": [is_date("$$end"), is_date("$$until")] }, kept_for, millis(RESERVATION)] },
+    } }
+}

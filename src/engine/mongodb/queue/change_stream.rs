@@ -1,0 +1,400 @@
+//! Watches changes for the waiters of this process: one change stream per engine, open while a call waits.
+//!
+//! The stream has an event for each name that was handed off to a waiter of this process. Of the names that this process waits
+//! for, and of no others, it has deletions (by a gist process, by the TTL monitor, or because the queue was empty), releases
+//! that keep the name busy for less than the rest of the lease, and hand-offs to waiters of other processes that have less
+//! than 2 s (`local_waiters::RESERVATION`) to confirm. The server filters out everything else.
+//!
+//! # Names
+//! A stream is opened with the names that have waiters then. For names that come later the stream has only the hand-offs to
+//! this process; the heartbeat covers the rest. Where a call waits for such a name for longer than [`SETTLE`], the stream is
+//! opened again, at most every [`REOPEN`].
+//!
+//! # Gaps
+//! The driver resumes a broken stream once. After a gap a heartbeat for all names shows what the lost events would have shown.
+//! When another member is elected, the stream is opened there at once: the old primary may hang.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use mongodb::bson::oid::ObjectId;
+use mongodb::change_stream::ChangeStream;
+use mongodb::options::ReadConcern;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::backoff::Backoff;
+use crate::engine::mongodb::Outcome;
+use crate::engine::mongodb::connection::pool::Pool;
+use crate::engine::mongodb::error::Failure;
+use crate::engine::mongodb::queue::change_event::{self, Change, Event};
+use crate::engine::mongodb::ttl_index::TtlIndex;
+
+/// How long the stream stays open without subscribers, at least (at most twice as long).
+const LINGER: Duration = if cfg!(test) {
+    Duration::from_millis(200)
+} else {
+    Duration::from_secs(10)
+};
+/// How long the server lets a request of the stream wait for an event.
+const REQUEST: Duration = Duration::from_secs(30);
+/// The delays between attempts to open the stream.
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
+/// The time until a stream is requested again from a server that has no change streams for this user.
+const REFUSAL: Duration = Duration::from_secs(60);
+
+/// How long a call waits for a name before the stream is opened again to cover it.
+const SETTLE: Duration = Duration::from_millis(500);
+/// The shortest interval between two such openings.
+const REOPEN: Duration = if cfg!(test) {
+    Duration::from_millis(500)
+} else {
+    Duration::from_secs(5)
+};
+/// Maximum number of names of a stream. Beyond it the stream covers all names of the collection.
+const MAX_NAMES: usize = 1000;
+/// Number of names without waiters that a stream may cover, besides half of its names.
+const SPARE_NAMES: usize = 16;
+
+/// Why a stream ended.
+enum Ended {
+    Broken,
+    /// It does not cover the names that have waiters.
+    Outdated,
+    Unused,
+}
+
+/// Processes a change. It must not block.
+pub(crate) type Deliver = Arc<dyn Fn(Change) + Send + Sync>;
+
+/// The state of the stream.
+#[derive(Debug, Clone)]
+enum Phase {
+    /// There is no waiter, or the first attempt is in progress.
+    Closed,
+    Open,
+    /// The attempt of this number failed. Another one follows while there are waiters.
+    Broken(u64, Failure),
+}
+
+/// The change stream of an engine, which its waiters share.
+pub(crate) struct Watcher(Arc<Shared>);
+
+struct Shared {
+    pool: Arc<Pool>,
+    index: Arc<TtlIndex>,
+    /// The name of this process in the queues.
+    process: String,
+    deliver: Deliver,
+    /// The last election of a primary.
+    election: watch::Receiver<Option<ObjectId>>,
+    state: Mutex<State>,
+    phase: watch::Sender<Phase>,
+    /// Ends the delay between two attempts.
+    attempt_now: Notify,
+    /// Notified when a call waits for a name that the open stream does not cover.
+    uncovered: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Number of current uses of the stream, and of all uses so far.
+    uses: usize,
+    all_uses: u64,
+    /// Number of uses of each name.
+    names: HashMap<String, usize>,
+    /// The names of the open stream. `None`: all.
+    covered: Option<HashSet<String>>,
+    /// The stream's task. `None`: it does not run.
+    task: Option<AbortHandle>,
+    /// The end of the time without another request, and the server's refusal.
+    refused: Option<(Instant, Failure)>,
+    is_closed: bool,
+}
+
+impl Shared {
+    /// Publishes the phase, unless the stream was closed for good.
+    fn publish(&self, phase: Phase) {
+        let state = self.state.lock();
+        if !state.is_closed {
+            self.phase.send_replace(phase);
+        }
+    }
+
+    async fn open(&self) -> Outcome<ChangeStream<Event>> {
+        let covered = {
+            let mut state = self.state.lock();
+            let names = state.names.keys().cloned();
+            let covered: Option<HashSet<String>> = (names.len() <= MAX_NAMES).then(|| names.collect());
+            state.covered = covered.clone();
+            covered
+        };
+        // A change stream requires the read concern "majority".
+        let locks = self.pool.locks();
+        let watch = locks
+            .watch()
+            .pipeline(change_event::pipeline(&self.process, covered))
+            .read_concern(ReadConcern::majority());
+        let opened = watch.max_await_time(REQUEST).await;
+        Ok(opened.map_err(|error| self.pool.explain(error.into()))?.with_type())
+    }
+
+    /// Whether the stream lacks a name that has waiters, or covers many names without waiters.
+    fn should_reopen(&self) -> bool {
+        let state = self.state.lock();
+        let Some(covered) = &state.covered else { return false };
+        let is_missing = state.names.keys().any(|name| !covered.contains(name));
+        is_missing || covered.len() > 2 * state.names.len() + SPARE_NAMES
+    }
+
+    /// Keeps the stream open while there are waiters.
+    async fn run(self: Arc<Self>) {
+        let mut attempt = 0;
+        let mut backoff = Backoff::new(FIRST_DELAY, LONGEST_DELAY);
+        loop {
+            attempt += 1;
+            let mut election = self.election.clone();
+            election.mark_unchanged();
+            let opened = tokio::select! {
+                opened = self.open() => opened,
+                // The server may hang.
+                Ok(()) = election.changed() => continue,
+            };
+            match opened {
+                Ok(stream) => {
+                    let opened = Instant::now();
+                    self.publish(Phase::Open);
+                    if attempt > 1 {
+                        (self.deliver)(Change::Gap);
+                    }
+                    match self.deliver_changes(stream, election).await {
+                        Ended::Unused => return,
+                        Ended::Outdated => {
+                            self.publish(Phase::Closed);
+                            continue;
+                        }
+                        Ended::Broken => self.publish(Phase::Closed),
+                    }
+                    // A stream that breaks soon is opened as rarely as one that cannot be opened.
+                    if opened.elapsed() > LONGEST_DELAY {
+                        backoff.reset();
+                    }
+                }
+                Err(failure) => {
+                    if failure.is_without_change_streams() {
+                        self.state.lock().refused = Some((Instant::now() + REFUSAL, failure.clone()));
+                    }
+                    self.publish(Phase::Broken(attempt, failure));
+                    if self.end_if_unused() {
+                        return;
+                    }
+                }
+            }
+            let _ = tokio::time::timeout(backoff.delay(), self.attempt_now.notified()).await;
+        }
+    }
+
+    /// Delivers changes until the stream breaks, another primary is elected, or the stream is not needed any more.
+    async fn deliver_changes(
+        &self,
+        mut stream: ChangeStream<Event>,
+        mut election: watch::Receiver<Option<ObjectId>>,
+    ) -> Ended {
+        let mut uses = self.state.lock().all_uses;
+        let mut check = tokio::time::interval(LINGER);
+        check.reset();
+        let opened = Instant::now();
+        let mut reopen_at = None;
+        if self.should_reopen() {
+            self.uncovered.notify_one();
+        }
+        loop {
+            tokio::select! {
+                event = stream.next() => match event {
+                    Some(Ok(event)) => {
+                        if let Some(change) = event.change(&self.process) {
+                            (self.deliver)(change);
+                        }
+                    }
+                    Some(Err(_)) => return Ended::Broken,
+                    None => {
+                        // The collection was dropped or renamed.
+                        self.index.check_soon();
+                        return Ended::Broken;
+                    }
+                },
+                // The old primary may hang, and a request of the stream with it.
+                Ok(()) = election.changed() => return Ended::Broken,
+                () = self.uncovered.notified(), if reopen_at.is_none() => {
+                    reopen_at = Some((Instant::now() + SETTLE).max(opened + REOPEN));
+                }
+                () = at(reopen_at) => {
+                    if self.should_reopen() {
+                        return Ended::Outdated;
+                    }
+                    reopen_at = None;
+                }
+                _ = check.tick() => {
+                    let last = self.state.lock().all_uses;
+                    if last == uses && self.end_if_unused() {
+                        return Ended::Unused;
+                    }
+                    uses = last;
+                    if self.should_reopen() {
+                        self.uncovered.notify_one();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends the task if the stream has no uses. The next use starts a new task.
+    fn end_if_unused(&self) -> bool {
+        let mut state = self.state.lock();
+        let is_unused = state.uses == 0;
+        if is_unused {
+            state.task = None;
+            // Under the lock: the next use must not read the old phase.
+            self.phase
+                .send_if_modified(|phase| !matches!(std::mem::replace(phase, Phase::Closed), Phase::Closed));
+        }
+        is_unused
+    }
+}
+
+impl Watcher {
+    pub(crate) fn new(
+        pool: Arc<Pool>,
+        process: &str,
+        election: watch::Receiver<Option<ObjectId>>,
+        index: Arc<TtlIndex>,
+        deliver: Deliver,
+    ) -> Self {
+        Watcher(Arc::new(Shared {
+            pool,
+            index,
+            process: process.to_owned(),
+            deliver,
+            election,
+            state: Mutex::default(),
+            phase: watch::Sender::new(Phase::Closed),
+            attempt_now: Notify::new(),
+            uncovered: Notify::new(),
+        }))
+    }
+
+    /// Opens the stream, or keeps it open, for a waiter of the document `id`.
+    ///
+    /// # Behavior
+    /// Returns when the stream is open at the server: every later hand-off has an event.
+    pub(crate) async fn open(&self, id: String) -> Outcome<StreamUse> {
+        let mut phase = self.0.phase.subscribe();
+        let open = self.enter(id)?;
+        // An earlier failure is no answer. The next attempt is made at once.
+        let before = match &*phase.borrow_and_update() {
+            Phase::Broken(attempt, _) => *attempt,
+            Phase::Open => return Ok(open),
+            Phase::Closed => 0,
+        };
+        self.0.attempt_now.notify_one();
+        loop {
+            match &*phase.borrow_and_update() {
+                Phase::Open => return Ok(open),
+                Phase::Broken(attempt, failure) if *attempt > before => return Err(failure.clone()),
+                Phase::Broken(..) | Phase::Closed => {}
+            }
+            if phase.changed().await.is_err() {
+                return Err(Failure::shutdown());
+            }
+        }
+    }
+
+    fn enter(&self, id: String) -> Outcome<StreamUse> {
+        let mut state = self.0.state.lock();
+        if state.is_closed {
+            return Err(Failure::shutdown());
+        }
+        if let Some((_, failure)) = state.refused.as_ref().filter(|(until, _)| Instant::now() < *until) {
+            return Err(failure.clone());
+        }
+        state.uses += 1;
+        state.all_uses += 1;
+        *state.names.entry(id.clone()).or_default() += 1;
+        if state.covered.as_ref().is_some_and(|covered| !covered.contains(&id)) {
+            self.0.uncovered.notify_one();
+        }
+        if state.task.is_none() {
+            state.task = Some(tokio::spawn(self.0.clone().run()).abort_handle());
+        }
+        Ok(StreamUse {
+            shared: self.0.clone(),
+            id,
+        })
+    }
+
+    /// Whether the server has refused a stream.
+    pub(crate) fn is_refused(&self) -> bool {
+        self.0.state.lock().refused.is_some()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(*self.0.phase.borrow(), Phase::Open)
+    }
+
+    /// Makes every opening of the stream wait from now on.
+    #[cfg(test)]
+    pub(crate) fn hang(&self) {
+        let task = tokio::spawn(std::future::pending::<()>());
+        self.0.state.lock().task = Some(task.abort_handle());
+    }
+
+    /// Closes the stream for good. Calls that wait for its opening fail.
+    pub(crate) fn close(&self) {
+        let mut state = self.0.state.lock();
+        state.is_closed = true;
+        if let Some(task) = state.task.take() {
+            task.abort();
+        }
+        self.0.phase.send_replace(Phase::Broken(u64::MAX, Failure::shutdown()));
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Keeps the stream open, or has it opened again, until it is dropped.
+pub(crate) struct StreamUse {
+    shared: Arc<Shared>,
+    id: String,
+}
+
+impl Drop for StreamUse {
+    fn drop(&mut self) {
+        let mut state = self.shared.state.lock();
+        state.uses -= 1;
+        if let Entry::Occupied(mut name) = state.names.entry(std::mem::take(&mut self.id)) {
+            *name.get_mut() -= 1;
+            if *name.get() == 0 {
+                name.remove();
+            }
+        }
+    }
+}
+
+/// Waits until `moment`. `None`: waits for ever.
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => tokio::time::sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}

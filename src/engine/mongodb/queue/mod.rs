@@ -1,0 +1,288 @@
+//! The waiters of this process, and their positions in the queues of MongoDB.
+//!
+//! - `pipelines.rs`: the queue of a name; `expressions.rs`: expressions for it.
+//! - `change_stream.rs`: the change stream that wakes waiters; `change_event.rs`: its events.
+//! - `poll.rs`: polling, without a change stream.
+//!
+//! # Behavior
+//! The waiters of this process share one change stream, in which the server names the waiter that a name was handed to. They
+//! also share the heartbeat: one command for one name, two for any number of names, which also hand off the names that are free.
+
+pub(super) mod change_event;
+pub(super) mod change_stream;
+mod expressions;
+pub(super) mod pipelines;
+pub(super) mod poll;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::TryStreamExt;
+use mongodb::Collection;
+use mongodb::bson::oid::ObjectId;
+use mongodb::bson::{Document, doc};
+use mongodb::options::ReturnDocument;
+use tokio::sync::watch;
+
+use crate::engine::Subscription;
+use crate::engine::local_waiters::{self, LocalWaiters};
+use crate::engine::mongodb::connection::pool::{Class, Pool};
+use crate::engine::mongodb::queue::change_event::Change;
+use crate::engine::mongodb::queue::change_stream::{StreamUse, Watcher};
+use crate::engine::mongodb::queue::poll::Poll;
+use crate::engine::mongodb::ttl_index::TtlIndex;
+use crate::engine::mongodb::{Outcome, documents};
+use crate::model::{Claim, Key, OwnerToken};
+
+/// The head start of a waiter over the next one, when a name is free and its queue is gone.
+const HEAD_START: Duration = Duration::from_millis(5);
+/// Maximum number of head starts that a waiter waits, for waiters of other processes and again for those of its own.
+const MAX_HEAD_STARTS: u32 = 10;
+
+/// The waiters of one engine.
+pub(crate) struct Queue {
+    pool: Arc<Pool>,
+    prefix: String,
+    /// The name of this engine in the queues: random, hexadecimal.
+    pub(crate) process: String,
+    /// The waiters, and for each name the use of the stream.
+    pub(crate) known: Arc<LocalWaiters<Option<StreamUse>>>,
+    watcher: Watcher,
+    store_timeout: Duration,
+}
+
+impl Queue {
+    pub(crate) fn new(
+        pool: Arc<Pool>,
+        prefix: String,
+        store_timeout: Duration,
+        election: watch::Receiver<Option<ObjectId>>,
+        index: Arc<TtlIndex>,
+    ) -> Arc<Self> {
+        let process = format!("{:016x}", fastrand::u64(..));
+        Arc::new_cyclic(|queue: &std::sync::Weak<Queue>| {
+            let queue = queue.clone();
+            let deliver = Arc::new(move |change: Change| {
+                if let Some(queue) = queue.upgrade() {
+                    queue.deliver(change);
+                }
+            });
+            Queue {
+                watcher: Watcher::new(pool.clone(), &process, election, index, deliver),
+                pool,
+                prefix,
+                process,
+                known: Arc::new(LocalWaiters::new()),
+                store_timeout,
+            }
+        })
+    }
+
+    pub(crate) fn close(&self) {
+        self.watcher.close();
+        self.known.clear();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_stream_open(&self) -> bool {
+        self.watcher.is_open()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn hang(&self) {
+        self.watcher.hang();
+    }
+
+    /// Opens the change stream, or keeps it open, for a waiter of this name. `None`: the server has no change streams, and the
+    /// waiter polls.
+    pub(crate) async fn open_stream(&self, key: &Key) -> Outcome<Option<StreamUse>> {
+        match self.watcher.open(self.id(key)).await {
+            Ok(open) => Ok(Some(open)),
+            Err(failure) if failure.is_without_change_streams() => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    /// Records a waiter's position in the queue of `key`, behind a lease that ends after `left`.
+    pub(crate) fn enter(
+        self: &Arc<Self>,
+        claim: &Claim,
+        key: &Key,
+        number: u64,
+        left: Option<Duration>,
+        open: Option<StreamUse>,
+    ) {
+        if self.known.enter(&claim.owner, key, number, left, || open) {
+            let queue = self.clone();
+            tokio::spawn(async move { queue.known.run_heartbeats(|names| queue.send_heartbeat(names)).await });
+        }
+    }
+
+    /// Processes an event of the change stream.
+    pub(crate) fn deliver(self: &Arc<Self>, change: Change) {
+        match change {
+            Change::HandedOff { id, owner } => {
+                if !self.known.notify(&owner) {
+                    self.remove_unknown_waiter(id, owner);
+                }
+            }
+            Change::MaybeFree { id } => {
+                if let Some(key) = self.key(&id).filter(|key| self.known.is_waited_for(key)) {
+                    let ahead = u32::try_from(self.known.ahead(&key)).unwrap_or(u32::MAX);
+                    let queue = self.clone();
+                    tokio::spawn(async move {
+                        tokio::time::sleep(HEAD_START * ahead.min(MAX_HEAD_STARTS)).await;
+                        queue.known.wake_first(&key);
+                        tokio::time::sleep(HEAD_START * MAX_HEAD_STARTS).await;
+                        queue.known.wake(&key);
+                    });
+                }
+            }
+            Change::Reserved { id, hold } => {
+                if let Some(key) = self.key(&id) {
+                    self.known.set_lease_end(&key, Some(hold));
+                }
+            }
+            Change::Gap => {
+                let names = self.known.names();
+                if !names.is_empty() {
+                    self.send_heartbeat(names);
+                }
+            }
+        }
+    }
+
+    fn id(&self, key: &Key) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    fn key(&self, id: &str) -> Option<Key> {
+        id.strip_prefix(&self.prefix).and_then(|name| Key::new(name).ok())
+    }
+
+    /// Removes a waiter that this process does not have: its position outlived it. (If the waiter was granted the name in the
+    /// meantime, and the event was late, this changes nothing.)
+    fn remove_unknown_waiter(self: &Arc<Self>, id: String, owner: OwnerToken) {
+        let queue = self.clone();
+        tokio::spawn(async move {
+            let (locks, process) = (queue.pool.locks(), queue.process.clone());
+            let removal = || async move { remove_waiter(&locks, &id, &owner, &process).await };
+            let removal = queue.pool.call(Class::Release, removal);
+            let outcome = tokio::time::timeout(queue.store_timeout, removal).await;
+            if !matches!(outcome, Ok(Ok(()))) {
+                // Until its reservation or liveness ends, the other waiters wait longer.
+                tracing::debug!(?outcome, "an unknown waiter could not be removed");
+            }
+        });
+    }
+
+    /// Removes a waiter's position in the queue of this name.
+    pub(crate) async fn leave(&self, key: &Key, owner: &OwnerToken) -> Outcome<()> {
+        remove_waiter(&self.pool.locks(), &self.id(key), owner, &self.process).await
+    }
+
+    /// Sends a heartbeat for these names, in a task. If it fails, wakes their waiters.
+    fn send_heartbeat(self: &Arc<Self>, names: Vec<Key>) {
+        let queue = self.clone();
+        tokio::spawn(async move {
+            let outcome = tokio::time::timeout(queue.store_timeout, queue.heartbeat(&names)).await;
+            if !matches!(outcome, Ok(Ok(()))) {
+                // The waiters' own attempts report the failure, within their deadlines.
+                tracing::debug!(?outcome, "the heartbeat of the waiters failed");
+                names.iter().for_each(|key| queue.known.wake(key));
+            }
+        });
+    }
+
+    async fn heartbeat(&self, names: &[Key]) -> Outcome<()> {
+        let ids: Vec<String> = names.iter().map(|key| self.id(key)).collect();
+        let ours = pipelines::waited_for(&ids, &self.process);
+        let fields = pipelines::heartbeat_fields(&self.process);
+        let (locks, steps, all) = (
+            self.pool.locks(),
+            pipelines::heartbeat(&self.process),
+            doc! { "_id": { "$in": &ids } },
+        );
+        let is_one = names.len() == 1;
+        let commands = || async move {
+            if is_one {
+                let update = locks.find_one_and_update(ours, steps);
+                let found = update.return_document(ReturnDocument::After).projection(fields).await?;
+                return Ok(found.into_iter().collect());
+            }
+            locks.update_many(ours, steps).await?;
+            Ok(locks.find(all).projection(fields).await?.try_collect().await?)
+        };
+        let found: Vec<Document> = self.pool.call(Class::Keep, commands).await?;
+        let found: HashMap<&str, &Document> = found
+            .iter()
+            .filter_map(|document| Some((documents::id(document)?, document)))
+            .collect();
+        for (key, id) in names.iter().zip(&ids) {
+            match found.get(id.as_str()) {
+                Some(document) => {
+                    let present = pipelines::owners(document);
+                    self.known.wake_others(key, &present);
+                    if let Some(owner) = pipelines::reserved_for(document, &self.process) {
+                        self.known.notify(&owner);
+                    }
+                    self.known.set_lease_end(key, documents::remaining(document));
+                    self.known.set_ahead(key, documents::ahead(document));
+                }
+                // The store has no waiters of this process for the name any more.
+                None => self.known.wake(key),
+            }
+        }
+        Ok(())
+    }
+
+    /// Subscribes a waiter to its notifications.
+    pub(crate) fn subscribe(self: &Arc<Self>, owner: &OwnerToken) -> QueueSubscription {
+        QueueSubscription {
+            waiter: self.known.subscribe(owner),
+            queue: self.clone(),
+            poll: Poll::default(),
+        }
+    }
+}
+
+/// Removes a waiter's position, and hands off what is reserved for it. Does not release what it holds, so this may run late.
+async fn remove_waiter(locks: &Collection<Document>, id: &str, owner: &OwnerToken, process: &str) -> Outcome<()> {
+    let waited_for = pipelines::waited_for_by(id, process, owner);
+    let owners = [owner.as_str()];
+    let steps = pipelines::release(&owners, process);
+    let removed = locks.update_one(waited_for, steps).await?;
+    if removed.matched_count == 1 {
+        let marked = pipelines::marked_freed(&[id.to_owned()], &owners);
+        locks.delete_one(marked).await?;
+    }
+    Ok(())
+}
+
+/// The subscription of a waiter, which polls where notifications do not reach it.
+pub(crate) struct QueueSubscription {
+    waiter: local_waiters::WaiterSubscription<Option<StreamUse>>,
+    queue: Arc<Queue>,
+    poll: Poll,
+}
+
+#[async_trait]
+impl Subscription for QueueSubscription {
+    async fn changed(&mut self) {
+        // A waiter without a position gets no notifications.
+        if self.queue.watcher.is_refused() || !self.waiter.is_queued() {
+            tokio::select! {
+                () = self.waiter.changed() => {}
+                () = self.poll.changed() => {}
+            }
+        } else {
+            self.waiter.changed().await;
+        }
+    }
+
+    fn is_reliable(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,144 @@
+//! The TTL index, which removes the documents of crashed holders. Gist processes rely on it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use mongodb::bson::{Bson, Document, doc};
+use mongodb::options::IndexOptions;
+use mongodb::{Collection, IndexModel};
+
+use super::Outcome;
+use super::connection::dial::OP;
+use super::connection::pool::{Class, Pool};
+use super::documents::EXPIRES_AT;
+use super::error::{ENGINE, Failure};
+use crate::clock::Moment;
+use crate::engine::Result;
+use crate::error::EngineError;
+
+/// The server's NamespaceNotFound.
+const NO_COLLECTION: i32 = 26;
+/// The server's IndexOptionsConflict: an index on this field has other options, or another name.
+const OTHER_OPTIONS: i32 = 85;
+/// The server's IndexKeySpecsConflict: an index of this name has other fields.
+const OTHER_KEYS: i32 = 86;
+
+/// The index in messages.
+const WANTED: &str = "the TTL index { expiresAt: 1 } with expireAfterSeconds: 0";
+
+/// Creates the index.
+///
+/// # Behavior
+/// An existing one may have any name. A user without the right to create it needs an existing one. For a user without the rights
+/// to create and to list indexes, logs a warning: locks work without the index.
+///
+/// # Errors
+/// Not retryable when another index is in the way, when there is no index and the user may not create it, and when the user may
+/// not write.
+pub(super) async fn ensure(locks: &Collection<Document>) -> Result<()> {
+    let options = IndexOptions::builder().expire_after(Duration::ZERO).build();
+    let index = IndexModel::builder()
+        .keys(doc! { EXPIRES_AT: 1 })
+        .options(options)
+        .build();
+    let failure = match locks.create_index(index).await.map_err(Failure) {
+        Ok(_) => return Ok(()),
+        Err(failure) => failure,
+    };
+    let is_in_the_way = matches!(failure.code(), Some(OTHER_OPTIONS | OTHER_KEYS));
+    if !is_in_the_way && !failure.is_unauthorized() {
+        return Err(failure.during(OP));
+    }
+    if failure.is_unauthorized() {
+        may_write(locks).await.map_err(|failure| failure.during(OP))?;
+    }
+    let collection = locks.name();
+    let message = match exists(locks).await {
+        Ok(true) => return Ok(()),
+        Ok(false) if is_in_the_way => {
+            format!("the collection {collection:?} has an index in the way of {WANTED}: {failure}")
+        }
+        Ok(false) => format!("the collection {collection:?} has not {WANTED}: {failure}"),
+        Err(listing) if listing.is_unauthorized() && failure.is_unauthorized() => {
+            tracing::warn!(collection, "the user may neither create nor list {WANTED}");
+            return Ok(());
+        }
+        Err(listing) => return Err(listing.during(OP)),
+    };
+    Err(EngineError::new(ENGINE, OP, false, message))
+}
+
+/// Whether the index exists, under any name.
+async fn exists(locks: &Collection<Document>) -> Outcome<bool> {
+    let indexes = match list(locks).await {
+        Err(failure) if failure.code() == Some(NO_COLLECTION) => return Ok(false),
+        indexes => indexes?,
+    };
+    Ok(indexes.iter().any(|index| {
+        let options = index.options.as_ref();
+        let ends_at_once = options.and_then(|options| options.expire_after) == Some(Duration::ZERO);
+        let is_partial = options.is_some_and(|options| options.partial_filter_expression.is_some());
+        let is_on_the_end = index.keys.len() == 1 && index.keys.contains_key(EXPIRES_AT);
+        is_on_the_end && ends_at_once && !is_partial
+    }))
+}
+
+/// Interval between two checks of the index while the collection is in use.
+const CHECK: Duration = if cfg!(test) {
+    Duration::from_millis(500)
+} else {
+    Duration::from_secs(300)
+};
+
+/// Creates the index again after the collection was dropped, while the engine acquires locks.
+pub(super) struct TtlIndex {
+    pool: Arc<Pool>,
+    /// When the next check is due, in nanoseconds of [`Moment`].
+    due: AtomicU64,
+}
+
+impl TtlIndex {
+    /// Creates the check of an index that was checked just now.
+    pub(super) fn new(pool: Arc<Pool>) -> Arc<Self> {
+        let due = AtomicU64::new((Moment::now() + CHECK).to_nanos());
+        Arc::new(TtlIndex { pool, due })
+    }
+
+    /// Makes the next check due. The engine calls it when the collection may have been dropped.
+    pub(super) fn check_soon(&self) {
+        self.due.store(0, Relaxed);
+    }
+
+    /// Creates the index in the background if a check is due. The engine calls it after each grant.
+    pub(super) fn check_if_due(&self) {
+        let now = Moment::now();
+        let due = self.due.load(Relaxed);
+        if due > now.to_nanos() {
+            return;
+        }
+        let next = (now + CHECK).to_nanos();
+        if self.due.compare_exchange(due, next, Relaxed, Relaxed).is_err() {
+            return;
+        }
+        let (pool, locks) = (self.pool.clone(), self.pool.locks());
+        tokio::spawn(async move {
+            let check = || async move { Ok(ensure(&locks).await) };
+            if let Ok(Err(error)) = pool.call(Class::Query, check).await {
+                tracing::warn!(%error, "the TTL index could not be checked");
+            }
+        });
+    }
+}
+
+async fn list(locks: &Collection<Document>) -> Outcome<Vec<IndexModel>> {
+    Ok(locks.list_indexes().await?.try_collect().await?)
+}
+
+/// Checks the right to write, by an update that matches no document.
+async fn may_write(locks: &Collection<Document>) -> Outcome<()> {
+    let nothing = doc! { "_id": { "$in": Vec::<Bson>::new() } };
+    locks.update_one(nothing, doc! { "$unset": { EXPIRES_AT: 1 } }).await?;
+    Ok(())
+}

@@ -1,0 +1,20 @@
+-- Enters the queue of a name, keeps the position there alive, or moves it there from another name with its ticket.
+--
+-- $1 owner   $2 name   $3 now   $4 the end of the position's liveness   $5 port   $6 number of the waiter
+-- $7 positions that expired before this are removed
+-- → port, number of the next waiter of the name that the position moves away from, if that name is free
+SELECT next.wake_port, next.wake_id
+FROM "{table}_waiters" AS position
+JOIN "{table}_waiters" AS next ON next.ticket =
+  (SELECT ticket FROM "{table}_waiters"
+    WHERE name = position.name AND owner <> $1 AND alive_until > $3 ORDER BY ticket LIMIT 1)
+WHERE position.owner = $1
+  AND position.name <> $2
+  AND next.wake_id IS NOT NULL
+  AND NOT EXISTS (SELECT 1 FROM "{table}" AS held WHERE held.name = position.name AND held.expires_at > $3);
+INSERT INTO "{table}_waiters" (owner, name, alive_until, wake_port, wake_id) VALUES ($1, $2, $4, $5, $6)
+  ON CONFLICT (owner) DO UPDATE SET
+    name = excluded.name, alive_until = excluded.alive_until,
+    wake_port = excluded.wake_port, wake_id = excluded.wake_id;
+DELETE FROM "{table}_waiters" WHERE ticket IN
+  (SELECT ticket FROM "{table}_waiters" WHERE alive_until < $7 ORDER BY alive_until LIMIT 16);

@@ -1,0 +1,12 @@
+-- Releases a name of any owner.
+--
+-- $1 name
+-- → port, number of its first live waiter
+-- → one row when there was a lease: whether it had not expired
+SELECT wake_port, wake_id
+FROM "{table}_waiters"
+WHERE name = $1 AND alive_until > CAST(round(unixepoch('subsec') * 1000) AS INTEGER)
+ORDER BY ticket
+LIMIT 1;
+DELETE FROM "{table}" WHERE name = $1
+RETURNING expires_at > CAST(round(unixepoch('subsec') * 1000) AS INTEGER);
