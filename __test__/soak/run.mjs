@@ -118,6 +118,8 @@ class Soak {
       await this.#afterwards(facts)
     } catch (error) {
       this.violations.add(error.stack)
+      // The next round starts without the load and the locks of this one.
+      for (const verb of ['rest', 'close']) await Promise.allSettled(this.workers.map((worker) => worker.ask(verb)))
     }
     this.history.check(this.violations)
     this.memory.check(this.violations)
