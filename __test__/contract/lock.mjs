@@ -234,7 +234,7 @@ export function lock(test) {
     const blocked = performance.now() + 800
     while (performance.now() < blocked);
     // The request may have been sent only after the block: then the lease is new.
-    const restored = await call.catch((error) => assertLockError(error, 'LOCK_LOST', { key: 'blocked' }))
+    const restored = await call.catch((error) => void assertLockError(error, 'LOCK_LOST', { key: 'blocked' }))
     assert.equal(restored?.isHeld ?? true, true)
     await restored?.release()
   })
