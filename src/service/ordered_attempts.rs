@@ -41,7 +41,7 @@ struct Pending {
 #[derive(Debug, Default)]
 pub(super) struct Attempts(Mutex<HashMap<Key, Name>>);
 
-#[cfg(test)]
+#[cfg(all(test, feature = "memory"))]
 impl Attempts {
     pub(super) fn is_empty(&self) -> bool {
         self.0.lock().is_empty()
