@@ -16,7 +16,11 @@ use crate::model::Key;
 
 /// The FIFOs of one service, by name.
 #[derive(Debug, Default)]
-pub(super) struct LocalFifos(Mutex<HashMap<Key, Fifo>>);
+pub(super) struct LocalFifos {
+    by_name: Mutex<HashMap<Key, Fifo>>,
+    /// When the newest attempt began that the store has answered, for any name.
+    answered: Mutex<Option<Instant>>,
+}
 
 #[derive(Debug, Default)]
 struct Fifo {
@@ -39,7 +43,7 @@ impl LocalFifos {
     /// Enters the FIFO of `key`.
     pub(super) fn enter(self: &Arc<Self>, key: &Key, arrival: u64) -> Position {
         let wake = Arc::new(Notify::new());
-        self.0
+        self.by_name
             .lock()
             .entry(key.clone())
             .or_default()
@@ -53,9 +57,20 @@ impl LocalFifos {
         }
     }
 
+    /// Records that the store has answered an attempt, and when the attempt began.
+    pub(super) fn record_answer(&self, began: Instant) {
+        let mut answered = self.answered.lock();
+        *answered = (*answered).max(Some(began));
+    }
+
     /// Wakes the first waiter of a name that this process released. The store's own notification may come later.
     pub(super) fn wake_first(&self, key: &Key) {
-        if let Some((_, first)) = self.0.lock().get(key).and_then(|fifo| fifo.waiters.first_key_value()) {
+        if let Some((_, first)) = self
+            .by_name
+            .lock()
+            .get(key)
+            .and_then(|fifo| fifo.waiters.first_key_value())
+        {
             first.notify_one();
         }
     }
@@ -69,16 +84,19 @@ impl Position {
 
     /// Whether all earlier waiters have left.
     pub(super) fn is_first(&self) -> bool {
-        let fifos = self.fifos.0.lock();
+        let fifos = self.fifos.by_name.lock();
         let first = fifos.get(&self.key).and_then(|fifo| fifo.waiters.first_key_value());
         first.is_some_and(|(first, _)| *first == self.arrival)
     }
 
     /// Returns since when the store has not answered an attempt for the name. `begins`: an attempt begins.
     pub(super) fn unanswered_since(&self, begins: bool) -> Option<Instant> {
-        let mut fifos = self.fifos.0.lock();
+        let mut fifos = self.fifos.by_name.lock();
         let unanswered = &mut fifos.get_mut(&self.key)?.unanswered;
         if begins {
+            // A store that has answered later attempts for other names works: only this request was lost.
+            let answered = *self.fifos.answered.lock();
+            unanswered.take_if(|(since, _)| answered.is_some_and(|answered| answered > *since));
             unanswered.get_or_insert_with(|| (Instant::now(), None));
         }
         unanswered.as_ref().map(|(since, _)| *since)
@@ -86,7 +104,7 @@ impl Position {
 
     /// Records an answer of the store to an attempt for the name, or an error.
     pub(super) fn record(&self, error: Option<&EngineError>) {
-        let mut fifos = self.fifos.0.lock();
+        let mut fifos = self.fifos.by_name.lock();
         let Some(fifo) = fifos.get_mut(&self.key) else { return };
         match (error, &mut fifo.unanswered) {
             (None, unanswered) => {
@@ -100,14 +118,14 @@ impl Position {
 
     /// Returns the last error since the store stopped answering.
     pub(super) fn last_error(&self) -> Option<EngineError> {
-        let fifos = self.fifos.0.lock();
+        let fifos = self.fifos.by_name.lock();
         let (_, error) = fifos.get(&self.key)?.unanswered.as_ref()?;
         error.as_ref().map(EngineError::copy)
     }
 
     /// Whether the store has answered an attempt for the name since `start`.
     pub(super) fn was_answered_since(&self, start: Instant) -> bool {
-        let fifos = self.fifos.0.lock();
+        let fifos = self.fifos.by_name.lock();
         let answered_at = fifos.get(&self.key).and_then(|fifo| fifo.answered_at);
         answered_at.is_some_and(|at| at >= start)
     }
@@ -120,7 +138,7 @@ impl Position {
 
 impl Drop for Position {
     fn drop(&mut self) {
-        let mut fifos = self.fifos.0.lock();
+        let mut fifos = self.fifos.by_name.lock();
         let Some(fifo) = fifos.get_mut(&self.key) else { return };
         fifo.waiters.remove(&self.arrival);
         match fifo.waiters.first_key_value() {
@@ -156,6 +174,6 @@ mod tests {
         drop(returned);
         third.woken().await;
         drop(third);
-        assert!(fifos.0.lock().is_empty());
+        assert!(fifos.by_name.lock().is_empty());
     }
 }

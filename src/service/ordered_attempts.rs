@@ -4,8 +4,8 @@
 //! here. When it ends, they are made together, in the order of the calls. Each call has an arrival number, which the service counts;
 //! the order is that of these numbers.
 //!
-//! After a failure, all attempts for the name wait for one backoff, and are then made together as well: the queue may be lost, or
-//! this process's positions in it.
+//! After a failure of all of them, the attempts for the name wait for one backoff, and are then made together as well: the queue may be
+//! lost, or this process's positions in it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::poll_fn;
@@ -39,12 +39,33 @@ struct Pending {
 
 /// The names with attempts.
 #[derive(Debug, Default)]
-pub(super) struct Attempts(Mutex<HashMap<Key, Name>>);
+pub(super) struct Attempts(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    names: HashMap<Key, Name>,
+    /// The number of attempts that were begun, each of one call or of several together.
+    begun: u64,
+}
+
+impl State {
+    fn next_id(&mut self) -> u64 {
+        self.begun += 1;
+        self.begun
+    }
+}
+
+impl Attempts {
+    /// Whether an attempt for the name is in progress, pending, or paused: a new one waits for it.
+    pub(super) fn has(&self, key: &Key) -> bool {
+        self.0.lock().names.contains_key(key)
+    }
+}
 
 #[cfg(all(test, feature = "memory"))]
 impl Attempts {
     pub(super) fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
+        self.0.lock().names.is_empty()
     }
 }
 
@@ -54,11 +75,12 @@ struct Name {
     current: Option<Current>,
     /// The attempts that wait for its end, or for the end of the pause, by arrival number.
     pending: BTreeMap<u64, Pending>,
+    /// The arrival number at which the next attempt begins, after a failed one with the maximum number of calls: those behind it
+    /// have not been made since.
+    next_from: Option<u64>,
     /// No attempt begins before this, after a failure.
     pause_end: Option<Instant>,
     backoff: Backoff,
-    /// The number of attempts that were begun, each of one call or of several together.
-    begun: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -73,9 +95,9 @@ impl Name {
         Name {
             current: None,
             pending: BTreeMap::new(),
+            next_from: None,
             pause_end: None,
             backoff: Backoff::for_store(),
-            begun: 0,
         }
     }
 
@@ -83,13 +105,23 @@ impl Name {
         self.pause_end.is_some_and(|end| end > Instant::now())
     }
 
-    fn begin(&mut self) -> u64 {
-        self.begun += 1;
-        self.current = Some(Current {
-            id: self.begun,
-            since: Instant::now(),
-        });
-        self.begun
+    fn begin(&mut self, id: u64) {
+        let since = Instant::now();
+        self.current = Some(Current { id, since });
+    }
+
+    /// Takes the pending attempts that are made together, and returns them with the last arrival number.
+    fn take_pending(&mut self) -> Option<(u64, Vec<Pending>)> {
+        let from = self.next_from.take().unwrap_or(0);
+        let arrivals: Vec<u64> = self
+            .pending
+            .range(from..)
+            .map(|(arrival, _)| *arrival)
+            .take(MOST_TOGETHER)
+            .collect();
+        let last = *arrivals.last()?;
+        let entries = arrivals.iter().filter_map(|arrival| self.pending.remove(arrival));
+        Some((last, entries.collect()))
     }
 
     /// Whether the attempt `id` is in progress: it ends when it is overdue.
@@ -114,10 +146,12 @@ pub(super) async fn attempt_in_order(shared: &Arc<Shared>, claim: &Arc<Claim>, a
     let key = &claim.keys()[0];
     let (reply, mut answer) = oneshot::channel();
     let begun = {
-        let mut names = shared.attempts.0.lock();
-        let name = names.entry(key.clone()).or_insert_with(Name::new);
+        let mut state = shared.attempts.0.lock();
+        let id = state.next_id();
+        let name = state.names.entry(key.clone()).or_insert_with(Name::new);
         if name.current.is_none() && name.pending.is_empty() && !name.is_paused() {
-            Some(name.begin())
+            name.begin(id);
+            Some(id)
         } else {
             let claim = claim.clone();
             name.pending.insert(arrival, Pending { claim, reply });
@@ -125,7 +159,7 @@ pub(super) async fn attempt_in_order(shared: &Arc<Shared>, claim: &Arc<Claim>, a
         }
     };
     if let Some(id) = begun {
-        let mut in_progress = InProgress::new(shared, key, id);
+        let mut in_progress = InProgress::new(shared, key, id, None);
         let answer = shared.engine.try_acquire(claim).await;
         in_progress.record(&answer);
         return answer;
@@ -153,27 +187,23 @@ fn begin_pending(shared: &Arc<Shared>, key: &Key, may_begin: impl FnOnce(&Name) 
     if tokio::runtime::Handle::try_current().is_err() {
         return;
     }
-    let mut names = shared.attempts.0.lock();
-    let Some(name) = names.get_mut(key).filter(|name| may_begin(name)) else {
+    let mut state = shared.attempts.0.lock();
+    let id = state.next_id();
+    let Some(name) = state.names.get_mut(key).filter(|name| may_begin(name)) else {
         return;
     };
     if name.is_paused() {
         name.current = None;
         return;
     }
-    let mut pending = Vec::new();
-    while pending.len() < MOST_TOGETHER
-        && let Some((_, entry)) = name.pending.pop_first()
-    {
-        pending.push(entry);
-    }
-    if pending.is_empty() {
-        names.remove(key);
+    let Some((last, pending)) = name.take_pending() else {
+        state.names.remove(key);
         return;
-    }
-    let id = name.begin();
-    drop(names);
-    let mut in_progress = InProgress::new(shared, key, id);
+    };
+    name.begin(id);
+    drop(state);
+    let last = (pending.len() == MOST_TOGETHER).then_some(last);
+    let mut in_progress = InProgress::new(shared, key, id, last);
     shared.background.spawn(async move {
         make_together(&mut in_progress, pending).await;
         drop(in_progress);
@@ -185,42 +215,57 @@ struct InProgress {
     shared: Arc<Shared>,
     key: Key,
     id: u64,
+    /// The last arrival number of the calls, if there are as many as are made together at most.
+    last: Option<u64>,
     has_failed: bool,
+    has_answer: bool,
 }
 
 impl InProgress {
-    fn new(shared: &Arc<Shared>, key: &Key, id: u64) -> Self {
+    fn new(shared: &Arc<Shared>, key: &Key, id: u64, last: Option<u64>) -> Self {
         InProgress {
             shared: shared.clone(),
             key: key.clone(),
             id,
+            last,
             has_failed: false,
+            has_answer: false,
         }
     }
 
     /// Records the answer to one call.
     fn record(&mut self, answer: &EngineResult<Acquired>) {
         self.has_failed |= answer.as_ref().is_err_and(|error| error.retryable);
-        if let Some(name) = self.shared.attempts.0.lock().get_mut(&self.key)
+        self.has_answer |= answer.is_ok();
+        if let Some(name) = self.shared.attempts.0.lock().names.get_mut(&self.key)
             && let Some(current) = name.current.as_mut().filter(|current| current.id == self.id)
         {
             current.since = Instant::now();
         }
     }
 
-    /// Begins the pause after a failure, and ends it with a task.
+    /// Begins the pause after a failure, and ends it with a task. Attempts that were not made since the failure go first, without
+    /// a pause.
     fn pause(&self) {
-        let mut names = self.shared.attempts.0.lock();
-        let Some(name) = names.get_mut(&self.key) else { return };
+        let mut state = self.shared.attempts.0.lock();
+        let Some(name) = state.names.get_mut(&self.key) else {
+            return;
+        };
+        if let Some(next) = self.last.map(|last| last + 1)
+            && name.pending.range(next..).next().is_some()
+        {
+            name.next_from = Some(next);
+            return;
+        }
         let end = Instant::now() + name.backoff.delay();
         name.pause_end = Some(end);
-        drop(names);
+        drop(state);
         let (shared, key) = (self.shared.clone(), self.key.clone());
         self.shared.background.spawn(async move {
             tokio::select! {
                 () = tokio::time::sleep_until(end) => {}
                 () = shared.closing.cancelled() => {
-                    shared.attempts.0.lock().remove(&key);
+                    shared.attempts.0.lock().names.remove(&key);
                 }
             }
             begin_pending(&shared, &key, |name| name.current.is_none());
@@ -233,10 +278,13 @@ impl Drop for InProgress {
         if tokio::runtime::Handle::try_current().is_err() {
             return;
         }
-        if self.has_failed {
+        // A failure beside an answer concerns one claim, for example another name of it.
+        if self.has_answer {
+            if let Some(name) = self.shared.attempts.0.lock().names.get_mut(&self.key) {
+                name.backoff.reset();
+            }
+        } else if self.has_failed {
             self.pause();
-        } else if let Some(name) = self.shared.attempts.0.lock().get_mut(&self.key) {
-            name.backoff.reset();
         }
         begin_pending(&self.shared, &self.key, |name| name.is_current(self.id));
     }
@@ -251,7 +299,7 @@ struct Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        if let Some(name) = self.shared.attempts.0.lock().get_mut(self.key) {
+        if let Some(name) = self.shared.attempts.0.lock().names.get_mut(self.key) {
             name.pending.remove(&self.arrival);
         }
     }

@@ -165,12 +165,18 @@ impl Acquisition {
                         return end;
                     }
                 }
+                self.was_busy |= position.was_answered_since(self.started);
             }
             let since = *unanswered_since.get_or_insert_with(|| {
                 let since = position.as_ref().and_then(|position| position.unanswered_since(true));
                 let begins = if first.is_some() { self.started } else { Instant::now() };
                 since.map_or(begins, |since| since.max(self.started))
             });
+            if let Some(position) = &position
+                && since.elapsed() >= self.store_timeout
+            {
+                return Err(self.no_answer(position.last_error()));
+            }
             let outcome = match first.take() {
                 Some(outcome) => outcome,
                 None => self.attempt(since).await,
@@ -178,7 +184,10 @@ impl Acquisition {
             match outcome {
                 AttemptOutcome::Granted { fence, sent } => {
                     (unanswered_since, last_error) = (None, None);
-                    position.iter().for_each(|position| position.record(None));
+                    if let Some(position) = &position {
+                        position.record(None);
+                        shared.local_fifos.record_answer(since);
+                    }
                     let too_late = match self.create_lease(fence, sent) {
                         Ok(lease) => return Ok(Outcome::Acquired(lease)),
                         Err(error) => error,
@@ -198,7 +207,10 @@ impl Acquisition {
                 }
                 AttemptOutcome::Held { key, retry_after } => {
                     (unanswered_since, last_error) = (None, None);
-                    position.iter().for_each(|position| position.record(None));
+                    if let Some(position) = &position {
+                        position.record(None);
+                        shared.local_fifos.record_answer(since);
+                    }
                     self.was_busy = true;
                     backoff.reset();
                     if !waits {
@@ -232,8 +244,8 @@ impl Acquisition {
                     }
                 }
                 AttemptOutcome::Failed(error) => {
-                    // Attempts in order have their own pause.
-                    let delay = if waits && ordered {
+                    // Attempts in order have a pause in common.
+                    let delay = if waits && ordered && shared.attempts.has(&self.claim.keys()[0]) {
                         Duration::ZERO
                     } else {
                         backoff.delay()

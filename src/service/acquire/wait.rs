@@ -71,8 +71,8 @@ impl Acquisition {
             tokio::select! {
                 biased;
                 cancellation = self.cancelled() => return Some(cancellation.into_outcome()),
-                () = position.woken() => return None,
                 Some(()) = OptionFuture::from(end.map(tokio::time::sleep_until)) => {}
+                () = position.woken() => return None,
             }
             let since = position.unanswered_since(false);
             let Some(since) = since.filter(|_| !position.was_answered_since(self.started)) else {

@@ -22,10 +22,14 @@ pub(super) enum Fault {
     Refuse,
     /// The next call is refused at once and not executed. Later calls work.
     RefuseOne,
+    /// Attempts for several names are refused at once. Everything else works.
+    RefuseSets,
     /// Executed, but the reply is lost.
     LoseReply,
     /// Never answered, not executed.
     Hang,
+    /// The next call is never answered and not executed. Later calls work.
+    HangOne,
     /// Attempts wait in a queue of the engine without an end. Nothing is sent.
     HangUnsent,
     /// Executed, but never answered.
@@ -126,7 +130,11 @@ impl Faulty {
         }
         let fault = *self.fault.lock().unwrap();
         match fault {
-            Fault::None | Fault::HangSome | Fault::Panic => call.await,
+            Fault::None | Fault::HangSome | Fault::Panic | Fault::RefuseSets => call.await,
+            Fault::HangOne => {
+                self.set(Fault::None);
+                std::future::pending().await
+            }
             Fault::Refuse => Err(EngineError::new("faulty", op, true, "refused").not_sent()),
             Fault::RefuseOne => {
                 // The calls after it are in progress before the error arrives.
@@ -171,6 +179,9 @@ impl Engine for Faulty {
         }
         if *self.fault.lock().unwrap() == Fault::HangUnsent {
             return std::future::pending().await;
+        }
+        if *self.fault.lock().unwrap() == Fault::RefuseSets && claim.keys().len() > 1 {
+            return Err(EngineError::new("faulty", "acquire", true, "refused").not_sent());
         }
         claim.mark_sent();
         let _attempt = Attempt::begin(self);

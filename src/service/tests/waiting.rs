@@ -36,13 +36,15 @@ async fn an_attempt_without_an_answer_prolongs_a_wait_by_a_second_at_most() {
         let other = another(&engine);
         let held = take(&other, "n", options(30_000, 0)).await;
         let started = tokio::time::Instant::now();
-        let waiting = waiter(&locks, "n", 2000);
+        let waiting = [waiter(&locks, "n", 2000), waiter(&locks, "n", 2000)];
         tokio::time::sleep(ms(1900)).await;
         other.release(&held).await.unwrap();
         engine.hang();
-        let outcome = waiting.await.unwrap().unwrap();
-        assert!(matches!(outcome, Outcome::Busy), "{outcome:?}");
-        assert!(started.elapsed() <= ms(3000), "{:?}", started.elapsed());
+        for call in waiting {
+            let outcome = call.await.unwrap().unwrap();
+            assert!(matches!(outcome, Outcome::Busy), "{outcome:?}");
+            assert!(started.elapsed() <= ms(3000), "{:?}", started.elapsed());
+        }
     }
 }
 
@@ -118,6 +120,54 @@ async fn a_failed_attempt_keeps_its_position_before_later_ones() {
         task.await.unwrap();
     }
     assert_eq!(*served.lock().unwrap(), [0, 1, 2, 3]);
+}
+
+/// For example because another name of these claims lies on a server that is down.
+#[tokio::test(start_paused = true)]
+async fn claims_that_keep_failing_do_not_stop_other_waiters_of_a_name() {
+    let (engine, locks) = service();
+    engine.set(faults::Fault::RefuseSets);
+    let mut failing = Vec::new();
+    for _ in 0..200 {
+        let locks = locks.clone();
+        failing.push(tokio::spawn(async move {
+            locks
+                .acquire(&[key("n"), key("other")], options(30_000, 60_000), None)
+                .await
+        }));
+    }
+    tokio::time::sleep(ms(1000)).await;
+    let began = tokio::time::Instant::now();
+    let lease = take(&locks, "n", options(30_000, 60_000)).await;
+    assert!(began.elapsed() <= ms(600), "{:?}", began.elapsed());
+    locks.release(&lease).await.unwrap();
+    for call in failing {
+        let error = call.await.unwrap().unwrap_err();
+        assert!(error.message.contains("refused"), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_request_fails_one_local_waiter_and_not_those_behind_it() {
+    let (engine, locks) = service();
+    engine.keep_no_queue();
+    engine.set(faults::Fault::HangOne);
+    let calls: Vec<_> = (0..3).map(|_| waiter(&locks, "n", 60_000)).collect();
+    tokio::time::sleep(ms(1000)).await;
+    // The store answers other calls meanwhile.
+    take(&locks, "other", options(30_000, 1000)).await;
+    for (i, call) in calls.into_iter().enumerate() {
+        match call.await.unwrap() {
+            Ok(Outcome::Acquired(lease)) => {
+                assert!(i > 0, "its request was lost");
+                locks.release(&lease).await.unwrap();
+            }
+            outcome => assert!(
+                i == 0 && outcome.is_err_and(|error| error.code == Code::Store),
+                "call {i}"
+            ),
+        }
+    }
 }
 
 /// If the store keeps no queue, one local waiter calls it. The others do not take its missing answer for a busy lock.

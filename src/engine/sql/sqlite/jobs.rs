@@ -7,7 +7,8 @@
 //! Attempts go in the order of arrival until the oldest one has waited for [`OVERLOAD`]; then the newest goes first, as in
 //! `attempt_queue.rs`: after a stall the oldest are about to time out, and in the order of arrival so would be every later one.
 
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -167,14 +168,59 @@ pub(super) struct Receiver {
     changes: mpsc::UnboundedReceiver<Job>,
     reads: mpsc::UnboundedReceiver<Job>,
     attempts: mpsc::UnboundedReceiver<Attempt>,
-    /// The attempts that were received, in the order of arrival.
-    waiting: VecDeque<Attempt>,
+    waiting: Waiting,
+}
+
+/// The attempts that were received, in the order of arrival.
+#[derive(Default)]
+struct Waiting {
+    attempts: VecDeque<Attempt>,
+    /// How many of them there are for each first name.
+    names: HashMap<Key, usize>,
 }
 
 /// A job of attempts, and its arrival.
 struct Attempt {
     since: Instant,
+    /// The first name.
+    name: Key,
     job: Job,
+}
+
+impl Waiting {
+    fn push(&mut self, attempt: Attempt) {
+        *self.names.entry(attempt.name.clone()).or_default() += 1;
+        self.attempts.push_back(attempt);
+    }
+
+    /// Takes the next attempt: the oldest one, or under overload the oldest one for the name of the newest one, so that the
+    /// waiters of a name keep their order.
+    fn take(&mut self) -> Option<Job> {
+        // The oldest time out first: without this they would stay below the newest while the overload lasts.
+        while self.attempts.front().is_some_and(|attempt| attempt.job.is_cancelled()) {
+            self.remove(0);
+        }
+        let mut index = 0;
+        if self.attempts.front()?.since.elapsed() > OVERLOAD {
+            let name = &self.attempts.back()?.name;
+            index = match self.names.get(name) {
+                Some(2..) => self.attempts.iter().position(|attempt| attempt.name == *name)?,
+                _ => self.attempts.len() - 1,
+            };
+        }
+        self.remove(index)
+    }
+
+    fn remove(&mut self, index: usize) -> Option<Job> {
+        let Attempt { name, job, .. } = self.attempts.remove(index)?;
+        if let Entry::Occupied(mut count) = self.names.entry(name) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        Some(job)
+    }
 }
 
 pub(super) fn queue() -> (Sender, Receiver) {
@@ -190,7 +236,7 @@ pub(super) fn queue() -> (Sender, Receiver) {
         changes: changes_receiver,
         reads: reads_receiver,
         attempts: attempts_receiver,
-        waiting: VecDeque::new(),
+        waiting: Waiting::default(),
     };
     (sender, receiver)
 }
@@ -201,9 +247,9 @@ impl Sender {
         let part = match job {
             Job::Renew(..) | Job::Transfer(..) | Job::Release(..) | Job::ForceRelease(..) => &self.changes,
             Job::Inspect(..) | Job::List(..) => &self.reads,
-            Job::Acquire(..) => {
-                let since = Instant::now();
-                let _ = self.attempts.send(Attempt { since, job });
+            Job::Acquire(ref claims, ..) => {
+                let (since, name) = (Instant::now(), claims[0].keys()[0].clone());
+                let _ = self.attempts.send(Attempt { since, name, job });
                 return;
             }
         };
@@ -218,17 +264,17 @@ impl Receiver {
     /// Cancel-safe: no job is lost.
     pub(super) async fn next(&mut self, batch: &mut Vec<Job>) -> bool {
         let mut next = None;
-        if self.waiting.is_empty() {
+        if self.waiting.attempts.is_empty() {
             tokio::select! {
                 biased;
                 Some(job) = self.changes.recv() => next = Some(job),
                 Some(job) = self.reads.recv() => next = Some(job),
-                Some(attempt) = self.attempts.recv() => self.waiting.push_back(attempt),
+                Some(attempt) = self.attempts.recv() => self.waiting.push(attempt),
                 else => return false,
             }
         }
         while let Ok(attempt) = self.attempts.try_recv() {
-            self.waiting.push_back(attempt);
+            self.waiting.push(attempt);
         }
         let mut claims = 0;
         for part in 0..3 {
@@ -250,18 +296,7 @@ impl Receiver {
         match part {
             0 => self.changes.try_recv().ok(),
             1 => self.reads.try_recv().ok(),
-            _ => {
-                // The oldest time out first: without this they would stay below the newest while the overload lasts.
-                while self.waiting.front().is_some_and(|attempt| attempt.job.is_cancelled()) {
-                    self.waiting.pop_front();
-                }
-                let oldest = self.waiting.front()?;
-                let next = match oldest.since.elapsed() > OVERLOAD {
-                    true => self.waiting.pop_back(),
-                    false => self.waiting.pop_front(),
-                };
-                next.map(|attempt| attempt.job)
-            }
+            _ => self.waiting.take(),
         }
     }
 }
@@ -310,11 +345,24 @@ mod tests {
         let next = names(&mut receiver).await;
         assert_eq!(next.len(), BATCH);
         assert_eq!(next[..3], ["n1009", "n1008", "n1007"]);
+        // Attempts for one name keep their order.
+        let mut same: Vec<Answer> = Vec::new();
+        for _ in 0..2 {
+            let (job, answer) = attempt(3000);
+            sender.send(job);
+            same.push(answer);
+        }
+        let (mut batch, second) = (Vec::new(), same.pop());
+        assert!(receiver.next(&mut batch).await);
+        let is_first = |job: &Job| matches!(job, Job::Acquire(_, _, reply) if !reply.sender.is_closed());
+        drop(same);
+        assert!(!is_first(&batch[0]) && is_first(&batch[1]));
+        drop(second);
         // Their callers left: the attempts that remain are dropped.
         drop(answers);
         let (job, _answer) = attempt(2000);
         sender.send(job);
         assert_eq!(names(&mut receiver).await, ["n2000"]);
-        assert!(receiver.waiting.is_empty());
+        assert!(receiver.waiting.attempts.is_empty() && receiver.waiting.names.is_empty());
     }
 }
