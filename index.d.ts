@@ -28,27 +28,31 @@ export type Json = string | number | boolean | null | readonly Json[] | { readon
  * - `LOCK_INVALID_ARGUMENT`: an argument is invalid; nothing was sent to the store.
  * - `LOCK_TIMEOUT`: the name was still busy after `waitMs`. Only `acquire` and `using` reject with it.
  * - `LOCK_LOST`: the lease ended before it was released.
- * - `LOCK_CLOSED`: the `LockService` is closed.
+ * - `LOCK_CLOSED`: the `LockService` is closed, or is closing.
  * - `LOCK_STORE`: the store failed, did not answer within `storeTimeoutMs`, or granted the lock after its lease had expired.
  */
 export type LockErrorCode = 'LOCK_INVALID_ARGUMENT' | 'LOCK_TIMEOUT' | 'LOCK_LOST' | 'LOCK_CLOSED' | 'LOCK_STORE'
 
-/** The options of `acquire`, `tryAcquire` and `using`. Durations are in milliseconds, or text with a unit. */
+/** The options of `acquire`, `tryAcquire`, `using` and `tryUsing`. Durations are in milliseconds, or text with a unit. */
 export interface AcquireOptions {
   /**
-   * The duration of the lease from each grant and renewal: more than 0, at most 2147483648 (2^31) ms.
+   * The duration of the lease from each grant and renewal: more than 0, at most 2147483648 (2^31) ms. More than 24 h, or less than
+   * 100 ms with renewal, is probably in the wrong unit: it emits one `HoldfastWarning` (`HOLDFAST_TTL`). On Redis a
+   * hand-off grants a waiter at most the first 2 s; a renewal extends the lease to `ttlMs` some 10 ms later.
    * @default 30000
    */
   ttlMs?: Duration | undefined
   /**
    * The longest time to wait for a busy name: 0 (one attempt) to `Infinity`. `tryAcquire` ignores it and does not wait.
+   * The default of `tryUsing` is 0.
    * With a slow store the call may take longer: the store has at least 1 s to answer.
    * @default 10000
    */
   waitMs?: Duration | undefined
   /**
    * Whether a native thread renews the lease at a third of its ttl, also while the event loop is blocked. Leases that are
-   * due at about the same time are renewed together, up to a tenth of that third earlier.
+   * due at about the same time are renewed together, up to a tenth of that third earlier. With `false` the lease ends after `ttlMs`,
+   * but the renewal after a hand-off still takes place: a process that ends before it leaves a lease of at most 2 s.
    * @default true
    */
   renew?: boolean | undefined
@@ -72,19 +76,27 @@ export interface AcquireOptions {
    */
   minHoldMs?: Duration | undefined
   /**
+   * What a call that waits does while the store cannot be reached or does not answer. `'fail'`: it rejects with `LOCK_STORE`
+   * after `storeTimeoutMs`. `'wait'`: it tries again for `waitMs`, and then rejects with `LOCK_STORE`; after an
+   * outage that is longer than `storeTimeoutMs`, the order of the waiters may be another one. Errors that no waiting ends, such as a
+   * wrong password, reject at once in both cases.
+   * @default 'fail'
+   */
+  onStoreError?: 'fail' | 'wait' | undefined
+  /**
    * Stored with the lock while it is held; `inspect` and `list` return it. At most 16384 bytes of JSON.
    * @default none
    */
   metadata?: Json | object | undefined
 }
 
-/** The options of `acquireAndExecute`, as an object. */
-export interface ExecuteOptions {
+/** The options of `acquireAndExecute`, as an object: those of `using`, with other defaults of `waitMs` and `renew`. */
+export interface ExecuteOptions extends AcquireOptions {
   /** The name of the lock: 1 to 512 bytes of UTF-8. */
   name: string
   /**
    * The ttl of the lease in **seconds**, fractions allowed: more than 0, at most 2147483.648. Without `renew` the lock expires
-   * after this time.
+   * after this time. `ttlMs` may be used instead.
    * @default 30
    */
   ttlSeconds?: number | undefined
@@ -98,23 +110,99 @@ export interface ExecuteOptions {
    * @default false
    */
   renew?: boolean | undefined
+}
+
+/** The result of `tryUsing`: the result of `fn`, or the holder of the busy name, if `fn` was not called. */
+export type Attempt<T> =
+  { readonly ran: true; readonly value: T } | { readonly ran: false; readonly holder: Holder | null }
+
+/**
+ * The options of `oncePer`: those of `acquire` but `minHoldMs`, and the period. The `minHoldMs` and `maxHoldMs` of the service's `defaults` do
+ * not apply.
+ */
+export interface OncePerOptions extends Omit<AcquireOptions, 'minHoldMs'> {
   /**
-   * The minimum hold in milliseconds: after a shorter job the name stays busy until this time has passed since the grant.
-   * @default 0
+   * After a run that succeeded the name stays busy until this time has passed since its begin: more than 0, at most
+   * 2147483648 (2^31) ms. Shorter than the interval of the schedule by at least the difference of the machines' clocks, or the next
+   * run is skipped as well: for example 50 minutes for an hourly job.
    */
-  minHoldMs?: Duration | undefined
-  /** Cancels the wait: the promise rejects with `signal.reason`. */
+  periodMs: Duration
+  /**
+   * The longest time to wait for a busy name: 0 (one attempt) to `Infinity`. A call that waits runs the job in the place of an instance
+   * that fails.
+   * @default 1000
+   */
+  waitMs?: Duration | undefined
+}
+
+/** The options of `elect`. The `minHoldMs` and `maxHoldMs` of the service's `defaults` do not apply. */
+export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimitMs' | 'metadata'> {
+  /** Ends the election like `stop()`. */
+  signal?: SignalLike | undefined
+  /**
+   * What follows when `fn` throws. `false`: the election ends, and `done` rejects with the error. `true`: this candidate
+   * waits for the leadership again, after a pause of about 100 ms that doubles up to 30 s, and is about 100 ms again after a leadership
+   * of a minute. The same pause follows when `fn` returns, and after each leadership of less than 1 s.
+   * @default false
+   */
+  restart?: boolean | undefined
+  /**
+   * With `restart`: receives what `fn` threw.
+   * @default a `HoldfastWarning` (`HOLDFAST_ELECTION`) with the error
+   */
+  onError?: ((error: unknown) => void) | undefined
+  /**
+   * Lets the process exit while this is the only thing that it waits for. The attempt of a `lazy` service to connect keeps the process
+   * alive, for at most `storeTimeoutMs`.
+   * @default false
+   */
+  unref?: boolean | undefined
+}
+
+/** The leadership that `fn` of `elect` gets. */
+export interface Leadership {
+  readonly name: string
+  /** The fencing token: larger than that of every earlier leader. Pass it to what must refuse an earlier leader. */
+  readonly term: bigint
+  /** Aborts when the leadership ends: after a loss with a `LOCK_LOST` error, after `resign()` and `stop()` with an `AbortError`. */
+  readonly signal: Signal
+  /** Whether this leadership lasts, computed at each read by the native clock. */
+  readonly isLeader: boolean
+  /** The rest of the lease in milliseconds, by the clock of this process. */
+  readonly remainingMs: number
+}
+
+/** The options of `watch`. */
+export interface WatchOptions {
+  /**
+   * The time between two reads. The name is also read when its lease ends. All iterations of a name in a service share the reads, with
+   * their shortest interval. More than 0, at most 2147483648 ms.
+   * @default 1000
+   */
+  intervalMs?: Duration | undefined
+  /** Ends the iteration: it throws `signal.reason`. */
   signal?: SignalLike | undefined
 }
 
-/** TLS settings for `rediss://` and for MongoDB with TLS: paths of PEM files. */
+/** TLS settings for `rediss://` and for MongoDB with TLS: PEM as text, or paths of PEM files, which are read for each connection. */
 export interface TlsOptions {
-  /** The certificate authorities to trust instead of the system's. */
+  /** The certificate authorities to trust instead of the system's, as PEM text. */
+  ca?: string | undefined
+  /** The path of the file with `ca`. */
   caFile?: string | undefined
-  /** The client's certificate. For MongoDB one file contains certificate and key. */
+  /** The client's certificate, as PEM text. */
+  cert?: string | undefined
+  /** The path of the file with `cert`. For MongoDB one file contains certificate and key. */
   certFile?: string | undefined
-  /** The client's private key (Redis). */
+  /** The client's private key, as PEM text. Without it, the key is expected together with the certificate. */
+  key?: string | undefined
+  /** The path of the file with `key` (Redis). */
   keyFile?: string | undefined
+  /**
+   * The host name in the certificate of the server, if it is not the host of the URL (Redis). Sentinels are expected to have it as well.
+   * @default the host of the URL
+   */
+  servername?: string | undefined
   /**
    * Accepts any certificate. For tests only.
    * @default false
@@ -122,11 +210,62 @@ export interface TlsOptions {
   insecure?: boolean | undefined
 }
 
+/** The login of a new connection. */
+export interface Login {
+  /**
+   * The user name.
+   * @default the default user of the server
+   */
+  username?: string | undefined
+  password: string
+}
+
 /** The defaults of a service for options that a call does not set. */
-export type Defaults = Pick<AcquireOptions, 'ttlMs' | 'waitMs' | 'renew' | 'maxHoldMs' | 'stallLimitMs' | 'minHoldMs'>
+export type Defaults = Pick<
+  AcquireOptions,
+  'ttlMs' | 'waitMs' | 'renew' | 'maxHoldMs' | 'stallLimitMs' | 'minHoldMs' | 'onStoreError'
+>
 
 /** The options of `LockService.connect`. */
 export interface ConnectOptions {
+  /** The host name or IP address of one Redis node, instead of a URL. With `tls` the connection uses TLS. */
+  host?: string | undefined
+  /**
+   * The port of `host`.
+   * @default 6379
+   */
+  port?: number | undefined
+  /**
+   * The number of the database of `host`.
+   * @default 0
+   */
+  database?: number | undefined
+  /** The user name for Redis or MongoDB. The URL must not have a login then. */
+  username?: string | undefined
+  /**
+   * The password for Redis or MongoDB, not percent-encoded; for Redis also a function that returns it, which is called like
+   * `credentials`.
+   */
+  password?: string | (() => string | Promise<string>) | undefined
+  /**
+   * Returns the login for a new connection to Redis, for passwords that rotate and tokens that expire. It is called before every
+   * new connection, also after a server refused a login. If it has no answer within half of `storeTimeoutMs`, for example because
+   * the event loop is blocked, the connection uses the last login. An error of it is a retryable `LOCK_STORE`. It does not keep the
+   * process alive.
+   */
+  credentials?: (() => Login | Promise<Login>) | undefined
+  /**
+   * How long `connect` tries again while the store cannot be reached or does not answer, in milliseconds: 0 to 2147483648 ms. For
+   * services that start together with their store.
+   * @default 0
+   */
+  connectMs?: Duration | undefined
+  /**
+   * Connect at the first call instead of in `connect`. If that fails, the call rejects, and the next call tries again. The time to
+   * connect is not a part of `waitMs`, and `onStoreError` applies after it.
+   * @default false
+   */
+  lazy?: boolean | undefined
   /**
    * The prefix of every name in the store. May be empty.
    * @default 'lock:' on Redis, '' elsewhere
@@ -167,8 +306,10 @@ export interface ConnectOptions {
   onEvent?: ((event: LockEvent) => void) | undefined
 }
 
-/** The fields of every event. */
+/** The fields of the events of a lock. `JSON.stringify` of an event writes the fencing token as decimal text. */
 export interface EventBase {
+  /** The kind of the store: `redis`, `redis quorum`, `mongodb`, `sqlite`, … */
+  readonly engine: string
   /** The first of `names`. */
   readonly name: string
   readonly names: readonly string[]
@@ -211,18 +352,82 @@ export interface WaitingEvent extends EventBase {
   readonly type: 'waiting'
 }
 
-/** An event of `onEvent`, distinguished by `type`. */
-export type LockEvent = AcquiredEvent | ReleasedEvent | RenewedEvent | LostEvent | WaitingEvent
+/** A call ended because its name was busy, at once or after its wait. */
+export interface TimeoutEvent extends EventBase {
+  readonly type: 'timeout'
+  /** The time from the call to its end, in milliseconds. */
+  readonly waitedMs: number
+}
 
-/** The state of a held lock. */
+/** The caller's signal ended a call. */
+export interface AbortedEvent extends EventBase {
+  readonly type: 'aborted'
+  /** The time from the call to its end, in milliseconds. */
+  readonly waitedMs: number
+}
+
+/** A call that acquires a lock ended with an error. */
+export interface FailedEvent extends EventBase {
+  readonly type: 'failed'
+  /** The time from the call to its end, in milliseconds. */
+  readonly waitedMs: number
+  /** The code of the error. */
+  readonly code: 'LOCK_STORE' | 'LOCK_CLOSED'
+  /** The message of the error. */
+  readonly reason: string
+}
+
+/** The store answers again, after `disconnected`. */
+export interface ConnectedEvent {
+  readonly type: 'connected'
+  readonly engine: string
+  readonly name?: undefined
+  readonly names?: undefined
+}
+
+/** An operation of the store failed or had no answer in time, after one that succeeded. */
+export interface DisconnectedEvent {
+  readonly type: 'disconnected'
+  readonly engine: string
+  readonly name?: undefined
+  readonly names?: undefined
+  /** The error of the store. */
+  readonly reason: string
+}
+
+/** An event of `onEvent` and of the channel `holdfast:TYPE`, distinguished by `type`. */
+export type LockEvent =
+  | AcquiredEvent
+  | ReleasedEvent
+  | RenewedEvent
+  | LostEvent
+  | WaitingEvent
+  | TimeoutEvent
+  | AbortedEvent
+  | FailedEvent
+  | ConnectedEvent
+  | DisconnectedEvent
+
+/** The process that holds a lock. */
+export interface Holder {
+  readonly host: string
+  readonly pid: number
+  /** The time of the grant, by the store's clock. */
+  readonly since: Date
+}
+
+/** The state of a held lock. `JSON.stringify` writes the fencing token as decimal text. */
 export interface LockInfo {
   readonly name: string
   /** The rest of the lease in milliseconds, by the store's clock; `Infinity` for another tool's lock that never expires. */
   readonly remainingMs: number
-  /** The fencing token; `null` if another tool holds the name. */
+  /**
+   * The fencing token; `null` if another tool holds the name. On a MongoDB replica set a holder writes it 50 to 100 ms after the grant;
+   * `null` if it could not. On a standalone MongoDB also `null` for a lock that `acquireLock` acquired, unless its service has `onEvent`.
+   */
   readonly fencingToken: bigint | null
-  /** The process that holds the lock; `null` for another tool. `since`: the time of the grant by the store's clock. */
-  readonly holder: { readonly host: string; readonly pid: number; readonly since: Date } | null
+  /** The process that holds the lock; `null` for another tool. */
+  readonly holder: Holder | null
   /** The holder's `metadata`, or `null`. */
   readonly metadata: Json
 }
@@ -243,9 +448,20 @@ export interface LockStats {
   readonly storeErrors: number
 }
 
-/** The result of `lock.toJSON()`, and the argument of `locks.restore()`. */
+/** The result of `lock.toJSON()`, for logs. It has no owner token: `lock.transferable()` returns that. */
 export interface LockJson {
+  readonly name: string
   readonly names: readonly string[]
+  /** The fencing token in decimal digits: JSON has no bigint. */
+  readonly fencingToken: string
+  readonly isHeld: boolean
+  readonly remainingMs: number
+}
+
+/** The result of `lock.transferable()`, and the argument of `locks.restore()`. */
+export interface TransferableLock {
+  readonly names: readonly string[]
+  /** The owner token, the right to the lock: treat it as a secret. */
   readonly token: string
   /** The fencing token in decimal digits: JSON has no bigint. */
   readonly fencingToken: string
@@ -263,10 +479,17 @@ export declare class LockError extends Error {
   readonly code: LockErrorCode;
   /** Whether the same call may succeed later, without a change. */
   readonly retryable: boolean;
-  /** The (first) name of the lock, if the error concerns one. */
+  /** The name of the lock, if the error concerns one: for `LOCK_TIMEOUT` the busy one of several names, otherwise the first. */
   readonly key?: string;
   /** The store (`redis`, `mongodb`, `sqlite`, …), if the error came from it. */
   readonly engine?: string;
+  /**
+   * For `LOCK_TIMEOUT`: the process that holds `key`. `null` if another tool holds it, it became free meanwhile, or the store did
+   * not answer at once.
+   */
+  readonly holder?: Holder | null;
+  /** For `LOCK_TIMEOUT`: the rest of the holder's lease in milliseconds; `null` if it is not known. */
+  readonly remainingMs?: number | null;
   /** The error of the store's driver. For `using`: the value that `fn` threw, if the lock was lost as well. */
   readonly cause?: unknown;
   constructor(code: LockErrorCode, message: string, details?: {
@@ -274,6 +497,8 @@ export declare class LockError extends Error {
     key?: string | undefined;
     engine?: string | undefined;
     cause?: unknown;
+    holder?: Holder | null;
+    remainingMs?: number | null;
   });
 }
 /**
@@ -283,7 +508,10 @@ export declare class LockError extends Error {
  */
 export declare function isLockError<Code extends LockErrorCode = LockErrorCode>(value: unknown, code?: Code): value is LockError & {
   readonly code: Code;
-};
+} & ([Code] extends ['LOCK_TIMEOUT'] ? {
+  readonly holder: Holder | null;
+  readonly remainingMs: number | null;
+} : unknown);
 
 /**
  * A held lock. Release it with `release()` or `await using`. A lock that is renewed and dropped without a release stays held
@@ -307,7 +535,8 @@ export declare class Lock implements AsyncDisposable {
   get fencingToken(): bigint;
   /**
    * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in
-   * the store: the ttl counts from the sending of the request, less 1 % and 2 ms.
+   * the store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis it is at most
+   * 2000, until a renewal extends the lease to its ttl.
    */
   get remainingMs(): number;
   /** Whether the lease is held: `remainingMs` is not 0. Computed at each read, so also right after the process was suspended. */
@@ -319,21 +548,94 @@ export declare class Lock implements AsyncDisposable {
    * lease.
    * @param ttlMs more than 0, at most 2147483648 (2^31) ms, or text with a unit
    * @throws `LOCK_LOST` when the lease is lost or was released, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * await lock.extend('1m')
    */
   extend(ttlMs: Duration): Promise<void>;
   /**
    * Releases the lock. `isHeld` is `false` from the call on.
-   * @returns `true`: this call released it. `false`: it was released before, or is lost
+   * @returns `true`: this call released it. `false`: it was released before, or is lost. One `true` can be wrong: the reply to a
+   * request was lost, and the repeated request found the lock gone. That is taken for the effect of the first request, although
+   * the store may have lost its data, or the lease may have expired, in between
    * @throws `LOCK_STORE` when the store did not answer within `storeTimeoutMs`; the release is repeated in the background
+   *
+   * @example
+   * if (!(await lock.release())) console.log('it was lost')
    */
   release(): Promise<boolean>;
-  /** Releases the lock like `release()`, but never rejects, so that it hides no error of the block. */
+  /**
+   * Releases the lock like `release()`, but never rejects, so that it hides no error of the block.
+   *
+   * @example
+   * await using lock = await locks.acquire('order:42')
+   */
   [Symbol.asyncDispose](): Promise<void>;
   /**
    * Returns what another process needs to transfer the lock to itself with `locks.restore()`. The owner token in it is the
    * right to do that: treat it as a secret. It is valid for one `restore()`.
+   *
+   * @example
+   * channel.send(JSON.stringify(lock.transferable())) // there: await locks.restore(text)
+   */
+  transferable(): TransferableLock;
+  /**
+   * Returns what `JSON.stringify` shows, for logs: never the owner token. {@link transferable} returns it.
+   *
+   * @example
+   * console.log(JSON.stringify({ message: 'acquired', lock }))
    */
   toJSON(): LockJson;
+}
+
+/**
+ * A candidate for the leadership of a name, from `locks.elect()`. It waits in the queue of the name until it leads.
+ *
+ * @example
+ * const election = locks.elect('scheduler', { ttlMs: '10s' }, ({ signal }) => runScheduler(signal))
+ * console.log(election.isLeader, election.term)
+ * await election.stop()
+ */
+export declare class Election implements AsyncDisposable {
+  /**
+   * Resolves when the election has ended: after `stop()`, an abort of the option `signal`, or `close()` of the service, when `fn`
+   * has settled and the lock is released. Rejects with what `fn` threw, unless `restart` is set, with a `LOCK_STORE` that no
+   * waiting ends, such as a wrong password, and with `LOCK_CLOSED` if the service was closed before.
+   */
+  readonly done: Promise<void>;
+  private constructor();
+  /** Whether this candidate leads now, by the native clock. `false` from `resign()`, `stop()` and a loss on. */
+  get isLeader(): boolean;
+  /** The fencing token of the current leadership: larger than that of every earlier leader. `null` while another one leads. */
+  get term(): bigint | null;
+  /**
+   * Ends the current leadership: aborts its `signal`, waits until `fn` has settled, and releases the lock. Then this candidate
+   * waits at the end of the queue. On a store without a queue it may lead again at once. Without a leadership it has no effect. Do not
+   * await it in `fn`, which it waits for.
+   *
+   * @example
+   * const election = locks.elect('scheduler', ({ signal }) => runScheduler(signal))
+   * await election.resign()
+   * await election.stop()
+   */
+  resign(): Promise<void>;
+  /**
+   * Ends the election: like {@link resign}, but does not lead again. Resolves when `fn` has settled and the lock is released, and
+   * never rejects: {@link done} does. Do not await it in `fn`.
+   *
+   * @example
+   * const election = locks.elect('scheduler', ({ signal }) => runScheduler(signal))
+   * process.once('SIGTERM', () => election.stop())
+   * await election.stop()
+   */
+  stop(): Promise<void>;
+  /**
+   * Ends the election like {@link stop}.
+   *
+   * @example
+   * await using election = locks.elect('scheduler', ({ signal }) => runScheduler(signal))
+   */
+  [Symbol.asyncDispose](): Promise<void>;
 }
 
 /**
@@ -342,25 +644,35 @@ export declare class Lock implements AsyncDisposable {
  */
 export declare class LockService implements AsyncDisposable {
   /**
-   * Connects to a store, and contacts it once before the promise resolves. Rejects after `storeTimeoutMs` (5 s by default).
+   * Connects to a store, and contacts it once before the promise resolves. Rejects after `storeTimeoutMs` (5 s by default), with
+   * `connectMs` later. With `lazy` it resolves at once, and the first call connects.
    *
    * | target | store |
    * |---|---|
    * | none | `HOLDFAST_URL` in the environment if set, otherwise a SQLite file of this machine in the user's state folder: for development |
    * | `memory:` or `memory:NAME` | this process only, for unit tests |
    * | `sqlite:PATH` | every process on this machine |
-   * | `redis://`, `rediss://` | Redis 6.2 or later, one node |
+   * | `redis://`, `rediss://` (TLS), `redis+unix:///PATH` (a socket) | Redis 6.2 or later, one node |
    * | `redis+sentinel://h1,h2,h3/MASTER`, `rediss+sentinel://…` | the Redis master of that name, which its sentinels report |
    * | `redis+cluster://h1,h2,h3`, `rediss+cluster://…` | Redis Cluster 7.0 or later |
    * | a list of three or more `redis://` or `rediss://` | a quorum of independent Redis nodes: a lock is held if a majority of them has it |
-   * | `mongodb://`, `mongodb+srv://` | MongoDB 4.4 or later: standalone or replica set |
+   * | `mongodb://`, `mongodb+srv://` | MongoDB 5.0 or later: standalone or replica set |
+   *
+   * `valkey` may replace `redis` in a URL. `{ host, port, database }` is one Redis node without a URL.
+   *
+   * A target that is present but `undefined`, `null` or empty is rejected, and so is an empty `HOLDFAST_URL`: probably a setting
+   * is missing. With `NODE_ENV=production` the embedded store emits one `HoldfastWarning` (`HOLDFAST_EMBEDDED_STORE`).
    *
    * @throws `LOCK_STORE` when the store cannot be reached within `storeTimeoutMs` or rejects the connection,
    * `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const locks = await LockService.connect('redis://127.0.0.1:6379', { defaults: { ttlMs: '1m' } })
    */
-  static connect(target?: Target | readonly Target[], options?: ConnectOptions): Promise<LockService>;
+  static connect(): Promise<LockService>;
+  static connect(target: Target | readonly Target[], options?: ConnectOptions): Promise<LockService>;
   static connect(options: ConnectOptions & {
-    url?: Target | readonly Target[] | undefined;
+    url?: Target | readonly Target[];
   }): Promise<LockService>;
   private constructor();
   /**
@@ -370,19 +682,31 @@ export declare class LockService implements AsyncDisposable {
    * @returns `true`: this service holds the lock. `false`: the name is busy, or the lease ended before a blocked event loop
    * received it
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * if (await locks.acquireLock('report', 60)) {
+   *   await sendReport().finally(() => locks.releaseLock('report'))
+   * }
    */
   acquireLock(name: string, ttlSeconds?: number): Promise<boolean>;
   /**
    * The gist's `releaseLock`: releases a lock that `acquireLock` of this service acquired, and never another holder's lock.
    * @returns `true`: this call released it. `false`: this service did not hold it (not acquired, expired, or transferred)
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * if (!(await locks.releaseLock('report'))) console.log('the lease had ended')
    */
   releaseLock(name: string): Promise<boolean>;
   /**
    * The gist's `acquireAndExecute`: makes one attempt, calls `fn` while it holds the lock, and releases the lock. The lease is
-   * renewed only with `renew: true`; without it the lock expires after the ttl, also while `fn` runs.
+   * renewed only with `renew: true`; without it the lock expires after the ttl, also while `fn` runs. The process does not exit by
+   * itself while `fn` runs.
    * @returns the result of `fn`; `undefined`, without a call of `fn`, if the name is busy
    * @throws the error of `fn`, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`; with `signal`: `signal.reason`
+   *
+   * @example
+   * await locks.acquireAndExecute({ name: 'report', ttlSeconds: 60, minHoldMs: '30s' }, () => sendReport())
    */
   acquireAndExecute<T>(options: ExecuteOptions, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
   acquireAndExecute<T>(name: string, ttlSeconds: number | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>;
@@ -391,40 +715,119 @@ export declare class LockService implements AsyncDisposable {
    * Acquires a lock on one name, or on all of up to 1000 names at the same time, and waits while a name is busy.
    * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
    * `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const lock = await locks.acquire(['account:1', 'account:2'], { waitMs: '5s' })
+   * await sendReport().finally(() => lock.release())
    */
   acquire(names: string | readonly string[], options?: AcquireOptions): Promise<Lock>;
   /**
    * Acquires a lock like `acquire`, but makes one attempt and does not wait.
    * @returns the lock; `null` if a name is busy
    * @throws `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const lock = await locks.tryAcquire('report')
+   * console.log(lock ? 'acquired' : 'busy')
+   * await lock?.release()
    */
   tryAcquire(names: string | readonly string[], options?: AcquireOptions): Promise<Lock | null>;
   /**
-   * Acquires a lock like `acquire`, calls `fn` while it holds the lock, and releases the lock.
+   * Acquires a lock like `acquire`, calls `fn` while it holds the lock, and releases the lock. The process does not exit by itself
+   * while `fn` runs.
    * @returns the result of `fn`
    * @throws `LOCK_LOST` after the end of `fn` when the lease was lost while `fn` ran (`cause`: the error of `fn`, if it threw);
    * otherwise the error of `fn`; `LOCK_TIMEOUT`, `signal.reason`, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const receipt = await locks.using('order:42', { waitMs: '5s' }, async (lock) => {
+   *   return charge('order:42', { signal: lock.signal, fencingToken: lock.fencingToken })
+   * })
    */
   using<T>(names: string | readonly string[], options: AcquireOptions | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>;
   using<T>(names: string | readonly string[], fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>;
   /**
-   * Transfers a lock of another process or service to this service, from its `toJSON()` or the JSON text of that. The lock gets a
-   * new owner token. From then on the former holder can neither extend nor release it. It finds its lock lost at its next
+   * Calls `fn` like `using` if the name is free. Otherwise returns the holder: another process does the job already. Makes one
+   * attempt; with `waitMs` it waits that long.
+   * @returns `{ ran: true, value }` with the result of `fn`; `{ ran: false, holder }`, without a call of `fn`, if a name is busy
+   * @throws as `using`, without `LOCK_TIMEOUT`
+   *
+   * @example
+   * const attempt = await locks.tryUsing('report', () => createReport())
+   * if (!attempt.ran) console.log('skipped: running on', attempt.holder?.host)
+   */
+  tryUsing<T>(names: string | readonly string[], options: AcquireOptions | undefined, fn: (lock: Lock) => T | PromiseLike<T>): Promise<Attempt<T>>;
+  tryUsing<T>(names: string | readonly string[], fn: (lock: Lock) => T | PromiseLike<T>): Promise<Attempt<T>>;
+  /**
+   * Calls `fn` once per period, in the process that calls first: for jobs of a schedule that runs in every instance. Calls `fn` like
+   * `tryUsing`, but waits for a busy name for 1 s. When `fn` returns, the name stays busy for the rest of `periodMs`. When it throws,
+   * the name is free at once, and a call that waits, or the next one, runs the job. When the store does not answer at the end of the
+   * job, the call resolves, and the end is repeated in the background for 5 minutes, or for the ttl if that is longer. Until that
+   * succeeds, the name is free after the end of the lease.
+   * @returns as `tryUsing`; `holder` is the process that runs the job or ran it, or `null` where the store does not know it
+   * @throws as `tryUsing`
+   *
+   * @example
+   * await locks.oncePer('report', { periodMs: '50m' }, () => sendReport())
+   */
+  oncePer<T>(name: string, options: OncePerOptions, fn: (lock: Lock) => T | PromiseLike<T>): Promise<Attempt<T>>;
+  /**
+   * Takes part in the election of a leader. Waits in the queue of the name, without a limit and through outages of the store, calls `fn`
+   * while this process leads, and waits again when `fn` has settled. `fn` should run until its `signal` aborts. A leader that ignores
+   * the signal runs at the same time as its successor; a resource that refuses smaller values of `term` is safe. `close({ drainMs })`
+   * ends the election, and the next candidate leads as soon as `fn` has settled.
+   * @throws `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const election = locks.elect('scheduler', { ttlMs: '10s' }, async ({ signal, term }) => {
+   *   while (!signal.aborted) await runNextTask({ signal, fencingToken: term })
+   * })
+   * await election.stop()
+   */
+  elect(name: string, options: ElectOptions | undefined, fn: (leadership: Leadership) => unknown): Election;
+  elect(name: string, fn: (leadership: Leadership) => unknown): Election;
+  /**
+   * Watches the holder of a name: yields the state at first, and after each change of the holder. Reads the name once per `intervalMs`,
+   * and only while `next()` waits; holders in between are not seen. Outages of the store are no change. Ends when the service is closed.
+   * @throws while it is iterated: `signal.reason` after an abort, `LOCK_STORE` if no waiting ends it; at the call: `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * for await (const leader of locks.watch('scheduler')) {
+   *   console.log('leader:', leader?.holder?.host ?? 'none')
+   *   if (leader === null) break
+   * }
+   */
+  watch(name: string, options?: WatchOptions): AsyncIterableIterator<LockInfo | null>;
+  /**
+   * Transfers a lock of another process or service to this service, from its `transferable()` or the JSON text of that. The lock
+   * gets a new owner token. From then on the former holder can neither extend nor release it. It finds its lock lost at its next
    * renewal or call, so transfer a lock only after its former holder has finished its work.
    * @throws `LOCK_LOST` when the lease has ended or was already transferred, `LOCK_STORE`, `LOCK_CLOSED`,
    * `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const text = JSON.stringify(lock.transferable()) // in the other process
+   * const mine = await locks.restore(text)
+   * await mine.release()
    */
-  restore(json: LockJson | string): Promise<Lock>;
+  restore(transferable: TransferableLock | string): Promise<Lock>;
   /**
    * Reads the holder of a name.
    * @returns the state of the lock; `null` if the name is free
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const info = await locks.inspect('order:42')
+   * console.log(info ? `held by process ${info.holder?.pid}` : 'free')
    */
   inspect(name: string): Promise<LockInfo | null>;
   /**
    * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Each page has `storeTimeoutMs`.
    * @returns the locks, sorted by the bytes of their names
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * for (const { name, remainingMs } of await locks.list({ prefix: 'order:' })) console.log(name, remainingMs)
    */
   list(options?: {
     prefix?: string | undefined;
@@ -433,16 +836,62 @@ export declare class LockService implements AsyncDisposable {
    * Releases a name, no matter which owner holds it. The holder loses the lock at its next renewal.
    * @returns `true`: the name was held and is free now. `false`: it was free
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * console.log((await locks.forceRelease('order:42')) ? 'released' : 'it was free')
    */
   forceRelease(name: string): Promise<boolean>;
-  /** Returns the counters of this service. */
+  /**
+   * Makes one round trip to the store, for a health check.
+   * @returns its duration in milliseconds
+   * @throws `LOCK_STORE` when the store does not answer within `storeTimeoutMs`, `LOCK_CLOSED`
+   *
+   * @example
+   * console.log(`the store answers in ${await locks.ping()} ms`)
+   */
+  ping(): Promise<number>;
+  /**
+   * Returns a view of this service: a `LockService` on the same connections whose names begin with `prefix` in the store, after
+   * `keyPrefix`. Results and errors of the view have the names without it; a name and the prefix have at most 512 bytes together.
+   * `onEvent` receives the whole names. Counters are those of the service, and `close()` closes the service.
+   *
+   * @example
+   * const billing = locks.withPrefix('billing:')
+   * await billing.using('invoice:7', sendInvoice) // the lock "billing:invoice:7"
+   *
+   * @throws `LOCK_INVALID_ARGUMENT`
+   */
+  withPrefix(prefix: string): LockService;
+  /**
+   * Returns the counters of this service.
+   *
+   * @example
+   * console.log(locks.stats().waiting)
+   */
   stats(): LockStats;
   /**
    * Releases the held locks, ends waits with `LOCK_CLOSED`, and closes the connections. A lock that was held is lost to its
-   * holder: its `signal` aborts with `LOCK_LOST`, and `using` rejects with it. Later calls reject with `LOCK_CLOSED`. Takes at
-   * most `storeTimeoutMs`, or up to 1 s longer when the store does not answer. May be called again.
+   * holder: its `signal` aborts with `LOCK_LOST`, and `using` rejects with it. The abort comes before the release in the store,
+   * and before the promise resolves. Later calls reject with `LOCK_CLOSED`. Takes at most `storeTimeoutMs`, or up to 1 s longer
+   * when the store does not answer or the event loop is blocked. May be called again.
+   *
+   * With `drainMs`, jobs end first: new calls reject with `LOCK_CLOSED` and waits end at once, but the locks that are held are
+   * renewed, and can be extended and released, until all of them and all jobs under `using` have ended, or `drainMs` has passed.
+   * A job that has lost its lock counts as well. `close()` without `drainMs` ends a drain.
+   * @param options `drainMs`: 0 to 2147483648 ms, or text with a unit. Default: 0
+   * @throws `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * process.once('SIGTERM', () => locks.close({ drainMs: '20s' }))
    */
-  close(): Promise<void>;
-  /** Closes the service like `close()`. */
+  close(options?: {
+    drainMs?: Duration | undefined;
+  }): Promise<void>;
+  /**
+   * Closes the service like `close()`.
+   *
+   * @example
+   * await using locks = await LockService.connect('memory:')
+   */
   [Symbol.asyncDispose](): Promise<void>;
 }

@@ -1,8 +1,9 @@
 'use strict'
 
-// `lib/` is compiled to `dist/`. Each name is exported by itself, so that an ES module can import it.
+// The build bundles `lib/` to `dist/index.js`. Each name is exported by itself, so that an ES module can import it.
 const surface = require('./dist/index.js')
 
+module.exports.Election = surface.Election
 module.exports.isLockError = surface.isLockError
 module.exports.Lock = surface.Lock
 module.exports.LockError = surface.LockError

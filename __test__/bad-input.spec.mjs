@@ -6,8 +6,8 @@ import { inspect } from 'node:util'
 import { LockService } from '../index.js'
 import { calls, extensions, tokens } from './bad-input/calls.mjs'
 import { connections, secret } from './bad-input/connections.mjs'
-import { KINDS, suite } from './stores.mjs'
-import { assertLockError, rejection, rejects } from './tools.mjs'
+import { connectWith, KINDS, suite } from './stores.mjs'
+import { assertLockError, rejection, rejects, wrong } from './tools.mjs'
 
 /** Runs one bad call. Returns what is wrong with its rejection, if anything. */
 async function complaint(call, argument, isShown) {
@@ -44,13 +44,13 @@ for (const kind of Object.keys(KINDS)) {
       const [a, b] = await place.connectAll(2)
       const lock = await b.acquire('held', { metadata: { untouched: true } })
       const before = await b.inspect('held')
-      const rows = calls(lock.toJSON())
+      const rows = calls(lock.transferable())
       assert.ok(rows.length >= 100)
       t.diagnostic(`${rows.length} bad calls`)
       const exactly = (message, shown) => message.endsWith(`, got ${shown}`)
       await rejectsAll(rows, ([name, args, argument, shown]) => [() => a[name](...args), argument, shown], exactly)
       await rejectsAll(extensions, ([ttlMs, shown]) => [() => lock.extend(ttlMs), 'ttlMs', shown], exactly)
-      const json = lock.toJSON()
+      const json = lock.transferable()
       await rejectsAll(
         tokens,
         (token) => [() => a.restore({ ...json, token }), 'token', token],
@@ -106,15 +106,17 @@ for (const kind of Object.keys(KINDS)) {
 
 it('durations may be text with a unit, and the error of a misspelt option suggests the right one', async () => {
   const locks = await LockService.connect('memory:durations', { storeTimeoutMs: '2s', defaults: { ttlMs: '1m' } })
-  for (const [ttlMs, expected] of [
+  /** @type {[import('../index.js').Duration | undefined, number][]} */
+  const durations = [
     ['250ms', 250],
     ['30s', 30_000],
     ['1.5m', 90_000],
     ['1h', 3_600_000],
     [undefined, 60_000],
-  ]) {
+  ]
+  for (const [ttlMs, expected] of durations) {
     const lock = await locks.acquire('n', { ttlMs, renew: false })
-    assert.equal(lock.toJSON().ttlMs, expected)
+    assert.equal(lock.transferable().ttlMs, expected)
     await lock.release()
   }
   const lock = await locks.acquire('n', { renew: false })
@@ -133,7 +135,7 @@ it('durations may be text with a unit, and the error of a misspelt option sugges
     const { message } = await rejects(locks.acquire('n', { [name]: 5 }), 'LOCK_INVALID_ARGUMENT')
     assert.ok(message.endsWith(` (did you mean ${meant}?), got "${name}"`), message)
   }
-  const { message } = await rejects(locks.acquire('n', { colour: 5 }), 'LOCK_INVALID_ARGUMENT')
+  const { message } = await rejects(locks.acquire('n', wrong({ colour: 5 })), 'LOCK_INVALID_ARGUMENT')
   assert.doesNotMatch(message, /did you mean/)
   await locks.close()
 })
@@ -143,7 +145,7 @@ it('every bad connection is rejected, and no password is shown', async () => {
   process.env.HOLDFAST_URL = 'memory:bad-input'
   const complaints = []
   for (const [args, argument, shown] of connections) {
-    const error = await LockService.connect(...args).then(
+    const error = await connectWith(...args).then(
       (service) => service.close().then(() => new Error('it connected')),
       (thrown) => thrown,
     )

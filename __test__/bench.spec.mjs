@@ -1,27 +1,32 @@
-// The benchmark runs with every contender. No test asserts speed.
+// The benchmark runs with every contender in every part, and fails when a contender does not do what is measured. No test asserts
+// speed.
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
 import { mkdtemp, readdir, readFile, rm, writeFile } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
-import { after, before, describe, it, test } from 'node:test'
+import { after, before, describe, it } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
+import { startContender } from '../bench/contender-process.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
-const REDIS = [
-  'holdfast',
+const IOREDIS = [
   'ioredis',
   'ioredis-auto',
-  'node-redis',
-  'valkey-glide',
   'redis-semaphore',
   'redis-semaphore-auto',
   'verrou',
   'verrou-auto',
   'redlock',
+  'redlock-auto',
   'redlock-universal',
+  'redlock-universal-auto',
 ]
+const REDIS = ['holdfast', ...IOREDIS, 'node-redis', 'valkey-glide']
+const WAYS = ['holdfast-using', 'holdfast-observed', 'holdfast-options', 'holdfast-new', 'holdfast-lock']
+const TRANSPORT = ['holdfast', 'holdfast-using', 'holdfast-lock', ...IOREDIS]
+const CLUSTER = TRANSPORT.filter((name) => !name.startsWith('redlock-universal'))
 const QUORUM = [
   'holdfast',
   'redlock',
@@ -32,24 +37,48 @@ const QUORUM = [
   'redlock-universal-auto',
 ]
 const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
-const WAYS = ['holdfast-using', 'holdfast-options', 'holdfast-new', 'holdfast-lock']
-const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB, ...WAYS])]
-const STANDALONE = /MongoDB \S+ \(standalone\)$/
-const REPLICA_SET = /MongoDB \S+ \(replica set with 1 member, majority\)$/
+const SERVICE = ['holdfast', 'redlock', 'redlock-auto', 'redis-semaphore', 'redis-semaphore-auto', 'no-lock']
+const STANDALONE = /MongoDB \d[\d.]+ \(standalone\)$/
+const ONE_MEMBER = /MongoDB \d[\d.]+ \(replica set with 1 member, majority\)$/
+const THREE_MEMBERS = /MongoDB \d[\d.]+ \(replica set with 3 members, majority\)$/
 
-/** The parts that have a table for each number of calls in flight. */
-const FIELDS = [
-  { title: /^Pairs, Redis \S+$/, contenders: [...REDIS, ...WAYS], loads: [1, 16, 64, 256, 1024] },
-  { title: both(/^Pairs, /, STANDALONE), contenders: MONGODB, loads: [1, 64, 256] },
-  { title: both(/^Pairs, /, REPLICA_SET), contenders: MONGODB, loads: [1, 64, 256] },
-  { title: /^Pairs, Redis \S+, 0\.5 ms more per round trip$/, contenders: REDIS, loads: [1, 64, 1024], tripMs: 0.5 },
-  { title: /^Pairs, Redis \S+, 2 ms more per round trip$/, contenders: REDIS, loads: [1, 64, 1024], tripMs: 2 },
-  { title: /^Failed tries, Redis \S+$/, contenders: REDIS, loads: [1, 64] },
+/** The tables of the report: their contenders, and the loads of a smoke test, the smallest and the largest of each. */
+const TABLES = [
+  { title: /^Pairs, Redis \d[\d.]+$/, contenders: [...REDIS, ...WAYS], loads: [1, 1024] },
+  { title: both(/^Pairs, /, STANDALONE), contenders: MONGODB, loads: [1, 256] },
+  { title: both(/^Pairs, /, ONE_MEMBER), contenders: MONGODB, loads: [1, 256] },
+  { title: both(/^Pairs, /, THREE_MEMBERS), contenders: MONGODB, loads: [1, 256] },
+  { title: /^Pairs, Redis \d[\d.]+, TLS$/, contenders: TRANSPORT, loads: [1, 1024] },
+  { title: /^Pairs, Redis \d[\d.]+, Cluster of three masters$/, contenders: CLUSTER, loads: [1, 1024] },
+  { title: /^Pairs, Redis \d[\d.]+, Sentinel$/, contenders: TRANSPORT, loads: [1, 1024] },
+  { title: /^Pairs, Redis \d[\d.]+, 0\.5 ms more per round trip$/, contenders: REDIS, loads: [1, 1024], tripMs: 0.5 },
+  { title: /^Pairs, Redis \d[\d.]+, 2 ms more per round trip$/, contenders: REDIS, loads: [1, 1024], tripMs: 2 },
+  { title: /^Failed tries, Redis \d[\d.]+$/, contenders: REDIS, loads: [1, 64] },
   { title: both(/^Failed tries, /, STANDALONE), contenders: MONGODB, loads: [1, 64] },
-  { title: both(/^Failed tries, /, REPLICA_SET), contenders: MONGODB, loads: [1, 64] },
-  { title: /^Pairs, quorum of 3 × Redis \S+$/, contenders: QUORUM, loads: [1, 64] },
-  { title: /^Pairs, quorum of 5 × Redis \S+$/, contenders: QUORUM, loads: [1, 64] },
+  { title: both(/^Failed tries, /, ONE_MEMBER), contenders: MONGODB, loads: [1, 64] },
+  { title: /^Pairs, quorum of 3 × Redis \d[\d.]+$/, contenders: QUORUM, loads: [1, 64] },
+  { title: /^Pairs, quorum of 5 × Redis \d[\d.]+$/, contenders: QUORUM, loads: [1, 64] },
+  {
+    title: /^HTTP service, Redis \d[\d.]+$/,
+    contenders: SERVICE,
+    loads: ['200 in flight, 1 000 orders', '200 in flight, 100 000 orders'],
+  },
 ]
+const ALL = [...new Set(TABLES.flatMap(({ contenders }) => contenders))]
+
+const WAITING = [
+  '1 waiter',
+  '100 waiters in 4 processes',
+  '16 waiters in 16 processes',
+  '100 waiters in 4 processes that wait for 0.5 s',
+]
+const HANDOFFS = {
+  'Hand-offs': {
+    contenders: ['holdfast', 'redlock', 'redis-semaphore', 'verrou'],
+    titles: [...WAITING, '1 waiter, 1 ms more per round trip'],
+  },
+  'Hand-offs on MongoDB': { contenders: ['holdfast', 'gist', 'mongodb-lock', 'locco'], titles: WAITING },
+}
 
 function both(start, end) {
   return new RegExp(start.source + end.source)
@@ -68,37 +97,45 @@ const bench = (args, env = {}) =>
     env: { ...process.env, ...env },
   })
 
-describe('npm run bench -- --quick', () => {
-  let sections
-  before(
-    async () => {
-      const { stdout } = await bench([])
-      sections = Object.fromEntries(
-        stdout
-          .split(/^## /m)
-          .slice(1)
-          .map((part) => [part.split('\n', 1)[0], part]),
-      )
-    },
-    { timeout: 300_000 },
+/** Splits Markdown at its headings of one level. Returns the parts by their titles. */
+const split = (text, level) =>
+  Object.fromEntries(
+    text
+      .split(new RegExp(`^${level} `, 'm'))
+      .slice(1)
+      .map((part) => [part.split('\n', 1)[0], part]),
   )
 
+describe('npm run bench -- --quick', () => {
+  let folder, stdout, reports, sections
+  before(
+    async () => {
+      folder = await mkdtemp(join(tmpdir(), 'holdfast-bench-'))
+      stdout = (await bench(['--out', folder])).stdout
+      reports = split(stdout, '#')
+      sections = split(reports.Benchmark, '##')
+    },
+    { timeout: 500_000 },
+  )
+  after(() => rm(folder, { recursive: true }))
+
   it('has every part', () => {
+    assert.deepEqual(Object.keys(reports), ['Benchmark', ...Object.keys(HANDOFFS), 'Held leases'])
     const titles = Object.keys(sections)
-    assert.equal(titles.length, FIELDS.length + 3, titles.join())
+    assert.equal(titles.length, TABLES.length + 3, titles.join())
     assert.deepEqual([titles[0], titles[1], titles.at(-1)], ['Summary', 'Contenders', 'Import and installed size'])
   })
 
-  for (const [index, { title, contenders, loads, tripMs }] of FIELDS.entries()) {
-    it(`measures every contender at every load: ${title.source}`, () => {
+  for (const [index, { title, contenders, loads, tripMs }] of TABLES.entries()) {
+    it(`measures every contender: ${title.source}`, () => {
       const [name, section] = Object.entries(sections)[index + 2]
       assert.match(name, title)
       const [before, ...parts] = section.split(/^### /m)
       // The exact delay depends on the load of the machine; a missing delay is a failure.
-      if (tripMs) assert.ok(Number(/PING through this proxy takes (\S+) ms/.exec(before)[1]) > tripMs / 3, before)
+      if (tripMs) assert.ok(Number(/PING through this proxy takes (\S+) ms/.exec(before)?.[1]) > tripMs / 3, before)
       assert.deepEqual(
         parts.map((part) => part.split('\n', 1)[0]),
-        loads.map((load) => `${load} in flight`),
+        loads.map((load) => (typeof load === 'number' ? `${load} in flight` : load)),
       )
       for (const part of parts) {
         const rows = rowsOf(part)
@@ -106,17 +143,27 @@ describe('npm run bench -- --quick', () => {
           rows.map(([, contender]) => contender),
           contenders,
         )
-        const width = part
+        const columns = part
           .split('\n')
           .find((line) => line.startsWith('| |'))
-          .split('|').length
+          .split('|')
         for (const row of rows) {
-          assert.equal(row.length, width)
-          for (const cell of row.slice(2, -1)) assert.ok(parseFloat(cell) > 0, row.join())
+          assert.equal(row.length, columns.length)
+          for (const [at, cell] of row.entries()) {
+            // The service without locks sends nothing to the server.
+            const mayBeZero = row[1] === 'no-lock' && /server|requests|scripts|bytes/.test(columns[at])
+            if (at > 1 && at < row.length - 1 && !(mayBeZero && parseFloat(cell) === 0))
+              assert.ok(parseFloat(cell) > 0, row.join())
+          }
         }
       }
     })
   }
+
+  it('has the event-loop delay of the service', () => {
+    const name = Object.keys(sections).find((title) => title.startsWith('HTTP service'))
+    assert.match(sections[name ?? ''], /^\| \| requests per second \|.*\| event-loop delay, p99, µs \|/m)
+  })
 
   it('compares holdfast with the fastest library at every load', () => {
     const rows = sections.Summary.split('\n')
@@ -124,127 +171,188 @@ describe('npm run bench -- --quick', () => {
       .map((line) => line.split(' | '))
     assert.equal(
       rows.length,
-      FIELDS.reduce((sum, { loads }) => sum + loads.length, 0),
+      TABLES.reduce((sum, { loads }) => sum + loads.length, 0),
     )
     for (const [, , library, ratio] of rows) {
       assert.match(library, /^(redis-semaphore|verrou|redlock|redlock-universal|mongodb-lock)(-auto)?$/)
       assert.ok(parseFloat(ratio) > 0, ratio)
     }
+    const withUsing = rows.filter(([title, , , , using]) => title.includes('Redis') && parseFloat(using) > 0)
+    assert.equal(withUsing.length, TABLES.filter(({ contenders }) => contenders.includes('holdfast-using')).length * 2)
   })
 
   it('describes what every contender does and how it is configured', () => {
     const rows = rowsOf(sections.Contenders)
-    assert.deepEqual(
-      rows.map(([, contender]) => contender),
-      ALL,
-    )
+    assert.deepEqual(rows.map(([, contender]) => contender).sort(), [...ALL].sort())
     for (const [, , kind, does, setting] of rows) {
       assert.match(kind, /^(library|driver|code)$/)
       assert.match(does, /owner check/)
       assert.match(does, /fencing token/)
       assert.match(does, /renew/)
-      assert.ok(setting.length > 0)
+      assert.ok(setting.length > 0 && setting !== 'undefined')
     }
   })
 
   it('measures import time and size of every contender', () => {
     const rows = rowsOf(sections['Import and installed size'])
     assert.deepEqual(
-      rows.map(([, contender]) => contender.split(' ')[0]),
-      ALL.filter((contender) => !/-auto$|^holdfast-/.test(contender)),
+      rows.map(([, contender]) => contender.split(' ')[0]).sort(),
+      ALL.filter((contender) => !/-auto$|^holdfast-|^no-lock$/.test(contender)).sort(),
     )
     for (const row of rows) for (const cell of row.slice(2, -1)) assert.ok(parseFloat(cell) > 0, row.join())
   })
-})
 
-describe('npm run bench', () => {
-  let folder
-  before(async () => (folder = await mkdtemp(join(tmpdir(), 'holdfast-bench-'))))
-  after(() => rm(folder, { recursive: true }))
+  for (const [report, { contenders, titles }] of Object.entries(HANDOFFS)) {
+    it(`measures the hand-offs of every contender: ${report}`, () => {
+      assert.match(reports[report], /A round trip \(the median [^)]+\) takes [1-9]\d* /)
+      const parts = split(reports[report], '##')
+      assert.deepEqual(Object.keys(parts), titles)
+      for (const [title, part] of Object.entries(parts)) {
+        const rows = rowsOf(part)
+        assert.deepEqual([...new Set(rows.map(([, name]) => name))], contenders)
+        for (const [, name, , ...cells] of rows) {
+          // An idle waiter of holdfast may send no command in this time.
+          const mayBeZero = title.includes('wait for') && name === 'holdfast'
+          for (const cell of cells.slice(0, -1))
+            assert.ok(parseFloat(cell) >= (mayBeZero ? 0 : Number.MIN_VALUE), `${name}: ${cells}`)
+        }
+      }
+    })
+  }
 
-  it('writes the report, the figures and the plots', { timeout: 120_000 }, async () => {
-    const { stdout } = await bench(['--only', 'pairs', '--ms', '20', '--out', folder])
-    const files = ['results-loop.svg', 'results.json', 'results.md', 'results.svg']
-    assert.deepEqual((await readdir(folder)).sort(), files)
-    const [loop, json, report, svg] = await Promise.all(files.map((file) => readFile(join(folder, file), 'utf8')))
-    assert.equal(`${report}\n`, stdout)
+  it('measures what held leases cost', () => {
+    const rows = rowsOf(reports['Held leases'])
+    assert.deepEqual(
+      rows.map(([, name]) => name),
+      ['holdfast', 'redlock', 'redis-semaphore'],
+    )
+    for (const [, name, , ...cells] of rows) {
+      const [, , cpu, requests, commands, bytes, , lost] = cells.map(parseFloat)
+      // The memory growth of 200 leases is noise.
+      for (const figure of [cpu, requests, commands, bytes]) assert.ok(figure > 0, `${name}: ${cells}`)
+      assert.equal(lost, 0, name)
+    }
+  })
+
+  it('writes the reports, the figures and the plots', async () => {
+    const texts = ['results', 'results-handoff', 'results-handoff-mongodb', 'results-leases'].map(
+      (name) => `${name}.md`,
+    )
+    const plots = ['results.svg', 'results-loop.svg']
+    assert.deepEqual((await readdir(folder)).sort(), [...texts, ...plots, 'results.json'].sort())
+    const contents = (names) => Promise.all(names.map((name) => readFile(join(folder, name), 'utf8')))
+    assert.equal((await contents(texts)).map((text) => `${text}\n`).join(''), stdout)
+    const [json] = await contents(['results.json'])
     const { loads } = JSON.parse(json).sections.pairs[0]
-    const [, section] = report.split(/^## Pairs, Redis/m)
-    const shown = rowsOf(section)
+    const [, pairs] = Object.entries(sections)[2]
+    const shown = rowsOf(pairs)
       .filter(([, contender]) => contender === 'holdfast')
       .map(([, , perSecond]) => parseFloat(perSecond))
+    assert.equal(shown.length, TABLES[0].loads.length)
     for (const [index, [load, contenders]] of Object.entries(loads).entries()) {
       assert.deepEqual(Object.keys(contenders), [...REDIS, ...WAYS], load)
       const kept = contenders.holdfast.perSecond[1]
       assert.ok(
         Math.abs(kept / shown[index] - 1) < 0.001,
-        `${load} in flight: results.json has ${kept}, results.md has ${shown[index]}`,
+        `${load}: results.json has ${kept}, results.md ${shown[index]}`,
       )
     }
-    for (const plot of [svg, loop])
-      for (const contender of REDIS) assert.ok(plot.includes(`>${contender}</text>`), contender)
-  })
-
-  it('fails when a contender does not do what is measured', { timeout: 60_000 }, async () => {
-    const addon = join(folder, 'busy.cjs')
-    const busy = JSON.stringify({ code: 'LOCK_TIMEOUT', message: 'the name was busy', retryable: true, cause: null })
-    const acquire = `acquire: async () => { throw ${JSON.stringify(busy)} }`
-    await writeFile(
-      addon,
-      `exports.LockService = class { static { Object.assign(this.prototype, { ${acquire}, close() {} }) } }
-      exports.connect = async () => new exports.LockService()`,
-    )
-    const failure = await bench(['--only', 'quorum'], { NAPI_RS_NATIVE_LIBRARY_PATH: addon }).catch((error) => error)
-    assert.equal(failure.code, 1)
-    assert.match(failure.stderr, /was busy[^]*holdfast ended with 1/)
-  })
-
-  it('rejects an unknown part', async () => {
-    const failure = await bench(['--only', 'pears']).catch((error) => error)
-    assert.equal(failure.code, 1)
-    assert.match(failure.stderr, /--only pears: one of pairs, delayed, tries, quorum, footprint/)
+    for (const plot of await contents(plots))
+      for (const contender of [...REDIS, 'holdfast-using']) assert.ok(plot.includes(`>${contender}</text>`), contender)
   })
 })
 
-test('npm run bench:leases -- --quick measures what held leases cost', { timeout: 120_000 }, async () => {
-  const { stdout } = await promisify(execFile)(process.execPath, ['bench/leases.mjs', '--quick'], { cwd: root })
-  const rows = rowsOf(stdout)
-  assert.deepEqual(
-    rows.map(([, name]) => name),
-    ['holdfast', 'redlock', 'redis-semaphore'],
-  )
-  for (const [, name, , ...cells] of rows) {
-    const [, , cpu, requests, commands, bytes, , lost] = cells.map(parseFloat)
-    // The memory growth of 200 leases is noise.
-    for (const figure of [cpu, requests, commands, bytes]) assert.ok(figure > 0, `${name}: ${cells}`)
-    assert.equal(lost, 0, name)
+describe('a contender that does not do what is measured', { concurrency: 2 }, () => {
+  let folder
+  before(async () => (folder = await mkdtemp(join(tmpdir(), 'holdfast-bench-'))))
+  after(() => rm(folder, { recursive: true }))
+
+  /** Writes an addon without a store. `acquire` is the code of its acquisitions, `release` that of its releases. */
+  async function addonOf(name, acquire, release = '') {
+    const file = join(folder, `${name}.cjs`)
+    const service = `acquire: async () => { ${acquire} }, acquireByName: async () => true, releaseByName: async () => true`
+    await writeFile(
+      file,
+      `exports.LockService = class {}
+      Object.assign(exports.LockService.prototype, { ${service}, setRunsJobs() {}, stats: () => '{"lost":0}', close: async () => {} })
+      exports.connect = async () => new exports.LockService()
+      exports.release = async (id) => { ${release}; return 'token 1 1000 true' }
+      exports.finish = async () => null
+      exports.forget = () => null`,
+    )
+    return file
+  }
+
+  async function assertFails(part, addon, reason) {
+    const env = { NAPI_RS_NATIVE_LIBRARY_PATH: addon }
+    const failure = await bench(['--only', part, '--contenders', 'holdfast'], env).catch((error) => error)
+    assert.equal(failure.code, 1)
+    assert.match(failure.stderr, reason)
+  }
+
+  const SILENT = /holdfast sent 0\.\d\d commands per call/
+  const NO_LOCK = {
+    pairs: SILENT,
+    tls: SILENT,
+    cluster: SILENT,
+    sentinel: SILENT,
+    delayed: SILENT,
+    quorum: SILENT,
+    tries: /was not busy[^]*holdfast ended with 1/,
+    service: /order \d+ has two holders/,
+    handoff: /n has two holders[^]*holdfast ended with 1/,
+    'handoff-mongodb': /n has two holders[^]*holdfast ended with 1/,
+    leases: /holdfast has 0 of 200 leases/,
+  }
+  for (const [part, reason] of Object.entries(NO_LOCK)) {
+    it(`it grants everything: ${part}`, { timeout: 120_000 }, async () => {
+      await assertFails(part, await addonOf(part, 'return 1'), reason)
+    })
+  }
+
+  it('it excludes callers of its own process only: handoff', { timeout: 120_000 }, async () => {
+    const acquire =
+      'const before = last; let end; last = new Promise((ended) => (end = ended)); await before; return ends.push(end)'
+    const addon = await addonOf('local', `${acquire}`, 'ends[id - 1]()')
+    await writeFile(addon, `const ends = []; let last; ${await readFile(addon, 'utf8')}`)
+    await assertFails('handoff', addon, /holdfast: the lock had two holders/)
+  })
+
+  const busy = JSON.stringify({ code: 'LOCK_TIMEOUT', message: 'the name was busy', retryable: true, cause: null })
+  for (const part of ['pairs', 'service']) {
+    it(`it grants nothing: ${part}`, { timeout: 120_000 }, async () => {
+      const addon = await addonOf(`busy-${part}`, `throw ${JSON.stringify(busy)}`)
+      await assertFails(part, addon, /the name was busy[^]* ended with 1/)
+    })
   }
 })
 
-for (const [script, contenders] of [
-  ['handoff', ['holdfast', 'redlock', 'redis-semaphore', 'verrou']],
-  ['handoff-mongodb', ['holdfast', 'gist', 'mongodb-lock', 'locco']],
-]) {
-  test(
-    `npm run bench:${script} -- --quick measures the hand-offs of every contender`,
-    { timeout: 180_000 },
-    async () => {
-      const { stdout } = await promisify(execFile)(process.execPath, [`bench/${script}.mjs`, '--quick'], { cwd: root })
-      const sections = stdout.split(/^## /m).slice(1)
-      const titles = ['1 waiter', '100 waiters in 4 processes', '100 waiters in 4 processes that wait for 0.5 s']
-      assert.deepEqual(
-        sections.map((section) => section.split('\n', 1)[0]),
-        titles,
-      )
-      for (const [index, section] of sections.entries()) {
-        const rows = rowsOf(section)
-        assert.deepEqual([...new Set(rows.map(([, name]) => name))], contenders)
-        for (const [, name, , ...cells] of rows) {
-          // An idle waiter of holdfast may send no command in this time.
-          for (const cell of cells.slice(0, -1))
-            assert.ok(parseFloat(cell) > 0 || (index === 2 && name === 'holdfast'), `${name}: ${cells}`)
-        }
-      }
-    },
-  )
-}
+describe('a contender', () => {
+  it('makes a call per loop in a measurement of 0 ms', async () => {
+    const contender = await startContender('holdfast', { urls: ['memory:'] })
+    try {
+      const { count, p50Us } = await contender.ask({ what: 'pair', inFlight: 4, ms: 0, prefix: 'n' })
+      assert.equal(count, 4)
+      assert.ok(p50Us >= 0)
+    } finally {
+      await contender.close()
+    }
+  })
+})
+
+describe('the arguments', () => {
+  it('rejects an unknown part', async () => {
+    const failure = await bench(['--only', 'pears']).catch((error) => error)
+    assert.equal(failure.code, 1)
+    assert.match(
+      failure.stderr,
+      /--only pears: one of pairs, tls, cluster, .*, service, footprint, handoff, handoff-mongodb/,
+    )
+  })
+
+  it('rejects an unknown contender', async () => {
+    const failure = await bench(['--only', 'footprint', '--contenders', 'padlock']).catch((error) => error)
+    assert.equal(failure.code, 1)
+    assert.match(failure.stderr, /--contenders padlock: choose from holdfast, ioredis, /)
+  })
+})

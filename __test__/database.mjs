@@ -1,22 +1,22 @@
 // A separate MongoDB database for one test, in which the default collection can be shared with other tools.
-import { MongoClient } from 'mongodb'
 import { Gist } from './gist.mjs'
+import { withMongo } from './mongodb-client.mjs'
 import { random, serverUrl } from './stores.mjs'
 
 /** Returns the body of a test that runs on a separate database. */
 export const withDatabase = (kind, body) => async (store, t) => {
-  const url = new URL(serverUrl(kind))
+  const url = new URL(String(serverUrl(kind)))
   url.pathname = `/holdfast_gist_${random()}`
   store.target = url.href
   store.options = {}
-  const client = await MongoClient.connect(store.target)
-  const collection = client.db().collection('locks')
-  try {
-    await body({ store, t, collection, gist: new Gist(collection) })
-    await collection.deleteMany({})
-  } finally {
-    await store.closeServices()
-    await client.db().dropDatabase()
-    await client.close()
-  }
+  await withMongo(store.target, async (client) => {
+    const collection = client.db().collection('locks')
+    try {
+      await body({ store, t, collection, gist: new Gist(collection) })
+      await collection.deleteMany({})
+    } finally {
+      await store.closeServices()
+      await client.db().dropDatabase()
+    }
+  })
 }

@@ -3,7 +3,7 @@ import assert from 'node:assert/strict'
 import { start } from './children/start.mjs'
 import { suspend } from './waiter-processes.mjs'
 import { KINDS, suite } from './stores.mjs'
-import { until, waiting } from './tools.mjs'
+import { median, until, waiting } from './tools.mjs'
 
 const TTL_MS = 400
 /** Time for a hand-off to the next waiter, beyond the lease. */
@@ -11,8 +11,6 @@ const HANDOFF_MS = 250
 /** Slack for a busy machine. A single round may still be slower: the machine may stall for a second. */
 const SLACK_MS = 500
 const ROUNDS = 3
-
-const median = (values) => [...values].sort((one, other) => one - other)[values.length >> 1]
 
 /** Applies `fault` to the process of the first waiter. Resolves to the time from the release to the second waiter's grant. */
 async function measureHandOff(store, t, round, fault) {

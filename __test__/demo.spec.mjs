@@ -80,6 +80,7 @@ describe('npm run demo', { concurrency: 2 }, () => {
   })
 
   test('an unusable store ends the demo with a message of one sentence', { timeout: TIMEOUT_MS }, async () => {
+    /** @type {[string, RegExp][]} */
     const cases = [
       ['memory:', /^demo: memory: is a store of one process/],
       ['redis://user:secret@127.0.0.1:1', /^demo: redis: connect failed/],
@@ -99,7 +100,11 @@ describe('npm run demo', { concurrency: 2 }, () => {
 describe('the verdict', () => {
   const NAMES = ['one', 'two']
 
-  /** Judges the record of two correct rounds after `change` has modified it. */
+  /**
+   * Judges the record of two correct rounds after `change` has modified it.
+   *
+   * @param {(entries: any[]) => unknown} [change]
+   */
   function verdict(change = () => {}) {
     const database = new Database()
     const job = (name, worker, token) => {
@@ -120,7 +125,7 @@ describe('the verdict', () => {
     // The order of the record decides, not the resolution of the clock.
     const spread = () => database.entries.forEach((entry, index) => Object.assign(entry, { at: index * 100 }))
     spread()
-    change(database.entries, database)
+    change(database.entries)
     spread()
     return judge(database.entries, NAMES, 1).map(({ ok }) => ok)
   }
@@ -236,13 +241,13 @@ test('reasonToBuild names a missing or outdated addon, and nothing otherwise', (
     mkdirSync(join(folder, 'src', 'deep'), { recursive: true })
     const others = ['Cargo.toml', 'holdfast.some-other.node'].map((name) => join(folder, name))
     for (const file of [source, ...others]) writeFileSync(file, '')
-    assert.match(reasonToBuild(folder), /no addon/)
+    assert.match(String(reasonToBuild(folder)), /no addon/)
     writeFileSync(addon, '')
     const [now, later] = [new Date(), new Date(Date.now() + 60_000)]
     utimesSync(addon, now, later)
     assert.equal(reasonToBuild(folder), undefined)
     utimesSync(source, now, new Date(Date.now() + 120_000))
-    assert.match(reasonToBuild(folder), /older than its sources/)
+    assert.match(String(reasonToBuild(folder)), /older than its sources/)
   } finally {
     rmSync(folder, { recursive: true, force: true })
   }

@@ -1,4 +1,4 @@
-// Runs every block of docs/from-the-gist.md against a real server, together with the packages that it names.
+// Runs every block of the pages for services with locks in MongoDB against a real server, together with the packages that they name.
 import assert from 'node:assert/strict'
 import { createRequire } from 'node:module'
 import { after, before, test } from 'node:test'
@@ -6,13 +6,13 @@ import { promisify } from 'node:util'
 import vm from 'node:vm'
 import { installDependencies } from '../scripts/setup.mjs'
 import { withDatabase } from './database.mjs'
-import { blocksOf, root } from './readme/blocks.mjs'
+import { blocksOf, oneLine, root } from './readme/blocks.mjs'
 import { Project } from './readme/run.mjs'
 import { missing, suite } from './stores.mjs'
 import { rejects } from './tools.mjs'
 
-const DOCUMENT = 'docs/from-the-gist.md'
-const blocks = blocksOf(DOCUMENT)
+const DOCUMENTS = ['docs/from/gist.md', 'docs/from/mongodb-lock.md', 'docs/from/locco.md']
+const blocks = DOCUMENTS.flatMap(blocksOf)
 const packages = createRequire(`${root}/bench/package.json`)
 
 let project
@@ -20,7 +20,7 @@ before(() => {
   if (missing('mongodb')) return
   installDependencies('bench')
   project = new Project()
-  project.alsoHas('mongodb-lock', '@kontsedal/locco')
+  project.alsoHas('bench', 'mongodb-lock', '@kontsedal/locco')
 })
 after(() => project?.close())
 
@@ -50,8 +50,8 @@ const TESTS = {
     assert.deepEqual([before.did.sendReport, after.did.sendReport], [1, 1])
     assert.deepEqual(await collections(), { leases: 0, locks: 1 }, 'mongodb-lock keeps its documents')
   },
-  'const old = mongoDbLock(': ({ js, ...given }) => {
-    const run = async () => (await js(undefined, { README_DRIVER: 'mongodb3' })).did.sendReport
+  'const old = mongoDbLock(': (given) => {
+    const run = async () => (await given.js(undefined, { README_DRIVER: 'mongodb3' })).did.sendReport
     return assertNeedsBoth({ ...given, run, leases: 'leases', old: holdMongodbLock })
   },
   '-const { Locker': async ({ diff, collections }) => {
@@ -59,10 +59,10 @@ const TESTS = {
     assert.deepEqual([before.did.sendReport, after.did.sendReport], [1, 1])
     assert.deepEqual(await collections(), { locks: 0, 'locco-locks': 0 })
   },
-  'retryTimes: 5 ': ({ js, ...given }) => {
+  'retryTimes: 5 ': (given) => {
     // Both locks report a busy name by an error.
     const run = () =>
-      js().then(
+      given.js().then(
         ({ did }) => did.sendReport,
         (error) => (assert.match(error.message, /RetryError|LOCK_TIMEOUT/), 0),
       )
@@ -74,16 +74,16 @@ const testsOf = (code) => Object.keys(TESTS).filter((text) => code.includes(text
 
 test('every block has a test, and every test a block', () => {
   assert.deepEqual(
-    blocks.filter(({ code }) => testsOf(code).length !== 1).map(({ line }) => `line ${line}`),
+    blocks.filter(({ code }) => testsOf(code).length !== 1).map(({ document, line }) => `${document}:${line}`),
     [],
   )
   assert.equal(blocks.length, Object.keys(TESTS).length)
 })
 
-suite('mongodb', `every block of ${DOCUMENT}`, (test) => {
-  for (const { line, language, code } of blocks) {
+suite('mongodb', 'every block of the pages for locks in MongoDB', (test) => {
+  for (const { document, line, language, code } of blocks) {
     test(
-      `line ${line}, ${language}`,
+      `${document}:${line}, ${language}`,
       withDatabase('mongodb', async ({ store, collection, t }) => {
         const env = { README_MONGODB_URL: store.target }
         await TESTS[testsOf(code)[0]]({
@@ -107,8 +107,6 @@ async function counts(database) {
     await Promise.all(names.map(async (name) => [name, await database.collection(name).countDocuments()])),
   )
 }
-
-const oneLine = (text) => text.trim().split(/\s+/).join(' ')
 
 /** Asserts that a text block is the error of `connect` while this index exists. */
 async function assertMessage({ code, store, collection }, key, options) {

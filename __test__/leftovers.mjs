@@ -1,6 +1,6 @@
 // Lists what is stored under a prefix, read by other clients than holdfast: locks without a caller, queues, metadata.
-import { MongoClient } from 'mongodb'
 import { LockService } from '../index.js'
+import { withMongo } from './mongodb-client.mjs'
 import { openRedis } from './redis-client.mjs'
 
 /**
@@ -35,19 +35,15 @@ const READERS = {
       for (const client of clients) client.disconnect()
     }
   },
-  mongodb: async (target, { keyPrefix = '', collection = 'locks' }) => {
-    const client = new MongoClient(target)
-    try {
+  mongodb: (target, { keyPrefix = '', collection = 'locks' }) =>
+    withMongo(target, async (client) => {
       const isExpired = { $and: [{ $ne: [{ $type: '$expiresAt' }, 'missing'] }, { $lte: ['$expiresAt', '$$NOW'] }] }
       const documents = client.db().collection(collection).find({}, { projection: { isExpired } })
       const locks = (await documents.toArray()).map(({ _id, isExpired }) => ({ name: String(_id), isExpired }))
       return locks
         .filter(({ name }) => name.startsWith(keyPrefix))
         .map(({ name, isExpired }) => ({ what: 'lock', name: name.slice(keyPrefix.length), isExpired }))
-    } finally {
-      await client.close()
-    }
-  },
+    }),
 }
 
 /** Opens one client for each server that holds keys. */
@@ -56,10 +52,8 @@ function redisClients(target) {
   const { protocol, host, pathname } = new URL(
     target.replace(/^(\S+:\/\/)([^/]*)/, (_, scheme, hosts) => scheme + hosts.split(',')[0]),
   )
-  const hosts = /^[^/]+\/\/([^/]*)/
-    .exec(target)[1]
-    .split(',')
-    .map((each) => new URL(`redis://${each}`))
+  const [, list] = /** @type {RegExpExecArray} */ (/^[^/]+\/\/([^/]*)/.exec(target))
+  const hosts = list.split(',').map((each) => new URL(`redis://${each}`))
   if (protocol === 'redis+cluster:') return hosts.map((url) => openRedis(url.href))
   if (protocol === 'redis+sentinel:') {
     const sentinels = hosts.map(({ hostname, port }) => ({ host: hostname, port: Number(port) }))

@@ -1,19 +1,12 @@
 // The cost of the queue in MongoDB: operations while calls wait, operations per hand-off, and what is left.
 import assert from 'node:assert/strict'
-import { MongoClient } from 'mongodb'
+import { directUrl, withMongo } from './mongodb-client.mjs'
 import { WaiterProcesses } from './waiter-processes.mjs'
 import { proxySuite } from './proxy.mjs'
-import { sleep, until, waiting } from './tools.mjs'
+import { later, sleep, until, waiting } from './tools.mjs'
 
 /** Runs `body` with the server's database on the official driver. */
-async function withDriver({ server }, body) {
-  const client = await MongoClient.connect(`mongodb://127.0.0.1:${server.port}/holdfast?directConnection=true`)
-  try {
-    return await body(client.db())
-  } finally {
-    await client.close()
-  }
-}
+const withDriver = ({ server }, body) => withMongo(directUrl(server.port), (client) => body(client.db()))
 
 /** Lists the operations on the locks that the server's profiler records while `body` runs. */
 const operations = (fixture, body) =>
@@ -28,29 +21,33 @@ const operations = (fixture, body) =>
   })
 
 /** Counts the waiters for `n`. */
-const positions = ({ options, ...fixture }) =>
+const positions = (fixture) =>
   withDriver(
     fixture,
-    async (db) => (await db.collection('locks').findOne({ _id: `${options.keyPrefix}n` }))?.queue?.length ?? 0,
+    async (db) => (await db.collection('locks').findOne({ _id: fixture.key('n') }))?.queue?.length ?? 0,
   )
 
-/** Starts `each` waiters for `n` in each of `processes` processes. */
-async function gather(t, { server, options }, { processes, each }) {
-  const waiters = new WaiterProcesses(t, { url: server.url, options })
-  const children = await waiters.processes(processes)
-  const expected = []
-  for (let index = 0; index < processes * each; index++) {
-    expected.push(`w${index}`)
-    await waiters.enqueue(children[index % processes], `w${index}`)
-  }
-  return { waiters, expected }
+/** How long a document may stay: less than a ttl and than an unconfirmed hand-off, so that it was deleted and did not expire. */
+const GONE_MS = 8000
+
+/**
+ * Waits until the collection is empty. A release without an answer is repeated in the background, and `using` does not report
+ * it, so a document may stay for a moment where the server stands still.
+ */
+async function assertNoDocument(fixture) {
+  let left = []
+  const isEmpty = async (db) => (left = await db.collection('locks').find().toArray()).length === 0
+  await withDriver(fixture, (db) => until('no document', () => isEmpty(db), GONE_MS)).catch((cause) => {
+    throw new Error(`${left.length} documents are left, for example ${JSON.stringify(left.slice(0, 3))}`, { cause })
+  })
 }
 
 proxySuite('mongodb-replica-set', 'what waiting costs', { serverPerTest: true }, (test) => {
   test('100 waiters in 4 processes send less than one operation per process and second', async (fixture, t) => {
     // With the default ttl: its renewals are counted, too.
     const held = await fixture.direct.acquire('n')
-    const { waiters, expected } = await gather(t, fixture, { processes: 4, each: 25 })
+    const waiters = new WaiterProcesses(t, { url: fixture.server.url, options: fixture.options })
+    const expected = await waiters.gather(4, 25)
     const sent = await operations(fixture, () => sleep(10_000))
     assert.ok(sent.length < 4 * 10, `${sent.length} operations in 10 s: ${sent.map(({ op }) => op)}`)
     // The heartbeats were counted.
@@ -65,7 +62,7 @@ proxySuite('mongodb-replica-set', 'what waiting costs', { serverPerTest: true },
     const perHandOff = []
     for (const count of [1, 10, 100]) {
       const held = await fixture.direct.acquire('n')
-      const calls = Array.from({ length: count }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
+      const calls = Array.from({ length: count }, () => later(locks.using('n', { waitMs: 60_000 }, () => {})))
       await waiting(locks, count)
       await until('all waiters are in the queue', async () => (await positions(fixture)) === count)
       const sent = await operations(fixture, async () => {
@@ -75,7 +72,7 @@ proxySuite('mongodb-replica-set', 'what waiting costs', { serverPerTest: true },
       perHandOff.push(sent.length / count)
     }
     // The release with the hand-off, the change event, and the confirmation; at the end one more release, which deletes.
-    for (const operations of perHandOff) assert.ok(operations <= 6, `${perHandOff} operations`)
+    for (const operations of perHandOff) assert.ok(operations >= 1 && operations <= 6, `${perHandOff} operations`)
     assert.ok(perHandOff[2] <= perHandOff[0] + 1, `${perHandOff} operations`)
   })
 
@@ -93,8 +90,7 @@ proxySuite('mongodb-replica-set', 'what waiting costs', { serverPerTest: true },
     const calls = []
     for (let index = 0; index < held.length; index++) {
       const locks = await fixture.connect({}, fixture.server.port)
-      calls.push(locks.using(`w${index}`, { waitMs: 60_000 }, () => {}))
-      calls.at(-1).catch(() => {})
+      calls.push(later(locks.using(`w${index}`, { waitMs: 60_000 }, () => {})))
       await waiting(locks, 1)
     }
     await until('all waiters are in the queue', () =>
@@ -112,14 +108,31 @@ proxySuite('mongodb-replica-set', 'what waiting costs', { serverPerTest: true },
   })
 
   test('300 names with waiters leave no document', async (fixture) => {
-    const locks = await fixture.connect({}, fixture.server.port)
+    // Where a write to the disk takes 0.1 s, the releases take longer than the default timeout. They are not the subject.
+    const [holder, locks] = await Promise.all(
+      Array.from({ length: 2 }, () => fixture.connect({ storeTimeoutMs: 30_000 }, fixture.server.port)),
+    )
     const names = Array.from({ length: 300 }, (_, index) => `n${index}`)
-    const held = await Promise.all(names.map((name) => fixture.direct.acquire(name)))
-    const calls = names.map((name) => locks.using(name, { waitMs: 60_000 }, () => {}))
+    const held = await Promise.all(names.map((name) => holder.acquire(name)))
+    const calls = names.map((name) => later(locks.using(name, { waitMs: 60_000 }, () => {})))
     await waiting(locks, names.length)
     await Promise.all(held.map((lock) => lock.release()))
     await Promise.all(calls)
-    assert.equal(await withDriver(fixture, (db) => db.collection('locks').countDocuments()), 0)
+    await assertNoDocument(fixture)
+  })
+
+  test('300 releases at once end within the store timeout where an answer takes 320 ms', async (fixture) => {
+    const holder = await fixture.connect({ storeTimeoutMs: 10_000 })
+    const names = Array.from({ length: 300 }, (_, index) => `n${index}`)
+    const held = await Promise.all(names.map((name) => holder.acquire(name)))
+    const calls = names.map((name) => later(fixture.direct.using(name, { waitMs: 60_000 }, () => {})))
+    await waiting(fixture.direct, names.length)
+    fixture.proxy.delayMs = 160
+    const released = await Promise.allSettled(held.map((lock) => lock.release()))
+    fixture.proxy.delayMs = 0
+    const failed = released.filter(({ status }) => status === 'rejected')
+    assert.deepEqual([failed.length, failed[0]], [0, undefined])
+    await Promise.all(calls)
   })
 })
 
@@ -127,7 +140,7 @@ proxySuite('mongodb', 'what waiting costs', { serverPerTest: true }, (test) => {
   test('the waiters of a process for a name poll like one waiter', async (fixture) => {
     const held = await fixture.direct.acquire('n')
     const locks = await fixture.connect({}, fixture.server.port)
-    const calls = Array.from({ length: 20 }, () => locks.using('n', { waitMs: 60_000 }, () => {}))
+    const calls = Array.from({ length: 20 }, () => later(locks.using('n', { waitMs: 60_000 }, () => {})))
     await waiting(locks, calls.length)
     // By then the polling interval has reached its maximum, 150 to 250 ms.
     await sleep(2000)

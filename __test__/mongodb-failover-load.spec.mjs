@@ -18,6 +18,7 @@ import { assertGrowing, rejects, sleep, until } from './tools.mjs'
 const NAMES = ['a', 'b', 'c']
 const STORM_MS = process.env.CI ? 60_000 : 15_000
 const EVERY_MS = 2000
+const KILLS = 2
 
 /** Runs `fault` while several services acquire and release the same names. */
 async function underLoad({ connectAll }, fault) {
@@ -50,7 +51,7 @@ replicaSetSuite('fail-over under load', { args: TEST_COMMANDS }, (test) => {
         // Alternately with a proposed successor, and forced.
         await set.stepDown({ force: steps % 2 === 1 })
         await next
-        stepsWithGrants += load.granted > granted
+        if (load.granted > granted) stepsWithGrants++
       }
     })
     t.diagnostic(`${steps} step-downs, ${load.summary}`)
@@ -66,7 +67,7 @@ replicaSetSuite('fail-over under load', { args: TEST_COMMANDS }, (test) => {
     const task = { url: set.url, options: limits, scenario: 'acquire', names: ['count'], rounds: 40, folder }
     const children = Array.from({ length: 4 }, () => start(t, 'counter', task))
     const load = await underLoad(fixture, async (load) => {
-      for (let round = 0; round < 2; round++) {
+      for (let round = 0; round < KILLS; round++) {
         const old = await until('a primary', set.primary)
         await old.kill()
         await load.waitForGrants(20)
@@ -75,7 +76,10 @@ replicaSetSuite('fail-over under load', { args: TEST_COMMANDS }, (test) => {
         await load.waitForGrants(20)
       }
     })
-    for (const child of children) assert.equal(await child.next('lost', 120_000), 0)
+    // A lock that was handed off right before a SIGKILL has a lease of 2 s, which no renewal extends. There is one for the name.
+    const lost = await Promise.all(children.map((child) => child.next('lost', 120_000)))
+    const sum = lost.reduce((total, each) => total + each, 0)
+    assert.ok(sum <= KILLS, `${sum} locks lost by ${KILLS} failures of the primary`)
     assert.equal(JSON.parse(await readFile(join(folder, 'count'), 'utf8')).count, 4 * 40)
     t.diagnostic(load.summary)
   })
@@ -142,7 +146,7 @@ replicaSetSuite('writes that are rolled back', { args: TEST_COMMANDS }, (test) =
     )
     // The writes at the old primary did not affect this lock.
     assert.equal(second.isHeld, true)
-    assert.equal((await other.inspect('n')).fencingToken, second.fencingToken)
+    assert.equal((await other.inspect('n'))?.fencingToken, second.fencingToken)
     assert.equal(await other.tryAcquire('n'), null)
     const tokens = [first.fencingToken, second.fencingToken]
     assert.equal(await second.release(), true)
@@ -172,12 +176,12 @@ replicaSetSuite('writes that are rolled back', { args: TEST_COMMANDS }, (test) =
         assert.equal(forgotten.isHeld, true)
       },
     )
-    assert.equal((await weak.inspect('n')).fencingToken, second.fencingToken)
+    assert.equal((await weak.inspect('n'))?.fencingToken, second.fencingToken)
     await rejects(forgotten.extend(70_000), 'LOCK_LOST')
     assert.equal(forgotten.signal.aborted, true)
     assert.equal(await forgotten.release(), false)
     assert.equal(await weak.tryAcquire('n'), null)
-    assert.equal((await strong.inspect('n')).fencingToken, second.fencingToken)
+    assert.equal((await strong.inspect('n'))?.fencingToken, second.fencingToken)
     assert.equal(await second.release(), true)
     const third = await strong.acquire('n')
     assert.equal(await third.release(), true)

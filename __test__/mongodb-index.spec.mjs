@@ -4,10 +4,14 @@ import { withDatabase } from './database.mjs'
 import { suite } from './stores.mjs'
 import { rejects } from './tools.mjs'
 
-const WANTED = /"locks" has an index in the way of the TTL index \{ expiresAt: 1 \} with expireAfterSeconds: 0: /
+const WANTED = /"locks" has an index that conflicts with the TTL index \{ expiresAt: 1 \} with expireAfterSeconds: 0: /
 const NAME = 'expiresAt_1'
 
-/** Conflicting indexes, as the arguments of `createIndex`, and the server's error code for each. */
+/**
+ * Conflicting indexes, as the arguments of `createIndex`, and the server's error code for each.
+ *
+ * @type {Record<string, [Record<string, 1>, import('mongodb').CreateIndexesOptions, RegExp]>}
+ */
 const CONFLICTS = {
   'on another field, of that name': [{ until: 1 }, { name: NAME }, /code 86/],
   'with another expireAfterSeconds': [{ expiresAt: 1 }, { expireAfterSeconds: 3600 }, /code 85/],
@@ -63,7 +67,7 @@ for (const kind of ['mongodb', 'mongodb-replica-set']) {
         () => locks.tryAcquire(['two', 'three']),
       ]) {
         const error = await rejects(wants(), 'LOCK_STORE', { engine: 'mongodb', retryable: false })
-        assert.match(error.message, /a unique index that is not ours is in the way: .* index: name_1 dup key/)
+        assert.match(error.message, /a unique index of another program conflicts: .* index: name_1 dup key/)
       }
       assert.equal(await locks.acquireLock('one', 60), false)
       assert.equal(await locks.releaseLock('one'), true)

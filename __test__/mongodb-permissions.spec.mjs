@@ -1,19 +1,26 @@
-// The rights of a MongoDB user: exactly the role in the README.
+// The rights of a MongoDB user: exactly the role in docs/stores/mongodb.md.
 import assert from 'node:assert/strict'
 import { LockService } from '../index.js'
 import { SECRET, urlOf, withMongod } from './mongodb/fixture.mjs'
-import { rightsInReadme, useEveryVerb } from './readme/permissions.mjs'
+import { documentedRights, useEveryVerb } from './readme/permissions.mjs'
 import { rejects, until } from './tools.mjs'
 
 const DEPLOYMENTS = [
   { kind: 'standalone', replicaSet: false },
   { kind: 'replica set', replicaSet: true },
 ]
-const ROLE = rightsInReadme()
+const ROLE = documentedRights()
 const ACTIONS = ROLE.privileges[0].actions
 const TTL_INDEX = { key: { expiresAt: 1 }, name: 'expiresAt_1', expireAfterSeconds: 0 }
 
-/** Creates a user with these actions on the collection of the README's role, in a separate database. Returns its URL. */
+/**
+ * Creates a user with these actions on the collection of the documented role, in a separate database. Returns its URL.
+ *
+ * @param {any} server
+ * @param {string} database
+ * @param {string[]} actions
+ * @param {{ mechanism?: string, more?: string }} [options]
+ */
 async function userWith(server, database, actions, { mechanism, more = '' } = {}) {
   const db = server.admin.db(database)
   const resource = { ...ROLE.privileges[0].resource, db: database }
@@ -33,7 +40,7 @@ async function refusals(server) {
 
 for (const { kind, replicaSet } of DEPLOYMENTS) {
   withMongod(
-    `${kind}: the README's role is sufficient with both SCRAM mechanisms, and nothing is refused`,
+    `${kind}: the documented role is sufficient with both SCRAM mechanisms, and nothing is refused`,
     async (fixture) => {
       const server = await fixture.startWithAuth({ replicaSet })
       // The set-up of the test causes refusals, too.

@@ -4,7 +4,6 @@ import net from 'node:net'
 import { it } from 'node:test'
 import { LockService } from '../index.js'
 import { certify, makeAuthority } from '../scripts/certificates.mjs'
-import { startRedis } from '../scripts/servers.mjs'
 import { SECRET, urlOf, assertConnectFails, withMongod } from './mongodb/fixture.mjs'
 import { assertFree, rejects, until, waiting } from './tools.mjs'
 
@@ -27,12 +26,12 @@ async function peer(fixture, serve) {
     socket.on('error', () => {}).on('close', () => sockets.delete(socket))
     serve(socket)
   })
-  await new Promise((resolve) => server.listen(0, '127.0.0.1', resolve))
+  await /** @type {Promise<void>} */ (new Promise((resolve) => server.listen(0, '127.0.0.1', resolve)))
   fixture.onClose(() => {
     for (const socket of sockets) socket.destroy()
     return new Promise((resolve) => server.close(resolve))
   })
-  return server.address()
+  return /** @type {net.AddressInfo} */ (server.address())
 }
 
 withMongod('a failed login is reported as such', async (fixture) => {
@@ -53,7 +52,8 @@ withMongod('a failed login is reported as such', async (fixture) => {
     urlOf(server, { login: app, path: 'shop', options: 'authSource=shop&authMechanism=SCRAM-SHA-256' }),
   )
   const without = (source) => new RegExp(`cannot log in as user "\\w+" of the database "${source}" \\(authSource\\)`)
-  for (const [url, why] of [
+  /** @type {[string, RegExp][]} */
+  const refused = [
     [urlOf(server, { login: `app:${SECRET}`, path: 'shop' }), without('shop')],
     [urlOf(server, { login: `nobody:${SECRET}`, path: 'shop' }), without('shop')],
     [urlOf(server, { login: app, path: 'shop', options: 'authSource=admin' }), without('admin')],
@@ -66,7 +66,8 @@ withMongod('a failed login is reported as such', async (fixture) => {
     ],
     // Users of admin are found by default, but have no right to the default database.
     [urlOf(server, { login: ops }), /the user has not the right to do this: not authorized on test/],
-  ]) {
+  ]
+  for (const [url, why] of refused) {
     await assertConnectFails(url, { retryable: false, why })
   }
 })
@@ -197,13 +198,6 @@ withMongod('connect to a server that is not MongoDB, or does not answer', async 
   await assertFree(service, 'n')
 })
 
-withMongod('connect to a Redis server is rejected', async (fixture) => {
-  const redis = await startRedis()
-  fixture.onClose(() => redis.stop())
-  // The server may wait for the end of a command.
-  await assertConnectFails(urlOf(redis), { retryable: true, why: /127\.0\.0\.1:\d+ \((it does not answer|it ended)/ })
-})
-
 async function authorities(fixture) {
   const [dir, other] = [fixture.folder(), fixture.folder()]
   const [ca, stranger] = [await makeAuthority(dir), await makeAuthority(other)]
@@ -242,7 +236,7 @@ withMongod('TLS accepts servers of the trusted authority only', async (fixture) 
   await assertConnectFails(urlOf(server), { retryable: false, tls: { caFile: stranger }, why: untrusted })
   await assertConnectFails(urlOf(server, { login: `app:${SECRET}` }), {
     retryable: false,
-    why: /it speaks nothing but TLS: tls=true or the option tls is missing/,
+    why: /it speaks nothing but TLS: set tls=true in the URL, or the option tls/,
   })
 
   const named = await fixture.start({ args: requireTls(elsewhere, ca, ANONYMOUS) })
@@ -297,13 +291,15 @@ withMongod('a client certificate is a login with MONGODB-X509', async (fixture) 
 withMongod('every grant has the write concern of the URL', async (fixture) => {
   const set = await fixture.start({ replicaSet: true })
   const client = await fixture.client(set, '', '')
-  for (const [name, options, concern] of [
+  /** @type {[string, string, { w: string | number, j?: boolean, wtimeout?: number }][]} */
+  const concerns = [
     ['none', '', { w: 'majority' }],
     ['majority', 'w=majority&wtimeoutMS=1234', { w: 'majority', wtimeout: 1234 }],
     ['one', 'w=1', { w: 1 }],
     ['journal', 'journal=false', { w: 'majority', j: false }],
     ['both', 'w=1&journal=true', { w: 1, j: true }],
-  ]) {
+  ]
+  for (const [name, options, concern] of concerns) {
     const db = client.db(name)
     await db.command({ profile: 2 })
     const service = await fixture.connect(urlOf(set, { path: name, options }))
@@ -315,16 +311,16 @@ withMongod('every grant has the write concern of the URL', async (fixture) => {
       .collection('system.profile')
       .find({ ns: `${name}.locks`, op: { $in: ['update', 'remove', 'command'] } })
       .toArray()
-    const concerns = writes
+    const written = writes
       .map(({ command }) => command.writeConcern)
       .filter(Boolean)
       .map(({ w, j, wtimeout }) => JSON.stringify({ w, j, wtimeout }))
     const wanted = JSON.stringify({ w: concern.w, j: concern.j, wtimeout: concern.wtimeout })
     // The first write of an acquisition may have w=1: the grant follows a write with the full concern.
-    assert.ok(concerns.filter((one) => one === wanted).length >= 1, `${name}: ${concerns}`)
+    assert.ok(written.filter((one) => one === wanted).length >= 1, `${name}: ${written}`)
     assert.ok(
-      concerns.every((one) => one === wanted || one === JSON.stringify({ w: 1 })),
-      `${name}: ${concerns}`,
+      written.every((one) => one === wanted || one === JSON.stringify({ w: 1 })),
+      `${name}: ${written}`,
     )
   }
   const error = await rejects(LockService.connect(urlOf(set, { options: 'w=2' })), 'LOCK_STORE', { retryable: false })

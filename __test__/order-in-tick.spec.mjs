@@ -8,6 +8,7 @@ const ROUNDS = { 20: 3, 100: 2 }
 
 /** Calls `acquire` `count` times in one tick. Returns the indexes and the fencing tokens in the order of the grants. */
 async function grants(locks, name, count, held) {
+  /** @type {[number[], bigint[]]} */
   const [order, tokens] = [[], []]
   const calls = Array.from({ length: count }, async (_, index) => {
     const lock = await locks.acquire(name, { waitMs: 60_000, ttlMs: 60_000 })

@@ -1,7 +1,7 @@
 // The package as a user gets it: packed, installed in an empty folder, loaded through the platform's package.
 import assert from 'node:assert/strict'
 import { execFile } from 'node:child_process'
-import { cpSync, existsSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
+import { cpSync, existsSync, mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { after, before, test } from 'node:test'
@@ -54,9 +54,18 @@ test('the package loads and locks when its platform package is installed', { ski
   const target = await install('whole', [own, await pack(platformFolder)])
   const { stdout } = await run(process.execPath, ['-e', LOADS], { cwd: target })
   assert.equal(stdout.trim(), 'works true')
-  const esm = "import { LockService, Lock } from 'holdfast'; console.log(typeof LockService.connect, typeof Lock)"
+  const esm = `
+import { LockService, Lock } from 'holdfast'
+import { createTestLocks } from 'holdfast/testing'
+const { locks, close } = await createTestLocks()
+await close()
+console.log(typeof Lock, locks instanceof LockService)`
+  const command = join(target, 'node_modules', '.bin', 'holdfast')
+  const env = { ...process.env, HOLDFAST_URL: 'memory:' }
+  const ran = await run(command, ['run', 'report', '--', 'sh', '-c', 'echo "$HOLDFAST_NAME"'], { env })
+  assert.equal(ran.stdout.trim(), 'report')
   const { stdout: named } = await run(process.execPath, ['--input-type=module', '-e', esm], { cwd: target })
-  assert.equal(named.trim(), 'function function')
+  assert.equal(named.trim(), 'function true')
 })
 
 test('without its platform package the error says what is missing and how to build it', async () => {
@@ -77,6 +86,19 @@ test('the package has no install scripts and no dependencies', () => {
   assert.equal(dependencies, undefined)
 })
 
+test('an import reads two files of JavaScript and the addon, and both entry points have the same classes', async () => {
+  const code = `
+const { LockService, Lock, LockError } = require('holdfast')
+const own = Object.keys(require.cache).filter((file) => !file.endsWith('.node'))
+console.log(own.length, LockService.name, Lock.name, LockError.name)
+require('holdfast/testing').createTestLocks().then(async ({ locks, close }) => {
+  console.log(locks instanceof LockService, (await locks.acquire('n')) instanceof Lock)
+  await close()
+})`
+  const { stdout } = await run(process.execPath, ['-e', code], { cwd: root })
+  assert.equal(stdout, '2 LockService Lock LockError\ntrue true\n')
+})
+
 test('every target has a platform package', () => {
   const { napi, version } = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
   const names = {
@@ -95,4 +117,38 @@ test('every target has a platform package', () => {
     assert.equal(own.version, version)
     assert.equal(own.main, `holdfast.${name}.node`)
   }
+})
+
+test('package.json has what a registry and a resolver need', () => {
+  const manifest = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8'))
+  for (const field of ['author', 'license', 'description', 'keywords', 'type', 'exports'])
+    assert.ok(manifest[field], field)
+  assert.deepEqual(manifest.exports['.'], { types: `./${manifest.types}`, default: `./${manifest.main}` })
+  for (const [subpath, target] of Object.entries(manifest.exports)) {
+    for (const file of typeof target === 'string' ? [target] : Object.values(target)) {
+      assert.ok(existsSync(join(root, file)), `${subpath}: ${file}`)
+    }
+  }
+})
+
+test('every action is pinned by a commit, and the workflows use no secret', () => {
+  const folder = join(root, '.github', 'workflows')
+  const files = readdirSync(folder)
+  assert.ok(files.length > 1)
+  for (const file of files) {
+    const text = readFileSync(join(folder, file), 'utf8')
+    assert.doesNotMatch(text, /secrets\.|_authToken|NODE_AUTH_TOKEN/, file)
+    for (const [, action] of text.matchAll(/\buses: (.*)/g)) {
+      if (!action.startsWith('./'))
+        assert.match(action, /^[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$/, `${file}: ${action}`)
+    }
+  }
+  const publish = readFileSync(join(folder, 'release.yml'), 'utf8').split('\n  publish:\n')[1]
+  assert.match(publish, /id-token: write/)
+  assert.match(
+    publish,
+    /run: test "\$\(node -p "require\('\.\/package\.json'\)\.repository/,
+    'refuses without a repository',
+  )
+  assert.match(publish, /NPM_CONFIG_PROVENANCE: 'true'/)
 })

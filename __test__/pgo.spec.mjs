@@ -9,7 +9,8 @@ import { test } from 'node:test'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 import { isAsNew } from '../scripts/pgo.mjs'
-import { startMongod, startRedis, startRedisQuorum } from '../scripts/servers.mjs'
+import { startMongod, startRedis } from '../scripts/servers.mjs'
+import { startRedisQuorum } from '../scripts/topologies.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
 const run = promisify(execFile)
@@ -46,12 +47,14 @@ test(
     const tool = join(folder, 'llvm-profdata')
     try {
       assert.equal(isAsNew(tool, 22), false, 'the tool is missing')
-      for (const [says, fits] of [
+      /** @type {[string, boolean][]} */
+      const versions = [
         ['LLVM version 21.1.8', false],
         ['LLVM version 22.1.2', true],
         ['Debian LLVM version 100.0.0', true],
         ['?', false],
-      ]) {
+      ]
+      for (const [says, fits] of versions) {
         await writeFile(tool, `#!/bin/sh\necho '${says}'\n`)
         await chmod(tool, 0o755)
         assert.equal(isAsNew(tool, 22), fits, says)

@@ -5,18 +5,17 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { start } from './children/start.mjs'
 import { KINDS, suite } from './stores.mjs'
-import { assertGrowing, sleep, until, waiting } from './tools.mjs'
+import { assertGrowing, later, sleep, until, waiting } from './tools.mjs'
 
 /** Returns the task of a child process that uses the store of a test. */
 const taskFor = (store, more) => ({ url: store.target, options: store.options, ...more })
 
-/** Marks a promise as handled that is awaited later, so that an earlier failure is reported and not its rejection. */
-function later(promise) {
-  promise.catch(() => {})
-  return promise
-}
-
-/** Asserts that a process ends by itself, long before its leases expire. */
+/**
+ * Asserts that a process ends by itself, long before its leases expire.
+ *
+ * @param {ReturnType<typeof start>} child
+ * @param {{ code?: number | null, signal?: NodeJS.Signals | null }} [end]
+ */
 async function assertEnds(child, { code = 0, signal = null } = {}) {
   const end = await Promise.race([child.ended, sleep(20_000, undefined, { ref: false })])
   assert.ok(end, `still running after 20 s; its messages: ${JSON.stringify(child.messages)} ${child.stderr}`)
@@ -130,7 +129,7 @@ for (const kind of ['sqlite', 'redis', 'redis-quorum', 'mongodb', 'mongodb-repli
       ]
       const children = variants.map((variant) => {
         const name = `${variant.loop}-${variant.check}`
-        return { name, process: start(t, 'suspended', taskFor(store, { ...variant, name, ttlMs })) }
+        return { name, fence: 0n, process: start(t, 'suspended', taskFor(store, { ...variant, name, ttlMs })) }
       })
       await Promise.all(
         children.map(async (child) => {

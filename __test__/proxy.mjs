@@ -1,20 +1,28 @@
 // A faulty network on demand: a TCP proxy in front of a real server, and the fixture of the tests that use it.
 import assert from 'node:assert/strict'
+import { mkdtemp, readFile, rm } from 'node:fs/promises'
 import net from 'node:net'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
-import { startMongod, startRedis } from '../scripts/servers.mjs'
+import tls from 'node:tls'
+import { certify, makeAuthority } from '../scripts/certificates.mjs'
+import { freePort, startMongod, startRedis } from '../scripts/servers.mjs'
 import { LockService } from '../index.js'
+import { directUrl } from './mongodb-client.mjs'
 import { random, skip } from './stores.mjs'
 import { until } from './tools.mjs'
 
 /** One client's connection through the proxy. Held data keeps its order, as on a real network. */
 class ProxiedConnection {
+  /** @type {{ toServer: Buffer[], toClient: Buffer[] }} */
   #pending = { toServer: [], toClient: [] }
   #delayed = { toServer: Promise.resolve(), toClient: Promise.resolve() }
-  /** Called with the next reply, which is dropped together with all later ones. */
+  /** @type {(() => void) | undefined} Called with the next reply, which is dropped together with all later ones. */
   onDroppedReply
   isBlackholed = false
 
+  /** @param {Proxy} proxy @param {net.Socket} client @param {number} port */
   constructor(proxy, client, port) {
     this.proxy = proxy
     this.client = client
@@ -35,6 +43,7 @@ class ProxiedConnection {
     })
   }
 
+  /** @param {'toServer' | 'toClient'} direction @param {Buffer} data */
   #pass(direction, data) {
     if (this.isBlackholed) return
     const { holds, delayMs } = this.proxy
@@ -48,6 +57,7 @@ class ProxiedConnection {
     }
   }
 
+  /** @param {'toServer' | 'toClient'} direction @param {Buffer} data */
   #write(direction, data) {
     const socket = direction === 'toServer' ? this.server : this.client
     if (!socket.destroyed) socket.write(data)
@@ -55,7 +65,7 @@ class ProxiedConnection {
 
   /** Sends the held data. */
   resume() {
-    for (const direction of ['toServer', 'toClient']) {
+    for (const direction of /** @type {const} */ (['toServer', 'toClient'])) {
       for (const data of this.#pending[direction].splice(0)) this.#write(direction, data)
     }
   }
@@ -65,7 +75,7 @@ class ProxiedConnection {
     if (!this.proxy.connections.delete(this)) return
     for (const socket of [this.client, this.server]) {
       // No reset for a socket that is about to end: Node 20 would wait for its handle at exit for ever.
-      if (socket.writableEnded) socket.destroy()
+      if (socket.writableEnded || socket instanceof tls.TLSSocket) socket.destroy()
       else socket.resetAndDestroy()
     }
   }
@@ -74,6 +84,9 @@ class ProxiedConnection {
    * Sends the first `length` bytes of a request, and pauses the client. Returns a function that sends the rest.
    *
    * For `intercept`.
+   *
+   * @param {Buffer} data
+   * @param {number} length
    */
   split(data, length) {
     this.server.write(data.subarray(0, length))
@@ -85,29 +98,36 @@ class ProxiedConnection {
   }
 }
 
+/** @typedef {(data: Buffer, connection: ProxiedConnection) => boolean} Intercept Returns whether it forwards a request itself. */
+
 class Proxy {
+  /** The port of the proxy, since the first `up()`. */
+  port = 0
+  /** @type {Set<ProxiedConnection>} */
   connections = new Set()
   holds = { toServer: false, toClient: false }
   delayMs = 0
-  /** `(data, connection)`: returns whether it forwards a request itself. */
-  intercept
+  /** @type {{ text: string, skip: number, resolve: () => void }[]} */
   #traps = []
   #target
+  #files
+  /** @type {net.Server | undefined} */
   #listener
 
-  constructor(target, intercept) {
+  /** @param {number} target @param {Intercept | undefined} intercept @param {Awaited<typeof serverFiles> | undefined} files */
+  constructor(target, intercept, files) {
     this.#target = target
     this.intercept = intercept
+    this.#files = files
   }
 
   /** Listens, on the same port each time. */
   async up() {
-    // Below the ephemeral ports: a client that keeps connecting to a closed ephemeral port connects to itself in the end.
     for (let tries = 0; ; tries++) {
-      const port = this.port ?? 15_000 + Math.floor(Math.random() * 15_000)
-      const listener = net.createServer((client) =>
-        this.connections.add(new ProxiedConnection(this, client, this.#target)),
-      )
+      const port = this.port || (await freePort())
+      const accept = (/** @type {net.Socket} */ client) =>
+        void this.connections.add(new ProxiedConnection(this, client, this.#target))
+      const listener = this.#files ? tls.createServer(this.#files, accept) : net.createServer(accept)
       const error = await new Promise((resolve) =>
         listener.once('error', resolve).listen(port, '127.0.0.1', () => resolve(undefined)),
       )
@@ -129,7 +149,7 @@ class Proxy {
 
   /** Breaks every connection and refuses new ones, until `up()`. */
   async down() {
-    const closed = new Promise((resolve) => this.#listener.close(resolve))
+    const closed = new Promise((resolve) => this.#listener?.close(resolve))
     this.cut()
     await closed
   }
@@ -158,6 +178,9 @@ class Proxy {
   /**
    * Drops the reply to the next request that contains `text` (after `skip` others), and everything after it on that connection:
    * a TCP connection does not lose single parts. Resolves to `true` when the server has replied, so that it has executed the request.
+   *
+   * @param {string} text
+   * @returns {Promise<true>}
    */
   dropReply(text, skip = 0) {
     return new Promise((resolve) => this.#traps.push({ text, skip, resolve: () => resolve(true) }))
@@ -168,7 +191,12 @@ class Proxy {
     this.#traps.length = 0
   }
 
-  /** Called with each request before it is forwarded. */
+  /**
+   * Called with each request before it is forwarded.
+   *
+   * @param {ProxiedConnection} connection
+   * @param {Buffer} data
+   */
   onRequest(connection, data) {
     const index = this.#traps.findIndex(({ text }) => data.includes(text))
     if (index >= 0 && this.#traps[index].skip-- === 0)
@@ -180,56 +208,109 @@ class Proxy {
   }
 }
 
-/** Starts a proxy in front of a port of this machine. */
-export async function startProxy(port, { intercept = undefined } = {}) {
-  const proxy = new Proxy(port, intercept)
+/**
+ * Starts a proxy in front of a port of this machine. With `secure`, the clients of the proxy use TLS, and the server does not.
+ *
+ * @param {number} port
+ * @param {{ intercept?: Intercept, secure?: boolean }} [options]
+ */
+export async function startProxy(port, { intercept, secure = false } = {}) {
+  const proxy = new Proxy(port, intercept, secure ? await (serverFiles ??= makeServerFiles()) : undefined)
   await proxy.up()
   return proxy
 }
 
-const mongodbUrl = (port) => `mongodb://127.0.0.1:${port}/holdfast?directConnection=true`
+/** @type {ReturnType<typeof makeServerFiles> | undefined} */
+let serverFiles
 
-/** The servers that can be tested behind a proxy. */
+/** Creates the certificate and the key of a server. */
+async function makeServerFiles() {
+  const dir = await mkdtemp(join(tmpdir(), 'holdfast-proxy-'))
+  await makeAuthority(dir)
+  const { cert, key } = await certify(dir, 'server')
+  const files = { cert: await readFile(cert), key: await readFile(key) }
+  await rm(dir, { recursive: true })
+  return files
+}
+
+/** @param {number} port */
+const redisUrl = (port) => `redis://127.0.0.1:${port}`
+
+/**
+ * The servers that can be tested behind a proxy: how to start them, and their URLs, behind the proxy (with the options for such
+ * a connection) and without it.
+ */
 export const SERVERS = {
-  redis: { engine: 'redis', start: startRedis, url: (port) => `redis://127.0.0.1:${port}` },
-  mongodb: { engine: 'mongodb', start: startMongod, url: mongodbUrl },
+  redis: { engine: 'redis', start: startRedis, url: redisUrl },
+  'redis-tls': {
+    engine: 'redis',
+    start: startRedis,
+    url: (/** @type {number} */ port) => `rediss://127.0.0.1:${port}`,
+    options: { tls: { insecure: true } },
+    directUrl: redisUrl,
+  },
+  mongodb: { engine: 'mongodb', start: startMongod, url: directUrl },
   'mongodb-replica-set': {
     engine: 'mongodb',
-    start: (how) => startMongod({ replicaSet: true, ...how }),
-    url: mongodbUrl,
+    start: (/** @type {{ args?: string[] }} */ how) => startMongod({ replicaSet: true, ...how }),
+    url: directUrl,
   },
 }
+
+export const SERVER_KINDS = /** @type {(keyof typeof SERVERS)[]} */ (Object.keys(SERVERS))
 
 /** How much longer than its limit a call may take: for a machine that stands still for a second or two. */
 export const SLACK_MS = 2500
 
-/** A server, a proxy, services behind the proxy, and the service `direct` that bypasses it. */
+/**
+ * A server, a proxy, services behind the proxy, and the service `direct` that bypasses it.
+ *
+ * @typedef {keyof typeof SERVERS} Kind
+ * @typedef {Awaited<ReturnType<typeof startRedis>>} Server
+ */
 class ProxyFixture {
-  #services = []
+  #services
 
-  constructor(kind, server) {
+  /** @param {{ kind: Kind, server: Server, proxy: Proxy, direct: LockService, options: { keyPrefix: string } }} parts */
+  constructor({ kind, server, proxy, direct, options }) {
     this.kind = kind
     this.server = server
-    this.options = { keyPrefix: `${random()}:` }
+    this.proxy = proxy
+    this.direct = direct
+    this.options = options
+    this.#services = [direct]
   }
 
-  async open() {
-    this.proxy = await startProxy(this.server.port)
-    this.direct = await this.connect({}, this.server.port)
-    return this
+  /** @param {Kind} kind @param {Server} server */
+  static async open(kind, server) {
+    const options = { keyPrefix: `${random()}:` }
+    const { url, directUrl = url, options: secure } = SERVERS[kind]
+    const direct = await LockService.connect(directUrl(server.port), options)
+    const proxy = await startProxy(server.port, { secure: secure !== undefined })
+    return new ProxyFixture({ kind, server, proxy, direct, options })
   }
 
   // These are properties, so that tests can destructure them.
+  /** @param {import('../index.js').ConnectOptions} [options] */
   connect = async (options, port = this.proxy.port) => {
-    const service = await LockService.connect(SERVERS[this.kind].url(port), { ...this.options, ...options })
+    const { url, options: secure } = SERVERS[this.kind]
+    const service = await LockService.connect(url(port), { ...this.options, ...secure, ...options })
     this.#services.push(service)
     return service
   }
 
-  /** Returns the key of a name in the store. No other part of a request contains it. */
+  /**
+   * Returns the key of a name in the store. No other part of a request contains it.
+   *
+   * @param {string} name
+   */
   key = (name) => `${this.options.keyPrefix}${name}`
 
-  /** Connects a service through the proxy, and makes each kind of call once, so that scripts and pools are set up. */
+  /**
+   * Connects a service through the proxy, and makes each kind of call once, so that scripts and pools are set up.
+   *
+   * @param {import('../index.js').ConnectOptions} [options]
+   */
   warm = async (options) => {
     const locks = await this.connect({ storeTimeoutMs: 4000, ...options })
     const lock = await locks.acquire(['warm', 'up'])
@@ -240,13 +321,17 @@ class ProxyFixture {
     return locks
   }
 
-  /** Closes every service but `keep`, which ends their background releases. */
+  /**
+   * Closes every service but `keep`, which ends their background releases.
+   *
+   * @param {LockService} [keep]
+   */
   async closeServices(keep) {
     await Promise.all(this.#services.filter((service) => service !== keep).map((service) => service.close()))
   }
 
   async close() {
-    if (this.proxy) await this.proxy.close()
+    await this.proxy.close()
     await this.closeServices()
   }
 }
@@ -254,22 +339,28 @@ class ProxyFixture {
 /**
  * Declares a group of tests with a separate server, or with one for each test (`serverPerTest`), started with `args`. A test
  * gets `(fixture, t)`, and must leave nothing in the store.
+ *
+ * @typedef {(fixture: ProxyFixture, t: import('node:test').TestContext) => unknown} Body
+ * @param {Kind} kind
+ * @param {string} title
+ * @param {{ serverPerTest?: boolean, args?: string[] }} options
+ * @param {(test: (name: string, body: Body) => void) => void} define
  */
 export function proxySuite(kind, title, { serverPerTest = false, args }, define) {
   describe(`${kind}: ${title}`, { concurrency: serverPerTest ? 2 : 4 }, () => {
+    /** @type {Server | Error | undefined} */
     let shared
-    const start = () => SERVERS[kind].start({ args }).catch((error) => ({ startError: error.message }))
+    const start = () => SERVERS[kind].start({ args }).catch((/** @type {Error} */ error) => error)
     if (!serverPerTest) {
       before(async () => void (shared = await start()))
-      after(() => shared.stop?.())
+      after(() => (shared instanceof Error ? undefined : shared?.stop()))
     }
     define((name, body) =>
       it(name, { timeout: 90_000 }, async (t) => {
         const server = shared ?? (await start())
-        if (server.startError) return skip(t, `no ${kind}: ${server.startError}`)
-        const fixture = new ProxyFixture(kind, server)
+        if (server instanceof Error) return skip(t, `no ${kind}: ${server.message}`)
+        const fixture = await ProxyFixture.open(kind, server)
         try {
-          await fixture.open()
           await body(fixture, t)
           await fixture.closeServices(fixture.direct)
           // A name that was reserved for a waiter of a closed service stays reserved for 2 s.

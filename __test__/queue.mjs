@@ -3,7 +3,7 @@ import assert from 'node:assert/strict'
 import { Worker } from 'node:worker_threads'
 import { WaiterProcesses, labels, suspend } from './waiter-processes.mjs'
 import { suite } from './stores.mjs'
-import { rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
+import { block, rejects, sleep, SOON_MS, until, waiting } from './tools.mjs'
 
 /** The longest time for which a suspended waiter may keep a name that was reserved for it, plus slack. */
 const RESERVATION_MS = 2000 + SOON_MS
@@ -83,6 +83,7 @@ export function queue(kind) {
         () => new Worker(new URL('children/waiter-thread.mjs', import.meta.url), { argv: [task] }),
       )
       t.after(() => Promise.all(threads.map((thread) => thread.terminate())))
+      /** @type {[{ label: number, fence: string }[], Worker[]]} */
       const [served, positions] = [[], []]
       let ready = 0
       for (const thread of threads) {
@@ -200,7 +201,7 @@ export function queue(kind) {
         await waiters.enqueue(child, `${round}`)
         const releasedAt = performance.now()
         const released = held.release()
-        for (const end = performance.now() + (round % 10) * 0.2; performance.now() < end;);
+        block((round % 10) * 0.2)
         abort.abort(new Error('enough'))
         assert.equal(await released, true)
         await ended

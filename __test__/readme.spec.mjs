@@ -1,94 +1,205 @@
-// Runs every block of the README, and compares its tables with the code. A block in a language without a runner is a failure.
+// Runs every block of the README and of the documents. A block in a language without a runner is a failure. A block after
+// `<!-- check: types -->` needs a package or a server that is not here: it is compiled, and not run.
 import assert from 'node:assert/strict'
-import { existsSync, readdirSync, statSync } from 'node:fs'
+import { existsSync, readdirSync } from 'node:fs'
 import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
-import { dirname, join } from 'node:path'
+import { join } from 'node:path'
 import { after, before, describe, test } from 'node:test'
-import { blocksOf, membersOf, read, root, rowsOf } from './readme/blocks.mjs'
+import { installDependencies } from '../scripts/setup.mjs'
+import { blocksOf, documents, read, root } from './readme/blocks.mjs'
 import { runMongosh, runRedis } from './readme/permissions.mjs'
 import { Project, node } from './readme/run.mjs'
+import { missing, skip } from './stores.mjs'
 import { rejection } from './tools.mjs'
 
 const TIMEOUT_MS = 120_000
-const blocks = blocksOf('README.md')
+/** Their blocks need MongoDB and further packages: `__test__/from-the-gist.spec.mjs` runs them. */
+const ELSEWHERE = ['docs/from/gist.md', 'docs/from/mongodb-lock.md', 'docs/from/locco.md']
+const blocks = ['README.md', ...documents()].filter((path) => !ELSEWHERE.includes(path)).flatMap(blocksOf)
 
-/** The effects of a block, besides success. Each text is in one block only. */
+/** @typedef {{ times?: number, env?: NodeJS.ProcessEnv }} RunOptions */
+/** @typedef {(run: { did: any, stdout: string }) => void} Check */
+
+/** @param {string} expected @returns {[RunOptions, Check]} */
+const prints = (expected) => [{}, ({ stdout }) => assert.equal(stdout, expected)]
+/** @param {string} verb @param {unknown} times @param {RunOptions} [options] @returns {[RunOptions, Check]} */
+const does = (verb, times, options = {}) => [options, ({ did }) => assert.equal(did[verb], times)]
+
+/**
+ * The effects of a block, besides success: by its document, and a text that only this block of the document contains.
+ *
+ * @type {[document: string, text: string, options: RunOptions, check: Check][]}
+ */
 const EXPECTED = [
+  ['README.md', 'const made', {}, ({ stdout }) => assert.match(stdout, /^a report under fencing token \d+\n$/)],
+  ['docs/getting-started.md', "'invoice:42', async (lock)", ...prints('invoice:42 true\nsent\n')],
+  ['docs/getting-started.md', 'process.env.LOCKS_URL', ...prints('LOCK_INVALID_ARGUMENT\n')],
   [
-    'locks.inspect(',
+    'docs/getting-started.md',
+    'attempt.ran',
     {},
     ({ did, stdout }) => {
-      assert.equal(stdout, 'null []\n')
-      assert.deepEqual(
-        did.charge.map(({ order, aborted }) => `${order} ${aborted}`),
-        Array(2).fill('order:42 false'),
-      )
-      assert.ok(BigInt(did.charge[1].token) > BigInt(did.charge[0].token))
+      assert.equal(did.makeReport, 2)
+      assert.equal(stdout, 'report 2\n')
     },
   ],
+  ['docs/getting-started.md', 'lock.remainingMs > 0', ...prints("[ 'account:1', 'account:2' ] true\n")],
+  ['docs/getting-started.md', 'for (const row of rows)', {}, ({ did }) => assert.deepEqual(did.saved, [1, 2, 3])],
+  ['docs/stores/redis-quorum.md', 'const quorum', ...prints('true\n')],
+  ['docs/stores/memory.md', 'one.acquire', ...prints('null\n')],
+  ['docs/fencing.md', 'accounts.updateOne', ...does('balance', 90)],
   // The second run is the instance with the slow clock.
-  ['reports.findOne', { times: 2 }, ({ did }) => assert.deepEqual([did.makeReport, did.reports], [1, 1])],
-  ['minHoldMs: 60_000', { times: 2 }, ({ did }) => assert.equal(did.sendReport, 1)],
-  ['accounts.updateOne', {}, ({ did }) => assert.equal(did.balance, 90)],
-  ['placeOrder', {}, ({ did }) => assert.equal(did.placeOrder, 1)],
-  ['onEvent', {}, ({ stdout }) => assert.equal(stdout, '')],
-  ['isLockError(error', {}, ({ stdout }) => assert.equal(stdout, '1 done LOCK_INVALID_ARGUMENT false\nfalse\n')],
+  [
+    'docs/recipes/cron.md',
+    'reports.findOne',
+    { times: 2 },
+    ({ did }) => assert.deepEqual([did.makeReport, did.reports], [1, 1]),
+  ],
+  [
+    'docs/recipes/cron.md',
+    'another instance does it',
+    { times: 2 },
+    ({ did, stdout }) => {
+      assert.equal(did.sendReport, 1)
+      assert.equal(stdout, 'another instance does it, or has done it\n')
+    },
+  ],
+  ['docs/recipes/leader.md', 'runNextTask', ...does('tasks', 1)],
+  ['docs/recipes/leader.md', 'locks.watch', {}, ({ stdout }) => assert.match(stdout, /process \d+ leads\n$/)],
+  [
+    'docs/recipes/payment.md',
+    'async function pay',
+    {},
+    ({ did, stdout }) => {
+      assert.equal(stdout, 'receipt receipt\n')
+      assert.deepEqual([did.charge.length, did.reports], [1, 1])
+    },
+  ],
+  ['docs/recipes/payment.md', "'account:8'", ...does('balance', 90)],
+  [
+    'docs/recipes/migrations.md',
+    'pending()',
+    { times: 2 },
+    ({ did }) => assert.deepEqual(did.migrated, ['001', '002']),
+  ],
+  ['docs/recipes/kubernetes.md', 'ping()', ...prints('true\n')],
+  ['docs/recipes/telemetry.md', 'instrument(', ...does('sendReport', 1)],
+  [
+    'docs/recipes/telemetry.md',
+    'locks.stats()',
+    {},
+    ({ stdout }) => assert.match(stdout, /^holdfast_held \d+\nholdfast_waiting 0\n(holdfast_[a-z_]+_total \d+\n){6}$/),
+  ],
+  ['docs/recipes/telemetry.md', 'holdfast:lost', ...prints('memory report true\n')],
+  ['docs/recipes/fastify.md', 'skip-override', ...prints('[ 200, 200, 200 ]\n')],
+  ['docs/recipes/serverless.md', 'handler(event)', ...prints("{ statusCode: 200, body: 'customer:7' }\n")],
+  ['docs/errors.md', 'placeOrder', ...does('placeOrder', 1)],
+  ['docs/troubleshooting.md', 'locks.inspect(', ...prints('null\n[]\n')],
+  ['docs/troubleshooting.md', 'onEvent', ...prints('')],
+  ['docs/faq.md', 'transferable()', ...prints('true\n')],
+  ['docs/from/redlock.md', 'ExecutionError', ...does('sendReport', 0)],
+  ['docs/from/advisory-locks.md', 'job:42', ...does('sendReport', 1)],
+  ['docs/from/shedlock.md', "'14m'", ...prints('done\n')],
 ]
+const expectationsOf = ({ document, code }) =>
+  EXPECTED.filter(([path, text]) => path === document && code.includes(text))
 
 let project
-before(() => (project = new Project()))
+before(() => {
+  installDependencies('bench')
+  project = new Project()
+  project.alsoHas('bench', 'ioredis', 'redlock', 'redlock-universal', 'redis-semaphore', '@verrou/core')
+  project.alsoHas('.', 'fastify', 'node-cron', 'croner', 'rxjs', 'reflect-metadata')
+  project.alsoHas('.', '@nestjs/common', '@nestjs/core', '@nestjs/schedule')
+})
 after(() => project?.close())
 
-async function runExpecting(run, code) {
-  const [, options, check] = EXPECTED.find(([text]) => code.includes(text)) ?? [undefined, {}, () => {}]
-  check(await run(code, options))
+async function runExpecting(run, block) {
+  const [, , options, check] = expectationsOf(block)[0] ?? [undefined, undefined, {}, () => {}]
+  check(await run(block.code, options))
 }
 
+/** Documents' files that are not programs. */
+const notRun = () => {}
+
 const RUNNERS = {
-  js: ({ code }) => runExpecting((...args) => project.js(...args), code),
-  ts: ({ code }) => runExpecting((...args) => project.ts(...args), code),
+  js: (block) => runExpecting((...args) => project.js(...args), block),
+  ts: (block) =>
+    block.check === 'types' ? project.types(block.code) : runExpecting((...args) => project.ts(...args), block),
   diff: runDiff,
   sh: runShell,
   redis: ({ code }, t) => runRedis(code, t),
   mongosh: ({ code }, t) => runMongosh(code, t),
+  sql: notRun,
+  text: notRun,
+  yaml: notRun,
+  // Drawings and formulas of the documents for contributors.
+  '': notRun,
 }
 
-describe('every block of the README', { concurrency: 2 }, () => {
+describe('every block of the README and the documents', { concurrency: 2 }, () => {
   for (const block of blocks) {
-    test(`line ${block.line}, ${block.language || 'no language'}`, { timeout: TIMEOUT_MS }, (t) => {
+    test(`${block.document}:${block.line}, ${block.language || 'no language'}`, { timeout: TIMEOUT_MS }, (t) => {
       const run = RUNNERS[block.language]
       assert.ok(run, `no test runs a block of the language "${block.language}"`)
+      assert.ok(
+        block.check === undefined || (block.check === 'types' && block.language === 'ts'),
+        'the comment before it',
+      )
       return run(block, t)
     })
   }
 })
 
 test('every expectation matches one block', () => {
-  for (const [text] of EXPECTED) assert.equal(blocks.filter(({ code }) => code.includes(text)).length, 1, text)
+  for (const expectation of EXPECTED) {
+    assert.equal(
+      blocks.filter((block) => expectationsOf(block).includes(expectation)).length,
+      1,
+      `${expectation.slice(0, 2)}`,
+    )
+  }
+  for (const block of blocks) assert.ok(expectationsOf(block).length <= 1, `${block.document}:${block.line}`)
 })
 
-/** Both versions do the job twice. */
-async function runDiff({ code }) {
-  for (const [side, { did }] of Object.entries(await project.diff(code))) assert.equal(did.sendReport, 2, side)
+/** Both versions do the same, on the test server. */
+async function runDiff(block, t) {
+  if (missing('redis')) return skip(t, missing('redis'))
+  const code = block.code.replaceAll('redis://127.0.0.1:6379', process.env.HOLDFAST_TEST_REDIS_URL)
+  const expected = expectationsOf(block)[0]?.[3] ?? (({ did }) => assert.equal(did.sendReport, 1))
+  for (const did of Object.values(await project.diff(code))) expected(did)
 }
 
 /** Checks that each command exists. */
 async function runShell({ code }) {
   const { name, scripts } = JSON.parse(read('package.json'))
-  for (const line of code.trim().split('\n')) {
-    const command = line.replace(/^(\w+=\S+ )+/, '')
-    if (command === `npm install ${name}`) continue
-    const script = command.match(/^npm (?:run )?([\w:]+)$/)?.[1]
-    const file = (script ? scripts[script] : command)?.match(/^node (\S+)/)?.[1]
-    assert.ok(file && existsSync(join(root, file)), `${line}: there is no such command`)
-    // The scripts have tests of their own.
-    if (!script) await node([file], root, {})
+  const folder = await mkdtemp(join(tmpdir(), 'holdfast-test-'))
+  const env = { HOLDFAST_URL: `sqlite:${join(folder, 'locks.sqlite')}` }
+  try {
+    for (const line of code.trim().split('\n')) {
+      const command = line.replace(/^(\w+=\S+ )+/, '')
+      if (command === `npm install ${name}`) continue
+      const subcommand = command.match(new RegExp(`^npx ${name} (\\w+)`))?.[1]
+      if (subcommand) {
+        // `cli.spec.mjs` tests what it does.
+        await node([join(root, 'bin/holdfast.mjs'), subcommand, '--help'], folder, env)
+        continue
+      }
+      const script = command.match(/^npm (?:run )?([\w:]+)$/)?.[1]
+      const [, file, rest] = (script ? scripts[script] : command)?.match(/^node (\S+)(.*)/) ?? []
+      assert.ok(file && existsSync(join(root, file)), `${line}: there is no such command`)
+      // The scripts have tests of their own. A relative argument is a folder that the command may create.
+      const args = rest.split(' ').filter(Boolean)
+      if (!script) await node([join(root, file), ...args], folder, env)
+    }
+  } finally {
+    await rm(folder, { recursive: true, force: true, maxRetries: 20, retryDelay: 50 })
   }
 }
 
 test('the example refuses a write with an older fencing token', { timeout: TIMEOUT_MS }, async () => {
-  const { code } = blocks.find(({ code }) => code.includes('accounts.updateOne'))
+  const { code } = blocksOf('docs/fencing.md').find(({ code }) => code.includes('accounts.updateOne'))
   const later = (2n ** 53n).toString()
   const error = await rejection(project.js(code, { env: { README_FENCE: later } }))
   assert.match(error.message, /a later holder has written already/)
@@ -107,6 +218,22 @@ describe('every example', { concurrency: 2 }, () => {
   const start = async (file, args, env) => (await node([join('examples', file), ...args], root, env)).stdout
 
   const tests = {
+    'leader.mjs': () =>
+      inFolder(async (_, env) => {
+        const stdout = await start('leader.mjs', [], env)
+        const leaders = Array.from(stdout.matchAll(/^(\d+) leads in term (\d+)$/gm), ([, pid, term]) => [
+          pid,
+          BigInt(term),
+        ])
+        const [[first], [second]] = leaders
+        assert.match(stdout, new RegExp(`^${first} was killed`, 'm'))
+        assert.match(stdout, new RegExp(`^${second} resigned`, 'm'))
+        assert.ok(leaders.length >= 3, stdout)
+        for (let i = 1; i < leaders.length; i++) {
+          assert.notEqual(leaders[i][0], leaders[i - 1][0], stdout)
+          assert.ok(leaders[i][1] > leaders[i - 1][1], stdout)
+        }
+      }),
     'guarded-write.mjs': async () => {
       for (const url of [undefined, process.env.HOLDFAST_TEST_MONGODB_URL]) {
         const stdout = await start('guarded-write.mjs', url ? [url] : [], {})
@@ -140,120 +267,5 @@ describe('every example', { concurrency: 2 }, () => {
       assert.ok(tests[file], `no test runs examples/${file}`)
       return tests[file]()
     })
-  }
-})
-
-describe('every table of the README', () => {
-  const plain = (cell) => cell.replaceAll('`', '')
-
-  /** Returns the rows of one of a section's tables. */
-  function tableOf(heading, index = 0) {
-    const section = read('README.md').split(`\n${heading}\n`)[1]?.split('\n## ')[0]
-    const table = section?.match(/(^\|.*\|\n)+/gm)?.[index]
-    assert.ok(table, `table ${index} of ${heading}`)
-    const lines = table.trim().split('\n').slice(2)
-    return lines.map((line) =>
-      line
-        .slice(1, -1)
-        .split('|')
-        .map((cell) => plain(cell.trim())),
-    )
-  }
-
-  for (const [index, type] of ['AcquireOptions', 'ExecuteOptions', 'ConnectOptions'].entries()) {
-    test(`has every member of ${type} with its default`, () => {
-      const documented = new Map(tableOf('## Options', index).map(([name, value]) => [name, value]))
-      assert.deepEqual([...documented.entries()].sort(), [...membersOf(type).entries()].sort())
-    })
-  }
-
-  test('has every error code', () => {
-    const codes = read('index.d.ts')
-      .match(/^export type LockErrorCode = (.*)$/m)[1]
-      .match(/LOCK_\w+/g)
-    assert.deepEqual(
-      tableOf('## Errors')
-        .map(([code]) => code)
-        .sort(),
-      codes.sort(),
-    )
-  })
-
-  test('names every member of Lock and LockService', () => {
-    const text = read('README.md')
-    for (const member of [...membersOf('Lock').keys(), ...membersOf('LockService').keys()]) {
-      assert.match(text, new RegExp(`\\b${member}\\b`), member)
-    }
-    assert.ok(membersOf('Lock').size >= 10 && membersOf('LockService').size >= 10)
-  })
-})
-
-test('all rows of a table have the same number of cells', () => {
-  for (const path of ['README.md', 'docs/from-the-gist.md']) {
-    assert.ok(rowsOf(path).length > 20)
-    for (const table of read(path).match(/(^\|.*\|\n)+/gm)) {
-      const widths = table
-        .trim()
-        .split('\n')
-        .map((line) => line.split('|').length)
-      assert.equal(new Set(widths).size, 1, table)
-    }
-  }
-})
-
-test('all links resolve', () => {
-  const slug = (heading) =>
-    heading
-      .toLowerCase()
-      .replace(/[^\w -]/g, '')
-      .replaceAll(' ', '-')
-  for (const path of [
-    'README.md',
-    'CONTRIBUTING.md',
-    'CHANGELOG.md',
-    'bench/README.md',
-    ...readdirSync(join(root, 'docs')).map((file) => `docs/${file}`),
-  ]) {
-    for (const [, link, section] of read(path).matchAll(/\]\(([^)#]*)(?:#([^)]*))?\)/g)) {
-      if (/^https?:/.test(link)) continue
-      const target = link ? join(dirname(path), link) : path
-      assert.ok(statSync(join(root, target), { throwIfNoEntry: false }), `${path}: ${link}`)
-      const headings = section ? [...read(target).matchAll(/^#+ (.*)$/gm)].map(([, heading]) => slug(heading)) : []
-      if (section) assert.ok(headings.includes(section), `${path}: ${link}#${section}`)
-    }
-  }
-})
-
-test('the commands of CONTRIBUTING.md exist', () => {
-  const { scripts } = JSON.parse(read('package.json'))
-  const commands = [...read('CONTRIBUTING.md').matchAll(/\bnpm (?:run )?(test|demo|check|bench|build[\w:]*)\b/g)]
-  assert.ok(commands.length > 3)
-  for (const [command, script] of commands) assert.ok(scripts[script], command)
-})
-
-test('every path in the documents and in src/lib.rs exists', () => {
-  const folders = ['src', 'lib', '__test__', 'scripts', 'examples', 'bench', 'docs'].filter((folder) =>
-    existsSync(join(root, folder)),
-  )
-  const files = folders.flatMap((folder) =>
-    readdirSync(join(root, folder), { recursive: true }).map((path) => join(folder, path).replaceAll('\\', '/')),
-  )
-  const exists = (path) =>
-    existsSync(join(root, path)) || files.some((file) => file.endsWith(`/${path.replace(/\/$/, '')}`))
-  // The store of the recipe, and the reader's own file.
-  const invented = ['src/engine/etcd.rs', 'distributed-locks.js']
-  const documents = [
-    'src/lib.rs',
-    'CONTRIBUTING.md',
-    'README.md',
-    'bench/README.md',
-    ...readdirSync(join(root, 'docs')).map((file) => `docs/${file}`),
-  ]
-  for (const document of documents) {
-    const path = /(?<![\w/.*-])(?:\.\/)?([a-z_.][\w./-]*(?:\.(?:rs|lua|sql|mjs|ts|js|toml|json)\b|\/(?=[\s`)])))/g
-    const missing = [...read(document).matchAll(path)]
-      .map(([, named]) => named)
-      .filter((named) => !exists(named) && !invented.includes(named))
-    assert.deepEqual(missing, [], document)
   }
 })

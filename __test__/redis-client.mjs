@@ -1,5 +1,8 @@
-// The Redis client of the tests: another tool on the same server.
+// The Redis client of the tests: another tool on the same server. And a server with TLS.
 import { Redis } from 'ioredis'
+import { redisTls } from '../scripts/certificates.mjs'
+import { redisCommand } from '../scripts/redis-command.mjs'
+import { startRedis } from '../scripts/servers.mjs'
 
 /** Opens a client that ignores connection errors: tests stop and stall servers. `options` are those of ioredis. */
 export function openRedis(target, options = {}) {
@@ -13,4 +16,32 @@ export async function commandCounts(redis) {
   return Object.fromEntries(
     [...stats.matchAll(/^cmdstat_(\w+):calls=(\d+)/gm)].map(([, name, calls]) => [name, Number(calls)]),
   )
+}
+
+/**
+ * Starts a server that listens with TLS on a second port. `secure` has its URL there, and the options to connect to it.
+ *
+ * @param {{ args?: string[] }} [options]
+ */
+export async function startRedisWithTls({ args = [] } = {}) {
+  const tls = await redisTls()
+  const server = await startRedis({ tls, args })
+  const stop = async () => {
+    await server.stop()
+    await tls.remove()
+  }
+  const secure = { url: `rediss://127.0.0.1:${server.tlsPort}`, options: { tls: { caFile: tls.caFile } } }
+  return { url: server.url, port: server.port, secure, stop }
+}
+
+/**
+ * Resolves to the ids of the fast paths to a server that have executed the commands of a call. They use RESP2, other connections of
+ * holdfast RESP3.
+ *
+ * @param {number} port its port without TLS
+ */
+export async function fastPathsTo(port) {
+  const clients = (await redisCommand(port, 'CLIENT LIST')).split('\n')
+  const used = clients.filter((line) => / cmd=(mget|evalsha) .*resp=2\b/.test(line))
+  return used.map((line) => Number(/id=(\d+)/.exec(line)?.[1])).sort((one, other) => one - other)
 }

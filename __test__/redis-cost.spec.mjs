@@ -9,36 +9,29 @@ import { sleep, until, waiting } from './tools.mjs'
 /** The only key that stays: the last fencing token. */
 const LAST = 'holdfast:last'
 
+/** Whether a command extends a lease, which happens when the lock is still held 10 ms after its hand-off: on a slow machine. */
+const isRenewal = (/** @type {string} */ command) => / "3660000" "[0-9a-f]{32}" "\d+" "1"/.test(command)
+
 /** Returns how many scripts the server has run. */
 const scriptRuns = async (redis) => (await commandCounts(redis)).evalsha ?? 0
 
-/** Starts `each` waiters for `n` in each of `processes` processes. */
-async function gather(t, { server, options }, { processes, each, ...acquireOptions }) {
-  const waiters = new WaiterProcesses(t, { url: server.url, options })
-  const children = await waiters.processes(processes)
-  const expected = []
-  for (let index = 0; index < processes * each; index++) {
-    expected.push(`w${index}`)
-    await waiters.enqueue(children[index % processes], `w${index}`, acquireOptions)
-  }
-  return { waiters, expected }
-}
-
 proxySuite('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
   test('100 waiters in 4 processes send less than one command per process and second', async ({
+    server,
     direct,
-    ...fixture
+    options,
   }, t) => {
     // With the default ttl: its renewals are counted, too.
     const held = await direct.acquire('n')
-    const { waiters, expected } = await gather(t, fixture, { processes: 4, each: 25 })
-    const monitor = await Monitor.open(fixture.server.port)
-    const [before, scripts] = [direct.stats().renewed, await scriptRuns(waiters.recorder.redis)]
+    const waiters = new WaiterProcesses(t, { url: server.url, options })
+    const expected = await waiters.gather(4, 25)
+    const monitor = await Monitor.open(server.port)
+    const [before, scripts] = [direct.stats().renewed, await scriptRuns(waiters.redis.redis)]
     monitor.reset()
     await sleep(10_000)
     const sent = monitor.commands.filter((command) => !/^"info"/i.test(command))
     assert.ok(sent.length < 4 * 10, `${sent.length} commands in 10 s: ${sent.slice(0, 5).join('; ')}`)
-    const ran = (await scriptRuns(waiters.recorder.redis)) - scripts
+    const ran = (await scriptRuns(waiters.redis.redis)) - scripts
     assert.ok(ran < 4 * 10, `${ran} scripts in 10 s`)
     // The heartbeats were counted.
     assert.ok(ran >= 4, `${ran} scripts in 10 s`)
@@ -48,7 +41,7 @@ proxySuite('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
     await waiters.assertServed(expected)
   })
 
-  test('a hand-off costs at most 6 commands, for any number of waiters', async ({ server, direct, connect }) => {
+  test('a hand-off costs one command, for any number of waiters', async ({ server, direct, connect }) => {
     const locks = await connect({}, server.port)
     const perHandOff = []
     const monitor = await Monitor.open(server.port)
@@ -64,54 +57,57 @@ proxySuite('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
       await held.release()
       await Promise.all(calls)
       await sleep(100)
-      perHandOff.push(monitor.commands.length / count)
+      perHandOff.push(monitor.commands.filter((command) => !isRenewal(command)).length / count)
     }
     monitor.close()
-    // The release with the hand-off and the confirmation; one more release at the end, and heartbeats.
-    for (const commands of perHandOff) assert.ok(commands <= 6, `${perHandOff} commands`)
-    // Independent of the number of waiters, apart from one or two heartbeats.
-    assert.ok(perHandOff[2] <= perHandOff[0] + 1, `${perHandOff} commands`)
+    // The release, which grants; one more release at the end, and heartbeats.
+    const [one, ten, hundred] = perHandOff
+    assert.ok(one >= 1 && one <= 5, `${perHandOff} commands`)
+    assert.ok(ten >= 1 && ten <= 2, `${perHandOff} commands`)
+    assert.ok(hundred >= 1 && hundred <= 1.5, `${perHandOff} commands`)
   })
 
-  test('a hand-off between processes costs at most 3 commands', async ({ server, direct, ...fixture }, t) => {
+  test('a hand-off between processes costs one command', async ({ server, direct, options }, t) => {
     const held = await direct.acquire('n')
-    const { waiters, expected } = await gather(t, { server, ...fixture }, { processes: 4, each: 10 })
+    const waiters = new WaiterProcesses(t, { url: server.url, options })
+    const expected = await waiters.gather(4, 10)
     const monitor = await Monitor.open(server.port)
     assert.equal(await held.release(), true)
     await waiters.assertServed(expected)
     await waiters.assertUnused()
     // Without the records that the test's waiters write.
-    const sent = monitor.commands.filter((command) => /^"(eval|evalsha|publish|(un)?subscribe)"/i.test(command))
+    const isCounted = (/** @type {string} */ command) => /^"(eval|evalsha|publish|(un)?subscribe)"/i.test(command)
+    const sent = monitor.commands.filter((command) => isCounted(command) && !isRenewal(command))
     monitor.close()
-    assert.ok(sent.length / expected.length <= 3, `${sent.length} commands for ${expected.length} hand-offs`)
+    const perHandOff = sent.length / expected.length
+    assert.ok(perHandOff >= 1 && perHandOff <= 1.5, `${sent.length} commands for ${expected.length} hand-offs`)
   })
 
   test('all keys of a queue have a ttl, and are removed when all waiters are served', async ({
     server,
     direct,
-    ...fixture
+    options,
   }, t) => {
     const held = await direct.acquire('n')
-    const { waiters, expected } = await gather(t, { server, ...fixture }, { processes: 2, each: 10 })
+    const waiters = new WaiterProcesses(t, { url: server.url, options })
+    const expected = await waiters.gather(2, 10)
     const ttls = async () => {
-      const keys = (await waiters.recorder.redis.keys('*')).filter((key) => !key.startsWith('waiters_'))
-      return Object.fromEntries(
-        await Promise.all(keys.map(async (key) => [key, await waiters.recorder.redis.pttl(key)])),
-      )
+      const keys = (await waiters.redis.redis.keys('*')).filter((key) => !key.startsWith('waiters_'))
+      return Object.fromEntries(await Promise.all(keys.map(async (key) => [key, await waiters.redis.redis.pttl(key)])))
     }
     const waitingTtls = await ttls()
     assert.deepEqual(
       Object.keys(waitingTtls).sort(),
       [
         waiters.recorder.key('n'),
-        waiters.recorder.queueKey('n'),
+        waiters.redis.queueKey('n'),
         `holdfast:fence:{${waiters.recorder.key('n')}}`,
         LAST,
       ].sort(),
     )
     for (const [key, ttl] of Object.entries(waitingTtls)) assert.ok(ttl > 0 || key === LAST, `${key}: ${ttl}`)
     // Little more than a minute after the last heartbeat, if all processes died.
-    assert.ok(waitingTtls[waiters.recorder.queueKey('n')] <= 70_000)
+    assert.ok(waitingTtls[waiters.redis.queueKey('n')] <= 70_000)
     assert.equal(await held.release(), true)
     await waiters.assertServed(expected)
     assert.deepEqual(Object.keys(await ttls()), [LAST])
@@ -129,9 +125,9 @@ proxySuite('redis', 'what waiting costs', { serverPerTest: true }, (test) => {
     const held = await Promise.all(names.map((name) => direct.acquire(name)))
     const calls = names.map((name) => locks.using(name, { waitMs: 60_000 }, () => {}))
     await waiting(locks, names.length)
-    assert.equal(await waiters.recorder.redis.dbsize(), 3 * names.length + 1)
+    assert.equal(await waiters.redis.redis.dbsize(), 3 * names.length + 1)
     await Promise.all(held.map((lock) => lock.release()))
     await Promise.all(calls)
-    assert.deepEqual(await waiters.recorder.redis.keys('*'), [LAST])
+    assert.deepEqual(await waiters.redis.redis.keys('*'), [LAST])
   })
 })

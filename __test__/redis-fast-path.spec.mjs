@@ -1,153 +1,171 @@
-// The fast path: calls while the event loop is blocked, and while the connection of the fast path is broken or silent.
+// The fast path, with and without TLS: calls while the event loop is blocked, and while its connection is broken or silent.
 import assert from 'node:assert/strict'
 import { once } from 'node:events'
-import { setTimeout as sleep } from 'node:timers/promises'
-import { after, before, test } from 'node:test'
+import { after, before, describe, test } from 'node:test'
 import { Worker } from 'node:worker_threads'
 import { LockService } from '../index.js'
-import { startRedis } from '../scripts/servers.mjs'
 import { startProxy } from './proxy.mjs'
-import { openRedis } from './redis-client.mjs'
-import { INDEX, output, rejection, until } from './tools.mjs'
+import { openRedis, startRedisWithTls } from './redis-client.mjs'
+import { block, INDEX, output, rejection, sleep, until } from './tools.mjs'
 
-let redis
-let other
-let locks
+const WORKER = `
+  const { parentPort, workerData: { index, url, options, name } } = require('node:worker_threads')
+  import(index).then(async ({ LockService }) => {
+    const locks = await LockService.connect(url, options)
+    await locks.acquire(name)
+    locks.acquire(name, { waitMs: Infinity })
+    for (let i = 0; i < 10; i++) locks.acquireLock(name + i)
+    parentPort.postMessage('waits')
+  })`
 
-before(async () => {
-  redis = await startRedis()
-  other = openRedis(redis.url)
-  locks = await LockService.connect(redis.url, { keyPrefix: 'fast:' })
-})
+for (const secure of [false, true]) {
+  describe(secure ? 'through TLS' : 'without TLS', () => {
+    let redis
+    let other
+    let locks
 
-after(async () => {
-  other?.disconnect()
-  await locks?.close()
-  await redis?.stop()
-})
+    /** Connects a service, by default to database 0. */
+    const connect = (path = '', options = {}) =>
+      LockService.connect(target().url + path, { keyPrefix: 'fast:', ...target().options, ...options })
+    /** The URL of the server, and the options to connect to it. */
+    const target = () => (secure ? redis.secure : { url: redis.url, options: {} })
+    /** The code that connects a service in another process. */
+    const connecting = () => `LockService.connect(${JSON.stringify(target().url)}, ${JSON.stringify(target().options)})`
 
-/** Lists the server's connections with a protocol version: the fast path uses RESP2, other connections of holdfast RESP3. */
-async function connections(resp) {
-  const lines = (await other.client('LIST')).trim().split('\n')
-  const fields = lines.map((line) => Object.fromEntries(line.split(' ').map((field) => field.split('='))))
-  return fields.filter((client) => client.resp === String(resp) && /^(evalsha|eval|hello|mget)$/.test(client.cmd))
-}
-
-const block = (ms) => {
-  const until = performance.now() + ms
-  while (performance.now() < until);
-}
-
-test('a call made before the event loop is blocked is granted and renewed while it is blocked', async () => {
-  const ttlMs = 600
-  const call = locks.acquire('blocked', { ttlMs })
-  block(4 * ttlMs)
-  const { renewed } = locks.stats()
-  assert.ok(renewed >= 1, `${renewed} renewals`)
-  const lock = await call
-  assert.equal(lock.isHeld, true)
-  assert.equal(await lock.release(), true)
-})
-
-test('a wait that began before the event loop is blocked continues while it is blocked', async () => {
-  const other = await LockService.connect(redis.url, { keyPrefix: 'fast:' })
-  const held = await other.acquire('waited', { ttlMs: 500, renew: false })
-  const call = locks.acquire('waited', { ttlMs: 700 })
-  block(3000)
-  const lock = await call
-  assert.ok(lock.fencingToken > held.fencingToken)
-  assert.equal(lock.isHeld, true)
-  await lock.release()
-  await other.close()
-})
-
-test('a thousand calls in one tick have a result each', async () => {
-  const names = Array.from({ length: 1000 }, (_, i) => `n${i}`)
-  const taken = await Promise.all(names.map((name) => locks.tryAcquire(name)))
-  const again = await Promise.all(names.map((name) => locks.acquireLock(name)))
-  assert.ok(taken.every((lock, i) => lock.name === names[i]))
-  assert.ok(again.every((held) => held === false))
-  const fences = new Set(taken.map((lock) => lock.fencingToken))
-  assert.equal(fences.size, 1000)
-  assert.deepEqual(new Set(await Promise.all(taken.map((lock) => lock.release()))), new Set([true]))
-})
-
-test('calls use the fast path, and messages to waiters use the other connection', async () => {
-  assert.equal(await locks.acquireLock('which'), true)
-  const fastPaths = await connections(2)
-  assert.equal(fastPaths.length, 1)
-  assert.match(fastPaths[0].cmd, /^(mget|evalsha)$/)
-  // A waiter is notified on the other connection.
-  const waiter = LockService.connect(redis.url, { keyPrefix: 'fast:' }).then(async (own) => {
-    const lock = await own.acquire('which')
-    await lock.release()
-    await own.close()
-  })
-  await until(
-    'the waiter is subscribed',
-    async () => Number((await other.pubsub('CHANNELS', 'holdfast:to:*')).length) >= 1,
-  )
-  assert.equal(await locks.releaseLock('which'), true)
-  await waiter
-})
-
-test('a broken fast path fails no call and is opened again', async () => {
-  for (let round = 0; round < 3; round++) {
-    await until('a fast path', async () => {
-      await locks.tryAcquire('any').then((lock) => lock.release())
-      return (await connections(2)).length === 1
+    before(async () => {
+      redis = await startRedisWithTls()
+      other = openRedis(redis.url)
+      locks = await connect()
     })
-    const [{ id }] = await connections(2)
-    const calls = Array.from({ length: 20 }, (_, i) => locks.tryAcquire(`broken${round}-${i}`))
-    await other.client('KILL', 'ID', id)
-    for (const lock of await Promise.all(calls)) await lock.release()
-  }
-  await until('nothing is left', async () => (await locks.list()).length === 0)
-})
 
-test('a fast path that is silent for storeTimeoutMs is closed while the server answers', async () => {
-  const storeTimeoutMs = 4000
-  const proxy = await startProxy(Number(new URL(redis.url).port))
-  const own = await LockService.connect(`redis://127.0.0.1:${proxy.port}`, { keyPrefix: 'fast:', storeTimeoutMs })
-  try {
-    // The reply to an acquisition on the fast path is lost, and all later replies there.
-    const lost = proxy.dropReply('$6\r\nEXISTS')
-    const calls = []
-    await until('a call used the fast path', async () => {
-      calls.push(own.acquireLock(`silent${calls.length}`).catch(() => false))
-      return Promise.race([calls.at(-1).then(() => false), lost])
+    after(async () => {
+      other?.disconnect()
+      await locks?.close()
+      await redis?.stop()
     })
-    await sleep(storeTimeoutMs)
-    // Later calls use the ordinary connection, and do not wait for replies on the fast path.
-    const lock = await Promise.race([own.tryAcquire('answered'), sleep(storeTimeoutMs / 2)])
-    assert.ok(lock?.isHeld)
-    await lock.release()
-    await Promise.all(calls.map(async (call, i) => (await call) && own.releaseLock(`silent${i}`)))
-  } finally {
-    await own.close()
-    await proxy.close()
-  }
-  await until('nothing is left', async () => (await locks.list()).length === 0)
-})
 
-/** Counts the connections that use a database. No other service of these tests uses it. */
-const connectionsOf = async (db) =>
-  (await other.client('LIST')).split('\n').filter((line) => line.includes(` db=${db} `)).length
+    /** Lists the server's connections with a protocol version: the fast path uses RESP2, other connections of holdfast RESP3. */
+    async function connections(resp) {
+      const lines = (await other.client('LIST')).trim().split('\n')
+      const fields = lines.map((line) => Object.fromEntries(line.split(' ').map((field) => field.split('='))))
+      return fields.filter((client) => client.resp === String(resp) && /^(evalsha|eval|hello|mget)$/.test(client.cmd))
+    }
 
-test('services that are opened and closed leave no connection', async () => {
-  for (let i = 0; i < 20; i++) {
-    const brief = await LockService.connect(`${redis.url}/5`, { keyPrefix: 'fast:' })
-    assert.equal(await brief.releaseLock('never held'), false)
-    assert.ok((await connectionsOf(5)) >= 2)
-    await brief.close()
-  }
-  await until('the connections are closed', async () => (await connectionsOf(5)) === 0)
-})
+    test('a call made before the event loop is blocked is granted and renewed while it is blocked', async () => {
+      const ttlMs = 600
+      const call = locks.acquire('blocked', { ttlMs })
+      block(4 * ttlMs)
+      const { renewed } = locks.stats()
+      assert.ok(renewed >= 1, `${renewed} renewals`)
+      const lock = await call
+      assert.equal(lock.isHeld, true)
+      assert.equal(await lock.release(), true)
+    })
 
-test('calls without a request settle one after the other while nothing else is in progress', async () => {
-  const stdout = await output(`
+    test('a wait that began before the event loop is blocked continues while it is blocked', async () => {
+      const other = await connect()
+      const held = await other.acquire('waited', { ttlMs: 500, renew: false })
+      const call = locks.acquire('waited', { ttlMs: 700 })
+      block(3000)
+      const lock = await call
+      assert.ok(lock.fencingToken > held.fencingToken)
+      assert.equal(lock.isHeld, true)
+      await lock.release()
+      await other.close()
+    })
+
+    test('1024 calls in one tick have their own results', async () => {
+      const names = Array.from({ length: 1024 }, (_, i) => `n${i}`)
+      const taken = await Promise.all(names.map((name) => locks.tryAcquire(name)))
+      const again = await Promise.all(names.map((name) => locks.acquireLock(name)))
+      assert.ok(taken.every((lock, i) => lock.name === names[i]))
+      assert.ok(again.every((held) => held === false))
+      const fences = new Set(taken.map((lock) => lock.fencingToken))
+      assert.equal(fences.size, 1024)
+      assert.deepEqual(new Set(await Promise.all(taken.map((lock) => lock.release()))), new Set([true]))
+    })
+
+    test('calls use the fast path, and messages to waiters use the other connection', async () => {
+      assert.equal(await locks.acquireLock('which'), true)
+      const fastPaths = await connections(2)
+      assert.equal(fastPaths.length, 1)
+      assert.match(fastPaths[0].cmd, /^(mget|evalsha)$/)
+      // A waiter is notified on the other connection.
+      const waiter = connect().then(async (own) => {
+        const lock = await own.acquire('which')
+        await lock.release()
+        await own.close()
+      })
+      await until(
+        'the waiter is subscribed',
+        async () => Number((await other.pubsub('CHANNELS', 'holdfast:to:*')).length) >= 1,
+      )
+      assert.equal(await locks.releaseLock('which'), true)
+      await waiter
+    })
+
+    test('a broken fast path fails no call and is opened again', async () => {
+      for (let round = 0; round < 3; round++) {
+        await until('a fast path', async () => {
+          await locks.tryAcquire('any').then((lock) => lock.release())
+          return (await connections(2)).length === 1
+        })
+        const [{ id }] = await connections(2)
+        const calls = Array.from({ length: 20 }, (_, i) => locks.tryAcquire(`broken${round}-${i}`))
+        await other.client('KILL', 'ID', id)
+        for (const lock of await Promise.all(calls)) await lock.release()
+      }
+      await until('nothing is left', async () => (await locks.list()).length === 0)
+    })
+
+    test('a fast path that is silent for storeTimeoutMs is closed while the server answers', async () => {
+      const storeTimeoutMs = 4000
+      const proxy = await startProxy(redis.port, { secure })
+      const url = `${secure ? 'rediss' : 'redis'}://127.0.0.1:${proxy.port}`
+      const own = await LockService.connect(url, {
+        keyPrefix: 'fast:',
+        storeTimeoutMs,
+        tls: secure ? { insecure: true } : undefined,
+      })
+      try {
+        // The reply to an acquisition on the fast path is lost, and all later replies there.
+        const lost = proxy.dropReply('$6\r\nEXISTS')
+        const calls = []
+        await until('a call used the fast path', async () => {
+          calls.push(own.acquireLock(`silent${calls.length}`).catch(() => false))
+          return Promise.race([calls.at(-1).then(() => false), lost])
+        })
+        await sleep(storeTimeoutMs)
+        // Later calls use the ordinary connection, and do not wait for replies on the fast path.
+        const lock = await Promise.race([own.tryAcquire('answered'), sleep(storeTimeoutMs / 2)])
+        assert.ok(lock?.isHeld)
+        await lock.release()
+        await Promise.all(calls.map(async (call, i) => (await call) && own.releaseLock(`silent${i}`)))
+      } finally {
+        await own.close()
+        await proxy.close()
+      }
+      await until('nothing is left', async () => (await locks.list()).length === 0)
+    })
+
+    /** Counts the connections that use a database. No other service of these tests uses it. */
+    const connectionsOf = async (db) =>
+      (await other.client('LIST')).split('\n').filter((line) => line.includes(` db=${db} `)).length
+
+    test('services that are opened and closed leave no connection', async () => {
+      for (let i = 0; i < 20; i++) {
+        const brief = await connect('/5')
+        assert.equal(await brief.releaseLock('never held'), false)
+        assert.ok((await connectionsOf(5)) >= 2)
+        await brief.close()
+      }
+      await until('the connections are closed', async () => (await connectionsOf(5)) === 0)
+    })
+
+    test('calls without a request settle one after the other while nothing else is in progress', async () => {
+      const stdout = await output(`
     import { LockService } from ${JSON.stringify(INDEX)}
-    const locks = await LockService.connect(${JSON.stringify(redis.url)})
+    const locks = await ${connecting()}
     const lock = await locks.acquire('bare')
     await lock.release()
     for (let i = 0; i < 100; i++) {
@@ -161,50 +179,43 @@ test('calls without a request settle one after the other while nothing else is i
     for (let i = 0; i < 100; i++) await locks.acquireLock('late').catch((error) => error.code)
     console.log('done')
   `)
-  assert.equal(stdout, 'done')
-})
+      assert.equal(stdout, 'done')
+    })
 
-const WORKER = `
-  const { parentPort, workerData: { index, url, name } } = require('node:worker_threads')
-  import(index).then(async ({ LockService }) => {
-    const locks = await LockService.connect(url)
-    await locks.acquire(name)
-    locks.acquire(name, { waitMs: Infinity })
-    for (let i = 0; i < 10; i++) locks.acquireLock(name + i)
-    parentPort.postMessage('waits')
-  })`
+    test('a worker that is terminated with calls in flight leaves no connection', async () => {
+      for (let i = 0; i < 5; i++) {
+        const { url, options } = target()
+        const workerData = { index: INDEX, url: `${url}/6`, options, name: `of a worker ${i}` }
+        const worker = new Worker(WORKER, { eval: true, workerData })
+        await once(worker, 'message')
+        assert.ok((await connectionsOf(6)) >= 2)
+        await worker.terminate()
+      }
+      await until('the connections are closed', async () => (await connectionsOf(6)) === 0)
+    })
 
-test('a worker that is terminated with calls in flight leaves no connection', async () => {
-  for (let i = 0; i < 5; i++) {
-    const workerData = { index: INDEX, url: `${redis.url}/6`, name: `of a worker ${i}` }
-    const worker = new Worker(WORKER, { eval: true, workerData })
-    await once(worker, 'message')
-    assert.ok((await connectionsOf(6)) >= 2)
-    await worker.terminate()
-  }
-  await until('the connections are closed', async () => (await connectionsOf(6)) === 0)
-})
-
-test('an error thrown in a callback of a settled call is an uncaught exception, not a crash', async () => {
-  const stdout = await output(`
+    test('an error thrown in a callback of a settled call is an uncaught exception, not a crash', async () => {
+      const stdout = await output(`
     import { LockService } from ${JSON.stringify(INDEX)}
-    const locks = await LockService.connect(${JSON.stringify(redis.url)})
+    const locks = await ${connecting()}
     process.on('uncaughtException', (error) => console.log('uncaught', error.message))
     await new Promise((resolve) => setTimeout(resolve, 50))
     locks.acquireLock('x').then(() => { process.nextTick(() => { throw new Error('mine') }) })
     await new Promise((resolve) => setTimeout(resolve, 200))
     console.log(await locks.releaseLock('x'))
   `)
-  assert.equal(stdout.trim(), 'uncaught mine\ntrue')
-})
+      assert.equal(stdout.trim(), 'uncaught mine\ntrue')
+    })
 
-test('every call of a service that is closed in the same tick settles', async () => {
-  const brief = await LockService.connect(redis.url, { keyPrefix: 'fast:' })
-  const calls = Array.from({ length: 50 }, (_, i) => brief.tryAcquire(`closing${i}`).catch((error) => error))
-  await brief.close()
-  for (const answer of await Promise.all(calls)) {
-    assert.ok(answer === null || answer.code === 'LOCK_CLOSED' || answer.isHeld === false, String(answer))
-  }
-  assert.equal((await rejection(brief.acquire('late'))).code, 'LOCK_CLOSED')
-  await until('nothing is left', async () => (await locks.list({ prefix: 'closing' })).length === 0)
-})
+    test('every call of a service that is closed in the same tick settles', async () => {
+      const brief = await connect()
+      const calls = Array.from({ length: 50 }, (_, i) => brief.tryAcquire(`closing${i}`).catch((error) => error))
+      await brief.close()
+      for (const answer of await Promise.all(calls)) {
+        assert.ok(answer === null || answer.code === 'LOCK_CLOSED' || answer.isHeld === false, String(answer))
+      }
+      assert.equal((await rejection(brief.acquire('late'))).code, 'LOCK_CLOSED')
+      await until('nothing is left', async () => (await locks.list({ prefix: 'closing' })).length === 0)
+    })
+  })
+}

@@ -28,6 +28,7 @@ const TOOLS = {
       acquireAttemptsLimit: 1,
     })
     if (!(await mutex.tryAcquire())) return null
+    // @ts-expect-error: the method is protected. The mutex calls it in its own interval.
     return { release: () => mutex.release(), extend: () => mutex._refresh() }
   },
   'SET NX PX': (redis, key) => async (ttlMs) => {

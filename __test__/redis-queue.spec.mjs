@@ -14,7 +14,7 @@ proxySuite('redis', 'a flushed store', { serverPerTest: true }, (test) => {
     const children = await waiters.processes(4)
     const expected = labels('w', 40)
     for (const [index, label] of expected.entries()) await waiters.enqueue(children[index % 4], label, { holdMs: 1 })
-    await waiters.recorder.redis.flushall()
+    await waiters.redis.redis.flushall()
     await until('all waiters are served', async () => (await waiters.served()).length >= expected.length)
     assert.deepEqual((await waiters.served()).toSorted(), expected.toSorted())
     await rejects(held.extend(60_000), 'LOCK_LOST')

@@ -4,24 +4,18 @@ import { describe, it } from 'node:test'
 import { LockService } from '../index.js'
 import { locateRedis, startRedis } from '../scripts/servers.mjs'
 import { contract } from './contract.mjs'
-import { skip } from './stores.mjs'
+import { canStartServer } from './stores.mjs'
 import { rejects, until } from './tools.mjs'
 
 contract('redis-quorum')
 
 const TIMEOUT_MS = 90_000
 
-/** Why tests cannot start their own servers here; `undefined` when they can. */
-const reason = await locateRedis().then(
-  () => undefined,
-  (error) => error.message,
-)
-
 describe('redis-quorum: nodes that fail', { concurrency: 2 }, () => {
   for (const size of [3, 5]) {
     const test = (title, body) =>
       it(`${title}, of ${size}`, { timeout: TIMEOUT_MS }, async (t) => {
-        if (reason) return skip(t, reason)
+        if (!(await canStartServer(t, 'redis-quorum', locateRedis))) return
         const nodes = await Promise.all(Array.from({ length: size }, () => startRedis()))
         const locks = await LockService.connect(
           nodes.map((node) => node.url),

@@ -3,6 +3,7 @@ import assert from 'node:assert/strict'
 import { after, before, describe, it } from 'node:test'
 import { mongoCommand, startMongoReplicaSet } from '../scripts/topologies.mjs'
 import { LockService } from '../index.js'
+import { directUrl, withMongo } from './mongodb-client.mjs'
 import { random, skip } from './stores.mjs'
 import { sleep, until } from './tools.mjs'
 
@@ -18,37 +19,47 @@ export const SLACK_MS = 3000
  */
 export const FAST_MONITORING = '&connectTimeoutMS=2000&heartbeatFrequencyMS=500'
 
-/** One test's services, prefix and collection on the set. */
+/**
+ * One test's services, prefix and collection on the set.
+ *
+ * @typedef {Awaited<ReturnType<typeof startMongoReplicaSet>>} ReplicaSet
+ * @typedef {ReplicaSet['members'][number]} Member
+ */
 class ReplicaSetFixture {
+  /** @type {LockService[]} */
   #services = []
 
+  /** @param {ReplicaSet} set */
   constructor(set) {
     this.set = set
     this.options = { keyPrefix: `${random()}:`, collection: `locks_${random()}` }
   }
 
   // These are properties, so that tests can destructure them.
+  /** @param {import('../index.js').ConnectOptions} [options] */
   connect = async (options, url = this.set.url) => {
     const service = await LockService.connect(url, { ...this.options, ...options })
     this.#services.push(service)
     return service
   }
 
+  /** @param {number} count @param {import('../index.js').ConnectOptions} [options] */
   connectAll = (count, options) => Promise.all(Array.from({ length: count }, () => this.connect(options)))
 
-  /** Reads the document of a name on one member. */
-  document = async (name, member) => {
-    const { MongoClient } = await import('mongodb')
-    const client = new MongoClient(`mongodb://127.0.0.1:${member.port}/holdfast?directConnection=true`)
-    try {
+  /**
+   * Reads the document of a name on one member.
+   *
+   * @param {string} name
+   * @param {Member} member
+   */
+  document = (name, member) =>
+    withMongo(directUrl(member.port), (client) => {
       /** @type {import('mongodb').Collection<any>} */
       const locks = client.db().collection(this.options.collection)
-      return await locks.findOne({ _id: `${this.options.keyPrefix}${name}` })
-    } finally {
-      await client.close()
-    }
-  }
+      return locks.findOne({ _id: `${this.options.keyPrefix}${name}` })
+    })
 
+  /** @param {LockService} [keep] */
   async close(keep) {
     await Promise.all(this.#services.filter((service) => service !== keep).map((service) => service.close()))
   }
@@ -57,17 +68,21 @@ class ReplicaSetFixture {
 /**
  * Declares a group of tests with a separate replica set, one after the other. A test gets `(fixture, t)`, and must leave
  * nothing in the store. All members of the set are up when it begins.
+ *
+ * @typedef {(fixture: ReplicaSetFixture, t: import('node:test').TestContext) => unknown} Body
+ * @param {string} title
+ * @param {{ args?: string[] }} options
+ * @param {(test: (name: string, body: Body) => void) => void} define
  */
-export function replicaSetSuite(title, { args = [] } = {}, define) {
+export function replicaSetSuite(title, { args = [] }, define) {
   describe(`mongodb, three members: ${title}`, () => {
+    /** @type {ReplicaSet | Error} */
     let set
-    before(
-      async () => void (set = await startMongoReplicaSet({ args }).catch((error) => ({ startError: error.message }))),
-    )
-    after(() => set.stop?.())
+    before(async () => void (set = await startMongoReplicaSet({ args }).catch((/** @type {Error} */ error) => error)))
+    after(() => (set instanceof Error ? undefined : set.stop()))
     define((name, body) =>
       it(name, { timeout: 180_000 }, async (t) => {
-        if (set.startError) return skip(t, set.startError)
+        if (set instanceof Error) return skip(t, set.message)
         await set.ready()
         const fixture = new ReplicaSetFixture(set)
         try {
@@ -167,18 +182,15 @@ export async function waitForRollback(member, fault) {
 
 /** Moves the cluster's logical clock ahead of the wall clock by `seconds`. */
 export async function advanceClusterTime(member, seconds) {
-  const { Binary, Long, MongoClient, Timestamp } = await import('mongodb')
-  const client = new MongoClient(`mongodb://127.0.0.1:${member.port}/?directConnection=true`)
-  try {
-    const clusterTime = new Timestamp({ t: Math.floor(Date.now() / 1000) + seconds, i: 1 })
-    await client.withSession(async (session) => {
+  const { Binary, Long, Timestamp } = await import('mongodb')
+  const clusterTime = new Timestamp({ t: Math.floor(Date.now() / 1000) + seconds, i: 1 })
+  await withMongo(directUrl(member.port), (client) =>
+    client.withSession(async (session) => {
       // Without authentication the signature is not checked.
       session.advanceClusterTime({ clusterTime, signature: { hash: new Binary(Buffer.alloc(20)), keyId: Long.ZERO } })
       await client.db('admin').command({ ping: 1 }, { session })
-    })
-  } finally {
-    await client.close()
-  }
+    }),
+  )
 }
 
 const STORE_TIMEOUT_MS = 4000
@@ -188,10 +200,14 @@ const TTL_MS = 5000
 /** Services that acquire and release a few names in a loop, and check that each name has one holder at a time. */
 export class Load {
   static STORE_TIMEOUT_MS = STORE_TIMEOUT_MS
+  /** @type {Map<string, Set<import('../index.js').Lock>>} */
   #holders = new Map()
+  /** @type {Map<string, bigint>} */
   #tokens = new Map()
   #isStopped = false
+  /** @type {Promise<void>[]} */
   #work = []
+  /** @type {Record<string, number>} */
   #failed = {}
   granted = 0
 
@@ -232,7 +248,7 @@ export class Load {
       this.#enter(lock)
       await sleep(Math.random() * 5)
       // From the call on, another service may be granted the name.
-      for (const name of lock.names) this.#holders.get(name).delete(lock)
+      for (const name of lock.names) this.#holders.get(name)?.delete(lock)
       await this.#within(STORE_TIMEOUT_MS, () => lock.release())
     }
   }
@@ -240,12 +256,13 @@ export class Load {
   #enter(lock) {
     if (lock.isHeld) this.granted++
     for (const name of lock.names) {
-      const others = [...this.#holders.get(name)].filter((other) => other.isHeld)
+      const holders = /** @type {Set<import('../index.js').Lock>} */ (this.#holders.get(name))
+      const others = [...holders].filter((other) => other.isHeld)
       assert.ok(
         !lock.isHeld || others.length === 0,
         `${name} is held twice: ${lock.fencingToken}, ${others[0]?.fencingToken}`,
       )
-      this.#holders.get(name).add(lock)
+      holders.add(lock)
       const last = this.#tokens.get(name) ?? 0n
       assert.ok(lock.fencingToken > last, `${name}: the token ${lock.fencingToken} after ${last}`)
       this.#tokens.set(name, lock.fencingToken)

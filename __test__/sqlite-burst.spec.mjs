@@ -6,7 +6,7 @@ import { readFileSync, rmSync } from 'node:fs'
 import { test } from 'node:test'
 import { burst } from './soak/sqlite.mjs'
 import { withStore } from './stores.mjs'
-import { INDEX, runNode, waiting } from './tools.mjs'
+import { INDEX, output, waiting } from './tools.mjs'
 
 const TIMEOUT_MS = 90_000
 const inSqlite = (body) => () => withStore('sqlite', body)
@@ -19,13 +19,12 @@ async function grantedElsewhere(target, name) {
     const lock = await locks.tryAcquire(${JSON.stringify(name)}, { ttlMs: 60_000 })
     process.stdout.write(String(lock !== null))
     await locks.close()`
-  const { stdout } = await runNode(code)
-  return stdout === 'true'
+  return (await output(code)) === 'true'
 }
 
-test('every call of a burst is granted or rejects in time, and leaves no lock', { timeout: TIMEOUT_MS }, () =>
-  burst(20_000),
-)
+test('every call of a burst is granted or rejects in time, and leaves no lock', { timeout: TIMEOUT_MS }, async () => {
+  await burst(20_000)
+})
 
 test(
   'calls of one tick are served in the order of the calls',

@@ -8,7 +8,7 @@ export function openRecorder({ url, options, log }) {
   return url.startsWith('mongodb') ? new MongodbRecorder(url, options, log) : new RedisRecorder(url, options, log)
 }
 
-class RedisRecorder {
+export class RedisRecorder {
   constructor(url, options, log) {
     this.redis = openRedis(url, { maxRetriesPerRequest: null })
     this.prefix = options.keyPrefix
@@ -17,8 +17,8 @@ class RedisRecorder {
 
   /** Records that a waiter holds the lock. Resolves to the number of recorded holders. */
   async enter(label) {
-    const [[, inside]] = await this.redis.multi().incr(`${this.log}:inside`).rpush(this.log, label).exec()
-    return inside
+    const replies = await this.redis.multi().incr(`${this.log}:inside`).rpush(this.log, label).exec()
+    return Number(replies?.[0][1])
   }
 
   async leave() {

@@ -12,18 +12,30 @@ export const INDEX = new URL('../index.js', import.meta.url).href
 /** A limit for wake-ups: the safety poll (every 5 s) and the end of a 30 s lease come later than this. */
 export const SOON_MS = 3000
 
-/** Waits until `check` returns something truthy, and returns that. */
+/**
+ * Waits until `check` returns something truthy, and returns that.
+ *
+ * @template T
+ * @param {string} what
+ * @param {() => T | Promise<T>} check
+ * @returns {Promise<Exclude<T, undefined | null | false | 0 | ''>>}
+ */
 export async function until(what, check, withinMs = 15_000) {
   const end = Date.now() + withinMs
   for (;;) {
     const value = await check()
-    if (value) return value
+    if (value) return /** @type {any} */ (value)
     assert.ok(Date.now() < end, `not within ${withinMs} ms: ${what}`)
     await sleep(5)
   }
 }
 
-/** Returns what a promise rejects with. */
+/**
+ * Returns what a promise rejects with.
+ *
+ * @param {Promise<unknown>} promise
+ * @returns {Promise<any>}
+ */
 export async function rejection(promise) {
   let value
   try {
@@ -38,6 +50,8 @@ export async function rejection(promise) {
  * Asserts all properties of an error of holdfast.
  *
  * @param {any} error
+ * @param {import('../index.js').LockErrorCode} code
+ * @param {Record<string, unknown>} [expected]
  */
 export function assertLockError(error, code, expected = {}) {
   assert.equal(error instanceof Error, true, `an Error, got ${String(error)}`)
@@ -49,36 +63,111 @@ export function assertLockError(error, code, expected = {}) {
   for (const [field, value] of Object.entries(expected)) assert.equal(error[field], value, `error.${field}`)
 }
 
-/** Asserts that a promise rejects with this code. Returns the error. */
+/**
+ * Asserts that a promise rejects with this code. Returns the error.
+ *
+ * @param {Promise<unknown>} promise
+ * @param {import('../index.js').LockErrorCode} code
+ * @param {Record<string, unknown>} [expected]
+ * @returns {Promise<import('../index.js').LockError & { cause: any }>}
+ */
 export async function rejects(promise, code, expected) {
   const error = await rejection(promise)
   assertLockError(error, code, expected)
   return error
 }
 
-/** Waits until a service has `count` waiting calls. */
+/**
+ * Blocks the event loop.
+ *
+ * @param {number} ms
+ */
+export function block(ms) {
+  for (const end = performance.now() + ms; performance.now() < end;);
+}
+
+/**
+ * Marks a promise as handled that is awaited later, so that an earlier failure is reported and not its rejection.
+ *
+ * @template {Promise<unknown>} T
+ * @param {T} promise
+ */
+export function later(promise) {
+  promise.catch(() => {})
+  return promise
+}
+
+/**
+ * Returns a value of a wrong type, which a test passes on purpose.
+ *
+ * @param {unknown} value
+ * @returns {any}
+ */
+export const wrong = (value) => value
+
+/**
+ * Waits until a service has `count` waiting calls.
+ *
+ * @param {import('../index.js').LockService} service
+ * @param {number} count
+ */
 export const waiting = (service, count) => until(`${count} waiting`, () => service.stats().waiting === count)
 
-/** Asserts that a name is free, at once or after a release that is in progress. */
+/**
+ * Reads a lock that is held.
+ *
+ * @param {import('../index.js').LockService} service
+ * @param {string} name
+ */
+export async function inspectHeld(service, name) {
+  return (await service.inspect(name)) ?? assert.fail(`${name} is free`)
+}
+
+/**
+ * Asserts that a name is free, at once or after a release that is in progress.
+ *
+ * @param {import('../index.js').LockService} service
+ * @param {string} name
+ */
 export async function assertFree(service, name) {
   const lock = await service.acquire(name, { waitMs: SOON_MS })
   assert.equal(await lock.release(), true)
 }
 
-/** Returns how long a promise took, in milliseconds. */
+/**
+ * Returns how long a promise took, in milliseconds.
+ *
+ * @param {Promise<unknown>} promise
+ */
 export async function timed(promise) {
   const start = performance.now()
   await promise
   return performance.now() - start
 }
 
-/** Asserts that numbers or bigints grow strictly. */
+/**
+ * Returns the median of numbers; of an even count the larger one in the middle.
+ *
+ * @param {number[]} values
+ */
+export const median = (values) => [...values].sort((one, other) => one - other)[values.length >> 1]
+
+/**
+ * Asserts that numbers or bigints grow strictly.
+ *
+ * @param {(number | bigint)[]} values
+ */
 export function assertGrowing(values) {
   for (let i = 1; i < values.length; i++) assert.ok(values[i] > values[i - 1], `${values[i]} after ${values[i - 1]}`)
 }
 
 /**
  * Runs JavaScript in a separate process. Resolves to its stdout, stderr and exit code. `args` begin at `process.argv[1]`.
+ *
+ * @typedef {{ args?: string[], env?: NodeJS.ProcessEnv, flags?: string[], commonjs?: boolean }} RunOptions
+ * @param {string} code
+ * @param {RunOptions} [options]
+ * @returns {Promise<{ code: number | string | undefined, stdout: string, stderr: string }>}
  */
 export function runNode(code, { args = [], env = {}, flags = [], commonjs = false } = {}) {
   const type = commonjs ? 'commonjs' : 'module'
@@ -92,7 +181,12 @@ export function runNode(code, { args = [], env = {}, flags = [], commonjs = fals
   })
 }
 
-/** Runs JavaScript as `runNode` does, and asserts that it succeeds. Returns what it printed. */
+/**
+ * Runs JavaScript as `runNode` does, and asserts that it succeeds. Returns what it printed.
+ *
+ * @param {string} code
+ * @param {RunOptions} [options]
+ */
 export async function output(code, options) {
   const { code: status, stdout, stderr } = await runNode(code, options)
   assert.equal(status, 0, stderr)

@@ -56,6 +56,7 @@ const compile = (files, options) =>
 const compiles = async (files, options) => assert.deepEqual(await compile(files, options), { status: 0, stdout: '' })
 
 // `await using` needs types that ES2022 does not have. index.d.ts declares them.
+/** @type {Record<string, [Record<string, unknown>, string]>} */
 const configurations = {
   'ES2022 alone': [{ target: 'es2022', lib: ['es2022'], types: [] }, 'signals-none.ts'],
   'with the DOM': [{ target: 'es2022', lib: ['es2022', 'dom'], types: [] }, 'signals-platform.ts'],
@@ -67,30 +68,34 @@ const [withNode] = configurations['with @types/node']
 
 describe('types', { concurrency: 2 }, () => {
   for (const [name, [options, signals]] of Object.entries(configurations)) {
-    it(`valid code compiles: ${name}`, () => compiles(['usage.ts', signals], options))
+    it(`valid code compiles: ${name}`, () => compiles(['usage.ts', 'testing.ts', signals], options))
     it(`mistakes are rejected: ${name}`, () => compiles(['mistakes.ts'], options))
   }
 
   it('an absent option may be undefined under exactOptionalPropertyTypes', () => {
-    return compiles(['exact.ts', 'usage.ts'], { ...withNode, exactOptionalPropertyTypes: true })
+    return compiles(['exact.ts', 'usage.ts', 'testing.ts'], { ...withNode, exactOptionalPropertyTypes: true })
   })
 
   it('a bundler’s resolution changes nothing', () => {
     const bundler = { module: 'esnext', moduleResolution: 'bundler', verbatimModuleSyntax: true, isolatedModules: true }
-    return compiles(['usage.ts', 'signals-platform.ts'], { ...withNode, ...bundler })
+    return compiles(['usage.ts', 'testing.ts', 'signals-platform.ts'], { ...withNode, ...bundler })
   })
 
   it('installed, it is imported by name from ES modules and from CommonJS', () =>
     inFolder(async (temp) => {
       const installed = join(temp, 'node_modules', 'holdfast')
       await mkdir(installed, { recursive: true })
-      for (const file of ['package.json', 'index.d.ts']) await copyFile(join(root, file), join(installed, file))
+      for (const file of ['package.json', 'index.d.ts', 'testing.d.ts'])
+        await copyFile(join(root, file), join(installed, file))
       const named = `import { LockService, type Lock } from 'holdfast'\nexport type L = Lock\n`
+      const testing = `import { createTestLocks } from 'holdfast/testing'\nexport const made = createTestLocks()\n`
       const imports = {
         'named.mts': named,
         'whole.mts': `import holdfast from 'holdfast'\nconst { LockService } = holdfast\n`,
         'named.cts': named,
         'whole.cts': `import holdfast = require('holdfast')\nconst { LockService } = holdfast\n`,
+        'testing.mts': `${named}${testing}`,
+        'testing.cts': `${named}${testing}`,
       }
       for (const [file, text] of Object.entries(imports)) {
         const use = `export const isFree: Promise<boolean> = LockService.connect().then((locks) => locks.acquireLock('n'))\n`
@@ -147,9 +152,8 @@ describe('types', { concurrency: 2 }, () => {
   it('the declarations have exactly the members of the classes', async () => {
     const declarations = await readFile(join(root, 'index.d.ts'), 'utf8')
     const membersOf = (name) => {
-      const [, body] = declarations.match(
-        new RegExp(`^export (?:interface|declare class) ${name} .*?\\{\\n(.*?)\\n\\}`, 'ms'),
-      )
+      const pattern = new RegExp(`^export (?:interface|declare class) ${name} .*?\\{\\n(.*?)\\n\\}`, 'ms')
+      const [, body] = declarations.match(pattern) ?? assert.fail(`${name} is not declared`)
       const members = [...body.matchAll(/^ {2}(?:readonly |get )?(\w+)\b(?:<\w+>)?[(:]/gm)].map((match) => match[1])
       return [...new Set(members)].sort()
     }
@@ -163,7 +167,7 @@ describe('types', { concurrency: 2 }, () => {
     assert.deepEqual(actual(lock), membersOf('Lock'))
     assert.deepEqual(actual(service), membersOf('LockService'))
     assert.deepEqual(Object.keys(service.stats()).sort(), membersOf('LockStats'))
-    assert.deepEqual(Object.keys(await service.inspect('x')).sort(), membersOf('LockInfo'))
+    assert.deepEqual(Object.keys(Object(await service.inspect('x'))).sort(), membersOf('LockInfo'))
     await service.close()
   })
 

@@ -1,10 +1,10 @@
 // Waiters in several processes. The test controls their order of arrival, and records the order in which they are served.
 import assert from 'node:assert/strict'
-import { readdir, readFile } from 'node:fs/promises'
+import { isStopped } from '../scripts/servers.mjs'
 import { start } from './children/start.mjs'
-import { openRecorder } from './store-recorder.mjs'
+import { openRecorder, RedisRecorder } from './store-recorder.mjs'
 import { random } from './stores.mjs'
-import { sleep, until } from './tools.mjs'
+import { until } from './tools.mjs'
 
 /** The waiter processes of the test `t`, on a store `{ url, options }` that keeps queues. */
 export class WaiterProcesses {
@@ -18,11 +18,25 @@ export class WaiterProcesses {
     t.after(() => this.recorder.close())
   }
 
+  /** The recorder of a store on Redis. */
+  get redis() {
+    assert.ok(this.recorder instanceof RedisRecorder)
+    return this.recorder
+  }
+
   /** Starts processes that are ready to wait. */
   async processes(count) {
     const children = Array.from({ length: count }, () => start(this.#t, 'recording-waiter', this.#task))
     for (const child of children) await child.next('ready')
     return children
+  }
+
+  /** Starts `each` waiters for `n` in each of `count` processes, alternately. Resolves to their labels in this order. */
+  async gather(count, each, options = {}) {
+    const children = await this.processes(count)
+    const expected = labels('w', count * each)
+    for (const [index, label] of expected.entries()) await this.enqueue(children[index % count], label, options)
+    return expected
   }
 
   /** Starts one more waiter in a process. It records `label` when it is served. Resolves once it has its position in the queue. */
@@ -65,13 +79,8 @@ export class WaiterProcesses {
 /** Returns `count` labels of the waiters of one process: `a0`, `a1`, … */
 export const labels = (letter, count) => Array.from({ length: count }, (_, index) => `${letter}${index}`)
 
-/** Suspends a process, and waits until all of its threads have stopped. Only Linux shows the state of each thread. */
+/** Suspends a process, and waits until all of its threads have stopped. */
 export async function suspend(child) {
   child.kill('SIGSTOP')
-  const folder = `/proc/${child.pid}/task`
-  const threads = await readdir(folder).catch(() => null)
-  if (!threads) return sleep(500)
-  const isStopped = async (thread) =>
-    /.*\) T/s.test(await readFile(`${folder}/${thread}/stat`, 'utf8').catch(() => ') T'))
-  await until('all threads have stopped', async () => (await Promise.all(threads.map(isStopped))).every(Boolean))
+  await until('all threads have stopped', () => isStopped(child.pid))
 }

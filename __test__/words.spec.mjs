@@ -9,6 +9,7 @@ test('the checked files contain no replaced word', () => {
   assert.deepEqual(checkWords(), [])
 })
 
+/** @type {[string, string, string[]][]} */
 const replaced = [
   ['src/a.rs', '/// Whoever has no ear yet takes no turn.', ['whoever', 'ear']],
   ['src/a.rs', 'let x = "the waiter is told of it"; // in vain', ['told', 'in vain']],

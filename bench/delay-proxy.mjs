@@ -108,7 +108,7 @@ function serve(port) {
       socket.on('data', (chunk) => queue.push(ends[1 - i], chunk)).on('close', () => queue.push(ends[1 - i]))
     }
   })
-  listener.listen(0, '127.0.0.1', () => process.send(listener.address()))
+  listener.listen(0, '127.0.0.1', () => process.send?.(listener.address()))
 }
 
 /** @param {Int32Array} shared */
@@ -120,7 +120,7 @@ function sleepAndWake(shared) {
     const pause = Atomics.load(shared, 1) / 1000
     // Only a new alarm changes this value, and none is set before this one is due.
     if (pause > 0) Atomics.wait(shared, 0, seen, pause)
-    parentPort.postMessage('due')
+    parentPort?.postMessage('due')
   }
 }
 

@@ -22,7 +22,9 @@ const STYLES = {
   verrou: { hue: ['#2b8a3e', '#69db7c'] },
   'verrou-auto': { hue: ['#2b8a3e', '#69db7c'], dash: '6 4' },
   redlock: { hue: ['#a61e4d', '#f783ac'] },
+  'redlock-auto': { hue: ['#a61e4d', '#f783ac'], dash: '6 4' },
   'redlock-universal': { hue: ['#b35900', '#ffc078'] },
+  'redlock-universal-auto': { hue: ['#b35900', '#ffc078'], dash: '6 4' },
 }
 
 /** Plots the content of `results.json`. Returns files by name, none if the pairs were not measured. */
@@ -73,7 +75,10 @@ function plot({ title, method, field, loads }) {
   // holdfast is drawn last, above the others.
   const lines = [...series.slice(1), series[0]].map(({ module, points }) => curve(module, points, y))
   const names = apart(
-    series.map(({ module, points }) => ({ module, from: points.at(-1)[0], at: y(points.at(-1)[1][1]) })),
+    series.map(({ module, points }) => {
+      const [from, [, median]] = points[points.length - 1]
+      return { module, from, at: y(median) }
+    }),
   ).map(
     ({ module, from, at, y2 }) =>
       line(from, at, AREA.right + 14, y2, `thin ${module}`) +

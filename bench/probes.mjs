@@ -3,6 +3,7 @@ import net from 'node:net'
 import { Monitor } from '../scripts/monitor.mjs'
 
 const ASK = 'INFO everything\r\n'
+const END = 'end-of-requests'
 
 /** The probe of one or several Redis servers. */
 export class RedisProbe {
@@ -30,17 +31,13 @@ export class RedisProbe {
   async requests(run) {
     const monitors = await Promise.all(this.#servers.map((server) => Monitor.open(server.port)))
     const count = await run()
-    // MONITOR has the order of execution: the INFO command comes after all commands that are to be counted.
-    await Promise.all(this.#servers.map((server) => server.counted()))
-    const sent = () => monitors.map(({ commands }) => commands.findIndex((command) => command.startsWith('"INFO"')))
+    // MONITOR has the order of execution: this PING comes after all commands that are to be counted. Sentinels send others.
+    await Promise.all(this.#servers.map((server) => server.ping(` ${END}`)))
+    const sent = () => monitors.map(({ commands }) => commands.findIndex((command) => command.includes(`"${END}"`)))
     while (sent().includes(-1)) await new Promise((resolve) => setTimeout(resolve, 1))
     const total = sent().reduce((sum, length) => sum + length, 0)
     for (const monitor of monitors) monitor.close()
     return total / count
-  }
-
-  ping() {
-    return this.#servers[0].ping()
   }
 
   async version() {
@@ -54,8 +51,7 @@ export class RedisProbe {
 
 /** A plain connection, so that the exact number of bytes of the measurement is known. */
 export class RedisConnection {
-  /** @type {number} */
-  port
+  port = 0
   #socket
   #answered
   #buffer = ''
@@ -79,23 +75,23 @@ export class RedisConnection {
     this.#answered(answer)
   }
 
-  #ask(connection) {
+  #ask(command) {
     const answer = new Promise((resolve) => (this.#answered = resolve))
-    this.#socket.write(connection)
+    this.#socket.write(command)
     return answer
   }
 
-  ping() {
-    return this.#ask('PING\r\n')
+  ping(text = '') {
+    return this.#ask(`PING${text}\r\n`)
   }
 
   async version() {
-    return /redis_version:(\S+)/.exec(await this.#ask(ASK))[1]
+    return /redis_version:(\S+)/.exec(await this.#ask(ASK))?.[1]
   }
 
   async counted() {
     const answer = await this.#ask(ASK)
-    const number = (field) => Number(new RegExp(`^${field}:(\\S+)`, 'm').exec(answer)[1])
+    const number = (field) => Number(new RegExp(`^${field}:(\\S+)`, 'm').exec(answer)?.[1])
     const seconds = ['', '_children'].reduce(
       (sum, whose) => sum + number(`used_cpu_user${whose}`) + number(`used_cpu_sys${whose}`),
       0,
@@ -148,7 +144,7 @@ export class MongoProbe {
   async version() {
     const { version } = await this.#admin.command({ buildInfo: 1 })
     const { hosts } = await this.#admin.command({ hello: 1 })
-    return `MongoDB ${version} (${hosts ? `replica set with ${hosts.length} member, majority` : 'standalone'})`
+    return `MongoDB ${version} (${hosts ? `replica set with ${hosts.length} member${hosts.length > 1 ? 's' : ''}, majority` : 'standalone'})`
   }
 
   close() {

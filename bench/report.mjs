@@ -3,6 +3,9 @@ import { readFileSync } from 'node:fs'
 
 export const median = (values) => [...values].sort((a, b) => a - b)[Math.floor(values.length / 2)]
 
+/** Returns the value that a share of the sorted values does not exceed. */
+export const percentile = (sorted, share) => sorted[Math.max(0, Math.ceil(sorted.length * share) - 1)]
+
 function version(name) {
   const file = new URL(`node_modules/${name}/package.json`, import.meta.url)
   return JSON.parse(readFileSync(file, 'utf8')).version.replace(/^v/, '')
@@ -13,21 +16,6 @@ export function contenderVersions(packages) {
   const own = JSON.parse(readFileSync(new URL('../package.json', import.meta.url), 'utf8')).version
   const peers = packages.map((name) => `${name === 'mongodb3' ? 'that on mongodb' : name} ${version(name)}`)
   return [`holdfast ${own}`, ...peers].join(', ')
-}
-
-/** Adds `w=majority` to a MongoDB URL, so that all contenders write in the same way. */
-export function withMajority(url) {
-  const result = new URL(url)
-  result.searchParams.set('w', 'majority')
-  return result.href
-}
-
-export async function serverVersion(store, url) {
-  const { MongoProbe, RedisProbe } = await import('./probes.mjs')
-  const probe = await (store === 'redis' ? RedisProbe.open({ port: new URL(url).port }) : MongoProbe.open({ url }))
-  const version = await probe.version()
-  await probe.close()
-  return version
 }
 
 /** Returns the minimum, the median and the maximum of a figure over the rounds. */
@@ -46,9 +34,12 @@ export function cell([low, mid, high], digits) {
   return from === to ? value : `${value} (${from}–${to})`
 }
 
-/** Returns the ratio of the calls per second of `own` to those of `other`: the median over the rounds. */
-export const ratio = (results, other, own = 'holdfast') =>
-  median(results[other].map((round, i) => results[own][i].perSecond / round.perSecond))
+/** Returns the ratio of a figure of `own` to that of `other`, by default the calls per second: the median over the rounds. */
+export const ratio = (results, other, own = ownOf(results), field = 'perSecond') =>
+  median(results[other].map((round, i) => results[own][i][field] / round[field]))
+
+/** The first contender: holdfast, unless it was not chosen. */
+export const ownOf = (results) => Object.keys(results)[0]
 
 /**
  * Returns the columns of a field's tables. `one` is the name of a call.
@@ -59,6 +50,7 @@ const columns = (one) => [
   [`${one === 'try' ? 'trie' : one}s per second`, 'perSecond', 0],
   ['p50, µs', 'p50Us', 0],
   ['p99, µs', 'p99Us', 0],
+  ['event-loop delay, p99, µs', 'delayUs', 0],
   [`event loop, µs per ${one}`, 'loopUs', 1],
   [`client CPU, µs per ${one}`, 'cpuUs', 1],
   [`server CPU, µs per ${one}`, 'serverUs', 1],
@@ -67,6 +59,9 @@ const columns = (one) => [
   [`bytes per ${one}`, 'bytes', 0],
 ]
 
+/** Names a load: a number of calls in flight, or text. */
+export const inFlight = (load) => (Number(load) > 0 ? `${load} in flight` : load)
+
 /**
  * Formats the tables of a field `{ title, one, results }`, one for each number of calls in flight. The last column is the ratio
  * of holdfast's throughput to the contender's.
@@ -74,8 +69,8 @@ const columns = (one) => [
 export function tables({ title, note, one, results }) {
   const lines = [`## ${title}`, '', ...(note ? [note, ''] : [])]
   for (const [load, byContender] of Object.entries(results)) {
-    const shown = columns(one).filter(([, field]) => byContender.holdfast[0][field] !== undefined)
-    lines.push(`### ${load} in flight`, '')
+    const shown = columns(one).filter(([, field]) => byContender[ownOf(byContender)][0][field] !== undefined)
+    lines.push(`### ${inFlight(load)}`, '')
     lines.push(`| | ${shown.map(([name]) => name).join(' | ')} | holdfast is |`)
     lines.push(`|---|${'---:|'.repeat(shown.length + 1)}`)
     for (const [module, rounds] of Object.entries(byContender)) {

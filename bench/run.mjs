@@ -1,10 +1,11 @@
 // Measures every contender in one run, in separate processes, alternately, in several rounds; the figures are medians.
 //
-//   npm run bench                          writes bench/results.md, results.json, results.svg and results-loop.svg
-//   npm run bench -- --only pairs,tries    some sections: prints them, and writes nothing
-//   npm run bench -- --rounds N --ms N     the number and the length of the rounds
-//   npm run bench -- --out FOLDER          writes into another folder, with --only, too
-//   npm run bench -- --quick               a smoke test: every contender works; prints, and writes nothing
+//   npm run bench                             measures everything, writes the files of REPORTS, and their figures into the documents
+//   npm run bench -- --only leases,handoff    some parts; writes a file when all of its parts were measured
+//   npm run bench -- --contenders holdfast,redlock  some contenders; writes nothing
+//   npm run bench -- --rounds N --ms N        the number and the length of the rounds (at most 3 rounds of hand-offs, 2 of leases)
+//   npm run bench -- --out FOLDER             writes into another folder, in any case
+//   npm run bench -- --quick                  a smoke test: every contender works; writes nothing
 //
 // Uses the addon in NAPI_RS_NATIVE_LIBRARY_PATH if set.
 import { mkdirSync, writeFileSync } from 'node:fs'
@@ -14,20 +15,38 @@ import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
 import { installDependencies } from '../scripts/setup.mjs'
 import { releaseBuild } from './build.mjs'
+import { describe } from './describe.mjs'
+import { writeFigures } from './figures.mjs'
+import { plots } from './plot.mjs'
+import { compact, contenderVersions, tables } from './report.mjs'
+import { calls } from './sections/calls.mjs'
+import { footprint } from './sections/footprint.mjs'
+import { handoff, handoffMongodb } from './sections/handoff.mjs'
+import { leases } from './sections/leases.mjs'
+import { service } from './sections/service.mjs'
+import { contenderTable, summary } from './summary.mjs'
 
-const SECTIONS = ['pairs', 'delayed', 'tries', 'quorum', 'footprint']
+/** The reports, by file, and the parts of each. */
+const REPORTS = {
+  results: { title: 'Benchmark', parts: { ...calls, service, footprint } },
+  'results-handoff': { title: 'Hand-offs', parts: { handoff } },
+  'results-handoff-mongodb': { title: 'Hand-offs on MongoDB', parts: { 'handoff-mongodb': handoffMongodb } },
+  'results-leases': { title: 'Held leases', parts: { leases } },
+}
+const PARTS = Object.values(REPORTS).flatMap(({ parts }) => Object.keys(parts))
 
 const { values: args } = parseArgs({
   options: {
     quick: { type: 'boolean', default: false },
     only: { type: 'string' },
+    contenders: { type: 'string' },
     rounds: { type: 'string' },
     ms: { type: 'string' },
     out: { type: 'string' },
   },
 })
 const { quick } = args
-const chosen = args.only?.split(',') ?? SECTIONS
+const wanted = args.only?.split(',') ?? PARTS
 const number = (name, usual) => {
   const value = Number(args[name] ?? usual)
   if (!Number.isInteger(value) || value < 1)
@@ -36,69 +55,82 @@ const number = (name, usual) => {
 }
 const rounds = number('rounds', quick ? 1 : 7)
 const ms = number('ms', quick ? 40 : 800)
-// With one call at a time V8 needs this long to optimise the code.
-const timing = { rounds, ms, warmUpMs: quick ? 40 : 1500 }
-for (const name of chosen)
-  if (!SECTIONS.includes(name)) throw new Error(`--only ${name}: one of ${SECTIONS.join(', ')}`)
+const names = args.contenders?.split(',')
+for (const part of wanted) if (!PARTS.includes(part)) throw new Error(`--only ${part}: one of ${PARTS.join(', ')}`)
 
+// The modules of this folder import drivers when they measure, which are installed by then.
 installDependencies()
 installDependencies('bench')
 // The addon next to index.js may be a debug build: figures need a release build.
 if (!quick) process.env.NAPI_RS_NATIVE_LIBRARY_PATH ??= await releaseBuild()
 
-// These import drivers, which are installed by now.
-const { ALL } = await import('./sections/stores.mjs')
-const { compact, contenderVersions, tables } = await import('./report.mjs')
-const { contenderTable, summary } = await import('./summary.mjs')
-const { plots } = await import('./plot.mjs')
-
-const about = {}
-for (const module of ALL) about[module] = await import(`./contenders/${module}.mjs`)
-
-const measured = {}
-for (const name of SECTIONS.filter((section) => chosen.includes(section))) {
-  const started = performance.now()
-  const { [name]: measure } = await import(`./sections/${name}.mjs`)
-  measured[name] = await measure({ ...timing, quick, about })
-  console.error(`${name}: ${((performance.now() - started) / 1000).toFixed(0)} s`)
-}
-
-const fields = Object.values(measured).flatMap((section) => section.fields)
-const machine = `${cpus().length} × ${cpus()[0].model}, Node ${process.version}`
-const versions = contenderVersions([...new Set(Object.values(about).flatMap(({ packages }) => packages))])
-const report = [
-  '# Benchmark',
-  '',
-  `${machine}, servers on loopback. ${rounds} rounds of ${ms} ms per cell, interleaved; medians, with the range in ` +
-    'brackets. A pair is one acquire and one release of a free name. The method is in [README.md](README.md).',
-  '',
-  'On a standalone MongoDB the writes of holdfast wait for the journal (`w=majority`). The others’ do not, which is the ' +
-    'driver’s default. On the replica set all write with `w=majority`; it has one member, so a majority is the journal of ' +
-    'that member, and nothing is replicated.',
-  '',
-  `Versions: ${versions}.`,
-  '',
-  ...(fields.length > 0 ? [summary(fields, about)] : []),
-  contenderTable(about),
-  ...Object.values(measured).flatMap(({ fields, markdown }) => [
-    ...fields.map(tables),
-    ...(markdown ? [markdown] : []),
-  ]),
-].join('\n')
-console.log(report)
-
-const data = {
-  machine,
-  versions,
+const timing = {
   rounds,
   ms,
-  sections: Object.fromEntries(
-    Object.entries(measured).map(([name, { fields, data }]) => [name, data ?? fields.map(compact)]),
-  ),
+  // With one call at a time V8 needs this long to optimise the code.
+  warmUpMs: quick ? 40 : 1500,
+  quick,
+  /** Selects the chosen ones of a part's contenders. */
+  chosen(all) {
+    const some = all.filter((name) => !names || names.includes(name))
+    if (some.length === 0) throw new Error(`--contenders ${args.contenders}: choose from ${all.join(', ')}`)
+    return some
+  },
 }
-const files = { 'results.md': report, 'results.json': `${JSON.stringify(data)}\n`, ...plots(data) }
-if (args.out || (!quick && chosen.length === SECTIONS.length)) {
-  const folder = args.out ?? fileURLToPath(new URL('.', import.meta.url))
-  mkdirSync(folder, { recursive: true })
+const machine = `${cpus().length} × ${cpus()[0].model}, Node ${process.version}`
+const folder = args.out ?? fileURLToPath(new URL('.', import.meta.url))
+if (args.out) mkdirSync(args.out, { recursive: true })
+
+const INTRO = [
+  `Servers on loopback. ${rounds} rounds of ${ms} ms per cell, interleaved; medians, with the range in brackets. A pair is one ` +
+    'acquire and one release of a free name. The method is in [README.md](README.md).',
+  '',
+  'On a standalone MongoDB the writes of holdfast wait for the journal (`w=majority`). The others’ do not, which is the ' +
+    'driver’s default. On the replica sets all write with `w=majority`; with one member a majority is the journal of that member, and ' +
+    'nothing is replicated.',
+  '',
+]
+
+let hasWritten = false
+for (const [file, { title, parts }] of Object.entries(REPORTS)) {
+  const measured = {}
+  for (const part of Object.keys(parts).filter((part) => wanted.includes(part))) {
+    const started = performance.now()
+    measured[part] = await parts[part](timing)
+    console.error(`${part}: ${((performance.now() - started) / 1000).toFixed(0)} s`)
+  }
+  const sections = Object.values(measured)
+  if (sections.length === 0) continue
+  const fields = sections.flatMap((section) => section.fields)
+  const measuredNames = [
+    ...fields.flatMap(({ results }) => Object.values(results).flatMap((here) => Object.keys(here))),
+    ...sections.flatMap((section) => section.names ?? []),
+  ]
+  const about = {}
+  for (const name of measuredNames) about[name] ??= await describe(name)
+  const versions = contenderVersions([...new Set(Object.values(about).flatMap(({ packages }) => packages))])
+  const report = [
+    `# ${title}`,
+    '',
+    `${machine}.`,
+    '',
+    `Versions: ${versions}.`,
+    '',
+    ...(file === 'results' ? INTRO : []),
+    ...(fields.length > 0 ? [summary(fields, about), contenderTable(about)] : []),
+    ...sections.flatMap(({ fields, markdown }) => [...fields.map(tables), ...(markdown ? [markdown] : [])]),
+  ].join('\n')
+  console.log(report)
+
+  const files = { [`${file}.md`]: report }
+  if (fields.length > 0) {
+    const all = Object.entries(measured).map(([part, { fields, data }]) => [part, data ?? fields.map(compact)])
+    const data = { machine, versions, rounds, ms, sections: Object.fromEntries(all) }
+    Object.assign(files, { 'results.json': `${JSON.stringify(data)}\n` }, plots(data))
+  }
+  const isWhole = Object.keys(parts).every((part) => part in measured)
+  if (!args.out && (!isWhole || quick || names)) continue
   for (const [name, text] of Object.entries(files)) writeFileSync(join(folder, name), text)
+  hasWritten = true
 }
+if (hasWritten && !args.out) writeFigures()

@@ -38,6 +38,7 @@ function memoryAccount() {
   const row = { balance: 100, fence: 0n }
   return {
     balance: async () => row.balance,
+    /** @param {number} balance @param {bigint} fence */
     write: async (balance, fence) => {
       if (row.fence > fence) return false
       Object.assign(row, { balance, fence })
@@ -47,6 +48,7 @@ function memoryAccount() {
   }
 }
 
+/** @param {string} url */
 async function mongoAccount(url) {
   const { Long, MongoClient, ObjectId } = await import('mongodb')
   const client = await MongoClient.connect(url)
@@ -54,7 +56,8 @@ async function mongoAccount(url) {
   const _id = new ObjectId()
   await accounts.insertOne({ _id, balance: 100, fence: Long.ZERO })
   return {
-    balance: async () => (await accounts.findOne({ _id })).balance,
+    balance: async () => (await accounts.findOne({ _id }))?.balance,
+    /** @param {number} balance @param {bigint} token */
     write: async (balance, token) => {
       const fence = Long.fromBigInt(token)
       const { matchedCount } = await accounts.updateOne({ _id, fence: { $lte: fence } }, { $set: { balance, fence } })

@@ -2,7 +2,7 @@
 //
 //   node examples/scheduled-job.mjs FOLDER        in several terminals at once; writes the report of the day to FOLDER
 //
-// Uses the store in HOLDFAST_URL, by default the embedded store, which all processes of this machine share.
+// Uses the store in HOLDFAST_URL, by default the embedded store, which all processes of this user on this machine share.
 import { mkdir, readFile, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { LockService } from '../index.js' // 'holdfast' in your project
@@ -30,7 +30,11 @@ const outcome = await locks.using(`report:${day}`, options, async ({ fencingToke
 console.log(`${process.pid} ${outcome}`)
 await locks.close()
 
-/** The job. Throws when the lease is lost: another instance may do the job then. */
+/**
+ * The job. Throws when the lease is lost: another instance may do the job then.
+ *
+ * @param {AbortSignal} signal
+ */
 async function addUp(signal) {
   let total = 0
   for (let hour = 0; hour < 24; hour++) {

@@ -2,7 +2,7 @@
 //
 //   node examples/transfer.mjs
 //
-// Uses the store in HOLDFAST_URL, by default the embedded store, which all processes of this machine share.
+// Uses the store in HOLDFAST_URL, by default the embedded store, which all processes of this user on this machine share.
 import { fork } from 'node:child_process'
 import { once } from 'node:events'
 import { fileURLToPath } from 'node:url'
@@ -18,8 +18,8 @@ async function predecessor() {
   const lock = await locks.acquire(name, { ttlMs: 10_000 })
   console.log(`${process.pid} acquired ${name}, fencing token ${lock.fencingToken}`)
   const child = fork(fileURLToPath(import.meta.url))
-  // The child needs JSON.stringify(lock) only. Treat it as a secret: it allows to release the lock.
-  child.send(JSON.stringify(lock))
+  // The child needs JSON.stringify(lock.transferable()) only. Treat it as a secret: it gives the right to the lock.
+  child.send(JSON.stringify(lock.transferable()))
   // From here on the lock belongs to the child: this process does not use it any more.
   const [status] = await once(child, 'exit')
   const isFree = (await locks.inspect(name)) === null

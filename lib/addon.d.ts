@@ -18,8 +18,16 @@ export declare class LockService {
   stats(): string
   /** The name of the store. */
   get engine(): string
-  /** Closes the service. */
-  close(): Promise<void>
+  /** Makes one round trip to the store. Resolves to its duration in milliseconds. */
+  ping(): Promise<number>
+  /** Returns whether the last operation of the store succeeded, or there was none. */
+  isConnected(): boolean
+  /** Switches events on or off. */
+  setEvents(enabled: boolean): void
+  /** Records that jobs run now, or that none runs any more. While one runs, the process does not exit by itself. */
+  setRunsJobs(runsJobs: boolean): void
+  /** Closes the service, after a drain of at most `drain_ms`. Zero means no drain. */
+  close(drainMs: number): Promise<void>
 }
 
 /** The options of one acquisition, or the defaults of a service. */
@@ -27,16 +35,24 @@ export interface AcquireRecord {
   ttlMs?: number
   waitMs?: number
   renew?: boolean
+  /** `Infinity`: no limit. */
   maxHoldMs?: number
   stallLimitMs?: number
   minHoldMs?: number
+  waitsForStore?: boolean
   /** The metadata as JSON text. */
   metadata?: string
   /** The ticket that `cancel` takes. */
   ticket?: number
 }
 
-/** Cancels the acquisition with this ticket. */
+/** Moves the clock of the store of these services forward by `ms` milliseconds. */
+export declare function advance(services: Array<LockService>, ms: number): Promise<void>
+
+/** Answers a request for a login: with a password, or with the text of an error. */
+export declare function answerLogin(number: number, username: string | undefined | null, password: string | undefined | null, error: string): void
+
+/** Cancels the acquisition, or the attempt to connect, with this ticket. */
 export declare function cancel(ticket: number): void
 
 /** The options of `connect`. */
@@ -50,41 +66,67 @@ export interface Config {
   defaults: AcquireRecord
   /** Whether `notify` receives events, in addition to losses. */
   events: boolean
+  /** Whether `notify` is asked for the login of every new connection. */
+  credentials?: boolean
+  /** How long `connect` tries again. */
+  connectMs?: number
   caFile?: string
   certFile?: string
   keyFile?: string
+  /** The text of the files, instead of their paths. */
+  ca?: string
+  cert?: string
+  key?: string
+  servername?: string
   insecure?: boolean
+  /** The ticket that `cancel` takes. */
+  ticket?: number
 }
 
 /** Connects to a store. `notify` receives JSON text: an array of events and losses. It must not throw. */
 export declare function connect(config: Config, notify: (arg: string) => void): Promise<LockService>
 
-/** Returns the other properties of a lease as JSON text. */
+/**
+ * Returns the description of a lease: owner token, fencing token, ttl in milliseconds, whether it is renewed, and the JSON text of
+ * its metadata, which may be empty. They are separated by spaces.
+ */
 export declare function describe(id: number): string | null
 
 /** Extends a lease to at least `ttl_ms` milliseconds from now on. */
 export declare function extend(id: number, ttlMs: number): Promise<void>
 
-/** Returns the fencing token; zero for an unknown lease. */
-export declare function fencingToken(id: number): bigint
-
-/** Releases the lease of `using` or `acquireAndExecute`. Resolves to the JSON text of a `LOCK_LOST` error, or to null. */
+/**
+ * Releases the lease of `using` or `acquireAndExecute`. Resolves to its description, or to null if it was released before. Rejects
+ * with `LOCK_LOST` if it was lost.
+ */
 export declare function finish(id: number): Promise<string | null>
 
-/** Removes the number of a lease. The lease continues. Returns whether it is still held and renewed. */
-export declare function forget(id: number): boolean
+/** Removes the number of a lease. The lease continues. Returns its (first) name if it is still held and renewed. */
+export declare function forget(id: number): string | null
 
 /** Whether the lease is held, by the native clock. */
 export declare function isHeld(id: number): boolean
 
+/** Ends the lease of a name in the store of these services. Resolves to whether the name was held. */
+export declare function lose(services: Array<LockService>, name: string): Promise<boolean>
+
 /** Returns the JSON text of the `LOCK_LOST` error if the lease is lost by the native clock. */
 export declare function loss(id: number): string | null
 
-/** Releases a lease. Resolves to whether this call released it. */
-export declare function release(id: number): Promise<boolean>
+/**
+ * Waits for `ms` milliseconds, or until `cancel` with the ticket. Resolves to the milliseconds that have passed. `is_in_background`: the
+ * event loop does not wait for it.
+ */
+export declare function pause(ms: number, ticket: number, isInBackground: boolean): Promise<number>
+
+/** Releases a lease. Resolves to its description if this call released it, otherwise to null. */
+export declare function release(id: number): Promise<string | null>
 
 /** Returns the rest of the lease in milliseconds, by the native clock. */
 export declare function remainingMs(id: number): number
+
+/** Keeps the name of a lease busy after an earlier release, until `ms` milliseconds have passed since the grant. */
+export declare function setMinHold(id: number, ms: number): void
 
 /** Sends a message when the lease is lost. Returns `false` if it was released, and so cannot be lost. */
 export declare function watch(id: number): boolean

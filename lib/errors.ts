@@ -1,4 +1,5 @@
-import type { LockErrorCode } from './types.js'
+import { holderOf, withoutPrefix } from './json.js'
+import type { Holder, LockErrorCode } from './types.js'
 
 /**
  * The error of every rejection of holdfast. One exception: an aborted wait rejects with `signal.reason` itself. `code` names
@@ -9,17 +10,31 @@ export class LockError extends Error {
   readonly code: LockErrorCode
   /** Whether the same call may succeed later, without a change. */
   readonly retryable: boolean
-  /** The (first) name of the lock, if the error concerns one. */
+  /** The name of the lock, if the error concerns one: for `LOCK_TIMEOUT` the busy one of several names, otherwise the first. */
   declare readonly key?: string
   /** The store (`redis`, `mongodb`, `sqlite`, …), if the error came from it. */
   declare readonly engine?: string
+  /**
+   * For `LOCK_TIMEOUT`: the process that holds `key`. `null` if another tool holds it, it became free meanwhile, or the store did
+   * not answer at once.
+   */
+  declare readonly holder?: Holder | null
+  /** For `LOCK_TIMEOUT`: the rest of the holder's lease in milliseconds; `null` if it is not known. */
+  declare readonly remainingMs?: number | null
   /** The error of the store's driver. For `using`: the value that `fn` threw, if the lock was lost as well. */
   declare readonly cause?: unknown
 
   constructor(
     code: LockErrorCode,
     message: string,
-    details: { retryable?: boolean; key?: string | undefined; engine?: string | undefined; cause?: unknown } = {},
+    details: {
+      retryable?: boolean
+      key?: string | undefined
+      engine?: string | undefined
+      cause?: unknown
+      holder?: Holder | null
+      remainingMs?: number | null
+    } = {},
   ) {
     super(message, 'cause' in details ? { cause: details.cause } : undefined)
     // Adds the code to the stack, which V8 formats at the first read.
@@ -36,6 +51,9 @@ export class LockError extends Error {
     this.retryable = details.retryable ?? false
     if (details.key !== undefined) this.key = details.key
     if (details.engine !== undefined) this.engine = details.engine
+    if (code !== 'LOCK_TIMEOUT') return
+    this.holder = details.holder ?? null
+    this.remainingMs = details.remainingMs ?? null
   }
 }
 Object.defineProperty(LockError.prototype, 'name', { value: 'LockError', configurable: true, writable: true })
@@ -48,7 +66,9 @@ Object.defineProperty(LockError.prototype, 'name', { value: 'LockError', configu
 export function isLockError<Code extends LockErrorCode = LockErrorCode>(
   value: unknown,
   code?: Code,
-): value is LockError & { readonly code: Code } {
+): value is LockError & { readonly code: Code } & ([Code] extends ['LOCK_TIMEOUT']
+    ? { readonly holder: Holder | null; readonly remainingMs: number | null }
+    : unknown) {
   if (typeof value !== 'object' || value === null) return false
   const error = value as Partial<LockError>
   return (
@@ -56,11 +76,25 @@ export function isLockError<Code extends LockErrorCode = LockErrorCode>(
   )
 }
 
-/** @internal Creates the `LockError` that the native core describes. `more` overrides details. */
-export function errorOf(native: string | Record<string, any>, more?: { cause: unknown }): LockError {
-  const { code, message, retryable, key, engine, cause } = typeof native === 'string' ? JSON.parse(native) : native
-  const details = { retryable, key: key ?? undefined, engine: engine ?? undefined }
-  return new LockError(code, message, { ...details, ...(cause === null ? {} : { cause: driverError(cause) }), ...more })
+/**
+ * @internal Creates the `LockError` that the native core describes.
+ *
+ * @param prefix the prefix of a view (`withPrefix`), which the error omits from names
+ * @param more overrides details
+ */
+export function errorOf(native: string | Record<string, any>, prefix: string, more?: { cause: unknown }): LockError {
+  const { code, message, retryable, key, engine, cause, busy } =
+    typeof native === 'string' ? JSON.parse(native) : native
+  const details = {
+    retryable,
+    key: typeof key === 'string' ? withoutPrefix(key, prefix) : undefined,
+    engine: engine ?? undefined,
+    ...(cause === null ? {} : { cause: driverError(cause) }),
+    ...(busy ? { holder: holderOf(busy.holder), remainingMs: busy.remainingMs ?? Infinity } : {}),
+    ...more,
+  }
+  const quoted = JSON.stringify(prefix).slice(0, -1)
+  return new LockError(code, prefix === '' ? message : message.replaceAll(quoted, '"'), details)
 }
 
 /** Creates the error of a driver, without a JavaScript stack. */
@@ -73,8 +107,8 @@ function driverError(message: string): Error {
 }
 
 /** @internal Converts the rejection of a native promise to a `LockError`. */
-export function fromNative(thrown: unknown): unknown {
-  return typeof thrown === 'string' ? errorOf(thrown) : thrown
+export function fromNative(thrown: unknown, prefix: string): unknown {
+  return typeof thrown === 'string' ? errorOf(thrown, prefix) : thrown
 }
 
 /** @internal Creates the error of an invalid argument. */
@@ -103,7 +137,7 @@ export function describe(value: unknown): string {
   }
 }
 
-/** @internal Emits a `HoldfastWarning`. */
-export function warn(text: string): void {
-  process.emitWarning(text, 'HoldfastWarning')
+/** @internal Emits a `HoldfastWarning` with a code. */
+export function warn(code: `HOLDFAST_${string}`, text: string): void {
+  process.emitWarning(text, { type: 'HoldfastWarning', code })
 }

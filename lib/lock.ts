@@ -1,29 +1,38 @@
 import { fromNative, LockError, warn } from './errors.js'
 import { native } from './native.js'
-import { positiveMs } from './options.js'
+import { ttlOf } from './durations.js'
 import { LossSignal } from './signals.js'
-import type { Duration, LockJson, Signal } from './types.js'
+import type { Duration, LockJson, Signal, TransferableLock } from './types.js'
 
 const inspect = Symbol.for('nodejs.util.inspect.custom')
 
 let isWarned = false
-// The native core keeps the number of a lease as long as its Lock is alive.
-const registry = new FinalizationRegistry<{ id: number; name: string }>(({ id, name }) => {
+// The native core keeps the number of a lease until its release, or as long as its Lock is alive.
+const registry = new FinalizationRegistry<number>((id) => {
   // The lease continues. A program may acquire a lock for its whole life and keep no reference to it. A release by the garbage
   // collector would give the name to a second holder.
-  if (!native.forget(id) || isWarned) return
+  const name = native.forget(id)
+  if (name == null || isWarned) return
   isWarned = true
   warn(
+    'HOLDFAST_NOT_RELEASED',
     `the Lock of ${JSON.stringify(name)} was garbage collected while it was held. It is renewed until this process ends or its ` +
       'LockService is closed. Keep a reference to the Lock and call release(), or use `await using` or using(). ' +
       'Later locks are not warned about.',
   )
 })
 
-/** @internal Creates a `Lock` from the number of its lease. */
-export let createLock: (id: number, names: string | string[]) => Lock
+/** @internal Creates a `Lock` from the number of its lease. `prefix` is that of a view, which errors omit. */
+export let createLock: (id: number, names: string | string[], prefix: string) => Lock
+/** @internal Has the number of a `Lock` removed when the `Lock` is garbage collected. A job needs that only after a loss. */
+export let registerLock: (lock: Lock) => Lock
 /** @internal Releases the lock of `using` or `acquireAndExecute`. Resolves to the JSON text of its loss, or to `null`. */
 export let finishLock: (lock: Lock) => Promise<string | null>
+
+/** @internal Keeps the name of a lock busy after its release, until `ms` milliseconds have passed since the grant. */
+export let holdAtLeast: (lock: Lock, ms: number) => void
+/** @internal Aborts the signal of a lock that stays held. */
+export let abortSignal: (lock: Lock, reason: unknown) => void
 
 /**
  * A held lock. Release it with `release()` or `await using`. A lock that is renewed and dropped without a release stays held
@@ -34,12 +43,21 @@ export let finishLock: (lock: Lock) => Promise<string | null>
  */
 export class Lock implements AsyncDisposable {
   static {
-    createLock = (id, names) => new Lock(id, names)
+    createLock = (id, names, prefix) => new Lock(id, names, prefix)
+    registerLock = (lock) => {
+      registry.register(lock, lock.#id, lock)
+      return lock
+    }
+    holdAtLeast = (lock, ms) => native.setMinHold(lock.#id, ms)
+    abortSignal = (lock, reason) => lock.#lossSignal().abort(reason)
     finishLock = async (lock) => {
       try {
-        return await native.finish(lock.#id)
-      } catch (thrown) {
-        throw fromNative(thrown)
+        // Not released by this call: the job released it, and may have had no answer.
+        if (!lock.#end(await native.finish(lock.#id)) && lock.#ended === undefined) registerLock(lock)
+        return null
+      } catch (loss) {
+        registerLock(lock)
+        return loss as string
       } finally {
         lock.#signal?.released()
       }
@@ -48,16 +66,19 @@ export class Lock implements AsyncDisposable {
 
   readonly #id: number
   readonly #names: string | string[]
+  readonly #prefix: string
   #signal: LossSignal | undefined
+  /** The description of a lease that was released. */
+  #ended: string | undefined
 
-  private constructor(id?: number, names?: string | string[]) {
+  private constructor(id?: number, names?: string | string[], prefix = '') {
     if (id === undefined || names === undefined) {
       const origin = 'a Lock comes from acquire, tryAcquire, using or restore of a LockService, not from new'
       throw new LockError('LOCK_INVALID_ARGUMENT', origin)
     }
     this.#id = id
     this.#names = names
-    registry.register(this, { id, name: this.name })
+    this.#prefix = prefix
   }
 
   /** The (first) name. */
@@ -72,7 +93,7 @@ export class Lock implements AsyncDisposable {
 
   /** The owner token: 32 random hexadecimal digits, new for each acquisition and each `restore()`. */
   get token(): string {
-    return this.#describe().token
+    return this.#describe()[0]!
   }
 
   /**
@@ -80,12 +101,13 @@ export class Lock implements AsyncDisposable {
    * with a smaller token than the stored one: a former holder, whose lease has ended, can then overwrite nothing.
    */
   get fencingToken(): bigint {
-    return native.fencingToken(this.#id)
+    return BigInt(this.#describe()[1]!)
   }
 
   /**
    * The rest of the lease in milliseconds, by the clock of this process; 0 after the release or loss. It ends earlier than in
-   * the store: the ttl counts from the sending of the request, less 1 % and 2 ms.
+   * the store: the ttl counts from the sending of the request, less 1 % and 2 ms. For some 10 ms after a wait on Redis it is at most
+   * 2000, until a renewal extends the lease to its ttl.
    */
   get remainingMs(): number {
     return native.remainingMs(this.#id)
@@ -98,7 +120,11 @@ export class Lock implements AsyncDisposable {
 
   /** Aborts when the lease is lost, with a `LOCK_LOST` error as `reason`. A release does not abort it. */
   get signal(): Signal {
-    return (this.#signal ??= new LossSignal(this.#id, this)).signal
+    return this.#lossSignal().signal
+  }
+
+  #lossSignal(): LossSignal {
+    return (this.#signal ??= new LossSignal(this.#id, this, this.#prefix))
   }
 
   /**
@@ -106,35 +132,52 @@ export class Lock implements AsyncDisposable {
    * lease.
    * @param ttlMs more than 0, at most 2147483648 (2^31) ms, or text with a unit
    * @throws `LOCK_LOST` when the lease is lost or was released, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * await lock.extend('1m')
    */
   async extend(ttlMs: Duration): Promise<void> {
-    const ms = positiveMs('ttlMs', ttlMs)
+    const ms = ttlOf(ttlMs)
+    if (this.#ended !== undefined) {
+      const message = `the lock ${JSON.stringify(this.name)} is lost: it was released`
+      throw new LockError('LOCK_LOST', message, { key: this.name })
+    }
     try {
       await native.extend(this.#id, ms)
     } catch (thrown) {
-      throw fromNative(thrown)
+      throw fromNative(thrown, this.#prefix)
     }
   }
 
   /**
    * Releases the lock. `isHeld` is `false` from the call on.
-   * @returns `true`: this call released it. `false`: it was released before, or is lost
+   * @returns `true`: this call released it. `false`: it was released before, or is lost. One `true` can be wrong: the reply to a
+   * request was lost, and the repeated request found the lock gone. That is taken for the effect of the first request, although
+   * the store may have lost its data, or the lease may have expired, in between
    * @throws `LOCK_STORE` when the store did not answer within `storeTimeoutMs`; the release is repeated in the background
+   *
+   * @example
+   * if (!(await lock.release())) console.log('it was lost')
    */
   async release(): Promise<boolean> {
     try {
-      return await native.release(this.#id)
+      return this.#end(await native.release(this.#id))
     } catch (thrown) {
-      throw fromNative(thrown)
+      throw fromNative(thrown, this.#prefix)
     } finally {
       this.#signal?.released()
     }
   }
 
-  /** Releases the lock like `release()`, but never rejects, so that it hides no error of the block. */
+  /**
+   * Releases the lock like `release()`, but never rejects, so that it hides no error of the block.
+   *
+   * @example
+   * await using lock = await locks.acquire('order:42')
+   */
   async [Symbol.asyncDispose](): Promise<void> {
     try {
-      await native.release(this.#id)
+      this.#end(await native.release(this.#id))
     } catch {
       // The release is repeated in the background.
     }
@@ -144,11 +187,32 @@ export class Lock implements AsyncDisposable {
   /**
    * Returns what another process needs to transfer the lock to itself with `locks.restore()`. The owner token in it is the
    * right to do that: treat it as a secret. It is valid for one `restore()`.
+   *
+   * @example
+   * channel.send(JSON.stringify(lock.transferable())) // there: await locks.restore(text)
+   */
+  transferable(): TransferableLock {
+    const [token, fencingToken, ttlMs, renew, ...metadata] = this.#describe()
+    const lock = {
+      names: this.names,
+      token: token!,
+      fencingToken: fencingToken!,
+      ttlMs: Number(ttlMs),
+      renew: renew === 'true',
+    }
+    const json = metadata.join(' ')
+    return json === '' ? lock : { ...lock, metadata: JSON.parse(json) }
+  }
+
+  /**
+   * Returns what `JSON.stringify` shows, for logs: never the owner token. {@link transferable} returns it.
+   *
+   * @example
+   * console.log(JSON.stringify({ message: 'acquired', lock }))
    */
   toJSON(): LockJson {
-    const { token, ttlMs, renew, metadata } = this.#describe()
-    const json = { names: this.names, token, fencingToken: String(this.fencingToken), ttlMs, renew }
-    return metadata === null ? json : { ...json, metadata: JSON.parse(metadata) }
+    const { name, names, isHeld, remainingMs } = this
+    return { name, names, fencingToken: this.#describe()[1]!, isHeld, remainingMs }
   }
 
   /** @internal Returns what `console.log` shows; never the owner token, which is the right to release. */
@@ -156,7 +220,17 @@ export class Lock implements AsyncDisposable {
     return { names: this.names, fencingToken: this.fencingToken, isHeld: this.isHeld, remainingMs: this.remainingMs }
   }
 
-  #describe(): { token: string; ttlMs: number; renew: boolean; metadata: string | null } {
-    return JSON.parse(native.describe(this.#id)!)
+  /** Returns the parts of the description of the lease (`describe` in `addon.d.ts`). */
+  #describe(): string[] {
+    return (this.#ended ?? native.describe(this.#id)!).split(' ')
+  }
+
+  /** Handles the end of a release. Returns whether it released the lease, whose number is not needed any more. */
+  #end(description: string | null): boolean {
+    if (description === null) return false
+    this.#ended = description
+    registry.unregister(this)
+    native.forget(this.#id)
+    return true
   }
 }

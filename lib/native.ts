@@ -38,7 +38,8 @@ function load(): typeof Native {
       // A bundle has no such folder.
       const bundled = existsSync(join(__dirname, 'addons')) ? {} : BUNDLED[target]!()
       if (bundled.connect) return bundled as typeof Native
-      return open(`holdfast-${target}`)
+      // By its file: a traced copy (Next.js, @vercel/nft) has the addon without its package.json.
+      return open(`holdfast-${target}/holdfast.${target}.node`)
     } catch (error) {
       cause ??= error
     }

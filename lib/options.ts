@@ -1,28 +1,47 @@
+import { milliseconds, positiveMs, secondsOf, SHORT_MS, spanMs, ttlOf, warnIfShort } from './durations.js'
 import { describe, invalid, LockError } from './errors.js'
-import type { AcquireRecord, Config } from './native.js'
-import type { LockEvent, SignalLike } from './types.js'
+import type { AcquireRecord } from './native.js'
+import type { SignalLike } from './types.js'
 
-const MAX_MS = 2 ** 31
 const MAX_METADATA_BYTES = 16 * 1024
 const MAX_NAMES = 1000
-const MAX_URLS = 100
-const MAX_REPLICAS = 100
 
-/** @internal The options of `acquire`, `tryAcquire` and `using`. */
-export const ACQUIRE = ['ttlMs', 'waitMs', 'renew', 'signal', 'maxHoldMs', 'stallLimitMs', 'minHoldMs', 'metadata']
+/** @internal The options of `acquire`, `tryAcquire`, `using` and `tryUsing`. */
+export const ACQUIRE = 'ttlMs waitMs renew signal maxHoldMs stallLimitMs minHoldMs metadata onStoreError'.split(' ')
 /** @internal The object form of `acquireAndExecute`. */
-export const EXECUTE = ['name', 'ttlSeconds', 'waitMs', 'renew', 'minHoldMs', 'signal']
-const DEFAULTS = ['ttlMs', 'waitMs', 'renew', 'maxHoldMs', 'stallLimitMs', 'minHoldMs']
+export const EXECUTE = ['name', 'ttlSeconds', ...ACQUIRE]
+/** @internal The options of `oncePer`. */
+export const ONCE = ['periodMs', ...ACQUIRE.filter((name) => name !== 'minHoldMs')]
+/** @internal The options of `elect`. */
+export const ELECT = ['ttlMs', 'stallLimitMs', 'metadata', 'signal', 'restart', 'onError', 'unref']
+/** @internal A service's defaults of these options do not apply to `elect` and `oncePer`: they end a leadership, and set a period. */
+export const UNLIMITED = { minHoldMs: 0, maxHoldMs: Infinity }
+/** @internal The options of `watch`. */
+export const WATCH = ['intervalMs', 'signal']
+/** @internal The `defaults` of a service. */
+export const DEFAULTS = ['ttlMs', 'waitMs', 'renew', 'maxHoldMs', 'stallLimitMs', 'minHoldMs', 'onStoreError']
 const RESTORE = ['names', 'token', 'fencingToken', 'ttlMs', 'renew', 'metadata']
-const CONNECT = ['keyPrefix', 'collection', 'table', 'storeTimeoutMs', 'minReplicas', 'defaults', 'tls', 'onEvent']
-const TLS = ['caFile', 'certFile', 'keyFile', 'insecure']
-/** Options of other libraries, in lower case, and their names here. */
-const ALIASES: Record<string, string> = { timeout: 'waitMs', duration: 'ttlMs', expiry: 'ttlMs' }
-const UNITS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000 }
+/** Options of other libraries, in lower case, by their names here. Of several, the first one that an object may have is meant. */
+const ALIASES: Record<string, readonly string[]> = {
+  storeTimeoutMs: ['timeout', 'commandtimeout', 'sockettimeout', 'connecttimeout', 'serverselectiontimeoutms'],
+  waitMs: (
+    'timeout acquiretimeout acquiretimeoutms retry retries retrycount retrydelay retryjitter retryinterval maxretries ' +
+    'maxattempts acquireattemptslimit maxwait'
+  ).split(' '),
+  ttlMs: ['ttl', 'ttlms', 'ttlseconds', 'duration', 'expiry', 'expire', 'expires', 'lease', 'leasetime', 'locktimeout'],
+  renew: ['autoextend', 'extend', 'refresh', 'refreshinterval', 'automaticextensionthreshold'],
+  keyPrefix: ['prefix', 'namespace'],
+  url: ['uri', 'target', 'connectionstring'],
+  database: ['db'],
+  username: ['user'],
+  password: ['pass', 'auth'],
+}
 
-type Fields = Record<string, unknown>
+/** @internal An object of options. */
+export type Fields = Record<string, unknown>
 
-const isObject = (value: unknown): value is Fields =>
+/** @internal Returns whether a value is an object, and no array. */
+export const isObject = (value: unknown): value is Fields =>
   typeof value === 'object' && value !== null && !Array.isArray(value)
 
 /**
@@ -36,12 +55,23 @@ export function fields(argument: string, value: unknown, known: readonly string[
   }
   for (const key of Object.keys(value)) {
     if (known.includes(key)) continue
-    const lower = key.toLowerCase()
-    const meant = known.find((name) => key && name.toLowerCase().startsWith(lower)) ?? ALIASES[lower]
-    const suggestion = meant !== undefined && known.includes(meant) ? ` (did you mean ${meant}?)` : ''
+    const meant = meantBy(key, known)
+    const suggestion = meant === undefined ? '' : ` (did you mean ${meant}?)`
     throw invalid(argument, `may have ${known.join(', ')}${suggestion}`, JSON.stringify(key.toWellFormed()))
   }
   return value
+}
+
+/** Returns the option that an unknown option probably means. */
+function meantBy(key: string, known: readonly string[]): string | undefined {
+  const lower = key.toLowerCase()
+  const [meant] = [
+    ...known.filter((name) => key && name.toLowerCase().startsWith(lower)),
+    ...Object.keys(ALIASES).filter((name) => known.includes(name) && ALIASES[name]!.includes(lower)),
+  ]
+  if (meant !== undefined || !known.includes('defaults')) return meant
+  const ofCalls = meantBy(key, DEFAULTS)
+  return ofCalls && `defaults.${ofCalls}`
 }
 
 /** @internal Checks a string. */
@@ -72,34 +102,14 @@ export function callback<F extends (...args: never[]) => unknown>(argument: stri
   return value as F
 }
 
-/** Converts a number, or text with a unit such as `'30s'`, to milliseconds. Other values give `NaN`. */
-function milliseconds(value: unknown): number {
-  if (typeof value === 'number') return value
-  const [, amount, unit] = (typeof value === 'string' && /^(\d+(?:\.\d+)?)(ms|s|m|h)$/.exec(value)) || []
-  return amount === undefined ? NaN : Number(amount) * UNITS[unit!]!
-}
-
-/** @internal Checks a duration: more than zero, at most 2^31 ms. Returns milliseconds. */
-export function positiveMs(argument: string, value: unknown): number {
-  const ms = milliseconds(value)
-  if (ms > 0 && ms <= MAX_MS) return ms
-  throw invalid(argument, 'must be a number of milliseconds, more than 0 and at most 2147483648', describe(value))
-}
-
-/** @internal Checks the `ttlSeconds` of the gist's functions. Returns milliseconds. */
-export function secondsOf(value: unknown): number {
-  const ms = typeof value === 'number' ? value * 1000 : NaN
-  if (ms > 0 && ms <= MAX_MS) return ms
-  throw invalid('ttlSeconds', 'must be a number of seconds, more than 0 and at most 2147483.648', describe(value))
-}
-
-function flag(argument: string, value: unknown): boolean {
+/** @internal Checks a boolean. */
+export function flag(argument: string, value: unknown): boolean {
   if (typeof value !== 'boolean') throw invalid(argument, 'must be true or false', describe(value))
   return value
 }
 
 function metadataOf(value: unknown): string {
-  const rule = 'must be a value that JSON can carry'
+  const rule = 'must be a value that JSON can represent'
   let json: string | undefined
   try {
     json = JSON.stringify(value)
@@ -117,8 +127,8 @@ function metadataOf(value: unknown): string {
   return json
 }
 
-/** Checks an `AbortSignal` by its members: signals of other realms and polyfills are accepted. */
-function signalOf(value: unknown): SignalLike {
+/** @internal Checks an `AbortSignal` by its members: signals of other realms and polyfills are accepted. */
+export function signalOf(value: unknown): SignalLike {
   if (isObject(value)) {
     const { aborted, addEventListener, removeEventListener } = value
     const areFunctions = typeof addEventListener === 'function' && typeof removeEventListener === 'function'
@@ -136,13 +146,17 @@ export interface Request {
   signal: SignalLike | undefined
 }
 
-/** @internal Checks the options of an acquisition. */
-export function requestOf(options: Fields | undefined): Request {
+/** @internal Checks the options of an acquisition. `renews`: the default of `renew`. */
+export function requestOf(options: Fields | undefined, renews: boolean): Request {
   const request: Request = { ttlMs: NaN, waitMs: NaN, renew: undefined, more: undefined, signal: undefined }
   if (options === undefined) return request
   let value: unknown
-  if ((value = options['ttlMs']) !== undefined) request.ttlMs = positiveMs('ttlMs', value)
-  if ((value = options['ttlSeconds']) !== undefined) request.ttlMs = secondsOf(value)
+  let ttl: unknown
+  if ((ttl = options['ttlMs']) !== undefined) request.ttlMs = ttlOf(ttl)
+  if ((value = options['ttlSeconds']) !== undefined) {
+    if (ttl !== undefined) throw invalid('ttlSeconds', 'must be absent when ttlMs is present', describe(value))
+    request.ttlMs = secondsOf(value)
+  }
   if ((value = options['waitMs']) !== undefined) {
     request.waitMs = milliseconds(value)
     if (!(request.waitMs >= 0)) {
@@ -150,15 +164,17 @@ export function requestOf(options: Fields | undefined): Request {
     }
   }
   if ((value = options['renew']) !== undefined) request.renew = flag('renew', value)
+  if (request.ttlMs < SHORT_MS && (request.renew ?? renews)) {
+    if (ttl === undefined) warnIfShort('ttlSeconds', options['ttlSeconds'], request.ttlMs)
+    else warnIfShort('ttlMs', ttl, request.ttlMs)
+  }
   const more: AcquireRecord = {}
   if ((value = options['maxHoldMs']) !== undefined) more.maxHoldMs = positiveMs('maxHoldMs', value)
   if ((value = options['stallLimitMs']) !== undefined) more.stallLimitMs = positiveMs('stallLimitMs', value)
-  if ((value = options['minHoldMs']) !== undefined) {
-    const ms = milliseconds(value)
-    if (!(ms >= 0 && ms <= MAX_MS)) {
-      throw invalid('minHoldMs', 'must be a number of milliseconds from 0 to 2147483648', describe(value))
-    }
-    more.minHoldMs = ms
+  if ((value = options['minHoldMs']) !== undefined) more.minHoldMs = spanMs('minHoldMs', value)
+  if ((value = options['onStoreError']) !== undefined) {
+    if (value !== 'fail' && value !== 'wait') throw invalid('onStoreError', "must be 'fail' or 'wait'", describe(value))
+    more.waitsForStore = value === 'wait'
   }
   if ((value = options['metadata']) !== undefined && value !== null) more.metadata = metadataOf(value)
   for (const _ in more) request.more = more
@@ -166,8 +182,8 @@ export function requestOf(options: Fields | undefined): Request {
   return request
 }
 
-/** Returns a request as one record. */
-function recordOf({ ttlMs, waitMs, renew, more }: Request): AcquireRecord {
+/** @internal Returns a request as one record. */
+export function recordOf({ ttlMs, waitMs, renew, more }: Request): AcquireRecord {
   const record: AcquireRecord = { ...more }
   if (!Number.isNaN(ttlMs)) record.ttlMs = ttlMs
   if (!Number.isNaN(waitMs)) record.waitMs = waitMs
@@ -175,91 +191,35 @@ function recordOf({ ttlMs, waitMs, renew, more }: Request): AcquireRecord {
   return record
 }
 
-/** @internal Checks the result of `Lock.toJSON()`, or its text. Returns its parts. */
+/** @internal Checks the result of `lock.transferable()`, or its JSON text. Returns its parts. */
 export function restorationOf(argument: unknown) {
-  const rule = 'must be the result of Lock.toJSON()'
+  const rule = 'must be the result of lock.transferable()'
   let value = argument
   if (typeof argument === 'string') {
-    const source = text('json', argument)
+    const source = text('transferable', argument)
     try {
       value = JSON.parse(source)
     } catch {
-      throw invalid('json', rule, 'other text')
+      throw invalid('transferable', rule, 'other text')
     }
   }
-  if (!isObject(value)) throw invalid('json', rule, describe(value))
-  const json = fields('json', value, RESTORE)!
+  if (!isObject(value)) throw invalid('transferable', rule, describe(value))
+  if ('isHeld' in value && !('token' in value)) {
+    throw invalid('transferable', rule, 'the result of lock.toJSON(), which has no owner token')
+  }
+  const json = fields('transferable', value, RESTORE)!
   const part = (name: string) => {
     const found = json[name]
-    if (found === undefined) throw invalid('json', rule, `no ${name}`)
+    if (found === undefined) throw invalid('transferable', rule, `no ${name}`)
     return found
   }
   const names = [namesOf(part('names'))].flat()
   const token = text('token', part('token'))
   const fencingToken = text('fencingToken', part('fencingToken'))
-  return { names, token, fencingToken, options: recordOf(requestOf({ ...pick(json, ['ttlMs', 'renew', 'metadata']) })) }
+  return { names, token, fencingToken, options: recordOf(requestOf(pick(json, ['ttlMs', 'renew', 'metadata']), true)) }
 }
 
-/** Reads each of these properties once. */
-function pick(object: Fields, names: readonly string[]): Fields {
+/** @internal Reads each of these properties once. */
+export function pick(object: Fields, names: readonly string[]): Fields {
   return Object.fromEntries(names.map((name) => [name, object[name]]))
 }
-
-/** @internal Checks the arguments of `LockService.connect`. */
-export function connectionOf(
-  target: unknown,
-  second: unknown,
-): { config: Config; onEvent: ((event: LockEvent) => unknown) | undefined } {
-  let urls = target
-  let options: Fields
-  if (isObject(target) && typeof target['href'] !== 'string') {
-    if (second !== undefined) {
-      throw invalid('options', 'must be absent when the target is an options object', describe(second))
-    }
-    options = fields('target', target, ['url', ...CONNECT])!
-    urls = options['url']
-  } else {
-    options = fields('options', second, CONNECT) ?? {}
-  }
-  const config: Config = { urls: urlsOf(urls), defaults: {}, events: false }
-  let value: unknown
-  if ((value = options['keyPrefix']) !== undefined) config.keyPrefix = text('keyPrefix', value)
-  for (const name of ['collection', 'table'] as const) {
-    if ((value = options[name]) === undefined) continue
-    config[name] = text(name, value)
-    if (value === '') throw invalid(name, 'must not be empty', '""')
-  }
-  if ((value = options['storeTimeoutMs']) !== undefined) config.storeTimeoutMs = positiveMs('storeTimeoutMs', value)
-  if ((value = options['minReplicas']) !== undefined) {
-    if (!Number.isInteger(value) || (value as number) < 0 || (value as number) > MAX_REPLICAS) {
-      throw invalid('minReplicas', `must be a whole number from 0 to ${MAX_REPLICAS}`, describe(value))
-    }
-    config.minReplicas = value as number
-  }
-  const tls = fields('tls', options['tls'], TLS) ?? {}
-  for (const name of ['caFile', 'certFile', 'keyFile'] as const) {
-    if ((value = tls[name]) !== undefined) config[name] = text(name, value)
-  }
-  if ((value = tls['insecure']) !== undefined) config.insecure = flag('insecure', value)
-  config.defaults = recordOf(requestOf(pick(fields('defaults', options['defaults'], DEFAULTS) ?? {}, DEFAULTS)))
-  const onEvent = options['onEvent']
-  config.events = onEvent !== undefined
-  return { config, onEvent: config.events ? callback('onEvent', onEvent) : undefined }
-}
-
-/** Returns the URLs of a target. Without a target: the URL in the environment, if it is set. */
-function urlsOf(target: unknown): string[] {
-  if (target === undefined) {
-    const url = process.env['HOLDFAST_URL']
-    return url ? [url] : []
-  }
-  if (typeof target === 'string' || isObject(target)) return [urlOf(target)]
-  if (!Array.isArray(target)) {
-    throw invalid('target', 'must be a URL, a list of URLs, or an options object', describe(target))
-  }
-  if (target.length > MAX_URLS) throw invalid('target', `must be at most ${MAX_URLS} URLs`, `${target.length} URLs`)
-  if (target.length === 0) throw invalid('target', 'must not be an empty list', '[]')
-  return Array.from({ length: target.length }, (_, index) => urlOf(target[index]))
-}
-
-const urlOf = (value: unknown): string => text('target', isObject(value) ? value['href'] : value)

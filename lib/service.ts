@@ -1,101 +1,51 @@
-import {
-  ACQUIRE,
-  callback,
-  connectionOf,
-  EXECUTE,
-  fields,
-  nameOf,
-  namesOf,
-  requestOf,
-  restorationOf,
-  secondsOf,
-  text,
-} from './options.js'
-import type { Request } from './options.js'
-import { describe, errorOf, fromNative, LockError, warn } from './errors.js'
-import { createLock, finishLock } from './lock.js'
+import { connectionOf } from './connect.js'
+import { acquire, acquireByName, fullName, REJECT_BUSY, shownUrls } from './connection.js'
+import type { Connection } from './connection.js'
+import { secondsOf, spanMs } from './durations.js'
+import { createElection } from './election.js'
+import type { Election } from './election.js'
+import { fromNative, LockError } from './errors.js'
+import { receiver } from './events.js'
+import { infosOf } from './json.js'
+import { lazily } from './lazy.js'
+import { createLock, registerLock } from './lock.js'
 import type { Lock } from './lock.js'
 import { native } from './native.js'
 import type { NativeService } from './native.js'
-import { listen, reportLoss, unlisten } from './signals.js'
+import { ACQUIRE, fields, nameOf, namesOf, requestOf, restorationOf, text } from './options.js'
+import { acquireAndExecute, using } from './run.js'
+import { newTicket } from './signals.js'
+import { traceAcquire } from './telemetry.js'
+import type { Source } from './telemetry.js'
+import { watch } from './watch.js'
 import type {
   AcquireOptions,
+  Attempt,
   ConnectOptions,
+  Duration,
+  ElectOptions,
   ExecuteOptions,
-  Json,
-  LockEvent,
+  Leadership,
   LockInfo,
-  LockJson,
   LockStats,
+  OncePerOptions,
   Target,
+  TransferableLock,
+  WatchOptions,
 } from './types.js'
 
-type Run<T> = (lock: Lock) => T | PromiseLike<T>
-
 const inspect = Symbol.for('nodejs.util.inspect.custom')
-// The flags of the native `acquire` (`src/js/service.rs`).
-const [RENEW, NO_RENEW, REJECT_BUSY] = [1, 2, 4]
+/** @internal Returns the native core of a service, for `testing.ts`. */
+export let nativeOf: (service: LockService) => NativeService
+/** @internal Adds a receiver of the events of a service, for `otel.ts`. */
+export let observe: (service: LockService) => Observed
 
-/** A message of the native core: an event, or the loss of a lease. */
-interface Message {
-  lost?: number
-  error?: Record<string, any>
-  type: string
-  names: string[]
-  [part: string]: unknown
-}
-
-/** Creates the function that receives the messages of one service. It has no reference to the service. */
-function receiver(onEvent: ((event: LockEvent) => unknown) | undefined): (batch: string) => void {
-  return (batch) => {
-    for (const message of JSON.parse(batch) as Message[]) {
-      if (message.lost !== undefined) reportLoss(message.lost, message.error!)
-      else if (onEvent) deliver(onEvent, message)
-    }
-  }
-}
-
-/** Calls `onEvent`. What it throws or rejects with becomes a warning. */
-function deliver(onEvent: (event: LockEvent) => unknown, { type, names, fencingToken, ...parts }: Message): void {
-  const event: Record<string, unknown> = { type, name: names[0], names }
-  if (typeof fencingToken === 'string') event['fencingToken'] = BigInt(fencingToken)
-  for (const [part, value] of Object.entries(parts)) if (value !== null) event[part] = value
-  try {
-    const returned: any = onEvent(event as unknown as LockEvent)
-    if (typeof returned === 'object' && typeof returned?.then === 'function') Promise.resolve(returned).catch(warnOf)
-  } catch (thrown) {
-    warnOf(thrown)
-  }
-}
-
-function warnOf(thrown: any): void {
-  let shown = 'with a value that cannot be shown'
-  try {
-    const stack = typeof thrown === 'object' ? thrown?.stack : undefined
-    shown = typeof stack === 'string' ? stack : describe(thrown)
-  } catch {
-    // The value is the user's: a getter of it may throw.
-  }
-  warn(`onEvent failed: ${shown}`)
-}
-
-function infosOf(json: string): LockInfo[] {
-  return JSON.parse(json).map(({ remainingMs, fencingToken, holder, metadata, ...info }: any) => ({
-    ...info,
-    remainingMs: remainingMs ?? Infinity,
-    fencingToken: fencingToken === null ? null : BigInt(fencingToken),
-    holder: holder && { ...holder, since: new Date(holder.since) },
-    metadata: metadataOf(metadata),
-  }))
-}
-
-/** Parses the metadata of a lock. Text of another tool that is not JSON is ignored. */
-function metadataOf(json: string | null): Json {
-  try {
-    return json === null ? null : JSON.parse(json)
-  } catch {
-    return null
-  }
+/** @internal */
+export interface Observed {
+  readonly source: Source
+  isConnected(): boolean
+  /** Removes the receiver. */
+  end(): void
 }
 
 /**
@@ -103,42 +53,86 @@ function metadataOf(json: string | null): Json {
  * `const { acquire } = locks`.
  */
 export class LockService implements AsyncDisposable {
-  readonly #native: NativeService
+  static {
+    nativeOf = (service) => service.#connection.native
+    observe = (service) => {
+      const { native, source } = service.#connection
+      source.receivers += 1
+      native.setEvents(true)
+      return {
+        source,
+        isConnected: () => native.isConnected(),
+        end() {
+          source.receivers -= 1
+          if (source.receivers === 0) native.setEvents(false)
+        },
+      }
+    }
+  }
+
+  readonly #connection: Connection
 
   /**
-   * Connects to a store, and contacts it once before the promise resolves. Rejects after `storeTimeoutMs` (5 s by default).
+   * Connects to a store, and contacts it once before the promise resolves. Rejects after `storeTimeoutMs` (5 s by default), with
+   * `connectMs` later. With `lazy` it resolves at once, and the first call connects.
    *
    * | target | store |
    * |---|---|
    * | none | `HOLDFAST_URL` in the environment if set, otherwise a SQLite file of this machine in the user's state folder: for development |
    * | `memory:` or `memory:NAME` | this process only, for unit tests |
    * | `sqlite:PATH` | every process on this machine |
-   * | `redis://`, `rediss://` | Redis 6.2 or later, one node |
+   * | `redis://`, `rediss://` (TLS), `redis+unix:///PATH` (a socket) | Redis 6.2 or later, one node |
    * | `redis+sentinel://h1,h2,h3/MASTER`, `rediss+sentinel://…` | the Redis master of that name, which its sentinels report |
    * | `redis+cluster://h1,h2,h3`, `rediss+cluster://…` | Redis Cluster 7.0 or later |
    * | a list of three or more `redis://` or `rediss://` | a quorum of independent Redis nodes: a lock is held if a majority of them has it |
-   * | `mongodb://`, `mongodb+srv://` | MongoDB 4.4 or later: standalone or replica set |
+   * | `mongodb://`, `mongodb+srv://` | MongoDB 5.0 or later: standalone or replica set |
+   *
+   * `valkey` may replace `redis` in a URL. `{ host, port, database }` is one Redis node without a URL.
+   *
+   * A target that is present but `undefined`, `null` or empty is rejected, and so is an empty `HOLDFAST_URL`: probably a setting
+   * is missing. With `NODE_ENV=production` the embedded store emits one `HoldfastWarning` (`HOLDFAST_EMBEDDED_STORE`).
    *
    * @throws `LOCK_STORE` when the store cannot be reached within `storeTimeoutMs` or rejects the connection,
    * `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const locks = await LockService.connect('redis://127.0.0.1:6379', { defaults: { ttlMs: '1m' } })
    */
-  static connect(target?: Target | readonly Target[], options?: ConnectOptions): Promise<LockService>
-  static connect(options: ConnectOptions & { url?: Target | readonly Target[] | undefined }): Promise<LockService>
-  static async connect(target?: unknown, options?: unknown): Promise<LockService> {
-    const { config, onEvent } = connectionOf(target, options)
+  static connect(): Promise<LockService>
+  static connect(target: Target | readonly Target[], options?: ConnectOptions): Promise<LockService>
+  static connect(options: ConnectOptions & { url?: Target | readonly Target[] }): Promise<LockService>
+  static async connect(...given: unknown[]): Promise<LockService> {
+    const request = connectionOf(given[0], given[1], given.length > 0)
+    const { urls, defaults } = request.config
     try {
-      return new LockService(await native.connect(config, receiver(onEvent)))
+      const source: Source = { engine: '', receivers: Number(request.config.events), isClosed: false }
+      const connect = async (ticket: number) => {
+        const service = await native.connect({ ...request.config, ticket }, receiver(request, source))
+        source.engine = service.engine
+        return service
+      }
+      const service = request.lazy ? lazily(connect) : await connect(newTicket())
+      return new LockService({
+        native: service,
+        prefix: '',
+        jobs: { running: 0 },
+        elections: new Set(),
+        watches: new Map(),
+        renews: defaults.renew ?? true,
+        connectedTo: shownUrls(urls),
+        source,
+      })
     } catch (thrown) {
-      throw fromNative(thrown)
+      throw fromNative(thrown, '')
     }
   }
 
-  private constructor(service?: NativeService) {
-    if (!(service instanceof native.LockService)) {
+  private constructor(connection?: Connection) {
+    if (!(connection?.native instanceof native.LockService)) {
       const origin = 'a LockService comes from `await LockService.connect(…)`, not from new'
       throw new LockError('LOCK_INVALID_ARGUMENT', origin)
     }
-    this.#native = service
+    this.#connection = connection
     for (const [name, { value }] of Object.entries(Object.getOwnPropertyDescriptors(LockService.prototype))) {
       if (name === 'constructor') continue
       Object.defineProperty(this, name, { value: value.bind(this), configurable: true, writable: true })
@@ -152,36 +146,45 @@ export class LockService implements AsyncDisposable {
    * @returns `true`: this service holds the lock. `false`: the name is busy, or the lease ended before a blocked event loop
    * received it
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * if (await locks.acquireLock('report', 60)) {
+   *   await sendReport().finally(() => locks.releaseLock('report'))
+   * }
    */
   async acquireLock(name: string, ttlSeconds?: number): Promise<boolean> {
-    nameOf(name)
+    const connection = this.#connection
+    const full = fullName(connection, nameOf(name))
     const ttlMs = ttlSeconds === undefined ? NaN : secondsOf(ttlSeconds)
-    try {
-      return await this.#native.acquireByName(name, ttlMs)
-    } catch (thrown) {
-      throw fromNative(thrown)
-    }
+    return await traceAcquire(connection, 'acquireLock', name, () => acquireByName(connection, full, ttlMs))
   }
 
   /**
    * The gist's `releaseLock`: releases a lock that `acquireLock` of this service acquired, and never another holder's lock.
    * @returns `true`: this call released it. `false`: this service did not hold it (not acquired, expired, or transferred)
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * if (!(await locks.releaseLock('report'))) console.log('the lease had ended')
    */
   async releaseLock(name: string): Promise<boolean> {
-    nameOf(name)
+    const full = fullName(this.#connection, nameOf(name))
     try {
-      return await this.#native.releaseByName(name)
+      return await this.#connection.native.releaseByName(full)
     } catch (thrown) {
-      throw fromNative(thrown)
+      throw fromNative(thrown, this.#connection.prefix)
     }
   }
 
   /**
    * The gist's `acquireAndExecute`: makes one attempt, calls `fn` while it holds the lock, and releases the lock. The lease is
-   * renewed only with `renew: true`; without it the lock expires after the ttl, also while `fn` runs.
+   * renewed only with `renew: true`; without it the lock expires after the ttl, also while `fn` runs. The process does not exit by
+   * itself while `fn` runs.
    * @returns the result of `fn`; `undefined`, without a call of `fn`, if the name is busy
    * @throws the error of `fn`, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`; with `signal`: `signal.reason`
+   *
+   * @example
+   * await locks.acquireAndExecute({ name: 'report', ttlSeconds: 60, minHoldMs: '30s' }, () => sendReport())
    */
   acquireAndExecute<T>(options: ExecuteOptions, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>
   acquireAndExecute<T>(
@@ -190,61 +193,59 @@ export class LockService implements AsyncDisposable {
     fn: (lock: Lock) => T | PromiseLike<T>,
   ): Promise<T | undefined>
   acquireAndExecute<T>(name: string, fn: (lock: Lock) => T | PromiseLike<T>): Promise<T | undefined>
-  async acquireAndExecute<T>(first: unknown, second?: unknown, third?: unknown): Promise<T | undefined> {
-    let name: string
-    let request: Request
-    let fn: unknown
-    if (typeof first === 'object' && first !== null && !Array.isArray(first)) {
-      const options = fields('options', first, EXECUTE)!
-      name = nameOf(options['name'])
-      request = requestOf(options)
-      fn = second
-    } else {
-      name = nameOf(first)
-      request = requestOf(undefined)
-      const isShort = third === undefined && typeof second === 'function'
-      if (!isShort && second !== undefined) request.ttlMs = secondsOf(second)
-      fn = isShort ? second : third
-    }
-    const run = callback<Run<T>>('fn', fn)
-    request.renew ??= false
-    if (Number.isNaN(request.waitMs)) request.waitMs = 0
-    const lock = await this.#acquire(name, request, 0)
-    if (lock === null) return undefined
-    try {
-      return await run(lock)
-    } finally {
-      await finishLock(lock)
-    }
+  acquireAndExecute<T>(first: unknown, second?: unknown, third?: unknown): Promise<T | undefined> {
+    return acquireAndExecute(this.#connection, first, second, third)
   }
 
   /**
    * Acquires a lock on one name, or on all of up to 1000 names at the same time, and waits while a name is busy.
    * @throws `LOCK_TIMEOUT` when a name is still busy after `waitMs`, `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`,
    * `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const lock = await locks.acquire(['account:1', 'account:2'], { waitMs: '5s' })
+   * await sendReport().finally(() => lock.release())
    */
   async acquire(names: string | readonly string[], options?: AcquireOptions): Promise<Lock> {
     const wanted = namesOf(names)
-    return (await this.#acquire(wanted, requestOf(fields('options', options, ACQUIRE)), REJECT_BUSY))!
+    const request = requestOf(fields('options', options, ACQUIRE), this.#connection.renews)
+    const connection = this.#connection
+    const acquired = traceAcquire(connection, 'acquire', wanted, () =>
+      acquire(connection, wanted, request, REJECT_BUSY),
+    )
+    return registerLock((await acquired)!)
   }
 
   /**
    * Acquires a lock like `acquire`, but makes one attempt and does not wait.
    * @returns the lock; `null` if a name is busy
    * @throws `signal.reason` after an abort, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const lock = await locks.tryAcquire('report')
+   * console.log(lock ? 'acquired' : 'busy')
+   * await lock?.release()
    */
   async tryAcquire(names: string | readonly string[], options?: AcquireOptions): Promise<Lock | null> {
     const wanted = namesOf(names)
-    const request = requestOf(fields('options', options, ACQUIRE))
+    const request = requestOf(fields('options', options, ACQUIRE), this.#connection.renews)
     request.waitMs = 0
-    return await this.#acquire(wanted, request, 0)
+    const connection = this.#connection
+    const lock = await traceAcquire(connection, 'tryAcquire', wanted, () => acquire(connection, wanted, request, 0))
+    return lock && registerLock(lock)
   }
 
   /**
-   * Acquires a lock like `acquire`, calls `fn` while it holds the lock, and releases the lock.
+   * Acquires a lock like `acquire`, calls `fn` while it holds the lock, and releases the lock. The process does not exit by itself
+   * while `fn` runs.
    * @returns the result of `fn`
    * @throws `LOCK_LOST` after the end of `fn` when the lease was lost while `fn` ran (`cause`: the error of `fn`, if it threw);
    * otherwise the error of `fn`; `LOCK_TIMEOUT`, `signal.reason`, `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const receipt = await locks.using('order:42', { waitMs: '5s' }, async (lock) => {
+   *   return charge('order:42', { signal: lock.signal, fencingToken: lock.fencingToken })
+   * })
    */
   using<T>(
     names: string | readonly string[],
@@ -252,38 +253,100 @@ export class LockService implements AsyncDisposable {
     fn: (lock: Lock) => T | PromiseLike<T>,
   ): Promise<T>
   using<T>(names: string | readonly string[], fn: (lock: Lock) => T | PromiseLike<T>): Promise<T>
-  async using<T>(names: unknown, second: unknown, third?: unknown): Promise<T> {
-    const wanted = namesOf(names)
-    const isShort = typeof second === 'function' && third === undefined
-    const options = isShort ? undefined : fields('options', second, ACQUIRE)
-    const fn = callback<Run<T>>('fn', isShort ? second : third)
-    const lock = (await this.#acquire(wanted, requestOf(options), REJECT_BUSY))!
-    let value: T
-    try {
-      value = await fn(lock)
-    } catch (cause) {
-      const loss = await finishLock(lock)
-      if (loss === null) throw cause
-      throw errorOf(loss, { cause })
-    }
-    const loss = await finishLock(lock)
-    if (loss !== null) throw errorOf(loss)
-    return value
+  using<T>(names: unknown, second: unknown, third?: unknown): Promise<T> {
+    return using(this.#connection, 'using', names, second, third) as Promise<T>
   }
 
   /**
-   * Transfers a lock of another process or service to this service, from its `toJSON()` or the JSON text of that. The lock gets a
-   * new owner token. From then on the former holder can neither extend nor release it. It finds its lock lost at its next
+   * Calls `fn` like `using` if the name is free. Otherwise returns the holder: another process does the job already. Makes one
+   * attempt; with `waitMs` it waits that long.
+   * @returns `{ ran: true, value }` with the result of `fn`; `{ ran: false, holder }`, without a call of `fn`, if a name is busy
+   * @throws as `using`, without `LOCK_TIMEOUT`
+   *
+   * @example
+   * const attempt = await locks.tryUsing('report', () => createReport())
+   * if (!attempt.ran) console.log('skipped: running on', attempt.holder?.host)
+   */
+  tryUsing<T>(
+    names: string | readonly string[],
+    options: AcquireOptions | undefined,
+    fn: (lock: Lock) => T | PromiseLike<T>,
+  ): Promise<Attempt<T>>
+  tryUsing<T>(names: string | readonly string[], fn: (lock: Lock) => T | PromiseLike<T>): Promise<Attempt<T>>
+  tryUsing<T>(names: unknown, second: unknown, third?: unknown): Promise<Attempt<T>> {
+    return using(this.#connection, 'tryUsing', names, second, third) as Promise<Attempt<T>>
+  }
+
+  /**
+   * Calls `fn` once per period, in the process that calls first: for jobs of a schedule that runs in every instance. Calls `fn` like
+   * `tryUsing`, but waits for a busy name for 1 s. When `fn` returns, the name stays busy for the rest of `periodMs`. When it throws,
+   * the name is free at once, and a call that waits, or the next one, runs the job. When the store does not answer at the end of the
+   * job, the call resolves, and the end is repeated in the background for 5 minutes, or for the ttl if that is longer. Until that
+   * succeeds, the name is free after the end of the lease.
+   * @returns as `tryUsing`; `holder` is the process that runs the job or ran it, or `null` where the store does not know it
+   * @throws as `tryUsing`
+   *
+   * @example
+   * await locks.oncePer('report', { periodMs: '50m' }, () => sendReport())
+   */
+  oncePer<T>(name: string, options: OncePerOptions, fn: (lock: Lock) => T | PromiseLike<T>): Promise<Attempt<T>> {
+    return using(this.#connection, 'oncePer', name, options, fn) as Promise<Attempt<T>>
+  }
+
+  /**
+   * Takes part in the election of a leader. Waits in the queue of the name, without a limit and through outages of the store, calls `fn`
+   * while this process leads, and waits again when `fn` has settled. `fn` should run until its `signal` aborts. A leader that ignores
+   * the signal runs at the same time as its successor; a resource that refuses smaller values of `term` is safe. `close({ drainMs })`
+   * ends the election, and the next candidate leads as soon as `fn` has settled.
+   * @throws `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const election = locks.elect('scheduler', { ttlMs: '10s' }, async ({ signal, term }) => {
+   *   while (!signal.aborted) await runNextTask({ signal, fencingToken: term })
+   * })
+   * await election.stop()
+   */
+  elect(name: string, options: ElectOptions | undefined, fn: (leadership: Leadership) => unknown): Election
+  elect(name: string, fn: (leadership: Leadership) => unknown): Election
+  elect(name: unknown, second: unknown, third?: unknown): Election {
+    return createElection(this.#connection, name, second, third)
+  }
+
+  /**
+   * Watches the holder of a name: yields the state at first, and after each change of the holder. Reads the name once per `intervalMs`,
+   * and only while `next()` waits; holders in between are not seen. Outages of the store are no change. Ends when the service is closed.
+   * @throws while it is iterated: `signal.reason` after an abort, `LOCK_STORE` if no waiting ends it; at the call: `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * for await (const leader of locks.watch('scheduler')) {
+   *   console.log('leader:', leader?.holder?.host ?? 'none')
+   *   if (leader === null) break
+   * }
+   */
+  watch(name: string, options?: WatchOptions): AsyncIterableIterator<LockInfo | null> {
+    return watch(this.#connection, name, options)
+  }
+
+  /**
+   * Transfers a lock of another process or service to this service, from its `transferable()` or the JSON text of that. The lock
+   * gets a new owner token. From then on the former holder can neither extend nor release it. It finds its lock lost at its next
    * renewal or call, so transfer a lock only after its former holder has finished its work.
    * @throws `LOCK_LOST` when the lease has ended or was already transferred, `LOCK_STORE`, `LOCK_CLOSED`,
    * `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const text = JSON.stringify(lock.transferable()) // in the other process
+   * const mine = await locks.restore(text)
+   * await mine.release()
    */
-  async restore(json: LockJson | string): Promise<Lock> {
-    const { names, token, fencingToken, options } = restorationOf(json)
+  async restore(transferable: TransferableLock | string): Promise<Lock> {
+    const { names, token, fencingToken, options } = restorationOf(transferable)
+    const full = names.map((name) => fullName(this.#connection, name))
     try {
-      return createLock(await this.#native.transfer(names, token, fencingToken, options), names)
+      const id = await this.#connection.native.transfer(full, token, fencingToken, options)
+      return registerLock(createLock(id, names, this.#connection.prefix))
     } catch (thrown) {
-      throw fromNative(thrown)
+      throw fromNative(thrown, this.#connection.prefix)
     }
   }
 
@@ -291,13 +354,17 @@ export class LockService implements AsyncDisposable {
    * Reads the holder of a name.
    * @returns the state of the lock; `null` if the name is free
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * const info = await locks.inspect('order:42')
+   * console.log(info ? `held by process ${info.holder?.pid}` : 'free')
    */
   async inspect(name: string): Promise<LockInfo | null> {
-    nameOf(name)
+    const full = fullName(this.#connection, nameOf(name))
     try {
-      return infosOf(await this.#native.inspect(name))[0] ?? null
+      return infosOf(await this.#connection.native.inspect(full), this.#connection.prefix)[0] ?? null
     } catch (thrown) {
-      throw fromNative(thrown)
+      throw fromNative(thrown, this.#connection.prefix)
     }
   }
 
@@ -305,14 +372,17 @@ export class LockService implements AsyncDisposable {
    * Lists the held locks whose name starts with `prefix`: literal text, not a pattern. Each page has `storeTimeoutMs`.
    * @returns the locks, sorted by the bytes of their names
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * for (const { name, remainingMs } of await locks.list({ prefix: 'order:' })) console.log(name, remainingMs)
    */
   async list(options?: { prefix?: string | undefined }): Promise<LockInfo[]> {
     const prefix = fields('options', options, ['prefix'])?.['prefix']
     const literal = prefix === undefined ? '' : text('prefix', prefix)
     try {
-      return infosOf(await this.#native.list(literal))
+      return infosOf(await this.#connection.native.list(this.#connection.prefix + literal), this.#connection.prefix)
     } catch (thrown) {
-      throw fromNative(thrown)
+      throw fromNative(thrown, this.#connection.prefix)
     }
   }
 
@@ -320,35 +390,96 @@ export class LockService implements AsyncDisposable {
    * Releases a name, no matter which owner holds it. The holder loses the lock at its next renewal.
    * @returns `true`: the name was held and is free now. `false`: it was free
    * @throws `LOCK_STORE`, `LOCK_CLOSED`, `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * console.log((await locks.forceRelease('order:42')) ? 'released' : 'it was free')
    */
   async forceRelease(name: string): Promise<boolean> {
-    nameOf(name)
+    const full = fullName(this.#connection, nameOf(name))
     try {
-      return await this.#native.forceRelease(name)
+      return await this.#connection.native.forceRelease(full)
     } catch (thrown) {
-      throw fromNative(thrown)
+      throw fromNative(thrown, this.#connection.prefix)
     }
   }
 
-  /** Returns the counters of this service. */
+  /**
+   * Makes one round trip to the store, for a health check.
+   * @returns its duration in milliseconds
+   * @throws `LOCK_STORE` when the store does not answer within `storeTimeoutMs`, `LOCK_CLOSED`
+   *
+   * @example
+   * console.log(`the store answers in ${await locks.ping()} ms`)
+   */
+  async ping(): Promise<number> {
+    try {
+      return await this.#connection.native.ping()
+    } catch (thrown) {
+      throw fromNative(thrown, '')
+    }
+  }
+
+  /**
+   * Returns a view of this service: a `LockService` on the same connections whose names begin with `prefix` in the store, after
+   * `keyPrefix`. Results and errors of the view have the names without it; a name and the prefix have at most 512 bytes together.
+   * `onEvent` receives the whole names. Counters are those of the service, and `close()` closes the service.
+   *
+   * @example
+   * const billing = locks.withPrefix('billing:')
+   * await billing.using('invoice:7', sendInvoice) // the lock "billing:invoice:7"
+   *
+   * @throws `LOCK_INVALID_ARGUMENT`
+   */
+  withPrefix(prefix: string): LockService {
+    return new LockService({ ...this.#connection, prefix: this.#connection.prefix + text('prefix', prefix) })
+  }
+
+  /**
+   * Returns the counters of this service.
+   *
+   * @example
+   * console.log(locks.stats().waiting)
+   */
   stats(): LockStats {
-    return JSON.parse(this.#native.stats())
+    return JSON.parse(this.#connection.native.stats())
   }
 
   /**
    * Releases the held locks, ends waits with `LOCK_CLOSED`, and closes the connections. A lock that was held is lost to its
-   * holder: its `signal` aborts with `LOCK_LOST`, and `using` rejects with it. Later calls reject with `LOCK_CLOSED`. Takes at
-   * most `storeTimeoutMs`, or up to 1 s longer when the store does not answer. May be called again.
+   * holder: its `signal` aborts with `LOCK_LOST`, and `using` rejects with it. The abort comes before the release in the store,
+   * and before the promise resolves. Later calls reject with `LOCK_CLOSED`. Takes at most `storeTimeoutMs`, or up to 1 s longer
+   * when the store does not answer or the event loop is blocked. May be called again.
+   *
+   * With `drainMs`, jobs end first: new calls reject with `LOCK_CLOSED` and waits end at once, but the locks that are held are
+   * renewed, and can be extended and released, until all of them and all jobs under `using` have ended, or `drainMs` has passed.
+   * A job that has lost its lock counts as well. `close()` without `drainMs` ends a drain.
+   * @param options `drainMs`: 0 to 2147483648 ms, or text with a unit. Default: 0
+   * @throws `LOCK_INVALID_ARGUMENT`
+   *
+   * @example
+   * process.once('SIGTERM', () => locks.close({ drainMs: '20s' }))
    */
-  async close(): Promise<void> {
+  async close(options?: { drainMs?: Duration | undefined }): Promise<void> {
+    const drainMs = fields('options', options, ['drainMs'])?.['drainMs']
+    const limit = drainMs === undefined ? 0 : spanMs('drainMs', drainMs)
+    const { elections, watches } = this.#connection
+    for (const election of elections) void election.stop()
     try {
-      await this.#native.close()
+      const closing = this.#connection.native.close(limit)
+      this.#connection.source.isClosed = true
+      for (const watch of watches.values()) watch.wake()
+      await closing
     } catch (thrown) {
-      throw fromNative(thrown)
+      throw fromNative(thrown, '')
     }
   }
 
-  /** Closes the service like `close()`. */
+  /**
+   * Closes the service like `close()`.
+   *
+   * @example
+   * await using locks = await LockService.connect('memory:')
+   */
   async [Symbol.asyncDispose](): Promise<void> {
     await this.close()
   }
@@ -356,27 +487,7 @@ export class LockService implements AsyncDisposable {
   /** @internal Returns what `console.log` shows. */
   [inspect](): object {
     const { held, waiting } = this.stats()
-    return { engine: this.#native.engine, held, waiting }
-  }
-
-  /** Starts the native call of every acquisition. Resolves to `null` if a name is busy. */
-  async #acquire(names: string | string[], request: Request, flags: number): Promise<Lock | null> {
-    const { ttlMs, waitMs, renew, signal } = request
-    let { more } = request
-    const call = signal && listen(signal)
-    if (call) more = { ...more, ticket: call.ticket }
-    if (renew !== undefined) flags |= renew ? RENEW : NO_RENEW
-    let id: number
-    try {
-      id = await this.#native.acquire(names, ttlMs, waitMs, flags, more)
-    } catch (thrown) {
-      throw call?.aborted ? signal!.reason : fromNative(thrown)
-    } finally {
-      if (call) unlisten(signal!, call)
-    }
-    if (!call?.aborted) return id === 0 ? null : createLock(id, names)
-    // The grant arrived after the abort.
-    if (id !== 0) await createLock(id, names)[Symbol.asyncDispose]()
-    throw signal!.reason
+    const { connectedTo, prefix } = this.#connection
+    return prefix === '' ? { connectedTo, held, waiting } : { connectedTo, prefix, held, waiting }
   }
 }

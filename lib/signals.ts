@@ -17,6 +17,12 @@ interface Group {
 const groups = new WeakMap<SignalLike, Group>()
 let lastTicket = 0
 
+/** @internal Returns a new number for `native.cancel`. */
+export const newTicket = (): number => ++lastTicket
+
+/** @internal What cancels a call that waits for its service to connect, by ticket. */
+export const unstarted = new Map<number, () => void>()
+
 function removeListener(signal: SignalLike, { listener }: Group): void {
   groups.delete(signal)
   try {
@@ -29,7 +35,7 @@ function removeListener(signal: SignalLike, { listener }: Group): void {
 /** @internal Adds a call to the listener of its caller's signal. Throws the reason of an aborted signal. */
 export function listen(signal: SignalLike): Cancellation {
   if (signal.aborted) throw signal.reason
-  const call = { ticket: ++lastTicket, aborted: false }
+  const call = { ticket: newTicket(), aborted: false }
   const known = groups.get(signal)
   if (known) {
     known.calls.add(call)
@@ -41,6 +47,7 @@ export function listen(signal: SignalLike): Cancellation {
     for (const waiting of group.calls) {
       waiting.aborted = true
       native.cancel(waiting.ticket)
+      unstarted.get(waiting.ticket)?.()
     }
   }
   const group: Group = { calls: new Set([call]), listener }
@@ -68,7 +75,7 @@ const LIVE = ['aborted', 'reason', 'throwIfAborted'] as const
 
 /** @internal Aborts the signal of a lock whose loss the native core reported. */
 export function reportLoss(id: number, error: Record<string, any>): void {
-  watched.get(id)?.abort(error)
+  watched.get(id)?.lose(error)
 }
 
 /**
@@ -81,14 +88,20 @@ export function reportLoss(id: number, error: Record<string, any>): void {
 export class LossSignal {
   readonly signal: Signal
   readonly #id: number
+  readonly #prefix: string
   readonly #controller = new AbortController()
 
-  /** @param owner the `Lock`, which stays alive as long as the signal may abort */
+  /**
+   * @param owner the `Lock`, which stays alive as long as the signal may abort
+   * @param prefix the prefix of a view, which errors omit
+   */
   constructor(
     id: number,
     readonly owner: object,
+    prefix: string,
   ) {
     this.#id = id
+    this.#prefix = prefix
     const { signal } = this.#controller
     this.signal = signal
     if (native.watch(id)) {
@@ -109,14 +122,19 @@ export class LossSignal {
   #check(): boolean {
     const loss = native.loss(this.#id)
     if (loss == null) return false
-    this.abort(loss)
+    this.lose(loss)
     return true
   }
 
   /** Aborts the signal with the error that the native core describes. */
-  abort(error: string | Record<string, any>): void {
+  lose(error: string | Record<string, any>): void {
+    this.abort(errorOf(error, this.#prefix))
+  }
+
+  /** Aborts the signal. */
+  abort(reason: unknown): void {
     this.settle()
-    this.#controller.abort(errorOf(error))
+    this.#controller.abort(reason)
   }
 
   /** Makes the signal an ordinary one: the lease has ended. */

@@ -28,27 +28,31 @@ export type Json = string | number | boolean | null | readonly Json[] | { readon
  * - `LOCK_INVALID_ARGUMENT`: an argument is invalid; nothing was sent to the store.
  * - `LOCK_TIMEOUT`: the name was still busy after `waitMs`. Only `acquire` and `using` reject with it.
  * - `LOCK_LOST`: the lease ended before it was released.
- * - `LOCK_CLOSED`: the `LockService` is closed.
+ * - `LOCK_CLOSED`: the `LockService` is closed, or is closing.
  * - `LOCK_STORE`: the store failed, did not answer within `storeTimeoutMs`, or granted the lock after its lease had expired.
  */
 export type LockErrorCode = 'LOCK_INVALID_ARGUMENT' | 'LOCK_TIMEOUT' | 'LOCK_LOST' | 'LOCK_CLOSED' | 'LOCK_STORE'
 
-/** The options of `acquire`, `tryAcquire` and `using`. Durations are in milliseconds, or text with a unit. */
+/** The options of `acquire`, `tryAcquire`, `using` and `tryUsing`. Durations are in milliseconds, or text with a unit. */
 export interface AcquireOptions {
   /**
-   * The duration of the lease from each grant and renewal: more than 0, at most 2147483648 (2^31) ms.
+   * The duration of the lease from each grant and renewal: more than 0, at most 2147483648 (2^31) ms. More than 24 h, or less than
+   * 100 ms with renewal, is probably in the wrong unit: it emits one `HoldfastWarning` (`HOLDFAST_TTL`). On Redis a
+   * hand-off grants a waiter at most the first 2 s; a renewal extends the lease to `ttlMs` some 10 ms later.
    * @default 30000
    */
   ttlMs?: Duration | undefined
   /**
    * The longest time to wait for a busy name: 0 (one attempt) to `Infinity`. `tryAcquire` ignores it and does not wait.
+   * The default of `tryUsing` is 0.
    * With a slow store the call may take longer: the store has at least 1 s to answer.
    * @default 10000
    */
   waitMs?: Duration | undefined
   /**
    * Whether a native thread renews the lease at a third of its ttl, also while the event loop is blocked. Leases that are
-   * due at about the same time are renewed together, up to a tenth of that third earlier.
+   * due at about the same time are renewed together, up to a tenth of that third earlier. With `false` the lease ends after `ttlMs`,
+   * but the renewal after a hand-off still takes place: a process that ends before it leaves a lease of at most 2 s.
    * @default true
    */
   renew?: boolean | undefined
@@ -72,19 +76,27 @@ export interface AcquireOptions {
    */
   minHoldMs?: Duration | undefined
   /**
+   * What a call that waits does while the store cannot be reached or does not answer. `'fail'`: it rejects with `LOCK_STORE`
+   * after `storeTimeoutMs`. `'wait'`: it tries again for `waitMs`, and then rejects with `LOCK_STORE`; after an
+   * outage that is longer than `storeTimeoutMs`, the order of the waiters may be another one. Errors that no waiting ends, such as a
+   * wrong password, reject at once in both cases.
+   * @default 'fail'
+   */
+  onStoreError?: 'fail' | 'wait' | undefined
+  /**
    * Stored with the lock while it is held; `inspect` and `list` return it. At most 16384 bytes of JSON.
    * @default none
    */
   metadata?: Json | object | undefined
 }
 
-/** The options of `acquireAndExecute`, as an object. */
-export interface ExecuteOptions {
+/** The options of `acquireAndExecute`, as an object: those of `using`, with other defaults of `waitMs` and `renew`. */
+export interface ExecuteOptions extends AcquireOptions {
   /** The name of the lock: 1 to 512 bytes of UTF-8. */
   name: string
   /**
    * The ttl of the lease in **seconds**, fractions allowed: more than 0, at most 2147483.648. Without `renew` the lock expires
-   * after this time.
+   * after this time. `ttlMs` may be used instead.
    * @default 30
    */
   ttlSeconds?: number | undefined
@@ -98,23 +110,99 @@ export interface ExecuteOptions {
    * @default false
    */
   renew?: boolean | undefined
+}
+
+/** The result of `tryUsing`: the result of `fn`, or the holder of the busy name, if `fn` was not called. */
+export type Attempt<T> =
+  { readonly ran: true; readonly value: T } | { readonly ran: false; readonly holder: Holder | null }
+
+/**
+ * The options of `oncePer`: those of `acquire` but `minHoldMs`, and the period. The `minHoldMs` and `maxHoldMs` of the service's `defaults` do
+ * not apply.
+ */
+export interface OncePerOptions extends Omit<AcquireOptions, 'minHoldMs'> {
   /**
-   * The minimum hold in milliseconds: after a shorter job the name stays busy until this time has passed since the grant.
-   * @default 0
+   * After a run that succeeded the name stays busy until this time has passed since its begin: more than 0, at most
+   * 2147483648 (2^31) ms. Shorter than the interval of the schedule by at least the difference of the machines' clocks, or the next
+   * run is skipped as well: for example 50 minutes for an hourly job.
    */
-  minHoldMs?: Duration | undefined
-  /** Cancels the wait: the promise rejects with `signal.reason`. */
+  periodMs: Duration
+  /**
+   * The longest time to wait for a busy name: 0 (one attempt) to `Infinity`. A call that waits runs the job in the place of an instance
+   * that fails.
+   * @default 1000
+   */
+  waitMs?: Duration | undefined
+}
+
+/** The options of `elect`. The `minHoldMs` and `maxHoldMs` of the service's `defaults` do not apply. */
+export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimitMs' | 'metadata'> {
+  /** Ends the election like `stop()`. */
+  signal?: SignalLike | undefined
+  /**
+   * What follows when `fn` throws. `false`: the election ends, and `done` rejects with the error. `true`: this candidate
+   * waits for the leadership again, after a pause of about 100 ms that doubles up to 30 s, and is about 100 ms again after a leadership
+   * of a minute. The same pause follows when `fn` returns, and after each leadership of less than 1 s.
+   * @default false
+   */
+  restart?: boolean | undefined
+  /**
+   * With `restart`: receives what `fn` threw.
+   * @default a `HoldfastWarning` (`HOLDFAST_ELECTION`) with the error
+   */
+  onError?: ((error: unknown) => void) | undefined
+  /**
+   * Lets the process exit while this is the only thing that it waits for. The attempt of a `lazy` service to connect keeps the process
+   * alive, for at most `storeTimeoutMs`.
+   * @default false
+   */
+  unref?: boolean | undefined
+}
+
+/** The leadership that `fn` of `elect` gets. */
+export interface Leadership {
+  readonly name: string
+  /** The fencing token: larger than that of every earlier leader. Pass it to what must refuse an earlier leader. */
+  readonly term: bigint
+  /** Aborts when the leadership ends: after a loss with a `LOCK_LOST` error, after `resign()` and `stop()` with an `AbortError`. */
+  readonly signal: Signal
+  /** Whether this leadership lasts, computed at each read by the native clock. */
+  readonly isLeader: boolean
+  /** The rest of the lease in milliseconds, by the clock of this process. */
+  readonly remainingMs: number
+}
+
+/** The options of `watch`. */
+export interface WatchOptions {
+  /**
+   * The time between two reads. The name is also read when its lease ends. All iterations of a name in a service share the reads, with
+   * their shortest interval. More than 0, at most 2147483648 ms.
+   * @default 1000
+   */
+  intervalMs?: Duration | undefined
+  /** Ends the iteration: it throws `signal.reason`. */
   signal?: SignalLike | undefined
 }
 
-/** TLS settings for `rediss://` and for MongoDB with TLS: paths of PEM files. */
+/** TLS settings for `rediss://` and for MongoDB with TLS: PEM as text, or paths of PEM files, which are read for each connection. */
 export interface TlsOptions {
-  /** The certificate authorities to trust instead of the system's. */
+  /** The certificate authorities to trust instead of the system's, as PEM text. */
+  ca?: string | undefined
+  /** The path of the file with `ca`. */
   caFile?: string | undefined
-  /** The client's certificate. For MongoDB one file contains certificate and key. */
+  /** The client's certificate, as PEM text. */
+  cert?: string | undefined
+  /** The path of the file with `cert`. For MongoDB one file contains certificate and key. */
   certFile?: string | undefined
-  /** The client's private key (Redis). */
+  /** The client's private key, as PEM text. Without it, the key is expected together with the certificate. */
+  key?: string | undefined
+  /** The path of the file with `key` (Redis). */
   keyFile?: string | undefined
+  /**
+   * The host name in the certificate of the server, if it is not the host of the URL (Redis). Sentinels are expected to have it as well.
+   * @default the host of the URL
+   */
+  servername?: string | undefined
   /**
    * Accepts any certificate. For tests only.
    * @default false
@@ -122,11 +210,62 @@ export interface TlsOptions {
   insecure?: boolean | undefined
 }
 
+/** The login of a new connection. */
+export interface Login {
+  /**
+   * The user name.
+   * @default the default user of the server
+   */
+  username?: string | undefined
+  password: string
+}
+
 /** The defaults of a service for options that a call does not set. */
-export type Defaults = Pick<AcquireOptions, 'ttlMs' | 'waitMs' | 'renew' | 'maxHoldMs' | 'stallLimitMs' | 'minHoldMs'>
+export type Defaults = Pick<
+  AcquireOptions,
+  'ttlMs' | 'waitMs' | 'renew' | 'maxHoldMs' | 'stallLimitMs' | 'minHoldMs' | 'onStoreError'
+>
 
 /** The options of `LockService.connect`. */
 export interface ConnectOptions {
+  /** The host name or IP address of one Redis node, instead of a URL. With `tls` the connection uses TLS. */
+  host?: string | undefined
+  /**
+   * The port of `host`.
+   * @default 6379
+   */
+  port?: number | undefined
+  /**
+   * The number of the database of `host`.
+   * @default 0
+   */
+  database?: number | undefined
+  /** The user name for Redis or MongoDB. The URL must not have a login then. */
+  username?: string | undefined
+  /**
+   * The password for Redis or MongoDB, not percent-encoded; for Redis also a function that returns it, which is called like
+   * `credentials`.
+   */
+  password?: string | (() => string | Promise<string>) | undefined
+  /**
+   * Returns the login for a new connection to Redis, for passwords that rotate and tokens that expire. It is called before every
+   * new connection, also after a server refused a login. If it has no answer within half of `storeTimeoutMs`, for example because
+   * the event loop is blocked, the connection uses the last login. An error of it is a retryable `LOCK_STORE`. It does not keep the
+   * process alive.
+   */
+  credentials?: (() => Login | Promise<Login>) | undefined
+  /**
+   * How long `connect` tries again while the store cannot be reached or does not answer, in milliseconds: 0 to 2147483648 ms. For
+   * services that start together with their store.
+   * @default 0
+   */
+  connectMs?: Duration | undefined
+  /**
+   * Connect at the first call instead of in `connect`. If that fails, the call rejects, and the next call tries again. The time to
+   * connect is not a part of `waitMs`, and `onStoreError` applies after it.
+   * @default false
+   */
+  lazy?: boolean | undefined
   /**
    * The prefix of every name in the store. May be empty.
    * @default 'lock:' on Redis, '' elsewhere
@@ -167,8 +306,10 @@ export interface ConnectOptions {
   onEvent?: ((event: LockEvent) => void) | undefined
 }
 
-/** The fields of every event. */
+/** The fields of the events of a lock. `JSON.stringify` of an event writes the fencing token as decimal text. */
 export interface EventBase {
+  /** The kind of the store: `redis`, `redis quorum`, `mongodb`, `sqlite`, … */
+  readonly engine: string
   /** The first of `names`. */
   readonly name: string
   readonly names: readonly string[]
@@ -211,18 +352,82 @@ export interface WaitingEvent extends EventBase {
   readonly type: 'waiting'
 }
 
-/** An event of `onEvent`, distinguished by `type`. */
-export type LockEvent = AcquiredEvent | ReleasedEvent | RenewedEvent | LostEvent | WaitingEvent
+/** A call ended because its name was busy, at once or after its wait. */
+export interface TimeoutEvent extends EventBase {
+  readonly type: 'timeout'
+  /** The time from the call to its end, in milliseconds. */
+  readonly waitedMs: number
+}
 
-/** The state of a held lock. */
+/** The caller's signal ended a call. */
+export interface AbortedEvent extends EventBase {
+  readonly type: 'aborted'
+  /** The time from the call to its end, in milliseconds. */
+  readonly waitedMs: number
+}
+
+/** A call that acquires a lock ended with an error. */
+export interface FailedEvent extends EventBase {
+  readonly type: 'failed'
+  /** The time from the call to its end, in milliseconds. */
+  readonly waitedMs: number
+  /** The code of the error. */
+  readonly code: 'LOCK_STORE' | 'LOCK_CLOSED'
+  /** The message of the error. */
+  readonly reason: string
+}
+
+/** The store answers again, after `disconnected`. */
+export interface ConnectedEvent {
+  readonly type: 'connected'
+  readonly engine: string
+  readonly name?: undefined
+  readonly names?: undefined
+}
+
+/** An operation of the store failed or had no answer in time, after one that succeeded. */
+export interface DisconnectedEvent {
+  readonly type: 'disconnected'
+  readonly engine: string
+  readonly name?: undefined
+  readonly names?: undefined
+  /** The error of the store. */
+  readonly reason: string
+}
+
+/** An event of `onEvent` and of the channel `holdfast:TYPE`, distinguished by `type`. */
+export type LockEvent =
+  | AcquiredEvent
+  | ReleasedEvent
+  | RenewedEvent
+  | LostEvent
+  | WaitingEvent
+  | TimeoutEvent
+  | AbortedEvent
+  | FailedEvent
+  | ConnectedEvent
+  | DisconnectedEvent
+
+/** The process that holds a lock. */
+export interface Holder {
+  readonly host: string
+  readonly pid: number
+  /** The time of the grant, by the store's clock. */
+  readonly since: Date
+}
+
+/** The state of a held lock. `JSON.stringify` writes the fencing token as decimal text. */
 export interface LockInfo {
   readonly name: string
   /** The rest of the lease in milliseconds, by the store's clock; `Infinity` for another tool's lock that never expires. */
   readonly remainingMs: number
-  /** The fencing token; `null` if another tool holds the name. */
+  /**
+   * The fencing token; `null` if another tool holds the name. On a MongoDB replica set a holder writes it 50 to 100 ms after the grant;
+   * `null` if it could not. On a standalone MongoDB also `null` for a lock that `acquireLock` acquired, unless its service has `onEvent`.
+   */
   readonly fencingToken: bigint | null
-  /** The process that holds the lock; `null` for another tool. `since`: the time of the grant by the store's clock. */
-  readonly holder: { readonly host: string; readonly pid: number; readonly since: Date } | null
+  /** The process that holds the lock; `null` for another tool. */
+  readonly holder: Holder | null
   /** The holder's `metadata`, or `null`. */
   readonly metadata: Json
 }
@@ -243,9 +448,20 @@ export interface LockStats {
   readonly storeErrors: number
 }
 
-/** The result of `lock.toJSON()`, and the argument of `locks.restore()`. */
+/** The result of `lock.toJSON()`, for logs. It has no owner token: `lock.transferable()` returns that. */
 export interface LockJson {
+  readonly name: string
   readonly names: readonly string[]
+  /** The fencing token in decimal digits: JSON has no bigint. */
+  readonly fencingToken: string
+  readonly isHeld: boolean
+  readonly remainingMs: number
+}
+
+/** The result of `lock.transferable()`, and the argument of `locks.restore()`. */
+export interface TransferableLock {
+  readonly names: readonly string[]
+  /** The owner token, the right to the lock: treat it as a secret. */
   readonly token: string
   /** The fencing token in decimal digits: JSON has no bigint. */
   readonly fencingToken: string

@@ -1,11 +1,12 @@
-// Builds the addon (the `.node` file and its types, `lib/addon.d.ts`) and compiles `lib/` to `dist/` and `index.d.ts`.
-// Passes its arguments to `napi build`, for example `--release`, except for two: `--pgo` creates a profile first (pgo.mjs), and
-// `--ts` compiles `lib/` only.
+// Builds the addon (the `.node` file and its types, `lib/addon.d.ts`) and compiles `lib/` to `dist/`, `index.d.ts`, `testing.d.ts` and
+// `otel.d.ts`. Passes its arguments to `napi build`, for example `--release`, except for two: `--pgo` creates a profile first
+// (pgo.mjs), and `--ts` compiles `lib/` only.
 import { execFileSync } from 'node:child_process'
-import { cpSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
-import { join } from 'node:path'
+import { mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs'
+import { join, resolve } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { parseArgs } from 'node:util'
+import { writeApi } from './api.mjs'
 import { commandOf, installDependencies } from './setup.mjs'
 
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
@@ -26,28 +27,40 @@ if (given.includes('--pgo')) {
 }
 const args = ['build', '--platform', '--no-js', '--dts', 'lib/addon.d.ts', '--no-dts-header', ...rest]
 if (!onlyTypeScript) execFileSync(process.execPath, [commandOf('@napi-rs/cli', 'napi'), ...args], { stdio: 'inherit' })
-compile()
+await compile()
 
-/** Compiles `lib/`: one JavaScript file for each module, one file of declarations for all of them, and the folders that bundlers read. */
-function compile() {
+/**
+ * Compiles `lib/`: one JavaScript file (a file for each module takes twice as long to import), one file of declarations, its page in
+ * docs/, and the folders that bundlers read.
+ */
+async function compile() {
   mkdirSync('target', { recursive: true })
   const compiled = mkdtempSync('target/lib-')
   execFileSync(process.execPath, [commandOf('typescript', 'tsc'), '-p', 'tsconfig.json', '--outDir', compiled], {
     stdio: 'inherit',
   })
-  const emitted = ['errors', 'lock', 'service'].map((name) => readFileSync(join(compiled, `${name}.d.ts`), 'utf8'))
+  /** @param {string} name */
+  const declarations = (name) =>
+    readFileSync(join(compiled, `${name}.d.ts`), 'utf8').replaceAll(/^( {4})+/gm, (indent) =>
+      indent.slice(indent.length / 2),
+    )
+  const emitted = ['errors', 'lock', 'election', 'service'].map(declarations)
   // Without `#private`, TypeScript compares a class by its members: a unit test may use an object literal instead.
-  const notPublic = /^(import|export) .*from .*\n|^export \{\};?\n|^ {4}#private;\n|^declare .*\n|^type .*\n/gm
-  const classes = emitted.map((part) =>
-    part.replace(notPublic, '').replaceAll(/^( {4})+/gm, (indent) => indent.slice(indent.length / 2)),
-  )
+  const notPublic = /^(import|export) .*from .*\n|^export \{\};?\n|^ {2}#private;\n|^declare .*\n|^type .*\n/gm
+  const classes = emitted.map((part) => part.replace(notPublic, ''))
   writeFileSync(
     'index.d.ts',
     [readFileSync('lib/types.ts', 'utf8'), ...classes].map((part) => `${part.trim()}\n`).join('\n'),
   )
-  const modules = readdirSync(compiled).filter((file) => file.endsWith('.js'))
-  for (const file of modules) cpSync(join(compiled, file), `dist/${file}`)
-  for (const file of readdirSync('dist')) if (file !== 'addons' && !modules.includes(file)) rmSync(`dist/${file}`)
+  for (const name of ['testing', 'otel'])
+    writeFileSync(`${name}.d.ts`, declarations(name).replaceAll(/'\.\/(service|types)\.js'/g, "'./index.js'"))
+  writeApi()
+  const { rollup } = await import('@rollup/wasm-node')
+  for (const name of ['index', 'otel']) {
+    const external = [/^node:/, '@opentelemetry/api', ...(name === 'index' ? [] : [resolve(compiled, 'index.js')])]
+    const bundle = await rollup({ input: join(compiled, `${name}.js`), external })
+    await bundle.write({ file: `dist/${name}.js`, format: 'cjs' })
+  }
   rmSync(compiled, { recursive: true })
   for (const platform of readdirSync('npm')) {
     mkdirSync(`dist/addons/${platform}`, { recursive: true })

@@ -16,8 +16,9 @@ import { Screen } from './demo/screen.mjs'
 
 const KILL_ROUND = 1
 
-const exit = (status, message) => {
-  console.error(`demo: ${message}`)
+/** @param {number} status @param {unknown} reason An error, or a message. */
+const exit = (status, reason) => {
+  console.error(`demo: ${reason instanceof Error ? reason.message : reason}`)
   process.exit(status)
 }
 const [major] = process.versions.node.split('.')
@@ -26,7 +27,7 @@ if (Number(major) < 20) exit(1, `holdfast needs Node 20 or newer, this is ${proc
 try {
   if (!process.argv.includes('--no-build')) ensureBuilt((text) => console.error(`demo: ${text}`))
 } catch (error) {
-  exit(1, error.message)
+  exit(1, error)
 }
 
 // After the build: the screen shows the time since it was created.
@@ -71,10 +72,10 @@ try {
     await processes.runRound(name, { killing })
   }
   screen.round('Late: a process with a slow clock starts after all others have finished')
-  await processes.runLate(names.at(-1))
+  await processes.runLate(names[names.length - 1])
 } catch (error) {
   processes.end('SIGKILL')
-  exit(1, error.message)
+  exit(1, error)
 }
 await processes.end()
 

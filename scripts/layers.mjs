@@ -4,8 +4,14 @@ import { join, relative, sep } from 'node:path'
 
 const engines = { redis: 'redis', mongodb: 'mongodb', sql: 'sqlx' }
 
-/** Returns the forbidden patterns of a file, by its path below `src/`. */
+/**
+ * Returns the forbidden patterns of a file, by its path below `src/`.
+ *
+ * @param {string} path
+ * @returns {[RegExp, string][]}
+ */
 function forbidden(path) {
+  /** @type {[RegExp, string][]} */
   const rules = []
   const [top, second] = path.split('/')
   if (top !== 'js' && path !== 'lib.rs') rules.push([/\bnapi(_derive)?(::|\b.*;)/, 'napi belongs to js/ and lib.rs'])
@@ -36,7 +42,12 @@ function forbidden(path) {
   return rules
 }
 
-/** Lists the violations in one file. */
+/**
+ * Lists the violations in one file.
+ *
+ * @param {string} path
+ * @param {string} text
+ */
 export function violations(path, text) {
   const code = text.split('\n').map((line) => line.replace(/\/\/.*$/, ''))
   return forbidden(path).flatMap(([pattern, why]) =>
@@ -44,7 +55,11 @@ export function violations(path, text) {
   )
 }
 
-/** Lists the violations in a tree. */
+/**
+ * Lists the violations in a tree.
+ *
+ * @param {string} src
+ */
 export function checkLayers(src) {
   return readdirSync(src, { recursive: true, withFileTypes: true })
     .filter((entry) => entry.isFile() && entry.name.endsWith('.rs'))
@@ -59,7 +74,12 @@ const CLOCKS = /\b(setTimeout|setInterval|setImmediate|performance|hrtime|uptime
 /** Where the time of a store becomes a value of the API, and the type of that value. */
 const NO_CLOCKS = /\bnew Date\(holder\.since\)|\bsince: Date\b/g
 
-/** The violations in one file of `lib/`. */
+/**
+ * Lists the violations in one file of `lib/`.
+ *
+ * @param {string} path
+ * @param {string} text
+ */
 export function surfaceViolations(path, text) {
   const code = text.replaceAll(/\/\*[\s\S]*?\*\//g, (comment) => comment.replaceAll(/[^\n]/g, '')).split('\n')
   return code.flatMap((line, i) => {
@@ -70,7 +90,11 @@ export function surfaceViolations(path, text) {
   })
 }
 
-/** The violations in `lib/`. */
+/**
+ * Lists the violations in `lib/`.
+ *
+ * @param {string} lib
+ */
 export function checkSurface(lib) {
   const files = readdirSync(lib).filter((file) => file.endsWith('.ts'))
   return files.flatMap((file) => surfaceViolations(file, readFileSync(join(lib, file), 'utf8')))

@@ -2,31 +2,40 @@
 import net from 'node:net'
 
 export class Monitor {
-  /** The commands of clients since the last `reset`: `"EVALSHA" …`. */
+  /**
+   * The commands of clients since the last `reset`: `"EVALSHA" …`.
+   *
+   * @type {string[]}
+   */
   commands = []
   /** The number of commands that scripts executed. */
   scriptCommands = 0
   #socket
   #rest = ''
+  #ready = () => {}
 
-  static async open(port) {
-    const monitor = new Monitor()
-    monitor.#socket = net
+  /** @param {number} port */
+  constructor(port) {
+    this.#socket = net
       .connect(port, '127.0.0.1')
       .setEncoding('utf8')
       .on('error', () => {})
-    const ready = new Promise((resolve) => (monitor.#ready = resolve))
-    monitor.#socket.on('data', (text) => monitor.#receive(text))
+  }
+
+  /** @param {number} port */
+  static async open(port) {
+    const monitor = new Monitor(port)
+    const ready = /** @type {Promise<void>} */ (new Promise((resolve) => (monitor.#ready = resolve)))
+    monitor.#socket.on('data', (text) => monitor.#receive(String(text)))
     monitor.#socket.write('MONITOR\r\n')
     await ready
     return monitor
   }
 
-  #ready
-
+  /** @param {string} text */
   #receive(text) {
     const lines = (this.#rest + text).split('\r\n')
-    this.#rest = lines.pop()
+    this.#rest = lines.pop() ?? ''
     for (const line of lines) {
       const match = /^\+[\d.]+ \[\d+ (\S+)\] (.*)$/.exec(line)
       if (!match) this.#ready()

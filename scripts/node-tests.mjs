@@ -1,7 +1,28 @@
-// Runs test files of Node, several at a time, and counts their tests.
+// Runs the Node tests with `node:test`, several files at a time, and counts them.
+import { readdirSync } from 'node:fs'
+import { basename, join } from 'node:path'
 import { run } from 'node:test'
 import { spec } from 'node:test/reporters'
+import { fileURLToPath } from 'node:url'
+import { step } from './steps.mjs'
 
+const folder = fileURLToPath(new URL('../__test__', import.meta.url))
+const LONGEST_SHOWN = 12
+/** Specs that keep a core busy: they would delay the others, and run one at a time after them. */
+const BUSY = /^(bench|.*bursts?|bursts-.*|.*-stall|mongodb-rolling-deployment)\.spec\.mjs$/
+/** Specs that run for a minute or more: they start first, so that none of them runs alone at the end. */
+const LONG = [
+  'processes',
+  'mongodb-failover-load',
+  'mongodb-failover',
+  'lost-replies',
+  'mongodb-security',
+  'redis-sentinel',
+  'mongodb-permissions',
+  'outage',
+]
+/** The other specs wait most of the time: three of them need about one core. */
+const CONCURRENCY = 3
 /** A process that does not end within this time is a failure. */
 const TIMEOUT_MS = 600_000
 
@@ -9,11 +30,15 @@ const TIMEOUT_MS = 600_000
  * Runs `files` in the given order, `concurrency` of them at a time. The environment is that of this process.
  *
  * Resolves to `passed`, `failed`, `skipped` (a line for each), and `seconds`: the duration of each file.
+ *
+ * @param {string[]} files
+ * @param {number} concurrency
  */
 export async function runTests(files, concurrency) {
+  /** @type {{ passed: number, failed: number, skipped: string[], seconds: Map<string, number> }} */
   const results = { passed: 0, failed: 0, skipped: [], seconds: new Map() }
   let failedSuites = 0
-  /** @param {any} data */
+  /** @param {any} data @param {boolean} isGood */
   const ended = ({ name, skip, todo, details }, isGood) => {
     if (details.type === 'suite') {
       if (!isGood) failedSuites++
@@ -30,4 +55,24 @@ export async function runTests(files, concurrency) {
   // A failed hook is not counted as a test.
   if (results.failed === 0 && failedSuites > 0) results.failed = failedSuites
   return results
+}
+
+/** Runs all specs. Resolves to the counts of each part. */
+export async function nodeTests() {
+  const specs = readdirSync(folder).filter((name) => name.endsWith('.spec.mjs'))
+  // Specs that are not listed have the largest rank.
+  /** @param {string} name */
+  const rank = (name) => LONG.indexOf(name.replace('.spec.mjs', '')) >>> 0
+  const calm = specs.filter((name) => !BUSY.test(name)).sort((one, other) => rank(one) - rank(other))
+  /** @param {string[]} names */
+  const paths = (names) => names.map((name) => join(folder, name))
+  const parts = [
+    await step('Node tests', () => runTests(paths(calm), CONCURRENCY)),
+    await step('Node tests that keep a core busy', () => runTests(paths(specs.filter((name) => BUSY.test(name))), 1)),
+  ]
+  const seconds = parts.flatMap((part) => [...part.seconds]).sort((one, other) => other[1] - one[1])
+  console.log('\nThe longest specs:')
+  for (const [file, took] of seconds.slice(0, LONGEST_SHOWN))
+    console.log(`${took.toFixed(1).padStart(9)} s  ${basename(file)}`)
+  return parts
 }

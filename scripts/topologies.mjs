@@ -1,28 +1,45 @@
-// Starts groups of servers for the tests: a Redis Cluster of three masters, a Redis master with replicas and sentinels, and a
-// MongoDB replica set of three members.
+// Starts groups of servers for the tests: three independent Redis servers, a Redis Cluster of three masters, a Redis master with
+// replicas and sentinels, and a MongoDB replica set of three members.
 import { writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { redisCommand } from './redis-command.mjs'
 import { locateRedis } from './servers-cli.mjs'
-import { freePort, importDriver, startServer, startMongod, startRedis } from './servers.mjs'
+import { answersPing, freePort, importDriver, startServer, startMongod, startRedis } from './servers.mjs'
 
 const SLOTS = 16384
 const READY_TIMEOUT_MS = 60_000
 /** The name by which the sentinels know the master. */
 const MASTER = 'main'
 
-/** Starts a cluster of three masters that share the slots. */
-export async function startRedisCluster({ args = [] } = {}) {
-  const nodes = await startAll([0, 1, 2].map(() => startNode(args)))
+/**
+ * Starts three independent Redis servers. `url` is the list of their URLs, separated by commas.
+ *
+ * @typedef {import('./certificates.mjs').RedisTls} RedisTls
+ * @param {{ args?: string[], tls?: RedisTls }} [options]
+ */
+export async function startRedisQuorum({ args = [], tls } = {}) {
+  const nodes = await startAll([1, 2, 3].map(() => startRedis({ args, tls })))
+  return { url: nodes.map((node) => node.url).join(','), nodes, stop: () => stopAll(nodes) }
+}
+
+/**
+ * Starts a cluster of three masters that share the slots; with `replica` the fourth node is a replica of the first. With `tls`
+ * the nodes use TLS among themselves and for clients, and `url` leads to these ports.
+ *
+ * @param {{ args?: string[], replica?: boolean, tls?: RedisTls }} [options]
+ */
+export async function startRedisCluster({ args = [], replica = false, tls } = {}) {
+  const nodes = await startAll(Array.from({ length: replica ? 4 : 3 }, () => startNode(args, tls)))
   try {
-    const [first] = nodes
+    const [first, second, third, last] = nodes
+    const masters = [first, second, third]
     await Promise.all(
       nodes.map(async ({ port }, index) => {
-        const [from, to] = [index, index + 1].map((share) => Math.floor((SLOTS * share) / nodes.length))
+        const [from, to] = [index, index + 1].map((share) => Math.floor((SLOTS * share) / masters.length))
         await redisCommand(port, `CLUSTER SET-CONFIG-EPOCH ${index + 1}`)
-        await redisCommand(port, `CLUSTER ADDSLOTSRANGE ${from} ${to - 1}`)
-        await redisCommand(port, `CLUSTER MEET 127.0.0.1 ${first.port} ${first.busPort}`)
+        if (index < masters.length) await redisCommand(port, `CLUSTER ADDSLOTSRANGE ${from} ${to - 1}`)
+        await redisCommand(port, `CLUSTER MEET 127.0.0.1 ${first.tlsPort || first.port} ${first.busPort}`)
       }),
     )
     await until('a cluster in the state ok', async () => {
@@ -31,46 +48,65 @@ export async function startRedisCluster({ args = [] } = {}) {
         (state) => /cluster_state:ok/.test(state) && state.includes(`cluster_known_nodes:${nodes.length}\r\n`),
       )
     })
+    if (last) {
+      await redisCommand(last.port, `CLUSTER REPLICATE ${await nodeId(first)}`)
+      await until('a replica that is up to date', async () =>
+        /master_link_status:up/.test(await redisCommand(last.port, 'INFO replication')),
+      )
+    }
   } catch (error) {
     await stopAll(nodes)
     throw error
   }
-  const url = `redis+cluster://${nodes.map(({ port }) => `127.0.0.1:${port}`).join(',')}`
-  return { url, nodes, stop: () => stopAll(nodes) }
+  const seeds = nodes.map(({ port, tlsPort }) => `127.0.0.1:${tlsPort || port}`).join(',')
+  return { url: `${tls ? 'rediss' : 'redis'}+cluster://${seeds}`, nodes, stop: () => stopAll(nodes) }
 }
 
-async function startNode(args) {
-  const busPort = await freePort()
+/** Resolves to the id of a node of a cluster. @param {{ port: number }} node */
+export const nodeId = async ({ port }) => (await redisCommand(port, 'CLUSTER MYID')).split('\r\n')[1]
+
+/** @param {string[]} args @param {RedisTls} [tls] */
+async function startNode(args, tls) {
+  const busPort = String(await freePort())
   const bus = ['--cluster-port', busPort, '--cluster-announce-ip', '127.0.0.1', '--cluster-announce-bus-port', busPort]
+  const secure = tls ? ['--tls-cluster', 'yes', '--tls-replication', 'yes'] : []
   const node = await startRedis({
-    args: ['--cluster-enabled', 'yes', '--cluster-node-timeout', '2000', ...bus, ...args],
+    args: ['--cluster-enabled', 'yes', '--cluster-node-timeout', '2000', ...bus, ...secure, ...args],
+    tls,
   })
   return Object.assign(node, { busPort })
 }
 
 /**
  * Starts a master, two replicas and three sentinels, which replace a master that is silent for two seconds. `master()` resolves
- * to the server that the sentinels name.
+ * to the server that the sentinels name. With `tls` all of them use TLS among themselves and for clients.
+ *
+ * @param {{ tls?: RedisTls }} [options]
  */
-export async function startRedisSentinel() {
-  const servers = [await startRedis()]
+export async function startRedisSentinel({ tls } = {}) {
+  /** @param {{ port: number, tlsPort: number }} server */
+  const portOf = ({ port, tlsPort }) => tlsPort || port
+  const replication = tls ? ['--tls-replication', 'yes'] : []
+  const servers = [await startRedis({ args: replication, tls })]
   try {
     const [master] = servers
-    servers.push(...(await startAll([1, 2].map(() => startRedis({ args: ['--replicaof', '127.0.0.1', master.port] })))))
+    const replica = [...replication, '--replicaof', '127.0.0.1', String(portOf(master))]
+    servers.push(...(await startAll([1, 2].map(() => startRedis({ args: replica, tls })))))
     await until('online replicas', async () => {
       const info = await redisCommand(master.port, 'INFO replication')
       return [...info.matchAll(/^slave\d:.*state=online/gm)].length === 2
     })
-    servers.push(...(await startAll([1, 2, 3].map(() => startSentinel(master.port)))))
+    servers.push(...(await startAll([1, 2, 3].map(() => startSentinel(portOf(master), [], tls)))))
     const sentinels = servers.slice(3)
     await until('sentinels that know each other', async () => {
       const known = await Promise.all(sentinels.map(({ port }) => redisCommand(port, 'INFO sentinel')))
       return known.every((info) => info.includes('status=ok') && info.includes('slaves=2,sentinels=3'))
     })
-    const url = `redis+sentinel://${sentinels.map(({ port }) => `127.0.0.1:${port}`).join(',')}/${MASTER}`
+    const hosts = sentinels.map((sentinel) => `127.0.0.1:${portOf(sentinel)}`)
+    const url = `${tls ? 'rediss' : 'redis'}+sentinel://${hosts.join(',')}/${MASTER}`
     const currentMaster = async () => {
       const answer = await redisCommand(sentinels[0].port, `SENTINEL GET-MASTER-ADDR-BY-NAME ${MASTER}`)
-      return servers.find(({ port }) => answer.includes(`\r\n${port}\r\n`))
+      return servers.find((server) => answer.includes(`\r\n${portOf(server)}\r\n`))
     }
     return { url, servers: servers.slice(0, 3), sentinels, master: currentMaster, stop: () => stopAll(servers) }
   } catch (error) {
@@ -79,30 +115,34 @@ export async function startRedisSentinel() {
   }
 }
 
-async function startSentinel(masterPort) {
-  const { path, env } = await locateRedis()
+/**
+ * Starts one sentinel of a master.
+ * @param {number} masterPort the port for TLS with `tls`
+ * @param {string[]} [settings] more lines of its configuration
+ * @param {RedisTls} [tls]
+ */
+export async function startSentinel(masterPort, settings = [], tls) {
+  const path = await locateRedis()
   return startServer(async (dir, port) => {
     const file = join(dir, 'sentinel.conf')
+    const tlsPort = tls ? await freePort() : 0
+    const secure = tls ? [...tls.settings(tlsPort), ['tls-replication', 'yes']].map((setting) => setting.join(' ')) : []
     const lines = [
       `port ${port}`,
       'bind 127.0.0.1',
+      ...secure,
       `sentinel monitor ${MASTER} 127.0.0.1 ${masterPort} 2`,
       // Longer than the second between two INFO requests: with less, a sentinel that has just received a new master considers it
       // down, and a second failover leaves two masters for ten seconds.
       `sentinel down-after-milliseconds ${MASTER} 2000`,
       `sentinel failover-timeout ${MASTER} 3000`,
+      ...settings,
     ]
     await writeFile(file, `${lines.join('\n')}\n`)
-    const isUp = () =>
-      redisCommand(port, 'PING').then(
-        (answer) => answer === '+PONG\r\n',
-        () => false,
-      )
     return {
       argv: [path, file, '--sentinel'],
-      env,
-      ready: async (log) => /\+monitor master/.test(log) && isUp(),
-      properties: {},
+      ready: async (log) => /\+monitor master/.test(log) && (await answersPing(port)),
+      properties: { tlsPort },
     }
   })
 }
@@ -129,6 +169,9 @@ const REPLICATION = ['oplogNetworkTimeoutBufferSeconds=4', 'oplogFetcherSteadySt
  * - `stepDown({ seconds, force })`: the primary steps down, and is not elected again for this time. It proposes a successor, which
  *   is elected at once; with `force` the others start an election after their timeout. Resolves to the old primary.
  * - `ready()`: resolves when one member is the primary and the others are secondaries.
+ *
+ * @typedef {Awaited<ReturnType<typeof startRedis>>} Server
+ * @param {{ args?: string[] }} [options]
  */
 export async function startMongoReplicaSet({ args = [] } = {}) {
   const replication = REPLICATION.flatMap((parameter) => ['--setParameter', parameter])
@@ -162,7 +205,7 @@ export async function startMongoReplicaSet({ args = [] } = {}) {
         const states = primary && (await mongoCommand(primary, { replSetGetStatus: 1 }).catch(() => undefined))
         return (
           states?.members
-            .map(({ stateStr }) => stateStr)
+            .map((/** @type {{ stateStr: string }} */ { stateStr }) => stateStr)
             .sort()
             .join() === 'PRIMARY,SECONDARY,SECONDARY'
         )
@@ -180,15 +223,25 @@ export async function startMongoReplicaSet({ args = [] } = {}) {
   }
 }
 
+/** @returns {import('mongodb').Document} */
+const noAnswer = () => ({})
+
+/** @param {Server[]} members */
 async function primaryOf(members) {
-  const answers = await Promise.all(members.map((member) => mongoCommand(member, { hello: 1 }, 1000).catch(() => ({}))))
+  const answers = await Promise.all(members.map((member) => mongoCommand(member, { hello: 1 }, 1000).catch(noAnswer)))
   // A member that was paused considers itself the primary until it receives the result of the later election.
+  /** @param {number} index */
   const election = (index) => answers[index].electionId.toHexString()
   const claiming = [0, 1, 2].filter((index) => answers[index].isWritablePrimary)
   return members[claiming.sort((one, other) => (election(one) < election(other) ? 1 : -1))[0]]
 }
 
-/** Runs a command on the database `admin` of one member, primary or not. Resolves to the reply. */
+/**
+ * Runs a command on the database `admin` of one member, primary or not. Resolves to the reply.
+ *
+ * @param {{ port: number }} member
+ * @param {import('mongodb').Document} command
+ */
 export async function mongoCommand({ port }, command, limitMs = 5000) {
   const { MongoClient } = await importDriver()
   const limits = { serverSelectionTimeoutMS: limitMs, connectTimeoutMS: limitMs, socketTimeoutMS: limitMs }
@@ -200,19 +253,31 @@ export async function mongoCommand({ port }, command, limitMs = 5000) {
   }
 }
 
-/** Polls `check` until it returns something truthy, and returns that. An error counts as falsy, and is the cause of the timeout. */
+/**
+ * Polls `check` until it returns something truthy, and returns that. An error counts as falsy, and is the cause of the timeout.
+ *
+ * @template T
+ * @param {string} what
+ * @param {() => Promise<T>} check
+ * @returns {Promise<Exclude<T, undefined | false>>}
+ */
 async function until(what, check) {
   const deadline = Date.now() + READY_TIMEOUT_MS
   for (;;) {
     let cause
     const value = await check().catch((error) => void (cause = error))
-    if (value) return value
+    if (value) return /** @type {any} */ (value)
     if (Date.now() > deadline) throw new Error(`not within ${READY_TIMEOUT_MS} ms: ${what}`, { cause })
     await sleep(50)
   }
 }
 
-/** Starts all servers, or none. */
+/**
+ * Starts all servers, or none.
+ *
+ * @template {{ stop: () => Promise<unknown> }} T
+ * @param {Promise<T>[]} starting
+ */
 async function startAll(starting) {
   const results = await Promise.allSettled(starting)
   const failure = results.find((result) => result.status === 'rejected')
@@ -222,4 +287,5 @@ async function startAll(starting) {
   throw failure.reason
 }
 
+/** @param {{ stop: () => Promise<unknown> }[]} servers */
 const stopAll = (servers) => Promise.all(servers.map((server) => server.stop()))

@@ -12,15 +12,19 @@ export const CHECKED = [
   'examples/',
   'fuzz/',
   'lib/',
+  'packages/',
   'scripts/',
   'src/',
   'build.rs',
   'index.d.ts',
+  'testing.d.ts',
+  'otel.d.ts',
   'index.js',
   'package.json',
   'CHANGELOG.md',
   'CONTRIBUTING.md',
   'README.md',
+  'SECURITY.md',
 ]
 
 /** Files in these directories that are not checked, by the beginning of their path. */
@@ -29,7 +33,11 @@ export const UNCHECKED = [
   { file: '__test__/words.spec.mjs', why: 'contains the words' },
 ]
 
-/** Each pattern of whole words, and what to write instead. */
+/**
+ * Each pattern of whole words, and what to write instead.
+ *
+ * @type {[RegExp, string][]}
+ */
 const WORDS = [
   ['tells?|telling|told', 'notify, report, return, name'],
   ['hears?|hearing|heard|ears?', 'receive, subscription'],
@@ -57,7 +65,11 @@ const WORDS = [
   ['in vain|of late|be it|shall|so many', 'a plain sentence'],
 ].map(([words, instead]) => [new RegExp(`(?<![\\w-])(${words})(?![\\w-])`, 'gi'), instead])
 
-/** Correct uses of a word, in the files that begin with `file`. */
+/**
+ * Correct uses of a word, in the files that begin with `file`.
+ *
+ * @type {{ file: string, word: string, why: string }[]}
+ */
 export const EXCEPTIONS = []
 
 /** The text of comments and of messages: string literals of several words. */
@@ -66,6 +78,7 @@ const LEXERS = {
   rust: /(\/\/[^\n]*|\/\*[\s\S]*?\*\/)|(r#+"[\s\S]*?"#+|"(?:[^"\\]|\\[\s\S])*")|'(?:[^'\\\n]|\\[^\n]{1,9}?)'/g,
   script: /(--[^\n]*)|('(?:[^'\\\n]|\\.)*'|"(?:[^"\\\n]|\\.)*")/g,
 }
+/** @type {Record<string, 'js' | 'rust' | 'script' | undefined>} */
 const LEXER_OF = {
   '.mjs': 'js',
   '.cjs': 'js',
@@ -76,16 +89,25 @@ const LEXER_OF = {
   '.sql': 'script',
 }
 
-/** Replaces characters by blanks, so that positions stay the same. */
+/**
+ * Replaces characters by blanks, so that positions stay the same.
+ *
+ * @param {string} text
+ */
 const blank = (text) => text.replace(/[^\n]/g, ' ')
 
-/** The file with everything blanked out but its prose; `undefined` for a file without prose. */
+/**
+ * Returns the file with everything blanked out but its prose; `undefined` for a file without prose.
+ *
+ * @param {string} path
+ * @param {string} text
+ */
 function prose(path, text) {
   if (path.endsWith('.md')) return text.replace(/^```[\s\S]*?^```|`[^`\n]*`|\]\([^)]*\)/gm, blank)
-  const lexer = LEXERS[LEXER_OF[extname(path)]]
-  if (!lexer) return undefined
+  const language = LEXER_OF[extname(path)]
+  if (!language) return undefined
   let [result, end] = ['', 0]
-  for (const { 0: token, 1: comment, 2: string, index } of text.matchAll(lexer)) {
+  for (const { 0: token, 1: comment, 2: string, index } of text.matchAll(LEXERS[language])) {
     result += blank(text.slice(end, index))
     const isMessage = string !== undefined && /[a-z] [a-z]/.test(string)
     if (comment !== undefined) result += token.replace(/`[^`\n]*`/g, blank)
@@ -95,7 +117,12 @@ function prose(path, text) {
   return result + blank(text.slice(end))
 }
 
-/** Lists the words in one file that the glossary replaces: `{ line, word, text }`. The name of the file counts as its first line. */
+/**
+ * Lists the words in one file that the glossary replaces: `{ line, word, text }`. The name of the file counts as its first line.
+ *
+ * @param {string} path
+ * @param {string} text
+ */
 export function findings(path, text) {
   const name = path.replace(/[^a-zA-Z]+/g, ' ')
   const content = prose(path, text)

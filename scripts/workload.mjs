@@ -6,10 +6,18 @@ import { setTimeout as sleep } from 'node:timers/promises'
 
 const { LockService } = createRequire(import.meta.url)('../index.js')
 
-const parameters = process.argv.slice(2).map((text) => /^(\d+):(.+)$/.exec(text))
-if (parameters.length === 0 || parameters.includes(null)) throw new Error('usage: node scripts/workload.mjs MS:STORE…')
+const parameters = process.argv.slice(2).flatMap((text) => [...text.matchAll(/^(\d+):(.+)$/g)])
+if (parameters.length === 0 || parameters.length < process.argv.length - 2)
+  throw new Error('usage: node scripts/workload.mjs MS:STORE…')
 
-/** Runs `work` in `inFlight` concurrent loops, each with its own name, for `ms` milliseconds. */
+/**
+ * Runs `work` in `inFlight` concurrent loops, each with its own name, for `ms` milliseconds.
+ *
+ * @param {number} ms
+ * @param {number} inFlight
+ * @param {string} prefix
+ * @param {(name: string) => Promise<void>} work
+ */
 async function busily(ms, inFlight, prefix, work) {
   const end = performance.now() + ms
   const names = Array.from({ length: inFlight }, (_, i) => `workload:${prefix}:${i}`)
@@ -21,6 +29,7 @@ async function busily(ms, inFlight, prefix, work) {
   )
 }
 
+/** @param {number} ms @param {import('../index.js').LockService} locks @param {import('../index.js').LockService} other */
 async function parts(ms, locks, other) {
   for (const inFlight of [1, 16, 64, 1024]) {
     await busily(ms, inFlight, 'pair', async (name) => {

@@ -9,6 +9,11 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+/// The clock's origin is this long before the start of the machine (136 years), so that a moment can be moved to before the start:
+/// `holdfast/testing` does that on a machine that has just started.
+#[cfg_attr(test, allow(dead_code))]
+const ORIGIN: Duration = Duration::from_secs(1 << 32);
+
 /// A point in time on the local clock, in nanoseconds since the clock's origin (they suffice for 584 years). Valid only in this
 /// process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,7 +25,7 @@ impl Moment {
         #[cfg(test)]
         return Moment::from_nanos(nanos(tests::paused_now()));
         #[cfg(not(test))]
-        return Moment::from_nanos(nanos(boot_time()));
+        return Moment::from_nanos(nanos(boot_time() + ORIGIN));
     }
 
     /// Returns the time until this moment; zero when it has passed.

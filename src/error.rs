@@ -4,6 +4,8 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::model::LockInfo;
+
 /// The kinds of failure. Busy is not one of them: it is an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Code {
@@ -47,6 +49,8 @@ pub struct LockError {
     pub retryable: bool,
     /// The store's error.
     pub cause: Option<Arc<EngineError>>,
+    /// The state of the busy name of a timeout, if the store returned it.
+    pub busy: Option<Box<LockInfo>>,
 }
 
 impl LockError {
@@ -58,6 +62,7 @@ impl LockError {
             engine: None,
             retryable: false,
             cause: None,
+            busy: None,
         }
     }
 
@@ -66,11 +71,12 @@ impl LockError {
         Self::new(Code::InvalidArgument, format!("{argument} {rule}, got {got}"))
     }
 
-    /// Creates `LOCK_TIMEOUT`.
-    pub fn timeout(key: &str, message: impl Into<String>) -> Self {
+    /// Creates `LOCK_TIMEOUT`. `busy`: the state of the name.
+    pub fn timeout(key: &str, message: impl Into<String>, busy: Option<LockInfo>) -> Self {
         LockError {
             key: Some(key.to_owned()),
             retryable: true,
+            busy: busy.map(Box::new),
             ..Self::new(Code::Timeout, message)
         }
     }
@@ -172,6 +178,20 @@ impl EngineError {
             source: self.source.to_string().into(),
             ..*self
         }
+    }
+
+    /// Creates the error of a hand-off that was received after the end of its lease, which lasts for `lasts`.
+    pub fn handed_off_too_late(engine: &'static str, late: std::time::Duration, lasts: std::time::Duration) -> Self {
+        let (late, lasts) = (late.as_millis(), lasts.as_millis());
+        Self::new(
+            engine,
+            "acquire",
+            true,
+            format!(
+                "the lock was granted too late: the process received the hand-off {late} ms after the end of its lease of {lasts} ms; \
+                 find what stopped the process or delayed the network"
+            ),
+        )
     }
 
     /// Creates the error of a grant that arrived after its lease had ended.

@@ -11,7 +11,8 @@ pub trait EventLoop: Send + Sync + fmt::Debug {
     /// Whether the current thread is the loop's own.
     fn is_here(&self) -> bool;
 
-    /// Polls a socket soon, and until a method of the socket returns `false`. May be called on any thread.
+    /// Polls a socket soon, and until a method of the socket returns `false`. Calls [`Socket::readable`] once at the beginning: with
+    /// TLS, data may have been read with the handshake. May be called on any thread.
     fn serve(&self, socket: Arc<dyn Socket>);
 }
 
@@ -65,6 +66,9 @@ pub trait Socket: Send + Sync {
 
     /// Whether replies are pending.
     fn awaits(&self) -> bool;
+
+    /// Whether the socket did not take all buffered requests. The loop calls [`Socket::flush`] when it takes more.
+    fn is_blocked(&self) -> bool;
 
     /// Called when the loop has stopped polling the socket.
     fn end(&self);

@@ -1,5 +1,8 @@
 //! The types that every layer shares. Each type validates its value on construction, so that no layer checks it again.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -140,6 +143,11 @@ impl fmt::Debug for OwnerToken {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(pub u64);
 
+impl Fence {
+    /// The grant of a claim that needs no token.
+    pub const NONE: Fence = Fence(0);
+}
+
 /// The length of a lease: more than zero, at most 2^31 ms, in whole milliseconds (rounded up).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ttl(u32);
@@ -218,11 +226,17 @@ pub struct Claim {
     pub process: Arc<Process>,
     /// The user's JSON text, stored with the lock while it is held.
     pub metadata: Option<Arc<str>>,
+    /// Whether it has some of the names of a larger claim, which is granted as a whole.
+    pub is_part: bool,
+    /// Whether the caller reads the fencing token of the grant. If not, an engine may save the work for it, and grant [`Fence::NONE`].
+    pub needs_token: bool,
+    /// The fencing token that the store granted to this process, for an engine that writes it after the grant, or that computes the
+    /// next one from it. `None` for a lease of another process, whose text may contain a wrong token.
+    pub fence: Option<Fence>,
     sent: Sent,
 }
 
-/// Records which attempts of a claim may have left this process. A clone starts with the values of the original and is
-/// independent of it.
+/// Records which attempts of a claim may have left this process. A clone is an independent copy.
 #[derive(Debug, Default)]
 struct Sent {
     /// Whether any attempt was sent.
@@ -262,8 +276,16 @@ impl Claim {
             waiting: false,
             process,
             metadata: None,
+            is_part: false,
+            needs_token: true,
+            fence: None,
             sent: Sent::default(),
         }
+    }
+
+    /// Whether a hand-off can make the owner the holder in one step: it has one name, which is the whole claim, and no metadata.
+    pub fn takes_hand_offs(&self) -> bool {
+        self.keys.len() == 1 && !self.is_part && self.metadata.is_none()
     }
 
     /// Begins an attempt, which counts as not sent until [`Claim::mark_sent`].
@@ -322,7 +344,7 @@ pub struct LockInfo {
     pub name: String,
     /// The rest of the lease by the store's clock. `None`: it never expires (another tool wrote it).
     pub remaining: Option<Duration>,
-    /// The holder's fencing token. `None` when another tool holds the name.
+    /// The holder's fencing token. `None` when another tool holds the name, or where it is not written yet.
     pub fence: Option<Fence>,
     /// The holder. `None` when another tool holds the name.
     pub holder: Option<Holder>,
@@ -337,63 +359,4 @@ pub struct Holder {
     pub process: Process,
     /// When the lease was granted, by the store's clock: milliseconds since 1970-01-01 UTC.
     pub since_ms: u64,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::error::Code;
-
-    #[test]
-    fn a_name_has_1_to_512_bytes() {
-        assert_eq!(Key::new("").unwrap_err().code, Code::InvalidArgument);
-        assert!(Key::new(&"x".repeat(512)).is_ok());
-        assert!(Key::new(&"x".repeat(513)).unwrap_err().message.contains("513 bytes"));
-        assert!(Key::new(&"é".repeat(257)).is_err(), "bytes count, not characters");
-    }
-
-    #[test]
-    fn tokens_are_fresh_and_well_formed() {
-        let (a, b) = (OwnerToken::fresh(), OwnerToken::fresh());
-        assert_ne!(a, b);
-        assert_eq!(OwnerToken::parse(a.as_str()).unwrap(), a);
-        for bad in ["", "abc", &"g".repeat(32), &"A".repeat(32), &"a".repeat(33)] {
-            assert!(OwnerToken::parse(bad).is_err(), "{bad:?}");
-        }
-    }
-
-    #[test]
-    fn ttl_rounds_up_and_has_limits() {
-        assert!(Ttl::new(Duration::ZERO).is_err());
-        assert!(Ttl::new(MAX_TTL).is_ok());
-        assert!(Ttl::new(MAX_TTL + Duration::from_millis(1)).is_err());
-        assert_eq!(Ttl::new(Duration::from_micros(1)).unwrap().as_millis(), 1);
-        assert_eq!(Ttl::new(Duration::from_micros(1500)).unwrap().as_millis(), 2);
-    }
-
-    #[test]
-    fn the_validity_is_shorter_by_one_percent_and_two_ms() {
-        assert_eq!(
-            Ttl::clamped(Duration::from_secs(10)).validity(),
-            Duration::from_millis(9898)
-        );
-        assert_eq!(Ttl::clamped(Duration::from_millis(1)).validity(), Duration::ZERO);
-    }
-
-    #[test]
-    fn a_claim_sorts_its_keys() {
-        let key = |s| Key::new(s).unwrap();
-        let claim = Claim::new(
-            &[key("b"), key("a"), key("b")],
-            OwnerToken::fresh(),
-            Ttl::clamped(MAX_TTL),
-            Arc::new(Process::current()),
-        );
-        assert_eq!(claim.keys(), &[key("a"), key("b")]);
-        let names = Names::unique(&[key("a"), key("b"), key("a")]);
-        let shared = Claim::with_names(&names, OwnerToken::fresh(), claim.ttl, claim.process);
-        assert!(std::ptr::eq(shared.keys(), &*names));
-        assert_eq!(*Names::unique(&[key("b"), key("a"), key("b")]), [key("b"), key("a")]);
-        assert_eq!(*Names::from(key("a")), *Names::unique(&[key("a"), key("a")]));
-    }
 }

@@ -25,6 +25,7 @@ const noName = [
   [long, '513 bytes'],
   ['é'.repeat(257), '514 bytes'],
   ['🔒'.repeat(129), '516 bytes'],
+  ['🔒'.repeat(300), '1200 bytes'],
   [LONE, shownLone],
   ['\udc00', '"\ufffd"'],
 ]
@@ -174,52 +175,61 @@ export function calls(json) {
     add('acquireAndExecute', ['n', 5, value], 'fn', shown)
     add('acquireAndExecute', [{ name: 'n' }, value], 'fn', shown)
     add('using', ['n', {}, value], 'fn', shown)
+    add('tryUsing', ['n', {}, value], 'fn', shown)
   }
   add('using', ['n'], 'fn', 'undefined')
   add('using', ['n', { ttlMs: 5 }], 'fn', 'undefined')
   add('using', ['n', fn, fn], 'options', 'a function')
-  for (const option of ['ttlMs', 'metadata', 'ttl', 'names', 'maxHoldMs']) {
+  for (const option of ['ttl', 'names']) {
     add('acquireAndExecute', [{ name: 'n', [option]: 5 }, fn], 'options', JSON.stringify(option))
   }
-  for (const [waitMs, shown] of noWait) add('acquireAndExecute', [{ name: 'n', waitMs }, fn], 'waitMs', shown)
-  for (const [renew, shown] of noFlag) add('acquireAndExecute', [{ name: 'n', renew }, fn], 'renew', shown)
-  for (const [minHoldMs, shown] of noSpan) add('acquireAndExecute', [{ name: 'n', minHoldMs }, fn], 'minHoldMs', shown)
-  for (const [signal, shown] of noSignal) add('acquireAndExecute', [{ name: 'n', signal }, fn], 'signal', shown)
+  add('acquireAndExecute', [{ name: 'n', ttlMs: 5000, ttlSeconds: 5 }, fn], 'ttlSeconds', '5')
 
   for (const [names, argument, shown] of badNames) {
     add('acquire', [names], argument, shown)
     add('tryAcquire', [names], argument, shown)
     add('using', [names, fn], argument, shown)
+    add('tryUsing', [names, fn], argument, shown)
   }
   for (const [options, argument, shown] of badOptions) {
     add('acquire', ['n', options], argument, shown)
     add('tryAcquire', ['n', options], argument, shown)
     add('using', ['n', options, fn], argument, shown)
+    add('tryUsing', ['n', options, fn], argument, shown)
+    const isForAll = argument !== 'options' && shown !== '"ttlSeconds"'
+    if (isForAll) add('acquireAndExecute', [{ name: 'n', ...options }, fn], argument, shown)
   }
 
-  for (const [value, shown] of noOptions) add('list', [value], 'options', shown)
+  for (const [value, shown] of noOptions) {
+    add('list', [value], 'options', shown)
+    add('close', [value], 'options', shown)
+  }
+  add('close', [{ drain: 5 }], 'options', '"drain"')
+  for (const [drainMs, shown] of noSpan) add('close', [{ drainMs }], 'drainMs', shown)
   add('list', [{ pre: 'n' }], 'options', '"pre"')
   for (const [prefix, shown] of [...noText.slice(1), [['n'], 'an array'], [LONE, shownLone]]) {
     add('list', [{ prefix }], 'prefix', shown)
   }
 
   for (const [value, shown] of [...noText.filter(([value]) => value?.constructor !== Object), [[], 'an array']]) {
-    add('restore', [value], 'json', shown)
+    add('restore', [value], 'transferable', shown)
   }
-  for (const text of ['', 'text', '{', '{"names"']) add('restore', [text], 'json', 'other text')
+  for (const text of ['', 'text', '{', '{"names"']) add('restore', [text], 'transferable', 'other text')
   const noJson = [
     ['5', '5'],
     ['null', 'null'],
     ['[]', 'an array'],
     ['"x"', '"x"'],
   ]
-  for (const [text, shown] of noJson) add('restore', [text], 'json', shown)
-  add('restore', [{}], 'json', 'no names')
-  add('restore', ['{}'], 'json', 'no names')
+  for (const [text, shown] of noJson) add('restore', [text], 'transferable', shown)
+  add('restore', [{}], 'transferable', 'no names')
+  add('restore', ['{}'], 'transferable', 'no names')
   for (const field of ['names', 'token', 'fencingToken']) {
-    add('restore', [{ ...json, [field]: undefined }], 'json', `no ${field}`)
+    add('restore', [{ ...json, [field]: undefined }], 'transferable', `no ${field}`)
   }
-  add('restore', [{ ...json, more: 1 }], 'json', '"more"')
+  const { token: _, ...logged } = { ...json, isHeld: true, remainingMs: 5 }
+  add('restore', [logged], 'transferable', 'the result of lock.toJSON(), which has no owner token')
+  add('restore', [{ ...json, more: 1 }], 'transferable', '"more"')
   add('restore', [{ ...json, names: [] }], 'names', '[]')
   add('restore', [{ ...json, names: 5 }], 'names', '5')
   add('restore', [{ ...json, names: [''] }], 'name', '""')

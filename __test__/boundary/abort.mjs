@@ -1,7 +1,7 @@
 // The caller's AbortSignal: it cancels the wait with its reason, and no listener remains.
 import assert from 'node:assert/strict'
 import { getEventListeners } from 'node:events'
-import { assertFree, rejection, rejects, sleep, until, waiting } from '../tools.mjs'
+import { assertFree, block, rejection, rejects, sleep, until, waiting } from '../tools.mjs'
 
 const listeners = (signal) => getEventListeners(signal, 'abort').length
 
@@ -126,8 +126,7 @@ export function abort(test) {
       const controller = new AbortController()
       const outcome = rejection(call(a, `tick:${way}`, controller.signal))
       // The native thread receives the grant while this one is busy: the abort comes before the promise is settled.
-      const end = performance.now() + 100
-      while (performance.now() < end);
+      block(100)
       const reason = new Error('too late')
       controller.abort(reason)
       assert.equal(await outcome, reason)
@@ -202,8 +201,7 @@ export function abort(test) {
       const { signal } = lock
       assert.equal(signal.aborted, false)
       // The blocked event loop has delivered no event.
-      const end = performance.now() + 700
-      while (performance.now() < end);
+      block(700)
       assert.equal(read(signal), 'LOCK_LOST', property)
       assert.equal(lock.isHeld, false)
     }

@@ -116,12 +116,15 @@ export function callbacks(test) {
     test(`${way}: calls fn once, without a receiver, with the lock alone`, async (place) => {
       const a = await place.connect()
       let calls = 0
-      await run(a, function (...args) {
-        calls++
-        assert.equal(this, undefined)
-        assert.equal(args.length, 1)
-        assert.equal(args[0].name, 'fn')
-      })
+      await run(
+        a,
+        /** @this {unknown} */ function (...args) {
+          calls++
+          assert.equal(this, undefined)
+          assert.equal(args.length, 1)
+          assert.equal(args[0].name, 'fn')
+        },
+      )
       assert.equal(calls, 1)
     })
 

@@ -1,5 +1,6 @@
 // The error model: an Error with a code.
 import assert from 'node:assert/strict'
+import { hostname } from 'node:os'
 import { inspect } from 'node:util'
 import { isLockError, Lock, LockError, LockService } from '../../index.js'
 import { assertLockError, INDEX, rejection, rejects, runNode, timed } from '../tools.mjs'
@@ -14,12 +15,13 @@ export function errors(test) {
     assert.deepEqual(Object.keys(LockError.prototype), [])
     assert.equal(Object.prototype.toString.call(error), '[object Error]')
     assert.equal(String(error), `LockError: ${error.message}`)
-    assert.deepEqual(Object.keys(error), ['code', 'retryable', 'key'])
-    assert.match(error.stack, /^LockError \[LOCK_TIMEOUT\]: .*busy/)
+    assert.deepEqual(Object.keys(error), ['code', 'retryable', 'key', 'holder', 'remainingMs'])
+    assert.match(String(error.stack), /^LockError \[LOCK_TIMEOUT\]: .*busy/)
     assert.match(inspect(error), /LOCK_TIMEOUT/)
     assert.equal('cause' in error, false)
     assert.equal('engine' in error, false)
-    assert.equal(error.message, 'the lock "busy" was still busy after 5 ms')
+    const holder = `it is held by this process (pid ${process.pid} on ${hostname()})`
+    assert.equal(error.message, `the lock "busy" was still busy after 5 ms: ${holder}`)
     await lock.release()
   })
 
@@ -133,7 +135,7 @@ export function errors(test) {
     const lock = await acquire('detached')
     assert.equal(await tryAcquire('detached'), null)
     assert.equal((await a.inspect.call(undefined, 'detached')).name, 'detached')
-    const theirs = await restore(lock.toJSON())
+    const theirs = await restore(lock.transferable())
     assert.deepEqual(
       (await list()).map(({ name }) => name),
       ['detached'],
@@ -187,7 +189,7 @@ export function errors(test) {
   test('every rejection has the async frames of its caller', async (place) => {
     const [a, b] = await place.connectAll(2)
     const lock = await a.acquire('busy')
-    const json = lock.toJSON()
+    const json = lock.transferable()
     const lost = await a.acquire('lost')
     await b.forceRelease('lost')
     const closed = await place.connect()

@@ -13,7 +13,7 @@ const throwing = (name) => Object.defineProperty({}, name, { get: fail, enumerab
 export function exotic(test) {
   test('a getter that throws rejects the call with what it threw', async (place) => {
     const a = await place.connect()
-    const json = (await a.acquire('held', { renew: false })).toJSON()
+    const json = (await a.acquire('held', { renew: false })).transferable()
     const never = () => assert.fail('fn was called')
     const acquire = ['ttlMs', 'waitMs', 'renew', 'signal', 'maxHoldMs', 'stallLimitMs', 'minHoldMs', 'metadata']
     for (const name of acquire) {
@@ -75,7 +75,7 @@ export function exotic(test) {
     ]
     for (const options of kinds) {
       const lock = await a.acquire('x', options)
-      assert.equal(lock.toJSON().ttlMs, 5000)
+      assert.equal(lock.transferable().ttlMs, 5000)
       assert.equal(await lock.release(), true)
     }
     for (const names of [runInNewContext('["x"]'), new (class extends Array {})('x'), Object.freeze(['x'])]) {

@@ -20,7 +20,7 @@ function stateFolder(t) {
   const folder = mkdtempSync(join(tmpdir(), 'holdfast-state-'))
   t.after(() => rmSync(folder, { recursive: true, force: true }))
   // The variables of Linux, macOS and Windows.
-  return { folder, env: { XDG_STATE_HOME: folder, HOME: folder, LOCALAPPDATA: folder, HOLDFAST_URL: '' } }
+  return { folder, env: { XDG_STATE_HOME: folder, HOME: folder, LOCALAPPDATA: folder, HOLDFAST_URL: undefined } }
 }
 
 /** Starts a process that holds `x` in its store until its stdin ends. */
@@ -59,7 +59,10 @@ export function modules(test) {
       assert.equal(await output(`${load}; ${USE}`), 'true true true function', load)
     }
     const names = `import * as all from '${INDEX}'; console.log(Object.keys(all).sort().join())`
-    assert.equal((await output(names)).replace(',module.exports', ''), 'Lock,LockError,LockService,default,isLockError')
+    assert.equal(
+      (await output(names)).replace(',module.exports', ''),
+      'Election,Lock,LockError,LockService,default,isLockError',
+    )
   })
 
   test('require and import give the same classes', async () => {
@@ -97,7 +100,7 @@ export function modules(test) {
     assert.equal(await output(INSPECT, { env }), 'free', 'the embedded store is another one')
     const options = INSPECT.replace('connect()', 'connect({ storeTimeoutMs: 4000 })')
     assert.equal(await output(options, { env: { ...env, HOLDFAST_URL: url } }), first.token)
-    const list = INSPECT.replace('connect()', 'connect(undefined, {})')
+    const list = INSPECT.replace('connect()', 'connect({})')
     assert.equal(await output(list, { env: { ...env, HOLDFAST_URL: url } }), first.token)
     const named = INSPECT.replace('connect()', `connect({ url: 'memory:' })`)
     assert.equal(await output(named, { env: { ...env, HOLDFAST_URL: url } }), 'free', 'a target overrides HOLDFAST_URL')

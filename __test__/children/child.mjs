@@ -3,6 +3,8 @@ import { writeSync } from 'node:fs'
 import { createInterface } from 'node:readline'
 import { LockService } from '../../index.js'
 
+export { block } from '../tools.mjs'
+
 /** The task: `url` and `options` of the store, and what the script needs. */
 export const task = JSON.parse(process.argv[2])
 
@@ -15,8 +17,3 @@ export const open = (options) => LockService.connect(task.url, { ...task.options
 
 /** Returns the test's requests, one per line. The input ends when the test ends, and with it the process. */
 export const requests = () => createInterface({ input: process.stdin })
-
-/** Blocks the event loop. */
-export function block(ms) {
-  for (const end = performance.now() + ms; performance.now() < end;);
-}

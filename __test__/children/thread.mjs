@@ -6,7 +6,7 @@ import { count } from './thread-counter.mjs'
 
 const { name, role } = workerData
 const locks = await open()
-const ready = () => parentPort.postMessage('ready')
+const ready = () => parentPort?.postMessage('ready')
 
 const roles = {
   async hold() {
@@ -42,7 +42,7 @@ const roles = {
     ready()
   },
   async count() {
-    const [counter] = await once(parentPort, 'message')
+    const [counter] = await once(/** @type {import('node:worker_threads').MessagePort} */ (parentPort), 'message')
     await count(locks, counter, workerData)
     await locks.close()
   },

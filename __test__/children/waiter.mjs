@@ -2,16 +2,21 @@
 import { open, requests, report } from './child.mjs'
 
 const locks = await open({ onEvent: ({ type, name }) => type === 'waiting' && report({ waiting: name }) })
+const releases = []
 report({ ready: true })
 
 for await (const request of requests()) {
   const { name, label, ...options } = JSON.parse(request)
   locks.acquire(name, { waitMs: 60_000, ...options }).then(
-    async (lock) => {
-      report({ served: { label, fence: lock.fencingToken } })
-      await lock.release()
+    (lock) => {
+      // The clock of the machine, which all its processes share.
+      const at = process.hrtime.bigint()
+      report({ served: { label, fence: lock.fencingToken, at } })
+      releases.push(lock.release())
     },
     (error) => report({ error: String(error) }),
   )
 }
+// Waits that have not ended stay in the queue, but a lock that was granted must not stay held.
+await Promise.all(releases)
 process.exit()

@@ -1,5 +1,5 @@
+import * as holdfast from 'holdfast'
 import { expect, test } from 'vitest'
-import * as holdfast from '../../index.js'
 import realm from './realm.cjs'
 
 test('what holdfast returns and throws is of the realm of a Vitest test', async () => {

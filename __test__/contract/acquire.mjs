@@ -10,7 +10,7 @@ export function acquire(test, { ordered }) {
     assert.equal(lock.isHeld, true)
     assert.equal(await a.tryAcquire('one'), null)
     assert.equal(await b.tryAcquire('one', { waitMs: 60_000 }), null)
-    assert.deepEqual(events, [], 'it waited')
+    assert.ok(!events.includes('waiting'), 'it waited')
     assert.equal(await lock.release(), true)
     const next = await b.tryAcquire('one')
     assert.equal(await next.release(), true)

@@ -52,7 +52,7 @@ export function close(test) {
 
   test('after close every call rejects with LOCK_CLOSED', async (store) => {
     const [a, b] = await store.connectAll(2)
-    const json = (await b.acquire('theirs', { renew: false })).toJSON()
+    const json = (await b.acquire('theirs', { renew: false })).transferable()
     await a.close()
     const never = () => assert.fail('fn was called')
     for (const call of [

@@ -10,9 +10,9 @@ export function options(test) {
     const lock = await a.acquire('default', undefined)
     const { remainingMs } = await b.inspect('default')
     assert.ok(remainingMs > 20_000 && remainingMs <= 30_000, `${remainingMs} ms`)
-    assert.deepEqual([lock.toJSON().ttlMs, lock.toJSON().renew], [30_000, true])
+    assert.deepEqual([lock.transferable().ttlMs, lock.transferable().renew], [30_000, true])
     const other = await b.tryAcquire('other', { ttlMs: undefined, renew: undefined, metadata: undefined })
-    assert.deepEqual([other.toJSON().ttlMs, other.toJSON().renew], [30_000, true])
+    assert.deepEqual([other.transferable().ttlMs, other.transferable().renew], [30_000, true])
     assert.equal(await lock.release(), true)
   })
 
@@ -45,7 +45,7 @@ export function options(test) {
 
   test('a renewal never re-creates a lock that was removed from the store', async (store) => {
     const [a, b] = await store.connectAll(2)
-    const lock = await a.acquire('removed', { ttlMs: 600 })
+    const lock = await a.acquire('removed', { ttlMs: 3000 })
     assert.equal(await b.forceRelease('removed'), true)
     await until('the loss', () => !lock.isHeld)
     await sleep(300)
@@ -134,7 +134,7 @@ export function options(test) {
     assert.equal(await lock.release(), false)
     for (const service of [a, b]) assert.equal(await service.tryAcquire('skewed'), null)
     await rejects(lock.extend(60_000), 'LOCK_LOST')
-    await rejects(b.restore(lock.toJSON()), 'LOCK_LOST')
+    await rejects(b.restore(lock.transferable()), 'LOCK_LOST')
     const next = await b.acquire('skewed', { waitMs: 20_000 })
     assert.ok(performance.now() - began >= 1490, 'released too early')
     assert.ok(performance.now() - began < 10_000, 'the name stayed busy for the whole ttl')
@@ -181,13 +181,13 @@ export function options(test) {
     for (const [i, metadata] of values.entries()) {
       const lock = await a.acquire(`meta:${i}`, { metadata })
       assert.deepEqual((await b.inspect(`meta:${i}`)).metadata, JSON.parse(JSON.stringify(metadata)))
-      assert.deepEqual(lock.toJSON().metadata, JSON.parse(JSON.stringify(metadata)))
+      assert.deepEqual(lock.transferable().metadata, JSON.parse(JSON.stringify(metadata)))
     }
     const all = await b.list({ prefix: 'meta:' })
     assert.equal(all.length, values.length)
     const without = await a.acquire('none', { metadata: null })
     assert.equal((await b.inspect('none')).metadata, null)
-    assert.equal('metadata' in without.toJSON(), false)
+    assert.equal('metadata' in without.transferable(), false)
   })
 
   test('metadata ends with its lock', async (store) => {
@@ -203,7 +203,7 @@ export function options(test) {
     const defaults = { ttlMs: 4000, waitMs: 60, renew: false, minHoldMs: 0, maxHoldMs: 60_000, stallLimitMs: 60_000 }
     const [a, b] = [await store.connect({ defaults }), await store.connect()]
     const lock = await a.acquire('defaults')
-    assert.deepEqual([lock.toJSON().ttlMs, lock.toJSON().renew], [4000, false])
+    assert.deepEqual([lock.transferable().ttlMs, lock.transferable().renew], [4000, false])
     assert.ok((await b.inspect('defaults')).remainingMs <= 4000)
     const short = rejects(a.acquire('defaults'), 'LOCK_TIMEOUT')
     await rejects(
@@ -212,7 +212,7 @@ export function options(test) {
     )
     assert.match((await short).message, /60 ms/)
     const own = await a.acquire('own', { ttlMs: 20_000, renew: true })
-    assert.deepEqual([own.toJSON().ttlMs, own.toJSON().renew], [20_000, true])
+    assert.deepEqual([own.transferable().ttlMs, own.transferable().renew], [20_000, true])
     assert.ok((await b.inspect('own')).remainingMs > 4000)
     // The gist's functions ignore the defaults of waitMs and renew.
     const eager = await store.connect({ defaults: { ttlMs: 4000, waitMs: 60_000, renew: true } })
@@ -221,7 +221,7 @@ export function options(test) {
     assert.equal(await eager.acquireLock('gist'), true)
     assert.ok((await b.inspect('gist')).remainingMs <= 4000)
     await eager.acquireAndExecute('job', async (held) => {
-      assert.equal(held.toJSON().renew, false)
+      assert.equal(held.transferable().renew, false)
       assert.ok((await b.inspect('job')).remainingMs <= 4000)
     })
   })

@@ -6,9 +6,9 @@ const { target, connect, acquire, gate } = workerData
 const service = await LockService.connect(target, connect)
 const lock = await service.acquire('stalled', acquire)
 const { signal } = lock
-parentPort.postMessage('held')
+parentPort?.postMessage('held')
 // The main thread opens the gate.
 Atomics.wait(gate, 0, 0, 60_000)
 const { isHeld } = lock
-parentPort.postMessage({ isHeld, isAborted: signal.aborted })
+parentPort?.postMessage({ isHeld, isAborted: signal.aborted })
 await service.close()

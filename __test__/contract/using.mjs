@@ -16,7 +16,7 @@ export function using(test) {
         assert.deepEqual(rest, [])
         assert.equal(lock.name, 'used')
         assert.equal(lock.isHeld, true)
-        assert.equal(lock.toJSON().renew, true)
+        assert.equal(lock.transferable().renew, true)
         assert.equal(await b.tryAcquire('used'), null)
         return result
       })

@@ -32,6 +32,7 @@ export function withMongod(title, body) {
 }
 
 export class MongodFixture {
+  /** @type {(() => unknown)[]} */
   #ends = []
 
   /** Registers a clean-up. The last one runs first. */
@@ -56,7 +57,7 @@ export class MongodFixture {
   }
 
   /** Starts a server that requires a login. Its property `admin` is a client with all rights. */
-  async startWithAuth({ replicaSet = false, args = [] } = {}) {
+  async startWithAuth({ replicaSet = false, args = /** @type {string[]} */ ([]) } = {}) {
     const keyFile = join(this.folder(), 'key')
     // Members of a set authenticate each other with a key.
     writeFileSync(keyFile, randomBytes(48).toString('base64'), { mode: 0o600 })
@@ -98,6 +99,9 @@ const PERMANENT_LIMIT_MS = 30_000
 /**
  * Asserts that `connect` fails with a cause: `LOCK_STORE`, without a password, and not only a timeout. A permanent error is
  * reported at once, a retryable one within the limit.
+ *
+ * @param {string} url
+ * @param {{ retryable: boolean, tls?: import('../../index.js').TlsOptions, why: RegExp }} expected
  */
 export async function assertConnectFails(url, { retryable, tls, why }) {
   const storeTimeoutMs = retryable ? RETRYABLE_LIMIT_MS : PERMANENT_LIMIT_MS

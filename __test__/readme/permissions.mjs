@@ -1,10 +1,10 @@
-// Runs the permissions in the README: a server with authentication, the README's user, and every verb as this user.
+// Runs the permissions on the pages of the stores: a server with authentication, the page's user, and every verb as this user.
 import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import vm from 'node:vm'
 import { LockService } from '../../index.js'
 import { locateMongod, locateRedis, startRedis } from '../../scripts/servers.mjs'
-import { blocksOf, read } from './blocks.mjs'
+import { blocksOf, oneLine, read } from './blocks.mjs'
 import { MongodFixture } from '../mongodb/fixture.mjs'
 import { openRedis } from '../redis-client.mjs'
 import { canStartServer } from '../stores.mjs'
@@ -17,7 +17,7 @@ export async function useEveryVerb(url) {
     const lock = await one.acquire(['a', 'b'], { metadata: { why: 'test' } })
     await lock.extend(40_000)
     assert.equal(await two.tryAcquire('b'), null)
-    assert.deepEqual((await two.inspect('a')).metadata, { why: 'test' })
+    assert.deepEqual((await two.inspect('a'))?.metadata, { why: 'test' })
     assert.deepEqual(
       (await two.list()).map(({ name }) => name),
       ['a', 'b'],
@@ -27,7 +27,7 @@ export async function useEveryVerb(url) {
     waiter.catch(() => {})
     await until('the other service waits', () => two.stats().waiting === 1)
     const start = performance.now()
-    assert.equal(await (await one.restore(JSON.stringify(lock))).release(), true)
+    assert.equal(await (await one.restore(JSON.stringify(lock.transferable()))).release(), true)
     const next = await waiter
     assert.ok(performance.now() - start < SOON_MS, 'by a wake-up or by polling')
     assert.equal(await one.forceRelease('a'), true)
@@ -41,11 +41,8 @@ export async function useEveryVerb(url) {
   }
 }
 
-/** Joins the text of a fence to one line. */
-const oneLine = (text) => text.trim().split(/\s+/).join(' ')
-
 export async function runRedis(code, t) {
-  const [, inSource] = read('src/engine/redis/mod.rs').match(/^\/\/! ```text\n([\s\S]*?)^\/\/! ```/m)
+  const [, inSource] = read('src/engine/redis/mod.rs').match(/^\/\/! ```text\n([\s\S]*?)^\/\/! ```/m) ?? ['', '']
   assert.equal(oneLine(code), oneLine(inSource.replace(/^\/\/! ?/gm, '')), 'the rule in src/engine/redis/mod.rs')
   if (!(await canStartServer(t, 'redis', locateRedis))) return
   const server = await startRedis()
@@ -83,9 +80,9 @@ function commandsOf(code) {
   return JSON.parse(JSON.stringify(commands))
 }
 
-/** Returns the README's MongoDB role: its name, and its privileges on the collection. */
-export function rightsInReadme() {
-  const [{ code }] = blocksOf('README.md').filter(({ language }) => language === 'mongosh')
+/** Returns the role on MongoDB's page: its name, and its privileges on the collection. */
+export function documentedRights() {
+  const [{ code }] = blocksOf('docs/stores/mongodb.md').filter(({ language }) => language === 'mongosh')
   const [{ createRole: role, privileges }] = commandsOf(code)
   assert.equal(privileges.length, 1)
   return { role, privileges }

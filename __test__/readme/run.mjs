@@ -1,7 +1,7 @@
 // Runs a document's JavaScript and TypeScript in a project with `holdfast` in node_modules, and with the functions and collections
 // that the examples assume (scaffold.mjs).
 import { execFile } from 'node:child_process'
-import { cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
+import { cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { tmpdir } from 'node:os'
 import { dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
@@ -9,6 +9,12 @@ import { root } from './blocks.mjs'
 
 const SCAFFOLD = new URL('scaffold.mjs', import.meta.url).href
 const TIMEOUT_MS = 60_000
+
+/** Returns the files of a subpath of the package, or `undefined`. */
+function subpathOf(subpath) {
+  const found = JSON.parse(readFileSync(join(root, 'package.json'), 'utf8')).exports?.[subpath]
+  return found && existsSync(join(root, found.default)) ? found : undefined
+}
 
 /** A temporary project folder. */
 export class Project {
@@ -19,19 +25,34 @@ export class Project {
     const own = join(this.folder, 'node_modules', 'holdfast')
     mkdirSync(own, { recursive: true })
     writeFileSync(join(this.folder, 'package.json'), '{ "type": "module" }')
-    writeFileSync(join(own, 'package.json'), '{ "name": "holdfast", "main": "index.js", "types": "index.d.ts" }')
+    const exports = { '.': { types: './index.d.ts', default: './index.js' } }
+    for (const name of ['testing', 'otel']) {
+      const subpath = subpathOf(`./${name}`)
+      if (!subpath) continue
+      exports[`./${name}`] = { types: `./${name}.d.ts`, default: `./${name}.js` }
+      const path = JSON.stringify(join(root, subpath.default))
+      writeFileSync(join(own, `${name}.js`), `module.exports = require(${path})\n`)
+      // It imports its types from here.
+      writeFileSync(join(own, `${name}.d.ts`), readFileSync(join(root, subpath.types), 'utf8'))
+    }
+    writeFileSync(join(own, 'package.json'), JSON.stringify({ name: 'holdfast', exports }))
+    const nest = join(this.folder, 'node_modules', 'holdfast-nest')
+    for (const file of ['package.json', 'index.js', 'index.d.ts'])
+      cpSync(join(root, 'packages', 'nest', file), join(nest, file))
     cpSync(join(root, 'index.d.ts'), join(own, 'index.d.ts'))
     cpSync(fileURLToPath(new URL('installed.cjs', import.meta.url)), join(own, 'index.js'))
     cpSync(fileURLToPath(new URL('distributed-locks.mjs', import.meta.url)), join(this.folder, 'distributed-locks.js'))
-    cpSync(fileURLToPath(new URL('scaffold.d.ts', import.meta.url)), join(this.folder, 'scaffold.d.ts'))
+    for (const file of ['scaffold.d.ts', 'packages.d.ts']) {
+      cpSync(fileURLToPath(new URL(file, import.meta.url)), join(this.folder, file))
+    }
   }
 
-  /** Adds packages of the benchmark to `node_modules`. */
-  alsoHas(...packages) {
+  /** Adds packages to `node_modules` that are installed in a folder of this project. */
+  alsoHas(folder, ...packages) {
     for (const name of packages) {
       const path = join(this.folder, 'node_modules', name)
       mkdirSync(dirname(path), { recursive: true })
-      symlinkSync(join(root, 'bench', 'node_modules', name), path, 'junction')
+      symlinkSync(join(root, folder, 'node_modules', name), path, 'junction')
     }
   }
 
@@ -72,13 +93,24 @@ export class Project {
 
   /** Compiles strictly, then runs. */
   async ts(code, options = {}) {
+    return this.#start(await this.types(code), options.times ?? 1, options.env ?? {})
+  }
+
+  /** Compiles strictly. Resolves to the path of the JavaScript file. */
+  async types(code) {
     const name = `block-${++this.#modules}`
-    writeFileSync(join(this.folder, `${name}.ts`), code)
+    // A block without an import is a module, too.
+    writeFileSync(join(this.folder, `${name}.ts`), `${code}export {}\n`)
     const compiler = join(root, 'node_modules', 'typescript', 'bin', 'tsc')
     const language = ['--strict', '--noUncheckedIndexedAccess', '--target', 'es2022', '--module', 'nodenext']
+    const decorators = ['--experimentalDecorators', '--skipLibCheck']
     const types = ['--lib', 'es2022', '--types', 'node', '--typeRoots', join(root, 'node_modules', '@types')]
-    await node([compiler, ...language, ...types, `${name}.ts`, 'scaffold.d.ts'], this.folder, {})
-    return this.#start(join(this.folder, `${name}.js`), options.times ?? 1, options.env ?? {})
+    await node(
+      [compiler, ...language, ...decorators, ...types, `${name}.ts`, 'scaffold.d.ts', 'packages.d.ts'],
+      this.folder,
+      {},
+    )
+    return join(this.folder, `${name}.js`)
   }
 
   async #start(file, times, env) {

@@ -1,13 +1,14 @@
 // Defines the functions, collections and the service that the examples assume. Then runs the example, and reports its effects.
 import { randomBytes } from 'node:crypto'
 import { writeFileSync } from 'node:fs'
+import { Server } from 'node:http'
 import { createRequire } from 'node:module'
 import { pathToFileURL } from 'node:url'
 
 const {
-  README_FILE,
+  README_FILE = '',
   README_TIMES,
-  README_REPORT,
+  README_REPORT = '',
   README_ROOT,
   README_FENCE = '0',
   HOLDFAST_TEST_MONGODB_URL,
@@ -15,7 +16,16 @@ const {
 /** A separate database, and the package of the reader's driver. */
 const { README_MONGODB_URL, README_DRIVER = 'mongodb' } = process.env
 const { LockService } = createRequire(README_FILE)('holdfast')
-const did = { sendReport: 0, makeReport: 0, placeOrder: 0, charge: [], reports: 0, balance: 100 }
+const did = {
+  sendReport: 0,
+  makeReport: 0,
+  placeOrder: 0,
+  charge: /** @type {object[]} */ ([]),
+  reports: 0,
+  balance: 100,
+  saved: /** @type {unknown[]} */ ([]),
+  migrated: /** @type {unknown[]} */ ([]),
+}
 
 /** The part of a MongoDB collection that the examples need. */
 function collection() {
@@ -38,8 +48,9 @@ function collection() {
 }
 
 // The real driver where there is a server: the example depends on how it stores a bigint.
-const { MongoClient } = HOLDFAST_TEST_MONGODB_URL ? await import('mongodb') : {}
-const mongo = await MongoClient?.connect(HOLDFAST_TEST_MONGODB_URL)
+const mongo = HOLDFAST_TEST_MONGODB_URL
+  ? await (await import('mongodb')).MongoClient.connect(HOLDFAST_TEST_MONGODB_URL)
+  : undefined
 /** @type {any} */
 const accounts = mongo ? mongo.db().collection(`readme_${randomBytes(6).toString('hex')}`) : collection()
 await accounts.insertOne({ _id: 7, balance: 100, fence: BigInt(README_FENCE) })
@@ -67,11 +78,35 @@ Object.assign(globalThis, {
   sendReport: async () => void did.sendReport++,
   makeReport: async () => `report ${++did.makeReport}`,
   placeOrder: async () => void did.placeOrder++,
+  rows: [1, 2, 3],
+  save: async (row) => void did.saved.push(row),
+  pending: async () => ['001', '002'].filter((migration) => !did.migrated.includes(migration)),
+  migrate: async (migration) => void did.migrated.push(migration),
+  // The leader of an example works until the process is asked to end.
+  runNextTask: async () => {
+    did.tasks = (did.tasks ?? 0) + 1
+    process.emit('SIGTERM')
+  },
+  runScheduler: (signal) => new Promise((resolve) => signal.addEventListener('abort', resolve)),
+  server: { close() {} },
+  // What the examples of the doc comments assume.
+  lock: await locks.acquire('example'),
+  createReport: async () => void did.makeReport++,
+  sendInvoice: async () => {},
+  channel: { send() {} },
   charge: async (order, { signal, fencingToken }) => {
     did.charge.push({ order, aborted: signal.aborted, token: String(fencingToken) })
     return 'receipt'
   },
 })
+
+// The server of an example does not keep the process alive.
+const { listen } = Server.prototype
+Server.prototype.listen = /** @type {any} */ (
+  /** @this {Server} */ function (...args) {
+    return Reflect.apply(listen, this, args).unref()
+  }
+)
 
 try {
   for (let i = 0; i < Number(README_TIMES); i++) await import(`${pathToFileURL(README_FILE)}?${i}`)

@@ -6,8 +6,8 @@ import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { redisCommand } from '../../scripts/redis-command.mjs'
-import { startMongod, startRedis, startRedisQuorum } from '../../scripts/servers.mjs'
-import { mongoCommand, startRedisCluster, startRedisSentinel } from '../../scripts/topologies.mjs'
+import { startMongod, startRedis } from '../../scripts/servers.mjs'
+import { mongoCommand, startRedisCluster, startRedisQuorum, startRedisSentinel } from '../../scripts/topologies.mjs'
 
 /** A killed server must keep what it acknowledged. Without that, a second holder would not be a violation. */
 const DURABLE = { args: ['--appendonly', 'yes', '--appendfsync', 'always'] }

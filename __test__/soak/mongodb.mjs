@@ -34,6 +34,7 @@ function assertRetryable(result) {
 }
 
 /** Runs `body` with a server, a client of the official driver, and the collection of the locks. */
+/** @param {{ replicaSet?: boolean, args?: string[] }} options @param {(context: any) => Promise<any>} body */
 async function onServer({ replicaSet = false, args = [] }, body) {
   const server = await startMongod({ replicaSet, args })
   const client = new MongoClient(server.url, { maxPoolSize: 4 })
@@ -298,6 +299,7 @@ export async function waiters({ replicaSet = true, services = 1, count = 1000 } 
     const held = await holder.acquire('n', { ttlMs: 60_000 })
     const all = await Promise.all(Array.from({ length: services }, () => connect()))
     const each = Math.ceil(count / services)
+    /** @type {number[][]} */
     const order = all.map(() => [])
     const began = performance.now()
     const calls = all.flatMap((service, index) =>

@@ -49,6 +49,18 @@ async function atRate(perSecond, seconds, call) {
   return calls
 }
 
+/**
+ * Asserts that no call failed in another way than it may while nodes do not answer.
+ *
+ * @param {PromiseSettledResult<unknown>[]} outcomes
+ */
+function assertExpected(outcomes) {
+  const unexpected = outcomes.flatMap((outcome) =>
+    outcome.status === 'rejected' && !outcome.reason.retryable ? [String(outcome.reason)] : [],
+  )
+  assert.deepEqual(unexpected, [])
+}
+
 /** Lists the lock keys of the nodes, without companions. */
 async function lockKeys(nodes) {
   const found = await Promise.all(
@@ -81,7 +93,9 @@ export async function nodeDown(seconds = 30) {
     const watch = setInterval(() => (peak = Math.max(peak, process.memoryUsage.rss())), 100)
     const results = await Promise.all(await atRate(1500, seconds, (i) => pair(`down ${i}`)))
     clearInterval(watch)
+    assertExpected(results)
     const failed = results.filter(({ status }) => status === 'rejected').length
+    assert.ok(failed < results.length, 'no call was granted its lock by the two other nodes')
     assert.ok(peak - before < 100 * MIB, `${Math.round((peak - before) / MIB)} MiB more with a node down`)
     await nodes[2].resume()
     await until('nothing is left on the nodes', async () => (await lockKeys(nodes)).length === 0, 10_000)
@@ -99,8 +113,12 @@ export async function majorityStalled(seconds = 20) {
     await Promise.all([nodes[1].pause(), nodes[2].pause()])
     let peak = before
     const watch = setInterval(() => (peak = Math.max(peak, process.memoryUsage.rss())), 100)
-    // Errors are dropped: they would count as memory of the calls.
-    const acquire = (i) => locks.tryAcquire(`stalled ${i}`, { ttlMs: 60_000 }).catch(() => null)
+    // Expected errors are dropped: they would count as memory of the calls.
+    const acquire = (i) =>
+      locks.tryAcquire(`stalled ${i}`, { ttlMs: 60_000 }).catch((error) => {
+        if (!error.retryable) throw error
+        return null
+      })
     const calls = await atRate(1000, seconds, acquire)
     const results = Promise.all(calls)
     const sinceResumed = stopwatch()
@@ -117,6 +135,7 @@ export async function majorityStalled(seconds = 20) {
     const recoveredMs = sinceResumed()
     const settled = await results
     clearInterval(watch)
+    assertExpected(settled)
     const granted = settled.filter(({ value }) => value)
     await Promise.all(granted.map(({ value }) => value.release()))
     const sinceSettled = stopwatch()
@@ -174,7 +193,8 @@ export async function burstOnSlowNodes(count = 20_000, seconds = 15) {
     })()
     const burst = Array.from({ length: count }, (_, i) => pair(`burst ${i}`))
     const beside = await atRate(1000, seconds, (i) => pair(`beside ${i}`))
-    await Promise.all([...burst, ...beside])
+    await Promise.all(burst)
+    assertExpected(await Promise.all(beside))
     isSlow = false
     await slowness
     clearInterval(watch)

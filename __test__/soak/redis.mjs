@@ -54,6 +54,8 @@ export async function stall({ stallMs = 20_000, perSecond = 1000, log = (..._fac
     const taken = i % 2 === 0 ? locks.tryAcquire(name, options) : locks.acquire(name, options)
     taken.then(
       (lock) => {
+        // An unhandled rejection ends the run.
+        if (!lock) throw new Error(`${name} is free and was busy`)
         result.granted++
         if (isBack && began > backAt) firstGrant ??= performance.now()
         lock.release().catch(() => {})
@@ -72,7 +74,7 @@ export async function stall({ stallMs = 20_000, perSecond = 1000, log = (..._fac
     globalThis.gc?.()
     result.rssBefore = rssMb()
     log(memory())
-    process.kill(redis.pid, 'SIGSTOP')
+    process.kill(Number(redis.pid), 'SIGSTOP')
     const began = performance.now()
     let made = 0
     const load = async (endMs) => {
@@ -86,7 +88,7 @@ export async function stall({ stallMs = 20_000, perSecond = 1000, log = (..._fac
     await load(stallMs)
     result.rssPeak = rssMb()
     log(memory())
-    process.kill(redis.pid, 'SIGCONT')
+    process.kill(Number(redis.pid), 'SIGCONT')
     backAt = performance.now()
     isBack = true
     await load(stallMs + 1500)
@@ -114,7 +116,7 @@ export async function stall({ stallMs = 20_000, perSecond = 1000, log = (..._fac
     assert.ok(result.firstGrantMs < 200 + SLACK_MS, `the first grant came after ${result.firstGrantMs} ms`)
     return result
   } finally {
-    process.kill(redis.pid, 'SIGCONT')
+    process.kill(Number(redis.pid), 'SIGCONT')
     await locks.close()
     await proxy.close()
     other.disconnect()
@@ -141,7 +143,9 @@ export async function burst({ count = 20_000, log = (..._facts) => {} } = {}) {
       return counts
     }
     let began = performance.now()
-    const free = Array.from({ length: count }, (_, i) => locks.tryAcquire(`n${i}`).then((lock) => lock.release()))
+    const free = Array.from({ length: count }, (_, i) =>
+      locks.tryAcquire(`n${i}`).then((lock) => (lock ?? assert.fail('a free name was busy')).release()),
+    )
     result.free = countByCode(await Promise.allSettled(free))
     result.freeMs = performance.now() - began
     began = performance.now()

@@ -8,6 +8,7 @@
 import { existsSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { leftovers } from '../leftovers.mjs'
+import { median } from '../tools.mjs'
 import { History, Memory, mib, Resource, StallMeter, Violations } from './checks.mjs'
 import { FAULTS, KINDS, startStore, WARM_UP, whenHealthy } from './faults.mjs'
 import { Worker } from './process.mjs'
@@ -56,6 +57,8 @@ class Soak {
   failed = {}
   rounds = { passed: 0, failed: 0 }
   violations = new Violations()
+  /** @type {Worker[]} */
+  workers = []
   #killed = []
   #order = []
   #undoneUntil = 0
@@ -239,8 +242,6 @@ async function runCases(kind) {
   }
   return count
 }
-
-const median = (values) => [...values].sort((one, other) => one - other)[values.length >> 1]
 
 async function soak(kind) {
   const store = await startStore(kind)

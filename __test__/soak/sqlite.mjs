@@ -43,7 +43,7 @@ export async function burst(count = 5000) {
     const left = (await witness.list({ prefix: 'free' })).length
     assert.equal(left, granted, 'only what was granted is held')
     assert.equal(kept.isHeld, true, 'the renewed lease was lost')
-    assert.equal((await witness.inspect('kept')).fencingToken, kept.fencingToken)
+    assert.equal((await witness.inspect('kept'))?.fencingToken, kept.fencingToken)
     await locks.close()
     assert.deepEqual(await witness.list(), [], 'close() left locks behind')
     await sleep(4000)

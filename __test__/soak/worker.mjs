@@ -12,18 +12,24 @@ const PROBE_MS = 200
 /** Slack of a call beyond its limit. The guarantee is one second; one more is for a busy machine. */
 const SLACK_MS = 2000
 
+// The runner starts this with `--expose-gc`.
+const collectGarbage = /** @type {NodeJS.GCFunction} */ (globalThis.gc)
 const stallMeter = new StallMeter()
 const now = () => Number(process.hrtime.bigint() / 1000n)
 const random = (limit) => Math.random() * limit
-const send = (message) => new Promise((resolve) => process.send(message, resolve))
+const send = (message) => new Promise((resolve) => process.send?.(message, resolve))
 const violation = (text) => send({ violation: `${tag}: ${text}` })
 
+/** @type {any} */
 let service
+/** @type {any} */
 let held
 let isWorking = false
+/** @type {Promise<void>[]} */
 let loops = []
 let serial = 0
 let inFlight = 0
+/** @type {{ granted: number, failed: Record<string, number> }} */
 const counts = { granted: 0, failed: {} }
 
 /** Makes a call. Checks that it ends within its limit, and fails only as it may while a store is unavailable. */
@@ -58,7 +64,7 @@ const ask = (request) =>
   new Promise((resolve) => {
     const id = ++serial
     replies.set(id, resolve)
-    process.send({ ...request, id })
+    process.send?.({ ...request, id })
   })
 
 /** Reads and writes the guarded resource, and reports the time in which the lease was valid. */
@@ -75,11 +81,11 @@ async function hold(lock, ms) {
     return true
   }
   const until = at + Math.max(0, lock.remainingMs - 5) * 1000
-  for (const name of lock.names) process.send({ begin: { name, token, at, until } })
+  for (const name of lock.names) process.send?.({ begin: { name, token, at, until } })
   for (const name of lock.names) {
     const value = await ask({ read: { name, token } })
     if (ms > 0) await sleep(ms)
-    if (value !== undefined && isHeld()) process.send({ write: { name, token, value } })
+    if (value !== undefined && isHeld()) process.send?.({ write: { name, token, value } })
   }
   isHeld()
   // Report before the release: a process that is killed after it must not seem to hold the name.
@@ -133,7 +139,7 @@ async function probe() {
     const name = `probe:${tag}:${++serial}`
     tryAcquire(name, { ttlMs: OWN_TTL_MS }).then((lock) => {
       if (!lock) return
-      process.send({ probe: now() })
+      process.send?.({ probe: now() })
       return release(lock)
     })
   }
@@ -202,7 +208,7 @@ const verbs = {
 
   async memory() {
     for (let round = 0; round < 3; round++) {
-      globalThis.gc()
+      collectGarbage()
       await sleep(20)
     }
     return process.memoryUsage.rss()
@@ -222,9 +228,9 @@ process.on('message', async ({ id, verb, reply, ...order }) => {
     return
   }
   try {
-    process.send({ id, result: (await verbs[verb](order)) ?? null })
+    process.send?.({ id, result: (await verbs[verb](order)) ?? null })
   } catch (error) {
-    process.send({ id, error: `${verb}: ${error.message}` })
+    process.send?.({ id, error: `${verb}: ${error.message}` })
   }
 })
 // The runner has ended.
@@ -232,4 +238,4 @@ process.on('disconnect', () => process.exit())
 process.on('unhandledRejection', (/** @type {any} */ error) =>
   violation(`unhandled rejection: ${error?.stack ?? error}`),
 )
-process.send({ ready: true })
+process.send?.({ ready: true })

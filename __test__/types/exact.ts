@@ -10,7 +10,10 @@ export async function passedOn(locks: LockService, maybe: Maybe) {
   await locks.acquire('n', { signal: maybe.signal, ttlMs: maybe.ttl, waitMs: maybe.ttl, metadata: undefined })
   await locks.acquireAndExecute({ name: 'n', signal: maybe.signal, ttlSeconds: maybe.ttl }, () => {})
   await locks.list({ prefix: undefined })
+  await locks.close({ drainMs: undefined })
   const defaults: ConnectOptions['defaults'] = { ttlMs: maybe.ttl }
   const options: ConnectOptions = { keyPrefix: undefined, tls: undefined, onEvent: undefined, defaults }
-  await LockService.connect({ url: undefined, ...options, tls: { caFile: undefined, insecure: undefined } })
+  // @ts-expect-error a target that is present must not be undefined
+  void LockService.connect({ url: undefined, ...options })
+  await LockService.connect({ ...options, tls: { caFile: undefined, insecure: undefined } })
 }

@@ -11,6 +11,10 @@ export async function connections() {
   LockService.connect(5)
   // @ts-expect-error or a list of texts
   LockService.connect([5])
+  // @ts-expect-error a target that is missing
+  LockService.connect(undefined, {})
+  // @ts-expect-error a setting may be missing
+  LockService.connect({} as string | undefined)
   // @ts-expect-error null is not a target
   LockService.connect(null)
   // @ts-expect-error an unknown option
@@ -36,7 +40,7 @@ export async function connections() {
   // @ts-expect-error seconds are for the gist's functions only
   LockService.connect('memory:', { defaults: { ttlSeconds: 5 } })
   // @ts-expect-error an unknown TLS option
-  LockService.connect('rediss://h', { tls: { ca: 'file' } })
+  LockService.connect('rediss://h', { tls: { rejectUnauthorized: false } })
   // @ts-expect-error there is no such event
   LockService.connect('memory:', { onEvent: ({ type }) => type === 'expired' })
   // @ts-expect-error no function
@@ -68,7 +72,7 @@ export async function calls(locks: LockService, lock: Lock, readonly: readonly s
   // @ts-expect-error fn comes last
   locks.acquireAndExecute('n', () => {}, 60)
   // @ts-expect-error an unknown option
-  locks.acquireAndExecute({ name: 'n', ttlMs: 60 }, () => {})
+  locks.acquireAndExecute({ name: 'n', ttl: 60 }, () => {})
   // @ts-expect-error one name
   locks.acquireAndExecute(['a'], () => {})
   // @ts-expect-error null is no ttl
@@ -111,6 +115,10 @@ export async function calls(locks: LockService, lock: Lock, readonly: readonly s
   locks.using('n', { ttlMs: 5 })
   // @ts-expect-error fn comes last
   locks.using('n', () => {}, { ttlMs: 5 })
+  // @ts-expect-error the job may have been skipped
+  ;(await locks.tryUsing('n', () => 5)).value
+  // @ts-expect-error fn is missing
+  locks.tryUsing('n', { waitMs: 5 })
   // @ts-expect-error fn gets the lock alone
   locks.using('n', (held: Lock, more: string) => {})
   // @ts-expect-error the result is fn's
@@ -126,7 +134,11 @@ export async function calls(locks: LockService, lock: Lock, readonly: readonly s
   const token: number = lock.fencingToken
   // @ts-expect-error it is disposed of asynchronously
   using disposed = lock
-  // @ts-expect-error not all of what toJSON gives
+  // @ts-expect-error toJSON has no owner token
+  locks.restore(lock.toJSON())
+  // @ts-expect-error an unknown option
+  locks.close({ drain: 5 })
+  // @ts-expect-error not all of what transferable gives
   locks.restore({ names: ['n'] })
   // @ts-expect-error a name is needed
   locks.inspect()

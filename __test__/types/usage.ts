@@ -2,21 +2,29 @@
 import { isLockError, LockError, LockService } from '../../index.js'
 import type {
   AcquireOptions,
+  Attempt,
   ConnectOptions,
   Defaults,
   Duration,
+  Election,
+  ElectOptions,
+  Holder,
   ExecuteOptions,
   Json,
+  Leadership,
   Lock,
   LockErrorCode,
   LockEvent,
   LockInfo,
   LockJson,
   LockStats,
+  OncePerOptions,
+  TransferableLock,
   Signal,
   SignalLike,
   Target,
   TlsOptions,
+  WatchOptions,
 } from '../../index.js'
 
 /** True only for identical types, not for `any` or a wider type. */
@@ -38,7 +46,6 @@ export async function connections() {
     LockService.connect({ url: [target] }),
     LockService.connect(),
     LockService.connect('memory:'),
-    LockService.connect(undefined, options),
     LockService.connect('memory:', options),
     LockService.connect(urls),
     LockService.connect([...urls], {}),
@@ -46,6 +53,15 @@ export async function connections() {
     LockService.connect(options),
     LockService.connect({ url: 'memory:', ...options }),
     LockService.connect({ url: urls }),
+    LockService.connect({ host: 'h', port: 1, database: 0, username: 'u', password: 'p', connectMs: '1m', lazy: true }),
+    LockService.connect('redis://h', {
+      password: async () => 'p',
+      tls: { ca: 'pem', cert: 'pem', key: 'pem', servername: 's' },
+    }),
+    LockService.connect('redis://h', {
+      credentials: async () => ({ password: 'p' }),
+      defaults: { onStoreError: 'wait' },
+    }),
     LockService.connect({ onEvent: async () => {} }),
     LockService.connect({ onEvent: (event) => same<typeof event, LockEvent>(true) }),
   ]
@@ -57,6 +73,8 @@ export async function theGist(locks: LockService) {
   const calls = [...acquired, locks.releaseLock('n')]
   same<typeof calls, Promise<boolean>[]>(true)
 
+  const more: ExecuteOptions = { name: 'n', ttlMs: '30s', maxHoldMs: 1, stallLimitMs: 1, metadata: { a: 1 } }
+  void more
   const options: ExecuteOptions = { name: 'n', ttlSeconds: 0.5, waitMs: 1, renew: true, minHoldMs: 1, signal }
   const [number, text, nothing, list] = await Promise.all([
     locks.acquireAndExecute(options, async () => 5),
@@ -107,6 +125,15 @@ export async function pastTheGist(locks: LockService) {
   await locks.using('n', async (held) => same<typeof held, Lock>(true))
 }
 
+export async function ranOrSkipped(locks: LockService) {
+  const attempt = await locks.tryUsing('n', async () => {})
+  same<typeof attempt, Attempt<void>>(true)
+  if (attempt.ran) same<typeof attempt.value, void>(true)
+  else same<typeof attempt.holder, Holder | null>(true)
+  const number = await locks.tryUsing(['a', 'b'], { waitMs: '5s' }, (held) => held.fencingToken)
+  return number.ran ? number.value : number.holder?.host
+}
+
 export async function durations(locks: LockService, lock: Lock) {
   const texts: Duration[] = ['250ms', '30s', '1.5m', '1h', 5, Infinity]
   await locks.acquire('n', { ttlMs: '30s', waitMs: '5m', maxHoldMs: '1h', stallLimitMs: '500ms', minHoldMs: '1s' })
@@ -134,6 +161,7 @@ export async function aLock(lock: Lock) {
   same<ReturnType<Lock['extend']>, Promise<void>>(true)
   same<ReturnType<Lock['release']>, Promise<boolean>>(true)
   same<ReturnType<Lock['toJSON']>, LockJson>(true)
+  same<ReturnType<Lock['transferable']>, TransferableLock>(true)
   same<Lock[typeof Symbol.asyncDispose], () => Promise<void>>(true)
   await lock.extend(5)
   lock.signal.addEventListener('abort', () => {})
@@ -152,7 +180,7 @@ export async function disposed(locks: LockService) {
 }
 
 export async function inspecting(locks: LockService, lock: Lock) {
-  const restored = [locks.restore(lock.toJSON()), locks.restore(JSON.stringify(lock))]
+  const restored = [locks.restore(lock.transferable()), locks.restore(JSON.stringify(lock.transferable()))]
   same<typeof restored, Promise<Lock>[]>(true)
   const info = await locks.inspect('n')
   same<typeof info, LockInfo | null>(true)
@@ -166,16 +194,22 @@ export async function inspecting(locks: LockService, lock: Lock) {
   same<keyof LockStats, Counter>(true)
   same<LockStats[keyof LockStats], number>(true)
   same<ReturnType<LockService['close']>, Promise<void>>(true)
+  await Promise.all([locks.close({ drainMs: '30s' }), locks.close({}), locks.close({ drainMs: 5 })])
+  same<ReturnType<LockService['ping']>, Promise<number>>(true)
+  same<ReturnType<LockService['withPrefix']>, LockService>(true)
 
   same<LockInfo['fencingToken'], bigint | null>(true)
-  same<NonNullable<LockInfo['holder']>['since'], Date>(true)
+  same<LockInfo['holder'], Holder | null>(true)
+  same<Holder['since'], Date>(true)
   same<LockInfo['metadata'], Json>(true)
   same<LockJson['fencingToken'], string>(true)
 }
 
 export function events(event: LockEvent) {
-  same<LockEvent['type'], 'acquired' | 'released' | 'renewed' | 'lost' | 'waiting'>(true)
-  same<typeof event.names, readonly string[]>(true)
+  type Held = 'acquired' | 'released' | 'renewed' | 'lost'
+  type Ended = 'timeout' | 'aborted' | 'failed'
+  same<LockEvent['type'], Held | Ended | 'waiting' | 'connected' | 'disconnected'>(true)
+  same<typeof event.names, readonly string[] | undefined>(true)
   switch (event.type) {
     case 'acquired':
       return same<typeof event.waitedMs, number>(true)
@@ -187,7 +221,17 @@ export function events(event: LockEvent) {
     case 'renewed':
       return same<typeof event.fencingToken, bigint>(true)
     case 'waiting':
-      return same<keyof typeof event, 'type' | 'name' | 'names'>(true)
+      return same<keyof typeof event, 'type' | 'engine' | 'name' | 'names'>(true)
+    case 'timeout':
+    case 'aborted':
+      return same<typeof event.waitedMs, number>(true)
+    case 'failed':
+      same<typeof event.reason, string>(true)
+      return same<typeof event.code, 'LOCK_STORE' | 'LOCK_CLOSED'>(true)
+    case 'disconnected':
+      return same<typeof event.reason, string>(true)
+    case 'connected':
+      return same<typeof event.name, undefined>(true)
     default:
       return same<typeof event, never>(true)
   }
@@ -228,6 +272,8 @@ export function narrowed(caught: unknown) {
   if (isLockError(caught)) same<typeof caught.code, LockErrorCode>(true)
   if (isLockError(caught, 'LOCK_TIMEOUT')) {
     const code: 'LOCK_TIMEOUT' = caught.code
+    same<typeof caught.holder, Holder | null>(true)
+    same<typeof caught.remainingMs, number | null>(true)
     return [code, caught.key, caught.message]
   }
   // @ts-expect-error there is no such code
@@ -243,3 +289,28 @@ export class Report {
 }
 
 export const isLock = (value: unknown): value is Lock => value instanceof Object && 'fencingToken' in value
+
+export async function elections(locks: LockService) {
+  const options: ElectOptions = {
+    ttlMs: '10s',
+    metadata: {},
+    signal,
+    restart: true,
+    onError: (error: unknown) => void error,
+    unref: true,
+  }
+  const election: Election = locks.elect('n', options, async (leadership: Leadership) => {
+    same<Leadership['term'], bigint>(true)
+    same<Leadership['signal'], Signal>(true)
+    return leadership.isLeader && leadership.remainingMs > 0
+  })
+  locks.elect('n', undefined, () => {})
+  locks.elect('n', () => 7)
+  same<Election['term'], bigint | null>(true)
+  await Promise.all([election.resign(), election.stop(), election.done])
+  const watching: WatchOptions = { intervalMs: '1s', signal }
+  for await (const info of locks.watch('n', watching)) same<typeof info, LockInfo | null>(true)
+  const once: OncePerOptions = { periodMs: '1h', ttlMs: 1, waitMs: 0, metadata: null }
+  const attempt = await locks.oncePer('n', once, async (lock: Lock) => lock.name)
+  same<typeof attempt, Attempt<string>>(true)
+}

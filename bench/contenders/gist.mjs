@@ -1,14 +1,14 @@
 // The gist on the official MongoDB driver: an insert and a delete by name.
 import { MongoClient } from 'mongodb'
 import { poll } from '../poll.mjs'
-import { HELD_TTL_MS } from '../held-ttl.mjs'
+import { HELD_TTL_MS } from '../driver-lock.mjs'
 
 export const kind = 'code'
 export const packages = ['mongodb']
 export const does = 'no owner check, no fencing token, no renewal, expiry by the client’s clock'
-export const setting = 'an `insertOne`, and a `deleteOne` by name'
+export const settings = { '': 'an `insertOne`, and a `deleteOne` by name' }
 
-export async function connect(url) {
+export async function connect({ urls: [url] }) {
   const client = await new MongoClient(url).connect()
   const locks = client.db().collection('locks')
   await locks.createIndex({ expiresAt: 1 }, { expireAfterSeconds: 0 })
@@ -24,7 +24,7 @@ export async function connect(url) {
   return {
     async pair(name) {
       if (!(await acquire(name))) throw new Error(`${name} was busy`)
-      await locks.deleteOne({ _id: name })
+      if ((await locks.deleteOne({ _id: name })).deletedCount !== 1) throw new Error(`${name} was lost`)
     },
     async take(name) {
       if (!(await acquire(name, HELD_TTL_MS))) throw new Error(`${name} was busy`)

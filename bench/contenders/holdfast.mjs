@@ -1,18 +1,28 @@
 // holdfast itself: owner check, fencing token, expiry by the store's clock.
+import { subscribe, tracingChannel } from 'node:diagnostics_channel'
 import { createRequire } from 'node:module'
-import { HELD_TTL_MS } from '../held-ttl.mjs'
+import { HELD_TTL_MS } from '../driver-lock.mjs'
 
 const { LockService } = createRequire(import.meta.url)('../../index.js')
 
 export const kind = 'library'
 export const packages = []
 export const does = 'owner check, fencing token; renews off the event loop (not in the pairs)'
-export const setting = '`acquire` and `release()`, default options'
+export const settings = {
+  '': '`acquire` and `release()`, default options',
+  using: '`using(name, async () => {})`, default options',
+  observed: '`using(name, async () => {})`, with a subscriber of every event and call',
+  options: '`acquire(name, { ttlMs, waitMs })` and `release()`',
+  new: '`acquire` and `release()`, a new name for each pair',
+  lock: '`acquireLock` and `releaseLock`, default options',
+}
 export const holds = 'acquire'
 
 /** The pairs, by the way in which they are called. */
 const PAIRS = {
-  acquire: (locks) => async (name) => released(name, await locks.acquire(name)),
+  '': (locks) => async (name) => released(name, await locks.acquire(name)),
+  using: (locks) => (name) => locks.using(name, async () => {}),
+  observed: (locks) => (name) => locks.using(name, async () => {}),
   options: (locks) => async (name) => released(name, await locks.acquire(name, { ttlMs: 30_000, waitMs: 5_000 })),
   new: (locks) => {
     let count = 0
@@ -21,23 +31,30 @@ const PAIRS = {
       await released(fresh, await locks.acquire(fresh))
     }
   },
-  using: (locks) => (name) => locks.using(name, async () => {}),
   lock: (locks) => async (name) => {
     if (!(await locks.acquireLock(name, 30))) throw new Error(`${name} was busy`)
     if (!(await locks.releaseLock(name))) throw new Error(`${name} was lost`)
   },
 }
 
+/** Subscribes to all messages. It must be called before `connect`. */
+function observe() {
+  const ignore = () => {}
+  for (const type of ['acquired', 'released', 'renewed', 'lost', 'waiting', 'timeout', 'aborted', 'failed'])
+    subscribe(`holdfast:${type}`, ignore)
+  for (const kind of ['acquire', 'using'])
+    tracingChannel(`holdfast:${kind}`).subscribe(/** @type {any} */ ({ start: ignore, asyncEnd: ignore }))
+}
+
 async function released(name, lock) {
   if (!(await lock.release())) throw new Error(`${name} was lost`)
 }
 
-export const connect = (...urls) => connectWith('acquire', ...urls)
-
-export async function connectWith(way, ...urls) {
-  const locks = await LockService.connect(urls.length === 1 ? urls[0] : urls)
+export async function connect({ urls, caFile }, variant) {
+  if (variant === 'observed') observe()
+  const locks = await LockService.connect(urls.length === 1 ? urls[0] : urls, caFile ? { tls: { caFile } } : {})
   return {
-    pair: PAIRS[way](locks),
+    pair: PAIRS[variant](locks),
     async take(name) {
       if (!(await locks.acquireLock(name, HELD_TTL_MS / 1000))) throw new Error(`${name} was busy`)
     },
@@ -49,6 +66,7 @@ export async function connectWith(way, ...urls) {
       const lock = await locks.acquire(name, { waitMs: Infinity })
       return () => lock.release()
     },
+    using: (name, work) => locks.using(name, work),
     lost: () => locks.stats().lost,
     close: () => locks.close(),
   }

@@ -3,9 +3,11 @@
 import { createRequire } from 'node:module'
 import { MongoClient } from 'mongodb'
 
+export const packages = ['@kontsedal/locco', 'mongodb']
+
 const { Locker, MongoAdapter } = createRequire(import.meta.url)('@kontsedal/locco')
 
-export async function connect(url) {
+export async function connect({ urls: [url] }) {
   const client = await new MongoClient(url).connect()
   const adapter = new MongoAdapter({ client })
   return {

@@ -5,14 +5,14 @@ import { promisify } from 'node:util'
 import mongodb from 'mongodb3'
 import mongoDbLock from 'mongodb-lock'
 import { poll } from '../poll.mjs'
-import { HELD_TTL_MS } from '../held-ttl.mjs'
+import { HELD_TTL_MS } from '../driver-lock.mjs'
 
 export const kind = 'library'
 export const packages = ['mongodb-lock', 'mongodb3']
 export const does = 'owner check, expiry by the client’s clock; no fencing token, no renewal'
-export const setting = '`removeExpired`, on the newest driver that it works with, with a pool of 100'
+export const settings = { '': '`removeExpired`, on the newest driver that it works with, with a pool of 100' }
 
-export async function connect(url) {
+export async function connect({ urls: [url] }) {
   const client = await mongodb.MongoClient.connect(url, {
     useNewUrlParser: true,
     useUnifiedTopology: true,

@@ -5,7 +5,7 @@ import { FREE, driverLock } from '../driver-lock.mjs'
 export const kind = 'driver'
 export const packages = ['redis']
 export const does = 'owner check; no fencing token, no renewal'
-export const setting = '`SET NX PX`, and `EVALSHA` of a compare-and-delete (`defineScript`); one connection'
+export const settings = { '': '`SET NX PX`, and `EVALSHA` of a compare-and-delete (`defineScript`); one connection' }
 
 const free = defineScript({
   SCRIPT: FREE,
@@ -14,10 +14,11 @@ const free = defineScript({
     parser.pushKey(name)
     parser.push(token)
   },
-  transformReply: undefined,
+  // The reply stays as it is.
+  transformReply: /** @type {any} */ (undefined),
 })
 
-export async function connect(url) {
+export async function connect({ urls: [url] }) {
   /** @type {any} With the script `free`. */
   const redis = await createClient({ url, scripts: { free } }).connect()
   const acquire = async (name, token, ttlMs) =>

@@ -2,16 +2,16 @@
 // missing or expired by the server's clock, and leaves other documents unchanged; and a delete by owner.
 import { randomBytes } from 'node:crypto'
 import { MongoClient } from 'mongodb'
-import { HELD_TTL_MS } from '../held-ttl.mjs'
+import { HELD_TTL_MS } from '../driver-lock.mjs'
 
 export const kind = 'code'
 export const packages = ['mongodb']
 export const does = 'owner check, expiry by the server’s clock; no fencing token, no renewal'
-export const setting = 'a `findOneAndUpdate` with a pipeline on `$$NOW`, and a `deleteOne` by owner'
+export const settings = { '': 'a `findOneAndUpdate` with a pipeline on `$$NOW`, and a `deleteOne` by owner' }
 
 const EPOCH = new Date(0)
 
-export async function connect(url) {
+export async function connect({ urls: [url] }) {
   const client = await new MongoClient(url).connect()
   const locks = client.db().collection('now-upsert')
   await locks.createIndex({ expiresAt: 1 }, { expireAfterSeconds: 0 })
@@ -21,7 +21,7 @@ export async function connect(url) {
     const pipeline = [{ $replaceWith: { $cond: [isFree, taken, '$$ROOT'] } }]
     try {
       const found = await locks.findOneAndUpdate({ _id: name }, pipeline, { upsert: true, returnDocument: 'after' })
-      return found.owner === owner
+      return found?.owner === owner
     } catch (error) {
       // Two clients inserted at the same time.
       if (error.code === 11000) return false

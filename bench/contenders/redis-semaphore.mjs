@@ -1,27 +1,33 @@
 // redis-semaphore's Mutex, on several nodes its RedlockMutex; without the refresh timer where names are released at once.
-import { Redis } from 'ioredis'
 import { Mutex, RedlockMutex } from 'redis-semaphore'
-import { HELD_TTL_MS } from '../held-ttl.mjs'
+import { HELD_TTL_MS } from '../driver-lock.mjs'
+import { openClients, settingsOf } from '../ioredis-clients.mjs'
 
 export const kind = 'library'
 export const packages = ['redis-semaphore', 'ioredis']
 export const does =
   'owner check (its release does not return whether the lock was lost); no fencing token; renews on the event loop (not in the pairs)'
-export const setting =
+export const settings = settingsOf(
+  'redis-semaphore',
   '`Mutex`, `RedlockMutex` on a quorum; `refreshInterval: 0`, `acquireAttemptsLimit: 1`, `retryInterval: 0`; after a failed ' +
-  'try it sleeps for the retry interval even when no retry follows, which is a timer of 1 ms at the least'
+    'try it sleeps for the retry interval even when no retry follows, which is a timer of 1 ms at the least',
+)
 export const holds = 'Mutex with its refresh'
 
-export const connect = (...urls) => connectWith({}, ...urls)
-
-/** `options` are those of ioredis. */
-export async function connectWith(options, ...urls) {
-  const clients = urls.map((url) => new Redis(url, options))
+export async function connect(target, variant) {
+  const clients = openClients(target, variant)
   const [redis] = clients
   let lost = 0
   const once = { lockTimeout: 30_000, refreshInterval: 0, acquireAttemptsLimit: 1, retryInterval: 0 }
   const mutexOf = (name, how = once) =>
     clients.length === 1 ? new Mutex(redis, name, how) : new RedlockMutex(clients, name, how)
+  const wait = async (name, retryMs) => {
+    const often = retryMs === undefined ? {} : { retryInterval: retryMs }
+    // By default it times out after 10 s.
+    const mutex = new Mutex(redis, name, { lockTimeout: 30_000, acquireTimeout: 600_000, ...often })
+    await mutex.acquire()
+    return () => mutex.release()
+  }
   return {
     async pair(name) {
       const mutex = mutexOf(name)
@@ -37,12 +43,15 @@ export async function connectWith(options, ...urls) {
       await mutex.acquire()
       return mutex
     },
-    async wait(name, retryMs) {
-      const often = retryMs === undefined ? {} : { retryInterval: retryMs }
-      // By default it times out after 10 s.
-      const mutex = new Mutex(redis, name, { lockTimeout: 30_000, acquireTimeout: 600_000, ...often })
-      await mutex.acquire()
-      return () => mutex.release()
+    wait,
+    // It has no such call. The refresh is a timer for each lock.
+    async using(name, work) {
+      const release = await wait(name, 1)
+      try {
+        return await work()
+      } finally {
+        await release()
+      }
     },
     lost: () => lost,
     close: () => Promise.all(clients.map((client) => client.quit())),

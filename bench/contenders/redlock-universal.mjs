@@ -1,21 +1,21 @@
 // redlock-universal on ioredis: its lean lock on one node, its Redlock on several nodes.
-import { Redis } from 'ioredis'
 import { createLock, createRedlock, IoredisAdapter } from 'redlock-universal'
-import { HELD_TTL_MS } from '../held-ttl.mjs'
+import { HELD_TTL_MS } from '../driver-lock.mjs'
+import { openClients, settingsOf } from '../ioredis-clients.mjs'
 
 export const kind = 'library'
 export const packages = ['redlock-universal', 'ioredis']
 export const does =
   'owner check, in the lean mode by a token of the time and `Math.random`; no fencing token; renews in `using` only, on the event loop'
-export const setting =
-  '`createLock` in the mode `lean`, its fastest; `createRedlock` on a quorum; on ioredis, `retryAttempts: 0`'
+export const settings = settingsOf(
+  'redlock-universal',
+  '`createLock` in the mode `lean`, its fastest; `createRedlock` on a quorum; on ioredis, `retryAttempts: 0`',
+)
 
-export const connect = (...urls) => connectWith({}, ...urls)
-
-/** `options` are those of ioredis. */
-export async function connectWith(options, ...urls) {
-  const clients = urls.map((url) => new Redis(url, options))
-  const adapters = clients.map((client) => new IoredisAdapter(client))
+export async function connect(target, variant) {
+  const clients = openClients(target, variant)
+  // Its type does not name ioredis' Cluster, with which it works.
+  const adapters = clients.map((client) => new IoredisAdapter(/** @type {any} */ (client)))
   const once = { ttl: 30_000, retryAttempts: 0 }
   const lockOf = (key, how = once) =>
     adapters.length === 1

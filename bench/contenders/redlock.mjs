@@ -1,23 +1,19 @@
 // redlock 5 without retries, its fastest setting for free names.
-import { Redis } from 'ioredis'
 import Redlock, { ExecutionError } from 'redlock'
-import { HELD_TTL_MS } from '../held-ttl.mjs'
+import { HELD_TTL_MS } from '../driver-lock.mjs'
+import { openClients, settingsOf } from '../ioredis-clients.mjs'
 
 export const kind = 'library'
 export const packages = ['redlock', 'ioredis']
 export const does = 'owner check; no fencing token; renews in `using` only, on the event loop'
-export const setting =
-  '`acquire` and `release`, `retryCount: 0`; a failed try is two scripts one after the other: the second one rolls back'
+export const settings = settingsOf(
+  'redlock',
+  '`acquire` and `release`, `retryCount: 0`; a failed try is two scripts one after the other: the second one rolls back',
+)
 export const holds = 'using'
 
-export const connect = (...urls) => connectWith({}, ...urls)
-
-/** `options` are those of ioredis. */
-export async function connectWith(options, ...urls) {
-  const redlock = new Redlock(
-    urls.map((url) => new Redis(url, options)),
-    { retryCount: 0 },
-  )
+export async function connect(target, variant) {
+  const redlock = new Redlock(openClients(target, variant), { retryCount: 0 })
   redlock.on('error', () => {})
   let lost = 0
   return {
@@ -48,6 +44,7 @@ export async function connectWith(options, ...urls) {
       const lock = await redlock.acquire([name], 30_000, { retryCount: -1, ...often })
       return () => lock.release()
     },
+    using: (name, work) => redlock.using([name], 30_000, { retryCount: -1, retryDelay: 1, retryJitter: 0 }, work),
     lost: () => lost,
     close: () => redlock.quit(),
   }

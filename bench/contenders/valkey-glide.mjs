@@ -6,10 +6,11 @@ import { FREE, driverLock } from '../driver-lock.mjs'
 export const kind = 'driver'
 export const packages = ['@valkey/valkey-glide']
 export const does = 'owner check; no fencing token, no renewal'
-export const setting =
-  '`SET NX PX`, and `EVALSHA` of a compare-and-delete (`Script`); `inflightRequestsLimit` above its 1000, which 1024 in flight exceed'
+export const settings = {
+  '': '`SET NX PX`, and `EVALSHA` of a compare-and-delete (`Script`); `inflightRequestsLimit` above its 1000, which 1024 in flight exceed',
+}
 
-export async function connect(url) {
+export async function connect({ urls: [url] }) {
   const { hostname, port } = new URL(url)
   const addresses = [{ host: hostname, port: Number(port) }]
   // By default its requests time out after 250 ms, which a busy machine exceeds without a fault.

@@ -1,19 +1,20 @@
 // verrou on its Redis driver.
 import { Verrou } from '@verrou/core'
 import { redisStore } from '@verrou/core/drivers/redis'
-import { Redis } from 'ioredis'
-import { HELD_TTL_MS } from '../held-ttl.mjs'
+import { HELD_TTL_MS } from '../driver-lock.mjs'
+import { openClients, settingsOf } from '../ioredis-clients.mjs'
 
 export const kind = 'library'
 export const packages = ['@verrou/core', 'ioredis']
 export const does = 'owner check, by a token of `Math.random`; no fencing token, no renewal'
-export const setting = '`acquireImmediately`, one try; its release sends the whole script each time (`EVAL`)'
+export const settings = settingsOf(
+  'verrou',
+  '`acquireImmediately`, one try; its release sends the whole script each time (`EVAL`)',
+)
 
-export const connect = (url) => connectWith({}, url)
-
-/** `options` are those of ioredis. */
-export async function connectWith(options, url) {
-  const redis = new Redis(url, options)
+export async function connect(target, variant) {
+  /** @type {any[]} Its type does not name ioredis' Cluster, with which it works. */
+  const [redis] = openClients(target, variant)
   const verrou = new Verrou({ default: 'redis', stores: { redis: { driver: redisStore({ connection: redis }) } } })
   return {
     async pair(name) {

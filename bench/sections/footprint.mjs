@@ -4,31 +4,35 @@ import { existsSync, lstatSync, readdirSync, readFileSync } from 'node:fs'
 import { join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
+import { describe } from '../describe.mjs'
 import { cell, spread } from '../report.mjs'
 import { ALL } from './stores.mjs'
 
 const BENCH = fileURLToPath(new URL('..', import.meta.url))
 const ROOT = fileURLToPath(new URL('../..', import.meta.url))
-const CONTENDERS = ALL.filter((module) => !module.endsWith('-auto') && !module.startsWith('holdfast-'))
 const IMPORTS = 11
 
 const readJson = (file) => JSON.parse(readFileSync(file, 'utf8'))
 
-export async function footprint({ quick, about }) {
-  const results = Object.fromEntries(CONTENDERS.map((module) => [module, []]))
+export async function footprint({ quick, chosen }) {
+  const contenders = chosen(ALL.filter((name) => !/-auto$|^holdfast-/.test(name)))
+  const about = Object.fromEntries(await Promise.all(contenders.map(async (name) => [name, await describe(name)])))
+  /** @type {Record<string, { ms: number }[]>} */
+  const results = Object.fromEntries(contenders.map((module) => [module, []]))
   // The first import of each warms the system's file cache.
   for (let round = -1; round < (quick ? 1 : IMPORTS); round++) {
-    for (const module of round % 2 === 0 ? CONTENDERS : [...CONTENDERS].reverse()) {
+    for (const module of round % 2 === 0 ? contenders : [...contenders].reverse()) {
       const ms = await importMs(module)
       if (round >= 0) results[module].push({ ms })
     }
   }
-  const rows = CONTENDERS.map((module) => {
+  const rows = contenders.map((module) => {
     const { packages, bytes } = module === 'holdfast' ? own() : installed(about[module].packages)
     return { module, with: about[module].packages, importMs: spread(results[module], 'ms'), packages, bytes }
   })
   return {
     fields: [],
+    names: contenders,
     markdown: markdown(rows),
     data: Object.fromEntries(rows.map(({ module, ...row }) => [module, row])),
   }

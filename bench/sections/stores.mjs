@@ -1,58 +1,140 @@
 // The stores of the benchmark, and the contenders on each of them.
-import { startMongod, startRedis } from '../../scripts/servers.mjs'
+import { mkdtemp, rm } from 'node:fs/promises'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { certify, makeAuthority } from '../../scripts/certificates.mjs'
+import { freePort, startMongod, startRedis } from '../../scripts/servers.mjs'
+import { startMongoReplicaSet, startRedisCluster, startRedisSentinel } from '../../scripts/topologies.mjs'
+import { openDelayProxy } from '../delay-proxy.mjs'
 import { MongoProbe, RedisProbe } from '../probes.mjs'
-import { withMajority } from '../report.mjs'
 
-export const REDIS = [
-  'holdfast',
-  'ioredis',
-  'ioredis-auto',
-  'node-redis',
-  'valkey-glide',
-  'redis-semaphore',
-  'redis-semaphore-auto',
-  'verrou',
-  'verrou-auto',
-  'redlock',
-  'redlock-universal',
-]
-export const QUORUM = [
-  'holdfast',
-  'redlock',
-  'redlock-auto',
-  'redis-semaphore',
-  'redis-semaphore-auto',
-  'redlock-universal',
-  'redlock-universal-auto',
-]
+/** Clients and libraries on ioredis, each with both settings of it. */
+const bothSettings = (...names) => names.flatMap((name) => [name, `${name}-auto`])
+const IOREDIS = bothSettings('ioredis', 'redis-semaphore', 'verrou', 'redlock', 'redlock-universal')
+const REDIS = ['holdfast', ...IOREDIS, 'node-redis', 'valkey-glide']
+const TRANSPORT = ['holdfast', 'holdfast-using', 'holdfast-lock', ...IOREDIS]
+const QUORUM = ['holdfast', ...bothSettings('redlock', 'redis-semaphore', 'redlock-universal')]
 /** Other calls of holdfast, for the pairs on Redis. */
-export const CALLS = ['holdfast-using', 'holdfast-options', 'holdfast-new', 'holdfast-lock']
+const CALLS = ['holdfast-using', 'holdfast-observed', 'holdfast-options', 'holdfast-new', 'holdfast-lock']
 const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
 
-/** All contenders, in the order of the report. */
+/** The contenders of the calls, in the order of the report. */
 export const ALL = [...new Set([...REDIS, ...QUORUM, ...MONGODB, ...CALLS])]
 
-export const redis = {
+const stopAll = (parts) => Promise.all(parts.map((part) => part.stop()))
+const targetOf = (...servers) => ({ urls: servers.map(({ url }) => url) })
+const withMajority = (url) => `${url}${url.includes('?') ? '&' : '?'}w=majority`
+
+const redisStore = {
   contenders: REDIS,
   floor: 'ioredis',
-  start: startRedis,
-  open: (server) => RedisProbe.open(server),
+  open: (servers) => RedisProbe.open(...servers),
+  async start() {
+    const server = await startRedis()
+    return { target: targetOf(server), servers: [server], stop: () => server.stop() }
+  },
 }
-const mongodb = { contenders: MONGODB, floor: 'gist', open: (server) => MongoProbe.open(server) }
-export const mongodbs = [
-  { ...mongodb, start: startMongod },
-  { ...mongodb, start: () => startMongod({ replicaSet: true }), urlOf: withMajority },
-]
+/** One Redis, for all calls or for the pairs. */
+export const redis = redisStore
+export const redisPairs = { ...redisStore, contenders: [...REDIS, ...CALLS] }
 
-/** Starts the store's server, runs `use` with it, a probe and its version, and stops it. */
-export async function onServer({ start, open, urlOf = (url) => url }, use) {
-  const server = await start()
+/** One Redis through a proxy, whose round trips take longer. */
+export const delayed = (extraMs) => ({
+  ...redisStore,
+  label: `, ${extraMs} ms more per round trip`,
+  async start() {
+    const server = await startRedis()
+    const proxy = await openDelayProxy(server, extraMs)
+    const before = await proxy.tripMs()
+    return {
+      target: targetOf(proxy),
+      servers: [server],
+      note: async () =>
+        `A PING through this proxy takes ${before.toFixed(2)} ms before the part and ${(await proxy.tripMs()).toFixed(2)} ms ` +
+        `after it, and ${proxy.bareMs.toFixed(2)} ms without the proxy.`,
+      stop: async () => {
+        await proxy.close()
+        await server.stop()
+      },
+    }
+  },
+})
+
+/** One Redis with TLS. Its port without TLS is for the measurement only. */
+export const tls = {
+  ...redisStore,
+  contenders: TRANSPORT,
+  label: ', TLS',
+  async start() {
+    const folder = await mkdtemp(join(tmpdir(), 'holdfast-bench-'))
+    const caFile = await makeAuthority(folder)
+    const { cert, key } = await certify(folder, 'server')
+    const port = await freePort()
+    const files = ['--tls-cert-file', cert, '--tls-key-file', key, '--tls-ca-cert-file', caFile]
+    const server = await startRedis({ args: ['--tls-port', String(port), ...files, '--tls-auth-clients', 'no'] })
+    const stop = async () => {
+      await server.stop()
+      await rm(folder, { recursive: true })
+    }
+    return { target: { urls: [`rediss://127.0.0.1:${port}`], caFile }, servers: [server], stop }
+  },
+}
+
+/** Without redlock-universal, which loads its script on one node, and whose release fails on each other one. */
+export const cluster = {
+  ...redisStore,
+  contenders: TRANSPORT.filter((name) => !name.startsWith('redlock-universal')),
+  label: ', Cluster of three masters',
+  async start() {
+    const group = await startRedisCluster()
+    return { target: targetOf(group), servers: group.nodes, stop: group.stop }
+  },
+}
+
+export const sentinel = {
+  ...redisStore,
+  contenders: TRANSPORT,
+  label: ', Sentinel',
+  async start() {
+    const group = await startRedisSentinel()
+    return { target: targetOf(group), servers: [await group.master()], stop: group.stop }
+  },
+}
+
+/** A quorum of independent Redis servers. */
+export const quorum = (size) => ({
+  contenders: QUORUM,
+  open: redisStore.open,
+  title: (version) => `quorum of ${size} × ${version}`,
+  async start() {
+    const servers = await Promise.all(Array.from({ length: size }, () => startRedis()))
+    return { target: targetOf(...servers), servers, stop: () => stopAll(servers) }
+  },
+})
+
+/** A standalone MongoDB, or a replica set of one or three members. */
+const mongodb = (members) => ({
+  contenders: MONGODB,
+  floor: 'gist',
+  open: ([server]) => MongoProbe.open(server),
+  async start() {
+    const server = members === 3 ? await startMongoReplicaSet() : await startMongod({ replicaSet: members === 1 })
+    const url = members > 0 ? withMajority(server.url) : server.url
+    return { target: { urls: [url] }, servers: [server], stop: () => server.stop() }
+  },
+})
+export const replicaSet = mongodb(1)
+export const mongodbs = [mongodb(0), replicaSet, mongodb(3)]
+
+/** Starts the servers of a store, runs `use` with their target, a probe and their title, and stops them. */
+export async function onStore({ start, open, label = '', title = (version) => `${version}${label}` }, use) {
+  const { target, servers, note, stop } = await start()
   try {
-    const probe = await open(server)
-    const result = await use({ server, url: urlOf(server.url), probe, version: await probe.version() })
+    const probe = await open(servers)
+    const result = await use({ target, servers, probe, note, title: title(await probe.version()) })
     await probe.close()
     return result
   } finally {
-    await server.stop()
+    await stop()
   }
 }

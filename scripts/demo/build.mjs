@@ -7,7 +7,11 @@ import { fileURLToPath } from 'node:url'
 const root = fileURLToPath(new URL('../..', import.meta.url))
 const SOURCES = ['src', 'Cargo.toml', 'Cargo.lock', 'build.rs']
 
-/** Builds the addon when it is missing or outdated. Throws an error with a message of one sentence when the build fails. */
+/**
+ * Builds the addon when it is missing or outdated. Throws an error with a message of one sentence when the build fails.
+ *
+ * @param {(text: string) => void} say
+ */
 export function ensureBuilt(say) {
   const why = reasonToBuild(root)
   if (!why) return
@@ -20,7 +24,11 @@ export function ensureBuilt(say) {
   }
 }
 
-/** Returns why the checkout in `folder` needs a build; `undefined` when it does not. */
+/**
+ * Returns why the checkout in `folder` needs a build; `undefined` when it does not.
+ *
+ * @param {string} folder
+ */
 export function reasonToBuild(folder) {
   const own = `holdfast.${process.platform}-${process.arch}`
   const addons = readdirSync(folder).filter((file) => file.startsWith(own) && file.endsWith('.node'))
@@ -29,6 +37,10 @@ export function reasonToBuild(folder) {
   if (built < newest(SOURCES.map((source) => join(folder, source)))) return 'the addon is older than its sources'
 }
 
+/**
+ * @param {string[]} paths
+ * @returns {number}
+ */
 function newest(paths) {
   const times = paths.map((path) => {
     const found = statSync(path, { throwIfNoEntry: false })

@@ -10,7 +10,21 @@ export const STEPS = 5
 const WAIT_MS = 60_000
 const STEP_MS = 160
 
-/** Runs one round. Resolves to `'stored'`, to `'aside'` when the report existed, or to `'refused'`. */
+/**
+ * Runs one round. Resolves to `'stored'`, to `'aside'` when the report existed, or to `'refused'`.
+ *
+ * @typedef {{
+ *   enter(name: string, token: bigint): Promise<void>,
+ *   find(name: string): Promise<boolean>,
+ *   start(name: string): Promise<void>,
+ *   progress(name: string, step: number): Promise<void>,
+ *   store(name: string, token: bigint): Promise<boolean>,
+ *   leave(name: string): Promise<void>,
+ * }} Reports
+ * @param {Pick<import('../../index.js').LockService, 'using'>} locks
+ * @param {Reports} database
+ * @param {string} name
+ */
 export function report(locks, database, name) {
   return locks.using(name, { ttlMs: TTL_MS, waitMs: WAIT_MS }, async ({ fencingToken, signal }) => {
     await database.enter(name, fencingToken)
@@ -29,7 +43,15 @@ export function report(locks, database, name) {
   })
 }
 
-/** Ignores the lock, for `HOLDFAST_DEMO_SABOTAGE=1`: the verdict must fail. */
+/**
+ * Ignores the lock, for `HOLDFAST_DEMO_SABOTAGE=1`: the verdict must fail.
+ *
+ * @type {{ using: any }}
+ */
 export const noLocks = {
-  using: (name, options, fn) => fn({ fencingToken: 0n, signal: new AbortController().signal }),
+  using: (
+    /** @type {string} */ _name,
+    /** @type {object} */ _options,
+    /** @type {(lock: { fencingToken: bigint, signal: AbortSignal }) => unknown} */ fn,
+  ) => fn({ fencingToken: 0n, signal: new AbortController().signal }),
 }

@@ -3,13 +3,20 @@ import { STEPS } from './job.mjs'
 
 const COLOURS = { green: 32, red: 31, yellow: 33, cyan: 36, dim: 2, bold: 1 }
 
+/**
+ * @typedef {keyof typeof COLOURS} Colour
+ * @typedef {{ state?: string, step?: number, pid?: number, token?: bigint, message?: string }} Row
+ * @typedef {Pick<NodeJS.WriteStream, 'isTTY' | 'columns'> & { on(event: 'error', listener: () => void): unknown, write(text: string): unknown }} Output
+ */
 export class Screen {
   #out
   #live
   #start = performance.now()
+  /** @type {Map<string, Row>} */
   #rows = new Map()
   #drawn = 0
 
+  /** @param {Output} out */
   constructor(out) {
     this.#out = out
     this.#live = Boolean(out.isTTY) && process.env.TERM !== 'dumb'
@@ -17,6 +24,7 @@ export class Screen {
     out.on('error', () => {})
   }
 
+  /** @param {Colour} colour @param {string} text */
   paint(colour, text) {
     const plain = !this.#live || process.env.NO_COLOR
     return plain ? text : `\x1b[${COLOURS[colour]}m${text}\x1b[0m`
@@ -26,6 +34,7 @@ export class Screen {
     this.#out.write(`${text}\n`)
   }
 
+  /** @param {string} title */
   round(title) {
     this.#rows = new Map()
     this.#drawn = 0
@@ -33,18 +42,29 @@ export class Screen {
     this.print(this.paint('bold', title))
   }
 
-  /** Adds details to the row of a process. */
+  /**
+   * Adds details to the row of a process.
+   *
+   * @param {string} worker
+   * @param {Row} more
+   */
   setDetails(worker, more) {
     const row = { ...this.#rows.get(worker), ...more }
     this.#rows.set(worker, row)
     return row
   }
 
-  /** Shows the state of a process: waits, works, stored, aside, refused, killed or failed. */
+  /**
+   * Shows the state of a process: waits, works, stored, aside, refused, killed or failed.
+   *
+   * @param {string} worker
+   * @param {string} state
+   * @param {Row} [more]
+   */
   show(worker, state, more = {}) {
     const row = this.setDetails(worker, { state, ...more })
     if (this.#live) return this.#draw()
-    if (state === 'works' && row.step > 0) return
+    if (state === 'works' && (row.step ?? 0) > 0) return
     const seconds = ((performance.now() - this.#start) / 1000).toFixed(2).padStart(6)
     this.print(`${seconds} s  ${this.#line(worker, row)}`)
   }
@@ -55,6 +75,7 @@ export class Screen {
     this.#drawn = this.#rows.size
   }
 
+  /** @param {string} worker @param {Row} row */
   #line(worker, row) {
     // A wrapped line would break the redrawing.
     const width = this.#live ? (this.#out.columns || 80) - 3 : Infinity
@@ -63,6 +84,7 @@ export class Screen {
     return this.paint(colour, line.slice(0, width))
   }
 
+  /** @param {import('./database.mjs').Line[]} lines */
   verdict(lines) {
     this.print()
     this.print(this.paint('bold', 'Verdict, from the record of all events'))
@@ -75,6 +97,10 @@ export class Screen {
   }
 }
 
+/**
+ * @param {Row} row
+ * @returns {[Colour, string]}
+ */
 function describe({ state, token, step = 0, message }) {
   const bar = `${'█'.repeat(step)}${'░'.repeat(STEPS - step)}`
   switch (state) {

@@ -2,20 +2,25 @@
 import { LockService } from '../../index.js'
 import { noLocks, report } from './job.mjs'
 
-const send = (message) => new Promise((resolve) => process.send(message, resolve))
+/** @param {object} message */
+const send = (message) => new Promise((resolve) => process.send?.(message, resolve))
+/** @type {Map<number, (value: any) => void>} */
 const pending = new Map()
 let lastId = 0
 
+/** @param {string} verb */
 const request =
   (verb) =>
-  (...args) =>
+  (/** @type {unknown[]} */ ...args) =>
     new Promise((resolve) => {
       pending.set(++lastId, resolve)
-      process.send({ type: 'ask', id: lastId, verb, args })
+      process.send?.({ type: 'ask', id: lastId, verb, args })
     })
 
 const verbs = ['enter', 'find', 'start', 'progress', 'store', 'leave']
-const database = Object.fromEntries(verbs.map((verb) => [verb, request(verb)]))
+const database = /** @type {import('./job.mjs').Reports} */ (
+  /** @type {unknown} */ (Object.fromEntries(verbs.map((verb) => [verb, request(verb)])))
+)
 
 try {
   // Connects to the store in HOLDFAST_URL.
@@ -23,16 +28,17 @@ try {
   const locks = process.env.HOLDFAST_DEMO_SABOTAGE === '1' ? noLocks : service
 
   process.on('message', async (/** @type {any} */ message) => {
-    if (message.type === 'answer') return pending.get(message.id)(message.value)
+    if (message.type === 'answer') return pending.get(message.id)?.(message.value)
     try {
       await send({ type: 'outcome', outcome: await report(locks, database, message.name) })
-    } catch (error) {
-      await send({ type: 'outcome', outcome: 'failed', code: error.code, message: error.message })
+    } catch (thrown) {
+      const { code, message } = /** @type {Error & { code?: string }} */ (thrown)
+      await send({ type: 'outcome', outcome: 'failed', code, message })
     }
   })
   process.once('disconnect', () => service.close())
   await send({ type: 'ready' })
-} catch (error) {
-  await send({ type: 'unfit', message: error.message })
+} catch (thrown) {
+  await send({ type: 'unfit', message: thrown instanceof Error ? thrown.message : String(thrown) })
   process.disconnect()
 }

@@ -1,19 +1,14 @@
 //! The queue of attempts to acquire that an engine has not begun yet. An engine limits how many attempts are in progress, so that
-//! the driver and the servers have no long queues.
-//!
-//! The queue is first in, first out until the oldest attempt has waited for [`OVERLOAD`]; then the newest goes first. After a
-//! stall the queue is full of attempts that are about to time out. In the order of arrival each of them would be sent shortly
-//! before its timeout, and so would every later attempt while the load lasts. (Facebook's "adaptive LIFO": Maurer, "Fail at
-//! Scale", ACM Queue 13(8), 2015.)
+//! the driver and the servers have no long queues. `overload_queue.rs` decides which one is next.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::OVERLOAD;
+use super::overload_queue::OverloadQueue;
+use crate::model::Key;
 
 /// Issues tickets for attempts, and keeps the queue for them.
 #[derive(Debug)]
@@ -22,14 +17,7 @@ pub(super) struct AttemptQueue(Mutex<State>);
 #[derive(Debug)]
 struct State {
     free: usize,
-    arrivals: u64,
-    waiting: BTreeMap<u64, Waiting>,
-}
-
-#[derive(Debug)]
-struct Waiting {
-    since: Instant,
-    ticket: oneshot::Sender<()>,
+    waiting: OverloadQueue<oneshot::Sender<()>>,
 }
 
 /// The right to make one attempt. Dropping it passes the right to the next attempt.
@@ -51,7 +39,7 @@ struct Position {
 
 impl Drop for Position {
     fn drop(&mut self) {
-        if !self.has_ticket && self.queue.0.lock().waiting.remove(&self.arrival).is_none() {
+        if !self.has_ticket && self.queue.0.lock().waiting.remove(self.arrival).is_none() {
             // The ticket was assigned to this position: pass it on.
             self.queue.pass_on();
         }
@@ -63,13 +51,12 @@ impl AttemptQueue {
     pub(super) fn new(size: usize) -> Arc<Self> {
         Arc::new(AttemptQueue(Mutex::new(State {
             free: size,
-            arrivals: 0,
-            waiting: BTreeMap::new(),
+            waiting: OverloadQueue::default(),
         })))
     }
 
-    /// Waits for a ticket. Dropping the future leaves the queue.
-    pub(super) async fn ticket(self: &Arc<Self>) -> Ticket {
+    /// Waits for the ticket of an attempt with this first name. Dropping the future leaves the queue.
+    pub(super) async fn ticket(self: &Arc<Self>, name: &Key) -> Ticket {
         let (assigned, mut position) = {
             let mut state = self.0.lock();
             if state.free > 0 {
@@ -77,13 +64,9 @@ impl AttemptQueue {
                 return Ticket(self.clone());
             }
             let (ticket, assigned) = oneshot::channel();
-            let arrival = state.arrivals;
-            state.arrivals += 1;
-            let since = Instant::now();
-            state.waiting.insert(arrival, Waiting { since, ticket });
             let position = Position {
                 queue: self.clone(),
-                arrival,
+                arrival: state.waiting.push(Instant::now(), name.clone(), ticket),
                 has_ticket: false,
             };
             (assigned, position)
@@ -97,14 +80,9 @@ impl AttemptQueue {
     /// Passes a ticket to the next attempt.
     fn pass_on(&self) {
         let mut state = self.0.lock();
-        let is_late = |(_, oldest): (&u64, &Waiting)| oldest.since.elapsed() > OVERLOAD;
-        let next = match state.waiting.first_key_value().is_some_and(is_late) {
-            true => state.waiting.pop_last(),
-            false => state.waiting.pop_first(),
-        };
-        match next {
+        match state.waiting.pop() {
             // A position that is dropped at this moment passes the ticket on.
-            Some((_, next)) => drop(next.ticket.send(())),
+            Some(next) => drop(next.send(())),
             None => state.free += 1,
         }
     }
@@ -115,50 +93,38 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::engine::overload_queue::OVERLOAD;
 
-    async fn enter(
-        queue: &Arc<AttemptQueue>,
-        number: u32,
-        order: &Arc<Mutex<Vec<u32>>>,
-    ) -> tokio::task::JoinHandle<()> {
-        let (queue, order) = (queue.clone(), order.clone());
-        let task = tokio::spawn(async move {
-            let _ticket = queue.ticket().await;
-            order.lock().push(number);
-        });
-        tokio::task::yield_now().await;
-        task
-    }
-
-    async fn order_after(wait: Duration) -> Vec<u32> {
-        let (queue, order) = (AttemptQueue::new(1), Arc::default());
-        let first = queue.ticket().await;
-        let tasks = [
-            enter(&queue, 1, &order).await,
-            enter(&queue, 2, &order).await,
-            enter(&queue, 3, &order).await,
-        ];
+    #[tokio::test(start_paused = true)]
+    async fn attempts_for_one_name_keep_their_order_under_overload() {
+        let (queue, order) = (AttemptQueue::new(1), Arc::new(Mutex::new(Vec::new())));
+        let name = Key::new("n").unwrap();
+        let first = queue.ticket(&name).await;
+        let mut tasks = Vec::new();
+        for number in 0..4 {
+            let (queue, order, name) = (queue.clone(), order.clone(), name.clone());
+            tasks.push(tokio::spawn(async move {
+                let _ticket = queue.ticket(&name).await;
+                order.lock().push(number);
+            }));
+            tokio::task::yield_now().await;
+        }
         tasks[1].abort();
-        tokio::time::advance(wait).await;
+        tokio::time::advance(2 * OVERLOAD).await;
         drop(first);
         for task in tasks {
             let _ = task.await;
         }
+        assert_eq!(*order.lock(), [0, 2, 3]);
         assert_eq!(queue.0.lock().free, 1);
-        order.lock().clone()
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_order_is_that_of_arrival_until_attempts_are_late() {
-        assert_eq!(order_after(Duration::from_millis(100)).await, [1, 3]);
-        assert_eq!(order_after(Duration::from_millis(600)).await, [3, 1]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_ticket_of_a_dropped_attempt_goes_to_the_next() {
         let queue = AttemptQueue::new(1);
-        let first = queue.ticket().await;
-        let mut dropped = Box::pin(queue.ticket());
+        let name = Key::new("n").unwrap();
+        let first = queue.ticket(&name).await;
+        let mut dropped = Box::pin(queue.ticket(&name));
         assert!(
             tokio::time::timeout(Duration::from_millis(1), &mut dropped)
                 .await
@@ -167,6 +133,6 @@ mod tests {
         drop(first);
         drop(dropped);
         assert_eq!(queue.0.lock().free, 1);
-        queue.ticket().await;
+        queue.ticket(&name).await;
     }
 }

@@ -1,10 +1,12 @@
 //! Parses a target (a URL, a list of URLs, nothing) and connects to its engine. The only match over engines.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::SharedEngine;
+use super::{Credentials, SharedEngine};
+use crate::backoff::Backoff;
 use crate::error::LockError;
 use crate::event_loop::EventLoop;
 
@@ -23,6 +25,10 @@ pub struct Settings {
     pub min_replicas: u32,
     /// The certificates for `rediss://` and for MongoDB with TLS.
     pub tls: TlsFiles,
+    /// Redis: the source of the logins of new connections, instead of the URL.
+    pub credentials: Option<Arc<Credentials>>,
+    /// How long `connect` tries again while the store cannot be reached. Default 0: one attempt.
+    pub connect_for: Duration,
     /// The caller's event loop, if it can poll an engine's socket.
     pub event_loop: Option<Arc<dyn EventLoop>>,
 }
@@ -36,13 +42,18 @@ impl Default for Settings {
             store_timeout: Duration::from_secs(5),
             min_replicas: 0,
             tls: TlsFiles::default(),
+            credentials: None,
+            connect_for: Duration::ZERO,
             event_loop: None,
         }
     }
 }
 
-/// Paths of PEM files.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+/// The TLS settings: paths of PEM files, or their text.
+///
+/// # Behavior
+/// `Debug` shows no text: it may contain a private key.
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct TlsFiles {
     /// The certificate authorities, instead of the system's.
     pub ca_file: Option<PathBuf>,
@@ -50,8 +61,28 @@ pub struct TlsFiles {
     pub cert_file: Option<PathBuf>,
     /// The client's private key.
     pub key_file: Option<PathBuf>,
+    /// The text of `ca_file`, instead of the file.
+    pub ca: Option<String>,
+    /// The text of `cert_file`, instead of the file.
+    pub cert: Option<String>,
+    /// The text of `key_file`, instead of the file.
+    pub key: Option<String>,
+    /// Redis: the name in the server's certificate, instead of the host of the URL.
+    pub server_name: Option<String>,
     /// Accepts any certificate. For tests only.
     pub insecure: bool,
+}
+
+impl fmt::Debug for TlsFiles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsFiles")
+            .field("ca_file", &self.ca_file)
+            .field("cert_file", &self.cert_file)
+            .field("key_file", &self.key_file)
+            .field("server_name", &self.server_name)
+            .field("insecure", &self.insecure)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A parsed target: the engine and its settings.
@@ -84,6 +115,15 @@ impl EngineConfig {
     /// # Errors
     /// `LOCK_INVALID_ARGUMENT` for an invalid target or setting. Messages never contain the password of a URL.
     pub fn parse(urls: &[String], settings: &Settings) -> Result<Self, LockError> {
+        let urls: &[String] = &urls.iter().map(|url| of_valkey(url)).collect::<Vec<_>>();
+        if settings.credentials.is_some() {
+            let is_redis = |url: &String| url.starts_with("redis");
+            if urls.is_empty() || !urls.iter().all(is_redis) {
+                let rule = "must be absent for a store other than Redis: the driver of MongoDB opens its connections by \
+                            itself (a client certificate, with authMechanism=MONGODB-X509, needs no password)";
+                return Err(LockError::invalid("credentials", rule, "a function"));
+            }
+        }
         if settings.min_replicas > 0 {
             let scheme = match urls {
                 [one] => one.split(':').next(),
@@ -133,9 +173,11 @@ impl EngineConfig {
             #[cfg(feature = "sqlite")]
             "sqlite" => Ok(EngineConfig::Sqlite(super::sql::SqliteConfig::parse(url, settings)?)),
             #[cfg(feature = "redis")]
-            "redis" | "rediss" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster" | "rediss+cluster" => Ok(
-                EngineConfig::Redis(Box::new(super::redis::RedisConfig::parse(url, settings)?)),
-            ),
+            "redis" | "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel" | "redis+cluster"
+            | "rediss+cluster" => {
+                let config = super::redis::RedisConfig::parse(url, settings)?;
+                Ok(EngineConfig::Redis(Box::new(config)))
+            }
             #[cfg(feature = "mongodb")]
             "mongodb" | "mongodb+srv" => Ok(EngineConfig::Mongodb(Box::new(super::mongodb::MongodbConfig::parse(
                 url, settings,
@@ -153,20 +195,54 @@ impl EngineConfig {
     }
 }
 
-const RULE: &str = "must be a URL that starts with memory:, sqlite:, redis://, rediss://, redis+sentinel://, \
-                    rediss+sentinel://, redis+cluster://, rediss+cluster://, mongodb:// or mongodb+srv://";
+const RULE: &str = "must be a URL that starts with memory:, sqlite:, redis://, rediss://, redis+unix://, redis+sentinel://, \
+                    rediss+sentinel://, redis+cluster://, rediss+cluster:// (valkey may replace redis), mongodb:// \
+                    or mongodb+srv://";
+/// Returns the URL with the scheme of Redis, if it has one of Valkey.
+fn of_valkey(url: &str) -> String {
+    match url.strip_prefix("valkey") {
+        Some(rest) => format!("redis{rest}"),
+        None => url.to_owned(),
+    }
+}
+
 /// The schemes for which `min_replicas` is allowed.
 const REPLICATED: [&str; 4] = ["redis", "rediss", "redis+sentinel", "rediss+sentinel"];
 
-/// Connects to the store, and sends one command to it.
+/// The backoff of `connect` while the store cannot be reached.
+const RECONNECT: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
+
+/// Connects to the store, and sends one command to it. Tries again for `settings.connect_for` while the store cannot be
+/// reached.
 ///
 /// # Errors
 /// `LOCK_STORE` when the store cannot be reached, refuses the connection, or does not answer within `settings.store_timeout`.
+pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<SharedEngine, LockError> {
+    let end = tokio::time::Instant::now() + settings.connect_for;
+    let mut backoff = RECONNECT;
+    loop {
+        let error = match connect_once(config.clone(), settings).await {
+            Ok(engine) => {
+                tracing::debug!(engine = engine.name(), "connected");
+                return Ok(engine);
+            }
+            Err(error) => error,
+        };
+        let pause = backoff.delay();
+        if !error.retryable || tokio::time::Instant::now() + pause >= end {
+            return Err(error);
+        }
+        tracing::debug!(%error, "cannot connect yet");
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Connects to the store once, and sends one command to it.
 #[cfg_attr(
     not(any(feature = "sqlite", feature = "redis", feature = "mongodb")),
     allow(unused_variables)
 )]
-pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<SharedEngine, LockError> {
+async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<SharedEngine, LockError> {
     let timeout = settings.store_timeout;
     match config {
         #[cfg(feature = "memory")]

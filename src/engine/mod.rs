@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 
+use crate::clock::Moment;
 use crate::error::EngineError;
 use crate::model::{Claim, Fence, Key, LockInfo, OwnerToken, Ttl};
 
@@ -16,24 +17,28 @@ mod attempt_queue;
 mod config;
 #[cfg(test)]
 pub(crate) mod contract;
+mod credentials;
 #[cfg(any(feature = "memory", feature = "sqlite"))]
 mod decide;
+#[cfg(any(feature = "mongodb", feature = "redis"))]
+mod hand_off;
 #[cfg(any(feature = "mongodb", feature = "redis"))]
 mod local_waiters;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
+#[cfg(any(feature = "mongodb", feature = "redis", feature = "sqlite"))]
+mod overload_queue;
+#[cfg(any(feature = "mongodb", feature = "redis"))]
+mod probe;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(feature = "sqlite")]
 pub mod sql;
 
 pub use config::{EngineConfig, Settings, TlsFiles, connect};
-
-/// How long the oldest attempt of a queue waits before the newest goes first: the store is slower than the calls arrive.
-#[cfg(any(feature = "mongodb", feature = "redis", feature = "sqlite"))]
-const OVERLOAD: Duration = Duration::from_millis(500);
+pub use credentials::{Credentials, Login};
 
 /// The result of an engine's operation. The error says how the store failed.
 pub type Result<T> = std::result::Result<T, EngineError>;
@@ -43,7 +48,8 @@ pub type Result<T> = std::result::Result<T, EngineError>;
 pub enum Acquired {
     /// The claim holds all of its names.
     Granted {
-        /// Larger than every fencing token that any of the names was granted with before.
+        /// Larger than every fencing token that any of the names was granted with before; may be [`Fence::NONE`] if the claim needs
+        /// no token.
         fence: Fence,
     },
     /// At least one name is busy. The claim holds nothing.
@@ -55,6 +61,18 @@ pub enum Acquired {
         /// engine did not ask.
         retry_after: Option<Duration>,
     },
+}
+
+/// How long a name is reserved for, or granted to, the waiter that it was handed to, unless the waiter's ttl is shorter.
+pub const RESERVATION: Duration = Duration::from_secs(2);
+
+/// A grant that the store made for a waiter, without an attempt of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HandOff {
+    /// As in [`Acquired::Granted`].
+    pub fence: Fence,
+    /// The lease lasts until this moment at least, which may be long before its ttl: the service renews it.
+    pub until: Moment,
 }
 
 /// The answer to a renewal, and to a transfer.
@@ -102,6 +120,14 @@ pub trait Subscription: Send {
     /// May return without a change. A lost notification is found by the service's safety poll. A change between the
     /// subscription and this call is not missed.
     async fn changed(&mut self);
+
+    /// Returns the grant that the last change was, once. `None`: the waiter makes an attempt.
+    ///
+    /// # Behavior
+    /// The claim has left the queue. A grant that is dropped is released as any other one.
+    fn take_hand_off(&mut self) -> Option<HandOff> {
+        None
+    }
 
     /// Whether the subscription itself bounds the delay of a missed change (the expiry of the current lease, a lost message, a
     /// failed store). The service then makes no safety polls: many waiters would make many of them.
@@ -205,6 +231,11 @@ pub trait Engine: Send + Sync + fmt::Debug {
     /// Reads the holder of a name. `None`: it is free.
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>>;
 
+    /// Reads the holder of a name like [`Engine::inspect`], without a wait for a fencing token that the store shows later.
+    async fn inspect_now(&self, key: &Key) -> Result<Option<LockInfo>> {
+        self.inspect(key).await
+    }
+
     /// Lists the held locks whose name starts with `prefix` (literal text), sorted by name.
     ///
     /// # Behavior
@@ -219,6 +250,23 @@ pub trait Engine: Send + Sync + fmt::Debug {
 
     /// Closes connections and ends threads. Later calls may fail.
     async fn close(&self);
+
+    /// Returns the store's clock if tests can move it: in `memory:`.
+    fn movable_clock(&self) -> Option<&dyn MovableClock> {
+        None
+    }
+}
+
+/// The clock of a store that tests can move (`service/testing.rs`).
+pub trait MovableClock: Sync {
+    /// Returns when the next lease in the store expires.
+    fn next_expiry(&self) -> Option<Moment>;
+
+    /// Moves the clock forward, and notifies the waiters of names that became free.
+    fn advance(&self, by: Duration);
+
+    /// Whether every notified waiter has made its attempt, and its call has received the grant.
+    fn is_settled(&self) -> bool;
 }
 
 /// How long a position in a queue lives after its owner's last attempt or heartbeat, unless the claim's ttl is shorter.

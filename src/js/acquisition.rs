@@ -12,20 +12,20 @@ use super::bridge::leases::Entry;
 use super::bridge::notifier::Notifier;
 use super::bridge::{Bridge, hold_process};
 use crate::error::LockError;
-use crate::model::Key;
-use crate::service::{AcquireOptions, Lease, Locks, Outcome, Wait};
+use crate::model::{Holder, Names, Process};
+use crate::service::{AcquireOptions, BusyLock, Lease, Locks, Outcome, Wait};
 
 /// A pending acquisition.
 pub(super) struct PendingAcquisition {
     pub(super) locks: Locks,
     pub(super) notifier: Arc<Notifier>,
-    pub(super) names: Vec<Key>,
-    pub(super) options: AcquireOptions,
-    /// Whether a busy name rejects with `LOCK_TIMEOUT`. Otherwise it resolves to zero.
-    pub(super) rejects_busy: bool,
+    pub(super) names: Names,
+    pub(super) options: Arc<AcquireOptions>,
     /// The ticket of `cancel`, and the token that `cancel` cancels.
     pub(super) cancellation: Option<(u64, CancellationToken)>,
     pub(super) started: Instant,
+    /// Whether the call does not keep the event loop alive.
+    pub(super) is_in_background: bool,
     pub(super) deferred: Deferred,
 }
 
@@ -36,16 +36,21 @@ impl PendingAcquisition {
         self.start_with(env, bridge, options);
     }
 
-    fn start_with(self, env: &Env, bridge: &Rc<Bridge>, options: AcquireOptions) {
+    fn start_with(self, env: &Env, bridge: &Rc<Bridge>, options: Arc<AcquireOptions>) {
         let token = self.cancellation.as_ref().map(|(_, token)| token.clone());
-        let acquiring = self.locks.acquire(&self.names, options, token);
+        let acquiring = self.locks.acquire(self.names.clone(), options, token);
+        if self.is_in_background {
+            return bridge.call_in_background(acquiring, move |env, bridge, outcome| {
+                self.received(env, bridge, outcome)
+            });
+        }
         bridge.call(env, acquiring, move |env, bridge, outcome| {
-            self.received(env, bridge, outcome);
+            self.received(env, bridge, outcome)
         });
     }
 
-    /// Returns the options with the rest of the wait. `None`: the wait has ended.
-    fn remaining_options(&self) -> Option<AcquireOptions> {
+    /// Returns the options of a new call with the rest of the wait, in the place of this call. `None`: the wait has ended.
+    fn remaining_options(&self, lease: &Lease) -> Option<AcquireOptions> {
         let wait = match self.options.wait {
             Wait::No => return None,
             Wait::Forever => Wait::Forever,
@@ -56,7 +61,8 @@ impl PendingAcquisition {
         };
         Some(AcquireOptions {
             wait,
-            ..self.options.clone()
+            resumed: Some(lease.arrival()),
+            ..AcquireOptions::clone(&self.options)
         })
     }
 
@@ -67,18 +73,14 @@ impl PendingAcquisition {
             Ok(Outcome::Acquired(lease)) if !lease.is_held() => {
                 if self.locks.is_closed() {
                     Err(LockError::closed())
-                } else if let Some(rest) = self.remaining_options() {
-                    let options = AcquireOptions {
-                        resumed: Some(lease.arrival()),
-                        ..rest
-                    };
-                    return self.start_with(env, bridge, options);
+                } else if let Some(rest) = self.remaining_options(&lease) {
+                    return self.start_with(env, bridge, rest.into());
                 } else {
-                    self.busy()
+                    self.busy(None)
                 }
             }
             Ok(Outcome::Acquired(lease)) => Ok(Some(lease)),
-            Ok(Outcome::Busy) => self.busy(),
+            Ok(Outcome::Busy(lock)) => self.busy(lock),
             Ok(Outcome::Aborted) => Ok(None),
             Err(error) => Err(error),
         };
@@ -92,19 +94,32 @@ impl PendingAcquisition {
             .settle(env, acquired.map(|lease| lease.map_or(0.0, number)));
     }
 
-    /// Returns the result of a busy name.
-    fn busy(&self) -> Result<Option<Arc<Lease>>, LockError> {
-        if !self.rejects_busy {
+    /// Returns the result of a busy name: `LOCK_TIMEOUT` if the call reports the holder, otherwise nothing.
+    fn busy(&self, lock: Option<Box<BusyLock>>) -> Result<Option<Arc<Lease>>, LockError> {
+        if !self.options.report_holder {
             return Ok(None);
         }
         let waited = match self.options.wait {
             Wait::For(wait) => wait.as_millis(),
             Wait::No | Wait::Forever => 0,
         };
-        let first = self.names[0].as_str();
-        Err(LockError::timeout(
-            first,
-            format!("the lock {first:?} was still busy after {waited} ms"),
-        ))
+        let name = lock.as_ref().map_or(&self.names[0], |lock| &lock.name).as_str();
+        let held = lock.as_deref().map(held_by).unwrap_or_default();
+        let message = format!("the lock {name:?} was still busy after {waited} ms{held}");
+        let info = lock.as_ref().and_then(|lock| lock.info.clone());
+        Err(LockError::timeout(name, message, info))
     }
+}
+
+/// Returns the part of a message that names the holder. Empty: it is not known.
+fn held_by(lock: &BusyLock) -> String {
+    let Some(info) = &lock.info else { return String::new() };
+    let Some(Holder { process, .. }) = &info.holder else {
+        return ": it is held by another tool".into();
+    };
+    let Process { host, pid } = process;
+    if lock.is_own {
+        return format!(": it is held by this process (pid {pid} on {host})");
+    }
+    format!(": it is held by pid {pid} on {host}")
 }

@@ -7,8 +7,11 @@
 
 mod acquisition;
 mod bridge;
+mod debug;
+mod names;
 mod options;
 mod service;
+mod testing;
 
 /// Keeps this library loaded until the process ends.
 ///

@@ -1,4 +1,4 @@
-//! The options of `connect` and of an acquisition, which `lib/options.ts` has checked. Durations are in milliseconds. An absent
+//! The options of `connect` and of an acquisition, which `lib/options.ts` and `lib/connect.ts` have checked. Durations are in milliseconds. An absent
 //! field means the default.
 
 use std::time::Duration;
@@ -15,9 +15,11 @@ pub struct AcquireRecord {
     pub ttl_ms: Option<f64>,
     pub wait_ms: Option<f64>,
     pub renew: Option<bool>,
+    /// `Infinity`: no limit.
     pub max_hold_ms: Option<f64>,
     pub stall_limit_ms: Option<f64>,
     pub min_hold_ms: Option<f64>,
+    pub waits_for_store: Option<bool>,
     /// The metadata as JSON text.
     pub metadata: Option<String>,
     /// The ticket that `cancel` takes.
@@ -36,7 +38,7 @@ impl AcquireRecord {
         }
         options.renew = self.renew.unwrap_or(options.renew);
         if let Some(ms) = self.max_hold_ms {
-            options.max_hold = Some(ttl(ms).duration());
+            options.max_hold = ms.is_finite().then(|| ttl(ms).duration());
         }
         if let Some(ms) = self.stall_limit_ms {
             options.stall_limit = ttl(ms).duration();
@@ -44,6 +46,7 @@ impl AcquireRecord {
         if let Some(ms) = self.min_hold_ms {
             options.min_hold = duration(ms).unwrap_or_default();
         }
+        options.waits_for_store = self.waits_for_store.unwrap_or(options.waits_for_store);
         if let Some(metadata) = &self.metadata {
             options.metadata = Some(metadata.as_str().into());
         }
@@ -83,10 +86,21 @@ pub struct Config {
     pub defaults: AcquireRecord,
     /// Whether `notify` receives events, in addition to losses.
     pub events: bool,
+    /// Whether `notify` is asked for the login of every new connection.
+    pub credentials: Option<bool>,
+    /// How long `connect` tries again.
+    pub connect_ms: Option<f64>,
     pub ca_file: Option<String>,
     pub cert_file: Option<String>,
     pub key_file: Option<String>,
+    /// The text of the files, instead of their paths.
+    pub ca: Option<String>,
+    pub cert: Option<String>,
+    pub key: Option<String>,
+    pub servername: Option<String>,
     pub insecure: Option<bool>,
+    /// The ticket that `cancel` takes.
+    pub ticket: Option<f64>,
 }
 
 impl Config {
@@ -103,8 +117,14 @@ impl Config {
                 ca_file: self.ca_file.clone().map(Into::into),
                 cert_file: self.cert_file.clone().map(Into::into),
                 key_file: self.key_file.clone().map(Into::into),
+                ca: self.ca.clone(),
+                cert: self.cert.clone(),
+                key: self.key.clone(),
+                server_name: self.servername.clone(),
                 insecure: self.insecure.unwrap_or(false),
             },
+            credentials: None,
+            connect_for: self.connect_ms.and_then(duration).unwrap_or_default(),
             event_loop: None,
         }
     }

@@ -4,34 +4,43 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use napi::bindgen_prelude::{Either, Env, Function, JavaScriptClassExt, Result, Unknown};
+use futures_util::future::OptionFuture;
+use napi::bindgen_prelude::{Env, Function, JavaScriptClassExt, Result, Unknown};
 use napi_derive::napi;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::acquisition::PendingAcquisition;
-use super::bridge::deferred::Deferred;
+use super::bridge::deferred::{Deferred, info_to_json};
 use super::bridge::leases::Entry;
+use super::bridge::logins::credentials;
 use super::bridge::notifier::{Notifier, stall_detector};
 use super::bridge::{Bridge, failed};
-use super::options::{AcquireRecord, Config, ttl, wait};
+use super::names::{NameArgument, NamesArgument, keys};
+use super::options::{AcquireRecord, Config, duration, ttl, wait};
+use crate::clock::Moment;
 use crate::engine::EngineConfig;
 use crate::error::LockError;
 use crate::model::{Fence, Key, LockInfo, OwnerToken};
-use crate::service::{AcquireOptions, EventSink, Locks};
+use crate::service::{AcquireOptions, EventSink, Locks, Wait};
 
-/// Flags of `acquire`: whether the lease is renewed, if the call sets it, and whether a busy name is an error.
+/// Flags of `acquire`: whether the lease is renewed, if the call sets it, whether a busy name is an error, and whether the call does not
+/// keep the event loop alive.
 const RENEW: u32 = 1;
 const NO_RENEW: u32 = 2;
 const REJECT_BUSY: u32 = 4;
+const IN_BACKGROUND: u32 = 8;
 
 /// A lock service over one store.
 #[napi]
 pub struct LockService {
-    locks: Locks,
+    pub(super) locks: Locks,
     bridge: Rc<Bridge>,
     notifier: Arc<Notifier>,
-    defaults: AcquireOptions,
+    /// The options of a call without any, which such calls share: without and with [`REJECT_BUSY`].
+    defaults: [Arc<AcquireOptions>; 2],
+    /// The same for `acquire_by_name`.
+    by_name: Arc<AcquireOptions>,
 }
 
 /// Connects to a store. `notify` receives JSON text: an array of events and losses. It must not throw.
@@ -44,28 +53,55 @@ pub fn connect<'env>(env: &'env Env, mut config: Config, notify: Function<'_, St
     let notifier = Notifier::new(env, bridge.shared(), &notify)?;
     let mut settings = config.settings();
     settings.event_loop = bridge.event_loop();
+    if config.credentials == Some(true) {
+        settings.credentials = Some(credentials(&notifier));
+    }
     let engine = match EngineConfig::parse(&std::mem::take(&mut config.urls), &settings) {
         Ok(engine) => engine,
         Err(error) => return Deferred::rejected(env, error),
     };
     let defaults = config.defaults.over(&AcquireOptions::default());
     let detector = stall_detector(bridge.shared());
-    let sink = config.events.then(|| {
+    let sink = {
         let notifier = notifier.clone();
         Arc::new(move |event| notifier.event(&event)) as EventSink
-    });
+    };
+    let emits_events = config.events;
+    let cancellation = config.ticket.map(|ticket| bridge.cancellation(ticket as u64));
     let work = async move {
-        let engine = crate::engine::connect(engine, &settings).await?;
-        Ok(Locks::new(engine, settings.store_timeout, detector, sink))
+        let cancelled = OptionFuture::from(cancellation.as_ref().map(CancellationToken::cancelled));
+        let engine = tokio::select! {
+            biased;
+            Some(()) = cancelled => return Err(LockError::closed()),
+            engine = crate::engine::connect(engine, &settings) => engine?,
+        };
+        let locks = Locks::new(engine, settings.store_timeout, detector, Some(sink));
+        locks.set_events(emits_events);
+        Ok(locks)
     };
     let (deferred, promise) = Deferred::new(env)?;
     bridge.call(env, work, move |env, bridge, locks| {
+        if let Some(ticket) = config.ticket {
+            bridge.cancellations.borrow_mut().remove(&(ticket as u64));
+        }
         let service = locks.and_then(|locks| {
             let service = LockService {
                 locks,
                 bridge: bridge.clone(),
                 notifier,
-                defaults,
+                defaults: [false, true].map(|report_holder| {
+                    Arc::new(AcquireOptions {
+                        report_holder,
+                        ..defaults.clone()
+                    })
+                }),
+                by_name: Arc::new(AcquireOptions {
+                    wait: Wait::No,
+                    renew: false,
+                    // `acquireLock` returns none, but the events of its lease have it.
+                    needs_token: false,
+                    ..defaults
+                }),
             };
             service
                 .into_instance(env)
@@ -76,7 +112,7 @@ pub fn connect<'env>(env: &'env Env, mut config: Config, notify: Function<'_, St
     Ok(promise)
 }
 
-/// Cancels the acquisition with this ticket.
+/// Cancels the acquisition, or the attempt to connect, with this ticket.
 #[napi]
 pub fn cancel(env: &Env, ticket: f64) {
     let token = Bridge::existing(env).and_then(|bridge| bridge.cancellations.borrow_mut().remove(&(ticket as u64)));
@@ -85,12 +121,34 @@ pub fn cancel(env: &Env, ticket: f64) {
     }
 }
 
-/// Checks one name or several.
-fn keys(names: Either<String, Vec<String>>) -> std::result::Result<Vec<Key>, LockError> {
-    match names {
-        Either::A(name) => Ok(vec![Key::new(&name)?]),
-        Either::B(names) => names.iter().map(|name| Key::new(name)).collect(),
+/// Waits for `ms` milliseconds, or until `cancel` with the ticket. Resolves to the milliseconds that have passed. `is_in_background`: the
+/// event loop does not wait for it.
+#[napi(ts_return_type = "Promise<number>")]
+pub fn pause(env: &Env, ms: f64, ticket: f64, is_in_background: bool) -> Result<Unknown<'_>> {
+    let bridge = match Bridge::get(env) {
+        Ok(bridge) => bridge,
+        Err(error) => return Deferred::rejected(env, error),
+    };
+    let ticket = ticket as u64;
+    let cancelled = bridge.cancellation(ticket).cancelled_owned();
+    let time = duration(ms).unwrap_or_default();
+    let started = Moment::now();
+    let pausing = async move {
+        // The end of the pause is either of them.
+        let _ = tokio::time::timeout(time, cancelled).await;
+        Ok(started.elapsed().as_secs_f64() * 1000.0)
+    };
+    let (deferred, promise) = Deferred::new(env)?;
+    let settle = move |env: &Env, bridge: &Rc<Bridge>, ended| {
+        bridge.cancellations.borrow_mut().remove(&ticket);
+        deferred.settle(env, ended);
+    };
+    if is_in_background {
+        bridge.call_in_background(pausing, settle);
+    } else {
+        bridge.call(env, pausing, settle);
     }
+    Ok(promise)
 }
 
 impl LockService {
@@ -98,10 +156,10 @@ impl LockService {
     fn with_key<'env>(
         &self,
         env: &'env Env,
-        name: &str,
+        NameArgument(name): NameArgument,
         start: impl FnOnce(Key) -> Result<Unknown<'env>>,
     ) -> Result<Unknown<'env>> {
-        match Key::new(name) {
+        match name {
             Ok(key) => start(key),
             Err(error) => Deferred::rejected(env, error),
         }
@@ -111,12 +169,12 @@ impl LockService {
 #[napi]
 impl LockService {
     /// Makes one attempt. Resolves to whether this service holds the name now. `NaN` means the default ttl.
-    #[napi(ts_return_type = "Promise<boolean>")]
-    pub fn acquire_by_name<'env>(&self, env: &'env Env, name: String, ttl_ms: f64) -> Result<Unknown<'env>> {
-        self.with_key(env, &name, |key| {
-            let mut options = self.defaults.clone();
+    #[napi(ts_args_type = "name: string, ttlMs: number", ts_return_type = "Promise<boolean>")]
+    pub fn acquire_by_name<'env>(&self, env: &'env Env, name: NameArgument, ttl_ms: f64) -> Result<Unknown<'env>> {
+        self.with_key(env, name, |key| {
+            let mut options = self.by_name.clone();
             if !ttl_ms.is_nan() {
-                options.ttl = ttl(ttl_ms);
+                Arc::make_mut(&mut options).ttl = ttl(ttl_ms);
             }
             let acquiring = self.locks.acquire_by_name(key, options);
             let locks = self.locks.clone();
@@ -131,9 +189,9 @@ impl LockService {
     }
 
     /// Releases a lease of `acquireByName`. Resolves to whether this call released it.
-    #[napi(ts_return_type = "Promise<boolean>")]
-    pub fn release_by_name<'env>(&self, env: &'env Env, name: String) -> Result<Unknown<'env>> {
-        self.with_key(env, &name, |key| {
+    #[napi(ts_args_type = "name: string", ts_return_type = "Promise<boolean>")]
+    pub fn release_by_name<'env>(&self, env: &'env Env, name: NameArgument) -> Result<Unknown<'env>> {
+        self.with_key(env, name, |key| {
             let released = self.locks.release_by_name(&key);
             self.bridge
                 .promise(env, &self.locks, released, |_, outcome| outcome.is_freed())
@@ -141,38 +199,39 @@ impl LockService {
     }
 
     /// Acquires a lease. Resolves to its number, or to zero if a name is busy or the call was cancelled. `NaN` means the default.
-    #[napi(ts_return_type = "Promise<number>")]
+    #[napi(
+        ts_args_type = "names: string | Array<string>, ttlMs: number, waitMs: number, flags: number, more?: AcquireRecord | undefined | null",
+        ts_return_type = "Promise<number>"
+    )]
     pub fn acquire<'env>(
         &self,
         env: &'env Env,
-        names: Either<String, Vec<String>>,
+        names: NamesArgument,
         ttl_ms: f64,
         wait_ms: f64,
         flags: u32,
         more: Option<AcquireRecord>,
     ) -> Result<Unknown<'env>> {
-        let names = match keys(names) {
+        let names = match names.0 {
             Ok(names) => names,
             Err(error) => return Deferred::rejected(env, error),
         };
-        let mut options = match &more {
-            Some(more) => more.over(&self.defaults),
-            None => self.defaults.clone(),
-        };
+        let mut options = self.defaults[usize::from(flags & REJECT_BUSY != 0)].clone();
+        if let Some(more) = &more {
+            options = more.over(&options).into();
+        }
         if !ttl_ms.is_nan() {
-            options.ttl = ttl(ttl_ms);
+            Arc::make_mut(&mut options).ttl = ttl(ttl_ms);
         }
         if !wait_ms.is_nan() {
-            options.wait = wait(wait_ms);
+            Arc::make_mut(&mut options).wait = wait(wait_ms);
         }
-        options.renew = (options.renew || flags & RENEW != 0) && flags & NO_RENEW == 0;
+        if flags & (RENEW | NO_RENEW) != 0 {
+            Arc::make_mut(&mut options).renew = flags & RENEW != 0;
+        }
         let cancellation = more.and_then(|more| more.ticket).map(|ticket| {
-            let token = CancellationToken::new();
-            self.bridge
-                .cancellations
-                .borrow_mut()
-                .insert(ticket as u64, token.clone());
-            (ticket as u64, token)
+            let ticket = ticket as u64;
+            (ticket, self.bridge.cancellation(ticket))
         });
         let (deferred, promise) = Deferred::new(env)?;
         let acquisition = PendingAcquisition {
@@ -180,9 +239,9 @@ impl LockService {
             notifier: self.notifier.clone(),
             names,
             options,
-            rejects_busy: flags & REJECT_BUSY != 0,
             cancellation,
             started: Instant::now(),
+            is_in_background: flags & IN_BACKGROUND != 0,
             deferred,
         };
         acquisition.start(env, &self.bridge);
@@ -200,7 +259,7 @@ impl LockService {
         options: AcquireRecord,
     ) -> Result<Unknown<'env>> {
         let parsed = || {
-            let keys = keys(Either::B(names))?;
+            let keys = keys(&names)?;
             let owner = OwnerToken::parse(&token)?;
             let Ok(fence) = fence.parse().map(Fence) else {
                 return Err(LockError::invalid(
@@ -216,7 +275,7 @@ impl LockService {
             Err(error) => return Deferred::rejected(env, error),
         };
         let (locks, notifier) = (self.locks.clone(), self.notifier.clone());
-        let options = options.over(&self.defaults);
+        let options = options.over(&self.defaults[0]);
         let service = locks.clone();
         let restoring = async move { service.restore(&keys, owner, fence, options).await };
         self.bridge
@@ -230,9 +289,9 @@ impl LockService {
     }
 
     /// Reads the holder of a name. Resolves to JSON text: an array, which is empty if the name is free.
-    #[napi(ts_return_type = "Promise<string>")]
-    pub fn inspect<'env>(&self, env: &'env Env, name: String) -> Result<Unknown<'env>> {
-        self.with_key(env, &name, |key| {
+    #[napi(ts_args_type = "name: string", ts_return_type = "Promise<string>")]
+    pub fn inspect<'env>(&self, env: &'env Env, name: NameArgument) -> Result<Unknown<'env>> {
+        self.with_key(env, name, |key| {
             let locks = self.locks.clone();
             let inspecting = async move { Ok(to_json(locks.inspect(&key).await?.as_slice())) };
             self.bridge.promise(env, &self.locks, inspecting, |_, text| text)
@@ -248,9 +307,9 @@ impl LockService {
     }
 
     /// Releases a name, no matter which owner holds it. Resolves to whether it was held.
-    #[napi(ts_return_type = "Promise<boolean>")]
-    pub fn force_release<'env>(&self, env: &'env Env, name: String) -> Result<Unknown<'env>> {
-        self.with_key(env, &name, |key| {
+    #[napi(ts_args_type = "name: string", ts_return_type = "Promise<boolean>")]
+    pub fn force_release<'env>(&self, env: &'env Env, name: NameArgument) -> Result<Unknown<'env>> {
+        self.with_key(env, name, |key| {
             let locks = self.locks.clone();
             let releasing = async move { locks.force_release(&key).await };
             self.bridge.promise(env, &self.locks, releasing, |_, released| released)
@@ -280,12 +339,47 @@ impl LockService {
         self.locks.engine_name()
     }
 
-    /// Closes the service.
-    #[napi(ts_return_type = "Promise<void>")]
-    pub fn close<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
+    /// Makes one round trip to the store. Resolves to its duration in milliseconds.
+    #[napi(ts_return_type = "Promise<number>")]
+    pub fn ping<'env>(&self, env: &'env Env) -> Result<Unknown<'env>> {
         let locks = self.locks.clone();
+        let pinging = async move { locks.ping().await };
+        self.bridge
+            .promise(env, &self.locks, pinging, |_, took| took.as_secs_f64() * 1000.0)
+    }
+
+    /// Returns whether the last operation of the store succeeded, or there was none.
+    #[napi]
+    pub fn is_connected(&self) -> bool {
+        self.locks.is_connected()
+    }
+
+    /// Switches events on or off.
+    #[napi]
+    pub fn set_events(&self, enabled: bool) {
+        self.locks.set_events(enabled);
+    }
+
+    /// Records that jobs run now, or that none runs any more. While one runs, the process does not exit by itself.
+    #[napi]
+    pub fn set_runs_jobs(&self, env: &Env, runs_jobs: bool) {
+        self.locks.set_runs_jobs(runs_jobs);
+        self.bridge.keep_alive(env, runs_jobs);
+    }
+
+    /// Closes the service, after a drain of at most `drain_ms`. Zero means no drain.
+    #[napi(ts_return_type = "Promise<void>")]
+    pub fn close<'env>(&self, env: &'env Env, drain_ms: f64) -> Result<Unknown<'env>> {
+        let (locks, shared) = (self.locks.clone(), self.bridge.shared().clone());
+        let drain = duration(drain_ms).filter(|drain| !drain.is_zero());
+        // Before the future runs: the calls that follow in this tick are rejected.
+        locks.end_calls();
         let closing = async move {
-            locks.close().await;
+            if let Some(limit) = drain {
+                locks.drain(limit).await;
+            }
+            // The signals of the locks that are lost abort before the names are free.
+            locks.close_after(shared.delivered()).await;
             Ok(())
         };
         self.bridge.promise(env, &self.locks, closing, |_, ()| ())
@@ -293,16 +387,5 @@ impl LockService {
 }
 
 fn to_json(infos: &[LockInfo]) -> String {
-    let infos = infos.iter().map(|info| {
-        json!({
-            "name": info.name,
-            "remainingMs": info.remaining.map(|remaining| remaining.as_secs_f64() * 1000.0),
-            "fencingToken": info.fence.map(|fence| fence.0.to_string()),
-            "holder": info.holder.as_ref().map(|holder| {
-                json!({ "host": holder.process.host, "pid": holder.process.pid, "since": holder.since_ms })
-            }),
-            "metadata": info.metadata,
-        })
-    });
-    infos.collect::<Value>().to_string()
+    infos.iter().map(info_to_json).collect::<Value>().to_string()
 }

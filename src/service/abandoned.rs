@@ -23,7 +23,7 @@ use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::Released;
 use crate::error::EngineError;
-use crate::model::Claim;
+use crate::model::{Claim, OwnerToken, Ttl};
 
 /// Maximum number of claims in one call of the engine.
 const BATCH: usize = 256;
@@ -302,10 +302,9 @@ impl Shared {
         };
         let mut answer = |index: usize, released| collect(plain[index], released);
         let listed = &batch;
-        let release_kept = kept.iter().map(|&index| async move {
-            let keep = listed[index].min_hold_until.map_or(Duration::ZERO, Moment::remaining);
-            (index, self.engine.release(&listed[index].claim, keep).await)
-        });
+        let release_kept = kept
+            .iter()
+            .map(|&index| async move { (index, self.release_kept(&listed[index]).await) });
         let releasing = async {
             let plain = async {
                 if !claims.is_empty() {
@@ -357,6 +356,20 @@ impl Shared {
             .unreleased
             .send_modify(|count| *count = count.saturating_sub(done));
         failed
+    }
+
+    /// Releases a claim with a minimum hold. Makes its names busy again if the lease expired before this release, in an outage of the
+    /// store. They are busy already if an earlier release was executed, and had no answer.
+    async fn release_kept(&self, abandoned: &AbandonedClaim) -> Result<Released, EngineError> {
+        let claim = &abandoned.claim;
+        let keep = abandoned.min_hold_until.map_or(Duration::ZERO, Moment::remaining);
+        let released = self.engine.release(claim, keep).await?;
+        if released == Released::NotHeld && abandoned.repeats == 0 && !keep.is_zero() {
+            let ttl = Ttl::clamped(keep);
+            let hold = Claim::new(claim.keys(), OwnerToken::fresh(), ttl, claim.process.clone());
+            self.engine.try_acquire(&hold).await?;
+        }
+        Ok(released)
     }
 
     /// Schedules the next repeat of a doubtful claim.

@@ -1,9 +1,10 @@
-//! The events of a service, for `onEvent`, and its counters, for `stats()`.
+//! The events of a service, for `onEvent` and telemetry, and its counters, for `stats()`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use crate::error::{Code, LockError};
 use crate::model::{Fence, Names};
 
 /// The kinds of event.
@@ -19,6 +20,16 @@ pub enum EventKind {
     Lost,
     /// A call waits for a busy name.
     Waiting,
+    /// A call ended because the name was busy.
+    Timeout,
+    /// The caller aborted a call.
+    Aborted,
+    /// A call ended with an error.
+    Failed,
+    /// The store answers again, after `Disconnected`.
+    Connected,
+    /// An operation failed or had no answer in time, and none has succeeded since.
+    Disconnected,
 }
 
 impl EventKind {
@@ -30,6 +41,11 @@ impl EventKind {
             EventKind::Renewed => "renewed",
             EventKind::Lost => "lost",
             EventKind::Waiting => "waiting",
+            EventKind::Timeout => "timeout",
+            EventKind::Aborted => "aborted",
+            EventKind::Failed => "failed",
+            EventKind::Connected => "connected",
+            EventKind::Disconnected => "disconnected",
         }
     }
 }
@@ -39,18 +55,103 @@ impl EventKind {
 pub struct Event {
     /// The kind.
     pub kind: EventKind,
-    /// The names of the lock, as the caller gave them; at least one.
-    pub names: Names,
-    /// The lease's fencing token. `None` for `Waiting`.
+    /// The names of the lock, as the caller gave them. `None` for `Connected` and `Disconnected`.
+    pub names: Option<Names>,
+    /// The fencing token of the event's lease.
     pub fence: Option<Fence>,
-    /// `Acquired`: the duration of the call. `Released` and `Lost`: how long the lease was held.
+    /// `Released` and `Lost`: how long the lease was held. Otherwise the duration of the call.
     pub duration: Option<Duration>,
-    /// `Lost`: the reason.
+    /// `Lost`, `Failed` and `Disconnected`: the reason.
     pub reason: Option<Arc<str>>,
+    /// `Failed`: the code of the error.
+    pub code: Option<Code>,
+}
+
+impl Event {
+    /// Returns an event without details.
+    pub(super) fn new(kind: EventKind, names: Option<Names>) -> Self {
+        Event {
+            kind,
+            names,
+            fence: None,
+            duration: None,
+            reason: None,
+            code: None,
+        }
+    }
+
+    /// Returns the event of a call that ended with an error.
+    pub(super) fn failed(names: Names, waited: Duration, error: &LockError) -> Self {
+        Event {
+            duration: Some(waited),
+            reason: Some(error.message.as_str().into()),
+            code: Some(error.code),
+            ..Event::new(EventKind::Failed, Some(names))
+        }
+    }
 }
 
 /// Receives the events, on the I/O thread. It must not block.
 pub type EventSink = Arc<dyn Fn(Event) + Send + Sync>;
+
+/// Where the events of a service go.
+pub(super) struct Events {
+    sink: Option<EventSink>,
+    /// Whether anything receives them now.
+    is_enabled: AtomicBool,
+    /// Whether the last operation of the store failed.
+    is_disconnected: AtomicBool,
+}
+
+impl Events {
+    pub(super) fn new(sink: Option<EventSink>) -> Self {
+        Events {
+            is_enabled: AtomicBool::new(sink.is_some()),
+            sink,
+            is_disconnected: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn set_enabled(&self, is_enabled: bool) {
+        self.is_enabled.store(is_enabled, Relaxed);
+    }
+
+    pub(super) fn is_enabled(&self) -> bool {
+        self.is_enabled.load(Relaxed)
+    }
+
+    /// Returns whether the last operation of the store succeeded, or there was none.
+    pub(super) fn is_connected(&self) -> bool {
+        !self.is_disconnected.load(Relaxed)
+    }
+
+    /// Creates an event and sends it, if anything receives events.
+    pub(super) fn emit(&self, event: impl FnOnce() -> Event) {
+        if let Some(sink) = &self.sink
+            && self.is_enabled()
+        {
+            sink(event());
+        }
+    }
+
+    /// Records that an operation of the store succeeded.
+    pub(super) fn store_answered(&self) {
+        // Almost always false: a read is cheaper than an exchange.
+        if self.is_disconnected.load(Relaxed) && self.is_disconnected.swap(false, Relaxed) {
+            self.emit(|| Event::new(EventKind::Connected, None));
+        }
+    }
+
+    /// Records that an operation of the store failed or had no answer.
+    pub(super) fn store_failed(&self, reason: impl FnOnce() -> Arc<str>) {
+        if !self.is_disconnected.swap(true, Relaxed) {
+            self.emit(|| Event {
+                reason: Some(reason()),
+                ..Event::new(EventKind::Disconnected, None)
+            });
+        }
+    }
+}
 
 /// The counters of a service, since its start.
 #[derive(Debug, Default)]

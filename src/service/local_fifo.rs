@@ -57,12 +57,6 @@ impl LocalFifos {
         }
     }
 
-    /// Records that the store has answered an attempt, and when the attempt began.
-    pub(super) fn record_answer(&self, began: Instant) {
-        let mut answered = self.answered.lock();
-        *answered = (*answered).max(Some(began));
-    }
-
     /// Wakes the first waiter of a name that this process released. The store's own notification may come later.
     pub(super) fn wake_first(&self, key: &Key) {
         if let Some((_, first)) = self
@@ -102,17 +96,30 @@ impl Position {
         unanswered.as_ref().map(|(since, _)| *since)
     }
 
-    /// Records an answer of the store to an attempt for the name, or an error.
-    pub(super) fn record(&self, error: Option<&EngineError>) {
+    /// Whether the store has answered no attempt for any name that began after the one without an answer.
+    pub(super) fn is_store_silent(&self) -> bool {
+        let since = self.unanswered_since(false);
+        let answered = *self.fifos.answered.lock();
+        since.is_some_and(|since| answered.is_none_or(|answered| answered <= since))
+    }
+
+    /// Records that the store has answered an attempt for the name, which began at `began`.
+    pub(super) fn answered(&self, began: Instant) {
         let mut fifos = self.fifos.by_name.lock();
-        let Some(fifo) = fifos.get_mut(&self.key) else { return };
-        match (error, &mut fifo.unanswered) {
-            (None, unanswered) => {
-                *unanswered = None;
-                fifo.answered_at = Some(Instant::now());
-            }
-            (Some(error), Some((_, last))) => *last = Some(error.copy()),
-            (Some(_), None) => {}
+        if let Some(fifo) = fifos.get_mut(&self.key) {
+            fifo.unanswered = None;
+            fifo.answered_at = Some(Instant::now());
+        }
+        let mut answered = self.fifos.answered.lock();
+        *answered = (*answered).max(Some(began));
+    }
+
+    /// Records that an attempt for the name failed.
+    pub(super) fn failed(&self, error: &EngineError) {
+        let mut fifos = self.fifos.by_name.lock();
+        let unanswered = fifos.get_mut(&self.key).and_then(|fifo| fifo.unanswered.as_mut());
+        if let Some((_, last_error)) = unanswered {
+            *last_error = Some(error.copy());
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{Either, ready};
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OnceCell};
+use tokio::sync::{Notify, OnceCell, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -21,6 +21,7 @@ use crate::model::{Claim, Fence, Key, LockInfo, Names, OwnerToken, Process, Ttl}
 
 mod abandoned;
 mod acquire;
+mod closing;
 mod event;
 mod lease;
 mod local_fifo;
@@ -29,19 +30,21 @@ mod ordered_attempts;
 mod renewal_scheduler;
 mod shared;
 mod stall_detector;
+pub mod testing;
 #[cfg(all(test, feature = "memory"))]
 mod tests;
 
-pub use acquire::Outcome;
+pub use acquire::{BusyLock, Outcome};
 pub use event::{Event, EventKind, EventSink, Stats};
+use lease::Grant;
 pub use lease::{Lease, LossSink, ReleaseOutcome};
 pub use options::{AcquireOptions, Wait};
 pub use stall_detector::StallDetector;
 
 use abandoned::AbandonedClaim;
 use acquire::Acquisition;
-use event::{Counters, add};
-use options::MIN_CLOSE_STEP;
+use event::{Counters, Events};
+use options::MOST_HOLDER_READS;
 use renewal_scheduler::RenewalScheduler;
 use shared::Shared;
 
@@ -71,7 +74,7 @@ impl Locks {
             engine,
             process: Arc::new(Process::current()),
             store_timeout,
-            events,
+            events: Events::new(events),
             stall_detector,
             counters: Counters::default(),
             scheduler: RenewalScheduler::default(),
@@ -81,10 +84,13 @@ impl Locks {
             local_fifos: Arc::default(),
             abandoned: abandoned::AbandonedClaims::default(),
             leases_by_name: Mutex::new(HashMap::new()),
+            holder_reads: Semaphore::new(MOST_HOLDER_READS),
+            draining: CancellationToken::new(),
             closing: CancellationToken::new(),
             ended: CancellationToken::new(),
             closed: OnceCell::new(),
             calls: TaskTracker::new(),
+            runs_jobs: AtomicBool::new(false),
             holds_process: AtomicBool::new(false),
             background: TaskTracker::new(),
         });
@@ -100,23 +106,41 @@ impl Locks {
     /// Acquires all of `names`, or none.
     ///
     /// # Behavior
-    /// Waits as `options.wait` says. `abort` ends the wait. Duplicate names count once. The call begins at once. A close waits until
+    /// Waits as `options.wait` says. `abort` ends the wait. The call begins at once. A close waits until
     /// the future completes or is dropped.
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`. Busy is an [`Outcome`].
-    pub fn acquire(
+    pub fn acquire<O: Into<Arc<AcquireOptions>>>(
         &self,
-        names: &[Key],
-        options: AcquireOptions,
+        names: Names,
+        options: O,
         abort: Option<CancellationToken>,
-    ) -> impl Future<Output = Result<Outcome, LockError>> + Send + use<> {
+    ) -> impl Future<Output = Result<Outcome, LockError>> + Send + use<O> {
         let open = match self.shared.begin_call() {
             Ok(open) => open,
             Err(closed) => return Either::Left(ready(Err(closed))),
         };
-        let mut call = Acquisition::new(&self.shared, open, Names::unique(names), options, abort);
-        Either::Right(async move { call.run().await })
+        let options = options.into();
+        let events = &self.shared.events;
+        // Boxed: it is rare, and a part of every call's future.
+        let observed = events
+            .is_enabled()
+            .then(|| Box::new((self.shared.clone(), names.clone(), tokio::time::Instant::now())));
+        let waits_for_store = options.waits_for_store && options.wait != Wait::No;
+        let mut call = Acquisition::new(&self.shared, open, names, options, abort);
+        Either::Right(async move {
+            let outcome = if waits_for_store {
+                Box::pin(call.run_through_outages()).await
+            } else {
+                call.run().await
+            };
+            if let Some(observed) = observed {
+                let (shared, names, called) = *observed;
+                shared.emit_end(&outcome, names, called.elapsed());
+            }
+            outcome
+        })
     }
 
     /// Acquires a lease that [`Locks::release_by_name`] releases: `acquireLock` in JavaScript.
@@ -127,18 +151,18 @@ impl Locks {
     ///
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
-    pub fn acquire_by_name(
+    pub fn acquire_by_name<O: Into<Arc<AcquireOptions>>>(
         &self,
         name: Key,
-        options: AcquireOptions,
-    ) -> impl Future<Output = Result<Option<Arc<Lease>>, LockError>> + Send + use<> {
-        let options = AcquireOptions {
-            wait: Wait::No,
-            renew: false,
-            ..options
-        };
+        options: O,
+    ) -> impl Future<Output = Result<Option<Arc<Lease>>, LockError>> + Send + use<O> {
+        let mut options = options.into();
+        if options.renew || options.wait != Wait::No {
+            let options = Arc::make_mut(&mut options);
+            (options.renew, options.wait) = (false, Wait::No);
+        }
         let shared = self.shared.clone();
-        let acquired = self.acquire(std::slice::from_ref(&name), options, None);
+        let acquired = self.acquire(name.clone().into(), options, None);
         acquired.map(move |outcome| match outcome? {
             // The close releases the lease.
             Outcome::Acquired(_) if shared.closing.is_cancelled() => Err(LockError::closed()),
@@ -146,7 +170,7 @@ impl Locks {
                 shared.leases_by_name.lock().insert(name, lease.clone());
                 Ok(Some(lease))
             }
-            Outcome::Busy | Outcome::Aborted => Ok(None),
+            Outcome::Busy(_) | Outcome::Aborted => Ok(None),
         })
     }
 
@@ -159,7 +183,7 @@ impl Locks {
         &self,
         name: &Key,
     ) -> impl Future<Output = Result<ReleaseOutcome, LockError>> + Send + use<> {
-        if let Err(closed) = self.shared.begin_call() {
+        if let Err(closed) = self.shared.begin_holders_call() {
             return Either::Left(ready(Err(closed)));
         }
         let lease = self.shared.leases_by_name.lock().remove(name);
@@ -190,7 +214,7 @@ impl Locks {
     /// # Errors
     /// `LOCK_LOST` when the lease is lost, `LOCK_STORE`, `LOCK_CLOSED`.
     pub async fn extend(&self, lease: &Arc<Lease>, ttl: Ttl) -> Result<(), LockError> {
-        let _call = self.shared.begin_call()?;
+        let _call = self.shared.begin_holders_call()?;
         lease.extend(&self.shared, ttl).await
     }
 
@@ -198,8 +222,8 @@ impl Locks {
     ///
     /// # Behavior
     /// The lease gets a new owner token. Its former holder can neither renew nor release it, and finds it lost at the next
-    /// renewal. When the store fails, the lease that it may have transferred is released in the background, because no caller
-    /// knows the new token.
+    /// renewal. `fence` comes from a text of the caller, so only this process shows it: no token is computed from it. When the store
+    /// fails, the lease that it may have transferred is released in the background, because no caller knows the new token.
     ///
     /// # Errors
     /// `LOCK_LOST` when the token does not hold the names in the store, `LOCK_STORE`, `LOCK_CLOSED`.
@@ -227,7 +251,8 @@ impl Locks {
         claim.owner = new_owner;
         let first = names.first().map_or("", Key::as_str);
         // Not doubtful: after a successful attempt, a late one finds no name with the old owner.
-        let lease = Lease::new(claim.clone(), names.clone(), fence, sent, &options, 0, false);
+        let grant = Grant::Requested { sent };
+        let lease = Lease::new(claim.clone(), names.clone(), fence, grant, &options, 0, false);
         if matches!(answer, Ok(Renewed::Extended)) && lease.is_held() {
             shared.add_lease(&lease, tokio::time::Instant::now());
             return Ok(lease);
@@ -258,6 +283,24 @@ impl Locks {
             .map_err(|error| error.with_key(name.as_str()))
     }
 
+    /// Makes one round trip to the store, and returns its duration: of the last attempt, if an earlier one failed.
+    ///
+    /// # Errors
+    /// `LOCK_STORE`, `LOCK_CLOSED`.
+    pub async fn ping(&self) -> Result<Duration, LockError> {
+        let shared = &self.shared;
+        let _call = shared.begin_call()?;
+        // A read of a name needs no rights that other calls do not need.
+        let name = Key::new("ping")?;
+        shared
+            .with_retries("ping", shared.store_timeout, || async {
+                let sent = tokio::time::Instant::now();
+                shared.engine.inspect(&name).await?;
+                Ok(sent.elapsed())
+            })
+            .await
+    }
+
     /// Lists the held locks whose name starts with `prefix`, sorted by name.
     ///
     /// # Behavior
@@ -274,10 +317,13 @@ impl Locks {
         loop {
             let page_timeout = shared.store_timeout.saturating_sub(started.elapsed());
             let error = match shared.engine.list(prefix, page_timeout).await {
-                Ok(found) => return Ok(found),
+                Ok(found) => {
+                    shared.events.store_answered();
+                    return Ok(found);
+                }
                 Err(error) => error,
             };
-            add(&shared.counters.store_errors);
+            shared.store_failed(&error);
             let delay = backoff.delay();
             if !error.retryable || started.elapsed() + delay >= shared.store_timeout {
                 return Err(LockError::store(error));
@@ -295,7 +341,7 @@ impl Locks {
         let _call = shared.begin_call()?;
         let end = tokio::time::Instant::now() + shared.store_timeout;
         // Inspect first: when the reply to a first request is lost, the next request finds the name free.
-        let inspected = tokio::time::timeout_at(end, shared.engine.inspect(name)).await;
+        let inspected = tokio::time::timeout_at(end, shared.engine.inspect_now(name)).await;
         let was_held = matches!(inspected, Ok(Ok(Some(_))));
         let is_unanswered = AtomicBool::new(false);
         let freed = shared
@@ -310,6 +356,16 @@ impl Locks {
             .map_err(|error| error.with_key(name.as_str()))?;
         shared.local_fifos.wake_first(name);
         Ok(freed || was_held && is_unanswered.load(Relaxed))
+    }
+
+    /// Switches the events on or off. At first they are on, if there is a sink.
+    pub fn set_events(&self, enabled: bool) {
+        self.shared.events.set_enabled(enabled);
+    }
+
+    /// Returns whether the last operation of the store succeeded, or there was none.
+    pub fn is_connected(&self) -> bool {
+        self.shared.events.is_connected()
     }
 
     /// Returns the service's counters.
@@ -333,36 +389,5 @@ impl Locks {
             let _ = tokio::time::timeout(shared.store_timeout, shared.abandoned.emptied()).await;
             shared.holds_process.store(false, Release);
         })
-    }
-
-    /// Releases what is held, ends waits with `LOCK_CLOSED`, and closes the engine. Later calls fail with `LOCK_CLOSED`. May be
-    /// called again.
-    ///
-    /// # Behavior
-    /// The leases that are held become lost for their holders. The close ends within `store_timeout`, or up to 1 s later when
-    /// the store does not answer.
-    pub async fn close(&self) {
-        let shared = &self.shared;
-        shared
-            .closed
-            .get_or_init(|| async {
-                shared.closing.cancel();
-                let deadline = tokio::time::Instant::now() + shared.store_timeout;
-                // The minimum for a step after the deadline.
-                let timeout = || deadline.max(tokio::time::Instant::now() + MIN_CLOSE_STEP);
-                shared.calls.close();
-                let _ = tokio::time::timeout_at(timeout(), shared.calls.wait()).await;
-                for lease in shared.scheduler.held() {
-                    lease.close(shared);
-                }
-                let _ = tokio::time::timeout_at(timeout(), shared.abandoned.emptied()).await;
-                shared.abandoned.close();
-                shared.ended.cancel();
-                shared.leases_by_name.lock().clear();
-                shared.background.close();
-                let _ = tokio::time::timeout_at(timeout(), shared.background.wait()).await;
-                let _ = tokio::time::timeout_at(timeout(), shared.engine.close()).await;
-            })
-            .await;
     }
 }

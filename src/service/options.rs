@@ -14,6 +14,12 @@ const DEFAULT_STALL_LIMIT: Duration = Duration::from_secs(300);
 
 /// The minimum timeout for an answer of the store in a call that waits, however short its wait is.
 pub(super) const MIN_STORE_TIMEOUT: Duration = Duration::from_secs(1);
+/// The timeout for reading the holder of a busy name.
+pub(super) const HOLDER_TIMEOUT: Duration = Duration::from_millis(250);
+/// How many calls of a service read a holder at a time: many waiters may time out at once.
+pub(super) const MOST_HOLDER_READS: usize = 16;
+/// The interval at which a close with a drain checks whether all leases have ended.
+pub(super) const DRAIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 /// The minimum time for each step of a close, however long the steps before it took.
 pub(super) const MIN_CLOSE_STEP: Duration = Duration::from_millis(250);
 /// The interval of the poll that finds lost notifications.
@@ -36,8 +42,14 @@ pub struct AcquireOptions {
     pub stall_limit: Duration,
     /// After an earlier release, the name stays busy until this time has passed since the grant.
     pub min_hold: Duration,
+    /// Whether the wait goes on while the store fails or does not answer.
+    pub waits_for_store: bool,
     /// The user's JSON text, for `inspect`.
     pub metadata: Option<Arc<str>>,
+    /// Whether a busy outcome names the holder, which costs one more read.
+    pub report_holder: bool,
+    /// Whether the caller reads the fencing token of the lease, also in an event. Without it a store may save a write.
+    pub needs_token: bool,
     /// The arrival number of a call whose lease ended before the caller received it. The new call keeps its place in the order
     /// of the service's calls. `None`: a new number.
     pub resumed: Option<u64>,
@@ -52,7 +64,10 @@ impl Default for AcquireOptions {
             max_hold: None,
             stall_limit: DEFAULT_STALL_LIMIT,
             min_hold: Duration::ZERO,
+            waits_for_store: false,
             metadata: None,
+            report_holder: false,
+            needs_token: true,
             resumed: None,
         }
     }

@@ -144,26 +144,38 @@ impl Name {
 /// Those of the engine.
 pub(super) async fn attempt_in_order(shared: &Arc<Shared>, claim: &Arc<Claim>, arrival: u64) -> EngineResult<Acquired> {
     let key = &claim.keys()[0];
-    let (reply, mut answer) = oneshot::channel();
     let begun = {
         let mut state = shared.attempts.0.lock();
         let id = state.next_id();
         let name = state.names.entry(key.clone()).or_insert_with(Name::new);
         if name.current.is_none() && name.pending.is_empty() && !name.is_paused() {
             name.begin(id);
-            Some(id)
+            Ok(id)
         } else {
-            let claim = claim.clone();
+            let (claim, (reply, answer)) = (claim.clone(), oneshot::channel());
             name.pending.insert(arrival, Pending { claim, reply });
-            None
+            Err(answer)
         }
     };
-    if let Some(id) = begun {
-        let mut in_progress = InProgress::new(shared, key, id, None);
-        let answer = shared.engine.try_acquire(claim).await;
-        in_progress.record(&answer);
-        return answer;
+    match begun {
+        Ok(id) => {
+            let mut in_progress = InProgress::new(shared, key, id, None);
+            let answer = shared.engine.try_acquire(claim).await;
+            in_progress.note(&answer);
+            answer
+        }
+        // Boxed: this is rare, and the future of a call stays small.
+        Err(answer) => Box::pin(pending_answer(shared, key, arrival, answer)).await,
     }
+}
+
+/// Waits for the answer to a pending attempt.
+async fn pending_answer(
+    shared: &Arc<Shared>,
+    key: &Key,
+    arrival: u64,
+    mut answer: oneshot::Receiver<EngineResult<Acquired>>,
+) -> EngineResult<Acquired> {
     let _waiting = Waiting { shared, key, arrival };
     // After a pause the first call may come before the timer.
     begin_pending(shared, key, |name| name.current.is_none());
@@ -175,23 +187,24 @@ pub(super) async fn attempt_in_order(shared: &Arc<Shared>, claim: &Arc<Claim>, a
                 // The attempts ended in a panic, or the runtime is shutting down.
                 Err(_) => std::future::pending().await,
             },
-            () = tokio::time::sleep(OVERDUE) => begin_pending(shared, key, Name::is_overdue),
+            () = tokio::time::sleep(OVERDUE) => begin_pending(shared, key, |name| name.is_overdue()),
         }
     }
 }
 
 /// Makes the pending attempts of a name together, in a task, if `may_begin` and if the name is not paused. Removes a name without
 /// attempts.
-fn begin_pending(shared: &Arc<Shared>, key: &Key, may_begin: impl FnOnce(&Name) -> bool) {
+fn begin_pending(shared: &Arc<Shared>, key: &Key, may_begin: impl FnOnce(&mut Name) -> bool) {
     // Without a runtime the process or the worker is about to end.
     if tokio::runtime::Handle::try_current().is_err() {
         return;
     }
     let mut state = shared.attempts.0.lock();
     let id = state.next_id();
-    let Some(name) = state.names.get_mut(key).filter(|name| may_begin(name)) else {
+    let Some(name) = state.names.get_mut(key) else { return };
+    if !may_begin(name) {
         return;
-    };
+    }
     if name.is_paused() {
         name.current = None;
         return;
@@ -233,10 +246,15 @@ impl InProgress {
         }
     }
 
-    /// Records the answer to one call.
-    fn record(&mut self, answer: &EngineResult<Acquired>) {
+    /// Notes the answer to one call.
+    fn note(&mut self, answer: &EngineResult<Acquired>) {
         self.has_failed |= answer.as_ref().is_err_and(|error| error.retryable);
         self.has_answer |= answer.is_ok();
+    }
+
+    /// Records the answer to one of several calls.
+    fn record(&mut self, answer: &EngineResult<Acquired>) {
+        self.note(answer);
         if let Some(name) = self.shared.attempts.0.lock().names.get_mut(&self.key)
             && let Some(current) = name.current.as_mut().filter(|current| current.id == self.id)
         {
@@ -279,14 +297,15 @@ impl Drop for InProgress {
             return;
         }
         // A failure beside an answer concerns one claim, for example another name of it.
-        if self.has_answer {
-            if let Some(name) = self.shared.attempts.0.lock().names.get_mut(&self.key) {
-                name.backoff.reset();
-            }
-        } else if self.has_failed {
+        if self.has_failed && !self.has_answer {
             self.pause();
         }
-        begin_pending(&self.shared, &self.key, |name| name.is_current(self.id));
+        begin_pending(&self.shared, &self.key, |name| {
+            if self.has_answer {
+                name.backoff.reset();
+            }
+            name.is_current(self.id)
+        });
     }
 }
 

@@ -95,23 +95,38 @@ impl RenewalScheduler {
         due
     }
 
-    /// Declares leases lost whose deadline has passed, and starts the renewals that are due.
-    fn run_due(shared: &Arc<Shared>) {
+    /// Declares leases lost whose deadline has passed. Returns the leases to renew now, by the timeout of their renewal: a batch has
+    /// one timeout.
+    pub(super) fn due_batches(shared: &Arc<Shared>) -> Vec<(Duration, Vec<Arc<Lease>>)> {
         let mut batches: Vec<(Duration, Vec<Arc<Lease>>)> = Vec::new();
         for lease in shared.scheduler.take_due() {
             let timeout = lease.renewal_due(shared);
             shared.scheduler.schedule(&lease);
             let Some(timeout) = timeout else { continue };
-            // A batch has one timeout.
             match batches.iter_mut().find(|batch| batch.0 == timeout) {
                 Some((_, batch)) => batch.push(lease),
                 None => batches.push((timeout, vec![lease])),
             }
         }
-        for (timeout, batch) in batches {
-            // Each batch has a task: a batch without an answer does not delay later ones.
-            shared.background.spawn(renew_batch(shared.clone(), batch, timeout));
+        batches
+    }
+
+    /// Returns the time of the next renewal or deadline.
+    pub(super) fn next_event(&self) -> Option<Moment> {
+        self.schedule.lock().keys().next().map(|(at, _)| *at)
+    }
+
+    /// Moves the clock of the held leases forward (`testing.rs`).
+    pub(super) fn advance(&self, by: Duration) {
+        let mut schedule = self.schedule.lock();
+        for (_, lease) in std::mem::take(&mut *schedule) {
+            let next = lease.advance(by);
+            lease.set_slot(next);
+            if let Some(at) = next {
+                schedule.insert(slot(at, &lease), lease);
+            }
         }
+        self.rescheduled.notify_one();
     }
 
     /// Runs until a close has ended all leases.
@@ -122,7 +137,10 @@ impl RenewalScheduler {
     pub(super) async fn run(shared: Arc<Shared>) {
         let mut idle_since = None;
         loop {
-            Self::run_due(&shared);
+            for (timeout, batch) in Self::due_batches(&shared) {
+                // Each batch has a task: a batch without an answer does not delay later ones.
+                shared.background.spawn(renew_batch(shared.clone(), batch, timeout));
+            }
             let sleep = {
                 let schedule = shared.scheduler.schedule.lock();
                 let now = Moment::now();

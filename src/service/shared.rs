@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::sync::{Notify, OnceCell};
+use tokio::sync::{Notify, OnceCell, Semaphore};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use super::abandoned::AbandonedClaims;
-use super::event::{Counters, Event, EventKind, EventSink, add};
+use super::acquire::Outcome;
+use super::event::{Counters, Event, EventKind, Events, add};
 use super::lease::Lease;
 use super::local_fifo::LocalFifos;
 use super::ordered_attempts::Attempts;
@@ -22,14 +23,14 @@ use super::stall_detector::StallDetector;
 use crate::backoff::Backoff;
 use crate::engine::{Result as EngineResult, SharedEngine};
 use crate::error::{EngineError, LockError};
-use crate::model::{Key, Process};
+use crate::model::{Key, Names, Process};
 
 pub(super) struct Shared {
     pub(super) engine: SharedEngine,
     pub(super) process: Arc<Process>,
     /// The timeout of each call of the store.
     pub(super) store_timeout: Duration,
-    pub(super) events: Option<EventSink>,
+    pub(super) events: Events,
     pub(super) stall_detector: Arc<StallDetector>,
     pub(super) counters: Counters,
     pub(super) scheduler: RenewalScheduler,
@@ -43,12 +44,18 @@ pub(super) struct Shared {
     pub(super) abandoned: AbandonedClaims,
     /// The leases that `release_by_name` releases.
     pub(super) leases_by_name: Mutex<HashMap<Key, Arc<Lease>>>,
+    /// Limits the calls that read the holder of a busy name.
+    pub(super) holder_reads: Semaphore,
+    /// Cancelled when a drain or a close begins: waits end, and new calls are rejected.
+    pub(super) draining: CancellationToken,
     pub(super) closing: CancellationToken,
     /// Cancelled by a close after every lease has ended.
     pub(super) ended: CancellationToken,
     pub(super) closed: OnceCell<()>,
     /// Calls in progress: `close` waits for them, because each may still leave a lease or an abandoned claim.
     pub(super) calls: TaskTracker,
+    /// Whether a job of `using` runs.
+    pub(super) runs_jobs: AtomicBool,
     /// Whether a call keeps the process alive until the abandoned claims are released.
     pub(super) holds_process: AtomicBool,
     /// Tasks for renewals, for releases of abandoned claims, and for attempts of local waiters.
@@ -59,11 +66,23 @@ impl Shared {
     /// Begins a call. It lasts as long as the token.
     ///
     /// # Errors
-    /// `LOCK_CLOSED`.
+    /// `LOCK_CLOSED` after the begin of a drain or a close.
     pub(super) fn begin_call(&self) -> Result<TaskTrackerToken, LockError> {
+        self.begin_call_unless(&self.draining)
+    }
+
+    /// Begins a call of the holder of a lease, which a drain accepts.
+    ///
+    /// # Errors
+    /// `LOCK_CLOSED` after the begin of a close.
+    pub(super) fn begin_holders_call(&self) -> Result<TaskTrackerToken, LockError> {
+        self.begin_call_unless(&self.closing)
+    }
+
+    fn begin_call_unless(&self, ended: &CancellationToken) -> Result<TaskTrackerToken, LockError> {
         // The token comes first: a close that starts after it waits for this call.
         let token = self.calls.token();
-        if self.closing.is_cancelled() {
+        if ended.is_cancelled() {
             Err(LockError::closed())
         } else {
             Ok(token)
@@ -80,8 +99,29 @@ impl Shared {
     }
 
     pub(super) fn emit(&self, event: impl FnOnce() -> Event) {
-        if let Some(sink) = &self.events {
-            sink(event());
+        self.events.emit(event);
+    }
+
+    /// Emits the event of a call that ended without a lease.
+    pub(super) fn emit_end(&self, outcome: &Result<Outcome, LockError>, names: Names, waited: Duration) {
+        let kind = match outcome {
+            Ok(Outcome::Acquired(_)) => return,
+            Ok(Outcome::Busy(_)) => EventKind::Timeout,
+            Ok(Outcome::Aborted) => EventKind::Aborted,
+            Err(error) => return self.emit(|| Event::failed(names, waited, error)),
+        };
+        self.emit(|| Event {
+            duration: Some(waited),
+            ..Event::new(kind, Some(names))
+        });
+    }
+
+    /// Counts an operation of the store that failed or had no answer.
+    pub(super) fn store_failed(&self, error: &EngineError) {
+        add(&self.counters.store_errors);
+        // Otherwise the store answered with a permanent error.
+        if error.retryable {
+            self.events.store_failed(|| error.to_string().into());
         }
     }
 
@@ -111,14 +151,17 @@ impl Shared {
         let mut last_error = None;
         loop {
             let error = match tokio::time::timeout_at(deadline, call()).await {
-                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Ok(answer)) => {
+                    self.events.store_answered();
+                    return Ok(answer);
+                }
                 Ok(Err(error)) => error,
                 // An earlier error of the store says more than the timeout.
                 Err(_) => last_error
                     .take()
                     .unwrap_or_else(|| EngineError::no_answer(self.engine.name(), op, timeout)),
             };
-            add(&self.counters.store_errors);
+            self.store_failed(&error);
             let delay = backoff.delay();
             if !error.retryable || Instant::now() + delay >= deadline {
                 return Err(LockError::store(error));

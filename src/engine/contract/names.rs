@@ -166,7 +166,10 @@ pub(crate) async fn the_maximum_ttl(s: Stores) {
     let ours = claim(&["n"], crate::model::MAX_TTL);
     acquire(&s.a, &ours).await;
     let (_, retry_after) = busy(&s.b, &claim(&["n"], LONG)).await;
-    assert!(retry_after.is_none_or(|after| after <= crate::model::MAX_TTL));
+    // In MongoDB a new lease may have a margin.
+    let margin = if s.a.name() == "mongodb" { 4 } else { 0 };
+    let longest = crate::model::MAX_TTL + Duration::from_secs(margin);
+    assert!(retry_after.is_none_or(|after| after <= longest), "{retry_after:?}");
     let info = s.b.inspect(&key("n")).await.unwrap().unwrap();
     assert!(
         info.remaining.unwrap() > crate::model::MAX_TTL - Duration::from_secs(60),
@@ -182,6 +185,7 @@ pub(crate) async fn a_kept_name_stays_busy(s: Stores) {
     acquire(&s.a, &ours).await;
     let released = Instant::now();
     assert_eq!(s.a.release(&ours, SHORT).await.unwrap(), Released::Freed);
+    let kept = Instant::now();
     let (_, retry_after) = busy(&s.b, &claim(&["n"], LONG)).await;
     assert!(retry_after.unwrap() <= SHORT, "{retry_after:?}");
     busy(&s.b, &claim(&["m"], LONG)).await;
@@ -190,6 +194,7 @@ pub(crate) async fn a_kept_name_stays_busy(s: Stores) {
     if released.elapsed() < SHORT {
         busy(&s.b, &claim(&["n"], LONG)).await;
     }
-    sleep(SHORT.saturating_sub(released.elapsed()) + Duration::from_millis(30)).await;
+    // The time counts from when the store executed the release. The last node of a quorum may do so a little later.
+    sleep(SHORT.saturating_sub(kept.elapsed()) + Duration::from_millis(100)).await;
     acquire(&s.b, &claim(&["n", "m"], SHORT)).await;
 }

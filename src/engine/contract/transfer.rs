@@ -57,6 +57,7 @@ pub(crate) async fn a_transfer_changes_the_owner_and_nothing_else(s: Stores) {
         let mut old = claim(&["n"], LONG);
         old.metadata = metadata.map(Into::into);
         let fence = acquire(&s.a, &old).await;
+        old.fence = Some(fence);
         let before = seen(&s.a, "n").await.holder.unwrap();
         let new = transferred(&s.b, &old).await;
 
@@ -97,6 +98,7 @@ pub(crate) async fn a_transfer_is_idempotent(s: Stores) {
     let mut old = claim(&["m", "n"], Duration::from_millis(1500));
     old.metadata = Some("1".into());
     let fence = acquire(&s.a, &old).await;
+    old.fence = Some(fence);
     let new = transferred(&s.b, &old).await;
     sleep(Duration::from_millis(900)).await;
     let again = s.b.transfer(&of_new_process(&old), &new.owner).await.unwrap();
@@ -163,8 +165,9 @@ pub(crate) async fn a_transfer_of_a_lost_lease_changes_nothing(s: Stores) {
 
 pub(crate) async fn a_transfer_of_several_names_is_all_or_nothing(s: Stores) {
     const NAMES: [&str; 3] = ["a", "b", "c"];
-    let whole = claim(&NAMES, LONG);
+    let mut whole = claim(&NAMES, LONG);
     let fence = acquire(&s.a, &whole).await;
+    whole.fence = Some(fence);
     let new = transferred(&s.b, &whole).await;
     assert_eq!(renewed(&s.a, &whole).await, Renewed::Lost);
     assert_eq!(release(&s.a, &whole).await, Released::NotHeld);

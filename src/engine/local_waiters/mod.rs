@@ -7,8 +7,11 @@
 //! name whose holder died is handed off.
 
 mod subscription;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
+use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,12 +21,12 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 pub(super) use self::subscription::WaiterSubscription;
+use super::HandOff;
+pub(super) use super::RESERVATION;
 use crate::model::{Key, OwnerToken};
 
 /// The time between two heartbeats: less than half of the time for which one keeps a position alive.
 pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
-/// How long a name is reserved for the waiter that it was handed to, unless the waiter's ttl is shorter.
-pub(super) const RESERVATION: Duration = Duration::from_secs(2);
 
 /// The waiters of one engine. `H` is a resource that the engine keeps for each name with waiters.
 pub(super) struct LocalWaiters<H> {
@@ -32,11 +35,16 @@ pub(super) struct LocalWaiters<H> {
     rescheduled: Notify,
 }
 
+/// How long a waiter that took a grant is remembered: longer than it takes to extend that grant.
+const TAKEN_KEPT: Duration = Duration::from_secs(3);
+
 struct State<H> {
     waiters: HashMap<OwnerToken, Waiter>,
     names: HashMap<Key, WaitedName<H>>,
     /// When the heartbeat task wakes up. `None`: it does not run.
     next_check: Option<Instant>,
+    /// The waiters that took a grant within the last [`TAKEN_KEPT`], the oldest first.
+    taken: VecDeque<(Instant, OwnerToken)>,
 }
 
 #[derive(Default)]
@@ -45,6 +53,10 @@ struct Waiter {
     is_subscribed: bool,
     /// The name that it waits for, and its number in the queue.
     position: Option<(Key, u64)>,
+    /// The grant that a hand-off was, until the waiter takes it.
+    hand_off: Option<HandOff>,
+    /// Whether it confirms every hand-off by an attempt.
+    confirms: bool,
     /// When it was last notified of a hand-off.
     #[cfg(feature = "mongodb")]
     notified_at: Option<Instant>,
@@ -77,6 +89,12 @@ struct WaitedName<H> {
 }
 
 impl<H> State<H> {
+    /// Forgets the waiters that took a grant more than [`TAKEN_KEPT`] ago.
+    fn forget_taken(&mut self) {
+        let now = Instant::now();
+        while self.taken.pop_front_if(|(at, _)| now - *at > TAKEN_KEPT).is_some() {}
+    }
+
     /// Removes one waiter of a name.
     fn remove_waiter(&mut self, key: &Key) {
         if let Entry::Occupied(mut entry) = self.names.entry(key.clone()) {
@@ -101,6 +119,7 @@ impl<H> LocalWaiters<H> {
                 waiters: HashMap::new(),
                 names: HashMap::new(),
                 next_check: None,
+                taken: VecDeque::new(),
             }),
             rescheduled: Notify::new(),
         }
@@ -208,6 +227,46 @@ impl<H> LocalWaiters<H> {
     pub(super) fn notify(&self, owner: &OwnerToken) -> bool {
         let mut state = self.state.lock();
         state.waiters.get_mut(owner).map(Waiter::notify).is_some()
+    }
+
+    /// Notifies a waiter of a hand-off that is a grant. `false`: this engine does not have that waiter.
+    pub(super) fn grant(&self, owner: &OwnerToken, hand_off: HandOff) -> bool {
+        let mut state = self.state.lock();
+        let Some(waiter) = state.waiters.get_mut(owner) else {
+            return false;
+        };
+        waiter.hand_off = Some(hand_off).filter(|_| !waiter.confirms);
+        waiter.notify();
+        true
+    }
+
+    /// Makes a waiter confirm every hand-off by an attempt, because an attempt of it releases what it holds. Drops a grant that it
+    /// has not taken.
+    #[cfg(feature = "mongodb")]
+    pub(super) fn confirm_hand_offs(&self, owner: &OwnerToken) {
+        if let Some(waiter) = self.state.lock().waiters.get_mut(owner) {
+            waiter.confirms = true;
+            waiter.hand_off = None;
+        }
+    }
+
+    /// Takes the grant of a waiter, which then has left the queue. `None`: there is none, or it has ended.
+    fn take_hand_off(&self, owner: &OwnerToken) -> Option<HandOff> {
+        let mut state = self.state.lock();
+        let hand_off = state.waiters.get_mut(owner)?.hand_off.take();
+        let hand_off = hand_off.filter(|hand_off| !hand_off.until.is_past())?;
+        state.forget_taken();
+        state.taken.push_back((Instant::now(), owner.clone()));
+        drop(state);
+        self.leave(owner);
+        Some(hand_off)
+    }
+
+    /// Whether a waiter took its grant within the last [`TAKEN_KEPT`].
+    pub(super) fn has_taken(&self, owner: &OwnerToken) -> bool {
+        let mut state = self.state.lock();
+        state.forget_taken();
+        state.taken.iter().any(|(_, taken)| taken == owner)
     }
 
     /// Whether a waiter was notified of a hand-off within the last [`RESERVATION`].
@@ -336,34 +395,4 @@ impl<H> LocalWaiters<H> {
 fn check_time(left: Option<Duration>) -> Instant {
     let jitter = Duration::from_micros(fastrand::u64(500..3_000));
     Instant::now() + left.unwrap_or(HEARTBEAT_INTERVAL).min(Duration::from_secs(3600)) + jitter
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn a_lease_end_that_a_heartbeat_reports_is_checked_in_time() {
-        let waiters = Arc::new(LocalWaiters::<()>::new());
-        let (owner, key) = (OwnerToken::fresh(), Key::new("n").unwrap());
-        assert!(waiters.enter(&owner, &key, 1, Some(Duration::from_secs(30)), || ()));
-        let began = Instant::now();
-        let mut sent = Vec::new();
-        let heartbeats = waiters.run_heartbeats(|names| {
-            assert_eq!(names, std::slice::from_ref(&key));
-            sent.push(began.elapsed());
-            // The answer arrives after the task sleeps again.
-            let (waiters, key) = (waiters.clone(), key.clone());
-            tokio::spawn(async move {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-                waiters.set_lease_end(&key, Some(Duration::from_millis(300)));
-            });
-        });
-        let _ = tokio::time::timeout(HEARTBEAT_INTERVAL + Duration::from_millis(500), heartbeats).await;
-        assert_eq!(sent.len(), 2, "{sent:?}");
-        assert!(
-            sent[0] >= HEARTBEAT_INTERVAL && sent[1] < HEARTBEAT_INTERVAL + Duration::from_millis(310),
-            "{sent:?}"
-        );
-    }
 }

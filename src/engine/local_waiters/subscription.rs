@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use tokio::sync::Notify;
 
 use super::LocalWaiters;
+use crate::engine::HandOff;
 use crate::engine::Subscription;
 use crate::model::OwnerToken;
 
@@ -33,6 +34,10 @@ impl<H> WaiterSubscription<H> {
 impl<H: Send> Subscription for WaiterSubscription<H> {
     async fn changed(&mut self) {
         self.notify.notified().await;
+    }
+
+    fn take_hand_off(&mut self) -> Option<HandOff> {
+        self.waiters.take_hand_off(&self.owner)
     }
 
     fn is_reliable(&self) -> bool {

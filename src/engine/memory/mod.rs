@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use self::state::State;
 use super::decide::{Decision, decide, waiter_liveness};
-use super::{Acquired, Engine, Released, Renewed, Result, SharedEngine, Subscription};
+use super::{Acquired, Engine, MovableClock, Released, Renewed, Result, SharedEngine, Subscription};
 use crate::clock::Moment;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Process, Ttl};
 
@@ -163,6 +163,24 @@ impl Engine for MemoryEngine {
     }
 
     async fn close(&self) {}
+
+    fn movable_clock(&self) -> Option<&dyn MovableClock> {
+        Some(self)
+    }
+}
+
+impl MovableClock for MemoryEngine {
+    fn next_expiry(&self) -> Option<Moment> {
+        self.lock().next_expiry()
+    }
+
+    fn advance(&self, by: Duration) {
+        self.lock().advance(by);
+    }
+
+    fn is_settled(&self) -> bool {
+        self.lock().is_settled()
+    }
 }
 
 struct MemorySubscription {

@@ -27,6 +27,8 @@ pub(super) struct State {
     last_fence: u64,
     /// The number of leases at which the next sweep runs.
     next_sweep: usize,
+    /// How far a test has moved the clock.
+    advanced: Duration,
 }
 
 pub(super) struct Held {
@@ -43,11 +45,6 @@ pub(super) struct Waiter {
     alive_until: Moment,
 }
 
-/// Returns the time since 1970: fencing tokens grow across restarts of the process, too.
-fn wall_clock() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
-}
-
 /// Removes positions that expired some time ago.
 fn prune(queue: &mut Queue, positions: &mut Positions) {
     queue.retain(|_, waiter| {
@@ -60,6 +57,11 @@ fn prune(queue: &mut Queue, positions: &mut Positions) {
 }
 
 impl State {
+    /// Returns the time since 1970: fencing tokens grow across restarts of the process, too.
+    fn wall_clock(&self) -> Duration {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + self.advanced
+    }
+
     /// Returns the lease of a name, unless it has expired.
     pub(super) fn live_lease(&self, key: &Key) -> Option<&Held> {
         self.held.get(key).filter(|held| !held.until.is_past())
@@ -103,7 +105,7 @@ impl State {
             }
         });
         Snapshot {
-            now_micros: wall_clock().as_micros() as u64,
+            now_micros: self.wall_clock().as_micros() as u64,
             last_fence: self.last_fence,
             names: names.collect(),
         }
@@ -122,7 +124,7 @@ impl State {
                 fence,
                 holder: Holder {
                     process: Process::clone(&claim.process),
-                    since_ms: own.map_or_else(|| wall_clock().as_millis() as u64, |own| own.holder.since_ms),
+                    since_ms: own.map_or_else(|| self.wall_clock().as_millis() as u64, |own| own.holder.since_ms),
                 },
                 metadata: claim.metadata.clone(),
             };
@@ -205,6 +207,38 @@ impl State {
             });
             self.next_sweep = (self.held.len() * 2).max(1024);
         }
+    }
+
+    /// Returns when the next lease expires.
+    pub(super) fn next_expiry(&self) -> Option<Moment> {
+        let ends = self.held.values().map(|held| held.until);
+        ends.filter(|until| !until.is_past()).min()
+    }
+
+    /// Moves the clock forward: every lease ends earlier by that much.
+    ///
+    /// # Behavior
+    /// Positions in the queues stay alive, because the waiters would have made attempts in that time.
+    pub(super) fn advance(&mut self, by: Duration) {
+        self.advanced += by;
+        for held in self.held.values_mut() {
+            held.until = held.until - by;
+        }
+        for key in self.queues.keys().filter(|key| self.live_lease(key).is_none()) {
+            self.wake_first(key);
+        }
+    }
+
+    /// Whether no call has to act: none is first in the queue of a free name, and none that still waits has been granted a name.
+    pub(super) fn is_settled(&self) -> bool {
+        let waits = |owner| self.subscribers.contains_key(owner);
+        let first = |key| self.waiters_before(key, u64::MAX).next();
+        let is_served = |key| self.live_lease(key).is_some() || !first(key).is_some_and(|first| waits(&first.owner));
+        let is_received = |key| {
+            let owner = self.live_lease(key).and_then(|held| held.owner.as_ref());
+            !owner.is_some_and(waits)
+        };
+        self.queues.keys().all(is_served) && self.held.keys().all(is_received)
     }
 
     pub(super) fn info(&self, key: &Key) -> Option<LockInfo> {

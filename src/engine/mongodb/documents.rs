@@ -8,14 +8,14 @@
 
 use std::time::Duration;
 
-use mongodb::bson::{Bson, DateTime, Document, doc};
+use mongodb::bson::{Bson, DateTime, Document, Timestamp, doc};
 use serde::de::IgnoredAny;
 
 use super::ops::clock_offset::EstimatedEnd;
 use super::ops::fence::{Clock, Stamp};
 use super::queue::pipelines;
 use crate::engine::mongodb::fields::{
-    AHEAD, END, EXPIRES_AT, FENCE, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED, RESERVED_UNTIL, SINCE,
+    AHEAD, END, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED, RESERVED_UNTIL, SINCE,
 };
 use crate::model::{Claim, Holder, LockInfo, OwnerToken, Process, Ttl};
 
@@ -101,9 +101,9 @@ pub(super) fn inserted(id: &str, claim: &Claim, end: &EstimatedEnd) -> Document 
 /// Returns the expression for the document of a name that the claim holds already, for at least `ttl` from now on.
 ///
 /// # Behavior
-/// A document without a stamp was never granted, and its end may be an unverified estimate. If that is more than a minute too
-/// late, it becomes `ttl` from now. A smaller difference stays: it may come from a later attempt of the same claim, which this
-/// one must not shorten.
+/// The end of a document without a stamp may be an unverified estimate. If that is more than a minute too late, it becomes `ttl`
+/// from now. A smaller difference stays: it may come from a later attempt of the same claim, which this one must not shorten. (An
+/// extension by more than that writes the stamp.)
 pub(super) fn still_held(ttl: Ttl) -> Document {
     let end = from_now(ttl.duration());
     let is_unstamped = doc! { "$eq": [{ "$type": format!("${FENCE}") }, "missing"] };
@@ -127,9 +127,22 @@ pub(super) fn acquire(claim: &Claim) -> Vec<Document> {
     } } }]
 }
 
-/// Returns the pipeline of a renewal.
-pub(super) fn extend(ttl: Ttl) -> Vec<Document> {
-    vec![doc! { "$set": { EXPIRES_AT: extended(ttl) } }]
+/// Returns the pipeline of a renewal of this claim. `tick`: the token of the owner, for a document that has none.
+///
+/// # Behavior
+/// A document without a token was not renewed before, and its end may have a margin, which the renewal removes. A hand-off
+/// that granted the name counts as confirmed from now on.
+pub(super) fn extend(claim: &Claim, ttl: Ttl, tick: Option<Timestamp>) -> Vec<Document> {
+    let set = match tick {
+        Some(tick) => {
+            let is_new = doc! { "$eq": [{ "$type": format!("${FENCE}") }, "missing"] };
+            let end = from_now(ttl.duration().max(claim.ttl.duration()));
+            let token = doc! { "$ifNull": [format!("${FENCE}"), tick] };
+            doc! { EXPIRES_AT: { "$cond": [is_new, end, extended(ttl)] }, FENCE: token, GRANTED: "$$REMOVE" }
+        }
+        None => doc! { EXPIRES_AT: extended(ttl), GRANTED: "$$REMOVE" },
+    };
+    vec![doc! { "$set": set }]
 }
 
 /// Returns the pipeline that sets the end of leases to `ttl` from now, earlier or later than before.
@@ -137,7 +150,7 @@ pub(super) fn ends(ttl: Ttl) -> Vec<Document> {
     vec![doc! { "$set": { EXPIRES_AT: from_now(ttl.duration()) } }]
 }
 
-/// Returns the pipeline of a transfer, which does not change the end of the lease. `process`: fields of the holder.
+/// Returns the pipeline of a transfer, which changes neither the end of the lease nor its token. `process`: fields of the holder.
 pub(super) fn transfer(to: &OwnerToken, process: &Document) -> Vec<Document> {
     let mut set = doc! { OWNER: { "$literal": to.as_str() } };
     for (field, value) in process {
@@ -161,7 +174,7 @@ pub(super) fn process_of(document: &Document) -> Document {
 /// Returns the pipeline of a release that keeps the names busy for `keep`.
 pub(super) fn keep_busy(owner: &OwnerToken, keep: Duration) -> Vec<Document> {
     let owner = format!("{}{KEPT}", owner.as_str());
-    vec![doc! { "$set": { OWNER: { "$literal": owner }, EXPIRES_AT: from_now(keep) } }]
+    vec![doc! { "$set": { OWNER: { "$literal": owner }, EXPIRES_AT: from_now(keep), GRANTED: "$$REMOVE" } }]
 }
 
 /// Returns the filter of the documents of these names that belong to this owner, expired or not.
@@ -272,9 +285,14 @@ pub(super) fn is_held_by(document: &Document, owner: &OwnerToken) -> bool {
     is_owned_by(document, owner) && !document.contains_key(RESERVED) && remaining(document) != Some(Duration::ZERO)
 }
 
+/// Returns the owner of a document.
+pub(super) fn owner(document: &Document) -> Option<&str> {
+    document.get_str(OWNER).ok()
+}
+
 /// Whether the document belongs to this owner.
 pub(super) fn is_owned_by(document: &Document, owner: &OwnerToken) -> bool {
-    document.get_str(OWNER).is_ok_and(|found| found == owner.as_str())
+    self::owner(document) == Some(owner.as_str())
 }
 
 /// Returns how long a document keeps its name busy, by the server's clock. `None`: for ever.

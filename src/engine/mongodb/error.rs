@@ -224,7 +224,7 @@ impl fmt::Display for Failure {
             ErrorKind::Command(error) if error.code == UNAUTHORIZED => f.write_str(forbidden(&error.message))?,
             _ if self.code() == Some(UNAUTHORIZED) => f.write_str("the user has not the right to do this: ")?,
             _ if self.code() == Some(DUPLICATE_KEY) => {
-                f.write_str("a unique index that is not ours is in the way: ")?;
+                f.write_str("a unique index of another program conflicts: ")?;
             }
             _ => {}
         }

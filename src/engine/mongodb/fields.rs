@@ -10,6 +10,8 @@ pub(crate) const QUEUE: &str = "queue";
 pub(crate) const RESERVED: &str = "reserved";
 /// The end of the reservation.
 pub(crate) const RESERVED_UNTIL: &str = "reservedUntil";
+/// The hand-off that made the owner the holder, until the owner has found it (see `queue/hand_off.rs`).
+pub(crate) const GRANTED: &str = "granted";
 /// Number of hand-offs of a name since its stamp (see `ops/fence.rs`).
 pub(crate) const HANDED: &str = "handed";
 /// The field of an answer with the server's clock.

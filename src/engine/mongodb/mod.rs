@@ -1,10 +1,11 @@
-//! MongoDB: standalone, replica set or sharded cluster, 4.4 or newer. A held lock is one document, as in the gist, and the
+//! MongoDB: standalone, replica set or sharded cluster, 5.0 or newer. A held lock is one document, as in the gist, and the
 //! server's clock decides.
 //!
 //! - `config/`: from a URL and settings to a store. `connection/`: the connections, and which calls may use them.
 //! - `ops/`: the operations, one file per verb. `documents.rs`: filters, pipelines, and the fields of a document.
 //! - `queue/`: the queue of a name, the waiters of this process, and the change stream that wakes them.
-//! - `error.rs`: failures. `ttl_index.rs`: the TTL index.
+//! - `error.rs`: failures. `ttl_index.rs`: the TTL index. `unwritten_tokens.rs`: fencing tokens that are not in their documents
+//!   yet.
 //!
 //! # The clock
 //! Every verb compares with `$$NOW`: the wall clock of the primary at the start of the command. Every end of a lease counts from
@@ -30,6 +31,7 @@ mod queue;
 #[cfg(test)]
 mod tests;
 mod ttl_index;
+mod unwritten_tokens;
 
 use std::fmt;
 use std::ops::Deref;
@@ -42,6 +44,7 @@ use mongodb::bson::Document;
 use mongodb::options::WriteConcern;
 
 pub use self::config::MongodbConfig;
+use self::connection::clock::SharedReading;
 use self::connection::pool::{Class, Pool};
 use self::error::{ENGINE, Failure};
 use self::ops::attempts::UnsettledAttempts;
@@ -50,6 +53,7 @@ use self::ops::fence::Clock;
 use self::queue::Queue;
 use self::queue::poll::Poll;
 use self::ttl_index::TtlIndex;
+use self::unwritten_tokens::UnwrittenTokens;
 use super::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
@@ -67,6 +71,10 @@ pub struct Core {
     prefix: String,
     clock: Clock,
     clock_offset: ClockOffset,
+    reading: SharedReading,
+    /// The tokens of grants that were one write. `None`: every grant has a stamp, because the reply to a write does not prove the
+    /// token (a standalone server, a sharded cluster).
+    unwritten: Option<Arc<UnwrittenTokens>>,
     /// The write concern of releases, if it differs from that of other writes.
     release_concern: Option<WriteConcern>,
     /// The queues. `None`: a standalone server, which has no change streams.
@@ -95,6 +103,13 @@ impl Core {
 
     fn id(&self, key: &Key) -> String {
         format!("{}{key}", self.prefix)
+    }
+
+    /// Leaves the tokens of claims that are released unwritten.
+    fn forget_tokens(&self, claims: &[&Claim]) {
+        if let Some(unwritten) = &self.unwritten {
+            claims.iter().for_each(|claim| unwritten.forget(&claim.owner));
+        }
     }
 
     fn ids(&self, claim: &Claim) -> Vec<String> {
@@ -131,6 +146,9 @@ impl Engine for MongodbEngine {
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
+        self.await_token(claim)
+            .await
+            .map_err(|failure| failure.during("transfer"))?;
         let (core, claim, to) = (self.0.clone(), claim.clone(), to.clone());
         let transfer = || async move { core.transfer(&claim, &to).await };
         let transferred = self.pool.call(Class::Keep, transfer).await;
@@ -165,6 +183,12 @@ impl Engine for MongodbEngine {
         self.inspect_one(key).await.map_err(|failure| failure.during("inspect"))
     }
 
+    async fn inspect_now(&self, key: &Key) -> Result<Option<LockInfo>> {
+        self.inspect_once(key)
+            .await
+            .map_err(|failure| failure.during("inspect"))
+    }
+
     async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
         self.list_all(prefix, page_timeout).await
     }
@@ -182,6 +206,9 @@ impl Engine for MongodbEngine {
         if let Some(queue) = &self.queue {
             queue.close();
         }
-        let _ = tokio::time::timeout(LIMIT, self.pool.connected().client.clone().shutdown().immediate(true)).await;
+        if let Some(unwritten) = &self.unwritten {
+            unwritten.clear();
+        }
+        self.pool.shut_down(LIMIT).await;
     }
 }

@@ -57,7 +57,7 @@ pub(super) async fn ensure(locks: &Collection<Document>) -> Result<()> {
     let message = match exists(locks).await {
         Ok(true) => return Ok(()),
         Ok(false) if is_in_the_way => {
-            format!("the collection {collection:?} has an index in the way of {WANTED}: {failure}")
+            format!("the collection {collection:?} has an index that conflicts with {WANTED}: {failure}")
         }
         Ok(false) => format!("the collection {collection:?} has not {WANTED}: {failure}"),
         Err(listing) if listing.is_unauthorized() && failure.is_unauthorized() => {

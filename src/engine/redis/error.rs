@@ -5,8 +5,9 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use redis::{ErrorKind, RedisError, ServerError};
+use redis::{ErrorKind, RedisError};
 
+use super::advice::{WrongServer, explain, explain_sentinel};
 use crate::error::EngineError;
 
 /// The engine's name in errors.
@@ -21,6 +22,10 @@ pub(super) enum Failure {
     Call(RedisError),
     /// The server sent a reply that the command or script does not have.
     Unexpected(&'static str),
+    /// The server is not what the URL says.
+    WrongServer(WrongServer),
+    /// The caller's function gave no login for a new connection.
+    NoLogin(String),
     /// The server is older than the engine supports.
     TooOld(String),
     /// The leases of a claim's first names ended before its last names were granted.
@@ -62,7 +67,10 @@ impl Failure {
 
     /// Converts it to the error of the layers above.
     pub(super) fn during(self, op: &'static str) -> EngineError {
-        let is_unsent = matches!(self, Failure::Connect { .. } | Failure::NoMaster(_) | Failure::Unserved);
+        let is_unsent = matches!(
+            self,
+            Failure::Connect { .. } | Failure::NoMaster(_) | Failure::NoLogin(_) | Failure::Unserved
+        );
         let error = EngineError::new(ENGINE, op, self.retryable(), self);
         if is_unsent { error.not_sent() } else { error }
     }
@@ -72,8 +80,10 @@ impl Failure {
         match self {
             Failure::Connect { error, .. } | Failure::Call(error) => passes(error),
             Failure::NoMaster(reason) => reason.passes(),
-            Failure::Replicas { .. } | Failure::Unserved | Failure::Moving | Failure::TooSlow => true,
-            Failure::Unexpected(_) | Failure::TooOld(_) | Failure::Closed => false,
+            Failure::Replicas { .. } | Failure::Unserved | Failure::Moving | Failure::TooSlow | Failure::NoLogin(_) => {
+                true
+            }
+            Failure::Unexpected(_) | Failure::WrongServer(_) | Failure::TooOld(_) | Failure::Closed => false,
         }
     }
 
@@ -104,18 +114,20 @@ impl fmt::Display for Failure {
         match self {
             Failure::Connect { address, error } => {
                 write!(f, "no connection to {address}: ")?;
-                said(error, f)
+                explain(error, f)
             }
             Failure::Call(error) => {
                 f.write_str(match code(error) {
-                    "WRONGTYPE" => "a key of the lock holds something that is no lock: ",
-                    "MOVED" | "ASK" | "CROSSSLOT" => "the server is one of a cluster (redis+cluster://): ",
+                    "WRONGTYPE" => "a key of the lock has a value of another type: ",
+                    "MOVED" | "ASK" | "CROSSSLOT" => "the server is a node of a Redis Cluster (use redis+cluster://): ",
                     "NOPERM" => "the server's ACL forbids it: ",
                     _ => "",
                 })?;
-                said(error, f)
+                explain(error, f)
             }
             Failure::Unexpected(what) => write!(f, "unexpected reply from Redis to {what}"),
+            Failure::WrongServer(wrong) => wrong.fmt(f),
+            Failure::NoLogin(why) => write!(f, "no login for a new connection: {why}"),
             Failure::TooOld(version) => {
                 write!(
                     f,
@@ -183,7 +195,7 @@ impl fmt::Display for NoMaster {
                     write!(f, "{separator}{sentinel}: ")?;
                     match refusal {
                         Refusal::Unknown => f.write_str("does not know that name")?,
-                        Refusal::Failed(error) => said(error, f)?,
+                        Refusal::Failed(error) => explain_sentinel(error, f)?,
                     }
                 }
                 f.write_str(")")
@@ -199,14 +211,6 @@ impl fmt::Display for NoMaster {
 /// Returns the error of a broken connection.
 pub(super) fn broken() -> RedisError {
     io::Error::from(io::ErrorKind::BrokenPipe).into()
-}
-
-/// Writes the error of a server in its own words. The driver shows the names of its variants instead.
-fn said(error: &RedisError, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    match error.source().and_then(|source| source.downcast_ref::<ServerError>()) {
-        Some(server) => write!(f, "{} {}", server.code(), server.details().unwrap_or_default()),
-        None => fmt::Display::fmt(error, f),
-    }
 }
 
 /// Temporary errors: a server that starts, fails over, is out of memory or of disk space, or runs a slow script.
@@ -262,7 +266,8 @@ pub(super) fn passes(error: &RedisError) -> bool {
     }
 }
 
-fn io_error(error: &RedisError) -> Option<&io::Error> {
+/// Returns the error of the system or of TLS under an error of the driver.
+pub(super) fn io_error(error: &RedisError) -> Option<&io::Error> {
     error
         .source()?
         .downcast_ref::<Arc<dyn StdError + Send + Sync>>()?
@@ -280,6 +285,11 @@ pub(super) fn spoils_connection(error: &RedisError) -> bool {
 /// Whether the server does not support the options of a command.
 pub(super) fn is_not_understood(error: &RedisError) -> bool {
     error.detail().is_some_and(|detail| detail.contains("syntax error"))
+}
+
+/// Whether the server refused the login.
+pub(super) fn is_refused_login(error: &RedisError) -> bool {
+    matches!(code(error), "WRONGPASS" | "NOAUTH")
 }
 
 /// Whether the user lacks the right to a command.
@@ -352,7 +362,7 @@ mod tests {
         let shown = Failure::Call(server(line)).during("acquire").to_string();
         assert_eq!(
             shown,
-            format!("redis: acquire failed: a key of the lock holds something that is no lock: {line}")
+            format!("redis: acquire failed: a key of the lock has a value of another type: {line}")
         );
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused).into();
         let shown = Failure::Connect {

@@ -31,6 +31,7 @@
 
 #![cfg_attr(not(unix), allow(dead_code, reason = "only a fast path uses it"))]
 
+mod advice;
 mod config;
 mod connection;
 mod error;
@@ -60,6 +61,7 @@ pub use config::RedisConfig;
 pub use quorum::{QuorumConfig, QuorumEngine};
 
 use self::connection::Link;
+use self::connection::probe::explained;
 use self::connection::request::Attempt;
 use self::error::{ENGINE, Failure};
 use self::keys::{FENCE_KEPT_MS, LAST, Layout, Part, RECORD_KEPT_MS};
@@ -76,8 +78,7 @@ use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 /// The engine behind `redis://` and `rediss://`.
 pub struct RedisEngine {
     route: Route,
-    /// Whether the fencing tokens come from one key for all names. Not in a cluster, even if the URL names only one of its
-    /// servers.
+    /// Whether the fencing tokens come from one key for all names. Not in a cluster.
     counts: bool,
     /// The connection for writes that replicas have to acknowledge.
     replicated: Option<Replicated>,
@@ -98,17 +99,22 @@ impl fmt::Debug for RedisEngine {
 }
 
 impl RedisEngine {
-    /// Connects, and checks the version of the server.
+    /// Connects, and checks the mode and the version of the server.
     ///
     /// # Errors
-    /// If the server cannot be reached, refuses the login, or is older than Redis 6.2.
+    /// If the server cannot be reached, refuses the login, is not what the URL says, or is older than Redis 6.2.
     pub async fn connect(config: RedisConfig) -> Result<Arc<Self>> {
         let route = Route::new(config.clone());
         let replicated =
             (config.min_replicas > 0).then(|| Replicated::new(Link::new(config.clone()), config.min_replicas));
-        let clustered = route.greet().await.map_err(|failure| failure.during("connect"))?;
-        if let Route::One(link) = &route {
-            link.open_fast_path().await;
+        explained(&config, route.greet())
+            .await
+            .map_err(|failure| failure.during("connect"))?;
+        match &route {
+            // Grants that replicas have to acknowledge do not use it.
+            Route::One(link) if replicated.is_none() => link.open_fast_path().await,
+            Route::One(_) => {}
+            Route::Cluster(cluster) => cluster.open_fast_path(),
         }
         let listening = match (&route, config.sentinels()) {
             (Route::One(link), Some(sentinels)) => {
@@ -121,10 +127,10 @@ impl RedisEngine {
             _ => None,
         };
         let layout = config.layout;
-        let waiters = Waiters::new(route.clone(), layout.clone());
+        let waiters = Waiters::new(route.clone(), layout.clone(), replicated.is_none());
         Ok(Arc::new(RedisEngine {
+            counts: !route.is_cluster(),
             route,
-            counts: !clustered,
             replicated,
             layout,
             waiters,

@@ -8,6 +8,7 @@ use napi::{Env, sys};
 use serde_json::{Value, json};
 
 use crate::error::{EngineError, LockError};
+use crate::model::LockInfo;
 
 /// Settles a promise, once, on the JavaScript thread.
 pub(in crate::js) struct Deferred(sys::napi_deferred);
@@ -44,7 +45,7 @@ impl Deferred {
     /// Resolves the promise with a value, or rejects it with the JSON text of an error.
     pub(in crate::js) fn settle<T: ToNapiValue>(self, env: &Env, result: Result<T, LockError>) {
         // SAFETY: the value and the text belong to the open handle scope, and a deferred is settled once, because this function
-        // consumes it. A text of an error can always be created.
+        // consumes it.
         unsafe {
             let value = result.and_then(|value| {
                 T::to_napi_value(env.raw(), value).map_err(|error| {
@@ -55,8 +56,11 @@ impl Deferred {
             match value {
                 Ok(value) => sys::napi_resolve_deferred(env.raw(), self.0, value),
                 Err(error) => {
+                    // Without memory for the text, the reason is `undefined`, which always exists. Once a worker is being ended,
+                    // Node-API settles no promise; no JavaScript that could wait for it runs there any more.
                     let text = String::to_napi_value(env.raw(), to_json(&error).to_string());
-                    sys::napi_reject_deferred(env.raw(), self.0, text.unwrap_or(ptr::null_mut()))
+                    let reason = text.or_else(|_| <()>::to_napi_value(env.raw(), ()));
+                    sys::napi_reject_deferred(env.raw(), self.0, reason.unwrap_or(ptr::null_mut()))
                 }
             }
         };
@@ -75,5 +79,19 @@ pub(in crate::js) fn to_json(error: &LockError) -> Value {
         "key": error.key,
         "engine": error.engine,
         "cause": cause,
+        "busy": error.busy.as_deref().map(info_to_json),
+    })
+}
+
+/// Returns the state of a lock as JSON.
+pub(in crate::js) fn info_to_json(info: &LockInfo) -> Value {
+    json!({
+        "name": info.name,
+        "remainingMs": info.remaining.map(|remaining| remaining.as_secs_f64() * 1000.0),
+        "fencingToken": info.fence.map(|fence| fence.0.to_string()),
+        "holder": info.holder.as_ref().map(|holder| {
+            json!({ "host": holder.process.host, "pid": holder.process.pid, "since": holder.since_ms })
+        }),
+        "metadata": info.metadata,
     })
 }

@@ -16,13 +16,15 @@ use parking_lot::Mutex;
 use slab::Slab;
 use tokio::runtime::Handle;
 
-use super::shared::{Job, Shared};
+use super::call::{self, Job};
+use super::shared::{Delivery, Shared};
 use crate::event_loop::{EventLoop, Socket};
 
 /// The calls of one environment whose futures are polled on its thread.
 pub(super) struct LocalExecutor {
     thread: ThreadId,
     runtime: Handle,
+    shared: Arc<Shared>,
     ready: Mutex<VecDeque<Arc<Call>>>,
     /// The calls whose future is on this thread. Their wakers own them, and the future may own a waker.
     here: Mutex<Slab<Weak<Call>>>,
@@ -47,10 +49,11 @@ struct State {
 
 impl LocalExecutor {
     /// Creates the executor of the current thread. `runtime` is that of the I/O thread.
-    pub(super) fn new(runtime: Handle) -> Arc<Self> {
+    pub(super) fn new(runtime: Handle, shared: Arc<Shared>) -> Arc<Self> {
         Arc::new(LocalExecutor {
             thread: std::thread::current().id(),
             runtime,
+            shared,
             ready: Mutex::default(),
             here: Mutex::default(),
         })
@@ -76,6 +79,15 @@ impl LocalExecutor {
             call
         };
         call.poll();
+    }
+
+    /// Runs work on the I/O thread.
+    pub(super) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(work);
+    }
+
+    fn run_on_io_thread(&self, job: Job) {
+        self.spawn(call::run(job, self.shared.clone()));
     }
 
     /// Drops every call that is still here, at the end of the environment.
@@ -118,13 +130,14 @@ impl Call {
         let polled = job.as_mut().poll(&mut Context::from_waker(&waker));
         drop(entered);
         if polled.is_ready() {
-            return self.leave();
+            self.leave();
+            return self.executor.shared.deliver(Delivery::Reply(job));
         }
         let mut state = self.state.lock();
         if std::mem::take(&mut state.moves) {
             drop(state);
             self.leave();
-            self.executor.runtime.spawn(job);
+            self.executor.run_on_io_thread(job);
         } else {
             state.job = Some(job);
         }
@@ -150,7 +163,7 @@ impl Wake for Call {
         } else if let Some(job) = state.job.take() {
             drop(state);
             self.leave();
-            self.executor.runtime.spawn(job);
+            self.executor.run_on_io_thread(job);
         } else {
             state.moves = true;
         }
@@ -202,10 +215,16 @@ mod tests {
     use tokio::runtime::{Builder, Runtime};
 
     use super::*;
+    use crate::error::LockError;
 
     /// Creates the runtime of the I/O thread.
     fn io_runtime() -> Runtime {
         Builder::new_multi_thread().worker_threads(1).build().unwrap()
+    }
+
+    fn executor(io: &Runtime) -> Arc<LocalExecutor> {
+        // No thread wakes the event loop.
+        LocalExecutor::new(io.handle().clone(), Shared::new(std::ptr::null_mut()))
     }
 
     /// A future that is pending until it is opened, and records the threads that poll it.
@@ -220,16 +239,20 @@ mod tests {
     }
 
     impl Gate {
-        fn poll(&self, context: &Context<'_>) -> Poll<()> {
+        fn poll(&self, context: &Context<'_>) -> Poll<Result<(), LockError>> {
             let mut state = self.0.lock();
             state.polls.push(thread::current().id());
             state.waker = Some(context.waker().clone());
-            if state.is_open { Poll::Ready(()) } else { Poll::Pending }
+            if state.is_open {
+                Poll::Ready(Ok(()))
+            } else {
+                Poll::Pending
+            }
         }
 
         fn job(&self) -> Job {
             let gate = self.clone();
-            Box::pin(poll_fn(move |context| gate.poll(context)))
+            call::new(poll_fn(move |context| gate.poll(context)), |_, _, _| {}, false)
         }
 
         fn open(&self) {
@@ -260,7 +283,7 @@ mod tests {
     #[test]
     fn a_ready_future_ends_at_its_start() {
         let io = io_runtime();
-        let executor = LocalExecutor::new(io.handle().clone());
+        let executor = executor(&io);
         let gate = Gate::default();
         gate.open();
         executor.start(gate.job());
@@ -272,7 +295,7 @@ mod tests {
     #[test]
     fn a_call_that_this_thread_wakes_is_polled_here() {
         let io = io_runtime();
-        let executor = LocalExecutor::new(io.handle().clone());
+        let executor = executor(&io);
         let gate = Gate::default();
         executor.start(gate.job());
         assert!(!executor.run_ready());
@@ -294,7 +317,7 @@ mod tests {
     #[test]
     fn a_call_that_another_thread_wakes_moves_to_the_io_thread() {
         let io = io_runtime();
-        let executor = LocalExecutor::new(io.handle().clone());
+        let executor = executor(&io);
         let gate = Gate::default();
         executor.start(gate.job());
         gate.open();
@@ -307,17 +330,18 @@ mod tests {
     #[test]
     fn a_call_that_another_thread_wakes_during_its_poll_moves_after_the_poll() {
         let io = io_runtime();
-        let executor = LocalExecutor::new(io.handle().clone());
+        let executor = executor(&io);
         let gate = Gate::default();
         let polled = gate.clone();
-        executor.start(Box::pin(poll_fn(move |context| {
+        let future = poll_fn(move |context| {
             let result = polled.poll(context);
             if result.is_pending() {
                 polled.open();
                 polled.wake_on_another_thread();
             }
             result
-        })));
+        });
+        executor.start(call::new(future, |_, _, _| {}, false));
         assert_eq!(gate.polled_here(2), [true, false]);
         assert!(!executor.has_ready());
         assert!(executor.here.lock().is_empty());
@@ -326,7 +350,7 @@ mod tests {
     #[test]
     fn the_end_drops_the_calls_that_are_here() {
         let io = io_runtime();
-        let executor = LocalExecutor::new(io.handle().clone());
+        let executor = executor(&io);
         let gates = [Gate::default(), Gate::default()];
         for gate in &gates {
             executor.start(gate.job());

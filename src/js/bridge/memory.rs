@@ -6,36 +6,36 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// The number of calls in progress that counts as a burst.
-const BURST: u32 = 2048;
+/// The number of calls in progress, or of leases, that counts as a burst.
+const BURST: usize = 2048;
 /// The delay after the end of a burst. By then the state of its calls has been dropped.
 const DELAY: Duration = Duration::from_secs(1);
 /// The shortest interval between two runs: each takes some milliseconds.
 const MIN_INTERVAL: Duration = Duration::from_secs(3);
 
-/// Detects the end of a burst.
+/// Detects the end of a burst of calls, or of leases.
 #[derive(Debug, Default)]
 pub(super) struct Burst {
-    /// The largest number of calls in progress since the end of the last burst.
-    peak: Cell<u32>,
+    /// The largest number since the end of the last burst.
+    peak: Cell<usize>,
     ended: Cell<Option<Instant>>,
 }
 
 impl Burst {
-    /// Records the start of a call. `calls`: the number in progress, with this one.
-    pub(super) fn began(&self, calls: u32) {
-        self.peak.set(self.peak.get().max(calls));
+    /// Records a start. `current`: the number of calls in progress, or of leases, with this one.
+    pub(super) fn began(&self, current: usize) {
+        self.peak.set(self.peak.get().max(current));
     }
 
-    /// Records replies. `calls`: the number still in progress. Returns whether a burst has ended and memory should be returned.
-    pub(super) fn has_ended(&self, calls: u32) -> bool {
-        if self.peak.get() < BURST || calls > self.peak.get() / 8 {
+    /// Records ends. `current`: the number that is left. Returns whether a burst has ended and memory should be returned.
+    pub(super) fn has_ended(&self, current: usize) -> bool {
+        if self.peak.get() < BURST || current > self.peak.get() / 8 {
             return false;
         }
         if self.ended.get().is_some_and(|ended| ended.elapsed() < MIN_INTERVAL) {
             return false;
         }
-        self.peak.set(calls);
+        self.peak.set(current);
         self.ended.set(Some(Instant::now()));
         true
     }

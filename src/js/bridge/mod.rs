@@ -4,12 +4,14 @@
 //! Each JavaScript environment (the main thread, a worker) has one native I/O thread with a current-thread runtime. The two
 //! threads exchange calls and results in batches (`shared.rs`).
 //!
-//! The event loop is kept alive while calls are in progress, and by nothing else: leases, events and pings never keep a
-//! process from exiting.
+//! The event loop is kept alive while calls are in progress (except for those in the background) and jobs run, and by nothing else:
+//! leases, events and pings never keep a process from exiting.
 
+mod call;
 pub(super) mod deferred;
 pub(super) mod leases;
 mod local_executor;
+pub(super) mod logins;
 mod memory;
 pub(super) mod notifier;
 mod shared;
@@ -19,7 +21,7 @@ mod uv_loop;
 #[path = "uv_loop/unsupported.rs"]
 mod uv_loop;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::panic::AssertUnwindSafe;
@@ -33,11 +35,13 @@ use napi::bindgen_prelude::{ToNapiValue, Unknown};
 use napi::{Env, JsValue, sys};
 use tokio_util::sync::CancellationToken;
 
+use self::call::Job;
 use self::deferred::Deferred;
 use self::leases::Leases;
 use self::local_executor::{LocalExecutor, NodeEventLoop};
+use self::logins::Logins;
 use self::memory::{Burst, return_memory};
-use self::shared::{Delivery, Job, Reference, Shared};
+use self::shared::{Delivery, Reference, Shared};
 use self::uv_loop::UvLoop;
 use crate::error::{EngineError, LockError};
 use crate::event_loop::EventLoop;
@@ -47,7 +51,11 @@ use crate::service::Locks;
 pub(super) struct Bridge {
     shared: Arc<Shared>,
     function: sys::napi_threadsafe_function,
-    in_progress: RefCell<u32>,
+    in_progress: Cell<usize>,
+    /// Number of those that do not keep the event loop alive.
+    in_background: Cell<usize>,
+    /// The services of which a job of `using` runs.
+    with_jobs: Cell<u32>,
     burst: Burst,
     thread: RefCell<Option<JoinHandle<()>>>,
     /// The calls whose futures are polled on this thread.
@@ -55,6 +63,8 @@ pub(super) struct Bridge {
     uv_loop: Option<UvLoop>,
     /// The leases with a number in JavaScript.
     pub(super) leases: RefCell<Leases>,
+    /// The requests for a login that JavaScript has not answered, by number.
+    pub(super) logins: RefCell<Logins>,
     /// The acquisitions that JavaScript may cancel, by ticket.
     pub(super) cancellations: RefCell<HashMap<u64, CancellationToken>>,
 }
@@ -85,6 +95,13 @@ impl Bridge {
         Ok(bridge)
     }
 
+    /// Returns the token that `cancel` cancels by this ticket.
+    pub(super) fn cancellation(&self, ticket: u64) -> CancellationToken {
+        let token = CancellationToken::new();
+        self.cancellations.borrow_mut().insert(ticket, token.clone());
+        token
+    }
+
     /// Returns the bridge of this environment, unless it has none or is being torn down.
     pub(super) fn existing(env: &Env) -> Option<Rc<Bridge>> {
         bridge_of(env.raw())
@@ -93,6 +110,7 @@ impl Bridge {
     fn start(env: &Env) -> napi::Result<Rc<Bridge>> {
         let failed = |error: std::io::Error| napi::Error::from_reason(error.to_string());
         super::pin_library();
+        super::debug::start();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -118,7 +136,7 @@ impl Bridge {
         // SAFETY: the function was created just now.
         unsafe { sys::napi_unref_threadsafe_function(env.raw(), function) };
         let shared = Shared::new(function);
-        let executor = LocalExecutor::new(runtime.handle().clone());
+        let executor = LocalExecutor::new(runtime.handle().clone(), shared.clone());
         let io_shared = shared.clone();
         let thread = std::thread::Builder::new()
             .name("holdfast-io".into())
@@ -131,12 +149,15 @@ impl Bridge {
         let bridge = Rc::new(Bridge {
             shared,
             function,
-            in_progress: RefCell::new(0),
+            in_progress: Cell::new(0),
+            in_background: Cell::new(0),
+            with_jobs: Cell::new(0),
             burst: Burst::default(),
             thread: RefCell::new(Some(thread)),
             executor,
             uv_loop: UvLoop::find(env),
             leases: RefCell::default(),
+            logins: RefCell::default(),
             cancellations: RefCell::default(),
         });
         // SAFETY: the hook runs on this thread, once, when the environment goes away.
@@ -156,27 +177,57 @@ impl Bridge {
         work: impl Future<Output = Result<T, LockError>> + Send + 'static,
         settle: impl FnOnce(&Env, &Rc<Bridge>, Result<T, LockError>) + Send + 'static,
     ) {
-        let mut in_progress = self.in_progress.borrow_mut();
-        if *in_progress == 0 {
-            // SAFETY: the function is live until `tear_down`, after which this thread runs no JavaScript.
-            unsafe { sys::napi_ref_threadsafe_function(env.raw(), self.function) };
+        if self.in_progress.get() == self.in_background.get() {
+            self.reference(env);
         }
-        let is_local = self.uv_loop.as_ref().is_some_and(UvLoop::is_active);
-        *in_progress += 1;
-        self.burst.began(*in_progress);
-        let shared = self.shared.clone();
-        // An async block would contain the future twice, and a boxed future is moved as a whole.
-        let job = AssertUnwindSafe(work).catch_unwind().map(move |outcome| {
-            let result = outcome.unwrap_or_else(|panic| Err(panicked(&*panic)));
-            shared.deliver(Delivery::Reply(Box::new(move |env, bridge| {
-                settle(env, bridge, result)
-            })));
-        });
-        let job: Job = Box::pin(job);
-        if is_local {
+        self.start_job(call::new(work, settle, false));
+    }
+
+    /// Like [`Bridge::call`], but does not keep the event loop alive.
+    pub(super) fn call_in_background<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, LockError>> + Send + 'static,
+        settle: impl FnOnce(&Env, &Rc<Bridge>, Result<T, LockError>) + Send + 'static,
+    ) {
+        self.in_background.set(self.in_background.get() + 1);
+        self.start_job(call::new(work, settle, true));
+    }
+
+    fn start_job(&self, job: Job) {
+        let in_progress = self.in_progress.get() + 1;
+        self.in_progress.set(in_progress);
+        self.burst.began(in_progress);
+        if self.uv_loop.as_ref().is_some_and(UvLoop::is_active) {
             return self.executor.start(job);
         }
         self.shared.submit(job);
+    }
+
+    /// Keeps the event loop alive while jobs of a service run: the first one begins, or the last one has ended.
+    pub(super) fn keep_alive(&self, env: &Env, is_running: bool) {
+        if is_running {
+            self.with_jobs.set(self.with_jobs.get() + 1);
+            return self.reference(env);
+        }
+        self.with_jobs.set(self.with_jobs.get().saturating_sub(1));
+        self.unreference_if_idle(env);
+    }
+
+    fn unreference_if_idle(&self, env: &Env) {
+        if self.with_jobs.get() == 0 && self.in_progress.get() == self.in_background.get() {
+            self.unreference(env);
+        }
+    }
+
+    /// Makes the event loop wait for the threadsafe function. Has no effect when it does so already.
+    fn reference(&self, env: &Env) {
+        // SAFETY: the function is live until `tear_down`, after which this thread runs no JavaScript.
+        unsafe { sys::napi_ref_threadsafe_function(env.raw(), self.function) };
+    }
+
+    fn unreference(&self, env: &Env) {
+        // SAFETY: as in `reference`.
+        unsafe { sys::napi_unref_threadsafe_function(env.raw(), self.function) };
     }
 
     /// Returns a promise for `work`. It resolves to the result of `make`.
@@ -220,27 +271,23 @@ impl Bridge {
         self.executor.has_ready() || self.shared.has_deliveries()
     }
 
-    /// Records replies. After the last one the event loop is not kept alive any more.
-    fn replied(&self, env: &Env, replies: u32) {
-        let mut in_progress = self.in_progress.borrow_mut();
-        *in_progress -= replies;
-        if replies > 0 && *in_progress == 0 {
-            // SAFETY: as in `call`.
-            unsafe { sys::napi_unref_threadsafe_function(env.raw(), self.function) };
+    /// Records replies, of which some are to calls in the background. After the last other one the event loop is not kept alive any more.
+    fn replied(&self, env: &Env, replies: usize, in_background: usize) {
+        let in_progress = self.in_progress.get() - replies;
+        self.in_progress.set(in_progress);
+        self.in_background.set(self.in_background.get() - in_background);
+        if replies > in_background {
+            self.unreference_if_idle(env);
         }
-        if self.burst.has_ended(*in_progress) {
-            self.shared.submit(Box::pin(return_memory()));
+        if self.burst.has_ended(in_progress) {
+            self.return_memory();
         }
     }
-}
 
-/// Creates the error of a panic.
-fn panicked(panic: &(dyn std::any::Any + Send)) -> LockError {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let text = text
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_default();
-    failed("call", &format!("a bug in holdfast: {text}"))
+    /// Returns the memory of a burst to the system, later and on another thread.
+    fn return_memory(&self) {
+        self.executor.spawn(return_memory());
+    }
 }
 
 /// Creates the error of a failure in this library.
@@ -274,20 +321,21 @@ pub(super) fn settle_ready(env: &Env, bridge: &Rc<Bridge>) -> bool {
     let (raw, shared) = (env.raw(), &bridge.shared);
     let deliveries = shared.take_deliveries();
     let any = !deliveries.is_empty();
-    let mut replies = 0;
+    let (mut replies, mut in_background) = (0, 0);
     for delivery in deliveries {
         let mut scope = ptr::null_mut();
         // SAFETY: opened and closed in pairs on this thread; a long batch would accumulate handles.
         unsafe { sys::napi_open_handle_scope(raw, &mut scope) };
-        let task = match delivery {
-            Delivery::Reply(task) => {
-                replies += 1;
-                task
-            }
-            Delivery::Notice(task) => task,
-        };
         // A panic must neither unwind into Node nor stop the rest of the batch.
-        if std::panic::catch_unwind(AssertUnwindSafe(|| task(env, bridge))).is_err() {
+        let ran = std::panic::catch_unwind(AssertUnwindSafe(|| match delivery {
+            Delivery::Reply(call) => {
+                replies += 1;
+                in_background += usize::from(call.is_in_background());
+                call.settle(env, bridge);
+            }
+            Delivery::Notice(task) => task(env, bridge),
+        }));
+        if ran.is_err() {
             tracing::error!("a bug in holdfast: a reply could not be delivered");
         }
         // SAFETY: as above.
@@ -297,7 +345,7 @@ pub(super) fn settle_ready(env: &Env, bridge: &Rc<Bridge>) -> bool {
         // SAFETY: the owner of a reference adds it to the list once, when the owner is dropped.
         unsafe { sys::napi_delete_reference(raw, reference) };
     }
-    bridge.replied(env, replies);
+    bridge.replied(env, replies, in_background);
     any
 }
 

@@ -8,9 +8,10 @@ use napi::{Env, JsValue, sys};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use super::Bridge;
 use super::deferred::to_json;
 use super::shared::{Reference, Shared};
-use crate::error::LockError;
+use crate::error::{Code, LockError};
 use crate::service::{Event, EventKind, StallDetector};
 
 /// Calls the `notify` function of one service with JSON text: an array of messages.
@@ -47,17 +48,25 @@ impl Notifier {
     pub(in crate::js) fn event(self: &Arc<Self>, event: &Event) {
         let duration = event.duration.map(|duration| duration.as_secs_f64() * 1000.0);
         let (waited, held) = match event.kind {
-            EventKind::Acquired => (duration, None),
-            _ => (None, duration),
+            EventKind::Released | EventKind::Lost => (None, duration),
+            _ => (duration, None),
         };
         self.send(&json!({
             "type": event.kind.as_str(),
-            "names": event.names.iter().map(|name| name.as_str()).collect::<Vec<_>>(),
+            "names": event.names.as_ref().map(|names| names.iter().map(|name| name.as_str()).collect::<Vec<_>>()),
             "fencingToken": event.fence.map(|fence| fence.0.to_string()),
             "waitedMs": waited,
             "heldMs": held,
             "reason": event.reason.as_deref(),
+            "code": event.code.map(Code::as_str),
         }));
+    }
+
+    /// Sends a message that `make` creates on the JavaScript thread.
+    pub(in crate::js) fn request(self: &Arc<Self>, make: impl FnOnce(&Bridge) -> Value + Send + 'static) {
+        let this = self.clone();
+        self.shared
+            .notice(move |env, bridge| this.call(env, format!("[{}]", make(bridge))));
     }
 
     /// Adds a message to the batch. The first message of a batch schedules its delivery.
@@ -76,6 +85,10 @@ impl Notifier {
     fn deliver(&self, env: &Env) {
         let mut batch = std::mem::take(&mut *self.batch.lock());
         batch.push(']');
+        self.call(env, batch);
+    }
+
+    fn call(&self, env: &Env, batch: String) {
         let Some(Reference(notify)) = &self.notify else { return };
         let (mut function, mut result) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: `env` is the live environment of this thread, and the caller opened a handle scope. `notify` catches the

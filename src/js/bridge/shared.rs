@@ -5,7 +5,6 @@
 //! wake-up of the event loop settles every promise that is ready. A thread hop costs more than the rest of a call, so all calls
 //! that are ready at the same time share one.
 
-use std::pin::Pin;
 use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,17 +13,17 @@ use std::thread::ThreadId;
 
 use napi::{Env, sys};
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use super::Bridge;
+use super::call::{self, Job};
 
-pub(super) type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 type Task = Box<dyn FnOnce(&Env, &Rc<Bridge>) + Send>;
 
 /// Work for the JavaScript thread.
 pub(super) enum Delivery {
-    /// The reply to a call, for which the event loop was kept alive.
-    Reply(Task),
+    /// A call that has ended, for which the event loop was kept alive.
+    Reply(Job),
     /// Anything else.
     Notice(Task),
 }
@@ -102,6 +101,15 @@ impl Shared {
         self.discarded.lock().push(discarded);
     }
 
+    /// Waits until the event loop has run the tasks that were delivered before, or until it ends.
+    pub(in crate::js) async fn delivered(&self) {
+        let (ran, has_run) = oneshot::channel();
+        self.notice(move |_, _| {
+            let _ = ran.send(());
+        });
+        let _ = has_run.await;
+    }
+
     /// Wakes the event loop, unless it has been woken already.
     pub(super) fn wake(&self) {
         if self.woken.swap(true, AcqRel) {
@@ -176,7 +184,7 @@ impl Shared {
             }
             let jobs = std::mem::take(&mut *self.inbox.lock());
             for job in jobs {
-                tokio::spawn(job);
+                tokio::spawn(call::run(job, self.clone()));
             }
         }
     }

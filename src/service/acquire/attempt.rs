@@ -1,26 +1,25 @@
 //! One attempt of an acquisition.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::OptionFuture;
 use tokio::time::{Instant, sleep_until};
 
 use super::Acquisition;
 use super::wait::Cancellation;
 use crate::clock::Moment;
 use crate::engine::Acquired;
-use crate::error::EngineError;
-use crate::model::{Fence, Key};
-use crate::service::event::add;
+use crate::error::{EngineError, LockError};
+use crate::model::Key;
+use crate::service::lease::{Grant, Lease};
 use crate::service::options::MIN_STORE_TIMEOUT;
 use crate::service::ordered_attempts::attempt_in_order;
 
 /// The outcome of one attempt.
 pub(super) enum AttemptOutcome {
-    Granted {
-        fence: Fence,
-        sent: Moment,
-    },
+    Granted(Arc<Lease>),
+    /// The lease ended before the grant arrived.
+    TooLate(LockError),
     Held {
         key: Key,
         retry_after: Option<Duration>,
@@ -29,6 +28,12 @@ pub(super) enum AttemptOutcome {
     /// The store did not answer within its timeout.
     TimedOut,
     Cancelled(Cancellation),
+}
+
+impl From<Result<Arc<Lease>, LockError>> for AttemptOutcome {
+    fn from(lease: Result<Arc<Lease>, LockError>) -> Self {
+        lease.map_or_else(AttemptOutcome::TooLate, AttemptOutcome::Granted)
+    }
 }
 
 impl Acquisition {
@@ -49,24 +54,33 @@ impl Acquisition {
                 shared.engine.try_acquire(claim).await
             }
         };
+        let timeout = since + self.store_timeout;
         let deadline = self.deadline.filter(|_| self.was_busy);
-        let grace_end = deadline.map(|deadline| sleep_until(deadline + MIN_STORE_TIMEOUT));
+        let grace_end = deadline.map(|deadline| deadline + MIN_STORE_TIMEOUT);
+        // One timer for both: it is a large part of the future.
+        let end = grace_end.map_or(timeout, |grace_end| grace_end.min(timeout));
         let outcome = tokio::select! {
             biased;
             answer = attempt => match answer {
                 Ok(Acquired::Granted { fence }) => {
-                    return AttemptOutcome::Granted { fence, sent: claim.sent_at().unwrap_or(began) };
+                    shared.events.store_answered();
+                    let sent = claim.sent_at().unwrap_or(began);
+                    return self.create_lease(fence, Grant::Requested { sent }).into();
                 }
-                Ok(Acquired::Held { key, retry_after }) => return AttemptOutcome::Held { key, retry_after },
+                Ok(Acquired::Held { key, retry_after }) => {
+                    shared.events.store_answered();
+                    return AttemptOutcome::Held { key, retry_after };
+                }
                 Err(error) => {
-                    add(&shared.counters.store_errors);
+                    shared.store_failed(&error);
                     AttemptOutcome::Failed(error)
                 }
             },
             cancellation = self.cancelled() => AttemptOutcome::Cancelled(cancellation),
-            Some(()) = OptionFuture::from(grace_end) => AttemptOutcome::Cancelled(Cancellation::DeadlinePassed),
-            () = sleep_until(since + self.store_timeout) => {
-                add(&shared.counters.store_errors);
+            () = sleep_until(end) => if grace_end == Some(end) {
+                AttemptOutcome::Cancelled(Cancellation::DeadlinePassed)
+            } else {
+                shared.store_failed(&EngineError::no_answer(shared.engine.name(), "acquire", self.store_timeout));
                 AttemptOutcome::TimedOut
             }
         };

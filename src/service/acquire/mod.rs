@@ -4,6 +4,8 @@
 //! lock leaves its claim to `abandoned.rs`.
 
 mod attempt;
+mod holder;
+mod outage;
 mod wait;
 
 use std::sync::Arc;
@@ -15,26 +17,25 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use self::attempt::AttemptOutcome;
-use self::wait::Cancellation;
+pub use self::holder::BusyLock;
 use super::Shared;
 use super::abandoned::AbandonedClaim;
 use super::event::{Event, EventKind, add, sub};
-use super::lease::Lease;
+use super::lease::{Grant, Lease};
 use super::local_fifo::Position;
 use super::options::{AcquireOptions, MIN_STORE_TIMEOUT, Wait};
 use crate::backoff::Backoff;
-use crate::clock::Moment;
-use crate::engine::Subscription;
+use crate::engine::{HandOff, RESERVATION, Subscription};
 use crate::error::{EngineError, LockError};
-use crate::model::{Claim, Fence, Names, OwnerToken, Ttl};
+use crate::model::{Claim, Fence, Key, Names, OwnerToken, Ttl};
 
 /// The outcome of an acquisition without an error.
 #[derive(Debug)]
 pub enum Outcome {
     /// The lock is held.
     Acquired(Arc<Lease>),
-    /// The lock was busy until the caller's deadline.
-    Busy,
+    /// The lock was busy until the caller's deadline. The name and its holder, if the options ask for them.
+    Busy(Option<Box<BusyLock>>),
     /// The caller aborted.
     Aborted,
 }
@@ -43,11 +44,13 @@ pub enum Outcome {
 pub(super) struct Acquisition {
     shared: Arc<Shared>,
     /// A close waits while this exists.
-    _call: TaskTrackerToken,
+    call: TaskTrackerToken,
     started: Instant,
+    /// The time of the call. Earlier than `started` in a repetition after an outage.
+    called: Instant,
     claim: Arc<Claim>,
     names: Names,
-    options: AcquireOptions,
+    options: Arc<AcquireOptions>,
     abort: Option<CancellationToken>,
     /// The end of the wait. `None`: it has no end.
     deadline: Option<Instant>,
@@ -59,6 +62,8 @@ pub(super) struct Acquisition {
     is_waiting: bool,
     /// Whether the store has answered that the lock is busy.
     was_busy: bool,
+    /// The name that the call waits for, or found busy.
+    busy_name: Option<Key>,
     /// The number of the call in the order of this service's calls.
     arrival: u64,
 }
@@ -68,7 +73,7 @@ impl Acquisition {
         shared: &Arc<Shared>,
         call: TaskTrackerToken,
         names: Names,
-        options: AcquireOptions,
+        options: Arc<AcquireOptions>,
         abort: Option<CancellationToken>,
     ) -> Self {
         let started = Instant::now();
@@ -77,6 +82,8 @@ impl Acquisition {
         let mut claim = Claim::with_names(&names, OwnerToken::fresh(), ttl, shared.process.clone());
         claim.metadata = options.metadata.clone();
         claim.waiting = options.wait != Wait::No;
+        // Its events have the token.
+        claim.needs_token = options.needs_token || shared.events.is_enabled();
         let (deadline, store_timeout) = match options.wait {
             Wait::No => (Some(started), shared.store_timeout),
             Wait::Forever => (None, shared.store_timeout),
@@ -90,8 +97,9 @@ impl Acquisition {
             .unwrap_or_else(|| shared.last_arrival.fetch_add(1, Relaxed) + 1);
         Acquisition {
             shared: shared.clone(),
-            _call: call,
+            call,
             started,
+            called: started,
             claim: Arc::new(claim),
             names,
             options,
@@ -101,6 +109,7 @@ impl Acquisition {
             doubtful: false,
             is_waiting: false,
             was_busy: false,
+            busy_name: None,
             arrival,
         }
     }
@@ -110,14 +119,22 @@ impl Acquisition {
     /// # Errors
     /// `LOCK_STORE`, `LOCK_CLOSED`.
     pub(super) async fn run(&mut self) -> Result<Outcome, LockError> {
-        // Most calls that do not wait end with their first attempt. The loop is a large future, which they do not need.
-        let outcome = if self.claim.waiting || self.is_aborted() {
-            Box::pin(self.run_loop(None)).await
+        let waits = self.claim.waiting;
+        // Most calls end with their first attempt. The loop is a large future, which they do not need.
+        let outcome = if self.is_aborted() {
+            Ok(Outcome::Aborted)
+        } else if waits && !self.shared.engine.ordered() {
+            Box::pin(self.run_loop(None, None)).await
         } else {
+            // Before the first attempt: it may enter the queue, and a hand-off would be lost.
+            let subscription = if waits { self.subscribe_to_first().await } else { None };
             match self.attempt(self.started).await {
-                AttemptOutcome::Held { .. } => Ok(Outcome::Busy),
-                AttemptOutcome::Granted { fence, sent } => self.create_lease(fence, sent).map(Outcome::Acquired),
-                failed => Box::pin(self.run_loop(Some(failed))).await,
+                AttemptOutcome::Granted(lease) => Ok(Outcome::Acquired(lease)),
+                AttemptOutcome::Held { key, .. } if !waits => {
+                    self.busy_name = Some(key);
+                    Ok(Outcome::Busy(None))
+                }
+                other => Box::pin(self.run_loop(Some(other), subscription)).await,
             }
         };
         if self.is_waiting {
@@ -127,33 +144,36 @@ impl Acquisition {
             Ok(Outcome::Acquired(lease)) => Ok(Outcome::Acquired(lease)),
             other => {
                 self.abandon_claim();
-                if let Ok(Outcome::Busy) = other {
+                if let Ok(Outcome::Busy(_)) = other {
                     add(&self.shared.counters.busy);
+                    if self.options.report_holder {
+                        // Boxed: most calls do not need this future.
+                        let busy = Box::pin(self.busy_lock()).await;
+                        return Ok(Outcome::Busy(Some(busy.into())));
+                    }
                 }
                 other.map_err(|error| error.with_key(self.names[0].as_str()))
             }
         }
     }
 
-    /// Makes attempts until there is an outcome. `first`: the outcome of the first attempt, if it was made.
-    async fn run_loop(&mut self, mut first: Option<AttemptOutcome>) -> Result<Outcome, LockError> {
+    /// Makes attempts until there is an outcome. `first`: the outcome of the first attempt, if it was made, and the subscription
+    /// that it was made with. Later it is a hand-off, which replaces an attempt.
+    async fn run_loop(
+        &mut self,
+        mut first: Option<AttemptOutcome>,
+        mut subscription: Option<Box<dyn Subscription>>,
+    ) -> Result<Outcome, LockError> {
         let shared = self.shared.clone();
         let ordered = shared.engine.ordered();
         let waits = self.claim.waiting;
-        if self.is_aborted() {
-            return Cancellation::Aborted.into_outcome();
-        }
-        let mut subscription: Option<Box<dyn Subscription>> = None;
         let mut position: Option<Position> = None;
         let mut backoff = Backoff::for_store();
         // Since when attempts have had no answer. `None`: the last attempt had one.
         let mut unanswered_since: Option<Instant> = None;
         // The last error since then.
         let mut last_error: Option<EngineError> = None;
-        if waits && ordered {
-            // Before the first attempt: it may enter the queue, and a hand-off would be lost.
-            subscription = self.subscribe_to_first().await;
-        } else if waits {
+        if waits && !ordered {
             // Enter the FIFO before the first attempt, so that it keeps the order of the calls.
             position = Some(shared.local_fifos.enter(&self.claim.keys()[0], self.arrival));
         }
@@ -161,6 +181,7 @@ impl Acquisition {
             if let Some(position) = &position {
                 while !position.is_first() {
                     self.set_waiting();
+                    self.busy_name = Some(position.key().clone());
                     if let Some(end) = self.wait_for_position(position).await {
                         return end;
                     }
@@ -181,17 +202,13 @@ impl Acquisition {
                 Some(outcome) => outcome,
                 None => self.attempt(since).await,
             };
+            if let AttemptOutcome::Granted(_) | AttemptOutcome::TooLate(_) | AttemptOutcome::Held { .. } = outcome {
+                (unanswered_since, last_error) = (None, None);
+                position.iter().for_each(|position| position.answered(since));
+            }
             match outcome {
-                AttemptOutcome::Granted { fence, sent } => {
-                    (unanswered_since, last_error) = (None, None);
-                    if let Some(position) = &position {
-                        position.record(None);
-                        shared.local_fifos.record_answer(since);
-                    }
-                    let too_late = match self.create_lease(fence, sent) {
-                        Ok(lease) => return Ok(Outcome::Acquired(lease)),
-                        Err(error) => error,
-                    };
+                AttemptOutcome::Granted(lease) => return Ok(Outcome::Acquired(lease)),
+                AttemptOutcome::TooLate(too_late) => {
                     if !waits {
                         return Err(too_late);
                     }
@@ -200,21 +217,17 @@ impl Acquisition {
                         subscription = self.subscribe_to_first().await;
                     }
                     match self.wait_for(tokio::time::sleep(backoff.delay())).await {
-                        Some(Ok(Outcome::Busy)) => return Err(too_late),
+                        Some(Ok(Outcome::Busy(_))) => return Err(too_late),
                         Some(end) => return end,
                         None => {}
                     }
                 }
                 AttemptOutcome::Held { key, retry_after } => {
-                    (unanswered_since, last_error) = (None, None);
-                    if let Some(position) = &position {
-                        position.record(None);
-                        shared.local_fifos.record_answer(since);
-                    }
                     self.was_busy = true;
+                    self.busy_name = Some(key.clone());
                     backoff.reset();
                     if !waits {
-                        return Ok(Outcome::Busy);
+                        return Ok(Outcome::Busy(None));
                     }
                     self.set_waiting();
                     if !ordered {
@@ -242,6 +255,13 @@ impl Acquisition {
                     if let Some(end) = self.wait_for(change).await {
                         return end;
                     }
+                    // It may have arrived before the answer. Then the server executed the attempt before the hand-off, or the
+                    // grant ended early in the store (a forced release), which its first renewal detects as for every lease.
+                    let hand_off = subscription
+                        .as_mut()
+                        .and_then(|subscription| subscription.take_hand_off());
+                    first = hand_off
+                        .map(|HandOff { fence, until }| self.create_lease(fence, Grant::HandedOff { until }).into());
                 }
                 AttemptOutcome::Failed(error) => {
                     // Attempts in order have a pause in common.
@@ -253,9 +273,7 @@ impl Acquisition {
                     if !error.retryable || since.elapsed() + delay >= self.store_timeout {
                         return Err(LockError::store(error));
                     }
-                    if let Some(position) = &position {
-                        position.record(Some(&error));
-                    }
+                    position.iter().for_each(|position| position.failed(&error));
                     last_error = Some(error);
                     // Also past the deadline: the call waits for an answer of the store, not for the lock.
                     tokio::select! {
@@ -279,21 +297,29 @@ impl Acquisition {
     /// # Errors
     /// `LOCK_STORE` when the lease ended before the grant arrived. The claim is then released in the background and gets a new
     /// owner, so that the next attempt is a new acquisition.
-    fn create_lease(&mut self, fence: Fence, sent: Moment) -> Result<Arc<Lease>, LockError> {
+    fn create_lease(&mut self, fence: Fence, grant: Grant) -> Result<Arc<Lease>, LockError> {
+        let mut claim = Claim::clone(&self.claim);
+        claim.fence = Some(fence);
         let lease = Lease::new(
-            Claim::clone(&self.claim),
+            claim,
             self.names.clone(),
             fence,
-            sent,
+            grant,
             &self.options,
             self.arrival,
             self.doubtful,
         );
         if lease.was_granted_in_time() {
-            self.shared.add_lease(&lease, self.started);
+            self.shared.add_lease(&lease, self.called);
             return Ok(lease);
         }
-        let error = EngineError::granted_too_late(self.shared.engine.name(), sent.elapsed(), self.claim.ttl.duration());
+        let (engine, ttl) = (self.shared.engine.name(), self.claim.ttl.duration());
+        let error = match grant {
+            Grant::Requested { sent } => EngineError::granted_too_late(engine, sent.elapsed(), ttl),
+            Grant::HandedOff { until } => {
+                EngineError::handed_off_too_late(engine, until.elapsed(), ttl.min(RESERVATION))
+            }
+        };
         self.shared
             .release_in_background(AbandonedClaim::new(Claim::clone(&self.claim), self.doubtful));
         Arc::make_mut(&mut self.claim).replace_owner();
@@ -313,13 +339,7 @@ impl Acquisition {
             self.is_waiting = true;
             add(&self.shared.counters.waiting);
             let names = self.names.clone();
-            self.shared.emit(|| Event {
-                kind: EventKind::Waiting,
-                names,
-                fence: None,
-                duration: None,
-                reason: None,
-            });
+            self.shared.emit(|| Event::new(EventKind::Waiting, Some(names)));
         }
     }
 

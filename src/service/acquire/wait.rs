@@ -28,7 +28,7 @@ impl Cancellation {
     pub(super) fn into_outcome(self) -> Result<Outcome, LockError> {
         match self {
             Cancellation::Aborted => Ok(Outcome::Aborted),
-            Cancellation::DeadlinePassed => Ok(Outcome::Busy),
+            Cancellation::DeadlinePassed => Ok(Outcome::Busy(None)),
             Cancellation::Closed => Err(LockError::closed()),
         }
     }
@@ -39,13 +39,13 @@ impl Acquisition {
         self.abort.as_ref().is_some_and(CancellationToken::is_cancelled)
     }
 
-    /// Completes when the caller aborts or the service closes.
+    /// Completes when the caller aborts, or the service drains or closes.
     pub(super) async fn cancelled(&self) -> Cancellation {
         let aborted = self.abort.as_ref().map(CancellationToken::cancelled);
         tokio::select! {
             biased;
             Some(()) = OptionFuture::from(aborted) => Cancellation::Aborted,
-            () = self.shared.closing.cancelled() => Cancellation::Closed,
+            () = self.shared.draining.cancelled() => Cancellation::Closed,
         }
     }
 
@@ -64,26 +64,38 @@ impl Acquisition {
     ///
     /// # Behavior
     /// At the deadline the lock is busy, unless the store has not answered the first waiter since the call: then the call waits on
-    /// for an answer, as the first waiter does.
+    /// for an answer, as the first waiter does. A store that does not answer the first waiter does not answer this call either.
     pub(super) async fn wait_for_position(&self, position: &Position) -> Option<Result<Outcome, LockError>> {
-        let mut end = self.deadline;
         loop {
+            let now = Instant::now();
+            let is_late = self.deadline.is_some_and(|deadline| now >= deadline);
+            let end = match self.overdue_at(position) {
+                Some(limit) if now >= limit && (is_late || position.is_store_silent()) => {
+                    return Some(Err(self.no_answer(position.last_error())));
+                }
+                // Only the request of the first waiter was lost, which ends with its own timeout.
+                Some(limit) if now >= limit => self.deadline,
+                Some(limit) if is_late => Some(limit.min(now + ANSWER_CHECK_INTERVAL)),
+                Some(limit) => Some(self.deadline.map_or(limit, |deadline| limit.min(deadline))),
+                None if is_late => return Some(Ok(Outcome::Busy(None))),
+                None => self.deadline,
+            };
             tokio::select! {
                 biased;
                 cancellation = self.cancelled() => return Some(cancellation.into_outcome()),
                 Some(()) = OptionFuture::from(end.map(tokio::time::sleep_until)) => {}
                 () = position.woken() => return None,
             }
-            let since = position.unanswered_since(false);
-            let Some(since) = since.filter(|_| !position.was_answered_since(self.started)) else {
-                return Some(Ok(Outcome::Busy));
-            };
-            let (now, limit) = (Instant::now(), since.max(self.started) + self.store_timeout);
-            if now >= limit {
-                return Some(Err(self.no_answer(position.last_error())));
-            }
-            end = Some(limit.min(now + ANSWER_CHECK_INTERVAL));
         }
+    }
+
+    /// Returns when the first waiter, and so this call, will have had no answer of the store for the whole timeout. `None`: it has
+    /// had one since this call began.
+    fn overdue_at(&self, position: &Position) -> Option<Instant> {
+        let since = position
+            .unanswered_since(false)
+            .filter(|_| !position.was_answered_since(self.started));
+        Some(since?.max(self.started) + self.store_timeout)
     }
 
     /// Subscribes to the first name. An error is ignored: the attempt that follows reports it.

@@ -16,7 +16,8 @@ struct InFlight<'a> {
     lease: &'a Arc<Lease>,
     /// The requested ttl.
     ttl: Ttl,
-    _guard: OpGuard<'a>,
+    /// `None`: the first renewal after a hand-off. A release does not wait for its answer.
+    _guard: Option<OpGuard<'a>>,
 }
 
 /// Renews leases, and schedules the next event of each one when its answer arrives.
@@ -65,11 +66,13 @@ impl Lease {
             self.state.lock().delay_renewal();
             return None;
         };
+        let is_short = self.state.lock().is_short;
+        let guard = Some(guard).filter(|_| !is_short);
         let state = self.state.lock();
         if !matches!(state.phase, Phase::Held) || state.deadline.is_past() {
             return None;
         }
-        let ttl = self.capped_ttl(state.ttl)?;
+        let ttl = state.capped_ttl(state.ttl)?;
         Some(InFlight {
             lease: self,
             ttl,

@@ -9,6 +9,7 @@ mod op_guard;
 mod release;
 mod renewal;
 mod renewal_window;
+mod testing;
 
 use std::fmt;
 use std::sync::Arc;
@@ -35,6 +36,15 @@ const MAX_HOLD_PASSED: &str = "maxHoldMs has passed";
 /// Receives the loss of a lease, at most once, on the I/O thread.
 pub type LossSink = Box<dyn FnOnce(LockError) + Send>;
 
+/// How a lease was granted.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Grant {
+    /// By a request that was sent at this moment.
+    Requested { sent: Moment },
+    /// By a hand-off, until this moment. The first renewal extends it to its ttl.
+    HandedOff { until: Moment },
+}
+
 /// A lock that was granted.
 pub struct Lease {
     /// The claim that the store granted.
@@ -42,13 +52,8 @@ pub struct Lease {
     /// The names in the caller's order, without duplicates.
     names: Names,
     fence: Fence,
-    acquired_at: Moment,
     /// Whether it is renewed.
     renew: bool,
-    /// The end of the lease by `max_hold`.
-    max_hold_until: Option<Moment>,
-    /// After an earlier release, the name stays busy until this moment (`min_hold`).
-    min_hold_until: Option<Moment>,
     /// Renewal pauses when the event loop has not responded for this long.
     stall_limit: Duration,
     /// The arrival number of its call.
@@ -60,6 +65,11 @@ pub struct Lease {
 
 struct State {
     phase: Phase,
+    acquired_at: Moment,
+    /// The end of the lease by `max_hold`.
+    max_hold_until: Option<Moment>,
+    /// After an earlier release, the name stays busy until this moment (`min_hold`).
+    min_hold_until: Option<Moment>,
     /// The end of the lease for this process.
     deadline: Moment,
     /// The next renewal. `None`: there is none, or it is in progress.
@@ -68,6 +78,8 @@ struct State {
     ttl: Ttl,
     /// The longest ttl that the store was asked for: how long the store may keep the lease.
     max_ttl: Ttl,
+    /// Whether the lease is that of a hand-off, and was not extended to its ttl yet.
+    is_short: bool,
     /// Whether an extension was requested.
     is_extended: bool,
     /// The holder released the lease during a close of the service, which releases it in the store.
@@ -104,24 +116,36 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
-    /// Creates a lease whose request was sent at `sent`. `doubtful`: an earlier attempt failed, and the store may still execute it.
+    /// Creates a lease. `doubtful`: an earlier attempt failed, and the store may still execute it.
     pub(super) fn new(
         claim: Claim,
         names: Names,
         fence: Fence,
-        sent: Moment,
+        grant: Grant,
         options: &AcquireOptions,
         arrival: u64,
         doubtful: bool,
     ) -> Arc<Self> {
         let ttl = claim.ttl;
+        let acquired_at = Moment::now();
+        let (deadline, renewal, is_short) = match grant {
+            Grant::Requested { sent } => {
+                let renewal = options.renew.then(|| RenewalWindow::after(sent, ttl));
+                (sent + ttl.validity(), renewal, false)
+            }
+            Grant::HandedOff { until } => (until, Some(RenewalWindow::after_hand_off()), true),
+        };
         let state = State {
             phase: Phase::Held,
-            deadline: sent + ttl.validity(),
-            renewal: options.renew.then(|| RenewalWindow::after(sent, ttl)),
+            acquired_at,
+            max_hold_until: options.max_hold.map(|max_hold| acquired_at + max_hold),
+            min_hold_until: (!options.min_hold.is_zero()).then(|| acquired_at + options.min_hold),
+            deadline,
+            renewal,
             ttl,
             max_ttl: ttl,
-            is_extended: false,
+            is_short,
+            is_extended: is_short,
             is_released_by_holder: false,
             op_in_progress: false,
             op_awaited: false,
@@ -129,15 +153,11 @@ impl Lease {
             slot: None,
             on_loss: None,
         };
-        let acquired_at = Moment::now();
         Arc::new(Lease {
             claim,
             names,
             fence,
-            acquired_at,
             renew: options.renew,
-            max_hold_until: options.max_hold.map(|max_hold| acquired_at + max_hold),
-            min_hold_until: (!options.min_hold.is_zero()).then(|| acquired_at + options.min_hold),
             stall_limit: options.stall_limit,
             arrival,
             doubtful,
@@ -160,6 +180,12 @@ impl Lease {
         self.fence
     }
 
+    /// Sets the minimum hold: after an earlier release, the name stays busy until this time has passed since the grant.
+    pub fn set_min_hold(&self, min_hold: Duration) {
+        let mut state = self.state.lock();
+        state.min_hold_until = Some(state.acquired_at + min_hold);
+    }
+
     /// Returns the ttl of the next renewal.
     pub fn ttl(&self) -> Ttl {
         self.state.lock().ttl
@@ -175,9 +201,11 @@ impl Lease {
         self.arrival
     }
 
-    /// Returns the metadata of the acquisition.
-    pub fn metadata(&self) -> Option<&str> {
-        self.claim.metadata.as_deref()
+    /// Returns owner token, fencing token, ttl in milliseconds, whether it is renewed, and the metadata, separated by spaces.
+    pub fn description(&self) -> String {
+        let (token, fence, ttl) = (self.claim.owner.as_str(), self.fence.0, self.ttl().as_millis());
+        let metadata = self.claim.metadata.as_deref().unwrap_or_default();
+        format!("{token} {fence} {ttl} {} {metadata}", self.renew)
     }
 
     /// Returns the rest of the lease for this process; zero after its release or loss. It is computed from the clock, not from a
@@ -193,7 +221,8 @@ impl Lease {
 
     /// Whether the deadline had not passed when the grant arrived.
     pub(super) fn was_granted_in_time(&self) -> bool {
-        self.acquired_at < self.state.lock().deadline
+        let state = self.state.lock();
+        state.acquired_at < state.deadline
     }
 
     /// Whether the lease is held: neither released nor lost.
@@ -264,27 +293,28 @@ impl Lease {
     }
 
     fn lose(&self, shared: &Arc<Shared>, error: LockError) {
-        let sink = {
+        let (sink, acquired_at, is_extended) = {
             let mut state = self.state.lock();
             if !matches!(state.phase, Phase::Held) {
                 return;
             }
             state.phase = Phase::Lost(error.clone().into());
             state.renewal = None;
-            state.on_loss.take()
+            (state.on_loss.take(), state.acquired_at, state.is_extended)
         };
+        tracing::debug!(%error, "a lease ended early");
         shared.scheduler.remove(self);
         shared.remove_by_name(self);
         sub(&shared.counters.held);
         add(&shared.counters.lost);
-        if self.renew || self.doubtful || self.state.lock().is_extended {
+        if self.renew || self.doubtful || is_extended {
             // A renewal or an extension whose reply was lost may have extended the lease in the store.
             shared.release_in_background(self.abandoned());
         }
         shared.emit(|| {
             self.event(
                 EventKind::Lost,
-                Some(self.acquired_at.elapsed()),
+                Some(acquired_at.elapsed()),
                 Some(error.message.as_str().into()),
             )
         });
@@ -301,8 +331,12 @@ impl Lease {
             error.cause = Some(failure.clone());
             return error;
         }
+        if state.is_short {
+            return self
+                .lost("it was handed to this call for a short time, and could not be extended before that had passed");
+        }
         let drift = state.ttl.duration() - state.ttl.validity();
-        if self.max_hold_until.is_some_and(|end| end.remaining() <= drift) {
+        if state.max_hold_until.is_some_and(|end| end.remaining() <= drift) {
             return self.lost(MAX_HOLD_PASSED);
         }
         self.lost(if self.renew {
@@ -320,11 +354,10 @@ impl Lease {
 
     pub(super) fn event(&self, kind: EventKind, duration: Option<Duration>, reason: Option<Arc<str>>) -> Event {
         Event {
-            kind,
-            names: self.names.clone(),
             fence: Some(self.fence),
             duration,
             reason,
+            ..Event::new(kind, Some(self.names.clone()))
         }
     }
 }

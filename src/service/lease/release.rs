@@ -41,7 +41,7 @@ pub enum ReleaseOutcome {
 }
 
 impl ReleaseOutcome {
-    /// Whether the store confirmed that this call released the lock.
+    /// Whether this call released the lock.
     pub fn is_freed(self) -> bool {
         self == ReleaseOutcome::Freed
     }
@@ -83,6 +83,10 @@ impl Lease {
     /// # Behavior
     /// When the store fails, the release is repeated in the background until the lease has expired.
     ///
+    /// `Freed` is an assumption in one case: the reply to a request was lost, and the repeated request finds the lock gone. The first
+    /// request released it then, unless the store lost its data or the lease expired in between. A release leaves nothing in the
+    /// store by which these cases differ.
+    ///
     /// # Errors
     /// `LOCK_STORE` when the store did not answer the release in time.
     pub(in crate::service) async fn finish_release(
@@ -109,16 +113,17 @@ impl Lease {
         }
     }
 
-    /// Ends the lease for a close: reports it as lost, and releases it in the background.
-    pub(in crate::service) fn close(self: &Arc<Self>, shared: &Arc<Shared>) {
+    /// Ends the lease for a close: the first step reports it as lost. Returns whether the second step has to release it.
+    pub(in crate::service) fn end_for_close(self: &Arc<Self>, shared: &Arc<Shared>) -> bool {
         if let Some(loss) = self.loss() {
-            return self.lose(shared, loss);
+            self.lose(shared, loss);
+            return false;
         }
         let loss = self.lost(SERVICE_CLOSED);
         let sink = {
             let mut state = self.state.lock();
             if !matches!(state.phase, Phase::Held) {
-                return;
+                return false;
             }
             state.phase = Phase::Lost(loss.clone().into());
             state.on_loss.take()
@@ -128,12 +133,18 @@ impl Lease {
         if let Some(sink) = sink {
             sink(loss);
         }
-        shared.release_in_background(self.abandoned().min_hold_until(self.min_hold_until).of_lease(self));
+        true
+    }
+
+    /// Releases the lease in the background, after [`Lease::end_for_close`].
+    pub(in crate::service) fn release_for_close(self: &Arc<Self>, shared: &Arc<Shared>) {
+        let min_hold_until = self.state.lock().min_hold_until;
+        shared.release_in_background(self.abandoned().min_hold_until(min_hold_until).of_lease(self));
     }
 
     /// Emits the event for the store's answer to the release: `Released`, or `Lost` if the store did not have the lease.
     pub(in crate::service) fn emit_released(&self, shared: &Shared, was_held: bool) {
-        let held_for = Some(self.acquired_at.elapsed());
+        let held_for = Some(self.state.lock().acquired_at.elapsed());
         if was_held {
             add(&shared.counters.released);
             shared.emit(|| self.event(EventKind::Released, held_for, None));
@@ -156,7 +167,7 @@ impl Lease {
                 guard
             }
         };
-        let min_hold_until = self.min_hold_until;
+        let min_hold_until = self.state.lock().min_hold_until;
         // An earlier request had no answer, but the store may have executed it.
         let is_unanswered = AtomicBool::new(false);
         let released = shared.with_retries("release", timeout, || async {
@@ -173,12 +184,14 @@ impl Lease {
                 for key in self.claim.keys() {
                     shared.local_fifos.wake_first(key);
                 }
-                if self.doubtful {
+                // A lease that expired during the retries has no minimum hold in the store.
+                let is_unheld = min_hold_until.is_some() && answer == Released::NotHeld && is_unanswered.load(Relaxed);
+                if self.doubtful || is_unheld {
                     in_background();
                 }
                 Ok(match answer {
                     Released::Freed => ReleaseOutcome::Freed,
-                    // The unanswered request released it.
+                    // The unanswered request released it: see `finish_release` for the exceptions.
                     Released::NotHeld if is_unanswered.load(Relaxed) => ReleaseOutcome::Freed,
                     Released::NotHeld => ReleaseOutcome::NotHeld,
                 })

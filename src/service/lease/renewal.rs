@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{Lease, MAX_HOLD_PASSED, Phase, RenewalRetry, RenewalWindow, State};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
-use crate::engine::Renewed;
+use crate::engine::{RESERVATION, Renewed};
 use crate::error::{EngineError, LockError};
 use crate::model::Ttl;
 use crate::service::Shared;
@@ -28,7 +28,7 @@ fn batch_timeout(timeout: Duration) -> Duration {
 const MIN_RENEWAL_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// The reason of a loss that the store reported.
-const GONE: &str = "the store no longer has it: it expired, or was deleted or taken over";
+pub(super) const GONE: &str = "the store no longer has it: it expired, or was deleted or taken over";
 
 impl Lease {
     /// Declares the lease lost if its deadline has passed. Returns the timeout of its renewal if it is to be renewed now; the
@@ -45,14 +45,16 @@ impl Lease {
             return None;
         }
         state.renewal.filter(|window| window.opens.is_past())?;
-        if shared.stall_detector.stalled_for() > self.stall_limit {
+        if !state.is_short && shared.stall_detector.stalled_for() > self.stall_limit {
             // Renewal resumes if the event loop responds before the deadline.
             state.delay_renewal();
             return None;
         }
         shared.stall_detector.ping();
         state.renewal = None;
-        Some(batch_timeout(renewal_timeout(state.ttl).min(shared.store_timeout)))
+        Some(batch_timeout(
+            renewal_timeout(state.current_ttl()).min(shared.store_timeout),
+        ))
     }
 
     /// Applies the answer to a renewal that was sent at `sent`.
@@ -63,6 +65,9 @@ impl Lease {
         sent: Moment,
         ttl: Ttl,
     ) {
+        if answer.is_ok() {
+            shared.events.store_answered();
+        }
         let mut state = self.state.lock();
         match answer {
             // A deadline that has passed is final: `is_held` has returned `false` since then.
@@ -74,12 +79,15 @@ impl Lease {
             Ok(Renewed::Extended) if matches!(state.phase, Phase::Held) => {
                 state.deadline = state.deadline.max(sent + ttl.validity());
                 let next = RenewalWindow::after(sent, state.ttl);
-                let continues = self.renew && self.max_hold_until.is_none_or(|end| next.due < end);
+                let continues = self.renew && state.max_hold_until.is_none_or(|end| next.due < end);
                 state.renewal = continues.then_some(next);
                 state.retry = None;
+                let completes_grant = std::mem::take(&mut state.is_short);
                 drop(state);
-                add(&shared.counters.renewed);
-                shared.emit(|| self.event(EventKind::Renewed, None, None));
+                if !completes_grant {
+                    add(&shared.counters.renewed);
+                    shared.emit(|| self.event(EventKind::Renewed, None, None));
+                }
             }
             Ok(Renewed::Extended) => {
                 let is_lost = matches!(state.phase, Phase::Lost(_));
@@ -94,20 +102,13 @@ impl Lease {
                 self.lose(shared, self.lost(GONE));
             }
             Err(error) => {
-                add(&shared.counters.store_errors);
+                shared.store_failed(&error);
                 tracing::debug!(%error, name = %self.names[0], "a renewal failed and is retried");
-                state.delay_renewal().last_error = Some(Arc::new(error));
+                if self.renew || state.is_short {
+                    state.delay_renewal().last_error = Some(Arc::new(error));
+                }
             }
         }
-    }
-
-    /// Shortens a ttl so that the lease does not outlast `max_hold`. `None`: `max_hold` has passed.
-    pub(super) fn capped_ttl(&self, ttl: Ttl) -> Option<Ttl> {
-        let Some(end) = self.max_hold_until else {
-            return Some(ttl);
-        };
-        let left = end.remaining();
-        (!left.is_zero()).then(|| Ttl::clamped(left.min(ttl.duration())))
     }
 
     /// Extends the lease to at least `ttl` from now on. Later renewals use this ttl.
@@ -127,15 +128,17 @@ impl Lease {
         if let Some(loss) = self.loss() {
             return Err(loss);
         }
-        let Some(capped) = self.capped_ttl(ttl) else {
-            return Err(self.lost(MAX_HOLD_PASSED));
-        };
         // As short as that of a renewal: a retry must fit into the rest of the lease.
-        let timeout = {
+        let (capped, timeout) = {
             let mut state = self.state.lock();
+            // Never shorter than the lease that the caller was granted.
+            let least = if state.is_short { ttl.max(state.ttl) } else { ttl };
+            let Some(capped) = state.capped_ttl(least) else {
+                return Err(self.lost(MAX_HOLD_PASSED));
+            };
             state.max_ttl = state.max_ttl.max(capped);
             state.is_extended = true;
-            renewal_timeout(state.ttl)
+            (capped, renewal_timeout(state.current_ttl()))
         };
         let mut sent = Moment::now();
         let answer = shared
@@ -152,7 +155,12 @@ impl Lease {
             .map_err(|error| error.with_key(name()))?;
         match answer {
             Renewed::Extended => {
-                self.state.lock().ttl = ttl;
+                {
+                    let mut state = self.state.lock();
+                    state.ttl = ttl;
+                    // An extension, and not the renewal that completes a hand-off.
+                    state.is_short = false;
+                }
                 self.apply_renewal(shared, Ok(answer), sent, capped);
                 if let Some(loss) = self.loss() {
                     return Err(loss);
@@ -170,9 +178,26 @@ impl Lease {
 }
 
 impl State {
+    /// Shortens a ttl so that the lease does not outlast `max_hold`. `None`: `max_hold` has passed.
+    pub(super) fn capped_ttl(&self, ttl: Ttl) -> Option<Ttl> {
+        let Some(end) = self.max_hold_until else {
+            return Some(ttl);
+        };
+        let left = end.remaining();
+        (!left.is_zero()).then(|| Ttl::clamped(left.min(ttl.duration())))
+    }
+
+    /// Returns the ttl by which renewals are timed: that of a hand-off until it is extended, so that several retries fit into it.
+    fn current_ttl(&self) -> Ttl {
+        match self.is_short {
+            true => Ttl::clamped(self.ttl.duration().min(RESERVATION)),
+            false => self.ttl,
+        }
+    }
+
     /// Delays the next renewal, because one failed or is not possible now.
     pub(super) fn delay_renewal(&mut self) -> &mut RenewalRetry {
-        let ttl = self.ttl;
+        let ttl = self.current_ttl();
         let retry = self.retry.get_or_insert_with(|| {
             Box::new(RenewalRetry {
                 backoff: renewal_backoff(ttl),

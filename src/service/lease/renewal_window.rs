@@ -16,6 +16,8 @@ pub(super) struct RenewalWindow {
 
 /// The window is the last tenth of a third of the ttl.
 const PART: u32 = 10;
+/// The time until a lease that was handed off for a short time is extended to its ttl.
+const HAND_OFF_DELAY: Duration = Duration::from_millis(10);
 /// The last quarter of the window is a reserve for late timers.
 const RESERVE: f64 = 0.25;
 
@@ -30,6 +32,11 @@ impl RenewalWindow {
         let opens = sent + (third - third / PART);
         let due = opens + (third / PART).mul_f64((1.0 - RESERVE) * fastrand::f64());
         RenewalWindow { opens, due }
+    }
+
+    /// Returns the window of the first renewal after a hand-off. A lease that is released at once needs none.
+    pub(super) fn after_hand_off() -> Self {
+        Self::after_delay(HAND_OFF_DELAY)
     }
 
     /// Returns the window of a retry. Failed renewals are retried together, too.

@@ -127,7 +127,11 @@ async fn a_waiter_that_is_cancelled_before_its_attempt_sends_nothing_and_delays_
     let abort = CancellationToken::new();
     let cancelled = {
         let (locks, abort) = (locks.clone(), abort.clone());
-        tokio::spawn(async move { locks.acquire(&[key("n")], options(30_000, 9000), Some(abort)).await })
+        tokio::spawn(async move {
+            locks
+                .acquire(Names::unique(&[key("n")]), options(30_000, 9000), Some(abort))
+                .await
+        })
     };
     let last = {
         let locks = locks.clone();

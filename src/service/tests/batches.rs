@@ -20,7 +20,7 @@ fn recorded() -> (Arc<Faulty>, Locks, Times) {
     let record = times.clone();
     let sink = move |event: Event| {
         if matches!(event.kind, EventKind::Acquired | EventKind::Renewed) {
-            let name = event.names[0].to_string();
+            let name = event.names.unwrap()[0].to_string();
             record.lock().unwrap().entry(name).or_default().push(Instant::now());
         }
     };

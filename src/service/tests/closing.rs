@@ -81,3 +81,43 @@ async fn a_close_waits_for_the_release_of_a_lost_lease() {
     assert!(!releasing.await.unwrap().unwrap().is_freed());
     assert!(!held_in_store(&engine, "n").await);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_ends_waits_and_waits_for_the_leases() {
+    let (engine, locks) = service();
+    let other = another(&engine);
+    let theirs = take(&other, "busy", options(60_000, 0)).await;
+    let waiter = locks.clone();
+    let waiter = tokio::spawn(async move { attempt(&waiter, "busy", options(1000, 60_000)).await });
+    let lease = take(&locks, "n", options(1000, 0)).await;
+    settle().await;
+    let draining = locks.clone();
+    let draining = tokio::spawn(async move { draining.drain(ms(600_000)).await });
+    settle().await;
+    assert_eq!(code(waiter.await.unwrap()), Code::Closed);
+    assert_eq!(code(attempt(&locks, "new", options(1000, 0)).await), Code::Closed);
+    tokio::time::sleep(ms(5000)).await;
+    assert!(lease.is_held() && !draining.is_finished());
+    locks.extend(&lease, Ttl::clamped(ms(2000))).await.unwrap();
+    assert!(locks.release(&lease).await.unwrap().is_freed());
+    tokio::time::sleep(ms(20)).await;
+    assert!(draining.is_finished() && !locks.is_closed());
+    locks.close().await;
+    assert!(other.release(&theirs).await.unwrap().is_freed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_has_a_limit_and_ends_with_a_close() {
+    let (_, locks) = service();
+    let lease = take(&locks, "n", options(1000, 0)).await;
+    let started = tokio::time::Instant::now();
+    locks.drain(ms(3000)).await;
+    assert!(started.elapsed() >= ms(3000) && started.elapsed() < ms(3100));
+    assert!(lease.is_held());
+    let draining = locks.clone();
+    let draining = tokio::spawn(async move { draining.drain(ms(600_000)).await });
+    settle().await;
+    locks.close().await;
+    draining.await.unwrap();
+    assert!(!lease.is_held());
+}

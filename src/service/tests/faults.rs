@@ -6,10 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 use async_trait::async_trait;
 
 use super::*;
+use crate::clock::Moment;
 use crate::engine::memory::MemoryEngine;
 use crate::engine::{
-    Acquired, Answers, Attempts, Engine, Released, Releases, Renewal, Renewed, Result as EngineResult, SharedEngine,
-    Subscription, release_each, renew_each,
+    Acquired, Answers, Attempts, Engine, HandOff, Released, Releases, Renewal, Renewed, Result as EngineResult,
+    SharedEngine, Subscription, release_each, renew_each,
 };
 use crate::error::EngineError;
 use crate::model::{Claim, LockInfo};
@@ -44,6 +45,8 @@ pub(super) enum Fault {
     HangSome,
     /// Attempts panic. Everything else works.
     Panic,
+    /// `inspect` waits for a fencing token without an end. Everything else works.
+    NoToken,
 }
 
 #[derive(Debug)]
@@ -53,6 +56,10 @@ pub(super) struct Faulty {
     /// Renewals of names without this prefix work.
     only: Mutex<&'static str>,
     unordered: AtomicBool,
+    /// Whether a release grants, for 2 s.
+    pub(super) hands_off: AtomicBool,
+    /// Whether a hand-off is received after the end of its lease.
+    pub(super) hands_off_late: AtomicBool,
     pub(super) attempts: AtomicU32,
     /// Number of attempts without an answer, and its maximum.
     concurrent: AtomicU32,
@@ -82,6 +89,8 @@ impl Faulty {
             fault: Mutex::new(Fault::None),
             only: Mutex::new(""),
             unordered: AtomicBool::new(false),
+            hands_off: AtomicBool::new(false),
+            hands_off_late: AtomicBool::new(false),
             attempts: AtomicU32::new(0),
             concurrent: AtomicU32::new(0),
             max_concurrent: AtomicU32::new(0),
@@ -130,7 +139,7 @@ impl Faulty {
         }
         let fault = *self.fault.lock().unwrap();
         match fault {
-            Fault::None | Fault::HangSome | Fault::Panic | Fault::RefuseSets => call.await,
+            Fault::None | Fault::HangSome | Fault::Panic | Fault::RefuseSets | Fault::NoToken => call.await,
             Fault::HangOne => {
                 self.set(Fault::None);
                 std::future::pending().await
@@ -244,6 +253,16 @@ impl Engine for Faulty {
     }
 
     async fn subscribe(&self, claim: &Claim, key: &Key) -> EngineResult<Box<dyn Subscription>> {
+        if self.hands_off.load(SeqCst) {
+            let (store, claim) = (self.store.clone(), claim.clone());
+            let (granted, is_late) = (None, self.hands_off_late.load(SeqCst));
+            return Ok(Box::new(HandOffs {
+                store,
+                claim,
+                granted,
+                is_late,
+            }));
+        }
         if self.ordered() {
             return self.store.subscribe(claim, key).await;
         }
@@ -251,11 +270,18 @@ impl Engine for Faulty {
     }
 
     async fn inspect(&self, key: &Key) -> EngineResult<Option<LockInfo>> {
+        if *self.fault.lock().unwrap() == Fault::NoToken {
+            return std::future::pending().await;
+        }
+        self.inspect_now(key).await
+    }
+
+    async fn inspect_now(&self, key: &Key) -> EngineResult<Option<LockInfo>> {
         if *self.fault.lock().unwrap() == Fault::LoseReply {
             // Only replies to commands that change the store are lost.
-            return self.store.inspect(key).await;
+            return self.store.inspect_now(key).await;
         }
-        self.through("inspect", self.store.inspect(key)).await
+        self.through("inspect", self.store.inspect_now(key)).await
     }
 
     async fn list(&self, prefix: &str, page_timeout: Duration) -> EngineResult<Vec<LockInfo>> {
@@ -297,5 +323,41 @@ struct NoNotifications;
 impl Subscription for NoNotifications {
     async fn changed(&mut self) {
         std::future::pending().await
+    }
+}
+
+/// A subscription of a store whose releases grant.
+struct HandOffs {
+    store: SharedEngine,
+    claim: Claim,
+    granted: Option<HandOff>,
+    /// Whether the lease has ended when the message arrives.
+    is_late: bool,
+}
+
+#[async_trait]
+impl Subscription for HandOffs {
+    async fn changed(&mut self) {
+        self.claim.ttl = self.claim.ttl.min(Ttl::clamped(ms(2000)));
+        loop {
+            let sent = Moment::now();
+            if let Ok(Acquired::Granted { fence }) = self.store.try_acquire(&self.claim).await {
+                let until = match self.is_late {
+                    true => sent,
+                    false => sent + self.claim.ttl.validity(),
+                };
+                self.granted = Some(HandOff { fence, until });
+                return;
+            }
+            tokio::time::sleep(ms(1)).await;
+        }
+    }
+
+    fn take_hand_off(&mut self) -> Option<HandOff> {
+        self.granted.take()
+    }
+
+    fn is_reliable(&self) -> bool {
+        true
     }
 }

@@ -44,7 +44,11 @@ async fn abandoned_claims_that_can_be_released_do_not_wait_for_those_that_cannot
     engine.set(Fault::Swallow);
     let cancelled = {
         let (locks, abort) = (locks.clone(), abort.clone());
-        tokio::spawn(async move { locks.acquire(&[key("fine")], options(600_000, 0), Some(abort)).await })
+        tokio::spawn(async move {
+            locks
+                .acquire(Names::unique(&[key("fine")]), options(600_000, 0), Some(abort))
+                .await
+        })
     };
     settle().await;
     abort.cancel();
@@ -110,7 +114,9 @@ async fn an_attempt_is_not_sent_after_its_call_was_aborted() {
     for i in 0..10 {
         let (locks, abort) = (locks.clone(), (i % 2 == 1).then(|| abort.clone()));
         calls.push(tokio::spawn(async move {
-            locks.acquire(&[key("n")], options(600_000, 3000), abort).await
+            locks
+                .acquire(Names::unique(&[key("n")]), options(600_000, 3000), abort)
+                .await
         }));
     }
     tokio::time::sleep(ms(100)).await;

@@ -271,8 +271,12 @@ async fn events_are_emitted_in_order() {
     let emitted: Arc<Mutex<Vec<(EventKind, String)>>> = Arc::default();
     let record = emitted.clone();
     let sink = move |event: Event| {
-        assert_eq!(event.fence.is_none(), event.kind == EventKind::Waiting);
-        record.lock().unwrap().push((event.kind, event.names[0].to_string()));
+        let has_lease = !matches!(event.kind, EventKind::Waiting | EventKind::Timeout);
+        assert_eq!(event.fence.is_some(), has_lease);
+        record
+            .lock()
+            .unwrap()
+            .push((event.kind, event.names.unwrap()[0].to_string()));
     };
     let locks = Locks::new(
         engine,
@@ -284,7 +288,7 @@ async fn events_are_emitted_in_order() {
     tokio::time::sleep(ms(310)).await;
     assert!(matches!(
         attempt(&locks, "n", options(900, 50)).await.unwrap(),
-        Outcome::Busy
+        Outcome::Busy(_)
     ));
     locks.release(&lease).await.unwrap();
     take(
@@ -297,11 +301,12 @@ async fn events_are_emitted_in_order() {
     )
     .await;
     tokio::time::sleep(ms(200)).await;
-    use EventKind::{Acquired, Lost, Released, Renewed, Waiting};
+    use EventKind::{Acquired, Lost, Released, Renewed, Timeout, Waiting};
     let expected = [
         (Acquired, "n"),
         (Renewed, "n"),
         (Waiting, "n"),
+        (Timeout, "n"),
         (Released, "n"),
         (Acquired, "m"),
         (Lost, "m"),
@@ -339,4 +344,133 @@ async fn operations_of_one_lease_do_not_overlap() {
     assert!(locks.release(&lease).await.unwrap().is_freed());
     assert_eq!(started.elapsed(), ms(250), "after the extension");
     assert_eq!(last.await.unwrap(), 200);
+}
+
+/// Returns a service whose store grants with the release, the lease of a call that waited there, and what it emitted.
+async fn handed_off(options: AcquireOptions) -> (Arc<Faulty>, Locks, Arc<Lease>, Arc<Mutex<Vec<EventKind>>>) {
+    let engine = Arc::new(Faulty::new(OwnerToken::fresh().as_str()));
+    engine.hands_off.store(true, SeqCst);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let emitted = seen.clone();
+    let sink = move |event: Event| emitted.lock().unwrap().push(event.kind);
+    let detector = Arc::new(StallDetector::new(|| {}));
+    let locks = Locks::new(engine.clone(), STORE_TIMEOUT, detector, Some(Arc::new(sink)));
+    let other = another(&engine);
+    let held = take(&other, "n", AcquireOptions::default()).await;
+    let (lease, ()) = tokio::join!(take(&locks, "n", options), async {
+        settle().await;
+        other.release(&held).await.unwrap();
+    });
+    assert_eq!(engine.attempts.load(SeqCst), 2, "one for each lease");
+    (engine, locks, lease, seen)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_was_handed_off_is_extended_to_its_ttl() {
+    for renew in [false, true] {
+        let options = AcquireOptions {
+            renew,
+            ..options(30_000, 60_000)
+        };
+        let (engine, locks, lease, seen) = handed_off(options).await;
+        assert!(lease.remaining() <= ms(1978), "{:?}", lease.remaining());
+        assert_eq!(engine.renewals.load(SeqCst), 0);
+        tokio::time::sleep(ms(15)).await;
+        assert!(lease.remaining() > ms(29_600), "{:?}", lease.remaining());
+        assert_eq!(engine.renewals.load(SeqCst), 1);
+        assert_eq!((locks.stats().acquired, locks.stats().renewed), (1, 0));
+        assert_eq!(*seen.lock().unwrap(), [EventKind::Waiting, EventKind::Acquired]);
+        tokio::time::sleep(ms(20_000)).await;
+        assert_eq!(engine.renewals.load(SeqCst) > 1, renew);
+        assert!(locks.release(&lease).await.unwrap().is_freed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hand_off_that_is_received_after_its_end_names_the_ttl_of_the_hand_off() {
+    let engine = Arc::new(Faulty::new(OwnerToken::fresh().as_str()));
+    engine.hands_off.store(true, SeqCst);
+    engine.hands_off_late.store(true, SeqCst);
+    let (other, locks) = (another(&engine), another(&engine));
+    let held = take(&other, "n", AcquireOptions::default()).await;
+    let (outcome, ()) = tokio::join!(attempt(&locks, "n", options(30_000, 3)), async {
+        settle().await;
+        other.release(&held).await.unwrap();
+    });
+    let error = outcome.unwrap_err();
+    assert!(
+        error.message.contains("granted too late") && error.message.contains("of its lease of 2000 ms"),
+        "{error}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_right_after_a_hand_off_is_the_only_command() {
+    let (engine, locks, lease, _) = handed_off(options(30_000, 60_000)).await;
+    assert!(locks.release(&lease).await.unwrap().is_freed());
+    tokio::time::sleep(ms(100)).await;
+    assert_eq!(engine.renewals.load(SeqCst), 0);
+    assert_eq!(engine.attempts.load(SeqCst), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_does_not_wait_for_the_extension_of_a_hand_off() {
+    let (engine, locks, lease, _) = handed_off(options(30_000, 60_000)).await;
+    engine.set(Fault::HangOne);
+    tokio::time::sleep(ms(15)).await;
+    assert_eq!(engine.renewals.load(SeqCst), 1);
+    let started = tokio::time::Instant::now();
+    assert!(locks.release(&lease).await.unwrap().is_freed());
+    assert_eq!(started.elapsed(), ms(0));
+    assert!(!held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hand_off_that_cannot_be_extended_is_lost_at_its_end() {
+    let options = AcquireOptions {
+        renew: false,
+        ..options(30_000, 60_000)
+    };
+    let (engine, locks, lease, _) = handed_off(options).await;
+    // Executed, but the answers are lost: the store has the lease for its ttl.
+    engine.set(Fault::LoseReply);
+    tokio::time::sleep(ms(1900)).await;
+    assert!(lease.is_held());
+    tokio::time::sleep(ms(90)).await;
+    let loss = lease.loss().unwrap();
+    assert!(
+        loss.message.contains("it could not be renewed in time"),
+        "{}",
+        loss.message
+    );
+    settle().await;
+    assert!(!held_in_store(&engine, "n").await, "it is released in the background");
+    assert_eq!(locks.stats().lost, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hand_off_survives_a_first_renewal_without_an_answer() {
+    let options = AcquireOptions {
+        renew: false,
+        stall_limit: Duration::ZERO,
+        ..options(30_000, 60_000)
+    };
+    let (engine, _, lease, _) = handed_off(options).await;
+    engine.set(Fault::HangOne);
+    tokio::time::sleep(ms(1900)).await;
+    assert!(
+        lease.is_held() && lease.remaining() > ms(27_000),
+        "{:?}",
+        lease.remaining()
+    );
+    assert!(held_in_store(&engine, "n").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_extension_of_a_hand_off_does_not_replace_the_ttl() {
+    let (_, locks, lease, seen) = handed_off(options(30_000, 60_000)).await;
+    locks.extend(&lease, Ttl::clamped(ms(1000))).await.unwrap();
+    assert!(lease.remaining() > ms(29_600), "{:?}", lease.remaining());
+    assert_eq!(locks.stats().renewed, 1);
+    assert_eq!(seen.lock().unwrap().last(), Some(&EventKind::Renewed));
 }

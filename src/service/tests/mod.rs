@@ -8,6 +8,7 @@ mod hangs;
 mod leases;
 mod list;
 mod outages;
+mod testing;
 mod unavailable;
 mod waiting;
 
@@ -19,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use self::faults::Faulty;
 use super::{AcquireOptions, Lease, Locks, Outcome, StallDetector, Wait};
 use crate::error::{Code, LockError};
-use crate::model::{Key, OwnerToken, Ttl};
+use crate::model::{Key, Names, OwnerToken, Ttl};
 
 const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -51,7 +52,7 @@ fn options(ttl: u64, wait: u64) -> AcquireOptions {
 }
 
 async fn attempt(locks: &Locks, name: &str, options: AcquireOptions) -> Result<Outcome, LockError> {
-    locks.acquire(&[key(name)], options, None).await
+    locks.acquire(key(name).into(), options, None).await
 }
 
 async fn take(locks: &Locks, name: &str, options: AcquireOptions) -> Arc<Lease> {

@@ -21,7 +21,7 @@ async fn a_long_wait_is_not_a_timeout_of_the_store() {
                 attempt(&locks, "n", options(900, wait)),
             ];
             for outcome in futures_util::future::join_all(waits).await {
-                assert!(matches!(outcome.unwrap(), Outcome::Busy), "unordered: {unordered}");
+                assert!(matches!(outcome.unwrap(), Outcome::Busy(_)), "unordered: {unordered}");
             }
             assert!(started.elapsed() >= Duration::from_secs(seconds));
         }
@@ -100,7 +100,7 @@ async fn an_attempt_that_is_executed_late_leaves_no_lock() {
     };
     settle().await;
     engine.set(Fault::None);
-    assert!(matches!(busy.await.unwrap().unwrap(), Outcome::Busy));
+    assert!(matches!(busy.await.unwrap().unwrap(), Outcome::Busy(_)));
     assert!(locks.release(&granted.await.unwrap()).await.unwrap().is_freed());
     other.release(&holder).await.unwrap();
     for name in ["n", "m"] {
@@ -216,7 +216,11 @@ async fn an_abort_during_an_attempt_leaves_nothing() {
         let (locks, abort) = (locks.clone(), abort.clone());
         tokio::spawn(async move {
             locks
-                .acquire(&[key("n"), key("m")], options(3_600_000, 9000), Some(abort))
+                .acquire(
+                    Names::unique(&[key("n"), key("m")]),
+                    options(3_600_000, 9000),
+                    Some(abort),
+                )
                 .await
         })
     };
@@ -235,7 +239,9 @@ async fn an_abort_before_the_first_attempt_sends_nothing() {
     let (_, locks) = service();
     let abort = CancellationToken::new();
     abort.cancel();
-    let outcome = locks.acquire(&[key("n")], options(1000, 9000), Some(abort)).await;
+    let outcome = locks
+        .acquire(Names::unique(&[key("n")]), options(1000, 9000), Some(abort))
+        .await;
     assert!(matches!(outcome.unwrap(), Outcome::Aborted));
     assert_eq!(locks.stats().acquired, 0);
 }

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 
+use super::faults::Fault;
 use super::*;
 
 fn waiter(locks: &Locks, name: &'static str, wait: u64) -> tokio::task::JoinHandle<Result<Outcome, LockError>> {
@@ -16,7 +17,7 @@ async fn a_wait_ends_on_time_and_leaves_the_queue() {
     let lease = take(&locks, "n", options(30_000, 0)).await;
     let started = tokio::time::Instant::now();
     let outcome = attempt(&locks, "n", options(1000, 250)).await.unwrap();
-    assert!(matches!(outcome, Outcome::Busy), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::Busy(_)), "{outcome:?}");
     assert_eq!(started.elapsed(), ms(250));
     settle().await;
     locks.release(&lease).await.unwrap();
@@ -42,7 +43,7 @@ async fn an_attempt_without_an_answer_prolongs_a_wait_by_a_second_at_most() {
         engine.hang();
         for call in waiting {
             let outcome = call.await.unwrap().unwrap();
-            assert!(matches!(outcome, Outcome::Busy), "{outcome:?}");
+            assert!(matches!(outcome, Outcome::Busy(_)), "{outcome:?}");
             assert!(started.elapsed() <= ms(3000), "{:?}", started.elapsed());
         }
     }
@@ -132,7 +133,7 @@ async fn claims_that_keep_failing_do_not_stop_other_waiters_of_a_name() {
         let locks = locks.clone();
         failing.push(tokio::spawn(async move {
             locks
-                .acquire(&[key("n"), key("other")], options(30_000, 60_000), None)
+                .acquire(Names::unique(&[key("n"), key("other")]), options(30_000, 60_000), None)
                 .await
         }));
     }
@@ -212,7 +213,7 @@ async fn a_local_waiter_finds_the_lock_busy_at_its_deadline_while_the_store_answ
     settle().await;
     let [_, second] = calls;
     let outcome = second.await.unwrap().unwrap();
-    assert!(matches!(outcome, Outcome::Busy), "{outcome:?}");
+    assert!(matches!(outcome, Outcome::Busy(_)), "{outcome:?}");
     assert!(began.elapsed() <= ms(800), "{:?}", began.elapsed());
 }
 
@@ -279,7 +280,11 @@ async fn a_waiter_that_leaves_the_fifo_unblocks_the_next_one() {
     let abort = CancellationToken::new();
     let aborted = {
         let (locks, abort) = (locks.clone(), abort.clone());
-        tokio::spawn(async move { locks.acquire(&[key("n")], options(30_000, 60_000), Some(abort)).await })
+        tokio::spawn(async move {
+            locks
+                .acquire(Names::unique(&[key("n")]), options(30_000, 60_000), Some(abort))
+                .await
+        })
     };
     settle().await;
     let short = waiter(&locks, "n", 100);
@@ -288,7 +293,7 @@ async fn a_waiter_that_leaves_the_fifo_unblocks_the_next_one() {
     settle().await;
     abort.cancel();
     assert!(matches!(aborted.await.unwrap().unwrap(), Outcome::Aborted));
-    assert!(matches!(short.await.unwrap().unwrap(), Outcome::Busy));
+    assert!(matches!(short.await.unwrap().unwrap(), Outcome::Busy(_)));
     locks.release(&first).await.unwrap();
     assert!(matches!(long.await.unwrap().unwrap(), Outcome::Acquired(_)));
     assert_eq!(locks.stats().waiting, 0);
@@ -302,7 +307,11 @@ async fn an_aborted_waiter_does_not_block_others() {
     let abort = CancellationToken::new();
     let aborted = {
         let (locks, abort) = (other.clone(), abort.clone());
-        tokio::spawn(async move { locks.acquire(&[key("n")], options(30_000, 60_000), Some(abort)).await })
+        tokio::spawn(async move {
+            locks
+                .acquire(Names::unique(&[key("n")]), options(30_000, 60_000), Some(abort))
+                .await
+        })
     };
     settle().await;
     abort.cancel();
@@ -316,7 +325,7 @@ async fn an_aborted_waiter_does_not_block_others() {
 async fn duplicate_names_count_once() {
     let (_, locks) = service();
     let outcome = locks
-        .acquire(&[key("b"), key("a"), key("b")], options(1000, 0), None)
+        .acquire(Names::unique(&[key("b"), key("a"), key("b")]), options(1000, 0), None)
         .await;
     let Outcome::Acquired(lease) = outcome.unwrap() else {
         panic!("a duplicate name blocks itself")
@@ -344,7 +353,10 @@ async fn overlapping_sets_are_all_served() {
             let locks = if i % 2 == 0 { locks.clone() } else { other.clone() };
             let keys: Vec<Key> = set.iter().map(|name| key(name)).collect();
             tasks.push(tokio::spawn(async move {
-                let outcome = locks.acquire(&keys, options(30_000, 600_000), None).await.unwrap();
+                let outcome = locks
+                    .acquire(Names::unique(&keys), options(30_000, 600_000), None)
+                    .await
+                    .unwrap();
                 let Outcome::Acquired(lease) = outcome else {
                     panic!("starved: {outcome:?}")
                 };
@@ -356,4 +368,36 @@ async fn overlapping_sets_are_all_served() {
             task.await.unwrap();
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_outcome_names_the_holder_if_the_options_ask_for_it() {
+    let (engine, locks) = service();
+    take(&locks, "n", options(60_000, 0)).await;
+    let asking = |wait| AcquireOptions {
+        report_holder: true,
+        ..options(60_000, wait)
+    };
+    // The holder is read without a wait for its fencing token.
+    for (wait, fault) in [(0, Fault::None), (500, Fault::None), (0, Fault::NoToken)] {
+        engine.set(fault);
+        let Outcome::Busy(Some(busy)) = attempt(&locks, "n", asking(wait)).await.unwrap() else {
+            panic!("no holder");
+        };
+        assert!(busy.is_own && busy.name == key("n"), "{busy:?}");
+        assert!(busy.info.is_some_and(|info| info.holder.is_some()), "{fault:?}");
+    }
+    engine.set(Fault::None);
+    // A store that stops answering does not delay the end of the wait.
+    let waiter = locks.clone();
+    let waiting = asking(500);
+    let started = tokio::time::Instant::now();
+    let waiter = tokio::spawn(async move { attempt(&waiter, "n", waiting).await });
+    tokio::time::sleep(ms(100)).await;
+    engine.hang();
+    let Outcome::Busy(Some(busy)) = waiter.await.unwrap().unwrap() else {
+        panic!("not busy");
+    };
+    assert!(busy.info.is_none() && busy.name == key("n"), "{busy:?}");
+    assert!(started.elapsed() <= ms(1500), "{:?}", started.elapsed());
 }

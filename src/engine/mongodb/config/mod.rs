@@ -1,7 +1,8 @@
 //! A MongoDB deployment, from its URL and the settings. No name is resolved here.
 //!
-//! - `url.rs`: the text of the URL. `tls.rs`: the TLS files.
+//! - `url.rs`: the text of the URL. `tls.rs`: the TLS settings. `client.rs`: the driver's client, with PEM text.
 
+mod client;
 mod tls;
 mod url;
 
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use mongodb::options::{Acknowledgment, ConnectionString, HostInfo};
 
+pub(crate) use self::client::{ClientSettings, PemText};
 use crate::engine::Settings;
 use crate::error::LockError;
 
@@ -24,6 +26,7 @@ pub struct MongodbConfig {
     pub(crate) collection: String,
     pub(crate) prefix: String,
     pub(crate) timeout: Duration,
+    pub(crate) pem: PemText,
 }
 
 impl fmt::Debug for MongodbConfig {
@@ -73,7 +76,12 @@ impl MongodbConfig {
                 got,
             ));
         }
-        connection.tls = tls::with_files(connection.tls.take(), &settings.tls)?;
+        if settings.tls.server_name.is_some() {
+            let rule = "is for Redis: the driver of MongoDB expects the host of the URL in the certificate";
+            return Err(LockError::invalid("tls.servername", rule, "a name"));
+        }
+        let pem = PemText::of(&settings.tls);
+        connection.tls = tls::with_settings(connection.tls.take(), &settings.tls, &pem)?;
         let collection = settings.collection.as_str();
         if collection.is_empty() || collection.contains(['$', '\0']) || collection.starts_with("system.") {
             let rule = "must be the name of a MongoDB collection (not empty, no \"$\", not starting with \"system.\")";
@@ -87,6 +95,7 @@ impl MongodbConfig {
             collection: collection.to_owned(),
             prefix: settings.key_prefix.clone().unwrap_or_default(),
             timeout: settings.store_timeout,
+            pem,
             connection,
         })
     }

@@ -1,18 +1,22 @@
-//! The TLS files of the settings and of the URL.
+//! The TLS settings, and those of the URL.
 
 use std::fmt;
 use std::path::Path;
 
 use mongodb::options::{Tls, TlsOptions};
 
+use super::PemText;
 use crate::engine::TlsFiles;
 use crate::error::LockError;
 
-/// Adds the files of the settings to the URL's TLS options.
+/// Adds the files of the settings to the URL's TLS options. Checks the text of the settings, which [`ClientSettings`] adds.
 ///
 /// # Errors
-/// `LOCK_INVALID_ARGUMENT` with the setting (or `target`, for a file of the URL) when a file is missing or has the wrong content.
-pub(crate) fn with_files(of_url: Option<Tls>, files: &TlsFiles) -> Result<Option<Tls>, LockError> {
+/// `LOCK_INVALID_ARGUMENT` with the setting (or `target`, for a file of the URL) when a file is missing, or a file or a text has the
+/// wrong content.
+///
+/// [`ClientSettings`]: super::ClientSettings
+pub(super) fn with_settings(of_url: Option<Tls>, files: &TlsFiles, pem: &PemText) -> Result<Option<Tls>, LockError> {
     if let Some(key) = &files.key_file {
         let rule = "is not for MongoDB: put the key into the file of tls.certFile, behind the certificate";
         return Err(LockError::invalid("tls.keyFile", rule, format_args!("{key:?}")));
@@ -32,6 +36,12 @@ pub(crate) fn with_files(of_url: Option<Tls>, files: &TlsFiles) -> Result<Option
     }
     check_file("tls.caFile", "be", files.ca_file.as_deref(), &[CERTIFICATE])?;
     check_file("tls.certFile", "be", files.cert_file.as_deref(), &[CERTIFICATE, KEY])?;
+    for ((setting, text), parts) in pem.parts().into_iter().zip([&[CERTIFICATE][..], &[CERTIFICATE, KEY]]) {
+        if let Some(why) = text.and_then(|text| missing_part(text, parts)) {
+            let rule = format!("must be PEM text with {}", content(parts));
+            return Err(LockError::invalid(setting, &rule, format_args!("text with {why}")));
+        }
+    }
     let mut options = match of_url {
         Some(Tls::Disabled) => {
             return Err(LockError::invalid(
@@ -63,19 +73,28 @@ const KEY: &str = "PRIVATE KEY-----";
 /// and the error would then be about the server.
 fn check_file(argument: &str, verb: &str, path: Option<&Path>, parts: &[&str]) -> Result<(), LockError> {
     let Some(path) = path else { return Ok(()) };
-    let what = if parts.contains(&KEY) {
-        "a certificate and its private key"
-    } else {
-        "a certificate"
-    };
-    let rule = format!("must {verb} a PEM file with {what}");
+    let rule = format!("must {verb} a PEM file with {}", content(parts));
     let wrong = |how: &dyn fmt::Display| LockError::invalid(argument, &rule, format_args!("{path:?} ({how})"));
     let text = std::fs::read(path).map_err(|error| wrong(&error))?;
-    let text = String::from_utf8_lossy(&text);
-    match parts.iter().find(|part| !text.contains(**part)) {
-        Some(&KEY) => Err(wrong(&"no private key in it")),
-        Some(_) => Err(wrong(&"no certificate in it")),
+    match missing_part(&String::from_utf8_lossy(&text), parts) {
+        Some(why) => Err(wrong(&format_args!("{why} in it"))),
         None => Ok(()),
+    }
+}
+
+/// Describes PEM with these parts.
+fn content(parts: &[&str]) -> &'static str {
+    match parts.contains(&KEY) {
+        true => "a certificate and its private key",
+        false => "a certificate",
+    }
+}
+
+/// Describes the first of the parts that a text does not have.
+fn missing_part(text: &str, parts: &[&str]) -> Option<&'static str> {
+    match *parts.iter().find(|part| !text.contains(**part))? {
+        KEY => Some("no private key"),
+        _ => Some("no certificate"),
     }
 }
 

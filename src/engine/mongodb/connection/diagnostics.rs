@@ -26,11 +26,15 @@ const MEANINGS: [(&str, &str, bool); 17] = [
         false,
     ),
     ("received fatal alert", "it refuses the TLS connection", false),
-    ("received corrupt message", "it does not speak TLS", false),
+    (
+        "received corrupt message",
+        "it does not speak TLS: omit tls=true and the option tls, or use the port with TLS",
+        false,
+    ),
     ("certificate", "its certificate is not accepted", false),
     (
         "invalid reply to a database operation",
-        "what answers there is not MongoDB",
+        "what answers there is not MongoDB: check the host and the port",
         false,
     ),
     ("does not match actual name", "it belongs to another replica set", false),
@@ -87,13 +91,6 @@ fn transient(text: &str) -> Diagnosis {
 /// Whether the peer closed the connection before it sent anything. It may expect TLS, or not expect it.
 pub(crate) fn is_disconnect(text: &str) -> bool {
     ["tls handshake eof", "end of file", "early eof"]
-        .iter()
-        .any(|sign| text.contains(sign))
-}
-
-/// Whether an error can only come from a peer that uses TLS.
-pub(crate) fn is_within_tls(text: &str) -> bool {
-    ["received fatal alert", "without sending TLS close_notify"]
         .iter()
         .any(|sign| text.contains(sign))
 }

@@ -3,28 +3,30 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mongodb::bson::{DateTime, Document, doc};
+use mongodb::bson::{Document, doc};
 use mongodb::options::{
     Acknowledgment, ClientOptions, CollectionOptions, HostInfo, ReadConcern, ReadPreference, SelectionCriteria,
     WriteConcern,
 };
-use mongodb::{Client, Database};
 use tokio::time::{Instant, timeout_at};
 
-use crate::clock::Moment;
 use crate::engine::Result;
+use crate::engine::mongodb::config::ClientSettings;
+use crate::engine::mongodb::connection::checkouts;
+use crate::engine::mongodb::connection::clock::{SharedReading, read_clock};
 use crate::engine::mongodb::connection::pool::{Namespace, Pool};
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
 use crate::engine::mongodb::error::{CONNECT, ENGINE, Failure};
-use crate::engine::mongodb::ops::clock_offset::{ClockOffset, ClockReading};
+use crate::engine::mongodb::ops::clock_offset::ClockOffset;
 use crate::engine::mongodb::ops::fence::Clock;
 use crate::engine::mongodb::queue::Queue;
 use crate::engine::mongodb::ttl_index::TtlIndex;
+use crate::engine::mongodb::unwritten_tokens::UnwrittenTokens;
 use crate::engine::mongodb::{Core, MongodbConfig, MongodbEngine, ttl_index};
 use crate::error::EngineError;
 
-/// MongoDB 4.4, the first whose `findAndModify` can return `$$NOW`.
-const OLDEST_WIRE_VERSION: i32 = 9;
+/// MongoDB 5.0, the first that has `$$NOW` in the filter of a delete.
+const OLDEST_WIRE_VERSION: i32 = 13;
 /// Maximum number of connections for calls, unless the URL sets `maxPoolSize`. With the driver's default of 10, many callers
 /// would queue behind each other's waits for the majority.
 const POOL: u32 = 64;
@@ -48,9 +50,15 @@ impl MongodbEngine {
             .map_err(|error| of_name(error, &config))?;
         let monitor = ServerMonitor::new(&options);
         options.sdam_event_handler = Some(monitor.handler());
+        options.cmap_event_handler = Some(checkouts::handler());
         let target = Target::new(&options);
-        // Fails for invalid certificate files.
-        let client = Client::with_options(options.clone())
+        let settings = ClientSettings {
+            options,
+            pem: config.pem.clone(),
+        };
+        // Fails for invalid certificates.
+        let client = settings
+            .client()
             .map_err(|error| EngineError::new(ENGINE, CONNECT, false, Failure(error)))?;
         let database = client.database(&config.database);
         let greeting = async {
@@ -69,19 +77,20 @@ impl MongodbEngine {
                 ENGINE,
                 CONNECT,
                 false,
-                "MongoDB 4.4 or newer is needed",
+                "the server is older than MongoDB 5.0, the oldest version that holdfast supports",
             ));
         }
         target.check_primary(&hello)?;
-        let is_cluster = hello.contains_key("setName") || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
+        let is_set = hello.contains_key("setName");
+        let is_cluster = is_set || hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid");
         let namespace = Namespace {
             database: config.database.clone(),
             collection: config.collection.clone(),
             options: collection_options(&config),
         };
         // One connection of the pool is for the change stream.
-        let size = options.max_pool_size.unwrap_or(POOL).saturating_sub(1);
-        let pool = Pool::new(client, options, namespace, monitor.clone(), size, config.timeout);
+        let size = settings.options.max_pool_size.unwrap_or(POOL).saturating_sub(1);
+        let pool = Pool::new(client, settings, namespace, monitor.clone(), size, config.timeout);
         let locks = pool.locks();
         timeout_at(deadline, ttl_index::ensure(&locks))
             .await
@@ -91,7 +100,8 @@ impl MongodbEngine {
                     "to the check of the TTL index, or from the members that have to confirm it",
                 ))
             })?;
-        let reading = timeout_at(deadline, read_clock(&database))
+        let reading = async { read_clock(&database).await.map_err(|failure| failure.during(CONNECT)) };
+        let reading = timeout_at(deadline, reading)
             .await
             .unwrap_or_else(|_| Err(late(limit, "to the second command")))?;
         let index = TtlIndex::new(pool.clone());
@@ -102,13 +112,16 @@ impl MongodbEngine {
                 config.timeout,
                 monitor.election(),
                 index.clone(),
+                is_set,
             )
         };
         let core = Core {
             queue: is_cluster.then(queue),
+            unwritten: is_set.then(|| UnwrittenTokens::new(pool.clone())),
             index,
             attempts: Arc::default(),
             clock_offset: ClockOffset::new(reading),
+            reading: SharedReading::default(),
             release_concern: release_concern(&config).filter(|_| !is_cluster),
             clock: if is_cluster { Clock::Cluster } else { Clock::Process },
             prefix: config.prefix,
@@ -116,20 +129,6 @@ impl MongodbEngine {
         };
         Ok(Arc::new(MongodbEngine(Arc::new(core))))
     }
-}
-
-/// Reads the server's clock, on an open connection.
-async fn read_clock(database: &Database) -> Result<ClockReading> {
-    let sent = Moment::now();
-    let hello = database.run_command(doc! { "hello": 1 }).await;
-    let hello = hello.map_err(|error| Failure(error).during(CONNECT))?;
-    // Without the field the first estimated end is wrong, and is corrected.
-    let time = hello.get_datetime("localTime").copied();
-    Ok(ClockReading {
-        time: time.unwrap_or(DateTime::from_millis(0)),
-        sent,
-        answered: Moment::now(),
-    })
 }
 
 /// Creates the error of a step without an answer.

@@ -3,7 +3,10 @@
 //! - `dial.rs`: connects an engine. `server_monitor.rs`: the state of the servers, and elections. `diagnostics.rs`: the meaning of
 //!   connection errors.
 //! - `pool.rs`: which calls may use a connection, and in which order. `session.rs`: the session of an attempt.
+//!   `checkouts.rs`: how often the driver sent a command. `clock.rs`: readings of the server's clock.
 
+pub(super) mod checkouts;
+pub(super) mod clock;
 pub(super) mod diagnostics;
 pub(super) mod dial;
 pub(super) mod pool;

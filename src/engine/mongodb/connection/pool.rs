@@ -23,8 +23,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use mongodb::bson::Document;
-use mongodb::options::{ClientOptions, CollectionOptions};
+use mongodb::options::CollectionOptions;
 use mongodb::{Client, Collection};
 use parking_lot::RwLock;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -32,20 +33,22 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::clock::Moment;
 use crate::engine::attempt_queue::{AttemptQueue, Ticket};
 use crate::engine::mongodb::Outcome;
+use crate::engine::mongodb::config::ClientSettings;
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
 use crate::engine::mongodb::error::Failure;
+use crate::model::Key;
 
 /// Number of store timeouts after which a call without an answer is aborted.
 const LIMIT: u32 = 4;
 
 /// The purpose of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Class {
-    /// Attempts. At most five eighths of the connections.
-    Acquire,
+pub(crate) enum Class<'n> {
+    /// Attempts for claims with this first name. At most five eighths of the connections.
+    Acquire(&'n Key),
     /// Attempts of waiters that were notified of a hand-off. At most a quarter of the connections.
     Confirm,
-    /// Releases and clean-up. At most a quarter of the connections.
+    /// Releases and clean-up. At most half of the connections: a release of a name with waiters waits twice for the members.
     Release,
     /// Writes that end sessions (`session.rs`). At most a sixteenth of the connections: they may wait for a write that the
     /// server executes late.
@@ -95,7 +98,7 @@ pub(crate) struct Connected {
 
 /// The connections of one engine.
 pub(crate) struct Pool {
-    options: ClientOptions,
+    settings: ClientSettings,
     namespace: Namespace,
     monitor: Arc<ServerMonitor>,
     current: RwLock<Arc<Connected>>,
@@ -114,10 +117,10 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// Creates a pool for calls with `client`, which was made from `options`, on `size` connections.
+    /// Creates a pool for calls with `client`, which was made from `settings`, on `size` connections.
     pub(crate) fn new(
         client: Client,
-        options: ClientOptions,
+        settings: ClientSettings,
         namespace: Namespace,
         monitor: Arc<ServerMonitor>,
         size: u32,
@@ -127,7 +130,7 @@ impl Pool {
         let current = RwLock::new(namespace.of(client));
         let permits = |count: usize| Arc::new(Semaphore::new(count.max(1)));
         Arc::new(Pool {
-            options,
+            settings,
             namespace,
             monitor,
             current,
@@ -135,7 +138,7 @@ impl Pool {
             unreserved: permits(size - (size / 8).max(1)),
             confirmations: permits(size / 4),
             attempts: AttemptQueue::new((size * 5 / 8).max(1)),
-            releases: permits(size / 4),
+            releases: permits(size / 2),
             session_ends: permits(size / 16),
             queries: permits(size / 8),
             store_timeout,
@@ -160,12 +163,12 @@ impl Pool {
     }
 
     /// Waits for the right to make calls, one at a time. Dropping the future leaves the queue.
-    pub(crate) async fn permit(&self, class: Class) -> Permit {
+    pub(crate) async fn permit(&self, class: Class<'_>) -> Permit {
         // The semaphores are never closed.
         let limited = |semaphore: &Arc<Semaphore>| semaphore.clone().acquire_owned();
         let class = match class {
-            Class::Acquire => ClassShare::Attempt {
-                _ticket: self.attempts.ticket().await,
+            Class::Acquire(name) => ClassShare::Attempt {
+                _ticket: self.attempts.ticket(name).await,
             },
             Class::Confirm => ClassShare::Limited {
                 _permit: limited(&self.confirmations).await.ok(),
@@ -203,6 +206,8 @@ impl Pool {
         F: Future<Output = Outcome<T>> + Send + 'static,
     {
         let pool = self.clone();
+        // Boxed: the code of a task exists once for each result, and not for each kind of call.
+        let calls: BoxFuture<'static, Outcome<T>> = Box::pin(calls);
         let task = tokio::spawn(async move {
             let began = Moment::now();
             let outcome = tokio::select! {
@@ -228,7 +233,7 @@ impl Pool {
 
     /// Makes the calls of a class as soon as there is a permit. Only then does `calls` create its future, because thousands of
     /// calls may wait.
-    pub(crate) async fn call<T, F>(self: &Arc<Self>, class: Class, calls: impl FnOnce() -> F) -> Outcome<T>
+    pub(crate) async fn call<T, F>(self: &Arc<Self>, class: Class<'_>, calls: impl FnOnce() -> F) -> Outcome<T>
     where
         T: Send + 'static,
         F: Future<Output = Outcome<T>> + Send + 'static,
@@ -267,12 +272,24 @@ impl Pool {
         }
     }
 
+    /// Closes the connections. Waits for the driver for `limit` at most.
+    ///
+    /// # Behavior
+    /// After `shutdown`, the driver's monitor (mongodb 3.9.1, `sdam/monitor.rs`) repeats a failed attempt to connect without a
+    /// pause. An attempt at a Unix socket that refuses connections fails without waiting, so the monitor would never yield, and
+    /// block this thread. There are no connections to close then; the drop of the client ends the monitor.
+    pub(crate) async fn shut_down(&self, limit: Duration) {
+        if self.settings.sockets_accept() {
+            let _ = tokio::time::timeout(limit, self.connected().client.clone().shutdown().immediate(true)).await;
+        }
+    }
+
     /// Replaces the client if the driver has answered no call since `began` although a server answered its monitor.
     fn replace_client_unless_answered_since(&self, began: Moment) {
         if self.answered.load(Relaxed) > began.to_nanos() || !self.monitor.has_seen_a_server_since(began) {
             return;
         }
-        let Ok(client) = Client::with_options(self.options.clone()) else {
+        let Ok(client) = self.settings.client() else {
             return;
         };
         tracing::warn!(

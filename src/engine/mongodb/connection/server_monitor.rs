@@ -6,23 +6,22 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
-use mongodb::Client;
+use mongodb::bson::Document;
 use mongodb::bson::oid::ObjectId;
-use mongodb::bson::{Document, doc};
 use mongodb::event::EventHandler;
 use mongodb::event::sdam::{SdamEvent, TopologyDescription};
-use mongodb::options::{ClientOptions, ServerAddress, Tls, TlsOptions};
+use mongodb::options::{ClientOptions, ServerAddress, Tls};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
 use crate::clock::Moment;
 use crate::engine::mongodb::connection::diagnostics;
 use crate::engine::mongodb::error::Failure;
+use crate::engine::probe::{self, Peer};
 
-/// The time limit of a probe of one server.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
+/// The port of a server where the URL has none.
+const DEFAULT_PORT: u16 = 27017;
 
 /// The state of the servers of a URL.
 #[derive(Debug)]
@@ -43,7 +42,7 @@ pub(crate) struct ServerMonitor {
 enum ServerState {
     /// It answered, or may answer later.
     Usable,
-    /// It closed the connection without an answer. It was not probed yet with TLS, or without.
+    /// It closed the connection without an answer, and was not probed yet.
     Disconnected,
     /// It can only be used with another configuration.
     Unusable(String),
@@ -162,18 +161,31 @@ impl ServerMonitor {
 
     /// Waits until every server of the URL can only be used with another configuration. Returns the reasons.
     pub(crate) async fn unusable(&self) -> String {
+        let mut silence = std::pin::pin!(tokio::time::sleep(probe::HANDSHAKE));
+        let mut has_waited = false;
         loop {
-            self.changed.notified().await;
+            let is_silent = tokio::select! {
+                () = self.changed.notified() => false,
+                () = &mut silence, if !has_waited => true,
+            };
+            has_waited |= is_silent;
             let mut reasons = Vec::new();
             for host in &self.hosts {
                 let known = self.servers.lock().get(host).cloned();
                 let state = match known {
                     Some(ServerState::Disconnected) => {
-                        let state = self.probe(host).await;
+                        let state = self.probe(host, false).await;
                         self.servers.lock().insert(host.clone(), state.clone());
                         state
                     }
                     Some(state) => state,
+                    None if is_silent => {
+                        let state = self.probe(host, true).await;
+                        if matches!(state, ServerState::Unusable(_)) {
+                            self.servers.lock().insert(host.clone(), state.clone());
+                        }
+                        state
+                    }
                     None => ServerState::Usable,
                 };
                 if let ServerState::Unusable(reason) = state {
@@ -186,30 +198,30 @@ impl ServerMonitor {
         }
     }
 
-    /// Contacts a server that closed the connection, with TLS if the URL has none, and the other way round. Sends only a hello:
-    /// no user, no password, no certificate.
-    async fn probe(&self, host: &ServerAddress) -> ServerState {
-        let any_certificate = TlsOptions::builder().allow_invalid_certificates(true).build();
-        let options = ClientOptions::builder()
-            .hosts(vec![host.clone()])
-            .direct_connection(true)
-            .tls((!self.has_tls).then_some(Tls::Enabled(any_certificate)))
-            .server_selection_timeout(PROBE_TIMEOUT)
-            .connect_timeout(PROBE_TIMEOUT)
-            .build();
-        let Ok(client) = Client::with_options(options) else {
+    /// Finds out why a server closed the connection, or (`is_silent`) has not answered yet: it may be slow.
+    async fn probe(&self, host: &ServerAddress, is_silent: bool) -> ServerState {
+        let ServerAddress::Tcp { host, port } = host else {
             return ServerState::Usable;
         };
-        let answer = client.database("admin").run_command(doc! { "hello": 1 }).await;
-        client.shutdown().immediate(true).await;
-        // A server that requires a client certificate uses TLS, too, before it refuses the connection.
-        let answers = answer.map_or_else(|error| diagnostics::is_within_tls(&error.to_string()), |_| true);
-        match (answers, self.has_tls) {
-            (false, _) => ServerState::Usable,
-            (true, true) => ServerState::Unusable("it does not speak TLS".to_owned()),
-            (true, false) => {
-                ServerState::Unusable("it speaks nothing but TLS: tls=true or the option tls is missing".to_owned())
+        let port = port.unwrap_or(DEFAULT_PORT);
+        let has_tls = match probe::identify(host, port).await {
+            Some(Peer::Redis) => {
+                let reason = "it is a Redis server: begin the URL with redis://, or check the port";
+                return ServerState::Unusable(reason.to_owned());
             }
-        }
+            Some(Peer::Tls) => true,
+            // MongoDB answers the probe on a port with TLS as well.
+            Some(Peer::Mongodb) if !is_silent => probe::speaks_tls(host, port).await,
+            // A proxy that routes by the first bytes may answer with HTTP.
+            _ => return ServerState::Usable,
+        };
+        let reason = match (has_tls, self.has_tls) {
+            (true, false) => {
+                "it speaks nothing but TLS: set tls=true in the URL, or the option tls, or use the port without TLS"
+            }
+            (false, true) => "it does not speak TLS: omit tls=true and the option tls, or use the port with TLS",
+            _ => return ServerState::Usable,
+        };
+        ServerState::Unusable(reason.to_owned())
     }
 }

@@ -1,10 +1,9 @@
-//! One attempt: acquire every name (`acquire_names.rs`), then stamp the names (`stamp.rs`). `fence.rs` says why these are two
-//! steps.
+//! One attempt: acquire every name (`acquire_names.rs`), then stamp the names (`stamp.rs`) unless their insert proves the token.
+//! `fence.rs` says when these are two writes.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
-
-use mongodb::bson::Timestamp;
 
 use crate::engine::Acquired;
 use crate::engine::mongodb::connection::pool::Class;
@@ -12,7 +11,9 @@ use crate::engine::mongodb::documents;
 use crate::engine::mongodb::error::Failure;
 use crate::engine::mongodb::ops::acquire_names::NameOutcome;
 use crate::engine::mongodb::ops::attempts::Caller;
+use crate::engine::mongodb::ops::fence::StampOrder;
 use crate::engine::mongodb::ops::stamp::{Unstamped, not_newer};
+use crate::engine::mongodb::queue::Queue;
 use crate::engine::mongodb::{Core, Outcome};
 use crate::model::{Claim, Key};
 
@@ -30,7 +31,7 @@ impl Core {
     /// wrote, with the same permit.
     pub(crate) async fn attempt(self: &Arc<Self>, claim: &Claim) -> Outcome<Acquired> {
         self.attempts.ended(&claim.owner).await;
-        let permit = self.pool.permit(self.class([claim])).await;
+        let permit = self.pool.permit(self.class(&[claim])).await;
         claim.mark_sent();
         let (waiting, mut working, caller) = self.attempts.begin(vec![claim.owner.clone()]);
         let (core, claim) = (self.clone(), claim.clone());
@@ -50,14 +51,16 @@ impl Core {
         outcome
     }
 
-    /// Returns the class of an attempt for these claims. A waiter that was notified of a hand-off has little time to confirm, so
-    /// it does not wait behind other attempts.
-    pub(crate) fn class<'a>(&self, claims: impl IntoIterator<Item = &'a Claim>) -> Class {
-        let mut claims = claims.into_iter();
-        let queue = self.queue.as_ref();
-        match queue.is_some_and(|queue| claims.any(|claim| queue.known.has_reservation(&claim.owner))) {
+    /// Returns the class of an attempt for these claims: one at least, with the same first name. A waiter that was notified of a
+    /// hand-off has little time to confirm, so it does not wait behind other attempts.
+    pub(crate) fn class<'a>(&self, claims: &'a [impl Deref<Target = Claim>]) -> Class<'a> {
+        let has_reservation = |queue: &Arc<Queue>| {
+            let mut claims = claims.iter();
+            claims.any(|claim| queue.known.has_reservation(&claim.owner))
+        };
+        match self.queue.as_ref().is_some_and(has_reservation) {
             true => Class::Confirm,
-            false => Class::Acquire,
+            false => Class::Acquire(&claims[0].keys()[0]),
         }
     }
 
@@ -67,6 +70,7 @@ impl Core {
         if caller.is_gone() && failure.is_none_or(Failure::is_cancelled) {
             let rolled_back = self.release_claims(claims).await;
             if let Err(failure) = rolled_back {
+                caller.note_unsettled();
                 tracing::debug!(%failure, "a dropped attempt could not be rolled back");
             }
         }
@@ -95,7 +99,7 @@ impl Core {
                 return Ok(Acquired::Granted { fence });
             }
         }
-        self.roll_back(claim, claim.keys().len(), newest).await?;
+        self.roll_back(claim, caller, claim.keys().len(), newest).await?;
         Ok(held(&claim.keys()[0], Some(SOON)))
     }
 
@@ -116,11 +120,11 @@ impl Core {
             Err(failure) if failure.is_cancelled() => return Err(failure),
             Err(failure) => {
                 // What cannot be rolled back expires. What an earlier attempt was granted stays, for a retry.
-                let _ = self.roll_back(claim, all.len(), None).await;
+                let _ = self.roll_back(claim, caller, all.len(), None).await;
                 return Err(failure);
             }
         };
-        self.roll_back(claim, all.len(), newest_of(&all)).await?;
+        self.roll_back(claim, caller, all.len(), newest_of(&all)).await?;
         if let (Some(queue), Some((number, open))) = (&self.queue, busy.position) {
             let before = queue.known.position(&claim.owner).map(|(key, _)| key);
             queue.enter(claim, key, number, busy.left, open);
@@ -133,27 +137,39 @@ impl Core {
         Ok(Err(held(key, busy.left)))
     }
 
-    /// Rolls back the first `count` names of the claim, where their stamps are not newer than `newest`. `None`: where they have
-    /// no stamp.
+    /// Rolls back the first `count` names of the claim, where they have no stamp, or one that is not newer than `newest`.
     ///
-    /// A command of a dropped call may arrive during a later attempt of the same claim. It must not release what that one was
-    /// granted, so it matches only the stamps that this attempt read.
-    async fn roll_back(&self, claim: &Claim, count: usize, newest: Option<Timestamp>) -> Outcome<()> {
+    /// The server may execute a rollback without an answer during a later attempt of the same claim. It must not release what that
+    /// one was granted, so it matches only the stamps that this attempt read. A grant without a stamp would match, too: after a
+    /// failed rollback there is none for this claim (`insert_free`).
+    pub(crate) async fn roll_back(
+        &self,
+        claim: &Claim,
+        caller: &Caller,
+        count: usize,
+        newest: Option<StampOrder>,
+    ) -> Outcome<()> {
         if count == 0 {
             return Ok(());
         }
+        if let Some(queue) = &self.queue {
+            // The event of a grant that this releases may come later.
+            queue.known.confirm_hand_offs(&claim.owner);
+        }
         let ids = &self.ids(claim)[..count];
-        let newest = newest.unwrap_or(Timestamp { time: 0, increment: 0 });
         let owned = not_newer(documents::owned(ids, &claim.owner), newest);
-        self.release_matching(ids, &claim.owner, owned).await?;
-        Ok(())
+        let rolled_back = self.release_matching(ids, &claim.owner, owned, None).await;
+        if rolled_back.is_err() {
+            caller.note_unsettled();
+        }
+        rolled_back.map(drop)
     }
 }
 
 /// Returns the newest stamp of these names.
-fn newest_of(names: &[Unstamped]) -> Option<Timestamp> {
+fn newest_of(names: &[Unstamped]) -> Option<StampOrder> {
     let stamps = names.iter().filter_map(|name| name.stamp);
-    stamps.map(|stamp| stamp.tick).max()
+    stamps.map(|stamp| stamp.order()).max()
 }
 
 /// Returns the answer for a busy name.

@@ -2,15 +2,19 @@
 
 use std::time::Duration;
 
+use mongodb::action::Action;
 use mongodb::bson::{Document, doc};
 use mongodb::options::ReturnDocument;
 
+use crate::clock::Moment;
+use crate::engine::mongodb::connection::checkouts;
 use crate::engine::mongodb::connection::session::{Session, one_member};
 use crate::engine::mongodb::documents;
 use crate::engine::mongodb::error::Failure;
 use crate::engine::mongodb::ops::acquire::{ROUNDS, SOON};
 use crate::engine::mongodb::ops::attempts::Caller;
-use crate::engine::mongodb::ops::fence::Stamp;
+use crate::engine::mongodb::ops::clock_offset::SHORTEST_WITH_MARGIN;
+use crate::engine::mongodb::ops::fence::{Clock, Stamp};
 use crate::engine::mongodb::ops::stamp::Unstamped;
 use crate::engine::mongodb::queue::change_stream::StreamUse;
 use crate::engine::mongodb::queue::pipelines::{self, Waiter};
@@ -36,7 +40,7 @@ impl NameOutcome {
             return Some(NameOutcome::Acquired(Unstamped {
                 stamp: Stamp::of(document),
                 is_settled,
-                estimated: None,
+                ..Unstamped::default()
             }));
         }
         documents::is_answer(document).then(|| {
@@ -131,9 +135,12 @@ impl Core {
             Some(queue) => {
                 let open = caller.while_here(queue.open_stream(key)).await?;
                 caller.check()?;
-                let process = queue.process.as_str();
-                self.acquire_or_enqueue(&id, claim, caller, Some(Waiter { process, number }), open)
-                    .await
+                let waiter = Waiter {
+                    process: &queue.process,
+                    number,
+                    takes_grants: queue.takes_grants && open.is_some(),
+                };
+                self.acquire_or_enqueue(&id, claim, caller, Some(waiter), open).await
             }
             None => self.acquire_or_enqueue(&id, claim, caller, None, None).await,
         }
@@ -172,6 +179,7 @@ impl Core {
             if !is_settled {
                 update = update.write_concern(one_member());
             }
+            let sent = Moment::now();
             let document = match update.await.map_err(Failure::from) {
                 Ok(Some(document)) => document,
                 Ok(None) => break,
@@ -179,6 +187,9 @@ impl Core {
                 Err(failure) if failure.is_duplicate_key() => continue,
                 Err(failure) => return Err(failure),
             };
+            if let (Some(queue), Some(_)) = (&self.queue, &waiter) {
+                queue.read_clock(sent, &document);
+            }
             if let Some(outcome) = NameOutcome::of(&document, &claim.owner, is_settled) {
                 return Ok(match outcome {
                     NameOutcome::Busy(busy) => NameOutcome::Busy(Busy {
@@ -193,7 +204,10 @@ impl Core {
     }
 
     /// Inserts the documents of up to `at_once` free names, in one command that stops at the first busy one. Adds the names to
-    /// `all`. This is the cheapest write, and usually the only one before the stamp.
+    /// `all`. This is the cheapest write. If it can be the only one of the grant (`fence.rs`), it has the full write concern, and
+    /// the server answers after that also when a name is busy.
+    ///
+    /// After an earlier attempt of the claim with a command that was not answered, the grant has a stamp: `roll_back`.
     async fn insert_free(
         &self,
         claim: &Claim,
@@ -201,7 +215,14 @@ impl Core {
         all: &mut Vec<Unstamped>,
         at_once: usize,
     ) -> Outcome<()> {
-        let estimated = self.clock_offset.end(claim.ttl);
+        let may_be_grant = all.is_empty() && at_once >= claim.keys().len() && !self.attempts.has(&claim.owner);
+        let needs_no_stamp = may_be_grant && !claim.needs_token && self.clock == Clock::Process;
+        let is_grant = may_be_grant
+            && self.unwritten.is_some()
+            && claim.ttl.duration() >= SHORTEST_WITH_MARGIN
+            && self.clock_offset.allows_margin();
+        let concern = (!is_grant && !needs_no_stamp).then(one_member);
+        let estimated = self.clock_offset.end(claim.ttl, is_grant);
         let keys = claim.keys()[all.len()..].iter().take(at_once);
         let documents: Vec<Document> = keys
             .map(|key| documents::inserted(&self.id(key), claim, &estimated))
@@ -209,17 +230,28 @@ impl Core {
         let requested = documents.len();
         let mut session = caller.session.get(&self.pool).await?;
         let Session { connected, session } = &mut *session;
-        // The command for one document is smaller.
-        let inserted = match <[Document; 1]>::try_from(documents) {
-            Ok([only]) => {
-                let insertion = connected.locks.insert_one(only).write_concern(one_member());
-                insertion.session(session).await.map(drop)
-            }
-            Err(several) => {
-                let insertion = connected.locks.insert_many(several).write_concern(one_member());
-                insertion.session(session).await.map(drop)
+        let insertion = async {
+            // The command for one document is smaller.
+            match <[Document; 1]>::try_from(documents) {
+                Ok([only]) => {
+                    let insertion = connected.locks.insert_one(only).session(&mut *session);
+                    insertion
+                        .optional(concern, |insertion, concern| insertion.write_concern(concern))
+                        .await
+                        .map(drop)
+                }
+                Err(several) => {
+                    let insertion = connected.locks.insert_many(several).session(&mut *session);
+                    insertion
+                        .optional(concern, |insertion, concern| insertion.write_concern(concern))
+                        .await
+                        .map(drop)
+                }
             }
         };
+        let (inserted, sent) = checkouts::counted(insertion).await;
+        // The reply to a repeated command may have the time of a later write.
+        let tick = session.operation_time().filter(|_| is_grant && sent == 1);
         let count = match inserted.map_err(Failure::from) {
             Ok(()) => requested,
             Err(failure) if failure.is_duplicate_key() => failure.index(),
@@ -227,6 +259,8 @@ impl Core {
         };
         all.extend((0..count).map(|_| Unstamped {
             estimated: Some(estimated),
+            inserted_at: tick,
+            needs_no_stamp,
             ..Unstamped::default()
         }));
         Ok(())

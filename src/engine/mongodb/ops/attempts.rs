@@ -26,7 +26,7 @@ pub(crate) struct UnsettledAttempts(Mutex<Unsettled>);
 struct Unsettled {
     /// Dropped ones. A receiver fails when the attempt's task has ended.
     dropped: HashMap<OwnerToken, watch::Receiver<()>>,
-    /// The sessions of those that were not answered.
+    /// The sessions of those with a command that was not answered.
     unanswered: HashMap<OwnerToken, Vec<AttemptSession>>,
 }
 
@@ -37,11 +37,13 @@ pub(crate) struct Caller {
     pub(crate) session: AttemptSession,
 }
 
-/// Flag that the caller has dropped the attempt.
+/// What the caller and the task of an attempt share.
 #[derive(Debug, Default)]
 struct Flag {
     is_gone: AtomicBool,
     change: Notify,
+    /// Whether a command of the attempt failed that the outcome does not report.
+    is_unsettled: AtomicBool,
 }
 
 impl Caller {
@@ -59,6 +61,11 @@ impl Caller {
             true => Err(Failure::cancelled()),
             false => Ok(()),
         }
+    }
+
+    /// Notes that a command failed that the outcome of the attempt does not report: a rollback, or a part of a batch.
+    pub(crate) fn note_unsettled(&self) {
+        self.flag.is_unsettled.store(true, Relaxed);
     }
 
     /// Waits for `step`, which sends nothing of the attempt, until the caller drops the attempt.
@@ -89,7 +96,7 @@ pub(crate) struct TaskGuard {
     attempts: Arc<UnsettledAttempts>,
     owners: Vec<OwnerToken>,
     ended: Option<watch::Sender<()>>,
-    session: AttemptSession,
+    caller: Caller,
     is_answered: bool,
 }
 
@@ -109,7 +116,7 @@ impl UnsettledAttempts {
             attempts: self.clone(),
             owners: owners.clone(),
             ended: Some(sender),
-            session: caller.session.clone(),
+            caller: caller.clone(),
             is_answered: false,
         };
         let waiting = CallerGuard {
@@ -168,12 +175,12 @@ impl Drop for TaskGuard {
         self.ended = None;
         for owner in self.owners.drain(..) {
             unsettled.dropped.remove(&owner);
-            if !self.is_answered {
+            if !self.is_answered || self.caller.flag.is_unsettled.load(Relaxed) {
                 unsettled
                     .unanswered
                     .entry(owner)
                     .or_default()
-                    .push(self.session.clone());
+                    .push(self.caller.session.clone());
             }
         }
     }
@@ -227,6 +234,17 @@ mod tests {
         drop(task);
         drop(waiting);
         assert!(!attempts.has(&owner) && !caller.is_gone());
+    }
+
+    #[test]
+    fn an_attempt_whose_rollback_failed_is_kept() {
+        let attempts = Arc::new(UnsettledAttempts::default());
+        let owner = OwnerToken::fresh();
+        let (_waiting, mut task, caller) = attempts.begin(vec![owner.clone()]);
+        caller.note_unsettled();
+        task.note(&Ok(()));
+        drop(task);
+        assert!(attempts.has(&owner));
     }
 
     #[test]

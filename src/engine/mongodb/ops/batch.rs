@@ -7,10 +7,10 @@ use futures_util::future::try_join_all;
 use mongodb::bson::Document;
 use mongodb::options::ReturnDocument;
 
+use crate::clock::Moment;
 use crate::engine::mongodb::connection::pool::Class;
 use crate::engine::mongodb::connection::session::{Session, one_member};
 use crate::engine::mongodb::error::Failure;
-use crate::engine::mongodb::fields::RESERVED;
 use crate::engine::mongodb::ops::acquire::held;
 use crate::engine::mongodb::ops::acquire_names::{Busy, NameOutcome};
 use crate::engine::mongodb::ops::attempts::Caller;
@@ -71,8 +71,7 @@ impl Core {
                 Err(failure) => return failed(claims, &failure),
             }
         }
-        let class = self.class(claims.iter().map(|claim| &**claim));
-        let permit = self.pool.permit(class).await;
+        let permit = self.pool.permit(self.class(claims)).await;
         claims.iter().for_each(|claim| claim.mark_sent());
         let owners = claims.iter().map(|claim| claim.owner.clone()).collect();
         let (waiting, mut working, caller) = self.attempts.begin(owners);
@@ -109,6 +108,7 @@ impl Core {
         let waiter = Waiter {
             process: &queue.process,
             number,
+            takes_grants: queue.takes_grants && uses.iter().all(Option::is_some),
         };
         let new: Vec<&Claim> = claims[1..]
             .iter()
@@ -117,10 +117,9 @@ impl Core {
             .collect();
         let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();
         let mut fields = documents::waiter_fields(&first.owner);
-        fields.insert(RESERVED, 1);
         fields.insert(POSITIONS, pipelines::positions_of(&owners));
         let mut steps = pipelines::acquire(first, Some(&waiter));
-        steps.extend(pipelines::enter(&new, &queue.process));
+        steps.extend(pipelines::enter(&new, &waiter));
         let entered = {
             let mut session = caller.session.get(&self.pool).await?;
             let Session { connected, session } = &mut *session;
@@ -134,7 +133,12 @@ impl Core {
             if number == 0 {
                 entering = entering.write_concern(one_member());
             }
-            entering.await.map_err(Failure::from)
+            let sent = Moment::now();
+            let entered = entering.await.map_err(Failure::from);
+            if let Ok(Some(document)) = &entered {
+                queue.read_clock(sent, document);
+            }
+            entered
         };
         let document = match entered {
             Ok(document) => document.unwrap_or_default(),
@@ -147,7 +151,6 @@ impl Core {
         };
         let positions = positions_in(&document);
         let left = documents::remaining(&document);
-        let reserved_for = pipelines::reserved_for(&document, &queue.process);
         let mut uses = uses.into_iter();
         let outcome = match outcome {
             NameOutcome::Busy(busy) => NameOutcome::Busy(Busy {
@@ -160,13 +163,13 @@ impl Core {
         };
         let mut outcomes = Vec::with_capacity(claims.len());
         for claim in &claims[1..] {
-            let is_next = reserved_for.as_ref() == Some(&claim.owner);
             outcomes.push(match positions.get(claim.owner.as_str()) {
-                Some(at) if !is_next => {
+                Some(at) => {
                     queue.enter(claim, key, *at, left, uses.next().flatten());
                     Some(Ok(held(key, left)))
                 }
-                _ => None,
+                // The queue is full, or the name was handed off to this claim.
+                None => None,
             });
         }
         // The positions of the others are recorded before the first claim waits for the majority.
@@ -175,6 +178,9 @@ impl Core {
             && failure.is_cancelled()
         {
             return Err(failure.clone());
+        }
+        if first.as_ref().is_err_and(Failure::is_without_answer) {
+            caller.note_unsettled();
         }
         outcomes.insert(0, Some(first.map_err(|failure| self.pool.explain(failure))));
         Ok(outcomes)

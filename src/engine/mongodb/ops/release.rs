@@ -12,11 +12,12 @@ use crate::engine::mongodb::fields::{OWNER, QUEUE};
 use crate::engine::mongodb::queue::Queue;
 use crate::engine::mongodb::queue::pipelines;
 use crate::engine::mongodb::{Core, Outcome};
-use crate::model::{Claim, Key, OwnerToken};
+use crate::model::{Claim, Fence, Key, OwnerToken};
 
 impl Core {
     /// The engine's `release`.
     pub(crate) async fn release_one(&self, claim: &Claim, keep: Duration) -> Outcome<Released> {
+        self.forget_tokens(&[claim]);
         let is_waiting = self
             .queue
             .as_ref()
@@ -53,7 +54,7 @@ impl Core {
             return self.delete(ids, held).await;
         };
         let [id] = ids else {
-            return self.release_matching(ids, &claim.owner, held).await;
+            return self.release_matching(ids, &claim.owner, held, claim.fence).await;
         };
         // The likelier case first: most names have no waiters.
         if !queue.known.is_waited_for(&claim.keys()[0]) {
@@ -67,7 +68,10 @@ impl Core {
         }
         let left = self
             .locks()
-            .find_one_and_update(held, pipelines::release(&[claim.owner.as_str()], &queue.process))
+            .find_one_and_update(
+                held,
+                pipelines::release(&[claim.owner.as_str()], &queue.process, claim.fence),
+            )
             .return_document(ReturnDocument::After)
             .projection(doc! { OWNER: 1 })
             .await?;
@@ -92,8 +96,15 @@ impl Core {
         Ok(deletion.await?.deleted_count)
     }
 
-    /// Releases the documents of `filter`, which belong to this owner. Returns their number.
-    pub(crate) async fn release_matching(&self, ids: &[String], owner: &OwnerToken, filter: Document) -> Outcome<u64> {
+    /// Releases the documents of `filter`, which belong to this owner. Returns their number. `last`: the token of the owner, if it
+    /// holds them.
+    pub(crate) async fn release_matching(
+        &self,
+        ids: &[String],
+        owner: &OwnerToken,
+        filter: Document,
+        last: Option<Fence>,
+    ) -> Outcome<u64> {
         let Some(queue) = &self.queue else {
             return Ok(self.locks().delete_many(filter).await?.deleted_count);
         };
@@ -102,7 +113,7 @@ impl Core {
             .delete_many(pipelines::narrowed(filter.clone(), false))
             .await?
             .deleted_count;
-        let steps = pipelines::release(&[owner.as_str()], &queue.process);
+        let steps = pipelines::release(&[owner.as_str()], &queue.process, last);
         let released = self.locks().update_many(filter, steps).await?.matched_count;
         if released > 0 {
             self.delete_marked(ids, &[owner.as_str()]).await?;
@@ -132,7 +143,7 @@ impl Core {
     async fn release_touched(&self, queue: &Queue, ids: &[String], owners: &[&str]) -> Outcome<()> {
         let touched = pipelines::touched_by(ids, owners);
         self.locks()
-            .update_many(touched, pipelines::release(owners, &queue.process))
+            .update_many(touched, pipelines::release(owners, &queue.process, None))
             .await?;
         // Even without a match: an earlier call may have ended after it marked a document.
         self.delete_marked(ids, owners).await
@@ -149,6 +160,7 @@ impl Core {
     /// # Behavior
     /// Makes one query, and one to three more commands where it finds something.
     pub(crate) async fn release_claims(&self, claims: &[&Claim]) -> Outcome<Vec<Released>> {
+        self.forget_tokens(claims);
         // Owner tokens are unique: an owner has documents and positions only of the names of its own claim.
         let ids: Vec<String> = claims.iter().flat_map(|claim| self.ids(claim)).collect();
         let owners: Vec<&str> = claims.iter().map(|claim| claim.owner.as_str()).collect();

@@ -1,14 +1,33 @@
 //! Renewals.
 
+use mongodb::bson::Timestamp;
+
 use crate::engine::Renewed;
+use crate::engine::mongodb::ops::fence::Stamp;
 use crate::engine::mongodb::{Core, Outcome, documents};
 use crate::model::{Claim, Ttl};
 
 impl Core {
-    /// Extends the lease on every name of the claim. For one name this is `update_one`, which the driver retries after a failover.
+    /// Returns the token of a claim that was granted, for documents without one. `None`: its documents have one.
+    pub(crate) fn tick_of(&self, claim: &Claim) -> Option<Timestamp> {
+        let unwritten = self.unwritten.as_ref()?;
+        let of_claim = claim.fence.map(Stamp::tick_of);
+        of_claim.or_else(|| unwritten.of(&claim.owner))
+    }
+
+    /// Extends the lease on every name of the claim, and writes its token where a document has none. For one name this is
+    /// `update_one`, which the driver retries after a failover.
     pub(crate) async fn extend(&self, claim: &Claim, ttl: Ttl) -> Outcome<Renewed> {
+        self.extend_with(claim, ttl, self.tick_of(claim)).await
+    }
+
+    /// Does the same with this token.
+    pub(super) async fn extend_with(&self, claim: &Claim, ttl: Ttl, tick: Option<Timestamp>) -> Outcome<Renewed> {
         let ids = self.ids(claim);
-        let (held, extend) = (documents::held_by(&ids, &claim.owner), documents::extend(ttl));
+        let (held, extend) = (
+            documents::held_by(&ids, &claim.owner),
+            documents::extend(claim, ttl, tick),
+        );
         let updated = match ids.len() {
             1 => self.locks().update_one(held, extend).await?,
             _ => self.locks().update_many(held, extend).await?,

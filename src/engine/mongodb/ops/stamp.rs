@@ -1,20 +1,17 @@
-//! The last step of an attempt: the stamp, which creates the fencing token. `fence.rs` says why this is a separate step.
+//! The last step of an attempt: the fencing token. It is the time of the insert, or a stamp (`fence.rs`).
 
-use mongodb::bson::{Bson, DateTime, Document, Timestamp, doc};
+use mongodb::bson::{DateTime, Document, Timestamp, doc};
 use mongodb::options::ReturnDocument;
 
 use crate::clock::Moment;
 use crate::engine::Renewed;
 use crate::engine::mongodb::documents;
 use crate::engine::mongodb::error::Failure;
-use crate::engine::mongodb::fields::{EXPIRES_AT, FENCE, SINCE};
+use crate::engine::mongodb::fields::{EXPIRES_AT, FENCE, HANDED, SINCE};
 use crate::engine::mongodb::ops::clock_offset::{ClockReading, EstimatedEnd};
-use crate::engine::mongodb::ops::fence::{Stamp, observed};
+use crate::engine::mongodb::ops::fence::{MAX_HAND_OFFS, Stamp, StampOrder, observed};
 use crate::engine::mongodb::{Core, Outcome};
 use crate::model::{Claim, Fence};
-
-/// Number of hand-offs after which a name gets a new stamp, so that its tokens stay within the second of the stamp.
-const MAX_HAND_OFFS: u32 = 100_000;
 
 /// A name that this owner holds without a confirmed stamp.
 #[derive(Default)]
@@ -25,6 +22,10 @@ pub(crate) struct Unstamped {
     pub(crate) is_settled: bool,
     /// The end of the lease, if it is an estimate.
     pub(crate) estimated: Option<EstimatedEnd>,
+    /// The timestamp of the insert of all names, if it was confirmed with the full write concern.
+    pub(crate) inserted_at: Option<Timestamp>,
+    /// Whether the insert of all names had the full write concern, for a claim that needs no token. Only the end is verified.
+    pub(crate) needs_no_stamp: bool,
 }
 
 impl Core {
@@ -36,11 +37,12 @@ impl Core {
         &self,
         claim: &Claim,
         names: &[Unstamped],
-        newest: &mut Option<Timestamp>,
+        newest: &mut Option<StampOrder>,
     ) -> Outcome<Option<Fence>> {
         if let [Unstamped { stamp: Some(first), .. }, others @ ..] = names
             && others.iter().all(|other| other.stamp == Some(*first))
             && first.handed < MAX_HAND_OFFS
+            && first.fence(self.clock).is_some()
         {
             // Handed off, or granted by an earlier attempt whose answer was lost: the same token. The renewal gives the stamp
             // the full write concern.
@@ -52,6 +54,19 @@ impl Core {
             };
         }
         let ids = self.ids(claim);
+        if names.iter().all(|name| name.needs_no_stamp) {
+            let reading = self.reading.next(&self.pool).await?;
+            self.clock_offset.update(reading);
+            let is_granted = self.correct_ends(claim, &ids, names, reading).await?;
+            return Ok(is_granted.then_some(Fence::NONE));
+        }
+        if let Some(stamp) = self.stamp_of_insert(names)
+            && let Some(unwritten) = &self.unwritten
+        {
+            let fence = self.fence(&stamp)?;
+            unwritten.write_later(claim, ids, stamp.tick);
+            return Ok(Some(fence));
+        }
         let mut unchanged = documents::owned(&ids[..1], &claim.owner);
         unchanged.insert(FENCE, observed(names[0].stamp));
         let sent = Moment::now();
@@ -71,19 +86,31 @@ impl Core {
             answered,
         };
         self.clock_offset.update(reading);
-        *newest = Some(stamp.tick).max(*newest);
+        *newest = Some(stamp.order()).max(*newest);
         if !self.correct_ends(claim, &ids, names, reading).await? {
             return Ok(None);
         }
         let others = &ids[1..];
         if !others.is_empty() {
-            let not_newer = not_newer(documents::owned(others, &claim.owner), stamp.tick);
+            let not_newer = not_newer(documents::owned(others, &claim.owner), Some(stamp.order()));
             let copied = self.locks().update_many(not_newer, stamp.copy()).await?;
             if copied.matched_count < others.len() as u64 {
                 return Ok(None);
             }
         }
         self.fence(&stamp).map(Some)
+    }
+
+    /// Returns the stamp of names that one write inserted, if it proves the token and the end of the lease.
+    fn stamp_of_insert(&self, names: &[Unstamped]) -> Option<Stamp> {
+        let first = names.first()?;
+        let (tick, end) = (first.inserted_at?, first.estimated?);
+        let is_one_write = names.iter().all(|name| name.inserted_at == Some(tick));
+        (is_one_write && self.clock_offset.is_verified(&end, tick)).then_some(Stamp {
+            tick,
+            since: end.began,
+            handed: 0,
+        })
     }
 
     fn fence(&self, stamp: &Stamp) -> Outcome<Fence> {
@@ -118,8 +145,11 @@ impl Core {
     }
 }
 
-/// Narrows a filter to documents without a stamp, or with one up to `tick`.
-pub(crate) fn not_newer(mut filter: Document, tick: Timestamp) -> Document {
-    filter.insert(FENCE, doc! { "$not": { "$gt": Bson::Timestamp(tick) } });
+/// Narrows a filter to documents without a stamp, or with one up to `newest`. `None`: to documents without one.
+pub(crate) fn not_newer(mut filter: Document, newest: Option<StampOrder>) -> Document {
+    let (tick, handed) = newest.unwrap_or((Timestamp { time: 0, increment: 0 }, 0));
+    let newer = doc! { FENCE: { "$gt": tick } };
+    let handed_off_since = doc! { FENCE: tick, HANDED: { "$gt": i64::from(handed) } };
+    filter.insert("$nor", vec![newer, handed_off_since]);
     filter
 }

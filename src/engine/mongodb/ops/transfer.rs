@@ -8,7 +8,8 @@
 //!   that disappear within the following milliseconds.
 //! - Then the first name alone, and after it the others. Of two transfers of the same lease, one gets the first name and with it
 //!   all others; the other one stops there.
-//! - The end of the lease moves last. Names that are rolled back, or whose new owner dies in between, end as before.
+//! - The end of the lease moves last, and the token of a new lease is written with it, because only a document without a token may
+//!   have a margin. Names that are rolled back, or whose new owner dies in between, end as before.
 
 use futures_util::TryStreamExt;
 use mongodb::bson::{Document, doc};
@@ -24,10 +25,11 @@ impl Core {
     pub(crate) async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Outcome<Renewed> {
         let ids = self.ids(claim);
         let held = documents::held_by_either(&ids, [&claim.owner, to]);
-        let mut transfer = documents::transfer(to, &documents::process(&claim.process));
+        let tick = self.tick_of(claim);
+        let transfer = documents::transfer(to, &documents::process(&claim.process));
         if ids.len() == 1 {
-            transfer.extend(documents::extend(claim.ttl));
-            let updated = self.locks().update_one(held, transfer).await?;
+            let steps = [documents::extend(claim, claim.ttl, tick), transfer].concat();
+            let updated = self.locks().update_one(held, steps).await?;
             return Ok(if updated.matched_count == 1 {
                 Renewed::Extended
             } else {
@@ -63,7 +65,7 @@ impl Core {
             return Ok(Renewed::Lost);
         }
         if self.moved(others, &claim.owner, &transfer).await?
-            && self.extend(&ours, claim.ttl).await? == Renewed::Extended
+            && self.extend_with(&ours, claim.ttl, tick).await? == Renewed::Extended
         {
             return Ok(Renewed::Extended);
         }

@@ -8,8 +8,8 @@ use serde::Deserialize;
 
 use crate::engine::local_waiters::RESERVATION;
 use crate::engine::mongodb::documents::{KEPT, millis};
-use crate::engine::mongodb::fields::{EXPIRES_AT, RESERVED, RESERVED_UNTIL};
-use crate::engine::mongodb::queue::pipelines::STAYS;
+use crate::engine::mongodb::fields::{EXPIRES_AT, GRANTED, RESERVED, RESERVED_UNTIL};
+use crate::engine::mongodb::queue::hand_off::{Grant, STAYS};
 use crate::model::OwnerToken;
 
 /// A change that matters to waiters.
@@ -17,9 +17,11 @@ use crate::model::OwnerToken;
 pub(crate) enum Change {
     /// A name was handed off to a waiter of this process.
     HandedOff { id: String, owner: OwnerToken },
+    /// The hand-off to a waiter of this process was a grant.
+    Granted { id: String, grant: Grant },
     /// A name may be free now, or earlier than expected.
     MaybeFree { id: String },
-    /// A name was handed off to a waiter of another process, which has this time to confirm.
+    /// A name was handed off to a waiter of another process, which has this time to confirm, or to extend its lease.
     Reserved { id: String, hold: Duration },
     /// The stream had a gap: events may be lost.
     Gap,
@@ -32,7 +34,9 @@ pub(crate) struct Event {
     document: Option<DocumentKey>,
     /// `<process>:<owner>`.
     to: Option<String>,
-    /// How long the name is reserved for it, in milliseconds.
+    /// A grant, as in `hand_off.rs`.
+    granted: Option<String>,
+    /// How long the hand-off lasts, in milliseconds.
     hold: Option<i64>,
 }
 
@@ -47,8 +51,8 @@ impl Event {
         let DocumentKey { id: Bson::String(id) } = self.document? else {
             return None;
         };
-        Some(match self.to {
-            Some(to) => {
+        Some(match (self.to, self.granted) {
+            (Some(to), _) => {
                 let (to, owner) = to.split_once(':')?;
                 if to == process {
                     let owner = OwnerToken::parse(owner).ok()?;
@@ -58,7 +62,16 @@ impl Event {
                     Change::Reserved { id, hold }
                 }
             }
-            None => Change::MaybeFree { id },
+            (None, Some(granted)) => {
+                let (to, grant) = Grant::parse(&granted)?;
+                if to == process {
+                    Change::Granted { id, grant }
+                } else {
+                    let hold = grant.hold;
+                    Change::Reserved { id, hold }
+                }
+            }
+            (None, None) => Change::MaybeFree { id },
         })
     }
 }
@@ -66,7 +79,8 @@ impl Event {
 /// Returns the pipeline of the stream of a process, for events of these names. `None`: of all names.
 pub(crate) fn pipeline(process: &str, names: Option<HashSet<String>>) -> [Document; 2] {
     // The driver needs `_id`, the resume token.
-    let shown = doc! { "_id": 1, "documentKey._id": 1, "to": either(RESERVED), "hold": hold() };
+    let shown =
+        doc! { "_id": 1, "documentKey._id": 1, "to": either(RESERVED), "granted": either(GRANTED), "hold": hold() };
     [doc! { "$match": wanted(process, names) }, doc! { "$project": shown }]
 }
 
@@ -90,7 +104,9 @@ fn wanted(process: &str, names: Option<HashSet<String>>) -> Document {
     };
     doc! { "$or": [
         { "operationType": "update", updated(RESERVED): ours.clone() },
-        { "operationType": "replace", replaced(RESERVED): ours },
+        { "operationType": "replace", replaced(RESERVED): ours.clone() },
+        { "operationType": "update", updated(GRANTED): ours.clone() },
+        { "operationType": "replace", replaced(GRANTED): ours },
         of_names,
     ] }
 }
@@ -110,13 +126,24 @@ fn either(field: &str) -> Document {
     doc! { "$ifNull": [format!("${}", updated(field)), format!("${}", replaced(field))] }
 }
 
-/// Returns the expression for the time, in milliseconds, for which a name is reserved for the waiter that it was handed to.
+/// Returns the expression for the time, in milliseconds, that a hand-off lasts.
 /// For an event that is not a hand-off the value is at least [`RESERVATION`].
 fn hold() -> Document {
     let is_date = |value: &str| doc! { "$eq": [{ "$type": value }, "date"] };
     let kept_for = doc! { "$subtract": [millis(STAYS), { "$subtract": ["$$end", "$$until"] }] };
+    let granted_for = doc! { "$convert": {
+        "input": { "$arrayElemAt": [{ "$split": ["$$granted", ":"] }, -1] },
+        "to": "long",
+        "onError": millis(RESERVATION),
+    } };
     doc! { "$let": {
-        "vars": { "end": either(EXPIRES_AT), "until": either(RESERVED_UNTIL) },
-        "in": { "$cond": [{ "$and": [is_date("$$end"), is_date("$$until")] }, kept_for, millis(RESERVATION)] },
+        "vars": { "end": either(EXPIRES_AT), "until": either(RESERVED_UNTIL), "granted": either(GRANTED) },
+        "in": { "$switch": {
+            "branches": [
+                { "case": { "$and": [is_date("$$end"), is_date("$$until")] }, "then": kept_for },
+                { "case": { "$eq": [{ "$type": "$$granted" }, "string"] }, "then": granted_for },
+            ],
+            "default": millis(RESERVATION),
+        } },
     } }
 }

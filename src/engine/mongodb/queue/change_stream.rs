@@ -1,9 +1,8 @@
 //! Watches changes for the waiters of this process: one change stream per engine, open while a call waits.
 //!
 //! The stream has an event for each name that was handed off to a waiter of this process. Of the names that this process waits
-//! for, and of no others, it has deletions (by a gist process, by the TTL monitor, or because the queue was empty), releases
-//! that keep the name busy for less than the rest of the lease, and hand-offs to waiters of other processes that have less
-//! than 2 s (`local_waiters::RESERVATION`) to confirm. The server filters out everything else.
+//! for, and of no others, it has deletions (by a gist process, the TTL monitor, or a release without waiters), releases that keep
+//! the name busy for a time, and hand-offs to waiters of other processes that last for less than 2 s (`RESERVATION`).
 //!
 //! # Names
 //! A stream is opened with the names that have waiters then. For names that come later the stream has only the hand-offs to
@@ -348,11 +347,12 @@ impl Watcher {
         matches!(*self.0.phase.borrow(), Phase::Open)
     }
 
-    /// Makes every opening of the stream wait from now on.
+    /// Makes every opening of the stream wait from now on. A stream that is open loses its events.
     #[cfg(test)]
     pub(crate) fn hang(&self) {
-        let task = tokio::spawn(std::future::pending::<()>());
-        self.0.state.lock().task = Some(task.abort_handle());
+        let task = tokio::spawn(std::future::pending::<()>()).abort_handle();
+        let before = self.0.state.lock().task.replace(task);
+        before.iter().for_each(AbortHandle::abort);
     }
 
     /// Closes the stream for good. Calls that wait for its opening fail.

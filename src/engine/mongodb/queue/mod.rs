@@ -1,7 +1,8 @@
 //! The waiters of this process, and their positions in the queues of MongoDB.
 //!
-//! - `pipelines.rs`: the queue of a name; `expressions.rs`: expressions for it.
+//! - `pipelines.rs`: the queue of a name; `hand_off.rs`: what a hand-off writes; `expressions.rs`: expressions for both.
 //! - `change_stream.rs`: the change stream that wakes waiters; `change_event.rs`: its events.
+//! - `primary_clock.rs`: readings of the primary's clock, for the end of a grant.
 //! - `poll.rs`: polling, without a change stream.
 //!
 //! # Behavior
@@ -11,8 +12,10 @@
 pub(super) mod change_event;
 pub(super) mod change_stream;
 mod expressions;
+pub(super) mod hand_off;
 pub(super) mod pipelines;
 pub(super) mod poll;
+mod primary_clock;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -26,14 +29,17 @@ use mongodb::bson::{Document, doc};
 use mongodb::options::ReturnDocument;
 use tokio::sync::watch;
 
-use crate::engine::Subscription;
+use crate::clock::Moment;
 use crate::engine::local_waiters::{self, LocalWaiters};
 use crate::engine::mongodb::connection::pool::{Class, Pool};
 use crate::engine::mongodb::queue::change_event::Change;
 use crate::engine::mongodb::queue::change_stream::{StreamUse, Watcher};
+use crate::engine::mongodb::queue::hand_off::Grant;
 use crate::engine::mongodb::queue::poll::Poll;
+use crate::engine::mongodb::queue::primary_clock::PrimaryClock;
 use crate::engine::mongodb::ttl_index::TtlIndex;
 use crate::engine::mongodb::{Outcome, documents};
+use crate::engine::{HandOff, Subscription};
 use crate::model::{Claim, Key, OwnerToken};
 
 /// The head start of a waiter over the next one, when a name is free and its queue is gone.
@@ -51,6 +57,9 @@ pub(crate) struct Queue {
     pub(crate) known: Arc<LocalWaiters<Option<StreamUse>>>,
     watcher: Watcher,
     store_timeout: Duration,
+    /// Whether a hand-off may grant a claim. Not on a sharded cluster: each router sets `$$NOW` by its own clock.
+    pub(crate) takes_grants: bool,
+    clock: PrimaryClock,
 }
 
 impl Queue {
@@ -60,6 +69,7 @@ impl Queue {
         store_timeout: Duration,
         election: watch::Receiver<Option<ObjectId>>,
         index: Arc<TtlIndex>,
+        takes_grants: bool,
     ) -> Arc<Self> {
         let process = format!("{:016x}", fastrand::u64(..));
         Arc::new_cyclic(|queue: &std::sync::Weak<Queue>| {
@@ -70,12 +80,14 @@ impl Queue {
                 }
             });
             Queue {
+                clock: PrimaryClock::new(election.clone()),
                 watcher: Watcher::new(pool.clone(), &process, election, index, deliver),
                 pool,
                 prefix,
                 process,
                 known: Arc::new(LocalWaiters::new()),
                 store_timeout,
+                takes_grants,
             }
         })
     }
@@ -125,9 +137,10 @@ impl Queue {
         match change {
             Change::HandedOff { id, owner } => {
                 if !self.known.notify(&owner) {
-                    self.remove_unknown_waiter(id, owner);
+                    self.remove_unknown_waiter(id, owner, None);
                 }
             }
+            Change::Granted { id, grant } => self.deliver_grant(id, grant),
             Change::MaybeFree { id } => {
                 if let Some(key) = self.key(&id).filter(|key| self.known.is_waited_for(key)) {
                     let ahead = u32::try_from(self.known.ahead(&key)).unwrap_or(u32::MAX);
@@ -146,12 +159,44 @@ impl Queue {
                 }
             }
             Change::Gap => {
+                self.clock.forget();
                 let names = self.known.names();
                 if !names.is_empty() {
                     self.send_heartbeat(names);
                 }
             }
         }
+    }
+
+    /// Notifies the waiter that a hand-off made the holder.
+    fn deliver_grant(self: &Arc<Self>, id: String, grant: Grant) {
+        let owner = &grant.owner;
+        let reading = self.clock.reading();
+        let until = reading.and_then(|reading| reading.local_end(grant.times()?, Moment::now()));
+        let is_known = match until {
+            Some(until) => {
+                let fence = grant.fence;
+                self.known.grant(owner, HandOff { fence, until })
+            }
+            None => self.known.notify(owner),
+        };
+        if !is_known && !self.known.has_taken(owner) {
+            self.remove_unknown_waiter(id, owner.clone(), Some(grant));
+        } else if is_known && let Some(key) = self.key(&id) {
+            // The hand-off limits the liveness of this process to the lease. If it has other waiters for the name, a heartbeat
+            // corrects that in time.
+            self.known.set_lease_end(&key, Some(grant.hold / 2));
+        }
+    }
+
+    /// Records the primary's clock from an answer to a command that was sent at `sent`, or later.
+    pub(crate) fn read_clock(&self, sent: Moment, answer: &Document) {
+        self.clock.read(sent, answer);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn step_clock(&self, ms: Option<i64>) {
+        self.clock.step(ms);
     }
 
     fn id(&self, key: &Key) -> String {
@@ -162,13 +207,19 @@ impl Queue {
         id.strip_prefix(&self.prefix).and_then(|name| Key::new(name).ok())
     }
 
-    /// Removes a waiter that this process does not have: its position outlived it. (If the waiter was granted the name in the
-    /// meantime, and the event was late, this changes nothing.)
-    fn remove_unknown_waiter(self: &Arc<Self>, id: String, owner: OwnerToken) {
+    /// Removes a waiter that this process does not have: its position outlived it. `grant`: the grant that it got. (If the waiter
+    /// confirmed the hand-off in the meantime, and the event was late, this changes nothing.)
+    fn remove_unknown_waiter(self: &Arc<Self>, id: String, owner: OwnerToken, grant: Option<Grant>) {
         let queue = self.clone();
         tokio::spawn(async move {
             let (locks, process) = (queue.pool.locks(), queue.process.clone());
-            let removal = || async move { remove_waiter(&locks, &id, &owner, &process).await };
+            let removal = || async move {
+                let waited_for = match grant {
+                    Some(grant) => grant.unconfirmed(&id),
+                    None => pipelines::waited_for_by(&id, &process, &owner),
+                };
+                remove_waiter(&locks, &id, waited_for, &owner, &process).await
+            };
             let removal = queue.pool.call(Class::Release, removal);
             let outcome = tokio::time::timeout(queue.store_timeout, removal).await;
             if !matches!(outcome, Ok(Ok(()))) {
@@ -180,7 +231,9 @@ impl Queue {
 
     /// Removes a waiter's position in the queue of this name.
     pub(crate) async fn leave(&self, key: &Key, owner: &OwnerToken) -> Outcome<()> {
-        remove_waiter(&self.pool.locks(), &self.id(key), owner, &self.process).await
+        let id = self.id(key);
+        let waited_for = pipelines::waited_for_by(&id, &self.process, owner);
+        remove_waiter(&self.pool.locks(), &id, waited_for, owner, &self.process).await
     }
 
     /// Sends a heartbeat for these names, in a task. If it fails, wakes their waiters.
@@ -209,13 +262,16 @@ impl Queue {
         let commands = || async move {
             if is_one {
                 let update = locks.find_one_and_update(ours, steps);
+                let sent = Moment::now();
                 let found = update.return_document(ReturnDocument::After).projection(fields).await?;
-                return Ok(found.into_iter().collect());
+                return Ok((sent, found.into_iter().collect()));
             }
             locks.update_many(ours, steps).await?;
-            Ok(locks.find(all).projection(fields).await?.try_collect().await?)
+            let sent = Moment::now();
+            Ok((sent, locks.find(all).projection(fields).await?.try_collect().await?))
         };
-        let found: Vec<Document> = self.pool.call(Class::Keep, commands).await?;
+        let (sent, found): (Moment, Vec<Document>) = self.pool.call(Class::Keep, commands).await?;
+        found.first().into_iter().for_each(|first| self.read_clock(sent, first));
         let found: HashMap<&str, &Document> = found
             .iter()
             .filter_map(|document| Some((documents::id(document)?, document)))
@@ -225,7 +281,7 @@ impl Queue {
                 Some(document) => {
                     let present = pipelines::owners(document);
                     self.known.wake_others(key, &present);
-                    if let Some(owner) = pipelines::reserved_for(document, &self.process) {
+                    if let Some(owner) = pipelines::handed_off_to(document, &self.process) {
                         self.known.notify(&owner);
                     }
                     self.known.set_lease_end(key, documents::remaining(document));
@@ -248,11 +304,17 @@ impl Queue {
     }
 }
 
-/// Removes a waiter's position, and hands off what is reserved for it. Does not release what it holds, so this may run late.
-async fn remove_waiter(locks: &Collection<Document>, id: &str, owner: &OwnerToken, process: &str) -> Outcome<()> {
-    let waited_for = pipelines::waited_for_by(id, process, owner);
+/// Removes a waiter's position, and hands off what is reserved for it. Does not release what it holds, so this may run late: the
+/// filter `waited_for` does not match a document that the waiter holds and knows of.
+async fn remove_waiter(
+    locks: &Collection<Document>,
+    id: &str,
+    waited_for: Document,
+    owner: &OwnerToken,
+    process: &str,
+) -> Outcome<()> {
     let owners = [owner.as_str()];
-    let steps = pipelines::release(&owners, process);
+    let steps = pipelines::release(&owners, process, None);
     let removed = locks.update_one(waited_for, steps).await?;
     if removed.matched_count == 1 {
         let marked = pipelines::marked_freed(&[id.to_owned()], &owners);
@@ -280,6 +342,10 @@ impl Subscription for QueueSubscription {
         } else {
             self.waiter.changed().await;
         }
+    }
+
+    fn take_hand_off(&mut self) -> Option<HandOff> {
+        self.waiter.take_hand_off()
     }
 
     fn is_reliable(&self) -> bool {

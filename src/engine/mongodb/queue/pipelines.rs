@@ -1,11 +1,11 @@
 //! The queue of a name, which is a part of the lock's document: the waiters in order of arrival.
 //!
-//! `queue: [{ owner, process, at, until, hold }]`. `at` is the waiter's number: the server's clock in microseconds when it
+//! `queue: [{ owner, process, at, until, hold, holder? }]`. `at` is the waiter's number: the server's clock in microseconds when it
 //! arrived, and always larger than the number before. `until` is the end of the liveness that the last heartbeat of its process
-//! gave it. `hold` is how long the name is reserved for it after a hand-off, in milliseconds.
+//! gave it. `hold` is how long a hand-off lasts until it confirms, in milliseconds. A waiter with a `holder` takes grants.
 //!
-//! The command that finds a name free hands it off: the first live waiter becomes the owner, with a short time to confirm
-//! (`reservedUntil`) and with `reserved: "<process>:<owner>"`, which the change stream of that process selects. So holdfast does
+//! The command that finds a name free hands it off: the first live waiter becomes the owner, with a short lease or with a short
+//! time to confirm (`hand_off.rs`), and with a field that the change stream of its process selects. So holdfast does
 //! not delete the document of a name with live waiters. Where it is deleted (by a gist process, or by the TTL monitor between
 //! the end of a lease and the next grant), every waiter returns with its number.
 //!
@@ -13,25 +13,21 @@
 //! the document. The next change removes the positions that expired a minute ago.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc};
 
 use super::expressions::{changed, entries, first, is_missing, literal, with};
-use crate::engine::local_waiters::RESERVATION;
+use super::hand_off::{self, Grant, hold};
 use crate::engine::mongodb::documents::{self, from_now, millis};
 use crate::engine::mongodb::fields::{
-    AHEAD, END, EXPIRES_AT, FENCE, HANDED, NOW, OWNER, QUEUE, RESERVED, RESERVED_UNTIL,
+    AHEAD, END, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED,
 };
+use crate::engine::mongodb::ops::fence::Stamp;
 use crate::engine::{EXPIRED_POSITION_KEPT, WAITER_LIVENESS};
-use crate::model::{Claim, OwnerToken, Ttl};
+use crate::model::{Claim, Fence, OwnerToken};
 
 /// Suffix of the owner of a document that is about to be deleted. No owner token ends with it.
 pub(crate) const FREED: &str = "-freed";
-
-/// How long an unconfirmed document stays. This is longer than the reservation for its waiter, so that the TTL monitor
-/// does not delete the queue together with it.
-pub(crate) const STAYS: Duration = Duration::from_secs(10);
 
 /// The field of an answer with the owners of the waiters.
 const OWNERS: &str = "owners";
@@ -73,25 +69,6 @@ fn queue_and_next(queue: Bson) -> Vec<(&'static str, Bson)> {
     vec![("queue", queue), ("next", first(entries("$$queue", is_live())))]
 }
 
-/// Returns the expression for the document after a hand-off to `$$next`, with the rest of this queue.
-///
-/// # Behavior
-/// Limits the liveness of the process to the time to confirm. A process that does not confirm then delays the waiters behind it
-/// once, and not once for each of its waiters.
-fn handed_off(queue: &str) -> Document {
-    let until = doc! { "$add": ["$$NOW", "$$next.hold"] };
-    let of_its_process = doc! { "$eq": ["$$e.process", "$$next.process"] };
-    let shortened = doc! { "until": { "$min": ["$$e.until", { "$add": ["$$NOW", "$$e.hold"] }] } };
-    let rest = entries(queue, doc! { "$ne": ["$$e.owner", "$$next.owner"] });
-    doc! { "$mergeObjects": ["$$ROOT", {
-        OWNER: "$$next.owner",
-        RESERVED: { "$concat": ["$$next.process", ":", "$$next.owner"] },
-        RESERVED_UNTIL: until,
-        EXPIRES_AT: from_now(STAYS),
-        QUEUE: changed(rest, of_its_process, shortened),
-    }] }
-}
-
 /// Returns a list in which the entries of a process are live from now on.
 fn alive(list: impl Into<Bson>, process: &str) -> Document {
     let of_process = doc! { "$eq": ["$$e.process", literal(process)] };
@@ -104,6 +81,8 @@ pub(crate) struct Waiter<'a> {
     pub process: &'a str,
     /// Its number in the queue; 0 without a position.
     pub number: u64,
+    /// Whether a hand-off may grant it the name: this process gets the event.
+    pub takes_grants: bool,
 }
 
 /// Returns the pipeline of an attempt where names have queues.
@@ -138,6 +117,10 @@ pub(crate) fn acquire(claim: &Claim, waiter: Option<&Waiter<'_>>) -> Vec<Documen
     }
     confirmed.insert(FENCE, format!("${FENCE}"));
     confirmed.insert(HANDED, doc! { "$add": [{ "$ifNull": [format!("${HANDED}"), 0] }, 1] });
+    let mut still_held = hand_off::confirmed(documents::still_held(claim.ttl));
+    if let Some(waiter) = waiter {
+        still_held = doc! { "$mergeObjects": [still_held, { QUEUE: alive("$$others", waiter.process) }] };
+    }
     let ours = documents::is_of(owner);
     let is_reserved = doc! { "$not": [is_missing(&format!("${RESERVED}"))] };
     let free = documents::is_free();
@@ -148,32 +131,24 @@ pub(crate) fn acquire(claim: &Claim, waiter: Option<&Waiter<'_>>) -> Vec<Documen
     let result = doc! { "$switch": {
         "branches": [
             { "case": { "$and": [ours.clone(), is_reserved] }, "then": confirmed },
-            { "case": ours, "then": documents::still_held(claim.ttl) },
+            { "case": ours, "then": still_held },
             { "case": { "$and": [free.clone(), is_missing("$$next")] }, "then": acquired },
-            { "case": free, "then": handed_off("$$entered") },
+            { "case": free, "then": hand_off::reserved("$$entered") },
         ],
         "default": busy,
     } };
     replace_with(with(variables, result))
 }
 
-/// Returns how long a name is reserved for a waiter. A dead waiter so blocks the next one for no longer than its lease would
-/// have. A hold below [`RESERVATION`] is an event for the processes that wait for the name. After the longest hold their
-/// heartbeat comes within [`HEARTBEAT_INTERVAL`](crate::engine::local_waiters::HEARTBEAT_INTERVAL).
-fn hold(ttl: Ttl) -> Duration {
-    let ttl = ttl.duration();
-    ttl.min((ttl / 2).clamp(SHORT_HOLD, RESERVATION))
-}
-
-/// A waiter with a ttl up to this has all of it to confirm.
-const SHORT_HOLD: Duration = Duration::from_secs(1);
-
 /// Returns the queue with this waiter in it.
 fn entered(claim: &Claim, waiter: &Waiter<'_>) -> Document {
-    let fresh = doc! {
+    let mut fresh = doc! {
         "until": from_now(WAITER_LIVENESS),
         "hold": millis(hold(claim.ttl)),
     };
+    if let Some(holder) = holder(claim, waiter.takes_grants) {
+        fresh.insert(HOLDER, doc! { "$literal": holder });
+    }
     let entry = |at: Bson| {
         let mut entry = doc! {
             "owner": literal(claim.owner.as_str()),
@@ -205,29 +180,40 @@ fn entered(claim: &Claim, waiter: &Waiter<'_>) -> Document {
     doc! { "$cond": [{ "$eq": ["$$mine", []] }, inserted, kept] }
 }
 
+/// Returns what a hand-off writes of the holder. `None`: a hand-off cannot grant the claim its name.
+fn holder(claim: &Claim, takes_grants: bool) -> Option<Document> {
+    (takes_grants && claim.takes_hand_offs()).then(|| documents::process(&claim.process))
+}
+
 /// Returns the pipeline that enters several new waiters of a process in their order, up to the longest queue. Waiters with a
-/// position keep it.
-pub(crate) fn enter(claims: &[&Claim], process: &str) -> Vec<Document> {
+/// position keep it. The owner of the document gets none: a hand-off was for it, and it has not received the event.
+pub(crate) fn enter(claims: &[&Claim], waiter: &Waiter<'_>) -> Vec<Document> {
     let new: Vec<Document> = claims
         .iter()
         .zip(0_i64..)
         .map(|(claim, offset)| {
-            doc! { "owner": claim.owner.as_str(), "hold": millis(hold(claim.ttl)), "offset": offset }
+            let mut new = doc! { "owner": claim.owner.as_str(), "hold": millis(hold(claim.ttl)), "offset": offset };
+            new.extend(holder(claim, waiter.takes_grants).map(|holder| (HOLDER.to_owned(), holder.into())));
+            new
         })
         .collect();
-    let is_new = doc! { "$not": [{ "$in": ["$$e.owner", "$$queue.owner"] }] };
+    let is_new = doc! { "$and": [
+        { "$not": [{ "$in": ["$$e.owner", "$$queue.owner"] }] },
+        { "$ne": ["$$e.owner", format!("${OWNER}")] },
+    ] };
     let micros = doc! { "$multiply": [{ "$toLong": "$$NOW" }, 1000_i64] };
     let behind = doc! { "$add": [{ "$max": "$$queue.at" }, 1_i64] };
     let room = doc! { "$max": [0, { "$subtract": [LONGEST_QUEUE, { "$size": "$$queue" }] }] };
     let positions = doc! { "$map": { "input": { "$slice": ["$$new", room] }, "as": "e", "in": {
         "owner": "$$e.owner",
-        "process": literal(process),
+        "process": literal(waiter.process),
         "at": { "$add": ["$$first", "$$e.offset"] },
         "until": from_now(WAITER_LIVENESS),
         "hold": "$$e.hold",
+        HOLDER: format!("$$e.{HOLDER}"),
     } } };
     let variables = vec![
-        ("queue", alive(remembered(all()), process).into()),
+        ("queue", alive(remembered(all()), waiter.process).into()),
         ("new", entries(doc! { "$literal": new }, is_new)),
         ("first", doc! { "$max": [micros, behind] }.into()),
     ];
@@ -292,8 +278,9 @@ pub(crate) fn waited_for_by(id: &str, process: &str, owner: &OwnerToken) -> Docu
 }
 
 /// Returns the pipeline of a release for owners of this process. It hands off what belongs to one of them and removes their
-/// positions. It marks a document without waiters for deletion ([`FREED`]).
-pub(crate) fn release(owners: &[&str], process: &str) -> Vec<Document> {
+/// positions. It marks a document without waiters for deletion ([`FREED`]). `last`: the token of the owner, if it holds the
+/// document. The hand-off is then a grant, if the waiter takes one.
+pub(crate) fn release(owners: &[&str], process: &str, last: Option<Fence>) -> Vec<Document> {
     let is_other = doc! { "$not": [{ "$in": ["$$e.owner", owners] }] };
     // The command proves that the process lives.
     let variables = queue_and_next(entries(alive(remembered(all()), process), is_other));
@@ -302,9 +289,17 @@ pub(crate) fn release(owners: &[&str], process: &str) -> Vec<Document> {
         OWNER: { "$concat": [format!("${OWNER}"), FREED] },
         EXPIRES_AT: "$$NOW",
     }] };
+    let reserved = hand_off::reserved("$$queue");
+    let handed_off = match last.and_then(|last| Some((last, Stamp::after(last)?))) {
+        Some((last, next)) => {
+            let granted = hand_off::granted("$$queue", last, next);
+            doc! { "$cond": [hand_off::is_grantable(), granted, reserved] }
+        }
+        None => reserved,
+    };
     let result = doc! { "$switch": {
         "branches": [
-            { "case": { "$and": [ours.clone(), { "$not": [is_missing("$$next")] }] }, "then": handed_off("$$queue") },
+            { "case": { "$and": [ours.clone(), { "$not": [is_missing("$$next")] }] }, "then": handed_off },
             { "case": ours, "then": freed },
         ],
         "default": { "$mergeObjects": ["$$ROOT", { QUEUE: "$$queue" }] },
@@ -320,7 +315,7 @@ pub(crate) fn marked_freed(ids: &[String], owners: &[&str]) -> Document {
 
 /// Returns the pipeline that hands off a name of any owner. Its filter selects only documents with live waiters.
 pub(crate) fn hand_off() -> Vec<Document> {
-    replace_with(with(queue_and_next(remembered(all())), handed_off("$$queue")))
+    replace_with(with(queue_and_next(remembered(all())), hand_off::reserved("$$queue")))
 }
 
 /// Narrows a filter to documents with live waiters, or to documents without.
@@ -348,19 +343,19 @@ pub(crate) fn heartbeat(process: &str) -> Vec<Document> {
     let free = doc! { "$and": [documents::expired(), { "$not": [is_missing("$$next")] }] };
     let result = doc! { "$cond": [
         free,
-        handed_off("$$queue"),
+        hand_off::reserved("$$queue"),
         { "$mergeObjects": ["$$ROOT", { QUEUE: "$$queue" }] },
     ] };
     replace_with(with(variables, result))
 }
 
-/// Returns the projection of a heartbeat: the reservation, the end of the lease, the waiters of the process, and the number of
-/// waiters ahead of them.
+/// Returns the projection of a heartbeat: the reservation or the grant, the end of the lease, the waiters of the process, and the
+/// number of waiters ahead of them.
 pub(crate) fn heartbeat_fields(process: &str) -> Document {
     let ours = entries(all(), doc! { "$eq": ["$$e.process", literal(process)] });
     let owners = doc! { "$map": { "input": ours.clone(), "as": "e", "in": "$$e.owner" } };
     let ahead = with(vec![("ours", ours)], ahead_of(doc! { "$min": "$$ours.at" }));
-    doc! { RESERVED: 1, END: documents::end(), NOW: "$$NOW", OWNERS: owners, AHEAD: ahead }
+    doc! { RESERVED: 1, GRANTED: 1, END: documents::end(), NOW: "$$NOW", OWNERS: owners, AHEAD: ahead }
 }
 
 /// Reads the waiters of the process from an answer to [`heartbeat_fields`].
@@ -370,12 +365,14 @@ pub(crate) fn owners(document: &Document) -> HashSet<OwnerToken> {
     tokens.filter_map(|token| OwnerToken::parse(token).ok()).collect()
 }
 
-/// Reads the waiter of the process for which the name is reserved, from an answer to [`heartbeat_fields`].
-pub(crate) fn reserved_for(document: &Document, process: &str) -> Option<OwnerToken> {
-    let owner = document
-        .get_str(RESERVED)
-        .ok()?
-        .strip_prefix(process)?
-        .strip_prefix(':')?;
+/// Reads the waiter of the process that the name was handed off to, and that has not confirmed it, from an answer to
+/// [`heartbeat_fields`].
+pub(crate) fn handed_off_to(document: &Document, process: &str) -> Option<OwnerToken> {
+    if let Ok(granted) = document.get_str(GRANTED) {
+        let (to, grant) = Grant::parse(granted)?;
+        return (to == process).then_some(grant.owner);
+    }
+    let reserved = document.get_str(RESERVED).ok()?;
+    let owner = reserved.strip_prefix(process)?.strip_prefix(':')?;
     OwnerToken::parse(owner).ok()
 }

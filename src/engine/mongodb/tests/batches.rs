@@ -146,27 +146,34 @@ pub(super) async fn many_releases_release_the_names_of_each_claim(engine: Arc<Mo
 /// Promise 5. The first waiter's process is stopped.
 #[tokio::test]
 async fn a_dead_waiter_with_a_short_ttl_blocks_for_no_longer_than_that() {
-    two(|ours, theirs| async move {
-        let holder = hold(&ours, "n").await;
-        let mut dead = waiting(&["n"]);
-        dead.ttl = Ttl::new(Duration::from_millis(400)).unwrap();
-        busy(&theirs, &dead).await;
-        let next = waiting(&["n"]);
-        let mut next_changes = wait(&ours, &next).await;
-        theirs.close().await;
-        let released = Instant::now();
-        release(&ours, &holder).await;
-        notified(&mut next_changes).await;
-        // Without the event of the hand-off it takes until the next heartbeat, 2 s after the waiter entered.
-        assert!(
-            released.elapsed() < Duration::from_millis(1500),
-            "{:?}",
-            released.elapsed()
-        );
-        assert!(released.elapsed() >= Duration::from_millis(390));
-        granted(&ours, &next).await;
-    })
-    .await;
+    for is_granted in [false, true] {
+        two(|ours, theirs| async move {
+            let mut holder = claim(&["n"], LONG);
+            // Without the token the release only reserves the name.
+            let fence = granted(&ours, &holder).await;
+            holder.fence = is_granted.then_some(fence);
+            let mut dead = waiting(&["n"]);
+            dead.ttl = Ttl::new(Duration::from_millis(400)).unwrap();
+            busy(&theirs, &dead).await;
+            let next = waiting(&["n"]);
+            let mut next_changes = wait(&ours, &next).await;
+            theirs.close().await;
+            let released = Instant::now();
+            release(&ours, &holder).await;
+            let found = document(&ours, "n").await.unwrap();
+            assert_eq!(found.contains_key("granted"), is_granted, "{found:?}");
+            notified(&mut next_changes).await;
+            // Without the event of the hand-off it takes until the next heartbeat, 2 s after the waiter entered.
+            assert!(
+                released.elapsed() < Duration::from_millis(1500),
+                "{:?}",
+                released.elapsed()
+            );
+            assert!(released.elapsed() >= Duration::from_millis(390));
+            granted(&ours, &next).await;
+        })
+        .await;
+    }
 }
 
 /// The stream was opened before a call waited for this name.

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use mongodb::Collection;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
+use super::ops::clock_offset::ClockReading;
 use super::{MongodbConfig, MongodbEngine};
+use crate::clock::Moment;
 use crate::engine::{Acquired, Engine, Released, Renewed, Settings, SharedEngine};
 use crate::error::EngineError;
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
@@ -145,15 +147,20 @@ async fn document(engine: &MongodbEngine, name: &str) -> Option<Document> {
 
 mod batches;
 mod cases;
+mod hand_off;
+mod inspect;
 mod monitor;
 mod permits;
 mod pressure;
 mod queue;
+mod repeated;
+mod tokens;
 
 #[tokio::test]
 async fn a_busy_attempt_writes_nothing() {
     with_own_collection(REPLICA_SET, |engine| async move {
         granted(&engine, &claim(&["n"], LONG)).await;
+        assert!(engine.inspect(&key("n")).await.unwrap().unwrap().fence.is_some());
         let oplog: Collection<Document> = engine.pool.connected().client.database("local").collection("oplog.rs");
         let entries = || async {
             oplog
@@ -166,6 +173,55 @@ async fn a_busy_attempt_writes_nothing() {
             busy(&engine, &claim(&["n"], LONG)).await;
         }
         assert_eq!(entries().await, before);
+    })
+    .await;
+}
+
+/// `acquireLock` returns no token, so on a standalone server its grant has no stamp.
+#[tokio::test]
+async fn a_claim_that_needs_no_token_is_granted_by_an_insert() {
+    with_own_collection(STANDALONE, |engine| async move {
+        let first = granted(&engine, &claim(&["m", "n"], LONG)).await;
+        assert!(engine.force_release(&key("n")).await.unwrap() && engine.force_release(&key("m")).await.unwrap());
+        for (names, wrong) in [
+            (&["n"][..], 0),
+            (&["n"], -3_600_000),
+            (&["m", "n"], 3_600_000),
+            (&["n"], 1000),
+        ] {
+            let mut ours = claim(names, LONG);
+            ours.needs_token = false;
+            let now = Moment::now();
+            engine.clock_offset.set(ClockReading {
+                time: DateTime::from_millis(DateTime::now().timestamp_millis() + wrong),
+                sent: now,
+                answered: now,
+            });
+            assert_eq!(granted(&engine, &ours).await, Fence::NONE);
+            busy(&engine, &claim(&["n"], LONG)).await;
+            for name in names {
+                let info = engine.inspect(&key(name)).await.unwrap().unwrap();
+                assert_eq!(
+                    (info.fence, info.holder.unwrap().process),
+                    (None, Process::current()),
+                    "{name}"
+                );
+                let left = info.remaining.unwrap();
+                assert!(left <= LONG && left > LONG - LONG / 10, "{wrong}: {left:?}");
+            }
+            // A retry finds the document, and draws a stamp.
+            assert!(granted(&engine, &ours).await > first);
+            assert_eq!(engine.release(&ours, Duration::ZERO).await.unwrap(), Released::Freed);
+            assert!(granted(&engine, &claim(&["expired"], Duration::from_millis(1))).await > first);
+        }
+        assert!(granted(&engine, &claim(&["n"], LONG)).await > first);
+    })
+    .await;
+    // A replica set's token costs nothing.
+    with_own_collection(REPLICA_SET, |engine| async move {
+        let mut ours = claim(&["n"], LONG);
+        ours.needs_token = false;
+        assert!(granted(&engine, &ours).await > Fence::NONE);
     })
     .await;
 }

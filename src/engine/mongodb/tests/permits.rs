@@ -1,33 +1,42 @@
 //! Tests of the permits: which calls wait for which others, and when a permit becomes free.
 
-use mongodb::Client;
+use std::sync::LazyLock;
+
 use mongodb::options::{ClientOptions, CollectionOptions, ServerAddress};
 
 use super::queue::{hold, notified, release, two, wait, waiting};
 use super::*;
+use crate::engine::mongodb::config::{ClientSettings, PemText};
 use crate::engine::mongodb::connection::pool::{Class, Namespace, Pool};
 use crate::engine::mongodb::connection::server_monitor::ServerMonitor;
+
+/// The name of attempts without a claim.
+static NAME: LazyLock<Key> = LazyLock::new(|| key("n"));
 
 /// Creates a pool of `size` connections without a server.
 fn pool(size: u32, store_timeout: Duration) -> Arc<Pool> {
     let options = ClientOptions::builder()
         .hosts(vec![ServerAddress::parse("127.0.0.1:1").unwrap()])
         .build();
-    let client = Client::with_options(options.clone()).unwrap();
+    let monitor = ServerMonitor::new(&options);
+    let settings = ClientSettings {
+        options,
+        pem: PemText::default(),
+    };
+    let client = settings.client().unwrap();
     let namespace = Namespace {
         database: "d".into(),
         collection: "c".into(),
         options: CollectionOptions::default(),
     };
-    let monitor = ServerMonitor::new(&options);
-    Pool::new(client, options, namespace, monitor, size, store_timeout)
+    Pool::new(client, settings, namespace, monitor, size, store_timeout)
 }
 
 /// Waiters make attempts together after a heartbeat failed, or after the collection was dropped. Even where all of them were
 /// notified of a hand-off, renewals and releases go before them.
 #[tokio::test]
 async fn a_renewal_does_not_wait_behind_the_attempts_of_waiters() {
-    for waiters in [Class::Confirm, Class::Acquire] {
+    for waiters in [Class::Confirm, Class::Acquire(&NAME)] {
         for size in [8, 1] {
             let pool = pool(size, Duration::from_secs(5));
             // Each command takes 5 ms.
@@ -53,7 +62,7 @@ async fn a_renewal_does_not_wait_behind_the_attempts_of_waiters() {
 }
 
 /// Counts permits of a class that are available at once.
-async fn available(pool: &Pool, class: Class) -> usize {
+async fn available(pool: &Pool, class: Class<'_>) -> usize {
     let mut permits = Vec::new();
     while let Ok(permit) = tokio::time::timeout(Duration::from_millis(20), pool.permit(class)).await {
         permits.push(permit);
@@ -65,7 +74,7 @@ async fn available(pool: &Pool, class: Class) -> usize {
 async fn connections_are_reserved_for_renewals() {
     let pool = pool(64, Duration::from_secs(5));
     let mut permits = Vec::new();
-    for class in [Class::Acquire, Class::Confirm, Class::Release, Class::Query] {
+    for class in [Class::Acquire(&NAME), Class::Confirm, Class::Release, Class::Query] {
         while let Ok(permit) = tokio::time::timeout(Duration::from_millis(20), pool.permit(class)).await {
             permits.push(permit);
         }
@@ -82,7 +91,7 @@ async fn releases_do_not_wait_for_the_ends_of_sessions() {
     for _ in 0..ends {
         permits.push(pool.permit(Class::EndSession).await);
     }
-    assert_eq!((ends, available(&pool, Class::Release).await), (4, 16));
+    assert_eq!((ends, available(&pool, Class::Release).await), (4, 32));
 }
 
 /// Starts calls without an answer on all permits of attempts, and returns how many permits are free after three store
@@ -91,11 +100,11 @@ async fn free_after_a_hang(others_are_answered: bool) -> usize {
     let store_timeout = Duration::from_millis(400);
     let pool = pool(8, store_timeout);
     for _ in 0..5 {
-        let permit = pool.permit(Class::Acquire).await;
+        let permit = pool.permit(Class::Acquire(&NAME)).await;
         // The task goes on without the future.
         drop(pool.run(permit, std::future::pending::<crate::engine::mongodb::Outcome<()>>()));
     }
-    assert_eq!(available(&pool, Class::Acquire).await, 0);
+    assert_eq!(available(&pool, Class::Acquire(&NAME)).await, 0);
     let began = Instant::now();
     while began.elapsed() < store_timeout * 3 {
         if others_are_answered {
@@ -103,7 +112,7 @@ async fn free_after_a_hang(others_are_answered: bool) -> usize {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    available(&pool, Class::Acquire).await
+    available(&pool, Class::Acquire(&NAME)).await
 }
 
 #[tokio::test]
@@ -120,15 +129,15 @@ async fn hung_attempts_keep_their_permits_while_no_call_is_answered() {
 async fn only_a_waiter_that_was_notified_of_a_hand_off_goes_before_new_attempts() {
     two(|ours, theirs| async move {
         let holder = hold(&ours, "n").await;
-        let (first, second) = (waiting(&["n"]), waiting(&["n"]));
+        let (name, first, second) = (key("n"), waiting(&["n"]), waiting(&["n"]));
         let mut first_changes = wait(&theirs, &first).await;
         let _second_changes = wait(&theirs, &second).await;
-        assert_eq!(theirs.class([&first, &second]), Class::Acquire);
+        assert_eq!(theirs.class(&[&first, &second]), Class::Acquire(&name));
         release(&ours, &holder).await;
         notified(&mut first_changes).await;
-        assert_eq!(theirs.class([&first]), Class::Confirm);
-        assert_eq!(theirs.class([&second]), Class::Acquire);
-        assert_eq!(theirs.class([&second, &first]), Class::Confirm);
+        assert_eq!(theirs.class(&[&first]), Class::Confirm);
+        assert_eq!(theirs.class(&[&second]), Class::Acquire(&name));
+        assert_eq!(theirs.class(&[&second, &first]), Class::Confirm);
         granted(&theirs, &first).await;
     })
     .await;
@@ -151,7 +160,7 @@ async fn a_dropped_attempt_does_not_wait_for_the_change_stream() {
             let released = tokio::time::timeout(Duration::from_secs(3), release).await;
             assert_eq!(released.expect("the attempt has ended").unwrap(), Released::NotHeld);
         }
-        assert_eq!(available(&theirs.pool, Class::Acquire).await, 40);
+        assert_eq!(available(&theirs.pool, Class::Acquire(&NAME)).await, 40);
     })
     .await;
 }

@@ -12,11 +12,11 @@ use redis::{ConnectionAddr, ConnectionInfo, ProtocolVersion};
 use rustls::pki_types::ServerName;
 
 use self::tls::certificates;
-pub(super) use self::tls::client;
+pub(super) use self::tls::{client, tls_config};
 pub(super) use self::url::Sentinels;
 use self::url::Source;
 use super::keys::Layout;
-use crate::engine::{Settings, TlsFiles};
+use crate::engine::{Credentials, Settings, TlsFiles};
 use crate::error::LockError;
 
 const DEFAULT_PREFIX: &str = "lock:";
@@ -39,6 +39,8 @@ pub struct RedisConfig {
     pub(super) server: ConnectionInfo,
     source: Source,
     pub(super) tls: Option<TlsFiles>,
+    /// The source of the logins of new connections, instead of the login of the URL.
+    pub(super) credentials: Option<Arc<Credentials>>,
     pub(super) layout: Layout,
     /// The longest time to open a connection, and the longest time without a reply to a call on it.
     pub(super) limit: Duration,
@@ -49,7 +51,7 @@ pub struct RedisConfig {
 }
 
 impl RedisConfig {
-    /// Understands `redis://[user[:password]@]host[:port][/database]`, `redis+sentinel://…` (a list of sentinels in the
+    /// Understands `redis://[user[:password]@]host[:port][/database]`, `redis+unix:///path`, `redis+sentinel://…` (a list of sentinels in the
     /// place of the host, and the master's name before the database), and both with `rediss` for TLS.
     ///
     /// # Behavior
@@ -68,7 +70,7 @@ impl RedisConfig {
         if !secure && settings.tls != TlsFiles::default() {
             return Err(LockError::invalid(
                 "target",
-                "must begin with rediss:// or rediss+ when TLS is set up",
+                "must begin with rediss:// or rediss+ with the option tls",
                 "a URL without TLS",
             ));
         }
@@ -76,16 +78,17 @@ impl RedisConfig {
             server: prepare(server, ProtocolVersion::RESP3, settings)?,
             source,
             tls: secure.then(|| settings.tls.clone()),
+            credentials: settings.credentials.clone(),
             layout: Layout::new(settings.key_prefix.as_deref().unwrap_or(DEFAULT_PREFIX)),
             limit: settings.store_timeout,
             min_replicas: settings.min_replicas,
             event_loop: settings.event_loop.clone(),
         };
         if let Some(files) = &config.tls {
-            certificates(files).map_err(|wrong| LockError::invalid(wrong.setting, "must be a PEM file", wrong.how))?;
+            certificates(files).map_err(|wrong| LockError::invalid(wrong.setting, wrong.rule, wrong.how))?;
         }
         client(config.server.clone(), config.tls.as_ref())
-            .map_err(|error| LockError::invalid("tls", "must be made of PEM files", error))?;
+            .map_err(|error| LockError::invalid("tls", "must be PEM", error))?;
         Ok(config)
     }
 
@@ -118,11 +121,6 @@ impl RedisConfig {
         }
     }
 
-    /// Whether the URL names the server itself.
-    pub(super) fn is_server(&self) -> bool {
-        matches!(self.source, Source::Url)
-    }
-
     pub(super) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
         match &self.source {
             Source::Sentinels(sentinels) => Some(sentinels),
@@ -136,6 +134,14 @@ impl RedisConfig {
         match self.source {
             Source::Url => self.limit,
             Source::Sentinels(_) | Source::Cluster(_) => self.limit / 2,
+        }
+    }
+
+    /// Returns the first server that the URL names: the server itself, a sentinel, or a node.
+    pub(super) fn first_address(&self) -> &ConnectionAddr {
+        match &self.source {
+            Source::Url | Source::Cluster(_) => self.server.addr(),
+            Source::Sentinels(sentinels) => sentinels.sentinels[0].addr(),
         }
     }
 
@@ -187,6 +193,11 @@ pub(super) fn prepare(
 
     let mut address = server.addr().clone();
     if let ConnectionAddr::TcpTls { host, insecure, .. } = &mut address {
+        let name = settings.tls.server_name.as_deref();
+        if name.is_some_and(|name| ServerName::try_from(name).is_err()) {
+            let rule = "must be the host name or the IP address in the certificate of the server";
+            return Err(LockError::invalid("tls.servername", rule, "another text"));
+        }
         if ServerName::try_from(host.as_str()).is_err() {
             return Err(LockError::invalid(
                 "target",

@@ -17,6 +17,8 @@ const SENTINEL_RULE: &str = "must be redis+sentinel://[user[:password]@]sentinel
 
 const CLUSTER_RULE: &str = "must be redis+cluster://[user[:password]@]node[:port],node[:port] or rediss+cluster://…, \
                             special characters percent-encoded";
+const UNIX_RULE: &str =
+    "must be redis+unix:///PATH[?db=DATABASE&user=USER&pass=PASSWORD], special characters percent-encoded";
 /// The port of a server where the URL has none.
 const PORT: u16 = 6379;
 /// The port of a sentinel where the URL has none.
@@ -75,6 +77,14 @@ impl Source {
                 }
                 Ok((servers[0].clone(), Source::Cluster(seeds.into())))
             }
+            "redis+unix" => {
+                let server = read_socket(url).map_err(|got| invalid(UNIX_RULE, got))?;
+                Ok((server, Source::Url))
+            }
+            "redis" if rest.starts_with('/') && rest.split('?').next().is_some_and(|path| path.ends_with(".sock")) => {
+                let server = read_socket(&format!("redis+unix://{rest}")).map_err(|got| invalid(UNIX_RULE, got))?;
+                Ok((server, Source::Url))
+            }
             _ => {
                 let server = read_node(url).map_err(|got| invalid(RULE, got))?;
                 Ok((server, Source::Url))
@@ -97,6 +107,20 @@ fn read_node(url: &str) -> Result<ConnectionInfo, String> {
     }
     if !matches!(parsed.scheme(), "redis" | "rediss") {
         return Err("another scheme".into());
+    }
+    parsed.into_connection_info().map_err(|error| error.to_string())
+}
+
+/// The server of `redis+unix://`: a Unix socket.
+fn read_socket(url: &str) -> Result<ConnectionInfo, String> {
+    let parsed = Url::parse(url).map_err(|error| format!("a URL that does not parse ({error})"))?;
+    if parsed.host_str().is_some_and(|host| !host.is_empty()) || parsed.path().len() < 2 {
+        return Err("a URL without an absolute path".into());
+    }
+    for (name, value) in parsed.query_pairs() {
+        if !matches!(&*name, "db" | "user" | "pass") || (name == "db" && !is_database(&value)) {
+            return Err("a URL with an option that is not known (or has no such value)".into());
+        }
     }
     parsed.into_connection_info().map_err(|error| error.to_string())
 }
@@ -194,6 +218,29 @@ mod tests {
             parse("rediss://h").unwrap().server.addr(),
             ConnectionAddr::TcpTls { insecure: false, .. }
         ));
+
+        let config =
+            parse("redis+sentinel://us%40er:secret@h1,h2:7000,[::1]/my%20master/12?sentinelPassword=secret").unwrap();
+        assert_eq!(
+            config.address(),
+            "the master \"my master\" of the sentinels h1:26379, h2:7000, [::1]:26379"
+        );
+        let login = config.server.redis_settings();
+        assert_eq!(
+            (login.username(), login.password(), login.db()),
+            (Some("us@er"), Some("secret"), 12)
+        );
+        assert!(!format!("{config:?}").contains("secret"), "{config:?}");
+        for url in [
+            "redis+sentinel://h/m",
+            "rediss+sentinel://h/m?sentinelTls=false",
+            "redis+sentinel://h/m/",
+            "redis+cluster://h",
+            "redis+cluster://h/",
+            "rediss+cluster://u:p@h1,h2:7000/0",
+        ] {
+            assert!(parse(url).is_ok(), "{url}");
+        }
     }
 
     #[test]
@@ -217,10 +264,39 @@ mod tests {
             "redis://:secret%ff@h",
             "rediss://not a host:secret@h h",
             "http://secret@h",
+            "redis+sentinel:",
+            "redis+sentinel://",
+            "redis+sentinel://secret",
+            "redis+sentinel://h1,h2",
+            "redis+sentinel://h1,h2/",
+            "redis+sentinel://h1,,h2/m",
+            "redis+sentinel://h:secret/m",
+            "redis+sentinel://user:sec#secret@h/m",
+            "redis+sentinel://user:sec/secret@h/m",
+            "redis+sentinel://user/secret@h",
+            "redis+sentinel://user:sec?secret@h/m",
+            "redis+sentinel://h/m/secret",
+            "redis+sentinel://h/m/1/secret",
+            "redis+sentinel://h/m?secret=1",
+            "redis+sentinel://h/m?sentinelTls=false",
+            "rediss+sentinel://h/m?sentinelTls=secret",
+            "redis+sentinel://h/m#secret",
+            "redis+cluster:",
+            "redis+cluster://",
+            "redis+cluster://h/1",
+            "redis+cluster://h1,h2/secret",
+            "redis+cluster://h:secret",
+            "redis+cluster://user:sec/secret@h",
+            "redis+cluster://h?secret=1",
+            "redis+cluster://h#secret",
         ] {
             let error = parse(url).unwrap_err();
             assert_eq!(error.code, Code::InvalidArgument, "{url}");
-            assert!(error.message.starts_with("target "), "{url}: {}", error.message);
+            assert!(
+                error.message.starts_with("target must be redis"),
+                "{url}: {}",
+                error.message
+            );
             assert!(!error.message.contains("secret"), "{url}: {}", error.message);
         }
     }

@@ -1,12 +1,15 @@
 //! Opens, replaces and closes the fast path beside a connection.
 
-use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::MutexGuard;
+use redis::ConnectionAddr;
 
-use super::{FastPathSlot, Link, dial};
+use super::{FastPathSlot, Link, Slot, dial};
 use crate::clock::Moment;
+use crate::engine::redis::error::{Failure, broken};
 use crate::engine::redis::fast_path::FastPath;
 use crate::engine::redis::scripts::RECORD;
 
@@ -15,6 +18,28 @@ use crate::engine::redis::scripts::RECORD;
 const FAST_PATH_PAUSE: Duration = Duration::from_secs(1);
 /// How long the records that a fast path left are sent again.
 const RECORDED_WITHIN: Duration = Duration::from_secs(60);
+
+/// A fast path to a node of a cluster is closed when no call has used it for this time.
+const UNUSED: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
+
+/// Closes a fast path that is not used any more. The next call opens another one.
+async fn retire(link: Weak<Link>, number: u64) {
+    loop {
+        tokio::time::sleep(UNUSED).await;
+        let Some(link) = link.upgrade() else { return };
+        let mut slot = link.fast_path_slot();
+        let FastPathSlot::Open(fast_path) = &*slot else { return };
+        if fast_path.number() != number {
+            return;
+        }
+        // Under the lock of the slot, from which callers get the fast path.
+        if !link.fast_path_used.swap(false, Relaxed) && fast_path.is_idle() {
+            fast_path.end();
+            *slot = FastPathSlot::Empty(Moment::now());
+            return;
+        }
+    }
+}
 
 impl Link {
     pub(super) fn fast_path_slot(&self) -> MutexGuard<'_, FastPathSlot> {
@@ -32,6 +57,7 @@ impl Link {
             FastPathSlot::Open(fast_path)
                 if fast_path.is_open() && !fast_path.health().is_lost(self.silence_limit()) =>
             {
+                self.fast_path_used.store(true, Relaxed);
                 return Some(fast_path.clone());
             }
             FastPathSlot::Open(fast_path) => {
@@ -99,26 +125,59 @@ impl Link {
         }
     }
 
-    /// Opens the fast path, if there is an event loop to serve it and the server is reached by plain TCP.
+    /// Returns the address of the server. `None`: sentinels report it, and there is no connection now.
+    fn current_address(&self) -> Option<ConnectionAddr> {
+        if self.config.sentinels().is_none() {
+            return Some(self.config.server.addr().clone());
+        }
+        match &self.state().slot {
+            Slot::Open(connection) if !connection.health.is_dead() => Some(connection.address.clone()),
+            _ => None,
+        }
+    }
+
+    /// Opens the fast path, if there is an event loop to serve it and the server is reached by TCP, with or without TLS.
+    ///
+    /// Under Sentinel it leads to the server of the ordinary connection, and ends with that: a failover closes both.
     pub(in super::super) async fn open_fast_path(self: &Arc<Self>) {
         let Some(event_loop) = &self.config.event_loop else {
             return;
         };
-        let opened = tokio::time::timeout(self.limit(), dial::fast_path(&self.config)).await;
+        let opening = async {
+            let Some(address) = self.current_address() else {
+                return Err(Failure::Call(broken()));
+            };
+            let opened = dial::fast_path(&self.config, &address).await?;
+            Ok(opened.map(|fast_path| (fast_path, address)))
+        };
+        let opened = tokio::time::timeout(self.limit(), opening).await;
+        let opened = opened.unwrap_or_else(|_| Err(Failure::timed_out()));
         let mut slot = self.fast_path_slot();
-        if let FastPathSlot::Closed = *slot {
-            return;
-        }
-        if let FastPathSlot::Open(before) = &*slot {
-            self.end_fast_path(before);
+        match &*slot {
+            FastPathSlot::Closed => return,
+            // Another task was faster, and calls are in flight there.
+            FastPathSlot::Open(before) if before.is_open() => return,
+            FastPathSlot::Open(before) => self.end_fast_path(before),
+            FastPathSlot::Empty(_) | FastPathSlot::Opening => {}
         }
         *slot = match opened {
-            Ok(Ok(Some(fast_path))) => {
+            // Under the lock of the slot: a connection that is replaced from here on ends this fast path.
+            Ok(Some((fast_path, address))) if self.current_address().as_ref() != Some(&address) => {
+                fast_path.end();
+                FastPathSlot::Empty(Moment::now() + FAST_PATH_PAUSE)
+            }
+            Ok(Some((fast_path, _))) => {
                 fast_path.clone().serve_on(&**event_loop);
+                if !self.config.seeds().is_empty() {
+                    self.runtime.spawn(retire(Arc::downgrade(self), fast_path.number()));
+                }
                 FastPathSlot::Open(fast_path)
             }
-            Ok(Ok(None)) => FastPathSlot::Closed,
-            _ => FastPathSlot::Empty(Moment::now() + FAST_PATH_PAUSE),
+            Ok(None) => FastPathSlot::Closed,
+            Err(failure) => {
+                tracing::debug!(%failure, address = &*self.address, "no fast path");
+                FastPathSlot::Empty(Moment::now() + FAST_PATH_PAUSE)
+            }
         };
     }
 }

@@ -10,11 +10,13 @@
 pub(super) mod dial;
 mod fast_path;
 pub(super) mod liveness;
+pub(super) mod probe;
 pub(super) mod pubsub;
 pub(super) mod request;
 pub(super) mod version;
 
 use std::io;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -22,14 +24,14 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use parking_lot::{Mutex, MutexGuard};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, PushInfo, PushKind, Value};
+use redis::{AsyncConnectionConfig, ConnectionAddr, PushInfo, PushKind, Value};
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, oneshot, watch};
 
 use self::liveness::{ATTEMPTS, Health};
 use self::pubsub::Topics;
 use super::config::{RedisConfig, client, show_address};
-use super::error::Failure;
+use super::error::{Failure, is_refused_login};
 use super::fast_path::FastPath;
 use super::topology::sentinel;
 use crate::backoff::Backoff;
@@ -50,7 +52,7 @@ pub(super) struct Connection {
     /// Permits for attempts. Closed when the connection is replaced.
     pub(super) attempts: Semaphore,
     /// The address of the server.
-    address: Arc<str>,
+    address: ConnectionAddr,
 }
 
 type Opening = Shared<BoxFuture<'static, Result<Arc<Connection>, Failure>>>;
@@ -84,6 +86,8 @@ pub(super) struct Link {
     /// Notified when a node has ended a subscription.
     pub(super) endings: watch::Sender<()>,
     fast_path: Mutex<FastPathSlot>,
+    /// Whether a call has used the fast path lately (`fast_path.rs`).
+    fast_path_used: AtomicBool,
 }
 
 enum FastPathSlot {
@@ -120,7 +124,12 @@ impl Link {
             endings: watch::Sender::new(()),
             // Never opened lazily: see `open_fast_path` and `allow_fast_path`.
             fast_path: Mutex::new(FastPathSlot::Opening),
+            fast_path_used: AtomicBool::new(false),
         })
+    }
+
+    pub(super) fn config(&self) -> &RedisConfig {
+        &self.config
     }
 
     /// Returns the longest time of any exchange on a live connection.
@@ -173,6 +182,10 @@ impl Link {
         let (link, generation) = (self.clone(), state.generation);
         let (done, result) = oneshot::channel();
         self.runtime.spawn(async move {
+            if link.config.sentinels().is_some() {
+                // The next connection may lead to another server.
+                link.lose_fast_path();
+            }
             let opened = tokio::time::timeout(link.config.opening_limit(), link.open(generation)).await;
             let opened = opened.unwrap_or_else(|_| {
                 let error = io::Error::from(io::ErrorKind::TimedOut).into();
@@ -197,22 +210,29 @@ impl Link {
             .set_pipeline_buffer_size(QUEUE)
             .set_push_sender(listener(self, &health, generation));
         let server = dial::locate(&self.config).await?;
-        let address: Arc<str> = show_address(server.addr()).into();
+        let server_address = server.addr().clone();
+        let address: Arc<str> = show_address(&server_address).into();
+        let (server, options) = dial::by_server_name(self.config.tls.as_ref(), server, options);
         let opening = async {
             let client = client(server, self.config.tls.as_ref())?;
             client.get_multiplexed_async_connection_with_config(&options).await
         };
-        let cannot_connect = |error| Failure::connect(&address, error);
+        let cannot_connect = |error| match &self.config.credentials {
+            // The next attempt gets another login.
+            Some(_) if is_refused_login(&error) => Failure::NoLogin(format!("{address} refused it: {error}")),
+            _ => Failure::connect(&address, error),
+        };
         let mut multiplexed = opening.await.map_err(cannot_connect)?;
         if self.config.sentinels().is_some() {
             sentinel::confirm(&mut multiplexed, &address).await?;
         }
+        tracing::debug!(address = &*address, generation, "connection opened");
         let connection = Arc::new(Connection {
             multiplexed,
             generation,
             health,
             attempts: Semaphore::new(ATTEMPTS),
-            address: address.clone(),
+            address: server_address,
         });
         self.resubscribe(&connection).await.map_err(cannot_connect)?;
         Ok(connection)
@@ -266,7 +286,7 @@ impl Link {
     pub(super) fn leave_unless_at(self: &Arc<Self>, (host, port): &(String, u16)) {
         let address = self.config.at(host.clone(), *port);
         let stray = match &self.state().slot {
-            Slot::Open(connection) if *connection.address != *show_address(&address) => connection.generation,
+            Slot::Open(connection) if connection.address != address => connection.generation,
             _ => return,
         };
         self.lose(stray);
@@ -288,6 +308,15 @@ impl Link {
         }
         let last = std::mem::replace(&mut self.state().slot, Slot::Closed);
         drop(last);
+    }
+}
+
+impl Drop for Link {
+    /// Ends the fast path, which the event loop and the watchdog would keep open.
+    fn drop(&mut self) {
+        if let FastPathSlot::Open(fast_path) = self.fast_path.get_mut() {
+            fast_path.end();
+        }
     }
 }
 

@@ -1,23 +1,28 @@
-//! The version of a server.
+//! The version and the mode of a server.
 
 use std::sync::Arc;
 
 use redis::Value;
 
 use super::Link;
+use crate::engine::redis::advice::{Kind, WrongServer};
 use crate::engine::redis::error::Failure;
 
 /// The oldest supported version of Redis.
-pub(in super::super) const OLDEST: (u32, u32) = (6, 2);
+const OLDEST: (u32, u32) = (6, 2);
 /// The oldest supported version of a cluster: earlier ones have no sharded channels.
-pub(in super::super) const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
+const OLDEST_IN_CLUSTER: (u32, u32) = (7, 0);
 
-/// Checks the version of a server. Returns whether it belongs to a cluster. The login sent `HELLO` before, but the driver
-/// does not expose the reply.
-pub(in super::super) async fn check_version(link: &Arc<Link>, oldest: (u32, u32)) -> Result<bool, Failure> {
+/// Checks the mode and the version of a server. The login sent `HELLO` before, but the driver does not expose the reply.
+///
+/// # Errors
+/// [`Failure::WrongServer`] for a sentinel, and outside of a cluster for a node of one. [`Failure::TooOld`].
+pub(in super::super) async fn check_server(link: &Arc<Link>, in_cluster: bool) -> Result<(), Failure> {
     let mut hello = redis::cmd("HELLO");
     hello.arg(3);
-    let Value::Map(fields) = link.call(&hello).await? else {
+    // Not on a fast path, whose protocol it would change.
+    let connection = link.connection().await?;
+    let Value::Map(fields) = link.call_on(&connection, &hello, false, None).await? else {
         return Err(Failure::Unexpected("HELLO"));
     };
     let text_of = |what: &str| {
@@ -28,10 +33,20 @@ pub(in super::super) async fn check_version(link: &Arc<Link>, oldest: (u32, u32)
             _ => None,
         })
     };
+    let wrong = match text_of("mode") {
+        Some("sentinel") => Some(Kind::Sentinel),
+        Some("cluster") if !in_cluster => Some(Kind::ClusterNode),
+        _ => None,
+    };
+    if let Some(kind) = wrong {
+        let address = link.address.clone();
+        return Err(Failure::WrongServer(WrongServer { address, kind }));
+    }
+    let oldest = if in_cluster { OLDEST_IN_CLUSTER } else { OLDEST };
     match text_of("version") {
         Some(version) if is_older(version, oldest) => Err(Failure::TooOld(version.to_owned())),
         // A server without a version is assumed to speak RESP3.
-        _ => Ok(text_of("mode") == Some("cluster")),
+        _ => Ok(()),
     }
 }
 

@@ -20,18 +20,18 @@ mod reply_sink;
 pub(super) mod resp;
 #[cfg(test)]
 mod resp_check;
+mod transport;
 mod unsent;
 mod watchdog;
 mod wire;
 
-use std::net::TcpStream;
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 use redis::{Cmd, RedisError, RedisResult, Value};
+use rustls::ClientConnection;
 use tokio::sync::{Notify, Semaphore, TryAcquireError, oneshot};
 
 use self::buffers::State;
@@ -41,11 +41,12 @@ use self::pipeline::{Batch, Kind};
 pub(super) use self::record::Record;
 use self::reply_sink::ReplyHandle;
 pub(super) use self::reply_sink::ReplySink;
+use self::transport::Transport;
 use super::connection::liveness::{ATTEMPTS, Health};
 use super::error::broken;
 use super::keys::Layout;
 use crate::clock::Moment;
-use crate::event_loop::{EventLoop, Socket};
+use crate::event_loop::EventLoop;
 use crate::model::{Claim, OwnerToken};
 
 /// Output is written before the tick ends when it would serve a third of the calls in flight, so that the server works on it
@@ -58,9 +59,11 @@ const MOST_EARLY: usize = 6 * 1024;
 pub(super) struct FastPath {
     /// Unique in the process, from 1.
     number: u64,
-    socket: TcpStream,
+    transport: Transport,
     state: Mutex<State>,
     dead: AtomicBool,
+    /// The error of the socket or of TLS that ended it.
+    cause: OnceLock<RedisError>,
     asleep: AtomicBool,
     stirred: Arc<Notify>,
     health: Arc<Health>,
@@ -76,9 +79,11 @@ pub(super) struct FastPath {
 impl FastPath {
     pub(super) const IS_SUPPORTED: bool = true;
 
-    /// Creates a fast path from a connection on which the login was sent. `version`: the major version of the server.
+    /// Creates a fast path from a connection on which the login was sent, and its TLS session, if it has one. `version`: the
+    /// major version of the server.
     pub(super) fn new(
         stream: tokio::net::TcpStream,
+        session: Option<ClientConnection>,
         version: Option<u32>,
         layout: Layout,
         silence_limit: Duration,
@@ -86,13 +91,14 @@ impl FastPath {
         static LAST: AtomicU64 = AtomicU64::new(0);
         // `SET` with both `NX` and `GET` needs version 7.
         let plain = version >= Some(7);
-        let socket = stream.into_std()?;
+        let transport = Transport::new(stream.into_std()?, session);
         let (attempts, health) = (Arc::new(Semaphore::new(ATTEMPTS)), Arc::new(Health::new()));
         let fast_path = Arc::new(FastPath {
             number: LAST.fetch_add(1, Relaxed) + 1,
-            socket,
+            transport,
             state: Mutex::new(State::new(attempts.clone(), health.clone())),
             dead: AtomicBool::new(false),
+            cause: OnceLock::new(),
             asleep: AtomicBool::new(false),
             stirred: Arc::default(),
             health,
@@ -128,6 +134,11 @@ impl FastPath {
         self.plain.load(Relaxed)
     }
 
+    /// Whether there is nothing to send and no reply to wait for.
+    pub(super) fn is_idle(&self) -> bool {
+        self.state().is_idle()
+    }
+
     /// Disables plain commands.
     pub(super) fn use_scripts_only(&self) {
         self.plain.store(false, Relaxed);
@@ -146,17 +157,17 @@ impl FastPath {
             write(&mut state.out);
             state.wait(Single::Call(sender));
         })?;
-        reply.await.unwrap_or_else(|_| Err(broken()))?.extract_error()
+        reply.await.unwrap_or_else(|_| Err(self.broken()))?.extract_error()
     }
 
     /// Waits for the permit of an attempt. An attempt that is dropped meanwhile is never sent.
     async fn admit(&self) -> RedisResult<()> {
         let place = match self.attempts.try_acquire() {
             Ok(place) => place,
-            Err(TryAcquireError::Closed) => return Err(broken()),
+            Err(TryAcquireError::Closed) => return Err(self.broken()),
             Err(TryAcquireError::NoPermits) => {
                 // Boxed: this is rare, and the future of a call stays small.
-                Box::pin(self.attempts.acquire()).await.map_err(|_| broken())?
+                Box::pin(self.attempts.acquire()).await.map_err(|_| self.broken())?
             }
         };
         place.forget();
@@ -168,13 +179,16 @@ impl FastPath {
         self.admit().await?;
         mark_sent();
         let outcome = self.send(|state| state.batch_for(Kind::Script, None).add_script(cmd))?;
-        match outcome.await.unwrap_or_else(|_| Err(broken()))? {
+        match outcome.await.unwrap_or_else(|_| Err(self.broken()))? {
             Outcome::Answer(answer) => Ok(answer),
             _ => Err(resp::nonsense()),
         }
     }
 
     /// Waits until all earlier requests are answered, or the fast path has ended.
+    ///
+    /// After its end the server may still execute the requests that its socket has. Their callers got an error or no answer, so
+    /// the service repeats the releases of their claims (`service/abandoned.rs`).
     pub(super) async fn settled(&self) {
         let (sender, settled) = oneshot::channel();
         {
@@ -226,7 +240,7 @@ impl FastPath {
         add: impl FnOnce(&mut Batch) -> oneshot::Receiver<RedisResult<Outcome>>,
     ) -> RedisResult<Outcome> {
         let outcome = self.send(|state| add(state.batch_for(kind, Some(&claim.owner))))?;
-        outcome.await.unwrap_or_else(|_| Err(broken()))
+        outcome.await.unwrap_or_else(|_| Err(self.broken()))
     }
 
     /// Requests a vote by plain commands. The sink receives the four replies under the numbers up to `last`, or one error
@@ -280,7 +294,7 @@ impl FastPath {
         let result = {
             let mut state = self.state();
             if !self.is_open() {
-                return Err(broken());
+                return Err(self.broken());
             }
             if state.under_way == 0 {
                 state.since = Moment::now();
@@ -341,9 +355,14 @@ impl FastPath {
         });
         state.lost_records.extend(lost);
         drop(state);
-        // The event loop sees the shutdown. A peer that has already closed the connection makes no difference.
-        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        // The event loop sees the shutdown.
+        self.transport.close();
         self.stirred.notify_one();
+    }
+
+    /// Returns the error of the calls that it ended without a reply.
+    fn broken(&self) -> RedisError {
+        self.cause.get().cloned().unwrap_or_else(broken)
     }
 
     /// Marks that a caller was dropped without a reply. If its request has not left the process, the next write removes it.
@@ -353,48 +372,5 @@ impl FastPath {
 
     pub(super) fn health(&self) -> &Health {
         &self.health
-    }
-
-    fn settle(&self, outcome: Result<(), RedisError>) -> bool {
-        if let Err(error) = outcome {
-            if self.is_open() {
-                tracing::debug!(%error, "the fast path broke");
-            }
-            self.end();
-        }
-        self.is_open()
-    }
-}
-
-impl Socket for FastPath {
-    fn descriptor(&self) -> RawFd {
-        self.socket.as_raw_fd()
-    }
-
-    fn readable(&self) -> bool {
-        let outcome = self.read(&mut self.state());
-        self.settle(outcome)
-    }
-
-    fn flush(&self) -> bool {
-        let outcome = {
-            let mut state = self.state();
-            state.seal();
-            state.write_records(&self.layout);
-            if state.out.is_empty() {
-                Ok(())
-            } else {
-                self.write(&mut state)
-            }
-        };
-        self.settle(outcome.map_err(RedisError::from))
-    }
-
-    fn awaits(&self) -> bool {
-        self.state().under_way > 0
-    }
-
-    fn end(&self) {
-        FastPath::end(self);
     }
 }

@@ -84,7 +84,7 @@ fn is_plain(bytes: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     #[test]
@@ -105,7 +105,7 @@ mod tests {
     }
 
     /// Writes a reply with at most `depth` nested arrays.
-    fn reply(random: &mut fastrand::Rng, depth: usize, out: &mut Vec<u8>) {
+    pub(in super::super) fn reply(random: &mut fastrand::Rng, depth: usize, out: &mut Vec<u8>) {
         let count = random.usize(..4);
         let text: String = (0..count)
             .map(|_| random.choice(['a', ' ', '\r', '\n', 'é']).unwrap())
@@ -124,7 +124,7 @@ mod tests {
     }
 
     /// Makes one small change.
-    fn damage(random: &mut fastrand::Rng, bytes: &mut Vec<u8>) {
+    pub(in super::super) fn damage(random: &mut fastrand::Rng, bytes: &mut Vec<u8>) {
         const PIECES: [&[u8]; 12] = [
             b"\r",
             b"\n",

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, RedisResult, Value};
+use rustls::ClientConnection;
 use tokio::net::TcpStream;
 
 pub(super) use self::call::{ALONE, BatchRelease, Outcome};
@@ -30,7 +31,13 @@ pub(super) enum FastPath {}
 impl FastPath {
     pub(super) const IS_SUPPORTED: bool = false;
 
-    pub(super) fn new(_: TcpStream, _: Option<u32>, _: Layout, _: Duration) -> RedisResult<Arc<Self>> {
+    pub(super) fn new(
+        _: TcpStream,
+        _: Option<ClientConnection>,
+        _: Option<u32>,
+        _: Layout,
+        _: Duration,
+    ) -> RedisResult<Arc<Self>> {
         Err(Error::from(ErrorKind::Unsupported).into())
     }
 
@@ -47,6 +54,10 @@ impl FastPath {
     }
 
     pub(super) fn is_plain(&self) -> bool {
+        match *self {}
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
         match *self {}
     }
 

@@ -1,24 +1,27 @@
-//! Writes to the socket of the fast path, and reads replies from it.
+//! Writes to the socket of the fast path, and reads replies from it, for the event loop and for the watchdog.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd, RawFd};
 
-use redis::{RedisResult, Value};
+use redis::{RedisError, RedisResult, Value};
 
 use super::buffers::{CHUNK, State};
 use super::in_flight::{InFlight, Single};
+use super::transport::Arrived;
 use super::{FastPath, resp};
 use crate::clock::Moment;
 use crate::engine::redis::error::{broken, spoils_connection};
+use crate::event_loop::Socket;
 
 impl FastPath {
     /// Writes the output, as far as the socket takes it, without the requests of callers that left. A later tick writes the
-    /// rest: when the replies to the first part arrive, or when the watchdog runs.
+    /// rest: when the socket takes more, when the replies to the first part arrive, or when the watchdog runs.
     pub(super) fn write(&self, state: &mut State) -> io::Result<()> {
         if std::mem::take(&mut state.has_left) {
             state.remove_unsent().map_err(io::Error::other)?;
         }
         while state.written < state.out.len() {
-            match (&self.socket).write(&state.out[state.written..]) {
+            match self.transport.write(&state.out[state.written..]) {
                 Ok(0) => return Err(ErrorKind::WriteZero.into()),
                 Ok(count) => state.written += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
@@ -29,7 +32,7 @@ impl FastPath {
         state.out.clear();
         state.out.shrink_to(CHUNK);
         state.written = 0;
-        Ok(())
+        self.transport.flush()
     }
 
     pub(super) fn read(&self, state: &mut State) -> RedisResult<()> {
@@ -39,11 +42,11 @@ impl FastPath {
                 // A reply that is longer than the buffer.
                 state.input.resize(2 * state.filled, 0);
             }
-            let full = match (&self.socket).read(&mut state.input[state.filled..]) {
-                Ok(0) => return Err(broken()),
-                Ok(count) => {
+            let more = match self.transport.read(&mut state.input[state.filled..]) {
+                Ok(Arrived { count: 0, .. }) => return Err(broken()),
+                Ok(Arrived { count, more }) => {
                     state.filled += count;
-                    state.filled == state.input.len()
+                    more
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -100,9 +103,57 @@ impl FastPath {
             if spoiled {
                 return Err(broken());
             }
-            if !full {
+            if !more {
                 return Ok(());
             }
         }
+    }
+
+    /// Ends the fast path after an error. Returns whether it is open.
+    fn settle(&self, outcome: RedisResult<()>) -> bool {
+        if let Err(error) = outcome {
+            if self.is_open() {
+                tracing::debug!(%error, "the fast path broke");
+            }
+            if error.kind() == redis::ErrorKind::Io {
+                // Another thread may have been first.
+                let _ = self.cause.set(error);
+            }
+            self.end();
+        }
+        self.is_open()
+    }
+}
+
+impl Socket for FastPath {
+    fn descriptor(&self) -> RawFd {
+        self.transport.as_raw_fd()
+    }
+
+    fn readable(&self) -> bool {
+        let outcome = self.read(&mut self.state());
+        self.settle(outcome)
+    }
+
+    fn flush(&self) -> bool {
+        let outcome = {
+            let mut state = self.state();
+            state.seal();
+            state.write_records(&self.layout);
+            self.write(&mut state)
+        };
+        self.settle(outcome.map_err(RedisError::from))
+    }
+
+    fn awaits(&self) -> bool {
+        self.state().under_way > 0
+    }
+
+    fn is_blocked(&self) -> bool {
+        !self.state().out.is_empty() || self.transport.is_blocked()
+    }
+
+    fn end(&self) {
+        FastPath::end(self);
     }
 }

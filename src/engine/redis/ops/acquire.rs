@@ -157,6 +157,7 @@ impl RedisEngine {
                     Value::Int(left),
                     Value::Int(number @ 0..),
                     Value::Int(more),
+                    Value::Int(server_us),
                 ] if index as usize <= claim.keys().len() => {
                     let key = &claim.keys()[index as usize - 1];
                     let retry_after = retry_after(left);
@@ -165,6 +166,9 @@ impl RedisEngine {
                     }
                     if let Some(channel) = channel {
                         self.contended.note(key);
+                        if let Some(sent) = claim.sent_at() {
+                            self.waiters.read_clock(self.slot(key), sent, server_us);
+                        }
                         self.waiters
                             .entered(&claim.owner, key, number as u64, retry_after, channel);
                     }

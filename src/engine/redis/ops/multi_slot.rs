@@ -31,6 +31,7 @@ pub(in super::super) fn part(claim: &Claim, keys: &[Key]) -> Claim {
     let mut part = Claim::new(keys, claim.owner.clone(), claim.ttl, claim.process.clone());
     part.waiting = claim.waiting;
     part.metadata.clone_from(&claim.metadata);
+    part.is_part = claim.is_part || keys.len() < claim.keys().len();
     part
 }
 

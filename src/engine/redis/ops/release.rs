@@ -207,12 +207,12 @@ impl RedisEngine {
         }
     }
 
-    /// Runs a script after the attempts that this process has sent on the ordinary connection.
+    /// Runs a script after the attempts that this process has sent on the ordinary connection, and in a cluster on the fast path.
     async fn run_behind(&self, script: &Script, call: &Cmd, slot: u16) -> Result<Value, Failure> {
         match (&self.replicated, &self.route) {
             (Some(replicated), _) => replicated.link.run_on_ordinary_connection(script, call).await,
             (None, Route::One(link)) => link.run_on_ordinary_connection(script, call).await,
-            (None, Route::Cluster(_)) => self.route.run(script, call, slot).await,
+            (None, Route::Cluster(cluster)) => cluster.run_behind(script, call, slot).await,
         }
     }
 

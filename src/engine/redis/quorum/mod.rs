@@ -52,7 +52,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use redis::Cmd;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
@@ -220,6 +220,8 @@ impl Quorum {
     /// Spawns a task that continues without its caller until the engine is closed.
     fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let closing = self.closing.clone();
+        // Boxed: the code of a task exists once, and not for each kind of work.
+        let work: BoxFuture<'static, ()> = Box::pin(work);
         self.runtime.spawn(async move {
             tokio::select! {
                 biased;

@@ -12,7 +12,8 @@ use super::scripts::RENEW;
 use crate::clock::Moment;
 use crate::engine::redis::config::RedisConfig;
 use crate::engine::redis::connection::Link;
-use crate::engine::redis::connection::version::{OLDEST, check_version};
+use crate::engine::redis::connection::probe::explained;
+use crate::engine::redis::connection::version::check_server;
 use crate::engine::redis::error::{Failure, spoils_connection};
 use crate::engine::redis::scripts::Script;
 
@@ -102,9 +103,9 @@ impl Node {
         }
     }
 
-    /// Checks the version of the server, reads its clock, and opens the fast path.
+    /// Checks the mode and the version of the server, reads its clock, and opens the fast path.
     pub(super) async fn handshake(&self) -> Result<(), Failure> {
-        check_version(&self.link, OLDEST).await?;
+        explained(self.link.config(), check_server(&self.link, false)).await?;
         self.observe_time(&self.link.call(&redis::cmd("TIME")).await?)?;
         self.link.open_fast_path().await;
         Ok(())

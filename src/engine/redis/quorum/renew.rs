@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use super::inspect::HeldName;
 use super::node::Renewal;
-use super::scripts::{HEAL, RELEASE, RENEW, TRANSFER};
+use super::scripts::{HEAL, RELEASE, RENEW};
 use super::votes::{Answer, Count, Votes};
 use super::{PARTS, Quorum, VOTED};
 use crate::clock::Moment;
 use crate::engine::redis::keys::RECORD_KEPT_MS;
+use crate::engine::redis::scripts::TRANSFER;
 use crate::engine::{Renewed, Result};
 use crate::model::{Claim, OwnerToken, Ttl};
 

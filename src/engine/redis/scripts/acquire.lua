@@ -20,7 +20,7 @@
 --         9  the metadata, only when there is some
 -- Answer  granted:   the fencing token, an integer
 --         busy:      { the index of the first busy key, its PTTL, the waiter's number, 1 when another call has to hand off a
---                    name that was rolled back }
+--                    name that was rolled back, the server's clock in microseconds }
 --         undecided: {}: the script removed dead waiters, and there may be more; the caller calls again at once. The waiter
 --                    is in the queue of the first name, so that no later attempt of the same pipeline is granted before it
 --
@@ -65,7 +65,7 @@ if busy or queued then
   number = tonumber(ARGV[7] or 0)
   for i = 1, busy and 0 or n do
     if queued[i] == false then
-      local passed = pass(KEYS[i], KEYS[n + n + i], to, me, number > 0 and number)
+      local passed = pass(KEYS[i], KEYS[n + n + i], KEYS[n + i], to, me, number > 0 and number)
       if passed == nil then
         -- A first name that this owner already holds is busy for later attempts.
         if me and redis.call('GET', KEYS[1]) ~= owner then
@@ -91,7 +91,7 @@ if busy then
         mark_alive(queue, me)
       end
       if holder == owner or holder == reserved then
-        local passed = pass(KEYS[i], queue, to)
+        local passed = pass(KEYS[i], queue, KEYS[n + i], to)
         if not passed then
           redis.call('DEL', KEYS[i])
         end
@@ -104,7 +104,7 @@ if busy then
   if me then
     enter(KEYS[n + n + busy])
   end
-  return { busy, redis.call('PTTL', KEYS[busy]), number, more }
+  return { busy, redis.call('PTTL', KEYS[busy]), number, more, microseconds() }
 end
 
 local fence, record
@@ -113,7 +113,8 @@ if ours == n then
   local last = redis.call('GET', KEYS[n + 1])
   local known, token = string.match(last or '', '^(%d+) (%x+) ')
   if token == owner then
-    fence, record = tonumber(known), last
+    -- Of a hand-off: an attempt has found it now.
+    fence, record = tonumber(known), string.gsub(last, '^(%d+ %x+ %d+ %d+):0 ', '%1 ')
     if fence < least then
       -- A part of a claim, so this is a cluster: it has no key of the last token to raise.
       fence, record = least, string.format('%.0f', least) .. string.sub(last, #known + 1)
@@ -132,11 +133,7 @@ if not record then
   local since = math.floor(fence / 1000)
   fence = math.max(fence, least)
   for i = n + 1, counter and n + 1 or n + n do
-    local last = redis.call('GET', counter or KEYS[i])
-    local known = last and tonumber(string.match(last, '^%d+'))
-    if known and known >= fence then
-      fence = known + 1
-    end
+    fence = larger(fence, counter or KEYS[i])
   end
   if counter then
     redis.call('SET', counter, string.format('%.0f', fence))

@@ -3,14 +3,16 @@
 --
 -- KEYS    1 .. n         the lock keys
 --         n+1 .. 2n      their queues
+--         2n+1 .. 3n     their fence companions
 -- ARGV    1  where waiters are notified, without the process: holdfast:to:, in a cluster with a hash tag of the slot
 --         2  the process
 -- Answer  for each name its PTTL; 0 when the script removed dead waiters and there may be more: send the next heartbeat at
 --         once;
 --         or -2 when the waiters of the process have to make an attempt: positions of theirs were removed (the process
---         counted as dead, or the store was emptied), or the process receives no messages
+--         counted as dead, or the store was emptied), or the process receives no messages;
+--         and at the end the server's clock in microseconds
 
-local n = #KEYS / 2
+local n = #KEYS / 3
 local ms = math.floor(microseconds() / 1000)
 local till = ms + ALIVE_MS
 local answer = {}
@@ -27,7 +29,7 @@ for i = 1, n do
     end
     left = redis.call('PTTL', KEYS[i])
     if left == -2 then
-      local passed = pass(KEYS[i], queue, ARGV[1])
+      local passed = pass(KEYS[i], queue, KEYS[n + n + i], ARGV[1])
       if passed == nil then
         left = 0
       elseif passed then
@@ -37,4 +39,5 @@ for i = 1, n do
   end
   answer[i] = left
 end
+answer[n + 1] = microseconds()
 return answer

@@ -2,16 +2,17 @@
 --
 -- A queue is a sorted set with three kinds of members:
 --
---   <process>:<owner>[:<ttl>]  a waiter, with its ttl in ms if that is less than RESERVED_MS; its score is its number, by
---                              which it is served: the microsecond of its arrival
---   <process>                  a process with waiters; its score is minus the millisecond until which it counts as alive
---   !<process>                 a process whose waiters were removed as dead; its score is minus the millisecond of the
---                              removal. The answer to its next heartbeat is "try again", and its waiters enter again with
---                              their numbers
+--   <process>:<owner>[:<pid>@<host>][:<ttl>]
+--                a waiter, with its ttl in ms if that is less than RESERVED_MS; its score is its number, by which it is served:
+--                the microsecond of its arrival
+--   <process>    a process with waiters; its score is minus the millisecond until which it counts as alive
+--   !<process>   a process whose waiters were removed as dead; its score is minus the millisecond of the removal. The answer
+--                to its next heartbeat is "try again", and its waiters enter again with their numbers
 --
--- A waiter that gets a name by hand-off has to confirm within RESERVED_MS or its ttl, so that a dead waiter delays the others
--- for no longer than its lease would have. Until then the lock's key holds `<owner>-next`: the name is busy for every other
--- owner, other tools included, and has no holder.
+-- The hand-off makes a waiter with <pid>@<host> the holder, for RESERVED_MS or its ttl. Its process extends the lease. Any other
+-- waiter (of several names, with metadata, with minReplicas) has to confirm within this time. Until then the lock's key holds
+-- `<owner>-next`: the name is busy for every other owner, other tools included, and has no holder. So a dead waiter delays the
+-- others for no longer than its lease would have.
 
 local RESERVED_MS = 2000
 -- How long a process counts as alive after a command of it: WAITER_LIVENESS in src/engine/mod.rs.
@@ -22,6 +23,12 @@ local KEPT_MS = 60000
 local QUEUE_MS = 70000
 -- One script reads AT_ONCE * ROUNDS waiters at most, so that it blocks the server for a few milliseconds.
 local AT_ONCE, ROUNDS = 32, 8
+
+-- The last fencing token of all names: LAST in src/engine/redis/keys/mod.rs. Only a single server has it, and there a script may
+-- use it without declaring it, so that a release, which rarely needs it, does not send it.
+local LAST = 'holdfast:last'
+-- How long a fence companion outlives the lease: RECORD_KEPT_MS there, and in a cluster FENCE_KEPT_MS.
+local RECORD_KEPT_MS, FENCE_KEPT_MS = 3660000, 86400000
 
 -- The server's clock in microseconds since 1970: below 2^53, and so exact in Lua's doubles, until the year 2255.
 local function microseconds()
@@ -45,20 +52,33 @@ local function clear(queue)
   end
 end
 
+-- Returns the next fencing token: at least `fence`, and larger than the last one in `key`.
+local function larger(fence, key)
+  local last = redis.call('GET', key)
+  local known = last and tonumber(string.match(last, '^%d+'))
+  return known and known >= fence and known + 1 or fence
+end
+
 -- Hands a name that is free, or about to be, to the first live waiter, and notifies that one alone: its process gets the
--- waiter's member of the queue and the lock key. Removes dead waiters in front of it.
+-- waiter's member of the queue and the lock key. Removes dead waiters in front of it. In front of the member the message to
+-- a waiter that is the holder now has `grant:<fencing token>:<µs of the grant>:<ms of its end>` and a space.
 --
--- Answers true when it handed the name off; false when the next waiter is `me` or has a number larger than `number`, or when
--- there is none; nil when it reached the limit of removed waiters for one script: the caller has to call again. The process of
--- `me` counts as alive, because it made this call. With `notify_only` the waiter is notified, but does not get the name. `to`
--- and the process form the channel; in a cluster it is in the slot of the keys.
-local function pass(lock, queue, to, me, number, notify_only)
-  local publish = string.find(to, '{', 1, true) and 'SPUBLISH' or 'PUBLISH'
-  local ms, alive = math.floor(microseconds() / 1000), {}
+-- Answers true when it handed the name off, and 'granted' when the waiter is the holder now; false when the next waiter is `me`
+-- or has a number larger than `number`, or when there is none; nil when it reached the limit of removed waiters for one script:
+-- the caller has to call again. The process of `me` counts as alive, because it made this call. With `notify_only` the waiter
+-- is notified, but does not get the name. `to` and the process form the channel; in a cluster it is in the slot of the keys.
+local function pass(lock, queue, companion, to, me, number, notify_only)
+  -- A server that refuses writes (read-only, full, without replicas) refuses this one. From here on it executes the script to its
+  -- end, so that no message announces a grant that was not written.
+  redis.call('PEXPIRE', queue, QUEUE_MS)
+  local is_cluster = string.find(to, '{', 1, true)
+  local publish = is_cluster and 'SPUBLISH' or 'PUBLISH'
+  local now, alive = microseconds(), {}
+  local ms = math.floor(now / 1000)
   local asks = me and string.match(me, '^%x+')
   for _ = 1, ROUNDS do
     local waiters = redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, AT_ONCE)
-    local dead, next, process, owner = {}, nil, nil, nil
+    local dead, next, process, owner, left, grant = {}, nil, nil, nil, nil, nil
     for i = 1, #waiters, 2 do
       local waiter = waiters[i]
       if waiter == me or number and tonumber(waiters[i + 1]) > number then
@@ -69,8 +89,17 @@ local function pass(lock, queue, to, me, number, notify_only)
       local till = alive[process]
       if not till then
         till = process == asks and ms + RESERVED_MS or -(tonumber(redis.call('ZSCORE', queue, process)) or 0)
+        local rest, message = #process + #owner + 2, waiter .. ' ' .. lock
+        local ttl = tonumber(string.match(waiter, ':(%d+)$', rest))
+        local pid, host = string.match(waiter, '^:(%d+)@([^:]+)', rest)
+        left, grant = math.min(till - ms, RESERVED_MS, ttl or RESERVED_MS), nil
+        if pid and till > ms and not notify_only then
+          local fence = larger(now, is_cluster and companion or LAST)
+          grant = string.format('%.0f %s %.0f %s:0 %s', fence, owner, ms, pid, host)
+          message = string.format('grant:%.0f:%.0f:%.0f %s', fence, now, ms + left, message)
+        end
         -- A process without a connection receives no messages. Its waiters enter again when it has one.
-        if till > ms and redis.call(publish, to .. process, waiter .. ' ' .. lock) == 0 then
+        if till > ms and redis.call(publish, to .. process, message) == 0 then
           till = ms
         end
         alive[process] = till
@@ -89,10 +118,20 @@ local function pass(lock, queue, to, me, number, notify_only)
       redis.call('ZREM', queue, unpack(dead))
     end
     if next and not notify_only then
-      local ttl = tonumber(string.match(next, ':(%d+)$', #process + #owner + 2))
-      local left = math.min(alive[process] - ms, RESERVED_MS, ttl or RESERVED_MS)
-      redis.call('SET', lock, owner .. '-next', 'PX', left)
-      -- The process has to confirm. Until then it gets no other name: a stopped process delays the waiters
+      redis.call('SET', lock, grant and owner or owner .. '-next', 'PXAT', ms + left)
+      if grant then
+        -- `:0` after the process id: no attempt has found the grant yet (remove_waiter.lua).
+        redis.call('SET', companion, grant, 'PX', left + (is_cluster and FENCE_KEPT_MS or RECORD_KEPT_MS))
+        if not is_cluster then
+          redis.call('SET', LAST, string.match(grant, '^%d+'))
+        end
+        redis.call('ZREM', queue, next)
+        if #redis.call('ZRANGEBYSCORE', queue, 0, '+inf', 'LIMIT', 0, 1) == 0 then
+          clear(queue)
+          return 'granted'
+        end
+      end
+      -- The process has to send a command. Until then it gets no other name: a stopped process delays the waiters
       -- behind it once, and not once for each of its waiters.
       redis.call('ZADD', queue, -(ms + left), process)
       if left < RESERVED_MS then
@@ -105,7 +144,7 @@ local function pass(lock, queue, to, me, number, notify_only)
       end
     end
     if next ~= nil then
-      return next and true
+      return next and (grant and 'granted' or true)
     end
     if #waiters < AT_ONCE * 2 then
       clear(queue)

@@ -1,4 +1,5 @@
--- Transfers every name to another owner, if the old one still holds all of them, and extends the lease to at least its ttl.
+-- Transfers every name to another owner, if the old one still holds all of them, and extends the lease to at least its ttl. Also
+-- for a node of a quorum.
 --
 -- KEYS    1 .. n         the lock keys
 --         n+1 .. 2n      their fence companions
@@ -12,28 +13,29 @@
 -- Answer  1 transferred, 0 lost (and nothing was changed)
 --
 -- A name that the new owner already holds counts, too: a retry after a lost reply. Both companion keys name the owner, and
--- count only for that one: they are rewritten with the new owner, and keep the rest of their content.
+-- count only for that one: they are rewritten with the new owner, and keep the rest of their content. On a node of a quorum the
+-- lock key and the record contain the round of the grant (`.<round>` and `:<round>`), which stays the same.
 
 local from, to, ttl = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local n = #KEYS / 3
 
-local holders, companions = {}, {}
+local holders, rounds, companions = {}, {}, {}
 for i = 1, n do
-  local holder = redis.call('GET', KEYS[i])
+  local holder, round = string.match(redis.call('GET', KEYS[i]) or '', '^(%x+)(%.?%d*)$')
   if holder ~= from and holder ~= to then
     return 0
   end
   -- MGET reads a key of another type as nil.
-  holders[i], companions[i] = holder, redis.call('MGET', KEYS[n + i], KEYS[n + n + i])
+  holders[i], rounds[i], companions[i] = holder, round, redis.call('MGET', KEYS[n + i], KEYS[n + n + i])
 end
 
 for i = 1, n do
   local record, metadata = companions[i][1], companions[i][2]
-  redis.call('SET', KEYS[i], to, 'KEEPTTL')
+  redis.call('SET', KEYS[i], to .. rounds[i], 'KEEPTTL')
   if record then
-    local fence, token, since = string.match(record, '^(%d+) (%x+) (%d+) ')
+    local fence, token, since, round = string.match(record, '^(%d+) (%x+) (%d+) %d+(:?%d*) ')
     if token == holders[i] then
-      record = string.format('%s %s %s %s %s', fence, to, since, ARGV[5], ARGV[6])
+      record = string.format('%s %s %s %s%s %s', fence, to, since, ARGV[5], round, ARGV[6])
       redis.call('SET', KEYS[n + i], record, 'KEEPTTL')
     end
   end

@@ -232,13 +232,33 @@ async fn a_key_of_another_type_is_an_error_and_is_not_changed() {
         assert!(!error.retryable, "{error}");
         let shown = error.to_string();
         assert!(
-            shown.contains("holds something that is no lock: ") && shown.contains("WRONGTYPE"),
+            shown.contains("has a value of another type: ") && shown.contains("WRONGTYPE"),
             "{shown}"
         );
     }
     assert_eq!(ours.list("", PAGE).await.unwrap(), []);
     assert_eq!(other.run::<String>("TYPE lock:n").await, "hash");
     assert_eq!(other.run::<i64>("DBSIZE").await, 1);
+}
+
+#[tokio::test]
+async fn a_counter_of_another_type_fails_a_release_that_needs_a_token() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
+    let (holder, next) = (claim("n"), waiting("n"));
+    acquire(&ours, &holder).await;
+    let mut subscription = enqueue(&theirs, &next).await;
+    other.run::<()>("DEL holdfast:last").await;
+    other.run::<()>("HSET holdfast:last field 1").await;
+    let error = ours.release(&holder, Duration::ZERO).await.unwrap_err();
+    assert!(!error.retryable && error.to_string().contains("WRONGTYPE"), "{error}");
+    assert_eq!(other.run::<String>("GET lock:n").await, holder.owner.as_str());
+    assert_eq!(other.run::<String>("TYPE holdfast:last").await, "hash");
+    assert_eq!(subscription.take_hand_off(), None);
+    other.run::<()>("DEL holdfast:last").await;
+    release(&ours, &holder).await;
+    notified(&mut subscription).await;
+    assert_eq!(other.run::<String>("GET lock:n").await, next.owner.as_str());
 }
 
 #[tokio::test]

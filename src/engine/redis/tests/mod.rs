@@ -10,15 +10,17 @@ use std::time::Duration;
 
 use ::redis::FromRedisValue;
 
+use self::security::Certificates;
 use super::connection::Link;
 use super::topology::Route;
 use super::{RedisConfig, RedisEngine};
 use crate::engine::contract::PAGE;
-use crate::engine::{Acquired, Engine, Released, Settings, SharedEngine, Subscription};
+use crate::engine::{Acquired, Engine, Released, Settings, SharedEngine, Subscription, TlsFiles};
 use crate::event_loop::{EventLoop, Socket};
 use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
 mod connection;
+mod hand_off;
 mod keyspace;
 mod outages;
 mod queue;
@@ -32,7 +34,7 @@ mod quorum_on_fast_paths;
 #[cfg(unix)]
 mod records;
 mod renewal;
-mod security;
+pub(super) mod security;
 mod speed;
 mod topology;
 
@@ -167,6 +169,8 @@ struct OtherClient(::redis::aio::MultiplexedConnection);
 
 impl OtherClient {
     async fn connect(url: &str) -> Self {
+        // A second call changes nothing.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let options = ::redis::AsyncConnectionConfig::new()
             .set_connection_timeout(Some(Duration::from_secs(20)))
             .set_response_timeout(Some(Duration::from_secs(20)));
@@ -198,6 +202,8 @@ struct Server {
     process: Child,
     port: u16,
     dir: tempfile::TempDir,
+    /// With TLS.
+    files: Option<Certificates>,
 }
 
 impl Server {
@@ -206,8 +212,24 @@ impl Server {
         let port = free_port();
         let dir = tempfile::tempdir().unwrap();
         let process = spawn(port, dir.path(), options)?;
-        let mut server = Server { process, port, dir };
+        let mut server = Server {
+            process,
+            port,
+            dir,
+            files: None,
+        };
         server.wait_until_ready().await.then_some(server)
+    }
+
+    /// Starts a server, with TLS or without.
+    async fn start_with(tls: bool) -> Option<Self> {
+        if !tls {
+            return Self::start(&[]).await;
+        }
+        let files = Certificates::make()?;
+        let mut server = files.server("no").await?;
+        server.files = Some(files);
+        Some(server)
     }
 
     /// Waits until the server listens. Returns `false`, after a message, if it ended because it was built without TLS.
@@ -241,7 +263,16 @@ impl Server {
     }
 
     fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        let scheme = if self.files.is_some() { "rediss" } else { "redis" };
+        format!("{scheme}://127.0.0.1:{}", self.port)
+    }
+
+    /// Returns the TLS settings for its URL.
+    fn tls(&self) -> TlsFiles {
+        TlsFiles {
+            ca_file: self.files.as_ref().map(|files| files.path("ca.pem")),
+            ..TlsFiles::default()
+        }
     }
 
     async fn engine(&self) -> Arc<RedisEngine> {
@@ -249,7 +280,8 @@ impl Server {
     }
 
     async fn other(&self) -> OtherClient {
-        OtherClient::connect(&self.url()).await
+        let trust_all = if self.files.is_some() { "/#insecure" } else { "" };
+        OtherClient::connect(&(self.url() + trust_all)).await
     }
 }
 

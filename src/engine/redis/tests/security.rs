@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::*;
-use crate::engine::{Renewed, TlsFiles};
+use crate::engine::Renewed;
 use crate::error::EngineError;
 
 /// Returns the words of the documented user in `engine/redis/mod.rs`.
@@ -138,11 +138,11 @@ async fn a_failed_login_is_not_retryable() {
 }
 
 /// An authority, and the certificates that it has signed.
-pub(super) struct Certificates(tempfile::TempDir);
+pub(in super::super) struct Certificates(tempfile::TempDir);
 
 impl Certificates {
     /// Returns `None`, after a message, if there is no `openssl`.
-    pub(super) fn make() -> Option<Self> {
+    pub(in super::super) fn make() -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("san"), "subjectAltName=IP:127.0.0.1,DNS:localhost").unwrap();
         const NEW: &str = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2";
@@ -174,7 +174,7 @@ impl Certificates {
         Some(Certificates(dir))
     }
 
-    pub(super) fn path(&self, name: &str) -> PathBuf {
+    pub(in super::super) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
@@ -191,7 +191,7 @@ impl Certificates {
         ]
     }
 
-    async fn server(&self, ask_clients: &str) -> Option<Server> {
+    pub(super) async fn server(&self, ask_clients: &str) -> Option<Server> {
         let files = self.options();
         let files: Vec<&str> = files.iter().map(String::as_str).collect();
         let ports = ["--port", "0", "--tls-port", "PORT", "--tls-auth-clients", ask_clients];

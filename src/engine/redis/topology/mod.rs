@@ -17,7 +17,7 @@ use super::config::RedisConfig;
 use super::connection::Link;
 use super::connection::pubsub::{MessageHandler, RedisSubscription};
 use super::connection::request::Attempt;
-use super::connection::version::{OLDEST, OLDEST_IN_CLUSTER, check_version};
+use super::connection::version::check_server;
 use super::error::Failure;
 use super::keys::slots::{slot_of, tag_for_slot};
 use super::keys::{CHANNEL_PREFIX, Layout};
@@ -101,12 +101,11 @@ impl Route {
         }
     }
 
-    /// Checks that a server answers and is new enough. Returns whether it belongs to a cluster.
-    pub(super) async fn greet(&self) -> Result<bool, Failure> {
-        let oldest = if self.is_cluster() { OLDEST_IN_CLUSTER } else { OLDEST };
+    /// Checks that a server answers, is what the URL says, and is new enough.
+    pub(super) async fn greet(&self) -> Result<(), Failure> {
         let mut last = Failure::Unserved;
         for server in self.servers().await? {
-            match check_version(&server, oldest).await {
+            match check_server(&server, self.is_cluster()).await {
                 // One of the masters of a cluster may be down.
                 Err(failure) if failure.retryable() => last = failure,
                 outcome => return outcome,

@@ -13,6 +13,7 @@ use redis::{AsyncConnectionConfig, ConnectionInfo, RedisResult, Value};
 
 use super::majority::majority_of;
 use crate::engine::redis::config::{Sentinels, client, show_address};
+use crate::engine::redis::connection::dial::by_server_name;
 use crate::engine::redis::error::{Failure, NoMaster, Refusal};
 
 impl Sentinels {
@@ -36,11 +37,13 @@ impl Sentinels {
     }
 
     async fn ask_one(&self, sentinel: &ConnectionInfo) -> RedisResult<Option<(String, u16)>> {
-        let client = client(sentinel.clone(), self.tls.as_ref())?;
         // The caller has a time limit.
         let options = AsyncConnectionConfig::new()
             .set_response_timeout(None)
             .set_connection_timeout(None);
+        let tls = self.tls.as_ref();
+        let (sentinel, options) = by_server_name(tls, sentinel.clone(), options);
+        let client = client(sentinel, tls)?;
         let mut connection = client.get_multiplexed_async_connection_with_config(&options).await?;
         redis::cmd("SENTINEL")
             .arg("GET-MASTER-ADDR-BY-NAME")
@@ -71,6 +74,11 @@ pub(in super::super) async fn confirm(
         .await
         .and_then(Value::extract_error)
         .map_err(|error| Failure::connect(address, error))?;
+    check_master(&answer, address)
+}
+
+/// Checks that the answer of `ROLE` is that of a master.
+pub(in super::super) fn check_master(answer: &Value, address: &Arc<str>) -> Result<(), Failure> {
     match answer.as_sequence() {
         Some([Value::BulkString(role), ..]) if role == b"master" => Ok(()),
         Some([Value::BulkString(role), ..]) => Err(Failure::NoMaster(NoMaster::Other {

@@ -123,11 +123,14 @@ impl File {
 
     pub(super) async fn close(&mut self) {
         if let Some(open) = self.open.take() {
+            let _closing = match &open.peer {
+                Some(peer) => Some(peer.closing().await),
+                None => None,
+            };
+            // The peer is dropped later: a new connection must not share anything with this one.
             if let Err(error) = open.connection.close().await {
                 tracing::debug!(%error, "the connection was closed already");
             }
-            // Unregister after the close: a new connection must not share anything with this one.
-            drop(open.peer);
         }
     }
 

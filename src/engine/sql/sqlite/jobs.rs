@@ -4,11 +4,8 @@
 //! this order, up to [`BATCH`] claims. It takes [`SHARE`] claims of each part even where the parts before it fill the batch. So
 //! renewals and releases go before everything else, and no part stops another one. A job whose caller was dropped is skipped.
 //!
-//! Attempts go in the order of arrival until the oldest one has waited for [`OVERLOAD`]; then the newest goes first, as in
-//! `attempt_queue.rs`: after a stall the oldest are about to time out, and in the order of arrival so would be every later one.
+//! `overload_queue.rs` decides which attempt is next.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
@@ -18,7 +15,8 @@ use tokio::time::Instant;
 
 use super::error::Failure;
 use super::verbs::{Call, Page, Verbs};
-use crate::engine::{Acquired, OVERLOAD, Released, Renewed, Result};
+use crate::engine::overload_queue::OverloadQueue;
+use crate::engine::{Acquired, Released, Renewed, Result};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// Maximum number of claims in a transaction, unless one job has more. They share its begin and its commit. Other processes
@@ -168,15 +166,8 @@ pub(super) struct Receiver {
     changes: mpsc::UnboundedReceiver<Job>,
     reads: mpsc::UnboundedReceiver<Job>,
     attempts: mpsc::UnboundedReceiver<Attempt>,
-    waiting: Waiting,
-}
-
-/// The attempts that were received, in the order of arrival.
-#[derive(Default)]
-struct Waiting {
-    attempts: VecDeque<Attempt>,
-    /// How many of them there are for each first name.
-    names: HashMap<Key, usize>,
+    /// The attempts that were received.
+    waiting: OverloadQueue<Job>,
 }
 
 /// A job of attempts, and its arrival.
@@ -185,42 +176,6 @@ struct Attempt {
     /// The first name.
     name: Key,
     job: Job,
-}
-
-impl Waiting {
-    fn push(&mut self, attempt: Attempt) {
-        *self.names.entry(attempt.name.clone()).or_default() += 1;
-        self.attempts.push_back(attempt);
-    }
-
-    /// Takes the next attempt: the oldest one, or under overload the oldest one for the name of the newest one, so that the
-    /// waiters of a name keep their order.
-    fn take(&mut self) -> Option<Job> {
-        // The oldest time out first: without this they would stay below the newest while the overload lasts.
-        while self.attempts.front().is_some_and(|attempt| attempt.job.is_cancelled()) {
-            self.remove(0);
-        }
-        let mut index = 0;
-        if self.attempts.front()?.since.elapsed() > OVERLOAD {
-            let name = &self.attempts.back()?.name;
-            index = match self.names.get(name) {
-                Some(2..) => self.attempts.iter().position(|attempt| attempt.name == *name)?,
-                _ => self.attempts.len() - 1,
-            };
-        }
-        self.remove(index)
-    }
-
-    fn remove(&mut self, index: usize) -> Option<Job> {
-        let Attempt { name, job, .. } = self.attempts.remove(index)?;
-        if let Entry::Occupied(mut count) = self.names.entry(name) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
-        Some(job)
-    }
 }
 
 pub(super) fn queue() -> (Sender, Receiver) {
@@ -236,7 +191,7 @@ pub(super) fn queue() -> (Sender, Receiver) {
         changes: changes_receiver,
         reads: reads_receiver,
         attempts: attempts_receiver,
-        waiting: Waiting::default(),
+        waiting: OverloadQueue::default(),
     };
     (sender, receiver)
 }
@@ -264,17 +219,17 @@ impl Receiver {
     /// Cancel-safe: no job is lost.
     pub(super) async fn next(&mut self, batch: &mut Vec<Job>) -> bool {
         let mut next = None;
-        if self.waiting.attempts.is_empty() {
+        if self.waiting.is_empty() {
             tokio::select! {
                 biased;
                 Some(job) = self.changes.recv() => next = Some(job),
                 Some(job) = self.reads.recv() => next = Some(job),
-                Some(attempt) = self.attempts.recv() => self.waiting.push(attempt),
+                Some(attempt) = self.attempts.recv() => self.enter(attempt),
                 else => return false,
             }
         }
         while let Ok(attempt) = self.attempts.try_recv() {
-            self.waiting.push(attempt);
+            self.enter(attempt);
         }
         let mut claims = 0;
         for part in 0..3 {
@@ -296,14 +251,23 @@ impl Receiver {
         match part {
             0 => self.changes.try_recv().ok(),
             1 => self.reads.try_recv().ok(),
-            _ => self.waiting.take(),
+            _ => {
+                // The oldest time out first: without this they would stay below the newest while the overload lasts.
+                self.waiting.drop_oldest_while(Job::is_cancelled);
+                self.waiting.pop()
+            }
         }
+    }
+
+    fn enter(&mut self, Attempt { since, name, job }: Attempt) {
+        self.waiting.push(since, name, job);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::overload_queue::OVERLOAD;
     use crate::model::Process;
 
     type Answer = oneshot::Receiver<Result<Vec<Acquired>>>;
@@ -363,6 +327,6 @@ mod tests {
         let (job, _answer) = attempt(2000);
         sender.send(job);
         assert_eq!(names(&mut receiver).await, ["n2000"]);
-        assert!(receiver.waiting.attempts.is_empty() && receiver.waiting.names.is_empty());
+        assert!(receiver.waiting.is_empty());
     }
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Weak};
 
 use parking_lot::Mutex;
-use tokio::sync::watch;
+use tokio::sync::{Mutex as AsyncMutex, MutexGuard, watch};
 
 use super::identity::FileId;
 
@@ -16,7 +16,11 @@ static DATABASES: LazyLock<Mutex<HashMap<FileId, Weak<Peers>>>> = LazyLock::new(
 
 /// The connections to one database.
 #[derive(Debug, Default)]
-pub(super) struct Peers(watch::Sender<Open>);
+pub(super) struct Peers {
+    open: watch::Sender<Open>,
+    /// Locked while one of them is being closed.
+    closing: AsyncMutex<()>,
+}
 
 #[derive(Debug, Default)]
 struct Open {
@@ -48,10 +52,10 @@ impl Peers {
                 peers
             })
         };
-        let mut changes = peers.0.subscribe();
+        let mut changes = peers.open.subscribe();
         loop {
             let mut joined = None;
-            peers.0.send_if_modified(|open| {
+            peers.open.send_if_modified(|open| {
                 if open.outdated == 0 {
                     open.current += 1;
                     joined = Some(open.epoch);
@@ -70,7 +74,7 @@ impl Peers {
 impl Peer {
     /// Makes all connections of this epoch outdated, this one included.
     pub(super) fn outdate(&self) {
-        self.peers.0.send_if_modified(|open| {
+        self.peers.open.send_if_modified(|open| {
             let is_first = open.epoch == self.epoch;
             if is_first {
                 open.epoch += 1;
@@ -80,19 +84,32 @@ impl Peer {
         });
     }
 
+    /// Waits until no other connection is being closed. The returned guard is held during the close.
+    ///
+    /// The last connection copies the log to the database when it is closed. Two that were closed at the same time would each
+    /// find the other one open, and neither would copy a log that was deleted.
+    pub(super) async fn closing(&self) -> MutexGuard<'_, ()> {
+        self.peers.closing.lock().await
+    }
+
     /// Waits until this connection is outdated.
     pub(super) async fn outdated(&self) {
-        let _ = self.peers.0.subscribe().wait_for(|open| open.epoch > self.epoch).await;
+        let _ = self
+            .peers
+            .open
+            .subscribe()
+            .wait_for(|open| open.epoch > self.epoch)
+            .await;
     }
 
     pub(super) fn is_outdated(&self) -> bool {
-        self.peers.0.borrow().epoch > self.epoch
+        self.peers.open.borrow().epoch > self.epoch
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        self.peers.0.send_modify(|open| {
+        self.peers.open.send_modify(|open| {
             if open.epoch == self.epoch {
                 open.current -= 1;
             } else {

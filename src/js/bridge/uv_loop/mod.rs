@@ -1,7 +1,7 @@
 //! Node's event loop (libuv): sends requests and settles promises before the loop sleeps, and reads a socket when data arrives.
 //!
-//! libuv's functions are resolved at run time. Where a runtime does not export them, and on Windows, there is no [`UvLoop`], and
-//! all calls run on the I/O thread instead of the local executor.
+//! libuv's functions are resolved at run time. Where a runtime does not export them, outside of Node ([`runs_in_node`]), and on
+//! Windows, there is no [`UvLoop`], and all calls run on the I/O thread instead of the local executor.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use napi::bindgen_prelude::Object;
+use napi::bindgen_prelude::{JsObjectValue, Object};
 use napi::{Env, JsValue, sys};
 
 use super::{Bridge, settle_ready};
@@ -42,10 +42,11 @@ const BUSY_POLL: Duration = Duration::from_micros(75);
 /// How many ticks run in a row before the loop continues with its other handles.
 const TICKS_AT_ONCE: usize = 8;
 
-/// `UV_POLL` and `UV_PREPARE` of `uv_handle_type`, and `UV_READABLE`, which libuv 1.x does not change.
+/// `UV_POLL` and `UV_PREPARE` of `uv_handle_type`, and `UV_READABLE` and `UV_WRITABLE`, which libuv 1.x does not change.
 const POLL: c_int = 8;
 const PREPARE: c_int = 9;
 const READABLE: c_int = 1;
+const WRITABLE: c_int = 2;
 
 impl Uv {
     /// Resolves the functions. `None`: the process does not export them.
@@ -98,11 +99,16 @@ pub(super) struct UvLoop {
 struct PolledSocket {
     bridge: Rc<Bridge>,
     socket: Arc<dyn Socket>,
+    /// Whether libuv also polls until the socket takes more.
+    awaits_space: Cell<bool>,
 }
 
 impl UvLoop {
-    /// Returns the event loop of the environment. `None`: the runtime does not export libuv.
+    /// Returns the event loop of the environment. `None`: the runtime is not Node, or does not export libuv.
     pub(super) fn find(env: &Env) -> Option<Self> {
+        if !runs_in_node(env) {
+            return None;
+        }
         let uv = Uv::find()?;
         let (mut uv_loop, mut context) = (ptr::null_mut(), ptr::null_mut());
         let (resource, name) = (Object::new(env).ok()?, env.create_string("holdfast").ok()?);
@@ -148,12 +154,16 @@ impl UvLoop {
             }
             let served = PolledSocket {
                 bridge: bridge.clone(),
-                socket,
+                socket: socket.clone(),
+                awaits_space: Cell::new(false),
             };
             (self.uv.set_data)(poll, Box::into_raw(Box::new(served)).cast());
             (self.uv.poll_start)(poll, READABLE, on_poll);
             (self.uv.unref)(poll);
             self.polls.borrow_mut().push(poll);
+            if !socket.readable() {
+                self.drop_poll(poll);
+            }
         }
     }
 
@@ -165,6 +175,13 @@ impl UvLoop {
             let served = unsafe { &*(self.uv.get_data)(poll).cast::<PolledSocket>() };
             if !served.socket.flush() {
                 self.drop_poll(poll);
+                continue;
+            }
+            let is_blocked = served.socket.is_blocked();
+            if is_blocked != served.awaits_space.replace(is_blocked) {
+                let events = if is_blocked { READABLE | WRITABLE } else { READABLE };
+                // SAFETY: as above. A second start replaces the events (libuv's manual, `uv_poll_start`).
+                unsafe { (self.uv.poll_start)(poll, events, on_poll) };
             }
         }
     }
@@ -240,6 +257,25 @@ impl UvLoop {
     }
 }
 
+/// Other runtimes with Node-API, by their entry in `process.versions`.
+///
+/// Bun exports libuv's functions, and most of them abort the process. Deno's event loop is not libuv's. Electron runs libuv's loop
+/// only when a descriptor or a timer of that loop is ready: after a call from an event of Chromium, [`on_prepare`] may run much later.
+const OTHER_RUNTIMES: [&str; 3] = ["bun", "deno", "electron"];
+
+/// Whether Node runs the event loop: [`on_prepare`] then runs after every call.
+fn runs_in_node(env: &Env) -> bool {
+    let versions = env
+        .get_global()
+        .and_then(|global| global.get_named_property::<Object>("process"))
+        .and_then(|process| process.get_named_property::<Object>("versions"));
+    versions.is_ok_and(|versions| {
+        OTHER_RUNTIMES
+            .iter()
+            .all(|runtime| versions.has_named_property(runtime).is_ok_and(|has| !has))
+    })
+}
+
 /// One tick: polls the ready calls and settles their promises.
 fn tick(bridge: &Rc<Bridge>, uv_loop: &UvLoop) {
     let env = Env::from_raw(uv_loop.env);
@@ -266,7 +302,7 @@ fn catch_panic(work: impl FnOnce()) {
     }
 }
 
-/// Reads a socket when data arrives, and runs a tick.
+/// Reads a socket when data arrives, and runs a tick. The flush at its end writes what the socket has room for.
 unsafe extern "C" fn on_poll(poll: Handle, _: c_int, _: c_int) {
     catch_panic(|| {
         let Some(data) = Uv::data(poll) else { return };

@@ -57,7 +57,7 @@ impl Quorum {
     /// and dropping one removes it from the queue.
     pub(super) async fn acquire(self: &Arc<Self>, claim: &Claim) -> Result<Acquired> {
         let attempt = async {
-            let ticket = self.attempts.ticket().await;
+            let ticket = self.attempts.ticket(&claim.keys()[0]).await;
             // Boxed, so that a call that waits for its ticket is small.
             Box::pin(self.attempt(claim, ticket)).await
         };

@@ -10,7 +10,6 @@ scripts! {
     ROLLBACK = "rollback.lua";
     RENEW = "renew.lua";
     HEAL = "heal.lua";
-    TRANSFER = "transfer.lua";
     RELEASE = "release_one.lua" "release.lua";
     RELEASE_MANY = "release_one.lua" "release_many.lua";
     FORCE_RELEASE = "force_release.lua";

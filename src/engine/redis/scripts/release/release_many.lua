@@ -6,8 +6,8 @@
 --         3n+1 .. 4n     their metadata companions, only when one of the claims has metadata
 -- ARGV    1  where waiters are notified, without the process; where fence companions outlast the release, a space and the
 --            time in ms
---         2 .. n+1       the owners' tokens; for an owner with a possible position in the queue `<token>:<process>[:<ttl>]`,
---                        with process and ttl as in the queue's member
+--         2 .. n+1       the owners' tokens; for an owner with a possible position in the queue `<token>:<process>` and
+--                        the rest of the queue's member
 -- Answer  n when every owner held its name; else for each name 1 if its owner held it, 0 if not, and 2 more when another call
 --         has to hand it off; or -1 if its release failed
 

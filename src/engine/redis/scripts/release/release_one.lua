@@ -25,7 +25,7 @@ local function release_one(key, queue, fence, metadata, owner, me, to, fences_la
   local passed = false
   if holder ~= owner then
     if queued and (not holder or holder == owner .. '-next') then
-      passed = pass(key, queue, to)
+      passed = pass(key, queue, fence, to)
       if not passed then
         redis.call('DEL', key)
       end
@@ -43,17 +43,19 @@ local function release_one(key, queue, fence, metadata, owner, me, to, fences_la
     end
     if queued then
       -- The name may become free earlier than the waiters expect.
-      pass(key, queue, to, nil, nil, true)
+      pass(key, queue, fence, to, nil, nil, true)
     end
   else
-    passed = queued and pass(key, queue, to)
+    passed = queued and pass(key, queue, fence, to)
     if not passed then
       redis.call('DEL', key)
     end
     if metadata then
       redis.call('DEL', metadata)
     end
-    if fences_last == '0' then
+    if passed == 'granted' then
+      -- The fence companion is the next holder's.
+    elseif fences_last == '0' then
       redis.call('DEL', fence)
     else
       shorten(fence, tonumber(fences_last))

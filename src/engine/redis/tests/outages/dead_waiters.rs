@@ -279,7 +279,7 @@ async fn an_undecided_attempt_of_two_names_is_granted_before_a_later_one_of_its_
 
 #[tokio::test]
 async fn a_fence_companion_of_a_cluster_outlives_a_release_by_a_day() {
-    let Some(server) = Server::start(&["--cluster-enabled", "yes"]).await else {
+    let Some(server) = Server::start(&["--cluster-enabled", "yes", "--cluster-announce-ip", "127.0.0.1"]).await else {
         return;
     };
     let mut other = server.other().await;
@@ -288,7 +288,7 @@ async fn a_fence_companion_of_a_cluster_outlives_a_release_by_a_day() {
         other.run::<String>("CLUSTER INFO").await.contains("cluster_state:ok")
     })
     .await;
-    let ours = server.engine().await;
+    let ours = engine(&server.url().replace("redis:", "redis+cluster:"), "lock:").await;
     let long = || {
         let ttl = Ttl::clamped(Duration::from_secs(20 * 24 * 3600));
         Claim::new(&[key("n")], OwnerToken::fresh(), ttl, Arc::new(Process::current()))

@@ -10,6 +10,7 @@ use crate::engine::Result;
 pub(in super::super) async fn opened(server: &Server, fast: bool) -> Arc<RedisEngine> {
     let settings = Settings {
         event_loop: fast.then(TestLoop::here),
+        tls: server.tls(),
         ..settings("lock:")
     };
     let engine = RedisEngine::connect(RedisConfig::parse(&server.url(), &settings).unwrap())
@@ -34,9 +35,11 @@ async fn release_all(engine: &RedisEngine, claims: &[Claim]) -> Vec<Result<Relea
 }
 
 /// Checks that a limited number of attempts is sent during a stall, and that few commands release them afterwards.
-async fn a_stall(fast: bool, waiting: bool) {
+async fn a_stall(tls: bool, fast: bool, waiting: bool) {
     const CALLS: usize = 4000;
-    let Some(server) = Server::start(&[]).await else { return };
+    let Some(server) = Server::start_with(tls).await else {
+        return;
+    };
     let ours = opened(&server, fast).await;
     let mut other = server.other().await;
     server.suspend();
@@ -83,21 +86,32 @@ async fn scripts(other: &mut OtherClient) -> i64 {
 
 #[tokio::test]
 async fn attempts_dropped_in_a_stall_are_not_sent_later_on_the_ordinary_connection() {
-    a_stall(false, false).await;
-    a_stall(false, true).await;
+    a_stall(false, false, false).await;
+    a_stall(false, false, true).await;
 }
 
 #[cfg(unix)]
 #[tokio::test]
 async fn attempts_dropped_in_a_stall_are_not_sent_later_on_the_fast_path() {
-    a_stall(true, false).await;
-    a_stall(true, true).await;
+    for tls in [false, true] {
+        a_stall(tls, true, false).await;
+        a_stall(tls, true, true).await;
+    }
 }
 
 #[cfg(unix)]
 #[tokio::test]
 async fn an_attempt_dropped_in_the_tick_of_its_call_is_not_sent() {
-    let Some(server) = Server::start(&[]).await else { return };
+    for tls in [false, true] {
+        dropped_in_its_tick(tls).await;
+    }
+}
+
+#[cfg(unix)]
+async fn dropped_in_its_tick(tls: bool) {
+    let Some(server) = Server::start_with(tls).await else {
+        return;
+    };
     let (ours, mut other) = (opened(&server, true).await, server.other().await);
     let plain: Vec<Claim> = (0..2).map(|i| claim(&format!("plain{i}"))).collect();
     let mut several = Claim::new(
@@ -130,8 +144,17 @@ async fn an_attempt_dropped_in_the_tick_of_its_call_is_not_sent() {
 #[cfg(unix)]
 #[tokio::test]
 async fn a_call_dropped_while_the_socket_is_full_does_not_end_the_fast_path() {
+    for tls in [false, true] {
+        dropped_while_the_socket_is_full(tls).await;
+    }
+}
+
+#[cfg(unix)]
+async fn dropped_while_the_socket_is_full(tls: bool) {
     const LARGE: usize = 128;
-    let Some(server) = Server::start(&[]).await else { return };
+    let Some(server) = Server::start_with(tls).await else {
+        return;
+    };
     let (ours, mut other) = (opened(&server, true).await, server.other().await);
     let large = |i: usize| {
         // All of them are more than the socket's buffers hold.
@@ -177,8 +200,10 @@ async fn a_call_dropped_while_the_socket_is_full_does_not_end_the_fast_path() {
 
 #[tokio::test]
 async fn a_release_after_a_dropped_attempt_takes_effect_after_it() {
-    for fast in [false, cfg!(unix)] {
-        let Some(server) = Server::start(&[]).await else { return };
+    for (tls, fast) in [(false, false), (false, cfg!(unix)), (true, cfg!(unix))] {
+        let Some(server) = Server::start_with(tls).await else {
+            return;
+        };
         let (ours, mut other) = (opened(&server, fast).await, server.other().await);
         let mut claim = claim("n");
         claim.waiting = true;

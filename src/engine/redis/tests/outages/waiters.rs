@@ -96,7 +96,6 @@ async fn a_refused_hand_off_is_done_later_and_in_order() {
     let Some(server) = Server::start(&[]).await else { return };
     let (ours, theirs, mut other) = (server.engine().await, server.engine().await, server.other().await);
     let refusals = [
-        ("CONFIG SET maxmemory 1", "OOM", "CONFIG SET maxmemory 0"),
         ("REPLICAOF 127.0.0.1 1", "READONLY", "REPLICAOF NO ONE"),
         (
             "CONFIG SET min-replicas-to-write 1",

@@ -329,7 +329,7 @@ async fn a_permanent_error_on_a_majority_is_not_retryable() {
     nodes.other(1).await.run::<()>("LPUSH lock:n x").await;
     let error = ours.try_acquire(&held).await.unwrap_err();
     assert!(
-        !error.retryable && error.to_string().contains("holds something that is no lock"),
+        !error.retryable && error.to_string().contains("has a value of another type"),
         "{error}"
     );
     nodes.are_free(&[2], "n").await;

@@ -96,6 +96,28 @@ impl Nodes {
         engine(&self.url(), "lock:").await
     }
 
+    /// Opens an engine with fast paths.
+    #[cfg(unix)]
+    pub(super) async fn fast_engine(&self) -> Arc<RedisEngine> {
+        let settings = Settings {
+            event_loop: Some(TestLoop::here()),
+            ..settings("lock:")
+        };
+        RedisEngine::connect(RedisConfig::parse(&self.url(), &settings).unwrap())
+            .await
+            .unwrap()
+    }
+
+    /// Waits until the replica of the first master has the lock of a name.
+    pub(super) async fn wait_for_replication(&self, name: &str) {
+        within(60, "the replica has it", async || {
+            let mut other = self.nodes[3].other().await;
+            other.run::<()>("READONLY").await;
+            other.run::<i64>(&format!("EXISTS lock:{name}")).await == 1
+        })
+        .await;
+    }
+
     /// Begins to move a slot: both nodes are prepared, and no key has moved.
     pub(super) async fn open(&self, slot: u16, from: usize, to: usize) {
         let (source, target) = (self.id(from).await, self.id(to).await);

@@ -114,6 +114,7 @@ async fn sentinels_and_clusters_are_reached_over_tls_with_a_clients_certificate(
             cert_file: Some(files.path("client.pem")),
             key_file: Some(files.path("client.key")),
             insecure: false,
+            ..TlsFiles::default()
         },
         ..settings("lock:")
     };

@@ -9,6 +9,9 @@
 //! A node that refuses a call because its slot moves has not executed it. The call is sent again: to the node that the error
 //! names (`MOVED`, `ASK`), or after a pause (`TRYAGAIN`, `CLUSTERDOWN`). All other errors are returned to the caller: the call
 //! may have been executed. After each of them the map of the slots is read again.
+//!
+//! A call on the event loop's thread is first sent on the fast path to its node (`fast_path/`), which its first call there opens,
+//! and which is closed after a minute without a call. A call that a node refuses continues on the ordinary connections.
 
 mod map;
 mod sharded_pubsub;
@@ -106,7 +109,32 @@ impl Cluster {
         slot: u16,
         as_attempt: AsAttempt<'_>,
     ) -> Result<Value, Failure> {
+        self.run_with(script, call, slot, as_attempt, false).await
+    }
+
+    /// Runs a script on the ordinary connection, after all earlier commands on the fast path to the node that executes it. The
+    /// slot may have moved since those commands: a node that executes the script can no longer execute commands that another
+    /// node received before, because that one has not got the slot any more.
+    pub(in super::super) async fn run_behind(
+        self: &Arc<Self>,
+        script: &Script,
+        call: &Cmd,
+        slot: u16,
+    ) -> Result<Value, Failure> {
+        self.run_with(script, call, slot, None, true).await
+    }
+
+    /// Runs a script: first on the fast path, where calls have one reply each and no `ASKING`, or `behind` the commands there.
+    async fn run_with(
+        self: &Arc<Self>,
+        script: &Script,
+        call: &Cmd,
+        slot: u16,
+        as_attempt: AsAttempt<'_>,
+        behind: bool,
+    ) -> Result<Value, Failure> {
         let started = Instant::now();
+        let mut fast = !behind;
         let (mut backoff, mut hops) = (RETRY, 0);
         let mut asked = None;
         loop {
@@ -121,7 +149,13 @@ impl Cluster {
                 sent: Instant::now(),
                 answered: false,
             };
-            let answer = run_once(&node.commands, script, call, asking, as_attempt).await;
+            if behind && let Some(fast_path) = node.commands.current_fast_path() {
+                fast_path.settled().await;
+            }
+            let answer = match std::mem::take(&mut fast) {
+                true => node.commands.run_as(script, call, as_attempt).await,
+                false => run_once(&node.commands, script, call, asking, as_attempt).await,
+            };
             attempt.answered = true;
             let failure = match answer {
                 Ok(answer) => return Ok(answer),
@@ -168,6 +202,27 @@ impl Cluster {
         Ok(self.node(&self.master(slot).await?)?.commands.clone())
     }
 
+    /// Opens the fast path to one of the masters in the background. From then on calls begin on the thread of the event loop, and
+    /// open the fast paths to the others.
+    pub(in super::super) fn open_fast_path(self: &Arc<Self>) {
+        if self.config.event_loop.is_none() {
+            return;
+        }
+        let mut masters = self.state().map.as_ref().map(SlotMap::masters).unwrap_or_default();
+        fastrand::shuffle(&mut masters);
+        let cluster = self.clone();
+        self.runtime.spawn(async move {
+            for master in masters {
+                let Ok(node) = cluster.node(&master) else { return };
+                node.commands.open_fast_path().await;
+                // Else the master may be down.
+                if node.commands.current_fast_path().is_some() {
+                    return;
+                }
+            }
+        });
+    }
+
     /// Returns a connection to each current master.
     pub(in super::super) async fn masters(self: &Arc<Self>) -> Result<Vec<Arc<Link>>, Failure> {
         self.refresh().await?;
@@ -195,8 +250,10 @@ impl Cluster {
         }
         let node = state.nodes.entry(address.clone()).or_insert_with(|| {
             let config = self.config.node(address);
+            let commands = Link::new(config.clone());
+            commands.allow_fast_path();
             Arc::new(Node {
-                commands: Link::new(config.clone()),
+                commands,
                 channels: Link::for_channels(config),
             })
         });

@@ -1,0 +1,84 @@
+// The schedulers of docs/recipes/cron.md, each in three processes whose clocks differ: the job is done once per tick.
+import assert from 'node:assert/strict'
+import { fork } from 'node:child_process'
+import { mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { after, before, describe, test } from 'node:test'
+import { fileURLToPath, pathToFileURL } from 'node:url'
+import { blocksOf } from './readme/blocks.mjs'
+import { Project } from './readme/run.mjs'
+import { until } from './tools.mjs'
+
+const CHILD = fileURLToPath(new URL('children/cron.mjs', import.meta.url))
+const TICK_MS = 4000
+const TICKS = 3
+/** The first one calls first. */
+const SKEWS = [400, 0, -300]
+const recipes = blocksOf('docs/recipes/cron.md').filter(({ check }) => check === 'types')
+
+let project
+let folder
+before(() => {
+  project = new Project()
+  project.alsoHas('.', 'node-cron', 'croner', '@nestjs/common', '@nestjs/core', '@nestjs/schedule')
+  folder = mkdtempSync(join(tmpdir(), 'holdfast-cron-'))
+})
+after(() => {
+  project?.close()
+  if (folder) rmSync(folder, { recursive: true, maxRetries: 20, retryDelay: 50 })
+})
+
+/** Runs a recipe every 4 s. Resolves to what the instances report for each of some ticks in which all of them run. */
+async function ticksOf(t, recipe, name) {
+  const code = recipe.code.replace("'0 * * * *'", "'*/4 * * * * *'").replace("'50m'", "'2200ms'")
+  assert.match(code, /4 \*[^]*2200ms/)
+  const task = { file: pathToFileURL(await project.types(code)).href, url: `sqlite:${join(folder, name)}` }
+  const reports = /** @type {{ type: string, at: number, skewMs: number }[]} */ ([])
+  let output = ''
+  for (const skewMs of SKEWS) {
+    const own = JSON.stringify({ ...task, skewMs, fails: skewMs === SKEWS[0] })
+    const child = fork(CHILD, [own], { stdio: ['ignore', 'pipe', 'pipe', 'ipc'] })
+    t.after(() => child.kill('SIGKILL'))
+    child.on('message', (message) => reports.push({ .../** @type {any} */ (message), skewMs }))
+    for (const stream of [child.stdout, child.stderr]) stream?.on('data', (data) => (output += data))
+    child.on('exit', (code) => (output += `exit ${code}`))
+  }
+  const of = (type) => reports.filter((report) => report.type === type)
+  await until(`the instances: ${output}`, () => of('ready').length === SKEWS.length, 60_000)
+  // The tick after the next one: no instance has missed a part of it.
+  const first = Math.ceil(Math.max(...of('ready').map(({ at }) => at + 1000)) / TICK_MS)
+  const tickOf = ({ at }) => Math.round(at / TICK_MS) - first
+  await until(output, () => of('call').filter((call) => tickOf(call) >= TICKS).length > 0, 60_000)
+  return Array.from({ length: TICKS }, (_, tick) => reports.filter((report) => tickOf(report) === tick))
+}
+
+describe('a job in three instances', { concurrency: true }, () => {
+  for (const recipe of recipes) {
+    const [, scheduler = ''] = /from '([^']*(?:cron|schedule)[^']*)'/.exec(recipe.code) ?? []
+    test(`${scheduler} does it once per tick, and in another instance when it throws`, async (t) => {
+      const ticks = await ticksOf(t, recipe, scheduler.replace(/\W/g, ''))
+      const count = (reports, type) => reports.filter((report) => report.type === type).length
+      const shown = JSON.stringify(ticks)
+      for (const reports of ticks) {
+        assert.equal(count(reports, 'call'), SKEWS.length, shown)
+        assert.equal(count(reports, 'success'), 1, shown)
+        const failed = reports.findIndex(({ type }) => type === 'failure')
+        if (failed < 0) continue
+        const success = reports.find(({ type }) => type === 'success')
+        assert.notEqual(success?.skewMs, reports[failed].skewMs, shown)
+      }
+      // The instance whose clock is ahead fails in every second run.
+      assert.ok(
+        ticks.some((reports) => count(reports, 'failure') === 1),
+        shown,
+      )
+      assert.ok(
+        ticks.some((reports) => count(reports, 'failure') === 0),
+        shown,
+      )
+    })
+  }
+
+  test('there is a recipe for each scheduler', () => assert.equal(recipes.length, 3))
+})

@@ -1,0 +1,269 @@
+// Elections through outages of the store, and the process that waits for one.
+import assert from 'node:assert/strict'
+import { proxySuite } from './proxy.mjs'
+import { assertFree, assertGrowing, INDEX, rejection, rejects, runNode, sleep, until } from './tools.mjs'
+import { suite } from './stores.mjs'
+
+/** Resolves when a signal aborts. @param {import('../index.js').Signal} signal */
+const aborted = (signal) => new Promise((resolve) => signal.addEventListener('abort', resolve))
+
+for (const kind of /** @type {const} */ (['redis', 'mongodb-replica-set'])) {
+  proxySuite(kind, 'elections', {}, (test) => {
+    test('an outage of 8 s ends a leadership of 4 s, and no election', async ({ connect, direct, proxy }) => {
+      const locks = await connect({ storeTimeoutMs: 1500 })
+      const terms = /** @type {bigint[]} */ ([])
+      const reasons = /** @type {string[]} */ ([])
+      const elect = (ttlMs) =>
+        locks.elect(`leader:${ttlMs}`, { ttlMs }, async ({ signal, term }) => {
+          terms.push(term)
+          await aborted(signal)
+          reasons.push(signal.reason.code)
+        })
+      const [short, long] = [elect('4s'), elect('60s')]
+      await until('leaders', () => short.isLeader && long.isLeader)
+      const { term } = long
+      const watched = direct.watch('leader:4s', { intervalMs: 50 })
+      assert.equal((await watched.next()).value?.fencingToken, short.term)
+      const waits = locks.elect('new', ({ signal }) => aborted(signal))
+      await until('a third leader', () => waits.isLeader)
+      await waits.resign()
+      await proxy.down()
+      await sleep(8000)
+      assert.deepEqual([short.isLeader, long.isLeader, reasons], [false, true, ['LOCK_LOST']])
+      await proxy.up()
+      await until('the leader again', () => short.isLeader && waits.isLeader)
+      assert.equal(long.term, term)
+      const last = short.term ?? assert.fail('it does not lead')
+      assertGrowing([terms[0], last])
+      let seen
+      do seen = (await watched.next()).value
+      while (seen?.fencingToken !== last)
+      await watched.return?.()
+      await Promise.all([short.stop(), long.stop(), waits.stop()])
+    })
+
+    test('a lazy service is a candidate before the store is there', async ({ connect, proxy }) => {
+      await proxy.down()
+      const locks = await connect({ storeTimeoutMs: 500, lazy: true })
+      const election = locks.elect('leader', ({ signal }) => aborted(signal))
+      await sleep(1200)
+      await proxy.up()
+      await until('a leader', () => election.isLeader)
+      const closing = locks.close({ drainMs: '60s' })
+      await election.done
+      await closing
+    })
+
+    test('the period of a job continues through an outage at its end', async ({ connect, direct, proxy }) => {
+      const locks = await connect({ storeTimeoutMs: 500 })
+      let runs = 0
+      let end
+      const ended = new Promise((resolve) => (end = resolve))
+      const job = (name, ttlMs) =>
+        locks.oncePer(name, { periodMs: '1h', ttlMs }, () => {
+          runs++
+          return ended
+        })
+      const jobs = [job('short', '2s'), job('long', '30s')]
+      await until('the jobs', () => runs === 2)
+      await proxy.down()
+      end()
+      assert.deepEqual(await Promise.all(jobs), Array(2).fill({ ran: true, value: undefined }))
+      await until('the end of the short lease', async () => (await direct.inspect('short')) === null)
+      await proxy.up()
+      for (const name of ['short', 'long']) {
+        await until(name, async () => ((await direct.inspect(name))?.remainingMs ?? 0) > 60_000)
+        const { ran } = await direct.oncePer(name, { periodMs: '1h', waitMs: 0 }, () => assert.fail('it ran twice'))
+        assert.equal(ran, false)
+        await direct.forceRelease(name)
+      }
+    })
+
+    test('watch reads the name only while next() waits', async ({ connect, direct, key, proxy }) => {
+      const locks = await connect()
+      let reads = 0
+      proxy.intercept = (data) => {
+        reads += Number(data.includes(key('watched')))
+        return false
+      }
+      const watched = locks.watch('watched', { intervalMs: 20 })
+      assert.equal((await watched.next()).value, null)
+      const first = reads
+      await sleep(400)
+      assert.equal(reads, first)
+      const change = watched.next()
+      await until('reads', () => reads >= first + 5)
+      const lock = await direct.acquire('watched')
+      assert.equal((await change).value?.holder?.pid, process.pid)
+      const before = reads
+      await sleep(400)
+      assert.equal(reads, before)
+      await lock.release()
+      assert.equal((await watched.next()).value, null)
+      await watched.return?.()
+      proxy.intercept = undefined
+    })
+  })
+}
+
+suite('memory', 'the process of an election', { concurrency: 2 }, (test) => {
+  /** Runs a candidate in a process with nothing else to do. Resolves to what it prints, and its exit code. */
+  const run = async (options, body) => {
+    const { stdout, code } = await runNode(`
+      import { LockService } from '${INDEX}'
+      const locks = await LockService.connect('memory:')
+      const aborted = (signal) => new Promise((resolve) => signal.addEventListener('abort', resolve))
+      const lock = await locks.acquire('leader')
+      const election = locks.elect('leader', ${JSON.stringify(options)}, async ({ signal }) => {
+        console.log('leads')
+        await aborted(signal)
+      })
+      ${body}`)
+    return [...stdout.split('\n').filter(Boolean), code]
+  }
+
+  test('it lives while it waits for the leadership, and while it leads', async () => {
+    const body = `
+      setTimeout(() => lock.release(), 300).unref()
+      setTimeout(() => locks.close({ drainMs: '5s' }), 1500).unref()
+      election.done.then(() => console.log('done'))`
+    assert.deepEqual(await run({}, body), ['leads', 'done', 0])
+  })
+
+  test('it exits with unref, while it waits and while it leads', async () => {
+    assert.deepEqual(
+      await run({ unref: true }, `while (locks.stats().waiting === 0) await locks.ping()\nconsole.log('waits')`),
+      ['waits', 0],
+    )
+    assert.deepEqual(
+      await run({ unref: true }, `await lock.release()\nwhile (!election.isLeader) await locks.ping()`),
+      ['leads', 0],
+    )
+  })
+
+  test('other calls keep it alive beside an election with unref, before a lazy service has connected', async () => {
+    const { stdout, code } = await runNode(`
+      import { LockService } from '${INDEX}'
+      const locks = await LockService.connect('redis://127.0.0.1:1', { lazy: true, connectMs: 1000 })
+      locks.elect('leader', { unref: true }, () => {})
+      await locks.ping().catch(({ code }) => console.log(code))`)
+    assert.deepEqual([stdout, code], ['LOCK_STORE\n', 0])
+  })
+
+  test('other calls keep it alive beside an election with unref', async () => {
+    const body = `
+      const other = await locks.acquire('other')
+      setTimeout(() => other.release(), 500).unref()
+      await locks.acquire('other')
+      console.log('acquired')`
+    assert.deepEqual(await run({ unref: true }, body), ['acquired', 0])
+  })
+})
+
+suite('memory', 'the ends of leaderships', { concurrency: 4 }, (test) => {
+  test('a leader that resigns in its function, or returns at once, causes no load', async (store) => {
+    const locks = await store.connect()
+    const terms = { resigns: 0, returns: 0 }
+    const resigns = locks.elect('resigns', { restart: true }, () => {
+      terms.resigns++
+      void resigns.resign()
+    })
+    const returns = locks.elect('returns', { restart: true }, () => void terms.returns++)
+    await until('terms', () => terms.resigns >= 3 && terms.returns >= 3)
+    await sleep(500)
+    assert.ok(terms.resigns < 20 && terms.returns < 20, JSON.stringify(terms))
+    await Promise.all([resigns.stop(), returns.stop()])
+  })
+
+  test('an error of the job during stop() is reported, unless the abort caused it', async (store) => {
+    const locks = await store.connect()
+    const other = new Error('another cause')
+    const abortError = (options) => Object.assign(new Error('aborted', options), { name: 'AbortError' })
+    const thrown = {
+      own: () => new Error('from fn'),
+      'its own, with a cause': () => new Error('from fn', { cause: other }),
+      'its own, after the abort': (signal) => new Error('not saved', { cause: signal.reason }),
+      'of another signal': () => abortError({ cause: other }),
+    }
+    const ends = async (name, makeError, options) => {
+      const election = locks.elect(name, options, async ({ signal }) => {
+        await aborted(signal)
+        throw makeError(signal)
+      })
+      await until('a leader', () => election.isLeader)
+      await election.stop()
+      return election.done
+    }
+    for (const [name, makeError] of Object.entries(thrown)) {
+      let error
+      const make = (signal) => (error = makeError(signal))
+      assert.equal(await rejection(ends(name, make)), error, name)
+      const errors = []
+      await ends(name, make, { restart: true, onError: (thrown) => errors.push(thrown) })
+      assert.deepEqual(errors, [error], name)
+    }
+    await ends('the reason', (signal) => signal.reason)
+    await ends('of Node', ({ reason }) => abortError({ cause: reason }))
+    await ends('of another library', () => abortError())
+  })
+
+  test("the service's minHoldMs and maxHoldMs do not apply to elect and oncePer", async (store) => {
+    const locks = await store.connect({ defaults: { minHoldMs: '1h', maxHoldMs: 500 } })
+    const failed = new Error('from fn')
+    const job = locks.oncePer('failed', { periodMs: '1h' }, async ({ signal }) => {
+      await sleep(1000)
+      assert.equal(signal.aborted, false)
+      throw failed
+    })
+    const election = locks.elect('leader', ({ signal }) => aborted(signal))
+    assert.equal(await rejection(job), failed)
+    await assertFree(locks, 'failed')
+    assert.equal(election.isLeader, true)
+    await election.stop()
+    await assertFree(locks, 'leader')
+    const limited = locks.oncePer('limited', { periodMs: '1h', maxHoldMs: 300 }, ({ signal }) => aborted(signal))
+    await rejects(limited, 'LOCK_LOST')
+    // Under the minimum hold of `assertFree`.
+    store.mayLeaveLocks = true
+  })
+})
+
+suite('memory', 'the arguments of elections', (test) => {
+  test('a wrong argument is named', async (store) => {
+    const locks = await store.connect()
+    const fn = () => {}
+    for (const [call, name] of /** @type {[() => unknown, string][]} */ ([
+      [() => locks.elect(/** @type {any} */ (7), fn), 'name'],
+      [() => locks.elect('n', /** @type {any} */ ({ waitMs: 5 }), fn), 'options'],
+      [() => locks.elect('n', { ttlMs: -1 }, fn), 'ttlMs'],
+      [() => locks.elect('n', /** @type {any} */ ({ restart: 1 }), fn), 'restart'],
+      [() => locks.elect('n', /** @type {any} */ ({ unref: 'yes' }), fn), 'unref'],
+      [() => locks.elect('n', /** @type {any} */ ({ onError: 1 }), fn), 'onError'],
+      [() => locks.elect('n', /** @type {any} */ ({ signal: {} }), fn), 'signal'],
+      [() => locks.elect('n', /** @type {any} */ (undefined)), 'fn'],
+      [() => locks.watch(/** @type {any} */ (null)), 'name'],
+      [() => locks.watch('n', { intervalMs: 0 }), 'intervalMs'],
+      [() => locks.watch('n', /** @type {any} */ ({ signal: 1 })), 'signal'],
+    ])) {
+      assert.throws(
+        call,
+        (/** @type {any} */ error) => error.code === 'LOCK_INVALID_ARGUMENT' && error.message.startsWith(`${name} `),
+      )
+    }
+    await rejects(locks.oncePer('n', /** @type {any} */ ({}), fn), 'LOCK_INVALID_ARGUMENT')
+    await rejects(
+      locks.oncePer('n', /** @type {any} */ ({ periodMs: '1h', minHoldMs: 1 }), fn),
+      'LOCK_INVALID_ARGUMENT',
+    )
+    await rejects(locks.elect('n'.repeat(600), fn).done, 'LOCK_INVALID_ARGUMENT')
+  })
+
+  test('the default of an error of a leader with restart is a warning', async () => {
+    const { stderr } = await runNode(`
+      import { LockService } from '${INDEX}'
+      const locks = await LockService.connect('memory:')
+      const election = locks.elect('leader', { restart: true }, () => { throw new Error('from fn') })
+      process.once('warning', () => locks.close())`)
+    assert.match(stderr, /HOLDFAST_ELECTION.*the leader of "leader" failed, and is a candidate again: Error: from fn/)
+  })
+})

@@ -1,0 +1,4 @@
+// The hand-off on Redis.
+import { handOff } from './hand-off.mjs'
+
+handOff('redis')

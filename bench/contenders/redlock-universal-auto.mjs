@@ -1,6 +1,0 @@
-// The same as redlock-universal.mjs, on an ioredis that joins the commands of one tick.
-import * as plain from './redlock-universal.mjs'
-
-export const { kind, packages, does } = plain
-export const setting = 'as redlock-universal, with `enableAutoPipelining: true`: more throughput, a slower single call'
-export const connect = (...urls) => plain.connectWith({ enableAutoPipelining: true }, ...urls)

@@ -1,0 +1,180 @@
+// Writes the figures of the last run into the documents: `node bench/figures.mjs`. `npm run bench` does that after it has written its
+// reports, and a test compares.
+import { readFileSync, writeFileSync } from 'node:fs'
+import { fileURLToPath } from 'node:url'
+
+const path = (file) => new URL(`../${file}`, import.meta.url)
+const read = (file) => readFileSync(path(file), 'utf8')
+const one = (number) => number.toFixed(1)
+
+/** Returns the rows of a section's tables, as lists of cells. */
+function rows(file, section) {
+  const [, body] = read(file).split(`\n## ${section}\n`)
+  if (body === undefined) throw new Error(`${file} has no section ${section}`)
+  return body
+    .split('\n## ')[0]
+    .split('\n')
+    .filter((line) => line.startsWith('| '))
+    .map((line) => line.split('|').map((cell) => cell.trim()))
+}
+
+/** Returns a cell of the first row whose first cells begin with these. */
+function cell(file, section, starts, index) {
+  const row = rows(file, section).find(([, ...cells]) => starts.every((start, at) => cells[at]?.startsWith(start)))
+  if (!row) throw new Error(`${file}: ${section} has no row ${starts.join(', ')}`)
+  return row[index]
+}
+
+/** Columns of the summary. */
+const [FASTEST, USING, LOOP, FLOOR] = [4, 5, 6, 8]
+
+/** Returns a column of the summary as numbers, by calls in flight, of the rows whose title begins with `title`. */
+function summary(title, column) {
+  const found = rows('bench/results.md', 'Summary').filter(([, name]) => title.test(name))
+  return Object.fromEntries(found.map((row) => [row[2], parseFloat(row[column])]))
+}
+
+const REDIS = /^Pairs, Redis [\d.]+$/
+const MONGODB = /^Pairs, MongoDB/
+/** Returns the least and the greatest number. */
+const ends = (...all) => [Math.min(...all), Math.max(...all)]
+/** The same of all rows of the summary. `title` may match several tables. */
+const range = (title, column) =>
+  ends(
+    ...rows('bench/results.md', 'Summary')
+      .filter(([, name]) => title.test(name))
+      .map((row) => parseFloat(row[column])),
+  )
+
+const HANDOFF = 'bench/results-handoff.md'
+const IDLE = '100 waiters in 4 processes that wait for 10 s'
+const LOADS = ['1 waiter', '10 waiters in one process', '100 waiters in one process', '100 waiters in 4 processes']
+const medians = (file) => LOADS.map((load) => Number(cell(file, load, ['holdfast'], 4)))
+const idle = (name) => Number(cell(HANDOFF, IDLE, [name, 'default'], 4))
+const lease = (index) => cell('bench/results-leases.md', 'A ttl of 30 s, for 30 s', ['holdfast'], index)
+const server = (start) => cell('docs/speed.md', 'The server', [start], 2)
+const size = (name) => one(Number(cell('bench/results.md', 'Import and installed size', [name], 4)))
+
+/** The sentences with figures, by file: `#` is a figure. */
+const SENTENCES = {
+  'README.md': () => [
+    ['`using` makes # to # times the locks per second', range(REDIS, USING).map(one)],
+    ['an attempt for a busy name is # to # times as fast', range(/^Failed tries, Redis/, FASTEST).map(one)],
+    ['make up to # times the calls per second', [one(1 / range(MONGODB, FLOOR)[0])]],
+    ['wakes the next waiter in # ms', [cell(HANDOFF, '1 waiter', ['holdfast', 'default'], 4)]],
+    [
+      'redlock with default settings takes # ms',
+      [Number(cell(HANDOFF, '1 waiter', ['redlock', 'default'], 4)).toFixed(0)],
+    ],
+    ['send # commands per process and second', [idle('holdfast').toFixed(2)]],
+    ['with redlock they send #', [idle('redlock').toFixed(0)]],
+    ['take # % of a core and # bytes each', [lease(5).split(' ')[0], lease(3).split(' ')[0]]],
+    ['costs Redis # µs instead of # µs', [server('four plain commands ('), server('`SET NX PX`, and a script')]],
+    [
+      '**# MiB**, native | # MiB | # MiB | # MiB | # MiB',
+      ['holdfast', 'redlock (', 'redlock-universal (', 'redis-semaphore (', 'verrou ('].map(size),
+    ],
+  ],
+  'docs/compare.md': () => [
+    [
+      '# times the calls per second of the fastest of the four one at a time, # with 16 in flight, # with 64, # with 256, # with 1024, ' +
+        'and # to # times those of ioredis without a library. The event-loop time is # to # times',
+      [...Object.values(summary(REDIS, FASTEST)), ...range(REDIS, FLOOR), ...range(REDIS, LOOP)].map(one),
+    ],
+    [
+      'An attempt for a busy name: # times the calls per second one at a time, # times with 64',
+      Object.values(summary(/^Failed tries, Redis/, FASTEST)).map(one),
+    ],
+    ['all are similar (# to # times the fastest)', range(/^Pairs, Redis.* more per round trip$/, FASTEST).map(one)],
+    [
+      'Quorum of three nodes: # to # times the fastest; of five nodes # to # times',
+      [3, 5].flatMap((size) => range(new RegExp(`^Pairs, quorum of ${size}`), FASTEST).map(one)),
+    ],
+    ['From a release to the next grant: # to # ms', ends(...medians(HANDOFF)).map(one)],
+    ['MongoDB: # to # times the calls per second of the gist', range(MONGODB, FLOOR).map(one)],
+    ['holdfast has # MiB', [size('holdfast')]],
+  ],
+  'docs/stores/mongodb.md': () => [
+    [
+      'From a release to the next grant # to # ms on a replica set',
+      ends(...medians('bench/results-handoff-mongodb.md')).map((number) => number.toFixed(0)),
+    ],
+    [
+      '# to # times the pairs per second of `mongodb-lock`, # to # times those of the gist',
+      [...range(MONGODB, FASTEST), ...range(MONGODB, FLOOR)].map(one),
+    ],
+  ],
+  'docs/stores/redis-quorum.md': () => [
+    [
+      '# to # times the pairs per second of the fastest of the compared libraries',
+      range(/^Pairs, quorum/, FASTEST).map(one),
+    ],
+  ],
+}
+
+/** Replaces the figures of one sentence, which the text has exactly once. */
+function withSentence(file, text, sentence, figures) {
+  const pattern = sentence
+    .split('#')
+    .map((part) => part.replaceAll(/[.*+?^${}()|[\]\\]/g, '\\$&').replaceAll(/\s+/g, '\\s+'))
+    .join('(\\d[\\d.]*)')
+  const found = [...text.matchAll(new RegExp(pattern, 'dg'))]
+  if (found.length !== 1)
+    throw new Error(`${file} has ${found.length} sentences "${sentence}": change it or bench/figures.mjs`)
+  const spans = found[0].indices?.slice(1) ?? []
+  if (spans.length !== figures.length || figures.some((figure) => !/^\d[\d.]*$/.test(figure)))
+    throw new Error(`${file}: "${sentence}" has the figures ${figures}`)
+  return spans.reduceRight((changed, [from, to], at) => changed.slice(0, from) + figures[at] + changed.slice(to), text)
+}
+
+const COLUMNS = ['1', '16', '64', '200', '256', '1024']
+const TABLE = /(<!-- from the results: node bench\/figures\.mjs -->\n)[^]*?(\n<!-- end -->)/
+
+/** Formats the table of docs/speed.md: the ratios of the last run. */
+function ratios() {
+  const titles = [...new Set(rows('bench/results.md', 'Summary').map(([, title]) => title))]
+  /** @type {[RegExp, number, string][]} */
+  const kinds = [
+    [/^Pairs, Redis/, USING, '`using`, the fastest library'],
+    [/^Pairs, MongoDB/, FLOOR, '`acquire`, the gist'],
+    [/^Pairs, quorum/, FASTEST, '`acquire`, the fastest library'],
+    [/^HTTP service/, FASTEST, '`using`, the fastest library'],
+  ]
+  const lines = kinds.flatMap(([kind, column, what]) =>
+    titles
+      .filter((title) => kind.test(title))
+      .flatMap((title) => {
+        const found = rows('bench/results.md', 'Summary').filter(([, name]) => name === title)
+        const byLoad = new Map()
+        for (const row of found) {
+          const [load, ...rest] = row[2].split(' in flight')
+          const key = `${title}${rest.join('')}`
+          byLoad.set(key, { ...byLoad.get(key), [load]: row[column].split(' ')[0] })
+        }
+        return [...byLoad]
+          .filter(([, cells]) => Object.values(cells).some(Boolean))
+          .map(([name, cells]) => `| ${name} | ${what} | ${COLUMNS.map((load) => cells[load] ?? '').join(' | ')} |`)
+      }),
+  )
+  const head = `| calls per second | holdfast's call, divided by | ${COLUMNS.join(' | ')} |`
+  return [head, `|---|---|${'---:|'.repeat(COLUMNS.length)}`, ...lines].join('\n')
+}
+
+/** Returns each document with the figures of the last run, by file. */
+export function documentsWithFigures() {
+  const documents = Object.entries(SENTENCES).map(([file, sentences]) => [
+    file,
+    sentences().reduce((text, [sentence, figures]) => withSentence(file, text, sentence, figures), read(file)),
+  ])
+  const speed = read('docs/speed.md')
+  if (!TABLE.test(speed)) throw new Error('docs/speed.md has no place for the table of ratios')
+  documents.push(['docs/speed.md', speed.replace(TABLE, (_, start, end) => `${start}\n${ratios()}\n${end}`)])
+  return Object.fromEntries(documents)
+}
+
+/** Writes the figures of the last run into the documents. */
+export function writeFigures() {
+  for (const [file, text] of Object.entries(documentsWithFigures())) writeFileSync(path(file), text)
+}
+
+if (process.argv[1] === fileURLToPath(import.meta.url)) writeFigures()

@@ -1,0 +1,214 @@
+// `holdfast run`.
+import { constants } from 'node:os'
+import { setTimeout } from 'node:timers/promises'
+import { isLockError } from '../../index.js'
+import { Child } from './child.mjs'
+import { BUSY, LOST, millisecondsOf, oneOf, timeOf, UsageError, withLocks } from './common.mjs'
+import { complain } from './text.mjs'
+
+/** The signals that are forwarded to the command, and those of them that end it. */
+const FORWARDED = /** @type {const} */ (['SIGTERM', 'SIGINT', 'SIGHUP', 'SIGQUIT', 'SIGUSR1', 'SIGUSR2'])
+const ENDING = ['SIGTERM', 'SIGINT', 'SIGHUP', 'SIGQUIT']
+/** The signals of a terminal that stop the process. */
+const STOPPING = /** @type {const} */ (['SIGTSTP', 'SIGTTIN'])
+/** The time in which the command may stop itself, for example after it has restored the terminal. In milliseconds. */
+const STOP_GRACE_MS = 100
+
+/** The command of `run` failed. */
+class CommandFailed extends Error {}
+
+/** @type {import('./common.mjs').Run} */
+export async function run(names, values, [file, ...args]) {
+  if (names.length === 0) throw new UsageError('a name is missing')
+  if (!file) throw new UsageError('a command is missing: write it after --')
+  const ttlMs = timeOf(values, 'ttl', '30s')
+  const waitMs = values.wait === 'forever' ? Infinity : timeOf(values, 'wait', '0')
+  const minHoldMs = timeOf(values, 'min-hold')
+  const periodMs = timeOf(values, 'once-per')
+  const killAfterMs = Math.min(millisecondsOf(timeOf(values, 'kill-after', '5s') ?? 0), millisecondsOf(ttlMs ?? 0) / 3)
+  const busyCode = busyCodeOf(values)
+  if (periodMs !== undefined) oneOf(names)
+
+  const wait = new AbortController()
+  /** @type {Execution | undefined} */
+  let execution
+  /** @param {NodeJS.Signals} signal */
+  const forward = (signal) => {
+    if (!execution) wait.abort(signal)
+    // In the foreground, the terminal sends its signals to the command as well.
+    else if (!(values.foreground && signal === 'SIGINT' && process.stdin.isTTY)) execution.forward(signal)
+  }
+  const stop = () => (execution ? execution.stop() : stopSelf())
+  const resume = () => execution?.resume()
+  for (const signal of FORWARDED) process.on(signal, forward)
+  for (const signal of STOPPING) process.on(signal, stop)
+  process.on('SIGCONT', resume)
+
+  let code = 0
+  try {
+    const options = { ttlMs, waitMs, signal: wait.signal }
+    const attempt = await withLocks(values, (locks) => {
+      /** @param {import('../../index.js').Lock} lock */
+      const job = async (lock) => {
+        // The signal came after the grant.
+        if (wait.signal.aborted) throw new CommandFailed()
+        const env = {
+          ...process.env,
+          HOLDFAST_NAME: names.join(','),
+          HOLDFAST_FENCING_TOKEN: String(lock.fencingToken),
+        }
+        const child = new Child(file, args, env, values.foreground === true)
+        execution = new Execution(child, lock, locks, killAfterMs)
+        code = await execution.ended
+        // With --once-per the name is free after a failure.
+        if (code !== 0 && periodMs !== undefined) throw new CommandFailed()
+      }
+      return periodMs === undefined
+        ? locks.tryUsing(names, { ...options, minHoldMs }, job)
+        : locks.oncePer(names[0], { ...options, periodMs }, job)
+    })
+    if (!attempt.ran) {
+      const holder = attempt.holder ? `, held by process ${attempt.holder.pid} on ${attempt.holder.host}` : ''
+      complain(`${names.join(', ')}: busy${holder}`)
+      return busyCode
+    }
+    return code
+  } catch (error) {
+    if (wait.signal.aborted) return 128 + constants.signals[/** @type {NodeJS.Signals} */ (wait.signal.reason)]
+    if (error instanceof CommandFailed) return code
+    if (execution && isLockError(error, 'LOCK_LOST')) {
+      if (!execution.isKilled) complain(error.message)
+      return LOST
+    }
+    throw error
+  } finally {
+    for (const signal of FORWARDED) process.off(signal, forward)
+    for (const signal of STOPPING) process.off(signal, stop)
+    process.off('SIGCONT', resume)
+  }
+}
+
+/** @param {import('./common.mjs').Values} values */
+function busyCodeOf({ 'busy-code': text = String(BUSY) }) {
+  const code = /^\d{1,3}$/.test(String(text)) ? Number(text) : NaN
+  if (code <= 255) return code
+  throw new UsageError(`--busy-code must be a number from 0 to 255, got ${JSON.stringify(text)}`)
+}
+
+/** Stops this process, until it receives SIGCONT. */
+function stopSelf() {
+  process.kill(process.pid, 'SIGSTOP')
+}
+
+/**
+ * A command under a lock. Stops it before another process can hold the lock: SIGTERM when the lease ends within `killAfterMs`, SIGKILL
+ * when the lock is lost.
+ */
+class Execution {
+  /** Resolves to the exit code, when the lock may be released. @type {Promise<number>} */
+  ended
+  /** Whether the command was killed, because the lock was lost. */
+  isKilled = false
+  #child
+  #lock
+  #locks
+  #killAfterMs
+  #storeErrors
+  /** Whether the lock was lost, or about to be. */
+  #isLost = false
+  /** Whether the command has received a signal that ends it. */
+  #isEnding = false
+  /** Whether this process is about to stop. */
+  #isStopping = false
+  #end = new AbortController()
+
+  /**
+   * @param {Child} child
+   * @param {import('../../index.js').Lock} lock
+   * @param {import('../../index.js').LockService} locks
+   * @param {number} killAfterMs
+   */
+  constructor(child, lock, locks, killAfterMs) {
+    this.#child = child
+    this.#lock = lock
+    this.#locks = locks
+    this.#killAfterMs = killAfterMs
+    this.#storeErrors = locks.stats().storeErrors
+    lock.signal.addEventListener('abort', () => this.#kill(), { signal: this.#end.signal })
+    if (lock.signal.aborted) this.#kill()
+    // Rejects at the end.
+    else this.#terminate().catch(() => {})
+    this.ended = this.#run()
+  }
+
+  async #run() {
+    const code = await this.#child.ended
+    // Processes that the command started may still do what needs the lock.
+    if (this.#isEnding) await this.#child.endGroup(this.#killAfterMs, this.#lock.signal)
+    this.#end.abort()
+    return this.#isLost ? LOST : code
+  }
+
+  /** @param {NodeJS.Signals} signal */
+  forward(signal) {
+    if (this.#end.signal.aborted) return
+    this.#isEnding ||= ENDING.includes(signal)
+    this.#child.send(signal)
+  }
+
+  /**
+   * Stops the command, and then this process: without it, the lease is not renewed. A process group without a terminal ignores SIGTSTP,
+   * so SIGSTOP follows.
+   */
+  async stop() {
+    if (this.#isStopping) return
+    this.#isStopping = true
+    if (!this.#end.signal.aborted) {
+      this.#child.send('SIGTSTP')
+      await setTimeout(STOP_GRACE_MS)
+      // SIGCONT came meanwhile.
+      if (!this.#isStopping) return
+      if (!this.#end.signal.aborted) this.#child.send('SIGSTOP')
+    }
+    stopSelf()
+  }
+
+  /** Continues the command if the lock is still held; otherwise another process may hold it, and the command is killed. */
+  resume() {
+    this.#isStopping = false
+    if (this.#end.signal.aborted) return
+    if (this.#lock.signal.aborted || this.#lock.remainingMs <= 0) this.#kill()
+    else this.#child.send('SIGCONT')
+  }
+
+  async #terminate() {
+    for (let left; (left = this.#lock.remainingMs - this.#killAfterMs) > 0;)
+      await setTimeout(left, undefined, { signal: this.#end.signal })
+    if (this.#isLost) return
+    this.#isLost = this.#isEnding = true
+    this.#child.send('SIGTERM')
+    const failed = this.#locks.stats().storeErrors - this.#storeErrors
+    const cause =
+      failed > 0 ? `calls to the store failed (${failed})` : 'the store did not answer, or this process stood still'
+    const leftMs = Math.max(0, this.#lock.remainingMs)
+    complain(
+      `${this.#lockText()} was not renewed: ${cause}. Its lease ends in ${Math.round(leftMs)} ms: SIGTERM to the command`,
+    )
+  }
+
+  #kill() {
+    if (this.isKilled) return
+    this.isKilled = this.#isLost = this.#isEnding = true
+    // First of all: another process may hold the lock.
+    this.#child.send('SIGKILL')
+    const { aborted, reason } = this.#lock.signal
+    const cause = aborted
+      ? /** @type {Error} */ (reason).message
+      : `${this.#lockText()} is lost: its lease ended while this process stood still`
+    complain(`${cause}: SIGKILL to the command`)
+  }
+
+  #lockText() {
+    return `the lock ${this.#lock.names.map((name) => JSON.stringify(name)).join(', ')}`
+  }
+}

@@ -1,4 +1,0 @@
-"use strict";
-/// <reference lib="es2020" />
-/// <reference lib="esnext.disposable" />
-Object.defineProperty(exports, "__esModule", { value: true });

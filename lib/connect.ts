@@ -1,0 +1,270 @@
+// Validates the arguments of `LockService.connect`.
+import { positiveMs } from './durations.js'
+import { describe, invalid, warn } from './errors.js'
+import { native } from './native.js'
+import type { Config } from './native.js'
+import { callback, DEFAULTS, fields, flag, isObject, pick, recordOf, requestOf, text } from './options.js'
+import type { Fields } from './options.js'
+import { isObserved } from './telemetry.js'
+import type { Login, LockEvent } from './types.js'
+
+const MAX_URLS = 100
+const MAX_REPLICAS = 100
+
+const LOGIN = ['username', 'password', 'credentials']
+const OTHERS =
+  'host port database tls keyPrefix collection table storeTimeoutMs connectMs lazy minReplicas defaults onEvent'
+const CONNECT = [...OTHERS.split(' '), ...LOGIN]
+const PEM = ['ca', 'cert', 'key'] as const
+const TLS = [...PEM, ...PEM.map((name) => `${name}File`), 'servername', 'insecure']
+/** Methods of the clients of ioredis, node-redis, MongoDB and Mongoose. Options have none of them. */
+const CLIENT_METHODS = ['connect', 'sendCommand', 'disconnect']
+const EXAMPLE = 'such as redis://HOST:6379, mongodb://HOST:27017 or sqlite:PATH (or set HOLDFAST_URL)'
+
+/** The function that returns the login of a new connection, and its option. */
+interface LoginSource {
+  option: 'password' | 'credentials'
+  ask: () => unknown
+}
+
+/** @internal The checked arguments of `LockService.connect`. */
+export interface ConnectRequest {
+  config: Config
+  onEvent: ((event: LockEvent) => unknown) | undefined
+  credentials: LoginSource | undefined
+  lazy: boolean
+}
+
+/** Rejects a target that is present but empty: probably a setting is missing, and the local store is not what is meant. */
+function checkPresent(argument: string, target: unknown): void {
+  if (target !== undefined && target !== null && target !== '') return
+  const rule =
+    'must not be empty: probably a setting is missing. Omit it to connect to HOLDFAST_URL if that is set, and otherwise to the ' +
+    'embedded store'
+  throw invalid(argument, rule, describe(target))
+}
+
+/** @internal Checks the arguments of `LockService.connect`. `isPresent`: whether there are any. */
+export function connectionOf(target: unknown, second: unknown, isPresent: boolean): ConnectRequest {
+  let urls = target
+  let options: Fields
+  if (isObject(target) && typeof target['href'] !== 'string') {
+    if (CLIENT_METHODS.some((name) => typeof target[name] === 'function')) {
+      const rule =
+        'must be a URL or an options object, not a client: a LockService opens connections of its own; pass the URL'
+      throw invalid('target', rule, 'an object with methods')
+    }
+    if (second !== undefined) {
+      throw invalid('options', 'must be absent when the target is an options object', describe(second))
+    }
+    options = fields('target', target, ['url', ...CONNECT])!
+    urls = options['url']
+    for (const name of ['url', 'host']) if (name in options) checkPresent(name, options[name])
+  } else {
+    if (isPresent) checkPresent('target', target)
+    options = fields('options', second, CONNECT) ?? {}
+  }
+  const tls = fields('tls', options['tls'], TLS)
+  const { login, credentials } = loginOf(options)
+  const server = serverOf(options, urls, tls !== undefined)
+  const config: Config = { urls: (server ?? urlsOf(urls)).map(login), defaults: {}, events: false }
+  if (config.urls.length === 0) {
+    const [name] = [...LOGIN, 'tls'].filter((name) => options[name] !== undefined)
+    if (name !== undefined)
+      throw invalid(name, 'must be absent without a URL or a host', 'an options object without one')
+  }
+  if (config.urls.length === 0) warnOfEmbedded()
+  if (credentials) config.credentials = true
+  let value: unknown
+  if ((value = options['keyPrefix']) !== undefined) config.keyPrefix = text('keyPrefix', value)
+  for (const name of ['collection', 'table'] as const) {
+    if ((value = options[name]) === undefined) continue
+    config[name] = text(name, value)
+    if (value === '') throw invalid(name, 'must not be empty', '""')
+  }
+  if ((value = options['storeTimeoutMs']) !== undefined) config.storeTimeoutMs = positiveMs('storeTimeoutMs', value)
+  if ((value = options['connectMs']) !== undefined && value !== 0) config.connectMs = positiveMs('connectMs', value)
+  if ((value = options['minReplicas']) !== undefined) {
+    config.minReplicas = wholeNumber('minReplicas', value, 0, MAX_REPLICAS)
+  }
+  for (const name of PEM) {
+    const file = `${name}File` as const
+    if ((value = tls?.[file]) !== undefined) {
+      if (/[\n\r]|-----BEGIN/.test(String(value)))
+        throw invalid(`tls.${file}`, `must be a path (tls.${name} takes PEM text)`, 'PEM text')
+      config[file] = text(`tls.${file}`, value)
+    }
+    if ((value = tls?.[name]) === undefined) continue
+    if (config[file] !== undefined) throw invalid(`tls.${name}`, `must be absent with tls.${file}`, 'both')
+    config[name] = text(`tls.${name}`, value)
+  }
+  if ((value = tls?.['servername']) !== undefined) config.servername = text('tls.servername', value)
+  if ((value = tls?.['insecure']) !== undefined) config.insecure = flag('tls.insecure', value)
+  const defaults = fields('defaults', options['defaults'], DEFAULTS) ?? {}
+  config.defaults = recordOf(requestOf(pick(defaults, DEFAULTS), true))
+  const onEvent = options['onEvent']
+  config.events = onEvent !== undefined || isObserved()
+  return {
+    config,
+    onEvent: onEvent === undefined ? undefined : callback('onEvent', onEvent),
+    credentials,
+    lazy: (value = options['lazy']) !== undefined && flag('lazy', value),
+  }
+}
+
+let isEmbeddedWarned = false
+
+/** Warns, once, of the embedded store in production. */
+function warnOfEmbedded(): void {
+  if (process.env['NODE_ENV'] !== 'production' || isEmbeddedWarned) return
+  isEmbeddedWarned = true
+  warn(
+    'HOLDFAST_EMBEDDED_STORE',
+    'LockService.connect() has no target, and HOLDFAST_URL is not set: locks are in the embedded store, a file that only the ' +
+      'processes of this machine and user share. Set HOLDFAST_URL or pass a URL; pass `sqlite:PATH` if this is intended.',
+  )
+}
+
+function wholeNumber(argument: string, value: unknown, from: number, to: number): number {
+  if (Number.isInteger(value) && (value as number) >= from && (value as number) <= to) return value as number
+  throw invalid(argument, `must be a whole number from ${from} to ${to}`, describe(value))
+}
+
+/** Returns the URL of `host`, `port` and `database`. `undefined`: the options have no host. */
+function serverOf(options: Fields, urls: unknown, secure: boolean): string[] | undefined {
+  const { host, port, database } = options
+  if (host === undefined) {
+    const [name] = ['port', 'database'].filter((name) => options[name] !== undefined)
+    if (name === undefined) return undefined
+    throw invalid(name, 'must be a part of the URL, or be set together with host', describe(options[name]))
+  }
+  if (urls !== undefined) throw invalid('host', 'must be absent with a URL', 'both')
+  const name = text('host', host)
+  if (!/^[^\s/@?#%,[\]]+$/.test(name) || /^[^:]*:[^:]*$/.test(name)) {
+    throw invalid('host', 'must be a host name or an IP address, without scheme and port', 'other text')
+  }
+  const address = name.includes(':') ? `[${name}]` : name
+  const number = port === undefined ? 6379 : wholeNumber('port', port, 1, 65_535)
+  const path = database === undefined ? 0 : wholeNumber('database', database, 0, 999_999_999)
+  return [`redis${secure ? 's' : ''}://${address}:${number}/${path}`]
+}
+
+/** Returns a function that adds the login of the options to a URL, or the function that provides it for each connection. */
+function loginOf(options: Fields): { login: (url: string) => string; credentials: LoginSource | undefined } {
+  const { username, password, credentials } = options
+  const user = username === undefined ? undefined : text('username', username)
+  const names = LOGIN.filter((name) => options[name] !== undefined)
+  if (credentials !== undefined) {
+    if (typeof credentials !== 'function') throw invalid('credentials', 'must be a function', kindOf(credentials))
+    if (names.length > 1) throw invalid('credentials', `must be absent with ${names[0]}`, 'both')
+    const source = { option: 'credentials', ask: credentials as () => unknown } as const
+    return { login: withoutLogin('credentials'), credentials: source }
+  }
+  if (typeof password === 'function') {
+    const ask = async () => {
+      const returned: unknown = await password()
+      if (typeof returned !== 'string') throw invalid('password', 'must return a string', kindOf(returned))
+      return { username: user, password: returned }
+    }
+    return { login: withoutLogin('password'), credentials: { option: 'password', ask } }
+  }
+  if (password !== undefined && typeof password !== 'string') {
+    throw invalid('password', 'must be a string, or a function that returns one', kindOf(password))
+  }
+  if (names.length === 0) return { login: (url) => url, credentials: undefined }
+  const secret = password === undefined ? undefined : text('password', password)
+  const check = withoutLogin(names[0]!)
+  const login = (url: string) => {
+    check(url)
+    if (isSocket(url)) {
+      const parts = [user && `user=${encodeURIComponent(user)}`, secret && `pass=${encodeURIComponent(secret)}`]
+      return `${url}${url.includes('?') ? '&' : '?'}${parts.filter(Boolean).join('&')}`
+    }
+    const part = secret === undefined ? '' : `:${encodeURIComponent(secret)}`
+    return url.replace('://', () => `://${encodeURIComponent(user ?? '')}${part}@`)
+  }
+  return { login, credentials: undefined }
+}
+
+const isSocket = (url: string) => /^(redis|valkey)(\+unix:|:\/\/\/)/.test(url)
+
+/** Returns a function that checks that a URL is one of a store with logins, and has none. */
+function withoutLogin(argument: string): (url: string) => string {
+  return (url) => {
+    const [scheme, rest] = url.split('://', 2)
+    if (!/^(redis|valkey|mongodb)/.test(scheme!) || rest === undefined) {
+      throw invalid(argument, 'must be absent for a store other than Redis and MongoDB', `a URL of ${scheme}:`)
+    }
+    if (/[@]|[?&](user|pass)=/.test(rest)) throw invalid(argument, 'must be absent with a login in the URL', 'both')
+    return url
+  }
+}
+
+/** Returns the URLs of a target. Without a target: the URL in the environment, if it is set. */
+function urlsOf(target: unknown): string[] {
+  if (target === undefined) {
+    const url = process.env['HOLDFAST_URL']
+    if (url === '')
+      throw invalid('HOLDFAST_URL', 'must not be empty: set it to the URL of the store, or unset it', '""')
+    return url === undefined ? [] : [urlOf(url)]
+  }
+  if (typeof target === 'string' || isObject(target)) return [urlOf(target)]
+  if (!Array.isArray(target)) {
+    throw invalid('target', 'must be a URL, a list of URLs, or an options object', describe(target))
+  }
+  if (target.length > MAX_URLS) throw invalid('target', `must be at most ${MAX_URLS} URLs`, `${target.length} URLs`)
+  if (target.length === 0) throw invalid('target', 'must not be an empty list', '[]')
+  return Array.from({ length: target.length }, (_, index) => urlOf(target[index]))
+}
+
+/** Checks a URL for mistakes whose native errors would be about another part of it. Messages show no part of it. */
+function urlOf(value: unknown): string {
+  const url = text('target', isObject(value) ? value['href'] : value)
+  if (url === '') throw invalid('target', `must be a URL ${EXAMPLE}`, '""')
+  const [, port] = /^[\w.-]+:(\d{1,5})(?:\/\d*)?$/.exec(url) ?? []
+  if (port !== undefined && !url.startsWith('memory:')) {
+    const meant = port === '27017' ? 'mongodb://HOST:27017' : 'redis://HOST:PORT'
+    throw invalid('target', `must be a URL ${EXAMPLE}`, `a host and a port without a scheme (did you mean ${meant}?)`)
+  }
+  if (/,\s*(redis|valkey)\w*(\+\w+)?:\/\//.test(url)) {
+    const rule = "must be an array for several servers: ['redis://A', 'redis://B', 'redis://C']"
+    throw invalid('target', rule, 'one text with several URLs')
+  }
+  const [, servers] = /^(?:redis|valkey)s?:\/\/(?:[^/?#]*@)?([^/?#@]*)/.exec(url) ?? []
+  if (servers?.includes(',')) {
+    const rule =
+      'must have one host: for several hosts use redis+cluster://, redis+sentinel://, or an array of URLs (a quorum)'
+    throw invalid('target', rule, 'a URL with a list of hosts')
+  }
+  return url
+}
+
+/** @internal Answers a request of the native core for the login of a new connection. */
+export function answerLogin(request: number, { option, ask }: LoginSource): void {
+  const check = (login: unknown): Login => {
+    if (!isObject(login)) throw invalid('credentials', 'must return { username?, password }', kindOf(login))
+    const { username, password } = login
+    if (typeof password !== 'string' || !(username == null || typeof username === 'string'))
+      throw invalid('credentials', 'must return { username?, password } with strings', 'an object')
+    return { username: username || undefined, password }
+  }
+  Promise.resolve()
+    .then(ask)
+    .then(check)
+    .then(
+      ({ username, password }) => native.answerLogin(request, username, password, ''),
+      (thrown) =>
+        native.answerLogin(request, undefined, undefined, `the function of ${option} failed: ${reasonOf(thrown)}`),
+    )
+}
+
+/** Returns what a value is. It may be a secret: no part of it is shown. */
+const kindOf = (value: unknown) => (value === null ? 'null' : `a value of type ${typeof value}`)
+
+function reasonOf(thrown: any): string {
+  try {
+    return typeof thrown?.message === 'string' ? thrown.message.toWellFormed() : describe(thrown)
+  } catch {
+    return 'with a value that cannot be shown'
+  }
+}

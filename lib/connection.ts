@@ -1,0 +1,95 @@
+import type { Election } from './election.js'
+import { fromNative, invalid } from './errors.js'
+import { createLock, registerLock } from './lock.js'
+import type { Lock } from './lock.js'
+import type { NativeService } from './native.js'
+import type { Request } from './options.js'
+import { listen, unlisten } from './signals.js'
+import type { Source } from './telemetry.js'
+import type { Watch } from './watch.js'
+
+// The flags of the native `acquire` (`src/js/service.rs`).
+const [RENEW, NO_RENEW] = [1, 2]
+/** @internal The flag of a call that rejects with `LOCK_TIMEOUT` when a name is busy. Without it the call resolves to `null`. */
+export const REJECT_BUSY = 4
+/** @internal The flag of a call that does not keep the process alive. */
+export const IN_BACKGROUND = 8
+
+/** @internal What a service and its views (`withPrefix`) share, and the prefix of the view. */
+export interface Connection {
+  readonly native: NativeService
+  /** Precedes every name of the view; empty for the service itself. */
+  readonly prefix: string
+  /** The jobs of `using` and the like that run now. */
+  readonly jobs: { running: number }
+  /** The elections that have not ended. */
+  readonly elections: Set<Election>
+  /** The names that `watch` reads, with their prefix. */
+  readonly watches: Map<string, Watch>
+  /** The default of `renew`. */
+  readonly renews: boolean
+  /** The URLs of the store without secrets. */
+  readonly connectedTo: string
+  readonly source: Source
+}
+
+/** @internal Returns the URLs of a store without user, password and parameters, for `console.log`. */
+export function shownUrls(urls: readonly string[]): string {
+  return urls.length === 0 ? 'sqlite: (the embedded store)' : urls.map(shownUrl).join(', ')
+}
+
+function shownUrl(url: string): string {
+  const [, scheme, rest] = /^([^:/?#]+:\/\/)(.*)$/s.exec(url) ?? ['', '', url]
+  const server = rest!.replace(/[?#].*/s, '')
+  // A password that is not percent-encoded may contain any of these characters.
+  const isUnclear = !server.includes('@') || (scheme === '' && !/^(sqlite|memory):/.test(url))
+  if (isUnclear && rest!.includes('@')) return `${scheme}…`
+  return scheme + server.slice(scheme === '' ? 0 : server.lastIndexOf('@') + 1)
+}
+
+/** @internal Returns a name with the prefix of the view. */
+export function fullName({ prefix }: Connection, name: string): string {
+  if (prefix === '') return name
+  // The native core checks the name with its prefix.
+  if (name === '') throw invalid('name', 'must not be empty', '""')
+  return prefix + name
+}
+
+/** @internal Makes the native call of `acquireLock`. */
+export async function acquireByName({ native, prefix }: Connection, name: string, ttlMs: number): Promise<boolean> {
+  try {
+    return await native.acquireByName(name, ttlMs)
+  } catch (thrown) {
+    throw fromNative(thrown, prefix)
+  }
+}
+
+/** @internal Makes the native call of the other acquisitions. Resolves to `null` if a name is busy. */
+export async function acquire(
+  connection: Connection,
+  names: string | string[],
+  request: Request,
+  flags: number,
+): Promise<Lock | null> {
+  const { ttlMs, waitMs, renew, signal } = request
+  const { prefix } = connection
+  let full = names
+  if (prefix !== '')
+    full = typeof names === 'string' ? fullName(connection, names) : names.map((name) => fullName(connection, name))
+  let { more } = request
+  const call = signal && listen(signal)
+  if (call) more = { ...more, ticket: call.ticket }
+  if (renew !== undefined) flags |= renew ? RENEW : NO_RENEW
+  let id: number
+  try {
+    id = await connection.native.acquire(full, ttlMs, waitMs, flags, more)
+  } catch (thrown) {
+    throw call?.aborted ? signal!.reason : fromNative(thrown, prefix)
+  } finally {
+    if (call) unlisten(signal!, call)
+  }
+  if (!call?.aborted) return id === 0 ? null : createLock(id, names, prefix)
+  // The grant arrived after the abort.
+  if (id !== 0) await registerLock(createLock(id, names, prefix))[Symbol.asyncDispose]()
+  throw signal!.reason
+}

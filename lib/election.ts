@@ -1,0 +1,254 @@
+import { acquire, IN_BACKGROUND } from './connection.js'
+import type { Connection } from './connection.js'
+import { isLockError, LockError, warn } from './errors.js'
+import { abortSignal, finishLock } from './lock.js'
+import type { Lock } from './lock.js'
+import { native } from './native.js'
+import { callback, ELECT, fields, flag, nameOf, requestOf, signalOf, UNLIMITED } from './options.js'
+import type { Request } from './options.js'
+import { begin, end } from './run.js'
+import { newTicket } from './signals.js'
+import type { ElectOptions, Leadership, SignalLike } from './types.js'
+
+/** The first pause before a further campaign; each further one is twice as long. In milliseconds. */
+const FIRST_PAUSE_MS = 100
+const LONGEST_PAUSE_MS = 30_000
+/** After a shorter leadership a pause follows, whatever ended it. */
+const SHORT_MS = 1000
+/** A leadership that lasted for this long makes the next pause the first one again. */
+const STEADY_MS = 60_000
+
+/** A leadership in progress. */
+interface Term {
+  readonly lock: Lock
+  /** Resolves when `fn` has settled and the lock is released. */
+  readonly ended: Promise<void>
+  /** Whether `resign` or `stop` has ended it. */
+  isEnding: boolean
+}
+
+/** @internal Creates an `Election`, which begins at once. */
+export let createElection: (connection: Connection, name: unknown, second: unknown, third: unknown) => Election
+
+/**
+ * A candidate for the leadership of a name, from `locks.elect()`. It waits in the queue of the name until it leads.
+ *
+ * @example
+ * const election = locks.elect('scheduler', { ttlMs: '10s' }, ({ signal }) => runScheduler(signal))
+ * console.log(election.isLeader, election.term)
+ * await election.stop()
+ */
+export class Election implements AsyncDisposable {
+  static {
+    createElection = (connection, name, second, third) => new Election(connection, name, second, third)
+  }
+
+  /**
+   * Resolves when the election has ended: after `stop()`, an abort of the option `signal`, or `close()` of the service, when `fn`
+   * has settled and the lock is released. Rejects with what `fn` threw, unless `restart` is set, with a `LOCK_STORE` that no
+   * waiting ends, such as a wrong password, and with `LOCK_CLOSED` if the service was closed before.
+   */
+  readonly done: Promise<void>
+  readonly #connection: Connection
+  readonly #name: string
+  readonly #request: Request
+  readonly #fn: (leadership: Leadership) => unknown
+  readonly #options: ElectOptions
+  /** Cancels the wait for the leadership. */
+  readonly #stopper = new AbortController()
+  #term: Term | undefined
+  #pauseMs = FIRST_PAUSE_MS
+  /** The ticket of the pause between two campaigns. */
+  #pauseTicket: number | undefined
+
+  private constructor(connection?: Connection, name?: unknown, second?: unknown, third?: unknown) {
+    if (connection?.elections === undefined) {
+      throw new LockError('LOCK_INVALID_ARGUMENT', 'an Election comes from elect of a LockService, not from new')
+    }
+    const isShort = typeof second === 'function' && third === undefined
+    const options = isShort ? undefined : fields('options', second, ELECT)
+    this.#connection = connection
+    this.#name = nameOf(name)
+    this.#fn = callback('fn', isShort ? second : third)
+    this.#options = {
+      restart: options?.['restart'] === undefined ? false : flag('restart', options['restart']),
+      unref: options?.['unref'] === undefined ? false : flag('unref', options['unref']),
+      onError: options?.['onError'] === undefined ? undefined : callback('onError', options['onError']),
+      signal: options?.['signal'] === undefined ? undefined : signalOf(options['signal']),
+    }
+    const { ttlMs, stallLimitMs, metadata } = options ?? {}
+    const request = requestOf({ ttlMs, stallLimitMs, metadata, onStoreError: 'wait', renew: true }, true)
+    this.#request = {
+      ...request,
+      more: { ...request.more, ...UNLIMITED },
+      waitMs: Infinity,
+      signal: this.#stopper.signal,
+    }
+    this.done = this.#run(this.#options.signal)
+  }
+
+  /** Whether this candidate leads now, by the native clock. `false` from `resign()`, `stop()` and a loss on. */
+  get isLeader(): boolean {
+    return this.#term !== undefined && !this.#term.isEnding && this.#term.lock.isHeld
+  }
+
+  /** The fencing token of the current leadership: larger than that of every earlier leader. `null` while another one leads. */
+  get term(): bigint | null {
+    return this.isLeader ? this.#term!.lock.fencingToken : null
+  }
+
+  /**
+   * Ends the current leadership: aborts its `signal`, waits until `fn` has settled, and releases the lock. Then this candidate
+   * waits at the end of the queue. On a store without a queue it may lead again at once. Without a leadership it has no effect. Do not
+   * await it in `fn`, which it waits for.
+   *
+   * @example
+   * const election = locks.elect('scheduler', ({ signal }) => runScheduler(signal))
+   * await election.resign()
+   * await election.stop()
+   */
+  async resign(): Promise<void> {
+    await this.#end('the leader resigned')
+  }
+
+  /**
+   * Ends the election: like {@link resign}, but does not lead again. Resolves when `fn` has settled and the lock is released, and
+   * never rejects: {@link done} does. Do not await it in `fn`.
+   *
+   * @example
+   * const election = locks.elect('scheduler', ({ signal }) => runScheduler(signal))
+   * process.once('SIGTERM', () => election.stop())
+   * await election.stop()
+   */
+  async stop(): Promise<void> {
+    this.#stopper.abort()
+    if (this.#pauseTicket !== undefined) native.cancel(this.#pauseTicket)
+    await this.#end('the election was stopped')
+    await this.done.catch(() => {})
+  }
+
+  /**
+   * Ends the election like {@link stop}.
+   *
+   * @example
+   * await using election = locks.elect('scheduler', ({ signal }) => runScheduler(signal))
+   */
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.stop()
+  }
+
+  async #end(why: string): Promise<void> {
+    const term = this.#term
+    if (term === undefined) return
+    if (!term.isEnding) {
+      term.isEnding = true
+      abortSignal(term.lock, new DOMException(why, 'AbortError'))
+    }
+    await term.ended
+  }
+
+  async #run(signal: SignalLike | undefined): Promise<void> {
+    const { elections } = this.#connection
+    const stop = () => void this.stop()
+    elections.add(this)
+    if (!this.#options.unref) begin(this.#connection)
+    try {
+      signal?.addEventListener('abort', stop)
+      if (signal?.aborted) stop()
+      for (let lock = await this.#campaign(); lock !== null; lock = await this.#campaign()) await this.#lead(lock)
+    } finally {
+      signal?.removeEventListener('abort', stop)
+      if (!this.#options.unref) end(this.#connection)
+      elections.delete(this)
+    }
+  }
+
+  /** Waits for the leadership. Resolves to `null` when the election has ended. */
+  async #campaign(): Promise<Lock | null> {
+    while (!this.#stopper.signal.aborted) {
+      try {
+        const flags = this.#options.unref ? IN_BACKGROUND : 0
+        return await acquire(this.#connection, this.#name, this.#request, flags)
+      } catch (thrown) {
+        if (this.#stopper.signal.aborted) return null
+        // The store was not reached, as at the first call of a `lazy` service.
+        if (!isLockError(thrown, 'LOCK_STORE') || !thrown.retryable) throw thrown
+        await this.#pause()
+      }
+    }
+    return null
+  }
+
+  /** Calls `fn` with a leadership, until it has settled, and releases the lock. Throws what `fn` threw. */
+  async #lead(lock: Lock): Promise<void> {
+    let ended!: () => void
+    const term: Term = { lock, ended: new Promise<void>((resolve) => (ended = resolve)), isEnding: false }
+    this.#term = term
+    // A stop during the grant.
+    if (this.#stopper.signal.aborted) void this.#end('the election was stopped')
+    const ticket = newTicket()
+    const lasting = native.pause(STEADY_MS, ticket, true)
+    let failure: { thrown: unknown } | undefined
+    try {
+      await this.#fn(leadershipOf(this, lock))
+    } catch (thrown) {
+      failure = { thrown }
+    }
+    const { signal } = lock
+    const hasEndedItself = !signal.aborted
+    await finishLock(lock)
+    this.#term = undefined
+    native.cancel(ticket)
+    ended()
+    if (failure && !isCausedBy(failure.thrown, signal)) this.#report(failure.thrown)
+    const lastedMs = await lasting
+    if (lastedMs >= STEADY_MS) this.#pauseMs = FIRST_PAUSE_MS
+    if (hasEndedItself || lastedMs < SHORT_MS) await this.#pause()
+  }
+
+  /** Handles an error of `fn`. Throws it unless `restart` is set. */
+  #report(thrown: unknown): void {
+    const { restart, onError } = this.#options
+    if (!restart) throw thrown
+    if (onError) return onError(thrown)
+    const text = thrown instanceof Error ? (thrown.stack ?? String(thrown)) : String(thrown)
+    const next = this.#stopper.signal.aborted ? '' : ', and is a candidate again'
+    warn('HOLDFAST_ELECTION', `the leader of ${JSON.stringify(this.#name)} failed${next}: ${text}`)
+  }
+
+  /** Waits before the next campaign, so that an `fn` that ends at once causes no load. The random part keeps processes apart. */
+  async #pause(): Promise<void> {
+    if (this.#stopper.signal.aborted) return
+    const ms = this.#pauseMs * (0.75 + Math.random() / 2)
+    this.#pauseMs = Math.min(2 * this.#pauseMs, LONGEST_PAUSE_MS)
+    const ticket = (this.#pauseTicket = newTicket())
+    await native.pause(ms, ticket, this.#options.unref === true)
+    this.#pauseTicket = undefined
+  }
+}
+
+/** Creates what `fn` gets. */
+function leadershipOf(election: Election, lock: Lock): Leadership {
+  return {
+    name: lock.name,
+    term: lock.fencingToken,
+    signal: lock.signal,
+    get isLeader() {
+      return election.isLeader && election.term === this.term
+    },
+    get remainingMs() {
+      return lock.remainingMs
+    },
+  }
+}
+
+/**
+ * Whether an error of `fn` is the consequence of the abort of its signal: the reason itself, as `fetch` throws it, or an `AbortError` with
+ * this cause, as the functions of Node throw it. Other libraries throw an `AbortError` without a cause.
+ */
+function isCausedBy(thrown: unknown, signal: SignalLike): boolean {
+  if (!signal.aborted) return false
+  if (thrown === signal.reason) return true
+  const { name, cause } = Object(thrown) as { name?: unknown; cause?: unknown }
+  return name === 'AbortError' && (cause === undefined || cause === signal.reason)
+}

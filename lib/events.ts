@@ -1,0 +1,61 @@
+import { answerLogin } from './connect.js'
+import type { ConnectRequest } from './connect.js'
+import { describe, warn } from './errors.js'
+import { withTokenAsText } from './json.js'
+import { reportLoss } from './signals.js'
+import { publish } from './telemetry.js'
+import type { Source } from './telemetry.js'
+import type { LockEvent } from './types.js'
+
+/** A message of the native core: an event, the loss of a lease, or a request for a login. */
+interface Message {
+  lost?: number
+  login?: number
+  error?: Record<string, any>
+  type: string
+  names: string[] | null
+  [part: string]: unknown
+}
+
+/** @internal Creates the function that receives the messages of one service. It has no reference to the service. */
+export function receiver({ onEvent, credentials }: ConnectRequest, source: Source): (batch: string) => void {
+  return (batch) => {
+    for (const message of JSON.parse(batch) as Message[]) {
+      if (message.lost !== undefined) reportLoss(message.lost, message.error!)
+      else if (message.login !== undefined) answerLogin(message.login, credentials!)
+      else deliver(onEvent, message, source)
+    }
+  }
+}
+
+/** Publishes an event, and calls `onEvent`. What that throws or rejects with becomes a warning. */
+function deliver(
+  onEvent: ((event: LockEvent) => unknown) | undefined,
+  { type, names, fencingToken, ...parts }: Message,
+  source: Source,
+): void {
+  const event: Record<string, unknown> & { fencingToken?: bigint } = { type, engine: source.engine }
+  if (names) Object.assign(event, { name: names[0], names })
+  if (typeof fencingToken === 'string') event.fencingToken = BigInt(fencingToken)
+  for (const [part, value] of Object.entries(parts)) if (value !== null) event[part] = value
+  const lockEvent = withTokenAsText(event) as unknown as LockEvent
+  publish(lockEvent, source)
+  if (!onEvent) return
+  try {
+    const returned: any = onEvent(lockEvent)
+    if (typeof returned === 'object' && typeof returned?.then === 'function') Promise.resolve(returned).catch(warnOf)
+  } catch (thrown) {
+    warnOf(thrown)
+  }
+}
+
+function warnOf(thrown: any): void {
+  let shown = 'with a value that cannot be shown'
+  try {
+    const stack = typeof thrown === 'object' ? thrown?.stack : undefined
+    shown = typeof stack === 'string' ? stack : describe(thrown)
+  } catch {
+    // The value is the user's: a getter of it may throw.
+  }
+  warn('HOLDFAST_EVENT', `onEvent failed: ${shown}`)
+}

@@ -1,0 +1,3 @@
+'use strict'
+
+module.exports.instrument = require('./dist/otel.js').instrument

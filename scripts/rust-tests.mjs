@@ -1,0 +1,62 @@
+// Runs the Rust tests with `cargo test`, and counts them.
+import { availableParallelism } from 'node:os'
+import { hostTarget } from './pgo.mjs'
+import { run, step } from './steps.mjs'
+
+/** @param {string} text @param {RegExp} pattern */
+const sum = (text, pattern) => [...text.matchAll(pattern)].reduce((total, [, count]) => total + Number(count), 0)
+
+/** Omits the output of tests that pass and the second list of their names, so that failures are easy to find. */
+function leaveOutSuccesses() {
+  let isLeftOut = false
+  return (/** @type {string} */ line) => {
+    if (line === 'successes:') isLeftOut = true
+    else if (line === 'failures:' || line.startsWith('test result:')) isLeftOut = false
+    return !isLeftOut
+  }
+}
+
+/** Tests of models keep the cores busy for minutes, which would delay the others: they run separately. */
+const MODELS = '::model::'
+/** The others wait for servers and leases most of the time: two threads per core. */
+const RUST_THREADS = 2 * availableParallelism()
+
+/** Builds and runs all Rust tests. The environment is that of this process. Resolves to the counts of each part. */
+export async function rustTests() {
+  // napi builds the addon for an explicit target, which has a separate folder: the same target here avoids a second build.
+  // Without `--lib` cargo builds the library again for documentation tests, of which there are none.
+  const args = [
+    'test',
+    '--lib',
+    '--target',
+    hostTarget,
+    '--no-default-features',
+    '--features',
+    'memory,sqlite,redis,mongodb,node',
+  ]
+  const { code: built } = await step('build of the Rust tests', () => run('cargo', [...args, '--no-run']))
+  if (built !== 0) return [{ passed: 0, failed: 1, skipped: [] }]
+  // With the tests' output: a test without a server passes and prints `skipped: `, which is counted below.
+  /** @param {string[]} selected */
+  const part = async (...selected) => {
+    const runs = [...args, '--', '--show-output', ...selected]
+    return rustCounts(await run('cargo', runs, { RUST_BACKTRACE: '0' }, leaveOutSuccesses()))
+  }
+  return [
+    await step('Rust tests of models', () => part(MODELS)),
+    await step('Rust tests', () => part('--skip', MODELS, `--test-threads=${RUST_THREADS}`)),
+  ]
+}
+
+/** @param {{ code: number | null, output: string }} run */
+function rustCounts({ code, output }) {
+  const failed = sum(output, /^test result: .* (\d+) failed;/gm)
+  const unserved = [...output.matchAll(/^---- (\S+) stdout ----\r?\nskipped: (.*)$/gm)]
+  const ignored = [...output.matchAll(/^test (\S+) \.\.\. ignored(?:, )?(.*)$/gm)]
+  return {
+    passed: sum(output, /^test result: \w+\. (\d+) passed;/gm) - unserved.length,
+    // An aborted run prints no result.
+    failed: failed === 0 && code !== 0 ? 1 : failed,
+    skipped: [...unserved, ...ignored].map(([, name, why]) => `${name}: ${why}`),
+  }
+}

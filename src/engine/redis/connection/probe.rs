@@ -1,0 +1,85 @@
+//! Explains a connection to Redis that failed or has no answer by the kind of the server (`engine/probe.rs`).
+//!
+//! A TLS handshake with a server without TLS, and a command to a server with TLS, have no answer that says so.
+
+use redis::{ConnectionAddr, ErrorKind};
+
+use crate::engine::probe::{HANDSHAKE, Peer, identify};
+use crate::engine::redis::advice::{Kind, WrongServer};
+use crate::engine::redis::config::{RedisConfig, show_address};
+use crate::engine::redis::error::{Failure, io_error};
+
+/// Runs a handshake. Where it fails or has no answer because the URL is for another kind of server, the error says so.
+///
+/// # Errors
+/// Those of the handshake; [`Failure::WrongServer`].
+pub(in super::super) async fn explained<T>(
+    config: &RedisConfig,
+    handshake: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    let mut handshake = std::pin::pin!(handshake);
+    tokio::select! {
+        biased;
+        outcome = &mut handshake => match outcome {
+            Err(failure) if may_be_wrong_server(&failure) => match wrong_server(config).await {
+                // A proxy that routes by the first bytes answers the probe with HTTP, and the handshake not at all.
+                Some(wrong) if wrong.kind != Kind::Http || is_garbled(&failure) => Err(Failure::WrongServer(wrong)),
+                _ => Err(failure),
+            },
+            outcome => outcome,
+        },
+        wrong = async {
+            tokio::time::sleep(HANDSHAKE).await;
+            // The server may be slow. Only a mix-up of TLS has no answer at all.
+            match wrong_server(config).await {
+                Some(wrong) if matches!(wrong.kind, Kind::WithTls | Kind::WithoutTls) => wrong,
+                _ => std::future::pending().await,
+            }
+        } => Err(Failure::WrongServer(wrong)),
+    }
+}
+
+/// Whether another kind of server may be the reason of a failure.
+fn may_be_wrong_server(failure: &Failure) -> bool {
+    match failure {
+        Failure::Connect { error, .. } | Failure::Call(error) => match error.kind() {
+            ErrorKind::Io => {
+                use std::io::ErrorKind::{ConnectionRefused, TimedOut};
+                io_error(error).is_none_or(|io| !matches!(io.kind(), ConnectionRefused | TimedOut))
+            }
+            kind => kind == ErrorKind::Parse,
+        },
+        Failure::NoMaster(_) | Failure::Unexpected(_) => true,
+        _ => false,
+    }
+}
+
+/// Whether the handshake had an answer that was neither Redis's protocol nor TLS.
+fn is_garbled(failure: &Failure) -> bool {
+    let (Failure::Connect { error, .. } | Failure::Call(error)) = failure else {
+        return false;
+    };
+    let is_invalid = |io: &std::io::Error| io.kind() == std::io::ErrorKind::InvalidData;
+    error.kind() == ErrorKind::Parse || io_error(error).is_some_and(is_invalid)
+}
+
+/// Probes the server of a URL. `None`: it fits the URL, or did not answer.
+async fn wrong_server(config: &RedisConfig) -> Option<WrongServer> {
+    let address = config.first_address();
+    let (host, port, secure) = match address {
+        ConnectionAddr::Tcp(host, port) => (host, *port, false),
+        ConnectionAddr::TcpTls { host, port, .. } => (host, *port, true),
+        _ => return None,
+    };
+    let kind = match (identify(host, port).await?, secure) {
+        (Peer::Redis, true) => Kind::WithoutTls,
+        (Peer::Tls, false) => Kind::WithTls,
+        (Peer::Http, _) => Kind::Http,
+        (Peer::Mongodb, _) => Kind::Mongodb,
+        (Peer::Redis, false) | (Peer::Tls, true) => return None,
+    };
+    Some(WrongServer {
+        address: show_address(address).into(),
+        kind,
+    })
+}

@@ -1,0 +1,3 @@
+'use strict'
+
+module.exports.createTestLocks = require('./dist/index.js').createTestLocks
