@@ -107,7 +107,8 @@ describe('holdfast in a terminal', { concurrency: 1 }, () => {
   test('top in the terminal of script', { timeout: TIMEOUT_MS }, async (t) => {
     if (process.platform !== 'linux' || !isInstalled('script', '--version')) return skip(t, 'no script of util-linux')
     const lock = await locks.acquire('scripted')
-    const line = `stty rows 10 cols 40; ${command('top --interval 100ms scripted')}; echo code=$?`
+    // `script` starts $SHELL, or sh. dash would end with the SIGINT that it receives together with `top`.
+    const line = `trap : INT; stty rows 10 cols 40; ${command('top --interval 100ms scripted')}; echo code=$?`
     const script = spawn('script', ['-q', '-c', line, join(folder, 'typescript')])
     let output = ''
     script.stdout.on('data', (data) => (output += data))

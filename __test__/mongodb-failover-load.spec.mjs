@@ -79,6 +79,7 @@ replicaSetSuite('fail-over under load', { args: TEST_COMMANDS }, (test) => {
     // A lock that was handed off right before a SIGKILL has a lease of 2 s, which no renewal extends. There is one for the name.
     const lost = await Promise.all(children.map((child) => child.next('lost', 120_000)))
     const sum = lost.reduce((total, each) => total + each, 0)
+    t.diagnostic(`LOST ${lost}`)
     assert.ok(sum <= KILLS, `${sum} locks lost by ${KILLS} failures of the primary`)
     assert.equal(JSON.parse(await readFile(join(folder, 'count'), 'utf8')).count, 4 * 40)
     t.diagnostic(load.summary)

@@ -4,6 +4,7 @@ import { basename, join } from 'node:path'
 import { run } from 'node:test'
 import { spec } from 'node:test/reporters'
 import { fileURLToPath } from 'node:url'
+import { inspect } from 'node:util'
 import { step } from './steps.mjs'
 
 const folder = fileURLToPath(new URL('../__test__', import.meta.url))
@@ -29,17 +30,20 @@ const TIMEOUT_MS = 600_000
 /**
  * Runs `files` in the given order, `concurrency` of them at a time. The environment is that of this process.
  *
- * Resolves to `passed`, `failed`, `skipped` (a line for each), and `seconds`: the duration of each file.
+ * Resolves to `passed`, `failed`, `skipped` (a line for each), `failures` (a text for each, with the error), and `seconds`: the
+ * duration of each file.
  *
  * @param {string[]} files
  * @param {number} concurrency
  */
 export async function runTests(files, concurrency) {
-  /** @type {{ passed: number, failed: number, skipped: string[], seconds: Map<string, number> }} */
-  const results = { passed: 0, failed: 0, skipped: [], seconds: new Map() }
+  /** @type {{ passed: number, failed: number, skipped: string[], failures: string[], seconds: Map<string, number> }} */
+  const results = { passed: 0, failed: 0, skipped: [], failures: [], seconds: new Map() }
   let failedSuites = 0
   /** @param {any} data @param {boolean} isGood */
-  const ended = ({ name, skip, todo, details }, isGood) => {
+  const ended = ({ name, file, skip, todo, details }, isGood) => {
+    if (!isGood && details.error?.failureType !== 'subtestsFailed')
+      results.failures.push(`${basename(file ?? '')}: ${name}\n${inspect(details.error?.cause ?? details.error)}`)
     if (details.type === 'suite') {
       if (!isGood) failedSuites++
     } else if (!isGood) results.failed++

@@ -35,7 +35,7 @@ export async function rustTests() {
     'memory,sqlite,redis,mongodb,node',
   ]
   const { code: built } = await step('build of the Rust tests', () => run('cargo', [...args, '--no-run']))
-  if (built !== 0) return [{ passed: 0, failed: 1, skipped: [] }]
+  if (built !== 0) return [{ passed: 0, failed: 1, skipped: [], failures: ['the Rust tests do not build'] }]
   // With the tests' output: a test without a server passes and prints `skipped: `, which is counted below.
   /** @param {string[]} selected */
   const part = async (...selected) => {
@@ -58,5 +58,7 @@ function rustCounts({ code, output }) {
     // An aborted run prints no result.
     failed: failed === 0 && code !== 0 ? 1 : failed,
     skipped: [...unserved, ...ignored].map(([, name, why]) => `${name}: ${why}`),
+    // cargo prints the output of tests that failed between two such lines.
+    failures: [...output.matchAll(/^failures:\r?\n\r?\n(----[^]*?)^failures:$/gm)].map(([, text]) => text.trim()),
   }
 }

@@ -32,6 +32,8 @@ export async function test({ build = true } = {}) {
     const total = (field) => results.reduce((count, result) => count + result[field], 0)
     printSteps()
     console.log()
+    // Again, because the output before is long, and of a remote run often only the end is kept.
+    for (const text of results.flatMap((result) => result.failures)) console.log(`failed: ${text}\n`)
     for (const line of skipped) console.log(`skipped: ${line}`)
     console.log(`${total('passed')} passed, ${total('failed')} failed, ${skipped.length} skipped`)
     return total('failed')
