@@ -19,6 +19,9 @@ const NAMES = ['a', 'b', 'c']
 const STORM_MS = process.env.CI ? 60_000 : 15_000
 const EVERY_MS = 2000
 const KILLS = 2
+/** The grants of each process that increments a counter, and their ttl (`children/counter.mjs`). */
+const ROUNDS = 40
+const TTL_MS = 20_000
 
 /** Runs `fault` while several services acquire and release the same names. */
 async function underLoad({ connectAll }, fault) {
@@ -64,7 +67,7 @@ replicaSetSuite('fail-over under load', { args: TEST_COMMANDS }, (test) => {
     t.after(() => rm(folder, { recursive: true, force: true }))
     await writeFile(join(folder, 'count'), JSON.stringify({ count: 0, fence: '0' }))
     const limits = { ...options, storeTimeoutMs: FAILOVER_TIMEOUT_MS }
-    const task = { url: set.url, options: limits, scenario: 'acquire', names: ['count'], rounds: 40, folder }
+    const task = { url: set.url, options: limits, scenario: 'acquire', names: ['count'], rounds: ROUNDS, folder }
     const children = Array.from({ length: 4 }, () => start(t, 'counter', task))
     const load = await underLoad(fixture, async (load) => {
       for (let round = 0; round < KILLS; round++) {
@@ -76,13 +79,16 @@ replicaSetSuite('fail-over under load', { args: TEST_COMMANDS }, (test) => {
         await load.waitForGrants(20)
       }
     })
-    // A lock that was handed off right before a SIGKILL has a lease of 2 s, which no renewal extends. There is one for the name.
-    const lost = await Promise.all(children.map((child) => child.next('lost', 120_000)))
-    const sum = lost.reduce((total, each) => total + each, 0)
-    t.diagnostic(`LOST ${lost}`)
-    assert.ok(sum <= KILLS, `${sum} locks lost by ${KILLS} failures of the primary`)
-    assert.equal(JSON.parse(await readFile(join(folder, 'count'), 'utf8')).count, 4 * 40)
-    t.diagnostic(load.summary)
+    // A lock that was handed off has a lease of 2 s until it is renewed, which fails without a primary. Another one lasts longer
+    // than an election, and the store always has it.
+    const lost = (await Promise.all(children.map((child) => child.next('lost', 120_000)))).flat()
+    for (const { heldMs, reason } of lost) {
+      assert.ok(heldMs < TTL_MS / 2, `lost after ${heldMs} ms: ${reason}`)
+      assert.doesNotMatch(reason, /the store no longer has it/)
+    }
+    assert.ok(lost.length < ROUNDS, `${lost.length} of ${4 * ROUNDS} locks lost`)
+    assert.equal(JSON.parse(await readFile(join(folder, 'count'), 'utf8')).count, 4 * ROUNDS)
+    t.diagnostic(`${load.summary}, locks lost: ${JSON.stringify(lost)}`)
   })
 
   test('a primary that hangs, and continues with unreplicated writes', async ({ set, ...fixture }, t) => {

@@ -35,7 +35,9 @@ const scenarios = {
   },
 }
 
-const locks = await open()
+const lost = []
+const onEvent = ({ type, heldMs, reason }) => type === 'lost' && lost.push({ heldMs, reason })
+const locks = await open({ onEvent })
 for (let round = 0; round < task.rounds; round++) await scenarios[task.scenario](locks)
-report({ lost: locks.stats().lost })
+report({ lost })
 await locks.close()
