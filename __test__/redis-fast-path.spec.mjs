@@ -148,6 +148,38 @@ for (const secure of [false, true]) {
       await until('nothing is left', async () => (await locks.list()).length === 0)
     })
 
+    test('a record that was not stored when the fast path broke is stored without a further call', async () => {
+      const proxy = await startProxy(redis.port, { secure })
+      const own = await LockService.connect(`${secure ? 'rediss' : 'redis'}://127.0.0.1:${proxy.port}`, {
+        keyPrefix: 'fast:',
+        tls: secure ? { insecure: true } : undefined,
+      })
+      try {
+        // Only the record of a grant by plain commands names this key without the lock's attempt.
+        const isRecord = (data) => data.includes('holdfast:fence:{fast:recorded}') && !data.includes('EXISTS')
+        const cut = new Promise((resolve) => {
+          proxy.intercept = (data, connection) => {
+            if (!isRecord(data)) return false
+            proxy.intercept = undefined
+            connection.cut()
+            resolve(true)
+            return true
+          }
+        })
+        let lock
+        await until('a record is sent on the fast path', async () => {
+          await lock?.release()
+          lock = await own.acquire('recorded')
+          return Promise.race([cut, sleep(50)])
+        })
+        await until('the record', async () => (await locks.inspect('recorded'))?.fencingToken === lock.fencingToken)
+        assert.equal(await lock.release(), true)
+      } finally {
+        await own.close()
+        await proxy.close()
+      }
+    })
+
     /** Counts the connections that use a database. No other service of these tests uses it. */
     const connectionsOf = async (db) =>
       (await other.client('LIST')).split('\n').filter((line) => line.includes(` db=${db} `)).length

@@ -10,7 +10,7 @@ use redis::ConnectionAddr;
 use super::{FastPathSlot, Link, Slot, dial};
 use crate::clock::Moment;
 use crate::engine::redis::error::{Failure, broken};
-use crate::engine::redis::fast_path::FastPath;
+use crate::engine::redis::fast_path::{FastPath, Record};
 use crate::engine::redis::scripts::RECORD;
 
 /// The pause before a fast path that broke, or could not be opened, is opened again. Meanwhile calls use the ordinary
@@ -38,6 +38,16 @@ async fn retire(link: Weak<Link>, number: u64) {
             *slot = FastPathSlot::Empty(Moment::now());
             return;
         }
+    }
+}
+
+/// Serves a fast path whose thread is blocked, until it ends. Calls notice its end; a service that makes none has its records
+/// stored all the same.
+async fn watch(link: Weak<Link>, fast_path: Arc<FastPath>) {
+    let (watchdog, fast_path) = (fast_path.watchdog(), Arc::downgrade(&fast_path));
+    watchdog.await;
+    if let (Some(link), Some(fast_path)) = (link.upgrade(), fast_path.upgrade()) {
+        link.end_fast_path(&fast_path);
     }
 }
 
@@ -89,6 +99,15 @@ impl Link {
     /// Allows the fast path to be opened by the first call that needs it.
     pub(in super::super) fn allow_fast_path(&self) {
         *self.fast_path_slot() = FastPathSlot::Empty(Moment::now());
+    }
+
+    /// Defers the record of a grant to the end of the tick.
+    pub(in super::super) fn record_later(self: &Arc<Self>, fast_path: &FastPath, record: Record) {
+        fast_path.record_later(record);
+        // It may have ended before, on another thread.
+        if !fast_path.is_open() {
+            self.end_fast_path(fast_path);
+        }
     }
 
     /// Ends the fast path. Its unstored records are sent on the ordinary connection.
@@ -168,6 +187,7 @@ impl Link {
             }
             Ok(Some((fast_path, _))) => {
                 fast_path.clone().serve_on(&**event_loop);
+                self.runtime.spawn(watch(Arc::downgrade(self), fast_path.clone()));
                 if !self.config.seeds().is_empty() {
                     self.runtime.spawn(retire(Arc::downgrade(self), fast_path.number()));
                 }

@@ -93,7 +93,7 @@ impl FastPath {
         let plain = version >= Some(7);
         let transport = Transport::new(stream.into_std()?, session);
         let (attempts, health) = (Arc::new(Semaphore::new(ATTEMPTS)), Arc::new(Health::new()));
-        let fast_path = Arc::new(FastPath {
+        Ok(Arc::new(FastPath {
             number: LAST.fetch_add(1, Relaxed) + 1,
             transport,
             state: Mutex::new(State::new(attempts.clone(), health.clone())),
@@ -106,9 +106,12 @@ impl FastPath {
             layout,
             plain: AtomicBool::new(plain),
             attempts,
-        });
-        tokio::spawn(watchdog::watch(Arc::downgrade(&fast_path), fast_path.stirred.clone()));
-        Ok(fast_path)
+        }))
+    }
+
+    /// Returns the watchdog. It ends with the fast path.
+    pub(super) fn watchdog(self: &Arc<Self>) -> impl Future<Output = ()> + use<> {
+        watchdog::watch(Arc::downgrade(self), self.stirred.clone())
     }
 
     /// Lets an event loop poll the socket.

@@ -92,7 +92,7 @@ impl RedisEngine {
     /// Makes one attempt by plain commands. It is granted, or the script has to decide.
     pub(in super::super) async fn try_plainly(
         &self,
-        link: &Link,
+        link: &Arc<Link>,
         fast_path: &FastPath,
         claim: &Claim,
     ) -> Result<Result<Acquired, Undecided>, Failure> {
@@ -123,11 +123,12 @@ impl RedisEngine {
             return Ok(Err(Undecided::Unclear));
         }
         let fence = Fence(fence as u64);
-        fast_path.record_later(Record {
+        let record = Record {
             claim: claim.clone(),
             fence,
             attempt: None,
-        });
+        };
+        link.record_later(fast_path, record);
         Ok(Ok(Acquired::Granted { fence }))
     }
 
