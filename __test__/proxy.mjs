@@ -109,6 +109,8 @@ class Proxy {
   delayMs = 0
   /** @type {{ text: string, skip: number, resolve: () => void }[]} */
   #traps = []
+  /** The clients' sockets, with those in the middle of a TLS handshake. @type {Set<net.Socket>} */
+  #sockets = new Set()
   #target
   #files
   /** @type {net.Server | undefined} */
@@ -128,6 +130,10 @@ class Proxy {
       const accept = (/** @type {net.Socket} */ client) =>
         void this.connections.add(new ProxiedConnection(this, client, this.#target))
       const listener = this.#files ? tls.createServer(this.#files, accept) : net.createServer(accept)
+      listener.on('connection', (/** @type {net.Socket} */ socket) => {
+        this.#sockets.add(socket)
+        socket.once('close', () => this.#sockets.delete(socket))
+      })
       const error = await new Promise((resolve) =>
         listener.once('error', resolve).listen(port, '127.0.0.1', () => resolve(undefined)),
       )
@@ -151,6 +157,7 @@ class Proxy {
   async down() {
     const closed = new Promise((resolve) => this.#listener?.close(resolve))
     this.cut()
+    for (const socket of this.#sockets) socket.destroy()
     await closed
   }
 
