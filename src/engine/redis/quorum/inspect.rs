@@ -81,9 +81,9 @@ impl Quorum {
                 (holder_of(row).map(<[u8]>::to_vec), fence)
             };
             let alike = |row: &Option<Row>| rows.iter().filter(|other| identity(other) == identity(row)).count();
-            (rows.len() >= enough && rows.iter().any(|row| alike(row) >= enough)).then_some(())
+            (rows.len() >= enough && rows.iter().any(|row| alike(row) >= enough)).then_some(((), GRACE))
         };
-        let (_, answers) = votes.decide_with_grace(self.node_timeout, GRACE, is_decided).await;
+        let (_, answers) = votes.decide_with_grace(self.node_timeout, is_decided).await;
         let rows: Vec<&Option<Row>> = answers
             .iter()
             .filter_map(|answer| answer.as_ref()?.as_ref().ok())

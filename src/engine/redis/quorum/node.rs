@@ -24,6 +24,8 @@ pub(super) struct Node {
     /// The connection of the last attempt on an ordinary connection. Zero: there was none.
     last_attempt_on: AtomicU64,
     clock: Mutex<Option<Clock>>,
+    /// When the oldest request for a vote was sent that may have no answer yet. `None`: the node has answered since.
+    silent_since: Mutex<Option<Moment>>,
 }
 
 /// The last observation of a node's clock.
@@ -100,7 +102,24 @@ impl Node {
             cleanup: Cleanup::default(),
             last_attempt_on: AtomicU64::new(0),
             clock: Mutex::new(None),
+            silent_since: Mutex::new(None),
         }
+    }
+
+    /// Records that the node's vote is requested.
+    pub(super) fn asked(&self) {
+        self.silent_since.lock().get_or_insert_with(Moment::now);
+    }
+
+    /// Records that the node has answered such a request.
+    pub(super) fn answered(&self) {
+        *self.silent_since.lock() = None;
+    }
+
+    /// Returns for how long requests for a vote have had no answer.
+    pub(super) fn silence(&self) -> Duration {
+        let since = *self.silent_since.lock();
+        since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// Checks the mode and the version of the server, reads its clock, and opens the fast path.

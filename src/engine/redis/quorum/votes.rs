@@ -65,32 +65,31 @@ impl<T> Votes<T> {
     pub(super) async fn decide<R>(
         &self,
         limit: Duration,
-        judge: impl FnMut(&[Answer<T>]) -> Option<R>,
+        mut judge: impl FnMut(&[Answer<T>]) -> Option<R>,
     ) -> (Option<R>, Vec<Answer<T>>) {
-        self.decide_with_grace(limit, Duration::ZERO, judge).await
+        self.decide_with_grace(limit, |answers| Some((judge(answers)?, Duration::ZERO)))
+            .await
     }
 
-    /// Does the same, but waits up to `grace` for the answers of the other nodes after the decision.
+    /// Does the same, but `judge` also returns for how long the other nodes may still answer after the first decision.
     pub(super) async fn decide_with_grace<R>(
         &self,
         limit: Duration,
-        grace: Duration,
-        mut judge: impl FnMut(&[Answer<T>]) -> Option<R>,
+        mut judge: impl FnMut(&[Answer<T>]) -> Option<(R, Duration)>,
     ) -> (Option<R>, Vec<Answer<T>>) {
         let mut end = Instant::now() + limit;
-        let mut is_in_grace = false;
+        let mut first_decision = None;
         let mut timeout = pin!(tokio::time::sleep_until(end));
         loop {
             {
                 let mut collected = self.collected.lock();
                 let decision = judge(&collected.answers);
-                if decision.is_some() && !is_in_grace {
-                    is_in_grace = true;
-                    end = end.min(Instant::now() + grace);
+                if let Some((_, grace)) = decision {
+                    end = end.min(*first_decision.get_or_insert_with(Instant::now) + grace);
                     timeout.as_mut().reset(end);
                 }
                 if collected.answers.iter().all(Option::is_some) || end <= Instant::now() {
-                    return (decision, collected.close());
+                    return (decision.map(|(decision, _)| decision), collected.close());
                 }
             }
             tokio::select! {
@@ -269,7 +268,8 @@ mod tests {
             tokio::time::sleep(LIMIT / 20).await;
             votes.cast(2, Ok(true))
         };
-        let ((verdict, answers), late) = tokio::join!(votes.decide_with_grace(LIMIT, LIMIT / 10, judged), late);
+        let generous = |answers: &[Answer<bool>]| Some((judged(answers)?, LIMIT / 10));
+        let ((verdict, answers), late) = tokio::join!(votes.decide_with_grace(LIMIT, generous), late);
         assert_eq!(verdict, Some(true));
         assert!(late.is_none() && answers[2].is_some(), "it counts");
 
@@ -277,7 +277,7 @@ mod tests {
         votes.cast(0, Ok(true));
         votes.cast(1, Ok(true));
         let started = Instant::now();
-        assert_eq!(votes.decide_with_grace(LIMIT, LIMIT / 10, judged).await.0, Some(true));
+        assert_eq!(votes.decide_with_grace(LIMIT, generous).await.0, Some(true));
         assert!(started.elapsed() >= LIMIT / 10 && started.elapsed() < LIMIT / 2);
     }
 }

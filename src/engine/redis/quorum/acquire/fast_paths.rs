@@ -27,6 +27,7 @@ use super::round::Round;
 use crate::engine::redis::error::{Failure, is_forbidden, is_not_understood};
 use crate::engine::redis::fast_path::ReplySink;
 use crate::engine::redis::fast_path::{FastPath, Record};
+use crate::engine::redis::scripts::RECORD;
 use crate::model::{Claim, Fence};
 
 /// The request for the vote of one node.
@@ -176,7 +177,13 @@ impl Round {
                 fence,
                 attempt: Some((self.number, self.floor / 1000)),
             };
-            self.quorum.nodes[index].link.record_later(&fast_path, record);
+            if fast_path.is_open() {
+                fast_path.record_later(record);
+            } else {
+                let (call, node) = (record.call(&self.quorum.layout), self.quorum.nodes[index].clone());
+                self.quorum
+                    .spawn(async move { drop(node.link.run(&RECORD, &call).await) });
+            }
         }
     }
 }

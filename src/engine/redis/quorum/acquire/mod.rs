@@ -23,6 +23,10 @@ use crate::model::{Claim, Fence};
 /// so that the attempts that split the vote do not retry at the same moment.
 const SPLIT_DELAY: Duration = Duration::from_millis(4);
 const DOUBLINGS: u32 = 5;
+/// A node that has not answered for this time hangs: no attempt with split votes waits for it.
+const HANGS_AFTER: Duration = Duration::from_millis(250);
+/// A vote that is younger than this may belong to an attempt that is about to be rolled back.
+const YOUNG: Duration = Duration::from_secs(1);
 
 /// A round that has not come to its end. If it is dropped before that (its caller was dropped), it is rolled back.
 struct UnfinishedRound<'a> {
@@ -77,8 +81,8 @@ impl Quorum {
             ticket: Some(ticket),
             is_finished: false,
         };
-        let decided = |answers: &[Answer<Vote>]| self.is_decided(answers).then_some(());
-        let (_, answers) = unfinished.round.votes.decide(limit, decided).await;
+        let decided = |answers: &[Answer<Vote>]| Some(((), self.grace(answers)?));
+        let (_, answers) = unfinished.round.votes.decide_with_grace(limit, decided).await;
         let answers = unfinished.answers.insert(answers);
         let votes = count(answers);
         let is_answered = votes.yes + votes.no >= votes.majority();
@@ -104,6 +108,22 @@ impl Quorum {
         } else {
             Err(self.no_majority("acquire", answers, limit))
         }
+    }
+
+    /// Returns for how long the missing nodes may still answer. `None`: without them there is no outcome.
+    ///
+    /// # Behavior
+    /// Where a majority has answered and the votes are split, an attempt waits only for nodes that are not hanging. Otherwise
+    /// each of several rivals would keep its vote until its time limit, and none would be granted the name.
+    fn grace(&self, answers: &[Answer<Vote>]) -> Option<Duration> {
+        if self.is_decided(answers) {
+            return Some(Duration::ZERO);
+        }
+        let votes = count(answers);
+        let is_split = votes.yes < self.majority() && votes.yes + votes.no >= self.majority();
+        let missing = self.nodes.iter().zip(answers).filter(|(_, answer)| answer.is_none());
+        let left = missing.map(|(node, _)| HANGS_AFTER.saturating_sub(node.silence()));
+        is_split.then(|| left.max().unwrap_or_default())
     }
 
     /// Returns whether the missing votes can not change the outcome.
@@ -163,12 +183,13 @@ impl Quorum {
     /// Returns the answer to a claim whose names the nodes did not grant.
     ///
     /// # Behavior
-    /// The claim counts as held if the nodes that name the same holder and the silent nodes may be a majority. Otherwise the
-    /// vote is split between attempts that all fail.
+    /// The claim counts as held if a majority names the same holder, or if the nodes that name it and the silent nodes may be
+    /// one and its votes are not young. Otherwise the vote is split between attempts that all fail.
     fn busy(&self, claim: &Claim, answers: &[Answer<Vote>]) -> Acquired {
         let Conflict { busy, same, index } = Conflict::of(answers);
         let unknown = answers.iter().filter(|answer| !matches!(answer, Some(Ok(_)))).count();
-        let retry_after = if same + unknown >= self.majority() {
+        let is_old = || busy.iter().all(|vote| vote.age.is_none_or(|age| age >= YOUNG));
+        let retry_after = if same >= self.majority() || same + unknown >= self.majority() && is_old() {
             // When enough leases have ended that their nodes and the free ones are a majority.
             let mut ends: Vec<_> = busy.iter().map(|vote| vote.left.unwrap_or(Duration::MAX)).collect();
             ends.sort_unstable();

@@ -50,6 +50,7 @@ impl Round {
         let number = quorum.next_attempt();
         let floor = quorum.next_floor(common_time(quorum.nodes.iter().map(|node| &**node)));
         let (lifetime, is_first) = quorum.lifetimes.begin(&claim.owner);
+        quorum.nodes.iter().for_each(|node| node.asked());
         let round = Arc::new(Round {
             quorum: quorum.clone(),
             value: format!("{}.{number}", claim.owner.as_str()),
@@ -155,6 +156,9 @@ impl Round {
     /// Counts a node's vote. Rolls it back if it arrives after the end of the request lifetime, or if the node may execute the
     /// request without an answer.
     pub(super) fn vote_arrived(self: &Arc<Self>, index: usize, vote: std::result::Result<Vote, Failure>) {
+        if vote.is_ok() {
+            self.quorum.nodes[index].answered();
+        }
         let is_doubtful = matches!(&vote, Err(failure) if may_still_execute(failure));
         let late = self.votes.cast(index, vote);
         if is_doubtful {

@@ -1,5 +1,7 @@
 //! Nodes that are killed, hang, are slow, lose their data, and return: with 3 and 5 nodes.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use super::*;
 
 const SIZES: [usize; 2] = [3, 5];
@@ -99,6 +101,35 @@ async fn a_hung_minority_delays_no_call() {
         }
         // Their late votes are rolled back.
         nodes.are_free(&(0..size).collect::<Vec<_>>(), "n").await;
+    }
+}
+
+/// One node has the vote of another attempt, one votes, and one hangs.
+#[tokio::test]
+async fn a_split_vote_does_not_wait_for_a_hung_node() {
+    let Some(nodes) = Nodes::start(3).await else { return };
+    let ours = nodes.with_node_timeout(Duration::from_secs(30)).await;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    nodes.suspend(2);
+    for (age, is_short) in [(Duration::ZERO, true), (Duration::from_secs(10), false)] {
+        let name = format!("split{is_short}");
+        let vote = format!("{}.{}", OwnerToken::fresh().as_str(), (now - age).as_micros());
+        let set: String = nodes
+            .other(1)
+            .await
+            .args(&["SET", &format!("lock:{name}"), &vote, "PX", "60000"])
+            .await;
+        assert_eq!(set, "OK");
+        let attempt = claim(&name);
+        let attempt = tokio::time::timeout(Duration::from_secs(10), busy(&ours, &attempt));
+        let retry_after = attempt.await.expect("it does not wait for the hung node").unwrap();
+        // A young vote is about to be rolled back. An old one may be that of a lease.
+        assert_eq!(retry_after < Duration::from_secs(10), is_short, "{retry_after:?}");
+        nodes.are_free(&[0], &name).await;
+    }
+    nodes.resume(2);
+    for name in ["splittrue", "splitfalse"] {
+        nodes.are_free(&[0, 2], name).await;
     }
 }
 
