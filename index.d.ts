@@ -430,6 +430,12 @@ export interface LockInfo {
   readonly holder: Holder | null
   /** The holder's `metadata`, or `null`. */
   readonly metadata: Json
+  /**
+   * The number of calls in the queue of the name, of all processes; a call for several names waits for one of them at a time. `null` on a
+   * quorum and on a standalone MongoDB, which have no queue. Calls of a process that died count for 5 s; on Redis, while other processes
+   * wait, until a release skips them.
+   */
+  readonly waiting: number | null
 }
 
 /** Counters since `connect`. `held` and `waiting` are current numbers. */
@@ -788,7 +794,8 @@ export declare class LockService implements AsyncDisposable {
   elect(name: string, fn: (leadership: Leadership) => unknown): Election;
   /**
    * Watches the holder of a name: yields the state at first, and after each change of the holder. Reads the name once per `intervalMs`,
-   * and only while `next()` waits; holders in between are not seen. Outages of the store are no change. Ends when the service is closed.
+   * and only while `next()` waits; holders in between are not seen. Outages of the store are no change, and neither
+   * is another number of waiting calls. Ends when the service is closed.
    * @throws while it is iterated: `signal.reason` after an abort, `LOCK_STORE` if no waiting ends it; at the call: `LOCK_INVALID_ARGUMENT`
    *
    * @example

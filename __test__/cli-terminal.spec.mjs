@@ -45,7 +45,13 @@ describe('holdfast in a terminal', { concurrency: 1 }, () => {
     if (!hasTmux) return skip(t, 'no tmux')
     const lock = await locks.acquire('terminal:1')
     const { screen, send, hasEnded } = open('top', command('top --interval 100ms terminal:'))
-    await until('a table', () => /1 held\n\nNAME .*\nterminal:1 /.test(screen()))
+    await until('a table', () => /1 held\n\nNAME {8}WAITING  PROCESS.*\nterminal:1  0 {8}\d+ on /.test(screen()))
+    const controller = new AbortController()
+    const calls = [1, 2, 3].map(() => locks.acquire('terminal:1', { waitMs: '60s', signal: controller.signal }))
+    await until('three waiting calls', () => /\nterminal:1  3 /.test(screen()))
+    controller.abort()
+    await Promise.allSettled(calls)
+    await until('no waiting call', () => /\nterminal:1  0 /.test(screen()))
     const many = await Promise.all(
       Array.from({ length: 20 }, (_, n) => locks.acquire(`terminal:${'名'.repeat(40)}${n}`)),
     )

@@ -207,13 +207,13 @@ describe('holdfast', { concurrency: 4 }, () => {
       .split('\n')
       .map((line) => JSON.parse(line))
     assert.deepEqual(
-      [listed.code, rest, info.name, info.fencingToken, info.holder.pid],
-      [0, [], 'shown:1', String(lock.fencingToken), process.pid],
+      [listed.code, rest, info.name, info.fencingToken, info.holder.pid, info.waiting],
+      [0, [], 'shown:1', String(lock.fencingToken), process.pid, 0],
     )
     const { stdout } = await cli('ls', 'shown:')
     assert.match(
       stdout,
-      /^NAME +PROCESS +SINCE +REMAINING +TOKEN +METADATA\nshown:1 +\d+ on \S+ +\S+Z +\d+\.\ds +\d+ +\{"why":"a test/,
+      /^NAME +WAITING +PROCESS +SINCE +REMAINING +TOKEN +METADATA\nshown:1 +0 +\d+ on \S+ +\S+Z +\d+\.\ds +\d+ +\{"why":"a test/,
     )
     assert.equal((await cli('ls', 'nothing:')).stdout, '')
     assert.equal((await cli('inspect', 'shown:1')).code, 0)

@@ -124,6 +124,15 @@ export function queue(kind) {
       return { waiters, by, held, locks }
     }
 
+    test('the waiters of a killed process do not count after 5 s', async (store, t) => {
+      const { by, held, locks } = await startQueue(t, store, labels('a', 2))
+      assert.equal((await locks.inspect('n')).waiting, 2)
+      by.a.kill('SIGKILL')
+      await by.a.ended
+      await until('no waiting call', async () => (await locks.inspect('n')).waiting === 0)
+      assert.equal(await held.release(), true)
+    })
+
     test('the waiters of a killed process do not block other waiters', async (store, t) => {
       const order = [...labels('a', 10), 'b0', 'a10', 'c0', 'b1', 'a11']
       const { waiters, by, held } = await startQueue(t, store, order)

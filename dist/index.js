@@ -7,12 +7,13 @@ var node_diagnostics_channel = require('node:diagnostics_channel');
 
 /** @internal Creates the `LockInfo`s of the native core's JSON text. `prefix` is that of a view, which is omitted. */
 function infosOf(json, prefix) {
-    return JSON.parse(json).map(({ name, remainingMs, fencingToken, holder, metadata }) => withTokenAsText({
+    return JSON.parse(json).map(({ name, remainingMs, fencingToken, holder, metadata, waiting }) => withTokenAsText({
         name: withoutPrefix(name, prefix),
         remainingMs: remainingMs ?? Infinity,
         fencingToken: fencingToken === null ? null : BigInt(fencingToken),
         holder: holderOf(holder),
         metadata: metadataOf$1(metadata),
+        waiting,
     }));
 }
 /** @internal Removes the prefix of a view from a name. */
@@ -2045,7 +2046,8 @@ class LockService {
     }
     /**
      * Watches the holder of a name: yields the state at first, and after each change of the holder. Reads the name once per `intervalMs`,
-     * and only while `next()` waits; holders in between are not seen. Outages of the store are no change. Ends when the service is closed.
+     * and only while `next()` waits; holders in between are not seen. Outages of the store are no change, and neither
+     * is another number of waiting calls. Ends when the service is closed.
      * @throws while it is iterated: `signal.reason` after an abort, `LOCK_STORE` if no waiting ends it; at the call: `LOCK_INVALID_ARGUMENT`
      *
      * @example

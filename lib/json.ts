@@ -2,13 +2,14 @@ import type { Holder, Json, LockInfo } from './types.js'
 
 /** @internal Creates the `LockInfo`s of the native core's JSON text. `prefix` is that of a view, which is omitted. */
 export function infosOf(json: string, prefix: string): LockInfo[] {
-  return JSON.parse(json).map(({ name, remainingMs, fencingToken, holder, metadata }: any) =>
+  return JSON.parse(json).map(({ name, remainingMs, fencingToken, holder, metadata, waiting }: any) =>
     withTokenAsText({
       name: withoutPrefix(name, prefix),
       remainingMs: remainingMs ?? Infinity,
       fencingToken: fencingToken === null ? null : BigInt(fencingToken),
       holder: holderOf(holder),
       metadata: metadataOf(metadata),
+      waiting,
     }),
   )
 }

@@ -314,7 +314,8 @@ export class LockService implements AsyncDisposable {
 
   /**
    * Watches the holder of a name: yields the state at first, and after each change of the holder. Reads the name once per `intervalMs`,
-   * and only while `next()` waits; holders in between are not seen. Outages of the store are no change. Ends when the service is closed.
+   * and only while `next()` waits; holders in between are not seen. Outages of the store are no change, and neither
+   * is another number of waiting calls. Ends when the service is closed.
    * @throws while it is iterated: `signal.reason` after an abort, `LOCK_STORE` if no waiting ends it; at the call: `LOCK_INVALID_ARGUMENT`
    *
    * @example

@@ -430,6 +430,12 @@ export interface LockInfo {
   readonly holder: Holder | null
   /** The holder's `metadata`, or `null`. */
   readonly metadata: Json
+  /**
+   * The number of calls in the queue of the name, of all processes; a call for several names waits for one of them at a time. `null` on a
+   * quorum and on a standalone MongoDB, which have no queue. Calls of a process that died count for 5 s; on Redis, while other processes
+   * wait, until a release skips them.
+   */
+  readonly waiting: number | null
 }
 
 /** Counters since `connect`. `held` and `waiting` are current numbers. */

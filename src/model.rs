@@ -350,6 +350,9 @@ pub struct LockInfo {
     pub holder: Option<Holder>,
     /// The holder's metadata, as JSON text.
     pub metadata: Option<String>,
+    /// The number of positions in the name's queue that have not expired. In Redis expired ones count while one process in the queue
+    /// is alive. `None`: the store has no queue.
+    pub waiting: Option<u64>,
 }
 
 /// The holder of a lock.

@@ -1,7 +1,7 @@
 // Reading from outside: inspect, list, forceRelease, stats, onEvent.
 import assert from 'node:assert/strict'
 import { hostname } from 'node:os'
-import { assertFree, rejects, sleep, until, waiting } from '../tools.mjs'
+import { assertFree, rejection, rejects, sleep, until, waiting } from '../tools.mjs'
 
 const byBytes = (names) => names.sort((x, y) => Buffer.compare(Buffer.from(x), Buffer.from(y)))
 
@@ -13,7 +13,8 @@ export function inspect(test) {
     const lock = await a.acquire('seen', { ttlMs: 20_000, metadata: { why: 'test' } })
     for (const service of [a, b]) {
       const info = await service.inspect('seen')
-      assert.deepEqual(Object.keys(info).sort(), ['fencingToken', 'holder', 'metadata', 'name', 'remainingMs'])
+      const members = ['fencingToken', 'holder', 'metadata', 'name', 'remainingMs', 'waiting']
+      assert.deepEqual(Object.keys(info).sort(), members)
       assert.equal(info.name, 'seen')
       assert.ok(info.remainingMs > 10_000 && info.remainingMs <= 20_000, `${info.remainingMs} ms`)
       assert.equal(info.fencingToken, lock.fencingToken)
@@ -25,6 +26,33 @@ export function inspect(test) {
     }
     assert.equal(await lock.release(), true)
     assert.equal(await b.inspect('seen'), null)
+  })
+
+  test('inspect and list count the waiting calls of all services', async (store) => {
+    const [a, b] = await store.connectAll(2)
+    const lock = await a.acquire('counted')
+    const isCounted = async (count) => {
+      const expected = store.ordered ? count : null
+      const infos = [await a.inspect('counted'), ...(await b.list())]
+      return infos.length === 2 && infos.every((info) => info?.waiting === expected)
+    }
+    assert.ok(await isCounted(0))
+    const controller = new AbortController()
+    const options = { waitMs: 60_000 }
+    const aborted = rejection(a.acquire('counted', { ...options, signal: controller.signal }))
+    await waiting(a, 1)
+    const seen = []
+    const see = async () => void seen.push((await a.inspect('counted')).waiting)
+    // A call for several names waits for one of them.
+    const calls = ['counted', ['counted', 'free']].map((names) => b.using(names, options, see))
+    await waiting(b, 2)
+    await until('three waiting calls', () => isCounted(3))
+    controller.abort()
+    await aborted
+    await until('two waiting calls', () => isCounted(2))
+    assert.equal(await lock.release(), true)
+    await Promise.all(calls)
+    assert.deepEqual(seen, store.ordered ? [1, 0] : [null, null])
   })
 
   test('inspect and list omit expired locks', async (store) => {

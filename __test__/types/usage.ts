@@ -202,6 +202,7 @@ export async function inspecting(locks: LockService, lock: Lock) {
   same<LockInfo['holder'], Holder | null>(true)
   same<Holder['since'], Date>(true)
   same<LockInfo['metadata'], Json>(true)
+  same<LockInfo['waiting'], number | null>(true)
   same<LockJson['fencingToken'], string>(true)
 }
 

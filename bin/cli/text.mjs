@@ -78,13 +78,14 @@ export function processOf({ holder }) {
 export function table(locks) {
   const rows = locks.map((info) => [
     printable(info.name),
+    String(info.waiting ?? '-'),
     processOf(info),
     info.holder?.since.toISOString() ?? '-',
     Number.isFinite(info.remainingMs) ? `${(info.remainingMs / 1000).toFixed(1)}s` : 'no end',
     String(info.fencingToken ?? '-'),
     info.metadata === null ? '' : printable(JSON.stringify(info.metadata)),
   ])
-  const all = [['NAME', 'PROCESS', 'SINCE', 'REMAINING', 'TOKEN', 'METADATA'], ...rows]
+  const all = [['NAME', 'WAITING', 'PROCESS', 'SINCE', 'REMAINING', 'TOKEN', 'METADATA'], ...rows]
   const widths = all[0].map((_, column) => Math.max(...all.map((row) => widthOf(row[column]))))
   return all.map((row) => {
     const cells = row.map((cell, column) => cell + ' '.repeat(widths[column] - widthOf(cell)))

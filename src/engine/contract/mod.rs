@@ -40,7 +40,7 @@ macro_rules! contract_tests {
             renewal_extends_and_never_shortens, renewal_never_recreates_a_lock, a_former_holder_cannot_change_its_successors_lease,
             fencing_tokens_grow_with_each_grant, fencing_tokens_grow_within_one_clock_tick, several_names_are_all_or_nothing,
             several_names_share_one_fencing_token_and_one_lease, force_release_releases_any_owner, inspect_returns_holder_and_remaining_time,
-            list_takes_the_prefix_literally, unusual_names_are_distinct, a_ttl_of_one_millisecond, the_maximum_ttl,
+            waiting_calls_are_counted, list_takes_the_prefix_literally, unusual_names_are_distinct, a_ttl_of_one_millisecond, the_maximum_ttl,
             a_kept_name_stays_busy, a_change_after_subscribing_is_not_missed, a_kept_release_wakes_waiters,
             retry_after_is_bounded_by_the_lease, claims_racing_for_one_name_never_overlap,
             overlapping_sets_never_deadlock, renewal_racing_release_leaves_nothing, a_dropped_call_has_no_side_effect,

@@ -66,6 +66,48 @@ pub(crate) async fn inspect_returns_holder_and_remaining_time(s: Stores) {
     );
 }
 
+/// `inspect` and `list` count the waiters of both processes, in stores with a queue. A claim of several names waits for one of them.
+pub(crate) async fn waiting_calls_are_counted(s: Stores) {
+    let count = async |name: &str| {
+        let info = s.a.inspect(&key(name)).await.unwrap().unwrap();
+        let listed = s.b.list(name, PAGE).await.unwrap();
+        assert_eq!(
+            listed.into_iter().map(|info| info.waiting).collect::<Vec<_>>(),
+            [info.waiting]
+        );
+        info.waiting
+    };
+    let holder = claim(&["n", "other"], LONG);
+    acquire(&s.a, &holder).await;
+    if !s.a.ordered() {
+        busy(&s.b, &waiting(&["n"], LONG)).await;
+        assert_eq!(count("n").await, None);
+        return;
+    }
+    assert_eq!(count("n").await, Some(0));
+    busy(&s.b, &claim(&["n"], LONG)).await;
+    assert_eq!(count("n").await, Some(0), "a call that does not wait");
+    let cancelled = waiting(&["n"], LONG);
+    let waiters = [
+        (&s.b, waiting(&["n"], LONG)),
+        (&s.b, waiting(&["m", "n"], LONG)),
+        (&s.a, waiting(&["n"], LONG)),
+    ];
+    busy(&s.a, &cancelled).await;
+    for (engine, waiter) in &waiters {
+        busy(engine, waiter).await;
+    }
+    assert_eq!((count("n").await, count("other").await), (Some(4), Some(0)));
+    release(&s.a, &cancelled).await;
+    assert_eq!(count("n").await, Some(3));
+    release(&s.a, &holder).await;
+    for (left, (engine, waiter)) in [2, 1, 0].into_iter().zip(&waiters) {
+        acquire(engine, waiter).await;
+        assert_eq!(count("n").await, Some(left));
+        release(engine, waiter).await;
+    }
+}
+
 pub(crate) async fn list_takes_the_prefix_literally(s: Stores) {
     let names = [
         "a*b", "a*c", "axb", "a%b", "a_b", "a[x]b", "a?b", "a.b", "a\\b", "b", "é1", "é2",

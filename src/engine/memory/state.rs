@@ -249,6 +249,7 @@ impl State {
             fence: Some(held.fence),
             holder: Some(held.holder.clone()),
             metadata: held.metadata.as_deref().map(str::to_owned),
+            waiting: Some(self.waiters_before(key, u64::MAX).count() as u64),
         })
     }
 }

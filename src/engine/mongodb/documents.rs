@@ -15,7 +15,7 @@ use super::ops::clock_offset::EstimatedEnd;
 use super::ops::fence::{Clock, Stamp};
 use super::queue::pipelines;
 use crate::engine::mongodb::fields::{
-    AHEAD, END, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED, RESERVED_UNTIL, SINCE,
+    AHEAD, END, EXPIRES_AT, FENCE, GRANTED, HANDED, HOLDER, NOW, OWNER, QUEUE, RESERVED, RESERVED_UNTIL, SINCE, WAITING,
 };
 use crate::model::{Claim, Holder, LockInfo, OwnerToken, Process, Ttl};
 
@@ -268,9 +268,12 @@ pub(super) fn ahead(document: &Document) -> usize {
         .unwrap_or(usize::MAX)
 }
 
-/// Returns the projection of `inspect` and `list`.
-pub(super) fn info_fields() -> Document {
-    doc! { OWNER: 1, FENCE: 1, HANDED: 1, END: end(), HOLDER: 1, METADATA: 1, RESERVED: 1, NOW: "$$NOW" }
+/// Returns the projection of `inspect` and `list`. `has_queue`: with the number of waiters.
+pub(super) fn info_fields(has_queue: bool) -> Document {
+    let mut fields =
+        doc! { OWNER: 1, FENCE: 1, HANDED: 1, END: end(), HOLDER: 1, METADATA: 1, RESERVED: 1, NOW: "$$NOW" };
+    fields.extend(has_queue.then(|| (WAITING.to_owned(), pipelines::waiting().into())));
+    fields
 }
 
 /// Returns the projection for a release of several claims.
@@ -324,6 +327,10 @@ pub(super) fn info(name: &str, document: &Document, clock: Clock) -> LockInfo {
             .ok()
             .filter(|text| ours && is_json(text))
             .map(str::to_owned),
+        waiting: document
+            .get_i32(WAITING)
+            .ok()
+            .and_then(|waiting| waiting.try_into().ok()),
     }
 }
 

@@ -12,7 +12,7 @@
 //! ```text
 //! ACL SETUSER holdfast on >PASSWORD resetkeys resetchannels -@all
 //!     ~lock:* ~holdfast:* &holdfast:*
-//!     +eval +evalsha +get +set +del +incrby +exists +mget +pttl +pexpire +time +zadd +zrem +zscore +zrangebyscore +zrevrange
+//!     +eval +evalsha +get +set +del +incrby +exists +mget +pttl +pexpire +time +zadd +zrem +zscore +zcount +zrangebyscore +zrevrange
 //!     +publish +subscribe +unsubscribe +scan +select
 //! ```
 //!

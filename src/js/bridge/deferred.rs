@@ -93,5 +93,6 @@ pub(in crate::js) fn info_to_json(info: &LockInfo) -> Value {
             json!({ "host": holder.process.host, "pid": holder.process.pid, "since": holder.since_ms })
         }),
         "metadata": info.metadata,
+        "waiting": info.waiting,
     })
 }

@@ -87,9 +87,9 @@ impl Core {
             [id] => doc! { "_id": id },
             ids => doc! { "_id": { "$in": ids } },
         });
-        let locks = self.locks();
+        let (locks, fields) = (self.locks(), documents::info_fields(self.queue.is_some()));
         let read = || async move {
-            let found = locks.find(filter).projection(documents::info_fields());
+            let found = locks.find(filter).projection(fields);
             Ok(found.await?.try_collect().await?)
         };
         self.pool.call(Class::Query, read).await
@@ -129,9 +129,9 @@ impl Core {
     /// connection.
     pub(crate) async fn list_all(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
         let filter = documents::busy(documents::starting_with(&format!("{}{prefix}", self.prefix)));
-        let locks = self.locks();
+        let (locks, fields) = (self.locks(), documents::info_fields(self.queue.is_some()));
         let open = self.pool.call(Class::Query, || async move {
-            let found = locks.find(filter).projection(documents::info_fields());
+            let found = locks.find(filter).projection(fields);
             Ok(found.sort(doc! { "_id": 1 }).batch_size(PAGE).await?)
         });
         let mut cursor = in_time(page_timeout, open).await?;

@@ -234,6 +234,11 @@ pub(crate) fn position(owner: &OwnerToken) -> (Document, Document) {
     (of(position), of(ahead_of(number)))
 }
 
+/// Returns the projection of the number of live waiters.
+pub(crate) fn waiting() -> Document {
+    doc! { "$size": entries(all(), is_live()) }
+}
+
 /// Returns the number of live waiters with a smaller number.
 fn ahead_of(number: Document) -> Document {
     let earlier = doc! { "$and": [{ "$lt": ["$$e.at", "$$number"] }, is_live()] };

@@ -19,7 +19,10 @@ use crate::model::{Fence, Holder, LockInfo, OwnerToken, Process};
 const SCANNED_AT_ONCE: usize = 1000;
 /// The number of locks that are read at the same time.
 pub(in super::super) const READ_AT_ONCE: usize = 100;
-pub(in super::super) const ALL: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
+/// The keys of `inspect.lua` on a node of a quorum.
+pub(in super::super) const WITHOUT_QUEUE: [Part; 3] = [Part::Lock, Part::Fence, Part::Metadata];
+/// The keys of `inspect.lua`.
+const ALL: [Part; 4] = [Part::Lock, Part::Fence, Part::Metadata, Part::Queue];
 
 /// The record of a lock may be written a moment after the grant (`ops/acquire_plain.rs`): a reader in between reads again
 /// after these pauses.
@@ -163,7 +166,14 @@ pub(in super::super) async fn scan_page(
 /// Reads the answer of `inspect.lua`.
 fn info(name: &str, row: &Value) -> Option<LockInfo> {
     let Value::Array(row) = row else { return None };
-    let [Value::BulkString(value), Value::Int(left), record, metadata] = row.as_slice() else {
+    let [
+        Value::BulkString(value),
+        Value::Int(left),
+        record,
+        metadata,
+        Value::Int(waiting),
+    ] = row.as_slice()
+    else {
         return None;
     };
     // The companion keys count only if they name the token that holds the lock: another tool may have acquired the name
@@ -183,6 +193,7 @@ fn info(name: &str, row: &Value) -> Option<LockInfo> {
         fence,
         holder,
         metadata: metadata.map(|(_, json)| json.to_owned()),
+        waiting: u64::try_from(*waiting).ok(),
     })
 }
 
@@ -247,7 +258,13 @@ mod tests {
             ("ab", false),
             ("", false),
         ] {
-            let row = Value::Array(vec![bulk(value), Value::Int(1500), record.clone(), metadata.clone()]);
+            let row = Value::Array(vec![
+                bulk(value),
+                Value::Int(1500),
+                record.clone(),
+                metadata.clone(),
+                Value::Int(0),
+            ]);
             let info = info("n", &row).unwrap();
             assert_eq!(info.remaining, Some(Duration::from_millis(1500)));
             assert_eq!(info.fence, ours.then_some(Fence(17)), "{value}");
@@ -270,6 +287,7 @@ mod tests {
             Value::Int(-1),
             Value::Nil,
             bulk("garbage"),
+            Value::Int(2),
         ]);
         let expected = LockInfo {
             name: "n".into(),
@@ -277,6 +295,7 @@ mod tests {
             fence: None,
             holder: None,
             metadata: None,
+            waiting: Some(2),
         };
         assert_eq!(info("n", &row), Some(expected));
         assert_eq!(info("n", &Value::Nil), None);

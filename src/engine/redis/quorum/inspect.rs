@@ -13,7 +13,7 @@ use super::votes::{Answer, majority};
 use crate::engine::Result;
 use crate::engine::redis::error::Failure;
 use crate::engine::redis::keys::Layout;
-use crate::engine::redis::ops::inspect::{ALL, READ_AT_ONCE, grant, read_until_recorded, scan_page, text};
+use crate::engine::redis::ops::inspect::{READ_AT_ONCE, WITHOUT_QUEUE, grant, read_until_recorded, scan_page, text};
 use crate::engine::redis::scripts::INSPECT;
 use crate::model::{Fence, Holder, LockInfo};
 
@@ -64,7 +64,7 @@ impl Quorum {
     }
 
     pub(super) async fn held_name(self: &Arc<Self>, name: &str) -> Result<Option<HeldName>> {
-        let call = Arc::new(INSPECT.call(&self.layout, &ALL, std::iter::once(name)));
+        let call = Arc::new(INSPECT.call(&self.layout, &WITHOUT_QUEUE, std::iter::once(name)));
         let votes = self.request(self.node_timeout, |node| {
             let call = call.clone();
             async move { row(node.link.run(&INSPECT, &call).await?) }
@@ -152,7 +152,7 @@ async fn rows(
     let mut found = Vec::with_capacity(names.len());
     for some in names.chunks(READ_AT_ONCE) {
         let reads = join_all(some.iter().map(|name| async move {
-            let call = INSPECT.call(layout, &ALL, std::iter::once(name.as_str()));
+            let call = INSPECT.call(layout, &WITHOUT_QUEUE, std::iter::once(name.as_str()));
             row(node.link.run(&INSPECT, &call).await?)
         }));
         let reads = tokio::time::timeout(page_timeout, reads)
@@ -259,6 +259,7 @@ fn majority_holder<'r>(
             fence,
             holder,
             metadata: votes.iter().find_map(|row| row.metadata.clone()),
+            waiting: None,
         },
     })
 }

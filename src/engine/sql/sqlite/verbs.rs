@@ -275,6 +275,7 @@ impl Verbs {
                 since_ms: row.try_get::<i64, _>(5)? as u64,
             }),
             metadata: row.try_get(6)?,
+            waiting: Some(row.try_get::<i64, _>(7)? as u64),
         })
     }
 
