@@ -41,10 +41,9 @@ async fn retire(link: Weak<Link>, number: u64) {
     }
 }
 
-/// Serves a fast path whose thread is blocked, until it ends. Calls notice its end; a service that makes none has its records
+/// Runs the watchdog of a fast path, and handles its end. Calls notice the end as well; a service that makes none has its records
 /// stored all the same.
-async fn watch(link: Weak<Link>, fast_path: Arc<FastPath>) {
-    let (watchdog, fast_path) = (fast_path.watchdog(), Arc::downgrade(&fast_path));
+async fn watch(link: Weak<Link>, fast_path: Weak<FastPath>, watchdog: impl Future<Output = ()>) {
     watchdog.await;
     if let (Some(link), Some(fast_path)) = (link.upgrade(), fast_path.upgrade()) {
         link.end_fast_path(&fast_path);
@@ -187,7 +186,8 @@ impl Link {
             }
             Ok(Some((fast_path, _))) => {
                 fast_path.clone().serve_on(&**event_loop);
-                self.runtime.spawn(watch(Arc::downgrade(self), fast_path.clone()));
+                let (link, watched) = (Arc::downgrade(self), Arc::downgrade(&fast_path));
+                self.runtime.spawn(watch(link, watched, fast_path.watchdog()));
                 if !self.config.seeds().is_empty() {
                     self.runtime.spawn(retire(Arc::downgrade(self), fast_path.number()));
                 }
