@@ -1,0 +1,512 @@
+//! What a transaction has read of the names that it locked, what the calls in it change there, and what it then writes.
+//!
+//! An engine locks the rows of all names of a batch, reads them and the front of their queues, and makes the calls here, one after
+//! the other, without the store. [`Ledger::finish`] returns the rows to write. `decide.rs` has the rules of an attempt. Times are
+//! microseconds since 1970 by the store's clock.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::decide::{Decision, HeldLease, NameState, Snapshot, decide};
+use crate::engine::{Acquired, RESERVATION, Released, Renewed, WAITER_LIVENESS};
+use crate::model::{Claim, OwnerToken, Process, Ttl};
+
+/// A name as it is stored: the prefix and the name.
+pub(super) type StoredName = Vec<u8>;
+
+/// The longest time for which a released name is kept: some 200 years.
+const MAX_KEEP_US: i64 = 200 * 366 * 86_400 * 1_000_000;
+
+/// The row of a name.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Row {
+    /// `None`: the name is free.
+    pub owner: Option<String>,
+    pub expires_us: i64,
+    pub fence: i64,
+    /// The process of a new holder.
+    pub holder: Option<Arc<Process>>,
+    /// Whether a grant changes the metadata and the time of the grant, too.
+    pub is_granted: bool,
+    pub metadata: Option<Arc<str>>,
+    /// Whether the row is written.
+    is_changed: bool,
+}
+
+impl Row {
+    /// Creates the row as it was read.
+    pub(super) fn read(owner: Option<String>, expires_us: i64, fence: i64) -> Self {
+        Row {
+            owner,
+            expires_us,
+            fence,
+            ..Row::default()
+        }
+    }
+
+    fn is_live(&self, now_us: i64) -> bool {
+        self.owner.is_some() && self.expires_us > now_us
+    }
+
+    fn is_held_by(&self, owner: &OwnerToken, now_us: i64) -> bool {
+        self.is_live(now_us) && self.owner.as_deref() == Some(owner.as_str())
+    }
+
+    fn release(&mut self) {
+        *self = Row {
+            fence: self.fence,
+            is_changed: true,
+            ..Row::default()
+        };
+    }
+}
+
+/// A position in the queue of a name.
+#[derive(Debug, Clone)]
+pub(super) struct Position {
+    /// The order in the queue. Positions without a ticket come after all others.
+    pub order: u64,
+    pub name: StoredName,
+    pub owner: String,
+    pub alive_until_us: i64,
+    /// Whether the waiter was notified that the name is free. Its position then ends, unless it makes an attempt.
+    pub is_called: bool,
+    change: Change,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    None,
+    Entered { reserve_ms: i32 },
+    Left,
+}
+
+impl Position {
+    /// Creates the position as it was read.
+    pub(super) fn read(ticket: i64, name: StoredName, owner: String, alive_until_us: i64, is_called: bool) -> Self {
+        Position {
+            order: ticket.unsigned_abs(),
+            name,
+            owner,
+            alive_until_us,
+            is_called,
+            change: Change::None,
+        }
+    }
+
+    fn is_alive(&self, now_us: i64) -> bool {
+        self.change != Change::Left && self.alive_until_us > now_us
+    }
+}
+
+/// The first order of positions that have no ticket yet.
+const NEW: u64 = 1 << 63;
+
+/// The rows and positions of a transaction.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    now_us: i64,
+    rows: BTreeMap<StoredName, Row>,
+    /// Of each name the first live ones, more than there are calls, and those of the calls' owners.
+    positions: Vec<Position>,
+    /// Names whose first waiter is notified, because the current lease may end earlier.
+    shortened: Vec<StoredName>,
+    /// Names with another number of positions than before.
+    recounted: Vec<StoredName>,
+}
+
+/// What a transaction writes.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    /// The names whose rows are written.
+    pub rows: Vec<(StoredName, Row)>,
+    /// The owners whose positions are removed.
+    pub left: Vec<String>,
+    pub entered: Vec<Entered>,
+    /// The owners of the positions that are called, and notified.
+    pub called: Vec<String>,
+    /// The owners that are only notified.
+    pub notified: Vec<String>,
+}
+
+/// A position that is written.
+#[derive(Debug)]
+pub(super) struct Entered {
+    pub owner: String,
+    pub name: StoredName,
+    pub alive_until_us: i64,
+    /// How long its waiter has to make an attempt after it was called.
+    pub reserve_ms: i32,
+}
+
+impl Ledger {
+    /// Creates the ledger from what was read. `positions`: in any order.
+    pub(super) fn new(now_us: i64, rows: BTreeMap<StoredName, Row>, mut positions: Vec<Position>) -> Self {
+        positions.sort_unstable_by_key(|position| position.order);
+        Ledger {
+            now_us,
+            rows,
+            positions,
+            shortened: Vec::new(),
+            recounted: Vec::new(),
+        }
+    }
+
+    /// Has the positions of names counted again.
+    pub(super) fn recount(&mut self, names: &[StoredName]) {
+        self.recounted.extend_from_slice(names);
+    }
+
+    /// Makes an attempt. `names`: those of the claim, as they are stored.
+    pub(super) fn attempt(&mut self, claim: &Claim, names: &[StoredName]) -> Acquired {
+        let liveness = claim.waiting.then_some(WAITER_LIVENESS);
+        match decide(&self.snapshot(claim, names), liveness) {
+            Decision::Grant { fence } => {
+                let expires_us = self.now_us + micros(claim.ttl.duration());
+                for name in names {
+                    let row = self.rows.entry(name.clone()).or_default();
+                    *row = Row {
+                        owner: Some(claim.owner.as_str().to_owned()),
+                        expires_us,
+                        fence: fence.0 as i64,
+                        holder: Some(claim.process.clone()),
+                        is_granted: true,
+                        metadata: claim.metadata.clone(),
+                        is_changed: true,
+                    };
+                }
+                self.leave(&claim.owner);
+                Acquired::Granted { fence }
+            }
+            Decision::AlreadyHeld { fence } => {
+                self.extend(names, claim.ttl);
+                self.leave(&claim.owner);
+                Acquired::Granted { fence }
+            }
+            Decision::Busy {
+                index,
+                retry_after,
+                holds_some,
+            } => {
+                if holds_some {
+                    self.release_names(&claim.owner, names, Duration::ZERO);
+                }
+                if claim.waiting {
+                    self.enter(claim, &names[index]);
+                }
+                Acquired::Held {
+                    key: claim.keys()[index].clone(),
+                    retry_after: Some(retry_after),
+                }
+            }
+        }
+    }
+
+    /// Extends the lease on every name if `claim` holds all of them.
+    pub(super) fn renew(&mut self, claim: &Claim, names: &[StoredName], ttl: Ttl) -> Renewed {
+        if !self.holds_all(names, &[&claim.owner]) {
+            return Renewed::Lost;
+        }
+        self.extend(names, ttl);
+        Renewed::Extended
+    }
+
+    /// Makes `to` the owner of every name if it or `claim` holds each of them.
+    pub(super) fn transfer(&mut self, claim: &Claim, names: &[StoredName], to: &OwnerToken) -> Renewed {
+        if !self.holds_all(names, &[&claim.owner, to]) {
+            return Renewed::Lost;
+        }
+        self.extend(names, claim.ttl);
+        for name in names {
+            let Some(row) = self.rows.get_mut(name) else { continue };
+            row.owner = Some(to.as_str().to_owned());
+            row.holder = Some(claim.process.clone());
+        }
+        Renewed::Extended
+    }
+
+    /// Releases the names that `claim` holds, and removes its position.
+    pub(super) fn release(&mut self, claim: &Claim, names: &[StoredName], keep: Duration) -> Released {
+        let held = self.release_names(&claim.owner, names, keep);
+        self.leave(&claim.owner);
+        if held == names.len() {
+            Released::Freed
+        } else {
+            Released::NotHeld
+        }
+    }
+
+    /// Releases a name of any owner.
+    pub(super) fn force_release(&mut self, name: &StoredName) -> bool {
+        let now_us = self.now_us;
+        let Some(row) = self.rows.get_mut(name).filter(|row| row.is_live(now_us)) else {
+            return false;
+        };
+        row.release();
+        true
+    }
+
+    /// Returns the time until a name may be free, or until its waiter that was called has no longer to be waited for. `None`: the
+    /// name is free.
+    pub(super) fn busy_for(&self, name: &StoredName) -> Option<Duration> {
+        let lease = self.rows.get(name).filter(|row| row.is_live(self.now_us));
+        let first = || self.first(name).filter(|first| first.is_called);
+        let until = lease
+            .map(|row| row.expires_us)
+            .or_else(|| first().map(|first| first.alive_until_us))?;
+        Some(span(until - self.now_us))
+    }
+
+    /// Returns what the transaction writes. Calls the first waiter of each free name.
+    pub(super) fn finish(self) -> Changes {
+        let mut changes = Changes::default();
+        for (name, row) in &self.rows {
+            let first = self.first(name);
+            if let Some(first) = first.filter(|first| !row.is_live(self.now_us) && !first.is_called) {
+                changes.called.push(first.owner.clone());
+            } else if let Some(first) = first.filter(|_| self.shortened.contains(name)) {
+                changes.notified.push(first.owner.clone());
+            }
+        }
+        let mut recounted = self.recounted;
+        for position in self.positions {
+            match position.change {
+                Change::None => continue,
+                Change::Left => changes.left.push(position.owner),
+                Change::Entered { reserve_ms } => changes.entered.push(Entered {
+                    owner: position.owner,
+                    name: position.name.clone(),
+                    alive_until_us: position.alive_until_us,
+                    reserve_ms,
+                }),
+            }
+            recounted.push(position.name);
+        }
+        let written = |(name, row): &(StoredName, Row)| row.is_changed || recounted.contains(name);
+        changes.rows = self.rows.into_iter().filter(written).collect();
+        changes
+    }
+
+    /// Returns the first live position of a name.
+    fn first(&self, name: &StoredName) -> Option<&Position> {
+        self.positions
+            .iter()
+            .find(|position| position.is_alive(self.now_us) && position.name == *name)
+    }
+
+    fn snapshot(&self, claim: &Claim, names: &[StoredName]) -> Snapshot {
+        let own = claim.owner.as_str();
+        let own_order = self
+            .positions
+            .iter()
+            .find(|position| position.owner == own && position.change != Change::Left)
+            .map_or(u64::MAX, |position| position.order);
+        let rows = || names.iter().filter_map(|name| self.rows.get(name));
+        let state = |name: &StoredName| {
+            let lease = self.rows.get(name).filter(|row| row.is_live(self.now_us));
+            let first = self
+                .first(name)
+                .filter(|first| first.order < own_order && first.owner != own);
+            NameState {
+                lease: lease.map(|row| HeldLease {
+                    is_own: row.owner.as_deref() == Some(own),
+                    remaining: span(row.expires_us - self.now_us),
+                    fence: row.fence.unsigned_abs(),
+                }),
+                first_ahead: first.map(|first| span(first.alive_until_us - self.now_us)),
+                // A notification wakes the waiter in time.
+                last_ahead: None,
+            }
+        };
+        Snapshot {
+            now_micros: self.now_us.unsigned_abs(),
+            last_fence: rows().map(|row| row.fence.unsigned_abs()).max().unwrap_or_default(),
+            names: names.iter().map(state).collect(),
+        }
+    }
+
+    fn holds_all(&self, names: &[StoredName], owners: &[&OwnerToken]) -> bool {
+        names.iter().all(|name| {
+            let row = self.rows.get(name);
+            row.is_some_and(|row| owners.iter().any(|owner| row.is_held_by(owner, self.now_us)))
+        })
+    }
+
+    fn extend(&mut self, names: &[StoredName], ttl: Ttl) {
+        let until = self.now_us + micros(ttl.duration());
+        for name in names {
+            let Some(row) = self.rows.get_mut(name) else { continue };
+            row.expires_us = row.expires_us.max(until);
+            row.is_changed = true;
+        }
+    }
+
+    /// Releases the names that an owner has, and returns how many of them it held.
+    fn release_names(&mut self, owner: &OwnerToken, names: &[StoredName], keep: Duration) -> usize {
+        let mut held = 0;
+        for name in names {
+            let Some(row) = self.rows.get_mut(name) else { continue };
+            if row.owner.as_deref() != Some(owner.as_str()) {
+                continue;
+            }
+            let is_live = row.is_live(self.now_us);
+            held += usize::from(is_live);
+            if is_live && !keep.is_zero() {
+                row.owner = Some(format!("{}-kept", owner.as_str()));
+                row.expires_us = self.now_us + micros(keep).min(MAX_KEEP_US);
+                row.is_changed = true;
+                self.shortened.push(name.clone());
+            } else {
+                row.release();
+            }
+        }
+        held
+    }
+
+    fn enter(&mut self, claim: &Claim, name: &StoredName) {
+        let owner = claim.owner.as_str();
+        let next = NEW + self.positions.len() as u64;
+        let at = self.positions.iter().position(|position| position.owner == owner);
+        // A position that has left in this transaction is removed before the new one is written.
+        let before = at.map(|at| self.positions.remove(at));
+        let order = before.as_ref().map_or(next, |before| before.order);
+        self.recounted.extend(before.map(|before| before.name));
+        let reserve = claim.ttl.duration().min(RESERVATION);
+        let position = Position {
+            order,
+            name: name.clone(),
+            owner: owner.to_owned(),
+            alive_until_us: self.now_us + micros(WAITER_LIVENESS),
+            is_called: false,
+            change: Change::Entered {
+                reserve_ms: reserve.as_millis() as i32,
+            },
+        };
+        let at = self.positions.partition_point(|other| other.order < order);
+        self.positions.insert(at, position);
+    }
+
+    fn leave(&mut self, owner: &OwnerToken) {
+        let own = self
+            .positions
+            .iter_mut()
+            .find(|position| position.owner == owner.as_str());
+        if let Some(position) = own {
+            position.change = Change::Left;
+        }
+    }
+}
+
+fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX / 4)
+}
+
+fn span(micros: i64) -> Duration {
+    Duration::from_micros(micros.max(0).unsigned_abs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Key;
+
+    const NOW: i64 = 1_700_000_000_000_000;
+
+    fn claim(names: &[&str], waiting: bool) -> (Claim, Vec<StoredName>) {
+        let keys: Vec<Key> = names.iter().map(|name| Key::new(name).unwrap()).collect();
+        let ttl = Ttl::clamped(Duration::from_millis(800));
+        let mut claim = Claim::new(&keys, OwnerToken::fresh(), ttl, Arc::new(Process::current()));
+        claim.waiting = waiting;
+        let names = claim
+            .keys()
+            .iter()
+            .map(|key| key.as_str().as_bytes().to_vec())
+            .collect();
+        (claim, names)
+    }
+
+    fn ledger(rows: &[(&str, Row)], positions: Vec<Position>) -> Ledger {
+        let rows = rows.iter().map(|(name, row)| (name.as_bytes().to_vec(), row.clone()));
+        Ledger::new(NOW, rows.collect(), positions)
+    }
+
+    fn held(owner: &str) -> Row {
+        Row::read(Some(owner.to_owned()), NOW + 5_000_000, 7)
+    }
+
+    fn waiter(ticket: i64, name: &str, owner: &str) -> Position {
+        Position::read(
+            ticket,
+            name.as_bytes().to_vec(),
+            owner.to_owned(),
+            NOW + 1_000_000,
+            false,
+        )
+    }
+
+    #[test]
+    fn the_calls_of_one_transaction_follow_each_other() {
+        let ((first, n), (second, _)) = (claim(&["n"], true), claim(&["n"], true));
+        let mut ledger = ledger(&[("n", Row::default())], Vec::new());
+        assert!(matches!(ledger.attempt(&first, &n), Acquired::Granted { .. }));
+        assert!(matches!(ledger.attempt(&second, &n), Acquired::Held { .. }));
+        assert_eq!(ledger.release(&first, &n, Duration::ZERO), Released::Freed);
+        let (third, _) = claim(&["n"], false);
+        assert!(
+            matches!(ledger.attempt(&third, &n), Acquired::Held { .. }),
+            "behind the queue"
+        );
+        let changes = ledger.finish();
+        assert_eq!(changes.called, [second.owner.as_str()]);
+        assert_eq!((changes.entered.len(), changes.entered[0].reserve_ms), (1, 800));
+        assert_eq!(changes.rows.len(), 1);
+        assert!(changes.rows[0].1.owner.is_none() && changes.rows[0].1.fence >= NOW);
+    }
+
+    #[test]
+    fn the_first_waiter_of_a_free_name_is_called_once() {
+        let release = |is_called: bool| {
+            let (holder, n) = claim(&["n"], false);
+            let mut first = waiter(3, "n", "w3");
+            first.is_called = is_called;
+            let dead = Position::read(2, b"n".to_vec(), "w2".to_owned(), NOW - 1, false);
+            let mut ledger = ledger(
+                &[("n", held(holder.owner.as_str()))],
+                vec![waiter(9, "n", "w9"), first, dead],
+            );
+            ledger.release(&holder, &n, Duration::ZERO);
+            ledger.finish().called
+        };
+        assert_eq!(release(false), ["w3"]);
+        assert_eq!(release(true), [""; 0]);
+    }
+
+    #[test]
+    fn a_position_moves_with_its_order() {
+        let (set, names) = claim(&["a", "b"], true);
+        let own = waiter(1, "a", set.owner.as_str());
+        let rows = [("a", Row::default()), ("b", held("x"))];
+        let mut ledger = ledger(&rows, vec![own, waiter(5, "b", "w5"), waiter(6, "a", "w6")]);
+        let Acquired::Held { key, .. } = ledger.attempt(&set, &names) else {
+            panic!("b is held");
+        };
+        assert_eq!(key.as_str(), "b");
+        assert_eq!(ledger.first(&names[1]).unwrap().owner, set.owner.as_str());
+        let changes = ledger.finish();
+        assert_eq!(changes.called, ["w6"], "the next waiter of the free name");
+        assert_eq!(changes.entered[0].name, b"b");
+        assert_eq!(changes.rows.len(), 2, "both queues are counted again");
+    }
+
+    #[test]
+    fn a_kept_name_is_busy_and_its_first_waiter_knows() {
+        let (holder, n) = claim(&["n"], false);
+        let mut ledger = ledger(&[("n", held(holder.owner.as_str()))], vec![waiter(3, "n", "w3")]);
+        assert_eq!(ledger.release(&holder, &n, Duration::from_millis(50)), Released::Freed);
+        assert_eq!(ledger.busy_for(&n[0]), Some(Duration::from_millis(50)));
+        assert_eq!(ledger.renew(&holder, &n, holder.ttl), Renewed::Lost);
+        let changes = ledger.finish();
+        assert_eq!((changes.called.len(), changes.notified), (0, vec!["w3".to_owned()]));
+    }
+}

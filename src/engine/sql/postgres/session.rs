@@ -1,0 +1,238 @@
+//! One connection to the server, opened again where necessary.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tokio::time::error::Elapsed;
+use tokio::time::{Instant, timeout};
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{AsyncMessage, Client, Row, Statement};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::config::PostgresConfig;
+use super::error::{Failure, Kind};
+use super::statements::{Sql, Statements};
+use crate::engine::tls::client_config;
+
+/// The time after a failed attempt to connect during which calls fail with it.
+const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+
+/// What every connection of an engine needs.
+pub(super) struct Server {
+    pub config: PostgresConfig,
+    pub statements: Statements,
+    /// The server's address, for messages.
+    pub address: Arc<str>,
+    /// Whether a pooler is between this process and the server: then no statement is prepared.
+    is_pooled: AtomicBool,
+}
+
+/// An open connection. Dropping it closes it.
+pub(super) struct Session {
+    server: Arc<Server>,
+    client: Client,
+    tls: MakeRustlsConnect,
+    /// The prepared statements; empty behind a pooler.
+    prepared: Vec<Statement>,
+    connection: AbortHandle,
+}
+
+/// The values of a statement's parameters.
+pub(super) type Values<'a> = [&'a (dyn ToSql + Sync)];
+
+impl Server {
+    pub(super) fn new(config: PostgresConfig) -> Arc<Self> {
+        Arc::new(Server {
+            statements: Statements::new(&config.table),
+            address: config.server.as_str().into(),
+            is_pooled: AtomicBool::new(config.is_pooled),
+            config,
+        })
+    }
+
+    pub(super) fn failure(&self, cause: tokio_postgres::Error) -> Failure {
+        let failure = Failure::of_driver(&self.address, cause);
+        if failure.kind() == Kind::Pooled {
+            self.is_pooled.store(true, Ordering::Relaxed);
+        }
+        failure
+    }
+
+    /// Opens a connection. Creates the tables if they are missing. `notifications`: receives the payloads of `NOTIFY`.
+    pub(super) async fn open(
+        self: &Arc<Self>,
+        notifications: Option<mpsc::UnboundedSender<String>>,
+    ) -> Result<Session, Failure> {
+        let limit = self.config.store_timeout;
+        let opened = timeout(limit, self.connect(notifications)).await;
+        let opened = opened.unwrap_or_else(|_| Err(Failure::unanswered(&self.address, limit)));
+        opened.map_err(Failure::not_sent)
+    }
+
+    async fn connect(
+        self: &Arc<Self>,
+        notifications: Option<mpsc::UnboundedSender<String>>,
+    ) -> Result<Session, Failure> {
+        let tls = client_config(&self.config.tls, self.config.verified)
+            .map_err(|error| Failure::of_tls_file(&self.address, &error))?;
+        let tls = MakeRustlsConnect::new(tls);
+        let connected = self.config.driver.connect(tls.clone()).await;
+        let (client, mut connection) = connected.map_err(|error| self.failure(error))?;
+        let driving = tokio::spawn(async move {
+            loop {
+                match poll_fn(|context| connection.poll_message(context)).await {
+                    Some(Ok(AsyncMessage::Notification(notification))) => {
+                        if let Some(notifications) = &notifications {
+                            let _ = notifications.send(notification.payload().to_owned());
+                        }
+                    }
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => {
+                        tracing::debug!(%error, "a connection broke");
+                        break;
+                    }
+                    None => break,
+                }
+            }
+        });
+        let mut session = Session {
+            server: self.clone(),
+            client,
+            tls,
+            prepared: Vec::new(),
+            connection: driving.abort_handle(),
+        };
+        match session.prepare().await {
+            Err(failure) if failure.kind() == Kind::NoTable => {
+                session.execute(&self.statements.schema).await?;
+                session.prepare().await?;
+            }
+            prepared => prepared?,
+        }
+        Ok(session)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+impl Session {
+    /// Whether the connection is known to be broken.
+    pub(super) fn is_closed(&self) -> bool {
+        self.client.is_closed()
+    }
+
+    /// Prepares all statements, which fails without the tables. Behind a pooler it only checks the tables.
+    async fn prepare(&mut self) -> Result<(), Failure> {
+        if self.server.is_pooled.load(Ordering::Relaxed) {
+            let (start, end): (&[u8], Option<&[u8]>) = (&[], None);
+            self.query(Sql::List, &[&start, &end, &0_i64]).await?;
+            return self.query(Sql::Called, &[&""]).await.map(drop);
+        }
+        let all = self.server.statements.all().iter();
+        let preparing = all.map(|one| self.client.prepare_typed(&one.text, one.types));
+        let prepared = try_join_all(preparing)
+            .await
+            .map_err(|error| self.server.failure(error))?;
+        self.prepared = prepared;
+        Ok(())
+    }
+
+    /// Executes a statement. It is sent when the future is polled for the first time.
+    pub(super) async fn query(&self, sql: Sql, values: &Values<'_>) -> Result<Vec<Row>, Failure> {
+        let rows = match self.prepared.get(sql as usize) {
+            Some(statement) => self.client.query(statement, values).await,
+            None => {
+                let statement = self.server.statements.get(sql);
+                let types = statement.types.iter().cloned();
+                let typed: Vec<(&(dyn ToSql + Sync), Type)> = values.iter().copied().zip(types).collect();
+                self.client.query_typed(&statement.text, &typed).await
+            }
+        };
+        rows.map_err(|error| self.server.failure(error))
+    }
+
+    /// Executes statements without parameters. They are sent when the future is polled for the first time.
+    pub(super) async fn execute(&self, text: &str) -> Result<(), Failure> {
+        let executed = self.client.batch_execute(text).await;
+        executed.map_err(|error| self.server.failure(error))
+    }
+
+    /// Asks the server to cancel the current statement, in the background: a statement that waits for a lock is not ended by the
+    /// end of its connection.
+    fn cancel(&self) {
+        let (token, tls) = (self.client.cancel_token(), self.tls.clone());
+        let limit = self.server.config.store_timeout;
+        tokio::spawn(async move {
+            let _ = timeout(limit, token.cancel_query(tls)).await;
+        });
+    }
+}
+
+/// A connection that is opened when it is needed.
+pub(super) struct Slot {
+    server: Arc<Server>,
+    session: Option<Session>,
+    /// The last failure to connect.
+    failed: Option<(Instant, Failure)>,
+}
+
+impl Slot {
+    pub(super) fn new(server: Arc<Server>, session: Option<Session>) -> Self {
+        Slot {
+            server,
+            session,
+            failed: None,
+        }
+    }
+
+    /// Returns the connection. Opens it if necessary.
+    pub(super) async fn session(&mut self) -> Result<&Session, Failure> {
+        if self.session.as_ref().is_none_or(Session::is_closed) {
+            self.session = None;
+            if let Some((at, failure)) = &self.failed
+                && at.elapsed() < CONNECT_PAUSE
+            {
+                return Err(failure.clone());
+            }
+            match self.server.open(None).await {
+                Ok(session) => self.session = Some(session),
+                Err(failure) => {
+                    self.failed = Some((Instant::now(), failure.clone()));
+                    return Err(failure);
+                }
+            }
+        }
+        let closed = || Failure::unexpected(&self.server.address, "no connection");
+        self.session.as_ref().ok_or_else(closed)
+    }
+
+    /// Returns the time within which the statements of a batch are answered.
+    pub(super) fn limit(&self) -> Duration {
+        self.server.config.store_timeout
+    }
+
+    /// Returns the outcome of statements on the connection. After no answer within the limit, and after a failure that breaks it,
+    /// the next call opens a new connection.
+    pub(super) fn settle<T>(&mut self, outcome: Result<Result<T, Failure>, Elapsed>) -> Result<T, Failure> {
+        let outcome = outcome.unwrap_or_else(|_| {
+            if let Some(session) = &self.session {
+                session.cancel();
+            }
+            Err(Failure::unanswered(&self.server.address, self.limit()))
+        });
+        let is_broken = |failure: &Failure| matches!(failure.kind(), Kind::Broken | Kind::Pooled | Kind::NoTable);
+        if outcome.as_ref().is_err_and(is_broken) {
+            self.session = None;
+        }
+        outcome
+    }
+}
