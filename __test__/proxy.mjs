@@ -7,6 +7,7 @@ import { join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
 import tls from 'node:tls'
 import { certify, makeAuthority } from '../scripts/certificates.mjs'
+import { startPostgres } from '../scripts/postgres.mjs'
 import { freePort, startMongod, startRedis } from '../scripts/servers.mjs'
 import { LockService } from '../index.js'
 import { directUrl } from './mongodb-client.mjs'
@@ -261,6 +262,11 @@ export const SERVERS = {
     engine: 'mongodb',
     start: (/** @type {{ args?: string[] }} */ how) => startMongod({ replicaSet: true, ...how }),
     url: directUrl,
+  },
+  postgres: {
+    engine: 'postgres',
+    start: () => startPostgres(),
+    url: (/** @type {number} */ port) => `postgres://holdfast@127.0.0.1:${port}/postgres`,
   },
 }
 

@@ -58,12 +58,12 @@ impl Failure {
         }
     }
 
-    pub(super) fn unanswered(server: &Arc<str>, limit: Duration) -> Self {
+    pub(super) fn unanswered(server: &Arc<str>, limit: Duration, kind: Kind) -> Self {
         Failure {
             server: server.clone(),
             message: format!("no answer within {} ms", limit.as_millis()),
             cause: None,
-            kind: Kind::Broken,
+            kind,
             may_be_executed: true,
         }
     }

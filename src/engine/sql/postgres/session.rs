@@ -1,6 +1,7 @@
 //! One connection to the server, opened again where necessary.
 
 use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -8,7 +9,6 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Row, Statement};
@@ -21,6 +21,9 @@ use crate::engine::tls::client_config;
 
 /// The time after a failed attempt to connect during which calls fail with it.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long the server has to confirm that it cancelled statements.
+const CANCELLATION: Duration = Duration::from_millis(250);
 
 /// What every connection of an engine needs.
 pub(super) struct Server {
@@ -69,9 +72,17 @@ impl Server {
         notifications: Option<mpsc::UnboundedSender<String>>,
     ) -> Result<Session, Failure> {
         let limit = self.config.store_timeout;
-        let opened = timeout(limit, self.connect(notifications)).await;
-        let opened = opened.unwrap_or_else(|_| Err(Failure::unanswered(&self.address, limit)));
-        opened.map_err(Failure::not_sent)
+        let unanswered = || Failure::unanswered(&self.address, limit, Kind::Broken);
+        let opened = async {
+            let connected = timeout(limit, self.connect(notifications)).await;
+            let mut session = connected.unwrap_or_else(|_| Err(unanswered()))?;
+            if let Ok(ready) = timeout(limit, session.set_up()).await {
+                return ready.map(|()| session);
+            }
+            session.cancel();
+            Err(unanswered())
+        };
+        opened.await.map_err(Failure::not_sent)
     }
 
     async fn connect(
@@ -100,21 +111,13 @@ impl Server {
                 }
             }
         });
-        let mut session = Session {
+        Ok(Session {
             server: self.clone(),
             client,
             tls,
             prepared: Vec::new(),
             connection: driving.abort_handle(),
-        };
-        match session.prepare().await {
-            Err(failure) if failure.kind() == Kind::NoTable => {
-                session.execute(&self.statements.schema).await?;
-                session.prepare().await?;
-            }
-            prepared => prepared?,
-        }
-        Ok(session)
+        })
     }
 }
 
@@ -128,6 +131,18 @@ impl Session {
     /// Whether the connection is known to be broken.
     pub(super) fn is_closed(&self) -> bool {
         self.client.is_closed()
+    }
+
+    /// Prepares all statements. Creates the tables if they are missing.
+    async fn set_up(&mut self) -> Result<(), Failure> {
+        match self.prepare().await {
+            Err(failure) if failure.kind() == Kind::NoTable => {
+                let schema = self.server.statements.schema.as_str();
+                self.execute(schema).await?;
+                self.prepare().await
+            }
+            prepared => prepared,
+        }
     }
 
     /// Prepares all statements, which fails without the tables. Behind a pooler it only checks the tables.
@@ -164,6 +179,26 @@ impl Session {
     pub(super) async fn execute(&self, text: &str) -> Result<(), Failure> {
         let executed = self.client.batch_execute(text).await;
         executed.map_err(|error| self.server.failure(error))
+    }
+
+    /// Waits for the outcome of statements within the store timeout, then cancels them. If the server confirms that, the connection
+    /// stays usable.
+    pub(super) async fn within_limit<T>(
+        &self,
+        statements: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let limit = self.server.config.store_timeout;
+        let mut statements = pin!(statements);
+        if let Ok(outcome) = timeout(limit, &mut statements).await {
+            return outcome;
+        }
+        self.cancel();
+        let kind = match timeout(CANCELLATION, statements).await {
+            Ok(Ok(answer)) => return Ok(answer),
+            Ok(Err(failure)) => failure.kind(),
+            Err(_) => Kind::Broken,
+        };
+        Err(Failure::unanswered(&self.server.address, limit, kind))
     }
 
     /// Asks the server to cancel the current statement, in the background: a statement that waits for a lock is not ended by the
@@ -215,20 +250,8 @@ impl Slot {
         self.session.as_ref().ok_or_else(closed)
     }
 
-    /// Returns the time within which the statements of a batch are answered.
-    pub(super) fn limit(&self) -> Duration {
-        self.server.config.store_timeout
-    }
-
-    /// Returns the outcome of statements on the connection. After no answer within the limit, and after a failure that breaks it,
-    /// the next call opens a new connection.
-    pub(super) fn settle<T>(&mut self, outcome: Result<Result<T, Failure>, Elapsed>) -> Result<T, Failure> {
-        let outcome = outcome.unwrap_or_else(|_| {
-            if let Some(session) = &self.session {
-                session.cancel();
-            }
-            Err(Failure::unanswered(&self.server.address, self.limit()))
-        });
+    /// Returns the outcome of statements. After a failure that breaks the connection, the next call opens a new one.
+    pub(super) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         let is_broken = |failure: &Failure| matches!(failure.kind(), Kind::Broken | Kind::Pooled | Kind::NoTable);
         if outcome.as_ref().is_err_and(is_broken) {
             self.session = None;

@@ -19,7 +19,8 @@ use crate::engine::{Acquired, EXPIRED_POSITION_KEPT};
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process};
 
 /// Begins a transaction. A process that is stopped during one holds the locks of its rows: the server ends its session then.
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 2000";
+pub(super) const BEGIN: &str =
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 2000";
 
 /// [`EXPIRED_POSITION_KEPT`] in milliseconds.
 pub(super) const EXPIRED_POSITION_KEPT_MS: i64 = EXPIRED_POSITION_KEPT.as_millis() as i64;

@@ -85,6 +85,11 @@ impl Waiters {
         }
     }
 
+    /// Requests a check of names.
+    pub(super) fn check(&self, names: Vec<Key>) {
+        let _ = self.checks.send(names);
+    }
+
     /// Ends the tasks.
     pub(super) fn close(&self) {
         let mut tasks = self.tasks.lock();
@@ -138,7 +143,7 @@ impl Waiters {
         // Notifications of earlier transactions were not received.
         let names = self.known.names();
         if !names.is_empty() {
-            let _ = self.checks.send(names);
+            self.check(names);
         }
         loop {
             match timeout(LISTENER_KEPT, notifications.recv()).await {

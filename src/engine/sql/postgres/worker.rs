@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::error::{Failure, Kind};
 use super::session::{Server, Slot};
@@ -120,7 +120,6 @@ impl Worker {
     }
 
     async fn transact(&mut self, batch: &mut [Job], checked: Checked<'_>) -> Outcome<()> {
-        let limit = self.slot.limit();
         let session = self.slot.session().await?;
         let plan = Plan::new(batch, checked, &self.prefix);
         if plan.is_empty() {
@@ -128,7 +127,7 @@ impl Worker {
         }
         let process = self.waiters.process.as_str();
         let transaction = transact(session, &self.server, &self.prefix, process, &plan, batch);
-        let outcome = timeout(limit, transaction).await;
+        let outcome = session.within_limit(transaction).await;
         let effects = self.slot.settle(outcome)?;
         self.waiters.apply(effects);
         Ok(())
@@ -151,10 +150,9 @@ impl Worker {
     }
 
     async fn list(&mut self, page: &Page) -> Outcome<(Vec<LockInfo>, Option<Page>)> {
-        let limit = self.slot.limit();
         let session = self.slot.session().await?;
         let reading = transaction::list(session, &self.server, &self.prefix, page);
-        let outcome = timeout(limit, reading).await;
+        let outcome = session.within_limit(reading).await;
         self.slot.settle(outcome)
     }
 
@@ -178,7 +176,6 @@ impl Worker {
             .heartbeat_at
             .is_none_or(|at| now - at >= HEARTBEAT_INTERVAL * 3 / 4);
         let stored: Vec<StoredName> = names.iter().map(|key| self.prefix.stored(key)).collect();
-        let limit = self.slot.limit();
         let process = &self.waiters.process;
         let session = self.slot.session().await?;
         let statements = async {
@@ -198,7 +195,7 @@ impl Worker {
             heartbeat?;
             Ok((called?, checked?))
         };
-        let outcome = timeout(limit, statements).await;
+        let outcome = session.within_limit(statements).await;
         let (called, checked) = self.slot.settle(outcome)?;
         if is_due {
             self.heartbeat_at = Some(now);
@@ -236,14 +233,13 @@ impl Worker {
     /// Removes rows of names that have been free for long, and positions of waiters that ended long ago.
     async fn sweep(&mut self) -> Outcome<()> {
         loop {
-            let limit = self.slot.limit();
             let session = self.slot.session().await?;
             let statements = async {
                 let swept = session.query(Sql::Sweep, &[&FREE_ROW_KEPT_S, &SWEEP_LIMIT]).await?;
                 let abandoned = session.query(Sql::Abandoned, &[&EXPIRED_POSITION_KEPT_MS, &SWEEP_NAMES]);
                 Ok((swept.len() as i64, abandoned.await?))
             };
-            let outcome = timeout(limit, statements).await;
+            let outcome = session.within_limit(statements).await;
             let (swept, abandoned) = self.slot.settle(outcome)?;
             let names: Outcome<Vec<StoredName>> = abandoned.iter().map(|row| get(&self.server, row, 0)).collect();
             let names = names?;
