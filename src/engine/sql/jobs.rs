@@ -60,8 +60,13 @@ impl<T> Reply<T> {
 }
 
 /// Decides once whether attempts are started or cancelled.
-#[derive(Debug, Default)]
-pub(super) struct Ticket(AtomicU8);
+#[derive(Default)]
+pub(super) struct Ticket {
+    state: AtomicU8,
+    /// Dropped when neither the caller nor the task has the ticket any more.
+    #[cfg(feature = "postgres")]
+    attached: std::sync::OnceLock<Box<dyn std::any::Any + Send + Sync>>,
+}
 
 const QUEUED: u8 = 0;
 const STARTED: u8 = 1;
@@ -69,7 +74,9 @@ const CANCELLED: u8 = 2;
 
 impl Ticket {
     fn change(&self, to: u8) -> u8 {
-        let changed = self.0.compare_exchange(QUEUED, to, Ordering::AcqRel, Ordering::Acquire);
+        let changed = self
+            .state
+            .compare_exchange(QUEUED, to, Ordering::AcqRel, Ordering::Acquire);
         changed.map_or_else(|decided| decided, |_| to)
     }
 
@@ -84,7 +91,13 @@ impl Ticket {
     }
 
     fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Acquire) == CANCELLED
+        self.state.load(Ordering::Acquire) == CANCELLED
+    }
+
+    /// Attaches a guard.
+    #[cfg(feature = "postgres")]
+    pub(super) fn attach(&self, guard: impl std::any::Any + Send + Sync) {
+        let _ = self.attached.set(Box::new(guard));
     }
 }
 
@@ -119,6 +132,19 @@ impl Job {
             Job::ForceRelease(_, reply) => reply.sender.is_closed(),
             Job::Inspect(_, reply) => reply.sender.is_closed(),
             Job::List(_, reply) => reply.sender.is_closed(),
+        }
+    }
+
+    /// Whether the job has its answer, or its caller was dropped.
+    #[cfg(feature = "postgres")]
+    pub(super) fn is_answered(&self) -> bool {
+        match self {
+            Job::Acquire(_, _, reply) => reply.answer.is_some() || reply.sender.is_closed(),
+            Job::Renew(_, _, reply) | Job::Transfer(_, _, reply) => reply.answer.is_some() || reply.sender.is_closed(),
+            Job::Release(_, _, reply) => reply.answer.is_some(),
+            Job::ForceRelease(_, reply) => reply.answer.is_some(),
+            Job::Inspect(_, reply) => reply.answer.is_some(),
+            Job::List(_, reply) => reply.answer.is_some(),
         }
     }
 

@@ -1,8 +1,8 @@
 //! PostgreSQL 12 and later: a held lock is one row, and the server's clock decides.
 //!
 //! - `config.rs`: from a URL and settings to a store. `session.rs`: the connections. `error.rs`: failures.
-//! - `worker.rs`: the task that uses a connection, and makes transactions of calls. `transaction.rs`: what a transaction reads and
-//!   writes; `sql/ledger.rs` decides between both.
+//! - `single.rs`: the calls that are one statement, and the checks of waiters. `worker.rs`: the other calls, as transactions.
+//!   `transaction.rs`: what a transaction reads and writes; `sql/ledger.rs` decides between both.
 //! - `waiters.rs`: the waiters of this process. `statements.rs` and `statements/*.sql`: the statements.
 //!
 //! # Behavior
@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 
 pub use self::config::PostgresConfig;
 use self::session::{Server, Slot};
+use self::single::{ForwardedOwners, SingleWorker};
 use self::transaction::Prefix;
 use self::waiters::Waiters;
 use self::worker::Worker;
@@ -31,6 +32,7 @@ use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 mod config;
 mod error;
 mod session;
+mod single;
 mod statements;
 #[cfg(test)]
 mod tests;
@@ -67,16 +69,35 @@ impl PostgresEngine {
         let server = Server::new(config);
         let session = server.open(None).await.map_err(|failure| failure.error("connect"))?;
         let (check, checks) = mpsc::unbounded_channel();
+        let (names, named) = mpsc::unbounded_channel();
         let waiters = Waiters::new(server.clone(), check);
+        let (transactions, transaction_jobs) = jobs::queue();
+        let worker = Worker {
+            server: server.clone(),
+            slot: Slot::new(server.clone(), None),
+            prefix: prefix.clone(),
+            waiters: waiters.clone(),
+            names: named,
+        };
+        let single = SingleWorker {
+            server: server.clone(),
+            slot: Slot::new(server.clone(), Some(session)),
+            prefix: prefix.clone(),
+            waiters: waiters.clone(),
+            checks,
+            transactions,
+            names,
+            worker: tokio::spawn(worker.run(transaction_jobs)),
+            forwarded: ForwardedOwners::default(),
+            heartbeat_at: None,
+        };
         let (jobs, receiver) = jobs::queue();
-        let slot = Slot::new(server.clone(), Some(session));
-        let worker = Worker::new(server.clone(), slot, prefix.clone(), waiters.clone(), checks);
-        let worker = tokio::spawn(worker.run(receiver));
+        let single = tokio::spawn(single.run(receiver));
         Ok(Arc::new(PostgresEngine {
             server,
             prefix,
             waiters,
-            calls: Calls::new(NAME, jobs, worker),
+            calls: Calls::new(NAME, jobs, single),
         }))
     }
 }

@@ -5,6 +5,10 @@ use tokio_postgres::types::Type;
 /// A statement: its place in [`Statements`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sql {
+    Acquire,
+    Holders,
+    Renew,
+    Release,
     Lock,
     Rows,
     Queue,
@@ -21,7 +25,34 @@ pub(super) enum Sql {
 }
 
 /// The file of each statement, and the types of its parameters.
-const FILES: [(Sql, &str, &[Type]); 13] = [
+const FILES: [(Sql, &str, &[Type]); 17] = [
+    (
+        Sql::Acquire,
+        include_str!("statements/acquire.sql"),
+        &[
+            Type::BYTEA_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::INT8_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::INT8_ARRAY,
+            Type::TEXT_ARRAY,
+        ],
+    ),
+    (
+        Sql::Holders,
+        include_str!("statements/holders.sql"),
+        &[Type::BYTEA_ARRAY],
+    ),
+    (
+        Sql::Renew,
+        include_str!("statements/renew.sql"),
+        &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY, Type::INT8_ARRAY],
+    ),
+    (
+        Sql::Release,
+        include_str!("statements/release.sql"),
+        &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY],
+    ),
     (
         Sql::Lock,
         include_str!("statements/lock.sql"),

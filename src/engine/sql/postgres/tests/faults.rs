@@ -23,13 +23,13 @@ async fn ended_connections_are_opened_again() {
     acquire(&engine, &holder).await;
     let mut subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
     busy(&engine, &waiter).await;
-    eventually("the engine listens", async || database.connections().await == 2).await;
-    assert_eq!(database.terminate().await, 2);
+    eventually("the engine listens", async || database.connections().await == 3).await;
+    assert_eq!(database.terminate().await, 3);
     eventually("the lease is renewed", async || {
         matches!(engine.renew(&holder, holder.ttl).await, Ok(Renewed::Extended))
     })
     .await;
-    eventually("the engine listens again", async || database.connections().await == 2).await;
+    eventually("the engine listens again", async || database.connections().await == 3).await;
     assert_eq!(release(&engine, &holder).await, Released::Freed);
     tokio::time::timeout(Duration::from_secs(5), subscription.changed())
         .await
@@ -123,8 +123,12 @@ async fn a_read_only_server_is_a_retryable_error() {
     })
     .await;
     let writable = connect(&database.url).await;
-    let text = format!("SET default_transaction_read_only = off; {}", read_only("off"));
-    writable.batch_execute(&text).await.unwrap();
+    writable
+        .batch_execute("SET default_transaction_read_only = off")
+        .await
+        .unwrap();
+    writable.batch_execute(&read_only("off")).await.unwrap();
+    database.terminate().await;
     eventually("the server can write", async || engine.try_acquire(&ours).await.is_ok()).await;
 }
 
