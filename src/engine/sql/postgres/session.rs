@@ -22,8 +22,10 @@ use crate::engine::tls::client_config;
 /// The time after a failed attempt to connect during which calls fail with it.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How long the server has to confirm that it cancelled statements.
-const CANCELLATION: Duration = Duration::from_millis(250);
+/// How long the server has to confirm that it cancelled a statement.
+const CANCELLATION: Duration = Duration::from_millis(50);
+/// How many statements are cancelled.
+const CANCELLATIONS: usize = 6;
 
 /// What every connection of an engine needs.
 pub(super) struct Server {
@@ -154,9 +156,16 @@ impl Session {
         }
         let all = self.server.statements.all().iter();
         let preparing = all.map(|one| self.client.prepare_typed(&one.text, one.types));
-        let prepared = try_join_all(preparing)
-            .await
-            .map_err(|error| self.server.failure(error))?;
+        // In one transaction, one cancellation ends all of them.
+        let (begun, prepared, ended) = tokio::join!(
+            biased;
+            self.execute("BEGIN"),
+            try_join_all(preparing),
+            self.execute("COMMIT"),
+        );
+        begun?;
+        let prepared = prepared.map_err(|error| self.server.failure(error))?;
+        ended?;
         self.prepared = prepared;
         Ok(())
     }
@@ -192,13 +201,17 @@ impl Session {
         if let Ok(outcome) = timeout(limit, &mut statements).await {
             return outcome;
         }
-        self.cancel();
-        let kind = match timeout(CANCELLATION, statements).await {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(failure)) => failure.kind(),
-            Err(_) => Kind::Broken,
-        };
-        Err(Failure::unanswered(&self.server.address, limit, kind))
+        let unanswered = |kind| Err(Failure::unanswered(&self.server.address, limit, kind));
+        // One cancellation ends one statement.
+        for _ in 0..CANCELLATIONS {
+            self.cancel();
+            match timeout(CANCELLATION, &mut statements).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(failure)) => return unanswered(failure.kind()),
+                Err(_) => {}
+            }
+        }
+        unanswered(Kind::Broken)
     }
 
     /// Asks the server to cancel the current statement, in the background: a statement that waits for a lock is not ended by the

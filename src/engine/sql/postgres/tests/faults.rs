@@ -23,13 +23,17 @@ async fn ended_connections_are_opened_again() {
     acquire(&engine, &holder).await;
     let mut subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
     busy(&engine, &waiter).await;
-    eventually("the engine listens", async || database.connections().await == 3).await;
+    let listening = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
+    eventually("the engine listens", async || database.number(listening).await == 1).await;
     assert_eq!(database.terminate().await, 3);
     eventually("the lease is renewed", async || {
         matches!(engine.renew(&holder, holder.ttl).await, Ok(Renewed::Extended))
     })
     .await;
-    eventually("the engine listens again", async || database.connections().await == 3).await;
+    eventually("the engine listens again", async || {
+        database.number(listening).await == 1
+    })
+    .await;
     assert_eq!(release(&engine, &holder).await, Released::Freed);
     tokio::time::timeout(Duration::from_secs(5), subscription.changed())
         .await
@@ -95,14 +99,15 @@ async fn a_transaction_without_an_end_is_ended_by_the_server() {
         return;
     };
     let engine = database.engine().await;
-    acquire(&engine, &claim(&["n"])).await;
+    let ours = claim(&["n"]);
+    acquire(&engine, &ours).await;
     let stopped = connect(&database.url).await;
     stopped.batch_execute(super::super::transaction::BEGIN).await.unwrap();
     stopped
         .batch_execute("SELECT FROM locks WHERE name = 'n' FOR UPDATE")
         .await
         .unwrap();
-    busy(&engine, &claim(&["n"])).await;
+    assert_eq!(release(&engine, &ours).await, Released::Freed);
     assert!(stopped.is_closed());
 }
 

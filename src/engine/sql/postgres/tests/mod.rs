@@ -89,12 +89,6 @@ impl Database {
                     WHERE datname = current_database() AND application_name = 'holdfast'";
         self.number(text).await
     }
-
-    async fn connections(&self) -> i64 {
-        let text = "SELECT count(*) FROM pg_stat_activity \
-                    WHERE datname = current_database() AND application_name = 'holdfast'";
-        self.number(text).await
-    }
 }
 
 /// Connects as another program.
