@@ -246,7 +246,7 @@ const redisUrl = (port) => `redis://127.0.0.1:${port}`
 
 /**
  * The servers that can be tested behind a proxy: how to start them, and their URLs, behind the proxy (with the options for such
- * a connection) and without it.
+ * a connection) and without it. `locksFirst`: the first request for several names grants none.
  */
 export const SERVERS = {
   redis: { engine: 'redis', start: startRedis, url: redisUrl },
@@ -266,6 +266,8 @@ export const SERVERS = {
   postgres: {
     engine: 'postgres',
     start: () => startPostgres(),
+    // Several names are a transaction: its first packet locks rows, and the second one grants them.
+    locksFirst: true,
     url: (/** @type {number} */ port) => `postgres://holdfast@127.0.0.1:${port}/postgres`,
   },
 }

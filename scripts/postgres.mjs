@@ -1,6 +1,6 @@
 // Starts PostgreSQL servers for the tests and the benchmark.
 import { execFile } from 'node:child_process'
-import { access, appendFile, chown, constants, readdir } from 'node:fs/promises'
+import { access, appendFile, chown, constants, readdir, writeFile } from 'node:fs/promises'
 import { delimiter, join } from 'node:path'
 import { promisify } from 'node:util'
 import { startServer } from './servers.mjs'
@@ -9,16 +9,19 @@ const run = promisify(execFile)
 /** Where Debian installs the server, which it does not put on the PATH. */
 const DEBIAN = '/usr/lib/postgresql'
 
+/** @param {string} path */
+const isRunnable = (path) =>
+  access(path, constants.X_OK).then(
+    () => true,
+    () => false,
+  )
+
 /** Finds the folder with `postgres` and `initdb`. */
 export async function locatePostgres() {
   const versions = await readdir(DEBIAN).catch(() => [])
   const debian = versions.sort((a, b) => Number(b) - Number(a)).map((version) => join(DEBIAN, version, 'bin'))
   for (const folder of [...(process.env.PATH ?? '').split(delimiter).filter(Boolean), ...debian]) {
-    const isThere = await access(join(folder, 'initdb'), constants.X_OK).then(
-      () => true,
-      () => false,
-    )
-    if (isThere) return folder
+    if (await isRunnable(join(folder, 'initdb'))) return folder
   }
   throw new Error('no postgres on PATH or in /usr/lib/postgresql: install PostgreSQL, or set HOLDFAST_TEST_POSTGRES_URL')
 }
@@ -58,6 +61,48 @@ export async function startPostgres({ fsync = false, settings = {} } = {}) {
       properties: { url: `postgres://holdfast@127.0.0.1:${port}/postgres` },
     }
   })
+}
+
+/**
+ * Starts a PostgreSQL server behind a PgBouncer in transaction mode. `url` leads to the pooler and does not declare it.
+ */
+export async function startPgBouncer() {
+  const path = await locatePgBouncer()
+  const server = await startPostgres()
+  const user = await account()
+  const pooler = await startServer(async (dir, port) => {
+    const settings = {
+      listen_addr: '127.0.0.1',
+      listen_port: port,
+      unix_socket_dir: '',
+      pool_mode: 'transaction',
+      auth_type: 'any',
+      default_pool_size: 20,
+      max_client_conn: 500,
+    }
+    const lines = Object.entries(settings).map(([name, value]) => `${name} = ${value}\n`)
+    const database = `* = host=127.0.0.1 port=${server.port} user=holdfast\n`
+    const file = join(dir, 'pgbouncer.ini')
+    await writeFile(file, `[databases]\n${database}[pgbouncer]\n${lines.join('')}`)
+    if (user) for (const each of [dir, file]) await chown(each, user.uid, user.gid)
+    return {
+      argv: [path, file],
+      user,
+      ready: async (log) => /process up/.test(log),
+      properties: { url: `postgres://holdfast@127.0.0.1:${port}/postgres` },
+    }
+  }).catch(async (error) => {
+    await server.stop()
+    throw error
+  })
+  return { url: pooler.url, server, stop: () => Promise.all([pooler.stop(), server.stop()]) }
+}
+
+/** Finds `pgbouncer`, which Debian installs outside of the PATH of most users. */
+async function locatePgBouncer() {
+  for (const folder of [...(process.env.PATH ?? '').split(delimiter).filter(Boolean), '/usr/sbin'])
+    if (await isRunnable(join(folder, 'pgbouncer'))) return join(folder, 'pgbouncer')
+  throw new Error('no pgbouncer on PATH: install PgBouncer, or set HOLDFAST_TEST_PGBOUNCER_URL')
 }
 
 /** Returns the account that runs a server: PostgreSQL refuses to run as root. `undefined`: this process's. */

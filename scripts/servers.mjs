@@ -13,7 +13,7 @@ import { tmpdir } from 'node:os'
 import { basename, delimiter, dirname, join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
-import { startPostgres } from './postgres.mjs'
+import { startPgBouncer, startPostgres } from './postgres.mjs'
 import { redisCommand } from './redis-command.mjs'
 import { locateMongod, locateRedis, main } from './servers-cli.mjs'
 import { startRedisCluster, startRedisQuorum, startRedisSentinel } from './topologies.mjs'
@@ -88,6 +88,7 @@ const SHARED_SERVERS = {
   HOLDFAST_TEST_MONGODB_URL: () => startMongod(),
   HOLDFAST_TEST_MONGODB_RS_URL: () => startMongod({ replicaSet: true }),
   HOLDFAST_TEST_POSTGRES_URL: () => startPostgres(),
+  HOLDFAST_TEST_PGBOUNCER_URL: () => startPgBouncer(),
 }
 
 /**

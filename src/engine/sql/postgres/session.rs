@@ -60,6 +60,11 @@ impl Server {
         })
     }
 
+    /// Whether a pooler is between this process and the server.
+    pub(super) fn is_pooled(&self) -> bool {
+        self.is_pooled.load(Ordering::Relaxed)
+    }
+
     pub(super) fn failure(&self, cause: tokio_postgres::Error) -> Failure {
         let failure = Failure::of_driver(&self.address, cause);
         if failure.kind() == Kind::Pooled {
@@ -149,7 +154,7 @@ impl Session {
 
     /// Prepares all statements, which fails without the tables. Behind a pooler it only checks the tables.
     async fn prepare(&mut self) -> Result<(), Failure> {
-        if self.server.is_pooled.load(Ordering::Relaxed) {
+        if self.server.is_pooled() {
             let (start, end): (&[u8], Option<&[u8]>) = (&[], None);
             self.query(Sql::List, &[&start, &end, &0_i64]).await?;
             return self.query(Sql::Called, &[&""]).await.map(drop);

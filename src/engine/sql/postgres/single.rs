@@ -299,10 +299,10 @@ impl SingleWorker {
             let is_called: Option<bool> = get(&self.server, row, 3)?;
             match (lease, first, is_called) {
                 (Some(left), ..) | (None, Some(left), Some(true)) => {
-                    self.waiters.known.set_lease_end(key, Some(micros(left)));
+                    self.waiters.set_busy_for(key, micros(left));
                 }
                 (None, Some(_), _) => {
-                    self.waiters.known.set_lease_end(key, Some(RESERVATION));
+                    self.waiters.set_busy_for(key, RESERVATION);
                     free.push(name);
                 }
                 // The positions of this process have expired: its waiters enter the queue again.

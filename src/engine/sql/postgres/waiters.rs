@@ -3,7 +3,8 @@
 //! # Behavior
 //! While there are waiters, one more connection listens on the channel of this process, where the transaction that releases a name
 //! publishes the owner token of its first waiter. A check of the waiters' names follows each new connection, every heartbeat, and
-//! each end of a lease before a waiter, so that a lost notification delays no waiter for longer.
+//! each end of a lease before a waiter, so that a lost notification delays no waiter for longer. Behind a pooler, which delivers no
+//! notifications, the checks are frequent.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,9 @@ use crate::model::{Key, OwnerToken};
 
 /// How long the connection stays open without waiters.
 const LISTENER_KEPT: Duration = Duration::from_secs(30);
+
+/// The longest time between two checks behind a pooler.
+const POLL: Duration = Duration::from_millis(200);
 
 /// The waiters of one engine.
 pub(super) struct Waiters {
@@ -66,16 +70,31 @@ impl Waiters {
         }
         let has_entered = !effects.entered.is_empty();
         for (owner, key, ticket, left) in effects.entered {
-            if self.known.enter(&owner, &key, ticket, left, || ()) {
+            if self.known.enter(&owner, &key, ticket, self.check_after(left), || ()) {
                 self.run_heartbeats();
             }
         }
-        if has_entered {
+        // A pooler accepts LISTEN, and delivers nothing.
+        if has_entered && !self.server.is_pooled() {
             self.listen();
         }
         for owner in effects.called {
             self.notify(&owner);
         }
+    }
+
+    /// Records that a name may be free after `left`.
+    pub(super) fn set_busy_for(&self, key: &Key, left: Duration) {
+        self.known.set_lease_end(key, self.check_after(Some(left)));
+    }
+
+    /// Returns when to check a name that may be free after `left`.
+    fn check_after(&self, left: Option<Duration>) -> Option<Duration> {
+        if self.server.is_pooled() {
+            let poll = POLL.mul_f64(0.5 + fastrand::f64() / 2.0);
+            return Some(left.map_or(poll, |left| left.min(poll)));
+        }
+        left
     }
 
     /// Wakes a waiter. An unknown one is ignored: it has ended, and its position expires.

@@ -1,6 +1,7 @@
 //! The contract on PostgreSQL, and the tests of its own behavior.
 
 mod faults;
+mod pooler;
 mod tables;
 
 use std::sync::Arc;
@@ -15,15 +16,14 @@ use crate::model::Process;
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// Returns the URL of the server. `None`: there is none; the test is skipped, or fails if `CI` is set.
-fn server_url() -> Option<String> {
-    let url = std::env::var("HOLDFAST_TEST_POSTGRES_URL").ok();
+const SERVER: &str = "HOLDFAST_TEST_POSTGRES_URL";
+
+/// Returns the URL of a server. `None`: there is none; the test is skipped, or fails if `CI` is set.
+fn url_of(variable: &str) -> Option<String> {
+    let url = std::env::var(variable).ok();
     if url.is_none() {
-        assert!(
-            std::env::var_os("CI").is_none(),
-            "HOLDFAST_TEST_POSTGRES_URL is not set"
-        );
-        eprintln!("skipped: HOLDFAST_TEST_POSTGRES_URL is not set");
+        assert!(std::env::var_os("CI").is_none(), "{variable} is not set");
+        println!("skipped: {variable} is not set");
     }
     url
 }
@@ -33,15 +33,16 @@ async fn open(url: &str, settings: &Settings) -> Arc<PostgresEngine> {
     PostgresEngine::connect(config).await.unwrap()
 }
 
-crate::engine::contract::contract_tests!(async |prefix: String| {
-    let url = server_url()?;
+/// Opens two engines with a prefix.
+async fn two(url: &str, prefix: String) -> (SharedEngine, SharedEngine) {
     let settings = Settings {
         key_prefix: Some(prefix),
         ..Settings::default()
     };
-    let (a, b): (SharedEngine, SharedEngine) = (open(&url, &settings).await, open(&url, &settings).await);
-    Some((a, b))
-});
+    (open(url, &settings).await, open(url, &settings).await)
+}
+
+crate::engine::contract::contract_tests!(async |prefix: String| Some(two(&url_of(SERVER)?, prefix).await));
 
 /// A database of one test. Dropping it leaves it to the server, which ends with the tests.
 struct Database {
@@ -54,7 +55,7 @@ struct Database {
 impl Database {
     /// Creates a database. `None`: there is no server.
     async fn create() -> Option<Self> {
-        let url = server_url()?;
+        let url = url_of(SERVER)?;
         let name = format!("t{}", OwnerToken::fresh().as_str());
         connect(&url)
             .await
