@@ -67,7 +67,7 @@ impl PostgresEngine {
     pub async fn connect(config: PostgresConfig) -> Result<Arc<Self>> {
         let prefix = Prefix(config.key_prefix.clone());
         let server = Server::new(config);
-        let session = server.open(None).await.map_err(|failure| failure.error("connect"))?;
+        let session = server.open_first().await.map_err(|failure| failure.error("connect"))?;
         let (check, checks) = mpsc::unbounded_channel();
         let (names, named) = mpsc::unbounded_channel();
         let waiters = Waiters::new(server.clone(), check);

@@ -92,6 +92,14 @@ impl Server {
         opened.await.map_err(Failure::not_sent)
     }
 
+    /// Opens a connection as [`Server::open`] does, again without prepared statements if there is a pooler.
+    pub(super) async fn open_first(self: &Arc<Self>) -> Result<Session, Failure> {
+        match self.open(None).await {
+            Err(failure) if failure.kind() == Kind::Pooled => self.open(None).await,
+            opened => opened,
+        }
+    }
+
     async fn connect(
         self: &Arc<Self>,
         notifications: Option<mpsc::UnboundedSender<String>>,
