@@ -72,25 +72,35 @@ pub(super) struct Position {
     pub alive_until_us: i64,
     /// Whether the waiter was notified that the name is free. Its position then ends, unless it makes an attempt.
     pub is_called: bool,
+    /// How long the waiter has to make an attempt after it was called.
+    pub reserve_ms: i32,
     change: Change,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
     None,
-    Entered { reserve_ms: i32 },
+    Entered,
     Left,
 }
 
 impl Position {
     /// Creates the position as it was read.
-    pub(super) fn read(ticket: i64, name: StoredName, owner: String, alive_until_us: i64, is_called: bool) -> Self {
+    pub(super) fn read(
+        ticket: i64,
+        name: StoredName,
+        owner: String,
+        alive_until_us: i64,
+        is_called: bool,
+        reserve_ms: i32,
+    ) -> Self {
         Position {
             order: ticket.unsigned_abs(),
             name,
             owner,
             alive_until_us,
             is_called,
+            reserve_ms,
             change: Change::None,
         }
     }
@@ -126,8 +136,8 @@ pub(super) struct Changes {
     pub entered: Vec<Entered>,
     /// The owners of the positions that are called, and notified.
     pub called: Vec<String>,
-    /// The owners that are only notified.
-    pub notified: Vec<String>,
+    /// The owners that are only notified: to make an attempt, or that their name may be free after a time.
+    pub notified: Vec<(String, Option<Duration>)>,
 }
 
 /// A position that is written.
@@ -136,7 +146,6 @@ pub(super) struct Entered {
     pub owner: String,
     pub name: StoredName,
     pub alive_until_us: i64,
-    /// How long its waiter has to make an attempt after it was called.
     pub reserve_ms: i32,
 }
 
@@ -265,8 +274,14 @@ impl Ledger {
             let first = self.first(name);
             if let Some(first) = first.filter(|first| !row.is_live(self.now_us) && !first.is_called) {
                 changes.called.push(first.owner.clone());
+                // A process checks its names with each heartbeat, which may be too late if the first waiter is dead.
+                let reserve = Duration::from_millis(first.reserve_ms.unsigned_abs().into());
+                let next = self.live(name).nth(1).filter(|_| reserve < RESERVATION);
+                changes
+                    .notified
+                    .extend(next.map(|next| (next.owner.clone(), Some(reserve))));
             } else if let Some(first) = first.filter(|_| self.shortened.contains(name)) {
-                changes.notified.push(first.owner.clone());
+                changes.notified.push((first.owner.clone(), None));
             }
         }
         let mut recounted = self.recounted;
@@ -274,11 +289,11 @@ impl Ledger {
             match position.change {
                 Change::None => continue,
                 Change::Left => changes.left.push(position.owner),
-                Change::Entered { reserve_ms } => changes.entered.push(Entered {
+                Change::Entered => changes.entered.push(Entered {
                     owner: position.owner,
                     name: position.name.clone(),
                     alive_until_us: position.alive_until_us,
-                    reserve_ms,
+                    reserve_ms: position.reserve_ms,
                 }),
             }
             recounted.push(position.name);
@@ -290,9 +305,14 @@ impl Ledger {
 
     /// Returns the first live position of a name.
     fn first(&self, name: &StoredName) -> Option<&Position> {
+        self.live(name).next()
+    }
+
+    /// Returns the live positions of a name.
+    fn live(&self, name: &StoredName) -> impl Iterator<Item = &Position> {
         self.positions
             .iter()
-            .find(|position| position.is_alive(self.now_us) && position.name == *name)
+            .filter(move |position| position.is_alive(self.now_us) && position.name == *name)
     }
 
     fn snapshot(&self, claim: &Claim, names: &[StoredName]) -> Snapshot {
@@ -379,9 +399,8 @@ impl Ledger {
             owner: owner.to_owned(),
             alive_until_us: self.now_us + micros(WAITER_LIVENESS),
             is_called: false,
-            change: Change::Entered {
-                reserve_ms: reserve.as_millis() as i32,
-            },
+            reserve_ms: reserve.as_millis() as i32,
+            change: Change::Entered,
         };
         let at = self.positions.partition_point(|other| other.order < order);
         self.positions.insert(at, position);
@@ -442,6 +461,7 @@ mod tests {
             owner.to_owned(),
             NOW + 1_000_000,
             false,
+            2000,
         )
     }
 
@@ -470,7 +490,7 @@ mod tests {
             let (holder, n) = claim(&["n"], false);
             let mut first = waiter(3, "n", "w3");
             first.is_called = is_called;
-            let dead = Position::read(2, b"n".to_vec(), "w2".to_owned(), NOW - 1, false);
+            let dead = Position::read(2, b"n".to_vec(), "w2".to_owned(), NOW - 1, false, 2000);
             let mut ledger = ledger(
                 &[("n", held(holder.owner.as_str()))],
                 vec![waiter(9, "n", "w9"), first, dead],
@@ -507,6 +527,21 @@ mod tests {
         assert_eq!(ledger.busy_for(&n[0]), Some(Duration::from_millis(50)));
         assert_eq!(ledger.renew(&holder, &n, holder.ttl), Renewed::Lost);
         let changes = ledger.finish();
-        assert_eq!((changes.called.len(), changes.notified), (0, vec!["w3".to_owned()]));
+        assert_eq!(
+            (changes.called.len(), changes.notified),
+            (0, vec![("w3".to_owned(), None)])
+        );
+    }
+    #[test]
+    fn the_next_waiter_knows_when_the_short_time_of_the_first_one_ends() {
+        let (holder, n) = claim(&["n"], false);
+        let mut brief = waiter(3, "n", "w3");
+        brief.reserve_ms = 400;
+        let positions = vec![brief, waiter(4, "n", "w4"), waiter(5, "n", "w5")];
+        let mut ledger = ledger(&[("n", held(holder.owner.as_str()))], positions);
+        ledger.release(&holder, &n, Duration::ZERO);
+        let changes = ledger.finish();
+        assert_eq!(changes.called, ["w3"]);
+        assert_eq!(changes.notified, [("w4".to_owned(), Some(Duration::from_millis(400)))]);
     }
 }

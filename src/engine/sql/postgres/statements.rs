@@ -83,7 +83,7 @@ const FILES: [(Sql, &str, &[Type]); 17] = [
     (
         Sql::Call,
         include_str!("statements/call.sql"),
-        &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT],
+        &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT],
     ),
     (
         Sql::Write,

@@ -12,6 +12,7 @@ use tokio_postgres::types::FromSql;
 use super::error::{Failure, Kind};
 use super::session::{Server, Session};
 use super::statements::Sql;
+use super::waiters::Notification;
 use crate::engine::sql::Page;
 use crate::engine::sql::jobs::Job;
 use crate::engine::sql::ledger::{self, Changes, Ledger, Position, StoredName};
@@ -53,8 +54,8 @@ pub(super) struct Effects {
     /// Waiters in a queue: the owner, the name, the ticket, and the time until the name may be free.
     pub entered: Vec<(OwnerToken, Key, u64, Option<Duration>)>,
     pub left: Vec<OwnerToken>,
-    /// The owners of called waiters.
-    pub called: Vec<String>,
+    /// The notifications for waiters of this process.
+    pub notifications: Vec<String>,
 }
 
 /// The names of a store.
@@ -182,7 +183,7 @@ async fn in_transaction(
             (owner, key, left)
         })
         .collect();
-    let mut tickets = write(session, server, process, &ledger.finish(), &mut effects.called).await?;
+    let mut tickets = write(session, server, process, &ledger.finish(), &mut effects.notifications).await?;
     for (owner, key, left) in waiting {
         if let Some(ticket) = tickets.remove(owner.as_str()) {
             effects.entered.push((owner, key, ticket, left));
@@ -195,8 +196,8 @@ async fn in_transaction(
 async fn read(session: &Session, server: &Server, plan: &Plan) -> Result<Ledger, Failure> {
     let names: Vec<&[u8]> = plan.names.keys().map(Vec::as_slice).collect();
     let created: Vec<bool> = plan.names.values().copied().collect();
-    // Each call removes one position at most, so that the first one is still known after all of them.
-    let front = plan.owners.len() as i64 + 1;
+    // Each call removes one position at most, so that the first two are still known after all of them.
+    let front = plan.owners.len() as i64 + 2;
     let (begun, locked, rows, queue) = tokio::join!(
         biased;
         session.execute(BEGIN),
@@ -227,20 +228,21 @@ async fn read(session: &Session, server: &Server, plan: &Plan) -> Result<Ledger,
                 get(server, row, 2)?,
                 get(server, row, 3)?,
                 get(server, row, 4)?,
+                get(server, row, 5)?,
             ))
         })
         .collect();
     Ok(Ledger::new(now_us, found, positions?))
 }
 
-/// Writes the changes of a transaction, and commits it. Returns the tickets of the positions, and adds the owners of called waiters of
+/// Writes the changes of a transaction, and commits it. Returns the tickets of the positions, and adds the notifications for waiters of
 /// this process.
 async fn write(
     session: &Session,
     server: &Server,
     process: &str,
     changes: &Changes,
-    called: &mut Vec<String>,
+    notifications: &mut Vec<String>,
 ) -> Result<HashMap<String, u64>, Failure> {
     let names: Vec<&[u8]> = changes.rows.iter().map(|(name, _)| name.as_slice()).collect();
     let (left, calls, entered) = (&changes.left, &changes.called, &changes.entered);
@@ -268,7 +270,12 @@ async fn write(
     let call = async {
         match calls.is_empty() && changes.notified.is_empty() {
             true => Ok(Vec::new()),
-            false => session.query(Sql::Call, &[calls, &changes.notified, &process]).await,
+            false => {
+                let owners: Vec<&str> = changes.notified.iter().map(|(owner, _)| owner.as_str()).collect();
+                let addition = |after: Option<Duration>| after.map_or_else(String::new, Notification::addition);
+                let additions: Vec<String> = changes.notified.iter().map(|(_, after)| addition(*after)).collect();
+                session.query(Sql::Call, &[calls, &owners, &additions, &process]).await
+            }
         }
     };
     let update = async {
@@ -285,7 +292,7 @@ async fn write(
     commit?;
     for row in &notified {
         if get(server, row, 1)? {
-            called.push(get(server, row, 0)?);
+            notifications.push(get(server, row, 0)?);
         }
     }
     let ticket = |row: &Row| Ok((get(server, row, 0)?, get::<i64>(server, row, 1)?.unsigned_abs()));

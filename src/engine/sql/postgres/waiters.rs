@@ -28,6 +28,29 @@ const LISTENER_KEPT: Duration = Duration::from_secs(30);
 /// The longest time between two checks behind a pooler.
 const POLL: Duration = Duration::from_millis(200);
 
+/// A notification of a waiter: `<owner>`, or `<owner> <ms>`.
+pub(super) struct Notification {
+    owner: OwnerToken,
+    /// The time after which its name may be free. `None`: now.
+    after: Option<Duration>,
+}
+
+impl Notification {
+    /// Returns what is added to the owner.
+    pub(super) fn addition(after: Duration) -> String {
+        format!(" {}", after.as_millis())
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (owner, after) = match text.split_once(' ') {
+            Some((owner, after)) => (owner, Some(Duration::from_millis(after.parse().ok()?))),
+            None => (text, None),
+        };
+        let owner = OwnerToken::parse(owner).ok()?;
+        Some(Notification { owner, after })
+    }
+}
+
 /// The waiters of one engine.
 pub(super) struct Waiters {
     server: Arc<Server>,
@@ -78,8 +101,8 @@ impl Waiters {
         if has_entered && !self.server.is_pooled() {
             self.listen();
         }
-        for owner in effects.called {
-            self.notify(&owner);
+        for notification in effects.notifications {
+            self.notify(&notification);
         }
     }
 
@@ -98,9 +121,19 @@ impl Waiters {
     }
 
     /// Wakes a waiter. An unknown one is ignored: it has ended, and its position expires.
-    pub(super) fn notify(&self, owner: &str) {
-        if let Ok(owner) = OwnerToken::parse(owner) {
-            self.known.notify(&owner);
+    pub(super) fn notify(&self, notification: &str) {
+        match Notification::parse(notification) {
+            Some(Notification { owner, after: None }) => _ = self.known.notify(&owner),
+            Some(Notification {
+                owner,
+                after: Some(after),
+            }) => {
+                if let Some((key, _)) = self.known.position(&owner) {
+                    self.set_busy_for(&key, after);
+                }
+            }
+            // Of another version.
+            None => {}
         }
     }
 
@@ -166,7 +199,7 @@ impl Waiters {
         }
         loop {
             match timeout(LISTENER_KEPT, notifications.recv()).await {
-                Ok(Some(owner)) => self.notify(&owner),
+                Ok(Some(notification)) => self.notify(&notification),
                 Ok(None) => return Ok(false),
                 Err(_) if self.is_unused() => return Ok(true),
                 Err(_) => {}
