@@ -5,12 +5,12 @@
  *
  * @template T
  * @param {string} url
- * @param {(client: import('pg').Client) => T | Promise<T>} body
+ * @param {(client: any) => T | Promise<T>} body
  */
 export async function withPostgres(url, body) {
   // Imported here: the tests of the stores without a server run without npm packages.
-  const { default: pg } = await import('pg')
-  const client = new pg.Client({ connectionString: url })
+  const { Client } = /** @type {any} */ (await import('pg')).default
+  const client = new Client({ connectionString: url })
   await client.connect()
   try {
     return await body(client)

@@ -23,7 +23,9 @@ export async function locatePostgres() {
   for (const folder of [...(process.env.PATH ?? '').split(delimiter).filter(Boolean), ...debian]) {
     if (await isRunnable(join(folder, 'initdb'))) return folder
   }
-  throw new Error('no postgres on PATH or in /usr/lib/postgresql: install PostgreSQL, or set HOLDFAST_TEST_POSTGRES_URL')
+  throw new Error(
+    'no postgres on PATH or in /usr/lib/postgresql: install PostgreSQL, or set HOLDFAST_TEST_POSTGRES_URL',
+  )
 }
 
 /**
@@ -110,7 +112,9 @@ async function account() {
   if (process.getuid?.() !== 0) return undefined
   /** @param {string} name */
   const ids = async (name) => {
-    const [uid, gid] = await Promise.all(['-u', '-g'].map(async (flag) => Number((await run('id', [flag, name])).stdout)))
+    const [uid, gid] = await Promise.all(
+      ['-u', '-g'].map(async (flag) => Number((await run('id', [flag, name])).stdout)),
+    )
     return { uid, gid }
   }
   return ids('postgres').catch(() => ids('nobody'))

@@ -2,7 +2,7 @@
 //!
 //! - `calls.rs`, `jobs.rs`: the calls of an engine, as jobs in the queue of its connection. `page.rs`: the pages of a list.
 //! - `config.rs`, `sqlite/`: the embedded store. `udp_wakeup.rs`: wakes its waiters, by datagrams on the loopback interface.
-//! - `ledger.rs`: the rows that a transaction has locked, and what calls change in them. `postgres/`: PostgreSQL.
+//! - `ledger/`: the rows that a transaction has locked, and what calls change in them. `postgres/`: PostgreSQL.
 
 mod calls;
 #[cfg(feature = "sqlite")]

@@ -1,8 +1,8 @@
 //! PostgreSQL 12 and later: a held lock is one row, and the server's clock decides.
 //!
 //! - `config.rs`: from a URL and settings to a store. `session.rs`: the connections. `error.rs`: failures.
-//! - `single.rs`: the calls that are one statement, and the checks of waiters. `worker.rs`: the other calls, as transactions.
-//!   `transaction.rs`: what a transaction reads and writes; `sql/ledger.rs` decides between both.
+//! - `single.rs`, `single_calls.rs`: the calls that are one statement. `upkeep.rs`: the checks of waiters, and the sweep.
+//! - `worker.rs`: the other calls, as transactions. `transaction.rs`: what one reads and writes; `sql/ledger/` decides between both.
 //! - `waiters.rs`: the waiters of this process. `statements.rs` and `statements/*.sql`: the statements.
 //!
 //! # Behavior
@@ -33,10 +33,12 @@ mod config;
 mod error;
 mod session;
 mod single;
+mod single_calls;
 mod statements;
 #[cfg(test)]
 mod tests;
 mod transaction;
+mod upkeep;
 mod waiters;
 mod worker;
 

@@ -28,7 +28,7 @@ pub(super) enum Sql {
 const FILES: [(Sql, &str, &[Type]); 17] = [
     (
         Sql::Acquire,
-        include_str!("statements/acquire.sql"),
+        include_str!("statements/single/acquire.sql"),
         &[
             Type::BYTEA_ARRAY,
             Type::TEXT_ARRAY,
@@ -40,38 +40,42 @@ const FILES: [(Sql, &str, &[Type]); 17] = [
     ),
     (
         Sql::Holders,
-        include_str!("statements/holders.sql"),
+        include_str!("statements/single/holders.sql"),
         &[Type::BYTEA_ARRAY],
     ),
     (
         Sql::Renew,
-        include_str!("statements/renew.sql"),
+        include_str!("statements/single/renew.sql"),
         &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY, Type::INT8_ARRAY],
     ),
     (
         Sql::Release,
-        include_str!("statements/release.sql"),
+        include_str!("statements/single/release.sql"),
         &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY],
     ),
     (
         Sql::Lock,
-        include_str!("statements/lock.sql"),
+        include_str!("statements/transaction/lock.sql"),
         &[Type::BYTEA_ARRAY, Type::BOOL_ARRAY],
     ),
-    (Sql::Rows, include_str!("statements/rows.sql"), &[Type::BYTEA_ARRAY]),
+    (
+        Sql::Rows,
+        include_str!("statements/transaction/rows.sql"),
+        &[Type::BYTEA_ARRAY],
+    ),
     (
         Sql::Queue,
-        include_str!("statements/queue.sql"),
+        include_str!("statements/transaction/queue.sql"),
         &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY, Type::INT8],
     ),
     (
         Sql::Leave,
-        include_str!("statements/leave.sql"),
+        include_str!("statements/transaction/leave.sql"),
         &[Type::TEXT_ARRAY, Type::BYTEA_ARRAY, Type::INT8],
     ),
     (
         Sql::Enter,
-        include_str!("statements/enter.sql"),
+        include_str!("statements/transaction/enter.sql"),
         &[
             Type::TEXT_ARRAY,
             Type::BYTEA_ARRAY,
@@ -82,12 +86,12 @@ const FILES: [(Sql, &str, &[Type]); 17] = [
     ),
     (
         Sql::Call,
-        include_str!("statements/call.sql"),
+        include_str!("statements/transaction/call.sql"),
         &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT],
     ),
     (
         Sql::Write,
-        include_str!("statements/write.sql"),
+        include_str!("statements/transaction/write.sql"),
         &[
             Type::BYTEA_ARRAY,
             Type::TEXT_ARRAY,
@@ -108,7 +112,7 @@ const FILES: [(Sql, &str, &[Type]); 17] = [
     (Sql::Called, include_str!("statements/called.sql"), &[Type::TEXT]),
     (
         Sql::List,
-        include_str!("statements/list.sql"),
+        include_str!("statements/single/list.sql"),
         &[Type::BYTEA, Type::BYTEA, Type::INT8],
     ),
     (

@@ -1,7 +1,7 @@
 //! The transactions: what they read, what the calls in them change, and what they write.
 //!
 //! A transaction is two packets. The first one locks the rows of all names in their order, and reads them and their queues. The calls
-//! are then made in `ledger.rs`, and the second packet writes the result.
+//! are then made in `sql/ledger/`, and the second packet writes the result.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;

@@ -1,0 +1,120 @@
+//! What a service does beside its calls: the heartbeat, the checks of its waiters, and the sweep.
+
+use tokio::time::Instant;
+
+use super::single::SingleWorker;
+use super::statements::Sql;
+use super::transaction::{EXPIRED_POSITION_KEPT_MS, get, micros};
+use super::worker::{Names, Outcome};
+use crate::engine::WAITER_LIVENESS;
+use crate::engine::local_waiters::{HEARTBEAT_INTERVAL, RESERVATION};
+use crate::engine::sql::ledger::StoredName;
+use crate::model::Key;
+
+/// How long a free name keeps its row, and its last fencing token, in seconds.
+const FREE_ROW_KEPT_S: i64 = 3600;
+/// Maximum number of rows that one statement of a sweep removes.
+const SWEEP_LIMIT: i64 = 500;
+/// Maximum number of names of one transaction of a sweep.
+const SWEEP_NAMES: i64 = 64;
+
+impl SingleWorker {
+    /// Sends the heartbeat of this process if it is due, and checks what its waiters wait for.
+    pub(super) async fn check(&mut self, mut names: Vec<Key>) {
+        while let Ok(more) = self.checks.try_recv() {
+            names.extend(more);
+        }
+        names.sort_unstable();
+        names.dedup();
+        if let Err(failure) = self.check_names(&names).await {
+            // Each waiter makes an attempt, gets the error itself, and knows its own deadline.
+            tracing::debug!(%failure, "a heartbeat failed");
+            names.iter().for_each(|key| self.waiters.known.wake(key));
+        }
+    }
+
+    async fn check_names(&mut self, names: &[Key]) -> Outcome<()> {
+        let now = Instant::now();
+        let is_due = self
+            .heartbeat_at
+            .is_none_or(|at| now - at >= HEARTBEAT_INTERVAL * 3 / 4);
+        let stored: Vec<StoredName> = names.iter().map(|key| self.prefix.stored(key)).collect();
+        let process = &self.waiters.process;
+        let session = self.slot.session().await?;
+        let statements = async {
+            let liveness = WAITER_LIVENESS.as_millis() as i64;
+            let heartbeat = async {
+                match is_due {
+                    true => session.query(Sql::Heartbeat, &[process, &liveness]).await,
+                    false => Ok(Vec::new()),
+                }
+            };
+            let (heartbeat, called, checked) = tokio::join!(
+                biased;
+                heartbeat,
+                async { session.query(Sql::Called, &[process]).await },
+                async { session.query(Sql::Check, &[&stored]).await },
+            );
+            heartbeat?;
+            Ok((called?, checked?))
+        };
+        let outcome = session.within_limit(statements).await;
+        let (called, checked) = self.slot.settle(outcome)?;
+        if is_due {
+            self.heartbeat_at = Some(now);
+        }
+        for row in &called {
+            self.waiters.notify(get(&self.server, row, 0)?);
+        }
+        let mut free = Vec::new();
+        for row in &checked {
+            let name: StoredName = get(&self.server, row, 0)?;
+            let Some(key) = stored.iter().position(|one| *one == name).map(|index| &names[index]) else {
+                continue;
+            };
+            let lease: Option<i64> = get(&self.server, row, 1)?;
+            let first: Option<i64> = get(&self.server, row, 2)?;
+            let is_called: Option<bool> = get(&self.server, row, 3)?;
+            match (lease, first, is_called) {
+                (Some(left), ..) | (None, Some(left), Some(true)) => {
+                    self.waiters.set_busy_for(key, micros(left));
+                }
+                (None, Some(_), _) => {
+                    self.waiters.set_busy_for(key, RESERVATION);
+                    free.push(name);
+                }
+                // The positions of this process have expired: its waiters enter the queue again.
+                (None, None, _) => self.waiters.known.wake(key),
+            }
+        }
+        match free.is_empty() {
+            true => Ok(()),
+            false => {
+                let _ = self.names.send(Names::Free(free));
+                Ok(())
+            }
+        }
+    }
+
+    /// Removes rows of names that have been free for long, and positions of waiters that ended long ago.
+    pub(super) async fn sweep(&mut self) -> Outcome<()> {
+        loop {
+            let session = self.slot.session().await?;
+            let statements = async {
+                let swept = session.query(Sql::Sweep, &[&FREE_ROW_KEPT_S, &SWEEP_LIMIT]).await?;
+                let abandoned = session.query(Sql::Abandoned, &[&EXPIRED_POSITION_KEPT_MS, &SWEEP_NAMES]);
+                Ok((swept.len() as i64, abandoned.await?))
+            };
+            let outcome = session.within_limit(statements).await;
+            let (swept, abandoned) = self.slot.settle(outcome)?;
+            let names: Outcome<Vec<StoredName>> = abandoned.iter().map(|row| get(&self.server, row, 0)).collect();
+            let names = names?;
+            if !names.is_empty() {
+                let _ = self.names.send(Names::Abandoned(names));
+            }
+            if swept < SWEEP_LIMIT {
+                return Ok(());
+            }
+        }
+    }
+}
