@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::Page;
+use super::dropped_calls::DroppedCalls;
 use super::jobs::{Job, Reply, Sender, Ticket};
 use crate::engine::{Acquired, Attempts, Released, Releases, Renewed, Result};
 use crate::error::EngineError;
@@ -19,6 +20,7 @@ pub(super) struct Calls {
     engine: &'static str,
     /// The task. `None` once closed.
     running: Mutex<Option<Running>>,
+    dropped: Arc<DroppedCalls>,
 }
 
 struct Running {
@@ -45,10 +47,11 @@ impl<C: Borrow<Claim>> Drop for AttemptGuard<'_, C> {
 
 impl Calls {
     /// Creates the calls that `task` executes.
-    pub(super) fn new(engine: &'static str, jobs: Sender, task: JoinHandle<()>) -> Self {
+    pub(super) fn new(engine: &'static str, jobs: Sender, task: JoinHandle<()>, dropped: Arc<DroppedCalls>) -> Self {
         Calls {
             engine,
             running: Mutex::new(Some(Running { jobs, task })),
+            dropped,
         }
     }
 
@@ -62,9 +65,10 @@ impl Calls {
         } else {
             drop(job);
         }
-        answer
-            .await
-            .unwrap_or_else(|_| Err(EngineError::new(self.engine, op, false, "this engine is closed")))
+        let waiting = self.dropped.wait();
+        let answer = answer.await;
+        waiting.answered();
+        answer.unwrap_or_else(|_| Err(EngineError::new(self.engine, op, false, "this engine is closed")))
     }
 
     /// Makes attempts in the order of the list, as one job. `copies`: the claims for the job.

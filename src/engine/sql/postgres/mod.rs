@@ -95,11 +95,12 @@ impl PostgresEngine {
         };
         let (jobs, receiver) = jobs::queue();
         let single = tokio::spawn(single.run(receiver));
+        let dropped = server.dropped.clone();
         Ok(Arc::new(PostgresEngine {
             server,
             prefix,
             waiters,
-            calls: Calls::new(NAME, jobs, single),
+            calls: Calls::new(NAME, jobs, single, dropped),
         }))
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 use tokio_postgres::types::{ToSql, Type};
@@ -17,6 +17,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::config::PostgresConfig;
 use super::error::{Failure, Kind};
 use super::statements::{Sql, Statements};
+use crate::engine::sql::dropped_calls::DroppedCalls;
 use crate::engine::tls::client_config;
 
 /// The time after a failed attempt to connect during which calls fail with it.
@@ -27,6 +28,9 @@ const CANCELLATION: Duration = Duration::from_millis(50);
 /// How many statements are cancelled.
 const CANCELLATIONS: usize = 6;
 
+/// How long statements of an outdated connection have for their outcome.
+const OUTDATED: Duration = Duration::from_millis(100);
+
 /// What every connection of an engine needs.
 pub(super) struct Server {
     pub config: PostgresConfig,
@@ -35,6 +39,9 @@ pub(super) struct Server {
     pub address: Arc<str>,
     /// Whether a pooler is between this process and the server: then no statement is prepared.
     is_pooled: AtomicBool,
+    pub dropped: Arc<DroppedCalls>,
+    /// Incremented when a connection broke: those that were opened before may be silent, or lead to another server.
+    epoch: watch::Sender<u64>,
 }
 
 /// An open connection. Dropping it closes it.
@@ -45,6 +52,7 @@ pub(super) struct Session {
     /// The prepared statements; empty behind a pooler.
     prepared: Vec<Statement>,
     connection: AbortHandle,
+    epoch: u64,
 }
 
 /// The values of a statement's parameters.
@@ -56,6 +64,8 @@ impl Server {
             statements: Statements::new(&config.table),
             address: config.server.as_str().into(),
             is_pooled: AtomicBool::new(config.is_pooled),
+            dropped: Arc::default(),
+            epoch: watch::Sender::default(),
             config,
         })
     }
@@ -107,6 +117,7 @@ impl Server {
         let tls = client_config(&self.config.tls, self.config.verified)
             .map_err(|error| Failure::of_tls_file(&self.address, &error))?;
         let tls = MakeRustlsConnect::new(tls);
+        let epoch = *self.epoch.borrow();
         let connected = self.config.driver.connect(tls.clone()).await;
         let (client, mut connection) = connected.map_err(|error| self.failure(error))?;
         let driving = tokio::spawn(async move {
@@ -132,6 +143,7 @@ impl Server {
             tls,
             prepared: Vec::new(),
             connection: driving.abort_handle(),
+            epoch,
         })
     }
 }
@@ -143,9 +155,25 @@ impl Drop for Session {
 }
 
 impl Session {
-    /// Whether the connection is known to be broken.
-    pub(super) fn is_closed(&self) -> bool {
-        self.client.is_closed()
+    /// Whether the connection is known to be broken, or outdated.
+    fn is_unusable(&self) -> bool {
+        self.client.is_closed() || *self.server.epoch.borrow() > self.epoch
+    }
+
+    /// Makes the other connections of this epoch outdated.
+    fn outdate_others(&self) {
+        self.server.epoch.send_if_modified(|epoch| {
+            let is_first = *epoch == self.epoch;
+            *epoch += u64::from(is_first);
+            is_first
+        });
+    }
+
+    /// Completes when another connection of the same epoch broke.
+    pub(super) async fn outdated(&self) {
+        let mut epochs = self.server.epoch.subscribe();
+        // The sender lives as long as the session.
+        let _ = epochs.wait_for(|epoch| *epoch > self.epoch).await;
     }
 
     /// Prepares all statements. Creates the tables if they are missing.
@@ -203,18 +231,32 @@ impl Session {
         executed.map_err(|error| self.server.failure(error))
     }
 
-    /// Waits for the outcome of statements within the store timeout, then cancels them. If the server confirms that, the connection
-    /// stays usable.
+    /// Waits for the outcome of statements within the store timeout, or until callers that had no answer are dropped, or another
+    /// connection breaks. Then cancels them. If the server confirms that, the connection stays usable.
     pub(super) async fn within_limit<T>(
         &self,
         statements: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
-        let limit = self.server.config.store_timeout;
+        self.within(self.server.config.store_timeout, statements).await
+    }
+
+    /// Waits for the outcome of statements as [`Session::within_limit`] does, for `limit` at most.
+    pub(super) async fn within<T>(
+        &self,
+        limit: Duration,
+        statements: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let since = Instant::now();
         let mut statements = pin!(statements);
-        if let Ok(outcome) = timeout(limit, &mut statements).await {
-            return outcome;
+        tokio::select! {
+            biased;
+            outcome = &mut statements => return outcome,
+            () = tokio::time::sleep(limit) => {}
+            () = self.server.dropped.are_suspect() => {}
+            () = async { self.outdated().await; tokio::time::sleep(OUTDATED).await } => {}
         }
-        let unanswered = |kind| Err(Failure::unanswered(&self.server.address, limit, kind));
+        let waited = since.elapsed();
+        let unanswered = |kind| Err(Failure::unanswered(&self.server.address, waited, kind));
         // One cancellation ends one statement.
         for _ in 0..CANCELLATIONS {
             self.cancel();
@@ -257,7 +299,7 @@ impl Slot {
 
     /// Returns the connection. Opens it if necessary.
     pub(super) async fn session(&mut self) -> Result<&Session, Failure> {
-        if self.session.as_ref().is_none_or(Session::is_closed) {
+        if self.session.as_ref().is_none_or(Session::is_unusable) {
             self.session = None;
             if let Some((at, failure)) = &self.failed
                 && at.elapsed() < CONNECT_PAUSE
@@ -280,7 +322,9 @@ impl Slot {
     pub(super) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         let is_broken = |failure: &Failure| matches!(failure.kind(), Kind::Broken | Kind::Pooled | Kind::NoTable);
         if outcome.as_ref().is_err_and(is_broken) {
-            self.session = None;
+            if let Some(session) = self.session.take() {
+                session.outdate_others();
+            }
         }
         outcome
     }

@@ -58,7 +58,9 @@ impl SingleWorker {
             heartbeat?;
             Ok((called?, checked?))
         };
-        let outcome = session.within_limit(statements).await;
+        // The positions of this process expire without a heartbeat.
+        let limit = self.server.config.store_timeout.min(HEARTBEAT_INTERVAL);
+        let outcome = session.within(limit, statements).await;
         let (called, checked) = self.slot.settle(outcome)?;
         if is_due {
             self.heartbeat_at = Some(now);

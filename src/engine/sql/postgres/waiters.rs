@@ -198,7 +198,11 @@ impl Waiters {
             self.check(names);
         }
         loop {
-            match timeout(LISTENER_KEPT, notifications.recv()).await {
+            let received = tokio::select! {
+                received = timeout(LISTENER_KEPT, notifications.recv()) => received,
+                () = session.outdated() => Ok(None),
+            };
+            match received {
                 Ok(Some(notification)) => self.notify(&notification),
                 Ok(None) => return Ok(false),
                 Err(_) if self.is_unused() => return Ok(true),

@@ -87,7 +87,7 @@ impl SqliteEngine {
         Ok(Arc::new(SqliteEngine {
             path,
             verbs,
-            calls: Calls::new(NAME, jobs, writer),
+            calls: Calls::new(NAME, jobs, writer, Arc::default()),
         }))
     }
 }
