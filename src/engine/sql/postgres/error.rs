@@ -94,6 +94,11 @@ impl Failure {
         self
     }
 
+    /// Whether the server did not answer at all.
+    pub(super) fn is_silence(&self) -> bool {
+        self.cause.is_none() && self.kind == Kind::Broken
+    }
+
     pub(super) fn kind(&self) -> Kind {
         self.kind
     }

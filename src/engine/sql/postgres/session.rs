@@ -40,7 +40,7 @@ pub(super) struct Server {
     /// Whether a pooler is between this process and the server: then no statement is prepared.
     is_pooled: AtomicBool,
     pub dropped: Arc<DroppedCalls>,
-    /// Incremented when a connection broke: those that were opened before may be silent, or lead to another server.
+    /// Incremented when a connection was silent: those that were opened before may be silent, too, and do not know it.
     epoch: watch::Sender<u64>,
 }
 
@@ -169,7 +169,7 @@ impl Session {
         });
     }
 
-    /// Completes when another connection of the same epoch broke.
+    /// Completes when another connection of the same epoch was silent.
     pub(super) async fn outdated(&self) {
         let mut epochs = self.server.epoch.subscribe();
         // The sender lives as long as the session.
@@ -232,7 +232,7 @@ impl Session {
     }
 
     /// Waits for the outcome of statements within the store timeout, or until callers that had no answer are dropped, or another
-    /// connection breaks. Then cancels them. If the server confirms that, the connection stays usable.
+    /// connection was silent. Then cancels them. If the server confirms that, the connection stays usable.
     pub(super) async fn within_limit<T>(
         &self,
         statements: impl Future<Output = Result<T, Failure>>,
@@ -321,10 +321,12 @@ impl Slot {
     /// Returns the outcome of statements. After a failure that breaks the connection, the next call opens a new one.
     pub(super) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
         let is_broken = |failure: &Failure| matches!(failure.kind(), Kind::Broken | Kind::Pooled | Kind::NoTable);
-        if outcome.as_ref().is_err_and(is_broken) {
-            if let Some(session) = self.session.take() {
-                session.outdate_others();
-            }
+        if let Err(failure) = &outcome
+            && is_broken(failure)
+            && let Some(session) = self.session.take()
+            && failure.is_silence()
+        {
+            session.outdate_others();
         }
         outcome
     }
