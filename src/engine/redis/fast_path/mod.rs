@@ -319,9 +319,9 @@ impl FastPath {
         Ok(result)
     }
 
-    /// Defers the record of a grant to the end of the tick.
+    /// Defers the record of a grant to the end of the tick, or under load to the watchdog.
     pub(super) fn record_later(&self, record: Record) {
-        self.state().records.insert(record.claim.owner.clone(), record);
+        self.state().records.insert(record);
     }
 
     /// Discards the deferred record of a grant that is about to be released.
@@ -333,7 +333,8 @@ impl FastPath {
     pub(super) fn write_records(&self) -> bool {
         let mut state = self.state();
         let any = !state.records.is_empty();
-        state.write_records(&self.layout);
+        let records = state.records.take_all();
+        state.write_records(records, &self.layout);
         any
     }
 

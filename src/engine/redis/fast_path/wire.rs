@@ -139,7 +139,8 @@ impl Socket for FastPath {
         let outcome = {
             let mut state = self.state();
             state.seal();
-            state.write_records(&self.layout);
+            let records = state.records.take_new();
+            state.write_records(records, &self.layout);
             self.write(&mut state)
         };
         self.settle(outcome.map_err(RedisError::from))
