@@ -422,11 +422,12 @@ export interface LockInfo {
   /** The rest of the lease in milliseconds, by the store's clock; `Infinity` for another tool's lock that never expires. */
   readonly remainingMs: number
   /**
-   * The fencing token; `null` if another tool holds the name. On a MongoDB replica set a holder writes it 50 to 100 ms after the grant;
-   * `null` if it could not. On a standalone MongoDB also `null` for a lock that `acquireLock` acquired, unless its service has `onEvent`.
+   * The fencing token; `null` if another tool holds the name. A holder writes it after the grant, on a MongoDB replica set after 50 to
+   * 100 ms, on Redis after up to 50 ms, and `inspect` waits that long; `null` if the holder died before or could not. On a standalone
+   * MongoDB also `null` for a lock that `acquireLock` acquired, unless its service has `onEvent`.
    */
   readonly fencingToken: bigint | null
-  /** The process that holds the lock; `null` for another tool. */
+  /** The process that holds the lock; `null` for another tool, and on Redis where the token is `null`. */
   readonly holder: Holder | null
   /** The holder's `metadata`, or `null`. */
   readonly metadata: Json
