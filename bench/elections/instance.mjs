@@ -1,21 +1,19 @@
 // An instance with a schedule and a clock that differs from that of the others. Calls its job at each tick of its own clock.
 import { setTimeout as sleep } from 'node:timers/promises'
-import { stepLog } from './step-log.mjs'
+import { fileURLToPath } from 'node:url'
+import { jobOf, stepLog } from './step-log.mjs'
 import { startProcess } from './trial.mjs'
 import { TICKERS } from './ticks.mjs'
 
+const JOB = fileURLToPath(new URL('job.mjs', import.meta.url))
 const [, , ticker, task] = process.argv
-const { id, url, name, file, skewMs, firstAt, intervalMs, ticks } = JSON.parse(task)
+const { id, url, name, file, skewMs, intervalMs, ticks } = JSON.parse(task)
 const realNow = Date.now
 // The libraries of this process have its clock, too.
 Date.now = () => realNow() + skewMs
 
 const log = stepLog(file, id)
-const JOB_MS = 50
-const job = async (tick) => {
-  log(`run-${tick}`)
-  await sleep(JOB_MS)
-}
+const job = (tick) => jobOf(log, tick)
 
 const ways = {
   async oncePer(periodMs) {
@@ -38,28 +36,26 @@ const ways = {
 
   async command(argv) {
     return async (tick) => {
-      const started = startProcess(argv({ url, name }, [process.execPath, '-e', JOB(tick)]), { isCommand: true })
+      const started = startProcess(argv({ url, name }, [process.execPath, JOB, id, file, String(tick)]), {
+        isCommand: true,
+      })
       await started.ended
     }
   },
 }
 
-/** The code of a command that does the job. */
-const JOB = (tick) => `
-  import(${JSON.stringify(new URL('step-log.mjs', import.meta.url).href)}).then(({ stepLog }) => {
-    stepLog(${JSON.stringify(file)}, ${JSON.stringify(id)})('run-${tick}')
-    setTimeout(() => {}, ${JOB_MS})
-  })`
-
 const { way, argument } = TICKERS[ticker]
 const call = await ways[way](argument)
 process.on('disconnect', () => process.exit())
-log('ready')
+process.send?.('ready')
+/** The true time of the first tick. @type {number} */
+const firstAt = await new Promise((resolve) => process.once('message', resolve))
 for (let tick = 0; tick < ticks; tick++) {
   const at = firstAt + tick * intervalMs - skewMs
   await sleep(Math.max(0, at - realNow()))
   // A busy name is an error in some libraries.
-  void call(tick).catch(() => {})
+  call(tick).catch(() => {})
 }
-await sleep(intervalMs)
+// The last calls may wait, or start a command.
+await sleep(2000)
 process.exit()

@@ -1,9 +1,10 @@
-// The command of `holdfast run` and of `etcdctl lock`. SIGUSR2 ends it normally.
-import { stepLog, work } from './step-log.mjs'
+// The command of `holdfast run` and of `etcdctl lock`: works until SIGUSR2 ends it normally, or does the job of a tick.
+import { jobOf, stepLog, work } from './step-log.mjs'
 
-const [, , id, file] = process.argv
+const [, , id, file, tick] = process.argv
+const log = stepLog(file, id)
 let isEnded = false
 process.on('SIGUSR2', () => (isEnded = true))
 // The runner kills it earlier, unless the runner itself was killed.
 setTimeout(() => process.exit(1), 120_000).unref()
-await work(stepLog(file, id), () => isEnded)
+await (tick ? jobOf(log, tick) : work(log, () => isEnded))

@@ -4,6 +4,8 @@ import { setTimeout as sleep } from 'node:timers/promises'
 
 /** The time between two steps of a job, in milliseconds. */
 export const STEP_MS = 10
+/** The duration of the job of a tick, in milliseconds. */
+export const JOB_MS = 50
 
 /** Returns the time in milliseconds. */
 export const now = () => Number(process.hrtime.bigint() / 1000n) / 1000
@@ -22,6 +24,12 @@ export async function work(log, isEnded) {
     await sleep(STEP_MS)
   }
   log('end')
+}
+
+/** Does the job of a tick. */
+export async function jobOf(log, tick) {
+  log(`run-${tick}`)
+  await sleep(JOB_MS)
 }
 
 /** Reads the events of a file, in order of time. The last line may be incomplete. */

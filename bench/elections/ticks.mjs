@@ -1,8 +1,6 @@
 // A job once per tick, in three instances whose clocks differ.
 import { randomBytes } from 'node:crypto'
-import { existsSync } from 'node:fs'
 import { join } from 'node:path'
-import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { readEvents } from './step-log.mjs'
 import { startProcess } from './trial.mjs'
@@ -14,9 +12,6 @@ export const SKEWS = [400, 0, -300]
 /** Shorter than the interval by more than the clocks differ. */
 const PERIOD_MS = 2200
 export const INTERVAL_MS = 4000
-/** The instances connect before the first tick, in milliseconds. */
-const START_MS = 6000
-
 /**
  * By name. `way` is that of instance.mjs, with its `argument`.
  *
@@ -72,21 +67,19 @@ export const TICKERS = {
 export async function runsPerTick(ticker, { url, ticks, folder }) {
   const name = `ticks-${randomBytes(6).toString('hex')}`
   const file = join(folder, name)
-  const firstAt = Date.now() + START_MS
   const instances = SKEWS.map((skewMs, i) => {
-    const task = { id: `instance-${i}`, url, name, file, skewMs, firstAt, intervalMs: INTERVAL_MS, ticks }
+    const task = { id: `instance-${i}`, url, name, file, skewMs, intervalMs: INTERVAL_MS, ticks }
     return startProcess([process.execPath, INSTANCE, ticker, JSON.stringify(task)])
   })
+  const failure = Promise.race(instances.map(({ ended }) => ended)).then(() => {
+    throw new Error(`${ticker}: an instance ended\n${instances.map(({ errors }) => errors).join('')}`)
+  })
+  const ready = Promise.all(instances.map(({ child }) => new Promise((resolve) => child.once('message', resolve))))
+  await Promise.race([ready, failure])
+  failure.catch(() => {})
+  const firstAt = Date.now() + 1000
+  for (const { child } of instances) child.send(firstAt)
   await Promise.all(instances.map(({ ended }) => ended))
-  // The commands of the last tick.
-  await sleep(500)
-  const events = existsSync(file) ? readEvents(file) : []
-  const late = events.filter(({ what }) => what === 'ready').length !== SKEWS.length
-  const firstRun = events.find(({ what }) => what.startsWith('run-'))
-  const lastReady = events.findLast(({ what }) => what === 'ready')
-  if (late || !firstRun || !lastReady || lastReady.at > firstRun.at)
-    throw new Error(
-      `${ticker}: an instance was not ready at the first tick\n${instances.map(({ errors }) => errors).join('')}`,
-    )
-  return Array.from({ length: ticks }, (_, tick) => events.filter(({ what }) => what === `run-${tick}`).length)
+  const runs = readEvents(file)
+  return Array.from({ length: ticks }, (_, tick) => runs.filter(({ what }) => what === `run-${tick}`).length)
 }

@@ -33,7 +33,7 @@ function signal(pid, name) {
 export function startProcess([file, ...args], { isCommand = false } = {}) {
   const child = spawn(file, args, { stdio: ['ignore', 'ignore', 'pipe', isCommand ? 'ignore' : 'ipc'] })
   const ended = new Promise((resolve) => child.once('close', resolve).once('error', resolve))
-  const started = { pid: /** @type {number} */ (child.pid), errors: '', ended }
+  const started = { child, pid: /** @type {number} */ (child.pid), errors: '', ended }
   child.stderr?.on('data', (data) => (started.errors = `${started.errors}${data}`.slice(-2000)))
   child.on('error', (error) => (started.errors += error.message))
   if (child.pid) processes.add(child.pid)
