@@ -240,6 +240,9 @@ pub(crate) async fn a_transfer_extends_and_never_shortens(s: Stores) {
 
 /// Two processes have the same token.
 pub(crate) async fn transfers_racing_for_one_lease_have_one_winner(s: Stores) {
+    // One node may not have the vote of the grant yet, and the rivals divide the other two.
+    let may_divide = s.a.name() == "redis" && !s.a.ordered();
+    let mut divided = 0;
     for round in 0..20 {
         let names: &[&str] = if round % 2 == 0 { &["n"] } else { &["a", "b", "c"] };
         let old = claim(names, LONG);
@@ -247,13 +250,10 @@ pub(crate) async fn transfers_racing_for_one_lease_have_one_winner(s: Stores) {
         let rivals = [OwnerToken::fresh(), OwnerToken::fresh()];
         let (one, two) = tokio::join!(s.a.transfer(&old, &rivals[0]), s.b.transfer(&old, &rivals[1]));
         let answers = [one.unwrap(), two.unwrap()];
-        assert!(
-            matches!(
-                answers,
-                [Renewed::Extended, Renewed::Lost] | [Renewed::Lost, Renewed::Extended]
-            ),
-            "{answers:?}"
-        );
+        match answers.iter().filter(|answer| **answer == Renewed::Extended).count() {
+            0 if may_divide => divided += 1,
+            winners => assert_eq!(winners, 1, "{answers:?}"),
+        }
         assert_eq!(release(&s.a, &old).await, Released::NotHeld);
         for (answer, rival) in answers.into_iter().zip(&rivals) {
             if answer == Renewed::Lost {
@@ -270,6 +270,7 @@ pub(crate) async fn transfers_racing_for_one_lease_have_one_winner(s: Stores) {
         acquire(&s.a, &next).await;
         assert_eq!(release(&s.a, &next).await, Released::Freed);
     }
+    assert!(divided <= 10, "{divided} of 20 leases without a winner");
 }
 
 /// One name is force-released during the transfer: the others have one owner.
