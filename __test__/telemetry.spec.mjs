@@ -382,6 +382,7 @@ describe('holdfast/otel', () => {
       warnings.map(({ name, code }) => [name, code]),
       [['HoldfastWarning', 'HOLDFAST_EVENT']],
     )
+    assert.match(warnings[0].message, /^nameOf of instrument failed: TypeError: /)
   })
 
   it('adds the gauges of two services, until they are closed', async () => {
