@@ -17,7 +17,9 @@ const command = (/** @type {string} */ rest) => `HOLDFAST_URL='${url}' '${proces
 
 /** Starts a command in a terminal of tmux. @param {string} session @param {string} line */
 function open(session, line) {
-  tmux('new-session', '-d', '-s', session, '-x', String(COLUMNS), '-y', String(ROWS), line)
+  // A server that ends with its last session would refuse a session that begins meanwhile.
+  const size = ['-x', String(COLUMNS), '-y', String(ROWS)]
+  tmux('start-server', ';', 'set', '-s', 'exit-empty', 'off', ';', 'new-session', '-d', '-s', session, ...size, line)
   return {
     screen: () => tmux('capture-pane', '-p', '-t', session),
     send: (/** @type {string[]} */ ...keys) => void tmux('send-keys', '-t', session, ...keys),
