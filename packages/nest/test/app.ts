@@ -150,7 +150,7 @@ export async function startWith(options: HoldfastModuleOptions): Promise<void> {
   @Module({ imports: [HoldfastModule.forRootAsync({ useFactory: () => options })] })
   class App {}
   const app = await NestFactory.createApplicationContext(App, { logger: false, abortOnError: false })
-  await app.close()
+  await app.close().catch(() => {})
 }
 
 /** Ends an application while a job runs under a lock. Resolves to what ended, in this order. */
