@@ -129,8 +129,8 @@ export interface OncePerOptions extends Omit<AcquireOptions, 'minHoldMs'> {
   periodMs: Duration
   /**
    * The longest time to wait for a busy name: 0 (one attempt) to `Infinity`. A call that waits runs the job in the place of an instance
-   * that fails.
-   * @default 1000
+   * that fails, and again if it waits beyond the end of the period.
+   * @default 1000, at most half of `periodMs`
    */
   waitMs?: Duration | undefined
 }
@@ -147,7 +147,7 @@ export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimit
    */
   restart?: boolean | undefined
   /**
-   * With `restart`: receives what `fn` threw.
+   * With `restart`: receives what `fn` threw. An error of `onError` itself ends the election, and `done` rejects with it.
    * @default a `HoldfastWarning` (`HOLDFAST_ELECTION`) with the error
    */
   onError?: ((error: unknown) => void) | undefined
