@@ -8,6 +8,9 @@ use super::super::resp::{self, Reader};
 use super::{InFlight, Single};
 use crate::engine::redis::connection::pubsub::MessageHandler;
 
+/// The name of the connection in `CLIENT LIST`. Before, a fast path is the only connection with RESP2.
+const NAME: &str = "holdfast-fast-path";
+
 /// The channel of the process, on a fast path that subscribes to it.
 pub(in super::super) struct Channel {
     pub(in super::super) name: String,
@@ -56,7 +59,7 @@ impl FastPath {
         let _ = self.send(|state| {
             state.channel = Some(Channel::new(name, handler));
             state.seal();
-            resp::write(&mut state.out, &["HELLO", "3"]);
+            resp::write(&mut state.out, &["HELLO", "3", "SETNAME", NAME]);
             state.wait(Single::Hello);
         });
     }

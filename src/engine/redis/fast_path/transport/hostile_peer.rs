@@ -20,7 +20,7 @@ use crate::event_loop::Socket;
 const CALLS: usize = 8;
 const REQUEST: usize = "*1\r\n$4\r\nPING\r\n".len();
 /// The number of bytes before them.
-const HELLO: usize = "*2\r\n$5\r\nHELLO\r\n$1\r\n3\r\n".len();
+const HELLO: usize = "*4\r\n$5\r\nHELLO\r\n$1\r\n3\r\n$7\r\nSETNAME\r\n$18\r\nholdfast-fast-path\r\n".len();
 
 /// Reads all requests, sends the parts one by one, and ends the connection. Then it reads what still arrives: otherwise the system
 /// would discard what the other side has not read.
