@@ -37,12 +37,12 @@ pub fn length(bytes: &[u8]) -> RedisResult<Option<usize>> {
         left -= 1;
         match kind {
             b'$' | b'=' | b'!' => {
-                if let Some(size) = size(&rest[..end])? {
+                if let Some(size) = size(*kind, &rest[..end])? {
                     at = at.saturating_add(size).saturating_add(END.len());
                 }
             }
             b'*' | b'~' | b'>' | b'%' => {
-                let more = size(&rest[..end])?.unwrap_or(0);
+                let more = size(*kind, &rest[..end])?.unwrap_or(0);
                 let more = more.checked_mul(if *kind == b'%' { 2 } else { 1 });
                 left = more.and_then(|more| left.checked_add(more)).ok_or_else(nonsense)?;
             }
@@ -52,10 +52,10 @@ pub fn length(bytes: &[u8]) -> RedisResult<Option<usize>> {
     Ok((at <= bytes.len()).then_some(at))
 }
 
-/// Reads a size. `None` for -1, a null.
-fn size(digits: &[u8]) -> RedisResult<Option<usize>> {
+/// Reads a size. `None` for -1, a null, which only two kinds have.
+fn size(kind: u8, digits: &[u8]) -> RedisResult<Option<usize>> {
     match number(digits) {
-        Some(-1) => Ok(None),
+        Some(-1) if b"$*".contains(&kind) => Ok(None),
         Some(size) => usize::try_from(size).map(Some).map_err(|_| nonsense()),
         None => Err(nonsense()),
     }
@@ -236,6 +236,7 @@ mod tests {
             b"$x\r\n",
             b"*-2\r\n",
             b">?\r\n",
+            b"%-1\r\n",
             b"|1\r\n",
             b"$99999999999999999999\r\n",
             b"%9223372036854775807\r\n%9223372036854775807\r\n",
