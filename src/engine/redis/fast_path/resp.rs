@@ -73,7 +73,7 @@ pub fn value(reply: &[u8]) -> RedisResult<Value> {
     // The most frequent replies, without the driver's parser.
     match reply {
         [b':', digits @ .., b'\r', b'\n'] => number(digits).map(Value::Int).ok_or_else(nonsense),
-        NIL | NULL => Ok(Value::Nil),
+        reply if is_nil(reply) => Ok(Value::Nil),
         [b'$', ..] => {
             let text = bulk(reply).ok_or_else(nonsense)?;
             Ok(Value::BulkString(text.to_vec()))
@@ -82,6 +82,7 @@ pub fn value(reply: &[u8]) -> RedisResult<Value> {
     }
 }
 
+/// Whether a reply is a null, in either protocol.
 pub fn is_nil(reply: &[u8]) -> bool {
     matches!(reply, NIL | NULL)
 }
