@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::{Cmd, ServerError, Value};
 use tokio::sync::Semaphore;
 
+use super::in_flight::pushes::Channel;
 use super::in_flight::{InFlight, Single};
 use super::pipeline::{Batch, Kind};
 use super::record::{Record, Records};
@@ -28,6 +29,7 @@ const REPEAT_EVERY: Duration = Duration::from_secs(1);
 const MOST_REFUSED: usize = 4096;
 
 pub(super) struct State {
+    pub(super) channel: Option<Channel>,
     pub(super) out: Vec<u8>,
     /// How much of `out` is written.
     pub(super) written: usize,
@@ -61,6 +63,7 @@ pub(super) struct State {
 impl State {
     pub(super) fn new(attempts: Arc<Semaphore>, health: Arc<Health>) -> Self {
         State {
+            channel: None,
             attempts,
             health,
             out: Vec::with_capacity(4096),
@@ -159,6 +162,12 @@ impl State {
         match asked {
             Single::Call(sender) => {
                 let _ = sender.send(Ok(reply));
+            }
+            Single::Hello => self.subscribe_after_hello(&reply),
+            Single::Subscribe => {
+                if let Some(channel) = &mut self.channel {
+                    channel.is_confirmed = matches!(reply, Value::Push { .. });
+                }
             }
             Single::Seed => {
                 self.unseeded = !matches!(reply, Value::Int(_));

@@ -9,7 +9,8 @@
 //! A blocked thread serves no socket. A watchdog on the I/O thread therefore serves a fast path whose calls have waited for
 //! [`STALE`](watchdog::STALE). So a grant is known, and its lease renewed, although the thread of the call is busy.
 //!
-//! The protocol is RESP2 (the Redis serialization protocol specification), because this connection needs no pushes.
+//! While the engine has waiters, the channel of the process is subscribed here, too ([`FastPath::subscribe`]), so that the event
+//! loop reads a hand-off. From then on the protocol is RESP3 (the Redis serialization protocol specification), before that RESP2.
 
 mod buffers;
 mod call;
@@ -348,6 +349,7 @@ impl FastPath {
         self.dead.store(true, Relaxed);
         self.attempts.close();
         let mut state = self.state();
+        state.channel = None;
         state.seal();
         state.out = Vec::new();
         state.written = 0;

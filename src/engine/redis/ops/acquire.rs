@@ -81,6 +81,7 @@ impl RedisEngine {
                 Box::pin(self.waiters.listen(slot)).await?
             }
         };
+        self.waiters.listen_on_fast_path();
         self.attempt(claim, whole, Some(&channel), least).await
     }
 
