@@ -18,42 +18,64 @@ pub(super) enum Source {
 /// earlier.
 const LATE: Duration = Duration::from_millis(20);
 
-/// The largest number of messages. A copy of an older one counts as a new message, which does no harm: a waiter may be notified
-/// twice.
+/// The largest number of messages that are kept without a time limit. A copy of an older one counts as a new message, which does no
+/// harm: a waiter may be notified twice.
 const MOST: usize = 256;
 
 /// The messages of which one copy has arrived, the oldest first.
 #[derive(Default)]
-pub(super) struct Copies(VecDeque<(Source, Vec<u8>)>);
+pub(super) struct Copies {
+    /// Those on the ordinary connection that wait for [`LATE`]. None is forgotten earlier: nothing else might deliver it.
+    waiting: VecDeque<Vec<u8>>,
+    /// Those on the ordinary connection that were delivered late: their copies on the fast path stand for no further message.
+    late: VecDeque<Vec<u8>>,
+    /// Those on the fast path.
+    early: VecDeque<Vec<u8>>,
+}
 
 impl Copies {
-    /// Removes the copy of a message that arrived on this connection. Returns whether there was one.
-    pub(super) fn take(&mut self, source: Source, message: &[u8]) -> bool {
-        let mut copies = self.0.iter();
-        let at = copies.position(|(from, copy)| *from == source && copy == message);
-        at.and_then(|at| self.0.remove(at)).is_some()
-    }
-
     /// Records a copy of a message. Returns whether it is the second one.
     pub(super) fn is_second(&mut self, source: Source, message: &[u8]) -> bool {
-        let other = match source {
-            Source::Ordinary => Source::FastPath,
-            Source::FastPath => Source::Ordinary,
-        };
-        if self.take(other, message) {
-            return true;
+        match source {
+            Source::Ordinary if remove(&mut self.early, message) => true,
+            Source::Ordinary => {
+                self.waiting.push_back(message.to_vec());
+                false
+            }
+            Source::FastPath if remove(&mut self.waiting, message) || remove(&mut self.late, message) => true,
+            Source::FastPath => {
+                keep(&mut self.early, message);
+                false
+            }
         }
-        if self.0.len() == MOST {
-            self.0.pop_front();
-        }
-        self.0.push_back((source, message.to_vec()));
-        false
     }
 
-    /// Forgets the copies that arrived on this connection.
-    pub(super) fn forget(&mut self, source: Source) {
-        self.0.retain(|(from, _)| *from != source);
+    /// Returns whether a message on the ordinary connection still waits for its copy: it is delivered now.
+    pub(super) fn is_late(&mut self, message: &[u8]) -> bool {
+        let is_late = remove(&mut self.waiting, message);
+        if is_late {
+            keep(&mut self.late, message);
+        }
+        is_late
     }
+
+    /// Forgets what has arrived or is expected on a fast path, which has ended.
+    pub(super) fn forget_fast_path(&mut self) {
+        self.early.clear();
+        self.late.clear();
+    }
+}
+
+fn remove(messages: &mut VecDeque<Vec<u8>>, message: &[u8]) -> bool {
+    let at = messages.iter().position(|copy| copy == message);
+    at.and_then(|at| messages.remove(at)).is_some()
+}
+
+fn keep(messages: &mut VecDeque<Vec<u8>>, message: &[u8]) {
+    if messages.len() == MOST {
+        messages.pop_front();
+    }
+    messages.push_back(message.to_vec());
 }
 
 impl Waiters {
@@ -85,7 +107,7 @@ impl Waiters {
         }
         let fast_path = self.route.fast_path_for_messages().filter(|_| !message.is_empty());
         if !fast_path.is_some_and(|fast_path| fast_path.is_subscribed()) {
-            self.copies.lock().forget(Source::FastPath);
+            self.copies.lock().forget_fast_path();
             return self.deliver(slot, message);
         }
         if self.copies.lock().is_second(source, message) {
@@ -94,7 +116,7 @@ impl Waiters {
         let (waiters, message) = (self.clone(), message.to_vec());
         self.route.runtime().spawn(async move {
             tokio::time::sleep(LATE).await;
-            if waiters.copies.lock().take(source, &message) {
+            if waiters.copies.lock().is_late(&message) {
                 waiters.deliver(slot, &message);
             }
         });
@@ -113,17 +135,35 @@ mod tests {
         assert!(copies.is_second(ordinary, b"a") && copies.is_second(ordinary, b"a"));
         assert!(!copies.is_second(ordinary, b"a"), "a third message");
         assert!(!copies.is_second(ordinary, b"b"));
-        assert!(
-            copies.take(ordinary, b"a") && !copies.take(ordinary, b"a"),
-            "delivered late"
-        );
+        assert!(copies.is_late(b"a") && !copies.is_late(b"a"), "delivered late");
         assert!(!copies.is_second(fast, b"c"));
-        copies.forget(fast);
+        copies.forget_fast_path();
         assert!(!copies.is_second(ordinary, b"c"));
         for number in 0..2 * MOST {
-            assert!(!copies.is_second(ordinary, number.to_string().as_bytes()));
+            assert!(!copies.is_second(fast, number.to_string().as_bytes()));
         }
-        assert_eq!(copies.0.len(), MOST);
-        assert!(copies.take(ordinary, (2 * MOST - 1).to_string().as_bytes()) && !copies.take(ordinary, b"b"));
+        assert_eq!(copies.early.len(), MOST);
+        assert!(copies.is_second(ordinary, (2 * MOST - 1).to_string().as_bytes()));
+        assert!(!copies.is_second(ordinary, b"0"), "forgotten");
+    }
+
+    #[test]
+    fn each_of_many_messages_is_delivered_while_the_event_loop_is_blocked() {
+        let mut copies = Copies::default();
+        let messages: Vec<String> = (0..2 * MOST).map(|number| number.to_string()).collect();
+        for message in &messages {
+            assert!(!copies.is_second(Source::Ordinary, message.as_bytes()));
+        }
+        assert!(messages.iter().all(|message| copies.is_late(message.as_bytes())));
+        assert!(copies.waiting.is_empty() && copies.late.len() == MOST);
+    }
+
+    #[test]
+    fn the_copy_of_a_message_that_was_delivered_late_hides_no_later_message() {
+        let mut copies = Copies::default();
+        assert!(!copies.is_second(Source::Ordinary, b"a") && copies.is_late(b"a"));
+        assert!(copies.is_second(Source::FastPath, b"a"), "the event loop continues");
+        assert!(!copies.is_second(Source::Ordinary, b"a"), "it is blocked again");
+        assert!(copies.is_late(b"a"));
     }
 }
