@@ -136,7 +136,7 @@ const report = [
   '',
   `${cpus().length} × ${cpus()[0].model}, Node ${process.version}. Versions: ${versions.join(', ')}. Load average ${startedLoad.toFixed(1)} at the begin, ${loadavg()[0].toFixed(1)} at the end.`,
   '',
-  `A ttl of ${ttlMs / 1000} s, three candidates in three processes, trials of each fault: ${trials}; the median, and the range in brackets. Each candidate's job writes a line every 10 ms, by the monotonic clock of the machine. The method is in [README.md](README.md).`,
+  `A ttl of ${ttlMs / 1000} s, three candidates in three processes, trials of each fault: ${trials}; the median, and the range in brackets. Each candidate's job writes a line every 10 ms, by the monotonic clock of the machine: shorter overlaps of two jobs are not seen. The method is in [README.md](README.md).`,
   '',
   ...sections,
   settingsTable(candidates),

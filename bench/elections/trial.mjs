@@ -179,7 +179,7 @@ export async function trial(contender, fault, { server, ttlMs, settleMs, folder 
     const leader = /** @type {any} */ (runsOf(events()).at(-1))
     const holder = contender.isCommand ? candidates.find(({ id }) => id === leader.id)?.pid : leader.pid
     if (holder === undefined) throw new Error(`${leader.id} is not a candidate`)
-    if (leader.hasEnded || now() - leader.last > 1000)
+    if (leader.hasEnded || now() - leader.last > ttlMs)
       throw new Error(`the leader has ended before the fault: ${errors()}`)
     const from = now()
     await fault.apply({ holder, job: leader.pid, server, ttlMs })
