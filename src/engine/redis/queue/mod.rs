@@ -8,7 +8,8 @@
 //! The channel is subscribed on the ordinary connection, which alone decides whether waiters enter the queue. Where there is a fast
 //! path it is subscribed there, too, so that the event loop reads the message and settles the call in the same tick, without a
 //! wake-up of another thread. Then the copy on the ordinary connection is delivered only if the other one has not arrived after
-//! [`LATE`]: the event loop is blocked, or the fast path has ended. So the fast path may lose messages, and is never waited for.
+//! 20 ms (`LATE` in `copies.rs`): the event loop is blocked, or the fast path has ended. So the fast path may lose messages, and
+//! is never waited for.
 
 mod copies;
 
