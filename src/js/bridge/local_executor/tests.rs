@@ -74,6 +74,23 @@ impl Gate {
     }
 }
 
+/// Waits until a condition holds: the I/O thread may be in the middle of a poll.
+fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < Duration::from_secs(60), "not within 60 s: {what}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Waits until no call is in progress.
+fn until_ended(executor: &LocalExecutor) {
+    until("the end of the calls", || {
+        executor.run_ready();
+        executor.calls.lock().is_empty()
+    });
+}
+
 #[test]
 fn a_ready_future_ends_at_its_start() {
     let io = io_runtime();
@@ -118,7 +135,7 @@ fn a_call_that_another_thread_wakes_moves_to_the_io_thread() {
     gate.wake_on_another_thread();
     assert_eq!(gate.polled_here(2), [true, false]);
     assert!(!executor.has_ready());
-    assert!(executor.calls.lock().is_empty());
+    until_ended(&executor);
 }
 
 #[test]
@@ -138,7 +155,7 @@ fn a_call_that_another_thread_wakes_during_its_poll_moves_after_the_poll() {
     executor.start(call::new(future, |_, _, _| {}, false));
     assert_eq!(gate.polled_here(2), [true, false]);
     assert!(!executor.has_ready());
-    assert!(executor.calls.lock().is_empty());
+    until_ended(&executor);
 }
 
 #[test]
@@ -151,13 +168,9 @@ fn a_call_that_this_thread_wakes_again_comes_back() {
     assert_eq!(gate.polled_here(2), [true, false]);
     gate.open();
     gate.wake();
-    let started = Instant::now();
-    // The I/O thread may still be at the end of its poll: then it polls once more.
-    while !executor.calls.lock().is_empty() && started.elapsed() < Duration::from_secs(60) {
-        executor.run_ready();
-    }
-    assert!(executor.calls.lock().is_empty());
-    assert!(gate.polled_here(3).len() == 3);
+    // If the I/O thread is still at the end of its poll, it polls once more.
+    until_ended(&executor);
+    assert_eq!(gate.polled_here(3).len(), 3);
 }
 
 #[test]
@@ -178,12 +191,13 @@ fn a_call_that_both_threads_wake_ends_once_and_no_wake_up_is_lost() {
             executor.run_ready();
         }
         thread.join().unwrap();
-        let started = Instant::now();
-        while !executor.calls.lock().is_empty() && started.elapsed() < Duration::from_secs(60) {
-            executor.run_ready();
-        }
-        assert!(executor.calls.lock().is_empty());
-        assert_eq!(executor.shared.take_deliveries().len(), 1);
+        until_ended(&executor);
+        let mut deliveries = 0;
+        until("the result", || {
+            deliveries += executor.shared.take_deliveries().len();
+            deliveries > 0
+        });
+        assert_eq!(deliveries, 1);
     }
 }
 
@@ -203,12 +217,8 @@ fn the_end_drops_a_call_that_the_io_thread_polls() {
     executor.start(call::new(future, |_, _, _| {}, false));
     gate.wake_on_another_thread();
     assert_eq!(gate.polled_here(2), [true, false]);
-    let started = Instant::now();
     // The gate is in the future, too.
-    while Arc::strong_count(&gate.0) > 1 && started.elapsed() < Duration::from_secs(60) {
-        thread::sleep(Duration::from_millis(1));
-    }
-    assert_eq!(Arc::strong_count(&gate.0), 1);
+    until("the future is dropped", || Arc::strong_count(&gate.0) == 1);
 }
 
 #[test]
