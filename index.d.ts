@@ -129,8 +129,8 @@ export interface OncePerOptions extends Omit<AcquireOptions, 'minHoldMs'> {
   periodMs: Duration
   /**
    * The longest time to wait for a busy name: 0 (one attempt) to `Infinity`. A call that waits runs the job in the place of an instance
-   * that fails.
-   * @default 1000
+   * that fails, and again if it waits beyond the end of the period.
+   * @default 1000, at most half of `periodMs`
    */
   waitMs?: Duration | undefined
 }
@@ -147,7 +147,7 @@ export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimit
    */
   restart?: boolean | undefined
   /**
-   * With `restart`: receives what `fn` threw.
+   * With `restart`: receives what `fn` threw. An error of `onError` itself ends the election, and `done` rejects with it.
    * @default a `HoldfastWarning` (`HOLDFAST_ELECTION`) with the error
    */
   onError?: ((error: unknown) => void) | undefined
@@ -422,11 +422,12 @@ export interface LockInfo {
   /** The rest of the lease in milliseconds, by the store's clock; `Infinity` for another tool's lock that never expires. */
   readonly remainingMs: number
   /**
-   * The fencing token; `null` if another tool holds the name. On a MongoDB replica set a holder writes it 50 to 100 ms after the grant;
-   * `null` if it could not. On a standalone MongoDB also `null` for a lock that `acquireLock` acquired, unless its service has `onEvent`.
+   * The fencing token; `null` if another tool holds the name. A holder writes it after the grant, on a MongoDB replica set after 50 to
+   * 100 ms, on Redis after up to 50 ms, and `inspect` waits that long; `null` if the holder died before or could not. On a standalone
+   * MongoDB also `null` for a lock that `acquireLock` acquired, unless its service has `onEvent`.
    */
   readonly fencingToken: bigint | null
-  /** The process that holds the lock; `null` for another tool. */
+  /** The process that holds the lock; `null` for another tool, and on Redis where the token is `null`. */
   readonly holder: Holder | null
   /** The holder's `metadata`, or `null`. */
   readonly metadata: Json
@@ -767,10 +768,10 @@ export declare class LockService implements AsyncDisposable {
   tryUsing<T>(names: string | readonly string[], fn: (lock: Lock) => T | PromiseLike<T>): Promise<Attempt<T>>;
   /**
    * Calls `fn` once per period, in the process that calls first: for jobs of a schedule that runs in every instance. Calls `fn` like
-   * `tryUsing`, but waits for a busy name for 1 s. When `fn` returns, the name stays busy for the rest of `periodMs`. When it throws,
-   * the name is free at once, and a call that waits, or the next one, runs the job. When the store does not answer at the end of the
-   * job, the call resolves, and the end is repeated in the background for 5 minutes, or for the ttl if that is longer. Until that
-   * succeeds, the name is free after the end of the lease.
+   * `tryUsing`, but waits for a busy name for 1 s, at most half of the period. When `fn` returns, the name stays busy for the rest of
+   * `periodMs`. When it throws, the name is free at once, and a call that waits, or the next one, runs the job. When the store does not
+   * answer at the end of the job, the call resolves, and the end is repeated in the background for 5 minutes, or for the ttl if that is
+   * longer. Until that succeeds, the name is free after the end of the lease.
    * @returns as `tryUsing`; `holder` is the process that runs the job or ran it, or `null` where the store does not know it
    * @throws as `tryUsing`
    *

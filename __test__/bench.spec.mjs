@@ -37,6 +37,7 @@ const QUORUM = [
   'redlock-universal-auto',
 ]
 const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
+const MONGODB_PAIRS = [...MONGODB, 'holdfast-lock']
 const SERVICE = ['holdfast', 'redlock', 'redlock-auto', 'redis-semaphore', 'redis-semaphore-auto', 'no-lock']
 const STANDALONE = /MongoDB \d[\d.]+ \(standalone\)$/
 const ONE_MEMBER = /MongoDB \d[\d.]+ \(replica set with 1 member, majority\)$/
@@ -45,9 +46,9 @@ const THREE_MEMBERS = /MongoDB \d[\d.]+ \(replica set with 3 members, majority\)
 /** The tables of the report: their contenders, and the loads of a smoke test, the smallest and the largest of each. */
 const TABLES = [
   { title: /^Pairs, Redis \d[\d.]+$/, contenders: [...REDIS, ...WAYS], loads: [1, 1024] },
-  { title: both(/^Pairs, /, STANDALONE), contenders: MONGODB, loads: [1, 256] },
-  { title: both(/^Pairs, /, ONE_MEMBER), contenders: MONGODB, loads: [1, 256] },
-  { title: both(/^Pairs, /, THREE_MEMBERS), contenders: MONGODB, loads: [1, 256] },
+  { title: both(/^Pairs, /, STANDALONE), contenders: MONGODB_PAIRS, loads: [1, 256] },
+  { title: both(/^Pairs, /, ONE_MEMBER), contenders: MONGODB_PAIRS, loads: [1, 256] },
+  { title: both(/^Pairs, /, THREE_MEMBERS), contenders: MONGODB_PAIRS, loads: [1, 256] },
   { title: /^Pairs, Redis \d[\d.]+, TLS$/, contenders: TRANSPORT, loads: [1, 1024] },
   { title: /^Pairs, Redis \d[\d.]+, Cluster of three masters$/, contenders: CLUSTER, loads: [1, 1024] },
   { title: /^Pairs, Redis \d[\d.]+, Sentinel$/, contenders: TRANSPORT, loads: [1, 1024] },

@@ -17,7 +17,9 @@ const command = (/** @type {string} */ rest) => `HOLDFAST_URL='${url}' '${proces
 
 /** Starts a command in a terminal of tmux. @param {string} session @param {string} line */
 function open(session, line) {
-  tmux('new-session', '-d', '-s', session, '-x', String(COLUMNS), '-y', String(ROWS), line)
+  // A server that ends with its last session would refuse a session that begins meanwhile.
+  const size = ['-x', String(COLUMNS), '-y', String(ROWS)]
+  tmux('start-server', ';', 'set', '-s', 'exit-empty', 'off', ';', 'new-session', '-d', '-s', session, ...size, line)
   return {
     screen: () => tmux('capture-pane', '-p', '-t', session),
     send: (/** @type {string[]} */ ...keys) => void tmux('send-keys', '-t', session, ...keys),
@@ -110,20 +112,26 @@ describe('holdfast in a terminal', { concurrency: 1 }, () => {
     })
   }
 
-  test('top in the terminal of script', { timeout: TIMEOUT_MS }, async (t) => {
-    if (process.platform !== 'linux' || !isInstalled('script', '--version')) return skip(t, 'no script of util-linux')
-    const lock = await locks.acquire('scripted')
-    // `script` starts $SHELL, or sh. dash would end with the SIGINT that it receives together with `top`.
-    const line = `trap : INT; stty rows 10 cols 40; ${command('top --interval 100ms scripted')}; echo code=$?`
-    const script = spawn('script', ['-q', '-c', line, join(folder, 'typescript')])
-    let output = ''
-    script.stdout.on('data', (data) => (output += data))
-    const ended = new Promise((resolve) => script.on('close', resolve))
-    // eslint-disable-next-line no-control-regex
-    await until('a table', () => /1 held\x1b\[K\r\n\x1b\[K\r\nNAME .*…\x1b\[K\r\nscripted /.test(output))
-    script.stdin.write('\x03')
-    await ended
-    assert.match(output, /code=0/)
-    await lock.release()
-  })
+  // A terminal of an unknown size has 0 rows and 0 columns.
+  for (const [rows, columns] of [
+    [10, 40],
+    [0, 0],
+  ]) {
+    test(`top in the terminal of script, ${rows} by ${columns}`, { timeout: TIMEOUT_MS }, async (t) => {
+      if (process.platform !== 'linux' || !isInstalled('script', '--version')) return skip(t, 'no script of util-linux')
+      const lock = await locks.acquire('scripted')
+      // `script` starts $SHELL, or sh. dash would end with the SIGINT that it receives together with `top`.
+      const line = `trap : INT; stty rows ${rows} cols ${columns}; ${command('top --interval 100ms scripted')}; echo code=$?`
+      const script = spawn('script', ['-q', '-c', line, join(folder, 'typescript')])
+      let output = ''
+      script.stdout.on('data', (data) => (output += data))
+      const ended = new Promise((resolve) => script.on('close', resolve))
+      // eslint-disable-next-line no-control-regex
+      await until('a table', () => /1 held\x1b\[K\r\n\x1b\[K\r\nNAME .*…\x1b\[K\r\nscripted /.test(output))
+      script.stdin.write('\x03')
+      await ended
+      assert.match(output, /code=0/)
+      await lock.release()
+    })
+  }
 })

@@ -1,12 +1,12 @@
 // The command line: `bin/holdfast.mjs`.
 import assert from 'node:assert/strict'
-import { execFileSync } from 'node:child_process'
-import { mkdtempSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
+import { execFileSync, spawnSync } from 'node:child_process'
+import { existsSync, mkdtempSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs'
 import { createServer } from 'node:net'
 import { join } from 'node:path'
 import { describe, test } from 'node:test'
 import { LockService } from '../index.js'
-import { cli, folder, isInstalled, locks, start, stateOf, TIMEOUT_MS } from './cli.mjs'
+import { CLI, cli, folder, isInstalled, locks, start, stateOf, TIMEOUT_MS } from './cli.mjs'
 import { startProxy } from './proxy.mjs'
 import { missing, serverUrl, skip } from './stores.mjs'
 import { sleep, until } from './tools.mjs'
@@ -46,6 +46,19 @@ describe('holdfast run', { concurrency: 4 }, () => {
     const { code, stdout } = await ended
     assert.deepEqual([code, stdout.split('\n').sort().filter(Boolean)], [5, ['child', 'parent', 'ready']])
     assert.equal(await locks.inspect('group'), null)
+  })
+
+  test('forwards the other signals', { timeout: TIMEOUT_MS }, async () => {
+    const signals = /** @type {const} */ (['SIGUSR1', 'SIGUSR2', 'SIGINT', 'SIGHUP', 'SIGQUIT'])
+    const script = `for s in ${signals.join(' ')}; do trap "echo $s" $s; done; echo ready; while :; do sleep 0.05; done`
+    const { child, output, ended } = start(['run', 'signals', '--', 'bash', '-c', script])
+    await until('the command', () => output.stdout.includes('ready'))
+    for (const signal of signals) {
+      child.kill(signal)
+      await until(signal, () => output.stdout.includes(signal))
+    }
+    child.kill('SIGTERM')
+    assert.equal((await ended).code, 128 + 15)
   })
 
   test('no process of the group outlives the lock', { timeout: TIMEOUT_MS }, async () => {
@@ -135,6 +148,15 @@ describe('holdfast run', { concurrency: 4 }, () => {
     assert.equal((await once('exit 3')).code, 3)
     assert.deepEqual(await once('echo ran'), { code: 0, stdout: 'ran\n', stderr: '' })
     assert.equal((await once('echo ran')).code, 75)
+    const lock = await locks.acquire('once:busy')
+    /** @type {ReturnType<typeof cli> | undefined} */
+    let waits
+    // The default of --wait is 1 s. A machine that stands still may hide one call.
+    await until('a call that waits', async () => {
+      waits ??= cli('run', '--once-per', '1h', 'once:busy', '--', 'true').finally(() => (waits = undefined))
+      return (await locks.inspect('once:busy'))?.waiting === 1
+    })
+    await Promise.all([waits, lock.release()])
     assert.equal((await cli('run', '--min-hold', '1h', 'held', '--', 'true')).code, 0)
     assert.equal((await cli('run', 'held', '--', 'true')).code, 75)
   })
@@ -175,6 +197,10 @@ describe('holdfast', { concurrency: 4 }, () => {
       [['run', '--busy-code', '', 'n', '--', 'true'], '--busy-code must be a number from 0 to 255, got ""'],
       [['run', '--busy-code', '999', 'n', '--', 'true'], '--busy-code must be a number'],
       [['run', '--once-per', '1h', 'a', 'b', '--', 'true'], 'expected one name'],
+      [
+        ['run', '--once-per', '1h', '--min-hold', '2h', 'n', '--', 'true'],
+        '--min-hold and --once-per exclude each other',
+      ],
       [['run', '--nope', 'n', '--', 'true'], '--nope'],
       [['run', 'n'.repeat(600), '--', 'true'], 'name '],
       [['inspect'], 'expected one name'],
@@ -263,6 +289,13 @@ describe('holdfast', { concurrency: 4 }, () => {
       })
       assert.deepEqual([code, stderr], [141, ''], args[0])
     }
+  })
+
+  test('output that cannot be written is 74', { timeout: TIMEOUT_MS }, (t) => {
+    if (!existsSync('/dev/full')) return t.skip('no /dev/full')
+    const { status, stderr } = spawnSync('sh', ['-c', 'exec "$0" "$1" help > /dev/full', process.execPath, CLI])
+    assert.equal(status, 74)
+    assert.match(String(stderr), /^holdfast: cannot write to standard output: ENOSPC/)
   })
 
   test('watch and top, without a terminal', { timeout: TIMEOUT_MS }, async () => {
@@ -387,5 +420,9 @@ describe('holdfast', { concurrency: 4 }, () => {
     assert.deepEqual(zsh('in').slice(0, 4), ['_holdfast', 'holdfast', 'run', 'ls'])
     assert.ok(zsh('run', '--k').includes('--kill-after'))
     assert.ok(!zsh('ls', '--k').includes('--kill-after'))
+    // In a folder of $fpath, also at the first use.
+    writeFileSync(join(folder, '_holdfast'), readFileSync(join(folder, 'completion.zsh')))
+    const first = `fpath=('${folder}'); autoload -Uz _holdfast; compadd() { print -- "$@" }; _files() {}; words=(holdfast ''); CURRENT=2; _holdfast`
+    assert.match(execFileSync('zsh', ['-f', '-c', first], { encoding: 'utf8' }), /^-- run ls /)
   })
 })

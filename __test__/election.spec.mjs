@@ -7,7 +7,7 @@ import { suite } from './stores.mjs'
 /** Resolves when a signal aborts. @param {import('../index.js').Signal} signal */
 const aborted = (signal) => new Promise((resolve) => signal.addEventListener('abort', resolve))
 
-for (const kind of /** @type {const} */ (['redis', 'mongodb-replica-set'])) {
+for (const kind of /** @type {const} */ (['redis', 'mongodb', 'mongodb-replica-set'])) {
   proxySuite(kind, 'elections', {}, (test) => {
     test('an outage of 8 s ends a leadership of 4 s, and no election', async ({ connect, direct, proxy }) => {
       const locks = await connect({ storeTimeoutMs: 1500 })
@@ -207,6 +207,33 @@ suite('memory', 'the ends of leaderships', { concurrency: 4 }, (test) => {
     await ends('of another library', () => abortError())
   })
 
+  test('an error of onError ends the election, also a later one', async (store) => {
+    const locks = await store.connect()
+    const thrown = new Error('from onError')
+    const failing = () => {
+      throw thrown
+    }
+    for (const onError of [failing, async () => failing()]) {
+      const election = locks.elect('leader', { restart: true, onError }, () => Promise.reject(new Error('from fn')))
+      assert.equal(await rejection(election.done), thrown)
+    }
+    await assertFree(locks, 'leader')
+  })
+
+  test('oncePer waits for at most half of the period, or the same tick would have two runs', async (store) => {
+    const locks = await store.connect()
+    const lock = await locks.acquire('job')
+    // The limits of both waits pass together if the machine stands still.
+    await until('the end of the shorter wait', async () => {
+      const once = locks.oncePer('job', { periodMs: 200 }, () => assert.fail('the name is busy'))
+      const longer = rejection(locks.acquire('job', { waitMs: 600 }))
+      const isFirst = await Promise.race([once.then(() => true), longer.then(() => false)])
+      await Promise.all([once, longer])
+      return isFirst
+    })
+    await lock.release()
+  })
+
   test("the service's minHoldMs and maxHoldMs do not apply to elect and oncePer", async (store) => {
     const locks = await store.connect({ defaults: { minHoldMs: '1h', maxHoldMs: 500 } })
     const failed = new Error('from fn')
@@ -265,5 +292,12 @@ suite('memory', 'the arguments of elections', (test) => {
       const election = locks.elect('leader', { restart: true }, () => { throw new Error('from fn') })
       process.once('warning', () => locks.close())`)
     assert.match(stderr, /HOLDFAST_ELECTION.*the leader of "leader" failed, and is a candidate again: Error: from fn/)
+    // A value without `toString`.
+    const { stderr: other } = await runNode(`
+      import { LockService } from '${INDEX}'
+      const locks = await LockService.connect('memory:')
+      locks.elect('leader', { restart: true }, () => { throw Object.create(null) })
+      process.once('warning', () => locks.close())`)
+    assert.match(other, /the leader of "leader" failed, and is a candidate again: an object/)
   })
 })

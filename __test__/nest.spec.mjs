@@ -106,6 +106,8 @@ describe('holdfast-nest', () => {
   test('a missing URL fails the start of the application', async () => {
     await assert.rejects(app.start(undefined), { code: 'LOCK_INVALID_ARGUMENT', message: /url/ })
     await assert.rejects(app.start('', true), { code: 'LOCK_INVALID_ARGUMENT', message: /url/ })
+    // A factory without `return`: not the store of HOLDFAST_URL.
+    await assert.rejects(app.startWith(undefined), TypeError)
   })
 
   test('an invalid drainMs rejects at the end, which closes the service', async () => {
@@ -138,6 +140,10 @@ describe('holdfast-nest', () => {
     assert.equal(await job, 'charged')
     assert.equal(await watcher.inspect('charge'), null)
     assert.equal(part(instance, app.Payments).locks.stats().held, 0)
+  })
+
+  test('a global module that is imported before is closed after the drain', async () => {
+    assert.deepEqual(await app.endWithDatabase(), ['job', 'database'])
   })
 
   test('a store that cannot be reached fails the start of the application', async () => {

@@ -131,6 +131,14 @@ test('package.json has what a registry and a resolver need', () => {
   }
 })
 
+test('holdfast-nest has the version of holdfast, and asks for it', () => {
+  const [own, nest] = ['', 'packages/nest/'].map((folder) =>
+    JSON.parse(readFileSync(join(root, `${folder}package.json`), 'utf8')),
+  )
+  assert.equal(nest.version, own.version)
+  assert.equal(nest.peerDependencies.holdfast, `^${own.version}`)
+})
+
 test('every action is pinned by a commit, and the workflows use no secret', () => {
   const folder = join(root, '.github', 'workflows')
   const files = readdirSync(folder)
@@ -145,10 +153,10 @@ test('every action is pinned by a commit, and the workflows use no secret', () =
   }
   const publish = readFileSync(join(folder, 'release.yml'), 'utf8').split('\n  publish:\n')[1]
   assert.match(publish, /id-token: write/)
-  assert.match(
-    publish,
-    /run: test "\$\(node -p "require\('\.\/package\.json'\)\.repository/,
-    'refuses without a repository',
-  )
+  for (const folder of ['', 'packages/nest/']) {
+    const field = (name) => `test "$(node -p "require('./${folder}package.json').${name}`
+    assert.ok(publish.includes(field('repository')), 'refuses without a repository')
+  }
+  assert.match(publish, /npm publish --access public\n +npm publish \.\/packages\/nest --access public/)
   assert.match(publish, /NPM_CONFIG_PROVENANCE: 'true'/)
 })

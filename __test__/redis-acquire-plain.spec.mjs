@@ -341,7 +341,7 @@ test('the other connection writes the pending records when the fast path breaks'
   await untilPlain(locks)
   const clients = (await other.client('LIST')).trim().split('\n')
   const ids = clients
-    .filter((line) => / resp=2\b/.test(line) && !/ cmd=client/.test(line))
+    .filter((line) => / resp=2\b| name=holdfast-fast-path /.test(line) && !/ cmd=client/.test(line))
     .map((line) => String(/^id=(\d+)/.exec(line)?.[1]))
   assert.ok(ids.length > 0, 'there is no fast path to break')
   const lock = await locks.acquire('pending')

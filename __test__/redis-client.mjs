@@ -35,13 +35,15 @@ export async function startRedisWithTls({ args = [] } = {}) {
 }
 
 /**
- * Resolves to the ids of the fast paths to a server that have executed the commands of a call. They use RESP2, other connections of
- * holdfast RESP3.
+ * Resolves to the ids of the fast paths to a server that have executed the commands of a call. They use RESP2, or have a name once
+ * they receive messages; other connections of holdfast use RESP3 and have no name.
  *
  * @param {number} port its port without TLS
  */
 export async function fastPathsTo(port) {
   const clients = (await redisCommand(port, 'CLIENT LIST')).split('\n')
-  const used = clients.filter((line) => / cmd=(mget|evalsha) .*resp=2\b/.test(line))
+  const used = clients.filter(
+    (line) => / cmd=(mget|evalsha) /.test(line) && / resp=2\b| name=holdfast-fast-path /.test(line),
+  )
   return used.map((line) => Number(/id=(\d+)/.exec(line)?.[1])).sort((one, other) => one - other)
 }

@@ -2,6 +2,7 @@
 import assert from 'node:assert/strict'
 import { AsyncLocalStorage } from 'node:async_hooks'
 import { subscribe, tracingChannel, unsubscribe } from 'node:diagnostics_channel'
+import { readFileSync } from 'node:fs'
 import { after, afterEach, before, describe, it } from 'node:test'
 import { context, SpanStatusCode, trace } from '@opentelemetry/api'
 import { AsyncLocalStorageContextManager } from '@opentelemetry/context-async-hooks'
@@ -236,6 +237,25 @@ describe('holdfast/otel', () => {
     await locks.close()
   })
 
+  it('has the metrics of the Grafana dashboard', async () => {
+    const locks = await instrumented()
+    await locks.using('job', () => {})
+    const found = await until('the events', async () => {
+      const now = await points()
+      return now['holdfast.hold'] && Object.keys(now).map((name) => name.replace('.', '_'))
+    })
+    const text = readFileSync(new URL('../docs/grafana-dashboard.json', import.meta.url), 'utf8')
+    const expressions = text.match(/"expr": ".*"/g) ?? []
+    // With the suffixes of Prometheus, and without the attributes.
+    const used = expressions.flatMap((expression) => expression.match(/\bholdfast_(?!engine|name)[a-z]+/g) ?? [])
+    assert.deepEqual(
+      [...new Set(used)].filter((name) => !found.includes(name)),
+      [],
+    )
+    assert.ok(new Set(used).size >= 6, String(used))
+    await locks.close()
+  })
+
   it('creates spans: the acquisition and the job are children of using, which is a child of the caller', async () => {
     const locks = await instrumented()
     const tracer = tracerProvider.getTracer('test')
@@ -362,6 +382,7 @@ describe('holdfast/otel', () => {
       warnings.map(({ name, code }) => [name, code]),
       [['HoldfastWarning', 'HOLDFAST_EVENT']],
     )
+    assert.match(warnings[0].message, /^nameOf of instrument failed: TypeError: /)
   })
 
   it('adds the gauges of two services, until they are closed', async () => {

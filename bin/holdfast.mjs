@@ -27,7 +27,7 @@ const COMMANDS = {
       'Acquires the lock of all names, runs the command, and releases the lock. The exit code is that of the command.',
     options: {
       ttl: 'TIME  the duration of the lease, which is renewed while the command runs; default: 30s',
-      wait: 'TIME  the longest wait for a busy name, or "forever"; default: 0',
+      wait: 'TIME  the longest wait for a busy name, or "forever"; default: 0; with --once-per 1s, at most half of that time',
       'min-hold': 'TIME  keeps the names busy for this long from the begin, if the command ends earlier',
       'once-per': 'TIME  a command that succeeded keeps the name busy for this long from its begin; for one name',
       'kill-after':

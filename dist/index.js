@@ -147,6 +147,17 @@ function describe(value) {
             return 'a symbol, bigint or external';
     }
 }
+/** @internal Returns the stack of what a function of the user threw, or a short text that shows it. */
+function stackOf(thrown) {
+    try {
+        const stack = typeof thrown === 'object' ? thrown?.stack : undefined;
+        return typeof stack === 'string' ? stack : describe(thrown);
+    }
+    catch {
+        // The value is the user's: a getter of it may throw.
+        return 'with a value that cannot be shown';
+    }
+}
 /** @internal Emits a `HoldfastWarning` with a code. */
 function warn(code, text) {
     process.emitWarning(text, { type: 'HoldfastWarning', code });
@@ -953,7 +964,10 @@ function traceUsing(connection, method, names, using) {
 }
 const runNow = (job) => job();
 
-/** Of instances that call `oncePer` at the same time, one is granted the name: on a quorum, single attempts may all fail. */
+/**
+ * Of instances that call `oncePer` at the same time, one is granted the name: on a quorum, single attempts may all fail. A wait beyond
+ * the end of the period would run the job again, so it is at most half a period.
+ */
 const ONCE_WAIT_MS = 1000;
 /** @internal Records that a job runs. Until it has ended the process does not exit by itself: it may wait for its signal alone. */
 function begin({ native, jobs }) {
@@ -988,7 +1002,7 @@ async function usingWith(connection, kind, names, second, third, run) {
     if (isOnce)
         request.more = { ...UNLIMITED, ...request.more };
     if (kind !== 'using' && Number.isNaN(request.waitMs))
-        request.waitMs = isOnce ? ONCE_WAIT_MS : 0;
+        request.waitMs = Math.min(ONCE_WAIT_MS, periodMs / 2);
     let lock;
     try {
         lock = (await traceAcquire(connection, kind, wanted, () => acquire(connection, wanted, request, REJECT_BUSY)));
@@ -1238,7 +1252,7 @@ class Election {
         native.cancel(ticket);
         ended();
         if (failure && !isCausedBy(failure.thrown, signal))
-            this.#report(failure.thrown);
+            await this.#report(failure.thrown);
         const lastedMs = await lasting;
         if (lastedMs >= STEADY_MS)
             this.#pauseMs = FIRST_PAUSE_MS;
@@ -1246,15 +1260,14 @@ class Election {
             await this.#pause();
     }
     /** Handles an error of `fn`. Throws it unless `restart` is set. */
-    #report(thrown) {
+    async #report(thrown) {
         const { restart, onError } = this.#options;
         if (!restart)
             throw thrown;
         if (onError)
-            return onError(thrown);
-        const text = thrown instanceof Error ? (thrown.stack ?? String(thrown)) : String(thrown);
+            return await onError(thrown);
         const next = this.#stopper.signal.aborted ? '' : ', and is a candidate again';
-        warn('HOLDFAST_ELECTION', `the leader of ${JSON.stringify(this.#name)} failed${next}: ${text}`);
+        warn('HOLDFAST_ELECTION', `the leader of ${JSON.stringify(this.#name)} failed${next}: ${stackOf(thrown)}`);
     }
     /** Waits before the next campaign, so that an `fn` that ends at once causes no load. The random part keeps processes apart. */
     async #pause() {
@@ -1584,15 +1597,7 @@ function deliver(onEvent, { type, names, fencingToken, ...parts }, source) {
     }
 }
 function warnOf(thrown) {
-    let shown = 'with a value that cannot be shown';
-    try {
-        const stack = typeof thrown === 'object' ? thrown?.stack : undefined;
-        shown = typeof stack === 'string' ? stack : describe(thrown);
-    }
-    catch {
-        // The value is the user's: a getter of it may throw.
-    }
-    warn('HOLDFAST_EVENT', `onEvent failed: ${shown}`);
+    warn('HOLDFAST_EVENT', `onEvent failed: ${stackOf(thrown)}`);
 }
 
 /** Counters of a service that is not connected yet. */
@@ -2028,10 +2033,10 @@ class LockService {
     }
     /**
      * Calls `fn` once per period, in the process that calls first: for jobs of a schedule that runs in every instance. Calls `fn` like
-     * `tryUsing`, but waits for a busy name for 1 s. When `fn` returns, the name stays busy for the rest of `periodMs`. When it throws,
-     * the name is free at once, and a call that waits, or the next one, runs the job. When the store does not answer at the end of the
-     * job, the call resolves, and the end is repeated in the background for 5 minutes, or for the ttl if that is longer. Until that
-     * succeeds, the name is free after the end of the lease.
+     * `tryUsing`, but waits for a busy name for 1 s, at most half of the period. When `fn` returns, the name stays busy for the rest of
+     * `periodMs`. When it throws, the name is free at once, and a call that waits, or the next one, runs the job. When the store does not
+     * answer at the end of the job, the call resolves, and the end is repeated in the background for 5 minutes, or for the ttl if that is
+     * longer. Until that succeeds, the name is free after the end of the lease.
      * @returns as `tryUsing`; `holder` is the process that runs the job or ran it, or `null` where the store does not know it
      * @throws as `tryUsing`
      *
@@ -2287,4 +2292,5 @@ exports.fields = fields;
 exports.isLockError = isLockError;
 exports.native = native;
 exports.shownUrls = shownUrls;
+exports.stackOf = stackOf;
 exports.warn = warn;

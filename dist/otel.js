@@ -76,7 +76,7 @@ function shortName(nameOf, name) {
     }
     catch (thrown) {
         if (!isNameWarned)
-            index_js.warn('HOLDFAST_EVENT', `nameOf of instrument failed: ${index_js.describe(thrown)}`);
+            index_js.warn('HOLDFAST_EVENT', `nameOf of instrument failed: ${index_js.stackOf(thrown)}`);
         isNameWarned = true;
         return undefined;
     }

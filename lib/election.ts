@@ -1,6 +1,6 @@
 import { acquire, IN_BACKGROUND } from './connection.js'
 import type { Connection } from './connection.js'
-import { isLockError, LockError, warn } from './errors.js'
+import { isLockError, LockError, stackOf, warn } from './errors.js'
 import { abortSignal, finishLock } from './lock.js'
 import type { Lock } from './lock.js'
 import { native } from './native.js'
@@ -200,20 +200,19 @@ export class Election implements AsyncDisposable {
     this.#term = undefined
     native.cancel(ticket)
     ended()
-    if (failure && !isCausedBy(failure.thrown, signal)) this.#report(failure.thrown)
+    if (failure && !isCausedBy(failure.thrown, signal)) await this.#report(failure.thrown)
     const lastedMs = await lasting
     if (lastedMs >= STEADY_MS) this.#pauseMs = FIRST_PAUSE_MS
     if (hasEndedItself || lastedMs < SHORT_MS) await this.#pause()
   }
 
   /** Handles an error of `fn`. Throws it unless `restart` is set. */
-  #report(thrown: unknown): void {
+  async #report(thrown: unknown): Promise<void> {
     const { restart, onError } = this.#options
     if (!restart) throw thrown
-    if (onError) return onError(thrown)
-    const text = thrown instanceof Error ? (thrown.stack ?? String(thrown)) : String(thrown)
+    if (onError) return await onError(thrown)
     const next = this.#stopper.signal.aborted ? '' : ', and is a candidate again'
-    warn('HOLDFAST_ELECTION', `the leader of ${JSON.stringify(this.#name)} failed${next}: ${text}`)
+    warn('HOLDFAST_ELECTION', `the leader of ${JSON.stringify(this.#name)} failed${next}: ${stackOf(thrown)}`)
   }
 
   /** Waits before the next campaign, so that an `fn` that ends at once causes no load. The random part keeps processes apart. */

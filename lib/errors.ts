@@ -137,6 +137,17 @@ export function describe(value: unknown): string {
   }
 }
 
+/** @internal Returns the stack of what a function of the user threw, or a short text that shows it. */
+export function stackOf(thrown: any): string {
+  try {
+    const stack = typeof thrown === 'object' ? thrown?.stack : undefined
+    return typeof stack === 'string' ? stack : describe(thrown)
+  } catch {
+    // The value is the user's: a getter of it may throw.
+    return 'with a value that cannot be shown'
+  }
+}
+
 /** @internal Emits a `HoldfastWarning` with a code. */
 export function warn(code: `HOLDFAST_${string}`, text: string): void {
   process.emitWarning(text, { type: 'HoldfastWarning', code })

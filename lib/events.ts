@@ -1,6 +1,6 @@
 import { answerLogin } from './connect.js'
 import type { ConnectRequest } from './connect.js'
-import { describe, warn } from './errors.js'
+import { stackOf, warn } from './errors.js'
 import { withTokenAsText } from './json.js'
 import { reportLoss } from './signals.js'
 import { publish } from './telemetry.js'
@@ -49,13 +49,6 @@ function deliver(
   }
 }
 
-function warnOf(thrown: any): void {
-  let shown = 'with a value that cannot be shown'
-  try {
-    const stack = typeof thrown === 'object' ? thrown?.stack : undefined
-    shown = typeof stack === 'string' ? stack : describe(thrown)
-  } catch {
-    // The value is the user's: a getter of it may throw.
-  }
-  warn('HOLDFAST_EVENT', `onEvent failed: ${shown}`)
+function warnOf(thrown: unknown): void {
+  warn('HOLDFAST_EVENT', `onEvent failed: ${stackOf(thrown)}`)
 }

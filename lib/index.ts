@@ -11,7 +11,7 @@ export { native } from './native.js'
 /** @internal For `otel.ts`. */
 export { callback, fields } from './options.js'
 /** @internal For `otel.ts`. */
-export { describe, warn } from './errors.js'
+export { describe, stackOf, warn } from './errors.js'
 /** @internal For `otel.ts`. */
 export { observe } from './service.js'
 /** @internal For `otel.ts`. */

@@ -2,7 +2,7 @@
 import { subscribe, tracingChannel, unsubscribe } from 'node:diagnostics_channel'
 import { context, metrics, SpanKind, SpanStatusCode, trace } from '@opentelemetry/api'
 import type { Attributes, Context, Meter, MeterProvider, Span, Tracer, TracerProvider } from '@opentelemetry/api'
-import { callback, describe, fields, isLockError, observe, SOURCE, warn } from './index.js'
+import { callback, describe, fields, isLockError, observe, SOURCE, stackOf, warn } from './index.js'
 import type { Call, LockService, Observed } from './index.js'
 import type { LockEvent } from './types.js'
 
@@ -96,7 +96,7 @@ function shortName(nameOf: (name: string) => string | undefined, name: string): 
     if (short === undefined || typeof short === 'string') return short
     throw new TypeError('it returned no text')
   } catch (thrown) {
-    if (!isNameWarned) warn('HOLDFAST_EVENT', `nameOf of instrument failed: ${describe(thrown)}`)
+    if (!isNameWarned) warn('HOLDFAST_EVENT', `nameOf of instrument failed: ${stackOf(thrown)}`)
     isNameWarned = true
     return undefined
   }

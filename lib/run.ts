@@ -10,7 +10,10 @@ import { traceAcquire, traceUsing } from './telemetry.js'
 import type { Run } from './telemetry.js'
 import type { Attempt } from './types.js'
 
-/** Of instances that call `oncePer` at the same time, one is granted the name: on a quorum, single attempts may all fail. */
+/**
+ * Of instances that call `oncePer` at the same time, one is granted the name: on a quorum, single attempts may all fail. A wait beyond
+ * the end of the period would run the job again, so it is at most half a period.
+ */
 const ONCE_WAIT_MS = 1000
 
 type Job<T> = (lock: Lock) => T | PromiseLike<T>
@@ -69,7 +72,7 @@ async function usingWith<T>(
   const periodMs = isOnce ? positiveMs('periodMs', options?.['periodMs']) : 0
   const request = requestOf(options, connection.renews)
   if (isOnce) request.more = { ...UNLIMITED, ...request.more }
-  if (kind !== 'using' && Number.isNaN(request.waitMs)) request.waitMs = isOnce ? ONCE_WAIT_MS : 0
+  if (kind !== 'using' && Number.isNaN(request.waitMs)) request.waitMs = Math.min(ONCE_WAIT_MS, periodMs / 2)
   let lock: Lock
   try {
     lock = (await traceAcquire(connection, kind, wanted, () => acquire(connection, wanted, request, REJECT_BUSY)))!

@@ -280,10 +280,10 @@ export class LockService implements AsyncDisposable {
 
   /**
    * Calls `fn` once per period, in the process that calls first: for jobs of a schedule that runs in every instance. Calls `fn` like
-   * `tryUsing`, but waits for a busy name for 1 s. When `fn` returns, the name stays busy for the rest of `periodMs`. When it throws,
-   * the name is free at once, and a call that waits, or the next one, runs the job. When the store does not answer at the end of the
-   * job, the call resolves, and the end is repeated in the background for 5 minutes, or for the ttl if that is longer. Until that
-   * succeeds, the name is free after the end of the lease.
+   * `tryUsing`, but waits for a busy name for 1 s, at most half of the period. When `fn` returns, the name stays busy for the rest of
+   * `periodMs`. When it throws, the name is free at once, and a call that waits, or the next one, runs the job. When the store does not
+   * answer at the end of the job, the call resolves, and the end is repeated in the background for 5 minutes, or for the ttl if that is
+   * longer. Until that succeeds, the name is free after the end of the lease.
    * @returns as `tryUsing`; `holder` is the process that runs the job or ran it, or `null` where the store does not know it
    * @throws as `tryUsing`
    *

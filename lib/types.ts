@@ -129,8 +129,8 @@ export interface OncePerOptions extends Omit<AcquireOptions, 'minHoldMs'> {
   periodMs: Duration
   /**
    * The longest time to wait for a busy name: 0 (one attempt) to `Infinity`. A call that waits runs the job in the place of an instance
-   * that fails.
-   * @default 1000
+   * that fails, and again if it waits beyond the end of the period.
+   * @default 1000, at most half of `periodMs`
    */
   waitMs?: Duration | undefined
 }
@@ -147,7 +147,7 @@ export interface ElectOptions extends Pick<AcquireOptions, 'ttlMs' | 'stallLimit
    */
   restart?: boolean | undefined
   /**
-   * With `restart`: receives what `fn` threw.
+   * With `restart`: receives what `fn` threw. An error of `onError` itself ends the election, and `done` rejects with it.
    * @default a `HoldfastWarning` (`HOLDFAST_ELECTION`) with the error
    */
   onError?: ((error: unknown) => void) | undefined
@@ -422,11 +422,12 @@ export interface LockInfo {
   /** The rest of the lease in milliseconds, by the store's clock; `Infinity` for another tool's lock that never expires. */
   readonly remainingMs: number
   /**
-   * The fencing token; `null` if another tool holds the name. On a MongoDB replica set a holder writes it 50 to 100 ms after the grant;
-   * `null` if it could not. On a standalone MongoDB also `null` for a lock that `acquireLock` acquired, unless its service has `onEvent`.
+   * The fencing token; `null` if another tool holds the name. A holder writes it after the grant, on a MongoDB replica set after 50 to
+   * 100 ms, on Redis after up to 50 ms, and `inspect` waits that long; `null` if the holder died before or could not. On a standalone
+   * MongoDB also `null` for a lock that `acquireLock` acquired, unless its service has `onEvent`.
    */
   readonly fencingToken: bigint | null
-  /** The process that holds the lock; `null` for another tool. */
+  /** The process that holds the lock; `null` for another tool, and on Redis where the token is `null`. */
   readonly holder: Holder | null
   /** The holder's `metadata`, or `null`. */
   readonly metadata: Json

@@ -1,7 +1,18 @@
 // Calls without contention: pairs of an acquire and a release of a free name, and failed tries: one attempt for a name that another
 // process holds, with the result "busy".
 import { measureAll } from '../measure.mjs'
-import { cluster, delayed, mongodbs, onStore, quorum, redis, redisPairs, sentinel, tls } from './stores.mjs'
+import {
+  cluster,
+  delayed,
+  mongodbPairs,
+  mongodbs,
+  onStore,
+  quorum,
+  redis,
+  redisPairs,
+  sentinel,
+  tls,
+} from './stores.mjs'
 
 const pair = { what: 'pair', one: 'pair', name: 'Pairs' }
 const tryHeld = { what: 'tryHeld', one: 'try', name: 'Failed tries' }
@@ -12,7 +23,7 @@ const MANY = [1, 64, 1024]
 const TABLES = {
   pairs: [
     { ...pair, store: redisPairs, loads: [1, 16, 64, 256, 1024] },
-    ...mongodbs.map((store) => ({ ...pair, store, loads: [1, 64, 256] })),
+    ...mongodbPairs.map((store) => ({ ...pair, store, loads: [1, 64, 256] })),
   ],
   tls: [{ ...pair, store: tls, loads: [1, 16, 64, 1024] }],
   cluster: [{ ...pair, store: cluster, loads: [1, 16, 64, 1024] }],

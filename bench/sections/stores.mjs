@@ -124,7 +124,9 @@ const mongodb = (members) => ({
   },
 })
 export const replicaSet = mongodb(1)
+/** All of them, for all calls or for the pairs. */
 export const mongodbs = [mongodb(0), replicaSet, mongodb(3)]
+export const mongodbPairs = mongodbs.map((store) => ({ ...store, contenders: [...MONGODB, 'holdfast-lock'] }))
 
 /** Starts the servers of a store, runs `use` with their target, a probe and their title, and stops them. */
 export async function onStore({ start, open, label = '', title = (version) => `${version}${label}` }, use) {

@@ -32,6 +32,7 @@ ${cases((options) => `compadd -- ${options}`)}
   esac
   _files
 }
-compdef _holdfast holdfast`
+# In a folder of $fpath, this file is the function itself.
+if [[ "\${funcstack[1]}" = _holdfast ]]; then _holdfast "$@"; else compdef _holdfast holdfast; fi`
   return { bash, zsh }
 }

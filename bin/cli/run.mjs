@@ -22,12 +22,15 @@ export async function run(names, values, [file, ...args]) {
   if (names.length === 0) throw new UsageError('a name is missing')
   if (!file) throw new UsageError('a command is missing: write it after --')
   const ttlMs = timeOf(values, 'ttl', '30s')
-  const waitMs = values.wait === 'forever' ? Infinity : timeOf(values, 'wait', '0')
+  const waitMs = values.wait === 'forever' ? Infinity : timeOf(values, 'wait')
   const minHoldMs = timeOf(values, 'min-hold')
   const periodMs = timeOf(values, 'once-per')
   const killAfterMs = Math.min(millisecondsOf(timeOf(values, 'kill-after', '5s') ?? 0), millisecondsOf(ttlMs ?? 0) / 3)
   const busyCode = busyCodeOf(values)
-  if (periodMs !== undefined) oneOf(names)
+  if (periodMs !== undefined) {
+    oneOf(names)
+    if (minHoldMs !== undefined) throw new UsageError('--min-hold and --once-per exclude each other')
+  }
 
   const wait = new AbortController()
   /** @type {Execution | undefined} */

@@ -93,7 +93,9 @@ class Screen {
   }
 
   #draw() {
-    const { columns, rows } = process.stdout
+    // A terminal without a known size has 0 of both.
+    const columns = process.stdout.columns || 80
+    const rows = process.stdout.rows || 24
     // The header of the table and two lines above it, a line below it, and that of the cursor.
     const fitting = Math.max(0, rows - 5)
     const more = this.#found.length - fitting

@@ -144,7 +144,7 @@ const PROVIDERS = [
     {
         provide: holdfast_1.LockService,
         inject: [OPTIONS],
-        useFactory: ({ drainMs: _, ...options } = {}) => holdfast_1.LockService.connect(options),
+        useFactory: ({ drainMs: _, ...options }) => holdfast_1.LockService.connect(options),
     },
     HoldfastHealthIndicator,
     Shutdown,

@@ -175,7 +175,7 @@ const PROVIDERS: Provider[] = [
   {
     provide: LockService,
     inject: [OPTIONS],
-    useFactory: ({ drainMs: _, ...options }: HoldfastModuleOptions = {}) => LockService.connect(options),
+    useFactory: ({ drainMs: _, ...options }: HoldfastModuleOptions) => LockService.connect(options),
   },
   HoldfastHealthIndicator,
   Shutdown,

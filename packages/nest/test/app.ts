@@ -1,11 +1,12 @@
 // The application of `__test__/nest.spec.mjs`: one instance of a service that runs several times.
 import { setTimeout as sleep } from 'node:timers/promises'
-import { Controller, Get, Injectable, Module, Param, Post, Scope, SetMetadata } from '@nestjs/common'
-import type { INestApplication } from '@nestjs/common'
+import { Controller, Get, Global, Injectable, Module, Param, Post, Scope, SetMetadata } from '@nestjs/common'
+import type { INestApplication, OnApplicationShutdown } from '@nestjs/common'
 import { NestFactory } from '@nestjs/core'
 import { LockService } from 'holdfast'
 import type { Duration } from 'holdfast'
 import { currentLock, HoldfastHealthIndicator, HoldfastModule, InjectLocks, Locked, OncePer } from '../src/index.js'
+import type { HoldfastModuleOptions } from '../src/index.js'
 
 /** What the instances of this process did. */
 export const did = { running: 0, mostRunning: 0, tokens: [] as bigint[], reports: 0, failures: 0, charged: 0 }
@@ -142,4 +143,38 @@ export async function start(
   const app = await NestFactory.create(App, { logger: ['error'], abortOnError: false })
   await app.listen(0, '127.0.0.1')
   return { app, address: await app.getUrl() }
+}
+
+/** Starts an application whose factory returns these options. */
+export async function startWith(options: HoldfastModuleOptions): Promise<void> {
+  @Module({ imports: [HoldfastModule.forRootAsync({ useFactory: () => options })] })
+  class App {}
+  const app = await NestFactory.createApplicationContext(App, { logger: false, abortOnError: false })
+  await app.close().catch(() => {})
+}
+
+/** Ends an application while a job runs under a lock. Resolves to what ended, in this order. */
+export async function endWithDatabase(): Promise<string[]> {
+  const ended: string[] = []
+  @Injectable()
+  class Database implements OnApplicationShutdown {
+    onApplicationShutdown() {
+      ended.push('database')
+    }
+  }
+  @Global()
+  @Module({ providers: [Database] })
+  class DatabaseModule {}
+  @Module({ imports: [DatabaseModule, HoldfastModule.forRoot({ url: 'memory:' })] })
+  class App {}
+  const app = await NestFactory.createApplicationContext(App, { logger: ['error'], abortOnError: false })
+  let isRunning = false
+  const job = app.get(LockService).using('job', async () => {
+    isRunning = true
+    await sleep(200)
+    ended.push('job')
+  })
+  while (!isRunning) await sleep(5)
+  await Promise.all([job, app.close()])
+  return ended
 }

@@ -132,6 +132,7 @@ mod tests {
         assert_eq!(end(1000, 1300), None, "late");
         assert_eq!(end(1000, 900), None, "the clock stepped forward");
         assert_eq!(end(-1000, 0), None, "the clock stepped back");
+        assert!(end(2520, 2500).is_some(), "the server's clock is 1 % faster");
         assert!(end(2990, 2999).is_some());
         assert_eq!(end(2999, 3001), None, "the reading is old");
     }

@@ -1,18 +1,19 @@
 //! The buffers of a fast path, and its requests that wait for replies.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, ServerError, Value};
 use tokio::sync::Semaphore;
 
+use super::in_flight::pushes::Channel;
 use super::in_flight::{InFlight, Single};
 use super::pipeline::{Batch, Kind};
-use super::record::Record;
+use super::record::{Record, Records};
 use super::resp;
 use crate::clock::Moment;
-use crate::engine::redis::connection::liveness::{ATTEMPTS, Health};
+use crate::engine::redis::connection::liveness::Health;
 use crate::engine::redis::error::passes;
 use crate::engine::redis::keys::{LAST, Layout};
 use crate::engine::redis::scripts::{RECORD, SEED_COUNTER};
@@ -28,6 +29,7 @@ const REPEAT_EVERY: Duration = Duration::from_secs(1);
 const MOST_REFUSED: usize = 4096;
 
 pub(super) struct State {
+    pub(super) channel: Option<Channel>,
     pub(super) out: Vec<u8>,
     /// How much of `out` is written.
     pub(super) written: usize,
@@ -44,8 +46,8 @@ pub(super) struct State {
     batches: [Batch; Kind::ALL.len()],
     /// The number of calls without a reply.
     pub(super) under_way: usize,
-    /// The deferred records. A release removes the one of its lease.
-    pub(super) records: HashMap<OwnerToken, Record>,
+    /// The records that are not written yet. A release removes the one of its lease.
+    pub(super) records: Records,
     /// When the counter of fencing tokens was last raised to the server's clock.
     pub(super) seeded: Option<Moment>,
     /// The last attempt to raise it failed.
@@ -61,6 +63,7 @@ pub(super) struct State {
 impl State {
     pub(super) fn new(attempts: Arc<Semaphore>, health: Arc<Health>) -> Self {
         State {
+            channel: None,
             attempts,
             health,
             out: Vec::with_capacity(4096),
@@ -71,7 +74,7 @@ impl State {
             waiting: VecDeque::new(),
             batches: Kind::ALL.map(Batch::new),
             under_way: 0,
-            records: HashMap::new(),
+            records: Records::default(),
             refused_records: (Vec::new(), Moment::now()),
             lost_records: Vec::new(),
             seeded: None,
@@ -160,6 +163,12 @@ impl State {
             Single::Call(sender) => {
                 let _ = sender.send(Ok(reply));
             }
+            Single::Hello => self.subscribe_after_hello(&reply),
+            Single::Subscribe => {
+                if let Some(channel) = &mut self.channel {
+                    channel.is_confirmed = matches!(reply, Value::Push { .. });
+                }
+            }
             Single::Seed => {
                 self.unseeded = !matches!(reply, Value::Int(_));
                 if self.unseeded {
@@ -206,27 +215,24 @@ impl State {
         }
     }
 
-    /// Writes the deferred records to the output.
-    pub(super) fn write_records(&mut self, layout: &Layout) {
-        if !self.records.is_empty() {
+    /// Writes records to the output.
+    pub(super) fn write_records(&mut self, records: impl IntoIterator<Item = Record>, layout: &Layout) {
+        let mut records = records.into_iter().peekable();
+        if records.peek().is_some() {
             self.seal();
         }
-        // The capacity is kept for the next tick.
-        let mut records = std::mem::take(&mut self.records);
-        for (_, record) in records.drain() {
+        for record in records {
             let call = record.call(layout);
             call.write_packed_command(&mut self.out);
             self.wait(Single::Record(Box::new(call)));
         }
-        records.shrink_to(ATTEMPTS);
-        self.records = records;
     }
 
     /// Takes the records that are not known to be stored.
     pub(super) fn take_records(&mut self, layout: &Layout) -> Vec<Cmd> {
         let mut calls = std::mem::take(&mut self.lost_records);
         calls.append(&mut self.refused_records.0);
-        calls.extend(self.records.drain().map(|(_, record)| record.call(layout)));
+        calls.extend(self.records.take_all().iter().map(|record| record.call(layout)));
         calls
     }
 

@@ -9,7 +9,8 @@
 //! A blocked thread serves no socket. A watchdog on the I/O thread therefore serves a fast path whose calls have waited for
 //! [`STALE`](watchdog::STALE). So a grant is known, and its lease renewed, although the thread of the call is busy.
 //!
-//! The protocol is RESP2 (the Redis serialization protocol specification), because this connection needs no pushes.
+//! While the engine has waiters, the channel of the process is subscribed here, too ([`FastPath::subscribe`]), so that the event
+//! loop reads a hand-off. From then on the protocol is RESP3 (the Redis serialization protocol specification), before that RESP2.
 
 mod buffers;
 mod call;
@@ -319,9 +320,9 @@ impl FastPath {
         Ok(result)
     }
 
-    /// Defers the record of a grant to the end of the tick.
+    /// Defers the record of a grant to the end of the tick, or under load to the watchdog.
     pub(super) fn record_later(&self, record: Record) {
-        self.state().records.insert(record.claim.owner.clone(), record);
+        self.state().records.insert(record);
     }
 
     /// Discards the deferred record of a grant that is about to be released.
@@ -333,7 +334,8 @@ impl FastPath {
     pub(super) fn write_records(&self) -> bool {
         let mut state = self.state();
         let any = !state.records.is_empty();
-        state.write_records(&self.layout);
+        let records = state.records.take_all();
+        state.write_records(records, &self.layout);
         any
     }
 
@@ -347,6 +349,7 @@ impl FastPath {
         self.dead.store(true, Relaxed);
         self.attempts.close();
         let mut state = self.state();
+        state.channel = None;
         state.seal();
         state.out = Vec::new();
         state.written = 0;

@@ -1,13 +1,15 @@
 //! Splits a stream into replies, reads the few shapes of replies that the scripts and plain commands have, and writes
 //! commands.
 //!
-//! RESP2 as in the Redis serialization protocol specification. The driver's own parser needs a whole reply, and does not
-//! return its length.
+//! RESP2 and RESP3 as in the Redis serialization protocol specification, without attributes and replies of unknown length. The
+//! driver's own parser needs a whole reply, and does not return its length.
 
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
-/// A null bulk string.
+/// A null in RESP2.
 pub const NIL: &[u8] = b"$-1\r\n";
+/// A null in RESP3.
+const NULL: &[u8] = b"_\r\n";
 /// The end of a line. A CR or LF alone is a part of the line.
 const END: &[u8] = b"\r\n";
 
@@ -25,7 +27,7 @@ pub fn length(bytes: &[u8]) -> RedisResult<Option<usize>> {
         let Some((kind, rest)) = bytes.get(at..).and_then(<[u8]>::split_first) else {
             return Ok(None);
         };
-        if !b"+-:$*".contains(kind) {
+        if !b"+-:$*_,#(=!%~>".contains(kind) {
             return Err(nonsense());
         }
         let Some(end) = rest.windows(END.len()).position(|two| two == END) else {
@@ -34,14 +36,15 @@ pub fn length(bytes: &[u8]) -> RedisResult<Option<usize>> {
         at += 1 + end + END.len();
         left -= 1;
         match kind {
-            b'$' => {
-                if let Some(size) = size(&rest[..end])? {
+            b'$' | b'=' | b'!' => {
+                if let Some(size) = size(*kind, &rest[..end])? {
                     at = at.saturating_add(size).saturating_add(END.len());
                 }
             }
-            b'*' => {
-                let more = size(&rest[..end])?.unwrap_or(0);
-                left = left.checked_add(more).ok_or_else(nonsense)?;
+            b'*' | b'~' | b'>' | b'%' => {
+                let more = size(*kind, &rest[..end])?.unwrap_or(0);
+                let more = more.checked_mul(if *kind == b'%' { 2 } else { 1 });
+                left = more.and_then(|more| left.checked_add(more)).ok_or_else(nonsense)?;
             }
             _ => {}
         }
@@ -49,10 +52,10 @@ pub fn length(bytes: &[u8]) -> RedisResult<Option<usize>> {
     Ok((at <= bytes.len()).then_some(at))
 }
 
-/// Reads a size. `None` for -1, a null.
-fn size(digits: &[u8]) -> RedisResult<Option<usize>> {
+/// Reads a size. `None` for -1, a null, which only two kinds have.
+fn size(kind: u8, digits: &[u8]) -> RedisResult<Option<usize>> {
     match number(digits) {
-        Some(-1) => Ok(None),
+        Some(-1) if b"$*".contains(&kind) => Ok(None),
         Some(size) => usize::try_from(size).map(Some).map_err(|_| nonsense()),
         None => Err(nonsense()),
     }
@@ -70,13 +73,23 @@ pub fn value(reply: &[u8]) -> RedisResult<Value> {
     // The most frequent replies, without the driver's parser.
     match reply {
         [b':', digits @ .., b'\r', b'\n'] => number(digits).map(Value::Int).ok_or_else(nonsense),
-        NIL => Ok(Value::Nil),
+        reply if is_nil(reply) => Ok(Value::Nil),
         [b'$', ..] => {
             let text = bulk(reply).ok_or_else(nonsense)?;
             Ok(Value::BulkString(text.to_vec()))
         }
         _ => redis::parse_redis_value(reply),
     }
+}
+
+/// Whether a reply is a null, in either protocol.
+pub fn is_nil(reply: &[u8]) -> bool {
+    matches!(reply, NIL | NULL)
+}
+
+/// Whether a reply is a message of the server that no request has caused, or the answer to SUBSCRIBE.
+pub fn is_push(reply: &[u8]) -> bool {
+    reply.starts_with(b">")
 }
 
 /// Returns the content of a bulk string that is not null.
@@ -112,9 +125,9 @@ impl<'a> Reader<'a> {
         Reader(replies)
     }
 
-    /// Reads the elements of an array. `None` for another reply.
+    /// Reads the elements of an array or of a push. `None` for another reply.
     pub fn elements(reply: &'a [u8]) -> Option<Self> {
-        let rest = reply.strip_prefix(b"*")?;
+        let rest = reply.strip_prefix(b"*").or_else(|| reply.strip_prefix(b">"))?;
         let line = rest.windows(END.len()).position(|two| two == END)?;
         number(&rest[..line]).filter(|count| *count >= 0)?;
         Some(Reader(&rest[line + END.len()..]))
@@ -178,7 +191,7 @@ pub fn word(out: &mut Vec<u8>, parts: &[&str]) {
 }
 
 pub fn nonsense() -> RedisError {
-    (ErrorKind::Parse, "not a reply in RESP2").into()
+    (ErrorKind::Parse, "not a reply of Redis").into()
 }
 
 #[cfg(test)]
@@ -187,7 +200,7 @@ mod tests {
 
     #[test]
     fn replies_are_split_wherever_the_stream_is_cut() {
-        let replies: [&[u8]; 9] = [
+        let replies: [&[u8]; 15] = [
             b":1\r\n",
             b":-1763706623123456\r\n",
             b"+OK\r\n",
@@ -197,6 +210,12 @@ mod tests {
             b"$4\r\n\r\n\r\n\r\n",
             b"*3\r\n:1\r\n*2\r\n$1\r\nx\r\n$-1\r\n:5\r\n",
             b"*0\r\n",
+            b"_\r\n",
+            b"#t\r\n",
+            b",1.5\r\n",
+            b"=5\r\ntxt:x\r\n",
+            b"%1\r\n$5\r\nproto\r\n:3\r\n",
+            b">3\r\n$7\r\nmessage\r\n$2\r\nto\r\n$2\r\n\r\n\r\n",
         ];
         let stream = replies.concat();
         let mut at = 0;
@@ -213,7 +232,16 @@ mod tests {
         write(&mut out, &["SET", "", "é\r\n"]);
         let expected = redis::cmd("SET").arg("").arg("é\r\n").get_packed_command();
         assert_eq!(out, expected);
-        for bad in [&b"hello\r\n"[..], b"$x\r\n", b"*-2\r\n", b"$99999999999999999999\r\n"] {
+        for bad in [
+            &b"hello\r\n"[..],
+            b"$x\r\n",
+            b"*-2\r\n",
+            b">?\r\n",
+            b"%-1\r\n",
+            b"|1\r\n",
+            b"$99999999999999999999\r\n",
+            b"%9223372036854775807\r\n%9223372036854775807\r\n",
+        ] {
             assert!(length(bad).is_err(), "{bad:?}");
         }
     }

@@ -3,7 +3,7 @@
 
 use redis::{ErrorKind, Value, parse_redis_value};
 
-use super::resp::{Reader, bulk, length, length_of, value, write};
+use super::resp::{Reader, bulk, is_push, length, length_of, value, write};
 
 /// How many positions of a cut are tried.
 const CUTS: usize = 256;
@@ -66,6 +66,13 @@ fn check_reply(bytes: &[u8], end: usize) {
         assert_eq!(read, elements, "{bytes:?}");
         assert!(reader.next().is_err(), "{bytes:?}");
     }
+    if let (Ok(Value::Push { data, .. }), Some(mut reader)) = (value(reply), Reader::elements(reply))
+        && is_plain(reply)
+    {
+        assert!(is_push(reply) && reader.skip(1).is_ok(), "{bytes:?}");
+        let read: Vec<_> = data.iter().map_while(|_| value(reader.next().ok()?).ok()).collect();
+        assert_eq!(read, data, "{bytes:?}");
+    }
     match (value(reply), parse_redis_value(reply)) {
         (ours, Ok(theirs)) if is_plain(reply) => assert_eq!(ours.ok(), Some(theirs), "{bytes:?}"),
         (Ok(ours), theirs) => assert_eq!(theirs.ok(), Some(ours), "{bytes:?}"),
@@ -74,12 +81,14 @@ fn check_reply(bytes: &[u8], end: usize) {
     }
 }
 
-/// Whether a server could have written it. The driver accepts more: blanks around a number, any negative size as a null, and
-/// RESP3.
+/// Whether a server could have written it. The driver accepts more: blanks around a number, any negative size as a null, a push
+/// without elements, and attributes.
 fn is_plain(bytes: &[u8]) -> bool {
     String::from_utf8_lossy(bytes).split("\r\n").all(|line| {
-        line.chars().all(|c| c.is_ascii_alphanumeric() || "+-:$*".contains(c))
+        line.chars()
+            .all(|c| c.is_ascii_alphanumeric() || "+-:$*_%~>".contains(c))
             && (line.ends_with("-1") || !line.starts_with("$-") && !line.starts_with("*-"))
+            && !["%-", "~-", ">-", ">0"].iter().any(|sizes| line.starts_with(sizes))
     })
 }
 
@@ -110,12 +119,20 @@ pub(super) mod tests {
         let text: String = (0..count)
             .map(|_| random.choice(['a', ' ', '\r', '\n', 'é']).unwrap())
             .collect();
-        match random.u8(..if depth > 0 { 7 } else { 5 }) {
+        match random.u8(..if depth > 0 { 9 } else { 5 }) {
             0 => out.extend(format!(":{}\r\n", random.i64(..) >> random.u32(..64)).into_bytes()),
             1 => out.extend(format!("+{}\r\n", text.replace("\r\n", "")).into_bytes()),
             2 => out.extend(format!("-ERR {}\r\n", text.replace("\r\n", "")).into_bytes()),
             3 => out.extend(format!("${}\r\n{text}\r\n", text.len()).into_bytes()),
-            4 => out.extend(*random.choice([b"$-1\r\n", b"*-1\r\n"]).unwrap()),
+            4 => {
+                let nulls = [&b"$-1\r\n"[..], b"*-1\r\n", b"_\r\n", b"#t\r\n"];
+                out.extend_from_slice(random.choice(nulls).unwrap());
+            }
+            5 => {
+                out.extend(format!("%{count}\r\n").into_bytes());
+                (0..2 * count).for_each(|_| reply(random, depth - 1, out));
+            }
+            6 => push(random, depth, out),
             _ => {
                 out.extend(format!("*{count}\r\n").into_bytes());
                 (0..count).for_each(|_| reply(random, depth - 1, out));
@@ -123,9 +140,22 @@ pub(super) mod tests {
         }
     }
 
+    /// Writes a push, of a shape that a subscription has, or of another.
+    pub(in super::super) fn push(random: &mut fastrand::Rng, depth: usize, out: &mut Vec<u8>) {
+        let count = random.usize(1..5);
+        let kind = random.choice(["message", "subscribe", "invalidate"]).unwrap();
+        out.extend(format!(">{count}\r\n${}\r\n{kind}\r\n", kind.len()).into_bytes());
+        for _ in 1..count {
+            match random.bool() {
+                true => out.extend(b"$2\r\nto\r\n"),
+                false => reply(random, depth.saturating_sub(1), out),
+            }
+        }
+    }
+
     /// Makes one small change.
     pub(in super::super) fn damage(random: &mut fastrand::Rng, bytes: &mut Vec<u8>) {
-        const PIECES: [&[u8]; 12] = [
+        const PIECES: [&[u8]; 14] = [
             b"\r",
             b"\n",
             b"\r\n",
@@ -134,6 +164,8 @@ pub(super) mod tests {
             b":",
             b"+",
             b"-",
+            b">",
+            b"%",
             b"1",
             b"*1\r\n",
             b"2147483647",

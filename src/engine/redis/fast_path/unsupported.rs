@@ -21,6 +21,7 @@ pub(super) use self::call::{ALONE, BatchRelease, Outcome};
 pub(super) use self::record::Record;
 pub(super) use self::reply_sink::ReplySink;
 use super::connection::liveness::Health;
+use super::connection::pubsub::MessageHandler;
 use super::keys::Layout;
 use crate::event_loop::EventLoop;
 use crate::model::{Claim, OwnerToken};
@@ -66,6 +67,14 @@ impl FastPath {
     }
 
     pub(super) fn use_scripts_only(&self) {
+        match *self {}
+    }
+
+    pub(super) fn subscribe(&self, _: impl FnOnce() -> (String, MessageHandler)) {
+        match *self {}
+    }
+
+    pub(super) fn is_subscribed(&self) -> bool {
         match *self {}
     }
 

@@ -1,4 +1,4 @@
-//! Serves a fast path whose thread is blocked.
+//! Serves a fast path whose thread is blocked, and writes its deferred records.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
@@ -26,14 +26,20 @@ pub(super) async fn watch(fast_path: Weak<FastPath>, stirred: Arc<Notify>) {
             let Some(fast_path) = fast_path.upgrade().filter(|fast_path| fast_path.is_open()) else {
                 return;
             };
-            let (waits, stale) = {
+            let (waits, stale, flush) = {
                 let mut state = fast_path.state();
                 state.repeat_records();
                 let waits = !state.is_idle();
-                (waits, waits && state.since.elapsed() >= STALE)
+                let stale = waits && state.since.elapsed() >= STALE;
+                let records = state.records.take_due();
+                let flush = stale || !records.is_empty();
+                state.write_records(records, &fast_path.layout);
+                (waits, stale, flush)
             };
-            if stale {
+            if flush {
                 fast_path.flush();
+            }
+            if stale {
                 fast_path.readable();
             }
             if fast_path.health.is_lost(fast_path.silence_limit) {

@@ -53,7 +53,7 @@ impl FastPath {
                 Err(error) => return Err(error.into()),
             };
             let (mut taken, mut attempts) = (0, 0);
-            while let Some(length) = resp::length(&state.input[taken..state.filled])? {
+            while let Some(length) = state.next_replies(&mut taken)? {
                 // A reply without a command: the replies of the connection can no longer be assigned.
                 let Some(asked) = state.waiting.pop_front() else {
                     return Err(broken());
@@ -62,10 +62,6 @@ impl FastPath {
                     InFlight::Single(asked) => asked,
                     InFlight::Nothing(_) => continue,
                     InFlight::Batch(sent) => {
-                        let Some(length) = sent.length(&state.input[taken..state.filled])? else {
-                            state.waiting.push_front(InFlight::Batch(sent));
-                            break;
-                        };
                         state.under_way -= sent.calls();
                         attempts += sent.attempts();
                         let report = sent.deliver(&state.input[taken..taken + length])?;
@@ -92,7 +88,6 @@ impl FastPath {
             if attempts > 0 {
                 self.attempts.add_permits(attempts);
             }
-            state.end_settled();
             state.input.copy_within(taken..state.filled, 0);
             state.filled -= taken;
             if state.input.len() > CHUNK && state.filled <= CHUNK {
@@ -131,7 +126,13 @@ impl Socket for FastPath {
     }
 
     fn readable(&self) -> bool {
-        let outcome = self.read(&mut self.state());
+        let (outcome, messages) = {
+            let mut state = self.state();
+            (self.read(&mut state), state.take_messages())
+        };
+        if let Some((handler, messages)) = messages {
+            messages.iter().for_each(|message| handler(message));
+        }
         self.settle(outcome)
     }
 
@@ -139,7 +140,8 @@ impl Socket for FastPath {
         let outcome = {
             let mut state = self.state();
             state.seal();
-            state.write_records(&self.layout);
+            let records = state.records.take_new();
+            state.write_records(records, &self.layout);
             self.write(&mut state)
         };
         self.settle(outcome.map_err(RedisError::from))

@@ -81,6 +81,7 @@ impl RedisEngine {
                 Box::pin(self.waiters.listen(slot)).await?
             }
         };
+        self.waiters.listen_on_fast_path();
         self.attempt(claim, whole, Some(&channel), least).await
     }
 
@@ -147,9 +148,15 @@ impl RedisEngine {
             let _ = Box::pin(self.release_part(claim, Duration::ZERO, false)).await;
         }
         match answer? {
-            Value::Int(fence) if fence > 0 => Ok(Some(Acquired::Granted {
-                fence: Fence(fence as u64),
-            })),
+            Value::Int(fence) if fence > 0 => {
+                if claim.waiting && self.waiters.known.number(&claim.owner) == 0 {
+                    // It did not wait, so the next one is likely to find the name free, too.
+                    claim.keys().iter().for_each(|key| self.contended.forget(key));
+                }
+                Ok(Some(Acquired::Granted {
+                    fence: Fence(fence as u64),
+                }))
+            }
             Value::Array(held) => match held[..] {
                 [] => Ok(None),
                 [

@@ -34,6 +34,12 @@ impl Contended {
         names.insert(key.clone(), Moment::now());
     }
 
+    /// Records that an attempt has found a name free.
+    pub(in super::super) fn forget(&self, key: &Key) {
+        self.names().remove(key);
+    }
+
+    /// Whether the last attempt, a moment ago, has found a name busy.
     pub(in super::super) fn is(&self, key: &Key) -> bool {
         self.names().get(key).is_some_and(|last| last.elapsed() < RECENT)
     }
@@ -50,6 +56,9 @@ mod tests {
         contended.note(&key("n"));
         assert!(contended.is(&key("n")));
         assert!(!contended.is(&key("m")));
+        contended.forget(&key("n"));
+        assert!(!contended.is(&key("n")));
+        contended.note(&key("n"));
         tokio::time::advance(RECENT).await;
         assert!(!contended.is(&key("n")));
         for i in 0..2 * MOST_RECENT {

@@ -26,7 +26,11 @@ const ALL: [Part; 4] = [Part::Lock, Part::Fence, Part::Metadata, Part::Queue];
 
 /// The record of a lock may be written a moment after the grant (`ops/acquire_plain.rs`): a reader in between reads again
 /// after these pauses.
-const RECORD_UNDER_WAY: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(25)];
+pub(in super::super) const RECORD_UNDER_WAY: [Duration; 3] = [
+    Duration::from_millis(10),
+    Duration::from_millis(25),
+    Duration::from_millis(50),
+];
 
 /// Reads, and reads again while a record is missing.
 pub(in super::super) async fn read_until_recorded<T, E, F>(

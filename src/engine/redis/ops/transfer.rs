@@ -3,6 +3,7 @@
 use futures_util::future::join_all;
 use redis::Value;
 
+use super::inspect::RECORD_UNDER_WAY;
 use super::multi_slot::least_ttl;
 use crate::engine::redis::RedisEngine;
 use crate::engine::redis::error::Failure;
@@ -20,9 +21,26 @@ impl RedisEngine {
         }
     }
 
-    /// Transfers names of one slot.
+    /// Transfers names of one slot, with their records, which the process of the grant may write a moment later.
     async fn transfer_part(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed, Failure> {
         self.write_records();
+        for pause in RECORD_UNDER_WAY {
+            if let Some(answer) = self.transfer_once(claim, to, true).await? {
+                return Ok(answer);
+            }
+            tokio::time::sleep(pause).await;
+        }
+        let answer = self.transfer_once(claim, to, false).await?;
+        answer.ok_or(Failure::Unexpected("transfer.lua"))
+    }
+
+    /// Makes one attempt. `None`: a record is missing, and `with_records` was demanded.
+    async fn transfer_once(
+        &self,
+        claim: &Claim,
+        to: &OwnerToken,
+        with_records: bool,
+    ) -> Result<Option<Renewed>, Failure> {
         let ttl = claim.ttl.as_millis();
         let mut call = self.call(&TRANSFER, &[Part::Lock, Part::Fence, Part::Metadata], claim);
         call.arg(to.as_str())
@@ -30,12 +48,16 @@ impl RedisEngine {
             .arg(ttl + self.fence_lasts())
             .arg(claim.process.pid)
             .arg(&claim.process.host);
+        if with_records {
+            call.arg("with-records");
+        }
         match self
             .run_safely(&TRANSFER, &call, self.slot(&claim.keys()[0]), None)
             .await?
         {
-            Value::Int(1) => Ok(Renewed::Extended),
-            Value::Int(0) => Ok(Renewed::Lost),
+            Value::Int(0) => Ok(Some(Renewed::Lost)),
+            Value::Int(1) => Ok(Some(Renewed::Extended)),
+            Value::Int(2) => Ok(None),
             _ => Err(Failure::Unexpected("transfer.lua")),
         }
     }

@@ -48,7 +48,7 @@ pub(super) struct HeldName {
 }
 
 impl HeldName {
-    /// Returns whether it is held by a holdfast quorum client holder_of record is not written yet.
+    /// Whether it is held by a quorum client of holdfast whose record is not written yet.
     fn lacks_record(&self) -> bool {
         self.attempt.is_some() && self.info.holder.is_none()
     }

@@ -10,7 +10,8 @@
 --         4  how long a fence companion lasts, in ms
 --         5  the new owner's process id
 --         6  its host
--- Answer  1 transferred, 0 lost (and nothing was changed)
+--         7  given when the caller calls again if a record is not stored yet
+-- Answer  1 transferred, 0 lost (and nothing was changed); 2 a record is not stored yet (and nothing was changed)
 --
 -- A name that the new owner already holds counts, too: a retry after a lost reply. Both companion keys name the owner, and
 -- count only for that one: they are rewritten with the new owner, and keep the rest of their content. On a node of a quorum the
@@ -27,6 +28,9 @@ for i = 1, n do
   end
   -- MGET reads a key of another type as nil.
   holders[i], rounds[i], companions[i] = holder, round, redis.call('MGET', KEYS[n + i], KEYS[n + n + i])
+  if ARGV[7] and not string.find(companions[i][1] or '', holder, 1, true) then
+    return 2
+  end
 end
 
 for i = 1, n do

@@ -21,6 +21,8 @@ use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
 
 mod connection;
 mod hand_off;
+#[cfg(unix)]
+mod hand_off_on_fast_path;
 mod keyspace;
 mod outages;
 mod queue;

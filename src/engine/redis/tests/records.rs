@@ -1,11 +1,14 @@
-//! The record of a grant, which `inspect` reads, where the server refuses to write it at first.
+//! The record of a grant, which `inspect` reads: of a busy service, and where the server refuses to write it at first.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use ::redis::RedisResult;
 
+use futures_util::future::join_all;
+
 use super::outages::stall::opened;
 use super::*;
+use crate::engine::Renewed;
 
 /// Sends one command on a connection of its own, and blocks this thread until the reply: no task of this runtime runs meanwhile.
 fn blocking<T: FromRedisValue>(server: &Server, line: &str) -> RedisResult<T> {
@@ -137,4 +140,62 @@ async fn a_record_refused_after_a_failed_snapshot_is_written_later() {
         },
     )
     .await;
+}
+
+/// More grants than those whose records are written at the end of a tick.
+const MANY: usize = 200;
+
+/// Acquires many names, and returns the claims with their tokens.
+async fn acquire_many(engine: &RedisEngine) -> Vec<(Claim, Fence)> {
+    let claims: Vec<Claim> = (0..MANY).map(|i| claim(&format!("n{i:03}"))).collect();
+    let fences = join_all(claims.iter().map(|claim| acquire(engine, claim))).await;
+    claims.into_iter().zip(fences).collect()
+}
+
+/// Returns how often the server has executed `SET`. A grant is one, and its record another one.
+fn sets(server: &Server) -> usize {
+    let stats: String = blocking(server, "INFO commandstats").unwrap();
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_set:calls="));
+    calls.map_or(0, |calls| calls.split(',').next().unwrap().parse().unwrap())
+}
+
+#[tokio::test]
+async fn a_busy_service_stores_no_records_of_locks_that_it_releases_soon() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let ours = opened(&server, true).await;
+    let mut fewest = usize::MAX;
+    // A round in which the machine stands still has records.
+    for _ in 0..10 {
+        let before = sets(&server);
+        let held = acquire_many(&ours).await;
+        // Some ticks.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        join_all(held.iter().map(|(claim, _)| release(&ours, claim))).await;
+        fewest = fewest.min(sets(&server) - before);
+        if fewest < MANY + MANY / 2 {
+            return;
+        }
+    }
+    panic!("{fewest} SET for {MANY} locks");
+}
+
+#[tokio::test]
+async fn all_records_of_a_busy_service_are_stored_while_the_locks_are_held() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, others) = (opened(&server, true).await, opened(&server, false).await);
+    let held = acquire_many(&ours).await;
+    let list = others.list("n", PAGE).await.unwrap();
+    let fences: Vec<Option<Fence>> = list.into_iter().map(|info| info.fence).collect();
+    assert_eq!(fences, held.iter().map(|(_, fence)| Some(*fence)).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_transfer_waits_for_the_record() {
+    let Some(server) = Server::start(&[]).await else { return };
+    let (ours, others) = (opened(&server, true).await, opened(&server, false).await);
+    let (last, fence) = acquire_many(&ours).await.pop().unwrap();
+    let to = OwnerToken::fresh();
+    assert_eq!(others.transfer(&last, &to).await.unwrap(), Renewed::Extended);
+    let info = others.inspect(&last.keys()[0]).await.unwrap().unwrap();
+    assert_eq!(info.fence, Some(fence));
 }

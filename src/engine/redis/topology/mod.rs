@@ -19,6 +19,7 @@ use super::connection::pubsub::{MessageHandler, RedisSubscription};
 use super::connection::request::Attempt;
 use super::connection::version::check_server;
 use super::error::Failure;
+use super::fast_path::FastPath;
 use super::keys::slots::{slot_of, tag_for_slot};
 use super::keys::{CHANNEL_PREFIX, Layout};
 use super::scripts::Script;
@@ -139,6 +140,14 @@ impl Route {
                 let _subscription = cluster.listen(slot, channel, handler).await?;
                 Ok(ChannelSubscription::Cluster { _subscription })
             }
+        }
+    }
+
+    /// Returns the fast path on which the channel of a process is subscribed, too. Not in a cluster, whose channels have slots.
+    pub(super) fn fast_path_for_messages(&self) -> Option<Arc<FastPath>> {
+        match self {
+            Route::One(link) => link.current_fast_path(),
+            Route::Cluster(_) => None,
         }
     }
 

@@ -1,5 +1,6 @@
 //! Requests that wait for their replies, and what the replies to a batch mean for each of its calls.
 
+pub(super) mod pushes;
 #[cfg(test)]
 pub(super) mod tests;
 
@@ -44,6 +45,10 @@ pub(super) enum Single {
     /// A call.
     Call(oneshot::Sender<RedisResult<Value>>),
     Sink(ReplyHandle),
+    /// The fast path itself, after `HELLO 3`: SUBSCRIBE follows.
+    Hello,
+    /// The fast path itself. The answer to SUBSCRIBE is a push or an error.
+    Subscribe,
     /// The fast path itself, after `seed_counter.lua`.
     Seed,
     /// No caller: a record. It is sent again if the server does not know the script.
@@ -144,11 +149,6 @@ impl SentBatch {
         }
     }
 
-    /// Returns the length of all replies. `None`: they are incomplete.
-    pub(super) fn length(&self, input: &[u8]) -> RedisResult<Option<usize>> {
-        resp::length_of(input, self.commands())
-    }
-
     /// Passes each outcome to its caller.
     ///
     /// # Errors
@@ -231,7 +231,7 @@ fn deliver_acquisitions(calls: Vec<BatchedCall>, replies: &mut Reader<'_>) -> Re
         };
         let outcome = match (&queued, &fence) {
             (Value::Int(queued), Value::Int(fence))
-                if held == resp::NIL && resp::bulk(holder).is_some_and(|holder| call.owner() == Some(holder)) =>
+                if resp::is_nil(held) && resp::bulk(holder).is_some_and(|holder| call.owner() == Some(holder)) =>
             {
                 Ok(Outcome::Acquired {
                     fence: *fence,

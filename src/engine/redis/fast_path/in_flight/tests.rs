@@ -51,9 +51,10 @@ fn sent(
 fn whole(sent: &SentBatch, replies: &str) -> usize {
     let stream = format!("{replies}:1\r\n");
     for cut in 0..replies.len() {
-        assert_eq!(sent.length(&stream.as_bytes()[..cut]).unwrap(), None, "{cut}");
+        let length = resp::length_of(&stream.as_bytes()[..cut], sent.commands());
+        assert_eq!(length.unwrap(), None, "{cut}");
     }
-    let length = sent.length(stream.as_bytes()).unwrap();
+    let length = resp::length_of(stream.as_bytes(), sent.commands()).unwrap();
     assert_eq!(length, Some(replies.len()));
     replies.len()
 }

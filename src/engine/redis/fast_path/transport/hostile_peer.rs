@@ -1,7 +1,8 @@
 //! A peer that sends what no server sends: its calls have the same outcomes with and without TLS.
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -9,7 +10,7 @@ use rustls::{ServerConnection, StreamOwned};
 use tokio_rustls::TlsConnector;
 
 use super::super::FastPath;
-use super::super::resp_check::tests::{damage, reply};
+use super::super::resp_check::tests::{damage, push, reply};
 use super::tests::Factory;
 use crate::engine::redis::config::tls_config;
 use crate::engine::redis::keys::Layout;
@@ -18,10 +19,13 @@ use crate::event_loop::Socket;
 /// The number of calls, and of bytes of each request.
 const CALLS: usize = 8;
 const REQUEST: usize = "*1\r\n$4\r\nPING\r\n".len();
+/// The number of bytes before them.
+const HELLO: usize = "*4\r\n$5\r\nHELLO\r\n$1\r\n3\r\n$7\r\nSETNAME\r\n$18\r\nholdfast-fast-path\r\n".len();
 
-/// Reads all requests, sends the parts one by one, and closes the connection.
-fn answer(mut stream: impl Read + Write, parts: &[Vec<u8>]) {
-    let mut requests = [0; CALLS * REQUEST];
+/// Reads all requests, sends the parts one by one, and ends the connection. Then it reads what still arrives: otherwise the system
+/// would discard what the other side has not read.
+fn answer(mut stream: impl Read + Write, parts: &[Vec<u8>], mut socket: TcpStream) {
+    let mut requests = [0; HELLO + CALLS * REQUEST];
     stream.read_exact(&mut requests).unwrap();
     for part in parts {
         // The other side may have ended the connection.
@@ -29,9 +33,12 @@ fn answer(mut stream: impl Read + Write, parts: &[Vec<u8>]) {
             return;
         }
     }
+    // As above.
+    let _ = socket.shutdown(Shutdown::Write);
+    let _ = std::io::copy(&mut socket, &mut std::io::sink());
 }
 
-/// Returns the outcome of each call to a peer that sends these parts, as text.
+/// Returns the outcome of each call to a peer that sends these parts, as text, and the messages of the channel.
 async fn outcomes(tls: Option<&Factory>, parts: Vec<Vec<u8>>) -> Vec<String> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -39,11 +46,12 @@ async fn outcomes(tls: Option<&Factory>, parts: Vec<Vec<u8>>) -> Vec<String> {
     let peer = std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
         stream.set_nodelay(true).unwrap();
+        let socket = stream.try_clone().unwrap();
         match config {
-            None => answer(stream, &parts),
+            None => answer(stream, &parts, socket),
             Some(config) => {
                 let session = ServerConnection::new(config).unwrap();
-                answer(StreamOwned::new(session, stream), &parts);
+                answer(StreamOwned::new(session, stream), &parts, socket);
             }
         }
     });
@@ -62,6 +70,10 @@ async fn outcomes(tls: Option<&Factory>, parts: Vec<Vec<u8>>) -> Vec<String> {
     };
     let limit = Duration::from_secs(60);
     let fast_path = FastPath::new(stream, session, Some(7), Layout::new("lock:"), limit).unwrap();
+    let messages = Arc::new(Mutex::new(Vec::new()));
+    let received = messages.clone();
+    let handler = move |message: &[u8]| received.lock().unwrap().push(format!("message {message:?}"));
+    fast_path.subscribe(|| ("to".to_owned(), Arc::new(handler)));
     let ping = redis::cmd("PING");
     let calls = join_all((0..CALLS).map(|_| fast_path.call(&ping)));
     let event_loop = async {
@@ -83,18 +95,22 @@ async fn outcomes(tls: Option<&Factory>, parts: Vec<Vec<u8>>) -> Vec<String> {
         Err(error) if error.is_io_error() => "broken".to_owned(),
         Err(error) => format!("{error:?}"),
     });
-    shown.collect()
+    shown.chain(std::mem::take(&mut *messages.lock().unwrap())).collect()
 }
 
 #[tokio::test]
 async fn what_a_peer_sends_has_the_same_outcome_with_and_without_tls() {
     let Some(factory) = Factory::new() else { return };
     let mut random = fastrand::Rng::with_seed(5);
-    let (mut whole, mut broken) = (0, 0);
+    let (mut whole, mut broken, mut messages) = (0, 0, 0);
     for round in 0..150 {
-        let mut bytes = Vec::new();
+        let mut bytes = random
+            .choice([&b"%0\r\n"[..], b"-ERR no\r\n", b"+OK\r\n"])
+            .unwrap()
+            .to_vec();
         for _ in 0..random.usize(..CALLS + 2) {
             reply(&mut random, 3, &mut bytes);
+            (0..random.usize(..3)).for_each(|_| push(&mut random, 1, &mut bytes));
         }
         if random.u8(..4) == 0 {
             // Longer than the buffers.
@@ -116,6 +132,10 @@ async fn what_a_peer_sends_has_the_same_outcome_with_and_without_tls() {
         let count = plain.iter().filter(|outcome| *outcome == "broken").count();
         broken += count;
         whole += CALLS - count;
+        messages += plain.len() - CALLS;
     }
-    assert!(whole > 100 && broken > 100, "{whole} replies, {broken} broken calls");
+    assert!(
+        whole > 100 && broken > 100 && messages > 20,
+        "{whole} replies, {broken} broken calls, {messages} messages"
+    );
 }

@@ -64,7 +64,8 @@ async fn a_stall(tls: bool, fast: bool, waiting: bool) {
     // Each release takes effect after the attempt of its claim, on either connection.
     let keys: Vec<String> = other.run("KEYS lock:*").await;
     assert_eq!(keys, [""; 0]);
-    assert_eq!(released, sent.len());
+    // A dropped attempt that was marked is removed if its bytes were not in the write buffer yet.
+    assert!((1..=sent.len()).contains(&released), "{released} of {}", sent.len());
     let scripts = scripts(&mut other).await - before;
     assert!(scripts <= 1024 + 16, "{scripts} scripts");
     let after = claim("after");

@@ -155,14 +155,15 @@ impl SentinelSetup {
     }
 }
 
-/// Returns the number of fast paths to a server by which calls were made: they use RESP2, like no other connection of an engine.
+/// Returns the number of fast paths to a server by which calls were made: they use RESP2 or have a name, like no other connection of
+/// an engine.
 pub(super) async fn on_fast_path(server: &Server) -> usize {
     let clients: String = server.other().await.run("CLIENT LIST TYPE NORMAL").await;
     let is_one = |line: &&str| {
         let is_used = ["evalsha", "eval", "mget"]
             .iter()
             .any(|cmd| line.contains(&format!(" cmd={cmd} ")));
-        is_used && line.contains(" resp=2")
+        is_used && (line.contains(" resp=2") || line.contains(" name=holdfast-fast-path "))
     };
     clients.lines().filter(is_one).count()
 }
