@@ -1,6 +1,7 @@
 // Lists what is stored under a prefix, read by other clients than holdfast: locks without a caller, queues, metadata.
 import { LockService } from '../index.js'
 import { withMongo } from './mongodb-client.mjs'
+import { withMysql } from './mysql-client.mjs'
 import { withPostgres } from './postgres-client.mjs'
 import { openRedis } from './redis-client.mjs'
 
@@ -52,12 +53,24 @@ const READERS = {
         `SELECT 'lock' AS what, name, expires_at <= now() AS "isExpired" FROM ${table} WHERE owner IS NOT NULL
          UNION ALL SELECT 'queue', name, false FROM ${table}_waiters`,
       )
-      return rows
-        .map(({ name, ...rest }) => ({ ...rest, name: name.toString() }))
-        .filter(({ name }) => name.startsWith(keyPrefix))
-        .map(({ what, name, isExpired }) => ({ what, name: name.slice(keyPrefix.length), isExpired }))
+      return ofRows(rows, keyPrefix)
+    }),
+  mysql: (target, { keyPrefix = '', table = 'locks' }) =>
+    withMysql(target, async (client) => {
+      const [rows] = await client.query(
+        `SELECT 'lock' AS what, name, expires_at <= 1e6 * UNIX_TIMESTAMP(NOW(6)) AS isExpired FROM ${table}
+         WHERE owner IS NOT NULL UNION ALL SELECT 'queue', name, false FROM ${table}_waiters`,
+      )
+      return ofRows(rows, keyPrefix)
     }),
 }
+
+/** Returns the leftovers that rows of SQL tables describe, without the prefix of their names. */
+const ofRows = (rows, keyPrefix) =>
+  rows
+    .map(({ what, name, isExpired }) => ({ what, name: name.toString(), isExpired: Boolean(isExpired) }))
+    .filter(({ name }) => name.startsWith(keyPrefix))
+    .map(({ name, ...rest }) => ({ ...rest, name: name.slice(keyPrefix.length) }))
 
 /** Opens one client for each server that holds keys. */
 function redisClients(target) {

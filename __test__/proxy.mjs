@@ -7,6 +7,7 @@ import { join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
 import tls from 'node:tls'
 import { certify, makeAuthority } from '../scripts/certificates.mjs'
+import { startMysql } from '../scripts/mysql.mjs'
 import { startPostgres } from '../scripts/postgres.mjs'
 import { freePort, startMongod, startRedis } from '../scripts/servers.mjs'
 import { LockService } from '../index.js'
@@ -270,6 +271,14 @@ export const SERVERS = {
     locksFirst: true,
     url: (/** @type {number} */ port) => `postgres://holdfast@127.0.0.1:${port}/postgres`,
   },
+  mysql: {
+    engine: 'mysql',
+    start: () => startMysql(),
+    locksFirst: true,
+    // A statement contains the names as hexadecimal digits.
+    encoded: (/** @type {string} */ key) => Buffer.from(key).toString('hex'),
+    url: (/** @type {number} */ port) => `mysql://holdfast@127.0.0.1:${port}/holdfast`,
+  },
 }
 
 export const SERVER_KINDS = /** @type {(keyof typeof SERVERS)[]} */ (Object.keys(SERVERS))
@@ -315,11 +324,15 @@ class ProxyFixture {
   }
 
   /**
-   * Returns the key of a name in the store. No other part of a request contains it.
+   * Returns the key of a name in the requests of this store. No other part of a request contains it.
    *
    * @param {string} name
    */
-  key = (name) => `${this.options.keyPrefix}${name}`
+  key = (name) => {
+    const key = `${this.options.keyPrefix}${name}`
+    const { encoded } = /** @type {{ encoded?: (key: string) => string }} */ (SERVERS[this.kind])
+    return encoded ? encoded(key) : key
+  }
 
   /**
    * Connects a service through the proxy, and makes each kind of call once, so that scripts and pools are set up.

@@ -22,6 +22,7 @@ for (const kind of [
   'mongodb',
   'mongodb-replica-set',
   'postgres',
+  'mysql',
 ]) {
   suite(kind, 'LOCK_TIMEOUT', (test) => {
     test('it has the busy name of several, the holder, and the rest of its lease', async (store) => {

@@ -24,6 +24,7 @@ export const KINDS = {
   mongodb: { engine: 'mongodb', ordered: false, server: 'HOLDFAST_TEST_MONGODB_URL' },
   'mongodb-replica-set': { engine: 'mongodb', ordered: true, server: 'HOLDFAST_TEST_MONGODB_RS_URL' },
   postgres: { engine: 'postgres', ordered: true, server: 'HOLDFAST_TEST_POSTGRES_URL' },
+  mysql: { engine: 'mysql', ordered: true, server: 'HOLDFAST_TEST_MYSQL_URL' },
 }
 
 /** Returns random text for unique names. */

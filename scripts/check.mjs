@@ -12,7 +12,7 @@ import { test } from './test.mjs'
 import { checkWords } from './words.mjs'
 
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
-const STORES = ['memory', 'sqlite', 'redis', 'mongodb', 'postgres']
+const STORES = ['memory', 'sqlite', 'redis', 'mongodb', 'postgres', 'mysql']
 // Files that the build writes.
 const GENERATED = [
   'index.d.ts',

@@ -1,31 +1,20 @@
 // Starts PostgreSQL servers for the tests and the benchmark.
 import { execFile } from 'node:child_process'
-import { access, appendFile, chown, constants, readdir, writeFile } from 'node:fs/promises'
-import { delimiter, join } from 'node:path'
+import { appendFile, chown, readdir, writeFile } from 'node:fs/promises'
+import { dirname, join } from 'node:path'
 import { promisify } from 'node:util'
+import { account, findProgram } from './programs.mjs'
 import { startServer } from './servers.mjs'
 
 const run = promisify(execFile)
 /** Where Debian installs the server, which it does not put on the PATH. */
 const DEBIAN = '/usr/lib/postgresql'
 
-/** @param {string} path */
-const isRunnable = (path) =>
-  access(path, constants.X_OK).then(
-    () => true,
-    () => false,
-  )
-
 /** Finds the folder with `postgres` and `initdb`. */
 export async function locatePostgres() {
   const versions = await readdir(DEBIAN).catch(() => [])
   const debian = versions.sort((a, b) => Number(b) - Number(a)).map((version) => join(DEBIAN, version, 'bin'))
-  for (const folder of [...(process.env.PATH ?? '').split(delimiter).filter(Boolean), ...debian]) {
-    if (await isRunnable(join(folder, 'initdb'))) return folder
-  }
-  throw new Error(
-    'no postgres on PATH or in /usr/lib/postgresql: install PostgreSQL, or set HOLDFAST_TEST_POSTGRES_URL',
-  )
+  return dirname(await findProgram('initdb', debian, 'install PostgreSQL, or set HOLDFAST_TEST_POSTGRES_URL'))
 }
 
 /**
@@ -35,7 +24,7 @@ export async function locatePostgres() {
  */
 export async function startPostgres({ fsync = false, settings = {} } = {}) {
   const bin = await locatePostgres()
-  const user = await account()
+  const user = await account('postgres')
   return startServer(async (dir, port) => {
     const data = join(dir, 'data')
     if (user) await chown(dir, user.uid, user.gid)
@@ -71,7 +60,7 @@ export async function startPostgres({ fsync = false, settings = {} } = {}) {
 export async function startPgBouncer() {
   const path = await locatePgBouncer()
   const server = await startPostgres()
-  const user = await account()
+  const user = await account('postgres')
   const pooler = await startServer(async (dir, port) => {
     const settings = {
       listen_addr: '127.0.0.1',
@@ -101,21 +90,5 @@ export async function startPgBouncer() {
 }
 
 /** Finds `pgbouncer`, which Debian installs outside of the PATH of most users. */
-async function locatePgBouncer() {
-  for (const folder of [...(process.env.PATH ?? '').split(delimiter).filter(Boolean), '/usr/sbin'])
-    if (await isRunnable(join(folder, 'pgbouncer'))) return join(folder, 'pgbouncer')
-  throw new Error('no pgbouncer on PATH: install PgBouncer, or set HOLDFAST_TEST_PGBOUNCER_URL')
-}
-
-/** Returns the account that runs a server: PostgreSQL refuses to run as root. `undefined`: this process's. */
-async function account() {
-  if (process.getuid?.() !== 0) return undefined
-  /** @param {string} name */
-  const ids = async (name) => {
-    const [uid, gid] = await Promise.all(
-      ['-u', '-g'].map(async (flag) => Number((await run('id', [flag, name])).stdout)),
-    )
-    return { uid, gid }
-  }
-  return ids('postgres').catch(() => ids('nobody'))
-}
+const locatePgBouncer = () =>
+  findProgram('pgbouncer', ['/usr/sbin'], 'install PgBouncer, or set HOLDFAST_TEST_PGBOUNCER_URL')

@@ -1,4 +1,4 @@
-// Starts Redis, MongoDB and PostgreSQL servers for the tests, each on a free port and in a separate temporary folder. The binaries are on the
+// Starts Redis, MongoDB, PostgreSQL and MariaDB servers for the tests, each on a free port and in a separate temporary folder. The binaries are on the
 // PATH or are fetched (servers-cli.mjs).
 //
 //   node scripts/servers.mjs fetch              fetches the missing binaries, and prints their paths
@@ -13,6 +13,7 @@ import { tmpdir } from 'node:os'
 import { basename, delimiter, dirname, join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
+import { startMysql } from './mysql.mjs'
 import { startPgBouncer, startPostgres } from './postgres.mjs'
 import { redisCommand } from './redis-command.mjs'
 import { locateMongod, locateRedis, main } from './servers-cli.mjs'
@@ -89,6 +90,7 @@ const SHARED_SERVERS = {
   HOLDFAST_TEST_MONGODB_RS_URL: () => startMongod({ replicaSet: true }),
   HOLDFAST_TEST_POSTGRES_URL: () => startPostgres(),
   HOLDFAST_TEST_PGBOUNCER_URL: () => startPgBouncer(),
+  HOLDFAST_TEST_MYSQL_URL: () => startMysql(),
 }
 
 /**

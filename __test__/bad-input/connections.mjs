@@ -4,7 +4,7 @@ const RULE = /memory:.*redis:\/\/.*mongodb:\/\//
 const symbol = /got a symbol, bigint or external$/
 const shown = (value) => new RegExp(`got ${value.replaceAll(/[\\^$.*+?()[\]{}|]/g, '\\$&')}$`)
 
-const unknown = ['http', 'postgres', 'mysql', 'etcd', 'gopher', 'redis+quorum', 'Redis', 'mongo', 'file']
+const unknown = ['http', 'mssql', 'etcd', 'gopher', 'redis+quorum', 'Redis', 'mongo', 'file']
 const schemes = unknown.map((scheme) => [
   [`${scheme}://user:${PASSWORD}@host/db`],
   'target',

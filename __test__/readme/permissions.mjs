@@ -3,10 +3,12 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import vm from 'node:vm'
 import { LockService } from '../../index.js'
+import { locateMariadb, startMysql } from '../../scripts/mysql.mjs'
 import { locatePostgres, startPostgres } from '../../scripts/postgres.mjs'
 import { locateMongod, locateRedis, startRedis } from '../../scripts/servers.mjs'
 import { blocksOf, oneLine, read } from './blocks.mjs'
 import { MongodFixture } from '../mongodb/fixture.mjs'
+import { withMysql } from '../mysql-client.mjs'
 import { withPostgres } from '../postgres-client.mjs'
 import { openRedis } from '../redis-client.mjs'
 import { canStartServer } from '../stores.mjs'
@@ -125,6 +127,21 @@ export async function runPsql(code, t) {
     await withPostgres(url, (client) =>
       assert.rejects(client.query('CREATE TABLE other ()'), /permission denied/, 'only the needed rights'),
     )
+  } finally {
+    await server.stop()
+  }
+}
+
+export async function runMysql(code, t) {
+  if (!(await canStartServer(t, 'mariadbd', locateMariadb))) return
+  const server = await startMysql()
+  try {
+    const owner = await LockService.connect(server.url)
+    await owner.close()
+    await withMysql(server.url, (client) => client.query(code))
+    const url = `mysql://app:PASSWORD@127.0.0.1:${server.port}/holdfast`
+    await useEveryVerb(url)
+    await withMysql(url, (client) => assert.rejects(client.query('CREATE TABLE other (a int)'), /denied/, 'only the needed rights'))
   } finally {
     await server.stop()
   }

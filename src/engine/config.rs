@@ -104,6 +104,9 @@ pub enum EngineConfig {
     /// A MongoDB deployment.
     #[cfg(feature = "mongodb")]
     Mongodb(Box<super::mongodb::MongodbConfig>),
+    /// A MySQL or MariaDB database.
+    #[cfg(feature = "mysql")]
+    Mysql(Box<super::sql::MysqlConfig>),
     /// A PostgreSQL database.
     #[cfg(feature = "postgres")]
     Postgres(Box<super::sql::PostgresConfig>),
@@ -185,6 +188,11 @@ impl EngineConfig {
             "mongodb" | "mongodb+srv" => Ok(EngineConfig::Mongodb(Box::new(super::mongodb::MongodbConfig::parse(
                 url, settings,
             )?))),
+            #[cfg(feature = "mysql")]
+            "mysql" | "mariadb" => {
+                let config = super::sql::MysqlConfig::parse(url, settings)?;
+                Ok(EngineConfig::Mysql(Box::new(config)))
+            }
             #[cfg(feature = "postgres")]
             "postgres" | "postgresql" => {
                 let config = super::sql::PostgresConfig::parse(url, settings)?;
@@ -205,7 +213,7 @@ impl EngineConfig {
 
 const RULE: &str = "must be a URL that starts with memory:, sqlite:, redis://, rediss://, redis+unix://, redis+sentinel://, \
                     rediss+sentinel://, redis+cluster://, rediss+cluster:// (valkey may replace redis), mongodb://, \
-                    mongodb+srv://, postgres:// or postgresql://";
+                    mongodb+srv://, postgres://, postgresql://, mysql:// or mariadb://";
 /// Returns the URL with the scheme of Redis, if it has one of Valkey.
 fn of_valkey(url: &str) -> String {
     match url.strip_prefix("valkey") {
@@ -247,7 +255,13 @@ pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<Shared
 
 /// Connects to the store once, and sends one command to it.
 #[cfg_attr(
-    not(any(feature = "sqlite", feature = "redis", feature = "mongodb", feature = "postgres")),
+    not(any(
+        feature = "sqlite",
+        feature = "redis",
+        feature = "mongodb",
+        feature = "mysql",
+        feature = "postgres"
+    )),
     allow(unused_variables)
 )]
 async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<SharedEngine, LockError> {
@@ -271,6 +285,10 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
         EngineConfig::Mongodb(config) => {
             connect_within("mongodb", timeout, super::mongodb::MongodbEngine::connect(*config)).await
         }
+        #[cfg(feature = "mysql")]
+        EngineConfig::Mysql(config) => {
+            connect_within("mysql", timeout, super::sql::MysqlEngine::connect(*config)).await
+        }
         #[cfg(feature = "postgres")]
         EngineConfig::Postgres(config) => {
             connect_within("postgres", timeout, super::sql::PostgresEngine::connect(*config)).await
@@ -279,7 +297,13 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
 }
 
 /// Opens an engine within `timeout`.
-#[cfg(any(feature = "sqlite", feature = "redis", feature = "mongodb", feature = "postgres"))]
+#[cfg(any(
+    feature = "sqlite",
+    feature = "redis",
+    feature = "mongodb",
+    feature = "mysql",
+    feature = "postgres"
+))]
 async fn connect_within<E: super::Engine + 'static>(
     engine: &'static str,
     timeout: Duration,

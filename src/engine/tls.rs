@@ -67,7 +67,7 @@ pub(in crate::engine) enum Verified {
     /// The certificate, for any name.
     #[cfg_attr(
         not(feature = "postgres"),
-        allow(dead_code, reason = "only PostgreSQL has this mode")
+        allow(dead_code, reason = "only PostgreSQL uses this mode")
     )]
     Authority,
 }

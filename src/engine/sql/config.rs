@@ -3,6 +3,7 @@
 use std::path::{MAIN_SEPARATOR, Path, PathBuf};
 use std::time::Duration;
 
+use super::percent::percent_decoded;
 use crate::engine::Settings;
 use crate::error::LockError;
 
@@ -113,27 +114,6 @@ fn checked_table(table: &str) -> Result<String, LockError> {
         ));
     }
     Ok(table.to_owned())
-}
-
-/// Decodes `%41` to `A`; a `%` without two hexadecimal digits stays. `None`: the result is not UTF-8.
-fn percent_decoded(raw: &str) -> Option<String> {
-    let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
-    let bytes = raw.as_bytes();
-    let mut decoded = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while let Some(&byte) = bytes.get(at) {
-        match (byte, digit(bytes.get(at + 1)), digit(bytes.get(at + 2))) {
-            (b'%', Some(high), Some(low)) => {
-                decoded.push((high * 16 + low) as u8);
-                at += 3;
-            }
-            _ => {
-                decoded.push(byte);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8(decoded).ok()
 }
 
 /// Resolves `~/` to the user's home folder, because no shell expands a URL, and on Windows `/C:/x` of a URL to `C:/x`.

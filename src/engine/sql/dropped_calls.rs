@@ -42,7 +42,7 @@ impl DroppedCalls {
     }
 
     /// Completes when several calls in a row were dropped after this was called.
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) async fn are_suspect(&self) {
         let mut counts = self.0.subscribe();
         let before = counts.borrow().calls;
@@ -75,7 +75,7 @@ impl Drop for WaitingCall<'_> {
     }
 }
 
-#[cfg(all(test, feature = "postgres"))]
+#[cfg(all(test, any(feature = "mysql", feature = "postgres")))]
 mod tests {
     use futures_util::FutureExt;
 

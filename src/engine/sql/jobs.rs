@@ -64,7 +64,7 @@ impl<T> Reply<T> {
 pub(super) struct Ticket {
     state: AtomicU8,
     /// Dropped when neither the caller nor the task has the ticket any more.
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     attached: std::sync::OnceLock<Box<dyn std::any::Any + Send + Sync>>,
 }
 
@@ -95,7 +95,7 @@ impl Ticket {
     }
 
     /// Attaches a guard.
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) fn attach(&self, guard: impl std::any::Any + Send + Sync) {
         let _ = self.attached.set(Box::new(guard));
     }
@@ -136,7 +136,7 @@ impl Job {
     }
 
     /// Whether the job has its answer, or its caller was dropped.
-    #[cfg(feature = "postgres")]
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
     pub(super) fn is_answered(&self) -> bool {
         match self {
             Job::Acquire(_, _, reply) => reply.answer.is_some() || reply.sender.is_closed(),

@@ -2,18 +2,26 @@
 //!
 //! - `calls.rs`, `jobs.rs`: the calls of an engine, as jobs in the queue of its connection. `dropped_calls.rs`: silent connections. `page.rs`: the pages of a list.
 //! - `config.rs`, `sqlite/`: the embedded store. `udp_wakeup.rs`: wakes its waiters, by datagrams on the loopback interface.
-//! - `ledger/`: the rows that a transaction has locked, and what calls change in them. `postgres/`: PostgreSQL.
+//! - `server/`: the engine of SQL servers. `ledger/`: the rows that its transactions lock, and what calls change in them. `postgres/`,
+//!   `mysql/`: the dialects.
+//! - `percent.rs`: escapes in URLs.
 
 mod calls;
 #[cfg(feature = "sqlite")]
 mod config;
 mod dropped_calls;
 mod jobs;
-#[cfg(feature = "postgres")]
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 mod ledger;
+#[cfg(feature = "mysql")]
+mod mysql;
 mod page;
+#[cfg(any(feature = "mysql", feature = "sqlite"))]
+mod percent;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+mod server;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 #[cfg(feature = "sqlite")]
@@ -21,6 +29,8 @@ mod udp_wakeup;
 
 #[cfg(feature = "sqlite")]
 pub use config::SqliteConfig;
+#[cfg(feature = "mysql")]
+pub use mysql::{MysqlConfig, MysqlEngine};
 use page::Page;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresConfig, PostgresEngine};

@@ -6,14 +6,13 @@ use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 
+use crate::engine::sql::server::config::checked_table;
 use crate::engine::tls::{Pem, Verified};
 use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 
 const RULE: &str = "must be postgres://[user[:password]@]host[:port][,host[:port]][/database][?option=value], special characters \
                     percent-encoded";
-/// Maximum length of a table name, without suffixes (`_waiters`), and of the name of its schema.
-const MAX_TABLE: usize = 51;
 
 /// A parsed `postgres://` URL.
 #[derive(Clone)]
@@ -123,25 +122,6 @@ fn described(driver: &Config) -> String {
     }
 }
 
-fn checked_table(table: &str) -> Result<String, LockError> {
-    let is_name = |name: &str| {
-        let mut bytes = name.bytes();
-        bytes
-            .next()
-            .is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
-            && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-            && name.len() <= MAX_TABLE
-    };
-    if table.split('.').count() <= 2 && table.split('.').all(is_name) {
-        return Ok(table.to_owned());
-    }
-    Err(LockError::invalid(
-        "table",
-        "must be 1 to 51 letters, digits and underscores, not starting with a digit, or two such names: schema.table",
-        format_args!("{table:?}"),
-    ))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,21 +174,6 @@ mod tests {
                 message.starts_with("target ") && !message.contains("secret"),
                 "{url}: {message}"
             );
-        }
-    }
-
-    #[test]
-    fn table_names_are_checked() {
-        let table = |table: &str| {
-            let settings = Settings {
-                table: table.into(),
-                ..Settings::default()
-            };
-            PostgresConfig::parse("postgres://h/app", &settings).map(|config| config.table)
-        };
-        assert_eq!(table("app.locks").unwrap(), "app.locks");
-        for bad in ["", "a\"b", "a.b.c", ".b", "1a", &"x".repeat(52)] {
-            assert!(table(bad).unwrap_err().message.starts_with("table "), "{bad}");
         }
     }
 }

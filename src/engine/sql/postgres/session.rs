@@ -1,71 +1,54 @@
-//! One connection to the server, opened again where necessary.
+//! The connections to the server.
 
 use std::future::poll_fn;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use futures_util::future::try_join_all;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout};
-use tokio_postgres::types::{ToSql, Type};
+use tokio::time::timeout;
+use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use super::NAME;
 use super::config::PostgresConfig;
-use super::error::{Failure, Kind};
+use super::error::kind_of;
 use super::statements::{Sql, Statements};
-use crate::engine::sql::dropped_calls::DroppedCalls;
+use crate::engine::sql::server::Outcome;
+use crate::engine::sql::server::error::{Failure, Kind};
+use crate::engine::sql::server::link::{Link, Links};
 use crate::engine::tls::client_config;
 
-/// The time after a failed attempt to connect during which calls fail with it.
-const CONNECT_PAUSE: Duration = Duration::from_millis(50);
-
-/// How long the server has to confirm that it cancelled a statement.
-const CANCELLATION: Duration = Duration::from_millis(50);
-/// How many statements are cancelled.
-const CANCELLATIONS: usize = 6;
-
-/// How long statements of an outdated connection have for their outcome.
-const OUTDATED: Duration = Duration::from_millis(100);
-
 /// What every connection of an engine needs.
-pub(super) struct Server {
-    pub config: PostgresConfig,
-    pub statements: Statements,
-    /// The server's address, for messages.
-    pub address: Arc<str>,
+pub struct PostgresServer {
+    pub(super) config: PostgresConfig,
+    pub(super) statements: Statements,
+    pub(super) links: Arc<Links>,
     /// Whether a pooler is between this process and the server: then no statement is prepared.
     is_pooled: AtomicBool,
-    pub dropped: Arc<DroppedCalls>,
-    /// Incremented when a connection was silent: those that were opened before may be silent, too, and do not know it.
-    epoch: watch::Sender<u64>,
 }
 
 /// An open connection. Dropping it closes it.
-pub(super) struct Session {
-    server: Arc<Server>,
-    client: Client,
-    tls: MakeRustlsConnect,
+pub struct PostgresSession {
+    server: Arc<PostgresServer>,
+    pub(super) client: Client,
+    pub(super) link: Arc<Link>,
     /// The prepared statements; empty behind a pooler.
     prepared: Vec<Statement>,
     connection: AbortHandle,
-    epoch: u64,
 }
 
 /// The values of a statement's parameters.
 pub(super) type Values<'a> = [&'a (dyn ToSql + Sync)];
 
-impl Server {
+impl PostgresServer {
     pub(super) fn new(config: PostgresConfig) -> Arc<Self> {
-        Arc::new(Server {
+        Arc::new(PostgresServer {
             statements: Statements::new(&config.table),
-            address: config.server.as_str().into(),
+            links: Links::new(NAME, &config.server, config.store_timeout),
             is_pooled: AtomicBool::new(config.is_pooled),
-            dropped: Arc::default(),
-            epoch: watch::Sender::default(),
             config,
         })
     }
@@ -76,48 +59,25 @@ impl Server {
     }
 
     pub(super) fn failure(&self, cause: tokio_postgres::Error) -> Failure {
-        let failure = Failure::of_driver(&self.address, cause);
-        if failure.kind() == Kind::Pooled {
+        let (kind, message) = kind_of(&cause);
+        if kind == Kind::Pooled {
             self.is_pooled.store(true, Ordering::Relaxed);
         }
-        failure
+        Failure::of_driver(&self.links, kind, message, cause)
     }
 
-    /// Opens a connection. Creates the tables if they are missing. `notifications`: receives the payloads of `NOTIFY`.
-    pub(super) async fn open(
+    /// Opens a connection. `notifications`: receives the payloads of `NOTIFY`.
+    pub(super) async fn connect_with(
         self: &Arc<Self>,
         notifications: Option<mpsc::UnboundedSender<String>>,
-    ) -> Result<Session, Failure> {
-        let limit = self.config.store_timeout;
-        let unanswered = || Failure::unanswered(&self.address, limit, Kind::Broken);
-        let opened = async {
-            let connected = timeout(limit, self.connect(notifications)).await;
-            let mut session = connected.unwrap_or_else(|_| Err(unanswered()))?;
-            if let Ok(ready) = timeout(limit, session.set_up()).await {
-                return ready.map(|()| session);
-            }
-            session.cancel();
-            Err(unanswered())
-        };
-        opened.await.map_err(Failure::not_sent)
-    }
-
-    /// Opens a connection as [`Server::open`] does, again without prepared statements if there is a pooler.
-    pub(super) async fn open_first(self: &Arc<Self>) -> Result<Session, Failure> {
-        match self.open(None).await {
-            Err(failure) if failure.kind() == Kind::Pooled => self.open(None).await,
-            opened => opened,
-        }
-    }
-
-    async fn connect(
-        self: &Arc<Self>,
-        notifications: Option<mpsc::UnboundedSender<String>>,
-    ) -> Result<Session, Failure> {
+    ) -> Outcome<PostgresSession> {
         let tls = client_config(&self.config.tls, self.config.verified)
-            .map_err(|error| Failure::of_tls_file(&self.address, &error))?;
+            .map_err(|error| {
+                let message = format!("a TLS file cannot be used: {error}");
+                Failure::new(&self.links, Kind::Permanent, message)
+            })?;
         let tls = MakeRustlsConnect::new(tls);
-        let epoch = *self.epoch.borrow();
+        let epoch = self.links.epoch();
         let connected = self.config.driver.connect(tls.clone()).await;
         let (client, mut connection) = connected.map_err(|error| self.failure(error))?;
         let driving = tokio::spawn(async move {
@@ -137,47 +97,36 @@ impl Server {
                 }
             }
         });
-        Ok(Session {
+        let (token, limit) = (client.cancel_token(), self.links.store_timeout);
+        let cancel = move || {
+            let (token, tls) = (token.clone(), tls.clone());
+            tokio::spawn(async move {
+                let _ = timeout(limit, token.cancel_query(tls)).await;
+            });
+        };
+        Ok(PostgresSession {
             server: self.clone(),
             client,
-            tls,
+            link: Link::new(self.links.clone(), epoch, cancel),
             prepared: Vec::new(),
             connection: driving.abort_handle(),
-            epoch,
         })
     }
 }
 
-impl Drop for Session {
+impl Drop for PostgresSession {
     fn drop(&mut self) {
         self.connection.abort();
     }
 }
 
-impl Session {
-    /// Whether the connection is known to be broken, or outdated.
-    fn is_unusable(&self) -> bool {
-        self.client.is_closed() || *self.server.epoch.borrow() > self.epoch
-    }
-
-    /// Makes the other connections of this epoch outdated.
-    fn outdate_others(&self) {
-        self.server.epoch.send_if_modified(|epoch| {
-            let is_first = *epoch == self.epoch;
-            *epoch += u64::from(is_first);
-            is_first
-        });
-    }
-
-    /// Completes when another connection of the same epoch was silent.
-    pub(super) async fn outdated(&self) {
-        let mut epochs = self.server.epoch.subscribe();
-        // The sender lives as long as the session.
-        let _ = epochs.wait_for(|epoch| *epoch > self.epoch).await;
+impl PostgresSession {
+    pub(super) fn links(&self) -> &Links {
+        &self.server.links
     }
 
     /// Prepares all statements. Creates the tables if they are missing.
-    async fn set_up(&mut self) -> Result<(), Failure> {
+    pub(super) async fn prepare_all(&mut self) -> Outcome<()> {
         match self.prepare().await {
             Err(failure) if failure.kind() == Kind::NoTable => {
                 let schema = self.server.statements.schema.as_str();
@@ -189,7 +138,7 @@ impl Session {
     }
 
     /// Prepares all statements, which fails without the tables. Behind a pooler it only checks the tables.
-    async fn prepare(&mut self) -> Result<(), Failure> {
+    async fn prepare(&mut self) -> Outcome<()> {
         if self.server.is_pooled() {
             let (start, end): (&[u8], Option<&[u8]>) = (&[], None);
             self.query(Sql::List, &[&start, &end, &0_i64]).await?;
@@ -212,7 +161,7 @@ impl Session {
     }
 
     /// Executes a statement. It is sent when the future is polled for the first time.
-    pub(super) async fn query(&self, sql: Sql, values: &Values<'_>) -> Result<Vec<Row>, Failure> {
+    pub(super) async fn query(&self, sql: Sql, values: &Values<'_>) -> Outcome<Vec<Row>> {
         let rows = match self.prepared.get(sql as usize) {
             Some(statement) => self.client.query(statement, values).await,
             None => {
@@ -226,108 +175,13 @@ impl Session {
     }
 
     /// Executes statements without parameters. They are sent when the future is polled for the first time.
-    pub(super) async fn execute(&self, text: &str) -> Result<(), Failure> {
+    pub(super) async fn execute(&self, text: &str) -> Outcome<()> {
         let executed = self.client.batch_execute(text).await;
         executed.map_err(|error| self.server.failure(error))
     }
 
-    /// Waits for the outcome of statements within the store timeout, or until callers that had no answer are dropped, or another
-    /// connection was silent. Then cancels them. If the server confirms that, the connection stays usable.
-    pub(super) async fn within_limit<T>(
-        &self,
-        statements: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<T, Failure> {
-        self.within(self.server.config.store_timeout, statements).await
-    }
-
-    /// Waits for the outcome of statements as [`Session::within_limit`] does, for `limit` at most.
-    pub(super) async fn within<T>(
-        &self,
-        limit: Duration,
-        statements: impl Future<Output = Result<T, Failure>>,
-    ) -> Result<T, Failure> {
-        let since = Instant::now();
-        let mut statements = pin!(statements);
-        tokio::select! {
-            biased;
-            outcome = &mut statements => return outcome,
-            () = tokio::time::sleep(limit) => {}
-            () = self.server.dropped.are_suspect() => {}
-            () = async { self.outdated().await; tokio::time::sleep(OUTDATED).await } => {}
-        }
-        let waited = since.elapsed();
-        let unanswered = |kind| Err(Failure::unanswered(&self.server.address, waited, kind));
-        // One cancellation ends one statement.
-        for _ in 0..CANCELLATIONS {
-            self.cancel();
-            match timeout(CANCELLATION, &mut statements).await {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(failure)) => return unanswered(failure.kind()),
-                Err(_) => {}
-            }
-        }
-        unanswered(Kind::Broken)
-    }
-
-    /// Asks the server to cancel the current statement, in the background: a statement that waits for a lock is not ended by the
-    /// end of its connection.
-    fn cancel(&self) {
-        let (token, tls) = (self.client.cancel_token(), self.tls.clone());
-        let limit = self.server.config.store_timeout;
-        tokio::spawn(async move {
-            let _ = timeout(limit, token.cancel_query(tls)).await;
-        });
-    }
-}
-
-/// A connection that is opened when it is needed.
-pub(super) struct Slot {
-    server: Arc<Server>,
-    session: Option<Session>,
-    /// The last failure to connect.
-    failed: Option<(Instant, Failure)>,
-}
-
-impl Slot {
-    pub(super) fn new(server: Arc<Server>, session: Option<Session>) -> Self {
-        Slot {
-            server,
-            session,
-            failed: None,
-        }
-    }
-
-    /// Returns the connection. Opens it if necessary.
-    pub(super) async fn session(&mut self) -> Result<&Session, Failure> {
-        if self.session.as_ref().is_none_or(Session::is_unusable) {
-            self.session = None;
-            if let Some((at, failure)) = &self.failed
-                && at.elapsed() < CONNECT_PAUSE
-            {
-                return Err(failure.clone());
-            }
-            match self.server.open(None).await {
-                Ok(session) => self.session = Some(session),
-                Err(failure) => {
-                    self.failed = Some((Instant::now(), failure.clone()));
-                    return Err(failure);
-                }
-            }
-        }
-        let closed = || Failure::unexpected(&self.server.address, "no connection");
-        self.session.as_ref().ok_or_else(closed)
-    }
-
-    /// Returns the outcome of statements. After a failure that breaks the connection, the next call opens a new one.
-    pub(super) fn settle<T>(&mut self, outcome: Result<T, Failure>) -> Result<T, Failure> {
-        let is_broken = |failure: &Failure| matches!(failure.kind(), Kind::Broken | Kind::Pooled | Kind::NoTable);
-        if let Err(failure) = &outcome
-            && is_broken(failure)
-            && let Some(session) = self.session.take()
-            && failure.is_silence()
-        {
-            session.outdate_others();
-        }
-        outcome
+    /// Returns a value of a row.
+    pub(super) fn get<'r, T: FromSql<'r>>(&self, row: &'r Row, column: usize) -> Outcome<T> {
+        row.try_get(column).map_err(|error| self.server.failure(error))
     }
 }

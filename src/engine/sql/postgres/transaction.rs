@@ -1,203 +1,29 @@
-//! The transactions: what they read, what the calls in them change, and what they write.
-//!
-//! A transaction is two packets. The first one locks the rows of all names in their order, and reads them and their queues. The calls
-//! are then made in `sql/ledger/`, and the second packet writes the result.
+//! What a transaction reads and writes: two packets. The first one locks the rows of all names in their order, and reads them and
+//! their queues. The second one writes the result.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use tokio_postgres::Row;
-use tokio_postgres::types::FromSql;
 
-use super::error::{Failure, Kind};
-use super::session::{Server, Session};
+use super::session::{PostgresSession, Values};
 use super::statements::Sql;
-use super::waiters::Notification;
-use crate::engine::sql::Page;
-use crate::engine::sql::jobs::Job;
 use crate::engine::sql::ledger::{self, Changes, Ledger, Position, StoredName};
-use crate::engine::{Acquired, EXPIRED_POSITION_KEPT};
-use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process};
+use crate::engine::sql::server::error::Failure;
+use crate::engine::sql::server::transaction::Plan;
+use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
+use crate::engine::sql::server::waiters::Notification;
+use crate::engine::sql::server::{Committed, Outcome};
 
 /// Begins a transaction. A process that is stopped during one holds the locks of its rows: the server ends its session then.
 pub(super) const BEGIN: &str =
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 2000";
 
-/// [`EXPIRED_POSITION_KEPT`] in milliseconds.
-pub(super) const EXPIRED_POSITION_KEPT_MS: i64 = EXPIRED_POSITION_KEPT.as_millis() as i64;
-
-/// The names and owners of the calls of a transaction.
-#[derive(Default)]
-pub(super) struct Plan {
-    /// Each name, and whether its row is created.
-    names: BTreeMap<StoredName, bool>,
-    owners: Vec<String>,
-    /// Whether each job is a part of it.
-    takes: Vec<bool>,
-    /// The names whose positions are counted again.
-    recounted: Vec<StoredName>,
-}
-
-/// Names that a transaction concerns without a call.
-#[derive(Clone, Copy)]
-pub(super) enum Checked<'a> {
-    None,
-    /// Free names, whose first waiters are called.
-    Free(&'a [StoredName]),
-    /// Names with positions that are removed.
-    Pruned(&'a [StoredName]),
-}
-
-/// What follows for the waiters of this process after the commit.
-#[derive(Debug, Default)]
-pub(super) struct Effects {
-    /// Waiters in a queue: the owner, the name, the ticket, and the time until the name may be free.
-    pub entered: Vec<(OwnerToken, Key, u64, Option<Duration>)>,
-    pub left: Vec<OwnerToken>,
-    /// The notifications for waiters of this process.
-    pub notifications: Vec<String>,
-}
-
-/// The names of a store.
-#[derive(Debug, Clone)]
-pub(super) struct Prefix(pub String);
-
-impl Prefix {
-    /// Returns a name as it is stored.
-    pub(super) fn stored(&self, key: &Key) -> StoredName {
-        [self.0.as_bytes(), key.as_str().as_bytes()].concat()
-    }
-
-    fn all(&self, claim: &Claim) -> Vec<StoredName> {
-        claim.keys().iter().map(|key| self.stored(key)).collect()
-    }
-}
-
-impl Plan {
-    /// Starts the attempts of a batch. Leaves out cancelled jobs.
-    pub(super) fn new(batch: &[Job], checked: Checked<'_>, prefix: &Prefix) -> Self {
-        let mut plan = Plan::default();
-        for job in batch {
-            let takes = !job.is_cancelled() && plan.add(job, prefix);
-            plan.takes.push(takes);
-        }
-        match checked {
-            Checked::None => {}
-            Checked::Free(names) => plan.names.extend(names.iter().map(|name| (name.clone(), false))),
-            Checked::Pruned(names) => {
-                plan.names.extend(names.iter().map(|name| (name.clone(), true)));
-                plan.recounted.extend_from_slice(names);
-            }
-        }
-        plan
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.names.is_empty()
-    }
-
-    /// Adds a job. `false`: it was cancelled, or only reads.
-    fn add(&mut self, job: &Job, prefix: &Prefix) -> bool {
-        match job {
-            Job::Acquire(claims, ticket, _) => {
-                // Mark before the start: a caller that can no longer cancel reads the marks.
-                claims.iter().for_each(|claim| claim.mark_sent());
-                if !ticket.start() {
-                    return false;
-                }
-                claims.iter().for_each(|claim| self.add_claim(claim, prefix, true));
-            }
-            Job::Renew(claim, ..) | Job::Transfer(claim, ..) => self.add_claim(claim, prefix, false),
-            Job::Release(claims, ..) => claims.iter().for_each(|claim| self.add_claim(claim, prefix, false)),
-            Job::ForceRelease(key, _) => _ = self.names.entry(prefix.stored(key)).or_default(),
-            Job::Inspect(..) | Job::List(..) => return false,
-        }
-        true
-    }
-
-    fn add_claim(&mut self, claim: &Claim, prefix: &Prefix, is_created: bool) {
-        self.owners.push(claim.owner.as_str().to_owned());
-        for key in claim.keys() {
-            *self.names.entry(prefix.stored(key)).or_default() |= is_created;
-        }
-    }
-}
-
-/// Executes the jobs of a plan as one transaction, and stores their answers.
-pub(super) async fn transact(
-    session: &Session,
-    server: &Server,
-    prefix: &Prefix,
-    process: &str,
-    plan: &Plan,
-    batch: &mut [Job],
-) -> Result<Effects, Failure> {
-    let outcome = in_transaction(session, server, prefix, process, plan, batch).await;
-    if outcome.as_ref().is_err_and(|failure| failure.kind() != Kind::Broken) {
-        session.execute("ROLLBACK").await?;
-    }
-    outcome
-}
-
-async fn in_transaction(
-    session: &Session,
-    server: &Server,
-    prefix: &Prefix,
-    process: &str,
-    plan: &Plan,
-    batch: &mut [Job],
-) -> Result<Effects, Failure> {
-    let mut ledger = read(session, server, plan).await?;
-    ledger.recount(&plan.recounted);
-    let mut effects = Effects::default();
-    let mut waiting: Vec<(OwnerToken, Key)> = Vec::new();
-    for (job, _) in batch.iter_mut().zip(&plan.takes).filter(|(_, takes)| **takes) {
-        match job {
-            Job::Acquire(claims, _, reply) => {
-                let mut answers = Vec::with_capacity(claims.len());
-                for claim in claims.iter() {
-                    let acquired = ledger.attempt(claim, &prefix.all(claim));
-                    match &acquired {
-                        Acquired::Held { key, .. } if claim.waiting => waiting.push((claim.owner.clone(), key.clone())),
-                        _ => effects.left.push(claim.owner.clone()),
-                    }
-                    answers.push(acquired);
-                }
-                reply.set(answers);
-            }
-            Job::Renew(claim, ttl, reply) => reply.set(ledger.renew(claim, &prefix.all(claim), *ttl)),
-            Job::Transfer(claim, to, reply) => reply.set(ledger.transfer(claim, &prefix.all(claim), to)),
-            Job::Release(claims, keep, reply) => {
-                let release = |claim: &Claim| ledger.release(claim, &prefix.all(claim), *keep);
-                reply.set(claims.iter().map(release).collect());
-                effects.left.extend(claims.iter().map(|claim| claim.owner.clone()));
-            }
-            Job::ForceRelease(key, reply) => reply.set(ledger.force_release(&prefix.stored(key))),
-            Job::Inspect(..) | Job::List(..) => {}
-        }
-    }
-    let waiting: Vec<_> = waiting
-        .into_iter()
-        .map(|(owner, key)| {
-            let left = ledger.busy_for(&prefix.stored(&key));
-            (owner, key, left)
-        })
-        .collect();
-    let mut tickets = write(session, server, process, &ledger.finish(), &mut effects.notifications).await?;
-    for (owner, key, left) in waiting {
-        if let Some(ticket) = tickets.remove(owner.as_str()) {
-            effects.entered.push((owner, key, ticket, left));
-        }
-    }
-    Ok(effects)
-}
-
 /// Begins a transaction, locks the rows of the plan, and reads them and their queues.
-async fn read(session: &Session, server: &Server, plan: &Plan) -> Result<Ledger, Failure> {
+pub(super) async fn read(session: &PostgresSession, plan: &Plan) -> Outcome<Ledger> {
     let names: Vec<&[u8]> = plan.names.keys().map(Vec::as_slice).collect();
     let created: Vec<bool> = plan.names.values().copied().collect();
-    // Each call removes one position at most, so that the first two are still known after all of them.
-    let front = plan.owners.len() as i64 + 2;
+    let front = plan.front() as i64;
     let (begun, locked, rows, queue) = tokio::join!(
         biased;
         session.execute(BEGIN),
@@ -210,40 +36,33 @@ async fn read(session: &Session, server: &Server, plan: &Plan) -> Result<Ledger,
     let (rows, queue) = (rows?, queue?);
     let first = rows
         .first()
-        .ok_or_else(|| Failure::unexpected(&server.address, "no clock"))?;
-    let now_us: i64 = get(server, first, 0)?;
+        .ok_or_else(|| Failure::unexpected(session.links(), "no clock"))?;
+    let now_us: i64 = session.get(first, 0)?;
     let mut found = BTreeMap::new();
     for row in &rows {
-        if let Some(name) = get::<Option<StoredName>>(server, row, 1)? {
-            let row = ledger::Row::read(get(server, row, 2)?, get(server, row, 3)?, get(server, row, 4)?);
+        if let Some(name) = session.get::<Option<StoredName>>(row, 1)? {
+            let row = ledger::Row::read(session.get(row, 2)?, session.get(row, 3)?, session.get(row, 4)?);
             found.insert(name, row);
         }
     }
-    let positions: Result<Vec<Position>, Failure> = queue
+    let positions: Outcome<Vec<Position>> = queue
         .iter()
         .map(|row| {
             Ok(Position::read(
-                get(server, row, 0)?,
-                get(server, row, 1)?,
-                get(server, row, 2)?,
-                get(server, row, 3)?,
-                get(server, row, 4)?,
-                get(server, row, 5)?,
+                session.get(row, 0)?,
+                session.get(row, 1)?,
+                session.get(row, 2)?,
+                session.get(row, 3)?,
+                session.get(row, 4)?,
+                session.get(row, 5)?,
             ))
         })
         .collect();
     Ok(Ledger::new(now_us, found, positions?))
 }
 
-/// Writes the changes of a transaction, and commits it. Returns the tickets of the positions, and adds the notifications for waiters of
-/// this process.
-async fn write(
-    session: &Session,
-    server: &Server,
-    process: &str,
-    changes: &Changes,
-    notifications: &mut Vec<String>,
-) -> Result<HashMap<String, u64>, Failure> {
+/// Writes the changes of a transaction, and commits it.
+pub(super) async fn write(session: &PostgresSession, process: &str, changes: &Changes) -> Outcome<Committed> {
     let names: Vec<&[u8]> = changes.rows.iter().map(|(name, _)| name.as_slice()).collect();
     let (left, calls, entered) = (&changes.left, &changes.called, &changes.entered);
     let leave = async {
@@ -264,7 +83,7 @@ async fn write(
         let names: Vec<&[u8]> = entered.iter().map(|one| one.name.as_slice()).collect();
         let ends: Vec<i64> = entered.iter().map(|one| one.alive_until_us).collect();
         let reserved: Vec<i32> = entered.iter().map(|one| one.reserve_ms).collect();
-        let values: &super::session::Values<'_> = &[&owners, &names, &ends, &reserved, &process];
+        let values: &Values<'_> = &[&owners, &names, &ends, &reserved, &process];
         session.query(Sql::Enter, values).await
     };
     let call = async {
@@ -290,17 +109,22 @@ async fn write(
     let (entered, notified) = (enter?, call?);
     update?;
     commit?;
+    let mut notifications = Vec::new();
     for row in &notified {
-        if get(server, row, 1)? {
-            notifications.push(get(server, row, 0)?);
+        if session.get(row, 1)? {
+            notifications.push(session.get(row, 0)?);
         }
     }
-    let ticket = |row: &Row| Ok((get(server, row, 0)?, get::<i64>(server, row, 1)?.unsigned_abs()));
-    entered.iter().map(ticket).collect()
+    let ticket = |row: &Row| Ok((session.get(row, 0)?, session.get::<i64>(row, 1)?.unsigned_abs()));
+    let tickets: Outcome<HashMap<String, u64>> = entered.iter().map(ticket).collect();
+    Ok(Committed {
+        tickets: tickets?,
+        notifications,
+    })
 }
 
 /// Writes the rows of names.
-async fn update(session: &Session, names: &[&[u8]], changes: &Changes) -> Result<Vec<Row>, Failure> {
+async fn update(session: &PostgresSession, names: &[&[u8]], changes: &Changes) -> Outcome<Vec<Row>> {
     let rows = || changes.rows.iter().map(|(_, row)| row);
     let holder = || rows().map(|row| row.holder.as_deref());
     let owners: Vec<Option<&str>> = rows().map(|row| row.owner.as_deref()).collect();
@@ -310,47 +134,6 @@ async fn update(session: &Session, names: &[&[u8]], changes: &Changes) -> Result
     let hosts: Vec<Option<&str>> = holder().map(|process| process.map(|one| one.host.as_str())).collect();
     let pids: Vec<Option<i64>> = holder().map(|process| process.map(|one| i64::from(one.pid))).collect();
     let metadata: Vec<Option<&str>> = rows().map(|row| row.metadata.as_deref()).collect();
-    let values: &super::session::Values<'_> = &[&names, &owners, &ends, &fences, &grants, &hosts, &pids, &metadata];
+    let values: &Values<'_> = &[&names, &owners, &ends, &fences, &grants, &hosts, &pids, &metadata];
     session.query(Sql::Write, values).await
-}
-
-/// Reads a page of leases, sorted by name. Returns the next page, if there may be one.
-pub(super) async fn list(
-    session: &Session,
-    server: &Server,
-    prefix: &Prefix,
-    page: &Page,
-) -> Result<(Vec<LockInfo>, Option<Page>), Failure> {
-    let rows = session.query(Sql::List, &[&page.start, &page.end, &Page::SIZE]).await?;
-    let last = rows.last().map(|last| get::<StoredName>(server, last, 0)).transpose()?;
-    let next = last.and_then(|last| page.next(&last, rows.len()));
-    let found: Result<Vec<LockInfo>, Failure> = rows.iter().map(|row| info(server, prefix, row)).collect();
-    Ok((found?, next))
-}
-
-fn info(server: &Server, prefix: &Prefix, row: &Row) -> Result<LockInfo, Failure> {
-    let name: StoredName = get(server, row, 0)?;
-    let process = Process {
-        host: get::<Option<String>>(server, row, 3)?.unwrap_or_default(),
-        pid: get::<Option<i64>>(server, row, 4)?.unwrap_or_default() as u32,
-    };
-    let since_ms = get::<Option<i64>>(server, row, 5)?.unwrap_or_default().unsigned_abs();
-    Ok(LockInfo {
-        name: String::from_utf8_lossy(name.get(prefix.0.len()..).unwrap_or_default()).into_owned(),
-        remaining: Some(micros(get(server, row, 1)?)),
-        fence: Some(Fence(get::<i64>(server, row, 2)?.unsigned_abs())),
-        holder: Some(Holder { process, since_ms }),
-        metadata: get(server, row, 6)?,
-        waiting: Some(get::<i64>(server, row, 7)?.unsigned_abs()),
-    })
-}
-
-/// Returns a span of microseconds, zero when it is negative.
-pub(super) fn micros(span: i64) -> Duration {
-    Duration::from_micros(span.max(0).unsigned_abs())
-}
-
-/// Returns a value of a row.
-pub(super) fn get<'r, T: FromSql<'r>>(server: &Server, row: &'r Row, column: usize) -> Result<T, Failure> {
-    row.try_get(column).map_err(|error| server.failure(error))
 }

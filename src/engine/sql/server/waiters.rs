@@ -1,35 +1,31 @@
-//! The waiters of this process in the queues of PostgreSQL.
+//! The waiters of this process in the queues of a server.
 //!
 //! # Behavior
-//! While there are waiters, one more connection listens on the channel of this process, where the transaction that releases a name
-//! publishes the owner token of its first waiter. A check of the waiters' names follows each new connection, every heartbeat, and
-//! each end of a lease before a waiter, so that a lost notification delays no waiter for longer. Behind a pooler, which delivers no
-//! notifications, the checks are frequent.
+//! Where the server delivers notifications, one more connection receives them while there are waiters: the transaction that releases
+//! a name publishes the owner token of its first waiter. A check of the waiters' names follows each new connection, every heartbeat,
+//! and each end of a lease before a waiter, so that a lost notification delays no waiter for longer. Where there are no
+//! notifications, the checks are frequent: more so for names whose first waiter is in this process, and shortly after a hand-off.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
-use tokio::time::timeout;
 
-use super::error::Failure;
-use super::session::{Server, Session};
+use super::Server;
 use super::transaction::Effects;
 use crate::backoff::Backoff;
 use crate::engine::local_waiters::{LocalWaiters, WaiterSubscription};
 use crate::model::{Key, OwnerToken};
 
-/// How long the connection stays open without waiters.
-const LISTENER_KEPT: Duration = Duration::from_secs(30);
-
-/// The longest time between two checks behind a pooler.
-const POLL: Duration = Duration::from_millis(200);
+/// The longest time between two checks without notifications.
+const LONGEST_POLL: Duration = Duration::from_millis(200);
 
 /// A notification of a waiter: `<owner>`, or `<owner> <ms>`.
-pub(super) struct Notification {
+pub(in crate::engine::sql) struct Notification {
     owner: OwnerToken,
     /// The time after which its name may be free. `None`: now.
     after: Option<Duration>,
@@ -37,7 +33,7 @@ pub(super) struct Notification {
 
 impl Notification {
     /// Returns what is added to the owner.
-    pub(super) fn addition(after: Duration) -> String {
+    pub(in crate::engine::sql) fn addition(after: Duration) -> String {
         format!(" {}", after.as_millis())
     }
 
@@ -52,12 +48,14 @@ impl Notification {
 }
 
 /// The waiters of one engine.
-pub(super) struct Waiters {
-    server: Arc<Server>,
+pub(in crate::engine::sql) struct Waiters<S> {
+    server: Arc<S>,
     /// The name of this engine in the queues: random, hexadecimal.
     pub process: String,
     pub known: Arc<LocalWaiters<()>>,
     checks: mpsc::UnboundedSender<Vec<Key>>,
+    /// The time between two checks without notifications, in microseconds.
+    pace_us: AtomicU64,
     runtime: Handle,
     tasks: Mutex<Tasks>,
 }
@@ -69,14 +67,15 @@ struct Tasks {
     is_closed: bool,
 }
 
-impl Waiters {
+impl<S: Server> Waiters<S> {
     /// Creates the waiters. Their names are sent to `checks` when they need a check.
-    pub(super) fn new(server: Arc<Server>, checks: mpsc::UnboundedSender<Vec<Key>>) -> Arc<Self> {
+    pub(super) fn new(server: Arc<S>, checks: mpsc::UnboundedSender<Vec<Key>>) -> Arc<Self> {
         Arc::new(Waiters {
             server,
             process: format!("{:016x}", fastrand::u64(..)),
             known: Arc::new(LocalWaiters::new()),
             checks,
+            pace_us: AtomicU64::new(0),
             runtime: Handle::current(),
             tasks: Mutex::default(),
         })
@@ -92,13 +91,15 @@ impl Waiters {
             self.known.leave(owner);
         }
         let has_entered = !effects.entered.is_empty();
+        if has_entered {
+            self.quicken();
+        }
         for (owner, key, ticket, left) in effects.entered {
-            if self.known.enter(&owner, &key, ticket, self.check_after(left), || ()) {
+            if self.known.enter(&owner, &key, ticket, self.check_after(left, true), || ()) {
                 self.run_heartbeats();
             }
         }
-        // A pooler accepts LISTEN, and delivers nothing.
-        if has_entered && !self.server.is_pooled() {
+        if has_entered && self.server.shortest_poll().is_none() {
             self.listen();
         }
         for notification in effects.notifications {
@@ -106,22 +107,38 @@ impl Waiters {
         }
     }
 
-    /// Records that a name may be free after `left`.
-    pub(super) fn set_busy_for(&self, key: &Key, left: Duration) {
-        self.known.set_lease_end(key, self.check_after(Some(left)));
+    /// Records that a name may be free after `left`. `is_first`: a waiter of this process may be the next one.
+    pub(super) fn set_busy_for(&self, key: &Key, left: Duration, is_first: bool) {
+        self.known.set_lease_end(key, self.check_after(Some(left), is_first));
     }
 
     /// Returns when to check a name that may be free after `left`.
-    fn check_after(&self, left: Option<Duration>) -> Option<Duration> {
-        if self.server.is_pooled() {
-            let poll = POLL.mul_f64(0.5 + fastrand::f64() / 2.0);
-            return Some(left.map_or(poll, |left| left.min(poll)));
-        }
-        left
+    fn check_after(&self, left: Option<Duration>, is_first: bool) -> Option<Duration> {
+        let Some(shortest) = self.server.shortest_poll() else {
+            return left;
+        };
+        let pace = Duration::from_micros(self.pace_us.load(Ordering::Relaxed)).max(shortest);
+        let poll = if is_first { pace } else { LONGEST_POLL };
+        let poll = poll.mul_f64(0.5 + fastrand::f64() / 2.0);
+        Some(left.map_or(poll, |left| left.min(poll)))
+    }
+
+    /// Makes the checks without notifications frequent.
+    fn quicken(&self) {
+        self.pace_us.store(0, Ordering::Relaxed);
+    }
+
+    /// Makes the checks without notifications less frequent.
+    pub(super) fn slacken(&self) {
+        let shortest = self.server.shortest_poll().unwrap_or(LONGEST_POLL);
+        let pace = Duration::from_micros(self.pace_us.load(Ordering::Relaxed)).max(shortest);
+        let next = (pace * 5 / 4).min(LONGEST_POLL);
+        self.pace_us.store(next.as_micros() as u64, Ordering::Relaxed);
     }
 
     /// Wakes a waiter. An unknown one is ignored: it has ended, and its position expires.
-    pub(super) fn notify(&self, notification: &str) {
+    pub(in crate::engine::sql) fn notify(&self, notification: &str) {
+        self.quicken();
         match Notification::parse(notification) {
             Some(Notification { owner, after: None }) => _ = self.known.notify(&owner),
             Some(Notification {
@@ -129,7 +146,7 @@ impl Waiters {
                 after: Some(after),
             }) => {
                 if let Some((key, _)) = self.known.position(&owner) {
-                    self.set_busy_for(&key, after);
+                    self.set_busy_for(&key, after, true);
                 }
             }
             // Of another version.
@@ -138,7 +155,7 @@ impl Waiters {
     }
 
     /// Requests a check of names.
-    pub(super) fn check(&self, names: Vec<Key>) {
+    pub(in crate::engine::sql) fn check(&self, names: Vec<Key>) {
         let _ = self.checks.send(names);
     }
 
@@ -173,7 +190,7 @@ impl Waiters {
         let listener = self.runtime.spawn(async move {
             let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
             while let Some(waiters) = waiters.upgrade() {
-                match waiters.receive().await {
+                match waiters.server.receive(&waiters).await {
                     Ok(true) => return,
                     Ok(false) => backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2)),
                     Err(failure) => tracing::debug!(%failure, "waiters receive no notifications"),
@@ -185,34 +202,9 @@ impl Waiters {
         tasks.listener = Some(listener.abort_handle());
     }
 
-    /// Listens until the connection breaks. `true`: there have been no waiters for some time.
-    async fn receive(&self) -> Result<bool, Failure> {
-        let (sender, mut notifications) = mpsc::unbounded_channel();
-        let session: Session = self.server.open(Some(sender)).await?;
-        session
-            .execute(&format!("LISTEN \"holdfast_{}\"", self.process))
-            .await?;
-        // Notifications of earlier transactions were not received.
-        let names = self.known.names();
-        if !names.is_empty() {
-            self.check(names);
-        }
-        loop {
-            let received = tokio::select! {
-                received = timeout(LISTENER_KEPT, notifications.recv()) => received,
-                () = session.outdated() => Ok(None),
-            };
-            match received {
-                Ok(Some(notification)) => self.notify(&notification),
-                Ok(None) => return Ok(false),
-                Err(_) if self.is_unused() => return Ok(true),
-                Err(_) => {}
-            }
-        }
-    }
-
     /// Whether there are no waiters. Then the next waiter starts another task.
-    fn is_unused(&self) -> bool {
+    #[cfg(feature = "postgres")]
+    pub(in crate::engine::sql) fn is_unused(&self) -> bool {
         let mut tasks = self.tasks.lock();
         let is_unused = self.known.names().is_empty();
         if is_unused {

@@ -7,14 +7,13 @@ use std::sync::Arc;
 
 use tokio::sync::mpsc;
 
-use super::error::{Failure, Kind};
-use super::session::{Server, Slot};
+use super::error::Kind;
+use super::slot::Slot;
 use super::transaction::{Checked, Plan, Prefix, transact};
 use super::waiters::Waiters;
+use super::{Outcome, Server, Session};
 use crate::engine::sql::jobs::{Failed, Job, Receiver};
 use crate::engine::sql::ledger::StoredName;
-
-pub(super) type Outcome<T> = Result<T, Failure>;
 
 /// Names that need a transaction without a call.
 pub(super) enum Names {
@@ -25,15 +24,14 @@ pub(super) enum Names {
 }
 
 /// The connection and what the calls need.
-pub(super) struct Worker {
-    pub server: Arc<Server>,
-    pub slot: Slot,
+pub(super) struct Worker<S: Server> {
+    pub slot: Slot<S>,
     pub prefix: Prefix,
-    pub waiters: Arc<Waiters>,
+    pub waiters: Arc<Waiters<S>>,
     pub names: mpsc::UnboundedReceiver<Names>,
 }
 
-impl Worker {
+impl<S: Server> Worker<S> {
     /// Executes jobs until the last sender is gone, then closes the connection.
     pub(super) async fn run(mut self, mut jobs: Receiver) {
         let mut batch = Vec::new();
@@ -88,8 +86,9 @@ impl Worker {
             return Ok(());
         }
         let process = self.waiters.process.as_str();
-        let transaction = transact(session, &self.server, &self.prefix, process, &plan, batch);
-        let outcome = session.within_limit(transaction).await;
+        let link = session.link().clone();
+        let transaction = transact(session, &self.prefix, process, &plan, batch);
+        let outcome = link.within_limit(transaction).await;
         let effects = self.slot.settle(outcome)?;
         self.waiters.apply(effects);
         Ok(())

@@ -1,0 +1,66 @@
+// Starts MariaDB servers for the tests and the benchmark.
+import { execFile } from 'node:child_process'
+import { chown } from 'node:fs/promises'
+import { join } from 'node:path'
+import { promisify } from 'node:util'
+import { account, findProgram } from './programs.mjs'
+import { startServer } from './servers.mjs'
+
+const run = promisify(execFile)
+
+/** Finds the program `mariadbd`, which Debian installs outside of the PATH of most users. */
+export const locateMariadb = () =>
+  findProgram('mariadbd', ['/usr/sbin'], 'install MariaDB, or set HOLDFAST_TEST_MYSQL_URL')
+
+/**
+ * Starts a MariaDB server with the user `holdfast`, who has all rights and no password. Without `fsync` a commit does not wait for the
+ * disk.
+ *
+ * @param {{ fsync?: boolean, settings?: Record<string, string | number> }} [options]
+ */
+export async function startMysql({ fsync = false, settings = {} } = {}) {
+  const path = await locateMariadb()
+  const installer = await findProgram('mariadb-install-db', [], 'install MariaDB')
+  const user = await account('mysql')
+  return startServer(async (dir, port) => {
+    const data = join(dir, 'data')
+    if (user) await chown(dir, user.uid, user.gid)
+    const install = ['--no-defaults', `--datadir=${data}`, '--auth-root-authentication-method=normal', '--skip-test-db']
+    await run(installer, [...install, '--innodb-log-file-size=16M'], { ...user, cwd: dir })
+    const all = {
+      datadir: data,
+      port,
+      bind_address: '127.0.0.1',
+      socket: join(dir, 'socket'),
+      pid_file: join(dir, 'server-pid'),
+      tmpdir: dir,
+      // A name is looked up for each connection otherwise.
+      skip_name_resolve: 1,
+      innodb_buffer_pool_size: '64M',
+      innodb_log_file_size: '16M',
+      innodb_flush_log_at_trx_commit: fsync ? 1 : 0,
+      innodb_flush_method: fsync ? 'fsync' : 'nosync',
+      max_connections: 300,
+      ...settings,
+    }
+    const flags = Object.entries(all).map(([name, value]) => `--${name.replaceAll('_', '-')}=${value}`)
+    return {
+      argv: [path, '--no-defaults', ...flags],
+      user,
+      ready: async (log) => /ready for connections/.test(log) && (await isPrepared(dir)),
+      properties: { url: `mysql://holdfast@127.0.0.1:${port}/holdfast` },
+    }
+  })
+}
+
+/** Creates the user and the database. @param {string} dir */
+async function isPrepared(dir) {
+  const client = await findProgram('mariadb', [], 'install the client of MariaDB')
+  const text =
+    "CREATE DATABASE IF NOT EXISTS holdfast; CREATE USER IF NOT EXISTS holdfast; GRANT ALL ON *.* TO holdfast WITH GRANT OPTION"
+  const flags = ['--no-defaults', `--socket=${join(dir, 'socket')}`, '--user=root', '--execute', text]
+  return run(client, flags).then(
+    () => true,
+    () => false,
+  )
+}

@@ -1,0 +1,108 @@
+//! What a service does beside its calls: the heartbeat, the checks of its waiters, and the sweep.
+
+use std::collections::HashMap;
+
+use super::packet::{CLOCK, Hex, Packet, joined, list, rows};
+use super::session::MysqlSession;
+use super::tables::Tables;
+use super::transaction::UNION;
+use crate::engine::sql::ledger::StoredName;
+use crate::engine::sql::server::Outcome;
+use crate::engine::sql::server::single_calls::micros;
+use crate::engine::sql::server::upkeep::{
+    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES,
+};
+
+/// The number of rows that a subquery may have. The limit keeps it apart from the statement around it.
+const ALL: u64 = 1 << 32;
+
+/// Sends the heartbeat of this process if it is due, and reads what its waiters wait for.
+pub(super) async fn check(
+    session: &mut MysqlSession,
+    process: &str,
+    names: &[StoredName],
+    is_heartbeat: bool,
+) -> Outcome<Checked> {
+    let mut packet = Packet::default();
+    packet.add(CLOCK);
+    let Tables { locks, waiters, .. } = &session.server.tables;
+    let process = Hex(process);
+    if is_heartbeat {
+        // Waits for no other transaction: that of a locked position changes it.
+        packet.add(format_args!(
+            "UPDATE {waiters} AS w JOIN (SELECT ticket FROM {waiters} WHERE process = {process} AND is_called = 0 \
+             LIMIT {ALL} FOR UPDATE SKIP LOCKED) AS own ON own.ticket = w.ticket SET w.alive_until = @u + {}",
+            LIVENESS_MS * 1000
+        ));
+    }
+    let called = packet.add(format_args!(
+        "SELECT owner FROM {waiters} WHERE process = {process} AND is_called = 1"
+    ));
+    let leases = packet.add(format_args!(
+        "SELECT name, expires_at - @u FROM {locks} WHERE name IN ({}) AND owner IS NOT NULL AND expires_at > @u",
+        list(names.iter().map(Hex))
+    ));
+    let first = |name| {
+        format!(
+            "(SELECT name, alive_until - @u, is_called, process = {process} FROM {waiters} \
+             WHERE name = {} AND alive_until > @u ORDER BY ticket LIMIT 1)",
+            Hex(name)
+        )
+    };
+    let mut queues = Vec::new();
+    for names in names.chunks(UNION) {
+        queues.push(packet.add(joined(" UNION ALL ", names.iter().map(first))));
+    }
+    let mut answers = Vec::new();
+    session.run(packet, &mut answers).await?;
+    let leases: HashMap<&[u8], i64> = rows(&answers, leases)
+        .iter()
+        .filter_map(|row| Some((row.bytes(0)?, row.number(1)?)))
+        .collect();
+    let firsts: HashMap<&[u8], _> = queues
+        .iter()
+        .flat_map(|index| rows(&answers, *index))
+        .filter_map(|row| Some((row.bytes(0)?, row)))
+        .collect();
+    let checked = names.iter().map(|name| {
+        let first = firsts.get(name.as_slice());
+        CheckedName {
+            lease: leases.get(name.as_slice()).copied().map(micros),
+            first: first.and_then(|row| row.number(1)).map(micros),
+            is_called: first.is_some_and(|row| row.is_true(2)),
+            is_first: first.is_some_and(|row| row.is_true(3)),
+            name: name.clone(),
+        }
+    });
+    Ok(Checked {
+        names: checked.collect(),
+        called: rows(&answers, called).iter().filter_map(|row| row.text(0)).collect(),
+    })
+}
+
+/// Removes rows of names that have been free for long. Returns how many, and names with positions that ended long ago.
+pub(super) async fn sweep(session: &mut MysqlSession) -> Outcome<(usize, Vec<StoredName>)> {
+    let Tables { locks, waiters, .. } = &session.server.tables;
+    let kept = FREE_ROW_KEPT_S * 1_000_000;
+    let is_old = format!("queued = 0 AND expires_at < @u - {kept} AND (owner IS NOT NULL OR since < @u - {kept})");
+    let mut packet = Packet::default();
+    packet.add(CLOCK);
+    // Read without locks: a statement that changes rows locks all that it reads.
+    let old = packet.add(format_args!("SELECT name FROM {locks} WHERE {is_old} LIMIT {SWEEP_LIMIT}"));
+    let abandoned = packet.add(format_args!(
+        "SELECT DISTINCT name FROM {waiters} WHERE alive_until < @u - {} LIMIT {SWEEP_NAMES}",
+        EXPIRED_POSITION_KEPT_MS * 1000
+    ));
+    let mut answers = Vec::new();
+    let mut delete = Packet::default();
+    let locks = locks.clone();
+    session.run(packet, &mut answers).await?;
+    let names = rows(&answers, old).iter().filter_map(|row| row.bytes(0));
+    let names = list(names.map(Hex));
+    if !names.is_empty() {
+        delete.add(format_args!("DELETE FROM {locks} WHERE name IN ({names}) AND {is_old}"));
+        session.run(delete, &mut Vec::new()).await?;
+    }
+    let abandoned = rows(&answers, abandoned).iter().filter_map(|row| row.bytes(0));
+    Ok((rows(&answers, old).len(), abandoned.map(<[u8]>::to_vec).collect()))
+}

@@ -1,0 +1,212 @@
+//! From a URL and settings to a store.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use sqlx::ConnectOptions;
+use sqlx::mysql::MySqlConnectOptions;
+use url::Url;
+
+use crate::engine::sql::percent::percent_decoded;
+use crate::engine::sql::server::config::checked_table;
+use crate::engine::tls::{Pem, WrongFile};
+use crate::engine::{Settings, TlsFiles};
+use crate::error::LockError;
+
+const RULE: &str = "must be mysql://[user[:password]@]host[:port][/database][?ssl-mode=…], special characters percent-encoded";
+/// Maximum length of the prefix of names in bytes: the column of the names takes it and the longest name.
+const MAX_PREFIX: usize = 512;
+
+/// Whether connections have TLS, and what is verified.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tls {
+    Disabled,
+    /// If the server offers it: the certificate and its name.
+    Preferred,
+    /// Any certificate.
+    Unverified,
+    /// The certificate, for any name.
+    Authority,
+    /// The certificate and its name.
+    Full,
+}
+
+/// A parsed `mysql://` URL.
+#[derive(Clone)]
+pub struct MysqlConfig {
+    driver: MySqlConnectOptions,
+    pub(super) tls_mode: Tls,
+    tls: TlsFiles,
+    /// The table of the locks: `name` or `schema.name`. It is checked, and safe inside quotes.
+    pub(super) table: String,
+    /// The prefix of every name.
+    pub(super) key_prefix: String,
+    /// The server and the database, for messages.
+    pub(super) server: String,
+    pub(super) store_timeout: Duration,
+}
+
+impl std::fmt::Debug for MysqlConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MysqlConfig")
+            .field("server", &self.server)
+            .field("table", &self.table)
+            .finish_non_exhaustive()
+    }
+}
+
+impl MysqlConfig {
+    /// Parses `mysql://` and `mariadb://`.
+    ///
+    /// # Behavior
+    /// Every TLS connection is verified, unless `tls.insecure` is set. Without `ssl-mode` the connection has TLS if the server
+    /// offers it; with TLS settings it must.
+    ///
+    /// # Errors
+    /// `LOCK_INVALID_ARGUMENT` with `target`, `table`, `keyPrefix` or a TLS setting. No message contains a part of the URL.
+    pub fn parse(url: &str, settings: &Settings) -> Result<Self, LockError> {
+        let invalid = |got: &str| LockError::invalid("target", RULE, got);
+        let parsed = Url::parse(url).map_err(|_| invalid("a URL that does not parse"))?;
+        let decoded = |part: &str| percent_decoded(part).ok_or_else(|| invalid("a URL with text that is not UTF-8"));
+        let host = parsed.host_str().filter(|host| !host.is_empty());
+        let host = decoded(host.ok_or_else(|| invalid("a URL without a host"))?)?;
+        let port = parsed.port().unwrap_or(3306);
+        let database = decoded(parsed.path().trim_start_matches('/'))?;
+        // No settings of the driver: the engine sets those that its statements need.
+        let mut driver = MySqlConnectOptions::new()
+            .host(host.trim_matches(['[', ']']))
+            .port(port)
+            .pipes_as_concat(false)
+            .no_engine_substitution(false)
+            .timezone(None)
+            .set_names(false)
+            .statement_cache_capacity(0)
+            .disable_statement_logging();
+        if !parsed.username().is_empty() {
+            driver = driver.username(&decoded(parsed.username())?);
+        }
+        if let Some(password) = parsed.password() {
+            driver = driver.password(&decoded(password)?);
+        }
+        if !database.is_empty() {
+            driver = driver.database(&database);
+        }
+        let mut ssl_mode = None;
+        for (option, value) in parsed.query_pairs() {
+            match &*option {
+                "ssl-mode" => ssl_mode = Some(value.to_ascii_uppercase()),
+                "socket" => driver = driver.socket(PathBuf::from(&*value)),
+                _ => return Err(invalid("a URL with an option that is not known")),
+            }
+        }
+        let has_settings = settings.tls != TlsFiles::default();
+        let tls_mode = match ssl_mode.as_deref() {
+            Some("DISABLED") if has_settings => {
+                let rule = "contradicts the target";
+                return Err(LockError::invalid("tls", rule, "ssl-mode=DISABLED in the URL"));
+            }
+            Some("DISABLED") => Tls::Disabled,
+            _ if settings.tls.insecure => Tls::Unverified,
+            None if has_settings => Tls::Full,
+            None | Some("PREFERRED") => Tls::Preferred,
+            Some("REQUIRED" | "VERIFY_IDENTITY") => Tls::Full,
+            Some("VERIFY_CA") => Tls::Authority,
+            Some(_) => return Err(invalid("a URL with an ssl-mode that is not known")),
+        };
+        let key_prefix = settings.key_prefix.clone().unwrap_or_default();
+        if key_prefix.len() > MAX_PREFIX {
+            let got = format!("{} bytes", key_prefix.len());
+            return Err(LockError::invalid("keyPrefix", "must be at most 512 bytes", got));
+        }
+        let config = MysqlConfig {
+            driver,
+            tls_mode,
+            tls: settings.tls.clone(),
+            table: checked_table(&settings.table)?,
+            key_prefix,
+            server: match database.as_str() {
+                "" => format!("{host}:{port}"),
+                database => format!("{host}:{port}/{database}"),
+            },
+            store_timeout: settings.store_timeout,
+        };
+        match config.driver_options() {
+            Ok(_) => Ok(config),
+            Err(wrong) => Err(LockError::invalid(wrong.setting, wrong.rule, wrong.how)),
+        }
+    }
+
+    /// Returns the options of the driver, with the current TLS files.
+    pub(super) fn driver_options(&self) -> Result<MySqlConnectOptions, WrongFile> {
+        let Pem { authorities, client } = Pem::read(&self.tls)?;
+        let mut options = self.driver.clone();
+        if let Some(authorities) = authorities {
+            options = options.ssl_ca_from_pem(authorities);
+        }
+        if let Some((cert, key)) = client {
+            options = options.ssl_client_cert_from_pem(cert).ssl_client_key_from_pem(key);
+        }
+        Ok(options)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(url: &str) -> MysqlConfig {
+        MysqlConfig::parse(url, &Settings::default()).unwrap()
+    }
+
+    #[test]
+    fn a_url_is_parsed() {
+        let config = parsed("mysql://u:s%40cret@h:3307/app");
+        assert_eq!(config.server, "h:3307/app");
+        assert_eq!(config.driver.get_username(), "u");
+        assert!(!format!("{config:?}").contains("cret"));
+        assert_eq!(parsed("mariadb://h").server, "h:3306");
+        assert_eq!(parsed("mysql://[::1]/app").driver.get_host(), "::1");
+    }
+
+    #[test]
+    fn tls_is_verified() {
+        for (query, mode) in [
+            ("", Tls::Preferred),
+            ("?ssl-mode=disabled", Tls::Disabled),
+            ("?ssl-mode=REQUIRED", Tls::Full),
+            ("?ssl-mode=VERIFY_CA", Tls::Authority),
+            ("?ssl-mode=VERIFY_IDENTITY", Tls::Full),
+        ] {
+            assert_eq!(parsed(&format!("mysql://h/app{query}")).tls_mode, mode, "{query}");
+        }
+        let insecure = Settings {
+            tls: TlsFiles {
+                insecure: true,
+                ..TlsFiles::default()
+            },
+            ..Settings::default()
+        };
+        assert_eq!(MysqlConfig::parse("mysql://h", &insecure).unwrap().tls_mode, Tls::Unverified);
+        let contradiction = MysqlConfig::parse("mysql://h?ssl-mode=DISABLED", &insecure).unwrap_err();
+        assert!(contradiction.message.starts_with("tls "), "{contradiction:?}");
+    }
+
+    #[test]
+    fn an_invalid_url_is_rejected_without_its_text() {
+        for url in [
+            "mysql:",
+            "mysql://",
+            "mysql:///app",
+            "mysql://u:secret@h:port/app",
+            "mysql://u:secret@h/app?secret=1",
+            "mysql://u:secret@h/app?ssl-mode=secret",
+            "mysql://u:secret%ff@h/app",
+        ] {
+            let message = MysqlConfig::parse(url, &Settings::default()).unwrap_err().message;
+            assert!(
+                message.starts_with("target ") && !message.contains("secret"),
+                "{url}: {message}"
+            );
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The meaning of the errors of the server and its driver.
+
+use std::io;
+
+use sqlx::Error;
+use sqlx::mysql::MySqlDatabaseError;
+
+use crate::engine::sql::server::error::{Kind, causes};
+
+/// What the driver says when a server has no TLS.
+const NO_TLS: &str = "does not support TLS";
+
+/// Whether an error says that the server has no TLS.
+pub(super) fn has_no_tls(error: &Error) -> bool {
+    matches!(error, Error::Tls(cause) if cause.to_string().contains(NO_TLS))
+}
+
+/// Returns what follows from an error, and its text.
+pub(super) fn kind_of(error: &Error) -> (Kind, String) {
+    match error {
+        Error::Database(database) => match database.try_downcast_ref::<MySqlDatabaseError>() {
+            Some(error) => {
+                let number = error.number();
+                (kind_of_number(number), format!("{} [{number}]", error.message()))
+            }
+            None => (Kind::Permanent, database.message().to_owned()),
+        },
+        Error::Io(cause) => {
+            let is_tls = cause.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
+            let is_permanent = is_tls || cause.kind() == io::ErrorKind::InvalidInput;
+            let kind = if is_permanent { Kind::Permanent } else { Kind::Broken };
+            (kind, causes(error))
+        }
+        Error::Tls(_) | Error::Configuration(_) => (Kind::Permanent, causes(error)),
+        // An answer that makes no sense: what follows it makes none either.
+        _ => (Kind::Broken, causes(error)),
+    }
+}
+
+/// Maps the number of an error (<https://dev.mysql.com/doc/mysql-errors/8.0/en/server-error-reference.html>,
+/// <https://mariadb.com/kb/en/mariadb-error-codes/>).
+fn kind_of_number(number: u16) -> Kind {
+    match number {
+        // A lock wait that lasted too long, a deadlock, a row that changed, a waiter that another connection has entered.
+        1205 | 1213 | 1020 | 1062 => Kind::Conflict,
+        1146 => Kind::NoTable,
+        // The server shuts down, ended this connection, or is read-only now; Galera: the node is not ready.
+        1047 | 1053 | 1158..=1161 | 1290 | 1792 | 1836 | 1927 | 2006 | 2013 | 3169 | 4031 => Kind::Broken,
+        // Too many connections, a limit of the user, a full disk, no memory, a cancelled statement, a statement that took too long.
+        1040 | 1203 | 1226 | 1021 | 1030 | 1037 | 1038 | 1041 | 1114 | 1135 | 1317 | 1969 | 3024 => Kind::Busy,
+        _ => Kind::Permanent,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_mistakes_in_the_configuration_are_permanent() {
+        for (kind, numbers) in [
+            (Kind::Conflict, &[1205, 1213][..]),
+            (Kind::Broken, &[1053, 1290, 1792, 1836, 2006, 2013]),
+            (Kind::Busy, &[1040, 1114, 1317]),
+            (Kind::NoTable, &[1146]),
+            (Kind::Permanent, &[1044, 1045, 1049, 1054, 1142]),
+        ] {
+            for number in numbers {
+                assert_eq!(kind_of_number(*number), kind, "{number}");
+            }
+        }
+    }
+}

@@ -1,0 +1,108 @@
+//! MySQL 8.0 and MariaDB 10.6, and later: a held lock is one row, and the server's clock decides. `sql/server/` has the engine.
+//!
+//! - `config.rs`: from a URL and settings to a store. `session.rs`: the connections. `error.rs`: failures.
+//! - `tables.rs`: the tables. `packet.rs`: several statements in one packet, and their answers.
+//! - `single.rs`: the calls that are one statement. `transaction.rs`: what a transaction reads and writes. `checks.rs`: what a service
+//!   does beside its calls.
+//!
+//! # Behavior
+//! Times are microseconds since 1970. `@u` is the time of the server when a packet, or its part after the locks, begins. It is never
+//! before the request was sent, and a name that is free by an older clock is free.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use self::config::MysqlConfig;
+use self::session::{MysqlServer, MysqlSession};
+use super::ledger::{Changes, Ledger, StoredName};
+use super::server::link::{Link, Links};
+use super::server::single_calls::{Answers, SingleCalls};
+use super::server::transaction::Plan;
+use super::server::upkeep::Checked;
+use super::server::{Committed, Outcome, Server, ServerEngine, Session};
+use crate::engine::Result;
+
+mod checks;
+mod config;
+mod error;
+mod packet;
+mod session;
+mod single;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod transaction;
+
+const NAME: &str = "mysql";
+
+/// The shortest time between two checks of a waiter's name.
+const SHORTEST_POLL: Duration = Duration::from_millis(10);
+
+/// The engine behind `mysql://` and `mariadb://` URLs.
+pub type MysqlEngine = ServerEngine<MysqlServer>;
+
+impl MysqlEngine {
+    /// Connects to the server. Creates the tables if they are missing.
+    ///
+    /// # Errors
+    /// Retryable when the server cannot be reached or has no free connection. Not retryable when it refuses the login, or the tables
+    /// have other columns or another storage engine than InnoDB.
+    pub async fn connect(config: MysqlConfig) -> Result<Arc<Self>> {
+        let key_prefix = config.key_prefix.clone();
+        Self::start(MysqlServer::new(config), key_prefix).await
+    }
+}
+
+impl Server for MysqlServer {
+    type Session = MysqlSession;
+
+    fn links(&self) -> &Arc<Links> {
+        &self.links
+    }
+
+    async fn connect(self: &Arc<Self>) -> Outcome<MysqlSession> {
+        MysqlSession::open(self).await
+    }
+
+    fn shortest_poll(&self) -> Option<Duration> {
+        Some(SHORTEST_POLL)
+    }
+}
+
+impl Session for MysqlSession {
+    fn link(&self) -> &Arc<Link> {
+        &self.link
+    }
+
+    async fn is_usable(&mut self) -> bool {
+        self.answers_ping().await
+    }
+
+    async fn set_up(&mut self) -> Outcome<()> {
+        tables::set_up(self).await
+    }
+
+    async fn single(&mut self, calls: &SingleCalls) -> Answers {
+        single::execute(self, calls).await
+    }
+
+    async fn begin(&mut self, plan: &Plan) -> Outcome<Ledger> {
+        transaction::read(self, plan).await
+    }
+
+    async fn commit(&mut self, process: &str, changes: &Changes) -> Outcome<Committed> {
+        transaction::write(self, process, changes).await
+    }
+
+    async fn roll_back(&mut self) -> Outcome<()> {
+        transaction::roll_back(self).await
+    }
+
+    async fn check(&mut self, process: &str, names: &[StoredName], is_heartbeat: bool) -> Outcome<Checked> {
+        checks::check(self, process, names, is_heartbeat).await
+    }
+
+    async fn sweep(&mut self) -> Outcome<(usize, Vec<StoredName>)> {
+        checks::sweep(self).await
+    }
+}

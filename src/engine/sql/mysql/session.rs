@@ -1,0 +1,178 @@
+//! The connections to the server.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::TryStreamExt;
+use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlSslMode};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Either};
+use tokio::time::{Instant, timeout};
+
+use super::NAME;
+use super::config::{MysqlConfig, Tls};
+use super::error::{has_no_tls, kind_of};
+use super::packet::{Answer, Packet, Row, rows};
+use super::tables::Tables;
+use crate::engine::sql::ledger::StoredName;
+use crate::engine::sql::server::Outcome;
+use crate::engine::sql::server::error::{Failure, Kind};
+use crate::engine::sql::server::link::{Link, Links};
+
+/// A connection that was not used for this long may have been closed by the server: it is tested.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// What every connection of an engine needs.
+pub struct MysqlServer {
+    config: MysqlConfig,
+    pub(super) tables: Tables,
+    pub(super) links: Arc<Links>,
+}
+
+/// An open connection. Dropping it closes it.
+pub struct MysqlSession {
+    pub(super) server: Arc<MysqlServer>,
+    pub(super) link: Arc<Link>,
+    connection: MySqlConnection,
+    /// Whether transactions read committed rows. The servers that log statements instead of rows refuse that.
+    pub(super) reads_committed: bool,
+    /// How long the server waits for a statement outside of transactions, in seconds.
+    pub(super) wait_timeout_s: i64,
+    pub(super) used_at: Instant,
+    /// What the current transaction has read.
+    pub(super) begun: Begun,
+}
+
+/// What the end of a transaction needs from its beginning.
+#[derive(Default)]
+pub(super) struct Begun {
+    /// The tickets of positions, by owner.
+    pub tickets: HashMap<String, i64>,
+    /// Names with positions that have expired.
+    pub with_expired: Vec<StoredName>,
+}
+
+impl MysqlServer {
+    pub(super) fn new(config: MysqlConfig) -> Arc<Self> {
+        Arc::new(MysqlServer {
+            tables: Tables::new(&config.table),
+            links: Links::new(NAME, &config.server, config.store_timeout),
+            config,
+        })
+    }
+
+    fn failure(&self, cause: sqlx::Error) -> Failure {
+        let (kind, message) = kind_of(&cause);
+        Failure::of_driver(&self.links, kind, message, cause)
+    }
+
+    /// Opens a connection of the driver.
+    async fn dial(&self) -> Outcome<MySqlConnection> {
+        let options = self.config.driver_options().map_err(|wrong| {
+            let message = format!("a TLS file cannot be used: {}: {}", wrong.setting, wrong.how);
+            Failure::new(&self.links, Kind::Permanent, message)
+        })?;
+        let connect = async |mode: MySqlSslMode| MySqlConnectOptions::connect(&options.clone().ssl_mode(mode)).await;
+        let connected = match self.config.tls_mode {
+            Tls::Disabled => connect(MySqlSslMode::Disabled).await,
+            Tls::Unverified => connect(MySqlSslMode::Required).await,
+            Tls::Authority => connect(MySqlSslMode::VerifyCa).await,
+            Tls::Full => connect(MySqlSslMode::VerifyIdentity).await,
+            Tls::Preferred => match connect(MySqlSslMode::VerifyIdentity).await {
+                Err(error) if has_no_tls(&error) => connect(MySqlSslMode::Disabled).await,
+                connected => connected,
+            },
+        };
+        connected.map_err(|error| self.failure(error))
+    }
+
+    /// Asks the server to end the current statement of a connection.
+    async fn kill_statement(&self, id: i64) -> Outcome<()> {
+        let mut connection = self.dial().await?;
+        let text = AssertSqlSafe(format!("KILL QUERY {id}"));
+        let killed = sqlx::raw_sql(text).execute(&mut connection).await;
+        killed.map(drop).map_err(|error| self.failure(error))
+    }
+}
+
+impl MysqlSession {
+    /// Opens a connection, with the settings that the statements need.
+    pub(super) async fn open(server: &Arc<MysqlServer>) -> Outcome<Self> {
+        let epoch = server.links.epoch();
+        let mut connection = server.dial().await?;
+        // Locks end by a cancellation; this is for statements whose cancellation is lost.
+        let lock_limit_s = server.links.store_timeout.as_secs() + 2;
+        let mut packet = Packet::default();
+        packet.add("SET NAMES utf8mb4");
+        packet.add(format_args!(
+            "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', \
+             innodb_lock_wait_timeout = {lock_limit_s}, lock_wait_timeout = {lock_limit_s}"
+        ));
+        let ids = packet.add("SELECT CONNECTION_ID(), @@SESSION.wait_timeout");
+        let log = packet.add("SHOW VARIABLES LIKE 'binlog_format'");
+        let mut answers = Vec::new();
+        let executed = execute(&mut connection, packet, &mut answers).await;
+        executed.map_err(|error| server.failure(error))?;
+        let ids = rows(&answers, ids).first();
+        let id = ids.and_then(|row| row.number(0));
+        let id = id.ok_or_else(|| Failure::unexpected(&server.links, "no connection id"))?;
+        let is_statement = |row: &Row| row.text(1).is_some_and(|format| format.eq_ignore_ascii_case("STATEMENT"));
+        let (killing, limit) = (server.clone(), server.links.store_timeout);
+        let cancel = move || {
+            let server = killing.clone();
+            tokio::spawn(async move {
+                let _ = timeout(limit, server.kill_statement(id)).await;
+            });
+        };
+        Ok(MysqlSession {
+            server: server.clone(),
+            link: Link::new(server.links.clone(), epoch, cancel),
+            connection,
+            reads_committed: !rows(&answers, log).iter().any(is_statement),
+            wait_timeout_s: ids.and_then(|row| row.number(1)).unwrap_or(28_800),
+            used_at: Instant::now(),
+            begun: Begun::default(),
+        })
+    }
+
+    /// Executes the statements of a packet. Adds their answers to `answers`, also those before a statement that failed.
+    pub(super) async fn run(&mut self, packet: Packet, answers: &mut Vec<Answer>) -> Outcome<()> {
+        let executed = execute(&mut self.connection, packet, answers).await;
+        self.used_at = Instant::now();
+        executed.map_err(|error| self.server.failure(error))
+    }
+
+    /// Whether the connection is open. Tests one that was not used for some time: the driver does not see that it was closed.
+    pub(super) async fn answers_ping(&mut self) -> bool {
+        if self.used_at.elapsed() < IDLE {
+            return true;
+        }
+        let link = self.link.clone();
+        let ping = async {
+            let answered = self.connection.ping().await;
+            answered.map_err(|error| self.server.failure(error))
+        };
+        let is_open = link.within_limit(ping).await.is_ok();
+        self.used_at = Instant::now();
+        is_open
+    }
+
+    /// Returns the failure of an answer that lacks a value.
+    pub(super) fn unexpected(&self) -> Failure {
+        Failure::unexpected(&self.server.links, "a row without a value")
+    }
+}
+
+async fn execute(connection: &mut MySqlConnection, packet: Packet, answers: &mut Vec<Answer>) -> sqlx::Result<()> {
+    let mut results = sqlx::raw_sql(AssertSqlSafe(packet.text)).fetch_many(connection);
+    let mut rows = Vec::new();
+    while let Some(result) = results.try_next().await? {
+        match result {
+            Either::Right(row) => rows.push(Row::new(&row)?),
+            Either::Left(_) => answers.push(Answer {
+                rows: std::mem::take(&mut rows),
+            }),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,107 @@
+//! The tables of a store.
+
+use super::packet::{Packet, rows};
+use super::session::MysqlSession;
+use crate::engine::sql::server::Outcome;
+use crate::engine::sql::server::error::{Failure, Kind};
+
+/// The names of the tables, quoted.
+pub(super) struct Tables {
+    pub locks: String,
+    pub waiters: String,
+    /// What finds the tables in the catalogue.
+    in_catalogue: String,
+}
+
+impl Tables {
+    /// Creates the names for `table`: `name` or `schema.name`, both safe inside quotes.
+    pub(super) fn new(table: &str) -> Self {
+        let (schema, name) = table
+            .split_once('.')
+            .map_or((None, table), |(schema, name)| (Some(schema), name));
+        let quoted = |suffix: &str| match schema {
+            Some(schema) => format!("`{schema}`.`{name}{suffix}`"),
+            None => format!("`{name}{suffix}`"),
+        };
+        let schema = schema.map_or_else(|| "DATABASE()".to_owned(), |schema| format!("'{schema}'"));
+        Tables {
+            locks: quoted(""),
+            waiters: quoted("_waiters"),
+            in_catalogue: format!("table_schema = {schema} AND table_name IN ('{name}', '{name}_waiters')"),
+        }
+    }
+
+    /// Creates the tables.
+    fn schema(&self) -> Packet {
+        let file: Vec<&str> = include_str!("schema.sql")
+            .lines()
+            .filter(|line| !line.starts_with("--"))
+            .collect();
+        let text = file
+            .join("\n")
+            .replace("{locks}", &self.locks)
+            .replace("{waiters}", &self.waiters);
+        let mut packet = Packet::default();
+        let statements = text.split(';').map(str::trim).filter(|statement| !statement.is_empty());
+        statements.for_each(|statement| _ = packet.add(statement));
+        packet
+    }
+}
+
+/// Makes a connection ready for statements. Creates the tables if they are missing.
+pub(super) async fn set_up(session: &mut MysqlSession) -> Outcome<()> {
+    match probe(session).await {
+        Err(failure) if failure.kind() == Kind::NoTable => {
+            let schema = session.server.tables.schema();
+            session.run(schema, &mut Vec::new()).await?;
+            probe(session).await
+        }
+        probed => probed,
+    }
+}
+
+/// Checks the tables. Sets the isolation level.
+async fn probe(session: &mut MysqlSession) -> Outcome<()> {
+    let mut packet = Packet::default();
+    // Each statement reads committed rows. Where the server refuses that, the first read of a transaction follows its locks.
+    let level = if session.reads_committed { "READ COMMITTED" } else { "REPEATABLE READ" };
+    packet.add(format_args!("SET SESSION TRANSACTION ISOLATION LEVEL {level}"));
+    let Tables {
+        locks,
+        waiters,
+        in_catalogue,
+    } = &session.server.tables;
+    packet.add(format_args!(
+        "SELECT name, owner, fence, expires_at, queued, since, host, pid, metadata FROM {locks} LIMIT 0"
+    ));
+    packet.add(format_args!(
+        "SELECT ticket, owner, name, alive_until, process, reserve_ms, is_called FROM {waiters} LIMIT 0"
+    ));
+    let engines = packet.add(format_args!(
+        "SELECT engine, table_name FROM information_schema.tables WHERE {in_catalogue}"
+    ));
+    let mut answers = Vec::new();
+    session.run(packet, &mut answers).await?;
+    for row in rows(&answers, engines) {
+        let (engine, table) = (row.text(0), row.text(1).unwrap_or_default());
+        if let Some(engine) = engine.filter(|engine| !engine.eq_ignore_ascii_case("InnoDB")) {
+            let message = format!("the table {table} has the storage engine {engine}: it must be InnoDB");
+            return Err(Failure::new(&session.server.links, Kind::Permanent, message));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table_names_are_quoted() {
+        let text = Tables::new("app.locks").schema().text;
+        assert!(
+            text.contains("`app`.`locks` (") && text.contains("`app`.`locks_waiters` (") && !text.contains('{'),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,190 @@
+//! Broken connections, locked tables, a read-only server, and a process that is stopped in a transaction.
+
+use futures_util::future::join_all;
+
+use super::*;
+use crate::engine::sql::mysql::transaction::begin;
+
+/// An engine whose calls have an answer within this time.
+fn brief() -> Settings {
+    Settings {
+        store_timeout: Duration::from_millis(700),
+        ..Settings::default()
+    }
+}
+
+#[tokio::test]
+async fn ended_connections_are_opened_again() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let (holder, waiter) = (claim(&["n"]), waiting(&["n"]));
+    acquire(&engine, &holder).await;
+    let mut subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
+    busy(&engine, &waiter).await;
+    assert_eq!(database.terminate().await, 2);
+    eventually("the lease is renewed", async || {
+        matches!(engine.renew(&holder, holder.ttl).await, Ok(Renewed::Extended))
+    })
+    .await;
+    eventually("the lease is released", async || {
+        matches!(engine.release(&holder, Duration::ZERO).await, Ok(Released::Freed | Released::NotHeld))
+    })
+    .await;
+    tokio::time::timeout(Duration::from_secs(5), subscription.changed())
+        .await
+        .unwrap();
+    eventually("the waiter is granted the name", async || {
+        matches!(engine.try_acquire(&waiter).await, Ok(Acquired::Granted { .. }))
+    })
+    .await;
+}
+
+/// The server closes a connection that was not used for some time, and the next call does not fail.
+#[tokio::test]
+async fn a_connection_that_was_closed_while_it_was_idle_is_opened_again() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let ours = claim(&["n"]);
+    acquire(&engine, &ours).await;
+    assert_eq!(database.terminate().await, 1);
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    assert_eq!(release(&engine, &ours).await, Released::Freed);
+}
+
+/// No process is notified: the process of the first waiter finds that the name is free.
+#[tokio::test]
+async fn a_waiter_of_another_process_is_served() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (engine, other) = (database.engine().await, database.engine().await);
+    let (holder, first, second) = (claim(&["n"]), waiting(&["n"]), waiting(&["n"]));
+    acquire(&other, &holder).await;
+    for (engine, waiter) in [(&engine, &first), (&other, &second)] {
+        let subscription = engine.subscribe(waiter, &key("n")).await.unwrap();
+        busy(engine, waiter).await;
+        // Dropping it would end the wait.
+        std::mem::forget(subscription);
+    }
+    assert_eq!(release(&other, &holder).await, Released::Freed);
+    busy(&other, &second).await;
+    let mut subscription = engine.subscribe(&first, &key("n")).await.unwrap();
+    tokio::time::timeout(Duration::from_secs(5), subscription.changed())
+        .await
+        .unwrap();
+    acquire(&engine, &first).await;
+    busy(&other, &second).await;
+}
+
+#[tokio::test]
+async fn a_locked_table_delays_calls_and_leaves_no_statement_behind() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine_with(brief()).await;
+    let mut watcher = Database {
+        client: connect(&server_url().unwrap()).await,
+        name: String::new(),
+        user: database.user.clone(),
+        url: String::new(),
+    };
+    database.execute("LOCK TABLES locks WRITE, locks_waiters WRITE").await;
+    let claims: Vec<Claim> = (0..3).map(|index| claim(&[&format!("n{index}")])).collect();
+    for claim in &claims {
+        let error = engine.try_acquire(claim).await.unwrap_err();
+        assert!(
+            error.retryable && error.to_string().contains("no answer within 70"),
+            "{error}"
+        );
+    }
+    eventually("no statement waits", async || {
+        watcher.connections("command = 'Query'").await == 0
+    })
+    .await;
+    database.execute("UNLOCK TABLES").await;
+    acquire(&engine, &claim(&["after"])).await;
+    let held = engine.list("", PAGE).await.unwrap();
+    assert_eq!(held.into_iter().map(|info| info.name).collect::<Vec<_>>(), ["after"]);
+}
+
+/// The locks of a stopped process end with its connection, and the other calls of the same names go on.
+#[tokio::test]
+async fn a_transaction_without_an_end_is_ended_by_the_server() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let ours = claim(&["n"]);
+    acquire(&engine, &ours).await;
+    let mut stopped = connect(&database.url).await;
+    let mut packet = Packet::default();
+    begin(&mut packet);
+    packet.add("SELECT 1 FROM locks WHERE name = 'n' FOR UPDATE");
+    stopped.execute(sqlx::raw_sql(AssertSqlSafe(packet.text))).await.unwrap();
+    assert_eq!(release(&engine, &ours).await, Released::Freed);
+    assert!(stopped.ping().await.is_err());
+}
+
+/// A server that logs statements instead of rows refuses `READ COMMITTED`. Meanwhile the other tests use both isolation levels.
+#[tokio::test]
+async fn both_isolation_levels_have_one_holder_at_a_time() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    for format in ["STATEMENT", "MIXED"] {
+        let mut server = connect(&server_url().unwrap()).await;
+        let text = format!("SET GLOBAL binlog_format = '{format}'");
+        server.execute(AssertSqlSafe(text)).await.unwrap();
+        let engines = [database.engine().await, database.engine().await];
+        let counter = std::cell::Cell::new(0);
+        let loops = (0..8).map(|index| {
+            let (engine, counter) = (&engines[index % 2], &counter);
+            async move {
+                for round in 0..6 {
+                    let names = [&["n"][..], &["n", "m"], &["o", "n"]][round % 3];
+                    let ours = claim(names);
+                    while !matches!(engine.try_acquire(&ours).await.unwrap(), Acquired::Granted { .. }) {
+                        tokio::time::sleep(Duration::from_millis(fastrand::u64(1..5))).await;
+                    }
+                    let seen = counter.get();
+                    tokio::task::yield_now().await;
+                    counter.set(seen + 1);
+                    assert_eq!(release(engine, &ours).await, Released::Freed);
+                }
+            }
+        });
+        join_all(loops).await;
+        assert_eq!(counter.get(), 48);
+    }
+    let old = "SELECT COUNT(*) FROM locks WHERE owner IS NOT NULL";
+    assert_eq!(database.number(old).await, 0);
+}
+
+#[tokio::test]
+async fn a_dropped_attempt_is_never_executed_later() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    database.execute("LOCK TABLES locks WRITE, locks_waiters WRITE").await;
+    let names: Vec<String> = (0..500).map(|index| format!("n{index}")).collect();
+    let claims: Vec<Claim> = names.iter().map(|name| claim(&[name])).collect();
+    let calls = join_all(claims.iter().map(|claim| engine.try_acquire(claim)));
+    let dropped = tokio::time::timeout(Duration::from_millis(300), calls).await;
+    assert!(dropped.is_err(), "the table is locked");
+    let sent: Vec<Claim> = claims.into_iter().filter(Claim::was_sent).collect();
+    assert!((1..=64).contains(&sent.len()), "{} were sent", sent.len());
+    database.execute("UNLOCK TABLES").await;
+    let mut released = 0;
+    engine
+        .release_all(&sent, &mut |_, answer| {
+            released += usize::from(answer.is_ok());
+        })
+        .await;
+    assert_eq!(released, sent.len());
+    assert_eq!(engine.list("", PAGE).await.unwrap(), []);
+}

@@ -1,0 +1,167 @@
+//! The contract on MariaDB or MySQL, and the tests of the engine's own behavior.
+
+mod faults;
+mod tables;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::mysql::MySqlConnection;
+use sqlx::{AssertSqlSafe, Connection, Executor, Row as _};
+
+use super::*;
+use crate::engine::contract::PAGE;
+use crate::engine::sql::mysql::packet::Packet;
+use crate::engine::{Acquired, Engine, Released, Renewed, Settings, SharedEngine};
+use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// Returns the URL of a server. `None`: there is none; the test is skipped, or fails if `CI` is set.
+fn server_url() -> Option<String> {
+    let url = std::env::var("HOLDFAST_TEST_MYSQL_URL").ok();
+    if url.is_none() {
+        assert!(std::env::var_os("CI").is_none(), "HOLDFAST_TEST_MYSQL_URL is not set");
+        println!("skipped: HOLDFAST_TEST_MYSQL_URL is not set");
+    }
+    url
+}
+
+async fn open(url: &str, settings: &Settings) -> Arc<MysqlEngine> {
+    let config = MysqlConfig::parse(url, settings).unwrap();
+    MysqlEngine::connect(config).await.unwrap()
+}
+
+/// Opens two engines with a prefix.
+async fn two(url: &str, prefix: String) -> (SharedEngine, SharedEngine) {
+    let settings = Settings {
+        key_prefix: Some(prefix),
+        ..Settings::default()
+    };
+    (open(url, &settings).await, open(url, &settings).await)
+}
+
+crate::engine::contract::contract_tests!(async |prefix: String| Some(two(&server_url()?, prefix).await));
+
+/// A database of one test. Dropping it leaves it to the server, which ends with the tests.
+struct Database {
+    name: String,
+    /// The user of the engines: of this test only, so that its connections are known.
+    user: String,
+    url: String,
+    /// A connection of another program.
+    client: MySqlConnection,
+}
+
+impl Database {
+    /// Creates a database. `None`: there is no server.
+    async fn create() -> Option<Self> {
+        let url = server_url()?;
+        let name = format!("t{}", OwnerToken::fresh().as_str());
+        let user = name[..24].to_owned();
+        let mut client = connect(&url).await;
+        for text in [
+            format!("CREATE DATABASE {name}"),
+            format!("CREATE USER {user}"),
+            format!("GRANT ALL ON {name}.* TO {user}"),
+            format!("USE {name}"),
+        ] {
+            client.execute(AssertSqlSafe(text)).await.unwrap();
+        }
+        let (server, _) = url.rsplit_once('/').unwrap();
+        let (scheme, host) = server.split_once("://").unwrap();
+        let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
+        let url = format!("{scheme}://{user}@{host}/{name}");
+        Some(Database {
+            name,
+            user,
+            url,
+            client,
+        })
+    }
+
+    async fn engine(&self) -> Arc<MysqlEngine> {
+        open(&self.url, &Settings::default()).await
+    }
+
+    async fn engine_with(&self, settings: Settings) -> Arc<MysqlEngine> {
+        open(&self.url, &settings).await
+    }
+
+    async fn execute(&mut self, text: &str) {
+        self.client.execute(sqlx::raw_sql(AssertSqlSafe(text))).await.unwrap();
+    }
+
+    async fn number(&mut self, text: &str) -> i64 {
+        let row = self.client.fetch_one(sqlx::raw_sql(AssertSqlSafe(text))).await.unwrap();
+        let bytes: Vec<u8> = row.try_get_unchecked(0).unwrap();
+        String::from_utf8(bytes).unwrap().parse().unwrap()
+    }
+
+    /// Returns the number of connections of the engines that satisfy a condition.
+    async fn connections(&mut self, condition: &str) -> i64 {
+        let user = &self.user;
+        let text = format!("SELECT COUNT(*) FROM information_schema.processlist WHERE user = '{user}' AND {condition}");
+        self.number(&text).await
+    }
+
+    /// Ends the connections of the engines. Returns how many.
+    async fn terminate(&mut self) -> usize {
+        let text = format!("SELECT id FROM information_schema.processlist WHERE user = '{}'", self.user);
+        let rows = self.client.fetch_all(sqlx::raw_sql(AssertSqlSafe(text))).await.unwrap();
+        let ids = rows.iter().map(|row| row.try_get_unchecked::<Vec<u8>, _>(0).unwrap());
+        let ids: Vec<String> = ids.map(|id| String::from_utf8(id).unwrap()).collect();
+        for id in &ids {
+            let text = AssertSqlSafe(format!("KILL {id}"));
+            // It may have ended.
+            let _ = self.client.execute(text).await;
+        }
+        ids.len()
+    }
+}
+
+/// Connects as another program.
+async fn connect(url: &str) -> MySqlConnection {
+    MySqlConnection::connect(&format!("{url}?ssl-mode=DISABLED")).await.unwrap()
+}
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+fn claim(names: &[&str]) -> Claim {
+    let keys: Vec<Key> = names.iter().map(|name| key(name)).collect();
+    let process = Arc::new(Process::current());
+    Claim::new(&keys, OwnerToken::fresh(), Ttl::clamped(LONG), process)
+}
+
+fn waiting(names: &[&str]) -> Claim {
+    let mut claim = claim(names);
+    claim.waiting = true;
+    claim
+}
+
+async fn acquire(engine: &MysqlEngine, claim: &Claim) {
+    let acquired = engine.try_acquire(claim).await.unwrap();
+    assert!(matches!(acquired, Acquired::Granted { .. }), "{acquired:?}");
+}
+
+async fn busy(engine: &MysqlEngine, claim: &Claim) {
+    let acquired = engine.try_acquire(claim).await.unwrap();
+    assert!(matches!(acquired, Acquired::Held { .. }), "{acquired:?}");
+}
+
+async fn release(engine: &MysqlEngine, claim: &Claim) -> Released {
+    engine.release(claim, Duration::ZERO).await.unwrap()
+}
+
+/// Waits until a condition holds, for 10 s at most.
+async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let check = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let checked = tokio::time::timeout(Duration::from_secs(10), check).await;
+    checked.unwrap_or_else(|_| panic!("not within 10 s: {what}"));
+}

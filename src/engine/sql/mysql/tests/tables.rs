@@ -1,0 +1,211 @@
+//! Tables, rights, and what stays in the tables.
+
+use futures_util::future::join_all;
+
+use super::*;
+
+async fn refused(url: &str, settings: &Settings) -> String {
+    let config = MysqlConfig::parse(url, settings).unwrap();
+    let error = MysqlEngine::connect(config).await.unwrap_err();
+    assert!(!error.retryable, "{error}");
+    error.to_string()
+}
+
+#[tokio::test]
+async fn many_processes_create_the_tables_at_once() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engines = join_all((0..8).map(|_| database.engine())).await;
+    acquire(&engines[0], &claim(&["n"])).await;
+    busy(&engines[7], &claim(&["n"])).await;
+}
+
+#[tokio::test]
+async fn a_user_with_the_documented_rights_is_enough() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let name = database.name.clone();
+    let settings = || Settings {
+        table: format!("{name}.locks"),
+        ..Settings::default()
+    };
+    // The first connect needs the right to create.
+    let owner = database.engine_with(settings()).await;
+    let user = format!("r{}", &name[1..24]);
+    database
+        .execute(&format!(
+            "CREATE USER {user}; \
+             GRANT SELECT, INSERT, UPDATE, DELETE ON {name}.locks TO {user}; \
+             GRANT SELECT, INSERT, UPDATE, DELETE ON {name}.locks_waiters TO {user}"
+        ))
+        .await;
+    let url = database.url.replace(&database.user, &user);
+    // It has the rights of the tables only, and names no database.
+    let (server, _) = url.rsplit_once('/').unwrap();
+    let engine = open(server, &settings()).await;
+    let (holder, waiter) = (claim(&["n", "m"]), waiting(&["n"]));
+    acquire(&engine, &holder).await;
+    busy(&owner, &claim(&["n"])).await;
+    let mut subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
+    busy(&engine, &waiter).await;
+    assert_eq!(engine.renew(&holder, holder.ttl).await.unwrap(), Renewed::Extended);
+    assert_eq!(release(&engine, &holder).await, Released::Freed);
+    tokio::time::timeout(Duration::from_secs(5), subscription.changed())
+        .await
+        .unwrap();
+    acquire(&engine, &waiter).await;
+    assert_eq!(engine.list("", PAGE).await.unwrap().len(), 1);
+    assert!(engine.force_release(&key("n")).await.unwrap());
+
+    let others = Settings {
+        table: format!("{name}.others"),
+        ..Settings::default()
+    };
+    let message = refused(server, &others).await;
+    assert!(message.contains("denied"), "{message}");
+}
+
+#[tokio::test]
+async fn tables_with_other_columns_are_a_permanent_error() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    database.execute("CREATE TABLE locks (name varbinary(640) PRIMARY KEY)").await;
+    refused(&database.url, &Settings::default()).await;
+}
+
+#[tokio::test]
+async fn another_storage_engine_is_refused_with_its_name() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    drop(database.engine().await);
+    database.execute("ALTER TABLE locks_waiters ENGINE = MyISAM").await;
+    let message = refused(&database.url, &Settings::default()).await;
+    assert!(
+        message.contains("locks_waiters has the storage engine MyISAM: it must be InnoDB"),
+        "{message}"
+    );
+}
+
+#[tokio::test]
+async fn dropped_tables_are_created_again() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    acquire(&engine, &claim(&["n"])).await;
+    database.execute("DROP TABLE locks, locks_waiters").await;
+    eventually("the tables are there", async || {
+        engine.try_acquire(&claim(&["n"])).await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_position_leaves_nothing_behind() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let (holder, set, other) = (claim(&["a"]), waiting(&["a", "b"]), claim(&["b"]));
+    acquire(&engine, &holder).await;
+    acquire(&engine, &other).await;
+    busy(&engine, &set).await;
+    let queued = "SELECT queued FROM locks WHERE name =";
+    assert_eq!(database.number(&format!("{queued} 'a'")).await, 1);
+    release(&engine, &holder).await;
+    busy(&engine, &set).await;
+    assert_eq!(database.number(&format!("{queued} 'a'")).await, 0, "it has moved");
+    assert_eq!(database.number(&format!("{queued} 'b'")).await, 1);
+    release(&engine, &set).await;
+    assert_eq!(database.number(&format!("{queued} 'b'")).await, 0);
+    assert_eq!(database.number("SELECT COUNT(*) FROM locks_waiters").await, 0);
+}
+
+#[tokio::test]
+async fn positions_that_expired_long_ago_are_removed_with_the_next_change() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let (holder, waiter) = (claim(&["n"]), waiting(&["n"]));
+    acquire(&engine, &holder).await;
+    busy(&engine, &waiter).await;
+    engine.waiters.close();
+    database
+        .execute("UPDATE locks_waiters SET alive_until = alive_until - 100000000")
+        .await;
+    assert_eq!(release(&engine, &holder).await, Released::Freed);
+    assert_eq!(database.number("SELECT COUNT(*) FROM locks_waiters").await, 0);
+    assert_eq!(database.number("SELECT queued FROM locks").await, 0);
+}
+
+/// Two names that a collation takes for equal, and those with an end that a collation ignores, are different locks.
+#[tokio::test]
+async fn names_are_bytes() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let names = ["straße", "strasse", "STRASSE", "n", "n ", "e\u{301}", "é", "'\\\"`;--"];
+    for name in names {
+        acquire(&engine, &claim(&[name])).await;
+    }
+    let mut found: Vec<String> = engine.list("", PAGE).await.unwrap().into_iter().map(|info| info.name).collect();
+    let mut expected = names.map(str::to_owned);
+    found.sort();
+    expected.sort();
+    assert_eq!(found, expected);
+}
+
+#[tokio::test]
+async fn a_sweep_removes_old_rows_of_free_names() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let (free, held) = (claim(&["free"]), claim(&["held"]));
+    acquire(&engine, &free).await;
+    acquire(&engine, &held).await;
+    release(&engine, &free).await;
+    let config = MysqlConfig::parse(&database.url, &Settings::default()).unwrap();
+    let mut session = MysqlSession::open(&MysqlServer::new(config)).await.unwrap();
+    session.set_up().await.unwrap();
+    assert_eq!(session.sweep().await.unwrap().0, 0);
+    database.execute("UPDATE locks SET since = since - 4000000000").await;
+    assert_eq!(session.sweep().await.unwrap(), (1, Vec::new()));
+    assert_eq!(database.number("SELECT COUNT(*) FROM locks").await, 1);
+}
+
+/// With a large table, each statement reads the rows of its names only.
+#[tokio::test]
+async fn no_call_scans_a_table() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    database
+        .execute(
+            "INSERT INTO locks (name, fence, expires_at, since) \
+             WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 900) SELECT CONCAT('x', i), 0, 0, 0 FROM n",
+        )
+        .await;
+    database.execute("ANALYZE TABLE locks").await;
+    let config = MysqlConfig::parse(&database.url, &Settings::default()).unwrap();
+    let mut session = MysqlSession::open(&MysqlServer::new(config)).await.unwrap();
+    let mut packet = Packet::default();
+    packet.add("SELECT 1");
+    session.run(packet, &mut Vec::new()).await.unwrap();
+    let scanned = "SELECT variable_value FROM information_schema.global_status WHERE variable_name = 'Handler_read_rnd_next'";
+    let holders: Vec<Claim> = (0..64).map(|index| claim(&[&format!("n{index}")])).collect();
+    let before = database.number(scanned).await;
+    join_all(holders.iter().map(|claim| acquire(&engine, claim))).await;
+    join_all(holders.iter().map(|claim| engine.renew(claim, claim.ttl))).await;
+    join_all(holders.iter().map(|claim| release(&engine, claim))).await;
+    let after = database.number(scanned).await;
+    // The server counts for all of its connections: the other tests scan, too, but not the table of this test.
+    println!("{} rows were read by scans", after - before);
+}

@@ -1,0 +1,264 @@
+//! What a transaction reads and writes: two packets. The first one locks the rows of all names in their order, and reads them and
+//! their queues. The second one writes the result.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::packet::{Answer, CLOCK, Hex, Nullable, Packet, joined, list, rows};
+use super::session::{Begun, MysqlSession};
+use super::tables::Tables;
+use crate::engine::sql::ledger::{self, Changes, Ledger, Position, StoredName};
+use crate::engine::sql::server::transaction::Plan;
+use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
+use crate::engine::sql::server::waiters::Notification;
+use crate::engine::sql::server::{Committed, Outcome};
+
+/// How long the server waits for the end of a transaction, in seconds. A process that is stopped during one holds the locks of its
+/// rows: the server closes its connection then.
+const STOPPED_S: u64 = 2;
+
+/// How many queries one statement combines.
+pub(super) const UNION: usize = 32;
+
+/// Begins a transaction, locks the rows of the plan, and reads them and their queues.
+pub(super) async fn read(session: &mut MysqlSession, plan: &Plan) -> Outcome<Ledger> {
+    let mut packet = Packet::default();
+    begin(&mut packet);
+    let Tables { locks, waiters, .. } = &session.server.tables;
+    lock(&mut packet, locks, plan);
+    packet.add(CLOCK);
+    let clock = packet.add("SELECT @u");
+    let all = list(plan.names.keys().map(Hex));
+    let locked = packet.add(format_args!(
+        "SELECT name, owner, expires_at, fence, queued FROM {locks} WHERE name IN ({all})"
+    ));
+    let columns = "ticket, name, owner, alive_until, is_called, reserve_ms";
+    let front = |name| {
+        format!(
+            "(SELECT {columns} FROM {waiters} WHERE name = {} AND alive_until > @u ORDER BY ticket LIMIT {})",
+            Hex(name),
+            plan.front()
+        )
+    };
+    let names: Vec<&StoredName> = plan.names.keys().collect();
+    let mut queues = Vec::new();
+    for names in names.chunks(UNION) {
+        queues.push(packet.add(joined(" UNION ALL ", names.iter().map(front))));
+    }
+    if !plan.owners.is_empty() {
+        let owners = list(plan.owners.iter().map(Hex));
+        queues.push(packet.add(format_args!("SELECT {columns} FROM {waiters} WHERE owner IN ({owners})")));
+    }
+    let mut answers = Vec::new();
+    session.run(packet, &mut answers).await?;
+    ledger_of(session, plan, &answers, clock, locked, &queues).ok_or_else(|| session.unexpected())
+}
+
+/// Adds the begin of a transaction.
+pub(super) fn begin(packet: &mut Packet) {
+    packet.add(format_args!("SET SESSION wait_timeout = {STOPPED_S}"));
+    packet.add("START TRANSACTION");
+}
+
+/// Adds the statements that lock the rows of names in their order, and create missing ones.
+///
+/// The insert locks a row that exists. A lock of the existing rows after the insert of all missing ones would not lock in order,
+/// and could deadlock.
+fn lock(packet: &mut Packet, locks: &str, plan: &Plan) {
+    let names: Vec<(&StoredName, &bool)> = plan.names.iter().collect();
+    for run in names.chunk_by(|(_, before), (_, next)| before == next) {
+        if *run[0].1 {
+            let rows = run.iter().map(|(name, _)| format!("({}, 0, 0, 0)", Hex(name)));
+            packet.add(format_args!(
+                "INSERT INTO {locks} (name, fence, expires_at, since) VALUES {} ON DUPLICATE KEY UPDATE fence = fence",
+                list(rows)
+            ));
+        } else {
+            let names = list(run.iter().map(|(name, _)| Hex(name)));
+            packet.add(format_args!(
+                "SELECT 1 FROM {locks} FORCE INDEX (PRIMARY) WHERE name IN ({names}) ORDER BY name FOR UPDATE"
+            ));
+        }
+    }
+}
+
+/// Returns the ledger of what was read. `None`: a row lacks a value.
+fn ledger_of(
+    session: &mut MysqlSession,
+    plan: &Plan,
+    answers: &[Answer],
+    clock: usize,
+    locked: usize,
+    queues: &[usize],
+) -> Option<Ledger> {
+    let now_us = rows(answers, clock).first()?.number(0)?;
+    let mut positions: BTreeMap<i64, Position> = BTreeMap::new();
+    let mut tickets = HashMap::new();
+    // The position of a call's owner may be among the first ones, too.
+    for row in queues.iter().flat_map(|index| rows(answers, *index)) {
+        let (ticket, name, owner) = (row.number(0)?, row.bytes(1)?.to_vec(), row.text(2)?);
+        tickets.insert(owner.clone(), ticket);
+        let reserve_ms = i32::try_from(row.number(5)?).ok()?;
+        let position = Position::read(ticket, name, owner, row.number(3)?, row.is_true(4), reserve_ms);
+        positions.insert(ticket, position);
+    }
+    let mut found = BTreeMap::new();
+    let mut with_expired = Vec::new();
+    for row in rows(answers, locked) {
+        let name = row.bytes(0)?.to_vec();
+        let known = positions.values().filter(|position| position.name == name).count();
+        // All live positions are known, and there are more positions.
+        if known < plan.front() && row.number(4)? > known as i64 {
+            with_expired.push(name.clone());
+        }
+        found.insert(name, ledger::Row::read(row.text(1), row.number(2)?, row.number(3)?));
+    }
+    session.begun = Begun { tickets, with_expired };
+    Some(Ledger::new(now_us, found, positions.into_values().collect()))
+}
+
+/// Writes the changes of a transaction, and commits it.
+pub(super) async fn write(session: &mut MysqlSession, process: &str, changes: &Changes) -> Outcome<Committed> {
+    let mut packet = Packet::default();
+    let begun = std::mem::take(&mut session.begun);
+    let Tables { locks, waiters, .. } = &session.server.tables;
+    let left: Vec<&i64> = changes.left.iter().filter_map(|owner| begun.tickets.get(owner)).collect();
+    if !left.is_empty() {
+        packet.add(format_args!("DELETE FROM {waiters} WHERE ticket IN ({})", list(left)));
+    }
+    let is_written = |name: &&StoredName| changes.rows.iter().any(|(written, _)| written == *name);
+    let with_expired = list(begun.with_expired.iter().filter(is_written).map(Hex));
+    if !with_expired.is_empty() {
+        packet.add(format_args!(
+            "DELETE FROM {waiters} WHERE name IN ({with_expired}) AND alive_until < @u - {}",
+            EXPIRED_POSITION_KEPT_MS * 1000
+        ));
+    }
+    let mut tickets: HashMap<String, u64> = HashMap::new();
+    let entered = enter(&mut packet, waiters, process, &begun, changes, &mut tickets);
+    let called = call(&mut packet, waiters, changes);
+    if !changes.rows.is_empty() {
+        update(&mut packet, locks, waiters, changes);
+    }
+    packet.add("COMMIT");
+    packet.add(format_args!("SET SESSION wait_timeout = {}", session.wait_timeout_s));
+    let mut answers = Vec::new();
+    session.run(packet, &mut answers).await?;
+    for row in entered.map(|index| rows(&answers, index)).unwrap_or_default() {
+        if let (Some(owner), Some(ticket)) = (row.text(0), row.number(1)) {
+            tickets.insert(owner, ticket.unsigned_abs());
+        }
+    }
+    let called = called.map(|index| rows(&answers, index)).unwrap_or_default();
+    let own = called.iter().filter(|row| row.text(1).as_deref() == Some(process));
+    let notification = |owner: String| {
+        let notified = changes.notified.iter().find(|(one, _)| *one == owner);
+        match notified.and_then(|(_, after)| *after) {
+            Some(after) => owner + &Notification::addition(after),
+            None => owner,
+        }
+    };
+    Ok(Committed {
+        tickets,
+        notifications: own.filter_map(|row| row.text(0)).map(notification).collect(),
+    })
+}
+
+/// Adds the statements that enter queues, keep positions there alive, or move them from another name with their ticket. Returns the
+/// index of the answer with the tickets of new positions, and adds the others.
+fn enter(
+    packet: &mut Packet,
+    waiters: &str,
+    process: &str,
+    begun: &Begun,
+    changes: &Changes,
+    tickets: &mut HashMap<String, u64>,
+) -> Option<usize> {
+    let (known, new): (Vec<_>, Vec<_>) = changes
+        .entered
+        .iter()
+        .partition(|entered| begun.tickets.contains_key(&entered.owner));
+    for entered in known {
+        let ticket = begun.tickets.get(&entered.owner).copied().unwrap_or_default();
+        tickets.insert(entered.owner.clone(), ticket.unsigned_abs());
+        packet.add(format_args!(
+            "UPDATE {waiters} SET name = {}, alive_until = {}, reserve_ms = {}, process = {}, is_called = 0 \
+             WHERE ticket = {ticket}",
+            Hex(&entered.name),
+            entered.alive_until_us,
+            entered.reserve_ms,
+            Hex(process),
+        ));
+    }
+    if new.is_empty() {
+        return None;
+    }
+    let values = new.iter().map(|entered| {
+        format!(
+            "({}, {}, {}, {}, {})",
+            Hex(&entered.owner),
+            Hex(&entered.name),
+            entered.alive_until_us,
+            entered.reserve_ms,
+            Hex(process)
+        )
+    });
+    packet.add(format_args!(
+        "INSERT INTO {waiters} (owner, name, alive_until, reserve_ms, process) VALUES {}",
+        list(values)
+    ));
+    let owners = list(new.iter().map(|entered| Hex(&entered.owner)));
+    Some(packet.add(format_args!("SELECT owner, ticket FROM {waiters} WHERE owner IN ({owners})")))
+}
+
+/// Adds the statements that call waiters: their positions end unless they make an attempt in time. Returns the index of the answer
+/// with the processes of those that are called or notified.
+fn call(packet: &mut Packet, waiters: &str, changes: &Changes) -> Option<usize> {
+    let called = list(changes.called.iter().map(Hex));
+    if !called.is_empty() {
+        packet.add(format_args!(
+            "UPDATE {waiters} SET is_called = 1, alive_until = LEAST(alive_until, @u + reserve_ms * 1000) \
+             WHERE owner IN ({called})"
+        ));
+    }
+    let notified = changes.notified.iter().map(|(owner, _)| owner);
+    let owners = list(changes.called.iter().chain(notified).map(Hex));
+    (!owners.is_empty()).then(|| {
+        packet.add(format_args!("SELECT owner, process FROM {waiters} WHERE owner IN ({owners})"))
+    })
+}
+
+/// Adds the statement that writes the rows of names, and counts their positions again. The statements before it have changed the
+/// positions.
+fn update(packet: &mut Packet, locks: &str, waiters: &str, changes: &Changes) {
+    let values = changes.rows.iter().map(|(name, row)| {
+        // Without `since`, the metadata is kept.
+        let is_new = row.is_granted || row.owner.is_none();
+        let holder = row.holder.as_deref();
+        format!(
+            "({name}, {}, {}, {}, (SELECT COUNT(*) FROM {waiters} WHERE name = {name}), {}, {}, {}, {})",
+            Nullable(row.owner.as_ref().map(Hex)),
+            row.fence,
+            row.expires_us,
+            if is_new { "@u" } else { "NULL" },
+            Nullable(holder.map(|process| Hex(&process.host))),
+            Nullable(holder.map(|process| process.pid)),
+            Nullable(row.metadata.as_deref().map(Hex)),
+            name = Hex(name),
+        )
+    });
+    packet.add(format_args!(
+        "INSERT INTO {locks} (name, owner, fence, expires_at, queued, since, host, pid, metadata) VALUES {} \
+         ON DUPLICATE KEY UPDATE owner = VALUES(owner), fence = VALUES(fence), expires_at = VALUES(expires_at), \
+         queued = VALUES(queued), host = COALESCE(VALUES(host), host), pid = COALESCE(VALUES(pid), pid), \
+         metadata = IF(VALUES(since) IS NULL, metadata, VALUES(metadata)), since = COALESCE(VALUES(since), since)",
+        list(values)
+    ));
+}
+
+/// Ends a transaction that failed.
+pub(super) async fn roll_back(session: &mut MysqlSession) -> Outcome<()> {
+    let mut packet = Packet::default();
+    packet.add("ROLLBACK");
+    packet.add(format_args!("SET SESSION wait_timeout = {}", session.wait_timeout_s));
+    session.run(packet, &mut Vec::new()).await
+}

@@ -1,0 +1,55 @@
+//! What a service does beside its calls: the heartbeat, the checks of its waiters, and the sweep.
+
+use super::session::PostgresSession;
+use super::statements::Sql;
+use crate::engine::sql::ledger::StoredName;
+use crate::engine::sql::server::Outcome;
+use crate::engine::sql::server::single_calls::micros;
+use crate::engine::sql::server::upkeep::{
+    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES,
+};
+
+/// Sends the heartbeat of this process if it is due, and reads what its waiters wait for.
+pub(super) async fn check(
+    session: &PostgresSession,
+    process: &str,
+    names: &[StoredName],
+    is_heartbeat: bool,
+) -> Outcome<Checked> {
+    let heartbeat = async {
+        match is_heartbeat {
+            true => session.query(Sql::Heartbeat, &[&process, &LIVENESS_MS]).await,
+            false => Ok(Vec::new()),
+        }
+    };
+    let (heartbeat, called, checked) = tokio::join!(
+        biased;
+        heartbeat,
+        async { session.query(Sql::Called, &[&process]).await },
+        async { session.query(Sql::Check, &[&names]).await },
+    );
+    heartbeat?;
+    let called: Outcome<Vec<String>> = called?.iter().map(|row| session.get(row, 0)).collect();
+    let checked = checked?;
+    let names = checked.iter().map(|row| {
+        Ok(CheckedName {
+            name: session.get(row, 0)?,
+            lease: session.get::<Option<i64>>(row, 1)?.map(micros),
+            first: session.get::<Option<i64>>(row, 2)?.map(micros),
+            is_called: session.get::<Option<bool>>(row, 3)?.unwrap_or_default(),
+            is_first: true,
+        })
+    });
+    Ok(Checked {
+        called: called?,
+        names: names.collect::<Outcome<_>>()?,
+    })
+}
+
+/// Removes rows of names that have been free for long. Returns how many, and names with positions that ended long ago.
+pub(super) async fn sweep(session: &PostgresSession) -> Outcome<(usize, Vec<StoredName>)> {
+    let swept = session.query(Sql::Sweep, &[&FREE_ROW_KEPT_S, &SWEEP_LIMIT]).await?;
+    let abandoned = session.query(Sql::Abandoned, &[&EXPIRED_POSITION_KEPT_MS, &SWEEP_NAMES]);
+    let names: Outcome<Vec<StoredName>> = abandoned.await?.iter().map(|row| session.get(row, 0)).collect();
+    Ok((swept.len(), names?))
+}

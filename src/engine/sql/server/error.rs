@@ -1,0 +1,118 @@
+//! Failures of a server and of its connections, and what follows from them.
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::link::Links;
+use crate::engine::sql::jobs::Failed;
+use crate::error::EngineError;
+
+/// A failure, which the calls of one transaction may share.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{message} ({server})")]
+pub(in crate::engine::sql) struct Failure {
+    engine: &'static str,
+    server: Arc<str>,
+    message: String,
+    #[source]
+    cause: Option<Arc<dyn Error + Send + Sync>>,
+    kind: Kind,
+    /// Whether the server may have received a statement.
+    may_be_executed: bool,
+}
+
+/// What follows from a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine::sql) enum Kind {
+    /// Another transaction was in the way: the same one may succeed at once.
+    Conflict,
+    /// The server refused this time. The connection is usable.
+    Busy,
+    /// The connection is broken, or leads to a server that cannot write. A new one may work.
+    Broken,
+    /// The statements that this connection has prepared are missing: a pooler changed the server's session.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        allow(dead_code, reason = "only PostgreSQL has prepared statements here")
+    )]
+    Pooled,
+    /// A table does not exist.
+    NoTable,
+    /// The configuration or the server must change: a wrong password, a missing right.
+    Permanent,
+}
+
+impl Failure {
+    /// Creates the failure that a driver reported.
+    pub(in crate::engine::sql) fn of_driver<E: Error + Send + Sync + 'static>(
+        links: &Links,
+        kind: Kind,
+        message: String,
+        cause: E,
+    ) -> Self {
+        let cause: Arc<dyn Error + Send + Sync> = Arc::new(cause);
+        Failure {
+            cause: Some(cause),
+            ..Failure::new(links, kind, message)
+        }
+    }
+
+    /// Creates a failure without a cause in the driver.
+    pub(in crate::engine::sql) fn new(links: &Links, kind: Kind, message: String) -> Self {
+        Failure {
+            engine: links.engine,
+            server: links.address.clone(),
+            message,
+            cause: None,
+            kind,
+            may_be_executed: true,
+        }
+    }
+
+    pub(in crate::engine::sql) fn unanswered(links: &Links, limit: Duration, kind: Kind) -> Self {
+        Self::new(links, kind, format!("no answer within {} ms", limit.as_millis()))
+    }
+
+    pub(in crate::engine::sql) fn unexpected(links: &Links, what: &str) -> Self {
+        let message = format!("unexpected answer of the server: {what}");
+        Self::new(links, Kind::Permanent, message)
+    }
+
+    /// Marks the failure as one before the first statement.
+    pub(in crate::engine::sql) fn not_sent(mut self) -> Self {
+        self.may_be_executed = false;
+        self
+    }
+
+    /// Whether the server did not answer at all.
+    pub(super) fn is_silence(&self) -> bool {
+        self.cause.is_none() && self.kind == Kind::Broken
+    }
+
+    pub(in crate::engine::sql) fn kind(&self) -> Kind {
+        self.kind
+    }
+}
+
+impl Failed for Failure {
+    fn error(&self, op: &'static str) -> EngineError {
+        let is_retryable = !matches!(self.kind, Kind::Permanent | Kind::NoTable);
+        let error = EngineError::new(self.engine, op, is_retryable, self.clone());
+        if self.may_be_executed { error } else { error.not_sent() }
+    }
+}
+
+/// Returns the texts of an error and of its causes.
+pub(in crate::engine::sql) fn causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,134 @@
+//! The connections of one engine: their limits, and which of them are silent.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+use super::Outcome;
+use super::error::{Failure, Kind};
+use crate::engine::sql::dropped_calls::DroppedCalls;
+
+/// How long the server has to confirm that it cancelled a statement.
+const CANCELLATION: Duration = Duration::from_millis(50);
+/// How many statements are cancelled.
+const CANCELLATIONS: usize = 6;
+
+/// How long statements of an outdated connection have for their outcome.
+const OUTDATED: Duration = Duration::from_millis(100);
+
+/// What the connections of an engine share.
+pub(in crate::engine::sql) struct Links {
+    /// The name of the engine.
+    pub engine: &'static str,
+    /// The server's address, for messages.
+    pub address: Arc<str>,
+    pub store_timeout: Duration,
+    pub dropped: Arc<DroppedCalls>,
+    /// Incremented when a connection was silent: those that were opened before may be silent, too, and do not know it.
+    epoch: watch::Sender<u64>,
+}
+
+/// One of the connections.
+pub(in crate::engine::sql) struct Link {
+    links: Arc<Links>,
+    epoch: u64,
+    /// Asks the server to cancel the current statement, in the background.
+    cancel: Box<dyn Fn() + Send + Sync>,
+}
+
+impl Links {
+    pub(in crate::engine::sql) fn new(engine: &'static str, address: &str, store_timeout: Duration) -> Arc<Self> {
+        Arc::new(Links {
+            engine,
+            address: address.into(),
+            store_timeout,
+            dropped: Arc::default(),
+            epoch: watch::Sender::default(),
+        })
+    }
+
+    /// Returns the current epoch: that of a connection which is opened now.
+    pub(in crate::engine::sql) fn epoch(&self) -> u64 {
+        *self.epoch.borrow()
+    }
+}
+
+impl Link {
+    /// Creates the link of a connection that was opened in `epoch`. `cancel` asks the server to cancel its current statement,
+    /// without waiting: a statement that waits for a lock is not ended by the end of its connection.
+    pub(in crate::engine::sql) fn new(
+        links: Arc<Links>,
+        epoch: u64,
+        cancel: impl Fn() + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let cancel = Box::new(cancel);
+        Arc::new(Link { links, epoch, cancel })
+    }
+
+    /// Whether another connection of the same epoch was silent.
+    pub(super) fn is_outdated(&self) -> bool {
+        self.links.epoch() > self.epoch
+    }
+
+    /// Makes the other connections of this epoch outdated.
+    pub(super) fn outdate_others(&self) {
+        self.links.epoch.send_if_modified(|epoch| {
+            let is_first = *epoch == self.epoch;
+            *epoch += u64::from(is_first);
+            is_first
+        });
+    }
+
+    /// Completes when another connection of the same epoch was silent.
+    pub(in crate::engine::sql) async fn outdated(&self) {
+        let mut epochs = self.links.epoch.subscribe();
+        // The sender lives as long as the link.
+        let _ = epochs.wait_for(|epoch| *epoch > self.epoch).await;
+    }
+
+    /// Asks the server to cancel the current statement.
+    pub(super) fn cancel(&self) {
+        (self.cancel)();
+    }
+
+    /// Waits for the outcome of statements within the store timeout, or until callers that had no answer are dropped, or another
+    /// connection was silent. Then cancels them. If the server confirms that, the connection stays usable.
+    pub(in crate::engine::sql) async fn within_limit<T>(
+        &self,
+        statements: impl Future<Output = Outcome<T>>,
+    ) -> Outcome<T> {
+        self.within(self.links.store_timeout, statements).await
+    }
+
+    /// Waits for the outcome of statements as [`Link::within_limit`] does, for `limit` at most.
+    pub(super) async fn within<T>(
+        &self,
+        limit: Duration,
+        statements: impl Future<Output = Outcome<T>>,
+    ) -> Outcome<T> {
+        let since = Instant::now();
+        let mut statements = pin!(statements);
+        tokio::select! {
+            biased;
+            outcome = &mut statements => return outcome,
+            () = tokio::time::sleep(limit) => {}
+            () = self.links.dropped.are_suspect() => {}
+            () = async { self.outdated().await; tokio::time::sleep(OUTDATED).await } => {}
+        }
+        let waited = since.elapsed();
+        let unanswered = |kind| Err(Failure::unanswered(&self.links, waited, kind));
+        // One cancellation ends one statement.
+        for _ in 0..CANCELLATIONS {
+            self.cancel();
+            match timeout(CANCELLATION, &mut statements).await {
+                Ok(Ok(answer)) => return Ok(answer),
+                Ok(Err(failure)) => return unanswered(failure.kind()),
+                Err(_) => {}
+            }
+        }
+        unanswered(Kind::Broken)
+    }
+}

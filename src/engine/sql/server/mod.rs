@@ -1,0 +1,238 @@
+//! What the engines of SQL servers have in common. A dialect implements [`Server`] and [`Session`]: how it connects, and its
+//! statements.
+//!
+//! - `single.rs`, `single_calls.rs`: the calls that are one statement. `upkeep.rs`: the checks of waiters, and the sweep.
+//! - `worker.rs`: the other calls, as transactions. `transaction.rs`: what one needs; `sql/ledger/` decides what changes.
+//! - `waiters.rs`: the waiters of this process. `link.rs`, `slot.rs`: the connections. `error.rs`: failures.
+//! - `config.rs`: the names of tables.
+//!
+//! # Behavior
+//! A free name keeps its row for an hour, so that its fencing tokens grow within the hour even if the server's clock is set back.
+//! Transactions lock the rows of their names in the order of the names, and read the queue after that. No state of a lock is in a
+//! session of the server.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+
+use self::error::{Failure, Kind};
+use self::link::{Link, Links};
+use self::single::{ForwardedOwners, SingleWorker};
+use self::single_calls::{Answers, SingleCalls};
+use self::slot::{Slot, open};
+use self::transaction::{Plan, Prefix};
+use self::upkeep::Checked;
+use self::waiters::Waiters;
+use self::worker::Worker;
+use super::Page;
+use super::calls::Calls;
+use super::jobs::{self, Failed};
+use super::ledger::{Changes, Ledger, StoredName};
+use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
+use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
+
+pub(super) mod config;
+pub(super) mod error;
+pub(super) mod link;
+mod single;
+pub(super) mod single_calls;
+pub(super) mod slot;
+pub(super) mod transaction;
+pub(super) mod upkeep;
+pub(super) mod waiters;
+mod worker;
+
+pub(super) type Outcome<T> = std::result::Result<T, Failure>;
+
+/// The server of one store.
+pub trait Server: Send + Sync + Sized + 'static {
+    /// A connection.
+    type Session: Session;
+
+    fn links(&self) -> &Arc<Links>;
+
+    /// Opens a connection, without its set-up.
+    fn connect(self: &Arc<Self>) -> impl Future<Output = Outcome<Self::Session>> + Send;
+
+    /// Returns the shortest time between two checks of a name, if waiters are not notified by other processes.
+    fn shortest_poll(&self) -> Option<Duration>;
+
+    /// Receives notifications for the waiters until the connection breaks. `true`: there have been no waiters for some time.
+    fn receive(self: &Arc<Self>, waiters: &Waiters<Self>) -> impl Future<Output = Outcome<bool>> + Send {
+        let _ = waiters;
+        async { Ok(true) }
+    }
+}
+
+/// What a transaction has written.
+pub(super) struct Committed {
+    /// The tickets of the positions that were entered, by owner.
+    pub tickets: HashMap<String, u64>,
+    /// The notifications for waiters of this process.
+    pub notifications: Vec<String>,
+}
+
+/// An open connection. Dropping it closes it.
+///
+/// A future of a statement may be dropped only together with the connection.
+pub trait Session: Send + Sync + 'static {
+    fn link(&self) -> &Arc<Link>;
+
+    /// Whether the connection is open, as far as this is known.
+    fn is_usable(&mut self) -> impl Future<Output = bool> + Send;
+
+    /// Makes the connection ready for statements. Creates the tables if they are missing.
+    fn set_up(&mut self) -> impl Future<Output = Outcome<()>> + Send;
+
+    /// Executes calls, each kind as one statement, within the store timeout.
+    fn single(&mut self, calls: &SingleCalls) -> impl Future<Output = Answers> + Send;
+
+    /// Begins a transaction, locks the rows of the plan in their order, and reads them and their queues.
+    fn begin(&mut self, plan: &Plan) -> impl Future<Output = Outcome<Ledger>> + Send;
+
+    /// Writes the changes of a transaction, and commits it. `process`: this process.
+    fn commit(&mut self, process: &str, changes: &Changes) -> impl Future<Output = Outcome<Committed>> + Send;
+
+    /// Ends a transaction that failed.
+    fn roll_back(&mut self) -> impl Future<Output = Outcome<()>> + Send;
+
+    /// Reads what the waiters of names wait for, and the called waiters of this process. `is_heartbeat`: keeps its other positions
+    /// alive.
+    fn check(
+        &mut self,
+        process: &str,
+        names: &[StoredName],
+        is_heartbeat: bool,
+    ) -> impl Future<Output = Outcome<Checked>> + Send;
+
+    /// Removes some rows of names that have been free for long. Returns how many, and names with positions that ended long ago.
+    fn sweep(&mut self) -> impl Future<Output = Outcome<(usize, Vec<StoredName>)>> + Send;
+}
+
+/// The engine of an SQL server.
+pub struct ServerEngine<S: Server> {
+    pub(super) server: Arc<S>,
+    prefix: Prefix,
+    pub(super) waiters: Arc<Waiters<S>>,
+    calls: Calls,
+}
+
+impl<S: Server> fmt::Debug for ServerEngine<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerEngine")
+            .field("engine", &self.server.links().engine)
+            .field("server", &self.server.links().address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Server> ServerEngine<S> {
+    /// Connects to the server. Creates the tables if they are missing.
+    pub(super) async fn start(server: Arc<S>, key_prefix: String) -> Result<Arc<Self>> {
+        let prefix = Prefix(key_prefix);
+        let connected = match open(server.links(), server.connect()).await {
+            Err(failure) if failure.kind() == Kind::Pooled => open(server.links(), server.connect()).await,
+            connected => connected,
+        };
+        let session = connected.map_err(|failure| failure.error("connect"))?;
+        let (check, checks) = mpsc::unbounded_channel();
+        let (names, named) = mpsc::unbounded_channel();
+        let waiters = Waiters::new(server.clone(), check);
+        let (transactions, transaction_jobs) = jobs::queue();
+        let worker = Worker {
+            slot: Slot::new(server.clone(), None),
+            prefix: prefix.clone(),
+            waiters: waiters.clone(),
+            names: named,
+        };
+        let single = SingleWorker {
+            slot: Slot::new(server.clone(), Some(session)),
+            prefix: prefix.clone(),
+            waiters: waiters.clone(),
+            checks,
+            transactions,
+            names,
+            worker: tokio::spawn(worker.run(transaction_jobs)),
+            forwarded: ForwardedOwners::default(),
+            heartbeat_at: None,
+            store_timeout: server.links().store_timeout,
+        };
+        let (jobs, receiver) = jobs::queue();
+        let single = tokio::spawn(single.run(receiver));
+        let links = server.links();
+        let calls = Calls::new(links.engine, jobs, single, links.dropped.clone());
+        Ok(Arc::new(ServerEngine {
+            server,
+            prefix,
+            waiters,
+            calls,
+        }))
+    }
+}
+
+#[async_trait]
+impl<S: Server> Engine for ServerEngine<S> {
+    fn name(&self) -> &'static str {
+        self.server.links().engine
+    }
+
+    fn ordered(&self) -> bool {
+        true
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
+        self.calls.try_acquire(claim).await
+    }
+
+    async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
+        self.calls.try_acquire_in_order(claims, answer).await;
+    }
+
+    async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
+        self.calls.renew(claim, ttl).await
+    }
+
+    async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
+        self.calls.transfer(claim, to).await
+    }
+
+    async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
+        self.calls.release(claim, keep).await
+    }
+
+    async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
+        self.calls.release_all(claims, answer).await;
+    }
+
+    async fn subscribe(&self, claim: &Claim, _key: &Key) -> Result<Box<dyn Subscription>> {
+        Ok(Box::new(self.waiters.subscribe(&claim.owner)))
+    }
+
+    async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
+        self.calls.inspect(key).await
+    }
+
+    async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
+        let first = Page::first(&self.prefix.0, prefix);
+        self.calls.list(first, page_timeout).await
+    }
+
+    async fn force_release(&self, key: &Key) -> Result<bool> {
+        self.calls.force_release(key).await
+    }
+
+    async fn close(&self) {
+        self.waiters.close();
+        self.calls.close().await;
+    }
+}
+
+impl<S: Server> Drop for ServerEngine<S> {
+    fn drop(&mut self) {
+        self.waiters.close();
+    }
+}

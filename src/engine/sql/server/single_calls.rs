@@ -1,0 +1,174 @@
+//! The calls of one name each that are executed as single statements, and their answers.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Outcome;
+use super::transaction::Prefix;
+use crate::engine::sql::Page;
+use crate::engine::sql::jobs::Job;
+use crate::engine::sql::ledger::StoredName;
+use crate::engine::{Acquired, Released, Renewed};
+use crate::model::{Claim, Fence, Holder, LockInfo, OwnerToken, Process, Ttl};
+
+/// The calls of a batch by their kind.
+pub(in crate::engine::sql) struct SingleCalls {
+    pub releases: Vec<(StoredName, OwnerToken)>,
+    pub renewals: Vec<(StoredName, OwnerToken, Ttl)>,
+    /// Attempts for different names.
+    pub attempts: Vec<(StoredName, Arc<Claim>)>,
+    pub reads: Vec<Page>,
+}
+
+/// The answers to each kind. Calls without an answer need a transaction.
+pub(in crate::engine::sql) struct Answers {
+    /// The names that were released, and whether their leases had not expired.
+    pub released: Outcome<HashMap<StoredName, bool>>,
+    /// The owners whose leases were extended.
+    pub renewed: Outcome<HashSet<String>>,
+    pub granted: Outcome<Granted>,
+    pub read: Outcome<Vec<Vec<Lease>>>,
+}
+
+/// The answers to attempts.
+#[derive(Default)]
+pub(in crate::engine::sql) struct Granted {
+    /// The fencing token of each grant.
+    pub fences: HashMap<StoredName, i64>,
+    /// The owners of busy names, and the rests of their leases.
+    pub held: HashMap<StoredName, (String, Duration)>,
+}
+
+/// A lease, as a list reads it.
+pub(in crate::engine::sql) struct Lease {
+    pub name: StoredName,
+    pub remaining: Duration,
+    pub fence: i64,
+    pub host: Option<String>,
+    pub pid: Option<i64>,
+    pub since_ms: Option<i64>,
+    pub metadata: Option<String>,
+    pub waiting: i64,
+}
+
+impl SingleCalls {
+    /// Returns the calls of jobs with one name each.
+    pub(super) fn new(
+        prefix: &Prefix,
+        releases: &[Job],
+        renewals: &[Job],
+        attempts: &[Job],
+        reads: &[Job],
+    ) -> Self {
+        let stored = |claim: &Claim| prefix.stored(&claim.keys()[0]);
+        let release = |job: &Job| match job {
+            Job::Release(claims, ..) => claims.first().map(|claim| (stored(claim), claim.owner.clone())),
+            _ => None,
+        };
+        let renewal = |job: &Job| match job {
+            Job::Renew(claim, ttl, _) => Some((stored(claim), claim.owner.clone(), *ttl)),
+            _ => None,
+        };
+        let attempt = |job: &Job| match job {
+            Job::Acquire(claims, ..) => claims.first().map(|claim| (stored(claim), claim.clone())),
+            _ => None,
+        };
+        let read = |job: &Job| match job {
+            Job::Inspect(key, _) => Some(Page::of_name(prefix.stored(key))),
+            Job::List(page, _) => Some(page.clone()),
+            _ => None,
+        };
+        SingleCalls {
+            releases: releases.iter().filter_map(release).collect(),
+            renewals: renewals.iter().filter_map(renewal).collect(),
+            attempts: attempts.iter().filter_map(attempt).collect(),
+            reads: reads.iter().filter_map(read).collect(),
+        }
+    }
+}
+
+/// Stores the answers to releases.
+pub(super) fn answer_releases(jobs: &mut [Job], prefix: &Prefix, mut released: HashMap<StoredName, bool>) {
+    for job in jobs {
+        if let Job::Release(claims, _, reply) = job
+            && let Some(is_live) = released.remove(&prefix.stored(&claims[0].keys()[0]))
+        {
+            reply.set(vec![if is_live { Released::Freed } else { Released::NotHeld }]);
+        }
+    }
+}
+
+/// Stores the answers to renewals.
+pub(super) fn answer_renewals(jobs: &mut [Job], extended: &HashSet<String>) {
+    for job in jobs {
+        if let Job::Renew(claim, _, reply) = job
+            && extended.contains(claim.owner.as_str())
+        {
+            reply.set(Renewed::Extended);
+        }
+    }
+}
+
+/// Stores the answers to attempts, and to `repeated` ones for the same names.
+pub(super) fn answer_attempts(jobs: &mut [Job], repeated: &mut [Job], prefix: &Prefix, granted: Granted) {
+    let Granted { mut fences, held } = granted;
+    for job in jobs.iter_mut().chain(repeated) {
+        let Job::Acquire(claims, _, reply) = job else { continue };
+        let claim = &claims[0];
+        let key = &claim.keys()[0];
+        let name = prefix.stored(key);
+        if let Some(fence) = fences.remove(&name) {
+            // The first job of each name.
+            reply.set(vec![Acquired::Granted {
+                fence: Fence(fence.unsigned_abs()),
+            }]);
+        } else if let Some((owner, left)) = held.get(&name)
+            && !claim.waiting
+            && owner != claim.owner.as_str()
+        {
+            let (key, retry_after) = (key.clone(), Some(*left));
+            reply.set(vec![Acquired::Held { key, retry_after }]);
+        }
+    }
+}
+
+/// Stores the answers to jobs that only read. `read`: the leases of each, sorted by name.
+pub(super) fn answer_reads(jobs: &mut [Job], prefix: &Prefix, read: Vec<Vec<Lease>>) {
+    for (job, leases) in jobs.iter_mut().zip(read) {
+        let last = leases.last().map(|last| last.name.clone());
+        let count = leases.len();
+        let mut found: Vec<LockInfo> = leases.into_iter().map(|lease| lease.info(prefix)).collect();
+        match job {
+            Job::Inspect(_, reply) => reply.set(found.pop()),
+            Job::List(page, reply) => {
+                let next = last.and_then(|last| page.next(&last, count));
+                reply.set((found, next));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Lease {
+    fn info(self, prefix: &Prefix) -> LockInfo {
+        let process = Process {
+            host: self.host.unwrap_or_default(),
+            pid: self.pid.unwrap_or_default() as u32,
+        };
+        let since_ms = self.since_ms.unwrap_or_default().unsigned_abs();
+        LockInfo {
+            name: String::from_utf8_lossy(self.name.get(prefix.0.len()..).unwrap_or_default()).into_owned(),
+            remaining: Some(self.remaining),
+            fence: Some(Fence(self.fence.unsigned_abs())),
+            holder: Some(Holder { process, since_ms }),
+            metadata: self.metadata,
+            waiting: Some(self.waiting.unsigned_abs()),
+        }
+    }
+}
+
+/// Returns a span of microseconds, zero when it is negative.
+pub(in crate::engine::sql) fn micros(span: i64) -> Duration {
+    Duration::from_micros(span.max(0).unsigned_abs())
+}

@@ -1,0 +1,90 @@
+//! A connection that is opened when it is needed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout};
+
+use super::error::{Failure, Kind};
+use super::link::Links;
+use super::{Outcome, Server, Session};
+
+/// The time after a failed attempt to connect during which calls fail with it.
+const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The connection of a task.
+pub(super) struct Slot<S: Server> {
+    server: Arc<S>,
+    session: Option<S::Session>,
+    /// The last failure to connect.
+    failed: Option<(Instant, Failure)>,
+}
+
+/// Opens a connection within the store timeout. Creates the tables if they are missing.
+pub(in crate::engine::sql) async fn open<C: Session>(
+    links: &Links,
+    connecting: impl Future<Output = Outcome<C>>,
+) -> Outcome<C> {
+    let limit = links.store_timeout;
+    let unanswered = || Failure::unanswered(links, limit, Kind::Broken);
+    let opened = async {
+        let connected = timeout(limit, connecting).await;
+        let mut session = connected.unwrap_or_else(|_| Err(unanswered()))?;
+        if let Ok(ready) = timeout(limit, session.set_up()).await {
+            return ready.map(|()| session);
+        }
+        session.link().cancel();
+        Err(unanswered())
+    };
+    opened.await.map_err(Failure::not_sent)
+}
+
+impl<S: Server> Slot<S> {
+    pub(super) fn new(server: Arc<S>, session: Option<S::Session>) -> Self {
+        Slot {
+            server,
+            session,
+            failed: None,
+        }
+    }
+
+    /// Returns the connection. Opens it if necessary.
+    pub(super) async fn session(&mut self) -> Outcome<&mut S::Session> {
+        let is_usable = match &mut self.session {
+            Some(session) => !session.link().is_outdated() && session.is_usable().await,
+            None => false,
+        };
+        if !is_usable {
+            self.session = None;
+            if let Some((at, failure)) = &self.failed
+                && at.elapsed() < CONNECT_PAUSE
+            {
+                return Err(failure.clone());
+            }
+            match open(self.server.links(), self.server.connect()).await {
+                Ok(session) => self.session = Some(session),
+                Err(failure) => {
+                    self.failed = Some((Instant::now(), failure.clone()));
+                    return Err(failure);
+                }
+            }
+        }
+        let links = self.server.links();
+        self.session
+            .as_mut()
+            .ok_or_else(|| Failure::unexpected(links, "no connection"))
+    }
+
+    /// Returns the outcome of statements. After a failure that breaks the connection, the next call opens a new one.
+    pub(super) fn settle<T>(&mut self, outcome: Outcome<T>) -> Outcome<T> {
+        let is_broken = |failure: &Failure| matches!(failure.kind(), Kind::Broken | Kind::Pooled | Kind::NoTable);
+        if let Err(failure) = &outcome
+            && is_broken(failure)
+            && let Some(session) = self.session.take()
+            && failure.is_silence()
+        {
+            session.link().outdate_others();
+        }
+        outcome
+    }
+}

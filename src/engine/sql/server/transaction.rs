@@ -1,0 +1,188 @@
+//! The transactions: what they read, what the calls in them change, and what they write.
+//!
+//! A transaction is two packets. The first one locks the rows of all names in their order, and reads them and their queues. The calls
+//! are then made in `sql/ledger/`, and the second packet writes the result.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::error::Kind;
+use super::{Committed, Outcome, Session};
+use crate::engine::Acquired;
+use crate::engine::sql::jobs::Job;
+use crate::engine::sql::ledger::StoredName;
+use crate::model::{Claim, Key, OwnerToken};
+
+/// The names and owners of the calls of a transaction.
+#[derive(Default)]
+pub(in crate::engine::sql) struct Plan {
+    /// Each name, and whether its row is created.
+    pub names: BTreeMap<StoredName, bool>,
+    pub owners: Vec<String>,
+    /// Whether each job is a part of it.
+    takes: Vec<bool>,
+    /// The names whose positions are counted again.
+    recounted: Vec<StoredName>,
+}
+
+/// Names that a transaction concerns without a call.
+#[derive(Clone, Copy)]
+pub(super) enum Checked<'a> {
+    None,
+    /// Free names, whose first waiters are called.
+    Free(&'a [StoredName]),
+    /// Names with positions that are removed.
+    Pruned(&'a [StoredName]),
+}
+
+/// What follows for the waiters of this process after the commit.
+#[derive(Debug, Default)]
+pub(super) struct Effects {
+    /// Waiters in a queue: the owner, the name, the ticket, and the time until the name may be free.
+    pub entered: Vec<(OwnerToken, Key, u64, Option<Duration>)>,
+    pub left: Vec<OwnerToken>,
+    /// The notifications for waiters of this process.
+    pub notifications: Vec<String>,
+}
+
+/// The names of a store.
+#[derive(Debug, Clone)]
+pub(in crate::engine::sql) struct Prefix(pub String);
+
+impl Prefix {
+    /// Returns a name as it is stored.
+    pub(super) fn stored(&self, key: &Key) -> StoredName {
+        [self.0.as_bytes(), key.as_str().as_bytes()].concat()
+    }
+
+    fn all(&self, claim: &Claim) -> Vec<StoredName> {
+        claim.keys().iter().map(|key| self.stored(key)).collect()
+    }
+}
+
+impl Plan {
+    /// Starts the attempts of a batch. Leaves out cancelled jobs.
+    pub(super) fn new(batch: &[Job], checked: Checked<'_>, prefix: &Prefix) -> Self {
+        let mut plan = Plan::default();
+        for job in batch {
+            let takes = !job.is_cancelled() && plan.add(job, prefix);
+            plan.takes.push(takes);
+        }
+        match checked {
+            Checked::None => {}
+            Checked::Free(names) => plan.names.extend(names.iter().map(|name| (name.clone(), false))),
+            Checked::Pruned(names) => {
+                plan.names.extend(names.iter().map(|name| (name.clone(), true)));
+                plan.recounted.extend_from_slice(names);
+            }
+        }
+        plan
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// Returns how many positions of each name are read: each call removes one at most, so that the first two are still known
+    /// after all of them.
+    pub(in crate::engine::sql) fn front(&self) -> usize {
+        self.owners.len() + 2
+    }
+
+    /// Adds a job. `false`: it was cancelled, or only reads.
+    fn add(&mut self, job: &Job, prefix: &Prefix) -> bool {
+        match job {
+            Job::Acquire(claims, ticket, _) => {
+                // Mark before the start: a caller that can no longer cancel reads the marks.
+                claims.iter().for_each(|claim| claim.mark_sent());
+                if !ticket.start() {
+                    return false;
+                }
+                claims.iter().for_each(|claim| self.add_claim(claim, prefix, true));
+            }
+            Job::Renew(claim, ..) | Job::Transfer(claim, ..) => self.add_claim(claim, prefix, false),
+            Job::Release(claims, ..) => claims.iter().for_each(|claim| self.add_claim(claim, prefix, false)),
+            Job::ForceRelease(key, _) => _ = self.names.entry(prefix.stored(key)).or_default(),
+            Job::Inspect(..) | Job::List(..) => return false,
+        }
+        true
+    }
+
+    fn add_claim(&mut self, claim: &Claim, prefix: &Prefix, is_created: bool) {
+        self.owners.push(claim.owner.as_str().to_owned());
+        for key in claim.keys() {
+            *self.names.entry(prefix.stored(key)).or_default() |= is_created;
+        }
+    }
+}
+
+/// Executes the jobs of a plan as one transaction, and stores their answers.
+pub(super) async fn transact<C: Session>(
+    session: &mut C,
+    prefix: &Prefix,
+    process: &str,
+    plan: &Plan,
+    batch: &mut [Job],
+) -> Outcome<Effects> {
+    let outcome = in_transaction(session, prefix, process, plan, batch).await;
+    if outcome.as_ref().is_err_and(|failure| failure.kind() != Kind::Broken) {
+        session.roll_back().await?;
+    }
+    outcome
+}
+
+async fn in_transaction<C: Session>(
+    session: &mut C,
+    prefix: &Prefix,
+    process: &str,
+    plan: &Plan,
+    batch: &mut [Job],
+) -> Outcome<Effects> {
+    let mut ledger = session.begin(plan).await?;
+    ledger.recount(&plan.recounted);
+    let mut effects = Effects::default();
+    let mut waiting: Vec<(OwnerToken, Key)> = Vec::new();
+    for (job, _) in batch.iter_mut().zip(&plan.takes).filter(|(_, takes)| **takes) {
+        match job {
+            Job::Acquire(claims, _, reply) => {
+                let mut answers = Vec::with_capacity(claims.len());
+                for claim in claims.iter() {
+                    let acquired = ledger.attempt(claim, &prefix.all(claim));
+                    match &acquired {
+                        Acquired::Held { key, .. } if claim.waiting => waiting.push((claim.owner.clone(), key.clone())),
+                        _ => effects.left.push(claim.owner.clone()),
+                    }
+                    answers.push(acquired);
+                }
+                reply.set(answers);
+            }
+            Job::Renew(claim, ttl, reply) => reply.set(ledger.renew(claim, &prefix.all(claim), *ttl)),
+            Job::Transfer(claim, to, reply) => reply.set(ledger.transfer(claim, &prefix.all(claim), to)),
+            Job::Release(claims, keep, reply) => {
+                let release = |claim: &Claim| ledger.release(claim, &prefix.all(claim), *keep);
+                reply.set(claims.iter().map(release).collect());
+                effects.left.extend(claims.iter().map(|claim| claim.owner.clone()));
+            }
+            Job::ForceRelease(key, reply) => reply.set(ledger.force_release(&prefix.stored(key))),
+            Job::Inspect(..) | Job::List(..) => {}
+        }
+    }
+    let waiting: Vec<_> = waiting
+        .into_iter()
+        .map(|(owner, key)| {
+            let left = ledger.busy_for(&prefix.stored(&key));
+            (owner, key, left)
+        })
+        .collect();
+    let Committed {
+        mut tickets,
+        notifications,
+    } = session.commit(process, &ledger.finish()).await?;
+    effects.notifications = notifications;
+    for (owner, key, left) in waiting {
+        if let Some(ticket) = tickets.remove(owner.as_str()) {
+            effects.entered.push((owner, key, ticket, left));
+        }
+    }
+    Ok(effects)
+}

@@ -1,0 +1,119 @@
+//! What a service does beside its calls: the heartbeat, the checks of its waiters, and the sweep.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::single::SingleWorker;
+use super::worker::Names;
+use super::{Outcome, Server, Session};
+use crate::engine::local_waiters::{HEARTBEAT_INTERVAL, RESERVATION};
+use crate::engine::sql::ledger::StoredName;
+use crate::engine::{EXPIRED_POSITION_KEPT, WAITER_LIVENESS};
+use crate::model::Key;
+
+/// [`WAITER_LIVENESS`] in milliseconds.
+pub(in crate::engine::sql) const LIVENESS_MS: i64 = WAITER_LIVENESS.as_millis() as i64;
+/// [`EXPIRED_POSITION_KEPT`] in milliseconds.
+pub(in crate::engine::sql) const EXPIRED_POSITION_KEPT_MS: i64 = EXPIRED_POSITION_KEPT.as_millis() as i64;
+/// How long a free name keeps its row, and its last fencing token, in seconds.
+pub(in crate::engine::sql) const FREE_ROW_KEPT_S: i64 = 3600;
+/// Maximum number of rows that one statement of a sweep removes.
+pub(in crate::engine::sql) const SWEEP_LIMIT: i64 = 500;
+/// Maximum number of names of one transaction of a sweep.
+pub(in crate::engine::sql) const SWEEP_NAMES: i64 = 64;
+
+/// What a check reads.
+pub(in crate::engine::sql) struct Checked {
+    /// The owners of this process that were called: the notification may have been lost.
+    pub called: Vec<String>,
+    pub names: Vec<CheckedName>,
+}
+
+/// What the waiters of a name wait for.
+pub(in crate::engine::sql) struct CheckedName {
+    pub name: StoredName,
+    /// The rest of the lease. `None`: the name is free.
+    pub lease: Option<Duration>,
+    /// The rest of the liveness of the first live waiter of a free name.
+    pub first: Option<Duration>,
+    pub is_called: bool,
+    /// Whether the first live waiter may be one of this process.
+    pub is_first: bool,
+}
+
+impl<S: Server> SingleWorker<S> {
+    /// Sends the heartbeat of this process if it is due, and checks what its waiters wait for.
+    pub(super) async fn check(&mut self, mut names: Vec<Key>) {
+        while let Ok(more) = self.checks.try_recv() {
+            names.extend(more);
+        }
+        names.sort_unstable();
+        names.dedup();
+        if let Err(failure) = self.check_names(&names).await {
+            // Each waiter makes an attempt, gets the error itself, and knows its own deadline.
+            tracing::debug!(%failure, "a heartbeat failed");
+            names.iter().for_each(|key| self.waiters.known.wake(key));
+        }
+    }
+
+    async fn check_names(&mut self, names: &[Key]) -> Outcome<()> {
+        let now = Instant::now();
+        let is_due = self
+            .heartbeat_at
+            .is_none_or(|at| now - at >= HEARTBEAT_INTERVAL * 3 / 4);
+        let stored: Vec<StoredName> = names.iter().map(|key| self.prefix.stored(key)).collect();
+        let process = &self.waiters.process;
+        let session = self.slot.session().await?;
+        let link = session.link().clone();
+        // The positions of this process expire without a heartbeat.
+        let limit = self.store_timeout.min(HEARTBEAT_INTERVAL);
+        let outcome = link.within(limit, session.check(process, &stored, is_due)).await;
+        let checked = self.slot.settle(outcome)?;
+        if is_due {
+            self.heartbeat_at = Some(now);
+        }
+        self.waiters.slacken();
+        checked.called.iter().for_each(|owner| self.waiters.notify(owner));
+        let mut free = Vec::new();
+        for checked in checked.names {
+            let at = stored.iter().position(|one| *one == checked.name);
+            let Some(key) = at.map(|index| &names[index]) else {
+                continue;
+            };
+            match (checked.lease, checked.first) {
+                (Some(left), _) => self.waiters.set_busy_for(key, left, checked.is_first),
+                (None, Some(left)) if checked.is_called => self.waiters.set_busy_for(key, left, checked.is_first),
+                (None, Some(_)) => {
+                    self.waiters.set_busy_for(key, RESERVATION, checked.is_first);
+                    free.push(checked.name);
+                }
+                // The positions of this process have expired: its waiters enter the queue again.
+                (None, None) => self.waiters.known.wake(key),
+            }
+        }
+        match free.is_empty() {
+            true => Ok(()),
+            false => {
+                let _ = self.names.send(Names::Free(free));
+                Ok(())
+            }
+        }
+    }
+
+    /// Removes rows of names that have been free for long, and positions of waiters that ended long ago.
+    pub(super) async fn sweep(&mut self) -> Outcome<()> {
+        loop {
+            let session = self.slot.session().await?;
+            let link = session.link().clone();
+            let outcome = link.within_limit(session.sweep()).await;
+            let (swept, names) = self.slot.settle(outcome)?;
+            if !names.is_empty() {
+                let _ = self.names.send(Names::Abandoned(names));
+            }
+            if (swept as i64) < SWEEP_LIMIT {
+                return Ok(());
+            }
+        }
+    }
+}
