@@ -30,9 +30,13 @@ mod udp_wakeup;
 #[cfg(feature = "sqlite")]
 pub use config::SqliteConfig;
 #[cfg(feature = "mysql")]
-pub use mysql::{MysqlConfig, MysqlEngine};
+pub use mysql::MysqlConfig;
+#[cfg(feature = "mysql")]
+pub(super) use mysql::MysqlEngine;
 use page::Page;
 #[cfg(feature = "postgres")]
-pub use postgres::{PostgresConfig, PostgresEngine};
+pub use postgres::PostgresConfig;
+#[cfg(feature = "postgres")]
+pub(super) use postgres::PostgresEngine;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteEngine;

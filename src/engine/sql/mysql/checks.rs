@@ -88,7 +88,9 @@ pub(super) async fn sweep(session: &mut MysqlSession) -> Outcome<(usize, Vec<Sto
     let mut packet = Packet::default();
     packet.add(CLOCK);
     // Read without locks: a statement that changes rows locks all that it reads.
-    let old = packet.add(format_args!("SELECT name FROM {locks} WHERE {is_old} LIMIT {SWEEP_LIMIT}"));
+    let old = packet.add(format_args!(
+        "SELECT name FROM {locks} WHERE {is_old} LIMIT {SWEEP_LIMIT}"
+    ));
     let abandoned = packet.add(format_args!(
         "SELECT DISTINCT name FROM {waiters} WHERE alive_until < @u - {} LIMIT {SWEEP_NAMES}",
         EXPIRED_POSITION_KEPT_MS * 1000

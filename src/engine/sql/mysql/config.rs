@@ -13,7 +13,8 @@ use crate::engine::tls::{Pem, WrongFile};
 use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 
-const RULE: &str = "must be mysql://[user[:password]@]host[:port][/database][?ssl-mode=…], special characters percent-encoded";
+const RULE: &str =
+    "must be mysql://[user[:password]@]host[:port][/database][?ssl-mode=…], special characters percent-encoded";
 /// Maximum length of the prefix of names in bytes: the column of the names takes it and the longest name.
 const MAX_PREFIX: usize = 512;
 
@@ -186,7 +187,10 @@ mod tests {
             },
             ..Settings::default()
         };
-        assert_eq!(MysqlConfig::parse("mysql://h", &insecure).unwrap().tls_mode, Tls::Unverified);
+        assert_eq!(
+            MysqlConfig::parse("mysql://h", &insecure).unwrap().tls_mode,
+            Tls::Unverified
+        );
         let contradiction = MysqlConfig::parse("mysql://h?ssl-mode=DISABLED", &insecure).unwrap_err();
         assert!(contradiction.message.starts_with("tls "), "{contradiction:?}");
     }

@@ -10,6 +10,9 @@ use crate::engine::sql::server::error::{Kind, causes};
 /// What the driver says when a server has no TLS.
 const NO_TLS: &str = "does not support TLS";
 
+const NEEDS_TLS: &str = "the password of this user (caching_sha2_password or sha256_password) is only sent over TLS, and this connection \
+                         has none: turn on TLS at the server, and leave out ssl-mode=DISABLED";
+
 /// Whether an error says that the server has no TLS.
 pub(super) fn has_no_tls(error: &Error) -> bool {
     matches!(error, Error::Tls(cause) if cause.to_string().contains(NO_TLS))
@@ -31,6 +34,7 @@ pub(super) fn kind_of(error: &Error) -> (Kind, String) {
             let kind = if is_permanent { Kind::Permanent } else { Kind::Broken };
             (kind, causes(error))
         }
+        Error::Configuration(cause) if cause.to_string().starts_with("RSA") => (Kind::Permanent, NEEDS_TLS.to_owned()),
         Error::Tls(_) | Error::Configuration(_) => (Kind::Permanent, causes(error)),
         // An answer that makes no sense: what follows it makes none either.
         _ => (Kind::Broken, causes(error)),
@@ -55,6 +59,16 @@ fn kind_of_number(number: u16) -> Kind {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_password_without_tls_is_explained() {
+        let cause = "RSA auth backend disabled; enable feature `mysql-rsa`";
+        let (kind, message) = kind_of(&Error::Configuration(cause.into()));
+        assert!(
+            kind == Kind::Permanent && message.contains("only sent over TLS"),
+            "{message}"
+        );
+    }
 
     #[test]
     fn only_mistakes_in_the_configuration_are_permanent() {

@@ -39,7 +39,7 @@ const NAME: &str = "mysql";
 const SHORTEST_POLL: Duration = Duration::from_millis(10);
 
 /// The engine behind `mysql://` and `mariadb://` URLs.
-pub type MysqlEngine = ServerEngine<MysqlServer>;
+pub(in crate::engine) type MysqlEngine = ServerEngine<MysqlServer>;
 
 impl MysqlEngine {
     /// Connects to the server. Creates the tables if they are missing.

@@ -19,7 +19,7 @@ impl Packet {
     /// Adds a statement, and returns the index of its answer.
     pub(super) fn add(&mut self, statement: impl Display) -> usize {
         // Writing to a string does not fail.
-        let _ = write!(self.text, "{statement};\n");
+        let _ = writeln!(self.text, "{statement};");
         self.statements += 1;
         self.statements - 1
     }

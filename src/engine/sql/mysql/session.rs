@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
-use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlSslMode};
+use sqlx::mysql::{MySqlConnection, MySqlSslMode};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Either};
 use tokio::time::{Instant, timeout};
 
@@ -23,14 +23,14 @@ use crate::engine::sql::server::link::{Link, Links};
 const IDLE: Duration = Duration::from_secs(1);
 
 /// What every connection of an engine needs.
-pub struct MysqlServer {
+pub(in crate::engine) struct MysqlServer {
     config: MysqlConfig,
     pub(super) tables: Tables,
     pub(super) links: Arc<Links>,
 }
 
 /// An open connection. Dropping it closes it.
-pub struct MysqlSession {
+pub(in crate::engine::sql) struct MysqlSession {
     pub(super) server: Arc<MysqlServer>,
     pub(super) link: Arc<Link>,
     connection: MySqlConnection,
@@ -72,16 +72,18 @@ impl MysqlServer {
             let message = format!("a TLS file cannot be used: {}: {}", wrong.setting, wrong.how);
             Failure::new(&self.links, Kind::Permanent, message)
         })?;
-        let connect = async |mode: MySqlSslMode| MySqlConnectOptions::connect(&options.clone().ssl_mode(mode)).await;
-        let connected = match self.config.tls_mode {
-            Tls::Disabled => connect(MySqlSslMode::Disabled).await,
-            Tls::Unverified => connect(MySqlSslMode::Required).await,
-            Tls::Authority => connect(MySqlSslMode::VerifyCa).await,
-            Tls::Full => connect(MySqlSslMode::VerifyIdentity).await,
-            Tls::Preferred => match connect(MySqlSslMode::VerifyIdentity).await {
-                Err(error) if has_no_tls(&error) => connect(MySqlSslMode::Disabled).await,
-                connected => connected,
-            },
+        let mode = match self.config.tls_mode {
+            Tls::Disabled => MySqlSslMode::Disabled,
+            Tls::Unverified => MySqlSslMode::Required,
+            Tls::Authority => MySqlSslMode::VerifyCa,
+            Tls::Full | Tls::Preferred => MySqlSslMode::VerifyIdentity,
+        };
+        // The driver's own mode for this verifies nothing.
+        let connected = match options.clone().ssl_mode(mode).connect().await {
+            Err(error) if self.config.tls_mode == Tls::Preferred && has_no_tls(&error) => {
+                options.ssl_mode(MySqlSslMode::Disabled).connect().await
+            }
+            connected => connected,
         };
         connected.map_err(|error| self.failure(error))
     }
@@ -116,7 +118,10 @@ impl MysqlSession {
         let ids = rows(&answers, ids).first();
         let id = ids.and_then(|row| row.number(0));
         let id = id.ok_or_else(|| Failure::unexpected(&server.links, "no connection id"))?;
-        let is_statement = |row: &Row| row.text(1).is_some_and(|format| format.eq_ignore_ascii_case("STATEMENT"));
+        let is_statement = |row: &Row| {
+            row.text(1)
+                .is_some_and(|format| format.eq_ignore_ascii_case("STATEMENT"))
+        };
         let (killing, limit) = (server.clone(), server.links.store_timeout);
         let cancel = move || {
             let server = killing.clone();

@@ -64,7 +64,11 @@ pub(super) async fn set_up(session: &mut MysqlSession) -> Outcome<()> {
 async fn probe(session: &mut MysqlSession) -> Outcome<()> {
     let mut packet = Packet::default();
     // Each statement reads committed rows. Where the server refuses that, the first read of a transaction follows its locks.
-    let level = if session.reads_committed { "READ COMMITTED" } else { "REPEATABLE READ" };
+    let level = if session.reads_committed {
+        "READ COMMITTED"
+    } else {
+        "REPEATABLE READ"
+    };
     packet.add(format_args!("SET SESSION TRANSACTION ISOLATION LEVEL {level}"));
     let Tables {
         locks,

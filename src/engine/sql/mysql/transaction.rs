@@ -46,7 +46,9 @@ pub(super) async fn read(session: &mut MysqlSession, plan: &Plan) -> Outcome<Led
     }
     if !plan.owners.is_empty() {
         let owners = list(plan.owners.iter().map(Hex));
-        queues.push(packet.add(format_args!("SELECT {columns} FROM {waiters} WHERE owner IN ({owners})")));
+        queues.push(packet.add(format_args!(
+            "SELECT {columns} FROM {waiters} WHERE owner IN ({owners})"
+        )));
     }
     let mut answers = Vec::new();
     session.run(packet, &mut answers).await?;
@@ -121,7 +123,11 @@ pub(super) async fn write(session: &mut MysqlSession, process: &str, changes: &C
     let mut packet = Packet::default();
     let begun = std::mem::take(&mut session.begun);
     let Tables { locks, waiters, .. } = &session.server.tables;
-    let left: Vec<&i64> = changes.left.iter().filter_map(|owner| begun.tickets.get(owner)).collect();
+    let left: Vec<&i64> = changes
+        .left
+        .iter()
+        .filter_map(|owner| begun.tickets.get(owner))
+        .collect();
     if !left.is_empty() {
         packet.add(format_args!("DELETE FROM {waiters} WHERE ticket IN ({})", list(left)));
     }
@@ -207,7 +213,9 @@ fn enter(
         list(values)
     ));
     let owners = list(new.iter().map(|entered| Hex(&entered.owner)));
-    Some(packet.add(format_args!("SELECT owner, ticket FROM {waiters} WHERE owner IN ({owners})")))
+    Some(packet.add(format_args!(
+        "SELECT owner, ticket FROM {waiters} WHERE owner IN ({owners})"
+    )))
 }
 
 /// Adds the statements that call waiters: their positions end unless they make an attempt in time. Returns the index of the answer
@@ -223,7 +231,9 @@ fn call(packet: &mut Packet, waiters: &str, changes: &Changes) -> Option<usize> 
     let notified = changes.notified.iter().map(|(owner, _)| owner);
     let owners = list(changes.called.iter().chain(notified).map(Hex));
     (!owners.is_empty()).then(|| {
-        packet.add(format_args!("SELECT owner, process FROM {waiters} WHERE owner IN ({owners})"))
+        packet.add(format_args!(
+            "SELECT owner, process FROM {waiters} WHERE owner IN ({owners})"
+        ))
     })
 }
 

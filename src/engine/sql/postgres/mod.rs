@@ -36,7 +36,7 @@ const NAME: &str = "postgres";
 const POOLED_POLL: Duration = Duration::from_millis(200);
 
 /// The engine behind `postgres://` URLs.
-pub type PostgresEngine = ServerEngine<PostgresServer>;
+pub(in crate::engine) type PostgresEngine = ServerEngine<PostgresServer>;
 
 impl PostgresEngine {
     /// Connects to the server. Creates the tables if they are missing.

@@ -22,7 +22,7 @@ use crate::engine::sql::server::link::{Link, Links};
 use crate::engine::tls::client_config;
 
 /// What every connection of an engine needs.
-pub struct PostgresServer {
+pub(in crate::engine) struct PostgresServer {
     pub(super) config: PostgresConfig,
     pub(super) statements: Statements,
     pub(super) links: Arc<Links>,
@@ -31,7 +31,7 @@ pub struct PostgresServer {
 }
 
 /// An open connection. Dropping it closes it.
-pub struct PostgresSession {
+pub(in crate::engine::sql) struct PostgresSession {
     server: Arc<PostgresServer>,
     pub(super) client: Client,
     pub(super) link: Arc<Link>,
@@ -71,11 +71,10 @@ impl PostgresServer {
         self: &Arc<Self>,
         notifications: Option<mpsc::UnboundedSender<String>>,
     ) -> Outcome<PostgresSession> {
-        let tls = client_config(&self.config.tls, self.config.verified)
-            .map_err(|error| {
-                let message = format!("a TLS file cannot be used: {error}");
-                Failure::new(&self.links, Kind::Permanent, message)
-            })?;
+        let tls = client_config(&self.config.tls, self.config.verified).map_err(|error| {
+            let message = format!("a TLS file cannot be used: {error}");
+            Failure::new(&self.links, Kind::Permanent, message)
+        })?;
         let tls = MakeRustlsConnect::new(tls);
         let epoch = self.links.epoch();
         let connected = self.config.driver.connect(tls.clone()).await;

@@ -31,7 +31,10 @@ pub(super) async fn execute(session: &PostgresSession, calls: &SingleCalls) -> A
     }
 }
 
-async fn release(session: &PostgresSession, releases: &[(StoredName, OwnerToken)]) -> Outcome<HashMap<StoredName, bool>> {
+async fn release(
+    session: &PostgresSession,
+    releases: &[(StoredName, OwnerToken)],
+) -> Outcome<HashMap<StoredName, bool>> {
     if releases.is_empty() {
         return Ok(HashMap::new());
     }

@@ -104,11 +104,7 @@ impl Link {
     }
 
     /// Waits for the outcome of statements as [`Link::within_limit`] does, for `limit` at most.
-    pub(super) async fn within<T>(
-        &self,
-        limit: Duration,
-        statements: impl Future<Output = Outcome<T>>,
-    ) -> Outcome<T> {
+    pub(super) async fn within<T>(&self, limit: Duration, statements: impl Future<Output = Outcome<T>>) -> Outcome<T> {
         let since = Instant::now();
         let mut statements = pin!(statements);
         tokio::select! {

@@ -49,7 +49,7 @@ mod worker;
 pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 
 /// The server of one store.
-pub trait Server: Send + Sync + Sized + 'static {
+pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
     /// A connection.
     type Session: Session;
 
@@ -79,7 +79,7 @@ pub(super) struct Committed {
 /// An open connection. Dropping it closes it.
 ///
 /// A future of a statement may be dropped only together with the connection.
-pub trait Session: Send + Sync + 'static {
+pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
     fn link(&self) -> &Arc<Link>;
 
     /// Whether the connection is open, as far as this is known.
@@ -114,7 +114,8 @@ pub trait Session: Send + Sync + 'static {
 }
 
 /// The engine of an SQL server.
-pub struct ServerEngine<S: Server> {
+#[allow(private_bounds, reason = "only the dialects implement it")]
+pub(in crate::engine) struct ServerEngine<S: Server> {
     pub(super) server: Arc<S>,
     prefix: Prefix,
     pub(super) waiters: Arc<Waiters<S>>,
@@ -130,6 +131,7 @@ impl<S: Server> fmt::Debug for ServerEngine<S> {
     }
 }
 
+#[allow(private_bounds, reason = "only the dialects implement it")]
 impl<S: Server> ServerEngine<S> {
     /// Connects to the server. Creates the tables if they are missing.
     pub(super) async fn start(server: Arc<S>, key_prefix: String) -> Result<Arc<Self>> {

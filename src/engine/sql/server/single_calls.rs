@@ -54,13 +54,7 @@ pub(in crate::engine::sql) struct Lease {
 
 impl SingleCalls {
     /// Returns the calls of jobs with one name each.
-    pub(super) fn new(
-        prefix: &Prefix,
-        releases: &[Job],
-        renewals: &[Job],
-        attempts: &[Job],
-        reads: &[Job],
-    ) -> Self {
+    pub(super) fn new(prefix: &Prefix, releases: &[Job], renewals: &[Job], attempts: &[Job], reads: &[Job]) -> Self {
         let stored = |claim: &Claim| prefix.stored(&claim.keys()[0]);
         let release = |job: &Job| match job {
             Job::Release(claims, ..) => claims.first().map(|claim| (stored(claim), claim.owner.clone())),

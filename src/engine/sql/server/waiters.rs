@@ -95,7 +95,10 @@ impl<S: Server> Waiters<S> {
             self.quicken();
         }
         for (owner, key, ticket, left) in effects.entered {
-            if self.known.enter(&owner, &key, ticket, self.check_after(left, true), || ()) {
+            if self
+                .known
+                .enter(&owner, &key, ticket, self.check_after(left, true), || ())
+            {
                 self.run_heartbeats();
             }
         }
@@ -160,7 +163,7 @@ impl<S: Server> Waiters<S> {
     }
 
     /// Ends the tasks.
-    pub(super) fn close(&self) {
+    pub(in crate::engine::sql) fn close(&self) {
         let mut tasks = self.tasks.lock();
         tasks.is_closed = true;
         for task in [tasks.listener.take(), tasks.heartbeats.take()].into_iter().flatten() {

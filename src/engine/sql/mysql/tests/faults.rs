@@ -29,7 +29,10 @@ async fn ended_connections_are_opened_again() {
     })
     .await;
     eventually("the lease is released", async || {
-        matches!(engine.release(&holder, Duration::ZERO).await, Ok(Released::Freed | Released::NotHeld))
+        matches!(
+            engine.release(&holder, Duration::ZERO).await,
+            Ok(Released::Freed | Released::NotHeld)
+        )
     })
     .await;
     tokio::time::timeout(Duration::from_secs(5), subscription.changed())
@@ -124,7 +127,10 @@ async fn a_transaction_without_an_end_is_ended_by_the_server() {
     let mut packet = Packet::default();
     begin(&mut packet);
     packet.add("SELECT 1 FROM locks WHERE name = 'n' FOR UPDATE");
-    stopped.execute(sqlx::raw_sql(AssertSqlSafe(packet.text))).await.unwrap();
+    stopped
+        .execute(sqlx::raw_sql(AssertSqlSafe(packet.text)))
+        .await
+        .unwrap();
     assert_eq!(release(&engine, &ours).await, Released::Freed);
     assert!(stopped.ping().await.is_err());
 }

@@ -107,7 +107,10 @@ impl Database {
 
     /// Ends the connections of the engines. Returns how many.
     async fn terminate(&mut self) -> usize {
-        let text = format!("SELECT id FROM information_schema.processlist WHERE user = '{}'", self.user);
+        let text = format!(
+            "SELECT id FROM information_schema.processlist WHERE user = '{}'",
+            self.user
+        );
         let rows = self.client.fetch_all(sqlx::raw_sql(AssertSqlSafe(text))).await.unwrap();
         let ids = rows.iter().map(|row| row.try_get_unchecked::<Vec<u8>, _>(0).unwrap());
         let ids: Vec<String> = ids.map(|id| String::from_utf8(id).unwrap()).collect();
@@ -122,7 +125,9 @@ impl Database {
 
 /// Connects as another program.
 async fn connect(url: &str) -> MySqlConnection {
-    MySqlConnection::connect(&format!("{url}?ssl-mode=DISABLED")).await.unwrap()
+    MySqlConnection::connect(&format!("{url}?ssl-mode=DISABLED"))
+        .await
+        .unwrap()
 }
 
 fn key(name: &str) -> Key {

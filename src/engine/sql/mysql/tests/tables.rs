@@ -72,7 +72,9 @@ async fn tables_with_other_columns_are_a_permanent_error() {
     let Some(mut database) = Database::create().await else {
         return;
     };
-    database.execute("CREATE TABLE locks (name varbinary(640) PRIMARY KEY)").await;
+    database
+        .execute("CREATE TABLE locks (name varbinary(640) PRIMARY KEY)")
+        .await;
     refused(&database.url, &Settings::default()).await;
 }
 
@@ -154,7 +156,13 @@ async fn names_are_bytes() {
     for name in names {
         acquire(&engine, &claim(&[name])).await;
     }
-    let mut found: Vec<String> = engine.list("", PAGE).await.unwrap().into_iter().map(|info| info.name).collect();
+    let mut found: Vec<String> = engine
+        .list("", PAGE)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|info| info.name)
+        .collect();
     let mut expected = names.map(str::to_owned);
     found.sort();
     expected.sort();
@@ -199,7 +207,8 @@ async fn no_call_scans_a_table() {
     let mut packet = Packet::default();
     packet.add("SELECT 1");
     session.run(packet, &mut Vec::new()).await.unwrap();
-    let scanned = "SELECT variable_value FROM information_schema.global_status WHERE variable_name = 'Handler_read_rnd_next'";
+    let scanned =
+        "SELECT variable_value FROM information_schema.global_status WHERE variable_name = 'Handler_read_rnd_next'";
     let holders: Vec<Claim> = (0..64).map(|index| claim(&[&format!("n{index}")])).collect();
     let before = database.number(scanned).await;
     join_all(holders.iter().map(|claim| acquire(&engine, claim))).await;

@@ -3,7 +3,6 @@
 use futures_util::future::join_all;
 
 use super::*;
-use crate::engine::Engine;
 
 /// An engine whose calls have an answer within this time.
 fn brief() -> Settings {

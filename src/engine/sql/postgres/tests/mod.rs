@@ -11,8 +11,8 @@ use tokio_postgres::{Client, NoTls};
 
 use super::*;
 use crate::engine::contract::PAGE;
-use crate::engine::{Settings, SharedEngine};
-use crate::model::Process;
+use crate::engine::{Acquired, Engine, Released, Renewed, Settings, SharedEngine};
+use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
 
 const LONG: Duration = Duration::from_secs(30);
 

@@ -1,0 +1,108 @@
+//! The TLS settings of clients: reads their certificates.
+
+use std::io;
+use std::path::PathBuf;
+
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
+use super::TlsFiles;
+
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod client;
+
+#[cfg(any(feature = "postgres", feature = "redis"))]
+pub(in crate::engine) use self::client::{Verified, client_config};
+
+/// A wrong setting, and what is wrong with it.
+pub(in crate::engine) struct WrongFile {
+    pub setting: &'static str,
+    pub rule: &'static str,
+    pub how: String,
+}
+
+impl From<WrongFile> for io::Error {
+    fn from(wrong: WrongFile) -> Self {
+        io::Error::other(format!("{}: {}", wrong.setting, wrong.how))
+    }
+}
+
+/// The PEM of the TLS settings.
+pub(in crate::engine) struct Pem {
+    /// The certificate authorities. `None`: the system's.
+    pub authorities: Option<Vec<u8>>,
+    /// The client's certificate and its private key.
+    pub client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Pem {
+    /// Reads the files of the settings.
+    pub(in crate::engine) fn read(files: &TlsFiles) -> Result<Self, WrongFile> {
+        let authorities = certificate(["tls.ca", "tls.caFile"], &files.ca, &files.ca_file)?;
+        let client_cert = certificate(["tls.cert", "tls.certFile"], &files.cert, &files.cert_file)?;
+        let client_key = pem(["tls.key", "tls.keyFile"], &files.key, &files.key_file)?;
+        let client = match (client_cert, client_key) {
+            (None, None) => None,
+            (None, Some((setting, _))) => {
+                return Err(WrongFile {
+                    setting: "tls.certFile",
+                    rule: "must be set for a private key",
+                    how: format!("only {setting}"),
+                });
+            }
+            // One file may contain both, as for MongoDB.
+            (Some(cert), key) => {
+                let key = key.map_or_else(|| cert.clone(), |(_, key)| key);
+                Some((cert, key))
+            }
+        };
+        Ok(Pem { authorities, client })
+    }
+}
+
+/// Reads PEM with at least one certificate. Without one it would trust no server, which looks like a wrong server.
+fn certificate(
+    settings: [&'static str; 2],
+    text: &Option<String>,
+    file: &Option<PathBuf>,
+) -> Result<Option<Vec<u8>>, WrongFile> {
+    let Some((setting, pem)) = pem(settings, text, file)? else {
+        return Ok(None);
+    };
+    match (CertificateDer::pem_slice_iter(&pem).next(), file) {
+        (Some(Ok(_)), _) => Ok(Some(pem)),
+        (_, Some(path)) if text.is_none() => Err(WrongFile {
+            setting,
+            rule: FILE,
+            how: format!("{path:?} without a certificate"),
+        }),
+        _ => Err(WrongFile {
+            setting,
+            rule: "must be the text of a PEM file (-----BEGIN CERTIFICATE-----), not its path",
+            how: "text without a certificate".into(),
+        }),
+    }
+}
+
+const FILE: &str = "must be a PEM file";
+
+/// Returns the text of a setting, or the content of its file, with the name of the setting. `settings`: the names of both.
+fn pem(
+    settings: [&'static str; 2],
+    text: &Option<String>,
+    file: &Option<PathBuf>,
+) -> Result<Option<(&'static str, Vec<u8>)>, WrongFile> {
+    let [of_text, of_file] = settings;
+    match (text, file) {
+        (Some(text), _) => Ok(Some((of_text, text.clone().into_bytes()))),
+        (None, Some(path)) => match std::fs::read(path) {
+            Ok(pem) => Ok(Some((of_file, pem))),
+            Err(error) => Err(WrongFile {
+                setting: of_file,
+                rule: FILE,
+                how: format!("{path:?} ({error})"),
+            }),
+        },
+        (None, None) => Ok(None),
+    }
+}
