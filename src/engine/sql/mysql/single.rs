@@ -62,8 +62,9 @@ fn add_releases(packet: &mut Packet, tables: &Tables, releases: &[(StoredName, O
     let names = list(releases.iter().map(|(name, _)| Hex(name)));
     let owners = list(releases.iter().map(|(_, owner)| Hex(owner.as_str())));
     let held = format!("name IN ({names}) AND owner IN ({owners})");
+    // Also those with a queue: it may end while the update waits for the row.
     let before = packet.add(format_args!(
-        "SELECT name, owner, expires_at > @u FROM {locks} WHERE {held} AND queued = 0"
+        "SELECT name, owner, expires_at > @u FROM {locks} WHERE {held}"
     ));
     packet.add(format_args!(
         "UPDATE {locks} FORCE INDEX (PRIMARY) SET owner = NULL, expires_at = 0, since = @u, metadata = NULL \

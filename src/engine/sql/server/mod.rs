@@ -41,6 +41,8 @@ pub(super) mod link;
 mod single;
 pub(super) mod single_calls;
 pub(super) mod slot;
+#[cfg(test)]
+pub(super) mod tests;
 pub(super) mod transaction;
 pub(super) mod upkeep;
 pub(super) mod waiters;

@@ -90,7 +90,7 @@ async fn a_locked_table_delays_calls_and_leaves_no_statement_behind() {
     };
     let engine = database.engine_with(brief()).await;
     let mut watcher = Database {
-        client: connect(&server_url().unwrap()).await,
+        client: connect(&url_of(SERVER).unwrap()).await,
         name: String::new(),
         user: database.user.clone(),
         url: String::new(),
@@ -142,7 +142,7 @@ async fn both_isolation_levels_have_one_holder_at_a_time() {
         return;
     };
     for format in ["STATEMENT", "MIXED"] {
-        let mut server = connect(&server_url().unwrap()).await;
+        let mut server = connect(&url_of(SERVER).unwrap()).await;
         let text = format!("SET GLOBAL binlog_format = '{format}'");
         server.execute(AssertSqlSafe(text)).await.unwrap();
         let engines = [database.engine().await, database.engine().await];

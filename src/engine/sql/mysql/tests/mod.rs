@@ -12,20 +12,11 @@ use sqlx::{AssertSqlSafe, Connection, Executor, Row as _};
 use super::*;
 use crate::engine::contract::PAGE;
 use crate::engine::sql::mysql::packet::Packet;
+use crate::engine::sql::server::tests::*;
 use crate::engine::{Acquired, Engine, Released, Renewed, Settings, SharedEngine};
-use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
+use crate::model::{Claim, OwnerToken};
 
-const LONG: Duration = Duration::from_secs(30);
-
-/// Returns the URL of a server. `None`: there is none; the test is skipped, or fails if `CI` is set.
-fn server_url() -> Option<String> {
-    let url = std::env::var("HOLDFAST_TEST_MYSQL_URL").ok();
-    if url.is_none() {
-        assert!(std::env::var_os("CI").is_none(), "HOLDFAST_TEST_MYSQL_URL is not set");
-        println!("skipped: HOLDFAST_TEST_MYSQL_URL is not set");
-    }
-    url
-}
+const SERVER: &str = "HOLDFAST_TEST_MYSQL_URL";
 
 async fn open(url: &str, settings: &Settings) -> Arc<MysqlEngine> {
     let config = MysqlConfig::parse(url, settings).unwrap();
@@ -41,7 +32,7 @@ async fn two(url: &str, prefix: String) -> (SharedEngine, SharedEngine) {
     (open(url, &settings).await, open(url, &settings).await)
 }
 
-crate::engine::contract::contract_tests!(async |prefix: String| Some(two(&server_url()?, prefix).await));
+crate::engine::contract::contract_tests!(async |prefix: String| Some(two(&url_of(SERVER)?, prefix).await));
 
 /// A database of one test. Dropping it leaves it to the server, which ends with the tests.
 struct Database {
@@ -56,7 +47,7 @@ struct Database {
 impl Database {
     /// Creates a database. `None`: there is no server.
     async fn create() -> Option<Self> {
-        let url = server_url()?;
+        let url = url_of(SERVER)?;
         let name = format!("t{}", OwnerToken::fresh().as_str());
         let user = name[..24].to_owned();
         let mut client = connect(&url).await;
@@ -128,45 +119,4 @@ async fn connect(url: &str) -> MySqlConnection {
     MySqlConnection::connect(&format!("{url}?ssl-mode=DISABLED"))
         .await
         .unwrap()
-}
-
-fn key(name: &str) -> Key {
-    Key::new(name).unwrap()
-}
-
-fn claim(names: &[&str]) -> Claim {
-    let keys: Vec<Key> = names.iter().map(|name| key(name)).collect();
-    let process = Arc::new(Process::current());
-    Claim::new(&keys, OwnerToken::fresh(), Ttl::clamped(LONG), process)
-}
-
-fn waiting(names: &[&str]) -> Claim {
-    let mut claim = claim(names);
-    claim.waiting = true;
-    claim
-}
-
-async fn acquire(engine: &MysqlEngine, claim: &Claim) {
-    let acquired = engine.try_acquire(claim).await.unwrap();
-    assert!(matches!(acquired, Acquired::Granted { .. }), "{acquired:?}");
-}
-
-async fn busy(engine: &MysqlEngine, claim: &Claim) {
-    let acquired = engine.try_acquire(claim).await.unwrap();
-    assert!(matches!(acquired, Acquired::Held { .. }), "{acquired:?}");
-}
-
-async fn release(engine: &MysqlEngine, claim: &Claim) -> Released {
-    engine.release(claim, Duration::ZERO).await.unwrap()
-}
-
-/// Waits until a condition holds, for 10 s at most.
-async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let check = async {
-        while !holds().await {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    let checked = tokio::time::timeout(Duration::from_secs(10), check).await;
-    checked.unwrap_or_else(|_| panic!("not within 10 s: {what}"));
 }

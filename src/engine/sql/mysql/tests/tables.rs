@@ -84,10 +84,10 @@ async fn another_storage_engine_is_refused_with_its_name() {
         return;
     };
     drop(database.engine().await);
-    database.execute("ALTER TABLE locks_waiters ENGINE = MyISAM").await;
+    database.execute("ALTER TABLE locks_waiters ENGINE = MEMORY").await;
     let message = refused(&database.url, &Settings::default()).await;
     assert!(
-        message.contains("locks_waiters has the storage engine MyISAM: it must be InnoDB"),
+        message.contains("locks_waiters has the storage engine MEMORY: it must be InnoDB"),
         "{message}"
     );
 }
@@ -195,26 +195,66 @@ async fn no_call_scans_a_table() {
         return;
     };
     let engine = database.engine().await;
+    for statement in [
+        "SET SESSION cte_max_recursion_depth = 5000",
+        "SET SESSION max_recursive_iterations = 5000",
+    ] {
+        // The first one is for MySQL, the second one for MariaDB.
+        let _ = database.client.execute(statement).await;
+    }
+    let numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 4000)";
     database
-        .execute(
-            "INSERT INTO locks (name, fence, expires_at, since) \
-             WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 900) SELECT CONCAT('x', i), 0, 0, 0 FROM n",
-        )
+        .execute(&format!(
+            "INSERT INTO locks (name, fence, expires_at, since) {numbers} SELECT CONCAT('x', i), 0, 0, 0 FROM n; \
+             INSERT INTO locks_waiters (owner, name, alive_until, process, reserve_ms) {numbers} \
+             SELECT CONCAT('o', i), CONCAT('x', i), 0, 'p', 0 FROM n; \
+             ANALYZE TABLE locks, locks_waiters"
+        ))
         .await;
-    database.execute("ANALYZE TABLE locks").await;
     let config = MysqlConfig::parse(&database.url, &Settings::default()).unwrap();
     let mut session = MysqlSession::open(&MysqlServer::new(config)).await.unwrap();
-    let mut packet = Packet::default();
-    packet.add("SELECT 1");
-    session.run(packet, &mut Vec::new()).await.unwrap();
-    let scanned =
-        "SELECT variable_value FROM information_schema.global_status WHERE variable_name = 'Handler_read_rnd_next'";
+    session.set_up().await.unwrap();
     let holders: Vec<Claim> = (0..64).map(|index| claim(&[&format!("n{index}")])).collect();
-    let before = database.number(scanned).await;
-    join_all(holders.iter().map(|claim| acquire(&engine, claim))).await;
-    join_all(holders.iter().map(|claim| engine.renew(claim, claim.ttl))).await;
-    join_all(holders.iter().map(|claim| release(&engine, claim))).await;
-    let after = database.number(scanned).await;
-    // The server counts for all of its connections: the other tests scan, too, but not the table of this test.
-    println!("{} rows were read by scans", after - before);
+    let stored = |claim: &Claim| claim.keys()[0].as_str().as_bytes().to_vec();
+    let before = scanned(&mut session).await;
+    let attempts = holders.iter().map(|claim| (stored(claim), Arc::new(claim.clone())));
+    let releases = holders.iter().map(|claim| (stored(claim), claim.owner.clone()));
+    let renewals = holders
+        .iter()
+        .map(|claim| (stored(claim), claim.owner.clone(), claim.ttl));
+    let mut calls = SingleCalls {
+        releases: Vec::new(),
+        renewals: Vec::new(),
+        attempts: attempts.collect(),
+        reads: Vec::new(),
+    };
+    assert_eq!(session.single(&calls).await.granted.unwrap().fences.len(), 64);
+    calls.attempts.clear();
+    calls.renewals = renewals.collect();
+    assert_eq!(session.single(&calls).await.renewed.unwrap().len(), 64);
+    calls.renewals.clear();
+    calls.releases = releases.collect();
+    assert_eq!(session.single(&calls).await.released.unwrap().len(), 64);
+    let names: Vec<StoredName> = holders.iter().map(stored).collect();
+    session.check("p", &names, false).await.unwrap();
+    let rows = scanned(&mut session).await - before;
+    assert!(rows < 1000, "{rows} rows were read by scans");
+    session.check("p", &names, true).await.unwrap();
+    let alive = "SELECT COUNT(*) FROM locks_waiters WHERE process = 'p' AND alive_until > 0";
+    assert_eq!(database.number(alive).await, 4000, "the heartbeat of all positions");
+    // The same in transactions.
+    let (set, other) = (waiting(&["a", "b"]), claim(&["b"]));
+    acquire(&engine, &other).await;
+    busy(&engine, &set).await;
+    release(&engine, &other).await;
+    acquire(&engine, &set).await;
+}
+
+/// Returns how many rows the statements of a session have read in scans.
+async fn scanned(session: &mut MysqlSession) -> i64 {
+    let mut packet = Packet::default();
+    let index = packet.add("SHOW SESSION STATUS LIKE 'Handler_read_rnd_next'");
+    let mut answers = Vec::new();
+    session.run(packet, &mut answers).await.unwrap();
+    answers[index].rows[0].number(1).unwrap()
 }

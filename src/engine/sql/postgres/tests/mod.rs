@@ -11,22 +11,11 @@ use tokio_postgres::{Client, NoTls};
 
 use super::*;
 use crate::engine::contract::PAGE;
+use crate::engine::sql::server::tests::*;
 use crate::engine::{Acquired, Engine, Released, Renewed, Settings, SharedEngine};
-use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
-
-const LONG: Duration = Duration::from_secs(30);
+use crate::model::{Claim, OwnerToken};
 
 const SERVER: &str = "HOLDFAST_TEST_POSTGRES_URL";
-
-/// Returns the URL of a server. `None`: there is none; the test is skipped, or fails if `CI` is set.
-fn url_of(variable: &str) -> Option<String> {
-    let url = std::env::var(variable).ok();
-    if url.is_none() {
-        assert!(std::env::var_os("CI").is_none(), "{variable} is not set");
-        println!("skipped: {variable} is not set");
-    }
-    url
-}
 
 async fn open(url: &str, settings: &Settings) -> Arc<PostgresEngine> {
     let config = PostgresConfig::parse(url, settings).unwrap();
@@ -97,45 +86,4 @@ async fn connect(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     tokio::spawn(connection);
     client
-}
-
-fn key(name: &str) -> Key {
-    Key::new(name).unwrap()
-}
-
-fn claim(names: &[&str]) -> Claim {
-    let keys: Vec<Key> = names.iter().map(|name| key(name)).collect();
-    let process = Arc::new(Process::current());
-    Claim::new(&keys, OwnerToken::fresh(), Ttl::clamped(LONG), process)
-}
-
-fn waiting(names: &[&str]) -> Claim {
-    let mut claim = claim(names);
-    claim.waiting = true;
-    claim
-}
-
-async fn acquire(engine: &PostgresEngine, claim: &Claim) {
-    let acquired = engine.try_acquire(claim).await.unwrap();
-    assert!(matches!(acquired, Acquired::Granted { .. }), "{acquired:?}");
-}
-
-async fn busy(engine: &PostgresEngine, claim: &Claim) {
-    let acquired = engine.try_acquire(claim).await.unwrap();
-    assert!(matches!(acquired, Acquired::Held { .. }), "{acquired:?}");
-}
-
-async fn release(engine: &PostgresEngine, claim: &Claim) -> Released {
-    engine.release(claim, Duration::ZERO).await.unwrap()
-}
-
-/// Waits until a condition holds, for 10 s at most.
-async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let check = async {
-        while !holds().await {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    let checked = tokio::time::timeout(Duration::from_secs(10), check).await;
-    checked.unwrap_or_else(|_| panic!("not within 10 s: {what}"));
 }
