@@ -13,7 +13,7 @@ export const locateMariadb = () =>
   findProgram('mariadbd', ['/usr/sbin'], 'install MariaDB, or set HOLDFAST_TEST_MYSQL_URL')
 
 /**
- * Starts a MariaDB server with the user `holdfast`, who has all rights and no password. Without `fsync` a commit does not wait for the
+ * Starts a MariaDB server with the user `holdfast`, all rights and no password. Without `fsync` a commit does not wait for the
  * disk.
  *
  * @param {{ fsync?: boolean, settings?: Record<string, string | number> }} [options]
@@ -34,7 +34,7 @@ export async function startMysql({ fsync = false, settings = {} } = {}) {
       socket: join(dir, 'socket'),
       pid_file: join(dir, 'server-pid'),
       tmpdir: dir,
-      // A name is looked up for each connection otherwise.
+      // Otherwise the server resolves the name of each client.
       skip_name_resolve: 1,
       innodb_buffer_pool_size: '64M',
       innodb_log_file_size: '16M',
@@ -57,7 +57,7 @@ export async function startMysql({ fsync = false, settings = {} } = {}) {
 async function isPrepared(dir) {
   const client = await findProgram('mariadb', [], 'install the client of MariaDB')
   const text =
-    "CREATE DATABASE IF NOT EXISTS holdfast; CREATE USER IF NOT EXISTS holdfast; GRANT ALL ON *.* TO holdfast WITH GRANT OPTION"
+    'CREATE DATABASE IF NOT EXISTS holdfast; CREATE USER IF NOT EXISTS holdfast; GRANT ALL ON *.* TO holdfast WITH GRANT OPTION'
   const flags = ['--no-defaults', `--socket=${join(dir, 'socket')}`, '--user=root', '--execute', text]
   return run(client, flags).then(
     () => true,

@@ -14,7 +14,13 @@ import { promisify } from 'node:util'
 export async function findProgram(name, folders, advice) {
   for (const folder of [...(process.env.PATH ?? '').split(delimiter).filter(Boolean), ...folders]) {
     const path = join(folder, name)
-    if (await access(path, constants.X_OK).then(() => true, () => false)) return path
+    if (
+      await access(path, constants.X_OK).then(
+        () => true,
+        () => false,
+      )
+    )
+      return path
   }
   throw new Error(`no ${name} on PATH${folders.length > 0 ? ` or in ${folders.join(', ')}` : ''}: ${advice}`)
 }

@@ -141,7 +141,9 @@ export async function runMysql(code, t) {
     await withMysql(server.url, (client) => client.query(code))
     const url = `mysql://app:PASSWORD@127.0.0.1:${server.port}/holdfast`
     await useEveryVerb(url)
-    await withMysql(url, (client) => assert.rejects(client.query('CREATE TABLE other (a int)'), /denied/, 'only the needed rights'))
+    await withMysql(url, (client) =>
+      assert.rejects(client.query('CREATE TABLE other (a int)'), /denied/, 'only the needed rights'),
+    )
   } finally {
     await server.stop()
   }
