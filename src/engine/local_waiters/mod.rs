@@ -150,7 +150,7 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Returns the names with waiters in this process.
-    #[cfg(any(feature = "mongodb", feature = "postgres"))]
+    #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
     pub(super) fn names(&self) -> Vec<Key> {
         self.state.lock().names.keys().cloned().collect()
     }

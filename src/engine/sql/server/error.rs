@@ -85,6 +85,12 @@ impl Failure {
         self
     }
 
+    /// Marks the failure as one of the connection.
+    pub(super) fn broken(mut self) -> Self {
+        self.kind = Kind::Broken;
+        self
+    }
+
     /// Whether the server did not answer at all.
     pub(super) fn is_silence(&self) -> bool {
         self.cause.is_none() && self.kind == Kind::Broken

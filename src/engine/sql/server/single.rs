@@ -116,8 +116,8 @@ impl<S: Server> SingleWorker<S> {
                     None => std::future::pending().await,
                 }
             };
+            // In a random order: frequent checks must not stop the calls, nor these the checks.
             tokio::select! {
-                biased;
                 Some(names) = self.checks.recv() => self.check(names).await,
                 next = jobs.next(&mut batch) => {
                     if !next {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::error::Kind;
+use super::error::{Failure, Kind};
 use super::{Committed, Outcome, Session};
 use crate::engine::Acquired;
 use crate::engine::sql::jobs::Job;
@@ -126,7 +126,8 @@ pub(super) async fn transact<C: Session>(
 ) -> Outcome<Effects> {
     let outcome = in_transaction(session, prefix, process, plan, batch).await;
     if outcome.as_ref().is_err_and(|failure| failure.kind() != Kind::Broken) {
-        session.roll_back().await?;
+        // A transaction without an end would become a part of the next one.
+        session.roll_back().await.map_err(Failure::broken)?;
     }
     outcome
 }

@@ -48,6 +48,8 @@ impl<S: Server> SingleWorker<S> {
         while let Ok(more) = self.checks.try_recv() {
             names.extend(more);
         }
+        // One poll for all names, instead of one for each.
+        names.extend(self.waiters.polled());
         names.sort_unstable();
         names.dedup();
         if let Err(failure) = self.check_names(&names).await {

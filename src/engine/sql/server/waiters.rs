@@ -126,6 +126,14 @@ impl<S: Server> Waiters<S> {
         Some(left.map_or(poll, |left| left.min(poll)))
     }
 
+    /// Returns the names to poll: without notifications all that are waited for.
+    pub(super) fn polled(&self) -> Vec<Key> {
+        match self.server.shortest_poll() {
+            Some(_) => self.known.names(),
+            None => Vec::new(),
+        }
+    }
+
     /// Makes the checks without notifications frequent.
     fn quicken(&self) {
         self.pace_us.store(0, Ordering::Relaxed);

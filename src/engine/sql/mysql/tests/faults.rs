@@ -83,6 +83,32 @@ async fn a_waiter_of_another_process_is_served() {
     busy(&other, &second).await;
 }
 
+/// On a slow network the next check is due when the last one ends.
+#[tokio::test]
+async fn checks_without_a_pause_do_not_stop_the_calls() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let waiters = engine.waiters.clone();
+    let checks = tokio::spawn(async move {
+        loop {
+            waiters.check(vec![key("n")]);
+            tokio::task::yield_now().await;
+        }
+    });
+    let ours = claim(&["n"]);
+    let calls = async {
+        for _ in 0..5 {
+            acquire(&engine, &ours).await;
+            assert_eq!(release(&engine, &ours).await, Released::Freed);
+        }
+    };
+    let done = tokio::time::timeout(Duration::from_secs(20), calls).await;
+    checks.abort();
+    assert!(done.is_ok(), "the calls wait behind the checks");
+}
+
 #[tokio::test]
 async fn a_locked_table_delays_calls_and_leaves_no_statement_behind() {
     let Some(mut database) = Database::create().await else {
