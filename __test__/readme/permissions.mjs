@@ -133,7 +133,7 @@ export async function runPsql(code, t) {
 }
 
 export async function runMysql(code, t) {
-  if (!(await canStartServer(t, 'mariadbd', locateMariadb))) return
+  if (!(await canStartServer(t, 'mysql', locateMariadb))) return
   const server = await startMysql()
   try {
     const owner = await LockService.connect(server.url)
