@@ -26,7 +26,9 @@ export async function startMysql({ fsync = false, settings = {} } = {}) {
     const data = join(dir, 'data')
     if (user) await chown(dir, user.uid, user.gid)
     const install = ['--no-defaults', `--datadir=${data}`, '--auth-root-authentication-method=normal', '--skip-test-db']
-    await run(installer, [...install, '--innodb-log-file-size=16M'], { ...user, cwd: dir })
+    // A server removes the temporary tables of others in the same folder when it starts.
+    const env = { ...process.env, TMPDIR: dir }
+    await run(installer, [...install, '--innodb-log-file-size=16M'], { ...user, cwd: dir, env })
     const all = {
       datadir: data,
       port,
