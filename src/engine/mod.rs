@@ -20,7 +20,7 @@ pub(crate) mod contract;
 mod credentials;
 #[cfg(any(feature = "memory", feature = "postgres", feature = "sqlite"))]
 mod decide;
-#[cfg(any(feature = "mongodb", feature = "redis"))]
+#[cfg(any(feature = "mongodb", feature = "postgres", feature = "redis"))]
 mod hand_off;
 #[cfg(any(feature = "mongodb", feature = "postgres", feature = "redis"))]
 mod local_waiters;

@@ -2,11 +2,13 @@
 
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Context;
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
+use parking_lot::Mutex;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
@@ -39,6 +41,8 @@ pub(super) struct Server {
     pub address: Arc<str>,
     /// Whether a pooler is between this process and the server: then no statement is prepared.
     is_pooled: AtomicBool,
+    /// Whether the tables were found.
+    is_set_up: AtomicBool,
     pub dropped: Arc<DroppedCalls>,
     /// Incremented when a connection was silent: those that were opened before may be silent, too, and do not know it.
     epoch: watch::Sender<u64>,
@@ -47,11 +51,13 @@ pub(super) struct Server {
 /// An open connection. Dropping it closes it.
 pub(super) struct Session {
     server: Arc<Server>,
-    client: Client,
+    client: Arc<Client>,
     tls: MakeRustlsConnect,
-    /// The prepared statements; empty behind a pooler.
-    prepared: Vec<Statement>,
+    /// The statements that were prepared. Others are sent with their text.
+    prepared: Arc<[OnceLock<Statement>]>,
     connection: AbortHandle,
+    /// Locked while statements are handed to the connection, which then sends them in one packet.
+    gate: Arc<Mutex<()>>,
     epoch: u64,
 }
 
@@ -64,6 +70,7 @@ impl Server {
             statements: Statements::new(&config.table),
             address: config.server.as_str().into(),
             is_pooled: AtomicBool::new(config.is_pooled),
+            is_set_up: AtomicBool::new(false),
             dropped: Arc::default(),
             epoch: watch::Sender::default(),
             config,
@@ -77,13 +84,16 @@ impl Server {
 
     pub(super) fn failure(&self, cause: tokio_postgres::Error) -> Failure {
         let failure = Failure::of_driver(&self.address, cause);
-        if failure.kind() == Kind::Pooled {
-            self.is_pooled.store(true, Ordering::Relaxed);
+        match failure.kind() {
+            Kind::Pooled => self.is_pooled.store(true, Ordering::Relaxed),
+            Kind::NoTable => self.is_set_up.store(false, Ordering::Relaxed),
+            _ => {}
         }
         failure
     }
 
-    /// Opens a connection. Creates the tables if they are missing. `notifications`: receives the payloads of `NOTIFY`.
+    /// Opens a connection. The first one creates the tables if they are missing, as does the first one after an error that says so. The
+    /// others send nothing before the first call, so that a connection is quickly replaced. `notifications`: receives the payloads of `NOTIFY`.
     pub(super) async fn open(
         self: &Arc<Self>,
         notifications: Option<mpsc::UnboundedSender<String>>,
@@ -92,8 +102,12 @@ impl Server {
         let unanswered = || Failure::unanswered(&self.address, limit, Kind::Broken);
         let opened = async {
             let connected = timeout(limit, self.connect(notifications)).await;
-            let mut session = connected.unwrap_or_else(|_| Err(unanswered()))?;
+            let session = connected.unwrap_or_else(|_| Err(unanswered()))?;
+            if self.is_set_up.load(Ordering::Relaxed) {
+                return Ok(session);
+            }
             if let Ok(ready) = timeout(limit, session.set_up()).await {
+                self.is_set_up.store(ready.is_ok(), Ordering::Relaxed);
                 return ready.map(|()| session);
             }
             session.cancel();
@@ -120,9 +134,15 @@ impl Server {
         let epoch = *self.epoch.borrow();
         let connected = self.config.driver.connect(tls.clone()).await;
         let (client, mut connection) = connected.map_err(|error| self.failure(error))?;
+        let gate: Arc<Mutex<()>> = Arc::default();
+        let closed = gate.clone();
         let driving = tokio::spawn(async move {
             loop {
-                match poll_fn(|context| connection.poll_message(context)).await {
+                let next = poll_fn(|context| {
+                    let _closed = closed.lock();
+                    connection.poll_message(context)
+                });
+                match next.await {
                     Some(Ok(AsyncMessage::Notification(notification))) => {
                         if let Some(notifications) = &notifications {
                             let _ = notifications.send(notification.payload().to_owned());
@@ -139,10 +159,11 @@ impl Server {
         });
         Ok(Session {
             server: self.clone(),
-            client,
+            client: Arc::new(client),
             tls,
-            prepared: Vec::new(),
+            prepared: self.statements.all().iter().map(|_| OnceLock::new()).collect(),
             connection: driving.abort_handle(),
+            gate,
             epoch,
         })
     }
@@ -177,7 +198,7 @@ impl Session {
     }
 
     /// Prepares all statements. Creates the tables if they are missing.
-    async fn set_up(&mut self) -> Result<(), Failure> {
+    async fn set_up(&self) -> Result<(), Failure> {
         match self.prepare().await {
             Err(failure) if failure.kind() == Kind::NoTable => {
                 let schema = self.server.statements.schema.as_str();
@@ -189,11 +210,12 @@ impl Session {
     }
 
     /// Prepares all statements, which fails without the tables. Behind a pooler it only checks the tables.
-    async fn prepare(&mut self) -> Result<(), Failure> {
+    async fn prepare(&self) -> Result<(), Failure> {
         if self.server.is_pooled() {
             let (start, end): (&[u8], Option<&[u8]>) = (&[], None);
+            let no_names: &[&[u8]] = &[];
             self.query(Sql::List, &[&start, &end, &0_i64]).await?;
-            return self.query(Sql::Called, &[&""]).await.map(drop);
+            return self.query(Sql::Check, &[&no_names]).await.map(drop);
         }
         let all = self.server.statements.all().iter();
         let preparing = all.map(|one| self.client.prepare_typed(&one.text, one.types));
@@ -207,22 +229,54 @@ impl Session {
         begun?;
         let prepared = prepared.map_err(|error| self.server.failure(error))?;
         ended?;
-        self.prepared = prepared;
+        for (place, statement) in self.prepared.iter().zip(prepared) {
+            let _ = place.set(statement);
+        }
         Ok(())
     }
 
     /// Executes a statement. It is sent when the future is polled for the first time.
     pub(super) async fn query(&self, sql: Sql, values: &Values<'_>) -> Result<Vec<Row>, Failure> {
-        let rows = match self.prepared.get(sql as usize) {
-            Some(statement) => self.client.query(statement, values).await,
-            None => {
-                let statement = self.server.statements.get(sql);
-                let types = statement.types.iter().cloned();
-                let typed: Vec<(&(dyn ToSql + Sync), Type)> = values.iter().copied().zip(types).collect();
-                self.client.query_typed(&statement.text, &typed).await
+        let is_pooled = self.server.is_pooled();
+        let prepared = self.prepared[sql as usize].get().filter(|_| !is_pooled);
+        if let Some(statement) = prepared {
+            let rows = self.client.query(statement, values).await;
+            return rows.map_err(|error| self.server.failure(error));
+        }
+        let statement = self.server.statements.get(sql);
+        let types = statement.types.iter().cloned();
+        let typed: Vec<(&(dyn ToSql + Sync), Type)> = values.iter().copied().zip(types).collect();
+        let rows = self.client.query_typed(&statement.text, &typed).await;
+        let rows = rows.map_err(|error| self.server.failure(error))?;
+        if !is_pooled {
+            self.prepare_for_next(sql);
+        }
+        Ok(rows)
+    }
+
+    #[cfg(test)]
+    pub(super) async fn rows(&self, text: &str) -> Vec<Row> {
+        self.client.query(text, &[]).await.unwrap()
+    }
+
+    /// Returns the number of statements that are prepared.
+    #[cfg(test)]
+    pub(super) fn prepared(&self) -> usize {
+        self.prepared.iter().filter(|one| one.get().is_some()).count()
+    }
+
+    /// Prepares a statement in the background. In front of its first execution it would be one more round trip, in the middle of
+    /// statements that are sent together.
+    fn prepare_for_next(&self, sql: Sql) {
+        let (server, client, prepared) = (self.server.clone(), self.client.clone(), self.prepared.clone());
+        tokio::spawn(async move {
+            let statement = server.statements.get(sql);
+            match client.prepare_typed(&statement.text, statement.types).await {
+                Ok(statement) => _ = prepared[sql as usize].set(statement),
+                // The next execution does it again, unless the cause is a pooler.
+                Err(error) => _ = server.failure(error),
             }
-        };
-        rows.map_err(|error| self.server.failure(error))
+        });
     }
 
     /// Executes statements without parameters. They are sent when the future is polled for the first time.
@@ -247,7 +301,7 @@ impl Session {
         statements: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, Failure> {
         let since = Instant::now();
-        let mut statements = pin!(statements);
+        let mut statements = pin!(self.in_one_packet(statements));
         tokio::select! {
             biased;
             outcome = &mut statements => return outcome,
@@ -267,6 +321,16 @@ impl Session {
             }
         }
         unanswered(Kind::Broken)
+    }
+
+    /// Executes statements. Those that one poll of the future hands to the connection are sent together.
+    async fn in_one_packet<T>(&self, statements: impl Future<Output = T>) -> T {
+        let mut statements = pin!(statements);
+        let send = |context: &mut Context<'_>| {
+            let _closed = self.gate.lock();
+            statements.as_mut().poll(context)
+        };
+        poll_fn(send).await
     }
 
     /// Asks the server to cancel the current statement, in the background: a statement that waits for a lock is not ended by the

@@ -29,10 +29,15 @@ pub(super) async fn release(session: &Session, server: &Server, prefix: &Prefix,
     };
     let names: Vec<StoredName> = claims().map(|claim| prefix.stored(&claim.keys()[0])).collect();
     let owners: Vec<&str> = claims().map(|claim| claim.owner.as_str()).collect();
-    let rows = session.query(Sql::Release, &[&names, &owners]).await?;
     let mut released: HashMap<StoredName, bool> = HashMap::new();
-    for row in &rows {
-        released.insert(get(server, row, 0)?, get(server, row, 1)?);
+    if let ([name], [owner]) = (&names[..], &owners[..]) {
+        for row in &session.query(Sql::ReleaseOne, &[name, owner]).await? {
+            released.insert(name.clone(), get(server, row, 0)?);
+        }
+    } else {
+        for row in &session.query(Sql::Release, &[&names, &owners]).await? {
+            released.insert(get(server, row, 0)?, get(server, row, 1)?);
+        }
     }
     for (job, name) in jobs.iter_mut().zip(&names) {
         if let (Job::Release(_, _, reply), Some(is_live)) = (job, released.remove(name)) {
@@ -82,21 +87,29 @@ pub(super) async fn acquire(
     }
     let claims: Vec<Arc<Claim>> = jobs.iter().filter_map(first_claim).cloned().collect();
     let names: Vec<StoredName> = claims.iter().map(|claim| prefix.stored(&claim.keys()[0])).collect();
-    let (granted, holders) = tokio::join!(
-        biased;
-        grant(session, &claims, &names),
-        async { session.query(Sql::Holders, &[&names]).await },
-    );
     let mut fences: HashMap<StoredName, i64> = HashMap::new();
-    for row in &granted? {
-        fences.insert(get(server, row, 0)?, get(server, row, 1)?);
-    }
     let mut held: HashMap<StoredName, (String, Duration)> = HashMap::new();
-    for row in &holders? {
-        held.insert(
-            get(server, row, 0)?,
-            (get(server, row, 1)?, micros(get(server, row, 2)?)),
+    if let ([claim], [name]) = (&claims[..], &names[..]) {
+        for row in &grant_one(session, claim, name).await? {
+            let fence: Option<i64> = get(server, row, 0)?;
+            fences.extend(fence.map(|fence| (name.clone(), fence)));
+            if let Some(owner) = get::<Option<String>>(server, row, 1)? {
+                held.insert(name.clone(), (owner, micros(get(server, row, 2)?)));
+            }
+        }
+    } else {
+        let (granted, holders) = tokio::join!(
+            biased;
+            grant(session, &claims, &names),
+            async { session.query(Sql::Holders, &[&names]).await },
         );
+        for row in &granted? {
+            fences.insert(get(server, row, 0)?, get(server, row, 1)?);
+        }
+        for row in &holders? {
+            let lease = (get(server, row, 1)?, micros(get(server, row, 2)?));
+            held.insert(get(server, row, 0)?, lease);
+        }
     }
     for job in jobs.iter_mut().chain(repeated) {
         let Job::Acquire(claims, _, reply) = job else { continue };
@@ -124,6 +137,13 @@ fn first_claim(job: &Job) -> Option<&Arc<Claim>> {
         Job::Acquire(claims, ..) => claims.first(),
         _ => None,
     }
+}
+
+async fn grant_one(session: &Session, claim: &Claim, name: &StoredName) -> Outcome<Vec<Row>> {
+    let (owner, ttl) = (claim.owner.as_str(), claim.ttl.as_millis() as i64);
+    let (host, pid) = (claim.process.host.as_str(), i64::from(claim.process.pid));
+    let values: &Values<'_> = &[name, &owner, &ttl, &host, &pid, &claim.metadata.as_deref()];
+    session.query(Sql::AcquireOne, values).await
 }
 
 async fn grant(session: &Session, claims: &[Arc<Claim>], names: &[StoredName]) -> Outcome<Vec<Row>> {

@@ -4,6 +4,7 @@
 //! are then made in `sql/ledger/`, and the second packet writes the result.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_postgres::Row;
@@ -12,10 +13,11 @@ use tokio_postgres::types::FromSql;
 use super::error::{Failure, Kind};
 use super::session::{Server, Session};
 use super::statements::Sql;
-use super::waiters::Notification;
+use super::waiters::{Waiters, text_of};
+use crate::clock::Moment;
 use crate::engine::sql::Page;
 use crate::engine::sql::jobs::Job;
-use crate::engine::sql::ledger::{self, Changes, Ledger, Position, StoredName};
+use crate::engine::sql::ledger::{self, Changes, Ledger, Notice, Position, StoredName, Waiter};
 use crate::engine::{Acquired, EXPIRED_POSITION_KEPT};
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process};
 
@@ -42,7 +44,7 @@ pub(super) struct Plan {
 #[derive(Clone, Copy)]
 pub(super) enum Checked<'a> {
     None,
-    /// Free names, whose first waiters are called.
+    /// Free names, which are handed off.
     Free(&'a [StoredName]),
     /// Names with positions that are removed.
     Pruned(&'a [StoredName]),
@@ -54,8 +56,8 @@ pub(super) struct Effects {
     /// Waiters in a queue: the owner, the name, the ticket, and the time until the name may be free.
     pub entered: Vec<(OwnerToken, Key, u64, Option<Duration>)>,
     pub left: Vec<OwnerToken>,
-    /// The notifications for waiters of this process.
-    pub notifications: Vec<String>,
+    /// The notices for waiters of this process.
+    pub notices: Vec<Notice>,
 }
 
 /// The names of a store.
@@ -128,11 +130,11 @@ pub(super) async fn transact(
     session: &Session,
     server: &Server,
     prefix: &Prefix,
-    process: &str,
+    waiters: &Waiters,
     plan: &Plan,
     batch: &mut [Job],
 ) -> Result<Effects, Failure> {
-    let outcome = in_transaction(session, server, prefix, process, plan, batch).await;
+    let outcome = in_transaction(session, server, prefix, waiters, plan, batch).await;
     if outcome.as_ref().is_err_and(|failure| failure.kind() != Kind::Broken) {
         session.execute("ROLLBACK").await?;
     }
@@ -143,11 +145,11 @@ async fn in_transaction(
     session: &Session,
     server: &Server,
     prefix: &Prefix,
-    process: &str,
+    waiters: &Waiters,
     plan: &Plan,
     batch: &mut [Job],
 ) -> Result<Effects, Failure> {
-    let mut ledger = read(session, server, plan).await?;
+    let mut ledger = read(session, server, waiters, plan).await?;
     ledger.recount(&plan.recounted);
     let mut effects = Effects::default();
     let mut waiting: Vec<(OwnerToken, Key)> = Vec::new();
@@ -156,6 +158,10 @@ async fn in_transaction(
             Job::Acquire(claims, _, reply) => {
                 let mut answers = Vec::with_capacity(claims.len());
                 for claim in claims.iter() {
+                    let ticket = waiters.known.number(&claim.owner);
+                    if ticket > 0 {
+                        ledger.remember(&claim.owner, ticket);
+                    }
                     let acquired = ledger.attempt(claim, &prefix.all(claim));
                     match &acquired {
                         Acquired::Held { key, .. } if claim.waiting => waiting.push((claim.owner.clone(), key.clone())),
@@ -176,28 +182,31 @@ async fn in_transaction(
             Job::Inspect(..) | Job::List(..) => {}
         }
     }
-    let waiting: Vec<_> = waiting
-        .into_iter()
-        .map(|(owner, key)| {
-            let left = ledger.busy_for(&prefix.stored(&key));
-            (owner, key, left)
-        })
-        .collect();
-    let mut tickets = write(session, server, process, &ledger.finish(), &mut effects.notifications).await?;
-    for (owner, key, left) in waiting {
-        if let Some(ticket) = tickets.remove(owner.as_str()) {
-            effects.entered.push((owner, key, ticket, left));
+    let mut changes = ledger.finish();
+    let mut tickets = write(session, server, &waiters.process, &changes).await?;
+    effects.notices = std::mem::take(&mut changes.notices);
+    effects.notices.retain(|notice| notice.engine.is_none());
+    for (owner, key) in waiting {
+        let left = ledger.busy_for(&prefix.stored(&key));
+        match tickets.remove(owner.as_str()) {
+            Some(ticket) => effects.entered.push((owner, key, ticket, left)),
+            // Handed off in this transaction. Or another waiter has its ticket: the tables are new.
+            None => {
+                effects.notices.push(Notice::may_be_free(&owner));
+                effects.left.push(owner);
+            }
         }
     }
     Ok(effects)
 }
 
 /// Begins a transaction, locks the rows of the plan, and reads them and their queues.
-async fn read(session: &Session, server: &Server, plan: &Plan) -> Result<Ledger, Failure> {
+async fn read(session: &Session, server: &Server, waiters: &Waiters, plan: &Plan) -> Result<Ledger, Failure> {
     let names: Vec<&[u8]> = plan.names.keys().map(Vec::as_slice).collect();
     let created: Vec<bool> = plan.names.values().copied().collect();
     // Each call removes one position at most, so that the first two are still known after all of them.
     let front = plan.owners.len() as i64 + 2;
+    let sent = Moment::now();
     let (begun, locked, rows, queue) = tokio::join!(
         biased;
         session.execute(BEGIN),
@@ -212,6 +221,7 @@ async fn read(session: &Session, server: &Server, plan: &Plan) -> Result<Ledger,
         .first()
         .ok_or_else(|| Failure::unexpected(&server.address, "no clock"))?;
     let now_us: i64 = get(server, first, 0)?;
+    waiters.read_clock(sent, now_us);
     let mut found = BTreeMap::new();
     for row in &rows {
         if let Some(name) = get::<Option<StoredName>>(server, row, 1)? {
@@ -221,31 +231,36 @@ async fn read(session: &Session, server: &Server, plan: &Plan) -> Result<Ledger,
     }
     let positions: Result<Vec<Position>, Failure> = queue
         .iter()
-        .map(|row| {
-            Ok(Position::read(
-                get(server, row, 0)?,
-                get(server, row, 1)?,
-                get(server, row, 2)?,
-                get(server, row, 3)?,
-                get(server, row, 4)?,
-                get(server, row, 5)?,
-            ))
-        })
+        .map(|row| position(server, row, &waiters.process))
         .collect();
     Ok(Ledger::new(now_us, found, positions?))
 }
 
-/// Writes the changes of a transaction, and commits it. Returns the tickets of the positions, and adds the notifications for waiters of
-/// this process.
+/// Reads a position in a queue.
+fn position(server: &Server, row: &Row, process: &str) -> Result<Position, Failure> {
+    let engine: String = get(server, row, 4)?;
+    let host: Option<String> = get(server, row, 6)?;
+    let pid: Option<i64> = get(server, row, 7)?;
+    let waiter = Waiter {
+        engine: (engine != process).then_some(engine),
+        hold_ms: get(server, row, 5)?,
+        holder: host
+            .zip(pid)
+            .map(|(host, pid)| Arc::new(Process { host, pid: pid as u32 })),
+    };
+    let (ticket, name, owner) = (get(server, row, 0)?, get(server, row, 1)?, get(server, row, 2)?);
+    Ok(Position::read(ticket, name, owner, get(server, row, 3)?, waiter))
+}
+
+/// Writes the changes of a transaction, and commits it. Returns the tickets of the positions.
 async fn write(
     session: &Session,
     server: &Server,
     process: &str,
     changes: &Changes,
-    notifications: &mut Vec<String>,
 ) -> Result<HashMap<String, u64>, Failure> {
     let names: Vec<&[u8]> = changes.rows.iter().map(|(name, _)| name.as_slice()).collect();
-    let (left, calls, entered) = (&changes.left, &changes.called, &changes.entered);
+    let left = &changes.left;
     let leave = async {
         match left.is_empty() && names.is_empty() {
             true => Ok(Vec::new()),
@@ -256,26 +271,13 @@ async fn write(
             }
         }
     };
-    let enter = async {
-        if entered.is_empty() {
-            return Ok(Vec::new());
-        }
-        let owners: Vec<&str> = entered.iter().map(|one| one.owner.as_str()).collect();
-        let names: Vec<&[u8]> = entered.iter().map(|one| one.name.as_slice()).collect();
-        let ends: Vec<i64> = entered.iter().map(|one| one.alive_until_us).collect();
-        let reserved: Vec<i32> = entered.iter().map(|one| one.reserve_ms).collect();
-        let values: &super::session::Values<'_> = &[&owners, &names, &ends, &reserved, &process];
-        session.query(Sql::Enter, values).await
-    };
-    let call = async {
-        match calls.is_empty() && changes.notified.is_empty() {
+    let notify = async {
+        // This process has no need of a message.
+        let of_others = |notice: &Notice| Some((notice.engine.clone()?, text_of(notice)));
+        let (channels, texts): (Vec<String>, Vec<String>) = changes.notices.iter().filter_map(of_others).unzip();
+        match channels.is_empty() {
             true => Ok(Vec::new()),
-            false => {
-                let owners: Vec<&str> = changes.notified.iter().map(|(owner, _)| owner.as_str()).collect();
-                let addition = |after: Option<Duration>| after.map_or_else(String::new, Notification::addition);
-                let additions: Vec<String> = changes.notified.iter().map(|(_, after)| addition(*after)).collect();
-                session.query(Sql::Call, &[calls, &owners, &additions, &process]).await
-            }
+            false => session.query(Sql::Notify, &[&channels, &texts]).await,
         }
     };
     let update = async {
@@ -284,19 +286,39 @@ async fn write(
             false => update(session, &names, changes).await,
         }
     };
-    let (leave, enter, call, update, commit) =
-        tokio::join!(biased; leave, enter, call, update, session.execute("COMMIT"));
-    leave?;
-    let (entered, notified) = (enter?, call?);
-    update?;
-    commit?;
-    for row in &notified {
-        if get(server, row, 1)? {
-            notifications.push(get(server, row, 0)?);
-        }
+    let (leave, entered, notified, update, commit) = tokio::join!(
+        biased;
+        leave,
+        enter(session, process, changes),
+        notify,
+        update,
+        session.execute("COMMIT")
+    );
+    let entered = entered?;
+    for outcome in [leave, notified, update] {
+        outcome?;
     }
+    commit?;
     let ticket = |row: &Row| Ok((get(server, row, 0)?, get::<i64>(server, row, 1)?.unsigned_abs()));
     entered.iter().map(ticket).collect()
+}
+
+/// Writes positions.
+async fn enter(session: &Session, process: &str, changes: &Changes) -> Result<Vec<Row>, Failure> {
+    let entered = || changes.entered.iter();
+    if changes.entered.is_empty() {
+        return Ok(Vec::new());
+    }
+    let owners: Vec<&str> = entered().map(|one| one.owner.as_str()).collect();
+    let names: Vec<&[u8]> = entered().map(|one| one.name.as_slice()).collect();
+    let ends: Vec<i64> = entered().map(|one| one.alive_until_us).collect();
+    let holds: Vec<i32> = entered().map(|one| one.waiter.hold_ms).collect();
+    let holder = || entered().map(|one| one.waiter.holder.as_deref());
+    let hosts: Vec<Option<&str>> = holder().map(|process| process.map(|one| one.host.as_str())).collect();
+    let pids: Vec<Option<i64>> = holder().map(|process| process.map(|one| i64::from(one.pid))).collect();
+    let tickets: Vec<Option<i64>> = entered().map(|one| one.ticket).collect();
+    let values: &super::session::Values<'_> = &[&owners, &names, &ends, &holds, &hosts, &pids, &tickets, &process];
+    session.query(Sql::Enter, values).await
 }
 
 /// Writes the rows of names.

@@ -1,15 +1,21 @@
 //! What a service does beside its calls: the heartbeat, the checks of its waiters, and the sweep.
 
-use tokio::time::Instant;
+use std::collections::HashSet;
 
+use tokio::time::Instant;
+use tokio_postgres::Row;
+
+use super::error::Failure;
+use super::session::Server;
 use super::single::SingleWorker;
 use super::statements::Sql;
 use super::transaction::{EXPIRED_POSITION_KEPT_MS, get, micros};
 use super::worker::{Names, Outcome};
+use crate::clock::Moment;
 use crate::engine::WAITER_LIVENESS;
 use crate::engine::local_waiters::{HEARTBEAT_INTERVAL, RESERVATION};
-use crate::engine::sql::ledger::StoredName;
-use crate::model::Key;
+use crate::engine::sql::ledger::{RESERVED, StoredName};
+use crate::model::{Key, OwnerToken};
 
 /// How long a free name keeps its row, and its last fencing token, in seconds.
 const FREE_ROW_KEPT_S: i64 = 3600;
@@ -17,6 +23,11 @@ const FREE_ROW_KEPT_S: i64 = 3600;
 const SWEEP_LIMIT: i64 = 500;
 /// Maximum number of names of one transaction of a sweep.
 const SWEEP_NAMES: i64 = 64;
+
+/// Reads the owner of a position.
+fn owner(server: &Server, row: &Row) -> Outcome<OwnerToken> {
+    OwnerToken::parse(get(server, row, 0)?).map_err(|_| Failure::unexpected(&server.address, "an owner"))
+}
 
 impl SingleWorker {
     /// Sends the heartbeat of this process if it is due, and checks what its waiters wait for.
@@ -49,24 +60,24 @@ impl SingleWorker {
                     false => Ok(Vec::new()),
                 }
             };
-            let (heartbeat, called, checked) = tokio::join!(
+            let (kept, checked) = tokio::join!(
                 biased;
                 heartbeat,
-                async { session.query(Sql::Called, &[process]).await },
                 async { session.query(Sql::Check, &[&stored]).await },
             );
-            heartbeat?;
-            Ok((called?, checked?))
+            Ok((kept?, checked?))
         };
+        let sent = Moment::now();
         // The positions of this process expire without a heartbeat.
         let limit = self.server.config.store_timeout.min(HEARTBEAT_INTERVAL);
         let outcome = session.within(limit, statements).await;
-        let (called, checked) = self.slot.settle(outcome)?;
+        let (kept, checked) = self.slot.settle(outcome)?;
+        let kept: Outcome<HashSet<OwnerToken>> = kept.iter().map(|row| owner(&self.server, row)).collect();
+        let kept = kept?;
         if is_due {
             self.heartbeat_at = Some(now);
-        }
-        for row in &called {
-            self.waiters.notify(get(&self.server, row, 0)?);
+            // Others were handed a name, and the message was lost.
+            names.iter().for_each(|key| self.waiters.known.wake_others(key, &kept));
         }
         let mut free = Vec::new();
         for row in &checked {
@@ -74,19 +85,24 @@ impl SingleWorker {
             let Some(key) = stored.iter().position(|one| *one == name).map(|index| &names[index]) else {
                 continue;
             };
-            let lease: Option<i64> = get(&self.server, row, 1)?;
-            let first: Option<i64> = get(&self.server, row, 2)?;
-            let is_called: Option<bool> = get(&self.server, row, 3)?;
-            match (lease, first, is_called) {
-                (Some(left), ..) | (None, Some(left), Some(true)) => {
+            self.waiters.read_clock(sent, get(&self.server, row, 1)?);
+            let lease: Option<i64> = get(&self.server, row, 2)?;
+            let holder: Option<&str> = get(&self.server, row, 3)?;
+            match (lease, get(&self.server, row, 4)?) {
+                (Some(left), _) => {
                     self.waiters.set_busy_for(key, micros(left));
+                    // It may be a waiter of this process, whose message was lost.
+                    let waiter = holder.map(|holder| holder.strip_suffix(RESERVED).unwrap_or(holder));
+                    if let Some(waiter) = waiter.and_then(|waiter| OwnerToken::parse(waiter).ok()) {
+                        self.waiters.known.notify(&waiter);
+                    }
                 }
-                (None, Some(_), _) => {
+                (None, true) => {
                     self.waiters.set_busy_for(key, RESERVATION);
                     free.push(name);
                 }
                 // The positions of this process have expired: its waiters enter the queue again.
-                (None, None, _) => self.waiters.known.wake(key),
+                (None, false) => self.waiters.known.wake(key),
             }
         }
         match free.is_empty() {

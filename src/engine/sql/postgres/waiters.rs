@@ -1,8 +1,8 @@
 //! The waiters of this process in the queues of PostgreSQL.
 //!
 //! # Behavior
-//! While there are waiters, one more connection listens on the channel of this process, where the transaction that releases a name
-//! publishes the owner token of its first waiter. A check of the waiters' names follows each new connection, every heartbeat, and
+//! While there are waiters, one more connection listens on the channel of this process, where the transaction that hands a name off
+//! publishes the owner token of the waiter, its fencing token and its lease (`engine/hand_off/`). A check of the waiters' names follows each new connection, every heartbeat, and
 //! each end of a lease before a waiter, so that a lost notification delays no waiter for longer. Behind a pooler, which delivers no
 //! notifications, the checks are frequent.
 
@@ -19,8 +19,12 @@ use super::error::Failure;
 use super::session::{Server, Session};
 use super::transaction::Effects;
 use crate::backoff::Backoff;
+use crate::clock::Moment;
+use crate::engine::HandOff;
+use crate::engine::hand_off::{ClockReading, GrantTimes};
 use crate::engine::local_waiters::{LocalWaiters, WaiterSubscription};
-use crate::model::{Key, OwnerToken};
+use crate::engine::sql::ledger::{News, Notice};
+use crate::model::{Fence, Key, OwnerToken};
 
 /// How long the connection stays open without waiters.
 const LISTENER_KEPT: Duration = Duration::from_secs(30);
@@ -28,27 +32,30 @@ const LISTENER_KEPT: Duration = Duration::from_secs(30);
 /// The longest time between two checks behind a pooler.
 const POLL: Duration = Duration::from_millis(200);
 
-/// A notification of a waiter: `<owner>`, or `<owner> <ms>`.
-pub(super) struct Notification {
-    owner: OwnerToken,
-    /// The time after which its name may be free. `None`: now.
-    after: Option<Duration>,
+/// Returns a notice as the text of a message: `<owner>`, `<owner> <ms until the name may be free>`, or
+/// `<owner> <fencing token> <µs of the hand-off> <µs of its end>`.
+pub(super) fn text_of(notice: &Notice) -> String {
+    let owner = &notice.owner;
+    match notice.news {
+        News::MayBeFree => owner.clone(),
+        News::FreeAfter(after) => format!("{owner} {}", after.as_millis()),
+        News::Granted(fence, times) => format!("{owner} {} {} {}", fence.0, times.granted_us, times.until_us),
+    }
 }
 
-impl Notification {
-    /// Returns what is added to the owner.
-    pub(super) fn addition(after: Duration) -> String {
-        format!(" {}", after.as_millis())
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let (owner, after) = match text.split_once(' ') {
-            Some((owner, after)) => (owner, Some(Duration::from_millis(after.parse().ok()?))),
-            None => (text, None),
-        };
-        let owner = OwnerToken::parse(owner).ok()?;
-        Some(Notification { owner, after })
-    }
+/// Reads a message. `None`: it is of another version.
+fn notice_of(text: &str) -> Option<Notice> {
+    let mut parts = text.split(' ');
+    let owner = parts.next()?.to_owned();
+    let numbers: Result<Vec<u64>, _> = parts.map(str::parse).collect();
+    let news = match numbers.ok()?[..] {
+        [] => News::MayBeFree,
+        [ms] => News::FreeAfter(Duration::from_millis(ms)),
+        [fence, granted_us, until_us] => News::Granted(Fence(fence), GrantTimes { granted_us, until_us }),
+        _ => return None,
+    };
+    let engine = None;
+    Some(Notice { engine, owner, news })
 }
 
 /// The waiters of one engine.
@@ -58,6 +65,8 @@ pub(super) struct Waiters {
     pub process: String,
     pub known: Arc<LocalWaiters<()>>,
     checks: mpsc::UnboundedSender<Vec<Key>>,
+    /// The last reading of the server's clock.
+    clock: Mutex<Option<ClockReading>>,
     runtime: Handle,
     tasks: Mutex<Tasks>,
 }
@@ -77,6 +86,7 @@ impl Waiters {
             process: format!("{:016x}", fastrand::u64(..)),
             known: Arc::new(LocalWaiters::new()),
             checks,
+            clock: Mutex::default(),
             runtime: Handle::current(),
             tasks: Mutex::default(),
         })
@@ -101,9 +111,7 @@ impl Waiters {
         if has_entered && !self.server.is_pooled() {
             self.listen();
         }
-        for notification in effects.notifications {
-            self.notify(&notification);
-        }
+        effects.notices.iter().for_each(|notice| self.notify(notice));
     }
 
     /// Records that a name may be free after `left`.
@@ -120,20 +128,41 @@ impl Waiters {
         left
     }
 
-    /// Wakes a waiter. An unknown one is ignored: it has ended, and its position expires.
-    pub(super) fn notify(&self, notification: &str) {
-        match Notification::parse(notification) {
-            Some(Notification { owner, after: None }) => _ = self.known.notify(&owner),
-            Some(Notification {
-                owner,
-                after: Some(after),
-            }) => {
+    /// Records that the server's clock showed `server_us` after `sent`.
+    pub(super) fn read_clock(&self, sent: Moment, server_us: i64) {
+        let server_us = server_us.unsigned_abs();
+        let mut clock = self.clock.lock();
+        if clock.is_none_or(|last| last.sent < sent) {
+            *clock = Some(ClockReading { sent, server_us });
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn has_clock(&self) -> bool {
+        self.clock.lock().is_some()
+    }
+
+    /// Notifies a waiter. An unknown one is ignored: it has ended, and a hand-off to it ends after 2 s or its ttl.
+    pub(super) fn notify(&self, notice: &Notice) {
+        let Ok(owner) = OwnerToken::parse(&notice.owner) else {
+            return;
+        };
+        match notice.news {
+            News::MayBeFree => _ = self.known.notify(&owner),
+            News::FreeAfter(after) => {
                 if let Some((key, _)) = self.known.position(&owner) {
                     self.set_busy_for(&key, after);
                 }
             }
-            // Of another version.
-            None => {}
+            News::Granted(fence, times) => {
+                let reading = *self.clock.lock();
+                let until = reading.and_then(|reading| reading.local_end(times, Moment::now()));
+                match until {
+                    Some(until) => self.known.grant(&owner, HandOff { fence, until }),
+                    // It makes an attempt, which finds that it is the holder.
+                    None => self.known.notify(&owner),
+                };
+            }
         }
     }
 
@@ -189,6 +218,8 @@ impl Waiters {
     async fn receive(&self) -> Result<bool, Failure> {
         let (sender, mut notifications) = mpsc::unbounded_channel();
         let session: Session = self.server.open(Some(sender)).await?;
+        // It may lead to another server.
+        *self.clock.lock() = None;
         session
             .execute(&format!("LISTEN \"holdfast_{}\"", self.process))
             .await?;
@@ -203,7 +234,11 @@ impl Waiters {
                 () = session.outdated() => Ok(None),
             };
             match received {
-                Ok(Some(notification)) => self.notify(&notification),
+                Ok(Some(text)) => {
+                    if let Some(notice) = notice_of(&text) {
+                        self.notify(&notice);
+                    }
+                }
                 Ok(None) => return Ok(false),
                 Err(_) if self.is_unused() => return Ok(true),
                 Err(_) => {}
@@ -219,5 +254,28 @@ impl Waiters {
             tasks.listener = None;
         }
         is_unused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notice_is_read_as_it_was_written() {
+        let times = GrantTimes {
+            granted_us: 1_700_000_000_000_000,
+            until_us: 1_700_000_002_000_000,
+        };
+        let after = Duration::from_millis(400);
+        for news in [News::MayBeFree, News::FreeAfter(after), News::Granted(Fence(7), times)] {
+            let engine = None;
+            let owner = OwnerToken::fresh().as_str().to_owned();
+            let notice = Notice { engine, owner, news };
+            assert_eq!(notice_of(&text_of(&notice)), Some(notice));
+        }
+        for of_another_version in ["a b", "a 1 2", "a 1 2 3 4", "a 1 2 x"] {
+            assert_eq!(notice_of(of_another_version), None);
+        }
     }
 }

@@ -18,7 +18,7 @@ pub(super) type Outcome<T> = Result<T, Failure>;
 
 /// Names that need a transaction without a call.
 pub(super) enum Names {
-    /// Free names, whose first waiters are called.
+    /// Free names, which are handed off.
     Free(Vec<StoredName>),
     /// Names with positions of waiters that ended long ago.
     Abandoned(Vec<StoredName>),
@@ -47,7 +47,7 @@ impl Worker {
                     };
                     if let Err(failure) = self.transact_twice(&mut [], checked).await {
                         // The next check finds the names again.
-                        tracing::debug!(%failure, "waiters could not be called");
+                        tracing::debug!(%failure, "names could not be handed off");
                     }
                 }
                 next = jobs.next(&mut batch) => {
@@ -87,8 +87,7 @@ impl Worker {
         if plan.is_empty() {
             return Ok(());
         }
-        let process = self.waiters.process.as_str();
-        let transaction = transact(session, &self.server, &self.prefix, process, &plan, batch);
+        let transaction = transact(session, &self.server, &self.prefix, &self.waiters, &plan, batch);
         let outcome = session.within_limit(transaction).await;
         let effects = self.slot.settle(outcome)?;
         self.waiters.apply(effects);
