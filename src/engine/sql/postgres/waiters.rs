@@ -29,6 +29,9 @@ use crate::model::{Fence, Key, OwnerToken};
 /// How long the connection stays open without waiters.
 const LISTENER_KEPT: Duration = Duration::from_secs(30);
 
+/// The time between the end of a connection that has worked and the next one. Messages are lost meanwhile.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(5);
+
 /// The longest time between two checks behind a pooler.
 const POLL: Duration = Duration::from_millis(200);
 
@@ -202,13 +205,19 @@ impl Waiters {
         let listener = self.runtime.spawn(async move {
             let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
             while let Some(waiters) = waiters.upgrade() {
-                match waiters.receive().await {
+                let pause = match waiters.receive().await {
                     Ok(true) => return,
-                    Ok(false) => backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2)),
-                    Err(failure) => tracing::debug!(%failure, "waiters receive no notifications"),
-                }
+                    Ok(false) => {
+                        backoff.reset();
+                        RECONNECT_PAUSE
+                    }
+                    Err(failure) => {
+                        tracing::debug!(%failure, "waiters receive no notifications");
+                        backoff.delay()
+                    }
+                };
                 drop(waiters);
-                tokio::time::sleep(backoff.delay()).await;
+                tokio::time::sleep(pause).await;
             }
         });
         tasks.listener = Some(listener.abort_handle());
