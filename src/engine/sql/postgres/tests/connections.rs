@@ -73,7 +73,7 @@ async fn only_the_first_connection_prepares_all_statements() {
     eventually("the statement is prepared", async || second.prepared() == 1).await;
     assert_eq!(second.query(Sql::Check, &[&names]).await.unwrap().len(), 1);
 
-    // Without its tables a new connection looks at all of them.
+    // Without its tables a new connection checks and creates all of them.
     database.execute("DROP TABLE locks, locks_waiters").await;
     assert!(second.query(Sql::Check, &[&names]).await.is_err());
     let third = server.open(None).await.unwrap();
