@@ -277,7 +277,7 @@ export interface ConnectOptions {
    */
   collection?: string | undefined
   /**
-   * The table in SQLite, and the beginning of the names of the tables that belong to it.
+   * The table in SQLite and PostgreSQL (there also `schema.table`), and the beginning of the names of the tables that belong to it.
    * @default 'locks'
    */
   table?: string | undefined
@@ -664,6 +664,7 @@ export declare class LockService implements AsyncDisposable {
    * | `redis+cluster://h1,h2,h3`, `rediss+cluster://…` | Redis Cluster 7.0 or later |
    * | a list of three or more `redis://` or `rediss://` | a quorum of independent Redis nodes: a lock is held if a majority of them has it |
    * | `mongodb://`, `mongodb+srv://` | MongoDB 5.0 or later: standalone or replica set |
+   * | `postgres://`, `postgresql://` | PostgreSQL 12 or later |
    *
    * `valkey` may replace `redis` in a URL. `{ host, port, database }` is one Redis node without a URL.
    *

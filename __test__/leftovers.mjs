@@ -1,6 +1,7 @@
 // Lists what is stored under a prefix, read by other clients than holdfast: locks without a caller, queues, metadata.
 import { LockService } from '../index.js'
 import { withMongo } from './mongodb-client.mjs'
+import { withPostgres } from './postgres-client.mjs'
 import { openRedis } from './redis-client.mjs'
 
 /**
@@ -43,6 +44,18 @@ const READERS = {
       return locks
         .filter(({ name }) => name.startsWith(keyPrefix))
         .map(({ name, isExpired }) => ({ what: 'lock', name: name.slice(keyPrefix.length), isExpired }))
+    }),
+  // A free name keeps its row for an hour.
+  postgres: (target, { keyPrefix = '', table = 'locks' }) =>
+    withPostgres(target, async (client) => {
+      const { rows } = await client.query(
+        `SELECT 'lock' AS what, name, expires_at <= now() AS "isExpired" FROM ${table} WHERE owner IS NOT NULL
+         UNION ALL SELECT 'queue', name, false FROM ${table}_waiters`,
+      )
+      return rows
+        .map(({ name, ...rest }) => ({ ...rest, name: name.toString() }))
+        .filter(({ name }) => name.startsWith(keyPrefix))
+        .map(({ what, name, isExpired }) => ({ what, name: name.slice(keyPrefix.length), isExpired }))
     }),
 }
 

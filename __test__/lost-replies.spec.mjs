@@ -19,6 +19,8 @@ const untilReleased = (direct, name) => until(`${name} is released`, async () =>
 for (const kind of SERVER_KINDS) {
   proxySuite(kind, 'lost and late replies', {}, (test) => {
     for (const [method, acquire] of Object.entries(METHODS)) {
+      /** The number of requests before the one that grants. */
+      const before = 'locksFirst' in SERVERS[kind] && method === 'acquire of two names' ? 1 : 0
       test(`${method} is granted the lock although a reply is lost`, async ({ proxy, direct, ...fixture }) => {
         const locks = await fixture.warm()
         // Some stores need more than one request: each of their replies is lost once.
@@ -28,7 +30,7 @@ for (const kind of SERVER_KINDS) {
           const lost = proxy.dropReply(fixture.key(name), step)
           const call = acquire(locks, name)
           if (!(await Promise.race([lost, call.then(() => false)]))) break
-          assert.equal(await isHeld(direct, name), true)
+          assert.equal(await isHeld(direct, name), step >= before)
           proxy.cut()
           const lock = await call
           const { fencingToken } = await inspectHeld(direct, name)
@@ -55,7 +57,7 @@ for (const kind of SERVER_KINDS) {
         ...fixture
       }) => {
         const locks = await fixture.warm({ storeTimeoutMs: 3000 })
-        const lost = proxy.dropReply(fixture.key('name'))
+        const lost = proxy.dropReply(fixture.key('name'), before)
         const call = rejects(acquire(locks, 'name'), 'LOCK_STORE', { retryable: true, engine: SERVERS[kind].engine })
         await lost
         await proxy.down()
@@ -75,7 +77,7 @@ for (const kind of SERVER_KINDS) {
         proxy.holdReplies()
         const call = rejects(acquire(locks, 'name'), 'LOCK_STORE', { retryable: true })
         // Before the call ends: the release reaches the server, because only replies are held.
-        await untilHeld(direct, 'name')
+        if (before === 0) await untilHeld(direct, 'name')
         await call
         proxy.resume()
         await untilReleased(direct, 'name')

@@ -7,6 +7,7 @@ import { join } from 'node:path'
 import { after, before, describe, it } from 'node:test'
 import tls from 'node:tls'
 import { certify, makeAuthority } from '../scripts/certificates.mjs'
+import { startPostgres } from '../scripts/postgres.mjs'
 import { freePort, startMongod, startRedis } from '../scripts/servers.mjs'
 import { LockService } from '../index.js'
 import { directUrl } from './mongodb-client.mjs'
@@ -245,7 +246,7 @@ const redisUrl = (port) => `redis://127.0.0.1:${port}`
 
 /**
  * The servers that can be tested behind a proxy: how to start them, and their URLs, behind the proxy (with the options for such
- * a connection) and without it.
+ * a connection) and without it. `locksFirst`: the first request for several names grants none.
  */
 export const SERVERS = {
   redis: { engine: 'redis', start: startRedis, url: redisUrl },
@@ -261,6 +262,13 @@ export const SERVERS = {
     engine: 'mongodb',
     start: (/** @type {{ args?: string[] }} */ how) => startMongod({ replicaSet: true, ...how }),
     url: directUrl,
+  },
+  postgres: {
+    engine: 'postgres',
+    start: () => startPostgres(),
+    // Several names are a transaction: its first packet locks rows, and the second one grants them.
+    locksFirst: true,
+    url: (/** @type {number} */ port) => `postgres://holdfast@127.0.0.1:${port}/postgres`,
   },
 }
 

@@ -8,7 +8,7 @@ import { join } from 'node:path'
 import { after, before, describe, test } from 'node:test'
 import { installDependencies } from '../scripts/setup.mjs'
 import { blocksOf, documents, read, root } from './readme/blocks.mjs'
-import { runMongosh, runRedis } from './readme/permissions.mjs'
+import { runMongosh, runPsql, runRedis } from './readme/permissions.mjs'
 import { Project, node } from './readme/run.mjs'
 import { missing, skip } from './stores.mjs'
 import { rejection } from './tools.mjs'
@@ -131,6 +131,7 @@ const RUNNERS = {
   sh: runShell,
   redis: ({ code }, t) => runRedis(code, t),
   mongosh: ({ code }, t) => runMongosh(code, t),
+  psql: ({ code }, t) => runPsql(code, t),
   sql: notRun,
   text: notRun,
   yaml: notRun,

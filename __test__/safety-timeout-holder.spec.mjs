@@ -13,7 +13,16 @@ const timeoutWithHolder = (call, key) =>
     return error.holder === null ? (assert.equal(error.remainingMs, null), undefined) : error
   })
 
-for (const kind of ['memory', 'sqlite', 'redis', 'redis-cluster', 'redis-quorum', 'mongodb', 'mongodb-replica-set']) {
+for (const kind of [
+  'memory',
+  'sqlite',
+  'redis',
+  'redis-cluster',
+  'redis-quorum',
+  'mongodb',
+  'mongodb-replica-set',
+  'postgres',
+]) {
   suite(kind, 'LOCK_TIMEOUT', (test) => {
     test('it has the busy name of several, the holder, and the rest of its lease', async (store) => {
       const [a, b] = await store.connectAll(2)

@@ -23,6 +23,7 @@ export const KINDS = {
   'redis-quorum': { engine: 'redis', ordered: false, server: 'HOLDFAST_TEST_REDIS_QUORUM_URLS' },
   mongodb: { engine: 'mongodb', ordered: false, server: 'HOLDFAST_TEST_MONGODB_URL' },
   'mongodb-replica-set': { engine: 'mongodb', ordered: true, server: 'HOLDFAST_TEST_MONGODB_RS_URL' },
+  postgres: { engine: 'postgres', ordered: true, server: 'HOLDFAST_TEST_POSTGRES_URL' },
 }
 
 /** Returns random text for unique names. */

@@ -277,7 +277,7 @@ export interface ConnectOptions {
    */
   collection?: string | undefined
   /**
-   * The table in SQLite, and the beginning of the names of the tables that belong to it.
+   * The table in SQLite and PostgreSQL (there also `schema.table`), and the beginning of the names of the tables that belong to it.
    * @default 'locks'
    */
   table?: string | undefined

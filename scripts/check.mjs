@@ -12,7 +12,7 @@ import { test } from './test.mjs'
 import { checkWords } from './words.mjs'
 
 process.chdir(fileURLToPath(new URL('..', import.meta.url)))
-const STORES = ['memory', 'sqlite', 'redis', 'mongodb']
+const STORES = ['memory', 'sqlite', 'redis', 'mongodb', 'postgres']
 // Files that the build writes.
 const GENERATED = [
   'index.d.ts',

@@ -2,7 +2,7 @@
 import { readdirSync, readFileSync } from 'node:fs'
 import { join, relative, sep } from 'node:path'
 
-const engines = { redis: 'redis', mongodb: 'mongodb', sql: 'sqlx' }
+const engines = { redis: 'redis', mongodb: 'mongodb', sql: 'sqlx|tokio_postgres|tokio_postgres_rustls' }
 
 /**
  * Returns the forbidden patterns of a file, by its path below `src/`.
@@ -18,7 +18,7 @@ function forbidden(path) {
   for (const [engine, driver] of Object.entries(engines)) {
     if (path.startsWith(`engine/${engine}/`)) continue
     // The lookbehind excludes our own modules `super::redis::…` and `crate::engine::redis::…`.
-    rules.push([new RegExp(`(?<![\\w:])(::)?${driver}::`), `the driver ${driver} belongs to engine/${engine}/`])
+    rules.push([new RegExp(`(?<![\\w:])(::)?(${driver})::`), `the driver ${driver} belongs to engine/${engine}/`])
   }
   if (top === 'engine' && second in engines) {
     const siblings = ['memory', ...Object.keys(engines)].filter((name) => name !== second).join('|')

@@ -1,4 +1,4 @@
-// Starts Redis and MongoDB servers for the tests, each on a free port and in a separate temporary folder. The binaries are on the
+// Starts Redis, MongoDB and PostgreSQL servers for the tests, each on a free port and in a separate temporary folder. The binaries are on the
 // PATH or are fetched (servers-cli.mjs).
 //
 //   node scripts/servers.mjs fetch              fetches the missing binaries, and prints their paths
@@ -13,6 +13,7 @@ import { tmpdir } from 'node:os'
 import { basename, delimiter, dirname, join } from 'node:path'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
+import { startPgBouncer, startPostgres } from './postgres.mjs'
 import { redisCommand } from './redis-command.mjs'
 import { locateMongod, locateRedis, main } from './servers-cli.mjs'
 import { startRedisCluster, startRedisQuorum, startRedisSentinel } from './topologies.mjs'
@@ -86,6 +87,8 @@ const SHARED_SERVERS = {
   HOLDFAST_TEST_REDIS_QUORUM_URLS: () => startRedisQuorum(),
   HOLDFAST_TEST_MONGODB_URL: () => startMongod(),
   HOLDFAST_TEST_MONGODB_RS_URL: () => startMongod({ replicaSet: true }),
+  HOLDFAST_TEST_POSTGRES_URL: () => startPostgres(),
+  HOLDFAST_TEST_PGBOUNCER_URL: () => startPgBouncer(),
 }
 
 /**
@@ -135,9 +138,11 @@ process.on('exit', () => {
 
 /**
  * Starts a server in a new folder and on a free port. `plan(dir, port)` returns `argv`, `ready(log)`, and the `properties` of
- * the result.
+ * the result; the `user` that runs it, and the signal that stops it, if they are not the usual ones. The server's own processes
+ * are paused with it.
  *
- * @typedef {{ argv: string[], ready: (log: string) => Promise<boolean>, properties: { url?: string, tlsPort?: number } }} Plan
+ * @typedef {{ uid: number, gid: number }} User
+ * @typedef {{ argv: string[], user?: User, stopSignal?: NodeJS.Signals, ready: (log: string) => Promise<boolean>, properties: { url?: string, tlsPort?: number } }} Plan
  * @param {(dir: string, port: string) => Plan | Promise<Plan>} plan
  */
 export async function startServer(plan) {
@@ -206,7 +211,7 @@ class Server {
   /** Stops the server and removes its folder. */
   async stop() {
     this.#isStopped = true
-    await this.#end('SIGKILL')
+    await this.#end(this.#plan.stopSignal ?? 'SIGKILL')
     await rm(this.#dir, REMOVAL)
     this.#guard.kill('SIGKILL')
     running.delete(this)
@@ -222,10 +227,13 @@ class Server {
     this.#child?.kill('SIGSTOP')
     // On a busy machine a thread may continue for a moment after the signal was sent.
     while (this.#isUp && !(await isStopped(this.pid))) await sleep(1)
+    for (const pid of childrenOf(this.pid)) signal(pid, 'SIGSTOP')
   }
 
   resume() {
-    if (this.#isUp) this.#child?.kill('SIGCONT')
+    if (!this.#isUp) return
+    for (const pid of childrenOf(this.pid)) signal(pid, 'SIGCONT')
+    this.#child?.kill('SIGCONT')
   }
 
   /** Shuts the server down if it is up, and starts it on the same port and folder. */
@@ -250,7 +258,7 @@ class Server {
     const [logFile, pidFile] = [join(this.#dir, 'log'), join(this.#dir, 'pid')]
     const log = openSync(logFile, 'w')
     // A separate session: otherwise Ctrl-C in the terminal stops the server before the tests.
-    const child = spawn(path, args, { cwd: this.#dir, stdio: ['ignore', log, log], detached: true })
+    const child = spawn(path, args, { cwd: this.#dir, stdio: ['ignore', log, log], detached: true, ...this.#plan.user })
     closeSync(log)
     child.unref()
     this.#child = child
@@ -293,6 +301,24 @@ export async function isStopped(pid) {
     threads.map((thread) => readFile(`/proc/${pid}/task/${thread}/stat`, 'utf8').catch(() => ') T')),
   )
   return stats.every((stat) => /.*\) T/s.test(stat))
+}
+
+/** Returns the processes of a server. Only Linux shows them. @param {number | undefined} pid */
+function childrenOf(pid) {
+  try {
+    return readFileSync(`/proc/${pid}/task/${pid}/children`, 'utf8').split(' ').filter(Boolean).map(Number)
+  } catch {
+    return []
+  }
+}
+
+/** @param {number} pid @param {NodeJS.Signals} name */
+function signal(pid, name) {
+  try {
+    process.kill(pid, name)
+  } catch {
+    // It has ended.
+  }
 }
 
 // mongod logs many lines about its shutdown after an error.

@@ -3,9 +3,11 @@ import assert from 'node:assert/strict'
 import { randomBytes } from 'node:crypto'
 import vm from 'node:vm'
 import { LockService } from '../../index.js'
+import { locatePostgres, startPostgres } from '../../scripts/postgres.mjs'
 import { locateMongod, locateRedis, startRedis } from '../../scripts/servers.mjs'
 import { blocksOf, oneLine, read } from './blocks.mjs'
 import { MongodFixture } from '../mongodb/fixture.mjs'
+import { withPostgres } from '../postgres-client.mjs'
 import { openRedis } from '../redis-client.mjs'
 import { canStartServer } from '../stores.mjs'
 import { SOON_MS, until } from '../tools.mjs'
@@ -108,5 +110,22 @@ export async function runMongosh(code, t) {
     assert.ok(indexes.some(({ key, expireAfterSeconds }) => key.expiresAt === 1 && expireAfterSeconds === 0))
   } finally {
     await fixture.close()
+  }
+}
+
+export async function runPsql(code, t) {
+  if (!(await canStartServer(t, 'postgres', locatePostgres))) return
+  const server = await startPostgres()
+  try {
+    const owner = await LockService.connect(server.url)
+    await owner.close()
+    await withPostgres(server.url, (client) => client.query(code))
+    const url = `postgres://app:PASSWORD@127.0.0.1:${server.port}/postgres`
+    await useEveryVerb(url)
+    await withPostgres(url, (client) =>
+      assert.rejects(client.query('CREATE TABLE other ()'), /permission denied/, 'only the needed rights'),
+    )
+  } finally {
+    await server.stop()
   }
 }

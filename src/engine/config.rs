@@ -104,6 +104,9 @@ pub enum EngineConfig {
     /// A MongoDB deployment.
     #[cfg(feature = "mongodb")]
     Mongodb(Box<super::mongodb::MongodbConfig>),
+    /// A PostgreSQL database.
+    #[cfg(feature = "postgres")]
+    Postgres(Box<super::sql::PostgresConfig>),
 }
 
 impl EngineConfig {
@@ -182,6 +185,11 @@ impl EngineConfig {
             "mongodb" | "mongodb+srv" => Ok(EngineConfig::Mongodb(Box::new(super::mongodb::MongodbConfig::parse(
                 url, settings,
             )?))),
+            #[cfg(feature = "postgres")]
+            "postgres" | "postgresql" => {
+                let config = super::sql::PostgresConfig::parse(url, settings)?;
+                Ok(EngineConfig::Postgres(Box::new(config)))
+            }
             _ if !url.contains(':') => {
                 // The message does not contain the text: without a scheme, it may be a password.
                 Err(LockError::invalid("target", RULE, "a string without a scheme"))
@@ -196,8 +204,8 @@ impl EngineConfig {
 }
 
 const RULE: &str = "must be a URL that starts with memory:, sqlite:, redis://, rediss://, redis+unix://, redis+sentinel://, \
-                    rediss+sentinel://, redis+cluster://, rediss+cluster:// (valkey may replace redis), mongodb:// \
-                    or mongodb+srv://";
+                    rediss+sentinel://, redis+cluster://, rediss+cluster:// (valkey may replace redis), mongodb://, \
+                    mongodb+srv://, postgres:// or postgresql://";
 /// Returns the URL with the scheme of Redis, if it has one of Valkey.
 fn of_valkey(url: &str) -> String {
     match url.strip_prefix("valkey") {
@@ -239,7 +247,7 @@ pub async fn connect(config: EngineConfig, settings: &Settings) -> Result<Shared
 
 /// Connects to the store once, and sends one command to it.
 #[cfg_attr(
-    not(any(feature = "sqlite", feature = "redis", feature = "mongodb")),
+    not(any(feature = "sqlite", feature = "redis", feature = "mongodb", feature = "postgres")),
     allow(unused_variables)
 )]
 async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<SharedEngine, LockError> {
@@ -263,11 +271,15 @@ async fn connect_once(config: EngineConfig, settings: &Settings) -> Result<Share
         EngineConfig::Mongodb(config) => {
             connect_within("mongodb", timeout, super::mongodb::MongodbEngine::connect(*config)).await
         }
+        #[cfg(feature = "postgres")]
+        EngineConfig::Postgres(config) => {
+            connect_within("postgres", timeout, super::sql::PostgresEngine::connect(*config)).await
+        }
     }
 }
 
 /// Opens an engine within `timeout`.
-#[cfg(any(feature = "sqlite", feature = "redis", feature = "mongodb"))]
+#[cfg(any(feature = "sqlite", feature = "redis", feature = "mongodb", feature = "postgres"))]
 async fn connect_within<E: super::Engine + 'static>(
     engine: &'static str,
     timeout: Duration,

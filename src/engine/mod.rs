@@ -18,24 +18,26 @@ mod config;
 #[cfg(test)]
 pub(crate) mod contract;
 mod credentials;
-#[cfg(any(feature = "memory", feature = "sqlite"))]
+#[cfg(any(feature = "memory", feature = "postgres", feature = "sqlite"))]
 mod decide;
-#[cfg(any(feature = "mongodb", feature = "redis"))]
+#[cfg(any(feature = "mongodb", feature = "postgres", feature = "redis"))]
 mod hand_off;
-#[cfg(any(feature = "mongodb", feature = "redis"))]
+#[cfg(any(feature = "mongodb", feature = "postgres", feature = "redis"))]
 mod local_waiters;
 #[cfg(feature = "memory")]
 pub mod memory;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;
-#[cfg(any(feature = "mongodb", feature = "redis", feature = "sqlite"))]
+#[cfg(any(feature = "mongodb", feature = "postgres", feature = "redis", feature = "sqlite"))]
 mod overload_queue;
 #[cfg(any(feature = "mongodb", feature = "redis"))]
 mod probe;
 #[cfg(feature = "redis")]
 pub mod redis;
-#[cfg(feature = "sqlite")]
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub mod sql;
+#[cfg(any(feature = "postgres", feature = "redis"))]
+mod tls;
 
 pub use config::{EngineConfig, Settings, TlsFiles, connect};
 pub use credentials::{Credentials, Login};
@@ -270,10 +272,10 @@ pub trait MovableClock: Sync {
 }
 
 /// How long a position in a queue lives after its owner's last attempt or heartbeat, unless the claim's ttl is shorter.
-#[cfg(any(feature = "memory", feature = "sqlite", feature = "mongodb"))]
+#[cfg(any(feature = "memory", feature = "mongodb", feature = "postgres", feature = "sqlite"))]
 const WAITER_LIVENESS: Duration = Duration::from_millis(4500);
 /// How long an expired position is kept: a waiter that was only slow finds it again.
-#[cfg(any(feature = "memory", feature = "sqlite", feature = "mongodb"))]
+#[cfg(any(feature = "memory", feature = "mongodb", feature = "postgres", feature = "sqlite"))]
 const EXPIRED_POSITION_KEPT: Duration = Duration::from_secs(60);
 
 /// Calls [`Engine::renew`] for several renewals concurrently.

@@ -72,7 +72,7 @@ impl<T> OverloadQueue<T> {
     }
 
     /// Removes the oldest attempts that fulfil a condition, up to the first one that does not.
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) fn drop_oldest_while(&mut self, condition: impl Fn(&T) -> bool) {
         while let Some((arrival, oldest)) = self.waiting.first_key_value()
             && condition(&oldest.attempt)
@@ -83,7 +83,7 @@ impl<T> OverloadQueue<T> {
     }
 
     /// Whether no attempt waits.
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(super) fn is_empty(&self) -> bool {
         self.waiting.is_empty()
     }

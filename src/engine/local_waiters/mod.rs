@@ -144,13 +144,13 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Whether this process has waiters for a name.
-    #[cfg(feature = "mongodb")]
+    #[cfg(any(feature = "mongodb", feature = "postgres"))]
     pub(super) fn is_waited_for(&self, key: &Key) -> bool {
         self.state.lock().names.contains_key(key)
     }
 
     /// Returns the names with waiters in this process.
-    #[cfg(feature = "mongodb")]
+    #[cfg(any(feature = "mongodb", feature = "postgres"))]
     pub(super) fn names(&self) -> Vec<Key> {
         self.state.lock().names.keys().cloned().collect()
     }
@@ -263,6 +263,7 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Whether a waiter took its grant within the last [`TAKEN_KEPT`].
+    #[cfg(any(feature = "mongodb", feature = "redis", test))]
     pub(super) fn has_taken(&self, owner: &OwnerToken) -> bool {
         let mut state = self.state.lock();
         state.forget_taken();
@@ -283,7 +284,7 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Wakes the waiters of a name that are not among `these`.
-    #[cfg(feature = "mongodb")]
+    #[cfg(any(feature = "mongodb", feature = "postgres"))]
     pub(super) fn wake_others(&self, key: &Key, these: &std::collections::HashSet<OwnerToken>) {
         self.wake_if(|owner, waiter| waiter.is_at(key) && !these.contains(owner));
     }

@@ -1,47 +1,25 @@
-//! Reads the certificates of the TLS settings.
+//! The TLS of the driver, from the TLS settings.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use redis::{Client, ClientTlsConfig, ConnectionInfo, ErrorKind, RedisError, RedisResult, TlsCertificates};
-use rustls::client::Resumption;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::ClientConfig;
 
 use crate::engine::TlsFiles;
-
-/// A wrong setting, and what is wrong with it.
-pub(in super::super) struct WrongFile {
-    pub(in super::super) setting: &'static str,
-    pub(in super::super) rule: &'static str,
-    pub(in super::super) how: String,
-}
+use crate::engine::tls::{Pem, Verified, WrongFile, client_config};
 
 /// Reads the files into the form that the driver expects.
 pub(in super::super) fn certificates(files: &TlsFiles) -> Result<TlsCertificates, WrongFile> {
-    let root_cert = certificate(["tls.ca", "tls.caFile"], &files.ca, &files.ca_file)?;
-    let client_cert = certificate(["tls.cert", "tls.certFile"], &files.cert, &files.cert_file)?;
-    let client_key = pem(["tls.key", "tls.keyFile"], &files.key, &files.key_file)?;
-    let client_tls = match (client_cert, client_key) {
-        (None, None) => None,
-        (None, Some((setting, _))) => {
-            return Err(WrongFile {
-                setting: "tls.certFile",
-                rule: "must be set for a private key",
-                how: format!("only {setting}"),
-            });
-        }
-        // One file may contain both, as for MongoDB.
-        (Some(cert), key) => Some(ClientTlsConfig {
-            client_key: key.map_or_else(|| cert.clone(), |(_, key)| key),
-            client_cert: cert,
-        }),
-    };
-    Ok(TlsCertificates { client_tls, root_cert })
+    let Pem { authorities, client } = Pem::read(files)?;
+    let client_tls = client.map(|(client_cert, client_key)| ClientTlsConfig {
+        client_cert,
+        client_key,
+    });
+    Ok(TlsCertificates {
+        client_tls,
+        root_cert: authorities,
+    })
 }
 
 /// Creates the driver's client, with the current TLS files.
@@ -66,131 +44,7 @@ pub(in super::super) fn client(server: ConnectionInfo, tls: Option<&TlsFiles>) -
 /// # Errors
 /// When a file cannot be used.
 pub(in super::super) fn tls_config(files: &TlsFiles) -> io::Result<Arc<ClientConfig>> {
-    let unusable = |wrong: WrongFile| io::Error::other(format!("{}: {}", wrong.setting, wrong.how));
-    let TlsCertificates { client_tls, root_cert } = certificates(files).map_err(unusable)?;
-    let mut roots = RootCertStore::empty();
-    match root_cert {
-        Some(pem) => {
-            for certificate in CertificateDer::pem_slice_iter(&pem) {
-                let certificate = certificate.map_err(io::Error::other)?;
-                roots.add(certificate).map_err(io::Error::other)?;
-            }
-        }
-        None => _ = roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs),
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
-        .with_root_certificates(roots);
-    let mut config = match client_tls {
-        None => config.with_no_client_auth(),
-        Some(ClientTlsConfig {
-            client_cert,
-            client_key,
-        }) => {
-            let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&client_cert).collect();
-            let key = PrivateKeyDer::from_pem_slice(&client_key).map_err(io::Error::other)?;
-            config
-                .with_client_auth_cert(chain.map_err(io::Error::other)?, key)
-                .map_err(io::Error::other)?
-        }
-    };
-    // Each connection reads the files again, so that no session is resumed.
-    config.resumption = Resumption::disabled();
-    if files.insecure {
-        config.enable_sni = false;
-        config
-            .dangerous()
-            .set_certificate_verifier(Arc::new(TrustAll(provider)));
-    }
-    Ok(Arc::new(config))
-}
-
-/// Trusts every server (`tls.insecure`).
-#[derive(Debug)]
-struct TrustAll(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for TrustAll {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
-}
-
-/// Reads PEM with at least one certificate. Without one it would trust no server, which looks like a wrong server.
-fn certificate(
-    settings: [&'static str; 2],
-    text: &Option<String>,
-    file: &Option<PathBuf>,
-) -> Result<Option<Vec<u8>>, WrongFile> {
-    let Some((setting, pem)) = pem(settings, text, file)? else {
-        return Ok(None);
-    };
-    match (CertificateDer::pem_slice_iter(&pem).next(), file) {
-        (Some(Ok(_)), _) => Ok(Some(pem)),
-        (_, Some(path)) if text.is_none() => Err(WrongFile {
-            setting,
-            rule: FILE,
-            how: format!("{path:?} without a certificate"),
-        }),
-        _ => Err(WrongFile {
-            setting,
-            rule: "must be the text of a PEM file (-----BEGIN CERTIFICATE-----), not its path",
-            how: "text without a certificate".into(),
-        }),
-    }
-}
-
-const FILE: &str = "must be a PEM file";
-
-/// Returns the text of a setting, or the content of its file, with the name of the setting. `settings`: the names of both.
-fn pem(
-    settings: [&'static str; 2],
-    text: &Option<String>,
-    file: &Option<PathBuf>,
-) -> Result<Option<(&'static str, Vec<u8>)>, WrongFile> {
-    let [of_text, of_file] = settings;
-    match (text, file) {
-        (Some(text), _) => Ok(Some((of_text, text.clone().into_bytes()))),
-        (None, Some(path)) => match std::fs::read(path) {
-            Ok(pem) => Ok(Some((of_file, pem))),
-            Err(error) => Err(WrongFile {
-                setting: of_file,
-                rule: FILE,
-                how: format!("{path:?} ({error})"),
-            }),
-        },
-        (None, None) => Ok(None),
-    }
+    client_config(files, Verified::Full).map(Arc::new)
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use crate::engine::sql::jobs::Failed;
 use crate::engine::sql::sqlite::NAME;
 use crate::error::EngineError;
 
@@ -64,9 +65,10 @@ impl Failure {
     pub(super) fn kind(&self) -> Kind {
         self.kind
     }
+}
 
-    /// Returns the failure as an error of one call.
-    pub(super) fn error(&self, op: &'static str) -> EngineError {
+impl Failed for Failure {
+    fn error(&self, op: &'static str) -> EngineError {
         EngineError::new(NAME, op, self.kind != Kind::Permanent, self.clone())
     }
 }

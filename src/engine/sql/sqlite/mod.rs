@@ -1,7 +1,7 @@
 //! `sqlite:` one file, shared by every process of the user on this machine.
 //!
 //! - `file.rs`: opens the file, again where necessary, and creates the schema. `identity.rs`, `peers.rs`: deleted and replaced files.
-//! - `writer.rs`: the task that owns the connection, and makes transactions of calls. `jobs.rs`: its queue.
+//! - `writer.rs`: the task that owns the connection, and makes transactions of calls.
 //! - `verbs.rs`: what each verb reads and writes. `statements.rs` and `statements/*.sql`: the statements.
 //! - `error.rs`: the meaning of the database's errors.
 //!
@@ -14,30 +14,26 @@
 //! No other SQLite library in the same process (better-sqlite3, `node:sqlite`) may open the same file: POSIX drops the
 //! locks of a process on a file when any of its descriptors of that file is closed.
 
-use std::borrow::Borrow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use parking_lot::Mutex;
-use tokio::task::JoinHandle;
-use tokio::time::timeout;
 
 use self::file::File;
-use self::jobs::{Job, Reply, Sender, Ticket};
 use self::statements::Statements;
 use self::verbs::Verbs;
 use self::writer::Writer;
+use super::Page;
+use super::calls::Calls;
 use super::config::SqliteConfig;
-use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription, release_each};
-use crate::error::EngineError;
+use super::jobs::{self, Failed};
+use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 mod error;
 mod file;
 mod identity;
-mod jobs;
 mod peers;
 mod statements;
 #[cfg(test)]
@@ -51,13 +47,7 @@ const NAME: &str = "sqlite";
 pub struct SqliteEngine {
     path: std::path::PathBuf,
     verbs: Arc<Verbs>,
-    /// The writer task. `None` once closed.
-    running: Mutex<Option<Running>>,
-}
-
-struct Running {
-    jobs: Sender,
-    writer: JoinHandle<()>,
+    calls: Calls,
 }
 
 impl fmt::Debug for SqliteEngine {
@@ -97,58 +87,8 @@ impl SqliteEngine {
         Ok(Arc::new(SqliteEngine {
             path,
             verbs,
-            running: Mutex::new(Some(Running { jobs, writer })),
+            calls: Calls::new(NAME, jobs, writer, Arc::default()),
         }))
-    }
-
-    /// Sends a job to the writer, and waits for its answer.
-    async fn call<T>(&self, op: &'static str, job: impl FnOnce(Reply<T>) -> Job) -> Result<T> {
-        let (reply, answer) = Reply::new();
-        let job = job(reply);
-        // When the engine is closed, the job and its reply are dropped.
-        if let Some(running) = &*self.running.lock() {
-            running.jobs.send(job);
-        } else {
-            drop(job);
-        }
-        answer
-            .await
-            .unwrap_or_else(|_| Err(EngineError::new(NAME, op, false, "this engine is closed")))
-    }
-
-    /// Makes attempts in the order of the list, as one job. `copies`: the claims for the job.
-    async fn acquire<C: Borrow<Claim> + Sync>(&self, claims: &[C], copies: Vec<Arc<Claim>>) -> Result<Vec<Acquired>> {
-        let guard = AttemptGuard {
-            claims,
-            copies,
-            ticket: Arc::default(),
-        };
-        self.call("acquire", |reply| {
-            Job::Acquire(guard.copies.clone(), guard.ticket.clone(), reply)
-        })
-        .await
-    }
-
-    async fn release_in_one(&self, claims: &[Claim], keep: Duration) -> Result<Vec<Released>> {
-        self.call("release", |reply| Job::Release(claims.to_vec(), keep, reply))
-            .await
-    }
-}
-
-/// Guard of a caller that waits for its attempts. Dropping it cancels them if the writer has not started them.
-struct AttemptGuard<'a, C: Borrow<Claim>> {
-    claims: &'a [C],
-    copies: Vec<Arc<Claim>>,
-    ticket: Arc<Ticket>,
-}
-
-impl<C: Borrow<Claim>> Drop for AttemptGuard<'_, C> {
-    fn drop(&mut self) {
-        if !self.ticket.cancel() {
-            for (claim, copy) in self.claims.iter().zip(&self.copies) {
-                claim.borrow().copy_sent_marks(copy);
-            }
-        }
     }
 }
 
@@ -163,52 +103,27 @@ impl Engine for SqliteEngine {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Acquired> {
-        let copies = vec![Arc::new(claim.clone())];
-        let answers = self.acquire(std::slice::from_ref(claim), copies).await?;
-        one(answers, "acquire")
+        self.calls.try_acquire(claim).await
     }
 
-    /// # Behavior
-    /// Makes all attempts in one transaction. If that fails, makes each in its own.
     async fn try_acquire_in_order(&self, claims: &[Arc<Claim>], answer: &mut Attempts<'_>) {
-        match self.acquire(claims, claims.to_vec()).await {
-            Ok(answers) => answers
-                .into_iter()
-                .enumerate()
-                .for_each(|(index, acquired)| answer(index, Ok(acquired))),
-            Err(_) => {
-                // One claim may be the cause: each gets its own answer.
-                for (index, claim) in claims.iter().enumerate() {
-                    answer(index, self.try_acquire(claim).await);
-                }
-            }
-        }
+        self.calls.try_acquire_in_order(claims, answer).await;
     }
 
     async fn renew(&self, claim: &Claim, ttl: Ttl) -> Result<Renewed> {
-        self.call("renew", |reply| Job::Renew(claim.clone(), ttl, reply)).await
+        self.calls.renew(claim, ttl).await
     }
 
     async fn transfer(&self, claim: &Claim, to: &OwnerToken) -> Result<Renewed> {
-        self.call("transfer", |reply| Job::Transfer(claim.clone(), to.clone(), reply))
-            .await
+        self.calls.transfer(claim, to).await
     }
 
     async fn release(&self, claim: &Claim, keep: Duration) -> Result<Released> {
-        let answers = self.release_in_one(std::slice::from_ref(claim), keep).await?;
-        one(answers, "release")
+        self.calls.release(claim, keep).await
     }
 
-    /// # Behavior
-    /// Makes all releases in one transaction. If that fails, makes each in its own.
     async fn release_all(&self, claims: &[Claim], answer: &mut Releases<'_>) {
-        match self.release_in_one(claims, Duration::ZERO).await {
-            Ok(answers) => answers
-                .into_iter()
-                .enumerate()
-                .for_each(|(index, released)| answer(index, Ok(released))),
-            Err(_) => release_each(self, claims, answer).await,
-        }
+        self.calls.release_all(claims, answer).await;
     }
 
     /// # Behavior
@@ -219,40 +134,19 @@ impl Engine for SqliteEngine {
     }
 
     async fn inspect(&self, key: &Key) -> Result<Option<LockInfo>> {
-        self.call("inspect", |reply| Job::Inspect(key.clone(), reply)).await
+        self.calls.inspect(key).await
     }
 
     async fn list(&self, prefix: &str, page_timeout: Duration) -> Result<Vec<LockInfo>> {
-        let mut found = Vec::new();
-        let mut next = Some(self.verbs.first_page(prefix));
-        while let Some(page) = next {
-            let answer = self.call("list", |reply| Job::List(page, reply));
-            let (leases, after) = timeout(page_timeout, answer)
-                .await
-                .unwrap_or_else(|_| Err(EngineError::no_answer(NAME, "list", page_timeout)))?;
-            found.extend(leases);
-            next = after;
-        }
-        Ok(found)
+        let first = Page::first(&self.verbs.prefix, prefix);
+        self.calls.list(first, page_timeout).await
     }
 
     async fn force_release(&self, key: &Key) -> Result<bool> {
-        self.call("forceRelease", |reply| Job::ForceRelease(key.clone(), reply))
-            .await
+        self.calls.force_release(key).await
     }
 
     async fn close(&self) {
-        let running = self.running.lock().take();
-        if let Some(Running { jobs, writer }) = running {
-            // The writer ends after it has answered the earlier jobs.
-            drop(jobs);
-            let _ = writer.await;
-        }
+        self.calls.close().await;
     }
-}
-
-/// Returns the answer of a job with one claim.
-fn one<T>(answers: Vec<T>, op: &'static str) -> Result<T> {
-    let answer = answers.into_iter().next();
-    answer.ok_or_else(|| EngineError::new(NAME, op, false, "the job has no answer"))
 }

@@ -10,6 +10,7 @@ use sqlx::sqlite::SqliteRow;
 
 use super::statements::{Answers, Statements, Transaction};
 use crate::engine::decide::{Decision, HeldLease, NameState, Snapshot, decide, waiter_liveness};
+use crate::engine::sql::Page;
 use crate::engine::sql::udp_wakeup::{Address, UdpWakeup};
 use crate::engine::{Acquired, EXPIRED_POSITION_KEPT, Released, Renewed};
 use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
@@ -42,27 +43,7 @@ impl<'c> Call<'_, 'c> {
     }
 }
 
-/// The names of one page of a list.
-#[derive(Debug, Clone)]
-pub(super) struct Page {
-    /// The first name, as stored.
-    start: Vec<u8>,
-    /// The first name behind the last page. `None`: there is no such name.
-    end: Option<Vec<u8>>,
-}
-
-/// Maximum number of leases in a page of a list. Other jobs run between two pages.
-const PAGE: i64 = 1000;
-
 impl Verbs {
-    /// Returns the first page of the names with a prefix.
-    pub(super) fn first_page(&self, prefix: &str) -> Page {
-        let start = [self.prefix.as_bytes(), prefix.as_bytes()].concat();
-        // UTF-8 has no byte 255, so that the last byte can grow by one without a carry.
-        let end = start.split_last().map(|(byte, rest)| [rest, &[byte + 1]].concat());
-        Page { start, end }
-    }
-
     /// Wakes every waiter when the connection is new: wake-ups may have been lost.
     pub(super) fn wake_all_if(&self, fresh: bool) {
         if fresh {
@@ -233,8 +214,7 @@ impl Verbs {
 
     pub(super) async fn inspect(&self, transaction: &mut Transaction<'_>, key: &Key) -> sqlx::Result<Option<LockInfo>> {
         let start = self.name(key);
-        let end = Some(after(&start));
-        let (mut found, _) = self.list(transaction, &Page { start, end }).await?;
+        let (mut found, _) = self.list(transaction, &Page::of_name(start)).await?;
         Ok(found.pop())
     }
 
@@ -246,16 +226,11 @@ impl Verbs {
     ) -> sqlx::Result<(Vec<LockInfo>, Option<Page>)> {
         let Page { start, end } = page.clone();
         let answers = transaction
-            .read(&self.statements.list, |q| q.bind(start).bind(end).bind(PAGE))
+            .read(&self.statements.list, |q| q.bind(start).bind(end).bind(Page::SIZE))
             .await?;
         let rows = rows(&answers, 0);
-        let next = match rows.last() {
-            Some(last) if rows.len() as i64 == PAGE => Some(Page {
-                start: after(&last.try_get::<Vec<u8>, _>(0)?),
-                end: page.end.clone(),
-            }),
-            _ => None,
-        };
+        let last = rows.last().map(|last| last.try_get::<Vec<u8>, _>(0)).transpose()?;
+        let next = last.and_then(|last| page.next(&last, rows.len()));
         let found = rows.iter().map(|row| self.info(row)).collect::<sqlx::Result<_>>()?;
         Ok((found, next))
     }
@@ -298,11 +273,6 @@ impl Verbs {
         }
         text
     }
-}
-
-/// Returns the next name in byte order.
-fn after(name: &[u8]) -> Vec<u8> {
-    [name, &[0]].concat()
 }
 
 /// Maximum number of rows that `sweep.sql` removes from each table.

@@ -1,7 +1,7 @@
 //! The one task that uses the connection.
 //!
 //! A call is a job for it and an answer, so that a dropped caller never leaves an incomplete transaction. Jobs that wait at the
-//! same time share a transaction. `jobs.rs` has their order.
+//! same time share a transaction. `sql/jobs.rs` has their order.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use tokio::time::timeout;
 
 use super::error::{Failure, Kind};
 use super::file::File;
-use super::jobs::{Job, Receiver};
 use super::statements::Transaction;
 use super::verbs::{Call, Verbs};
+use crate::engine::sql::jobs::{Failed, Job, Receiver};
 use crate::engine::sql::udp_wakeup::Address;
 
 /// The time without a call after which the writer removes expired rows. Calls remove some of them, too.
@@ -83,7 +83,8 @@ impl Writer {
     }
 
     async fn answer(&self, jobs: impl Iterator<Item = Job>, outcome: Result<Vec<Address>, Failure>) {
-        jobs.for_each(|job| job.answer(outcome.as_ref().err()));
+        let failure = outcome.as_ref().err().map(|failure| failure as &dyn Failed);
+        jobs.for_each(|job| job.answer(failure));
         if let Ok(to_wake) = outcome {
             self.verbs.wakeup.wake(&to_wake).await;
         }
@@ -103,7 +104,7 @@ impl Writer {
                     last: index + 1 == count,
                     to_wake: &mut to_wake,
                 };
-                job.run(&self.verbs, call).await?;
+                run(job, &self.verbs, call).await?;
             }
             transaction.finish().await
         };
@@ -116,4 +117,33 @@ impl Writer {
             }
         }
     }
+}
+
+/// Executes the job as a part of a transaction, unless it is cancelled.
+async fn run(job: &mut Job, verbs: &Verbs, mut call: Call<'_, '_>) -> sqlx::Result<()> {
+    if job.is_cancelled() {
+        return Ok(());
+    }
+    match job {
+        Job::Acquire(claims, ticket, reply) => {
+            // Mark before the start: a caller that can no longer cancel reads the marks.
+            claims.iter().for_each(|claim| claim.mark_sent());
+            if !ticket.start() {
+                return Ok(());
+            }
+            let mut answers = Vec::with_capacity(claims.len());
+            for (index, claim) in claims.iter().enumerate() {
+                let part = call.part(index + 1 == claims.len());
+                answers.push(verbs.try_acquire(part, claim).await?);
+            }
+            reply.set(answers);
+        }
+        Job::Renew(claim, ttl, reply) => reply.set(verbs.renew(call, claim, *ttl).await?),
+        Job::Transfer(claim, to, reply) => reply.set(verbs.transfer(call, claim, to).await?),
+        Job::Release(claims, keep, reply) => reply.set(verbs.release(call, claims, *keep).await?),
+        Job::ForceRelease(key, reply) => reply.set(verbs.force_release(call, key).await?),
+        Job::Inspect(key, reply) => reply.set(verbs.inspect(call.transaction, key).await?),
+        Job::List(page, reply) => reply.set(verbs.list(call.transaction, page).await?),
+    }
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! The jobs of the writer task, and the queue in which they wait.
+//! The jobs of the task that uses a connection, and the queue in which they wait.
 //!
 //! The queue has three parts: renewals and releases, reads, and attempts to acquire. Each transaction takes jobs from them in
 //! this order, up to [`BATCH`] claims. It takes [`SHARE`] claims of each part even where the parts before it fill the batch. So
@@ -13,10 +13,10 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::error::Failure;
-use super::verbs::{Call, Page, Verbs};
+use super::Page;
 use crate::engine::overload_queue::OverloadQueue;
 use crate::engine::{Acquired, Released, Renewed, Result};
+use crate::error::EngineError;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// Maximum number of claims in a transaction, unless one job has more. They share its begin and its commit. Other processes
@@ -24,6 +24,12 @@ use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 const BATCH: usize = 64;
 /// Number of claims of each part of the queue that a transaction executes, if that many wait.
 const SHARE: usize = 16;
+
+/// A failure that the calls of one transaction share.
+pub(super) trait Failed: Sync {
+    /// Returns the failure as an error of one call.
+    fn error(&self, op: &'static str) -> EngineError;
+}
 
 /// The answer to a job: stored when the job is executed, sent after the commit.
 pub(super) struct Reply<T> {
@@ -37,7 +43,12 @@ impl<T> Reply<T> {
         (Reply { answer: None, sender }, receiver)
     }
 
-    fn send(self, op: &'static str, failure: Option<&Failure>) {
+    /// Stores the answer.
+    pub(super) fn set(&mut self, answer: T) {
+        self.answer = Some(answer);
+    }
+
+    fn send(self, op: &'static str, failure: Option<&dyn Failed>) {
         let result = match (failure, self.answer) {
             (Some(failure), _) => Err(failure.error(op)),
             (None, Some(answer)) => Ok(answer),
@@ -49,8 +60,13 @@ impl<T> Reply<T> {
 }
 
 /// Decides once whether attempts are started or cancelled.
-#[derive(Debug, Default)]
-pub(super) struct Ticket(AtomicU8);
+#[derive(Default)]
+pub(super) struct Ticket {
+    state: AtomicU8,
+    /// Dropped when neither the caller nor the task has the ticket any more.
+    #[cfg(feature = "postgres")]
+    attached: std::sync::OnceLock<Box<dyn std::any::Any + Send + Sync>>,
+}
 
 const QUEUED: u8 = 0;
 const STARTED: u8 = 1;
@@ -58,12 +74,14 @@ const CANCELLED: u8 = 2;
 
 impl Ticket {
     fn change(&self, to: u8) -> u8 {
-        let changed = self.0.compare_exchange(QUEUED, to, Ordering::AcqRel, Ordering::Acquire);
+        let changed = self
+            .state
+            .compare_exchange(QUEUED, to, Ordering::AcqRel, Ordering::Acquire);
         changed.map_or_else(|decided| decided, |_| to)
     }
 
     /// Starts the attempts. `false`: they were cancelled before.
-    fn start(&self) -> bool {
+    pub(super) fn start(&self) -> bool {
         self.change(STARTED) == STARTED
     }
 
@@ -73,11 +91,17 @@ impl Ticket {
     }
 
     fn is_cancelled(&self) -> bool {
-        self.0.load(Ordering::Acquire) == CANCELLED
+        self.state.load(Ordering::Acquire) == CANCELLED
+    }
+
+    /// Attaches a guard.
+    #[cfg(feature = "postgres")]
+    pub(super) fn attach(&self, guard: impl std::any::Any + Send + Sync) {
+        let _ = self.attached.set(Box::new(guard));
     }
 }
 
-/// What the writer executes.
+/// What the task executes.
 pub(super) enum Job {
     Acquire(Vec<Arc<Claim>>, Arc<Ticket>, Reply<Vec<Acquired>>),
     Renew(Claim, Ttl, Reply<Renewed>),
@@ -100,7 +124,7 @@ impl Job {
     }
 
     /// Whether the caller was dropped. A release is never cancelled.
-    fn is_cancelled(&self) -> bool {
+    pub(super) fn is_cancelled(&self) -> bool {
         match self {
             Job::Acquire(_, ticket, reply) => ticket.is_cancelled() || reply.sender.is_closed(),
             Job::Renew(_, _, reply) | Job::Transfer(_, _, reply) => reply.sender.is_closed(),
@@ -111,37 +135,21 @@ impl Job {
         }
     }
 
-    /// Executes the job as a part of a transaction, unless it is cancelled.
-    pub(super) async fn run(&mut self, verbs: &Verbs, mut call: Call<'_, '_>) -> sqlx::Result<()> {
-        if self.is_cancelled() {
-            return Ok(());
-        }
+    /// Whether the job has its answer, or its caller was dropped.
+    #[cfg(feature = "postgres")]
+    pub(super) fn is_answered(&self) -> bool {
         match self {
-            Job::Acquire(claims, ticket, reply) => {
-                // Mark before the start: a caller that can no longer cancel reads the marks.
-                claims.iter().for_each(|claim| claim.mark_sent());
-                if !ticket.start() {
-                    return Ok(());
-                }
-                let mut answers = Vec::with_capacity(claims.len());
-                for (index, claim) in claims.iter().enumerate() {
-                    let part = call.part(index + 1 == claims.len());
-                    answers.push(verbs.try_acquire(part, claim).await?);
-                }
-                reply.answer = Some(answers);
-            }
-            Job::Renew(claim, ttl, reply) => reply.answer = Some(verbs.renew(call, claim, *ttl).await?),
-            Job::Transfer(claim, to, reply) => reply.answer = Some(verbs.transfer(call, claim, to).await?),
-            Job::Release(claims, keep, reply) => reply.answer = Some(verbs.release(call, claims, *keep).await?),
-            Job::ForceRelease(key, reply) => reply.answer = Some(verbs.force_release(call, key).await?),
-            Job::Inspect(key, reply) => reply.answer = Some(verbs.inspect(call.transaction, key).await?),
-            Job::List(page, reply) => reply.answer = Some(verbs.list(call.transaction, page).await?),
+            Job::Acquire(_, _, reply) => reply.answer.is_some() || reply.sender.is_closed(),
+            Job::Renew(_, _, reply) | Job::Transfer(_, _, reply) => reply.answer.is_some() || reply.sender.is_closed(),
+            Job::Release(_, _, reply) => reply.answer.is_some(),
+            Job::ForceRelease(_, reply) => reply.answer.is_some(),
+            Job::Inspect(_, reply) => reply.answer.is_some(),
+            Job::List(_, reply) => reply.answer.is_some(),
         }
-        Ok(())
     }
 
     /// Sends the answer, or the failure of the transaction.
-    pub(super) fn answer(self, failure: Option<&Failure>) {
+    pub(super) fn answer(self, failure: Option<&dyn Failed>) {
         match self {
             Job::Acquire(_, _, reply) => reply.send("acquire", failure),
             Job::Renew(_, _, reply) => reply.send("renew", failure),

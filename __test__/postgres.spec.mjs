@@ -1,0 +1,4 @@
+// The contract on PostgreSQL.
+import { contract } from './contract.mjs'
+
+contract('postgres')

@@ -1,0 +1,370 @@
+//! What a transaction has read of the names that it locked, what the calls in it change there, and what it then writes.
+//!
+//! An engine locks the rows of all names of a batch, reads them and the front of their queues, and makes the calls here, one after
+//! the other, without the store. [`Ledger::finish`] returns the rows to write. `decide.rs` has the rules of an attempt. Times are
+//! microseconds since 1970 by the store's clock.
+//!
+//! # Hand-off
+//! At the end of a transaction a free name goes to its first live waiter, whose position is removed. A waiter of one name without
+//! metadata becomes the holder, for 2 s or its ttl. For another one the name is reserved for as long: its row has the owner
+//! `<token>-next`, and the waiter makes an attempt. A waiter that was slow enters again with its ticket ([`Ledger::remember`]).
+
+mod changes;
+mod rows;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+pub(super) use self::changes::{Changes, Entered, News, Notice};
+use self::rows::Change;
+pub(super) use self::rows::{Position, RESERVED, Row, Waiter};
+use crate::engine::decide::{Decision, HeldLease, NameState, Snapshot, decide};
+use crate::engine::hand_off::GrantTimes;
+use crate::engine::{Acquired, RESERVATION, Released, Renewed, WAITER_LIVENESS};
+use crate::model::{Claim, Fence, OwnerToken, Ttl};
+
+/// A name as it is stored: the prefix and the name.
+pub(super) type StoredName = Vec<u8>;
+
+/// The longest time for which a released name is kept: some 200 years.
+const MAX_KEEP_US: i64 = 200 * 366 * 86_400 * 1_000_000;
+
+/// The first order of positions that have no ticket yet.
+const NEW: u64 = 1 << 63;
+
+/// The rows and positions of a transaction.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    now_us: i64,
+    rows: BTreeMap<StoredName, Row>,
+    /// Of each name the first live ones, more than there are calls, and those of the calls' owners.
+    positions: Vec<Position>,
+    /// The tickets of owners, which may have no position any more.
+    tickets: HashMap<String, u64>,
+    /// Names whose first waiter is notified, because the current lease may end earlier.
+    shortened: Vec<StoredName>,
+    /// Names with another number of positions than before.
+    recounted: Vec<StoredName>,
+}
+
+impl Ledger {
+    /// Creates the ledger from what was read. `positions`: in any order.
+    pub(super) fn new(now_us: i64, rows: BTreeMap<StoredName, Row>, mut positions: Vec<Position>) -> Self {
+        positions.sort_unstable_by_key(|position| position.order);
+        Ledger {
+            now_us,
+            rows,
+            positions,
+            tickets: HashMap::new(),
+            shortened: Vec::new(),
+            recounted: Vec::new(),
+        }
+    }
+
+    /// Has the positions of names counted again.
+    pub(super) fn recount(&mut self, names: &[StoredName]) {
+        self.recounted.extend_from_slice(names);
+    }
+
+    /// Records the ticket that a waiter has had, so that it keeps its place after a hand-off. Before its attempt.
+    pub(super) fn remember(&mut self, owner: &OwnerToken, ticket: u64) {
+        self.tickets.insert(owner.as_str().to_owned(), ticket);
+    }
+
+    /// Makes an attempt. `names`: those of the claim, as they are stored.
+    pub(super) fn attempt(&mut self, claim: &Claim, names: &[StoredName]) -> Acquired {
+        let liveness = claim.waiting.then_some(WAITER_LIVENESS);
+        match decide(&self.snapshot(claim, names), liveness) {
+            Decision::Grant { fence } => {
+                let expires_us = self.now_us + micros(claim.ttl.duration());
+                for name in names {
+                    let row = self.rows.entry(name.clone()).or_default();
+                    *row = Row {
+                        owner: Some(claim.owner.as_str().to_owned()),
+                        expires_us,
+                        fence: fence.0 as i64,
+                        holder: Some(claim.process.clone()),
+                        is_granted: true,
+                        metadata: claim.metadata.clone(),
+                        is_changed: true,
+                    };
+                }
+                self.remove_position(claim.owner.as_str());
+                Acquired::Granted { fence }
+            }
+            Decision::AlreadyHeld { fence } => {
+                self.extend(names, claim.ttl);
+                self.remove_position(claim.owner.as_str());
+                Acquired::Granted { fence }
+            }
+            Decision::Busy { index, retry_after, .. } => {
+                // Also those that are reserved for it.
+                self.release_names(&claim.owner, names, Duration::ZERO);
+                if claim.waiting {
+                    self.enter(claim, &names[index]);
+                }
+                Acquired::Held {
+                    key: claim.keys()[index].clone(),
+                    retry_after: Some(retry_after),
+                }
+            }
+        }
+    }
+
+    /// Extends the lease on every name if `claim` holds all of them.
+    pub(super) fn renew(&mut self, claim: &Claim, names: &[StoredName], ttl: Ttl) -> Renewed {
+        if !self.holds_all(names, &[&claim.owner]) {
+            return Renewed::Lost;
+        }
+        self.extend(names, ttl);
+        Renewed::Extended
+    }
+
+    /// Makes `to` the owner of every name if it or `claim` holds each of them.
+    pub(super) fn transfer(&mut self, claim: &Claim, names: &[StoredName], to: &OwnerToken) -> Renewed {
+        if !self.holds_all(names, &[&claim.owner, to]) {
+            return Renewed::Lost;
+        }
+        self.extend(names, claim.ttl);
+        for name in names {
+            let Some(row) = self.rows.get_mut(name) else { continue };
+            row.owner = Some(to.as_str().to_owned());
+            row.holder = Some(claim.process.clone());
+        }
+        Renewed::Extended
+    }
+
+    /// Releases the names that `claim` holds, and removes its position.
+    pub(super) fn release(&mut self, claim: &Claim, names: &[StoredName], keep: Duration) -> Released {
+        let held = self.release_names(&claim.owner, names, keep);
+        self.remove_position(claim.owner.as_str());
+        if held == names.len() {
+            Released::Freed
+        } else {
+            Released::NotHeld
+        }
+    }
+
+    /// Releases a name of any owner.
+    pub(super) fn force_release(&mut self, name: &StoredName) -> bool {
+        let now_us = self.now_us;
+        let Some(row) = self.rows.get_mut(name).filter(|row| row.is_live(now_us)) else {
+            return false;
+        };
+        row.release();
+        true
+    }
+
+    /// Returns the time until a name may be free. `None`: it is free.
+    pub(super) fn busy_for(&self, name: &StoredName) -> Option<Duration> {
+        let lease = self.rows.get(name).filter(|row| row.is_live(self.now_us));
+        lease.map(|row| span(row.expires_us - self.now_us))
+    }
+
+    /// Hands off each free name, and returns what the transaction writes.
+    pub(super) fn finish(&mut self) -> Changes {
+        let mut changes = Changes::default();
+        let names: Vec<StoredName> = self.rows.keys().cloned().collect();
+        for name in &names {
+            if self.busy_for(name).is_none() {
+                self.hand_off(name, &mut changes.notices);
+            } else if self.shortened.contains(name)
+                && let Some(first) = self.live(name).next()
+            {
+                changes.notices.push(first.notice(News::MayBeFree));
+            }
+        }
+        let mut recounted = std::mem::take(&mut self.recounted);
+        for position in std::mem::take(&mut self.positions) {
+            match position.change {
+                Change::None => continue,
+                Change::Left => changes.left.push(position.owner),
+                Change::Entered => changes.entered.push(Entered {
+                    owner: position.owner,
+                    name: position.name.clone(),
+                    alive_until_us: position.alive_until_us,
+                    ticket: position.keeps_ticket.then_some(position.order as i64),
+                    waiter: position.waiter,
+                }),
+            }
+            recounted.push(position.name);
+        }
+        let written = |(name, row): &(&StoredName, &Row)| row.is_changed || recounted.contains(name);
+        let rows = self.rows.iter().filter(written);
+        changes.rows = rows.map(|(name, row)| (name.clone(), row.clone())).collect();
+        changes
+    }
+
+    /// Hands a free name off to its first live waiter.
+    fn hand_off(&mut self, name: &StoredName, notices: &mut Vec<Notice>) {
+        let mut live = self.live(name).cloned();
+        let (Some(first), next) = (live.next(), live.next()) else {
+            return;
+        };
+        drop(live);
+        let Some(row) = self.rows.get_mut(name) else { return };
+        // The waiters of a dead process delay the others for its liveness together.
+        let until_us = (self.now_us + i64::from(first.waiter.hold_ms) * 1000).min(first.alive_until_us);
+        let hold = span(until_us - self.now_us);
+        let handed = Row {
+            expires_us: until_us,
+            is_granted: true,
+            is_changed: true,
+            ..Row::default()
+        };
+        *row = match &first.waiter.holder {
+            Some(holder) => Row {
+                owner: Some(first.owner.clone()),
+                fence: self.now_us.max(row.fence + 1),
+                holder: Some(holder.clone()),
+                ..handed
+            },
+            None => Row {
+                owner: Some(format!("{}{RESERVED}", first.owner)),
+                fence: row.fence,
+                ..handed
+            },
+        };
+        let times = GrantTimes {
+            granted_us: self.now_us.unsigned_abs(),
+            until_us: until_us.unsigned_abs(),
+        };
+        let news = match first.waiter.holder {
+            Some(_) => News::Granted(Fence(row.fence.unsigned_abs()), times),
+            None => News::MayBeFree,
+        };
+        notices.push(first.notice(news));
+        // A process checks its names with each heartbeat, which may be too late if the first waiter is dead.
+        let next = next.filter(|_| hold < RESERVATION);
+        notices.extend(next.map(|next| next.notice(News::FreeAfter(hold))));
+        self.remove_position(&first.owner);
+    }
+
+    /// Returns the live positions of a name.
+    fn live(&self, name: &StoredName) -> impl Iterator<Item = &Position> {
+        self.positions
+            .iter()
+            .filter(move |position| position.is_alive(self.now_us) && position.name == *name)
+    }
+
+    fn snapshot(&self, claim: &Claim, names: &[StoredName]) -> Snapshot {
+        let own = claim.owner.as_str();
+        let own_order = self
+            .positions
+            .iter()
+            .find(|position| position.owner == own && position.change != Change::Left)
+            .map(|position| position.order)
+            .or_else(|| self.tickets.get(own).copied())
+            .unwrap_or(u64::MAX);
+        let rows = || names.iter().filter_map(|name| self.rows.get(name));
+        let state = |name: &StoredName| {
+            let lease = self.rows.get(name).filter(|row| row.is_live(self.now_us));
+            if lease.is_some_and(|row| row.is_reserved_for(&claim.owner)) {
+                return NameState::default();
+            }
+            let first = self.live(name).next();
+            let first = first.filter(|first| first.order < own_order && first.owner != own);
+            NameState {
+                lease: lease.map(|row| HeldLease {
+                    is_own: row.owner.as_deref() == Some(own),
+                    remaining: span(row.expires_us - self.now_us),
+                    fence: row.fence.unsigned_abs(),
+                }),
+                first_ahead: first.map(|first| span(first.alive_until_us - self.now_us)),
+                // A notification wakes the waiter in time.
+                last_ahead: None,
+            }
+        };
+        Snapshot {
+            now_micros: self.now_us.unsigned_abs(),
+            last_fence: rows().map(|row| row.fence.unsigned_abs()).max().unwrap_or_default(),
+            names: names.iter().map(state).collect(),
+        }
+    }
+
+    fn holds_all(&self, names: &[StoredName], owners: &[&OwnerToken]) -> bool {
+        names.iter().all(|name| {
+            let row = self.rows.get(name);
+            row.is_some_and(|row| owners.iter().any(|owner| row.is_held_by(owner, self.now_us)))
+        })
+    }
+
+    fn extend(&mut self, names: &[StoredName], ttl: Ttl) {
+        let until = self.now_us + micros(ttl.duration());
+        for name in names {
+            let Some(row) = self.rows.get_mut(name) else { continue };
+            row.expires_us = row.expires_us.max(until);
+            row.is_changed = true;
+        }
+    }
+
+    /// Releases the names that an owner has, and returns how many of them it held.
+    fn release_names(&mut self, owner: &OwnerToken, names: &[StoredName], keep: Duration) -> usize {
+        let mut held = 0;
+        for name in names {
+            let Some(row) = self.rows.get_mut(name) else { continue };
+            if row.is_reserved_for(owner) {
+                row.release();
+            }
+            if row.owner.as_deref() != Some(owner.as_str()) {
+                continue;
+            }
+            let is_live = row.is_live(self.now_us);
+            held += usize::from(is_live);
+            if is_live && !keep.is_zero() {
+                row.owner = Some(format!("{}-kept", owner.as_str()));
+                row.expires_us = self.now_us + micros(keep).min(MAX_KEEP_US);
+                row.is_changed = true;
+                self.shortened.push(name.clone());
+            } else {
+                row.release();
+            }
+        }
+        held
+    }
+
+    fn enter(&mut self, claim: &Claim, name: &StoredName) {
+        let owner = claim.owner.as_str();
+        let next = NEW + self.positions.len() as u64;
+        let at = self.positions.iter().position(|position| position.owner == owner);
+        // A position that has left in this transaction is removed before the new one is written.
+        let before = at.map(|at| self.positions.remove(at));
+        let ticket = self.tickets.get(owner).copied();
+        let order = before.as_ref().map(|before| before.order).or(ticket).unwrap_or(next);
+        let keeps_ticket = before.as_ref().map_or(ticket.is_some(), |before| before.keeps_ticket);
+        self.recounted.extend(before.map(|before| before.name));
+        let hold = claim.ttl.duration().min(RESERVATION);
+        let position = Position {
+            order,
+            name: name.clone(),
+            owner: owner.to_owned(),
+            alive_until_us: self.now_us + micros(WAITER_LIVENESS),
+            waiter: Waiter {
+                engine: None,
+                holder: claim.takes_hand_offs().then(|| claim.process.clone()),
+                hold_ms: hold.as_millis() as i32,
+            },
+            keeps_ticket,
+            change: Change::Entered,
+        };
+        let at = self.positions.partition_point(|other| other.order < order);
+        self.positions.insert(at, position);
+    }
+
+    fn remove_position(&mut self, owner: &str) {
+        let own = self.positions.iter_mut().find(|position| position.owner == owner);
+        if let Some(position) = own {
+            position.change = Change::Left;
+        }
+    }
+}
+
+fn micros(span: Duration) -> i64 {
+    i64::try_from(span.as_micros()).unwrap_or(i64::MAX / 4)
+}
+
+fn span(micros: i64) -> Duration {
+    Duration::from_micros(micros.max(0).unsigned_abs())
+}

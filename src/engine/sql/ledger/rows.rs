@@ -1,0 +1,124 @@
+//! The rows and positions of a ledger.
+
+use std::sync::Arc;
+
+use super::{News, Notice, StoredName};
+use crate::model::{OwnerToken, Process};
+
+/// What follows the owner token of a waiter that a name is reserved for: no owner token has it.
+pub(in crate::engine::sql) const RESERVED: &str = "-next";
+
+/// The row of a name.
+#[derive(Debug, Clone, Default)]
+pub(in crate::engine::sql) struct Row {
+    /// `None`: the name is free.
+    pub owner: Option<String>,
+    pub expires_us: i64,
+    pub fence: i64,
+    /// The process of a new holder.
+    pub holder: Option<Arc<Process>>,
+    /// Whether a grant changes the metadata and the time of the grant, too.
+    pub is_granted: bool,
+    pub metadata: Option<Arc<str>>,
+    /// Whether the row is written.
+    pub(super) is_changed: bool,
+}
+
+impl Row {
+    /// Creates the row as it was read.
+    pub(in crate::engine::sql) fn read(owner: Option<String>, expires_us: i64, fence: i64) -> Self {
+        Row {
+            owner,
+            expires_us,
+            fence,
+            ..Row::default()
+        }
+    }
+
+    pub(super) fn is_live(&self, now_us: i64) -> bool {
+        self.owner.is_some() && self.expires_us > now_us
+    }
+
+    pub(super) fn is_held_by(&self, owner: &OwnerToken, now_us: i64) -> bool {
+        self.is_live(now_us) && self.owner.as_deref() == Some(owner.as_str())
+    }
+
+    /// Whether a hand-off has reserved the name for a waiter.
+    pub(super) fn is_reserved_for(&self, owner: &OwnerToken) -> bool {
+        let waiter = self.owner.as_deref().and_then(|own| own.strip_suffix(RESERVED));
+        waiter == Some(owner.as_str())
+    }
+
+    pub(super) fn release(&mut self) {
+        *self = Row {
+            fence: self.fence,
+            is_changed: true,
+            ..Row::default()
+        };
+    }
+}
+
+/// A position in the queue of a name.
+#[derive(Debug, Clone)]
+pub(in crate::engine::sql) struct Position {
+    /// The order in the queue. Positions without a ticket come after all others.
+    pub order: u64,
+    pub name: StoredName,
+    pub owner: String,
+    pub alive_until_us: i64,
+    pub waiter: Waiter,
+    /// Whether it is written with its order as the ticket.
+    pub(super) keeps_ticket: bool,
+    pub(super) change: Change,
+}
+
+/// What a hand-off has to know of a waiter.
+#[derive(Debug, Clone)]
+pub(in crate::engine::sql) struct Waiter {
+    /// The engine in the queues. `None`: this one.
+    pub engine: Option<String>,
+    /// The holder after a hand-off. `None`: a hand-off reserves the name, and the waiter makes an attempt.
+    pub holder: Option<Arc<Process>>,
+    /// How long a hand-off lasts, in milliseconds.
+    pub hold_ms: i32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Change {
+    None,
+    Entered,
+    Left,
+}
+
+impl Position {
+    /// Creates the position as it was read.
+    pub(in crate::engine::sql) fn read(
+        ticket: i64,
+        name: StoredName,
+        owner: String,
+        alive_until_us: i64,
+        waiter: Waiter,
+    ) -> Self {
+        Position {
+            order: ticket.unsigned_abs(),
+            name,
+            owner,
+            alive_until_us,
+            waiter,
+            keeps_ticket: false,
+            change: Change::None,
+        }
+    }
+
+    pub(super) fn notice(&self, news: News) -> Notice {
+        Notice {
+            engine: self.waiter.engine.clone(),
+            owner: self.owner.clone(),
+            news,
+        }
+    }
+
+    pub(super) fn is_alive(&self, now_us: i64) -> bool {
+        self.change != Change::Left && self.alive_until_us > now_us
+    }
+}

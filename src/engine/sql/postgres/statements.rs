@@ -1,0 +1,229 @@
+//! The statements of the store, with its table names.
+
+use tokio_postgres::types::Type;
+
+/// A statement: its place in [`Statements`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sql {
+    Acquire,
+    AcquireOne,
+    Holders,
+    Renew,
+    Release,
+    ReleaseOne,
+    Lock,
+    Rows,
+    Queue,
+    Leave,
+    Enter,
+    Notify,
+    Write,
+    Heartbeat,
+    Check,
+    List,
+    Sweep,
+    Abandoned,
+}
+
+/// The file of each statement, and the types of its parameters.
+const FILES: [(Sql, &str, &[Type]); 18] = [
+    (
+        Sql::Acquire,
+        include_str!("statements/single/acquire.sql"),
+        &[
+            Type::BYTEA_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::INT8_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::INT8_ARRAY,
+            Type::TEXT_ARRAY,
+        ],
+    ),
+    (
+        Sql::AcquireOne,
+        include_str!("statements/single/acquire_one.sql"),
+        &[Type::BYTEA, Type::TEXT, Type::INT8, Type::TEXT, Type::INT8, Type::TEXT],
+    ),
+    (
+        Sql::Holders,
+        include_str!("statements/single/holders.sql"),
+        &[Type::BYTEA_ARRAY],
+    ),
+    (
+        Sql::Renew,
+        include_str!("statements/single/renew.sql"),
+        &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY, Type::INT8_ARRAY],
+    ),
+    (
+        Sql::Release,
+        include_str!("statements/single/release.sql"),
+        &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY],
+    ),
+    (
+        Sql::ReleaseOne,
+        include_str!("statements/single/release_one.sql"),
+        &[Type::BYTEA, Type::TEXT],
+    ),
+    (
+        Sql::Lock,
+        include_str!("statements/transaction/lock.sql"),
+        &[Type::BYTEA_ARRAY, Type::BOOL_ARRAY],
+    ),
+    (
+        Sql::Rows,
+        include_str!("statements/transaction/rows.sql"),
+        &[Type::BYTEA_ARRAY],
+    ),
+    (
+        Sql::Queue,
+        include_str!("statements/transaction/queue.sql"),
+        &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY, Type::INT8],
+    ),
+    (
+        Sql::Leave,
+        include_str!("statements/transaction/leave.sql"),
+        &[Type::TEXT_ARRAY, Type::BYTEA_ARRAY, Type::INT8],
+    ),
+    (
+        Sql::Enter,
+        include_str!("statements/transaction/enter.sql"),
+        &[
+            Type::TEXT_ARRAY,
+            Type::BYTEA_ARRAY,
+            Type::INT8_ARRAY,
+            Type::INT4_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::INT8_ARRAY,
+            Type::INT8_ARRAY,
+            Type::TEXT,
+        ],
+    ),
+    (
+        Sql::Notify,
+        include_str!("statements/transaction/notify.sql"),
+        &[Type::TEXT_ARRAY, Type::TEXT_ARRAY],
+    ),
+    (
+        Sql::Write,
+        include_str!("statements/transaction/write.sql"),
+        &[
+            Type::BYTEA_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::INT8_ARRAY,
+            Type::INT8_ARRAY,
+            Type::BOOL_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::INT8_ARRAY,
+            Type::TEXT_ARRAY,
+        ],
+    ),
+    (
+        Sql::Heartbeat,
+        include_str!("statements/heartbeat.sql"),
+        &[Type::TEXT, Type::INT8],
+    ),
+    (Sql::Check, include_str!("statements/check.sql"), &[Type::BYTEA_ARRAY]),
+    (
+        Sql::List,
+        include_str!("statements/single/list.sql"),
+        &[Type::BYTEA, Type::BYTEA, Type::INT8],
+    ),
+    (
+        Sql::Sweep,
+        include_str!("statements/sweep.sql"),
+        &[Type::INT8, Type::INT8],
+    ),
+    (
+        Sql::Abandoned,
+        include_str!("statements/abandoned.sql"),
+        &[Type::INT8, Type::INT8],
+    ),
+];
+
+/// A statement with its table names.
+pub(super) struct Statement {
+    pub text: String,
+    pub types: &'static [Type],
+}
+
+/// Every statement of a store.
+pub(super) struct Statements {
+    /// Creates the tables, as one transaction.
+    pub schema: String,
+    all: Vec<Statement>,
+}
+
+impl Statements {
+    /// Creates the statements for `table`: `name` or `schema.name`, both safe inside quotes.
+    pub(super) fn new(table: &str) -> Self {
+        let (schema, name) = table
+            .split_once('.')
+            .map_or((None, table), |(schema, name)| (Some(schema), name));
+        let quoted = |suffix: &str| match schema {
+            Some(schema) => format!("\"{schema}\".\"{name}{suffix}\""),
+            None => format!("\"{name}{suffix}\""),
+        };
+        let grant = without_comments(include_str!("statements/single/grant.sql"));
+        let of_file = |file: &str| {
+            without_comments(file)
+                .replace("{grant}", &grant)
+                .replace("{locks}", &quoted(""))
+                .replace("{waiters}", &quoted("_waiters"))
+                .replace("{queue_index}", &format!("\"{name}_waiters_queue\""))
+                .replace("{process_index}", &format!("\"{name}_waiters_process\""))
+        };
+        let all = FILES.iter().map(|(_, file, types)| Statement {
+            text: of_file(file),
+            types,
+        });
+        Statements {
+            // Two concurrent creations of a table fail, also with IF NOT EXISTS.
+            schema: format!(
+                "BEGIN; SELECT pg_advisory_xact_lock({SCHEMA_LOCK}); {} COMMIT;",
+                of_file(include_str!("statements/schema.sql"))
+            ),
+            all: all.collect(),
+        }
+    }
+
+    /// Returns a statement.
+    pub(super) fn get(&self, sql: Sql) -> &Statement {
+        &self.all[sql as usize]
+    }
+
+    /// Returns every statement in the order of [`Sql`].
+    pub(super) fn all(&self) -> &[Statement] {
+        &self.all
+    }
+}
+
+fn without_comments(file: &str) -> String {
+    let lines = file.lines().filter(|line| !line.trim_start().starts_with("--"));
+    lines.collect::<Vec<_>>().join("\n").trim().to_owned()
+}
+
+/// The key of the advisory lock under which tables are created: "holdfast" in ASCII.
+const SCHEMA_LOCK: i64 = 0x686f_6c64_6661_7374;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_statement_is_at_its_place() {
+        for (place, (sql, _, _)) in FILES.iter().enumerate() {
+            assert_eq!(*sql as usize, place, "{sql:?}");
+        }
+    }
+
+    #[test]
+    fn table_names_are_quoted() {
+        let statements = Statements::new("app.locks");
+        let text = &statements.get(Sql::Write).text;
+        assert!(
+            text.contains("\"app\".\"locks\" AS l") && text.contains("\"app\".\"locks_waiters\""),
+            "{text}"
+        );
+        assert!(!statements.all().iter().any(|one| one.text.contains('{')));
+    }
+}

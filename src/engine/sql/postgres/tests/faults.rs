@@ -1,0 +1,198 @@
+//! Broken connections, locked tables, a standby, and a process that is stopped in a transaction.
+
+use futures_util::future::join_all;
+
+use super::*;
+use crate::engine::Engine;
+
+/// An engine whose calls have an answer within this time.
+fn brief() -> Settings {
+    Settings {
+        store_timeout: Duration::from_millis(700),
+        ..Settings::default()
+    }
+}
+
+#[tokio::test]
+async fn ended_connections_are_opened_again() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let (holder, waiter) = (claim(&["n"]), waiting(&["n"]));
+    acquire(&engine, &holder).await;
+    let mut subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
+    busy(&engine, &waiter).await;
+    let listening = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
+    eventually("the engine listens", async || database.number(listening).await == 1).await;
+    assert_eq!(database.terminate().await, 3);
+    eventually("the lease is renewed", async || {
+        matches!(engine.renew(&holder, holder.ttl).await, Ok(Renewed::Extended))
+    })
+    .await;
+    eventually("the engine listens again", async || {
+        database.number(listening).await == 1
+    })
+    .await;
+    assert_eq!(release(&engine, &holder).await, Released::Freed);
+    tokio::time::timeout(Duration::from_secs(5), subscription.changed())
+        .await
+        .unwrap();
+    acquire(&engine, &waiter).await;
+}
+
+/// The name is released while the process of the first waiter does not listen.
+#[tokio::test]
+async fn a_lost_notification_is_found() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (engine, other) = (database.engine().await, database.engine().await);
+    let (holder, waiter) = (claim(&["n"]), waiting(&["n"]));
+    acquire(&other, &holder).await;
+    let mut subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
+    busy(&engine, &waiter).await;
+    engine.waiters.close();
+    assert_eq!(release(&other, &holder).await, Released::Freed);
+    let lost = tokio::time::timeout(Duration::from_millis(300), subscription.changed()).await;
+    assert!(lost.is_err(), "the engine does not listen");
+    engine.waiters.check(vec![key("n")]);
+    tokio::time::timeout(Duration::from_secs(5), subscription.changed())
+        .await
+        .unwrap();
+    acquire(&engine, &waiter).await;
+}
+
+#[tokio::test]
+async fn a_locked_table_delays_calls_and_leaves_no_statement_behind() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine_with(brief()).await;
+    let watcher = connect(&database.url).await;
+    let lock = database.client.transaction().await.unwrap();
+    lock.batch_execute("LOCK TABLE locks").await.unwrap();
+    let claims: Vec<Claim> = (0..3).map(|index| claim(&[&format!("n{index}")])).collect();
+    for claim in &claims {
+        let error = engine.try_acquire(claim).await.unwrap_err();
+        assert!(
+            error.retryable && error.to_string().contains("no answer within 70"),
+            "{error}"
+        );
+    }
+    let blocked =
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    eventually("no statement waits", async || {
+        watcher.query_one(blocked, &[]).await.unwrap().get::<_, i64>(0) == 0
+    })
+    .await;
+    lock.rollback().await.unwrap();
+    acquire(&engine, &claim(&["after"])).await;
+    let held = engine.list("", PAGE).await.unwrap();
+    assert_eq!(held.into_iter().map(|info| info.name).collect::<Vec<_>>(), ["after"]);
+}
+
+/// The locks of a stopped process end with its session, and the other calls of the same names go on.
+#[tokio::test]
+async fn a_transaction_without_an_end_is_ended_by_the_server() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let ours = claim(&["n"]);
+    acquire(&engine, &ours).await;
+    let stopped = connect(&database.url).await;
+    stopped.batch_execute(super::super::transaction::BEGIN).await.unwrap();
+    stopped
+        .batch_execute("SELECT FROM locks WHERE name = 'n' FOR UPDATE")
+        .await
+        .unwrap();
+    assert_eq!(release(&engine, &ours).await, Released::Freed);
+    assert!(stopped.is_closed());
+}
+
+#[tokio::test]
+async fn a_read_only_server_is_a_retryable_error() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let name = &database.name;
+    let read_only = |value: &str| format!("ALTER DATABASE {name} SET default_transaction_read_only = {value}");
+    database.execute(&read_only("on")).await;
+    database.terminate().await;
+    let ours = claim(&["n"]);
+    eventually("the new connection cannot write", async || {
+        let error = engine.try_acquire(&ours).await.err();
+        error.is_some_and(|error| error.retryable && error.to_string().contains("[25006]"))
+    })
+    .await;
+    let writable = connect(&database.url).await;
+    writable
+        .batch_execute("SET default_transaction_read_only = off")
+        .await
+        .unwrap();
+    writable.batch_execute(&read_only("off")).await.unwrap();
+    database.terminate().await;
+    eventually("the server can write", async || engine.try_acquire(&ours).await.is_ok()).await;
+}
+
+#[tokio::test]
+async fn other_default_isolation_levels_change_nothing() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    for level in ["repeatable read", "serializable"] {
+        let name = &database.name;
+        database
+            .execute(&format!(
+                "ALTER DATABASE {name} SET default_transaction_isolation = '{level}'"
+            ))
+            .await;
+        let engines = [database.engine().await, database.engine().await];
+        let counter = std::cell::Cell::new(0);
+        let loops = (0..8).map(|index| {
+            let (engine, counter) = (&engines[index % 2], &counter);
+            async move {
+                for _ in 0..5 {
+                    let ours = claim(&["n"]);
+                    while !matches!(engine.try_acquire(&ours).await.unwrap(), Acquired::Granted { .. }) {
+                        tokio::time::sleep(Duration::from_millis(fastrand::u64(1..5))).await;
+                    }
+                    let seen = counter.get();
+                    tokio::task::yield_now().await;
+                    counter.set(seen + 1);
+                    assert_eq!(release(engine, &ours).await, Released::Freed);
+                }
+            }
+        });
+        join_all(loops).await;
+        assert_eq!(counter.get(), 40);
+    }
+}
+
+#[tokio::test]
+async fn a_dropped_attempt_is_never_executed_later() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let lock = database.client.transaction().await.unwrap();
+    lock.batch_execute("LOCK TABLE locks").await.unwrap();
+    let names: Vec<String> = (0..500).map(|index| format!("n{index}")).collect();
+    let claims: Vec<Claim> = names.iter().map(|name| claim(&[name])).collect();
+    let calls = join_all(claims.iter().map(|claim| engine.try_acquire(claim)));
+    let dropped = tokio::time::timeout(Duration::from_millis(300), calls).await;
+    assert!(dropped.is_err(), "the table is locked");
+    let sent: Vec<Claim> = claims.into_iter().filter(Claim::was_sent).collect();
+    assert!((1..=64).contains(&sent.len()), "{} were sent", sent.len());
+    lock.rollback().await.unwrap();
+    let mut released = 0;
+    engine
+        .release_all(&sent, &mut |_, answer| {
+            released += usize::from(answer.is_ok());
+        })
+        .await;
+    assert_eq!(released, sent.len());
+    assert_eq!(engine.list("", PAGE).await.unwrap(), []);
+}

@@ -1,0 +1,143 @@
+//! The contract on PostgreSQL, and the tests of its own behavior.
+
+mod connections;
+mod faults;
+mod hand_off;
+mod pooler;
+mod tables;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_postgres::{Client, NoTls};
+
+use super::*;
+use crate::engine::contract::PAGE;
+use crate::engine::{Settings, SharedEngine};
+use crate::model::Process;
+
+const LONG: Duration = Duration::from_secs(30);
+
+const SERVER: &str = "HOLDFAST_TEST_POSTGRES_URL";
+
+/// Returns the URL of a server. `None`: there is none; the test is skipped, or fails if `CI` is set.
+fn url_of(variable: &str) -> Option<String> {
+    let url = std::env::var(variable).ok();
+    if url.is_none() {
+        assert!(std::env::var_os("CI").is_none(), "{variable} is not set");
+        println!("skipped: {variable} is not set");
+    }
+    url
+}
+
+async fn open(url: &str, settings: &Settings) -> Arc<PostgresEngine> {
+    let config = PostgresConfig::parse(url, settings).unwrap();
+    PostgresEngine::connect(config).await.unwrap()
+}
+
+/// Opens two engines with a prefix.
+async fn two(url: &str, prefix: String) -> (SharedEngine, SharedEngine) {
+    let settings = Settings {
+        key_prefix: Some(prefix),
+        ..Settings::default()
+    };
+    (open(url, &settings).await, open(url, &settings).await)
+}
+
+crate::engine::contract::contract_tests!(async |prefix: String| Some(two(&url_of(SERVER)?, prefix).await));
+
+/// A database of one test. Dropping it leaves it to the server, which ends with the tests.
+struct Database {
+    name: String,
+    url: String,
+    /// A connection of another program.
+    client: Client,
+}
+
+impl Database {
+    /// Creates a database. `None`: there is no server.
+    async fn create() -> Option<Self> {
+        let url = url_of(SERVER)?;
+        let name = format!("t{}", OwnerToken::fresh().as_str());
+        connect(&url)
+            .await
+            .batch_execute(&format!("CREATE DATABASE {name}"))
+            .await
+            .unwrap();
+        let (server, _) = url.rsplit_once('/').unwrap();
+        let url = format!("{server}/{name}");
+        let client = connect(&url).await;
+        Some(Database { name, url, client })
+    }
+
+    async fn engine(&self) -> Arc<PostgresEngine> {
+        open(&self.url, &Settings::default()).await
+    }
+
+    async fn engine_with(&self, settings: Settings) -> Arc<PostgresEngine> {
+        open(&self.url, &settings).await
+    }
+
+    async fn execute(&self, text: &str) {
+        self.client.batch_execute(text).await.unwrap();
+    }
+
+    async fn number(&self, text: &str) -> i64 {
+        self.client.query_one(text, &[]).await.unwrap().get(0)
+    }
+
+    /// Ends the connections of the engines.
+    async fn terminate(&self) -> i64 {
+        let text = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+                    WHERE datname = current_database() AND application_name = 'holdfast'";
+        self.number(text).await
+    }
+}
+
+/// Connects as another program.
+async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+fn claim(names: &[&str]) -> Claim {
+    let keys: Vec<Key> = names.iter().map(|name| key(name)).collect();
+    let process = Arc::new(Process::current());
+    Claim::new(&keys, OwnerToken::fresh(), Ttl::clamped(LONG), process)
+}
+
+fn waiting(names: &[&str]) -> Claim {
+    let mut claim = claim(names);
+    claim.waiting = true;
+    claim
+}
+
+async fn acquire(engine: &PostgresEngine, claim: &Claim) {
+    let acquired = engine.try_acquire(claim).await.unwrap();
+    assert!(matches!(acquired, Acquired::Granted { .. }), "{acquired:?}");
+}
+
+async fn busy(engine: &PostgresEngine, claim: &Claim) {
+    let acquired = engine.try_acquire(claim).await.unwrap();
+    assert!(matches!(acquired, Acquired::Held { .. }), "{acquired:?}");
+}
+
+async fn release(engine: &PostgresEngine, claim: &Claim) -> Released {
+    engine.release(claim, Duration::ZERO).await.unwrap()
+}
+
+/// Waits until a condition holds, for 10 s at most.
+async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let check = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let checked = tokio::time::timeout(Duration::from_secs(10), check).await;
+    checked.unwrap_or_else(|_| panic!("not within 10 s: {what}"));
+}

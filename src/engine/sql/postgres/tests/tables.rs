@@ -1,0 +1,133 @@
+//! Tables, rights, and what stays in the tables.
+
+use futures_util::future::join_all;
+
+use super::*;
+
+#[tokio::test]
+async fn many_processes_create_the_tables_at_once() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engines = join_all((0..8).map(|_| database.engine())).await;
+    let ours = claim(&["n"]);
+    acquire(&engines[0], &ours).await;
+    busy(&engines[7], &claim(&["n"])).await;
+}
+
+#[tokio::test]
+async fn a_role_with_the_documented_rights_is_enough() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    database.execute("CREATE SCHEMA app").await;
+    let settings = || Settings {
+        table: "app.locks".into(),
+        ..Settings::default()
+    };
+    // The first connect needs the right to create.
+    let owner = database.engine_with(settings()).await;
+    let role = format!("r{}", &database.name[1..20]);
+    database
+        .execute(&format!(
+            "CREATE ROLE {role} LOGIN; \
+             GRANT USAGE ON SCHEMA app TO {role}; \
+             GRANT SELECT, INSERT, UPDATE, DELETE ON app.locks, app.locks_waiters TO {role}"
+        ))
+        .await;
+    let url = database.url.replace("holdfast@", &format!("{role}@"));
+    let engine = open(&url, &settings()).await;
+    let (holder, waiter) = (claim(&["n", "m"]), waiting(&["n"]));
+    acquire(&engine, &holder).await;
+    busy(&owner, &claim(&["n"])).await;
+    let mut subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
+    busy(&engine, &waiter).await;
+    assert_eq!(engine.renew(&holder, holder.ttl).await.unwrap(), Renewed::Extended);
+    assert_eq!(release(&engine, &holder).await, Released::Freed);
+    tokio::time::timeout(Duration::from_secs(5), subscription.changed())
+        .await
+        .unwrap();
+    acquire(&engine, &waiter).await;
+    assert_eq!(engine.list("", PAGE).await.unwrap().len(), 1);
+    assert!(engine.force_release(&key("n")).await.unwrap());
+
+    let config = PostgresConfig::parse(
+        &url,
+        &Settings {
+            table: "app.others".into(),
+            ..Settings::default()
+        },
+    )
+    .unwrap();
+    let error = PostgresEngine::connect(config).await.unwrap_err();
+    assert!(
+        !error.retryable && error.to_string().contains("permission denied"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn tables_with_other_columns_are_a_permanent_error() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    database.execute("CREATE TABLE locks (name bytea PRIMARY KEY)").await;
+    let config = PostgresConfig::parse(&database.url, &Settings::default()).unwrap();
+    let error = PostgresEngine::connect(config).await.unwrap_err();
+    assert!(!error.retryable, "{error}");
+}
+
+#[tokio::test]
+async fn dropped_tables_are_created_again() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    acquire(&engine, &claim(&["n"])).await;
+    database.execute("DROP TABLE locks, locks_waiters").await;
+    eventually("the tables are there", async || {
+        engine.try_acquire(&claim(&["n"])).await.is_ok()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_position_leaves_nothing_behind() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let (holder, set, other) = (claim(&["a"]), waiting(&["a", "b"]), claim(&["b"]));
+    acquire(&engine, &holder).await;
+    acquire(&engine, &other).await;
+    busy(&engine, &set).await;
+    let queued = "SELECT sum(queued) FROM locks WHERE name =";
+    assert_eq!(database.number(&format!("{queued} 'a'")).await, 1);
+    release(&engine, &holder).await;
+    busy(&engine, &set).await;
+    assert_eq!(database.number(&format!("{queued} 'a'")).await, 0, "it has moved");
+    assert_eq!(database.number(&format!("{queued} 'b'")).await, 1);
+    release(&engine, &set).await;
+    assert_eq!(database.number(&format!("{queued} 'b'")).await, 0);
+    assert_eq!(database.number("SELECT count(*) FROM locks_waiters").await, 0);
+}
+
+#[tokio::test]
+async fn a_busy_attempt_writes_nothing() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    acquire(&engine, &claim(&["n"])).await;
+    let row = async || {
+        let text = "SELECT concat(ctid, xmin, xmax) FROM locks WHERE name = 'n'";
+        database.client.query_one(text, &[]).await.unwrap().get::<_, String>(0)
+    };
+    let before = row().await;
+    for _ in 0..20 {
+        busy(&engine, &claim(&["n"])).await;
+    }
+    assert_eq!(row().await, before, "the row is not even locked");
+    busy(&engine, &waiting(&["n"])).await;
+    assert_ne!(row().await, before, "the number of waiters");
+}

@@ -1,0 +1,101 @@
+//! The task that uses the connection of the transactions.
+//!
+//! A call is a job for it and an answer, so that a dropped caller never leaves an incomplete transaction. Jobs that wait at the
+//! same time share a transaction. `sql/jobs.rs` has their order.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+
+use super::error::{Failure, Kind};
+use super::session::{Server, Slot};
+use super::transaction::{Checked, Plan, Prefix, transact};
+use super::waiters::Waiters;
+use crate::engine::sql::jobs::{Failed, Job, Receiver};
+use crate::engine::sql::ledger::StoredName;
+
+pub(super) type Outcome<T> = Result<T, Failure>;
+
+/// Names that need a transaction without a call.
+pub(super) enum Names {
+    /// Free names, which are handed off.
+    Free(Vec<StoredName>),
+    /// Names with positions of waiters that ended long ago.
+    Abandoned(Vec<StoredName>),
+}
+
+/// The connection and what the calls need.
+pub(super) struct Worker {
+    pub server: Arc<Server>,
+    pub slot: Slot,
+    pub prefix: Prefix,
+    pub waiters: Arc<Waiters>,
+    pub names: mpsc::UnboundedReceiver<Names>,
+}
+
+impl Worker {
+    /// Executes jobs until the last sender is gone, then closes the connection.
+    pub(super) async fn run(mut self, mut jobs: Receiver) {
+        let mut batch = Vec::new();
+        loop {
+            tokio::select! {
+                biased;
+                Some(names) = self.names.recv() => {
+                    let checked = match &names {
+                        Names::Free(names) => Checked::Free(names),
+                        Names::Abandoned(names) => Checked::Pruned(names),
+                    };
+                    if let Err(failure) = self.transact_twice(&mut [], checked).await {
+                        // The next check finds the names again.
+                        tracing::debug!(%failure, "names could not be handed off");
+                    }
+                }
+                next = jobs.next(&mut batch) => {
+                    if !next {
+                        break;
+                    }
+                    self.execute(&mut batch).await;
+                }
+            }
+        }
+    }
+
+    async fn execute(&mut self, batch: &mut Vec<Job>) {
+        let outcome = self.transact_twice(batch, Checked::None).await;
+        if batch.len() > 1 && outcome.as_ref().is_err_and(|failure| failure.kind() == Kind::Permanent) {
+            // One job may be the cause: execute each on its own, so that the others do not fail with it.
+            for mut job in batch.drain(..) {
+                let outcome = self.transact_twice(std::slice::from_mut(&mut job), Checked::None).await;
+                job.answer(cause(&outcome));
+            }
+        } else {
+            batch.drain(..).for_each(|job| job.answer(cause(&outcome)));
+        }
+    }
+
+    /// Executes jobs as one transaction, again if another transaction was in the way.
+    async fn transact_twice(&mut self, batch: &mut [Job], checked: Checked<'_>) -> Outcome<()> {
+        match self.transact(batch, checked).await {
+            Err(failure) if failure.kind() == Kind::Conflict => self.transact(batch, checked).await,
+            outcome => outcome,
+        }
+    }
+
+    async fn transact(&mut self, batch: &mut [Job], checked: Checked<'_>) -> Outcome<()> {
+        let session = self.slot.session().await?;
+        let plan = Plan::new(batch, checked, &self.prefix);
+        if plan.is_empty() {
+            return Ok(());
+        }
+        let transaction = transact(session, &self.server, &self.prefix, &self.waiters, &plan, batch);
+        let outcome = session.within_limit(transaction).await;
+        let effects = self.slot.settle(outcome)?;
+        self.waiters.apply(effects);
+        Ok(())
+    }
+}
+
+/// Returns the failure of a transaction for its jobs.
+pub(super) fn cause<T>(outcome: &Outcome<T>) -> Option<&dyn Failed> {
+    outcome.as_ref().err().map(|failure| failure as &dyn Failed)
+}
