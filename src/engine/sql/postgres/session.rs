@@ -15,6 +15,7 @@ use tokio_postgres::{AsyncMessage, Client, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::config::PostgresConfig;
+use super::dial;
 use super::error::{Failure, Kind};
 use super::statements::{Sql, Statements};
 use crate::engine::sql::dropped_calls::DroppedCalls;
@@ -63,7 +64,7 @@ impl Server {
         Arc::new(Server {
             statements: Statements::new(&config.table),
             address: config.server.as_str().into(),
-            is_pooled: AtomicBool::new(config.is_pooled),
+            is_pooled: AtomicBool::new(config.target.is_pooled),
             dropped: Arc::default(),
             epoch: watch::Sender::default(),
             config,
@@ -75,6 +76,11 @@ impl Server {
         self.is_pooled.load(Ordering::Relaxed)
     }
 
+    /// Whether the server's notifications arrive.
+    pub(super) fn can_listen(&self) -> bool {
+        self.config.listen.is_some() || !self.is_pooled()
+    }
+
     pub(super) fn failure(&self, cause: tokio_postgres::Error) -> Failure {
         let failure = Failure::of_driver(&self.address, cause);
         if failure.kind() == Kind::Pooled {
@@ -83,16 +89,21 @@ impl Server {
         failure
     }
 
-    /// Opens a connection. Creates the tables if they are missing. `notifications`: receives the payloads of `NOTIFY`.
+    /// Opens a connection. Creates the tables if they are missing. With `notifications`, which receives the payloads of `NOTIFY`, it
+    /// is one to listen on, without a pooler if the configuration has its address, and without prepared statements.
     pub(super) async fn open(
         self: &Arc<Self>,
         notifications: Option<mpsc::UnboundedSender<String>>,
     ) -> Result<Session, Failure> {
         let limit = self.config.store_timeout;
         let unanswered = || Failure::unanswered(&self.address, limit, Kind::Broken);
+        let is_listening = notifications.is_some();
         let opened = async {
             let connected = timeout(limit, self.connect(notifications)).await;
             let mut session = connected.unwrap_or_else(|_| Err(unanswered()))?;
+            if is_listening {
+                return Ok(session);
+            }
             if let Ok(ready) = timeout(limit, session.set_up()).await {
                 return ready.map(|()| session);
             }
@@ -114,12 +125,15 @@ impl Server {
         self: &Arc<Self>,
         notifications: Option<mpsc::UnboundedSender<String>>,
     ) -> Result<Session, Failure> {
-        let tls = client_config(&self.config.tls, self.config.verified)
-            .map_err(|error| Failure::of_tls_file(&self.address, &error))?;
+        let target = match (&notifications, &self.config.listen) {
+            (Some(_), Some(listen)) => listen,
+            _ => &self.config.target,
+        };
+        let tls =
+            client_config(&target.tls, target.verified).map_err(|error| Failure::of_tls_file(&self.address, &error))?;
         let tls = MakeRustlsConnect::new(tls);
         let epoch = *self.epoch.borrow();
-        let connected = self.config.driver.connect(tls.clone()).await;
-        let (client, mut connection) = connected.map_err(|error| self.failure(error))?;
+        let (client, mut connection) = dial::connect(&self.config, target, &tls).await?;
         let driving = tokio::spawn(async move {
             loop {
                 match poll_fn(|context| connection.poll_message(context)).await {
@@ -223,6 +237,15 @@ impl Session {
             }
         };
         rows.map_err(|error| self.server.failure(error))
+    }
+
+    /// Reads a setting of the server for this session.
+    pub(super) async fn setting(&self, name: &str) -> Result<String, Failure> {
+        let text = "SELECT current_setting($1)";
+        let rows = self.client.query_typed(text, &[(&name, Type::TEXT)]).await;
+        let rows = rows.map_err(|error| self.server.failure(error))?;
+        let value = rows.first().and_then(|row| row.try_get(0).ok());
+        value.ok_or_else(|| Failure::unexpected(&self.server.address, "no value of a setting"))
     }
 
     /// Executes statements without parameters. They are sent when the future is polled for the first time.
