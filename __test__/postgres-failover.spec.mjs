@@ -96,8 +96,8 @@ describe('postgres: several servers', { concurrency: 1 }, () => {
     await query(primary, 'SELECT pg_reload_conf()')
     await until('commits do not wait', async () => (await query(primary, 'SHOW synchronous_commit'))[0].synchronous_commit === 'local')
     await standby.pause()
-    const later = await connect(urlOf(standby, primary))
-    assert.equal(await later.using('n', (lock) => lock.isHeld), true)
+    const again = await connect(urlOf(standby, primary))
+    assert.equal(await again.using('n', (lock) => lock.isHeld), true)
   })
 
   test('no server accepts writes: each one is named', async (t) => {

@@ -27,6 +27,8 @@ describe('postgres: faults of the server', { concurrency: 1 }, () => {
   before(async () => {
     if (!(await canStartServer({ skip: (reason) => skipped.push(reason) }, 'postgres', locatePostgres))) return
     server = await startPostgres({ settings: { max_connections: 40 } })
+    // Creates the tables, for roles without that right.
+    await (await LockService.connect(server.url)).close()
     isUnable = false
   })
   after(async () => {

@@ -66,8 +66,7 @@ describe('postgres: TLS and logins', { concurrency: 1 }, () => {
       }
     })
     // The tables have an owner that all tests may use.
-    const locks = await LockService.connect(url({ query: '?sslmode=disable' }))
-    await locks.close()
+    await (await LockService.connect(url({ query: '?sslmode=disable' }))).close()
     await withPostgres(url(), (client) => client.query('GRANT ALL ON locks, locks_waiters TO app, tls, cert'))
   })
   after(async () => {
@@ -90,6 +89,10 @@ describe('postgres: TLS and logins', { concurrency: 1 }, () => {
       })
     } finally {
       await locks.close()
+      await until('the connections have ended', async () => {
+        const text = "SELECT pid FROM pg_stat_activity WHERE application_name = 'holdfast'"
+        return (await withPostgres(url(), (client) => client.query(text))).rows.length === 0
+      })
     }
   }
   const refused = async (message, ...target) => {

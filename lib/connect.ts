@@ -84,7 +84,7 @@ export function connectionOf(target: unknown, second: unknown, isPresent: boolea
   if (config.urls.some((url) => /^postgres(ql)?:/.test(url))) config.environment = environmentOfPostgres()
   let value: unknown
   if ((value = options['listenUrl']) !== undefined) {
-    config.listenUrl = text('listenUrl', isObject(value) ? value['href'] : value)
+    config.listenUrl = text('listenUrl', isObject(value) && 'href' in value ? value['href'] : value)
   }
   if ((value = options['keyPrefix']) !== undefined) config.keyPrefix = text('keyPrefix', value)
   for (const name of ['collection', 'table'] as const) {
