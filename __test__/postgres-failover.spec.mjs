@@ -23,7 +23,10 @@ async function startPair() {
     })
     await query(primary, "ALTER SYSTEM SET synchronous_commit = 'remote_apply'")
     await query(primary, 'SELECT pg_reload_conf()')
-    await until('commits wait', async () => (await query(primary, 'SHOW synchronous_commit'))[0].synchronous_commit !== 'local')
+    await until(
+      'commits wait',
+      async () => (await query(primary, 'SHOW synchronous_commit'))[0].synchronous_commit !== 'local',
+    )
     return { primary, standby, stop: () => Promise.all([primary.stop(), standby.stop()]) }
   } catch (error) {
     await primary.stop()
@@ -94,7 +97,10 @@ describe('postgres: several servers', { concurrency: 1 }, () => {
     // Commits would wait for the paused standby.
     await query(primary, "ALTER SYSTEM SET synchronous_commit = 'local'")
     await query(primary, 'SELECT pg_reload_conf()')
-    await until('commits do not wait', async () => (await query(primary, 'SHOW synchronous_commit'))[0].synchronous_commit === 'local')
+    await until(
+      'commits do not wait',
+      async () => (await query(primary, 'SHOW synchronous_commit'))[0].synchronous_commit === 'local',
+    )
     await standby.pause()
     const again = await connect(urlOf(standby, primary))
     assert.equal(await again.using('n', (lock) => lock.isHeld), true)
@@ -118,7 +124,10 @@ describe('postgres: several servers', { concurrency: 1 }, () => {
       await pooler.stop()
     })
     const listening = () =>
-      query(pooler.server, "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN \"holdfast_%' AND client_addr IS NOT NULL")
+      query(
+        pooler.server,
+        "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN \"holdfast_%' AND client_addr IS NOT NULL",
+      )
     const pooled = `${pooler.url}?pooler=transaction`
     for (const listenUrl of [undefined, pooler.server.url]) {
       const [holder, other] = [await connect(pooled, { listenUrl }), await connect(pooled, { listenUrl })]

@@ -116,7 +116,9 @@ describe('postgres: faults of the server', { concurrency: 1 }, () => {
     } finally {
       server.resume()
     }
-    await until('the server is used again', () => locks.tryAcquire('again').catch(() => null)).then((lock) => lock.release())
+    await until('the server is used again', () => locks.tryAcquire('again').catch(() => null)).then((lock) =>
+      lock.release(),
+    )
     assert.equal(held.isHeld, true)
     assert.equal(await held.release(), true)
     assert.equal(await (await waiter).release(), true)

@@ -74,8 +74,7 @@ describe('postgres: TLS and logins', { concurrency: 1 }, () => {
     rmSync(dir, { recursive: true, force: true })
   })
 
-  const test = (name, body) =>
-    it(name, { timeout: 60_000 }, (t) => (unable ? skip(t, unable) : body(t)))
+  const test = (name, body) => it(name, { timeout: 60_000 }, (t) => (unable ? skip(t, unable) : body(t)))
   /** Uses a lock, and resolves to whether the connections have TLS. */
   const use = async (...target) => {
     const locks = await connectWith(...target)
@@ -141,7 +140,10 @@ describe('postgres: TLS and logins', { concurrency: 1 }, () => {
 
   test('servers without TLS, and that expect TLS', async () => {
     await refused(/the server has no TLS: add sslmode=disable/, `${plain.url}?sslmode=require`)
-    await refused(/the server may expect TLS: add sslmode=require/, url({ login: `tls:${ENCODED}`, query: '?sslmode=disable' }))
+    await refused(
+      /the server may expect TLS: add sslmode=require/,
+      url({ login: `tls:${ENCODED}`, query: '?sslmode=disable' }),
+    )
   })
 
   test('a client certificate instead of a password', async () => {
@@ -176,14 +178,16 @@ describe('postgres: TLS and logins', { concurrency: 1 }, () => {
     await withEnvironment({ PGPASSFILE: path }, () => use(app))
     // In the home folder of the user.
     if (process.platform !== 'win32') await withEnvironment({ HOME: dir }, () => use(app))
-    await withEnvironment({ PGPASSFILE: file('none') }, () => refused(/the server requires a password.*~\/\.pgpass/, app))
+    await withEnvironment({ PGPASSFILE: file('none') }, () =>
+      refused(/the server requires a password.*~\/\.pgpass/, app),
+    )
     if (process.platform === 'win32') return
     chmodSync(path, 0o644)
     const warned = new Promise((resolve) => process.once('warning', resolve))
     await withEnvironment({ PGPASSFILE: path }, () => refused(/the server requires a password/, app))
     const warning = /** @type {any} */ (await warned)
     assert.deepEqual([warning.name, warning.code], ['HoldfastWarning', 'HOLDFAST_STORE'])
-    assert.match(warning.message, /\.pgpass" is ignored: other users may access it.*0600/)
+    assert.match(warning.message, /\.pgpass is ignored: other users may access it.*0600/)
   })
 
   test('a password that rotates', async (t) => {

@@ -126,8 +126,7 @@ async function runExpecting(run, block) {
 const notRun = () => {}
 
 const RUNNERS = {
-  js: (block, t) =>
-    onServer(block, t, (code) => runExpecting((_, options) => project.js(code, options), block)),
+  js: (block, t) => onServer(block, t, (code) => runExpecting((_, options) => project.js(code, options), block)),
   ts: (block) =>
     block.check === 'types' ? project.types(block.code) : runExpecting((...args) => project.ts(...args), block),
   diff: runDiff,

@@ -1,7 +1,7 @@
 // Validates the arguments of `LockService.connect`.
+import { statSync } from 'node:fs'
 import { homedir, userInfo } from 'node:os'
 import { join } from 'node:path'
-
 import { positiveMs } from './durations.js'
 import { describe, invalid, warn } from './errors.js'
 import { native } from './native.js'
@@ -122,21 +122,34 @@ export function connectionOf(target: unknown, second: unknown, isPresent: boolea
   }
 }
 
-/** Returns the variables of PostgreSQL that are set. Without them the password file is in the home folder, and the user is this one. */
+/**
+ * Returns the variables of PostgreSQL that are set. Without them the password file is in the home folder, and the user is this one. A
+ * password file that other users may access is left out, as PostgreSQL's tools do.
+ */
 function environmentOfPostgres(): Record<string, string> {
   const environment: Record<string, string> = {}
   for (const name of POSTGRES) {
     const value = process.env[name]
     if (value) environment[name] = value
   }
-  // Both functions throw for a user without an entry in the system's list.
+  const isWindows = process.platform === 'win32'
+  // Both functions of the system throw for a user without an entry in its list.
   try {
-    const isWindows = process.platform === 'win32'
-    const file = isWindows ? join(process.env['APPDATA'] ?? '', 'postgresql', 'pgpass.conf') : join(homedir(), '.pgpass')
+    const file = isWindows
+      ? join(process.env['APPDATA'] ?? '', 'postgresql', 'pgpass.conf')
+      : join(homedir(), '.pgpass')
     environment['PGPASSFILE'] ??= file
     environment['PGUSER'] ??= userInfo().username
   } catch {
     // The URL has to name the user, and the password.
+  }
+  const file = environment['PGPASSFILE']
+  if (file !== undefined && !isWindows && ((statSync(file, { throwIfNoEntry: false })?.mode ?? 0) & 0o077) !== 0) {
+    warn(
+      'HOLDFAST_STORE',
+      `the password file ${file} is ignored: other users may access it; its permissions should be u=rw (0600)`,
+    )
+    delete environment['PGPASSFILE']
   }
   return environment
 }
@@ -225,7 +238,8 @@ function withoutLogin(argument: string): (url: string) => string {
       const rule = 'must be absent for a store other than Redis, MongoDB and PostgreSQL'
       throw invalid(argument, rule, `a URL of ${scheme}:`)
     }
-    if (/[@]|[?&](user|pass|password)=/.test(rest)) throw invalid(argument, 'must be absent with a login in the URL', 'both')
+    if (/[@]|[?&](user|pass|password)=/.test(rest))
+      throw invalid(argument, 'must be absent with a login in the URL', 'both')
     return url
   }
 }

@@ -47,10 +47,9 @@ async function locate(program, folders, remedy) {
   const fetched = await search()
   if (fetched) return fetched
   const lines = String(cause?.stderr || cause?.message || 'no usable binary was fetched').trim()
-  throw new Error(
-    `no ${program} on PATH, and fetching one failed (${lines.split('\n').at(-1)}): install ${remedy}`,
-    { cause },
-  )
+  throw new Error(`no ${program} on PATH, and fetching one failed (${lines.split('\n').at(-1)}): install ${remedy}`, {
+    cause,
+  })
 }
 
 // One fetch per process.
@@ -62,7 +61,12 @@ let fetching
 const fetchPostgres = () =>
   keep('postgres', async (work, out) => {
     await mkdir(join(out, 'root'), { recursive: true })
-    await unpackDebian(work, join(out, 'root'), ['postgresql', 'pgbouncer'], /^(postgresql(-client)?-\d+|libpq5|pgbouncer)$/)
+    await unpackDebian(
+      work,
+      join(out, 'root'),
+      ['postgresql', 'pgbouncer'],
+      /^(postgresql(-client)?-\d+|libpq5|pgbouncer)$/,
+    )
     for (const [name, folder] of Object.entries(PROGRAMS)) {
       const lines = [
         '#!/bin/sh',

@@ -167,8 +167,7 @@ export async function unpackDebian(work, root, names, always) {
   const folders = ['-o', `Dir::State::Lists=${work}/lists`, '-o', `Dir::Cache=${work}/cache`]
   /** @param {string[]} args */
   const apt = (...args) => run('apt-get', ['-qq', ...folders, ...args], { cwd: work })
-  for (const folder of ['lists/partial', 'cache/archives/partial'])
-    await mkdir(join(work, folder), { recursive: true })
+  for (const folder of ['lists/partial', 'cache/archives/partial']) await mkdir(join(work, folder), { recursive: true })
   await apt('update')
   const { stdout } = await apt('--simulate', '--no-install-recommends', 'install', ...names)
   const missing = [...stdout.matchAll(/^Inst (\S+)/gm)].map((match) => match[1])

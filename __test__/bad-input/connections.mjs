@@ -169,7 +169,9 @@ const options = [
   [[{ url: '' }], 'url', /HOLDFAST_URL.*got ""$/],
   [[undefined, { keyPrefix: 'p' }], 'target', /HOLDFAST_URL.*got undefined$/],
   [[{ url: [] }], 'target', shown('[]')],
-  ...['keyPrefix', 'collection', 'table', 'listenUrl'].flatMap((name) => noText.map(([value, text]) => option(name, value, text))),
+  ...['keyPrefix', 'collection', 'table', 'listenUrl'].flatMap((name) =>
+    noText.map(([value, text]) => option(name, value, text)),
+  ),
   option('collection', '', '""'),
   option('table', '', '""'),
   ...noLimits.map(([value, text]) => option('storeTimeoutMs', value, text)),

@@ -41,7 +41,9 @@ export async function diskFull() {
     const counts = { granted: 0, failed: 0 }
     const metadata = 'x'.repeat(4000)
     for (let call = 0; counts.failed < 5 && call < 50_000; call += 50) {
-      const calls = Array.from({ length: 50 }, (_, i) => locks.tryAcquire(`n${call + i}`, { metadata, ttlMs: 1000, renew: false }))
+      const calls = Array.from({ length: 50 }, (_, i) =>
+        locks.tryAcquire(`n${call + i}`, { metadata, ttlMs: 1000, renew: false }),
+      )
       for (const { reason } of await Promise.allSettled(calls)) {
         counts[reason ? 'failed' : 'granted']++
         if (reason) assert.deepEqual([reason.code, reason.retryable], ['LOCK_STORE', true], reason.message)
@@ -69,9 +71,14 @@ export async function lockedTable() {
     const most = { connections: 0 }
     await withPostgres(server.url, async (client) => {
       await client.query('BEGIN; LOCK TABLE locks, locks_waiters')
-      for (const end = Date.now() + 60_000; Date.now() < end; ) {
-        const calls = [locks.tryAcquire('one'), locks.acquire(['two', 'names']), locks.acquire('three', { waitMs: 2000 })]
-        for (const error of await Promise.all(calls.map(rejection))) assert.equal(error.code, 'LOCK_STORE', error.message)
+      for (const end = Date.now() + 60_000; Date.now() < end;) {
+        const calls = [
+          locks.tryAcquire('one'),
+          locks.acquire(['two', 'names']),
+          locks.acquire('three', { waitMs: 2000 }),
+        ]
+        for (const error of await Promise.all(calls.map(rejection)))
+          assert.equal(error.code, 'LOCK_STORE', error.message)
         const text = "SELECT count(*)::int AS count FROM pg_stat_activity WHERE application_name = 'holdfast'"
         most.connections = Math.max(most.connections, (await client.query(text)).rows[0].count)
       }

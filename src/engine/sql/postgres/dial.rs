@@ -72,11 +72,7 @@ async fn connect_to(
         let user = driver.get_user().unwrap_or_default();
         let (port, database) = (server.port.to_string(), driver.get_dbname().unwrap_or(user));
         let found = pass_file::password(path, [&server.host, &port, database, user]);
-        match found {
-            Ok(Some(password)) => _ = driver.password(password),
-            Ok(None) => {}
-            Err(why) => config.warn(|| why),
-        }
+        found.iter().for_each(|password| _ = driver.password(password));
     }
     let address: Arc<str> = server.to_string().into();
     let connected = driver.connect(tls.clone()).await;

@@ -202,7 +202,7 @@ const OTHER_NAME: &str = "the certificate of the server is for another host name
 const EXPIRED: &str = "renew the certificate of the server, or correct the clock of this machine";
 const NO_CERTIFICATE: &str =
     "the server requires a client certificate that it trusts: set tls.certFile and tls.keyFile";
-const NO_TLS: &str = "the server has no TLS: add sslmode=disable to the URL if nobody else can read the network";
+const NO_TLS: &str = "the server has no TLS: add sslmode=disable to the URL if the network is private";
 const NEEDS_TLS: &str = "the server may expect TLS: add sslmode=require to the URL";
 const NO_PASSWORD: &str =
     "the server requires a password: put it into the URL, PGPASSWORD or ~/.pgpass, or set the option password";

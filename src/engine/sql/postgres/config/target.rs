@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use tokio_postgres::Config;
-use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 
 use crate::engine::tls::{Pem, Verified};
 use crate::engine::{Settings, TlsFiles};
@@ -53,10 +53,14 @@ impl fmt::Display for Target {
     }
 }
 
-/// The options of a URL that the driver does not know.
+/// A host of a URL, and its port, if the URL has it.
+type Named = (String, Option<u16>);
+
+/// The options of a URL that the driver does not know, or not by itself.
 #[derive(Default)]
 struct Options {
     is_pooled: bool,
+    hosts: Vec<Named>,
     ssl_mode: Option<String>,
     /// `sslrootcert`, `sslcert`, `sslkey`.
     files: [Option<String>; 3],
@@ -68,15 +72,14 @@ impl Options {
     fn parse(query: &str) -> Result<Self, &'static str> {
         let mut options = Options::default();
         for option in query.split('&').filter(|option| !option.is_empty()) {
-            // A plus is no space.
-            let encoded = option.replace('+', "%2B");
-            let (name, value) = url::form_urlencoded::parse(encoded.as_bytes())
-                .next()
-                .unwrap_or_default();
-            match (&*name, &*value) {
+            let (name, value) = decoded(option);
+            match (name.as_str(), value.as_str()) {
                 ("pooler", "transaction") | ("pgbouncer", "true") => options.is_pooled = true,
                 ("pooler", "none") | ("pgbouncer", "false") => options.is_pooled = false,
                 ("pooler" | "pgbouncer", _) => return Err("a URL with a pooler that is not known"),
+                ("host", hosts) => options
+                    .hosts
+                    .extend(hosts.split(',').map(|host| (host.to_owned(), None))),
                 ("sslmode", mode) => options.ssl_mode = Some(mode.to_owned()),
                 ("sslrootcert", path) => options.files[0] = (path != "system").then(|| path.to_owned()),
                 ("sslcert", path) => options.files[1] = Some(path.to_owned()),
@@ -115,16 +118,20 @@ impl Target {
                 "a URL of a pooler",
             ));
         }
-        let ports = variable("PGPORT").map(|ports| parsed_ports(ports)).transpose()?;
-        let base = with_ports(base, ports.as_deref().unwrap_or_default());
-        let mut all = Config::from_str(&format!("{base}?{}", options.rest.join("&")))
+        let (login, hosts, path) = parts(base);
+        let mut all = Config::from_str(&format!("{login}{path}?{}", options.rest.join("&")))
             .map_err(|_| invalid("a URL that does not parse, or with an option that is not known"))?;
-        if all.get_hosts().is_empty() && all.get_hostaddrs().is_empty() {
+        let mut named = hosts.map_err(invalid)?;
+        named.extend(options.hosts.iter().cloned());
+        if named.is_empty() && all.get_hostaddrs().is_empty() {
             let hosts = variable("PGHOST").ok_or_else(|| invalid("a URL without a host, and PGHOST is not set"))?;
-            hosts.split(',').for_each(|host| _ = all.host(host));
+            named.extend(hosts.split(',').map(|host| (host.to_owned(), None)));
         }
-        if all.get_ports().is_empty() {
-            ports.iter().flatten().for_each(|port| _ = all.port(*port));
+        if all.get_ports().is_empty()
+            && named.iter().any(|(_, port)| port.is_none())
+            && let Some(ports) = variable("PGPORT")
+        {
+            parsed_ports(ports)?.into_iter().for_each(|port| _ = all.port(port));
         }
         // The login of the main URL may be from the environment.
         let main = main.and_then(|main| main.servers.first()).map(|server| &server.driver);
@@ -162,7 +169,7 @@ impl Target {
             })?;
         }
         Ok(Target {
-            servers: servers(&all, mode, settings.store_timeout).map_err(invalid)?,
+            servers: servers(&named, &all, mode, settings.store_timeout).map_err(invalid)?,
             tls,
             verified,
             is_pooled: options.is_pooled,
@@ -170,37 +177,36 @@ impl Target {
     }
 }
 
-/// Returns the servers of a configuration of the driver, each with a configuration of its own.
-fn servers(all: &Config, mode: SslMode, timeout: Duration) -> Result<Vec<Address>, &'static str> {
-    let (hosts, addresses, ports) = (all.get_hosts(), all.get_hostaddrs(), all.get_ports());
-    let count = hosts.len().max(addresses.len());
+/// Returns the servers, each with a configuration of its own. `all`: what they have in common, their addresses, and the ports of
+/// hosts without one.
+fn servers(named: &[Named], all: &Config, mode: SslMode, timeout: Duration) -> Result<Vec<Address>, &'static str> {
+    let (addresses, ports) = (all.get_hostaddrs(), all.get_ports());
+    let count = named.len().max(addresses.len());
     let is_of_each = |len: usize| len == 0 || len == count;
-    if !is_of_each(hosts.len()) || !is_of_each(addresses.len()) || !(ports.len() == 1 || is_of_each(ports.len())) {
+    if !is_of_each(named.len()) || !is_of_each(addresses.len()) || !(ports.len() == 1 || is_of_each(ports.len())) {
         return Err("a URL with different numbers of hosts, addresses and ports");
     }
-    if hosts.iter().any(|host| *host == Host::Tcp(String::new())) {
+    if named.iter().any(|(host, _)| host.is_empty()) {
         return Err("a URL with an empty host");
     }
     let server = |index: usize| {
         let mut driver = Config::new();
-        let port = ports.get(index).or(ports.first()).copied().unwrap_or(DEFAULT_PORT);
+        let (host, port) = match named.get(index) {
+            Some((host, port)) => {
+                driver.host(host);
+                (host.clone(), *port)
+            }
+            None => (addresses.get(index).map(ToString::to_string).unwrap_or_default(), None),
+        };
+        let port = port
+            .or(ports.get(index).or(ports.first()).copied())
+            .unwrap_or(DEFAULT_PORT);
+        // There is no TLS on the socket of a folder.
+        let mode = if host.starts_with('/') { SslMode::Disable } else { mode };
         driver.port(port).ssl_mode(mode);
         if let Some(address) = addresses.get(index) {
             driver.hostaddr(*address);
         }
-        let host = match hosts.get(index) {
-            Some(Host::Tcp(host)) => {
-                driver.host(host);
-                host.clone()
-            }
-            #[cfg(unix)]
-            Some(Host::Unix(folder)) => {
-                // There is no TLS on a socket of a file.
-                driver.host_path(folder).ssl_mode(SslMode::Disable);
-                folder.display().to_string()
-            }
-            None => addresses.get(index).map(ToString::to_string).unwrap_or_default(),
-        };
         if let Some(user) = all.get_user() {
             driver.user(user);
         }
@@ -241,24 +247,38 @@ fn parsed_ports(text: &str) -> Result<Vec<u16>, LockError> {
     })
 }
 
-/// Adds ports to the hosts of a URL that have none.
-fn with_ports(base: &str, ports: &[u16]) -> String {
+/// Splits a URL without options: up to its login, its hosts, and the rest.
+fn parts(base: &str) -> (&str, Result<Vec<Named>, &'static str>, &str) {
     let start = base.find("://").map_or(0, |at| at + 3);
     let start = base[start..].find('@').map_or(start, |at| start + at + 1);
     let end = base[start..].find('/').map_or(base.len(), |at| start + at);
-    let hosts = &base[start..end];
-    if hosts.is_empty() || ports.is_empty() {
-        return base.to_owned();
-    }
-    let hosts = hosts.split(',').enumerate().map(|(index, host)| {
-        let has_port = host.rsplit(']').next().is_some_and(|rest| rest.contains(':'));
-        match ports.get(index).or(ports.first()) {
-            Some(port) if !has_port => format!("{host}:{port}"),
-            _ => host.to_owned(),
-        }
-    });
-    let hosts: Vec<String> = hosts.collect();
-    format!("{}{}{}", &base[..start], hosts.join(","), &base[end..])
+    let hosts = match &base[start..end] {
+        "" => Ok(Vec::new()),
+        hosts => hosts.split(',').map(named).collect(),
+    };
+    (&base[..start], hosts, &base[end..])
+}
+
+/// Parses one host of a URL.
+fn named(text: &str) -> Result<Named, &'static str> {
+    let (host, port) = match text.strip_prefix('[').and_then(|text| text.split_once(']')) {
+        Some((host, rest)) => (host, rest.strip_prefix(':').unwrap_or(rest)),
+        None => text.split_once(':').unwrap_or((text, "")),
+    };
+    let port = match port {
+        "" => None,
+        port => Some(port.parse().map_err(|_| "a URL with an invalid port")?),
+    };
+    Ok((decoded(host).0, port))
+}
+
+/// Decodes the name and the value of an option.
+fn decoded(text: &str) -> (String, String) {
+    // A plus is no space.
+    let encoded = text.replace('+', "%2B");
+    let decoded = url::form_urlencoded::parse(encoded.as_bytes()).next();
+    let (name, value) = decoded.unwrap_or_default();
+    (name.into_owned(), value.into_owned())
 }
 
 /// Returns the TLS settings with the files of the URL and of the environment, and the sources of these files: the setting in the

@@ -62,7 +62,7 @@ fn the_environment_has_what_the_url_leaves_out() {
         (server.get_user(), server.get_password()),
         (Some("me"), Some(&b"secret"[..]))
     );
-    let config = with("postgres://:own@h", &all).unwrap();
+    let config = with("postgres://:own@h:1", &all).unwrap();
     assert_eq!(driver(&config).get_user(), Some("me"));
     // The URL is first.
     let config = with("postgres://you:own@[::1],h:7000/db", &all).unwrap();
