@@ -12,7 +12,9 @@ use crate::error::LockError;
 use crate::event_loop::EventLoop;
 
 /// The settings of an engine besides its URL.
-#[derive(Debug, Clone)]
+///
+/// They have no `Debug`: another URL and the environment may contain passwords.
+#[derive(Clone)]
 pub struct Settings {
     /// The prefix of every name in the store. `None`: the engine's default (`lock:` on Redis, empty elsewhere).
     pub key_prefix: Option<String>,
