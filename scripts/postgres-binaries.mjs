@@ -1,6 +1,6 @@
 // Finds and fetches the programs of PostgreSQL and PgBouncer.
-import { access, constants, mkdir, readdir, writeFile } from 'node:fs/promises'
-import { delimiter, join } from 'node:path'
+import { access, constants, mkdir, readdir, realpath, writeFile } from 'node:fs/promises'
+import { delimiter, dirname, join } from 'node:path'
 import { FETCHED, keep, unpackDebian } from './servers-cli.mjs'
 
 /** Where Debian installs the server, which it does not put on the PATH. */
@@ -26,7 +26,10 @@ const isRunnable = (path) =>
 export async function locatePostgres() {
   const versions = await readdir(DEBIAN).catch(() => [])
   const debian = versions.sort((a, b) => Number(b) - Number(a)).map((version) => join(DEBIAN, version, 'bin'))
-  return locate('initdb', debian, 'PostgreSQL, or set HOLDFAST_TEST_POSTGRES_URL')
+  const folder = await locate('initdb', debian, 'PostgreSQL, or set HOLDFAST_TEST_POSTGRES_URL')
+  // The other programs are beside it, or beside the file that it is a link to.
+  const isComplete = await isRunnable(join(folder, 'pg_basebackup'))
+  return isComplete ? folder : dirname(await realpath(join(folder, 'initdb')))
 }
 
 /** Finds or fetches `pgbouncer`, which Debian installs outside of the PATH of most users. Resolves to its path. */
