@@ -44,7 +44,8 @@ export async function diskFull() {
       const calls = Array.from({ length: 50 }, (_, i) =>
         locks.tryAcquire(`n${call + i}`, { metadata, ttlMs: 1000, renew: false }),
       )
-      for (const { reason } of await Promise.allSettled(calls)) {
+      for (const outcome of await Promise.allSettled(calls)) {
+        const reason = outcome.status === 'rejected' ? outcome.reason : undefined
         counts[reason ? 'failed' : 'granted']++
         if (reason) assert.deepEqual([reason.code, reason.retryable], ['LOCK_STORE', true], reason.message)
       }
