@@ -38,9 +38,11 @@ pub mod redis;
 pub mod sql;
 #[cfg(any(feature = "postgres", feature = "redis"))]
 mod tls;
+mod warnings;
 
 pub use config::{EngineConfig, Settings, TlsFiles, connect};
 pub use credentials::{Credentials, Login};
+pub use warnings::Warnings;
 
 /// The result of an engine's operation. The error says how the store failed.
 pub type Result<T> = std::result::Result<T, EngineError>;

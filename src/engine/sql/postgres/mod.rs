@@ -1,6 +1,6 @@
 //! PostgreSQL 12 and later: a held lock is one row, and the server's clock decides.
 //!
-//! - `config.rs`: from a URL and settings to a store. `session.rs`: the connections. `error.rs`: failures.
+//! - `config/`: from a URL, the environment and settings to a store. `dial.rs`, `session.rs`: the connections. `error.rs`: failures.
 //! - `single.rs`, `single_calls.rs`: the calls that are one statement. `upkeep.rs`: the checks of waiters, and the sweep.
 //! - `worker.rs`: the other calls, as transactions. `transaction.rs`: what one reads and writes; `sql/ledger/` decides between both.
 //! - `waiters.rs`: the waiters of this process. `statements.rs` and `statements/*.sql`: the statements.
@@ -18,7 +18,7 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 pub use self::config::PostgresConfig;
-use self::session::{Server, Slot};
+use self::session::{Server, Session, Slot};
 use self::single::{ForwardedOwners, SingleWorker};
 use self::transaction::Prefix;
 use self::waiters::Waiters;
@@ -30,6 +30,7 @@ use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Res
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 mod config;
+mod dial;
 mod error;
 mod session;
 mod single;
@@ -70,6 +71,7 @@ impl PostgresEngine {
         let prefix = Prefix(config.key_prefix.clone());
         let server = Server::new(config);
         let session = server.open_first().await.map_err(|failure| failure.error("connect"))?;
+        warn_of_settings(&server, &session).await;
         let (check, checks) = mpsc::unbounded_channel();
         let (names, named) = mpsc::unbounded_channel();
         let waiters = Waiters::new(server.clone(), check);
@@ -102,6 +104,25 @@ impl PostgresEngine {
             waiters,
             calls: Calls::new(NAME, jobs, single, dropped),
         }))
+    }
+}
+
+/// Warns of settings of the server with which it may lose what it confirmed.
+async fn warn_of_settings(server: &Server, session: &Session) {
+    if server.config.warnings.is_none() {
+        return;
+    }
+    // A connection that fails is opened again by the first call.
+    if let Ok(value) = session.setting("synchronous_commit").await
+        && value == "off"
+    {
+        server.config.warn(|| {
+            format!(
+                "PostgreSQL at {} has synchronous_commit = off for this role and database: a crash of the server loses the last \
+                 locks that it granted, and grants them again. Set it to on: ALTER ROLE … SET synchronous_commit = on",
+                server.address
+            )
+        });
     }
 }
 

@@ -17,6 +17,7 @@ use tokio_postgres::{AsyncMessage, Client, Row, Statement};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::config::PostgresConfig;
+use super::dial;
 use super::error::{Failure, Kind};
 use super::statements::{Sql, Statements};
 use crate::engine::sql::dropped_calls::DroppedCalls;
@@ -69,7 +70,7 @@ impl Server {
         Arc::new(Server {
             statements: Statements::new(&config.table),
             address: config.server.as_str().into(),
-            is_pooled: AtomicBool::new(config.is_pooled),
+            is_pooled: AtomicBool::new(config.target.is_pooled),
             is_set_up: AtomicBool::new(false),
             dropped: Arc::default(),
             epoch: watch::Sender::default(),
@@ -80,6 +81,11 @@ impl Server {
     /// Whether a pooler is between this process and the server.
     pub(super) fn is_pooled(&self) -> bool {
         self.is_pooled.load(Ordering::Relaxed)
+    }
+
+    /// Whether the server's notifications arrive.
+    pub(super) fn can_listen(&self) -> bool {
+        self.config.listen.is_some() || !self.is_pooled()
     }
 
     pub(super) fn failure(&self, cause: tokio_postgres::Error) -> Failure {
@@ -93,17 +99,19 @@ impl Server {
     }
 
     /// Opens a connection. The first one creates the tables if they are missing, as does the first one after an error that says so. The
-    /// others send nothing before the first call, so that a connection is quickly replaced. `notifications`: receives the payloads of `NOTIFY`.
+    /// others send nothing before the first call, so that a connection is quickly replaced. With `notifications`, which receives the
+    /// payloads of `NOTIFY`, it is one to listen on, without a pooler if the configuration has its address.
     pub(super) async fn open(
         self: &Arc<Self>,
         notifications: Option<mpsc::UnboundedSender<String>>,
     ) -> Result<Session, Failure> {
         let limit = self.config.store_timeout;
         let unanswered = || Failure::unanswered(&self.address, limit, Kind::Broken);
+        let is_listening = notifications.is_some();
         let opened = async {
             let connected = timeout(limit, self.connect(notifications)).await;
             let session = connected.unwrap_or_else(|_| Err(unanswered()))?;
-            if self.is_set_up.load(Ordering::Relaxed) {
+            if is_listening || self.is_set_up.load(Ordering::Relaxed) {
                 return Ok(session);
             }
             if let Ok(ready) = timeout(limit, session.set_up()).await {
@@ -128,12 +136,15 @@ impl Server {
         self: &Arc<Self>,
         notifications: Option<mpsc::UnboundedSender<String>>,
     ) -> Result<Session, Failure> {
-        let tls = client_config(&self.config.tls, self.config.verified)
-            .map_err(|error| Failure::of_tls_file(&self.address, &error))?;
+        let target = match (&notifications, &self.config.listen) {
+            (Some(_), Some(listen)) => listen,
+            _ => &self.config.target,
+        };
+        let tls =
+            client_config(&target.tls, target.verified).map_err(|error| Failure::of_tls_file(&self.address, &error))?;
         let tls = MakeRustlsConnect::new(tls);
         let epoch = *self.epoch.borrow();
-        let connected = self.config.driver.connect(tls.clone()).await;
-        let (client, mut connection) = connected.map_err(|error| self.failure(error))?;
+        let (client, mut connection) = dial::connect(&self.config, target, &tls).await?;
         let gate: Arc<Mutex<()>> = Arc::default();
         let closed = gate.clone();
         let driving = tokio::spawn(async move {
@@ -277,6 +288,15 @@ impl Session {
                 Err(error) => _ = server.failure(error),
             }
         });
+    }
+
+    /// Reads a setting of the server for this session.
+    pub(super) async fn setting(&self, name: &str) -> Result<String, Failure> {
+        let text = "SELECT current_setting($1)";
+        let rows = self.client.query_typed(text, &[(&name, Type::TEXT)]).await;
+        let rows = rows.map_err(|error| self.server.failure(error))?;
+        let value = rows.first().and_then(|row| row.try_get(0).ok());
+        value.ok_or_else(|| Failure::unexpected(&self.server.address, "no value of a setting"))
     }
 
     /// Executes statements without parameters. They are sent when the future is polled for the first time.

@@ -111,7 +111,7 @@ impl Waiters {
             }
         }
         // A pooler accepts LISTEN, and delivers nothing.
-        if has_entered && !self.server.is_pooled() {
+        if has_entered && self.server.can_listen() {
             self.listen();
         }
         effects.notices.iter().for_each(|notice| self.notify(notice));
@@ -124,7 +124,7 @@ impl Waiters {
 
     /// Returns when to check a name that may be free after `left`.
     fn check_after(&self, left: Option<Duration>) -> Option<Duration> {
-        if self.server.is_pooled() {
+        if !self.server.can_listen() {
             let poll = POLL.mul_f64(0.5 + fastrand::f64() / 2.0);
             return Some(left.map_or(poll, |left| left.min(poll)));
         }
