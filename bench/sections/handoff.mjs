@@ -7,7 +7,7 @@ import { redisCommand } from '../../scripts/redis-command.mjs'
 import { USUAL_MS } from '../poll.mjs'
 import { median, percentile } from '../report.mjs'
 import { HOLD, Waiters } from '../waiters.mjs'
-import { delayed, onStore, redis, replicaSet } from './stores.mjs'
+import { delayed, onStore, postgres, redis, replicaSet } from './stores.mjs'
 
 /** `retryMs`: the pause between two attempts; without it, the contender's default. 1 ms is the shortest timer in Node. */
 const REDIS = [
@@ -33,6 +33,13 @@ const MONGODB = [
   { name: 'gist', setting: `tries every ${USUAL_MS} ms` },
   { name: 'mongodb-lock', setting: `tries every ${USUAL_MS} ms` },
   { name: 'locco', setting: 'as documented: tries every 200 ms' },
+]
+
+const POSTGRES = [
+  { name: 'holdfast', setting: 'default' },
+  { name: 'advisory-locks', setting: 'waits in the server, with a connection' },
+  { name: 'verrou-knex', setting: 'default: tries every 250 ms' },
+  { name: 'verrou-knex', setting: 'tries every 10 ms', retryMs: 10 },
 ]
 
 /** Commands that read, write or wait for data. Other commands of members, drivers and monitors are not counted. */
@@ -133,6 +140,23 @@ async function openMongodb({ target }) {
   }
 }
 
+async function openPostgres({ target, probe }) {
+  const { default: pg } = await import('pg')
+  const client = new pg.Client({ connectionString: target.urls[0] })
+  await client.connect()
+  return {
+    probe: '`SELECT 1` of `pg`',
+    ping: () => client.query('SELECT 1'),
+    reset: async () => {
+      const { rows } = await client.query("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+      if (rows.length > 0) await client.query(`TRUNCATE ${rows.map(({ tablename }) => tablename).join()}`)
+    },
+    count: () => probe.count(),
+    close: () => client.end(),
+    counted: 'Every commit waits for the disk. Commands are statements, those of a transaction and its begin and commit included.',
+  }
+}
+
 /** The part on Redis: on loopback, and with one waiter on a link whose round trips take a millisecond longer. */
 export async function handoff(timing) {
   const isQuick = (/** @type {any} */ { name, retryMs }) =>
@@ -148,6 +172,11 @@ export async function handoff(timing) {
 export async function handoffMongodb(timing) {
   const lines = await measureStore(replicaSet, openMongodb, MONGODB, timing)
   return { fields: [], names: namesOf(MONGODB, timing), markdown: lines.join('\n') }
+}
+
+export async function handoffPostgres(timing) {
+  const lines = await measureStore(postgres, openPostgres, POSTGRES, timing)
+  return { fields: [], names: namesOf(POSTGRES, timing), markdown: lines.join('\n') }
 }
 
 const namesOf = (contenders, { chosen }) => chosen([...new Set(contenders.map(({ name }) => name))])
