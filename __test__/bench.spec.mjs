@@ -169,11 +169,17 @@ describe('npm run bench -- --quick', () => {
     })
   }
 
-  it('measures pairs and hand-offs on PostgreSQL', () => {
-    const [summary, described, pairs, ...waiting] = Object.entries(split(reports.PostgreSQL, '##'))
-    assert.deepEqual([summary[0], described[0], ...waiting.map(([title]) => title)], ['Summary', 'Contenders', ...WAITING])
+  it('measures pairs, hand-offs and leases on PostgreSQL', () => {
+    const parts = Object.entries(split(reports.PostgreSQL, '##'))
+    const [pairs, leases, waiting] = [parts[2], parts.at(-1), parts.slice(3, -1)]
     assert.match(pairs[0], /^Pairs, PostgreSQL \d[\d.]+$/)
     assertTables(pairs[1], POSTGRES, [1, 256])
+    assert.deepEqual(leases?.[0], '200 leases with a ttl of 3 s, for 3 s')
+    assert.ok(parseFloat(rowsOf(leases?.[1] ?? '')[0][4]) > 0)
+    assert.deepEqual(
+      waiting.map(([title]) => title),
+      WAITING,
+    )
     for (const [, part] of waiting)
       assert.deepEqual(
         [...new Set(rowsOf(part).map(([, name]) => name))],
@@ -326,6 +332,7 @@ describe('a contender that does not do what is measured', { concurrency: 2 }, ()
     postgres: SILENT,
     'handoff-postgres': /n has two holders[^]*holdfast ended with 1/,
     leases: /holdfast has 0 of 200 leases/,
+    'leases-postgres': /holdfast lost 0 of 200 leases in 0 statements/,
   }
   for (const [part, reason] of Object.entries(NO_LOCK)) {
     it(`it grants everything: ${part}`, { timeout: 120_000 }, async () => {
@@ -369,7 +376,7 @@ describe('the arguments', () => {
     assert.equal(failure.code, 1)
     assert.match(
       failure.stderr,
-      /--only pears: one of pairs, tls, cluster, .*, service, footprint, handoff, handoff-mongodb, postgres, handoff-postgres/,
+      /--only pears: one of pairs, tls, cluster, .*, service, footprint, handoff, handoff-mongodb, postgres, handoff-postgres, leases-postgres/,
     )
   })
 

@@ -22,7 +22,7 @@ import { compact, contenderVersions, tables } from './report.mjs'
 import { calls } from './sections/calls.mjs'
 import { footprint } from './sections/footprint.mjs'
 import { handoff, handoffMongodb, handoffPostgres } from './sections/handoff.mjs'
-import { leases } from './sections/leases.mjs'
+import { leases, leasesPostgres } from './sections/leases.mjs'
 import { service } from './sections/service.mjs'
 import { contenderTable, summary } from './summary.mjs'
 
@@ -32,7 +32,10 @@ const REPORTS = {
   results: { title: 'Benchmark', parts: { ...others, service, footprint } },
   'results-handoff': { title: 'Hand-offs', parts: { handoff } },
   'results-handoff-mongodb': { title: 'Hand-offs on MongoDB', parts: { 'handoff-mongodb': handoffMongodb } },
-  'results-postgres': { title: 'PostgreSQL', parts: { postgres, 'handoff-postgres': handoffPostgres } },
+  'results-postgres': {
+    title: 'PostgreSQL',
+    parts: { postgres, 'handoff-postgres': handoffPostgres, 'leases-postgres': leasesPostgres },
+  },
   'results-leases': { title: 'Held leases', parts: { leases } },
 }
 const PARTS = Object.values(REPORTS).flatMap(({ parts }) => Object.keys(parts))
