@@ -22,6 +22,8 @@ export class PostgresProbe {
     const probe = new PostgresProbe()
     probe.#pid = server.pid
     probe.#client = new pg.Client({ connectionString: server.url })
+    // The server stops after a failure of the run, which is not to be hidden by another one.
+    probe.#client.on('error', () => {})
     await probe.#client.connect()
     await probe.#client.query('CREATE EXTENSION IF NOT EXISTS pg_stat_statements')
     return probe
@@ -80,7 +82,10 @@ function cpuUs(pid) {
   }
   const children = readdirSync('/proc').filter((id) => /^\d+$/.test(id) && parentOf(id) === pid)
   // utime, stime, and those of the ended children
-  return [ticks(pid, [11, 12, 13, 14]), ...children.map((id) => ticks(id, [11, 12]))].reduce((sum, one) => sum + one) * TICK_US
+  return (
+    [ticks(pid, [11, 12, 13, 14]), ...children.map((id) => ticks(id, [11, 12]))].reduce((sum, one) => sum + one) *
+    TICK_US
+  )
 }
 
 function parentOf(id) {

@@ -5,7 +5,9 @@ import postgres from 'postgres'
 export const kind = 'driver'
 export const packages = ['postgres']
 export const does = 'no owner check within a process, no fencing token, no ttl: excludes other processes only'
-export const settings = { '': 'one connection with pipelined statements; `pg_try_advisory_lock` and `pg_advisory_unlock`' }
+export const settings = {
+  '': 'one connection with pipelined statements; `pg_try_advisory_lock` and `pg_advisory_unlock`',
+}
 
 export async function connect({ urls: [url] }) {
   const sql = postgres(url, { max: 1, max_pipeline: 1000, onnotice: () => {} })

@@ -5,8 +5,11 @@ import knex from 'knex'
 
 export const kind = 'library'
 export const packages = ['@verrou/core', 'knex', 'pg']
-export const does = 'owner check, by a token of `Math.random`; no fencing token, no renewal, expiry by the client’s clock'
-export const settings = { '': 'Knex with a pool of 10 connections; `acquireImmediately`, one try; waiters try every 250 ms' }
+export const does =
+  'owner check, by a token of `Math.random`; no fencing token, no renewal, expiry by the client’s clock'
+export const settings = {
+  '': 'Knex with a pool of 10 connections; `acquireImmediately`, one try; waiters try every 250 ms',
+}
 
 export async function connect({ urls: [url] }) {
   const connection = knex({ client: 'pg', connection: url, pool: { min: 10, max: 10 } })

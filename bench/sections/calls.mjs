@@ -44,7 +44,7 @@ async function measure(part, timing) {
     fields.push(
       await onStore(store, async ({ target, probe, note, title }) => {
         const contenders = timing.chosen(store.contenders)
-        const results = await measureAll({ contenders, target, what, loads, probe, ...timing })
+        const results = await measureAll({ contenders, target, what, loads, probe, shares: store.shares, ...timing })
         return { title: `${name}, ${title}`, note: await note?.(), one, floor: store.floor, results }
       }),
     )

@@ -143,6 +143,7 @@ async function openMongodb({ target }) {
 async function openPostgres({ target, probe }) {
   const { default: pg } = await import('pg')
   const client = new pg.Client({ connectionString: target.urls[0] })
+  client.on('error', () => {})
   await client.connect()
   return {
     probe: '`SELECT 1` of `pg`',
@@ -153,7 +154,8 @@ async function openPostgres({ target, probe }) {
     },
     count: () => probe.count(),
     close: () => client.end(),
-    counted: 'Every commit waits for the disk. Commands are statements, those of a transaction and its begin and commit included.',
+    counted:
+      'Every commit waits for the disk. Commands are statements, those of a transaction and its begin and commit included.',
   }
 }
 

@@ -83,7 +83,8 @@ export async function leasesPostgres({ quick }) {
     await holder.ask({ what: 'watch', ms: watchMs })
     const statements = await counted()
     await holder.kill()
-    if (statements === 0 || lost > 0) throw new Error(`holdfast lost ${lost} of ${count} leases in ${statements} statements`)
+    if (statements === 0 || lost > 0)
+      throw new Error(`holdfast lost ${lost} of ${count} leases in ${statements} statements`)
     const figures = [cpuPercent, cpuUs / watchMs / 10, (statements / watchMs) * 1000].map((figure) => figure.toFixed(1))
     const markdown = [
       `## ${count} leases with a ttl of ${ttlMs / 1000} s, for ${watchMs / 1000} s`,

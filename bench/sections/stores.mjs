@@ -134,6 +134,7 @@ export const mongodbPairs = mongodbs.map((store) => ({ ...store, contenders: [..
 export const postgres = {
   contenders: ['holdfast', 'holdfast-using', 'holdfast-lock', 'verrou-knex', 'advisory-locks', 'advisory-pipelined'],
   floor: 'advisory-locks',
+  shares: true,
   open: ([server]) => PostgresProbe.open(server),
   async start() {
     const server = await startPostgres({ fsync: true, settings: COUNTING })
