@@ -1,6 +1,6 @@
 //! PostgreSQL 12 and later: a held lock is one row, and the server's clock decides.
 //!
-//! - `config/`: from a URL, the environment and settings to a store. `dial.rs`, `session.rs`: the connections. `error.rs`: failures.
+//! - `config/`: from a URL, the environment and settings to a store. `dial.rs`, `session.rs`, `slot.rs`: the connections. `error.rs`: failures.
 //! - `single.rs`, `single_calls.rs`: the calls that are one statement. `upkeep.rs`: the checks of waiters, and the sweep.
 //! - `worker.rs`: the other calls, as transactions. `transaction.rs`: what one reads and writes; `sql/ledger/` decides between both.
 //! - `waiters.rs`: the waiters of this process. `statements.rs` and `statements/*.sql`: the statements.
@@ -18,8 +18,9 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 pub use self::config::PostgresConfig;
-use self::session::{Server, Session, Slot};
+use self::session::{Server, Session};
 use self::single::{ForwardedOwners, SingleWorker};
+use self::slot::Slot;
 use self::transaction::Prefix;
 use self::waiters::Waiters;
 use self::worker::Worker;
@@ -35,6 +36,7 @@ mod error;
 mod session;
 mod single;
 mod single_calls;
+mod slot;
 mod statements;
 #[cfg(test)]
 mod tests;

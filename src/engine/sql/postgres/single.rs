@@ -14,8 +14,9 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::error::Kind;
-use super::session::{Server, Slot};
+use super::session::Server;
 use super::single_calls::{acquire, read, release, renew};
+use super::slot::Slot;
 use super::transaction::Prefix;
 use super::waiters::Waiters;
 use super::worker::{Names, cause};

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 
 use super::error::{Failure, Kind};
-use super::session::{Server, Slot};
+use super::session::Server;
+use super::slot::Slot;
 use super::transaction::{Checked, Plan, Prefix, transact};
 use super::waiters::Waiters;
 use crate::engine::sql::jobs::{Failed, Job, Receiver};
