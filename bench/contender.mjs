@@ -90,7 +90,7 @@ async function contend({ name, inFlight, ms, retryMs }) {
 // The monotonic clock of the machine, which all processes share.
 const microseconds = () => Number(process.hrtime.bigint()) / 1000
 
-/** Ends the hold of the lock that this process has. */
+/** Ends the hold of the lock that this process has. @type {(value?: any) => void} */
 let endHold = () => {}
 
 /** Waits for a name, holds it until the parent requests its release, and releases it. */

@@ -10,7 +10,7 @@ export const settings = {
 }
 
 export async function connect({ urls: [url] }) {
-  const sql = postgres(url, { max: 1, max_pipeline: 1000, onnotice: () => {} })
+  const sql = postgres(url, { max: 1 })
   return {
     async pair(name) {
       const [{ got }] = await sql`SELECT pg_try_advisory_lock(hashtextextended(${name}, 0)) AS got`
