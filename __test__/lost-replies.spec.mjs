@@ -232,7 +232,9 @@ for (const kind of SERVER_KINDS) {
               done++
             })
           } catch (error) {
-            assert.equal(error.code, 'LOCK_STORE')
+            // A hand-off lasts 2 s at first, in which a busy machine may get no renewal through.
+            const isTooShort = error.code === 'LOCK_LOST' && /could not be (renewed|extended)/.test(error.message)
+            assert.ok(error.code === 'LOCK_STORE' || isTooShort, `${error.stack}`)
           }
         }
       }
