@@ -53,6 +53,8 @@ pub(super) struct Session {
     tls: MakeRustlsConnect,
     /// The statements that were prepared. Others are sent with their text.
     prepared: Arc<[OnceLock<Statement>]>,
+    /// The statements that were executed without.
+    unprepared: Mutex<Vec<Sql>>,
     connection: AbortHandle,
     /// Locked while statements are handed to the connection, which then sends them in one packet.
     gate: Arc<Mutex<()>>,
@@ -170,6 +172,7 @@ impl Server {
             client: Arc::new(client),
             tls,
             prepared: self.statements.all().iter().map(|_| OnceLock::new()).collect(),
+            unprepared: Mutex::default(),
             connection: driving.abort_handle(),
             gate,
             epoch,
@@ -257,7 +260,7 @@ impl Session {
         let rows = self.client.query_typed(&statement.text, &typed).await;
         let rows = rows.map_err(|error| self.server.failure(error))?;
         if !is_pooled {
-            self.prepare_for_next(sql);
+            self.unprepared.lock().push(sql);
         }
         Ok(rows)
     }
@@ -273,18 +276,20 @@ impl Session {
         self.prepared.iter().filter(|one| one.get().is_some()).count()
     }
 
-    /// Prepares a statement in the background. In front of its first execution it would be one more round trip, in the middle of
-    /// statements that are sent together.
-    fn prepare_for_next(&self, sql: Sql) {
-        let (server, client, prepared) = (self.server.clone(), self.client.clone(), self.prepared.clone());
-        tokio::spawn(async move {
-            let statement = server.statements.get(sql);
-            match client.prepare_typed(&statement.text, statement.types).await {
-                Ok(statement) => _ = prepared[sql as usize].set(statement),
-                // The next execution does it again, unless the cause is a pooler.
-                Err(error) => _ = server.failure(error),
-            }
-        });
+    /// Prepares the statements that were executed without, in the background. In front of its first execution it would be one more round
+    /// trip, and between the packets of a transaction it would delay the second one.
+    fn prepare_for_next(&self) {
+        for sql in self.unprepared.lock().drain(..) {
+            let (server, client, prepared) = (self.server.clone(), self.client.clone(), self.prepared.clone());
+            tokio::spawn(async move {
+                let statement = server.statements.get(sql);
+                match client.prepare_typed(&statement.text, statement.types).await {
+                    Ok(statement) => _ = prepared[sql as usize].set(statement),
+                    // The next execution does it again, unless the cause is a pooler.
+                    Err(error) => _ = server.failure(error),
+                }
+            });
+        }
     }
 
     /// Reads a setting of the server for this session.
@@ -321,7 +326,10 @@ impl Session {
         let mut statements = pin!(self.in_one_packet(statements));
         tokio::select! {
             biased;
-            outcome = &mut statements => return outcome,
+            outcome = &mut statements => {
+                self.prepare_for_next();
+                return outcome;
+            }
             () = tokio::time::sleep(limit) => {}
             () = self.server.dropped.are_suspect() => {}
             () = async { self.outdated().await; tokio::time::sleep(OUTDATED).await } => {}
