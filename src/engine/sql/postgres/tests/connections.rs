@@ -17,6 +17,8 @@ async fn count_packets(server: u16, packets: Arc<AtomicUsize>) -> u16 {
             let packets = packets.clone();
             tokio::spawn(async move {
                 let server = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+                client.set_nodelay(true).unwrap();
+                server.set_nodelay(true).unwrap();
                 let ((mut from, mut to), (mut back, mut forth)) = (client.into_split(), server.into_split());
                 tokio::spawn(async move { copy(&mut back, &mut to).await });
                 let mut packet = vec![0; 1 << 20];
