@@ -184,7 +184,10 @@ export interface WatchOptions {
   signal?: SignalLike | undefined
 }
 
-/** TLS settings for `rediss://` and for MongoDB with TLS: PEM as text, or paths of PEM files, which are read for each connection. */
+/**
+ * TLS settings for `rediss://`, and for MongoDB and PostgreSQL with TLS: PEM as text, or paths of PEM files, which are read for each
+ * connection.
+ */
 export interface TlsOptions {
   /** The certificate authorities to trust instead of the system's, as PEM text. */
   ca?: string | undefined
@@ -196,7 +199,7 @@ export interface TlsOptions {
   certFile?: string | undefined
   /** The client's private key, as PEM text. Without it, the key is expected together with the certificate. */
   key?: string | undefined
-  /** The path of the file with `key` (Redis). */
+  /** The path of the file with `key` (Redis, PostgreSQL). */
   keyFile?: string | undefined
   /**
    * The host name in the certificate of the server, if it is not the host of the URL (Redis). Sentinels are expected to have it as well.
@@ -240,20 +243,25 @@ export interface ConnectOptions {
    * @default 0
    */
   database?: number | undefined
-  /** The user name for Redis or MongoDB. The URL must not have a login then. */
+  /** The user name for Redis, MongoDB or PostgreSQL. The URL must not have a login then. */
   username?: string | undefined
   /**
-   * The password for Redis or MongoDB, not percent-encoded; for Redis also a function that returns it, which is called like
-   * `credentials`.
+   * The password for Redis, MongoDB or PostgreSQL, not percent-encoded; for Redis and PostgreSQL also a function that returns it, which
+   * is called like `credentials`.
    */
   password?: string | (() => string | Promise<string>) | undefined
   /**
-   * Returns the login for a new connection to Redis, for passwords that rotate and tokens that expire. It is called before every
-   * new connection, also after a server refused a login. If it has no answer within half of `storeTimeoutMs`, for example because
+   * Returns the login for a new connection to Redis or PostgreSQL, for passwords that rotate and tokens that expire. It is called before
+   * every new connection, also after a server refused a login. If it has no answer within half of `storeTimeoutMs`, for example because
    * the event loop is blocked, the connection uses the last login. An error of it is a retryable `LOCK_STORE`. It does not keep the
    * process alive.
    */
   credentials?: (() => Login | Promise<Login>) | undefined
+  /**
+   * PostgreSQL behind a pooler: the URL of the server itself, for the connection that receives the notifications of waiters. Without it,
+   * waiters behind a pooler poll. What it leaves out (user, password, database) is that of the other URL.
+   */
+  listenUrl?: Target | undefined
   /**
    * How long `connect` tries again while the store cannot be reached or does not answer, in milliseconds: 0 to 2147483648 ms. For
    * services that start together with their store.
@@ -664,7 +672,7 @@ export declare class LockService implements AsyncDisposable {
    * | `redis+cluster://h1,h2,h3`, `rediss+cluster://…` | Redis Cluster 7.0 or later |
    * | a list of three or more `redis://` or `rediss://` | a quorum of independent Redis nodes: a lock is held if a majority of them has it |
    * | `mongodb://`, `mongodb+srv://` | MongoDB 5.0 or later: standalone or replica set |
-   * | `postgres://`, `postgresql://` | PostgreSQL 12 or later |
+   * | `postgres://h1,h2/DATABASE`, `postgresql://…` | PostgreSQL 12 or later: of several servers the one that accepts writes |
    * | `mysql://`, `mariadb://` | MariaDB 10.6 or later; MySQL 8.0 or later, on which it was not tried |
    *
    * `valkey` may replace `redis` in a URL. `{ host, port, database }` is one Redis node without a URL.

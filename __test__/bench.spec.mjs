@@ -39,6 +39,7 @@ const QUORUM = [
 const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
 const MONGODB_PAIRS = [...MONGODB, 'holdfast-lock']
 const SERVICE = ['holdfast', 'redlock', 'redlock-auto', 'redis-semaphore', 'redis-semaphore-auto', 'no-lock']
+const POSTGRES = ['holdfast', 'holdfast-using', 'holdfast-lock', 'verrou-knex', 'advisory-locks', 'advisory-pipelined']
 const STANDALONE = /MongoDB \d[\d.]+ \(standalone\)$/
 const ONE_MEMBER = /MongoDB \d[\d.]+ \(replica set with 1 member, majority\)$/
 const THREE_MEMBERS = /MongoDB \d[\d.]+ \(replica set with 3 members, majority\)$/
@@ -107,6 +108,37 @@ const split = (text, level) =>
       .map((part) => [part.split('\n', 1)[0], part]),
   )
 
+/** Asserts that a section has a table for each load, with a row of figures for each contender. */
+function assertTables(section, contenders, loads) {
+  const [, ...parts] = section.split(/^### /m)
+  assert.deepEqual(
+    parts.map((part) => part.split('\n', 1)[0]),
+    loads.map((load) => (typeof load === 'number' ? `${load} in flight` : load)),
+  )
+  for (const part of parts) {
+    const rows = rowsOf(part)
+    assert.deepEqual(
+      rows.map(([, contender]) => contender),
+      contenders,
+    )
+    const columns = part
+      .split('\n')
+      .find((line) => line.startsWith('| |'))
+      .split('|')
+    for (const row of rows) {
+      assert.equal(row.length, columns.length)
+      for (const [at, cell] of row.entries()) {
+        // The service without locks sends nothing to the server, and Linux counts the CPU of PostgreSQL's processes in 10 ms.
+        const mayBeZero =
+          (row[1] === 'no-lock' && /server|requests|scripts|bytes/.test(columns[at])) ||
+          (contenders === POSTGRES && /server CPU/.test(columns[at]))
+        if (at > 1 && at < row.length - 1 && !(mayBeZero && parseFloat(cell) === 0))
+          assert.ok(parseFloat(cell) > 0, row.join())
+      }
+    }
+  }
+}
+
 describe('npm run bench -- --quick', () => {
   let folder, stdout, reports, sections
   before(
@@ -121,7 +153,7 @@ describe('npm run bench -- --quick', () => {
   after(() => rm(folder, { recursive: true }))
 
   it('has every part', () => {
-    assert.deepEqual(Object.keys(reports), ['Benchmark', ...Object.keys(HANDOFFS), 'Held leases'])
+    assert.deepEqual(Object.keys(reports), ['Benchmark', ...Object.keys(HANDOFFS), 'PostgreSQL', 'Held leases'])
     const titles = Object.keys(sections)
     assert.equal(titles.length, TABLES.length + 3, titles.join())
     assert.deepEqual([titles[0], titles[1], titles.at(-1)], ['Summary', 'Contenders', 'Import and installed size'])
@@ -131,35 +163,29 @@ describe('npm run bench -- --quick', () => {
     it(`measures every contender: ${title.source}`, () => {
       const [name, section] = Object.entries(sections)[index + 2]
       assert.match(name, title)
-      const [before, ...parts] = section.split(/^### /m)
+      assertTables(section, contenders, loads)
       // The exact delay depends on the load of the machine; a missing delay is a failure.
-      if (tripMs) assert.ok(Number(/PING through this proxy takes (\S+) ms/.exec(before)?.[1]) > tripMs / 3, before)
-      assert.deepEqual(
-        parts.map((part) => part.split('\n', 1)[0]),
-        loads.map((load) => (typeof load === 'number' ? `${load} in flight` : load)),
-      )
-      for (const part of parts) {
-        const rows = rowsOf(part)
-        assert.deepEqual(
-          rows.map(([, contender]) => contender),
-          contenders,
-        )
-        const columns = part
-          .split('\n')
-          .find((line) => line.startsWith('| |'))
-          .split('|')
-        for (const row of rows) {
-          assert.equal(row.length, columns.length)
-          for (const [at, cell] of row.entries()) {
-            // The service without locks sends nothing to the server.
-            const mayBeZero = row[1] === 'no-lock' && /server|requests|scripts|bytes/.test(columns[at])
-            if (at > 1 && at < row.length - 1 && !(mayBeZero && parseFloat(cell) === 0))
-              assert.ok(parseFloat(cell) > 0, row.join())
-          }
-        }
-      }
+      if (tripMs) assert.ok(Number(/PING through this proxy takes (\S+) ms/.exec(section)?.[1]) > tripMs / 3, section)
     })
   }
+
+  it('measures pairs, hand-offs and leases on PostgreSQL', () => {
+    const parts = Object.entries(split(reports.PostgreSQL, '##'))
+    const [pairs, leases, waiting] = [parts[2], parts.at(-1), parts.slice(3, -1)]
+    assert.match(pairs[0], /^Pairs, PostgreSQL \d[\d.]+$/)
+    assertTables(pairs[1], POSTGRES, [1, 256])
+    assert.deepEqual(leases?.[0], '200 leases with a ttl of 3 s, for 3 s')
+    assert.ok(parseFloat(rowsOf(leases?.[1] ?? '')[0][4]) > 0)
+    assert.deepEqual(
+      waiting.map(([title]) => title),
+      WAITING,
+    )
+    for (const [, part] of waiting)
+      assert.deepEqual(
+        [...new Set(rowsOf(part).map(([, name]) => name))],
+        ['holdfast', 'advisory-locks', 'verrou-knex'],
+      )
+  })
 
   it('has the event-loop delay of the service', () => {
     const name = Object.keys(sections).find((title) => title.startsWith('HTTP service'))
@@ -236,7 +262,7 @@ describe('npm run bench -- --quick', () => {
   })
 
   it('writes the reports, the figures and the plots', async () => {
-    const texts = ['results', 'results-handoff', 'results-handoff-mongodb', 'results-leases'].map(
+    const texts = ['results', 'results-handoff', 'results-handoff-mongodb', 'results-postgres', 'results-leases'].map(
       (name) => `${name}.md`,
     )
     const plots = ['results.svg', 'results-loop.svg']
@@ -303,7 +329,10 @@ describe('a contender that does not do what is measured', { concurrency: 2 }, ()
     service: /order \d+ has two holders/,
     handoff: /n has two holders[^]*holdfast ended with 1/,
     'handoff-mongodb': /n has two holders[^]*holdfast ended with 1/,
+    postgres: SILENT,
+    'handoff-postgres': /n has two holders[^]*holdfast ended with 1/,
     leases: /holdfast has 0 of 200 leases/,
+    'leases-postgres': /holdfast lost 0 of 200 leases in 0 statements/,
   }
   for (const [part, reason] of Object.entries(NO_LOCK)) {
     it(`it grants everything: ${part}`, { timeout: 120_000 }, async () => {
@@ -347,7 +376,7 @@ describe('the arguments', () => {
     assert.equal(failure.code, 1)
     assert.match(
       failure.stderr,
-      /--only pears: one of pairs, tls, cluster, .*, service, footprint, handoff, handoff-mongodb/,
+      /--only pears: one of pairs, tls, cluster, .*, service, footprint, handoff, handoff-mongodb, postgres, handoff-postgres, leases-postgres/,
     )
   })
 

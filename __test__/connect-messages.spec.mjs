@@ -27,6 +27,19 @@ describe('arguments of connect', () => {
       /without a scheme \(did you mean redis:\/\/HOST:PORT\?\)$/,
     ],
     'a MongoDB host and port': [['db.example:27017'], /did you mean mongodb:\/\/HOST:27017\?/],
+    'a PostgreSQL host and port': [['db.example:5432'], /did you mean postgres:\/\/HOST:5432\/DATABASE\?/],
+    'listenUrl for Redis': [
+      ['redis://h', { listenUrl: 'redis://:secret@h' }],
+      /^listenUrl must be absent for a store other than PostgreSQL/,
+    ],
+    'a pooler as listenUrl': [
+      ['postgres://h', { listenUrl: 'postgres://u:secret@h?pooler=transaction' }],
+      /^listenUrl must bypass the pooler/,
+    ],
+    'a name in the certificate for PostgreSQL': [
+      ['postgres://h', { tls: { servername: 'x' } }],
+      /^tls\.servername is for Redis: .*hostaddr/,
+    ],
     'empty text': [[''], /^target must not be empty: .*HOLDFAST_URL.*got ""$/],
     'several URLs in one text': [['redis://a,redis://b,redis://c'], /must be an array.*\['redis:\/\/A', /],
     'a list of hosts': [['redis://:secret@a,b,c:6379/0'], /must have one host.*redis\+cluster:\/\/.*array of URLs/],

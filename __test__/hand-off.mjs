@@ -31,7 +31,7 @@ function waitFor(locks, options) {
 /**
  * The cases for every server store whose hand-offs are grants.
  *
- * @param {'redis' | 'mongodb-replica-set'} kind
+ * @param {'redis' | 'mongodb-replica-set' | 'postgres'} kind
  */
 export function handOff(kind) {
   proxySuite(kind, 'the hand-off is the grant', {}, (test) => {

@@ -46,12 +46,12 @@ const READERS = {
         .filter(({ name }) => name.startsWith(keyPrefix))
         .map(({ name, isExpired }) => ({ what: 'lock', name: name.slice(keyPrefix.length), isExpired }))
     }),
-  // A free name keeps its row for an hour.
+  // A free name keeps its row for an hour, and a position that expired a minute ago stays until a sweep, within ten minutes.
   postgres: (target, { keyPrefix = '', table = 'locks' }) =>
     withPostgres(target, async (client) => {
       const { rows } = await client.query(
         `SELECT 'lock' AS what, name, expires_at <= now() AS "isExpired" FROM ${table} WHERE owner IS NOT NULL
-         UNION ALL SELECT 'queue', name, false FROM ${table}_waiters`,
+         UNION ALL SELECT 'queue', name, false FROM ${table}_waiters WHERE alive_until > now() - interval '1 minute'`,
       )
       return ofRows(rows, keyPrefix)
     }),

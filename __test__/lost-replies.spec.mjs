@@ -57,7 +57,8 @@ for (const kind of SERVER_KINDS) {
         ...fixture
       }) => {
         const locks = await fixture.warm({ storeTimeoutMs: 3000 })
-        const lost = proxy.dropReply(fixture.key('name'), before)
+        // By its content: a server ends a transaction whose client stands still, and the first request is sent again.
+        const lost = proxy.dropReply(before === 0 ? fixture.key('name') : 'COMMIT\0')
         const call = rejects(acquire(locks, 'name'), 'LOCK_STORE', { retryable: true, engine: SERVERS[kind].engine })
         await lost
         await proxy.down()
@@ -232,7 +233,8 @@ for (const kind of SERVER_KINDS) {
               done++
             })
           } catch (error) {
-            assert.equal(error.code, 'LOCK_STORE')
+            // A hand-off lasts 2 s at first, in which new connections to PostgreSQL on a busy machine may get nothing through.
+            assert.match(error.code, kind === 'postgres' ? /^LOCK_(STORE|LOST)$/ : /^LOCK_STORE$/)
           }
         }
       }

@@ -20,7 +20,7 @@ class ProxiedConnection {
   /** @type {{ toServer: Buffer[], toClient: Buffer[] }} */
   #pending = { toServer: [], toClient: [] }
   #delayed = { toServer: Promise.resolve(), toClient: Promise.resolve() }
-  /** @type {(() => void) | undefined} Called with the next reply, which is dropped together with all later ones. */
+  /** @type {((reply: Buffer) => void) | undefined} Called with the next replies, which are dropped. */
   onDroppedReply
   isBlackholed = false
 
@@ -40,7 +40,7 @@ class ProxiedConnection {
       this.#pass('toServer', data)
     })
     this.server.on('data', (data) => {
-      if (this.onDroppedReply) this.onDroppedReply()
+      if (this.onDroppedReply) this.onDroppedReply(data)
       else this.#pass('toClient', data)
     })
   }
@@ -208,8 +208,13 @@ class Proxy {
    */
   onRequest(connection, data) {
     const index = this.#traps.findIndex(({ text }) => data.includes(text))
-    if (index >= 0 && this.#traps[index].skip-- === 0)
-      connection.onDroppedReply = this.#traps.splice(index, 1)[0].resolve
+    if (index < 0 || this.#traps[index].skip-- > 0) return
+    const [{ resolve }] = this.#traps.splice(index, 1)
+    // PostgreSQL replies to each statement of a request. The last one of a transaction commits it.
+    const last = data.includes('COMMIT\0') ? 'COMMIT\0' : ''
+    connection.onDroppedReply = (reply) => {
+      if (reply.includes(last)) resolve()
+    }
   }
 
   async close() {

@@ -10,7 +10,8 @@ import { installDependencies } from '../scripts/setup.mjs'
 import { blocksOf, documents, read, root } from './readme/blocks.mjs'
 import { runMongosh, runMysql, runPsql, runRedis } from './readme/permissions.mjs'
 import { Project, node } from './readme/run.mjs'
-import { missing, skip } from './stores.mjs'
+import { withPostgres } from './postgres-client.mjs'
+import { missing, random, serverUrl, skip } from './stores.mjs'
 import { rejection } from './tools.mjs'
 
 const TIMEOUT_MS = 120_000
@@ -100,6 +101,7 @@ const EXPECTED = [
   ['docs/faq.md', 'transferable()', ...prints('true\n')],
   ['docs/from/redlock.md', 'ExecutionError', ...does('sendReport', 0)],
   ['docs/from/advisory-locks.md', 'job:42', ...does('sendReport', 1)],
+  ['docs/from/advisory-locks.md', 'late.rowCount', ...prints('1\n0\n')],
   ['docs/from/shedlock.md', "'14m'", ...prints('done\n')],
 ]
 const expectationsOf = ({ document, code }) =>
@@ -110,7 +112,7 @@ before(() => {
   installDependencies('bench')
   project = new Project()
   project.alsoHas('bench', 'ioredis', 'redlock', 'redlock-universal', 'redis-semaphore', '@verrou/core')
-  project.alsoHas('.', 'fastify', 'node-cron', 'croner', 'rxjs', 'reflect-metadata')
+  project.alsoHas('.', 'fastify', 'node-cron', 'croner', 'rxjs', 'reflect-metadata', 'pg', 'knex')
   project.alsoHas('.', '@nestjs/common', '@nestjs/core', '@nestjs/schedule')
 })
 after(() => project?.close())
@@ -124,7 +126,7 @@ async function runExpecting(run, block) {
 const notRun = () => {}
 
 const RUNNERS = {
-  js: (block) => runExpecting((...args) => project.js(...args), block),
+  js: (block, t) => onServer(block, t, (code) => runExpecting((_, options) => project.js(code, options), block)),
   ts: (block) =>
     block.check === 'types' ? project.types(block.code) : runExpecting((...args) => project.ts(...args), block),
   diff: runDiff,
@@ -166,11 +168,32 @@ test('every expectation matches one block', () => {
 })
 
 /** Both versions do the same, on the test server. */
-async function runDiff(block, t) {
-  if (missing('redis')) return skip(t, missing('redis'))
-  const code = block.code.replaceAll('redis://127.0.0.1:6379', process.env.HOLDFAST_TEST_REDIS_URL)
-  const expected = expectationsOf(block)[0]?.[3] ?? (({ did }) => assert.equal(did.sendReport, 1))
-  for (const did of Object.values(await project.diff(code))) expected(did)
+function runDiff(block, t) {
+  return onServer(block, t, async (code) => {
+    const expected = expectationsOf(block)[0]?.[3] ?? (({ did }) => assert.equal(did.sendReport, 1))
+    for (const did of Object.values(await project.diff(code))) expected(did)
+  })
+}
+
+const REDIS = 'redis://127.0.0.1:6379'
+const POSTGRES = 'postgres://127.0.0.1:5432/shop'
+
+/** Runs a block that may need a server with the URL of the test server in its code, on PostgreSQL with a database of its own. */
+async function onServer({ code, language }, t, run) {
+  if (code.includes(POSTGRES)) {
+    if (missing('postgres')) return skip(t, missing('postgres'))
+    const url = String(serverUrl('postgres'))
+    const database = `readme_${random()}`
+    await withPostgres(url, (client) => client.query(`CREATE DATABASE ${database}`))
+    try {
+      await run(code.replaceAll(POSTGRES, url.replace(/\/[^/]*$/, `/${database}`)))
+    } finally {
+      await withPostgres(url, (client) => client.query(`DROP DATABASE ${database} WITH (FORCE)`))
+    }
+  } else if (language === 'diff') {
+    if (missing('redis')) return skip(t, missing('redis'))
+    await run(code.replaceAll(REDIS, String(serverUrl('redis'))))
+  } else await run(code)
 }
 
 /** Checks that each command exists. */

@@ -20,7 +20,7 @@
 // The parent chooses the names. A contender keeps nothing about a name between two calls: a service does not know its names in
 // advance.
 import { performance } from 'node:perf_hooks'
-import { setImmediate as nextTick, setTimeout as sleep } from 'node:timers/promises'
+import { setImmediate as nextTick } from 'node:timers/promises'
 import { describe } from './describe.mjs'
 import { leases } from './leases-tasks.mjs'
 import { service } from './service-tasks.mjs'
@@ -90,11 +90,15 @@ async function contend({ name, inFlight, ms, retryMs }) {
 // The monotonic clock of the machine, which all processes share.
 const microseconds = () => Number(process.hrtime.bigint()) / 1000
 
-/** Waits for a name, holds it for a random time, so that no polling interval is in phase with it, and releases it. */
-async function join({ name, leastMs, mostMs, retryMs }) {
+/** Ends the hold of the lock that this process has. @type {(value?: any) => void} */
+let endHold = () => {}
+
+/** Waits for a name, holds it until the parent requests its release, and releases it. */
+async function join({ name, retryMs }) {
   const release = await contender.wait(name, retryMs)
+  const held = new Promise((resolve) => (endHold = resolve))
   process.send?.({ got: microseconds() })
-  await sleep(leastMs + Math.random() * (mostMs - leastMs))
+  await held
   const releasing = microseconds()
   await release()
   process.send?.({ releasing })
@@ -106,6 +110,7 @@ const tasks = {
   take: ({ count, prefix }) => Promise.all(Array.from({ length: count }, (_, i) => contender.take(prefix + i))),
   contend,
   join,
+  release: () => endHold(),
   ...leases(contender),
   ...service(contender),
   async close() {
@@ -117,7 +122,7 @@ const tasks = {
 process.on('message', async (/** @type {any} */ { what, ...load }) => {
   const result = await tasks[what](load)
   // Waiters report what happens instead.
-  if (what !== 'join' && process.connected) process.send?.(result ?? 'done')
+  if (what !== 'join' && what !== 'release' && process.connected) process.send?.(result ?? 'done')
 })
 // Without this a driver would try to reconnect for ever after the parent has ended.
 process.on('disconnect', () => process.exit())

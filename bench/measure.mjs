@@ -9,19 +9,20 @@ const callsOf = (what, prefixes) => (contender, inFlight, ms) =>
 
 /**
  * Measures `contenders` (names) on a `target`, for each of `loads` (by default numbers of calls in flight) in `rounds` rounds of `ms`
- * milliseconds. `probe` measures the servers meanwhile; `what` is the call: `pair` or `tryHeld`. `start(names)` and
+ * milliseconds. `probe` measures the servers meanwhile; `what` is the call: `pair` or `tryHeld`. `shares`: calls may share a request. `start(names)` and
  * `call(contender, load, ms)` are for other loads.
  *
  * Rejects when a contender ends, or its calls send too few commands, apart from `no-lock`.
  *
  * Resolves to the figures of all rounds, by load and by contender: `{ 64: { holdfast: [{ perSecond, … }, …] } }`.
  */
-export async function measureAll({ contenders, target, what, loads, probe, rounds, ms, warmUpMs, ...other }) {
+export async function measureAll({ contenders, target, what, loads, probe, rounds, ms, warmUpMs, shares, ...other }) {
   const prefixes = new Map(contenders.map((name) => [name, `bench-${process.pid}-${++run}-${name}-`]))
   const { start = startContenders, call = callsOf(what, prefixes) } = other
   const running = await start(contenders, target)
   if (what === 'tryHeld') await takeAll(contenders, target, Math.max(...loads), prefixes)
-  const least = what === 'tryHeld' ? 0 : 0.9
+  // Tries of one tick may share a command, and calls on PostgreSQL a statement. Other calls write at least once.
+  const least = what === 'tryHeld' || shares ? 0 : 0.9
   const results = {}
   for (const load of loads) {
     const requests = {}
@@ -40,7 +41,6 @@ export async function measureAll({ contenders, target, what, loads, probe, round
         const { cpuUs, ...counted } = await spent()
         const each = Object.fromEntries(Object.entries(counted).map(([field, value]) => [field, value / result.count]))
         const sent = requests[contender.name] ?? each.requests
-        // Tries of one tick may share a command. Other calls write at least once.
         if (!(sent > least) && contender.name !== 'no-lock')
           throw new Error(
             `${contender.name} sent ${sent.toFixed(2)} commands per call: it does not do what is measured`,

@@ -21,16 +21,21 @@ import { plots } from './plot.mjs'
 import { compact, contenderVersions, tables } from './report.mjs'
 import { calls } from './sections/calls.mjs'
 import { footprint } from './sections/footprint.mjs'
-import { handoff, handoffMongodb } from './sections/handoff.mjs'
-import { leases } from './sections/leases.mjs'
+import { handoff, handoffMongodb, handoffPostgres } from './sections/handoff.mjs'
+import { leases, leasesPostgres } from './sections/leases.mjs'
 import { service } from './sections/service.mjs'
 import { contenderTable, summary } from './summary.mjs'
 
+const { postgres, ...others } = calls
 /** The reports, by file, and the parts of each. */
 const REPORTS = {
-  results: { title: 'Benchmark', parts: { ...calls, service, footprint } },
+  results: { title: 'Benchmark', parts: { ...others, service, footprint } },
   'results-handoff': { title: 'Hand-offs', parts: { handoff } },
   'results-handoff-mongodb': { title: 'Hand-offs on MongoDB', parts: { 'handoff-mongodb': handoffMongodb } },
+  'results-postgres': {
+    title: 'PostgreSQL',
+    parts: { postgres, 'handoff-postgres': handoffPostgres, 'leases-postgres': leasesPostgres },
+  },
   'results-leases': { title: 'Held leases', parts: { leases } },
 }
 const PARTS = Object.values(REPORTS).flatMap(({ parts }) => Object.keys(parts))
@@ -81,15 +86,26 @@ const machine = `${cpus().length} × ${cpus()[0].model}, Node ${process.version}
 const folder = args.out ?? fileURLToPath(new URL('.', import.meta.url))
 if (args.out) mkdirSync(args.out, { recursive: true })
 
-const INTRO = [
+const METHOD = [
   `Servers on loopback. ${rounds} rounds of ${ms} ms per cell, interleaved; medians, with the range in brackets. A pair is one ` +
     'acquire and one release of a free name. The method is in [README.md](README.md).',
   '',
-  'On a standalone MongoDB the writes of holdfast wait for the journal (`w=majority`). The others’ do not, which is the ' +
-    'driver’s default. On the replica sets all write with `w=majority`; with one member a majority is the journal of that member, and ' +
-    'nothing is replicated.',
-  '',
 ]
+/** What the reports with tables of calls say first. */
+const INTRO = {
+  results: [
+    ...METHOD,
+    'On a standalone MongoDB the writes of holdfast wait for the journal (`w=majority`). The others’ do not, which is the ' +
+      'driver’s default. On the replica sets all write with `w=majority`; with one member a majority is the journal of that member, and ' +
+      'nothing is replicated.',
+    '',
+  ],
+  'results-postgres': [
+    ...METHOD,
+    'Every commit waits for the disk (`fsync` and `synchronous_commit` are on). An advisory lock is in the memory of the server and writes nothing.',
+    '',
+  ],
+}
 
 let hasWritten = false
 for (const [file, { title, parts }] of Object.entries(REPORTS)) {
@@ -116,14 +132,14 @@ for (const [file, { title, parts }] of Object.entries(REPORTS)) {
     '',
     `Versions: ${versions}.`,
     '',
-    ...(file === 'results' ? INTRO : []),
+    ...(INTRO[file] ?? []),
     ...(fields.length > 0 ? [summary(fields, about), contenderTable(about)] : []),
     ...sections.flatMap(({ fields, markdown }) => [...fields.map(tables), ...(markdown ? [markdown] : [])]),
   ].join('\n')
   console.log(report)
 
   const files = { [`${file}.md`]: report }
-  if (fields.length > 0) {
+  if (file === 'results' && fields.length > 0) {
     const all = Object.entries(measured).map(([part, { fields, data }]) => [part, data ?? fields.map(compact)])
     const data = { machine, versions, rounds, ms, sections: Object.fromEntries(all) }
     Object.assign(files, { 'results.json': `${JSON.stringify(data)}\n` }, plots(data))

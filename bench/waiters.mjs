@@ -4,10 +4,12 @@ import { startContender } from './contender-process.mjs'
 
 /** How long a lock is held, in milliseconds. */
 export const HOLD = { leastMs: 4, mostMs: 8 }
-export const FOR_EVER = { leastMs: 600_000, mostMs: 600_000 }
 const NAME = 'n'
 /** The limit for late messages of a process that does not run, in milliseconds. */
 const LONGEST_LATE_MS = 10_000
+
+/** A word that never changes: to wait for a part of a millisecond without using the CPU. */
+const UNCHANGED = new Int32Array(new SharedArrayBuffer(4))
 
 export class Waiters {
   #processes
@@ -15,6 +17,8 @@ export class Waiters {
   #failure
   /** The process that waits again after the next grant. */
   #next
+  #isHeldForEver = false
+  #hasEnded = false
   got = []
   releasing = []
 
@@ -33,21 +37,38 @@ export class Waiters {
   #receive(process, got, releasing) {
     if (got) {
       this.got.push(got)
-      if (this.#next) this.#join(this.#next, HOLD)
+      if (!this.#isHeldForEver) void this.#endHold(process)
+      if (this.#next) this.#join(this.#next)
       this.#next = undefined
     } else if (releasing) {
       this.releasing.push(releasing)
-      if (this.got.length > this.releasing.length) this.#join(process, HOLD)
+      if (this.got.length > this.releasing.length) this.#join(process)
       else this.#next = process
     }
   }
 
-  #join(process, hold) {
-    process.send({ what: 'join', ...this.#wait, ...hold })
+  #join(process) {
+    process.send({ what: 'join', ...this.#wait })
   }
 
-  join(count, hold = HOLD) {
-    for (let index = 0; index < count; index++) this.#join(this.#processes[index % this.#processes.length], hold)
+  /**
+   * Has a holder release its lock at a random time, which this process chooses: all timers of a Node process end on the same
+   * milliseconds. Those of a holder would end together with those of the waiters beside it, and a waiter that polls would always try
+   * at the moment of the release.
+   */
+  async #endHold(holder) {
+    await sleep(HOLD.leastMs + Math.random() * (HOLD.mostMs - HOLD.leastMs - 1))
+    Atomics.wait(UNCHANGED, 0, 0, Math.random())
+    if (!this.#hasEnded) holder.send({ what: 'release' })
+  }
+
+  join(count) {
+    for (let index = 0; index < count; index++) this.#join(this.#processes[index % this.#processes.length])
+  }
+
+  /** The next holder does not release the lock. */
+  holdForEver() {
+    this.#isHeldForEver = true
   }
 
   /** Acquires and releases the lock in `count` loops, for some milliseconds. Resolves to the grants per second. */
@@ -94,6 +115,7 @@ export class Waiters {
   }
 
   async end() {
+    this.#hasEnded = true
     await Promise.all(this.#processes.map((each) => each.kill()))
   }
 }

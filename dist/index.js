@@ -4,6 +4,7 @@ var node_fs = require('node:fs');
 var node_module = require('node:module');
 var node_path = require('node:path');
 var node_diagnostics_channel = require('node:diagnostics_channel');
+var node_os = require('node:os');
 
 /** @internal Creates the `LockInfo`s of the native core's JSON text. `prefix` is that of a view, which is omitted. */
 function infosOf(json, prefix) {
@@ -1311,13 +1312,15 @@ function isCausedBy(thrown, signal) {
 const MAX_URLS = 100;
 const MAX_REPLICAS = 100;
 const LOGIN = ['username', 'password', 'credentials'];
-const OTHERS = 'host port database tls keyPrefix collection table storeTimeoutMs connectMs lazy minReplicas defaults onEvent';
+const OTHERS = 'host port database listenUrl tls keyPrefix collection table storeTimeoutMs connectMs lazy minReplicas defaults onEvent';
 const CONNECT = [...OTHERS.split(' '), ...LOGIN];
 const PEM = ['ca', 'cert', 'key'];
 const TLS = [...PEM, ...PEM.map((name) => `${name}File`), 'servername', 'insecure'];
 /** Methods of the clients of ioredis, node-redis, MongoDB and Mongoose. Options have none of them. */
 const CLIENT_METHODS = ['connect', 'sendCommand', 'disconnect'];
-const EXAMPLE = 'such as redis://HOST:6379, mongodb://HOST:27017 or sqlite:PATH (or set HOLDFAST_URL)';
+const EXAMPLE = 'such as redis://HOST:6379, mongodb://HOST:27017, postgres://HOST:5432/DATABASE or sqlite:PATH (or set HOLDFAST_URL)';
+/** The variables of PostgreSQL's tools that have what a URL leaves out. */
+const POSTGRES = 'PGHOST PGPORT PGUSER PGPASSWORD PGDATABASE PGSSLMODE PGSSLROOTCERT PGPASSFILE'.split(' ');
 /** Rejects a target that is present but empty: probably a setting is missing, and the local store is not what is meant. */
 function checkPresent(argument, target) {
     if (target !== undefined && target !== null && target !== '')
@@ -1362,7 +1365,12 @@ function connectionOf(target, second, isPresent) {
         warnOfEmbedded();
     if (credentials)
         config.credentials = true;
+    if (config.urls.some((url) => /^postgres(ql)?:/.test(url)))
+        config.environment = environmentOfPostgres();
     let value;
+    if ((value = options['listenUrl']) !== undefined) {
+        config.listenUrl = text('listenUrl', isObject(value) && 'href' in value ? value['href'] : value);
+    }
     if ((value = options['keyPrefix']) !== undefined)
         config.keyPrefix = text('keyPrefix', value);
     for (const name of ['collection', 'table']) {
@@ -1406,6 +1414,36 @@ function connectionOf(target, second, isPresent) {
         credentials,
         lazy: (value = options['lazy']) !== undefined && flag('lazy', value),
     };
+}
+/**
+ * Returns the variables of PostgreSQL that are set. Without them the password file is in the home folder, and the user is this one. A
+ * password file that other users may access is left out, as PostgreSQL's tools do.
+ */
+function environmentOfPostgres() {
+    const environment = {};
+    for (const name of POSTGRES) {
+        const value = process.env[name];
+        if (value)
+            environment[name] = value;
+    }
+    const isWindows = process.platform === 'win32';
+    // Both functions of the system throw for a user without an entry in its list.
+    try {
+        const file = isWindows
+            ? node_path.join(process.env['APPDATA'] ?? '', 'postgresql', 'pgpass.conf')
+            : node_path.join(node_os.homedir(), '.pgpass');
+        environment['PGPASSFILE'] ??= file;
+        environment['PGUSER'] ??= node_os.userInfo().username;
+    }
+    catch {
+        // The URL has to name the user, and the password.
+    }
+    const file = environment['PGPASSFILE'];
+    if (file !== undefined && !isWindows && ((node_fs.statSync(file, { throwIfNoEntry: false })?.mode ?? 0) & 0o077) !== 0) {
+        warn('HOLDFAST_STORE', `the password file ${file} is ignored: other users may access it; its permissions should be u=rw (0600)`);
+        delete environment['PGPASSFILE'];
+    }
+    return environment;
 }
 let isEmbeddedWarned = false;
 /** Warns, once, of the embedded store in production. */
@@ -1486,10 +1524,11 @@ const isSocket = (url) => /^(redis|valkey)(\+unix:|:\/\/\/)/.test(url);
 function withoutLogin(argument) {
     return (url) => {
         const [scheme, rest] = url.split('://', 2);
-        if (!/^(redis|valkey|mongodb)/.test(scheme) || rest === undefined) {
-            throw invalid(argument, 'must be absent for a store other than Redis and MongoDB', `a URL of ${scheme}:`);
+        if (!/^(redis|valkey|mongodb|postgres)/.test(scheme) || rest === undefined) {
+            const rule = 'must be absent for a store other than Redis, MongoDB and PostgreSQL';
+            throw invalid(argument, rule, `a URL of ${scheme}:`);
         }
-        if (/[@]|[?&](user|pass)=/.test(rest))
+        if (/[@]|[?&](user|pass|password)=/.test(rest))
             throw invalid(argument, 'must be absent with a login in the URL', 'both');
         return url;
     };
@@ -1520,7 +1559,8 @@ function urlOf(value) {
         throw invalid('target', `must be a URL ${EXAMPLE}`, '""');
     const [, port] = /^[\w.-]+:(\d{1,5})(?:\/\d*)?$/.exec(url) ?? [];
     if (port !== undefined && !url.startsWith('memory:')) {
-        const meant = port === '27017' ? 'mongodb://HOST:27017' : 'redis://HOST:PORT';
+        const known = { 27017: 'mongodb://HOST:27017', 5432: 'postgres://HOST:5432/DATABASE' };
+        const meant = known[port] ?? 'redis://HOST:PORT';
         throw invalid('target', `must be a URL ${EXAMPLE}`, `a host and a port without a scheme (did you mean ${meant}?)`);
     }
     if (/,\s*(redis|valkey)\w*(\+\w+)?:\/\//.test(url)) {
@@ -1568,6 +1608,8 @@ function receiver({ onEvent, credentials }, source) {
                 reportLoss(message.lost, message.error);
             else if (message.login !== undefined)
                 answerLogin(message.login, credentials);
+            else if (message.warning !== undefined)
+                warn('HOLDFAST_STORE', message.warning);
             else
                 deliver(onEvent, message, source);
         }

@@ -68,6 +68,9 @@ export interface Config {
   events: boolean
   /** Whether `notify` is asked for the login of every new connection. */
   credentials?: boolean
+  listenUrl?: string
+  /** Variables of the environment. */
+  environment?: Record<string, string>
   /** How long `connect` tries again. */
   connectMs?: number
   caFile?: string

@@ -1,4 +1,7 @@
 // Validates the arguments of `LockService.connect`.
+import { statSync } from 'node:fs'
+import { homedir, userInfo } from 'node:os'
+import { join } from 'node:path'
 import { positiveMs } from './durations.js'
 import { describe, invalid, warn } from './errors.js'
 import { native } from './native.js'
@@ -13,13 +16,16 @@ const MAX_REPLICAS = 100
 
 const LOGIN = ['username', 'password', 'credentials']
 const OTHERS =
-  'host port database tls keyPrefix collection table storeTimeoutMs connectMs lazy minReplicas defaults onEvent'
+  'host port database listenUrl tls keyPrefix collection table storeTimeoutMs connectMs lazy minReplicas defaults onEvent'
 const CONNECT = [...OTHERS.split(' '), ...LOGIN]
 const PEM = ['ca', 'cert', 'key'] as const
 const TLS = [...PEM, ...PEM.map((name) => `${name}File`), 'servername', 'insecure']
 /** Methods of the clients of ioredis, node-redis, MongoDB and Mongoose. Options have none of them. */
 const CLIENT_METHODS = ['connect', 'sendCommand', 'disconnect']
-const EXAMPLE = 'such as redis://HOST:6379, mongodb://HOST:27017 or sqlite:PATH (or set HOLDFAST_URL)'
+const EXAMPLE =
+  'such as redis://HOST:6379, mongodb://HOST:27017, postgres://HOST:5432/DATABASE or sqlite:PATH (or set HOLDFAST_URL)'
+/** The variables of PostgreSQL's tools that have what a URL leaves out. */
+const POSTGRES = 'PGHOST PGPORT PGUSER PGPASSWORD PGDATABASE PGSSLMODE PGSSLROOTCERT PGPASSFILE'.split(' ')
 
 /** The function that returns the login of a new connection, and its option. */
 interface LoginSource {
@@ -75,7 +81,11 @@ export function connectionOf(target: unknown, second: unknown, isPresent: boolea
   }
   if (config.urls.length === 0) warnOfEmbedded()
   if (credentials) config.credentials = true
+  if (config.urls.some((url) => /^postgres(ql)?:/.test(url))) config.environment = environmentOfPostgres()
   let value: unknown
+  if ((value = options['listenUrl']) !== undefined) {
+    config.listenUrl = text('listenUrl', isObject(value) && 'href' in value ? value['href'] : value)
+  }
   if ((value = options['keyPrefix']) !== undefined) config.keyPrefix = text('keyPrefix', value)
   for (const name of ['collection', 'table'] as const) {
     if ((value = options[name]) === undefined) continue
@@ -110,6 +120,38 @@ export function connectionOf(target: unknown, second: unknown, isPresent: boolea
     credentials,
     lazy: (value = options['lazy']) !== undefined && flag('lazy', value),
   }
+}
+
+/**
+ * Returns the variables of PostgreSQL that are set. Without them the password file is in the home folder, and the user is this one. A
+ * password file that other users may access is left out, as PostgreSQL's tools do.
+ */
+function environmentOfPostgres(): Record<string, string> {
+  const environment: Record<string, string> = {}
+  for (const name of POSTGRES) {
+    const value = process.env[name]
+    if (value) environment[name] = value
+  }
+  const isWindows = process.platform === 'win32'
+  // Both functions of the system throw for a user without an entry in its list.
+  try {
+    const file = isWindows
+      ? join(process.env['APPDATA'] ?? '', 'postgresql', 'pgpass.conf')
+      : join(homedir(), '.pgpass')
+    environment['PGPASSFILE'] ??= file
+    environment['PGUSER'] ??= userInfo().username
+  } catch {
+    // The URL has to name the user, and the password.
+  }
+  const file = environment['PGPASSFILE']
+  if (file !== undefined && !isWindows && ((statSync(file, { throwIfNoEntry: false })?.mode ?? 0) & 0o077) !== 0) {
+    warn(
+      'HOLDFAST_STORE',
+      `the password file ${file} is ignored: other users may access it; its permissions should be u=rw (0600)`,
+    )
+    delete environment['PGPASSFILE']
+  }
+  return environment
 }
 
 let isEmbeddedWarned = false
@@ -192,10 +234,12 @@ const isSocket = (url: string) => /^(redis|valkey)(\+unix:|:\/\/\/)/.test(url)
 function withoutLogin(argument: string): (url: string) => string {
   return (url) => {
     const [scheme, rest] = url.split('://', 2)
-    if (!/^(redis|valkey|mongodb)/.test(scheme!) || rest === undefined) {
-      throw invalid(argument, 'must be absent for a store other than Redis and MongoDB', `a URL of ${scheme}:`)
+    if (!/^(redis|valkey|mongodb|postgres)/.test(scheme!) || rest === undefined) {
+      const rule = 'must be absent for a store other than Redis, MongoDB and PostgreSQL'
+      throw invalid(argument, rule, `a URL of ${scheme}:`)
     }
-    if (/[@]|[?&](user|pass)=/.test(rest)) throw invalid(argument, 'must be absent with a login in the URL', 'both')
+    if (/[@]|[?&](user|pass|password)=/.test(rest))
+      throw invalid(argument, 'must be absent with a login in the URL', 'both')
     return url
   }
 }
@@ -223,7 +267,8 @@ function urlOf(value: unknown): string {
   if (url === '') throw invalid('target', `must be a URL ${EXAMPLE}`, '""')
   const [, port] = /^[\w.-]+:(\d{1,5})(?:\/\d*)?$/.exec(url) ?? []
   if (port !== undefined && !url.startsWith('memory:')) {
-    const meant = port === '27017' ? 'mongodb://HOST:27017' : 'redis://HOST:PORT'
+    const known = { 27017: 'mongodb://HOST:27017', 5432: 'postgres://HOST:5432/DATABASE' } as Record<string, string>
+    const meant = known[port] ?? 'redis://HOST:PORT'
     throw invalid('target', `must be a URL ${EXAMPLE}`, `a host and a port without a scheme (did you mean ${meant}?)`)
   }
   if (/,\s*(redis|valkey)\w*(\+\w+)?:\/\//.test(url)) {

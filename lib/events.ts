@@ -7,10 +7,11 @@ import { publish } from './telemetry.js'
 import type { Source } from './telemetry.js'
 import type { LockEvent } from './types.js'
 
-/** A message of the native core: an event, the loss of a lease, or a request for a login. */
+/** A message of the native core: an event, the loss of a lease, a request for a login, or a warning of the store. */
 interface Message {
   lost?: number
   login?: number
+  warning?: string
   error?: Record<string, any>
   type: string
   names: string[] | null
@@ -23,6 +24,7 @@ export function receiver({ onEvent, credentials }: ConnectRequest, source: Sourc
     for (const message of JSON.parse(batch) as Message[]) {
       if (message.lost !== undefined) reportLoss(message.lost, message.error!)
       else if (message.login !== undefined) answerLogin(message.login, credentials!)
+      else if (message.warning !== undefined) warn('HOLDFAST_STORE', message.warning)
       else deliver(onEvent, message, source)
     }
   }

@@ -86,7 +86,7 @@ export class LockService implements AsyncDisposable {
    * | `redis+cluster://h1,h2,h3`, `rediss+cluster://…` | Redis Cluster 7.0 or later |
    * | a list of three or more `redis://` or `rediss://` | a quorum of independent Redis nodes: a lock is held if a majority of them has it |
    * | `mongodb://`, `mongodb+srv://` | MongoDB 5.0 or later: standalone or replica set |
-   * | `postgres://`, `postgresql://` | PostgreSQL 12 or later |
+   * | `postgres://h1,h2/DATABASE`, `postgresql://…` | PostgreSQL 12 or later: of several servers the one that accepts writes |
    * | `mysql://`, `mariadb://` | MariaDB 10.6 or later; MySQL 8.0 or later, on which it was not tried |
    *
    * `valkey` may replace `redis` in a URL. `{ host, port, database }` is one Redis node without a URL.

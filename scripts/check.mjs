@@ -4,6 +4,7 @@ import { fileURLToPath } from 'node:url'
 import { checkFiles } from './files.mjs'
 import { checkLayers, checkSurface } from './layers.mjs'
 import { hostTarget } from './pgo.mjs'
+import { locatePgBouncer, locatePostgres } from './postgres-binaries.mjs'
 import { locateMongod, locateRedis } from './servers.mjs'
 import { commandOf, installDependencies } from './setup.mjs'
 import { run, step } from './steps.mjs'
@@ -55,7 +56,7 @@ installDependencies()
 // The type check reads the packages that the benchmarks import.
 installDependencies('bench')
 // Downloads run at the same time as cargo. The tests report a missing server.
-const fetching = Promise.allSettled([locateRedis(), locateMongod()])
+const fetching = Promise.allSettled([locateRedis(), locateMongod(), locatePostgres(), locatePgBouncer()])
 await step('format', async () => {
   await must('cargo', ['fmt', '--check'])
   await tool(commandOf('prettier'), '--check', '--log-level', 'warn', '.')

@@ -18,6 +18,8 @@ const LONG = [
   'mongodb-failover',
   'lost-replies',
   'mongodb-security',
+  'postgres-faults',
+  'postgres-failover',
   'redis-sentinel',
   'mongodb-permissions',
   'outage',

@@ -1,35 +1,41 @@
 // Starts PostgreSQL servers for the tests and the benchmark.
 import { execFile } from 'node:child_process'
-import { appendFile, chown, readdir, writeFile } from 'node:fs/promises'
-import { dirname, join } from 'node:path'
+import { appendFile, chmod, chown, copyFile, writeFile } from 'node:fs/promises'
+import { join } from 'node:path'
 import { promisify } from 'node:util'
-import { account, findProgram } from './programs.mjs'
+import { locatePgBouncer, locatePostgres } from './postgres-binaries.mjs'
+import { account } from './programs.mjs'
 import { startServer } from './servers.mjs'
 
-const run = promisify(execFile)
-/** Where Debian installs the server, which it does not put on the PATH. */
-const DEBIAN = '/usr/lib/postgresql'
+export { locatePgBouncer, locatePostgres }
 
-/** Finds the folder with `postgres` and `initdb`. */
-export async function locatePostgres() {
-  const versions = await readdir(DEBIAN).catch(() => [])
-  const debian = versions.sort((a, b) => Number(b) - Number(a)).map((version) => join(DEBIAN, version, 'bin'))
-  return dirname(await findProgram('initdb', debian, 'install PostgreSQL, or set HOLDFAST_TEST_POSTGRES_URL'))
-}
+const run = promisify(execFile)
 
 /**
  * Starts a PostgreSQL server with the superuser `holdfast` and no password. Without `fsync` a commit does not wait for the disk.
  *
- * @param {{ fsync?: boolean, settings?: Record<string, string | number> }} [options]
+ * `tls`: paths of its certificate, its key and the authority of clients. `hba`: its rules for logins. `standbyOf`: another server,
+ * whose standby it is.
+ *
+ * @typedef {{ cert: string, key: string, ca: string }} PostgresTls
+ * @typedef {{ fsync?: boolean, settings?: Record<string, string | number>, tls?: PostgresTls, hba?: string[], standbyOf?: { port: number } }} PostgresOptions
+ * @param {PostgresOptions} [options]
  */
-export async function startPostgres({ fsync = false, settings = {} } = {}) {
+export async function startPostgres({ fsync = false, settings = {}, tls, hba, standbyOf } = {}) {
   const bin = await locatePostgres()
   const user = await account('postgres')
   return startServer(async (dir, port) => {
     const data = join(dir, 'data')
     if (user) await chown(dir, user.uid, user.gid)
-    const options = ['--username=holdfast', '--auth=trust', '--no-locale', '--encoding=UTF8', '--no-sync']
-    await run(join(bin, 'initdb'), [...options, data], { ...user, cwd: dir })
+    if (standbyOf) {
+      const primary = ['-h', '127.0.0.1', '-p', String(standbyOf.port), '-U', 'holdfast']
+      const copy = ['--write-recovery-conf', '--wal-method=stream', '--checkpoint=fast', '--no-sync']
+      await run(join(bin, 'pg_basebackup'), [...primary, ...copy, '-D', data], { ...user, cwd: dir })
+    } else {
+      const options = ['--username=holdfast', '--auth=trust', '--no-locale', '--encoding=UTF8', '--no-sync']
+      await run(join(bin, 'initdb'), [...options, data], { ...user, cwd: dir })
+    }
+    if (hba) await writeFile(join(data, 'pg_hba.conf'), `${hba.join('\n')}\n`)
     const all = {
       listen_addresses: "'127.0.0.1'",
       port,
@@ -39,6 +45,7 @@ export async function startPostgres({ fsync = false, settings = {} } = {}) {
       dynamic_shared_memory_type: 'mmap',
       shared_buffers: "'32MB'",
       max_connections: 200,
+      ...(tls ? await tlsSettings(dir, tls, user) : {}),
       ...settings,
     }
     const lines = Object.entries(all).map(([name, value]) => `${name} = ${value}\n`)
@@ -47,11 +54,28 @@ export async function startPostgres({ fsync = false, settings = {} } = {}) {
       argv: [join(bin, 'postgres'), '-D', data],
       // A killed server would leave its shared memory.
       stopSignal: 'SIGQUIT',
+      // With SIGTERM it would wait for its clients.
+      restartSignal: 'SIGINT',
       user,
-      ready: async (log) => /ready to accept connections/.test(log),
+      ready: async (log) => /ready to accept (read[- ]only )?connections/.test(log),
       properties: { url: `postgres://holdfast@127.0.0.1:${port}/postgres` },
     }
   })
+}
+
+/** Returns the settings for TLS. The server accepts only a key of its own user. @param {string} dir @param {PostgresTls} tls @param {import('./servers.mjs').User | undefined} user */
+async function tlsSettings(dir, { cert, key, ca }, user) {
+  const copies = { ssl_cert_file: cert, ssl_key_file: key, ssl_ca_file: ca }
+  /** @type {Record<string, string>} */
+  const settings = { ssl: 'on' }
+  for (const [name, path] of Object.entries(copies)) {
+    const copy = join(dir, name)
+    await copyFile(path, copy)
+    await chmod(copy, 0o600)
+    if (user) await chown(copy, user.uid, user.gid)
+    settings[name] = `'${copy}'`
+  }
+  return settings
 }
 
 /**
@@ -89,6 +113,3 @@ export async function startPgBouncer() {
   return { url: pooler.url, server, stop: () => Promise.all([pooler.stop(), server.stop()]) }
 }
 
-/** Finds `pgbouncer`, which Debian installs outside of the PATH of most users. */
-const locatePgBouncer = () =>
-  findProgram('pgbouncer', ['/usr/sbin'], 'install PgBouncer, or set HOLDFAST_TEST_PGBOUNCER_URL')

@@ -21,7 +21,8 @@ import { basename, delimiter, dirname, join } from 'node:path'
 import { fileURLToPath } from 'node:url'
 import { promisify } from 'node:util'
 
-const FETCHED = join(dirname(fileURLToPath(import.meta.url)), '..', '.servers')
+/** The folder of the fetched servers. */
+export const FETCHED = join(dirname(fileURLToPath(import.meta.url)), '..', '.servers')
 const USAGE = 'usage: node scripts/servers.mjs fetch | run -- CMD ARGS…'
 const run = promisify(execFile)
 
@@ -97,10 +98,14 @@ async function kept(name) {
   return script
 }
 
-// `build` fills `out/bin` and `out/lib`. The result is moved to its place by one rename, after a test run: an interrupted or
-// concurrent fetch never leaves an incomplete server.
-/** @param {string} name @param {(work: string, out: string) => Promise<void>} build */
-async function keep(name, build) {
+/**
+ * Keeps a fetched server: `build` fills `out/bin` and `out/lib`. The result is moved to its place by one rename, after a test run: an
+ * interrupted or concurrent fetch never leaves an incomplete server.
+ *
+ * @param {string} name
+ * @param {(work: string, out: string) => Promise<void>} build
+ */
+export async function keep(name, build) {
   if (process.platform !== 'linux') throw new Error('binaries are fetched on Linux only')
   await mkdir(FETCHED, { recursive: true })
   await removeLeftovers(name)
@@ -137,27 +142,40 @@ async function fetchRedis() {
     if (await onPath('redis-server')) return
   }
   await keep('redis-server', async (work, out) => {
-    // Separate package lists: without root the system's lists cannot be updated, and a slim image has none.
-    /** @param {string[]} args */
-    const apt = (...args) =>
-      run('apt-get', ['-qq', '-o', `Dir::State::Lists=${work}/lists`, '-o', `Dir::Cache=${work}/cache`, ...args], {
-        cwd: work,
-      })
-    for (const folder of ['lists/partial', 'cache/archives/partial', 'root'])
-      await mkdir(join(work, folder), { recursive: true })
-    await apt('update')
-    const { stdout } = await apt('--simulate', '--no-install-recommends', 'install', 'redis-server')
-    const missing = [...stdout.matchAll(/^Inst (\S+)/gm)].map((match) => match[1])
-    // Debian's redis-server is a link to a file of redis-tools: both are needed, even if one is installed.
-    await apt('download', ...new Set(['redis-server', 'redis-tools', ...missing]))
-    const packages = (await readdir(work)).filter((file) => file.endsWith('.deb'))
-    for (const file of packages) await run('dpkg', ['-x', join(work, file), join(work, 'root')])
+    await mkdir(join(work, 'root'))
+    // Debian's redis-server is a link to a file of redis-tools.
+    await unpackDebian(work, join(work, 'root'), ['redis-server'], /^redis-(server|tools)$/)
     await copyFile(join(work, 'root/usr/bin/redis-server'), join(out, 'bin/redis-server'))
     for (const file of await readdir(join(work, 'root'), { recursive: true })) {
       const isLibrary = /\blib\/.*\.so(\.[\d.]+)?$/.test(file)
       if (isLibrary) await cp(join(work, 'root', file), join(out, 'lib', basename(file)), { verbatimSymlinks: true })
     }
   })
+}
+
+/**
+ * Unpacks Debian's packages `names` into `root`, with what they depend on: the packages that are not installed, and those that match
+ * `always`, even if they are installed.
+ *
+ * @param {string} work
+ * @param {string} root
+ * @param {string[]} names
+ * @param {RegExp} always
+ */
+export async function unpackDebian(work, root, names, always) {
+  // Separate package lists: without root the system's lists cannot be updated, and a slim image has none.
+  const folders = ['-o', `Dir::State::Lists=${work}/lists`, '-o', `Dir::Cache=${work}/cache`]
+  /** @param {string[]} args */
+  const apt = (...args) => run('apt-get', ['-qq', ...folders, ...args], { cwd: work })
+  for (const folder of ['lists/partial', 'cache/archives/partial']) await mkdir(join(work, folder), { recursive: true })
+  await apt('update')
+  const { stdout } = await apt('--simulate', '--no-install-recommends', 'install', ...names)
+  const missing = [...stdout.matchAll(/^Inst (\S+)/gm)].map((match) => match[1])
+  const depends = await run('apt-cache', [...folders, 'depends', '--recurse', '--important', ...names], { cwd: work })
+  const own = depends.stdout.split('\n').filter((line) => always.test(line))
+  await apt('download', ...new Set([...own, ...missing]))
+  const packages = (await readdir(work)).filter((file) => file.endsWith('.deb'))
+  for (const file of packages) await run('dpkg', ['-x', join(work, file), root])
 }
 
 async function installRedis() {
@@ -228,11 +246,12 @@ export async function unpackMongod(work, out, version = '0.4.5') {
  * @typedef {{ env: Record<string, string>, stop: () => Promise<void> }} SharedServers
  * @param {string[]} argv
  * @param {() => Promise<SharedServers>} testServers
+ * @param {(() => Promise<string>)[]} locators find or fetch the binaries
  * @returns {Promise<number>}
  */
-export async function main([verb, ...rest], testServers) {
+export async function main([verb, ...rest], testServers, locators) {
   try {
-    if (verb === 'fetch' && rest.length === 0) return await fetchAll()
+    if (verb === 'fetch' && rest.length === 0) return await fetchAll(locators)
     if (verb === 'run' && rest[0] === '--' && rest.length > 1) return await runWith(rest.slice(1), testServers)
     console.error(USAGE)
     return 2
@@ -242,9 +261,10 @@ export async function main([verb, ...rest], testServers) {
   }
 }
 
-// Tries both even if one fails, so that one run names everything that is missing.
-async function fetchAll() {
-  const results = await Promise.allSettled([locateRedis(), locateMongod()])
+// Tries all even if one fails, so that one run names everything that is missing.
+/** @param {(() => Promise<string>)[]} locators */
+async function fetchAll(locators) {
+  const results = await Promise.allSettled(locators.map((locate) => locate()))
   for (const result of results) {
     if (result.status === 'fulfilled') console.log(result.value)
     else console.error(`servers: ${result.reason.message}`)

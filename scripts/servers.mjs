@@ -15,6 +15,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { startMysql } from './mysql.mjs'
 import { startPgBouncer, startPostgres } from './postgres.mjs'
+import { locatePgBouncer, locatePostgres } from './postgres-binaries.mjs'
 import { redisCommand } from './redis-command.mjs'
 import { locateMongod, locateRedis, main } from './servers-cli.mjs'
 import { startRedisCluster, startRedisQuorum, startRedisSentinel } from './topologies.mjs'
@@ -140,11 +141,11 @@ process.on('exit', () => {
 
 /**
  * Starts a server in a new folder and on a free port. `plan(dir, port)` returns `argv`, `ready(log)`, and the `properties` of
- * the result; the `user` that runs it, and the signal that stops it, if they are not the usual ones. The server's own processes
- * are paused with it.
+ * the result; the `user` that runs it, and the signals that stop it and end it for a restart, if they are not the usual ones. The
+ * server's own processes are paused with it.
  *
  * @typedef {{ uid: number, gid: number }} User
- * @typedef {{ argv: string[], user?: User, stopSignal?: NodeJS.Signals, ready: (log: string) => Promise<boolean>, properties: { url?: string, tlsPort?: number } }} Plan
+ * @typedef {{ argv: string[], user?: User, stopSignal?: NodeJS.Signals, restartSignal?: NodeJS.Signals, ready: (log: string) => Promise<boolean>, properties: { url?: string, tlsPort?: number } }} Plan
  * @param {(dir: string, port: string) => Plan | Promise<Plan>} plan
  */
 export async function startServer(plan) {
@@ -221,7 +222,7 @@ class Server {
 
   /** Kills the server. The folder stays: `restart()` finds the data that was written to the disk. */
   async kill() {
-    await this.#end('SIGKILL')
+    await this.#end(this.#plan.stopSignal ?? 'SIGKILL')
   }
 
   async pause() {
@@ -241,7 +242,7 @@ class Server {
   /** Shuts the server down if it is up, and starts it on the same port and folder. */
   async restart() {
     if (this.#isStopped) throw new Error('this server has been stopped: start a new one')
-    await this.#end('SIGTERM')
+    await this.#end(this.#plan.restartSignal ?? 'SIGTERM')
     await this.#launch()
   }
 
@@ -284,7 +285,7 @@ class Server {
     child.ref()
     child.kill(signal)
     // A stopped process does not handle SIGTERM.
-    child.kill('SIGCONT')
+    this.resume()
     const killTimer = setTimeout(() => child.kill('SIGKILL'), 10_000)
     await this.#exited
     clearTimeout(killTimer)
@@ -378,5 +379,6 @@ async function isPrimary({ MongoClient }, port) {
 }
 
 if (process.argv[1] && realpathSync(process.argv[1]) === fileURLToPath(import.meta.url)) {
-  process.exitCode = await main(process.argv.slice(2), testServers)
+  const locators = [locateRedis, locateMongod, locatePostgres, locatePgBouncer]
+  process.exitCode = await main(process.argv.slice(2), testServers, locators)
 }

@@ -91,6 +91,21 @@ const mongodb = [
   'mongodb+srv://host:27017',
 ].map((url) => [[url], 'target', /./])
 
+const postgres = [
+  'postgres:',
+  'postgres://user@',
+  `postgres:${PASSWORD}`,
+  `postgres://user:${PASSWORD}`,
+  `postgres://user:${PASSWORD}@`,
+  `postgres://user:${PASSWORD}@a,,b/db`,
+  `postgresql://user:${PASSWORD}@host:port/db`,
+  `postgres://user:${PASSWORD}@host/db?${PASSWORD}=1`,
+  `postgres://host/db?sslmode=${PASSWORD}`,
+  `postgres://host/db?pooler=${PASSWORD}`,
+  'postgres://a,b/db?port=1,2,3',
+  'postgres://a,b/db?target_session_attrs=standby',
+].map((url) => [[url], 'target', /must be postgres:\/\//])
+
 const sqlite = [
   'sqlite:',
   'sqlite://',
@@ -154,7 +169,9 @@ const options = [
   [[{ url: '' }], 'url', /HOLDFAST_URL.*got ""$/],
   [[undefined, { keyPrefix: 'p' }], 'target', /HOLDFAST_URL.*got undefined$/],
   [[{ url: [] }], 'target', shown('[]')],
-  ...['keyPrefix', 'collection', 'table'].flatMap((name) => noText.map(([value, text]) => option(name, value, text))),
+  ...['keyPrefix', 'collection', 'table', 'listenUrl'].flatMap((name) =>
+    noText.map(([value, text]) => option(name, value, text)),
+  ),
   option('collection', '', '""'),
   option('table', '', '""'),
   ...noLimits.map(([value, text]) => option('storeTimeoutMs', value, text)),
@@ -208,6 +225,7 @@ export const connections = [
   ...sentinel,
   ...cluster,
   ...mongodb,
+  ...postgres,
   ...sqlite,
   [[Symbol('t')], 'target', symbol],
   [[5n], 'target', symbol],

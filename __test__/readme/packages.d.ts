@@ -1,7 +1,27 @@
-// The parts of packages that the documents use in blocks that are compiled and not run.
+// The parts of packages without types that the benchmark uses, and the documents in blocks that are compiled and not run.
 declare module 'pg' {
+  interface Result {
+    rowCount: number | null
+    rows: any[]
+  }
+  interface Statement {
+    name: string
+    text: string
+    values: unknown[]
+  }
+  export class Client {
+    constructor(options?: { connectionString?: string })
+    connect(): Promise<void>
+    query(text: string | Statement, values?: unknown[]): Promise<Result>
+    on(event: 'error', listener: (error: Error) => void): this
+    end(): Promise<void>
+    release(): void
+  }
   export class Pool {
-    query(text: string, values?: unknown[]): Promise<{ rowCount: number | null }>
+    constructor(options?: { connectionString?: string; max?: number })
+    connect(): Promise<Client>
+    query(text: string, values?: unknown[]): Promise<Result>
+    end(): Promise<void>
   }
 }
 
@@ -13,6 +33,14 @@ declare module '@prisma/client' {
         data: { balance: number; fence: bigint }
       }): Promise<{ count: number }>
     }
+  }
+}
+
+declare module 'typeorm' {
+  export class DataSource {
+    constructor(options: { type: 'postgres'; url: string })
+    initialize(): Promise<this>
+    query(text: string, values?: unknown[]): Promise<any>
   }
 }
 

@@ -5,9 +5,11 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { startPostgres } from '../../scripts/postgres.mjs'
 import { redisCommand } from '../../scripts/redis-command.mjs'
 import { startMongod, startRedis } from '../../scripts/servers.mjs'
 import { mongoCommand, startRedisCluster, startRedisQuorum, startRedisSentinel } from '../../scripts/topologies.mjs'
+import { withPostgres } from '../postgres-client.mjs'
 
 /** A killed server must keep what it acknowledged. Without that, a second holder would not be a violation. */
 const DURABLE = { args: ['--appendonly', 'yes', '--appendfsync', 'always'] }
@@ -16,6 +18,11 @@ const HEALTHY_TIMEOUT_MS = 60_000
 const answers = (call, accepts) => call.then(accepts, () => false)
 const redisIsUp = ({ port }) => answers(redisCommand(port, 'PING'), (reply) => reply === '+PONG\r\n')
 const clusterIsUp = ({ port }) => answers(redisCommand(port, 'CLUSTER INFO'), (reply) => /cluster_state:ok/.test(reply))
+const postgresIsUp = ({ url }) =>
+  answers(
+    withPostgres(url, (client) => client.query('SELECT 1')),
+    () => true,
+  )
 const isPrimary = (node) => answers(mongoCommand(node, { hello: 1 }, 1000), (reply) => reply.isWritablePrimary === true)
 const all = async (nodes, isUp) => (await Promise.all(nodes.map(isUp))).every(Boolean)
 
@@ -84,6 +91,7 @@ const STORES = {
 
   mongodb: async () => single(await startMongod(), isPrimary),
   'mongodb-replica-set': async () => single(await startMongod({ replicaSet: true }), isPrimary),
+  postgres: async () => single(await startPostgres({ fsync: true }), postgresIsUp),
 }
 
 export const KINDS = Object.keys(STORES)
@@ -170,6 +178,34 @@ export const FAULTS = {
       await lock.end()
       return `write lock of another process for ${seconds(ms)}`
     },
+  },
+
+  'table lock': {
+    of: (kind) => kind === 'postgres',
+    recovers: true,
+    run: ({ store, between }) =>
+      withPostgres(store.target, async (client) => {
+        const ms = between(500, 12_000)
+        await client.query('BEGIN; LOCK TABLE locks, locks_waiters')
+        await sleep(ms)
+        await client.query('ROLLBACK')
+        return `LOCK TABLE of another program for ${seconds(ms)}`
+      }),
+  },
+
+  'connections ended': {
+    of: (kind) => kind === 'postgres',
+    recovers: true,
+    run: ({ store, pick }) =>
+      withPostgres(store.target, async (client) => {
+        const rounds = pick([1, 5, 20])
+        for (let round = 0; round < rounds; round++) {
+          const text = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast'"
+          await client.query(text)
+          await sleep(100)
+        }
+        return `pg_terminate_backend of every connection, ${rounds} times`
+      }),
   },
 
   'server kill': {

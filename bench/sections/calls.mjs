@@ -7,6 +7,7 @@ import {
   mongodbPairs,
   mongodbs,
   onStore,
+  postgres,
   quorum,
   redis,
   redisPairs,
@@ -30,6 +31,7 @@ const TABLES = {
   sentinel: [{ ...pair, store: sentinel, loads: [1, 16, 64, 1024] }],
   delayed: [0.5, 2].map((extraMs) => ({ ...pair, store: delayed(extraMs), loads: MANY })),
   tries: [redis, ...mongodbs.slice(0, 2)].map((store) => ({ ...tryHeld, store, loads: FEW })),
+  postgres: [{ ...pair, store: postgres, loads: [1, 64, 256] }],
   quorum: [3, 5].map((size) => ({ ...pair, store: quorum(size), loads: FEW })),
 }
 
@@ -42,7 +44,7 @@ async function measure(part, timing) {
     fields.push(
       await onStore(store, async ({ target, probe, note, title }) => {
         const contenders = timing.chosen(store.contenders)
-        const results = await measureAll({ contenders, target, what, loads, probe, ...timing })
+        const results = await measureAll({ contenders, target, what, loads, probe, shares: store.shares, ...timing })
         return { title: `${name}, ${title}`, note: await note?.(), one, floor: store.floor, results }
       }),
     )

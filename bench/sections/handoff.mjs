@@ -6,8 +6,8 @@ import { Monitor } from '../../scripts/monitor.mjs'
 import { redisCommand } from '../../scripts/redis-command.mjs'
 import { USUAL_MS } from '../poll.mjs'
 import { median, percentile } from '../report.mjs'
-import { FOR_EVER, HOLD, Waiters } from '../waiters.mjs'
-import { delayed, onStore, redis, replicaSet } from './stores.mjs'
+import { HOLD, Waiters } from '../waiters.mjs'
+import { delayed, onStore, postgres, redis, replicaSet } from './stores.mjs'
 
 /** `retryMs`: the pause between two attempts; without it, the contender's default. 1 ms is the shortest timer in Node. */
 const REDIS = [
@@ -33,6 +33,13 @@ const MONGODB = [
   { name: 'gist', setting: `tries every ${USUAL_MS} ms` },
   { name: 'mongodb-lock', setting: `tries every ${USUAL_MS} ms` },
   { name: 'locco', setting: 'as documented: tries every 200 ms' },
+]
+
+const POSTGRES = [
+  { name: 'holdfast', setting: 'default' },
+  { name: 'advisory-locks', setting: 'waits in the server, with a connection' },
+  { name: 'verrou-knex', setting: 'default: tries every 250 ms' },
+  { name: 'verrou-knex', setting: 'tries every 10 ms', retryMs: 10 },
 ]
 
 /** Commands that read, write or wait for data. Other commands of members, drivers and monitors are not counted. */
@@ -67,13 +74,31 @@ const timesOf = ({ quick, rounds }) => ({
   pingsAfterPause: quick ? 20 : 500,
 })
 
-/** The round trip of Redis, and what its clients send. */
+/** The least that a hand-off by the server can be: it compares, stores the next holder, and sends a message. */
+const BARE_HAND_OFF = `if redis.call('GET', KEYS[1]) == ARGV[1] then
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', 30000)
+  redis.call('PUBLISH', KEYS[1], ARGV[1])
+end`
+
+/** The round trip of Redis, a bare hand-off, and what its clients send. */
 async function openRedis({ target, servers: [server] }) {
   const { Redis } = await import('ioredis')
-  const client = new Redis(target.urls[0])
+  const [client, subscriber] = [new Redis(target.urls[0]), new Redis(target.urls[0])]
+  await subscriber.subscribe('bare')
+  client.defineCommand('handOff', { lua: BARE_HAND_OFF, numberOfKeys: 1 })
   return {
     probe: 'PING of ioredis',
     ping: () => client.ping(),
+    bare: {
+      about:
+        'a script of ioredis that compares, stores the next holder, and publishes a message to another connection of the process',
+      prepare: () => client.set('bare', 'holder'),
+      async handOff() {
+        const message = new Promise((resolve) => subscriber.once('message', resolve))
+        await /** @type {any} */ (client).handOff('bare', 'holder')
+        await message
+      },
+    },
     reset: () => redisCommand(server.port, 'FLUSHALL'),
     async count() {
       const monitor = await Monitor.open(server.port)
@@ -82,7 +107,10 @@ async function openRedis({ target, servers: [server] }) {
         return monitor.commands.length
       }
     },
-    close: () => client.disconnect(),
+    close() {
+      client.disconnect()
+      subscriber.disconnect()
+    },
     counted:
       'Commands are those that clients send, including the one with which the last holder waits again. Commands inside ' +
       'scripts are not counted.',
@@ -112,6 +140,25 @@ async function openMongodb({ target }) {
   }
 }
 
+async function openPostgres({ target, probe }) {
+  const { default: pg } = await import('pg')
+  const client = new pg.Client({ connectionString: target.urls[0] })
+  client.on('error', () => {})
+  await client.connect()
+  return {
+    probe: '`SELECT 1` of `pg`',
+    ping: () => client.query('SELECT 1'),
+    reset: async () => {
+      const { rows } = await client.query("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+      if (rows.length > 0) await client.query(`TRUNCATE ${rows.map(({ tablename }) => tablename).join()}`)
+    },
+    count: () => probe.count(),
+    close: () => client.end(),
+    counted:
+      'Every commit waits for the disk. Commands are statements, those of a transaction and its begin and commit included.',
+  }
+}
+
 /** The part on Redis: on loopback, and with one waiter on a link whose round trips take a millisecond longer. */
 export async function handoff(timing) {
   const isQuick = (/** @type {any} */ { name, retryMs }) =>
@@ -129,6 +176,11 @@ export async function handoffMongodb(timing) {
   return { fields: [], names: namesOf(MONGODB, timing), markdown: lines.join('\n') }
 }
 
+export async function handoffPostgres(timing) {
+  const lines = await measureStore(postgres, openPostgres, POSTGRES, timing)
+  return { fields: [], names: namesOf(POSTGRES, timing), markdown: lines.join('\n') }
+}
+
 const namesOf = (contenders, { chosen }) => chosen([...new Set(contenders.map(({ name }) => name))])
 
 /** Measures contenders on one store. Resolves to the lines of the report. With `link`, the loads are few and no calls only wait. */
@@ -144,11 +196,14 @@ async function measureStore(store, open, all, timing, link) {
       await server.reset()
       return Waiters.start(opened.target, contender, processes)
     }
-    /** @type {{ busy: number[], idle: number[] }} */
-    const trips = { busy: [], idle: [] }
+    /** @type {{ busy: number[], idle: number[], bare: number[] }} */
+    const trips = { busy: [], idle: [], bare: [] }
     const timeRoundTrips = async () => {
-      trips.busy.push(await roundTrip(server, times.pings, false))
-      trips.idle.push(await roundTrip(server, times.pingsAfterPause, true))
+      trips.busy.push(await timed(server.ping, times.pings, false))
+      trips.idle.push(await timed(server.ping, times.pingsAfterPause, true))
+      if (!server.bare) return
+      await server.bare.prepare()
+      trips.bare.push(await timed(server.bare.handOff, times.pingsAfterPause, true))
     }
     await timeRoundTrips()
     /** @type {{ latencies: number[], commands: number[], grants: number[] }[][]} */
@@ -181,13 +236,13 @@ async function measureStore(store, open, all, timing, link) {
   })
 }
 
-/** Measures the median of `count` round trips, one after the other, in µs. With `hasPause` there is a pause before each. */
-async function roundTrip(server, count, hasPause) {
+/** Measures the median of `count` calls, one after the other, in µs. With `hasPause` there is a pause before each. */
+async function timed(call, count, hasPause) {
   const times = []
-  for (let ping = 0; ping < count; ping++) {
+  for (let at = 0; at < count; at++) {
     if (hasPause) await sleep(HOLD.leastMs)
     const start = performance.now()
-    await server.ping()
+    await call()
     times.push((performance.now() - start) * 1000)
   }
   return median(times)
@@ -208,7 +263,8 @@ async function measure(running, server, waiters, times) {
 
 /** Counts the commands while 100 waiters in 4 processes wait and no lock is released. */
 async function countIdleCommands(running, server, times) {
-  running.join(1, FOR_EVER)
+  running.holdForEver()
+  running.join(1)
   await running.handOffs(1, times.longestMs)
   running.join(100)
   await sleep(times.settleMs)
@@ -228,9 +284,10 @@ const p99 = (values) =>
     0.99,
   )
 
-const roundTrips = (title, { probe }, trips) =>
+const roundTrips = (title, { probe, bare }, trips) =>
   `${title} on loopback. A round trip (the median ${probe} in the same run) takes ${spread(trips.busy)} µs without pauses, and ` +
-  `${spread(trips.idle)} µs after a pause of ${HOLD.leastMs} ms, like the one before each hand-off.`
+  `${spread(trips.idle)} µs after a pause of ${HOLD.leastMs} ms, like the one before each hand-off.` +
+  (bare ? ` A bare hand-off (${bare.about}) takes ${spread(trips.bare)} µs after such a pause.` : '')
 
 function intro(about, { counted }, { rounds, handOffs, longestMs, contendMs }) {
   return [
@@ -249,6 +306,7 @@ function intro(about, { counted }, { rounds, handOffs, longestMs, contendMs }) {
 
 function tables(loads, contenders, results, trips, note = []) {
   const [busy, idle] = [median(trips.busy), median(trips.idle)]
+  const bare = trips.bare.length > 0 ? median(trips.bare) : undefined
   const row = (at) => (contender, index) => {
     const { latencies, commands, grants } = results[at][index]
     const mid = median(latencies)
@@ -258,6 +316,7 @@ function tables(loads, contenders, results, trips, note = []) {
       ms(p99(latencies)),
       (mid / busy).toFixed(1),
       (mid / idle).toFixed(1),
+      ...(bare ? [(mid / bare).toFixed(1)] : []),
       `${(mid / median(results[at][0].latencies)).toFixed(1)} ×`,
       median(commands).toFixed(1),
       median(grants).toFixed(0),
@@ -268,8 +327,8 @@ function tables(loads, contenders, results, trips, note = []) {
     `## ${title}`,
     '',
     ...note,
-    '| | setting | hand-offs | median, ms | p99, ms | in round trips | in round trips after a pause | holdfast is faster | commands per hand-off | grants per second |',
-    '|---|---|---:|---:|---:|---:|---:|---:|---:|---:|',
+    `| | setting | hand-offs | median, ms | p99, ms | in round trips | in round trips after a pause |${bare ? ' in bare hand-offs |' : ''} holdfast is faster | commands per hand-off | grants per second |`,
+    `|---|---|${'---:|'.repeat(bare ? 9 : 8)}`,
     ...contenders.map(row(at)),
     '',
   ])

@@ -4,7 +4,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { startContender } from '../contender-process.mjs'
 import { describe } from '../describe.mjs'
 import { cell, spread } from '../report.mjs'
-import { onStore, redis } from './stores.mjs'
+import { onStore, postgres, redis } from './stores.mjs'
 
 const CONTENDERS = ['holdfast', 'redlock', 'redis-semaphore']
 /** The first ttl is holdfast's default. After `settleMs` the rate of its renewals is constant. */
@@ -66,6 +66,36 @@ export async function leases({ quick, rounds: most, chosen }) {
     ...(await Promise.all(loads.map(section))).flat(),
   ].join('\n')
   return { fields: [], names: contenders, markdown }
+}
+
+/** What holdfast's leases cost on PostgreSQL. */
+export async function leasesPostgres({ quick }) {
+  const [count, [{ ttlMs, settleMs, watchMs }]] = quick ? [200, QUICK_LOADS] : [10_000, LOADS]
+  return onStore(postgres, async ({ target, probe }) => {
+    const holder = await startContender('holdfast', target, ['--expose-gc'])
+    await holder.ask({ what: 'hold', count, ttlMs })
+    await sleep(settleMs)
+    const spent = await probe.start()
+    const { cpuPercent, lost } = await holder.ask({ what: 'watch', ms: watchMs })
+    const { cpuUs } = await spent()
+    // Separate from the timed run: the count makes a server slower.
+    const counted = await probe.count()
+    await holder.ask({ what: 'watch', ms: watchMs })
+    const statements = await counted()
+    await holder.kill()
+    if (statements === 0 || lost > 0)
+      throw new Error(`holdfast lost ${lost} of ${count} leases in ${statements} statements`)
+    const figures = [cpuPercent, cpuUs / watchMs / 10, (statements / watchMs) * 1000].map((figure) => figure.toFixed(1))
+    const markdown = [
+      `## ${count} leases with a ttl of ${ttlMs / 1000} s, for ${watchMs / 1000} s`,
+      '',
+      '| | client CPU, % of a core | server CPU, % of a core | statements per second |',
+      '|---|---:|---:|---:|',
+      `| holdfast | ${figures.join(' | ')} |`,
+      '',
+    ].join('\n')
+    return { fields: [], names: ['holdfast'], markdown }
+  })
 }
 
 /** Reads the server's counters. */

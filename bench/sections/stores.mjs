@@ -3,9 +3,11 @@ import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { certify, makeAuthority } from '../../scripts/certificates.mjs'
+import { startPostgres } from '../../scripts/postgres.mjs'
 import { freePort, startMongod, startRedis } from '../../scripts/servers.mjs'
 import { startMongoReplicaSet, startRedisCluster, startRedisSentinel } from '../../scripts/topologies.mjs'
 import { openDelayProxy } from '../delay-proxy.mjs'
+import { COUNTING, PostgresProbe } from '../postgres-probe.mjs'
 import { MongoProbe, RedisProbe } from '../probes.mjs'
 
 /** Clients and libraries on ioredis, each with both settings of it. */
@@ -127,6 +129,18 @@ export const replicaSet = mongodb(1)
 /** All of them, for all calls or for the pairs. */
 export const mongodbs = [mongodb(0), replicaSet, mongodb(3)]
 export const mongodbPairs = mongodbs.map((store) => ({ ...store, contenders: [...MONGODB, 'holdfast-lock'] }))
+
+/** A PostgreSQL whose commits wait for the disk. */
+export const postgres = {
+  contenders: ['holdfast', 'holdfast-using', 'holdfast-lock', 'verrou-knex', 'advisory-locks', 'advisory-pipelined'],
+  floor: 'advisory-locks',
+  shares: true,
+  open: ([server]) => PostgresProbe.open(server),
+  async start() {
+    const server = await startPostgres({ fsync: true, settings: COUNTING })
+    return { target: targetOf(server), servers: [server], stop: () => server.stop() }
+  },
+}
 
 /** Starts the servers of a store, runs `use` with their target, a probe and their title, and stops them. */
 export async function onStore({ start, open, label = '', title = (version) => `${version}${label}` }, use) {

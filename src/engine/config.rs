@@ -1,17 +1,20 @@
 //! Parses a target (a URL, a list of URLs, nothing) and connects to its engine. The only match over engines.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Credentials, SharedEngine};
+use super::{Credentials, SharedEngine, Warnings};
 use crate::backoff::Backoff;
 use crate::error::LockError;
 use crate::event_loop::EventLoop;
 
 /// The settings of an engine besides its URL.
-#[derive(Debug, Clone)]
+///
+/// They have no `Debug`: another URL and the environment may contain passwords.
+#[derive(Clone)]
 pub struct Settings {
     /// The prefix of every name in the store. `None`: the engine's default (`lock:` on Redis, empty elsewhere).
     pub key_prefix: Option<String>,
@@ -23,10 +26,16 @@ pub struct Settings {
     pub store_timeout: Duration,
     /// Redis: the number of replicas that must acknowledge a grant. Default 0.
     pub min_replicas: u32,
-    /// The certificates for `rediss://` and for MongoDB with TLS.
+    /// The certificates for `rediss://`, and for MongoDB and PostgreSQL with TLS.
     pub tls: TlsFiles,
-    /// Redis: the source of the logins of new connections, instead of the URL.
+    /// Redis, PostgreSQL: the source of the logins of new connections, instead of the URL.
     pub credentials: Option<Arc<Credentials>>,
+    /// PostgreSQL: the URL of the servers without the pooler, for notifications.
+    pub listen_url: Option<String>,
+    /// PostgreSQL: the variables of the environment whose names begin with `PG`, for what the URL leaves out.
+    pub environment: HashMap<String, String>,
+    /// Receives the warnings of the engine. `None`: there are no warnings.
+    pub warnings: Option<Arc<Warnings>>,
     /// How long `connect` tries again while the store cannot be reached. Default 0: one attempt.
     pub connect_for: Duration,
     /// The caller's event loop, if it can poll an engine's socket.
@@ -43,6 +52,9 @@ impl Default for Settings {
             min_replicas: 0,
             tls: TlsFiles::default(),
             credentials: None,
+            listen_url: None,
+            environment: HashMap::new(),
+            warnings: None,
             connect_for: Duration::ZERO,
             event_loop: None,
         }
@@ -123,12 +135,16 @@ impl EngineConfig {
     pub fn parse(urls: &[String], settings: &Settings) -> Result<Self, LockError> {
         let urls: &[String] = &urls.iter().map(|url| of_valkey(url)).collect::<Vec<_>>();
         if settings.credentials.is_some() {
-            let is_redis = |url: &String| url.starts_with("redis");
-            if urls.is_empty() || !urls.iter().all(is_redis) {
-                let rule = "must be absent for a store other than Redis: the driver of MongoDB opens its connections by \
+            let can_ask = |url: &String| url.starts_with("redis") || url.starts_with("postgres");
+            if urls.is_empty() || !urls.iter().all(can_ask) {
+                let rule = "must be absent for a store other than Redis and PostgreSQL: the driver of MongoDB opens its connections by \
                             itself (a client certificate, with authMechanism=MONGODB-X509, needs no password)";
                 return Err(LockError::invalid("credentials", rule, "a function"));
             }
+        }
+        if settings.listen_url.is_some() && !urls.iter().any(|url| url.starts_with("postgres")) {
+            let rule = "must be absent for a store other than PostgreSQL";
+            return Err(LockError::invalid("listenUrl", rule, "a URL"));
         }
         if settings.min_replicas > 0 {
             let scheme = match urls {

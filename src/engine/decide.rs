@@ -5,8 +5,7 @@
 
 use std::time::Duration;
 
-use super::WAITER_LIVENESS;
-use crate::model::{Fence, Ttl};
+use crate::model::Fence;
 
 /// A lease that has not expired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,8 +84,9 @@ pub(super) fn decide(snapshot: &Snapshot, liveness: Option<Duration>) -> Decisio
 }
 
 /// Returns how long a position in a queue lives after the last attempt of its owner.
-pub(super) fn waiter_liveness(ttl: Ttl) -> Duration {
-    ttl.duration().min(WAITER_LIVENESS)
+#[cfg(any(feature = "memory", feature = "sqlite"))]
+pub(super) fn waiter_liveness(ttl: crate::model::Ttl) -> Duration {
+    ttl.duration().min(super::WAITER_LIVENESS)
 }
 
 /// The shortest retry because of the position ahead.

@@ -20,7 +20,7 @@ pub(crate) mod contract;
 mod credentials;
 #[cfg(any(feature = "memory", feature = "mysql", feature = "postgres", feature = "sqlite"))]
 mod decide;
-#[cfg(any(feature = "mongodb", feature = "redis"))]
+#[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis"))]
 mod hand_off;
 #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres", feature = "redis"))]
 mod local_waiters;
@@ -44,9 +44,11 @@ pub mod redis;
 pub mod sql;
 #[cfg(any(feature = "mysql", feature = "postgres", feature = "redis"))]
 mod tls;
+mod warnings;
 
 pub use config::{EngineConfig, Settings, TlsFiles, connect};
 pub use credentials::{Credentials, Login};
+pub use warnings::Warnings;
 
 /// The result of an engine's operation. The error says how the store failed.
 pub type Result<T> = std::result::Result<T, EngineError>;

@@ -1,6 +1,7 @@
 //! The options of `connect` and of an acquisition, which `lib/options.ts` and `lib/connect.ts` have checked. Durations are in milliseconds. An absent
 //! field means the default.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use napi_derive::napi;
@@ -88,6 +89,9 @@ pub struct Config {
     pub events: bool,
     /// Whether `notify` is asked for the login of every new connection.
     pub credentials: Option<bool>,
+    pub listen_url: Option<String>,
+    /// Variables of the environment.
+    pub environment: Option<HashMap<String, String>>,
     /// How long `connect` tries again.
     pub connect_ms: Option<f64>,
     pub ca_file: Option<String>,
@@ -124,6 +128,9 @@ impl Config {
                 insecure: self.insecure.unwrap_or(false),
             },
             credentials: None,
+            listen_url: self.listen_url.clone(),
+            environment: self.environment.clone().unwrap_or_default(),
+            warnings: None,
             connect_for: self.connect_ms.and_then(duration).unwrap_or_default(),
             event_loop: None,
         }

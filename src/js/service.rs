@@ -14,7 +14,7 @@ use super::acquisition::PendingAcquisition;
 use super::bridge::deferred::{Deferred, info_to_json};
 use super::bridge::leases::Entry;
 use super::bridge::logins::credentials;
-use super::bridge::notifier::{Notifier, stall_detector};
+use super::bridge::notifier::{Notifier, stall_detector, warnings};
 use super::bridge::{Bridge, failed};
 use super::names::{NameArgument, NamesArgument, keys};
 use super::options::{AcquireRecord, Config, duration, ttl, wait};
@@ -53,6 +53,7 @@ pub fn connect<'env>(env: &'env Env, mut config: Config, notify: Function<'_, St
     let notifier = Notifier::new(env, bridge.shared(), &notify)?;
     let mut settings = config.settings();
     settings.event_loop = bridge.event_loop();
+    settings.warnings = Some(warnings(&notifier));
     if config.credentials == Some(true) {
         settings.credentials = Some(credentials(&notifier));
     }

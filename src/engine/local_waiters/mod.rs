@@ -144,7 +144,7 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Whether this process has waiters for a name.
-    #[cfg(feature = "mongodb")]
+    #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
     pub(super) fn is_waited_for(&self, key: &Key) -> bool {
         self.state.lock().names.contains_key(key)
     }
@@ -242,7 +242,7 @@ impl<H> LocalWaiters<H> {
 
     /// Makes a waiter confirm every hand-off by an attempt, because an attempt of it releases what it holds. Drops a grant that it
     /// has not taken.
-    #[cfg(feature = "mongodb")]
+    #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
     pub(super) fn confirm_hand_offs(&self, owner: &OwnerToken) {
         if let Some(waiter) = self.state.lock().waiters.get_mut(owner) {
             waiter.confirms = true;
@@ -263,6 +263,7 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Whether a waiter took its grant within the last [`TAKEN_KEPT`].
+    #[cfg(any(feature = "mongodb", feature = "redis", test))]
     pub(super) fn has_taken(&self, owner: &OwnerToken) -> bool {
         let mut state = self.state.lock();
         state.forget_taken();
@@ -283,7 +284,7 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Wakes the waiters of a name that are not among `these`.
-    #[cfg(feature = "mongodb")]
+    #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
     pub(super) fn wake_others(&self, key: &Key, these: &std::collections::HashSet<OwnerToken>) {
         self.wake_if(|owner, waiter| waiter.is_at(key) && !these.contains(owner));
     }

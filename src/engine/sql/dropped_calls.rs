@@ -12,6 +12,7 @@ const SIGNIFICANT_WAIT: Duration = Duration::from_millis(75);
 /// Calls that are dropped within this time count once: they waited at the same time.
 const TOGETHER: Duration = Duration::from_millis(20);
 /// This many callers in a row make a connection suspect.
+#[cfg(any(feature = "mysql", feature = "postgres"))]
 const SUSPECT: u64 = 2;
 
 /// The dropped calls of one engine.

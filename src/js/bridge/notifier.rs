@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::Bridge;
 use super::deferred::to_json;
 use super::shared::{Reference, Shared};
+use crate::engine::Warnings;
 use crate::error::{Code, LockError};
 use crate::service::{Event, EventKind, StallDetector};
 
@@ -114,6 +115,12 @@ impl Drop for Notifier {
             self.shared.discard(reference);
         }
     }
+}
+
+/// Creates the warnings of a service.
+pub(in crate::js) fn warnings(notifier: &Arc<Notifier>) -> Arc<Warnings> {
+    let notifier = notifier.clone();
+    Arc::new(Warnings::new(move |text| notifier.send(&json!({ "warning": text }))))
 }
 
 /// Creates the stall detector of a service. Its pings are notices: they do not keep the process alive.

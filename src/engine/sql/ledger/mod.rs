@@ -3,19 +3,27 @@
 //! An engine locks the rows of all names of a batch, reads them and the front of their queues, and makes the calls here, one after
 //! the other, without the store. [`Ledger::finish`] returns the rows to write. `decide.rs` has the rules of an attempt. Times are
 //! microseconds since 1970 by the store's clock.
+//!
+//! # Hand-off
+//! At the end of a transaction a free name goes to its first live waiter, whose position is removed. A waiter of one name without
+//! metadata becomes the holder, for 2 s or its ttl. For another one the name is reserved for as long: its row has the owner
+//! `<token>-next`, and the waiter makes an attempt. A waiter that was slow enters again with its ticket ([`Ledger::remember`]).
 
+mod changes;
 mod rows;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+pub(super) use self::changes::{Changes, Entered, News, Notice};
 use self::rows::Change;
-pub(super) use self::rows::{Position, Row};
+pub(super) use self::rows::{Position, RESERVED, Row, Waiter};
 use crate::engine::decide::{Decision, HeldLease, NameState, Snapshot, decide};
+use crate::engine::hand_off::GrantTimes;
 use crate::engine::{Acquired, RESERVATION, Released, Renewed, WAITER_LIVENESS};
-use crate::model::{Claim, OwnerToken, Ttl};
+use crate::model::{Claim, Fence, OwnerToken, Ttl};
 
 /// A name as it is stored: the prefix and the name.
 pub(super) type StoredName = Vec<u8>;
@@ -33,33 +41,12 @@ pub(super) struct Ledger {
     rows: BTreeMap<StoredName, Row>,
     /// Of each name the first live ones, more than there are calls, and those of the calls' owners.
     positions: Vec<Position>,
+    /// The tickets of owners, which may have no position any more.
+    tickets: HashMap<String, u64>,
     /// Names whose first waiter is notified, because the current lease may end earlier.
     shortened: Vec<StoredName>,
     /// Names with another number of positions than before.
     recounted: Vec<StoredName>,
-}
-
-/// What a transaction writes.
-#[derive(Debug, Default)]
-pub(super) struct Changes {
-    /// The names whose rows are written.
-    pub rows: Vec<(StoredName, Row)>,
-    /// The owners whose positions are removed.
-    pub left: Vec<String>,
-    pub entered: Vec<Entered>,
-    /// The owners of the positions that are called, and notified.
-    pub called: Vec<String>,
-    /// The owners that are only notified: to make an attempt, or that their name may be free after a time.
-    pub notified: Vec<(String, Option<Duration>)>,
-}
-
-/// A position that is written.
-#[derive(Debug)]
-pub(super) struct Entered {
-    pub owner: String,
-    pub name: StoredName,
-    pub alive_until_us: i64,
-    pub reserve_ms: i32,
 }
 
 impl Ledger {
@@ -70,14 +57,25 @@ impl Ledger {
             now_us,
             rows,
             positions,
+            tickets: HashMap::new(),
             shortened: Vec::new(),
             recounted: Vec::new(),
         }
     }
 
+    /// Returns the time of the transaction.
+    pub(super) fn now_us(&self) -> i64 {
+        self.now_us
+    }
+
     /// Has the positions of names counted again.
     pub(super) fn recount(&mut self, names: &[StoredName]) {
         self.recounted.extend_from_slice(names);
+    }
+
+    /// Records the ticket that a waiter has had, so that it keeps its place after a hand-off. Before its attempt.
+    pub(super) fn remember(&mut self, owner: &OwnerToken, ticket: u64) {
+        self.tickets.insert(owner.as_str().to_owned(), ticket);
     }
 
     /// Makes an attempt. `names`: those of the claim, as they are stored.
@@ -98,22 +96,17 @@ impl Ledger {
                         is_changed: true,
                     };
                 }
-                self.leave(&claim.owner);
+                self.remove_position(claim.owner.as_str());
                 Acquired::Granted { fence }
             }
             Decision::AlreadyHeld { fence } => {
                 self.extend(names, claim.ttl);
-                self.leave(&claim.owner);
+                self.remove_position(claim.owner.as_str());
                 Acquired::Granted { fence }
             }
-            Decision::Busy {
-                index,
-                retry_after,
-                holds_some,
-            } => {
-                if holds_some {
-                    self.release_names(&claim.owner, names, Duration::ZERO);
-                }
+            Decision::Busy { index, retry_after, .. } => {
+                // Also those that are reserved for it.
+                self.release_names(&claim.owner, names, Duration::ZERO);
                 if claim.waiting {
                     self.enter(claim, &names[index]);
                 }
@@ -151,7 +144,7 @@ impl Ledger {
     /// Releases the names that `claim` holds, and removes its position.
     pub(super) fn release(&mut self, claim: &Claim, names: &[StoredName], keep: Duration) -> Released {
         let held = self.release_names(&claim.owner, names, keep);
-        self.leave(&claim.owner);
+        self.remove_position(claim.owner.as_str());
         if held == names.len() {
             Released::Freed
         } else {
@@ -169,36 +162,27 @@ impl Ledger {
         true
     }
 
-    /// Returns the time until a name may be free, or until its waiter that was called has no longer to be waited for. `None`: the
-    /// name is free.
+    /// Returns the time until a name may be free. `None`: it is free.
     pub(super) fn busy_for(&self, name: &StoredName) -> Option<Duration> {
         let lease = self.rows.get(name).filter(|row| row.is_live(self.now_us));
-        let first = || self.first(name).filter(|first| first.is_called);
-        let until = lease
-            .map(|row| row.expires_us)
-            .or_else(|| first().map(|first| first.alive_until_us))?;
-        Some(span(until - self.now_us))
+        lease.map(|row| span(row.expires_us - self.now_us))
     }
 
-    /// Returns what the transaction writes. Calls the first waiter of each free name.
-    pub(super) fn finish(self) -> Changes {
+    /// Hands off each free name, and returns what the transaction writes.
+    pub(super) fn finish(&mut self) -> Changes {
         let mut changes = Changes::default();
-        for (name, row) in &self.rows {
-            let first = self.first(name);
-            if let Some(first) = first.filter(|first| !row.is_live(self.now_us) && !first.is_called) {
-                changes.called.push(first.owner.clone());
-                // A process checks its names with each heartbeat, which may be too late if the first waiter is dead.
-                let reserve = Duration::from_millis(first.reserve_ms.unsigned_abs().into());
-                let next = self.live(name).nth(1).filter(|_| reserve < RESERVATION);
-                changes
-                    .notified
-                    .extend(next.map(|next| (next.owner.clone(), Some(reserve))));
-            } else if let Some(first) = first.filter(|_| self.shortened.contains(name)) {
-                changes.notified.push((first.owner.clone(), None));
+        let names: Vec<StoredName> = self.rows.keys().cloned().collect();
+        for name in &names {
+            if self.busy_for(name).is_none() {
+                self.hand_off(name, &mut changes.notices);
+            } else if self.shortened.contains(name)
+                && let Some(first) = self.live(name).next()
+            {
+                changes.notices.push(first.notice(News::MayBeFree));
             }
         }
-        let mut recounted = self.recounted;
-        for position in self.positions {
+        let mut recounted = std::mem::take(&mut self.recounted);
+        for position in std::mem::take(&mut self.positions) {
             match position.change {
                 Change::None => continue,
                 Change::Left => changes.left.push(position.owner),
@@ -206,19 +190,61 @@ impl Ledger {
                     owner: position.owner,
                     name: position.name.clone(),
                     alive_until_us: position.alive_until_us,
-                    reserve_ms: position.reserve_ms,
+                    ticket: position.keeps_ticket.then_some(position.order as i64),
+                    waiter: position.waiter,
                 }),
             }
             recounted.push(position.name);
         }
-        let written = |(name, row): &(StoredName, Row)| row.is_changed || recounted.contains(name);
-        changes.rows = self.rows.into_iter().filter(written).collect();
+        let written = |(name, row): &(&StoredName, &Row)| row.is_changed || recounted.contains(name);
+        let rows = self.rows.iter().filter(written);
+        changes.rows = rows.map(|(name, row)| (name.clone(), row.clone())).collect();
         changes
     }
 
-    /// Returns the first live position of a name.
-    fn first(&self, name: &StoredName) -> Option<&Position> {
-        self.live(name).next()
+    /// Hands a free name off to its first live waiter.
+    fn hand_off(&mut self, name: &StoredName, notices: &mut Vec<Notice>) {
+        let mut live = self.live(name).cloned();
+        let (Some(first), next) = (live.next(), live.next()) else {
+            return;
+        };
+        drop(live);
+        let Some(row) = self.rows.get_mut(name) else { return };
+        // The waiters of a dead process delay the others for its liveness together.
+        let until_us = (self.now_us + i64::from(first.waiter.hold_ms) * 1000).min(first.alive_until_us);
+        let hold = span(until_us - self.now_us);
+        let handed = Row {
+            expires_us: until_us,
+            is_granted: true,
+            is_changed: true,
+            ..Row::default()
+        };
+        *row = match &first.waiter.holder {
+            Some(holder) => Row {
+                owner: Some(first.owner.clone()),
+                fence: self.now_us.max(row.fence + 1),
+                holder: Some(holder.clone()),
+                ..handed
+            },
+            None => Row {
+                owner: Some(format!("{}{RESERVED}", first.owner)),
+                fence: row.fence,
+                ..handed
+            },
+        };
+        let times = GrantTimes {
+            granted_us: self.now_us.unsigned_abs(),
+            until_us: until_us.unsigned_abs(),
+        };
+        let news = match first.waiter.holder {
+            Some(_) => News::Granted(Fence(row.fence.unsigned_abs()), times),
+            None => News::MayBeFree,
+        };
+        notices.push(first.notice(news));
+        // A process checks its names with each heartbeat, which may be too late if the first waiter is dead.
+        let next = next.filter(|_| hold < RESERVATION);
+        notices.extend(next.map(|next| next.notice(News::FreeAfter(hold))));
+        self.remove_position(&first.owner);
     }
 
     /// Returns the live positions of a name.
@@ -234,13 +260,17 @@ impl Ledger {
             .positions
             .iter()
             .find(|position| position.owner == own && position.change != Change::Left)
-            .map_or(u64::MAX, |position| position.order);
+            .map(|position| position.order)
+            .or_else(|| self.tickets.get(own).copied())
+            .unwrap_or(u64::MAX);
         let rows = || names.iter().filter_map(|name| self.rows.get(name));
         let state = |name: &StoredName| {
             let lease = self.rows.get(name).filter(|row| row.is_live(self.now_us));
-            let first = self
-                .first(name)
-                .filter(|first| first.order < own_order && first.owner != own);
+            if lease.is_some_and(|row| row.is_reserved_for(&claim.owner)) {
+                return NameState::default();
+            }
+            let first = self.live(name).next();
+            let first = first.filter(|first| first.order < own_order && first.owner != own);
             NameState {
                 lease: lease.map(|row| HeldLease {
                     is_own: row.owner.as_deref() == Some(own),
@@ -280,6 +310,9 @@ impl Ledger {
         let mut held = 0;
         for name in names {
             let Some(row) = self.rows.get_mut(name) else { continue };
+            if row.is_reserved_for(owner) {
+                row.release();
+            }
             if row.owner.as_deref() != Some(owner.as_str()) {
                 continue;
             }
@@ -303,27 +336,30 @@ impl Ledger {
         let at = self.positions.iter().position(|position| position.owner == owner);
         // A position that has left in this transaction is removed before the new one is written.
         let before = at.map(|at| self.positions.remove(at));
-        let order = before.as_ref().map_or(next, |before| before.order);
+        let ticket = self.tickets.get(owner).copied();
+        let order = before.as_ref().map(|before| before.order).or(ticket).unwrap_or(next);
+        let keeps_ticket = before.as_ref().map_or(ticket.is_some(), |before| before.keeps_ticket);
         self.recounted.extend(before.map(|before| before.name));
-        let reserve = claim.ttl.duration().min(RESERVATION);
+        let hold = claim.ttl.duration().min(RESERVATION);
         let position = Position {
             order,
             name: name.clone(),
             owner: owner.to_owned(),
             alive_until_us: self.now_us + micros(WAITER_LIVENESS),
-            is_called: false,
-            reserve_ms: reserve.as_millis() as i32,
+            waiter: Waiter {
+                engine: None,
+                holder: claim.takes_hand_offs().then(|| claim.process.clone()),
+                hold_ms: hold.as_millis() as i32,
+            },
+            keeps_ticket,
             change: Change::Entered,
         };
         let at = self.positions.partition_point(|other| other.order < order);
         self.positions.insert(at, position);
     }
 
-    fn leave(&mut self, owner: &OwnerToken) {
-        let own = self
-            .positions
-            .iter_mut()
-            .find(|position| position.owner == owner.as_str());
+    fn remove_position(&mut self, owner: &str) {
+        let own = self.positions.iter_mut().find(|position| position.owner == owner);
         if let Some(position) = own {
             position.change = Change::Left;
         }

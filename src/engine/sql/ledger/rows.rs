@@ -2,8 +2,11 @@
 
 use std::sync::Arc;
 
-use super::StoredName;
+use super::{News, Notice, StoredName};
 use crate::model::{OwnerToken, Process};
+
+/// What follows the owner token of a waiter that a name is reserved for: no owner token has it.
+pub(in crate::engine::sql) const RESERVED: &str = "-next";
 
 /// The row of a name.
 #[derive(Debug, Clone, Default)]
@@ -40,6 +43,12 @@ impl Row {
         self.is_live(now_us) && self.owner.as_deref() == Some(owner.as_str())
     }
 
+    /// Whether a hand-off has reserved the name for a waiter.
+    pub(super) fn is_reserved_for(&self, owner: &OwnerToken) -> bool {
+        let waiter = self.owner.as_deref().and_then(|own| own.strip_suffix(RESERVED));
+        waiter == Some(owner.as_str())
+    }
+
     pub(super) fn release(&mut self) {
         *self = Row {
             fence: self.fence,
@@ -57,11 +66,21 @@ pub(in crate::engine::sql) struct Position {
     pub name: StoredName,
     pub owner: String,
     pub alive_until_us: i64,
-    /// Whether the waiter was notified that the name is free. Its position then ends, unless it makes an attempt.
-    pub is_called: bool,
-    /// How long the waiter has to make an attempt after it was called.
-    pub reserve_ms: i32,
+    pub waiter: Waiter,
+    /// Whether it is written with its order as the ticket.
+    pub(super) keeps_ticket: bool,
     pub(super) change: Change,
+}
+
+/// What a hand-off has to know of a waiter.
+#[derive(Debug, Clone)]
+pub(in crate::engine::sql) struct Waiter {
+    /// The engine in the queues. `None`: this one.
+    pub engine: Option<String>,
+    /// The holder after a hand-off. `None`: a hand-off reserves the name, and the waiter makes an attempt.
+    pub holder: Option<Arc<Process>>,
+    /// How long a hand-off lasts, in milliseconds.
+    pub hold_ms: i32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,17 +97,24 @@ impl Position {
         name: StoredName,
         owner: String,
         alive_until_us: i64,
-        is_called: bool,
-        reserve_ms: i32,
+        waiter: Waiter,
     ) -> Self {
         Position {
             order: ticket.unsigned_abs(),
             name,
             owner,
             alive_until_us,
-            is_called,
-            reserve_ms,
+            waiter,
+            keeps_ticket: false,
             change: Change::None,
+        }
+    }
+
+    pub(super) fn notice(&self, news: News) -> Notice {
+        Notice {
+            engine: self.waiter.engine.clone(),
+            owner: self.owner.clone(),
+            news,
         }
     }
 

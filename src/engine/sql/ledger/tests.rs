@@ -29,15 +29,50 @@ fn held(owner: &str) -> Row {
     Row::read(Some(owner.to_owned()), NOW + 5_000_000, 7)
 }
 
+/// A waiter of another engine.
 fn waiter(ticket: i64, name: &str, owner: &str) -> Position {
+    let waiter = Waiter {
+        engine: Some("other".to_owned()),
+        holder: Some(Arc::new(elsewhere())),
+        hold_ms: 2000,
+    };
     Position::read(
         ticket,
         name.as_bytes().to_vec(),
         owner.to_owned(),
-        NOW + 1_000_000,
-        false,
-        2000,
+        NOW + 4_000_000,
+        waiter,
     )
+}
+
+fn elsewhere() -> Process {
+    Process {
+        host: "elsewhere".to_owned(),
+        pid: 7,
+    }
+}
+
+/// Releases the name `n`, which has these positions.
+fn released(positions: Vec<Position>) -> Changes {
+    let (holder, n) = claim(&["n"], false);
+    let mut ledger = ledger(&[("n", held(holder.owner.as_str()))], positions);
+    assert_eq!(ledger.release(&holder, &n, Duration::ZERO), Released::Freed);
+    ledger.finish()
+}
+
+fn news(changes: &Changes) -> Vec<(&str, News)> {
+    changes
+        .notices
+        .iter()
+        .map(|notice| (notice.owner.as_str(), notice.news))
+        .collect()
+}
+
+/// A grant of `ms` that follows the token 7.
+fn granted(ms: u64) -> News {
+    let granted_us = NOW.unsigned_abs();
+    let until_us = granted_us + ms * 1000;
+    News::Granted(Fence(granted_us), GrantTimes { granted_us, until_us })
 }
 
 #[test]
@@ -53,28 +88,84 @@ fn the_calls_of_one_transaction_follow_each_other() {
         "behind the queue"
     );
     let changes = ledger.finish();
-    assert_eq!(changes.called, [second.owner.as_str()]);
-    assert_eq!((changes.entered.len(), changes.entered[0].reserve_ms), (1, 800));
-    assert_eq!(changes.rows.len(), 1);
-    assert!(changes.rows[0].1.owner.is_none() && changes.rows[0].1.fence >= NOW);
+    assert_eq!(
+        ledger.busy_for(&n[0]),
+        Some(Duration::from_millis(800)),
+        "of the second"
+    );
+    assert_eq!((changes.notices.len(), changes.entered.len()), (1, 0));
+    let (row, notice) = (&changes.rows[0].1, &changes.notices[0]);
+    assert_eq!(row.owner.as_deref(), Some(second.owner.as_str()));
+    assert!(row.fence > NOW, "the first one has the token of the clock");
+    assert!(matches!(notice.news, News::Granted(fence, _) if fence.0 == row.fence.unsigned_abs()));
+    assert_eq!(notice.engine, None);
 }
 
 #[test]
-fn the_first_waiter_of_a_free_name_is_called_once() {
-    let release = |is_called: bool| {
-        let (holder, n) = claim(&["n"], false);
-        let mut first = waiter(3, "n", "w3");
-        first.is_called = is_called;
-        let dead = Position::read(2, b"n".to_vec(), "w2".to_owned(), NOW - 1, false, 2000);
-        let mut ledger = ledger(
-            &[("n", held(holder.owner.as_str()))],
-            vec![waiter(9, "n", "w9"), first, dead],
-        );
-        ledger.release(&holder, &n, Duration::ZERO);
-        ledger.finish().called
+fn a_free_name_goes_to_its_first_live_waiter() {
+    let dead = Position {
+        alive_until_us: NOW - 1,
+        ..waiter(2, "n", "w2")
     };
-    assert_eq!(release(false), ["w3"]);
-    assert_eq!(release(true), [""; 0]);
+    let changes = released(vec![waiter(9, "n", "w9"), waiter(3, "n", "w3"), dead]);
+    assert_eq!(news(&changes), [("w3", granted(2000))]);
+    assert_eq!(changes.left, ["w3"]);
+    let (_, row) = &changes.rows[0];
+    assert_eq!((row.owner.as_deref(), row.fence), (Some("w3"), NOW));
+    assert_eq!(row.expires_us, NOW + 2_000_000);
+    assert_eq!(row.holder.as_deref(), Some(&elsewhere()));
+}
+
+#[test]
+fn a_token_of_a_hand_off_is_larger_than_the_last_one() {
+    let row = Row::read(Some("x".to_owned()), NOW - 1, NOW + 50);
+    let mut ledger = ledger(&[("n", row)], vec![waiter(3, "n", "w3")]);
+    assert_eq!(ledger.finish().rows[0].1.fence, NOW + 51, "the clock was set back");
+}
+
+#[test]
+fn a_name_is_reserved_for_a_waiter_that_has_to_make_an_attempt() {
+    let (set, names) = claim(&["a", "n"], true);
+    let mut own = waiter(1, "n", set.owner.as_str());
+    own.waiter.holder = None;
+    let changes = released(vec![own, waiter(5, "n", "w5")]);
+    assert_eq!(news(&changes), [(set.owner.as_str(), News::MayBeFree)]);
+    let (_, reserved) = &changes.rows[0];
+    assert_eq!(reserved.fence, 7, "a reservation needs no token");
+    let after = |a: Row| ledger(&[("a", a), ("n", reserved.clone())], vec![waiter(5, "n", "w5")]);
+
+    let mut free = after(Row::default());
+    assert!(matches!(
+        free.attempt(&claim(&["n"], false).0, &names[1..]),
+        Acquired::Held { .. }
+    ));
+    assert_eq!(free.renew(&set, &names[1..], set.ttl), Renewed::Lost);
+    assert!(matches!(free.attempt(&set, &names), Acquired::Granted { .. }));
+
+    let mut busy = after(held("x"));
+    busy.remember(&set.owner, 1);
+    assert!(matches!(busy.attempt(&set, &names), Acquired::Held { .. }));
+    let changes = busy.finish();
+    assert_eq!(changes.entered[0].ticket, Some(1), "it keeps its place");
+    assert_eq!(
+        news(&changes),
+        [("w5", granted(2000))],
+        "the name goes to the next waiter"
+    );
+
+    let mut cancelled = after(Row::default());
+    assert_eq!(cancelled.release(&set, &names, Duration::ZERO), Released::NotHeld);
+    assert_eq!(news(&cancelled.finish()), [("w5", granted(2000))]);
+}
+
+#[test]
+fn a_slow_waiter_keeps_its_place() {
+    let (slow, n) = claim(&["n"], true);
+    let mut ledger = ledger(&[("n", held("x"))], vec![waiter(5, "n", "w5")]);
+    ledger.remember(&slow.owner, 3);
+    assert!(matches!(ledger.attempt(&slow, &n), Acquired::Held { .. }));
+    assert_eq!(ledger.live(&n[0]).next().unwrap().owner, slow.owner.as_str());
+    assert_eq!(ledger.finish().entered[0].ticket, Some(3));
 }
 
 #[test]
@@ -87,10 +178,17 @@ fn a_position_moves_with_its_order() {
         panic!("b is held");
     };
     assert_eq!(key.as_str(), "b");
-    assert_eq!(ledger.first(&names[1]).unwrap().owner, set.owner.as_str());
+    assert_eq!(ledger.live(&names[1]).next().unwrap().owner, set.owner.as_str());
     let changes = ledger.finish();
-    assert_eq!(changes.called, ["w6"], "the next waiter of the free name");
-    assert_eq!(changes.entered[0].name, b"b");
+    assert_eq!(
+        news(&changes),
+        [("w6", granted(2000))],
+        "the next waiter of the free name"
+    );
+    assert_eq!(
+        (changes.entered[0].name.as_slice(), changes.entered[0].ticket),
+        (&b"b"[..], None)
+    );
     assert_eq!(changes.rows.len(), 2, "both queues are counted again");
 }
 
@@ -101,21 +199,25 @@ fn a_kept_name_is_busy_and_its_first_waiter_knows() {
     assert_eq!(ledger.release(&holder, &n, Duration::from_millis(50)), Released::Freed);
     assert_eq!(ledger.busy_for(&n[0]), Some(Duration::from_millis(50)));
     assert_eq!(ledger.renew(&holder, &n, holder.ttl), Renewed::Lost);
-    let changes = ledger.finish();
-    assert_eq!(
-        (changes.called.len(), changes.notified),
-        (0, vec![("w3".to_owned(), None)])
-    );
+    assert_eq!(news(&ledger.finish()), [("w3", News::MayBeFree)]);
 }
+
 #[test]
-fn the_next_waiter_knows_when_the_short_time_of_the_first_one_ends() {
-    let (holder, n) = claim(&["n"], false);
+fn the_next_waiter_knows_when_a_short_hand_off_ends() {
     let mut brief = waiter(3, "n", "w3");
-    brief.reserve_ms = 400;
-    let positions = vec![brief, waiter(4, "n", "w4"), waiter(5, "n", "w5")];
-    let mut ledger = ledger(&[("n", held(holder.owner.as_str()))], positions);
-    ledger.release(&holder, &n, Duration::ZERO);
-    let changes = ledger.finish();
-    assert_eq!(changes.called, ["w3"]);
-    assert_eq!(changes.notified, [("w4".to_owned(), Some(Duration::from_millis(400)))]);
+    brief.waiter.hold_ms = 400;
+    let changes = released(vec![brief, waiter(4, "n", "w4"), waiter(5, "n", "w5")]);
+    let after = News::FreeAfter(Duration::from_millis(400));
+    assert_eq!(news(&changes), [("w3", granted(400)), ("w4", after)]);
+}
+
+#[test]
+fn a_hand_off_ends_with_the_liveness_of_its_process() {
+    let dead = Position {
+        alive_until_us: NOW + 500_000,
+        ..waiter(3, "n", "w3")
+    };
+    let changes = released(vec![dead, waiter(4, "n", "w4")]);
+    let after = News::FreeAfter(Duration::from_millis(500));
+    assert_eq!(news(&changes), [("w3", granted(500)), ("w4", after)]);
 }

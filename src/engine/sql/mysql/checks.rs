@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::packet::{CLOCK, Hex, Packet, joined, list, rows};
+use super::packet::{CLOCK, Hex, Packet, Row, joined, list, rows};
 use super::session::MysqlSession;
 use super::tables::Tables;
 use super::transaction::UNION;
@@ -10,7 +10,7 @@ use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{
-    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES,
+    Checked, CheckedLease, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES,
 };
 
 /// The number of rows that a subquery may have. The limit keeps it apart from the statement around it.
@@ -27,25 +27,23 @@ pub(super) async fn check(
     packet.add(CLOCK);
     let Tables { locks, waiters, .. } = &session.server.tables;
     let process = Hex(process);
-    if is_heartbeat {
+    let kept = is_heartbeat.then(|| {
         // Waits for no other transaction: that of a locked position changes it.
         packet.add(format_args!(
-            "UPDATE {waiters} AS w JOIN (SELECT ticket FROM {waiters} WHERE process = {process} AND is_called = 0 \
+            "UPDATE {waiters} AS w JOIN (SELECT ticket FROM {waiters} WHERE process = {process} \
              LIMIT {ALL} FOR UPDATE SKIP LOCKED) AS own ON own.ticket = w.ticket SET w.alive_until = @u + {}",
             LIVENESS_MS * 1000
         ));
-    }
-    let called = packet.add(format_args!(
-        "SELECT owner FROM {waiters} WHERE process = {process} AND is_called = 1"
-    ));
+        packet.add(format_args!("SELECT owner FROM {waiters} WHERE process = {process}"))
+    });
+    let clock = packet.add("SELECT @u");
     let leases = packet.add(format_args!(
-        "SELECT name, expires_at - @u FROM {locks} WHERE name IN ({}) AND owner IS NOT NULL AND expires_at > @u",
+        "SELECT name, expires_at - @u, owner, fence FROM {locks} WHERE name IN ({}) AND owner IS NOT NULL AND expires_at > @u",
         list(names.iter().map(Hex))
     ));
     let first = |name| {
         format!(
-            "(SELECT name, alive_until - @u, is_called, process = {process} FROM {waiters} \
-             WHERE name = {} AND alive_until > @u ORDER BY ticket LIMIT 1)",
+            "(SELECT name, process = {process} FROM {waiters} WHERE name = {} AND alive_until > @u ORDER BY ticket LIMIT 1)",
             Hex(name)
         )
     };
@@ -55,28 +53,34 @@ pub(super) async fn check(
     }
     let mut answers = Vec::new();
     session.run(packet, &mut answers).await?;
-    let leases: HashMap<&[u8], i64> = rows(&answers, leases)
-        .iter()
-        .filter_map(|row| Some((row.bytes(0)?, row.number(1)?)))
-        .collect();
-    let firsts: HashMap<&[u8], _> = queues
+    let lease = |row: &Row| {
+        let lease = CheckedLease {
+            rest: micros(row.number(1)?),
+            holder: row.text(2)?,
+            fence: row.number(3)?,
+        };
+        Some((row.bytes(0)?.to_vec(), lease))
+    };
+    let mut leases: HashMap<StoredName, CheckedLease> = rows(&answers, leases).iter().filter_map(lease).collect();
+    let firsts: HashMap<&[u8], bool> = queues
         .iter()
         .flat_map(|index| rows(&answers, *index))
-        .filter_map(|row| Some((row.bytes(0)?, row)))
+        .filter_map(|row| Some((row.bytes(0)?, row.is_true(1))))
         .collect();
     let checked = names.iter().map(|name| {
         let first = firsts.get(name.as_slice());
         CheckedName {
-            lease: leases.get(name.as_slice()).copied().map(micros),
-            first: first.and_then(|row| row.number(1)).map(micros),
-            is_called: first.is_some_and(|row| row.is_true(2)),
-            is_first: first.is_some_and(|row| row.is_true(3)),
+            lease: leases.remove(name),
+            has_waiters: first.is_some(),
+            is_first: first.is_some_and(|is_own| *is_own),
             name: name.clone(),
         }
     });
+    let kept = kept.map(|index| rows(&answers, index)).unwrap_or_default();
     Ok(Checked {
         names: checked.collect(),
-        called: rows(&answers, called).iter().filter_map(|row| row.text(0)).collect(),
+        now_us: rows(&answers, clock).first().and_then(|row| row.number(0)),
+        kept: kept.iter().filter_map(|row| row.text(0)).collect(),
     })
 }
 

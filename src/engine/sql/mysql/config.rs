@@ -1,6 +1,7 @@
 //! From a URL and settings to a store.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::ConnectOptions;
@@ -10,7 +11,7 @@ use url::Url;
 use crate::engine::sql::percent::percent_decoded;
 use crate::engine::sql::server::config::checked_table;
 use crate::engine::tls::{Pem, WrongFile};
-use crate::engine::{Settings, TlsFiles};
+use crate::engine::{Settings, TlsFiles, Warnings};
 use crate::error::LockError;
 
 const RULE: &str =
@@ -44,6 +45,7 @@ pub struct MysqlConfig {
     pub(super) key_prefix: String,
     /// The server and the database, for messages.
     pub(super) server: String,
+    pub(super) warnings: Option<Arc<Warnings>>,
     pub(super) store_timeout: Duration,
 }
 
@@ -125,6 +127,7 @@ impl MysqlConfig {
             tls: settings.tls.clone(),
             table: checked_table(&settings.table)?,
             key_prefix,
+            warnings: settings.warnings.clone(),
             server: match database.as_str() {
                 "" => format!("{host}:{port}"),
                 database => format!("{host}:{port}/{database}"),

@@ -9,6 +9,7 @@
 //! Times are microseconds since 1970. `@u` is the time of the server when a packet, or its part after the locks, begins. It is never
 //! before the request was sent, and a name that is free by an older clock is free.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,8 +20,8 @@ use super::server::link::{Link, Links};
 use super::server::single_calls::{Answers, SingleCalls};
 use super::server::transaction::Plan;
 use super::server::upkeep::Checked;
-use super::server::{Committed, Outcome, Server, ServerEngine, Session};
-use crate::engine::Result;
+use super::server::{Outcome, Server, ServerEngine, Session};
+use crate::engine::{Result, Warnings};
 
 mod checks;
 mod config;
@@ -67,6 +68,10 @@ impl Server for MysqlServer {
     fn shortest_poll(&self) -> Option<Duration> {
         Some(SHORTEST_POLL)
     }
+
+    fn warnings(&self) -> Option<&Warnings> {
+        self.config.warnings.as_deref()
+    }
 }
 
 impl Session for MysqlSession {
@@ -82,15 +87,19 @@ impl Session for MysqlSession {
         tables::set_up(self).await
     }
 
+    async fn risk(&mut self) -> Outcome<Option<String>> {
+        self.durability().await
+    }
+
     async fn single(&mut self, calls: &SingleCalls) -> Answers {
         single::execute(self, calls).await
     }
 
-    async fn begin(&mut self, plan: &Plan) -> Outcome<Ledger> {
-        transaction::read(self, plan).await
+    async fn begin(&mut self, process: &str, plan: &Plan) -> Outcome<Ledger> {
+        transaction::read(self, process, plan).await
     }
 
-    async fn commit(&mut self, process: &str, changes: &Changes) -> Outcome<Committed> {
+    async fn commit(&mut self, process: &str, changes: &Changes) -> Outcome<HashMap<String, u64>> {
         transaction::write(self, process, changes).await
     }
 

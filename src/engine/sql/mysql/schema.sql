@@ -13,7 +13,7 @@ CREATE TABLE IF NOT EXISTS {locks} (
   metadata   text CHARACTER SET utf8mb4
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
 
--- One row per waiter: its position in the queue of one name. The ticket is drawn under the lock of the name's row, so that the
+-- One row per waiter, without host and pid where a hand-off only reserves the name: its position in the queue of one name. The ticket is drawn under the lock of the name's row, so that the
 -- tickets of a name have the order of arrival.
 CREATE TABLE IF NOT EXISTS {waiters} (
   ticket      bigint NOT NULL AUTO_INCREMENT PRIMARY KEY,
@@ -21,9 +21,10 @@ CREATE TABLE IF NOT EXISTS {waiters} (
   name        varbinary(1024) NOT NULL,
   alive_until bigint NOT NULL,
   process     varchar(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-  reserve_ms  int NOT NULL,
-  is_called   tinyint NOT NULL DEFAULT 0,
+  hold_ms     int NOT NULL,
+  host        varchar(255) CHARACTER SET utf8mb4,
+  pid         bigint,
   UNIQUE KEY owner (owner),
   KEY queue (name, ticket),
-  KEY process (process, is_called)
+  KEY process (process)
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;

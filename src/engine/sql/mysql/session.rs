@@ -24,7 +24,7 @@ const IDLE: Duration = Duration::from_secs(1);
 
 /// What every connection of an engine needs.
 pub(in crate::engine) struct MysqlServer {
-    config: MysqlConfig,
+    pub(super) config: MysqlConfig,
     pub(super) tables: Tables,
     pub(super) links: Arc<Links>,
 }
@@ -160,6 +160,22 @@ impl MysqlSession {
         let is_open = link.within_limit(ping).await.is_ok();
         self.used_at = Instant::now();
         is_open
+    }
+
+    /// Returns the warning of a setting with which a crash of the server loses what it confirmed.
+    pub(super) async fn durability(&mut self) -> Outcome<Option<String>> {
+        let mut packet = Packet::default();
+        let setting = packet.add("SELECT @@GLOBAL.innodb_flush_log_at_trx_commit");
+        let mut answers = Vec::new();
+        self.run(packet, &mut answers).await?;
+        let value = rows(&answers, setting).first().and_then(|row| row.number(0));
+        Ok(value.filter(|value| *value != 1).map(|value| {
+            format!(
+                "{} has innodb_flush_log_at_trx_commit = {value}: a crash of the server may lose the last locks that it granted, and grant \
+                 them again. Set it to 1: SET GLOBAL innodb_flush_log_at_trx_commit = 1, and in the configuration of the server",
+                self.server.links.address
+            )
+        }))
     }
 
     /// Returns the failure of an answer that lacks a value.

@@ -190,7 +190,7 @@ fn granted(answers: &[Answer], part: Part, attempts: &[(StoredName, Arc<Claim>)]
     granted
 }
 
-/// Reads pages of leases, each sorted by name.
+/// Reads pages of leases, each sorted by name. A reserved name has no holder.
 async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Vec<Lease>>> {
     let mut packet = Packet::default();
     if pages.is_empty() {
@@ -204,7 +204,7 @@ async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Vec<Lea
         indexes.push(packet.add(format_args!(
             "SELECT l.name, l.expires_at - @u, l.fence, l.host, l.pid, l.since DIV 1000, l.metadata, \
              (SELECT COUNT(*) FROM {waiters} AS w WHERE w.name = l.name AND w.alive_until > @u) \
-             FROM {locks} AS l WHERE l.name >= {} {} AND l.owner IS NOT NULL AND l.expires_at > @u \
+             FROM {locks} AS l WHERE l.name >= {} {} AND l.owner IS NOT NULL AND l.owner NOT LIKE '%-next' AND l.expires_at > @u \
              ORDER BY l.name LIMIT {}",
             Hex(&page.start),
             end.unwrap_or_default(),

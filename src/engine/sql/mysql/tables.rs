@@ -79,7 +79,7 @@ async fn probe(session: &mut MysqlSession) -> Outcome<()> {
         "SELECT name, owner, fence, expires_at, queued, since, host, pid, metadata FROM {locks} LIMIT 0"
     ));
     packet.add(format_args!(
-        "SELECT ticket, owner, name, alive_until, process, reserve_ms, is_called FROM {waiters} LIMIT 0"
+        "SELECT ticket, owner, name, alive_until, process, hold_ms, host, pid FROM {waiters} LIMIT 0"
     ));
     let engines = packet.add(format_args!(
         "SELECT engine, table_name FROM information_schema.tables WHERE {in_catalogue}"

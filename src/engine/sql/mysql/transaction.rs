@@ -2,15 +2,16 @@
 //! their queues. The second one writes the result.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
-use super::packet::{Answer, CLOCK, Hex, Nullable, Packet, joined, list, rows};
+use super::packet::{Answer, CLOCK, Hex, Nullable, Packet, Row, joined, list, rows};
 use super::session::{Begun, MysqlSession};
 use super::tables::Tables;
-use crate::engine::sql::ledger::{self, Changes, Ledger, Position, StoredName};
+use crate::engine::sql::ledger::{self, Changes, Entered, Ledger, Position, StoredName, Waiter};
+use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::transaction::Plan;
 use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
-use crate::engine::sql::server::waiters::Notification;
-use crate::engine::sql::server::{Committed, Outcome};
+use crate::model::Process;
 
 /// How long the server waits for the end of a transaction, in seconds. A process that is stopped during one holds the locks of its
 /// rows: the server closes its connection then.
@@ -20,7 +21,7 @@ const STOPPED_S: u64 = 2;
 pub(super) const UNION: usize = 32;
 
 /// Begins a transaction, locks the rows of the plan, and reads them and their queues.
-pub(super) async fn read(session: &mut MysqlSession, plan: &Plan) -> Outcome<Ledger> {
+pub(super) async fn read(session: &mut MysqlSession, process: &str, plan: &Plan) -> Outcome<Ledger> {
     let mut packet = Packet::default();
     begin(&mut packet);
     let Tables { locks, waiters, .. } = &session.server.tables;
@@ -31,7 +32,7 @@ pub(super) async fn read(session: &mut MysqlSession, plan: &Plan) -> Outcome<Led
     let locked = packet.add(format_args!(
         "SELECT name, owner, expires_at, fence, queued FROM {locks} WHERE name IN ({all})"
     ));
-    let columns = "ticket, name, owner, alive_until, is_called, reserve_ms";
+    let columns = "ticket, name, owner, alive_until, process, hold_ms, host, pid";
     let front = |name| {
         format!(
             "(SELECT {columns} FROM {waiters} WHERE name = {} AND alive_until > @u ORDER BY ticket LIMIT {})",
@@ -52,7 +53,7 @@ pub(super) async fn read(session: &mut MysqlSession, plan: &Plan) -> Outcome<Led
     }
     let mut answers = Vec::new();
     session.run(packet, &mut answers).await?;
-    ledger_of(session, plan, &answers, clock, locked, &queues).ok_or_else(|| session.unexpected())
+    ledger_of(session, process, plan, &answers, clock, locked, &queues).ok_or_else(|| session.unexpected())
 }
 
 /// Adds the begin of a transaction.
@@ -86,6 +87,7 @@ fn lock(packet: &mut Packet, locks: &str, plan: &Plan) {
 /// Returns the ledger of what was read. `None`: a row lacks a value.
 fn ledger_of(
     session: &mut MysqlSession,
+    process: &str,
     plan: &Plan,
     answers: &[Answer],
     clock: usize,
@@ -97,10 +99,9 @@ fn ledger_of(
     let mut tickets = HashMap::new();
     // The position of a call's owner may be among the first ones, too.
     for row in queues.iter().flat_map(|index| rows(answers, *index)) {
-        let (ticket, name, owner) = (row.number(0)?, row.bytes(1)?.to_vec(), row.text(2)?);
-        tickets.insert(owner.clone(), ticket);
-        let reserve_ms = i32::try_from(row.number(5)?).ok()?;
-        let position = Position::read(ticket, name, owner, row.number(3)?, row.is_true(4), reserve_ms);
+        let position = position(row, process)?;
+        let ticket = row.number(0)?;
+        tickets.insert(position.owner.clone(), ticket);
         positions.insert(ticket, position);
     }
     let mut found = BTreeMap::new();
@@ -118,8 +119,29 @@ fn ledger_of(
     Some(Ledger::new(now_us, found, positions.into_values().collect()))
 }
 
-/// Writes the changes of a transaction, and commits it.
-pub(super) async fn write(session: &mut MysqlSession, process: &str, changes: &Changes) -> Outcome<Committed> {
+/// Reads a position in a queue. `None`: the row lacks a value.
+fn position(row: &Row, process: &str) -> Option<Position> {
+    let engine = row.text(4)?;
+    let holder = |host| {
+        let pid = row.number(7)? as u32;
+        Some(Arc::new(Process { host, pid }))
+    };
+    let waiter = Waiter {
+        engine: (engine != process).then_some(engine),
+        holder: row.text(6).and_then(holder),
+        hold_ms: i32::try_from(row.number(5)?).ok()?,
+    };
+    let (ticket, name, owner) = (row.number(0)?, row.bytes(1)?.to_vec(), row.text(2)?);
+    Some(Position::read(ticket, name, owner, row.number(3)?, waiter))
+}
+
+/// Writes the changes of a transaction, and commits it. Returns the tickets of the positions. Other processes find their hand-offs when they
+/// poll.
+pub(super) async fn write(
+    session: &mut MysqlSession,
+    process: &str,
+    changes: &Changes,
+) -> Outcome<HashMap<String, u64>> {
     let mut packet = Packet::default();
     let begun = std::mem::take(&mut session.begun);
     let Tables { locks, waiters, .. } = &session.server.tables;
@@ -141,7 +163,6 @@ pub(super) async fn write(session: &mut MysqlSession, process: &str, changes: &C
     }
     let mut tickets: HashMap<String, u64> = HashMap::new();
     let entered = enter(&mut packet, waiters, process, &begun, changes, &mut tickets);
-    let called = call(&mut packet, waiters, changes);
     if !changes.rows.is_empty() {
         update(&mut packet, locks, waiters, changes);
     }
@@ -154,19 +175,7 @@ pub(super) async fn write(session: &mut MysqlSession, process: &str, changes: &C
             tickets.insert(owner, ticket.unsigned_abs());
         }
     }
-    let called = called.map(|index| rows(&answers, index)).unwrap_or_default();
-    let own = called.iter().filter(|row| row.text(1).as_deref() == Some(process));
-    let notification = |owner: String| {
-        let notified = changes.notified.iter().find(|(one, _)| *one == owner);
-        match notified.and_then(|(_, after)| *after) {
-            Some(after) => owner + &Notification::addition(after),
-            None => owner,
-        }
-    };
-    Ok(Committed {
-        tickets,
-        notifications: own.filter_map(|row| row.text(0)).map(notification).collect(),
-    })
+    Ok(tickets)
 }
 
 /// Adds the statements that enter queues, keep positions there alive, or move them from another name with their ticket. Returns the
@@ -186,55 +195,48 @@ fn enter(
     for entered in known {
         let ticket = begun.tickets.get(&entered.owner).copied().unwrap_or_default();
         tickets.insert(entered.owner.clone(), ticket.unsigned_abs());
+        let holder = entered.waiter.holder.as_deref();
         packet.add(format_args!(
-            "UPDATE {waiters} SET name = {}, alive_until = {}, reserve_ms = {}, process = {}, is_called = 0 \
-             WHERE ticket = {ticket}",
+            "UPDATE {waiters} SET name = {}, alive_until = {}, hold_ms = {}, host = {}, pid = {}, process = {} WHERE ticket = {ticket}",
             Hex(&entered.name),
             entered.alive_until_us,
-            entered.reserve_ms,
+            entered.waiter.hold_ms,
+            Nullable(holder.map(|holder| Hex(&holder.host))),
+            Nullable(holder.map(|holder| holder.pid)),
             Hex(process),
         ));
     }
     if new.is_empty() {
         return None;
     }
-    let values = new.iter().map(|entered| {
+    let values = |entered: &&Entered| {
+        let holder = entered.waiter.holder.as_deref();
         format!(
-            "({}, {}, {}, {}, {})",
+            "({}, {}, {}, {}, {}, {}, {}, {})",
+            Nullable(entered.ticket),
             Hex(&entered.owner),
             Hex(&entered.name),
             entered.alive_until_us,
-            entered.reserve_ms,
+            entered.waiter.hold_ms,
+            Nullable(holder.map(|holder| Hex(&holder.host))),
+            Nullable(holder.map(|holder| holder.pid)),
             Hex(process)
         )
-    });
-    packet.add(format_args!(
-        "INSERT INTO {waiters} (owner, name, alive_until, reserve_ms, process) VALUES {}",
-        list(values)
-    ));
+    };
+    // Those that enter again first: their tickets are smaller. Another waiter has the ticket of one only if the tables are new.
+    let (again, first): (Vec<_>, Vec<_>) = new.iter().partition(|entered| entered.ticket.is_some());
+    for (entered, when_taken) in [(again, "ON DUPLICATE KEY UPDATE ticket = ticket"), (first, "")] {
+        let values = list(entered.into_iter().map(values));
+        if !values.is_empty() {
+            packet.add(format_args!(
+                "INSERT INTO {waiters} (ticket, owner, name, alive_until, hold_ms, host, pid, process) VALUES {values} {when_taken}"
+            ));
+        }
+    }
     let owners = list(new.iter().map(|entered| Hex(&entered.owner)));
     Some(packet.add(format_args!(
         "SELECT owner, ticket FROM {waiters} WHERE owner IN ({owners})"
     )))
-}
-
-/// Adds the statements that call waiters: their positions end unless they make an attempt in time. Returns the index of the answer
-/// with the processes of those that are called or notified.
-fn call(packet: &mut Packet, waiters: &str, changes: &Changes) -> Option<usize> {
-    let called = list(changes.called.iter().map(Hex));
-    if !called.is_empty() {
-        packet.add(format_args!(
-            "UPDATE {waiters} SET is_called = 1, alive_until = LEAST(alive_until, @u + reserve_ms * 1000) \
-             WHERE owner IN ({called})"
-        ));
-    }
-    let notified = changes.notified.iter().map(|(owner, _)| owner);
-    let owners = list(changes.called.iter().chain(notified).map(Hex));
-    (!owners.is_empty()).then(|| {
-        packet.add(format_args!(
-            "SELECT owner, process FROM {waiters} WHERE owner IN ({owners})"
-        ))
-    })
 }
 
 /// Adds the statement that writes the rows of names, and counts their positions again. The statements before it have changed the

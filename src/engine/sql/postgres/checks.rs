@@ -1,12 +1,14 @@
 //! What a service does beside its calls: the heartbeat, the checks of its waiters, and the sweep.
 
+use std::collections::HashSet;
+
 use super::session::PostgresSession;
 use super::statements::Sql;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{
-    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES,
+    Checked, CheckedLease, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES,
 };
 
 /// Sends the heartbeat of this process if it is due, and reads what its waiters wait for.
@@ -22,26 +24,32 @@ pub(super) async fn check(
             false => Ok(Vec::new()),
         }
     };
-    let (heartbeat, called, checked) = tokio::join!(
+    let (kept, checked) = tokio::join!(
         biased;
         heartbeat,
-        async { session.query(Sql::Called, &[&process]).await },
         async { session.query(Sql::Check, &[&names]).await },
     );
-    heartbeat?;
-    let called: Outcome<Vec<String>> = called?.iter().map(|row| session.get(row, 0)).collect();
+    let kept: Outcome<HashSet<String>> = kept?.iter().map(|row| session.get(row, 0)).collect();
     let checked = checked?;
+    let now_us = checked.first().map(|row| session.get(row, 1)).transpose()?;
     let names = checked.iter().map(|row| {
+        let rest: Option<i64> = session.get(row, 2)?;
+        let holder = session.get::<Option<String>>(row, 3)?.unwrap_or_default();
+        let fence: Option<i64> = session.get(row, 4)?;
         Ok(CheckedName {
             name: session.get(row, 0)?,
-            lease: session.get::<Option<i64>>(row, 1)?.map(micros),
-            first: session.get::<Option<i64>>(row, 2)?.map(micros),
-            is_called: session.get::<Option<bool>>(row, 3)?.unwrap_or_default(),
+            lease: rest.map(|rest| CheckedLease {
+                rest: micros(rest),
+                holder,
+                fence: fence.unwrap_or_default(),
+            }),
+            has_waiters: session.get(row, 5)?,
             is_first: true,
         })
     });
     Ok(Checked {
-        called: called?,
+        now_us,
+        kept: kept?,
         names: names.collect::<Outcome<_>>()?,
     })
 }

@@ -14,7 +14,13 @@ pub(super) fn kind_of(error: &Error) -> (Kind, String) {
         Some(error) => of_server(error),
         None => causes(error),
     };
-    (kind_of_error(error), message)
+    let advice = advice(error).map(|advice| format!(" ({advice})"));
+    (kind_of_error(error), message + advice.as_deref().unwrap_or_default())
+}
+
+/// Whether the server refused a login.
+pub(super) fn is_refused_login(error: &Error) -> bool {
+    error.code().is_some_and(|code| code.code().starts_with("28"))
 }
 
 fn of_server(error: &DbError) -> String {
@@ -31,20 +37,74 @@ fn kind_of_error(error: &Error) -> Kind {
     if error.is_closed() {
         return Kind::Broken;
     }
+    match io_error(error) {
+        Some(io) if tls_error(io).is_some() || io.kind() == io::ErrorKind::InvalidInput => Kind::Permanent,
+        Some(_) => Kind::Broken,
+        // For example a missing password, or a server without TLS.
+        None => Kind::Permanent,
+    }
+}
+
+fn io_error(error: &Error) -> Option<&io::Error> {
     let mut cause = error.source();
     while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            let is_tls = error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
-            return if is_tls || error.kind() == io::ErrorKind::InvalidInput {
-                Kind::Permanent
-            } else {
-                Kind::Broken
-            };
+        if let Some(error) = error.downcast_ref() {
+            return Some(error);
         }
         cause = error.source();
     }
-    // For example a missing password, or a server without TLS.
-    Kind::Permanent
+    None
+}
+
+fn tls_error(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+const UNTRUSTED: &str = "the certificate of the server is from an authority that is not trusted here: set tls.caFile or tls.ca to \
+                         the certificate of that authority, or add sslmode=disable to the URL for a server on this machine";
+const OTHER_NAME: &str = "the certificate of the server is for another host name: use that name in the URL (the option hostaddr may \
+                          have its IP address), or add sslmode=verify-ca";
+const EXPIRED: &str = "renew the certificate of the server, or correct the clock of this machine";
+const NO_CERTIFICATE: &str =
+    "the server requires a client certificate that it trusts: set tls.certFile and tls.keyFile";
+const NO_TLS: &str = "the server has no TLS: add sslmode=disable to the URL if the network is private";
+const NEEDS_TLS: &str = "the server may expect TLS: add sslmode=require to the URL";
+const NO_PASSWORD: &str =
+    "the server requires a password: put it into the URL, PGPASSWORD or ~/.pgpass, or set the option password";
+const WRONG_PASSWORD: &str = "check the user name and the password; in a URL, special characters are percent-encoded";
+
+/// Returns what to do about an error of a connection, if that is known.
+fn advice(error: &Error) -> Option<&'static str> {
+    use rustls::CertificateError::{
+        BadSignature, Expired, ExpiredContext, NotValidForName, NotValidForNameContext, UnknownIssuer,
+    };
+    if let Some(error) = error.as_db_error() {
+        let says = |text: &str| error.message().contains(text);
+        return match error.code().code() {
+            "28P01" => Some(WRONG_PASSWORD),
+            "28000" if says("client certificate") => Some(NO_CERTIFICATE),
+            "28000" if says("no encryption") || says("SSL off") => Some(NEEDS_TLS),
+            _ => None,
+        };
+    }
+    match io_error(error).map(tls_error) {
+        Some(Some(rustls::Error::InvalidCertificate(error))) => match error {
+            // Two authorities of one name: the signature does not match.
+            UnknownIssuer | BadSignature => Some(UNTRUSTED),
+            NotValidForName | NotValidForNameContext { .. } => Some(OTHER_NAME),
+            Expired | ExpiredContext { .. } => Some(EXPIRED),
+            _ => None,
+        },
+        Some(_) => None,
+        None => {
+            let text = causes(error);
+            if text.contains("does not support TLS") {
+                Some(NO_TLS)
+            } else {
+                text.contains("password missing").then_some(NO_PASSWORD)
+            }
+        }
+    }
 }
 
 /// Maps the code of an error (<https://www.postgresql.org/docs/current/errcodes-appendix.html>).

@@ -7,17 +7,48 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::session::{PostgresServer, PostgresSession};
-use crate::engine::sql::server::slot::open;
+use crate::engine::hand_off::GrantTimes;
+use crate::engine::sql::ledger::{News, Notice};
+use crate::engine::sql::server::slot::connected;
 use crate::engine::sql::server::waiters::Waiters;
 use crate::engine::sql::server::{Outcome, Server};
+use crate::model::Fence;
 
 /// How long the connection stays open without waiters.
 const LISTENER_KEPT: Duration = Duration::from_secs(30);
 
+/// Returns a notice as the text of a message: `<owner>`, `<owner> <ms until the name may be free>`, or
+/// `<owner> <fencing token> <µs of the hand-off> <µs of its end>`.
+pub(super) fn text_of(notice: &Notice) -> String {
+    let owner = &notice.owner;
+    match notice.news {
+        News::MayBeFree => owner.clone(),
+        News::FreeAfter(after) => format!("{owner} {}", after.as_millis()),
+        News::Granted(fence, times) => format!("{owner} {} {} {}", fence.0, times.granted_us, times.until_us),
+    }
+}
+
+/// Reads a message. `None`: it is of another version.
+fn notice_of(text: &str) -> Option<Notice> {
+    let mut parts = text.split(' ');
+    let owner = parts.next()?.to_owned();
+    let numbers: Result<Vec<u64>, _> = parts.map(str::parse).collect();
+    let news = match numbers.ok()?[..] {
+        [] => News::MayBeFree,
+        [ms] => News::FreeAfter(Duration::from_millis(ms)),
+        [fence, granted_us, until_us] => News::Granted(Fence(fence), GrantTimes { granted_us, until_us }),
+        _ => return None,
+    };
+    let engine = None;
+    Some(Notice { engine, owner, news })
+}
+
 /// Listens until the connection breaks. `true`: there have been no waiters for some time.
 pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters<PostgresServer>) -> Outcome<bool> {
     let (sender, mut notifications) = mpsc::unbounded_channel();
-    let session: PostgresSession = open(server.links(), server.connect_with(Some(sender))).await?;
+    let session: PostgresSession = connected(server.links(), server.connect_with(Some(sender))).await?;
+    // It may lead to another server.
+    waiters.forget_clock();
     session
         .execute(&format!("LISTEN \"holdfast_{}\"", waiters.process))
         .await?;
@@ -32,10 +63,38 @@ pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters<Post
             () = session.link.outdated() => Ok(None),
         };
         match received {
-            Ok(Some(notification)) => waiters.notify(&notification),
+            Ok(Some(text)) => {
+                if let Some(notice) = notice_of(&text) {
+                    waiters.notify(&notice);
+                }
+            }
             Ok(None) => return Ok(false),
             Err(_) if waiters.is_unused() => return Ok(true),
             Err(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::OwnerToken;
+
+    #[test]
+    fn a_notice_is_read_as_it_was_written() {
+        let times = GrantTimes {
+            granted_us: 1_700_000_000_000_000,
+            until_us: 1_700_000_002_000_000,
+        };
+        let after = Duration::from_millis(400);
+        for news in [News::MayBeFree, News::FreeAfter(after), News::Granted(Fence(7), times)] {
+            let engine = None;
+            let owner = OwnerToken::fresh().as_str().to_owned();
+            let notice = Notice { engine, owner, news };
+            assert_eq!(notice_of(&text_of(&notice)), Some(notice));
+        }
+        for of_another_version in ["a b", "a 1 2", "a 1 2 3 4", "a 1 2 x"] {
+            assert_eq!(notice_of(of_another_version), None);
         }
     }
 }

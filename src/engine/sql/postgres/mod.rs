@@ -1,10 +1,11 @@
 //! PostgreSQL 12 and later: a held lock is one row, and the server's clock decides. `sql/server/` has the engine.
 //!
-//! - `config.rs`: from a URL and settings to a store. `session.rs`: the connections. `error.rs`: failures.
+//! - `config/`: from a URL, the environment and settings to a store. `dial.rs`, `session.rs`: the connections. `error.rs`: failures.
 //! - `single.rs`: the calls that are one statement. `transaction.rs`: what a transaction reads and writes. `checks.rs`: what a service
 //!   does beside its calls. `listener.rs`: notifications.
 //! - `statements.rs` and `statements/*.sql`: the statements.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,11 +17,12 @@ use super::server::single_calls::{Answers, SingleCalls};
 use super::server::transaction::Plan;
 use super::server::upkeep::Checked;
 use super::server::waiters::Waiters;
-use super::server::{Committed, Outcome, Server, ServerEngine, Session};
-use crate::engine::Result;
+use super::server::{Outcome, Server, ServerEngine, Session};
+use crate::engine::{Result, Warnings};
 
 mod checks;
 mod config;
+mod dial;
 mod error;
 mod listener;
 mod session;
@@ -62,8 +64,11 @@ impl Server for PostgresServer {
     }
 
     fn shortest_poll(&self) -> Option<Duration> {
-        // A pooler accepts LISTEN, and delivers nothing.
-        self.is_pooled().then_some(POOLED_POLL)
+        (!self.can_listen()).then_some(POOLED_POLL)
+    }
+
+    fn warnings(&self) -> Option<&Warnings> {
+        self.config.warnings.as_deref()
     }
 
     async fn receive(self: &Arc<Self>, waiters: &Waiters<Self>) -> Outcome<bool> {
@@ -81,19 +86,30 @@ impl Session for PostgresSession {
     }
 
     async fn set_up(&mut self) -> Outcome<()> {
-        self.prepare_all().await
+        self.set_up_once().await
+    }
+
+    async fn risk(&mut self) -> Outcome<Option<String>> {
+        let value = self.setting("synchronous_commit").await?;
+        Ok((value == "off").then(|| {
+            format!(
+                "PostgreSQL at {} has synchronous_commit = off for this role and database: a crash of the server loses the last \
+                 locks that it granted, and grants them again. Set it to on: ALTER ROLE … SET synchronous_commit = on",
+                self.links().address
+            )
+        }))
     }
 
     async fn single(&mut self, calls: &SingleCalls) -> Answers {
         single::execute(self, calls).await
     }
 
-    async fn begin(&mut self, plan: &Plan) -> Outcome<Ledger> {
-        transaction::read(self, plan).await
+    async fn begin(&mut self, process: &str, plan: &Plan) -> Outcome<Ledger> {
+        transaction::read(self, process, plan).await
     }
 
-    async fn commit(&mut self, process: &str, changes: &Changes) -> Outcome<Committed> {
-        transaction::write(self, process, changes).await
+    async fn commit(&mut self, process: &str, changes: &Changes) -> Outcome<HashMap<String, u64>> {
+        self.packet(transaction::write(self, process, changes)).await
     }
 
     async fn roll_back(&mut self) -> Outcome<()> {
@@ -101,10 +117,10 @@ impl Session for PostgresSession {
     }
 
     async fn check(&mut self, process: &str, names: &[StoredName], is_heartbeat: bool) -> Outcome<Checked> {
-        checks::check(self, process, names, is_heartbeat).await
+        self.packet(checks::check(self, process, names, is_heartbeat)).await
     }
 
     async fn sweep(&mut self) -> Outcome<(usize, Vec<StoredName>)> {
-        checks::sweep(self).await
+        self.packet(checks::sweep(self)).await
     }
 }

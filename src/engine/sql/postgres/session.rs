@@ -1,10 +1,13 @@
 //! The connections to the server.
 
 use std::future::poll_fn;
-use std::sync::Arc;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::Context;
 
 use futures_util::future::try_join_all;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
@@ -14,6 +17,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::NAME;
 use super::config::PostgresConfig;
+use super::dial;
 use super::error::kind_of;
 use super::statements::{Sql, Statements};
 use crate::engine::sql::server::Outcome;
@@ -28,16 +32,22 @@ pub(in crate::engine) struct PostgresServer {
     pub(super) links: Arc<Links>,
     /// Whether a pooler is between this process and the server: then no statement is prepared.
     is_pooled: AtomicBool,
+    /// Whether the tables were found.
+    is_set_up: AtomicBool,
 }
 
 /// An open connection. Dropping it closes it.
 pub(in crate::engine::sql) struct PostgresSession {
     server: Arc<PostgresServer>,
-    pub(super) client: Client,
+    pub(super) client: Arc<Client>,
     pub(super) link: Arc<Link>,
-    /// The prepared statements; empty behind a pooler.
-    prepared: Vec<Statement>,
+    /// The statements that were prepared. Others are sent with their text.
+    prepared: Arc<[OnceLock<Statement>]>,
+    /// The statements that were executed without.
+    unprepared: Mutex<Vec<Sql>>,
     connection: AbortHandle,
+    /// Locked while statements are handed to the connection, which then sends them in one packet.
+    gate: Arc<Mutex<()>>,
 }
 
 /// The values of a statement's parameters.
@@ -48,7 +58,8 @@ impl PostgresServer {
         Arc::new(PostgresServer {
             statements: Statements::new(&config.table),
             links: Links::new(NAME, &config.server, config.store_timeout),
-            is_pooled: AtomicBool::new(config.is_pooled),
+            is_pooled: AtomicBool::new(config.target.is_pooled),
+            is_set_up: AtomicBool::new(false),
             config,
         })
     }
@@ -58,30 +69,47 @@ impl PostgresServer {
         self.is_pooled.load(Ordering::Relaxed)
     }
 
+    /// Whether the server's notifications arrive. A pooler accepts LISTEN, and delivers nothing.
+    pub(super) fn can_listen(&self) -> bool {
+        self.config.listen.is_some() || !self.is_pooled()
+    }
+
     pub(super) fn failure(&self, cause: tokio_postgres::Error) -> Failure {
         let (kind, message) = kind_of(&cause);
-        if kind == Kind::Pooled {
-            self.is_pooled.store(true, Ordering::Relaxed);
+        match kind {
+            Kind::Pooled => self.is_pooled.store(true, Ordering::Relaxed),
+            Kind::NoTable => self.is_set_up.store(false, Ordering::Relaxed),
+            _ => {}
         }
         Failure::of_driver(&self.links, kind, message, cause)
     }
 
-    /// Opens a connection. `notifications`: receives the payloads of `NOTIFY`.
+    /// Opens a connection. With `notifications`, which receives the payloads of `NOTIFY`, it is one to listen on, without a pooler if the
+    /// configuration has its address.
     pub(super) async fn connect_with(
         self: &Arc<Self>,
         notifications: Option<mpsc::UnboundedSender<String>>,
     ) -> Outcome<PostgresSession> {
-        let tls = client_config(&self.config.tls, self.config.verified).map_err(|error| {
+        let target = match (&notifications, &self.config.listen) {
+            (Some(_), Some(listen)) => listen,
+            _ => &self.config.target,
+        };
+        let tls = client_config(&target.tls, target.verified).map_err(|error| {
             let message = format!("a TLS file cannot be used: {error}");
             Failure::new(&self.links, Kind::Permanent, message)
         })?;
         let tls = MakeRustlsConnect::new(tls);
         let epoch = self.links.epoch();
-        let connected = self.config.driver.connect(tls.clone()).await;
-        let (client, mut connection) = connected.map_err(|error| self.failure(error))?;
+        let (client, mut connection) = dial::connect(&self.config, &self.links, target, &tls).await?;
+        let gate: Arc<Mutex<()>> = Arc::default();
+        let closed = gate.clone();
         let driving = tokio::spawn(async move {
             loop {
-                match poll_fn(|context| connection.poll_message(context)).await {
+                let next = poll_fn(|context| {
+                    let _closed = closed.lock();
+                    connection.poll_message(context)
+                });
+                match next.await {
                     Some(Ok(AsyncMessage::Notification(notification))) => {
                         if let Some(notifications) = &notifications {
                             let _ = notifications.send(notification.payload().to_owned());
@@ -105,10 +133,12 @@ impl PostgresServer {
         };
         Ok(PostgresSession {
             server: self.clone(),
-            client,
+            client: Arc::new(client),
             link: Link::new(self.links.clone(), epoch, cancel),
-            prepared: Vec::new(),
+            prepared: self.statements.all().iter().map(|_| OnceLock::new()).collect(),
+            unprepared: Mutex::default(),
             connection: driving.abort_handle(),
+            gate,
         })
     }
 }
@@ -124,24 +154,31 @@ impl PostgresSession {
         &self.server.links
     }
 
-    /// Prepares all statements. Creates the tables if they are missing.
-    pub(super) async fn prepare_all(&mut self) -> Outcome<()> {
-        match self.prepare().await {
+    /// Prepares all statements, and creates the tables if they are missing: on the first connection, and on the first one after an error
+    /// that says so. The others send nothing before the first call, so that a connection is quickly replaced.
+    pub(super) async fn set_up_once(&mut self) -> Outcome<()> {
+        if self.server.is_set_up.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let ready = match self.prepare().await {
             Err(failure) if failure.kind() == Kind::NoTable => {
                 let schema = self.server.statements.schema.as_str();
                 self.execute(schema).await?;
                 self.prepare().await
             }
             prepared => prepared,
-        }
+        };
+        self.server.is_set_up.store(ready.is_ok(), Ordering::Relaxed);
+        ready
     }
 
     /// Prepares all statements, which fails without the tables. Behind a pooler it only checks the tables.
-    async fn prepare(&mut self) -> Outcome<()> {
+    async fn prepare(&self) -> Outcome<()> {
         if self.server.is_pooled() {
             let (start, end): (&[u8], Option<&[u8]>) = (&[], None);
+            let no_names: &[&[u8]] = &[];
             self.query(Sql::List, &[&start, &end, &0_i64]).await?;
-            return self.query(Sql::Called, &[&""]).await.map(drop);
+            return self.query(Sql::Check, &[&no_names]).await.map(drop);
         }
         let all = self.server.statements.all().iter();
         let preparing = all.map(|one| self.client.prepare_typed(&one.text, one.types));
@@ -155,22 +192,82 @@ impl PostgresSession {
         begun?;
         let prepared = prepared.map_err(|error| self.server.failure(error))?;
         ended?;
-        self.prepared = prepared;
+        for (place, statement) in self.prepared.iter().zip(prepared) {
+            let _ = place.set(statement);
+        }
         Ok(())
     }
 
     /// Executes a statement. It is sent when the future is polled for the first time.
     pub(super) async fn query(&self, sql: Sql, values: &Values<'_>) -> Outcome<Vec<Row>> {
-        let rows = match self.prepared.get(sql as usize) {
-            Some(statement) => self.client.query(statement, values).await,
-            None => {
-                let statement = self.server.statements.get(sql);
-                let types = statement.types.iter().cloned();
-                let typed: Vec<(&(dyn ToSql + Sync), Type)> = values.iter().copied().zip(types).collect();
-                self.client.query_typed(&statement.text, &typed).await
-            }
+        let is_pooled = self.server.is_pooled();
+        let prepared = self.prepared[sql as usize].get().filter(|_| !is_pooled);
+        if let Some(statement) = prepared {
+            let rows = self.client.query(statement, values).await;
+            return rows.map_err(|error| self.server.failure(error));
+        }
+        let statement = self.server.statements.get(sql);
+        let types = statement.types.iter().cloned();
+        let typed: Vec<(&(dyn ToSql + Sync), Type)> = values.iter().copied().zip(types).collect();
+        let rows = self.client.query_typed(&statement.text, &typed).await;
+        let rows = rows.map_err(|error| self.server.failure(error))?;
+        if !is_pooled {
+            self.unprepared.lock().push(sql);
+        }
+        Ok(rows)
+    }
+
+    #[cfg(test)]
+    pub(super) async fn rows(&self, text: &str) -> Vec<Row> {
+        self.client.query(text, &[]).await.unwrap()
+    }
+
+    /// Returns the number of statements that are prepared.
+    #[cfg(test)]
+    pub(super) fn prepared(&self) -> usize {
+        self.prepared.iter().filter(|one| one.get().is_some()).count()
+    }
+
+    /// Prepares the statements that were executed without, in the background. In front of its first execution it would be one more round
+    /// trip, and between the packets of a transaction it would delay the second one.
+    fn prepare_for_next(&self) {
+        for sql in self.unprepared.lock().drain(..) {
+            let (server, client, prepared) = (self.server.clone(), self.client.clone(), self.prepared.clone());
+            tokio::spawn(async move {
+                let statement = server.statements.get(sql);
+                match client.prepare_typed(&statement.text, statement.types).await {
+                    Ok(statement) => _ = prepared[sql as usize].set(statement),
+                    // The next execution does it again, unless the cause is a pooler.
+                    Err(error) => _ = server.failure(error),
+                }
+            });
+        }
+    }
+
+    /// Reads a setting of the server for this session.
+    pub(super) async fn setting(&self, name: &str) -> Outcome<String> {
+        let text = "SELECT current_setting($1)";
+        let rows = self.client.query_typed(text, &[(&name, Type::TEXT)]).await;
+        let rows = rows.map_err(|error| self.server.failure(error))?;
+        let value = rows.first().and_then(|row| row.try_get(0).ok());
+        value.ok_or_else(|| Failure::unexpected(&self.server.links, "no value of a setting"))
+    }
+
+    /// Executes statements outside of transactions, or the last ones of one, as [`PostgresSession::in_one_packet`] does.
+    pub(super) async fn packet<T>(&self, statements: impl Future<Output = T>) -> T {
+        let outcome = self.in_one_packet(statements).await;
+        self.prepare_for_next();
+        outcome
+    }
+
+    /// Executes statements. Those that one poll of the future hands to the connection are sent together.
+    pub(super) async fn in_one_packet<T>(&self, statements: impl Future<Output = T>) -> T {
+        let mut statements = pin!(statements);
+        let send = |context: &mut Context<'_>| {
+            let _closed = self.gate.lock();
+            statements.as_mut().poll(context)
         };
-        rows.map_err(|error| self.server.failure(error))
+        poll_fn(send).await
     }
 
     /// Executes statements without parameters. They are sent when the future is polled for the first time.

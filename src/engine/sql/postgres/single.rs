@@ -18,10 +18,10 @@ pub(super) async fn execute(session: &PostgresSession, calls: &SingleCalls) -> A
     let link = &session.link;
     let (released, renewed, granted, read) = tokio::join!(
         biased;
-        link.within_limit(release(session, &calls.releases)),
-        link.within_limit(renew(session, &calls.renewals)),
-        link.within_limit(acquire(session, &calls.attempts)),
-        link.within_limit(read(session, &calls.reads)),
+        link.within_limit(session.packet(release(session, &calls.releases))),
+        link.within_limit(session.packet(renew(session, &calls.renewals))),
+        link.within_limit(session.packet(acquire(session, &calls.attempts))),
+        link.within_limit(session.packet(read(session, &calls.reads))),
     );
     Answers {
         released,
@@ -37,6 +37,11 @@ async fn release(
 ) -> Outcome<HashMap<StoredName, bool>> {
     if releases.is_empty() {
         return Ok(HashMap::new());
+    }
+    if let [(name, owner)] = releases {
+        let rows = session.query(Sql::ReleaseOne, &[name, &owner.as_str()]).await?;
+        let released = rows.iter().map(|row| Ok((name.clone(), session.get(row, 0)?)));
+        return released.collect();
     }
     let names: Vec<&[u8]> = releases.iter().map(|(name, _)| name.as_slice()).collect();
     let owners: Vec<&str> = releases.iter().map(|(_, owner)| owner.as_str()).collect();
@@ -61,6 +66,16 @@ async fn acquire(session: &PostgresSession, attempts: &[(StoredName, Arc<Claim>)
     if attempts.is_empty() {
         return Ok(answer);
     }
+    if let [(name, claim)] = attempts {
+        for row in &grant_one(session, name, claim).await? {
+            let fence: Option<i64> = session.get(row, 0)?;
+            answer.fences.extend(fence.map(|fence| (name.clone(), fence)));
+            if let Some(owner) = session.get::<Option<String>>(row, 1)? {
+                answer.held.insert(name.clone(), (owner, micros(session.get(row, 2)?)));
+            }
+        }
+        return Ok(answer);
+    }
     let names: Vec<&[u8]> = attempts.iter().map(|(name, _)| name.as_slice()).collect();
     let (granted, holders) = tokio::join!(
         biased;
@@ -75,6 +90,13 @@ async fn acquire(session: &PostgresSession, attempts: &[(StoredName, Arc<Claim>)
         answer.held.insert(session.get(row, 0)?, holder);
     }
     Ok(answer)
+}
+
+async fn grant_one(session: &PostgresSession, name: &StoredName, claim: &Claim) -> Outcome<Vec<Row>> {
+    let (owner, ttl) = (claim.owner.as_str(), claim.ttl.as_millis() as i64);
+    let (host, pid) = (claim.process.host.as_str(), i64::from(claim.process.pid));
+    let values: &Values<'_> = &[name, &owner, &ttl, &host, &pid, &claim.metadata.as_deref()];
+    session.query(Sql::AcquireOne, values).await
 }
 
 async fn grant(session: &PostgresSession, attempts: &[(StoredName, Arc<Claim>)], names: &[&[u8]]) -> Outcome<Vec<Row>> {

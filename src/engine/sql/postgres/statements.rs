@@ -6,26 +6,27 @@ use tokio_postgres::types::Type;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sql {
     Acquire,
+    AcquireOne,
     Holders,
     Renew,
     Release,
+    ReleaseOne,
     Lock,
     Rows,
     Queue,
     Leave,
     Enter,
-    Call,
+    Notify,
     Write,
     Heartbeat,
     Check,
-    Called,
     List,
     Sweep,
     Abandoned,
 }
 
 /// The file of each statement, and the types of its parameters.
-const FILES: [(Sql, &str, &[Type]); 17] = [
+const FILES: [(Sql, &str, &[Type]); 18] = [
     (
         Sql::Acquire,
         include_str!("statements/single/acquire.sql"),
@@ -37,6 +38,11 @@ const FILES: [(Sql, &str, &[Type]); 17] = [
             Type::INT8_ARRAY,
             Type::TEXT_ARRAY,
         ],
+    ),
+    (
+        Sql::AcquireOne,
+        include_str!("statements/single/acquire_one.sql"),
+        &[Type::BYTEA, Type::TEXT, Type::INT8, Type::TEXT, Type::INT8, Type::TEXT],
     ),
     (
         Sql::Holders,
@@ -52,6 +58,11 @@ const FILES: [(Sql, &str, &[Type]); 17] = [
         Sql::Release,
         include_str!("statements/single/release.sql"),
         &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY],
+    ),
+    (
+        Sql::ReleaseOne,
+        include_str!("statements/single/release_one.sql"),
+        &[Type::BYTEA, Type::TEXT],
     ),
     (
         Sql::Lock,
@@ -81,13 +92,16 @@ const FILES: [(Sql, &str, &[Type]); 17] = [
             Type::BYTEA_ARRAY,
             Type::INT8_ARRAY,
             Type::INT4_ARRAY,
+            Type::TEXT_ARRAY,
+            Type::INT8_ARRAY,
+            Type::INT8_ARRAY,
             Type::TEXT,
         ],
     ),
     (
-        Sql::Call,
-        include_str!("statements/transaction/call.sql"),
-        &[Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT_ARRAY, Type::TEXT],
+        Sql::Notify,
+        include_str!("statements/transaction/notify.sql"),
+        &[Type::TEXT_ARRAY, Type::TEXT_ARRAY],
     ),
     (
         Sql::Write,
@@ -109,7 +123,6 @@ const FILES: [(Sql, &str, &[Type]); 17] = [
         &[Type::TEXT, Type::INT8],
     ),
     (Sql::Check, include_str!("statements/check.sql"), &[Type::BYTEA_ARRAY]),
-    (Sql::Called, include_str!("statements/called.sql"), &[Type::TEXT]),
     (
         Sql::List,
         include_str!("statements/single/list.sql"),
@@ -150,14 +163,10 @@ impl Statements {
             Some(schema) => format!("\"{schema}\".\"{name}{suffix}\""),
             None => format!("\"{name}{suffix}\""),
         };
+        let grant = without_comments(include_str!("statements/single/grant.sql"));
         let of_file = |file: &str| {
-            let lines: Vec<&str> = file
-                .lines()
-                .filter(|line| !line.trim_start().starts_with("--"))
-                .collect();
-            lines
-                .join("\n")
-                .trim()
+            without_comments(file)
+                .replace("{grant}", &grant)
                 .replace("{locks}", &quoted(""))
                 .replace("{waiters}", &quoted("_waiters"))
                 .replace("{queue_index}", &format!("\"{name}_waiters_queue\""))
@@ -186,6 +195,11 @@ impl Statements {
     pub(super) fn all(&self) -> &[Statement] {
         &self.all
     }
+}
+
+fn without_comments(file: &str) -> String {
+    let lines = file.lines().filter(|line| !line.trim_start().starts_with("--"));
+    lines.collect::<Vec<_>>().join("\n").trim().to_owned()
 }
 
 /// The key of the advisory lock under which tables are created: "holdfast" in ASCII.

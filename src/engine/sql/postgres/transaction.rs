@@ -2,35 +2,39 @@
 //! their queues. The second one writes the result.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::Duration;
+use std::sync::Arc;
 
 use tokio_postgres::Row;
 
+use super::listener::text_of;
 use super::session::{PostgresSession, Values};
 use super::statements::Sql;
-use crate::engine::sql::ledger::{self, Changes, Ledger, Position, StoredName};
+use crate::engine::sql::ledger::{self, Changes, Ledger, Notice, Position, StoredName, Waiter};
+use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::error::Failure;
 use crate::engine::sql::server::transaction::Plan;
 use crate::engine::sql::server::upkeep::EXPIRED_POSITION_KEPT_MS;
-use crate::engine::sql::server::waiters::Notification;
-use crate::engine::sql::server::{Committed, Outcome};
+use crate::model::Process;
 
 /// Begins a transaction. A process that is stopped during one holds the locks of its rows: the server ends its session then.
 pub(super) const BEGIN: &str =
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = 2000";
 
 /// Begins a transaction, locks the rows of the plan, and reads them and their queues.
-pub(super) async fn read(session: &PostgresSession, plan: &Plan) -> Outcome<Ledger> {
+pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) -> Outcome<Ledger> {
     let names: Vec<&[u8]> = plan.names.keys().map(Vec::as_slice).collect();
     let created: Vec<bool> = plan.names.values().copied().collect();
     let front = plan.front() as i64;
-    let (begun, locked, rows, queue) = tokio::join!(
-        biased;
-        session.execute(BEGIN),
-        async { session.query(Sql::Lock, &[&names, &created]).await },
-        async { session.query(Sql::Rows, &[&names]).await },
-        async { session.query(Sql::Queue, &[&names, &plan.owners, &front]).await },
-    );
+    let statements = async {
+        tokio::join!(
+            biased;
+            session.execute(BEGIN),
+            async { session.query(Sql::Lock, &[&names, &created]).await },
+            async { session.query(Sql::Rows, &[&names]).await },
+            async { session.query(Sql::Queue, &[&names, &plan.owners, &front]).await },
+        )
+    };
+    let (begun, locked, rows, queue) = session.in_one_packet(statements).await;
     begun?;
     locked?;
     let (rows, queue) = (rows?, queue?);
@@ -45,26 +49,34 @@ pub(super) async fn read(session: &PostgresSession, plan: &Plan) -> Outcome<Ledg
             found.insert(name, row);
         }
     }
-    let positions: Outcome<Vec<Position>> = queue
-        .iter()
-        .map(|row| {
-            Ok(Position::read(
-                session.get(row, 0)?,
-                session.get(row, 1)?,
-                session.get(row, 2)?,
-                session.get(row, 3)?,
-                session.get(row, 4)?,
-                session.get(row, 5)?,
-            ))
-        })
-        .collect();
+    let positions: Outcome<Vec<Position>> = queue.iter().map(|row| position(session, row, process)).collect();
     Ok(Ledger::new(now_us, found, positions?))
 }
 
-/// Writes the changes of a transaction, and commits it.
-pub(super) async fn write(session: &PostgresSession, process: &str, changes: &Changes) -> Outcome<Committed> {
+/// Reads a position in a queue.
+fn position(session: &PostgresSession, row: &Row, process: &str) -> Outcome<Position> {
+    let engine: String = session.get(row, 4)?;
+    let host: Option<String> = session.get(row, 6)?;
+    let pid: Option<i64> = session.get(row, 7)?;
+    let waiter = Waiter {
+        engine: (engine != process).then_some(engine),
+        hold_ms: session.get(row, 5)?,
+        holder: host
+            .zip(pid)
+            .map(|(host, pid)| Arc::new(Process { host, pid: pid as u32 })),
+    };
+    let (ticket, name, owner) = (session.get(row, 0)?, session.get(row, 1)?, session.get(row, 2)?);
+    Ok(Position::read(ticket, name, owner, session.get(row, 3)?, waiter))
+}
+
+/// Writes the changes of a transaction, and commits it. Returns the tickets of the positions.
+pub(super) async fn write(
+    session: &PostgresSession,
+    process: &str,
+    changes: &Changes,
+) -> Outcome<HashMap<String, u64>> {
     let names: Vec<&[u8]> = changes.rows.iter().map(|(name, _)| name.as_slice()).collect();
-    let (left, calls, entered) = (&changes.left, &changes.called, &changes.entered);
+    let left = &changes.left;
     let leave = async {
         match left.is_empty() && names.is_empty() {
             true => Ok(Vec::new()),
@@ -75,26 +87,13 @@ pub(super) async fn write(session: &PostgresSession, process: &str, changes: &Ch
             }
         }
     };
-    let enter = async {
-        if entered.is_empty() {
-            return Ok(Vec::new());
-        }
-        let owners: Vec<&str> = entered.iter().map(|one| one.owner.as_str()).collect();
-        let names: Vec<&[u8]> = entered.iter().map(|one| one.name.as_slice()).collect();
-        let ends: Vec<i64> = entered.iter().map(|one| one.alive_until_us).collect();
-        let reserved: Vec<i32> = entered.iter().map(|one| one.reserve_ms).collect();
-        let values: &Values<'_> = &[&owners, &names, &ends, &reserved, &process];
-        session.query(Sql::Enter, values).await
-    };
-    let call = async {
-        match calls.is_empty() && changes.notified.is_empty() {
+    let notify = async {
+        // This process has no need of a message.
+        let of_others = |notice: &Notice| Some((notice.engine.clone()?, text_of(notice)));
+        let (channels, texts): (Vec<String>, Vec<String>) = changes.notices.iter().filter_map(of_others).unzip();
+        match channels.is_empty() {
             true => Ok(Vec::new()),
-            false => {
-                let owners: Vec<&str> = changes.notified.iter().map(|(owner, _)| owner.as_str()).collect();
-                let addition = |after: Option<Duration>| after.map_or_else(String::new, Notification::addition);
-                let additions: Vec<String> = changes.notified.iter().map(|(_, after)| addition(*after)).collect();
-                session.query(Sql::Call, &[calls, &owners, &additions, &process]).await
-            }
+            false => session.query(Sql::Notify, &[&channels, &texts]).await,
         }
     };
     let update = async {
@@ -103,24 +102,39 @@ pub(super) async fn write(session: &PostgresSession, process: &str, changes: &Ch
             false => update(session, &names, changes).await,
         }
     };
-    let (leave, enter, call, update, commit) =
-        tokio::join!(biased; leave, enter, call, update, session.execute("COMMIT"));
-    leave?;
-    let (entered, notified) = (enter?, call?);
-    update?;
-    commit?;
-    let mut notifications = Vec::new();
-    for row in &notified {
-        if session.get(row, 1)? {
-            notifications.push(session.get(row, 0)?);
-        }
+    let (leave, entered, notified, update, commit) = tokio::join!(
+        biased;
+        leave,
+        enter(session, process, changes),
+        notify,
+        update,
+        session.execute("COMMIT")
+    );
+    let entered = entered?;
+    for outcome in [leave, notified, update] {
+        outcome?;
     }
+    commit?;
     let ticket = |row: &Row| Ok((session.get(row, 0)?, session.get::<i64>(row, 1)?.unsigned_abs()));
-    let tickets: Outcome<HashMap<String, u64>> = entered.iter().map(ticket).collect();
-    Ok(Committed {
-        tickets: tickets?,
-        notifications,
-    })
+    entered.iter().map(ticket).collect()
+}
+
+/// Writes positions.
+async fn enter(session: &PostgresSession, process: &str, changes: &Changes) -> Outcome<Vec<Row>> {
+    let entered = || changes.entered.iter();
+    if changes.entered.is_empty() {
+        return Ok(Vec::new());
+    }
+    let owners: Vec<&str> = entered().map(|one| one.owner.as_str()).collect();
+    let names: Vec<&[u8]> = entered().map(|one| one.name.as_slice()).collect();
+    let ends: Vec<i64> = entered().map(|one| one.alive_until_us).collect();
+    let holds: Vec<i32> = entered().map(|one| one.waiter.hold_ms).collect();
+    let holder = || entered().map(|one| one.waiter.holder.as_deref());
+    let hosts: Vec<Option<&str>> = holder().map(|process| process.map(|one| one.host.as_str())).collect();
+    let pids: Vec<Option<i64>> = holder().map(|process| process.map(|one| i64::from(one.pid))).collect();
+    let tickets: Vec<Option<i64>> = entered().map(|one| one.ticket).collect();
+    let values: &Values<'_> = &[&owners, &names, &ends, &holds, &hosts, &pids, &tickets, &process];
+    session.query(Sql::Enter, values).await
 }
 
 /// Writes the rows of names.

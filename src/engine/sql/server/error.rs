@@ -79,6 +79,26 @@ impl Failure {
         Self::new(links, Kind::Permanent, message)
     }
 
+    /// Changes the server to one of several.
+    #[cfg(feature = "postgres")]
+    pub(in crate::engine::sql) fn at(mut self, address: &str) -> Self {
+        self.server = address.into();
+        self
+    }
+
+    /// Joins the failures of two servers. The result is permanent if both are.
+    #[cfg(feature = "postgres")]
+    pub(in crate::engine::sql) fn and(self, other: Failure) -> Self {
+        Failure {
+            message: format!("{self}; {}", other.message),
+            kind: match self.kind {
+                Kind::Permanent => other.kind,
+                kind => kind,
+            },
+            ..other
+        }
+    }
+
     /// Marks the failure as one before the first statement.
     pub(in crate::engine::sql) fn not_sent(mut self) -> Self {
         self.may_be_executed = false;

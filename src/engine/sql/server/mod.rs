@@ -19,11 +19,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
-use self::error::{Failure, Kind};
+use self::error::Failure;
 use self::link::{Link, Links};
 use self::single::{ForwardedOwners, SingleWorker};
 use self::single_calls::{Answers, SingleCalls};
-use self::slot::{Slot, open};
+use self::slot::{Slot, open_first};
 use self::transaction::{Plan, Prefix};
 use self::upkeep::Checked;
 use self::waiters::Waiters;
@@ -32,7 +32,7 @@ use super::Page;
 use super::calls::Calls;
 use super::jobs::{self, Failed};
 use super::ledger::{Changes, Ledger, StoredName};
-use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
+use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription, Warnings};
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 pub(super) mod config;
@@ -63,19 +63,14 @@ pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
     /// Returns the shortest time between two checks of a name, if waiters are not notified by other processes.
     fn shortest_poll(&self) -> Option<Duration>;
 
+    /// Returns the receiver of warnings.
+    fn warnings(&self) -> Option<&Warnings>;
+
     /// Receives notifications for the waiters until the connection breaks. `true`: there have been no waiters for some time.
     fn receive(self: &Arc<Self>, waiters: &Waiters<Self>) -> impl Future<Output = Outcome<bool>> + Send {
         let _ = waiters;
         async { Ok(true) }
     }
-}
-
-/// What a transaction has written.
-pub(super) struct Committed {
-    /// The tickets of the positions that were entered, by owner.
-    pub tickets: HashMap<String, u64>,
-    /// The notifications for waiters of this process.
-    pub notifications: Vec<String>,
 }
 
 /// An open connection. Dropping it closes it.
@@ -90,20 +85,27 @@ pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
     /// Makes the connection ready for statements. Creates the tables if they are missing.
     fn set_up(&mut self) -> impl Future<Output = Outcome<()>> + Send;
 
+    /// Returns the warning of a setting of the server with which it may lose what it confirmed.
+    fn risk(&mut self) -> impl Future<Output = Outcome<Option<String>>> + Send;
+
     /// Executes calls, each kind as one statement, within the store timeout.
     fn single(&mut self, calls: &SingleCalls) -> impl Future<Output = Answers> + Send;
 
-    /// Begins a transaction, locks the rows of the plan in their order, and reads them and their queues.
-    fn begin(&mut self, plan: &Plan) -> impl Future<Output = Outcome<Ledger>> + Send;
+    /// Begins a transaction, locks the rows of the plan in their order, and reads them and their queues. `process`: this process.
+    fn begin(&mut self, process: &str, plan: &Plan) -> impl Future<Output = Outcome<Ledger>> + Send;
 
-    /// Writes the changes of a transaction, and commits it. `process`: this process.
-    fn commit(&mut self, process: &str, changes: &Changes) -> impl Future<Output = Outcome<Committed>> + Send;
+    /// Writes the changes of a transaction with its notices for other processes, and commits it. Returns the tickets of the positions that
+    /// were entered, by owner.
+    fn commit(
+        &mut self,
+        process: &str,
+        changes: &Changes,
+    ) -> impl Future<Output = Outcome<HashMap<String, u64>>> + Send;
 
     /// Ends a transaction that failed.
     fn roll_back(&mut self) -> impl Future<Output = Outcome<()>> + Send;
 
-    /// Reads what the waiters of names wait for, and the called waiters of this process. `is_heartbeat`: keeps its other positions
-    /// alive.
+    /// Reads what the waiters of names wait for. `is_heartbeat`: keeps the positions of this process alive.
     fn check(
         &mut self,
         process: &str,
@@ -138,11 +140,14 @@ impl<S: Server> ServerEngine<S> {
     /// Connects to the server. Creates the tables if they are missing.
     pub(super) async fn start(server: Arc<S>, key_prefix: String) -> Result<Arc<Self>> {
         let prefix = Prefix(key_prefix);
-        let connected = match open(server.links(), server.connect()).await {
-            Err(failure) if failure.kind() == Kind::Pooled => open(server.links(), server.connect()).await,
-            connected => connected,
-        };
-        let session = connected.map_err(|failure| failure.error("connect"))?;
+        let mut session = open_first(&server).await.map_err(|failure| failure.error("connect"))?;
+        if let Some(warnings) = server.warnings() {
+            let link = session.link().clone();
+            // A connection that fails is opened again by the first call.
+            if let Ok(Some(risk)) = link.within_limit(session.risk()).await {
+                warnings.warn(risk);
+            }
+        }
         let (check, checks) = mpsc::unbounded_channel();
         let (names, named) = mpsc::unbounded_channel();
         let waiters = Waiters::new(server.clone(), check);

@@ -150,11 +150,15 @@ impl<S: Server> SingleWorker<S> {
                 Job::Release(claims, keep, _)
                     if keep.is_zero()
                         && matches!(&claims[..], [claim] if claim.keys().len() == 1)
+                        && !self.has_waiters(&claims[0])
                         && !self.forwarded.0.has(&claims[0].owner) =>
                 {
                     &mut batch.releases
                 }
-                Job::Acquire(claims, ticket, _) if matches!(&claims[..], [claim] if claim.keys().len() == 1) => {
+                Job::Acquire(claims, ticket, _)
+                    if matches!(&claims[..], [claim] if claim.keys().len() == 1)
+                        && !(claims[0].waiting && self.has_waiters(&claims[0])) =>
+                {
                     // Mark before the start: a caller that can no longer cancel reads the marks.
                     claims[0].mark_sent();
                     if !ticket.start() {
@@ -173,6 +177,11 @@ impl<S: Server> SingleWorker<S> {
             part.push(job);
         }
         batch
+    }
+
+    /// Whether a single statement would certainly find a queue.
+    fn has_waiters(&self, claim: &Claim) -> bool {
+        self.waiters.known.is_waited_for(&claim.keys()[0])
     }
 
     /// Sends a job to the transactions.

@@ -20,23 +20,34 @@ pub(super) struct Slot<S: Server> {
     failed: Option<(Instant, Failure)>,
 }
 
-/// Opens a connection within the store timeout. Creates the tables if they are missing.
-pub(in crate::engine::sql) async fn open<C: Session>(
+/// Opens a connection within the store timeout, without its set-up.
+pub(in crate::engine::sql) async fn connected<C: Session>(
     links: &Links,
     connecting: impl Future<Output = Outcome<C>>,
 ) -> Outcome<C> {
     let limit = links.store_timeout;
-    let unanswered = || Failure::unanswered(links, limit, Kind::Broken);
-    let opened = async {
-        let connected = timeout(limit, connecting).await;
-        let mut session = connected.unwrap_or_else(|_| Err(unanswered()))?;
-        if let Ok(ready) = timeout(limit, session.set_up()).await {
-            return ready.map(|()| session);
-        }
-        session.link().cancel();
-        Err(unanswered())
-    };
-    opened.await.map_err(Failure::not_sent)
+    let opened = timeout(limit, connecting).await;
+    let opened = opened.unwrap_or_else(|_| Err(Failure::unanswered(links, limit, Kind::Broken)));
+    opened.map_err(Failure::not_sent)
+}
+
+/// Opens a connection within the store timeout. Creates the tables if they are missing.
+pub(in crate::engine::sql) async fn open<S: Server>(server: &Arc<S>) -> Outcome<S::Session> {
+    let (links, limit) = (server.links(), server.links().store_timeout);
+    let mut session = connected(links, server.connect()).await?;
+    if let Ok(ready) = timeout(limit, session.set_up()).await {
+        return ready.map(|()| session).map_err(Failure::not_sent);
+    }
+    session.link().cancel();
+    Err(Failure::unanswered(links, limit, Kind::Broken).not_sent())
+}
+
+/// Opens a connection as [`open`] does, again without prepared statements if there is a pooler.
+pub(in crate::engine::sql) async fn open_first<S: Server>(server: &Arc<S>) -> Outcome<S::Session> {
+    match open(server).await {
+        Err(failure) if failure.kind() == Kind::Pooled => open(server).await,
+        opened => opened,
+    }
 }
 
 impl<S: Server> Slot<S> {
@@ -61,7 +72,7 @@ impl<S: Server> Slot<S> {
             {
                 return Err(failure.clone());
             }
-            match open(self.server.links(), self.server.connect()).await {
+            match open(&self.server).await {
                 Ok(session) => self.session = Some(session),
                 Err(failure) => {
                     self.failed = Some((Instant::now(), failure.clone()));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::engine::{Acquired, Engine, Released};
 use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
 
-const LONG: Duration = Duration::from_secs(30);
+pub(in crate::engine::sql) const LONG: Duration = Duration::from_secs(30);
 
 /// Returns the URL of a server. `None`: there is none; the test is skipped, or fails if `CI` is set.
 pub(in crate::engine::sql) fn url_of(variable: &str) -> Option<String> {

@@ -4,13 +4,16 @@
 //! are then made in `sql/ledger/`, and the second packet writes the result.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::error::{Failure, Kind};
-use super::{Committed, Outcome, Session};
+use super::waiters::Waiters;
+use super::{Outcome, Server, Session};
+use crate::clock::Moment;
 use crate::engine::Acquired;
 use crate::engine::sql::jobs::Job;
-use crate::engine::sql::ledger::StoredName;
+use crate::engine::sql::ledger::{Notice, StoredName};
 use crate::model::{Claim, Key, OwnerToken};
 
 /// The names and owners of the calls of a transaction.
@@ -29,7 +32,7 @@ pub(in crate::engine::sql) struct Plan {
 #[derive(Clone, Copy)]
 pub(super) enum Checked<'a> {
     None,
-    /// Free names, whose first waiters are called.
+    /// Free names, which are handed off.
     Free(&'a [StoredName]),
     /// Names with positions that are removed.
     Pruned(&'a [StoredName]),
@@ -38,11 +41,22 @@ pub(super) enum Checked<'a> {
 /// What follows for the waiters of this process after the commit.
 #[derive(Debug, Default)]
 pub(super) struct Effects {
-    /// Waiters in a queue: the owner, the name, the ticket, and the time until the name may be free.
-    pub entered: Vec<(OwnerToken, Key, u64, Option<Duration>)>,
+    pub entered: Vec<InQueue>,
     pub left: Vec<OwnerToken>,
-    /// The notifications for waiters of this process.
-    pub notifications: Vec<String>,
+    /// The notices for waiters of this process.
+    pub notices: Vec<Notice>,
+}
+
+/// A waiter in a queue.
+#[derive(Debug)]
+pub(super) struct InQueue {
+    pub owner: OwnerToken,
+    pub name: Key,
+    pub ticket: u64,
+    /// The time until the name may be free.
+    pub left: Option<Duration>,
+    /// Whether a hand-off can be its grant.
+    pub takes_hand_offs: bool,
 }
 
 /// The names of a store.
@@ -117,14 +131,14 @@ impl Plan {
 }
 
 /// Executes the jobs of a plan as one transaction, and stores their answers.
-pub(super) async fn transact<C: Session>(
-    session: &mut C,
+pub(super) async fn transact<S: Server>(
+    session: &mut S::Session,
     prefix: &Prefix,
-    process: &str,
+    waiters: &Waiters<S>,
     plan: &Plan,
     batch: &mut [Job],
 ) -> Outcome<Effects> {
-    let outcome = in_transaction(session, prefix, process, plan, batch).await;
+    let outcome = in_transaction(session, prefix, waiters, plan, batch).await;
     if outcome.as_ref().is_err_and(|failure| failure.kind() != Kind::Broken) {
         // A transaction without an end would become a part of the next one.
         session.roll_back().await.map_err(Failure::broken)?;
@@ -132,25 +146,32 @@ pub(super) async fn transact<C: Session>(
     outcome
 }
 
-async fn in_transaction<C: Session>(
-    session: &mut C,
+async fn in_transaction<S: Server>(
+    session: &mut S::Session,
     prefix: &Prefix,
-    process: &str,
+    waiters: &Waiters<S>,
     plan: &Plan,
     batch: &mut [Job],
 ) -> Outcome<Effects> {
-    let mut ledger = session.begin(plan).await?;
+    let process = waiters.process.as_str();
+    let sent = Moment::now();
+    let mut ledger = session.begin(process, plan).await?;
+    waiters.read_clock(sent, ledger.now_us());
     ledger.recount(&plan.recounted);
     let mut effects = Effects::default();
-    let mut waiting: Vec<(OwnerToken, Key)> = Vec::new();
+    let mut waiting: Vec<(Arc<Claim>, Key)> = Vec::new();
     for (job, _) in batch.iter_mut().zip(&plan.takes).filter(|(_, takes)| **takes) {
         match job {
             Job::Acquire(claims, _, reply) => {
                 let mut answers = Vec::with_capacity(claims.len());
                 for claim in claims.iter() {
+                    let ticket = waiters.known.number(&claim.owner);
+                    if ticket > 0 {
+                        ledger.remember(&claim.owner, ticket);
+                    }
                     let acquired = ledger.attempt(claim, &prefix.all(claim));
                     match &acquired {
-                        Acquired::Held { key, .. } if claim.waiting => waiting.push((claim.owner.clone(), key.clone())),
+                        Acquired::Held { key, .. } if claim.waiting => waiting.push((claim.clone(), key.clone())),
                         _ => effects.left.push(claim.owner.clone()),
                     }
                     answers.push(acquired);
@@ -168,21 +189,25 @@ async fn in_transaction<C: Session>(
             Job::Inspect(..) | Job::List(..) => {}
         }
     }
-    let waiting: Vec<_> = waiting
-        .into_iter()
-        .map(|(owner, key)| {
-            let left = ledger.busy_for(&prefix.stored(&key));
-            (owner, key, left)
-        })
-        .collect();
-    let Committed {
-        mut tickets,
-        notifications,
-    } = session.commit(process, &ledger.finish()).await?;
-    effects.notifications = notifications;
-    for (owner, key, left) in waiting {
-        if let Some(ticket) = tickets.remove(owner.as_str()) {
-            effects.entered.push((owner, key, ticket, left));
+    let mut changes = ledger.finish();
+    let mut tickets = session.commit(process, &changes).await?;
+    effects.notices = std::mem::take(&mut changes.notices);
+    effects.notices.retain(|notice| notice.engine.is_none());
+    for (claim, name) in waiting {
+        let owner = claim.owner.clone();
+        match tickets.remove(owner.as_str()) {
+            Some(ticket) => effects.entered.push(InQueue {
+                left: ledger.busy_for(&prefix.stored(&name)),
+                takes_hand_offs: claim.takes_hand_offs(),
+                owner,
+                name,
+                ticket,
+            }),
+            // Handed off in this transaction. Or another waiter has its ticket: the tables are new.
+            None => {
+                effects.notices.push(Notice::may_be_free(&owner));
+                effects.left.push(owner);
+            }
         }
     }
     Ok(effects)

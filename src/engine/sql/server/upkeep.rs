@@ -1,5 +1,6 @@
 //! What a service does beside its calls: the heartbeat, the checks of its waiters, and the sweep.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -7,10 +8,11 @@ use tokio::time::Instant;
 use super::single::SingleWorker;
 use super::worker::Names;
 use super::{Outcome, Server, Session};
+use crate::clock::Moment;
 use crate::engine::local_waiters::{HEARTBEAT_INTERVAL, RESERVATION};
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::{EXPIRED_POSITION_KEPT, WAITER_LIVENESS};
-use crate::model::Key;
+use crate::model::{Key, OwnerToken};
 
 /// [`WAITER_LIVENESS`] in milliseconds.
 pub(in crate::engine::sql) const LIVENESS_MS: i64 = WAITER_LIVENESS.as_millis() as i64;
@@ -25,21 +27,30 @@ pub(in crate::engine::sql) const SWEEP_NAMES: i64 = 64;
 
 /// What a check reads.
 pub(in crate::engine::sql) struct Checked {
-    /// The owners of this process that were called: the notification may have been lost.
-    pub called: Vec<String>,
+    /// The server's clock.
+    pub now_us: Option<i64>,
+    /// The owners of the positions that a heartbeat has kept alive.
+    pub kept: HashSet<String>,
     pub names: Vec<CheckedName>,
 }
 
 /// What the waiters of a name wait for.
 pub(in crate::engine::sql) struct CheckedName {
     pub name: StoredName,
-    /// The rest of the lease. `None`: the name is free.
-    pub lease: Option<Duration>,
-    /// The rest of the liveness of the first live waiter of a free name.
-    pub first: Option<Duration>,
-    pub is_called: bool,
+    /// `None`: the name is free.
+    pub lease: Option<CheckedLease>,
+    /// Whether a free name has live waiters.
+    pub has_waiters: bool,
     /// Whether the first live waiter may be one of this process.
     pub is_first: bool,
+}
+
+/// A lease before waiters.
+pub(in crate::engine::sql) struct CheckedLease {
+    pub rest: Duration,
+    /// The owner.
+    pub holder: String,
+    pub fence: i64,
 }
 
 impl<S: Server> SingleWorker<S> {
@@ -68,30 +79,40 @@ impl<S: Server> SingleWorker<S> {
         let process = &self.waiters.process;
         let session = self.slot.session().await?;
         let link = session.link().clone();
+        let sent = Moment::now();
         // The positions of this process expire without a heartbeat.
         let limit = self.store_timeout.min(HEARTBEAT_INTERVAL);
         let outcome = link.within(limit, session.check(process, &stored, is_due)).await;
         let checked = self.slot.settle(outcome)?;
+        if let Some(now_us) = checked.now_us {
+            self.waiters.read_clock(sent, now_us);
+        }
         if is_due {
             self.heartbeat_at = Some(now);
+            let kept = checked.kept.iter().filter_map(|owner| OwnerToken::parse(owner).ok());
+            let kept: HashSet<OwnerToken> = kept.collect();
+            // Others were handed a name, and the message was lost.
+            names.iter().for_each(|key| self.waiters.known.wake_others(key, &kept));
         }
         self.waiters.slacken();
-        checked.called.iter().for_each(|owner| self.waiters.notify(owner));
         let mut free = Vec::new();
         for checked in checked.names {
             let at = stored.iter().position(|one| *one == checked.name);
             let Some(key) = at.map(|index| &names[index]) else {
                 continue;
             };
-            match (checked.lease, checked.first) {
-                (Some(left), _) => self.waiters.set_busy_for(key, left, checked.is_first),
-                (None, Some(left)) if checked.is_called => self.waiters.set_busy_for(key, left, checked.is_first),
-                (None, Some(_)) => {
+            match checked.lease {
+                Some(lease) => {
+                    self.waiters.set_busy_for(key, lease.rest, checked.is_first);
+                    // It may be a waiter of this process, whose message was lost.
+                    self.waiters.notify_holder(&lease, sent);
+                }
+                None if checked.has_waiters => {
                     self.waiters.set_busy_for(key, RESERVATION, checked.is_first);
                     free.push(checked.name);
                 }
                 // The positions of this process have expired: its waiters enter the queue again.
-                (None, None) => self.waiters.known.wake(key),
+                None => self.waiters.known.wake(key),
             }
         }
         match free.is_empty() {

@@ -1,10 +1,11 @@
 //! The waiters of this process in the queues of a server.
 //!
 //! # Behavior
-//! Where the server delivers notifications, one more connection receives them while there are waiters: the transaction that releases
-//! a name publishes the owner token of its first waiter. A check of the waiters' names follows each new connection, every heartbeat,
-//! and each end of a lease before a waiter, so that a lost notification delays no waiter for longer. Where there are no
-//! notifications, the checks are frequent: more so for names whose first waiter is in this process, and shortly after a hand-off.
+//! Where the server delivers notifications, one more connection receives them while there are waiters: the transaction that hands a name
+//! off publishes the owner token of the waiter, its fencing token and its lease (`engine/hand_off/`). A check of the waiters' names
+//! follows each new connection, every heartbeat, and each end of a lease before a waiter, so that a lost notification delays no waiter
+//! for longer. Where there are no notifications, the checks are frequent: more so for names whose first waiter is in this process, and
+//! shortly after a hand-off. They read the grant of a waiter.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,35 +18,23 @@ use tokio::task::AbortHandle;
 
 use super::Server;
 use super::transaction::Effects;
+use super::upkeep::CheckedLease;
 use crate::backoff::Backoff;
+use crate::clock::Moment;
+use crate::engine::HandOff;
+use crate::engine::hand_off::ClockReading;
 use crate::engine::local_waiters::{LocalWaiters, WaiterSubscription};
-use crate::model::{Key, OwnerToken};
+use crate::engine::sql::ledger::{News, Notice, RESERVED};
+use crate::model::{Fence, Key, OwnerToken, Ttl};
 
 /// The longest time between two checks without notifications.
 const LONGEST_POLL: Duration = Duration::from_millis(200);
 
-/// A notification of a waiter: `<owner>`, or `<owner> <ms>`.
-pub(in crate::engine::sql) struct Notification {
-    owner: OwnerToken,
-    /// The time after which its name may be free. `None`: now.
-    after: Option<Duration>,
-}
+/// The resolution of a [`Ttl`], which is rounded up.
+const RESOLUTION: Duration = Duration::from_millis(1);
 
-impl Notification {
-    /// Returns what is added to the owner.
-    pub(in crate::engine::sql) fn addition(after: Duration) -> String {
-        format!(" {}", after.as_millis())
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let (owner, after) = match text.split_once(' ') {
-            Some((owner, after)) => (owner, Some(Duration::from_millis(after.parse().ok()?))),
-            None => (text, None),
-        };
-        let owner = OwnerToken::parse(owner).ok()?;
-        Some(Notification { owner, after })
-    }
-}
+/// The time between the end of a connection that has worked and the next one. Messages are lost meanwhile.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(5);
 
 /// The waiters of one engine.
 pub(in crate::engine::sql) struct Waiters<S> {
@@ -54,6 +43,8 @@ pub(in crate::engine::sql) struct Waiters<S> {
     pub process: String,
     pub known: Arc<LocalWaiters<()>>,
     checks: mpsc::UnboundedSender<Vec<Key>>,
+    /// The last reading of the server's clock.
+    clock: Mutex<Option<ClockReading>>,
     /// The time between two checks without notifications, in microseconds.
     pace_us: AtomicU64,
     runtime: Handle,
@@ -75,6 +66,7 @@ impl<S: Server> Waiters<S> {
             process: format!("{:016x}", fastrand::u64(..)),
             known: Arc::new(LocalWaiters::new()),
             checks,
+            clock: Mutex::default(),
             pace_us: AtomicU64::new(0),
             runtime: Handle::current(),
             tasks: Mutex::default(),
@@ -94,20 +86,22 @@ impl<S: Server> Waiters<S> {
         if has_entered {
             self.quicken();
         }
-        for (owner, key, ticket, left) in effects.entered {
+        for waiter in effects.entered {
+            let check_after = self.check_after(waiter.left, true);
             if self
                 .known
-                .enter(&owner, &key, ticket, self.check_after(left, true), || ())
+                .enter(&waiter.owner, &waiter.name, waiter.ticket, check_after, || ())
             {
                 self.run_heartbeats();
+            }
+            if !waiter.takes_hand_offs {
+                self.known.confirm_hand_offs(&waiter.owner);
             }
         }
         if has_entered && self.server.shortest_poll().is_none() {
             self.listen();
         }
-        for notification in effects.notifications {
-            self.notify(&notification);
-        }
+        effects.notices.iter().for_each(|notice| self.notify(notice));
     }
 
     /// Records that a name may be free after `left`. `is_first`: a waiter of this process may be the next one.
@@ -147,21 +141,68 @@ impl<S: Server> Waiters<S> {
         self.pace_us.store(next.as_micros() as u64, Ordering::Relaxed);
     }
 
-    /// Wakes a waiter. An unknown one is ignored: it has ended, and its position expires.
-    pub(in crate::engine::sql) fn notify(&self, notification: &str) {
+    /// Records that the server's clock showed `server_us` after `sent`.
+    pub(in crate::engine::sql) fn read_clock(&self, sent: Moment, server_us: i64) {
+        let server_us = server_us.unsigned_abs();
+        let mut clock = self.clock.lock();
+        if clock.is_none_or(|last| last.sent < sent) {
+            *clock = Some(ClockReading { sent, server_us });
+        }
+    }
+
+    /// Forgets the server's clock.
+    #[cfg(feature = "postgres")]
+    pub(in crate::engine::sql) fn forget_clock(&self) {
+        *self.clock.lock() = None;
+    }
+
+    #[cfg(all(test, feature = "postgres"))]
+    pub(in crate::engine::sql) fn has_clock(&self) -> bool {
+        self.clock.lock().is_some()
+    }
+
+    /// Notifies a waiter. An unknown one is ignored: it has ended, and a hand-off to it ends after 2 s or its ttl.
+    pub(in crate::engine::sql) fn notify(&self, notice: &Notice) {
+        let Ok(owner) = OwnerToken::parse(&notice.owner) else {
+            return;
+        };
         self.quicken();
-        match Notification::parse(notification) {
-            Some(Notification { owner, after: None }) => _ = self.known.notify(&owner),
-            Some(Notification {
-                owner,
-                after: Some(after),
-            }) => {
+        match notice.news {
+            News::MayBeFree => _ = self.known.notify(&owner),
+            News::FreeAfter(after) => {
                 if let Some((key, _)) = self.known.position(&owner) {
                     self.set_busy_for(&key, after, true);
                 }
             }
-            // Of another version.
-            None => {}
+            News::Granted(fence, times) => {
+                let reading = *self.clock.lock();
+                let until = reading.and_then(|reading| reading.local_end(times, Moment::now()));
+                match until {
+                    Some(until) => self.known.grant(&owner, HandOff { fence, until }),
+                    // It makes an attempt, which finds that it is the holder.
+                    None => self.known.notify(&owner),
+                };
+            }
+        }
+    }
+
+    /// Notifies the holder of a checked lease, if it is a waiter of this process whose hand-off it does not know. `sent`: when the check
+    /// was sent.
+    pub(super) fn notify_holder(&self, lease: &CheckedLease, sent: Moment) {
+        let waiter = lease.holder.strip_suffix(RESERVED);
+        let Ok(owner) = OwnerToken::parse(waiter.unwrap_or(&lease.holder)) else {
+            return;
+        };
+        let is_known = match waiter.is_none() && self.server.shortest_poll().is_some() {
+            true => {
+                let until = sent + Ttl::clamped(lease.rest.saturating_sub(RESOLUTION)).validity();
+                let fence = Fence(lease.fence.unsigned_abs());
+                self.known.grant(&owner, HandOff { fence, until })
+            }
+            false => self.known.notify(&owner),
+        };
+        if is_known {
+            self.quicken();
         }
     }
 
@@ -201,13 +242,19 @@ impl<S: Server> Waiters<S> {
         let listener = self.runtime.spawn(async move {
             let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
             while let Some(waiters) = waiters.upgrade() {
-                match waiters.server.receive(&waiters).await {
+                let pause = match waiters.server.receive(&waiters).await {
                     Ok(true) => return,
-                    Ok(false) => backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2)),
-                    Err(failure) => tracing::debug!(%failure, "waiters receive no notifications"),
-                }
+                    Ok(false) => {
+                        backoff.reset();
+                        RECONNECT_PAUSE
+                    }
+                    Err(failure) => {
+                        tracing::debug!(%failure, "waiters receive no notifications");
+                        backoff.delay()
+                    }
+                };
                 drop(waiters);
-                tokio::time::sleep(backoff.delay()).await;
+                tokio::time::sleep(pause).await;
             }
         });
         tasks.listener = Some(listener.abort_handle());

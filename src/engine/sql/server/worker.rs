@@ -17,7 +17,7 @@ use crate::engine::sql::ledger::StoredName;
 
 /// Names that need a transaction without a call.
 pub(super) enum Names {
-    /// Free names, whose first waiters are called.
+    /// Free names, which are handed off.
     Free(Vec<StoredName>),
     /// Names with positions of waiters that ended long ago.
     Abandoned(Vec<StoredName>),
@@ -45,7 +45,7 @@ impl<S: Server> Worker<S> {
                     };
                     if let Err(failure) = self.transact_twice(&mut [], checked).await {
                         // The next check finds the names again.
-                        tracing::debug!(%failure, "waiters could not be called");
+                        tracing::debug!(%failure, "names could not be handed off");
                     }
                 }
                 next = jobs.next(&mut batch) => {
@@ -85,9 +85,8 @@ impl<S: Server> Worker<S> {
         if plan.is_empty() {
             return Ok(());
         }
-        let process = self.waiters.process.as_str();
         let link = session.link().clone();
-        let transaction = transact(session, &self.prefix, process, &plan, batch);
+        let transaction = transact(session, &self.prefix, &self.waiters, &plan, batch);
         let outcome = link.within_limit(transaction).await;
         let effects = self.slot.settle(outcome)?;
         self.waiters.apply(effects);

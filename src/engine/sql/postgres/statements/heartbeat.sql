@@ -1,9 +1,10 @@
--- Keeps the positions of a process alive, except for waiters that were called. Waits for no other transaction: that of a locked
--- position changes it.
+-- Keeps the positions of a process alive. Waits for no other transaction: that of a locked position changes it.
 --
 -- $1 process   $2 liveness in milliseconds
+-- → owner of each
 WITH own AS MATERIALIZED (
-  SELECT ticket FROM {waiters} WHERE process = $1::text AND NOT is_called FOR UPDATE SKIP LOCKED
+  SELECT ticket FROM {waiters} WHERE process = $1::text FOR UPDATE SKIP LOCKED
 )
 UPDATE {waiters} AS w SET alive_until = clock_timestamp() + $2::bigint * interval '1 millisecond'
 FROM own WHERE w.ticket = own.ticket
+RETURNING w.owner

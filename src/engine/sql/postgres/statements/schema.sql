@@ -13,7 +13,7 @@ CREATE TABLE IF NOT EXISTS {locks} (
   metadata   text
 ) WITH (fillfactor = 50);
 
--- One row per waiter: its position in the queue of one name. The ticket is drawn under the lock of the name's row, so that the
+-- One row per waiter, without host and pid where a hand-off only reserves the name: its position in the queue of one name. The ticket is drawn under the lock of the name's row, so that the
 -- tickets of a name have the order of arrival.
 CREATE TABLE IF NOT EXISTS {waiters} (
   ticket      bigint      NOT NULL GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -21,8 +21,9 @@ CREATE TABLE IF NOT EXISTS {waiters} (
   name        bytea       NOT NULL,
   alive_until timestamptz NOT NULL,
   process     text        NOT NULL,
-  reserve_ms  integer     NOT NULL,
-  is_called   boolean     NOT NULL DEFAULT false
+  hold_ms     integer     NOT NULL,
+  host        text,
+  pid         bigint
 ) WITH (fillfactor = 50);
 CREATE INDEX IF NOT EXISTS {queue_index} ON {waiters} (name, ticket);
 CREATE INDEX IF NOT EXISTS {process_index} ON {waiters} (process);

@@ -1,6 +1,8 @@
 //! The contract on PostgreSQL, and the tests of its own behavior.
 
+mod connections;
 mod faults;
+mod hand_off;
 mod pooler;
 mod tables;
 

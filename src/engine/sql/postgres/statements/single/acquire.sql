@@ -13,15 +13,5 @@ INSERT INTO {locks} AS l (name, owner, fence, expires_at, since, host, pid, meta
   WHERE NOT EXISTS (SELECT FROM {locks} AS s
     WHERE s.name = c.name AND (s.queued > 0 OR (s.expires_at > clock.now AND s.owner IS DISTINCT FROM c.owner)))
   ORDER BY c.name
-ON CONFLICT (name) DO UPDATE SET
-  owner = excluded.owner,
-  fence = CASE WHEN l.owner = excluded.owner AND l.expires_at > clock_timestamp() THEN l.fence
-    ELSE greatest(l.fence + 1, (date_part('epoch', clock_timestamp()) * 1e6)::bigint) END,
-  since = CASE WHEN l.owner = excluded.owner AND l.expires_at > clock_timestamp() THEN l.since
-    ELSE clock_timestamp() END,
-  expires_at = CASE WHEN l.owner = excluded.owner
-    THEN greatest(l.expires_at, clock_timestamp() + (excluded.expires_at - excluded.since))
-    ELSE clock_timestamp() + (excluded.expires_at - excluded.since) END,
-  host = excluded.host, pid = excluded.pid, metadata = excluded.metadata
-  WHERE l.queued = 0 AND (l.expires_at <= clock_timestamp() OR l.owner = excluded.owner)
+{grant}
 RETURNING l.name, l.fence

@@ -1,0 +1,4 @@
+// Bursts of calls on PostgreSQL.
+import { bursts } from './bursts.mjs'
+
+bursts('postgres')

@@ -1,0 +1,147 @@
+// Several servers of PostgreSQL: a standby that is promoted, a standby that cannot write, a server that is silent, and a pooler
+// that only the listening connection bypasses.
+import assert from 'node:assert/strict'
+import { after, describe, it } from 'node:test'
+import { locatePgBouncer, locatePostgres, startPgBouncer, startPostgres } from '../scripts/postgres.mjs'
+import { LockService } from '../index.js'
+import { withPostgres } from './postgres-client.mjs'
+import { canStartServer } from './stores.mjs'
+import { later, rejects, sleep, until, waiting } from './tools.mjs'
+
+const urlOf = (...servers) =>
+  `postgres://holdfast@${servers.map(({ port }) => `127.0.0.1:${port}`).join(',')}/postgres?sslmode=disable`
+const query = (server, text) => withPostgres(server.url, async (client) => (await client.query(text)).rows)
+
+/** Starts a primary and its synchronous standby: a commit waits for both. */
+async function startPair() {
+  const primary = await startPostgres({ settings: { synchronous_standby_names: "'*'", synchronous_commit: 'local' } })
+  try {
+    const standby = await startPostgres({ standbyOf: primary, settings: { synchronous_standby_names: "''" } })
+    await until('the standby is synchronous', async () => {
+      const rows = await query(primary, 'SELECT sync_state FROM pg_stat_replication')
+      return rows.some(({ sync_state }) => sync_state === 'sync')
+    })
+    await query(primary, "ALTER SYSTEM SET synchronous_commit = 'remote_apply'")
+    await query(primary, 'SELECT pg_reload_conf()')
+    await until(
+      'commits wait',
+      async () => (await query(primary, 'SHOW synchronous_commit'))[0].synchronous_commit !== 'local',
+    )
+    return { primary, standby, stop: () => Promise.all([primary.stop(), standby.stop()]) }
+  } catch (error) {
+    await primary.stop()
+    throw error
+  }
+}
+
+describe('postgres: several servers', { concurrency: 1 }, () => {
+  const services = []
+  const connect = async (url, options) => {
+    const service = await LockService.connect(url, { storeTimeoutMs: 4000, ...options })
+    services.push(service)
+    return service
+  }
+  const closeAll = () => Promise.all(services.splice(0).map((service) => service.close()))
+  after(closeAll)
+  const test = (name, body) =>
+    it(name, { timeout: 90_000 }, async (t) => {
+      if (await canStartServer(t, 'postgres', locatePostgres)) await body(t)
+    })
+
+  test('a standby is promoted: locks stay held, waiters are served, tokens grow', async (t) => {
+    const { primary, standby, stop } = await startPair()
+    t.after(async () => {
+      await closeAll()
+      await stop()
+    })
+    const url = urlOf(primary, standby)
+    const [holder, other] = [await connect(url), await connect(url)]
+    const renewed = await holder.acquire('renewed', { ttlMs: 12_000 })
+    const several = await holder.acquire(['one', 'two'], { ttlMs: 60_000, renew: false })
+    const waiter = later(other.acquire('two', { waitMs: 60_000, onStoreError: 'wait' }))
+    await waiting(other, 1)
+    const startedAt = performance.now()
+    await primary.kill()
+    await query(standby, 'SELECT pg_promote()')
+    await until('the new primary is used', () => other.inspect('one').catch(() => null), 20_000)
+    for (const lock of [renewed, several]) {
+      assert.equal(lock.isHeld, true)
+      for (const name of lock.names) {
+        assert.equal((await other.inspect(name))?.fencingToken, lock.fencingToken)
+        assert.equal(await other.tryAcquire(name), null)
+      }
+    }
+    await until('the first ttl has passed', () => performance.now() > startedAt + 12_500, 20_000)
+    assert.equal(renewed.isHeld, true)
+    assert.equal(holder.stats().lost, 0)
+    assert.equal(await several.release(), true)
+    const next = await waiter
+    assert.ok(next.fencingToken > several.fencingToken)
+    assert.equal(await next.release(), true)
+    assert.equal(await renewed.release(), true)
+  })
+
+  test('the server that accepts writes is used, whatever its place in the list', async (t) => {
+    const { primary, standby, stop } = await startPair()
+    t.after(async () => {
+      standby.resume()
+      await closeAll()
+      await stop()
+    })
+    const locks = await connect(urlOf(standby, primary))
+    assert.equal(await locks.using('n', (lock) => lock.isHeld), true)
+    // A service with the standby alone connects, and its calls say why they fail.
+    const alone = await connect(urlOf(standby))
+    const error = await rejects(alone.tryAcquire('n'), 'LOCK_STORE', { retryable: true })
+    assert.match(error.message, /\[25006\]/)
+    // Commits would wait for the paused standby.
+    await query(primary, "ALTER SYSTEM SET synchronous_commit = 'local'")
+    await query(primary, 'SELECT pg_reload_conf()')
+    await until(
+      'commits do not wait',
+      async () => (await query(primary, 'SHOW synchronous_commit'))[0].synchronous_commit === 'local',
+    )
+    await standby.pause()
+    const again = await connect(urlOf(standby, primary))
+    assert.equal(await again.using('n', (lock) => lock.isHeld), true)
+  })
+
+  test('no server accepts writes: each one is named', async (t) => {
+    const { primary, standby, stop } = await startPair()
+    t.after(stop)
+    await primary.kill()
+    const error = await rejects(connect(urlOf(primary, standby)), 'LOCK_STORE', { retryable: true })
+    assert.ok(error.message.includes(`127.0.0.1:${primary.port}`), error.message)
+    assert.ok(error.message.includes(`does not allow writes (127.0.0.1:${standby.port})`), error.message)
+  })
+
+  it('listenUrl bypasses a pooler: a waiter is notified', { timeout: 60_000 }, async (t) => {
+    if (!(await canStartServer(t, 'postgres', locatePostgres))) return
+    if (!(await canStartServer(t, 'postgres', locatePgBouncer))) return
+    const pooler = await startPgBouncer()
+    t.after(async () => {
+      await closeAll()
+      await pooler.stop()
+    })
+    const listening = () =>
+      query(
+        pooler.server,
+        "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN \"holdfast_%' AND client_addr IS NOT NULL",
+      )
+    const pooled = `${pooler.url}?pooler=transaction`
+    for (const listenUrl of [undefined, pooler.server.url]) {
+      const [holder, other] = [await connect(pooled, { listenUrl }), await connect(pooled, { listenUrl })]
+      const lock = await holder.acquire('n')
+      const waiter = later(other.acquire('n', { waitMs: 30_000 }))
+      await waiting(other, 1)
+      if (listenUrl) await until('a connection listens', async () => (await listening()).length === 1)
+      else {
+        await sleep(500)
+        assert.equal((await listening()).length, 0)
+      }
+      assert.equal(await lock.release(), true)
+      assert.equal(await (await waiter).release(), true)
+      await closeAll()
+    }
+  })
+})

@@ -1,0 +1,4 @@
+// The hand-off on PostgreSQL.
+import { handOff } from './hand-off.mjs'
+
+handOff('postgres')

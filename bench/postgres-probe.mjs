@@ -1,0 +1,97 @@
+// Measures what a PostgreSQL server does while a contender runs.
+import { readdirSync, readFileSync } from 'node:fs'
+import { setTimeout as sleep } from 'node:timers/promises'
+
+/** The settings with which a server can count statements. Until a measurement it counts nothing, which would cost time. */
+export const COUNTING = {
+  shared_preload_libraries: 'pg_stat_statements',
+  'pg_stat_statements.track': 'none',
+}
+/** The time after which every connection has read the settings again. */
+const RELOAD_MS = 200
+/** Linux counts the CPU time of processes in hundredths of a second. */
+const TICK_US = 10_000
+
+export class PostgresProbe {
+  #client
+  #pid
+
+  static async open(server) {
+    // Imported here: measurements of other stores do not need the driver.
+    const { default: pg } = await import('pg')
+    const probe = new PostgresProbe()
+    probe.#pid = server.pid
+    probe.#client = new pg.Client({ connectionString: server.url })
+    // The server stops after a failure of the run, which is not to be hidden by another one.
+    probe.#client.on('error', () => {})
+    await probe.#client.connect()
+    await probe.#client.query('CREATE EXTENSION IF NOT EXISTS pg_stat_statements')
+    return probe
+  }
+
+  async start() {
+    const before = cpuUs(this.#pid)
+    return async () => ({ cpuUs: cpuUs(this.#pid) - before })
+  }
+
+  /** Runs `run`, which resolves to a number of calls. Resolves to the number of statements per call. */
+  async requests(run) {
+    const counted = await this.count()
+    const count = await run()
+    return (await counted()) / count
+  }
+
+  /** Counts statements. Resolves to a function that resolves to their number since then. */
+  async count() {
+    await this.#track('all')
+    await this.#client.query('SELECT pg_stat_statements_reset()')
+    return async () => {
+      const { rows } = await this.#client.query(
+        "SELECT sum(calls)::float AS statements FROM pg_stat_statements WHERE query NOT LIKE '%pg_stat_statements%'",
+      )
+      await this.#track('none')
+      return rows[0].statements ?? 0
+    }
+  }
+
+  async #track(what) {
+    await this.#client.query(`ALTER SYSTEM SET pg_stat_statements.track = '${what}'`)
+    await this.#client.query('SELECT pg_reload_conf()')
+    await sleep(RELOAD_MS)
+  }
+
+  async version() {
+    const { rows } = await this.#client.query('SHOW server_version')
+    return `PostgreSQL ${rows[0].server_version.split(' ')[0]}`
+  }
+
+  close() {
+    return this.#client.end()
+  }
+}
+
+/** Returns the CPU time of a process and of its children, those included that have ended. */
+function cpuUs(pid) {
+  const ticks = (id, fields) => {
+    try {
+      const values = readFileSync(`/proc/${id}/stat`, 'latin1').split(') ')[1].split(' ')
+      return fields.reduce((sum, field) => sum + Number(values[field]), 0)
+    } catch {
+      return 0
+    }
+  }
+  const children = readdirSync('/proc').filter((id) => /^\d+$/.test(id) && parentOf(id) === pid)
+  // utime, stime, and those of the ended children
+  return (
+    [ticks(pid, [11, 12, 13, 14]), ...children.map((id) => ticks(id, [11, 12]))].reduce((sum, one) => sum + one) *
+    TICK_US
+  )
+}
+
+function parentOf(id) {
+  try {
+    return Number(readFileSync(`/proc/${id}/stat`, 'latin1').split(') ')[1].split(' ')[1])
+  } catch {
+    return 0
+  }
+}

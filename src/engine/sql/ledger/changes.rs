@@ -1,0 +1,59 @@
+//! What a transaction writes, and what it notifies waiters of.
+
+use std::time::Duration;
+
+use super::{Row, StoredName, Waiter};
+use crate::engine::hand_off::GrantTimes;
+use crate::model::{Fence, OwnerToken};
+
+/// What a transaction writes.
+#[derive(Debug, Default)]
+pub(in crate::engine::sql) struct Changes {
+    /// The names whose rows are written.
+    pub rows: Vec<(StoredName, Row)>,
+    /// The owners whose positions are removed.
+    pub left: Vec<String>,
+    pub entered: Vec<Entered>,
+    pub notices: Vec<Notice>,
+}
+
+/// What the process of a waiter is notified of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::engine::sql) struct Notice {
+    /// The waiter's engine in the queues. `None`: this one.
+    pub engine: Option<String>,
+    pub owner: String,
+    pub news: News,
+}
+
+impl Notice {
+    /// Creates a notice for a waiter of this engine.
+    pub(in crate::engine::sql) fn may_be_free(owner: &OwnerToken) -> Self {
+        Notice {
+            engine: None,
+            owner: owner.as_str().to_owned(),
+            news: News::MayBeFree,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::engine::sql) enum News {
+    /// An attempt may succeed.
+    MayBeFree,
+    /// The name may be free after this time.
+    FreeAfter(Duration),
+    /// The waiter is the holder.
+    Granted(Fence, GrantTimes),
+}
+
+/// A position that is written.
+#[derive(Debug)]
+pub(in crate::engine::sql) struct Entered {
+    pub owner: String,
+    pub name: StoredName,
+    pub alive_until_us: i64,
+    pub waiter: Waiter,
+    /// The ticket that it had before. `None`: it is in the table, or gets a new one.
+    pub ticket: Option<i64>,
+}

@@ -1,0 +1,349 @@
+//! The servers of a URL, and how to connect to them.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use tokio_postgres::Config;
+use tokio_postgres::config::{SslMode, TargetSessionAttrs};
+
+use crate::engine::tls::{Pem, Verified};
+use crate::engine::{Settings, TlsFiles};
+use crate::error::LockError;
+
+const RULE: &str = "must be postgres://[user[:password]@]host[:port][,host[:port]][/database][?option=value], special characters \
+                    percent-encoded";
+const MODES: &str = "must be disable, allow, prefer, require, verify-ca or verify-full";
+const DEFAULT_PORT: u16 = 5432;
+
+/// The servers of a URL.
+#[derive(Clone)]
+pub(in crate::engine::sql::postgres) struct Target {
+    /// At least one, in the order of the URL.
+    pub servers: Vec<Address>,
+    pub tls: TlsFiles,
+    pub verified: Verified,
+    /// Whether the URL says that there is a pooler.
+    pub is_pooled: bool,
+}
+
+/// One server.
+#[derive(Clone)]
+pub(in crate::engine::sql::postgres) struct Address {
+    pub driver: Config,
+    /// The host of the URL, or the folder of the socket.
+    pub host: String,
+    pub port: u16,
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let servers: Vec<String> = self.servers.iter().map(Address::to_string).collect();
+        f.write_str(&servers.join(","))?;
+        match self.servers.first().and_then(|server| server.driver.get_dbname()) {
+            Some(database) => write!(f, "/{database}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A host of a URL, and its port, if the URL has it.
+type Named = (String, Option<u16>);
+
+/// The options of a URL that the driver does not know, or not by itself.
+#[derive(Default)]
+struct Options {
+    is_pooled: bool,
+    hosts: Vec<Named>,
+    ssl_mode: Option<String>,
+    /// `sslrootcert`, `sslcert`, `sslkey`.
+    files: [Option<String>; 3],
+    /// The options of the driver.
+    rest: Vec<String>,
+}
+
+impl Options {
+    fn parse(query: &str) -> Result<Self, &'static str> {
+        let mut options = Options::default();
+        for option in query.split('&').filter(|option| !option.is_empty()) {
+            let (name, value) = decoded(option);
+            match (name.as_str(), value.as_str()) {
+                ("pooler", "transaction") | ("pgbouncer", "true") => options.is_pooled = true,
+                ("pooler", "none") | ("pgbouncer", "false") => options.is_pooled = false,
+                ("pooler" | "pgbouncer", _) => return Err("a URL with a pooler that is not known"),
+                ("host", hosts) => options
+                    .hosts
+                    .extend(hosts.split(',').map(|host| (host.to_owned(), None))),
+                ("sslmode", mode) => options.ssl_mode = Some(mode.to_owned()),
+                ("sslrootcert", path) => options.files[0] = (path != "system").then(|| path.to_owned()),
+                ("sslcert", path) => options.files[1] = Some(path.to_owned()),
+                ("sslkey", path) => options.files[2] = Some(path.to_owned()),
+                ("target_session_attrs", "any" | "read-write" | "primary") => {}
+                ("target_session_attrs", _) => return Err("a URL whose target_session_attrs is not read-write"),
+                _ => options.rest.push(option.to_owned()),
+            }
+        }
+        Ok(options)
+    }
+}
+
+impl Target {
+    /// Parses a URL, the value of `argument`. `main`: has the login and the database, if the URL has none.
+    pub(super) fn parse(
+        argument: &'static str,
+        url: &str,
+        settings: &Settings,
+        main: Option<&Target>,
+    ) -> Result<Self, LockError> {
+        let invalid = |got: &str| LockError::invalid(argument, RULE, got);
+        let variable = |name: &str| settings.environment.get(name).filter(|value| !value.is_empty());
+        let (base, query) = url.split_once('?').unwrap_or((url, ""));
+        if !["postgres://", "postgresql://"]
+            .iter()
+            .any(|scheme| base.starts_with(scheme))
+        {
+            return Err(invalid("another URL"));
+        }
+        let options = Options::parse(query).map_err(invalid)?;
+        if options.is_pooled && main.is_some() {
+            return Err(LockError::invalid(
+                argument,
+                "must bypass the pooler",
+                "a URL of a pooler",
+            ));
+        }
+        let (login, hosts, path) = parts(base);
+        let mut all = Config::from_str(&format!("{login}{path}?{}", options.rest.join("&")))
+            .map_err(|_| invalid("a URL that does not parse, or with an option that is not known"))?;
+        let mut named = hosts.map_err(invalid)?;
+        named.extend(options.hosts.iter().cloned());
+        if named.is_empty() && all.get_hostaddrs().is_empty() {
+            let hosts = variable("PGHOST").ok_or_else(|| invalid("a URL without a host, and PGHOST is not set"))?;
+            named.extend(hosts.split(',').map(|host| (host.to_owned(), None)));
+        }
+        if all.get_ports().is_empty()
+            && named.iter().any(|(_, port)| port.is_none())
+            && let Some(ports) = variable("PGPORT")
+        {
+            parsed_ports(ports)?.into_iter().for_each(|port| _ = all.port(port));
+        }
+        // The login of the main URL may be from the environment.
+        let main = main.and_then(|main| main.servers.first()).map(|server| &server.driver);
+        let text = |of_main: Option<&str>, name: &str| of_main.map(str::to_owned).or_else(|| variable(name).cloned());
+        if all.get_user().is_none_or(str::is_empty)
+            && let Some(user) = text(main.and_then(Config::get_user), "PGUSER")
+        {
+            all.user(user);
+        }
+        if all.get_password().is_none() {
+            if let Some(password) = main.and_then(Config::get_password) {
+                all.password(password);
+            } else if let Some(password) = variable("PGPASSWORD") {
+                all.password(password);
+            }
+        }
+        if all.get_dbname().is_none()
+            && let Some(database) = text(main.and_then(Config::get_dbname), "PGDATABASE")
+        {
+            all.dbname(database);
+        }
+        if all.get_application_name().is_none() {
+            all.application_name("holdfast");
+        }
+        let (tls, sources) = tls_files(&options, settings);
+        let (mode, verified) = ssl_mode(argument, &options, settings)?;
+        if mode != SslMode::Disable {
+            Pem::read(&tls).map_err(|wrong| {
+                let source = sources.iter().find(|(setting, _)| *setting == wrong.setting);
+                LockError::invalid(
+                    source.map_or(wrong.setting, |(_, source)| *source),
+                    wrong.rule,
+                    wrong.how,
+                )
+            })?;
+        }
+        Ok(Target {
+            servers: servers(&named, &all, mode, settings.store_timeout).map_err(invalid)?,
+            tls,
+            verified,
+            is_pooled: options.is_pooled,
+        })
+    }
+}
+
+/// Returns the servers, each with a configuration of its own. `all`: what they have in common, their addresses, and the ports of
+/// hosts without one.
+fn servers(named: &[Named], all: &Config, mode: SslMode, timeout: Duration) -> Result<Vec<Address>, &'static str> {
+    let (addresses, ports) = (all.get_hostaddrs(), all.get_ports());
+    let count = named.len().max(addresses.len());
+    let is_of_each = |len: usize| len == 0 || len == count;
+    if !is_of_each(named.len()) || !is_of_each(addresses.len()) || !(ports.len() == 1 || is_of_each(ports.len())) {
+        return Err("a URL with different numbers of hosts, addresses and ports");
+    }
+    if named.iter().any(|(host, _)| host.is_empty()) {
+        return Err("a URL with an empty host");
+    }
+    let server = |index: usize| {
+        let mut driver = Config::new();
+        let (host, port) = match named.get(index) {
+            Some((host, port)) => {
+                driver.host(host);
+                (host.clone(), *port)
+            }
+            None => (addresses.get(index).map(ToString::to_string).unwrap_or_default(), None),
+        };
+        let port = port
+            .or(ports.get(index).or(ports.first()).copied())
+            .unwrap_or(DEFAULT_PORT);
+        // There is no TLS on the socket of a folder.
+        let mode = if host.starts_with('/') { SslMode::Disable } else { mode };
+        driver.port(port).ssl_mode(mode);
+        if let Some(address) = addresses.get(index) {
+            driver.hostaddr(*address);
+        }
+        if let Some(user) = all.get_user() {
+            driver.user(user);
+        }
+        if let Some(database) = all.get_dbname() {
+            driver.dbname(database);
+        }
+        if let Some(options) = all.get_options() {
+            driver.options(options);
+        }
+        if let Some(name) = all.get_application_name() {
+            driver.application_name(name);
+        }
+        if let Some(password) = all.get_password() {
+            driver.password(password);
+        }
+        driver
+            .ssl_negotiation(all.get_ssl_negotiation())
+            .channel_binding(all.get_channel_binding())
+            .connect_timeout(timeout)
+            .tcp_user_timeout(timeout)
+            .keepalives(all.get_keepalives())
+            .keepalives_idle(Duration::from_secs(15))
+            .keepalives_interval(Duration::from_secs(5));
+        if count > 1 {
+            driver.target_session_attrs(TargetSessionAttrs::ReadWrite);
+        }
+        Address { driver, host, port }
+    };
+    Ok((0..count).map(server).collect())
+}
+
+/// Parses the value of `PGPORT`.
+fn parsed_ports(text: &str) -> Result<Vec<u16>, LockError> {
+    let ports: Result<Vec<u16>, _> = text.split(',').map(str::parse).collect();
+    ports.map_err(|_| {
+        let rule = "must be a port, or one for each host, separated by commas";
+        LockError::invalid("PGPORT", rule, format_args!("{text:?}"))
+    })
+}
+
+/// Splits a URL without options: up to its login, its hosts, and the rest.
+fn parts(base: &str) -> (&str, Result<Vec<Named>, &'static str>, &str) {
+    let start = base.find("://").map_or(0, |at| at + 3);
+    let start = base[start..].find('@').map_or(start, |at| start + at + 1);
+    let end = base[start..].find('/').map_or(base.len(), |at| start + at);
+    let hosts = match &base[start..end] {
+        "" => Ok(Vec::new()),
+        hosts => hosts.split(',').map(named).collect(),
+    };
+    (&base[..start], hosts, &base[end..])
+}
+
+/// Parses one host of a URL.
+fn named(text: &str) -> Result<Named, &'static str> {
+    let (host, port) = match text.strip_prefix('[').and_then(|text| text.split_once(']')) {
+        Some((host, rest)) => (host, rest.strip_prefix(':').unwrap_or(rest)),
+        None => text.split_once(':').unwrap_or((text, "")),
+    };
+    let port = match port {
+        "" => None,
+        port => Some(port.parse().map_err(|_| "a URL with an invalid port")?),
+    };
+    Ok((decoded(host).0, port))
+}
+
+/// Decodes the name and the value of an option.
+fn decoded(text: &str) -> (String, String) {
+    // A plus is no space.
+    let encoded = text.replace('+', "%2B");
+    let decoded = url::form_urlencoded::parse(encoded.as_bytes()).next();
+    let (name, value) = decoded.unwrap_or_default();
+    (name.into_owned(), value.into_owned())
+}
+
+/// Returns the TLS settings with the files of the URL and of the environment, and the sources of these files: the setting in the
+/// place of which they are, and their name. A setting replaces the URL, and the URL the environment.
+fn tls_files(options: &Options, settings: &Settings) -> (TlsFiles, Vec<(&'static str, &'static str)>) {
+    let mut tls = settings.tls.clone();
+    let mut sources = Vec::new();
+    let [root, cert, key] = &options.files;
+    let of_environment = settings.environment.get("PGSSLROOTCERT");
+    let of_environment = of_environment.filter(|path| !path.is_empty() && *path != "system");
+    let root = root
+        .as_ref()
+        .map(|path| (path, "sslrootcert"))
+        .or(of_environment.map(|path| (path, "PGSSLROOTCERT")));
+    if let Some((path, source)) = root
+        && tls.ca.is_none()
+        && tls.ca_file.is_none()
+        && !tls.insecure
+    {
+        tls.ca_file = Some(path.into());
+        sources.push(("tls.caFile", source));
+    }
+    if let Some(path) = cert
+        && tls.cert.is_none()
+        && tls.cert_file.is_none()
+    {
+        tls.cert_file = Some(path.into());
+        sources.push(("tls.certFile", "sslcert"));
+    }
+    if let Some(path) = key
+        && tls.key.is_none()
+        && tls.key_file.is_none()
+    {
+        tls.key_file = Some(path.into());
+        sources.push(("tls.keyFile", "sslkey"));
+    }
+    (tls, sources)
+}
+
+/// Returns whether the connection has TLS, and what is verified. `PGSSLMODE` does not disable TLS where settings are about it.
+fn ssl_mode(argument: &str, options: &Options, settings: &Settings) -> Result<(SslMode, Verified), LockError> {
+    if settings.tls.server_name.is_some() {
+        let rule = "is for Redis: put the name into the URL as the host, and the IP address into its option hostaddr";
+        return Err(LockError::invalid("tls.servername", rule, "a name"));
+    }
+    let is_configured = settings.tls != TlsFiles::default() || options.files.iter().any(Option::is_some);
+    let of_environment = settings.environment.get("PGSSLMODE").filter(|mode| !mode.is_empty());
+    let mode = options.ssl_mode.as_ref().or(of_environment).map(String::as_str);
+    let of_url = options.ssl_mode.is_some();
+    match (mode, is_configured) {
+        (None, false) => Ok((SslMode::Prefer, Verified::Full)),
+        (None, true) | (Some("require" | "verify-full"), _) => Ok((SslMode::Require, Verified::Full)),
+        (Some("verify-ca"), _) => Ok((SslMode::Require, Verified::Authority)),
+        (Some("allow" | "prefer" | "disable"), true) if !of_url => Ok((SslMode::Require, Verified::Full)),
+        (Some("allow" | "prefer"), _) => Ok((SslMode::Prefer, Verified::Full)),
+        (Some("disable"), false) => Ok((SslMode::Disable, Verified::Full)),
+        (Some("disable"), true) => {
+            let rule = "contradicts the target";
+            Err(LockError::invalid("tls", rule, "sslmode=disable in the URL"))
+        }
+        (Some(_), _) if of_url => Err(LockError::invalid(
+            argument,
+            RULE,
+            "a URL with an sslmode that is not known",
+        )),
+        (Some(mode), _) => Err(LockError::invalid("PGSSLMODE", MODES, format_args!("{mode:?}"))),
+    }
+}

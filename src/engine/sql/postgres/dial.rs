@@ -1,0 +1,101 @@
+//! Opens connections. Of several servers it uses the first one that accepts writes.
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use tokio::time::sleep;
+use tokio_postgres::tls::MakeTlsConnect;
+use tokio_postgres::{Client, Connection, Socket};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::config::{Address, PostgresConfig, Target, pass_file};
+use super::error::{is_refused_login, kind_of};
+use crate::engine::Login;
+use crate::engine::sql::server::Outcome;
+use crate::engine::sql::server::error::{Failure, Kind};
+use crate::engine::sql::server::link::Links;
+
+/// How long the next server waits for the answer of the one before it.
+const HEAD_START: Duration = Duration::from_millis(250);
+
+pub(super) type Connected = (
+    Client,
+    Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>,
+);
+
+/// Connects to the first server that accepts writes, in the order of the URL. A server without an answer delays the next one by
+/// [`HEAD_START`] only.
+pub(super) async fn connect(
+    config: &PostgresConfig,
+    links: &Links,
+    target: &Target,
+    tls: &MakeRustlsConnect,
+) -> Outcome<Connected> {
+    let login = login(config, links).await?;
+    let mut waiting = target.servers.iter();
+    let mut attempts = FuturesUnordered::new();
+    let mut failed: Option<Failure> = None;
+    loop {
+        if let Some(server) = waiting.next() {
+            attempts.push(connect_to(config, links, server, login.as_ref(), tls));
+        }
+        let has_more = waiting.len() > 0;
+        tokio::select! {
+            biased;
+            Some(attempt) = attempts.next() => match attempt {
+                Ok(connected) => return Ok(connected),
+                Err(failure) => failed = Some(match failed.take() {
+                    Some(earlier) => earlier.and(failure),
+                    None => failure,
+                }),
+            },
+            () = sleep(HEAD_START), if has_more => {}
+            else => break,
+        }
+    }
+    Err(failed.unwrap_or_else(|| Failure::unexpected(links, "no server")))
+}
+
+async fn connect_to(
+    config: &PostgresConfig,
+    links: &Links,
+    server: &Address,
+    login: Option<&Login>,
+    tls: &MakeRustlsConnect,
+) -> Outcome<Connected> {
+    let mut driver = server.driver.clone();
+    if let Some(Login { username, password }) = login {
+        driver.password(password);
+        if let Some(username) = username {
+            driver.user(username);
+        }
+    } else if driver.get_password().is_none()
+        && let Some(path) = &config.pass_file
+    {
+        let user = driver.get_user().unwrap_or_default();
+        let (port, database) = (server.port.to_string(), driver.get_dbname().unwrap_or(user));
+        let found = pass_file::password(path, [&server.host, &port, database, user]);
+        found.iter().for_each(|password| _ = driver.password(password));
+    }
+    let connected = driver.connect(tls.clone()).await;
+    connected.map_err(|error| {
+        let (kind, message) = kind_of(&error);
+        // The next login may be a newer one.
+        let is_outdated = login.is_some() && is_refused_login(&error);
+        let kind = if is_outdated { Kind::Busy } else { kind };
+        Failure::of_driver(links, kind, message, error).at(&server.to_string())
+    })
+}
+
+/// Returns the login that the caller provides. `None`: the one of the URL.
+async fn login(config: &PostgresConfig, links: &Links) -> Outcome<Option<Login>> {
+    let Some(credentials) = &config.credentials else {
+        return Ok(None);
+    };
+    let login = credentials.login(config.store_timeout / 2).await;
+    login.map(Some).map_err(|reason| {
+        let message = format!("no login for a new connection: {reason}");
+        Failure::new(links, Kind::Busy, message).not_sent()
+    })
+}

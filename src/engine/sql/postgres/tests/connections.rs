@@ -1,0 +1,109 @@
+//! What a connection costs.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::super::session::Values;
+use super::super::statements::Sql;
+use super::*;
+use crate::engine::sql::server::slot::{self, open_first};
+
+/// Forwards connections to a server, and counts the packets to it. Returns the port.
+async fn count_packets(server: u16, packets: Arc<AtomicUsize>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let packets = packets.clone();
+            tokio::spawn(async move {
+                let server = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+                client.set_nodelay(true).unwrap();
+                server.set_nodelay(true).unwrap();
+                let ((mut from, mut to), (mut back, mut forth)) = (client.into_split(), server.into_split());
+                tokio::spawn(async move { copy(&mut back, &mut to).await });
+                let mut packet = vec![0; 1 << 20];
+                while let Ok(length @ 1..) = from.read(&mut packet).await {
+                    packets.fetch_add(1, Ordering::SeqCst);
+                    forth.write_all(&packet[..length]).await.unwrap();
+                }
+            });
+        }
+    });
+    port
+}
+
+/// Tests that drop a reply count the packets, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_transaction_is_two_packets() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (server, name) = database.url.rsplit_once('/').unwrap();
+    let (server, port) = server.rsplit_once(':').unwrap();
+    let packets = Arc::new(AtomicUsize::new(0));
+    let proxy = count_packets(port.parse().unwrap(), packets.clone()).await;
+    let engine = open(&format!("{server}:{proxy}/{name}"), &Settings::default()).await;
+    let of_one_call = async || {
+        let ours = claim(&["n", "o"]);
+        let before = packets.load(Ordering::SeqCst);
+        acquire(&engine, &ours).await;
+        let sent = packets.load(Ordering::SeqCst) - before;
+        release(&engine, &ours).await;
+        sent
+    };
+    let mut in_a_row = 0;
+    // The first calls prepare their statements.
+    for _ in 0..400 {
+        in_a_row = if of_one_call().await == 2 { in_a_row + 1 } else { 0 };
+    }
+    assert!(in_a_row >= 300, "only the last {in_a_row} were two packets");
+}
+
+#[tokio::test]
+async fn only_the_first_connection_prepares_all_statements() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let config = PostgresConfig::parse(&database.url, &Settings::default()).unwrap();
+    let server = PostgresServer::new(config);
+    let first = open_first(&server).await.unwrap();
+    assert_eq!(first.prepared(), server.statements.all().len());
+    let second = slot::open(&server).await.unwrap();
+    assert_eq!(second.prepared(), 0);
+    let names: &[&[u8]] = &[b"n"];
+    let checked = second.link.within_limit(second.packet(second.query(Sql::Check, &[&names]))).await;
+    assert_eq!(checked.unwrap().len(), 1);
+    eventually("the statement is prepared", async || second.prepared() == 1).await;
+    assert_eq!(second.query(Sql::Check, &[&names]).await.unwrap().len(), 1);
+
+    // Without its tables a new connection checks and creates all of them.
+    database.execute("DROP TABLE locks, locks_waiters").await;
+    assert!(second.query(Sql::Check, &[&names]).await.is_err());
+    let third = slot::open(&server).await.unwrap();
+    assert_eq!(third.query(Sql::Check, &[&names]).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_call_of_one_name_needs_one_plan() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let config = PostgresConfig::parse(&database.url, &Settings::default()).unwrap();
+    let server = PostgresServer::new(config);
+    let session = open_first(&server).await.unwrap();
+    for _ in 0..10 {
+        let token = OwnerToken::fresh();
+        let (name, owner, metadata) = (&b"n"[..], token.as_str(), None::<&str>);
+        let values: &Values<'_> = &[&name, &owner, &1000_i64, &"host", &1_i64, &metadata];
+        let rows = session.query(Sql::AcquireOne, values).await.unwrap();
+        assert!(rows[0].get::<_, Option<i64>>(0).is_some());
+        let released: &Values<'_> = &[&name, &owner];
+        assert_eq!(session.query(Sql::ReleaseOne, released).await.unwrap().len(), 1);
+    }
+    let plans = "SELECT custom_plans FROM pg_prepared_statements WHERE statement LIKE '%synchronous_commit%' \
+                 OR statement LIKE 'WITH granted%'";
+    let custom: Vec<i64> = session.rows(plans).await.iter().map(|row| row.get(0)).collect();
+    assert_eq!(custom.iter().filter(|plans| **plans == 5).count(), 2, "{custom:?}");
+}

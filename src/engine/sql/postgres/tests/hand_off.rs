@@ -1,0 +1,197 @@
+//! Hand-offs: the transaction that releases a name makes the first waiter the holder.
+
+use super::*;
+use crate::engine::{HandOff, Subscription};
+use crate::model::{Fence, Ttl};
+
+const LISTENING: &str =
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
+
+/// Enters the queue of `n`. Waits until `count` engines listen.
+async fn enqueue(database: &Database, engine: &Arc<PostgresEngine>, waiter: &Claim, count: i64) -> Box<dyn Subscription> {
+    let subscription = engine.subscribe(waiter, &key("n")).await.unwrap();
+    busy(engine, waiter).await;
+    eventually("the engine listens", async || database.number(LISTENING).await == count).await;
+    // The last check after LISTEN reads the clock.
+    eventually("the clock is known", async || engine.waiters.has_clock()).await;
+    subscription
+}
+
+async fn notified(subscription: &mut Box<dyn Subscription>) {
+    let changed = tokio::time::timeout(Duration::from_secs(10), subscription.changed());
+    changed.await.expect("no notification");
+}
+
+/// Waits for a hand-off that is a grant.
+async fn granted(subscription: &mut Box<dyn Subscription>) -> HandOff {
+    notified(subscription).await;
+    subscription.take_hand_off().expect("a grant")
+}
+
+async fn fence(engine: &PostgresEngine, claim: &Claim) -> Fence {
+    match engine.try_acquire(claim).await.unwrap() {
+        Acquired::Granted { fence } => fence,
+        held @ Acquired::Held { .. } => panic!("{held:?}"),
+    }
+}
+
+async fn owner(database: &Database) -> Option<String> {
+    let row = database
+        .client
+        .query_one("SELECT owner FROM locks WHERE name = 'n'", &[]);
+    row.await.unwrap().get(0)
+}
+
+fn with_metadata(mut claim: Claim) -> Claim {
+    claim.metadata = Some("1".into());
+    claim
+}
+
+#[tokio::test]
+async fn a_release_makes_the_first_waiter_the_holder() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    let (holder, next) = (claim(&["n"]), waiting(&["n"]));
+    let before = fence(&ours, &holder).await;
+    let mut subscription = enqueue(&database, &theirs, &next, 1).await;
+    assert_eq!(release(&ours, &holder).await, Released::Freed);
+    assert_eq!(
+        owner(&database).await.as_deref(),
+        Some(next.owner.as_str()),
+        "in the same commit"
+    );
+    let HandOff { fence, until } = granted(&mut subscription).await;
+    assert!(fence > before);
+    assert!(until < crate::clock::Moment::now() + Duration::from_secs(2));
+    let info = ours.inspect(&key("n")).await.unwrap().unwrap();
+    assert_eq!((info.fence, info.waiting), (Some(fence), Some(0)));
+    assert_eq!(info.holder.unwrap().process, *next.process);
+    assert!(info.remaining.unwrap() <= Duration::from_secs(2));
+    assert_eq!(theirs.renew(&next, next.ttl).await.unwrap(), Renewed::Extended);
+    assert!(ours.inspect(&key("n")).await.unwrap().unwrap().remaining.unwrap() > LONG / 2);
+    assert_eq!(release(&theirs, &next).await, Released::Freed);
+    assert_eq!(database.number("SELECT sum(queued) FROM locks").await, 0);
+    assert_eq!(database.number("SELECT count(*) FROM locks_waiters").await, 0);
+}
+
+#[tokio::test]
+async fn expired_forced_and_cancelled_leases_are_handed_off_too() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    let mut holder = claim(&["n"]);
+    holder.ttl = Ttl::clamped(Duration::from_millis(1500));
+    let before = fence(&ours, &holder).await;
+    let (first, second, third) = (waiting(&["n"]), waiting(&["n"]), waiting(&["n"]));
+    let mut first_subscription = enqueue(&database, &theirs, &first, 1).await;
+    let mut second_subscription = enqueue(&database, &ours, &second, 2).await;
+    let mut third_subscription = enqueue(&database, &theirs, &third, 2).await;
+    let expired = granted(&mut first_subscription).await.fence;
+    assert!(expired > before);
+    assert!(ours.force_release(&key("n")).await.unwrap());
+    let forced = granted(&mut second_subscription).await.fence;
+    assert!(forced > expired);
+    assert_eq!(theirs.renew(&first, first.ttl).await.unwrap(), Renewed::Lost);
+    // A call that was cancelled before it took the grant.
+    assert_eq!(release(&ours, &second).await, Released::Freed);
+    assert!(granted(&mut third_subscription).await.fence > forced);
+}
+
+#[tokio::test]
+async fn a_hand_off_whose_message_is_lost_or_late_is_confirmed() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    for is_lost in [false, true] {
+        let (holder, next) = (claim(&["n"]), waiting(&["n"]));
+        acquire(&ours, &holder).await;
+        let mut subscription = enqueue(&database, &theirs, &next, 1).await;
+        match is_lost {
+            true => theirs.waiters.close(),
+            // No message fits.
+            false => theirs.waiters.read_clock(crate::clock::Moment::now() + LONG, 0),
+        }
+        assert_eq!(release(&ours, &holder).await, Released::Freed);
+        if is_lost {
+            theirs.waiters.check(vec![key("n")]);
+        }
+        notified(&mut subscription).await;
+        assert_eq!(subscription.take_hand_off(), None);
+        let handed = ours.inspect(&key("n")).await.unwrap().unwrap();
+        assert_eq!(Some(fence(&theirs, &next).await), handed.fence, "the same grant");
+        let left = ours.inspect(&key("n")).await.unwrap().unwrap().remaining.unwrap();
+        assert!(left > LONG / 2, "of its whole ttl: {left:?}");
+        release(&theirs, &next).await;
+    }
+}
+
+/// The process of the waiter misses the whole hand-off. Its position is gone, and a heartbeat shows that.
+#[tokio::test]
+async fn a_waiter_that_missed_its_hand_off_enters_again_with_its_ticket() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    let (holder, slow, late) = (claim(&["n"]), waiting(&["n"]), waiting(&["n"]));
+    acquire(&ours, &holder).await;
+    let mut subscription = enqueue(&database, &theirs, &slow, 1).await;
+    let ticket = theirs.waiters.known.position(&slow.owner).unwrap().1;
+    database
+        .execute("DELETE FROM locks_waiters; UPDATE locks SET queued = 0")
+        .await;
+    busy(&ours, &late).await;
+    notified(&mut subscription).await;
+    busy(&theirs, &slow).await;
+    assert_eq!(theirs.waiters.known.position(&slow.owner).unwrap().1, ticket);
+    assert_eq!(release(&ours, &holder).await, Released::Freed);
+    assert_eq!(
+        owner(&database).await.as_deref(),
+        Some(slow.owner.as_str()),
+        "before the later one"
+    );
+}
+
+#[tokio::test]
+async fn a_name_is_reserved_for_claims_that_a_hand_off_cannot_grant() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    for next in [waiting(&["n", "o"]), with_metadata(waiting(&["n"]))] {
+        let holder = claim(&["n"]);
+        let before = fence(&ours, &holder).await;
+        let mut subscription = enqueue(&database, &theirs, &next, 1).await;
+        assert_eq!(release(&ours, &holder).await, Released::Freed);
+        notified(&mut subscription).await;
+        assert_eq!(subscription.take_hand_off(), None, "{next:?}");
+        let reserved = format!("{}-next", next.owner.as_str());
+        assert_eq!(owner(&database).await, Some(reserved));
+        assert_eq!(ours.inspect(&key("n")).await.unwrap(), None, "it has no holder");
+        busy(&ours, &claim(&["n"])).await;
+        assert!(fence(&theirs, &next).await > before);
+        assert_eq!(release(&theirs, &next).await, Released::Freed);
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_behind_a_pooler_finds_its_grant_when_it_polls() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let ours = database.engine().await;
+    let theirs = open(&format!("{}?pooler=transaction", database.url), &Settings::default()).await;
+    let (holder, next) = (claim(&["n"]), waiting(&["n"]));
+    acquire(&ours, &holder).await;
+    let mut subscription = theirs.subscribe(&next, &key("n")).await.unwrap();
+    busy(&theirs, &next).await;
+    assert_eq!(release(&ours, &holder).await, Released::Freed);
+    assert_eq!(owner(&database).await.as_deref(), Some(next.owner.as_str()));
+    notified(&mut subscription).await;
+    assert_eq!(database.number(LISTENING).await, 0);
+    acquire(&theirs, &next).await;
+    assert_eq!(release(&theirs, &next).await, Released::Freed);
+}
