@@ -1,6 +1,7 @@
 //! The contract on MariaDB or MySQL, and the tests of the engine's own behavior.
 
 mod faults;
+mod hand_off;
 mod tables;
 
 use std::sync::Arc;

@@ -206,7 +206,7 @@ async fn no_call_scans_a_table() {
     database
         .execute(&format!(
             "INSERT INTO locks (name, fence, expires_at, since) {numbers} SELECT CONCAT('x', i), 0, 0, 0 FROM n; \
-             INSERT INTO locks_waiters (owner, name, alive_until, process, reserve_ms) {numbers} \
+             INSERT INTO locks_waiters (owner, name, alive_until, process, hold_ms) {numbers} \
              SELECT CONCAT('o', i), CONCAT('x', i), 0, 'p', 0 FROM n; \
              ANALYZE TABLE locks, locks_waiters"
         ))

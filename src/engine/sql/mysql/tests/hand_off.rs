@@ -1,0 +1,155 @@
+//! Hand-offs: the transaction that releases a name makes the first waiter the holder, and its process finds that when it polls.
+
+use super::*;
+use crate::engine::{HandOff, Subscription};
+use crate::model::{Fence, Ttl};
+
+/// Enters the queue of `n`.
+async fn enqueue(engine: &Arc<MysqlEngine>, waiter: &Claim) -> Box<dyn Subscription> {
+    let subscription = engine.subscribe(waiter, &key("n")).await.unwrap();
+    busy(engine, waiter).await;
+    subscription
+}
+
+async fn notified(subscription: &mut Box<dyn Subscription>) {
+    let changed = tokio::time::timeout(Duration::from_secs(10), subscription.changed());
+    changed.await.expect("no notification");
+}
+
+/// Waits for a hand-off that is a grant.
+async fn granted(subscription: &mut Box<dyn Subscription>) -> HandOff {
+    notified(subscription).await;
+    subscription.take_hand_off().expect("a grant")
+}
+
+async fn fence(engine: &Arc<MysqlEngine>, claim: &Claim) -> Fence {
+    match engine.try_acquire(claim).await.unwrap() {
+        Acquired::Granted { fence } => fence,
+        held @ Acquired::Held { .. } => panic!("{held:?}"),
+    }
+}
+
+impl Database {
+    /// Whether `n` has this owner.
+    async fn is_owned_by(&mut self, owner: &str) -> bool {
+        let text = format!("SELECT COUNT(*) FROM locks WHERE name = 'n' AND owner = '{owner}'");
+        self.number(&text).await == 1
+    }
+}
+
+#[tokio::test]
+async fn a_release_makes_the_first_waiter_the_holder() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    let (holder, next) = (claim(&["n"]), waiting(&["n"]));
+    let before = fence(&ours, &holder).await;
+    let mut subscription = enqueue(&theirs, &next).await;
+    assert_eq!(release(&ours, &holder).await, Released::Freed);
+    assert!(
+        database.is_owned_by(next.owner.as_str()).await,
+        "in the same transaction"
+    );
+    let HandOff { fence, until } = granted(&mut subscription).await;
+    assert!(fence > before);
+    assert!(until < crate::clock::Moment::now() + Duration::from_secs(2));
+    let info = ours.inspect(&key("n")).await.unwrap().unwrap();
+    assert_eq!((info.fence, info.waiting), (Some(fence), Some(0)));
+    assert_eq!(info.holder.unwrap().process, *next.process);
+    assert_eq!(theirs.renew(&next, next.ttl).await.unwrap(), Renewed::Extended);
+    assert!(ours.inspect(&key("n")).await.unwrap().unwrap().remaining.unwrap() > LONG / 2);
+    assert_eq!(release(&theirs, &next).await, Released::Freed);
+    assert_eq!(database.number("SELECT SUM(queued) FROM locks").await, 0);
+    assert_eq!(database.number("SELECT COUNT(*) FROM locks_waiters").await, 0);
+}
+
+#[tokio::test]
+async fn expired_forced_and_cancelled_leases_are_handed_off_too() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    let mut holder = claim(&["n"]);
+    holder.ttl = Ttl::clamped(Duration::from_millis(1500));
+    let before = fence(&ours, &holder).await;
+    let (first, second, third) = (waiting(&["n"]), waiting(&["n"]), waiting(&["n"]));
+    let mut first_subscription = enqueue(&theirs, &first).await;
+    let mut second_subscription = enqueue(&ours, &second).await;
+    let mut third_subscription = enqueue(&theirs, &third).await;
+    let expired = granted(&mut first_subscription).await.fence;
+    assert!(expired > before);
+    assert!(ours.force_release(&key("n")).await.unwrap());
+    let forced = granted(&mut second_subscription).await.fence;
+    assert!(forced > expired);
+    assert_eq!(theirs.renew(&first, first.ttl).await.unwrap(), Renewed::Lost);
+    // A call that was cancelled before it took the grant.
+    assert_eq!(release(&ours, &second).await, Released::Freed);
+    assert!(granted(&mut third_subscription).await.fence > forced);
+}
+
+/// The process of the waiter misses the whole hand-off. Its position is gone, and a heartbeat shows that.
+#[tokio::test]
+async fn a_waiter_that_missed_its_hand_off_enters_again_with_its_ticket() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    let (holder, slow, late) = (claim(&["n"]), waiting(&["n"]), waiting(&["n"]));
+    acquire(&ours, &holder).await;
+    let mut subscription = enqueue(&theirs, &slow).await;
+    let ticket = theirs.waiters.known.position(&slow.owner).unwrap().1;
+    database
+        .execute("DELETE FROM locks_waiters; UPDATE locks SET queued = 0")
+        .await;
+    busy(&ours, &late).await;
+    notified(&mut subscription).await;
+    busy(&theirs, &slow).await;
+    assert_eq!(theirs.waiters.known.position(&slow.owner).unwrap().1, ticket);
+    assert_eq!(release(&ours, &holder).await, Released::Freed);
+    assert!(
+        database.is_owned_by(slow.owner.as_str()).await,
+        "before the later one"
+    );
+}
+
+#[tokio::test]
+async fn a_name_is_reserved_for_claims_that_a_hand_off_cannot_grant() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    let mut with_metadata = waiting(&["n"]);
+    with_metadata.metadata = Some("1".into());
+    for next in [waiting(&["n", "o"]), with_metadata] {
+        let holder = claim(&["n"]);
+        let before = fence(&ours, &holder).await;
+        let mut subscription = enqueue(&theirs, &next).await;
+        assert_eq!(release(&ours, &holder).await, Released::Freed);
+        notified(&mut subscription).await;
+        assert_eq!(subscription.take_hand_off(), None, "{next:?}");
+        assert!(database.is_owned_by(&format!("{}-next", next.owner.as_str())).await);
+        assert_eq!(ours.inspect(&key("n")).await.unwrap(), None, "it has no holder");
+        busy(&ours, &claim(&["n"])).await;
+        assert!(fence(&theirs, &next).await > before);
+        assert_eq!(release(&theirs, &next).await, Released::Freed);
+    }
+}
+
+/// A claim of two names that holds one of them, for example after a forced release of the other, is no grant for its waiter.
+#[tokio::test]
+async fn a_check_grants_nothing_to_a_claim_that_confirms_its_hand_offs() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    let (holder, next) = (claim(&["n"]), waiting(&["n", "o"]));
+    acquire(&ours, &holder).await;
+    let mut subscription = enqueue(&theirs, &next).await;
+    let owner = next.owner.as_str();
+    database
+        .execute(&format!("UPDATE locks SET owner = '{owner}' WHERE name = 'n'"))
+        .await;
+    notified(&mut subscription).await;
+    assert_eq!(subscription.take_hand_off(), None);
+}
