@@ -28,6 +28,7 @@ describe('arguments of connect', () => {
     ],
     'a MongoDB host and port': [['db.example:27017'], /did you mean mongodb:\/\/HOST:27017\?/],
     'a PostgreSQL host and port': [['db.example:5432'], /did you mean postgres:\/\/HOST:5432\/DATABASE\?/],
+    'a MySQL host and port': [['db.example:3306'], /did you mean mysql:\/\/HOST:3306\/DATABASE\?/],
     'listenUrl for Redis': [
       ['redis://h', { listenUrl: 'redis://:secret@h' }],
       /^listenUrl must be absent for a store other than PostgreSQL/,

@@ -252,7 +252,8 @@ const redisUrl = (port) => `redis://127.0.0.1:${port}`
 
 /**
  * The servers that can be tested behind a proxy: how to start them, and their URLs, behind the proxy (with the options for such
- * a connection) and without it. `locksFirst`: the first request for several names grants none.
+ * a connection) and without it. `commit`: the first request for several names grants none,
+ * and the last one contains this.
  */
 export const SERVERS = {
   redis: { engine: 'redis', start: startRedis, url: redisUrl },
@@ -273,13 +274,13 @@ export const SERVERS = {
     engine: 'postgres',
     start: () => startPostgres(),
     // Several names are a transaction: its first packet locks rows, and the second one grants them.
-    locksFirst: true,
+    commit: 'COMMIT\0',
     url: (/** @type {number} */ port) => `postgres://holdfast@127.0.0.1:${port}/postgres`,
   },
   mysql: {
     engine: 'mysql',
     start: () => startMysql(),
-    locksFirst: true,
+    commit: 'COMMIT;',
     // A statement contains the names as hexadecimal digits.
     encoded: (/** @type {string} */ key) => Buffer.from(key).toString('hex'),
     url: (/** @type {number} */ port) => `mysql://holdfast@127.0.0.1:${port}/holdfast`,

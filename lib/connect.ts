@@ -234,8 +234,8 @@ const isSocket = (url: string) => /^(redis|valkey)(\+unix:|:\/\/\/)/.test(url)
 function withoutLogin(argument: string): (url: string) => string {
   return (url) => {
     const [scheme, rest] = url.split('://', 2)
-    if (!/^(redis|valkey|mongodb|postgres)/.test(scheme!) || rest === undefined) {
-      const rule = 'must be absent for a store other than Redis, MongoDB and PostgreSQL'
+    if (!/^(redis|valkey|mongodb|postgres|mysql|mariadb)/.test(scheme!) || rest === undefined) {
+      const rule = 'must be absent for a store without logins'
       throw invalid(argument, rule, `a URL of ${scheme}:`)
     }
     if (/[@]|[?&](user|pass|password)=/.test(rest))
@@ -267,7 +267,11 @@ function urlOf(value: unknown): string {
   if (url === '') throw invalid('target', `must be a URL ${EXAMPLE}`, '""')
   const [, port] = /^[\w.-]+:(\d{1,5})(?:\/\d*)?$/.exec(url) ?? []
   if (port !== undefined && !url.startsWith('memory:')) {
-    const known = { 27017: 'mongodb://HOST:27017', 5432: 'postgres://HOST:5432/DATABASE' } as Record<string, string>
+    const known: Record<string, string> = {
+      27017: 'mongodb://HOST:27017',
+      3306: 'mysql://HOST:3306/DATABASE',
+      5432: 'postgres://HOST:5432/DATABASE',
+    }
     const meant = known[port] ?? 'redis://HOST:PORT'
     throw invalid('target', `must be a URL ${EXAMPLE}`, `a host and a port without a scheme (did you mean ${meant}?)`)
   }

@@ -243,11 +243,11 @@ export interface ConnectOptions {
    * @default 0
    */
   database?: number | undefined
-  /** The user name for Redis, MongoDB or PostgreSQL. The URL must not have a login then. */
+  /** The user name for Redis, MongoDB, PostgreSQL or MySQL. The URL must not have a login then. */
   username?: string | undefined
   /**
-   * The password for Redis, MongoDB or PostgreSQL, not percent-encoded; for Redis and PostgreSQL also a function that returns it, which
-   * is called like `credentials`.
+   * The password for Redis, MongoDB, PostgreSQL or MySQL, not percent-encoded; for Redis and PostgreSQL also a function that returns it,
+   * which is called like `credentials`.
    */
   password?: string | (() => string | Promise<string>) | undefined
   /**

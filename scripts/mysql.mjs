@@ -40,7 +40,8 @@ export async function startMysql({ fsync = false, settings = {} } = {}) {
       skip_name_resolve: 1,
       innodb_buffer_pool_size: '64M',
       innodb_log_file_size: '16M',
-      innodb_flush_log_at_trx_commit: fsync ? 1 : 0,
+      // With another value `connect` warns.
+      innodb_flush_log_at_trx_commit: 1,
       innodb_flush_method: fsync ? 'fsync' : 'nosync',
       max_connections: 300,
       ...settings,

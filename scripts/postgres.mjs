@@ -112,4 +112,3 @@ export async function startPgBouncer() {
   })
   return { url: pooler.url, server, stop: () => Promise.all([pooler.stop(), server.stop()]) }
 }
-

@@ -8,8 +8,9 @@ use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{
-    Checked, CheckedLease, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES,
+    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES,
 };
+use crate::engine::sql::server::waiters::CheckedLease;
 
 /// Sends the heartbeat of this process if it is due, and reads what its waiters wait for.
 pub(super) async fn check(

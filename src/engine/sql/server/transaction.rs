@@ -5,16 +5,15 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use super::error::{Failure, Kind};
-use super::waiters::Waiters;
+use super::waiters::{Effects, InQueue, Waiters};
 use super::{Outcome, Server, Session};
 use crate::clock::Moment;
 use crate::engine::Acquired;
 use crate::engine::sql::jobs::Job;
 use crate::engine::sql::ledger::{Notice, StoredName};
-use crate::model::{Claim, Key, OwnerToken};
+use crate::model::{Claim, Key};
 
 /// The names and owners of the calls of a transaction.
 #[derive(Default)]
@@ -36,27 +35,6 @@ pub(super) enum Checked<'a> {
     Free(&'a [StoredName]),
     /// Names with positions that are removed.
     Pruned(&'a [StoredName]),
-}
-
-/// What follows for the waiters of this process after the commit.
-#[derive(Debug, Default)]
-pub(super) struct Effects {
-    pub entered: Vec<InQueue>,
-    pub left: Vec<OwnerToken>,
-    /// The notices for waiters of this process.
-    pub notices: Vec<Notice>,
-}
-
-/// A waiter in a queue.
-#[derive(Debug)]
-pub(super) struct InQueue {
-    pub owner: OwnerToken,
-    pub name: Key,
-    pub ticket: u64,
-    /// The time until the name may be free.
-    pub left: Option<Duration>,
-    /// Whether a hand-off can be its grant.
-    pub takes_hand_offs: bool,
 }
 
 /// The names of a store.

@@ -1,11 +1,11 @@
 //! What a service does beside its calls: the heartbeat, the checks of its waiters, and the sweep.
 
 use std::collections::HashSet;
-use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::single::SingleWorker;
+use super::waiters::CheckedLease;
 use super::worker::Names;
 use super::{Outcome, Server, Session};
 use crate::clock::Moment;
@@ -43,14 +43,6 @@ pub(in crate::engine::sql) struct CheckedName {
     pub has_waiters: bool,
     /// Whether the first live waiter may be one of this process.
     pub is_first: bool,
-}
-
-/// A lease before waiters.
-pub(in crate::engine::sql) struct CheckedLease {
-    pub rest: Duration,
-    /// The owner.
-    pub holder: String,
-    pub fence: i64,
 }
 
 impl<S: Server> SingleWorker<S> {

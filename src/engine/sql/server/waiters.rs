@@ -17,8 +17,6 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use super::Server;
-use super::transaction::Effects;
-use super::upkeep::CheckedLease;
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::engine::HandOff;
@@ -35,6 +33,35 @@ const RESOLUTION: Duration = Duration::from_millis(1);
 
 /// The time between the end of a connection that has worked and the next one. Messages are lost meanwhile.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(5);
+
+/// What follows for the waiters of this process after the commit.
+#[derive(Debug, Default)]
+pub(super) struct Effects {
+    pub entered: Vec<InQueue>,
+    pub left: Vec<OwnerToken>,
+    /// The notices for waiters of this process.
+    pub notices: Vec<Notice>,
+}
+
+/// A waiter in a queue.
+#[derive(Debug)]
+pub(super) struct InQueue {
+    pub owner: OwnerToken,
+    pub name: Key,
+    pub ticket: u64,
+    /// The time until the name may be free.
+    pub left: Option<Duration>,
+    /// Whether a hand-off can be its grant.
+    pub takes_hand_offs: bool,
+}
+
+/// A lease before waiters.
+pub(in crate::engine::sql) struct CheckedLease {
+    pub rest: Duration,
+    /// The owner.
+    pub holder: String,
+    pub fence: i64,
+}
 
 /// The waiters of one engine.
 pub(in crate::engine::sql) struct Waiters<S> {
@@ -207,6 +234,7 @@ impl<S: Server> Waiters<S> {
     }
 
     /// Requests a check of names.
+    #[cfg(any(feature = "postgres", test))]
     pub(in crate::engine::sql) fn check(&self, names: Vec<Key>) {
         let _ = self.checks.send(names);
     }

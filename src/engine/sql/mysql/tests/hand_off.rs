@@ -107,10 +107,7 @@ async fn a_waiter_that_missed_its_hand_off_enters_again_with_its_ticket() {
     busy(&theirs, &slow).await;
     assert_eq!(theirs.waiters.known.position(&slow.owner).unwrap().1, ticket);
     assert_eq!(release(&ours, &holder).await, Released::Freed);
-    assert!(
-        database.is_owned_by(slow.owner.as_str()).await,
-        "before the later one"
-    );
+    assert!(database.is_owned_by(slow.owner.as_str()).await, "before the later one");
 }
 
 #[tokio::test]

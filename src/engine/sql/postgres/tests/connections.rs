@@ -73,7 +73,10 @@ async fn only_the_first_connection_prepares_all_statements() {
     let second = slot::open(&server).await.unwrap();
     assert_eq!(second.prepared(), 0);
     let names: &[&[u8]] = &[b"n"];
-    let checked = second.link.within_limit(second.packet(second.query(Sql::Check, &[&names]))).await;
+    let checked = second
+        .link
+        .within_limit(second.packet(second.query(Sql::Check, &[&names])))
+        .await;
     assert_eq!(checked.unwrap().len(), 1);
     eventually("the statement is prepared", async || second.prepared() == 1).await;
     assert_eq!(second.query(Sql::Check, &[&names]).await.unwrap().len(), 1);

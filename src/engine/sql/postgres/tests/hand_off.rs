@@ -8,7 +8,12 @@ const LISTENING: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
 
 /// Enters the queue of `n`. Waits until `count` engines listen.
-async fn enqueue(database: &Database, engine: &Arc<PostgresEngine>, waiter: &Claim, count: i64) -> Box<dyn Subscription> {
+async fn enqueue(
+    database: &Database,
+    engine: &Arc<PostgresEngine>,
+    waiter: &Claim,
+    count: i64,
+) -> Box<dyn Subscription> {
     let subscription = engine.subscribe(waiter, &key("n")).await.unwrap();
     busy(engine, waiter).await;
     eventually("the engine listens", async || database.number(LISTENING).await == count).await;

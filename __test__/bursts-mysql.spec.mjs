@@ -1,0 +1,4 @@
+// Bursts of calls on MariaDB or MySQL.
+import { bursts } from './bursts.mjs'
+
+bursts('mysql')

@@ -1,0 +1,29 @@
+// Connections to SQL servers that are silent, while new ones work.
+import assert from 'node:assert/strict'
+import { proxySuite } from './proxy.mjs'
+import { sleep, waiting } from './tools.mjs'
+
+for (const kind of /** @type {const} */ (['postgres', 'mysql'])) {
+  proxySuite(kind, 'silent connections', {}, (test) => {
+    test('a lease outlasts them, although it is shorter than storeTimeoutMs', async ({ proxy, ...fixture }) => {
+      const locks = await fixture.warm({ storeTimeoutMs: 20_000 })
+      const lock = await locks.acquire('n', { ttlMs: 6000 })
+      proxy.blackhole()
+      await sleep(9000)
+      assert.equal(lock.isHeld, true)
+      assert.equal(await lock.release(), true)
+    })
+
+    test('a waiter is served, although its process was not notified', async ({ proxy, direct, ...fixture }) => {
+      const locks = await fixture.warm({ storeTimeoutMs: 20_000 })
+      const held = await direct.acquire('n', { ttlMs: 60_000 })
+      const waiter = locks.acquire('n', { waitMs: 60_000, ttlMs: 60_000 })
+      await waiting(locks, 1)
+      await sleep(500)
+      proxy.blackhole()
+      assert.equal(await held.release(), true)
+      const lock = await waiter
+      assert.equal(await lock.release(), true)
+    })
+  })
+}
