@@ -1525,7 +1525,7 @@ function withoutLogin(argument) {
     return (url) => {
         const [scheme, rest] = url.split('://', 2);
         if (!/^(redis|valkey|mongodb|postgres|mysql|mariadb)/.test(scheme) || rest === undefined) {
-            const rule = 'must be absent for a store without logins';
+            const rule = 'must be absent for a store other than Redis, MongoDB, PostgreSQL and MySQL';
             throw invalid(argument, rule, `a URL of ${scheme}:`);
         }
         if (/[@]|[?&](user|pass|password)=/.test(rest))

@@ -19,6 +19,7 @@ const LONG = [
   'lost-replies',
   'mongodb-security',
   'postgres-faults',
+  'mysql-faults',
   'postgres-failover',
   'redis-sentinel',
   'mongodb-permissions',

@@ -1,0 +1,79 @@
+// Faults of a MariaDB or MySQL server: those of every SQL server, it has no free connections, and limits of its own.
+import assert from 'node:assert/strict'
+import { locateMariadb, startMysql } from '../scripts/mysql.mjs'
+import { withMysql } from './mysql-client.mjs'
+import { faults, load } from './sql-faults.mjs'
+import { random } from './stores.mjs'
+import { rejects, until } from './tools.mjs'
+
+faults('mysql', {
+  locate: locateMariadb,
+  start: () => startMysql(),
+  connected: (url, body) => withMysql(url, (client) => body(async (text) => (await client.query(text))[0])),
+  lockTables: 'LOCK TABLES locks WRITE, locks_waiters WRITE',
+  unlockTables: 'UNLOCK TABLES',
+  waitingStatements:
+    "SELECT id FROM information_schema.processlist WHERE command = 'Query' AND state LIKE 'Waiting for table%'",
+  async terminate(run) {
+    const others = "SELECT id FROM information_schema.processlist WHERE user = 'holdfast' AND id <> CONNECTION_ID()"
+    // It may have ended.
+    for (const { id } of await run(others)) await run(`KILL ${id}`).catch(() => {})
+  },
+  cases({ connect, query, withQuery, test, url }) {
+    /** Adds a user with limits. Resolves to its URL. */
+    async function userWith(limits) {
+      const user = `u${random()}`
+      await query(`CREATE USER ${user} WITH ${limits}`)
+      await query(`GRANT SELECT, INSERT, UPDATE, DELETE ON holdfast.* TO ${user}`)
+      return url().replace('holdfast@', `${user}@`)
+    }
+
+    test('no free connection: retryable errors, and calls again when there is one', async () => {
+      const address = await userWith('MAX_USER_CONNECTIONS 2')
+      const locks = await connect({}, address)
+      // A connection for single statements: several names need a second one.
+      assert.equal(await locks.using('one', (lock) => lock.isHeld), true)
+      await withMysql(address, async () => {
+        const error = await rejects(connect({}, address), 'LOCK_STORE', { retryable: true })
+        assert.match(error.message, /\[1226\]/)
+        await rejects(locks.acquire(['two', 'names'], { waitMs: 300 }), 'LOCK_STORE', { retryable: true })
+        assert.equal(await locks.using('one', (lock) => lock.isHeld), true, 'the first connection works')
+      })
+      const both = await until('a second connection', () => locks.acquire(['two', 'names']).catch(() => null))
+      assert.equal(await both.release(), true)
+    })
+
+    test('MAX_STATEMENT_TIME of the user', async () => {
+      const locks = await connect({}, await userWith('MAX_STATEMENT_TIME 0.2'))
+      await withQuery(async (run) => {
+        await run('LOCK TABLES locks WRITE')
+        for (const names of ['one', ['two', 'names']]) {
+          const error = await rejects(locks.acquire(names, { waitMs: 0 }), 'LOCK_STORE', { retryable: true })
+          assert.match(error.message, /\[1969\]/)
+        }
+        await run('UNLOCK TABLES')
+      })
+      assert.equal(await locks.using(['two', 'names'], (lock) => lock.isHeld), true)
+    })
+
+    test('settings of the server for new sessions', async () => {
+      const settings = {
+        wait_timeout: 1,
+        innodb_lock_wait_timeout: 1,
+        autocommit: 0,
+        sql_mode: "'ANSI,NO_BACKSLASH_ESCAPES,TRADITIONAL'",
+        tx_isolation: "'SERIALIZABLE'",
+        time_zone: "'+05:30'",
+      }
+      for (const [name, value] of Object.entries(settings)) {
+        const [{ before }] = await query(`SELECT @@GLOBAL.${name} AS \`before\``)
+        await query(`SET GLOBAL ${name} = ${value}`)
+        const locks = [await connect(), await connect()]
+        const { counts, end } = load(locks)
+        await until(`grants with ${name} = ${value}`, () => counts.granted > 30, 20_000)
+        await end()
+        await query(`SET GLOBAL ${name} = ${typeof before === 'number' ? before : `'${before}'`}`)
+      }
+    })
+  },
+})

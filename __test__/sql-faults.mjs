@@ -1,0 +1,197 @@
+// Faults of an SQL server that every dialect has: it stalls, its tables are locked, it is killed under load, and it ends connections.
+import assert from 'node:assert/strict'
+import { after, before, describe, it } from 'node:test'
+import { LockService } from '../index.js'
+import { SLACK_MS } from './proxy.mjs'
+import { canStartServer } from './stores.mjs'
+import { later, rejects, rejection, sleep, until, waiting } from './tools.mjs'
+
+const STORE_TIMEOUT_MS = 1500
+
+/** Makes pairs of calls on few names until `end()`, and checks that no two callers hold a name, and that its tokens grow. */
+export function load(locks, { names = 3, callers = 12 } = {}) {
+  const [holders, tokens] = [new Map(), new Map()]
+  const counts = { granted: 0, failed: 0, last: 0 }
+  let isEnding = false
+  const loops = Array.from({ length: callers }, async (_, caller) => {
+    while (!isEnding) {
+      const wanted = caller % 4 === 0 ? ['n0', 'n1'] : [`n${caller % names}`]
+      try {
+        const lock = await locks[caller % locks.length].acquire(wanted, { ttlMs: 20_000, waitMs: 5000 })
+        for (const name of wanted) {
+          assert.equal(holders.get(name), undefined, `two callers hold ${name}`)
+          holders.set(name, caller)
+          assert.ok(lock.fencingToken > (tokens.get(name) ?? 0n), `the token of ${name} grows`)
+          tokens.set(name, lock.fencingToken)
+        }
+        counts.granted++
+        counts.last = performance.now()
+        await sleep(1)
+        for (const name of wanted) holders.delete(name)
+        await lock.release()
+      } catch (error) {
+        if (error.code !== 'LOCK_STORE' && error.code !== 'LOCK_TIMEOUT') throw error
+        assert.equal(error.retryable, true, error.message)
+        counts.failed++
+        await sleep(5)
+      }
+    }
+  })
+  for (const loop of loops) later(loop)
+  const end = async () => {
+    isEnding = true
+    await Promise.all(loops)
+  }
+  return { counts, end }
+}
+export const grantAfter = async (counts, at) => {
+  await until('a grant after the fault', () => counts.last > at, 20_000)
+  return counts.last - at
+}
+
+/**
+ * Adds the cases of all dialects. Returns what those of one need.
+ *
+ * @param {string} kind
+ * @param {{
+ *   locate: () => Promise<unknown>,
+ *   start: () => Promise<any>,
+ *   connected: (url: string, body: (query: (text: string) => Promise<any[]>) => Promise<void>) => Promise<void>,
+ *   lockTables: string,
+ *   unlockTables: string,
+ *   waitingStatements: string,
+ *   terminate: (query: (text: string) => Promise<any[]>) => Promise<unknown>,
+ *   cases: (suite: any) => void,
+ * }} dialect
+ */
+export function faults(
+  kind,
+  { locate, start, connected, lockTables, unlockTables, waitingStatements, terminate, cases },
+) {
+  describe(`${kind}: faults of the server`, { concurrency: 1 }, () => {
+    /** @type {any} */
+    let server
+    let isUnable = true
+    const services = []
+    const connect = async (options, url = server.url) => {
+      const service = await LockService.connect(url, { storeTimeoutMs: STORE_TIMEOUT_MS, ...options })
+      services.push(service)
+      return service
+    }
+    const closeAll = () => Promise.all(services.splice(0).map((service) => service.close()))
+    const withQuery = (body, url = server.url) => connected(url, body)
+    const query = async (text, url = server.url) => {
+      let rows
+      await connected(url, async (query) => void (rows = await query(text)))
+      return rows
+    }
+
+    const skipped = []
+    before(async () => {
+      if (!(await canStartServer({ skip: (reason) => skipped.push(reason) }, kind, locate))) return
+      server = await start()
+      // Creates the tables, for users without that right.
+      await (await LockService.connect(server.url)).close()
+      isUnable = false
+    })
+    after(async () => {
+      await closeAll()
+      await server?.stop()
+    })
+    const test = (name, body) =>
+      it(name, { timeout: 90_000 }, async (t) => {
+        if (isUnable) return t.skip(skipped[0])
+        try {
+          await body()
+          await closeAll()
+          const witness = await connect()
+          await until('nothing is left', async () => (await witness.list()).length === 0)
+        } finally {
+          await closeAll()
+        }
+      })
+
+    test('a stall of the server: calls reject in time, leases outlast it', async () => {
+      const locks = await connect()
+      const held = await locks.acquire('held', { ttlMs: 20_000 })
+      const waiter = later(locks.acquire('held', { waitMs: 60_000, onStoreError: 'wait' }))
+      await waiting(locks, 1)
+      await server.pause()
+      try {
+        const startedAt = performance.now()
+        const calls = Array.from({ length: 200 }, (_, i) =>
+          rejects(locks.tryAcquire(`free:${i}`, { ttlMs: 30_000 }), 'LOCK_STORE', { retryable: true }),
+        )
+        await Promise.all([...calls, rejects(locks.inspect('held'), 'LOCK_STORE', { retryable: true })])
+        const tookMs = performance.now() - startedAt
+        assert.ok(tookMs < STORE_TIMEOUT_MS + SLACK_MS, `${tookMs} ms`)
+        await sleep(2000)
+      } finally {
+        server.resume()
+      }
+      await until('the server is used again', () => locks.tryAcquire('again').catch(() => null)).then((lock) =>
+        lock.release(),
+      )
+      assert.equal(held.isHeld, true)
+      assert.equal(await held.release(), true)
+      assert.equal(await (await waiter).release(), true)
+    })
+
+    test('tables that are locked by another program: the same', async () => {
+      const locks = await connect()
+      const held = await locks.acquire('held', { ttlMs: 20_000 })
+      await withQuery(async (run) => {
+        await run(lockTables)
+        const calls = [
+          locks.tryAcquire('free'),
+          locks.acquire(['two', 'names']),
+          locks.acquire('held', { waitMs: 500 }),
+        ]
+        for (const error of await Promise.all(calls.map(rejection))) {
+          assert.equal(error.code, 'LOCK_STORE', error.message)
+          assert.equal(error.retryable, true)
+        }
+        // A renewal may be waiting.
+        await until('few statements wait', async () => (await query(waitingStatements)).length <= 2)
+        await run(unlockTables)
+      })
+      assert.equal(await locks.using('free', (lock) => lock.isHeld), true)
+      assert.equal(held.isHeld, true)
+      assert.equal(await held.release(), true)
+    })
+
+    test('a server that is killed under load', async () => {
+      const locks = [await connect(), await connect()]
+      const held = await locks[0].acquire('held', { ttlMs: 30_000 })
+      const { counts, end } = load(locks)
+      await grantAfter(counts, 0)
+      for (let round = 0; round < 2; round++) {
+        await server.kill()
+        await sleep(700)
+        await server.restart()
+        await grantAfter(counts, performance.now())
+      }
+      await end()
+      assert.equal(held.isHeld, true)
+      assert.equal(await held.release(), true)
+      assert.equal(locks[0].stats().lost, 0)
+    })
+
+    test('connections that are ended again and again', async () => {
+      const locks = [await connect(), await connect()]
+      const held = await locks[0].acquire('held', { ttlMs: 6000 })
+      const { counts, end } = load(locks)
+      for (let round = 0; round < 20; round++) {
+        await withQuery(terminate)
+        await sleep(150)
+      }
+      await grantAfter(counts, performance.now())
+      await end()
+      assert.equal(held.isHeld, true)
+      assert.equal(await held.release(), true)
+      assert.equal(locks[0].stats().lost, 0)
+    })
+
+    cases({ connect, query, withQuery, test, url: () => server.url })
+  })
+}
