@@ -166,8 +166,13 @@ fn causes(error: &Error) -> String {
 }
 
 fn kind_of(error: &Error) -> Kind {
-    if let Some(code) = error.code() {
-        return kind_of_code(code);
+    if let Some(error) = error.as_db_error() {
+        // PgBouncer, and RDS Proxy.
+        let refuses_options = ["unsupported startup parameter", "command-line options"];
+        if refuses_options.iter().any(|text| error.message().contains(text)) {
+            return Kind::Pooled;
+        }
+        return kind_of_code(error.code());
     }
     if error.is_closed() {
         return Kind::Broken;

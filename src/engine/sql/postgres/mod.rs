@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 pub use self::config::PostgresConfig;
 use self::session::{Server, Session};
-use self::single::{ForwardedOwners, SingleWorker};
+use self::single::{ForwardedOwners, Shared, SingleWorker, Timers};
 use self::slot::Slot;
 use self::transaction::Prefix;
 use self::waiters::Waiters;
@@ -86,16 +86,18 @@ impl PostgresEngine {
             names: named,
         };
         let single = SingleWorker {
-            server: server.clone(),
-            slot: Slot::new(server.clone(), Some(session)),
-            prefix: prefix.clone(),
-            waiters: waiters.clone(),
+            shared: Shared {
+                server: server.clone(),
+                prefix: prefix.clone(),
+                waiters: waiters.clone(),
+                transactions,
+                names,
+                forwarded: ForwardedOwners::default(),
+                timers: Timers::default(),
+            },
+            idle: vec![Slot::new(server.clone(), Some(session))],
             checks,
-            transactions,
-            names,
             worker: tokio::spawn(worker.run(transaction_jobs)),
-            forwarded: ForwardedOwners::default(),
-            heartbeat_at: None,
         };
         let (jobs, receiver) = jobs::queue();
         let single = tokio::spawn(single.run(receiver));

@@ -69,7 +69,7 @@ impl Server {
         Arc::new(Server {
             statements: Statements::new(&config.table),
             address: config.server.as_str().into(),
-            is_pooled: AtomicBool::new(config.target.is_pooled),
+            is_pooled: AtomicBool::new(config.target.is_pooled == Some(true)),
             is_set_up: AtomicBool::new(false),
             dropped: Arc::default(),
             epoch: watch::Sender::default(),
@@ -88,7 +88,11 @@ impl Server {
     }
 
     pub(super) fn failure(&self, cause: tokio_postgres::Error) -> Failure {
-        let failure = Failure::of_driver(&self.address, cause);
+        self.noticed(Failure::of_driver(&self.address, cause))
+    }
+
+    /// Records what a failure says about the server.
+    fn noticed(&self, failure: Failure) -> Failure {
         match failure.kind() {
             Kind::Pooled => self.is_pooled.store(true, Ordering::Relaxed),
             Kind::NoTable => self.is_set_up.store(false, Ordering::Relaxed),
@@ -143,7 +147,9 @@ impl Server {
             client_config(&target.tls, target.verified).map_err(|error| Failure::of_tls_file(&self.address, &error))?;
         let tls = MakeRustlsConnect::new(tls);
         let epoch = *self.epoch.borrow();
-        let (client, mut connection) = dial::connect(&self.config, target, &tls).await?;
+        let has_options = target.is_pooled.is_none() && !self.is_pooled();
+        let connected = dial::connect(&self.config, target, &tls, has_options).await;
+        let (client, mut connection) = connected.map_err(|failure| self.noticed(failure))?;
         let gate: Arc<Mutex<()>> = Arc::default();
         let closed = gate.clone();
         let driving = tokio::spawn(async move {

@@ -98,17 +98,13 @@ pub(super) async fn acquire(
             }
         }
     } else {
-        let (granted, holders) = tokio::join!(
-            biased;
-            grant(session, &claims, &names),
-            async { session.query(Sql::Holders, &[&names]).await },
-        );
-        for row in &granted? {
-            fences.insert(get(server, row, 0)?, get(server, row, 1)?);
-        }
-        for row in &holders? {
-            let lease = (get(server, row, 1)?, micros(get(server, row, 2)?));
-            held.insert(get(server, row, 0)?, lease);
+        for row in &grant(session, &claims, &names).await? {
+            let name: StoredName = get(server, row, 0)?;
+            if let Some(owner) = get::<Option<String>>(server, row, 2)? {
+                held.insert(name, (owner, micros(get(server, row, 3)?)));
+            } else {
+                fences.insert(name, get(server, row, 1)?);
+            }
         }
     }
     for job in jobs.iter_mut().chain(repeated) {
@@ -132,7 +128,7 @@ pub(super) async fn acquire(
     Ok(())
 }
 
-fn first_claim(job: &Job) -> Option<&Arc<Claim>> {
+pub(super) fn first_claim(job: &Job) -> Option<&Arc<Claim>> {
     match job {
         Job::Acquire(claims, ..) => claims.first(),
         _ => None,

@@ -1,13 +1,15 @@
 //! What a service does beside its calls: the heartbeat, the checks of its waiters, and the sweep.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_postgres::Row;
 
 use super::error::Failure;
 use super::session::Server;
-use super::single::SingleWorker;
+use super::single::Shared;
+use super::slot::Slot;
 use super::statements::Sql;
 use super::transaction::{EXPIRED_POSITION_KEPT_MS, get, micros};
 use super::worker::{Names, Outcome};
@@ -21,6 +23,8 @@ use crate::model::{Key, OwnerToken};
 const FREE_ROW_KEPT_S: i64 = 3600;
 /// Maximum number of rows that one statement of a sweep removes.
 const SWEEP_LIMIT: i64 = 500;
+/// The time between two statements of a sweep, for calls.
+const SWEEP_GAP: Duration = Duration::from_millis(20);
 /// Maximum number of names of one transaction of a sweep.
 const SWEEP_NAMES: i64 = 64;
 
@@ -29,29 +33,26 @@ fn owner(server: &Server, row: &Row) -> Outcome<OwnerToken> {
     OwnerToken::parse(get(server, row, 0)?).map_err(|_| Failure::unexpected(&server.address, "an owner"))
 }
 
-impl SingleWorker {
+impl Shared {
     /// Sends the heartbeat of this process if it is due, and checks what its waiters wait for.
-    pub(super) async fn check(&mut self, mut names: Vec<Key>) {
-        while let Ok(more) = self.checks.try_recv() {
-            names.extend(more);
-        }
+    pub(super) async fn check(&self, mut slot: Slot, mut names: Vec<Key>) -> Slot {
         names.sort_unstable();
         names.dedup();
-        if let Err(failure) = self.check_names(&names).await {
+        if let Err(failure) = self.check_names(&mut slot, &names).await {
             // Each waiter makes an attempt, gets the error itself, and knows its own deadline.
             tracing::debug!(%failure, "a heartbeat failed");
             names.iter().for_each(|key| self.waiters.known.wake(key));
         }
+        slot
     }
 
-    async fn check_names(&mut self, names: &[Key]) -> Outcome<()> {
+    async fn check_names(&self, slot: &mut Slot, names: &[Key]) -> Outcome<()> {
         let now = Instant::now();
-        let is_due = self
-            .heartbeat_at
-            .is_none_or(|at| now - at >= HEARTBEAT_INTERVAL * 3 / 4);
+        let last = *self.timers.heartbeat_at.lock();
+        let is_due = last.is_none_or(|at| now - at >= HEARTBEAT_INTERVAL * 3 / 4);
         let stored: Vec<StoredName> = names.iter().map(|key| self.prefix.stored(key)).collect();
         let process = &self.waiters.process;
-        let session = self.slot.session().await?;
+        let session = slot.session().await?;
         let statements = async {
             let liveness = WAITER_LIVENESS.as_millis() as i64;
             let heartbeat = async {
@@ -71,11 +72,11 @@ impl SingleWorker {
         // The positions of this process expire without a heartbeat.
         let limit = self.server.config.store_timeout.min(HEARTBEAT_INTERVAL);
         let outcome = session.within(limit, statements).await;
-        let (kept, checked) = self.slot.settle(outcome)?;
+        let (kept, checked) = slot.settle(outcome)?;
         let kept: Outcome<HashSet<OwnerToken>> = kept.iter().map(|row| owner(&self.server, row)).collect();
         let kept = kept?;
         if is_due {
-            self.heartbeat_at = Some(now);
+            *self.timers.heartbeat_at.lock() = Some(now);
             // Others were handed a name, and the message was lost.
             names.iter().for_each(|key| self.waiters.known.wake_others(key, &kept));
         }
@@ -114,25 +115,32 @@ impl SingleWorker {
         }
     }
 
-    /// Removes rows of names that have been free for long, and positions of waiters that ended long ago.
-    pub(super) async fn sweep(&mut self) -> Outcome<()> {
-        loop {
-            let session = self.slot.session().await?;
-            let statements = async {
-                let swept = session.query(Sql::Sweep, &[&FREE_ROW_KEPT_S, &SWEEP_LIMIT]).await?;
-                let abandoned = session.query(Sql::Abandoned, &[&EXPIRED_POSITION_KEPT_MS, &SWEEP_NAMES]);
-                Ok((swept.len() as i64, abandoned.await?))
-            };
-            let outcome = session.within_limit(statements).await;
-            let (swept, abandoned) = self.slot.settle(outcome)?;
-            let names: Outcome<Vec<StoredName>> = abandoned.iter().map(|row| get(&self.server, row, 0)).collect();
-            let names = names?;
-            if !names.is_empty() {
-                let _ = self.names.send(Names::Abandoned(names));
-            }
-            if swept < SWEEP_LIMIT {
-                return Ok(());
-            }
+    /// Removes some rows of names that have been free for long, and positions of waiters that ended long ago.
+    pub(super) async fn sweep(&self, mut slot: Slot) -> Slot {
+        let is_complete = self.sweep_some(&mut slot).await.unwrap_or_else(|failure| {
+            tracing::debug!(%failure, "a sweep failed");
+            true
+        });
+        // The next call starts the time to the next sweep.
+        *self.timers.sweep_at.lock() = (!is_complete).then(|| Instant::now() + SWEEP_GAP);
+        slot
+    }
+
+    /// `true`: there are no more.
+    async fn sweep_some(&self, slot: &mut Slot) -> Outcome<bool> {
+        let session = slot.session().await?;
+        let statements = async {
+            let swept = session.query(Sql::Sweep, &[&FREE_ROW_KEPT_S, &SWEEP_LIMIT]).await?;
+            let abandoned = session.query(Sql::Abandoned, &[&EXPIRED_POSITION_KEPT_MS, &SWEEP_NAMES]);
+            Ok((swept.len() as i64, abandoned.await?))
+        };
+        let outcome = session.within_limit(statements).await;
+        let (swept, abandoned) = slot.settle(outcome)?;
+        let names: Outcome<Vec<StoredName>> = abandoned.iter().map(|row| get(&self.server, row, 0)).collect();
+        let names = names?;
+        if !names.is_empty() {
+            let _ = self.names.send(Names::Abandoned(names));
         }
+        Ok(swept < SWEEP_LIMIT)
     }
 }
