@@ -226,13 +226,18 @@ impl Receiver {
     /// # Cancellation
     /// Cancel-safe: no job is lost.
     pub(super) async fn next(&mut self, batch: &mut Vec<Job>) -> bool {
+        self.next_of_parts(batch, [true; 2]).await
+    }
+
+    /// Does what [`Receiver::next`] does, with a part of the queue: the attempts, and all other jobs.
+    pub(super) async fn next_of_parts(&mut self, batch: &mut Vec<Job>, [attempts, others]: [bool; 2]) -> bool {
         let mut next = None;
-        if self.waiting.is_empty() {
+        if !attempts || self.waiting.is_empty() {
             tokio::select! {
                 biased;
-                Some(job) = self.changes.recv() => next = Some(job),
-                Some(job) = self.reads.recv() => next = Some(job),
-                Some(attempt) = self.attempts.recv() => self.enter(attempt),
+                Some(job) = self.changes.recv(), if others => next = Some(job),
+                Some(job) = self.reads.recv(), if others => next = Some(job),
+                Some(attempt) = self.attempts.recv(), if attempts => self.enter(attempt),
                 else => return false,
             }
         }
@@ -240,7 +245,12 @@ impl Receiver {
             self.enter(attempt);
         }
         let mut claims = 0;
-        for part in 0..3 {
+        let parts = match (attempts, others) {
+            (true, true) => 0..3,
+            (true, false) => 2..3,
+            _ => 0..2,
+        };
+        for part in parts {
             let most = BATCH.max(claims + SHARE);
             while claims < most
                 && let Some(job) = next.take().or_else(|| self.next_of(part))

@@ -19,18 +19,23 @@ use crate::engine::sql::server::link::Links;
 /// How long the next server waits for the answer of the one before it.
 const HEAD_START: Duration = Duration::from_millis(250);
 
+/// The planner's settings for a session. Each statement looks its rows up by an index, also with a plan that the server made when the table was
+/// almost empty. Poolers refuse the options of a session.
+const OPTIONS: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off";
+
 pub(super) type Connected = (
     Client,
     Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>,
 );
 
 /// Connects to the first server that accepts writes, in the order of the URL. A server without an answer delays the next one by
-/// [`HEAD_START`] only.
+/// [`HEAD_START`] only. `has_options`: sets [`OPTIONS`].
 pub(super) async fn connect(
     config: &PostgresConfig,
     links: &Links,
     target: &Target,
     tls: &MakeRustlsConnect,
+    has_options: bool,
 ) -> Outcome<Connected> {
     let login = login(config, links).await?;
     let mut waiting = target.servers.iter();
@@ -38,7 +43,7 @@ pub(super) async fn connect(
     let mut failed: Option<Failure> = None;
     loop {
         if let Some(server) = waiting.next() {
-            attempts.push(connect_to(config, links, server, login.as_ref(), tls));
+            attempts.push(connect_to(config, links, server, login.as_ref(), tls, has_options));
         }
         let has_more = waiting.len() > 0;
         tokio::select! {
@@ -63,8 +68,14 @@ async fn connect_to(
     server: &Address,
     login: Option<&Login>,
     tls: &MakeRustlsConnect,
+    has_options: bool,
 ) -> Outcome<Connected> {
     let mut driver = server.driver.clone();
+    if has_options {
+        // Those of the URL come last, and count.
+        let options = format!("{OPTIONS} {}", driver.get_options().unwrap_or_default());
+        driver.options(options);
+    }
     if let Some(Login { username, password }) = login {
         driver.password(password);
         if let Some(username) = username {

@@ -31,8 +31,13 @@ fn of_server(error: &DbError) -> String {
 }
 
 fn kind_of_error(error: &Error) -> Kind {
-    if let Some(code) = error.code() {
-        return kind_of_code(code);
+    if let Some(error) = error.as_db_error() {
+        // PgBouncer, and RDS Proxy.
+        let refuses_options = ["unsupported startup parameter", "command-line options"];
+        if refuses_options.iter().any(|text| error.message().contains(text)) {
+            return Kind::Pooled;
+        }
+        return kind_of_code(error.code());
     }
     if error.is_closed() {
         return Kind::Broken;

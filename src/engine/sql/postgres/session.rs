@@ -58,7 +58,7 @@ impl PostgresServer {
         Arc::new(PostgresServer {
             statements: Statements::new(&config.table),
             links: Links::new(NAME, &config.server, config.store_timeout),
-            is_pooled: AtomicBool::new(config.target.is_pooled),
+            is_pooled: AtomicBool::new(config.target.is_pooled == Some(true)),
             is_set_up: AtomicBool::new(false),
             config,
         })
@@ -76,12 +76,17 @@ impl PostgresServer {
 
     pub(super) fn failure(&self, cause: tokio_postgres::Error) -> Failure {
         let (kind, message) = kind_of(&cause);
+        self.notice(kind);
+        Failure::of_driver(&self.links, kind, message, cause)
+    }
+
+    /// Records what a failure says about the server.
+    fn notice(&self, kind: Kind) {
         match kind {
             Kind::Pooled => self.is_pooled.store(true, Ordering::Relaxed),
             Kind::NoTable => self.is_set_up.store(false, Ordering::Relaxed),
             _ => {}
         }
-        Failure::of_driver(&self.links, kind, message, cause)
     }
 
     /// Opens a connection. With `notifications`, which receives the payloads of `NOTIFY`, it is one to listen on, without a pooler if the
@@ -100,7 +105,9 @@ impl PostgresServer {
         })?;
         let tls = MakeRustlsConnect::new(tls);
         let epoch = self.links.epoch();
-        let (client, mut connection) = dial::connect(&self.config, &self.links, target, &tls).await?;
+        let has_options = target.is_pooled.is_none() && !self.is_pooled();
+        let connected = dial::connect(&self.config, &self.links, target, &tls, has_options).await;
+        let (client, mut connection) = connected.inspect_err(|failure| self.notice(failure.kind()))?;
         let gate: Arc<Mutex<()>> = Arc::default();
         let closed = gate.clone();
         let driving = tokio::spawn(async move {

@@ -77,17 +77,13 @@ async fn acquire(session: &PostgresSession, attempts: &[(StoredName, Arc<Claim>)
         return Ok(answer);
     }
     let names: Vec<&[u8]> = attempts.iter().map(|(name, _)| name.as_slice()).collect();
-    let (granted, holders) = tokio::join!(
-        biased;
-        grant(session, attempts, &names),
-        async { session.query(Sql::Holders, &[&names]).await },
-    );
-    for row in &granted? {
-        answer.fences.insert(session.get(row, 0)?, session.get(row, 1)?);
-    }
-    for row in &holders? {
-        let holder = (session.get(row, 1)?, micros(session.get(row, 2)?));
-        answer.held.insert(session.get(row, 0)?, holder);
+    for row in &grant(session, attempts, &names).await? {
+        let name: StoredName = session.get(row, 0)?;
+        if let Some(owner) = session.get::<Option<String>>(row, 2)? {
+            answer.held.insert(name, (owner, micros(session.get(row, 3)?)));
+        } else {
+            answer.fences.insert(name, session.get(row, 1)?);
+        }
     }
     Ok(answer)
 }

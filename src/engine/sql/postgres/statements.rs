@@ -7,7 +7,6 @@ use tokio_postgres::types::Type;
 pub(super) enum Sql {
     Acquire,
     AcquireOne,
-    Holders,
     Renew,
     Release,
     ReleaseOne,
@@ -26,7 +25,7 @@ pub(super) enum Sql {
 }
 
 /// The file of each statement, and the types of its parameters.
-const FILES: [(Sql, &str, &[Type]); 18] = [
+const FILES: [(Sql, &str, &[Type]); 17] = [
     (
         Sql::Acquire,
         include_str!("statements/single/acquire.sql"),
@@ -43,11 +42,6 @@ const FILES: [(Sql, &str, &[Type]); 18] = [
         Sql::AcquireOne,
         include_str!("statements/single/acquire_one.sql"),
         &[Type::BYTEA, Type::TEXT, Type::INT8, Type::TEXT, Type::INT8, Type::TEXT],
-    ),
-    (
-        Sql::Holders,
-        include_str!("statements/single/holders.sql"),
-        &[Type::BYTEA_ARRAY],
     ),
     (
         Sql::Renew,

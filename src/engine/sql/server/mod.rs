@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 
 use self::error::Failure;
 use self::link::{Link, Links};
-use self::single::{ForwardedOwners, SingleWorker};
+use self::single::{ForwardedOwners, Shared, SingleWorker, Timers};
 use self::single_calls::{Answers, SingleCalls};
 use self::slot::{Slot, open_first};
 use self::transaction::{Plan, Prefix};
@@ -159,16 +159,18 @@ impl<S: Server> ServerEngine<S> {
             names: named,
         };
         let single = SingleWorker {
-            slot: Slot::new(server.clone(), Some(session)),
-            prefix: prefix.clone(),
-            waiters: waiters.clone(),
+            shared: Shared {
+                server: server.clone(),
+                prefix: prefix.clone(),
+                waiters: waiters.clone(),
+                transactions,
+                names,
+                forwarded: ForwardedOwners::default(),
+                timers: Timers::default(),
+            },
+            idle: vec![Slot::new(server.clone(), Some(session))],
             checks,
-            transactions,
-            names,
             worker: tokio::spawn(worker.run(transaction_jobs)),
-            forwarded: ForwardedOwners::default(),
-            heartbeat_at: None,
-            store_timeout: server.links().store_timeout,
         };
         let (jobs, receiver) = jobs::queue();
         let single = tokio::spawn(single.run(receiver));

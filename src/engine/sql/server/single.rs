@@ -1,10 +1,12 @@
-//! The task that uses the connection of single statements, and receives all calls.
+//! The task that receives all calls, and executes those that are one statement. The attempts, whose commits wait for the disk, and all
+//! other calls do not wait for each other: where both are under way, each has a connection.
 //!
 //! A statement is a transaction of its own, of up to 64 calls of a kind for names without a queue. Calls that it does not answer
 //! go to the transactions (`worker.rs`): of several names, for a name with a queue, of waiters that found the name busy, and where
 //! another transaction has locked the row.
 
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,21 +71,38 @@ impl Forwarded {
     }
 }
 
-/// The connection and what the calls need.
-pub(super) struct SingleWorker<S: Server> {
-    pub slot: Slot<S>,
+/// What the statements of the calls need.
+pub(super) struct Shared<S: Server> {
+    pub server: Arc<S>,
     pub prefix: Prefix,
     pub waiters: Arc<Waiters<S>>,
-    /// The names whose waiters need a check.
-    pub checks: mpsc::UnboundedReceiver<Vec<Key>>,
     /// The queue of the transactions.
     pub transactions: Sender,
     pub names: mpsc::UnboundedSender<Names>,
+    pub forwarded: ForwardedOwners,
+    pub timers: Timers,
+}
+
+/// When this process does what no call asks for. `None`: not yet.
+#[derive(Default)]
+pub(super) struct Timers {
+    pub heartbeat_at: Mutex<Option<Instant>>,
+    /// The next sweep. A process without calls sends nothing.
+    pub sweep_at: Mutex<Option<Instant>>,
+}
+
+/// Statements under way, which return their connection.
+type Running<'a, S> = Option<Pin<Box<dyn Future<Output = Slot<S>> + Send + 'a>>>;
+
+/// The connections and what the calls need.
+pub(super) struct SingleWorker<S: Server> {
+    pub shared: Shared<S>,
+    /// The connections.
+    pub idle: Vec<Slot<S>>,
+    /// The names whose waiters need a check.
+    pub checks: mpsc::UnboundedReceiver<Vec<Key>>,
     /// The task of the transactions.
     pub worker: JoinHandle<()>,
-    pub forwarded: ForwardedOwners,
-    pub heartbeat_at: Option<Instant>,
-    pub store_timeout: Duration,
 }
 
 /// The attempts that a [`SingleWorker`] has forwarded.
@@ -100,53 +119,135 @@ struct Batch {
     attempts: Vec<Job>,
     /// Attempts for names of `attempts`.
     repeated: Vec<Job>,
-    transactions: Vec<Job>,
+}
+
+impl Batch {
+    fn has_attempts(&self) -> bool {
+        !self.attempts.is_empty()
+    }
+
+    fn has_others(&self) -> bool {
+        !(self.reads.is_empty() && self.releases.is_empty() && self.renewals.is_empty())
+    }
+}
+
+/// Waits for the end of statements.
+async fn ended<S: Server>(running: &mut Running<'_, S>) -> Slot<S> {
+    match running {
+        Some(statements) => {
+            let slot = statements.await;
+            *running = None;
+            slot
+        }
+        None => std::future::pending().await,
+    }
 }
 
 impl<S: Server> SingleWorker<S> {
     /// Executes jobs until the last sender is gone, then closes the connections.
-    pub(super) async fn run(mut self, mut jobs: Receiver) {
-        let mut batch = Vec::new();
-        // A process without calls sends nothing.
-        let mut sweep_at: Option<Instant> = None;
-        loop {
-            let sweep = async {
-                match sweep_at {
-                    Some(at) => tokio::time::sleep_until(at).await,
-                    None => std::future::pending().await,
-                }
-            };
-            // In a random order: frequent checks must not stop the calls, nor these the checks.
-            tokio::select! {
-                Some(names) = self.checks.recv() => self.check(names).await,
-                next = jobs.next(&mut batch) => {
-                    if !next {
-                        break;
-                    }
-                    let batch = self.sorted(batch.drain(..));
-                    self.execute(batch).await;
-                    sweep_at = sweep_at.or_else(|| Some(Instant::now() + SWEEP_PAUSE.mul_f64(1.0 + fastrand::f64())));
-                }
-                () = sweep => {
-                    sweep_at = None;
-                    if let Err(failure) = self.sweep().await {
-                        tracing::debug!(%failure, "a sweep failed");
-                    }
-                }
-            }
-        }
-        drop((self.transactions, self.names));
+    pub(super) async fn run(self, jobs: Receiver) {
+        serve(&self.shared, self.idle, self.checks, jobs).await;
+        drop(self.shared);
         let _ = self.worker.await;
     }
+}
 
-    /// Sorts the jobs of a batch by what executes them. Starts the attempts of single statements.
-    fn sorted(&self, jobs: impl Iterator<Item = Job>) -> Batch {
+/// Executes the jobs of a queue, with connections of `idle`: the last one is used next.
+async fn serve<S: Server>(
+    shared: &Shared<S>,
+    mut idle: Vec<Slot<S>>,
+    mut checks: mpsc::UnboundedReceiver<Vec<Key>>,
+    mut jobs: Receiver,
+) {
+    let (mut attempts, mut others): (Running<'_, S>, Running<'_, S>) = (None, None);
+    // The owners of the attempts under way, and releases that have to follow one of them.
+    let (mut owners, mut held_back): (Vec<OwnerToken>, Vec<Job>) = (Vec::new(), Vec::new());
+    let mut batch = Vec::new();
+    loop {
+        if attempts.is_none() {
+            owners.clear();
+            held_back.drain(..).for_each(|job| shared.transactions.send(job));
+        }
+        let free = [attempts.is_none(), others.is_none()];
+        let mut slot = || idle.pop().unwrap_or_else(|| Slot::new(shared.server.clone(), None));
+        // In a random order: frequent checks must not stop the calls, nor these the checks.
+        tokio::select! {
+            slot = ended(&mut attempts) => idle.push(slot),
+            slot = ended(&mut others) => idle.push(slot),
+            Some(names) = checks.recv(), if free[1] => {
+                let mut all = names;
+                while let Ok(more) = checks.try_recv() {
+                    all.extend(more);
+                }
+                others = Some(Box::pin(shared.check(slot(), all)));
+            }
+            () = shared.timers.sweep(), if free[1] => others = Some(Box::pin(shared.sweep(slot()))),
+            next = jobs.next_of_parts(&mut batch, free), if free != [false; 2] => {
+                if !next {
+                    if free == [true; 2] {
+                        break;
+                    }
+                    // Other parts of the queue may have jobs.
+                    let slot = tokio::select! {
+                        slot = ended(&mut attempts) => slot,
+                        slot = ended(&mut others) => slot,
+                    };
+                    idle.push(slot);
+                    continue;
+                }
+                let mut sorted = shared.sorted(batch.drain(..), &owners, &mut held_back);
+                if sorted.has_attempts() {
+                    let (first, repeated) = (std::mem::take(&mut sorted.attempts), std::mem::take(&mut sorted.repeated));
+                    owners.extend(first.iter().chain(&repeated).filter_map(owner));
+                    attempts = Some(Box::pin(shared.attempt(slot(), first, repeated)));
+                }
+                if sorted.has_others() {
+                    others = Some(Box::pin(shared.execute(slot(), sorted)));
+                }
+                shared.timers.start();
+            }
+        }
+    }
+}
+
+/// Returns the owner of an attempt for one name.
+fn owner(job: &Job) -> Option<OwnerToken> {
+    match job {
+        Job::Acquire(claims, ..) => claims.first().map(|claim| claim.owner.clone()),
+        _ => None,
+    }
+}
+
+impl Timers {
+    /// Starts the time to the next sweep.
+    fn start(&self) {
+        let pause = || Instant::now() + SWEEP_PAUSE.mul_f64(1.0 + fastrand::f64());
+        self.sweep_at.lock().get_or_insert_with(pause);
+    }
+
+    /// Waits until a sweep is due.
+    async fn sweep(&self) {
+        let at = *self.sweep_at.lock();
+        match at {
+            Some(at) => tokio::time::sleep_until(at).await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl<S: Server> Shared<S> {
+    /// Sorts the jobs of a batch by what executes them. Starts the attempts of single statements, and sends other jobs on.
+    fn sorted(&self, jobs: impl Iterator<Item = Job>, attempting: &[OwnerToken], held_back: &mut Vec<Job>) -> Batch {
         let mut batch = Batch::default();
         let mut names: Vec<Key> = Vec::new();
         for job in jobs {
             let part = match &job {
                 Job::Inspect(..) | Job::List(..) => &mut batch.reads,
                 Job::Renew(claim, ..) if claim.keys().len() == 1 => &mut batch.renewals,
+                Job::Release(claims, ..) if claims.iter().any(|claim| attempting.contains(&claim.owner)) => {
+                    held_back.push(job);
+                    continue;
+                }
                 Job::Release(claims, keep, _)
                     if keep.is_zero()
                         && matches!(&claims[..], [claim] if claim.keys().len() == 1)
@@ -172,7 +273,10 @@ impl<S: Server> SingleWorker<S> {
                         &mut batch.attempts
                     }
                 }
-                _ => &mut batch.transactions,
+                _ => {
+                    self.forward(job);
+                    continue;
+                }
             };
             part.push(job);
         }
@@ -192,49 +296,48 @@ impl<S: Server> SingleWorker<S> {
         self.transactions.send(job);
     }
 
-    async fn execute(&mut self, mut batch: Batch) {
-        batch.transactions.drain(..).for_each(|job| self.forward(job));
-        let session = match self.slot.session().await {
-            Ok(session) => session,
-            Err(failure) => {
-                let Batch {
-                    reads,
-                    releases,
-                    renewals,
-                    attempts,
-                    repeated,
-                    ..
-                } = batch;
-                let all = [reads, releases, renewals, attempts, repeated].into_iter().flatten();
-                return all.for_each(|job| job.answer(Some(&failure)));
+    /// Makes attempts. `repeated`: attempts for the same names.
+    async fn attempt(&self, mut slot: Slot<S>, mut first: Vec<Job>, mut repeated: Vec<Job>) -> Slot<S> {
+        let granted = match slot.session().await {
+            Ok(session) => {
+                let calls = SingleCalls::new(&self.prefix, &[], &[], &first, &[]);
+                session.single(&calls).await.granted
             }
+            Err(failure) => Err(failure),
         };
-        let calls = SingleCalls::new(
-            &self.prefix,
-            &batch.releases,
-            &batch.renewals,
-            &batch.attempts,
-            &batch.reads,
-        );
-        let answers = session.single(&calls).await;
-        let prefix = &self.prefix;
-        let released = self.slot.settle(answers.released);
-        let released = released.map(|released| answer_releases(&mut batch.releases, prefix, released));
-        let renewed = self.slot.settle(answers.renewed);
-        let renewed = renewed.map(|renewed| answer_renewals(&mut batch.renewals, &renewed));
-        let granted = self.slot.settle(answers.granted);
-        let (attempts, repeated) = (&mut batch.attempts, &mut batch.repeated);
-        let granted = granted.map(|granted| answer_attempts(attempts, repeated, prefix, granted));
-        let read = self.slot.settle(answers.read);
-        let read = read.map(|read| answer_reads(&mut batch.reads, prefix, read));
-        batch.attempts.append(&mut batch.repeated);
-        self.finish(batch.releases, &released);
-        self.finish(batch.renewals, &renewed);
-        self.finish(batch.attempts, &granted);
-        batch.reads.into_iter().for_each(|job| job.answer(cause(&read)));
+        let granted = slot.settle(granted);
+        let granted = granted.map(|granted| answer_attempts(&mut first, &mut repeated, &self.prefix, granted));
+        first.append(&mut repeated);
+        self.finish(first, &granted);
+        slot
     }
 
-    /// Answers jobs. Those without an answer go to the transactions.
+    /// Executes the jobs of a batch that are no attempts.
+    async fn execute(&self, mut slot: Slot<S>, mut batch: Batch) -> Slot<S> {
+        let session = match slot.session().await {
+            Ok(session) => session,
+            Err(failure) => {
+                let all = [batch.reads, batch.releases, batch.renewals].into_iter().flatten();
+                all.for_each(|job| job.answer(Some(&failure)));
+                return slot;
+            }
+        };
+        let prefix = &self.prefix;
+        let calls = SingleCalls::new(prefix, &batch.releases, &batch.renewals, &[], &batch.reads);
+        let answers = session.single(&calls).await;
+        let released = slot.settle(answers.released);
+        let released = released.map(|released| answer_releases(&mut batch.releases, prefix, released));
+        let renewed = slot.settle(answers.renewed);
+        let renewed = renewed.map(|renewed| answer_renewals(&mut batch.renewals, &renewed));
+        let read = slot.settle(answers.read);
+        let read = read.map(|read| answer_reads(&mut batch.reads, prefix, read));
+        self.finish(batch.releases, &released);
+        self.finish(batch.renewals, &renewed);
+        batch.reads.into_iter().for_each(|job| job.answer(cause(&read)));
+        slot
+    }
+
+    /// Answers the jobs of a statement. Those without an answer go to the transactions.
     fn finish(&self, jobs: Vec<Job>, outcome: &Outcome<()>) {
         // A transaction reads committed rows, and executes each job on its own if one is the cause.
         let is_final = outcome

@@ -1,10 +1,12 @@
 //! What a service does beside its calls: the heartbeat, the checks of its waiters, and the sweep.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::single::SingleWorker;
+use super::single::Shared;
+use super::slot::Slot;
 use super::waiters::CheckedLease;
 use super::worker::Names;
 use super::{Outcome, Server, Session};
@@ -22,6 +24,8 @@ pub(in crate::engine::sql) const EXPIRED_POSITION_KEPT_MS: i64 = EXPIRED_POSITIO
 pub(in crate::engine::sql) const FREE_ROW_KEPT_S: i64 = 3600;
 /// Maximum number of rows that one statement of a sweep removes.
 pub(in crate::engine::sql) const SWEEP_LIMIT: i64 = 500;
+/// The time between two statements of a sweep, for calls.
+const SWEEP_GAP: Duration = Duration::from_millis(20);
 /// Maximum number of names of one transaction of a sweep.
 pub(in crate::engine::sql) const SWEEP_NAMES: i64 = 64;
 
@@ -45,42 +49,39 @@ pub(in crate::engine::sql) struct CheckedName {
     pub is_first: bool,
 }
 
-impl<S: Server> SingleWorker<S> {
+impl<S: Server> Shared<S> {
     /// Sends the heartbeat of this process if it is due, and checks what its waiters wait for.
-    pub(super) async fn check(&mut self, mut names: Vec<Key>) {
-        while let Ok(more) = self.checks.try_recv() {
-            names.extend(more);
-        }
+    pub(super) async fn check(&self, mut slot: Slot<S>, mut names: Vec<Key>) -> Slot<S> {
         // One poll for all names, instead of one for each.
         names.extend(self.waiters.polled());
         names.sort_unstable();
         names.dedup();
-        if let Err(failure) = self.check_names(&names).await {
+        if let Err(failure) = self.check_names(&mut slot, &names).await {
             // Each waiter makes an attempt, gets the error itself, and knows its own deadline.
             tracing::debug!(%failure, "a heartbeat failed");
             names.iter().for_each(|key| self.waiters.known.wake(key));
         }
+        slot
     }
 
-    async fn check_names(&mut self, names: &[Key]) -> Outcome<()> {
+    async fn check_names(&self, slot: &mut Slot<S>, names: &[Key]) -> Outcome<()> {
         let now = Instant::now();
-        let is_due = self
-            .heartbeat_at
-            .is_none_or(|at| now - at >= HEARTBEAT_INTERVAL * 3 / 4);
+        let last = *self.timers.heartbeat_at.lock();
+        let is_due = last.is_none_or(|at| now - at >= HEARTBEAT_INTERVAL * 3 / 4);
         let stored: Vec<StoredName> = names.iter().map(|key| self.prefix.stored(key)).collect();
         let process = &self.waiters.process;
-        let session = self.slot.session().await?;
+        let session = slot.session().await?;
         let link = session.link().clone();
         let sent = Moment::now();
         // The positions of this process expire without a heartbeat.
-        let limit = self.store_timeout.min(HEARTBEAT_INTERVAL);
+        let limit = self.server.links().store_timeout.min(HEARTBEAT_INTERVAL);
         let outcome = link.within(limit, session.check(process, &stored, is_due)).await;
-        let checked = self.slot.settle(outcome)?;
+        let checked = slot.settle(outcome)?;
         if let Some(now_us) = checked.now_us {
             self.waiters.read_clock(sent, now_us);
         }
         if is_due {
-            self.heartbeat_at = Some(now);
+            *self.timers.heartbeat_at.lock() = Some(now);
             let kept = checked.kept.iter().filter_map(|owner| OwnerToken::parse(owner).ok());
             let kept: HashSet<OwnerToken> = kept.collect();
             // Others were handed a name, and the message was lost.
@@ -116,19 +117,26 @@ impl<S: Server> SingleWorker<S> {
         }
     }
 
-    /// Removes rows of names that have been free for long, and positions of waiters that ended long ago.
-    pub(super) async fn sweep(&mut self) -> Outcome<()> {
-        loop {
-            let session = self.slot.session().await?;
-            let link = session.link().clone();
-            let outcome = link.within_limit(session.sweep()).await;
-            let (swept, names) = self.slot.settle(outcome)?;
-            if !names.is_empty() {
-                let _ = self.names.send(Names::Abandoned(names));
-            }
-            if (swept as i64) < SWEEP_LIMIT {
-                return Ok(());
-            }
+    /// Removes some rows of names that have been free for long, and positions of waiters that ended long ago.
+    pub(super) async fn sweep(&self, mut slot: Slot<S>) -> Slot<S> {
+        let is_complete = self.sweep_some(&mut slot).await.unwrap_or_else(|failure| {
+            tracing::debug!(%failure, "a sweep failed");
+            true
+        });
+        // After a complete one, the next call starts the time to the next sweep.
+        *self.timers.sweep_at.lock() = (!is_complete).then(|| Instant::now() + SWEEP_GAP);
+        slot
+    }
+
+    /// `true`: there are no more.
+    async fn sweep_some(&self, slot: &mut Slot<S>) -> Outcome<bool> {
+        let session = slot.session().await?;
+        let link = session.link().clone();
+        let outcome = link.within_limit(session.sweep()).await;
+        let (swept, names) = slot.settle(outcome)?;
+        if !names.is_empty() {
+            let _ = self.names.send(Names::Abandoned(names));
         }
+        Ok((swept as i64) < SWEEP_LIMIT)
     }
 }

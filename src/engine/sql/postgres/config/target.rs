@@ -23,8 +23,8 @@ pub(in crate::engine::sql::postgres) struct Target {
     pub servers: Vec<Address>,
     pub tls: TlsFiles,
     pub verified: Verified,
-    /// Whether the URL says that there is a pooler.
-    pub is_pooled: bool,
+    /// Whether there is a pooler. `None`: the URL does not say.
+    pub is_pooled: Option<bool>,
 }
 
 /// One server.
@@ -59,7 +59,7 @@ type Named = (String, Option<u16>);
 /// The options of a URL that the driver does not know, or not by itself.
 #[derive(Default)]
 struct Options {
-    is_pooled: bool,
+    is_pooled: Option<bool>,
     hosts: Vec<Named>,
     ssl_mode: Option<String>,
     /// `sslrootcert`, `sslcert`, `sslkey`.
@@ -74,8 +74,8 @@ impl Options {
         for option in query.split('&').filter(|option| !option.is_empty()) {
             let (name, value) = decoded(option);
             match (name.as_str(), value.as_str()) {
-                ("pooler", "transaction") | ("pgbouncer", "true") => options.is_pooled = true,
-                ("pooler", "none") | ("pgbouncer", "false") => options.is_pooled = false,
+                ("pooler", "transaction") | ("pgbouncer", "true") => options.is_pooled = Some(true),
+                ("pooler", "none") | ("pgbouncer", "false") => options.is_pooled = Some(false),
                 ("pooler" | "pgbouncer", _) => return Err("a URL with a pooler that is not known"),
                 ("host", hosts) => options
                     .hosts
@@ -111,7 +111,7 @@ impl Target {
             return Err(invalid("another URL"));
         }
         let options = Options::parse(query).map_err(invalid)?;
-        if options.is_pooled && main.is_some() {
+        if options.is_pooled == Some(true) && main.is_some() {
             return Err(LockError::invalid(
                 argument,
                 "must bypass the pooler",
