@@ -81,10 +81,6 @@ impl<S: Server> SingleWorker<S> {
         }
         if is_due {
             self.heartbeat_at = Some(now);
-            let kept = checked.kept.iter().filter_map(|owner| OwnerToken::parse(owner).ok());
-            let kept: HashSet<OwnerToken> = kept.collect();
-            // Others were handed a name, and the message was lost.
-            names.iter().for_each(|key| self.waiters.known.wake_others(key, &kept));
         }
         self.waiters.slacken();
         let mut free = Vec::new();
@@ -106,6 +102,12 @@ impl<S: Server> SingleWorker<S> {
                 // The positions of this process have expired: its waiters enter the queue again.
                 None => self.waiters.known.wake(key),
             }
+        }
+        if is_due {
+            let kept = checked.kept.iter().filter_map(|owner| OwnerToken::parse(owner).ok());
+            let kept: HashSet<OwnerToken> = kept.collect();
+            // Others were handed a name, and the message was lost.
+            names.iter().for_each(|key| self.waiters.known.wake_others(key, &kept));
         }
         match free.is_empty() {
             true => Ok(()),
