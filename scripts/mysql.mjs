@@ -1,6 +1,6 @@
 // Starts MariaDB servers for the tests and the benchmark.
 import { execFile } from 'node:child_process'
-import { chown } from 'node:fs/promises'
+import { chmod, chown, copyFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { promisify } from 'node:util'
 import { account, findProgram } from './programs.mjs'
@@ -14,11 +14,11 @@ export const locateMariadb = () =>
 
 /**
  * Starts a MariaDB server with the user `holdfast`, all rights and no password. Without `fsync` a commit does not wait for the
- * disk.
+ * disk. `tls`: paths of its certificate, its key and the authority of clients.
  *
- * @param {{ fsync?: boolean, settings?: Record<string, string | number> }} [options]
+ * @param {{ fsync?: boolean, settings?: Record<string, string | number>, tls?: import('./postgres.mjs').PostgresTls }} [options]
  */
-export async function startMysql({ fsync = false, settings = {} } = {}) {
+export async function startMysql({ fsync = false, settings = {}, tls } = {}) {
   const path = await locateMariadb()
   const installer = await findProgram('mariadb-install-db', [], 'install MariaDB')
   const user = await account('mysql')
@@ -29,6 +29,14 @@ export async function startMysql({ fsync = false, settings = {} } = {}) {
     // A server removes the temporary tables of others in the same folder when it starts.
     const env = { ...process.env, TMPDIR: dir }
     await run(installer, [...install, '--innodb-log-file-size=16M'], { ...user, cwd: dir, env })
+    /** @type {Record<string, string>} */
+    const files = {}
+    for (const [name, path] of Object.entries(tls ?? {})) {
+      files[`ssl_${name}`] = join(dir, `tls-${name}`)
+      await copyFile(path, join(dir, `tls-${name}`))
+      await chmod(join(dir, `tls-${name}`), 0o600)
+      if (user) await chown(join(dir, `tls-${name}`), user.uid, user.gid)
+    }
     const all = {
       datadir: data,
       port,
@@ -44,6 +52,7 @@ export async function startMysql({ fsync = false, settings = {} } = {}) {
       innodb_flush_log_at_trx_commit: 1,
       innodb_flush_method: fsync ? 'fsync' : 'nosync',
       max_connections: 300,
+      ...files,
       ...settings,
     }
     const flags = Object.entries(all).map(([name, value]) => `--${name.replaceAll('_', '-')}=${value}`)

@@ -5,10 +5,12 @@ import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { createInterface } from 'node:readline'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { startMysql } from '../../scripts/mysql.mjs'
 import { startPostgres } from '../../scripts/postgres.mjs'
 import { redisCommand } from '../../scripts/redis-command.mjs'
 import { startMongod, startRedis } from '../../scripts/servers.mjs'
 import { mongoCommand, startRedisCluster, startRedisQuorum, startRedisSentinel } from '../../scripts/topologies.mjs'
+import { withMysql } from '../mysql-client.mjs'
 import { withPostgres } from '../postgres-client.mjs'
 
 /** A killed server must keep what it acknowledged. Without that, a second holder would not be a violation. */
@@ -18,11 +20,35 @@ const HEALTHY_TIMEOUT_MS = 60_000
 const answers = (call, accepts) => call.then(accepts, () => false)
 const redisIsUp = ({ port }) => answers(redisCommand(port, 'PING'), (reply) => reply === '+PONG\r\n')
 const clusterIsUp = ({ port }) => answers(redisCommand(port, 'CLUSTER INFO'), (reply) => /cluster_state:ok/.test(reply))
-const postgresIsUp = ({ url }) =>
-  answers(
-    withPostgres(url, (client) => client.query('SELECT 1')),
-    () => true,
-  )
+/** How another program uses the SQL servers. */
+const SQL = {
+  postgres: {
+    connected: withPostgres,
+    lock: 'BEGIN; LOCK TABLE locks, locks_waiters',
+    unlock: 'ROLLBACK',
+    terminate: (client) =>
+      client.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast'"),
+  },
+  mysql: {
+    connected: withMysql,
+    lock: 'LOCK TABLES locks WRITE, locks_waiters WRITE',
+    unlock: 'UNLOCK TABLES',
+    async terminate(client) {
+      const text = "SELECT id FROM information_schema.processlist WHERE user = 'holdfast' AND id <> CONNECTION_ID()"
+      const [rows] = await client.query(text)
+      // It may have ended.
+      for (const { id } of rows) await client.query(`KILL ${id}`).catch(() => {})
+    },
+  },
+}
+const sqlOf = ({ target }) => SQL[target.split(':')[0]]
+const isUp =
+  (kind) =>
+  ({ url }) =>
+    answers(
+      SQL[kind].connected(url, (client) => client.query('SELECT 1')),
+      () => true,
+    )
 const isPrimary = (node) => answers(mongoCommand(node, { hello: 1 }, 1000), (reply) => reply.isWritablePrimary === true)
 const all = async (nodes, isUp) => (await Promise.all(nodes.map(isUp))).every(Boolean)
 
@@ -91,7 +117,8 @@ const STORES = {
 
   mongodb: async () => single(await startMongod(), isPrimary),
   'mongodb-replica-set': async () => single(await startMongod({ replicaSet: true }), isPrimary),
-  postgres: async () => single(await startPostgres({ fsync: true }), postgresIsUp),
+  postgres: async () => single(await startPostgres({ fsync: true }), isUp('postgres')),
+  mysql: async () => single(await startMysql({ fsync: true }), isUp('mysql')),
 }
 
 export const KINDS = Object.keys(STORES)
@@ -181,30 +208,29 @@ export const FAULTS = {
   },
 
   'table lock': {
-    of: (kind) => kind === 'postgres',
+    of: (kind) => kind in SQL,
     recovers: true,
     run: ({ store, between }) =>
-      withPostgres(store.target, async (client) => {
+      sqlOf(store).connected(store.target, async (client) => {
         const ms = between(500, 12_000)
-        await client.query('BEGIN; LOCK TABLE locks, locks_waiters')
+        await client.query(sqlOf(store).lock)
         await sleep(ms)
-        await client.query('ROLLBACK')
-        return `LOCK TABLE of another program for ${seconds(ms)}`
+        await client.query(sqlOf(store).unlock)
+        return `tables locked by another program for ${seconds(ms)}`
       }),
   },
 
   'connections ended': {
-    of: (kind) => kind === 'postgres',
+    of: (kind) => kind in SQL,
     recovers: true,
     run: ({ store, pick }) =>
-      withPostgres(store.target, async (client) => {
+      sqlOf(store).connected(store.target, async (client) => {
         const rounds = pick([1, 5, 20])
         for (let round = 0; round < rounds; round++) {
-          const text = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'holdfast'"
-          await client.query(text)
+          await sqlOf(store).terminate(client)
           await sleep(100)
         }
-        return `pg_terminate_backend of every connection, ${rounds} times`
+        return `every connection ended by the server, ${rounds} times`
       }),
   },
 

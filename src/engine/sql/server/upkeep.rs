@@ -82,10 +82,6 @@ impl<S: Server> Shared<S> {
         }
         if is_due {
             *self.timers.heartbeat_at.lock() = Some(now);
-            let kept = checked.kept.iter().filter_map(|owner| OwnerToken::parse(owner).ok());
-            let kept: HashSet<OwnerToken> = kept.collect();
-            // Others were handed a name, and the message was lost.
-            names.iter().for_each(|key| self.waiters.known.wake_others(key, &kept));
         }
         self.waiters.slacken();
         let mut free = Vec::new();
@@ -107,6 +103,12 @@ impl<S: Server> Shared<S> {
                 // The positions of this process have expired: its waiters enter the queue again.
                 None => self.waiters.known.wake(key),
             }
+        }
+        if is_due {
+            let kept = checked.kept.iter().filter_map(|owner| OwnerToken::parse(owner).ok());
+            let kept: HashSet<OwnerToken> = kept.collect();
+            // Others were handed a name, and the message was lost.
+            names.iter().for_each(|key| self.waiters.known.wake_others(key, &kept));
         }
         match free.is_empty() {
             true => Ok(()),

@@ -1,0 +1,134 @@
+// TLS and logins on MariaDB or MySQL: what is verified, and the warning of a setting with which a crash loses grants. The tests have no
+// user with caching_sha2_password: MariaDB does not know it.
+import assert from 'node:assert/strict'
+import { mkdirSync, mkdtempSync, rmSync } from 'node:fs'
+import { tmpdir } from 'node:os'
+import { join } from 'node:path'
+import { after, before, describe, it } from 'node:test'
+import { certify, makeAuthority } from '../scripts/certificates.mjs'
+import { locateMariadb, startMysql } from '../scripts/mysql.mjs'
+import { withMysql } from './mysql-client.mjs'
+import { canStartServer, connectWith, skip } from './stores.mjs'
+import { INDEX, output, rejects } from './tools.mjs'
+
+const PASSWORD = 'p@ss:w/rd'
+const ENCODED = encodeURIComponent(PASSWORD)
+
+describe('mysql: TLS and logins', { concurrency: 1 }, () => {
+  const dir = mkdtempSync(join(tmpdir(), 'holdfast-mysql-'))
+  /** @type {Awaited<ReturnType<typeof startMysql>>} */
+  let server
+  /** @type {Awaited<ReturnType<typeof startMysql>>} */
+  let plain
+  /** @type {string | undefined} */
+  let unable
+  const file = (name) => join(dir, name)
+  /** The URL of the server, which has a certificate for `localhost`. The user `tls` may only log in with TLS. */
+  const url = ({ host = 'localhost', login = `tls:${ENCODED}`, query = '' } = {}) =>
+    `mysql://${login}@${host}:${server.port}/holdfast${query}`
+
+  before(async () => {
+    const can = { skip: (reason) => (unable = reason) }
+    if (!(await canStartServer(can, 'mysql', locateMariadb))) return
+    const ca = await makeAuthority(dir).catch((error) => void (unable = `no openssl: ${error.message}`))
+    if (!ca) return
+    const { cert, key } = await certify(dir, 'server', { hosts: 'DNS:localhost' })
+    await certify(dir, 'cert', { usage: 'clientAuth' })
+    mkdirSync(file('other'))
+    await makeAuthority(file('other'))
+    server = await startMysql({ tls: { cert, key, ca } })
+    plain = await startMysql()
+    await withMysql(server.url, async (client) => {
+      for (const [user, needs] of [
+        ['app', 'NONE'],
+        ['tls', 'SSL'],
+        ['cert', 'X509'],
+      ]) {
+        await client.query(`CREATE USER ${user} IDENTIFIED BY '${PASSWORD}' REQUIRE ${needs}`)
+        await client.query(`GRANT ALL ON holdfast.* TO ${user}`)
+      }
+    })
+  })
+  after(async () => {
+    await Promise.all([server?.stop(), plain?.stop()])
+    rmSync(dir, { recursive: true, force: true })
+  })
+
+  const test = (name, body) => it(name, { timeout: 60_000 }, (t) => (unable ? skip(t, unable) : body(t)))
+  const use = async (...target) => {
+    const locks = await connectWith(...target)
+    try {
+      assert.equal(await locks.using(['n', 'm'], (lock) => lock.isHeld), true)
+    } finally {
+      await locks.close()
+    }
+  }
+  const refused = async (message, ...target) => {
+    const error = await rejects(connectWith(...target), 'LOCK_STORE', { retryable: false })
+    assert.match(error.message, message)
+    assert.ok(!error.message.includes(PASSWORD) && !error.message.includes(ENCODED), error.message)
+  }
+  const tls = () => ({ caFile: file('ca.crt') })
+
+  test('VERIFY_IDENTITY: the certificate and its name', async () => {
+    for (const query of ['', '?ssl-mode=REQUIRED', '?ssl-mode=VERIFY_IDENTITY', '?ssl-mode=PREFERRED']) {
+      await use(url({ query }), { tls: tls() })
+      await refused(/certificate/i, url({ query, host: '127.0.0.1' }), { tls: tls() })
+    }
+  })
+
+  test('VERIFY_CA: the certificate, for any name', async () => {
+    await use(url({ host: '127.0.0.1', query: '?ssl-mode=VERIFY_CA' }), { tls: tls() })
+  })
+
+  test('an authority that is not trusted', async () => {
+    for (const query of ['', '?ssl-mode=REQUIRED', '?ssl-mode=VERIFY_CA', '?ssl-mode=VERIFY_IDENTITY']) {
+      await refused(/certificate/i, url({ query }))
+      await refused(/certificate/i, url({ query }), { tls: { caFile: join(file('other'), 'ca.crt') } })
+    }
+  })
+
+  test('tls.insecure accepts any certificate, ssl-mode=DISABLED has no TLS', async () => {
+    await use(url({ host: '127.0.0.1' }), { tls: { insecure: true } })
+    await refused(/\[1045\]/, url({ query: '?ssl-mode=DISABLED' }))
+    await use(url({ login: `app:${ENCODED}`, query: '?ssl-mode=DISABLED' }))
+    await rejects(
+      connectWith(url({ query: '?ssl-mode=DISABLED' }), { tls: { insecure: true } }),
+      'LOCK_INVALID_ARGUMENT',
+    )
+  })
+
+  test('a server without TLS', async () => {
+    await use(plain.url)
+    await refused(/TLS/, `${plain.url}?ssl-mode=REQUIRED`)
+  })
+
+  test('a client certificate', async () => {
+    const withCertificate = { ...tls(), certFile: file('cert.crt'), keyFile: file('cert.key') }
+    await use(url({ login: `cert:${ENCODED}` }), { tls: withCertificate })
+    await refused(/\[1045\]/, url({ login: `cert:${ENCODED}` }), { tls: tls() })
+  })
+
+  test('passwords of the URL and of options', async () => {
+    const disabled = '?ssl-mode=DISABLED'
+    await use(`mysql://localhost:${server.port}/holdfast${disabled}`, { username: 'app', password: PASSWORD })
+    await refused(/\[1045\]/, url({ login: 'app:wrong', query: disabled }))
+  })
+
+  test('a warning of innodb_flush_log_at_trx_commit', async () => {
+    const set = (value) =>
+      withMysql(plain.url, (client) => client.query(`SET GLOBAL innodb_flush_log_at_trx_commit = ${value}`))
+    const code = `
+      import { LockService } from ${JSON.stringify(INDEX)}
+      process.on('warning', ({ code, message }) => console.log(code, message))
+      const locks = await LockService.connect(process.argv[1])
+      await locks.using('n', () => {})
+      await locks.close()`
+    await set(2)
+    const text = await output(code, { args: [plain.url], flags: ['--no-warnings'] })
+    assert.match(text, /^HOLDFAST_STORE .* has innodb_flush_log_at_trx_commit = 2/)
+    assert.equal(text.split('\n').length, 1)
+    await set(1)
+    assert.equal(await output(code, { args: [plain.url], flags: ['--no-warnings'] }), '')
+  })
+})
