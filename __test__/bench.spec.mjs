@@ -39,6 +39,7 @@ const QUORUM = [
 const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
 const MONGODB_PAIRS = [...MONGODB, 'holdfast-lock']
 const SERVICE = ['holdfast', 'redlock', 'redlock-auto', 'redis-semaphore', 'redis-semaphore-auto', 'no-lock']
+const MYSQL = ['holdfast', 'holdfast-using', 'holdfast-lock', 'get-lock']
 const POSTGRES = ['holdfast', 'holdfast-using', 'holdfast-lock', 'verrou-knex', 'advisory-locks', 'advisory-pipelined']
 const STANDALONE = /MongoDB \d[\d.]+ \(standalone\)$/
 const ONE_MEMBER = /MongoDB \d[\d.]+ \(replica set with 1 member, majority\)$/
@@ -128,15 +129,30 @@ function assertTables(section, contenders, loads) {
     for (const row of rows) {
       assert.equal(row.length, columns.length)
       for (const [at, cell] of row.entries()) {
-        // The service without locks sends nothing to the server, and Linux counts the CPU of PostgreSQL's processes in 10 ms.
+        // The service without locks sends nothing to the server, and Linux counts the CPU of processes in 10 ms.
         const mayBeZero =
           (row[1] === 'no-lock' && /server|requests|scripts|bytes/.test(columns[at])) ||
-          (contenders === POSTGRES && /server CPU/.test(columns[at]))
+          ([POSTGRES, MYSQL].includes(contenders) && /server CPU/.test(columns[at]))
         if (at > 1 && at < row.length - 1 && !(mayBeZero && parseFloat(cell) === 0))
           assert.ok(parseFloat(cell) > 0, row.join())
       }
     }
   }
+}
+
+/** The report on an SQL server has its tables. `waiting`: the contenders of the hand-offs. */
+function assertSqlServer(report, title, contenders, waiting) {
+  const parts = Object.entries(split(report, '##'))
+  const [pairs, leases, handoffs] = [parts[2], parts.at(-1), parts.slice(3, -1)]
+  assert.match(pairs[0], title)
+  assertTables(pairs[1], contenders, [1, 256])
+  assert.deepEqual(leases?.[0], '200 leases with a ttl of 3 s, for 3 s')
+  assert.ok(parseFloat(rowsOf(leases?.[1] ?? '')[0][4]) > 0)
+  assert.deepEqual(
+    handoffs.map(([title]) => title),
+    WAITING,
+  )
+  for (const [, part] of handoffs) assert.deepEqual([...new Set(rowsOf(part).map(([, name]) => name))], waiting)
 }
 
 describe('npm run bench -- --quick', () => {
@@ -153,7 +169,13 @@ describe('npm run bench -- --quick', () => {
   after(() => rm(folder, { recursive: true }))
 
   it('has every part', () => {
-    assert.deepEqual(Object.keys(reports), ['Benchmark', ...Object.keys(HANDOFFS), 'PostgreSQL', 'Held leases'])
+    assert.deepEqual(Object.keys(reports), [
+      'Benchmark',
+      ...Object.keys(HANDOFFS),
+      'PostgreSQL',
+      'MariaDB',
+      'Held leases',
+    ])
     const titles = Object.keys(sections)
     assert.equal(titles.length, TABLES.length + 3, titles.join())
     assert.deepEqual([titles[0], titles[1], titles.at(-1)], ['Summary', 'Contenders', 'Import and installed size'])
@@ -170,21 +192,12 @@ describe('npm run bench -- --quick', () => {
   }
 
   it('measures pairs, hand-offs and leases on PostgreSQL', () => {
-    const parts = Object.entries(split(reports.PostgreSQL, '##'))
-    const [pairs, leases, waiting] = [parts[2], parts.at(-1), parts.slice(3, -1)]
-    assert.match(pairs[0], /^Pairs, PostgreSQL \d[\d.]+$/)
-    assertTables(pairs[1], POSTGRES, [1, 256])
-    assert.deepEqual(leases?.[0], '200 leases with a ttl of 3 s, for 3 s')
-    assert.ok(parseFloat(rowsOf(leases?.[1] ?? '')[0][4]) > 0)
-    assert.deepEqual(
-      waiting.map(([title]) => title),
-      WAITING,
-    )
-    for (const [, part] of waiting)
-      assert.deepEqual(
-        [...new Set(rowsOf(part).map(([, name]) => name))],
-        ['holdfast', 'advisory-locks', 'verrou-knex'],
-      )
+    const waiting = ['holdfast', 'advisory-locks', 'verrou-knex']
+    assertSqlServer(reports.PostgreSQL, /^Pairs, PostgreSQL \d[\d.]+$/, POSTGRES, waiting)
+  })
+
+  it('measures pairs, hand-offs and leases on MariaDB', () => {
+    assertSqlServer(reports.MariaDB, /^Pairs, MariaDB \d[\d.]+$/, MYSQL, ['holdfast', 'get-lock'])
   })
 
   it('has the event-loop delay of the service', () => {
@@ -262,9 +275,14 @@ describe('npm run bench -- --quick', () => {
   })
 
   it('writes the reports, the figures and the plots', async () => {
-    const texts = ['results', 'results-handoff', 'results-handoff-mongodb', 'results-postgres', 'results-leases'].map(
-      (name) => `${name}.md`,
-    )
+    const texts = [
+      'results',
+      'results-handoff',
+      'results-handoff-mongodb',
+      'results-postgres',
+      'results-mysql',
+      'results-leases',
+    ].map((name) => `${name}.md`)
     const plots = ['results.svg', 'results-loop.svg']
     assert.deepEqual((await readdir(folder)).sort(), [...texts, ...plots, 'results.json'].sort())
     const contents = (names) => Promise.all(names.map((name) => readFile(join(folder, name), 'utf8')))
@@ -331,8 +349,11 @@ describe('a contender that does not do what is measured', { concurrency: 2 }, ()
     'handoff-mongodb': /n has two holders[^]*holdfast ended with 1/,
     postgres: SILENT,
     'handoff-postgres': /n has two holders[^]*holdfast ended with 1/,
+    mysql: SILENT,
+    'handoff-mysql': /n has two holders[^]*holdfast ended with 1/,
     leases: /holdfast has 0 of 200 leases/,
     'leases-postgres': /holdfast lost 0 of 200 leases in 0 statements/,
+    'leases-mysql': /holdfast lost 0 of 200 leases in 0 statements/,
   }
   for (const [part, reason] of Object.entries(NO_LOCK)) {
     it(`it grants everything: ${part}`, { timeout: 120_000 }, async () => {
@@ -376,7 +397,7 @@ describe('the arguments', () => {
     assert.equal(failure.code, 1)
     assert.match(
       failure.stderr,
-      /--only pears: one of pairs, tls, cluster, .*, service, footprint, handoff, handoff-mongodb, postgres, handoff-postgres, leases-postgres/,
+      /--only pears: one of pairs, tls, cluster, .*, service, footprint, handoff, handoff-mongodb, postgres, handoff-postgres, leases-postgres, mysql, handoff-mysql, leases-mysql/,
     )
   })
 

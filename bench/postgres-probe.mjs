@@ -1,6 +1,6 @@
 // Measures what a PostgreSQL server does while a contender runs.
-import { readdirSync, readFileSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
+import { processUs } from './process-cpu.mjs'
 
 /** The settings with which a server can count statements. Until a measurement it counts nothing, which would cost time. */
 export const COUNTING = {
@@ -9,8 +9,6 @@ export const COUNTING = {
 }
 /** The time after which every connection has read the settings again. */
 const RELOAD_MS = 200
-/** Linux counts the CPU time of processes in hundredths of a second. */
-const TICK_US = 10_000
 
 export class PostgresProbe {
   #client
@@ -30,8 +28,8 @@ export class PostgresProbe {
   }
 
   async start() {
-    const before = cpuUs(this.#pid)
-    return async () => ({ cpuUs: cpuUs(this.#pid) - before })
+    const before = processUs(this.#pid)
+    return async () => ({ cpuUs: processUs(this.#pid) - before })
   }
 
   /** Runs `run`, which resolves to a number of calls. Resolves to the number of statements per call. */
@@ -67,31 +65,5 @@ export class PostgresProbe {
 
   close() {
     return this.#client.end()
-  }
-}
-
-/** Returns the CPU time of a process and of its children, those included that have ended. */
-function cpuUs(pid) {
-  const ticks = (id, fields) => {
-    try {
-      const values = readFileSync(`/proc/${id}/stat`, 'latin1').split(') ')[1].split(' ')
-      return fields.reduce((sum, field) => sum + Number(values[field]), 0)
-    } catch {
-      return 0
-    }
-  }
-  const children = readdirSync('/proc').filter((id) => /^\d+$/.test(id) && parentOf(id) === pid)
-  // utime, stime, and those of the ended children
-  return (
-    [ticks(pid, [11, 12, 13, 14]), ...children.map((id) => ticks(id, [11, 12]))].reduce((sum, one) => sum + one) *
-    TICK_US
-  )
-}
-
-function parentOf(id) {
-  try {
-    return Number(readFileSync(`/proc/${id}/stat`, 'latin1').split(') ')[1].split(' ')[1])
-  } catch {
-    return 0
   }
 }

@@ -21,12 +21,12 @@ import { plots } from './plot.mjs'
 import { compact, contenderVersions, tables } from './report.mjs'
 import { calls } from './sections/calls.mjs'
 import { footprint } from './sections/footprint.mjs'
-import { handoff, handoffMongodb, handoffPostgres } from './sections/handoff.mjs'
-import { leases, leasesPostgres } from './sections/leases.mjs'
+import { handoff, handoffMongodb, handoffMysql, handoffPostgres } from './sections/handoff.mjs'
+import { leases, leasesMysql, leasesPostgres } from './sections/leases.mjs'
 import { service } from './sections/service.mjs'
 import { contenderTable, summary } from './summary.mjs'
 
-const { postgres, ...others } = calls
+const { postgres, mysql, ...others } = calls
 /** The reports, by file, and the parts of each. */
 const REPORTS = {
   results: { title: 'Benchmark', parts: { ...others, service, footprint } },
@@ -35,6 +35,10 @@ const REPORTS = {
   'results-postgres': {
     title: 'PostgreSQL',
     parts: { postgres, 'handoff-postgres': handoffPostgres, 'leases-postgres': leasesPostgres },
+  },
+  'results-mysql': {
+    title: 'MariaDB',
+    parts: { mysql, 'handoff-mysql': handoffMysql, 'leases-mysql': leasesMysql },
   },
   'results-leases': { title: 'Held leases', parts: { leases } },
 }
@@ -98,6 +102,11 @@ const INTRO = {
     'On a standalone MongoDB the writes of holdfast wait for the journal (`w=majority`). The others’ do not, which is the ' +
       'driver’s default. On the replica sets all write with `w=majority`; with one member a majority is the journal of that member, and ' +
       'nothing is replicated.',
+    '',
+  ],
+  'results-mysql': [
+    ...METHOD,
+    'Every commit waits for the disk (`innodb_flush_log_at_trx_commit = 1`). A lock of `GET_LOCK` is in the memory of the server and writes nothing.',
     '',
   ],
   'results-postgres': [

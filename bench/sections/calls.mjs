@@ -7,6 +7,7 @@ import {
   mongodbPairs,
   mongodbs,
   onStore,
+  mysql,
   postgres,
   quorum,
   redis,
@@ -32,6 +33,7 @@ const TABLES = {
   delayed: [0.5, 2].map((extraMs) => ({ ...pair, store: delayed(extraMs), loads: MANY })),
   tries: [redis, ...mongodbs.slice(0, 2)].map((store) => ({ ...tryHeld, store, loads: FEW })),
   postgres: [{ ...pair, store: postgres, loads: [1, 64, 256] }],
+  mysql: [{ ...pair, store: mysql, loads: [1, 64, 256] }],
   quorum: [3, 5].map((size) => ({ ...pair, store: quorum(size), loads: FEW })),
 }
 

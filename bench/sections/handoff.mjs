@@ -7,7 +7,7 @@ import { redisCommand } from '../../scripts/redis-command.mjs'
 import { USUAL_MS } from '../poll.mjs'
 import { median, percentile } from '../report.mjs'
 import { HOLD, Waiters } from '../waiters.mjs'
-import { delayed, onStore, postgres, redis, replicaSet } from './stores.mjs'
+import { delayed, mysql, onStore, postgres, redis, replicaSet } from './stores.mjs'
 
 /** `retryMs`: the pause between two attempts; without it, the contender's default. 1 ms is the shortest timer in Node. */
 const REDIS = [
@@ -42,10 +42,18 @@ const POSTGRES = [
   { name: 'verrou-knex', setting: 'tries every 10 ms', retryMs: 10 },
 ]
 
+const MYSQL = [
+  { name: 'holdfast', setting: 'default' },
+  { name: 'get-lock', setting: 'waits in the server, with a connection' },
+]
+
 /** Commands that read, write or wait for data. Other commands of members, drivers and monitors are not counted. */
 const COUNTED = 'aggregate delete find findAndModify getMore insert update commitTransaction abortTransaction'.split(
   ' ',
 )
+
+const COUNTED_STATEMENTS =
+  'Every commit waits for the disk. Commands are statements, those of a transaction and its begin and commit included.'
 
 const LOADS = [
   { title: '1 waiter', processes: 1, waiters: 1, isQuick: true },
@@ -154,8 +162,24 @@ async function openPostgres({ target, probe }) {
     },
     count: () => probe.count(),
     close: () => client.end(),
-    counted:
-      'Every commit waits for the disk. Commands are statements, those of a transaction and its begin and commit included.',
+    counted: COUNTED_STATEMENTS,
+  }
+}
+
+async function openMysql({ target, probe }) {
+  const { default: driver } = await import('mysql2/promise')
+  const connection = await driver.createConnection(target.urls[0])
+  connection.on('error', () => {})
+  return {
+    probe: '`SELECT 1` of `mysql2`',
+    ping: () => connection.query('SELECT 1'),
+    reset: async () => {
+      const [rows] = await connection.query('SHOW TABLES')
+      for (const row of rows) await connection.query(`TRUNCATE TABLE \`${Object.values(row)[0]}\``)
+    },
+    count: () => probe.count(),
+    close: () => connection.end(),
+    counted: COUNTED_STATEMENTS,
   }
 }
 
@@ -179,6 +203,11 @@ export async function handoffMongodb(timing) {
 export async function handoffPostgres(timing) {
   const lines = await measureStore(postgres, openPostgres, POSTGRES, timing)
   return { fields: [], names: namesOf(POSTGRES, timing), markdown: lines.join('\n') }
+}
+
+export async function handoffMysql(timing) {
+  const lines = await measureStore(mysql, openMysql, MYSQL, timing)
+  return { fields: [], names: namesOf(MYSQL, timing), markdown: lines.join('\n') }
 }
 
 const namesOf = (contenders, { chosen }) => chosen([...new Set(contenders.map(({ name }) => name))])

@@ -4,7 +4,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { startContender } from '../contender-process.mjs'
 import { describe } from '../describe.mjs'
 import { cell, spread } from '../report.mjs'
-import { onStore, postgres, redis } from './stores.mjs'
+import { mysql, onStore, postgres, redis } from './stores.mjs'
 
 const CONTENDERS = ['holdfast', 'redlock', 'redis-semaphore']
 /** The first ttl is holdfast's default. After `settleMs` the rate of its renewals is constant. */
@@ -68,10 +68,13 @@ export async function leases({ quick, rounds: most, chosen }) {
   return { fields: [], names: contenders, markdown }
 }
 
-/** What holdfast's leases cost on PostgreSQL. */
-export async function leasesPostgres({ quick }) {
+export const leasesPostgres = (timing) => leasesOn(postgres, timing)
+export const leasesMysql = (timing) => leasesOn(mysql, timing)
+
+/** What holdfast's leases cost on an SQL server. */
+async function leasesOn(store, { quick }) {
   const [count, [{ ttlMs, settleMs, watchMs }]] = quick ? [200, QUICK_LOADS] : [10_000, LOADS]
-  return onStore(postgres, async ({ target, probe }) => {
+  return onStore(store, async ({ target, probe }) => {
     const holder = await startContender('holdfast', target, ['--expose-gc'])
     await holder.ask({ what: 'hold', count, ttlMs })
     await sleep(settleMs)

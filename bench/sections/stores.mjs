@@ -3,10 +3,12 @@ import { mkdtemp, rm } from 'node:fs/promises'
 import { tmpdir } from 'node:os'
 import { join } from 'node:path'
 import { certify, makeAuthority } from '../../scripts/certificates.mjs'
+import { startMysql } from '../../scripts/mysql.mjs'
 import { startPostgres } from '../../scripts/postgres.mjs'
 import { freePort, startMongod, startRedis } from '../../scripts/servers.mjs'
 import { startMongoReplicaSet, startRedisCluster, startRedisSentinel } from '../../scripts/topologies.mjs'
 import { openDelayProxy } from '../delay-proxy.mjs'
+import { MysqlProbe } from '../mysql-probe.mjs'
 import { COUNTING, PostgresProbe } from '../postgres-probe.mjs'
 import { MongoProbe, RedisProbe } from '../probes.mjs'
 
@@ -138,6 +140,18 @@ export const postgres = {
   open: ([server]) => PostgresProbe.open(server),
   async start() {
     const server = await startPostgres({ fsync: true, settings: COUNTING })
+    return { target: targetOf(server), servers: [server], stop: () => server.stop() }
+  },
+}
+
+/** A MariaDB whose commits wait for the disk. */
+export const mysql = {
+  contenders: ['holdfast', 'holdfast-using', 'holdfast-lock', 'get-lock'],
+  floor: 'get-lock',
+  shares: true,
+  open: ([server]) => MysqlProbe.open(server),
+  async start() {
+    const server = await startMysql({ fsync: true })
     return { target: targetOf(server), servers: [server], stop: () => server.stop() }
   },
 }
