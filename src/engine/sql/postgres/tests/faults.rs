@@ -63,6 +63,63 @@ async fn a_lost_notification_is_found() {
 }
 
 #[tokio::test]
+async fn other_calls_do_not_wait_for_attempts() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let (held, late) = (claim(&["held"]), claim(&["late"]));
+    acquire(&engine, &held).await;
+    acquire(&engine, &late).await;
+    assert_eq!(release(&engine, &late).await, Released::Freed);
+    let lock = database.client.transaction().await.unwrap();
+    lock.batch_execute("SELECT FROM locks WHERE name = 'late' FOR UPDATE")
+        .await
+        .unwrap();
+    let attempt = tokio::spawn({
+        let (engine, late) = (engine.clone(), late.clone());
+        async move { engine.try_acquire(&late).await }
+    });
+    let watcher = connect(&database.url).await;
+    let blocked =
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    eventually("the attempt waits for the row", async || {
+        watcher.query_one(blocked, &[]).await.unwrap().get::<_, i64>(0) == 1
+    })
+    .await;
+    assert_eq!(engine.renew(&held, held.ttl).await.unwrap(), Renewed::Extended);
+    assert_eq!(release(&engine, &held).await, Released::Freed);
+    assert!(!attempt.is_finished(), "the attempt was not on another connection");
+    lock.rollback().await.unwrap();
+    assert!(matches!(attempt.await.unwrap(), Ok(Acquired::Granted { .. })));
+}
+
+#[tokio::test]
+async fn a_release_follows_an_abandoned_attempt() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let (first, abandoned) = (claim(&["n"]), claim(&["n"]));
+    acquire(&engine, &first).await;
+    assert_eq!(release(&engine, &first).await, Released::Freed);
+    let lock = database.client.transaction().await.unwrap();
+    lock.batch_execute("SELECT FROM locks WHERE name = 'n' FOR UPDATE")
+        .await
+        .unwrap();
+    let given_up = tokio::time::timeout(Duration::from_millis(200), engine.try_acquire(&abandoned)).await;
+    assert!(given_up.is_err() && abandoned.was_sent());
+    let releasing = tokio::spawn({
+        let (engine, abandoned) = (engine.clone(), abandoned.clone());
+        async move { engine.release(&abandoned, Duration::ZERO).await }
+    });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    lock.rollback().await.unwrap();
+    assert_eq!(releasing.await.unwrap().unwrap(), Released::Freed);
+    assert!(engine.inspect(&key("n")).await.unwrap().is_none());
+}
+
+#[tokio::test]
 async fn a_locked_table_delays_calls_and_leaves_no_statement_behind() {
     let Some(mut database) = Database::create().await else {
         return;

@@ -14,9 +14,9 @@ mod declared {
     });
 }
 
-/// The errors of prepared statements show that there is a pooler.
+/// A pooler refuses the options of a session.
 #[tokio::test]
-async fn a_pooler_is_detected() {
+async fn a_pooler_is_detected_before_the_first_call() {
     let Some(url) = url_of(POOLER) else { return };
     let settings = Settings {
         key_prefix: Some(format!("t{}:", OwnerToken::fresh().as_str())),
@@ -25,12 +25,17 @@ async fn a_pooler_is_detected() {
     let engines = [open(&url, &settings).await, open(&url, &settings).await];
     for index in 0..200 {
         let engine = &engines[index % 2];
-        eventually("the pooler is detected", async || {
-            // The release may be the call that fails.
-            let ours = claim(&[OwnerToken::fresh().as_str()]);
-            matches!(engine.try_acquire(&ours).await, Ok(Acquired::Granted { .. }))
-                && matches!(engine.release(&ours, Duration::ZERO).await, Ok(Released::Freed))
-        })
-        .await;
+        let ours = claim(&[OwnerToken::fresh().as_str()]);
+        acquire(engine, &ours).await;
+        assert_eq!(release(engine, &ours).await, Released::Freed);
     }
+    assert!(engines.iter().all(|engine| engine.server.is_pooled()));
+}
+
+/// The URL says that there is no pooler that changes sessions: options are not sent.
+#[tokio::test]
+async fn a_pooler_of_sessions_can_be_declared() {
+    let Some(url) = url_of(POOLER) else { return };
+    let engine = open(&format!("{url}?pooler=none"), &Settings::default()).await;
+    assert!(!engine.server.is_pooled());
 }

@@ -131,3 +131,30 @@ async fn a_busy_attempt_writes_nothing() {
     busy(&engine, &waiting(&["n"])).await;
     assert_ne!(row().await, before, "the number of waiters");
 }
+
+/// The server makes its plans while the table is empty, and uses them when it is large.
+#[tokio::test]
+async fn no_call_scans_a_table() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (engine, other) = (database.engine().await, database.engine().await);
+    database.execute("ANALYZE locks, locks_waiters").await;
+    let scans = "SELECT coalesce(sum(seq_scan), 0)::bigint FROM pg_stat_user_tables";
+    let lookups = "SELECT coalesce(sum(idx_scan), 0)::bigint FROM pg_stat_user_tables";
+    let before = database.number(scans).await;
+    for round in 0..20 {
+        let claims: Vec<Claim> = (0..40).map(|index| claim(&[&format!("{round}-{index}")])).collect();
+        join_all(claims.iter().map(|claim| acquire(&engine, claim))).await;
+        join_all(claims.iter().map(|claim| engine.renew(claim, claim.ttl))).await;
+        let waiter = waiting(&[&format!("{round}-0")]);
+        busy(&other, &waiter).await;
+        let released = join_all(claims.iter().map(|claim| release(&engine, claim))).await;
+        assert_eq!(released, [Released::Freed; 40]);
+        release(&other, &waiter).await;
+    }
+    drop((engine, other));
+    // A connection counts its scans when it ends.
+    eventually("the scans are counted", async || database.number(lookups).await > 2000).await;
+    assert_eq!(database.number(scans).await - before, 0);
+}
