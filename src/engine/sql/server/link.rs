@@ -2,6 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -37,6 +38,8 @@ pub(in crate::engine::sql) struct Link {
     epoch: u64,
     /// Asks the server to cancel the current statement, in the background.
     cancel: Box<dyn Fn() + Send + Sync>,
+    /// Whether a cancellation may still end a statement.
+    has_late_cancellation: AtomicBool,
 }
 
 impl Links {
@@ -65,12 +68,18 @@ impl Link {
         cancel: impl Fn() + Send + Sync + 'static,
     ) -> Arc<Self> {
         let cancel = Box::new(cancel);
-        Arc::new(Link { links, epoch, cancel })
+        let has_late_cancellation = AtomicBool::new(false);
+        Arc::new(Link {
+            links,
+            epoch,
+            cancel,
+            has_late_cancellation,
+        })
     }
 
-    /// Whether another connection of the same epoch was silent.
+    /// Whether the connection is to be replaced: another one of the same epoch was silent, or a late cancellation could end a statement.
     pub(super) fn is_outdated(&self) -> bool {
-        self.links.epoch() > self.epoch
+        self.has_late_cancellation.load(Ordering::Relaxed) || self.links.epoch() > self.epoch
     }
 
     /// Makes the other connections of this epoch outdated.
@@ -117,13 +126,17 @@ impl Link {
         let waited = since.elapsed();
         let unanswered = |kind| Err(Failure::unanswered(&self.links, waited, kind));
         // One cancellation ends one statement.
-        for _ in 0..CANCELLATIONS {
+        for count in 1..=CANCELLATIONS {
             self.cancel();
-            match timeout(CANCELLATION, &mut statements).await {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(failure)) => return unanswered(failure.kind()),
-                Err(_) => {}
-            }
+            let Ok(outcome) = timeout(CANCELLATION, &mut statements).await else {
+                continue;
+            };
+            let is_used_up = count == 1 && outcome.is_err();
+            self.has_late_cancellation.fetch_or(!is_used_up, Ordering::Relaxed);
+            return match outcome {
+                Ok(answer) => Ok(answer),
+                Err(failure) => unanswered(failure.kind()),
+            };
         }
         unanswered(Kind::Broken)
     }
