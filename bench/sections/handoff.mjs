@@ -174,7 +174,7 @@ async function openMysql({ target, probe }) {
     probe: '`SELECT 1` of `mysql2`',
     ping: () => connection.query('SELECT 1'),
     reset: async () => {
-      const [rows] = await connection.query('SHOW TABLES')
+      const [rows] = /** @type {any} */ (await connection.query('SHOW TABLES'))
       for (const row of rows) await connection.query(`TRUNCATE TABLE \`${Object.values(row)[0]}\``)
     },
     count: () => probe.count(),

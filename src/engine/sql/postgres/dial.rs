@@ -19,8 +19,8 @@ use crate::engine::sql::server::link::Links;
 /// How long the next server waits for the answer of the one before it.
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// The planner's settings for a session. Each statement looks its rows up by an index, also with a plan that the server made when the table was
-/// almost empty. Poolers refuse the options of a session.
+/// The planner's settings for a session. Each statement finds its rows by an index, also with a plan that the server made when the
+/// table was almost empty. Poolers refuse the options of a session.
 const OPTIONS: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off";
 
 pub(super) type Connected = (
