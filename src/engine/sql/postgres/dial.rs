@@ -19,9 +19,10 @@ use crate::engine::sql::server::link::Links;
 /// How long the next server waits for the answer of the one before it.
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// The planner's settings for a session. Each statement finds its rows by an index, also with a plan that the server made when the
-/// table was almost empty. Poolers refuse the options of a session.
-const OPTIONS: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off";
+/// The planner's settings for a session. Each statement is planned once, and finds its rows by an index, also when the table was almost
+/// empty at that time. Poolers refuse the options of a session.
+const OPTIONS: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off \
+                       -c plan_cache_mode=force_generic_plan";
 
 pub(super) type Connected = (
     Client,

@@ -1,5 +1,4 @@
--- Makes one attempt as acquire.sql does, and reads the lease as it was before. Without arrays, its plan does not depend on the values,
--- so that the server makes it once.
+-- Makes one attempt as acquire.sql does, and reads the lease as it was before. Without arrays it is executed faster.
 --
 -- $1 name   $2 owner   $3 ttl in ms   $4 host   $5 pid   $6 metadata
 -- → fence (NULL: not granted), owner of the earlier lease (NULL: none), rest of that lease
