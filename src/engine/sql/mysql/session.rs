@@ -125,9 +125,7 @@ impl MysqlSession {
         let (killing, limit) = (server.clone(), server.links.store_timeout);
         let cancel = move || {
             let server = killing.clone();
-            tokio::spawn(async move {
-                let _ = timeout(limit, server.kill_statement(id)).await;
-            });
+            tokio::spawn(async move { timeout(limit, server.kill_statement(id)).await.is_ok() })
         };
         Ok(MysqlSession {
             server: server.clone(),

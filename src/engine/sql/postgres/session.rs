@@ -136,7 +136,9 @@ impl PostgresServer {
             let (token, tls) = (token.clone(), tls.clone());
             tokio::spawn(async move {
                 let _ = timeout(limit, token.cancel_query(tls)).await;
-            });
+                // The server signals its process twice, and the driver does not wait for that.
+                false
+            })
         };
         Ok(PostgresSession {
             server: self.clone(),

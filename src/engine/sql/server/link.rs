@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use super::Outcome;
@@ -36,8 +38,9 @@ pub(in crate::engine::sql) struct Links {
 pub(in crate::engine::sql) struct Link {
     links: Arc<Links>,
     epoch: u64,
-    /// Asks the server to cancel the current statement, in the background.
-    cancel: Box<dyn Fn() + Send + Sync>,
+    /// Asks the server to cancel the current statement, in the background. `true`: it has done so, and does not
+    /// do it later.
+    cancel: Box<dyn Fn() -> JoinHandle<bool> + Send + Sync>,
     /// Whether a cancellation may still end a statement.
     has_late_cancellation: AtomicBool,
 }
@@ -65,7 +68,7 @@ impl Link {
     pub(in crate::engine::sql) fn new(
         links: Arc<Links>,
         epoch: u64,
-        cancel: impl Fn() + Send + Sync + 'static,
+        cancel: impl Fn() -> JoinHandle<bool> + Send + Sync + 'static,
     ) -> Arc<Self> {
         let cancel = Box::new(cancel);
         let has_late_cancellation = AtomicBool::new(false);
@@ -99,12 +102,12 @@ impl Link {
     }
 
     /// Asks the server to cancel the current statement.
-    pub(super) fn cancel(&self) {
-        (self.cancel)();
+    pub(super) fn cancel(&self) -> JoinHandle<bool> {
+        (self.cancel)()
     }
 
     /// Waits for the outcome of statements within the store timeout, or until callers that had no answer are dropped, or another
-    /// connection was silent. Then cancels them. If the server confirms that, the connection stays usable.
+    /// connection was silent. Then cancels them. If the server confirms that, and cancels nothing later, the connection stays usable.
     pub(in crate::engine::sql) async fn within_limit<T>(
         &self,
         statements: impl Future<Output = Outcome<T>>,
@@ -125,14 +128,16 @@ impl Link {
         }
         let waited = since.elapsed();
         let unanswered = |kind| Err(Failure::unanswered(&self.links, waited, kind));
+        let mut cancellations = Vec::new();
         // One cancellation ends one statement.
-        for count in 1..=CANCELLATIONS {
-            self.cancel();
+        for _ in 0..CANCELLATIONS {
+            cancellations.push(self.cancel());
             let Ok(outcome) = timeout(CANCELLATION, &mut statements).await else {
                 continue;
             };
-            let is_used_up = count == 1 && outcome.is_err();
-            self.has_late_cancellation.fetch_or(!is_used_up, Ordering::Relaxed);
+            let cancelled = timeout(CANCELLATION, join_all(cancellations)).await;
+            let are_done = cancelled.is_ok_and(|all| all.iter().all(|one| matches!(one, Ok(true))));
+            self.has_late_cancellation.fetch_or(!are_done, Ordering::Relaxed);
             return match outcome {
                 Ok(answer) => Ok(answer),
                 Err(failure) => unanswered(failure.kind()),

@@ -38,7 +38,7 @@ pub(in crate::engine::sql) async fn open<S: Server>(server: &Arc<S>) -> Outcome<
     if let Ok(ready) = timeout(limit, session.set_up()).await {
         return ready.map(|()| session).map_err(Failure::not_sent);
     }
-    session.link().cancel();
+    drop(session.link().cancel());
     Err(Failure::unanswered(links, limit, Kind::Broken).not_sent())
 }
 
