@@ -185,8 +185,8 @@ export interface WatchOptions {
 }
 
 /**
- * TLS settings for `rediss://`, and for MongoDB and PostgreSQL with TLS: PEM as text, or paths of PEM files, which are read for each
- * connection.
+ * TLS settings for `rediss://`, and for MongoDB, PostgreSQL and MySQL with TLS: PEM as text, or paths of PEM files, which are read for
+ * each connection.
  */
 export interface TlsOptions {
   /** The certificate authorities to trust instead of the system's, as PEM text. */
@@ -199,7 +199,7 @@ export interface TlsOptions {
   certFile?: string | undefined
   /** The client's private key, as PEM text. Without it, the key is expected together with the certificate. */
   key?: string | undefined
-  /** The path of the file with `key` (Redis, PostgreSQL). */
+  /** The path of the file with `key` (Redis, PostgreSQL, MySQL). */
   keyFile?: string | undefined
   /**
    * The host name in the certificate of the server, if it is not the host of the URL (Redis). Sentinels are expected to have it as well.
@@ -285,7 +285,8 @@ export interface ConnectOptions {
    */
   collection?: string | undefined
   /**
-   * The table in SQLite, PostgreSQL and MySQL (in the last two also `schema.table`), and the beginning of the names of the tables that belong to it.
+   * The table in SQLite, PostgreSQL and MySQL (in the last two also `schema.table`), and the beginning of the names of the tables
+   * that belong to it.
    * @default 'locks'
    */
   table?: string | undefined

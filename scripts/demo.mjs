@@ -1,9 +1,9 @@
 // `npm run demo`: four processes compete for the 18:00 report, in three rounds. The holder of the second round is killed during
 // its job. The verdict at the end is computed from a record of all events.
 //
-//   HOLDFAST_URL=redis://…  or  mongodb://…   uses this store; without it, the embedded store in a temporary folder
-//   HOLDFAST_DEMO_SABOTAGE=1                  the processes ignore the lock, and the verdict must fail
-//   --no-build                                uses the existing addon
+//   HOLDFAST_URL=redis://…     uses this store (or mongodb://…, postgres://…, mysql://…); without it, the embedded store in a temporary folder
+//   HOLDFAST_DEMO_SABOTAGE=1   the processes ignore the lock, and the verdict must fail
+//   --no-build                 uses the existing addon
 import { randomBytes } from 'node:crypto'
 import { mkdtempSync, rmSync } from 'node:fs'
 import { tmpdir } from 'node:os'

@@ -267,7 +267,8 @@ function writePage(rows) {
   const text = `# Tested versions
 
 Written by \`node scripts/versions.mjs\`. Each version runs the contract of the API and the tests of its store: Redis and Valkey as one
-node, MongoDB as a standalone server and as a replica set of one member. The binaries come from package registries.
+node, MongoDB as a standalone server and as a replica set of one member. The binaries come from package registries. The tests of
+PostgreSQL run on version 15 and those of MariaDB on 10.11; they are not in this table.
 
 <!-- versions -->
 ${table}

@@ -14,8 +14,7 @@ use crate::engine::tls::{Pem, WrongFile};
 use crate::engine::{Settings, TlsFiles, Warnings};
 use crate::error::LockError;
 
-const RULE: &str =
-    "must be mysql://[user[:password]@]host[:port][/database][?ssl-mode=…], special characters percent-encoded";
+const RULE: &str = "must be mysql://[user[:password]@]host[:port][/database][?ssl-mode=…&socket=…], special characters percent-encoded";
 /// Maximum length of the prefix of names in bytes: the column of the names takes it and the longest name.
 const MAX_PREFIX: usize = 512;
 

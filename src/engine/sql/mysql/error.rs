@@ -7,8 +7,14 @@ use sqlx::mysql::MySqlDatabaseError;
 
 use crate::engine::sql::server::error::{Kind, causes};
 
-/// What the driver says when a server has no TLS.
+/// The text of the driver's error for a server without TLS.
 const NO_TLS: &str = "does not support TLS";
+
+const WITHOUT_TLS: &str = "add ssl-mode=DISABLED to the URL if the network is private";
+
+const WRONG_LOGIN: &str = "check the user name and the password; in a URL, special characters are percent-encoded";
+
+const NO_DATABASE: &str = "name the database in the URL: mysql://host/database";
 
 const NEEDS_TLS: &str = "the password of this user (caching_sha2_password or sha256_password) is only sent over TLS, and this connection \
                          has none: turn on TLS at the server, and leave out ssl-mode=DISABLED";
@@ -24,7 +30,7 @@ pub(super) fn kind_of(error: &Error) -> (Kind, String) {
         Error::Database(database) => match database.try_downcast_ref::<MySqlDatabaseError>() {
             Some(error) => {
                 let number = error.number();
-                (kind_of_number(number), format!("{} [{number}]", error.message()))
+                (kind_of_number(number), text_of(number, error.message()))
             }
             None => (Kind::Permanent, database.message().to_owned()),
         },
@@ -35,9 +41,19 @@ pub(super) fn kind_of(error: &Error) -> (Kind, String) {
             (kind, causes(error))
         }
         Error::Configuration(cause) if cause.to_string().starts_with("RSA") => (Kind::Permanent, NEEDS_TLS.to_owned()),
+        Error::Tls(_) if has_no_tls(error) => (Kind::Permanent, format!("{} ({WITHOUT_TLS})", causes(error))),
         Error::Tls(_) | Error::Configuration(_) => (Kind::Permanent, causes(error)),
-        // An answer that makes no sense: what follows it makes none either.
+        // An unexpected answer: those that follow cannot be trusted.
         _ => (Kind::Broken, causes(error)),
+    }
+}
+
+/// Returns the server's text of an error, with the remedy for a mistake in the URL.
+fn text_of(number: u16, message: &str) -> String {
+    match number {
+        1045 => format!("{message} [{number}] ({WRONG_LOGIN})"),
+        1046 => format!("{message} [{number}] ({NO_DATABASE})"),
+        _ => format!("{message} [{number}]"),
     }
 }
 
@@ -68,6 +84,22 @@ mod tests {
             kind == Kind::Permanent && message.contains("only sent over TLS"),
             "{message}"
         );
+    }
+
+    #[test]
+    fn a_server_without_tls_is_explained() {
+        let (kind, message) = kind_of(&Error::Tls("server does not support TLS".into()));
+        assert!(
+            kind == Kind::Permanent && message.contains("ssl-mode=DISABLED"),
+            "{message}"
+        );
+    }
+
+    #[test]
+    fn a_login_and_a_url_without_a_database_are_explained() {
+        assert!(text_of(1045, "Access denied").contains("[1045] (check the user name and the password"));
+        assert!(text_of(1046, "No database selected").contains("[1046] (name the database in the URL"));
+        assert_eq!(text_of(1049, "Unknown database 'x'"), "Unknown database 'x' [1049]");
     }
 
     #[test]

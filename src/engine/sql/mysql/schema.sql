@@ -13,8 +13,8 @@ CREATE TABLE IF NOT EXISTS {locks} (
   metadata   text CHARACTER SET utf8mb4
 ) ENGINE=InnoDB ROW_FORMAT=DYNAMIC;
 
--- One row per waiter, without host and pid where a hand-off only reserves the name: its position in the queue of one name. The ticket is drawn under the lock of the name's row, so that the
--- tickets of a name have the order of arrival.
+-- One row per waiter: its position in the queue of one name. Host and pid are NULL where a hand-off only reserves the name. The ticket
+-- is drawn under the lock of the name's row, so that the tickets of a name have the order of arrival.
 CREATE TABLE IF NOT EXISTS {waiters} (
   ticket      bigint NOT NULL AUTO_INCREMENT PRIMARY KEY,
   owner       varchar(64) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,

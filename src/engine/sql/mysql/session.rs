@@ -88,7 +88,7 @@ impl MysqlServer {
         connected.map_err(|error| self.failure(error))
     }
 
-    /// Asks the server to end the current statement of a connection.
+    /// Ends the current statement of a connection at the server (`KILL QUERY`).
     async fn kill_statement(&self, id: i64) -> Outcome<()> {
         let mut connection = self.dial().await?;
         let text = AssertSqlSafe(format!("KILL QUERY {id}"));

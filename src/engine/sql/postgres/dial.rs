@@ -73,7 +73,7 @@ async fn connect_to(
 ) -> Outcome<Connected> {
     let mut driver = server.driver.clone();
     if has_options {
-        // Those of the URL come last, and count.
+        // The last value counts: that of the URL.
         let options = format!("{OPTIONS} {}", driver.get_options().unwrap_or_default());
         driver.options(options);
     }

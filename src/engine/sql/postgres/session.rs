@@ -43,7 +43,7 @@ pub(in crate::engine::sql) struct PostgresSession {
     pub(super) link: Arc<Link>,
     /// The statements that were prepared. Others are sent with their text.
     prepared: Arc<[OnceLock<Statement>]>,
-    /// The statements that were executed without.
+    /// The statements that were executed without preparation.
     unprepared: Mutex<Vec<Sql>>,
     connection: AbortHandle,
     /// Locked while statements are handed to the connection, which then sends them in one packet.
@@ -237,8 +237,8 @@ impl PostgresSession {
         self.prepared.iter().filter(|one| one.get().is_some()).count()
     }
 
-    /// Prepares the statements that were executed without, in the background. In front of its first execution it would be one more round
-    /// trip, and between the packets of a transaction it would delay the second one.
+    /// Prepares the statements that were executed without preparation, in the background. Before the first execution a preparation costs
+    /// one more round trip, and between the packets of a transaction it would delay the second one.
     fn prepare_for_next(&self) {
         for sql in self.unprepared.lock().drain(..) {
             let (server, client, prepared) = (self.server.clone(), self.client.clone(), self.prepared.clone());
@@ -246,7 +246,7 @@ impl PostgresSession {
                 let statement = server.statements.get(sql);
                 match client.prepare_typed(&statement.text, statement.types).await {
                     Ok(statement) => _ = prepared[sql as usize].set(statement),
-                    // The next execution does it again, unless the cause is a pooler.
+                    // The next execution repeats the preparation, unless the cause is a pooler.
                     Err(error) => _ = server.failure(error),
                 }
             });

@@ -2,7 +2,7 @@
 
 use tokio_postgres::types::Type;
 
-/// A statement: its place in [`Statements`].
+/// A statement: its index in [`Statements`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sql {
     Acquire,

@@ -88,7 +88,7 @@ pub(super) async fn write(
         }
     };
     let notify = async {
-        // This process has no need of a message.
+        // This process needs no message.
         let of_others = |notice: &Notice| Some((notice.engine.clone()?, text_of(notice)));
         let (channels, texts): (Vec<String>, Vec<String>) = changes.notices.iter().filter_map(of_others).unzip();
         match channels.is_empty() {

@@ -13,8 +13,8 @@ CREATE TABLE IF NOT EXISTS {locks} (
   metadata   text
 ) WITH (fillfactor = 50);
 
--- One row per waiter, without host and pid where a hand-off only reserves the name: its position in the queue of one name. The ticket is drawn under the lock of the name's row, so that the
--- tickets of a name have the order of arrival.
+-- One row per waiter: its position in the queue of one name. Host and pid are NULL where a hand-off only reserves the name. The ticket
+-- is drawn under the lock of the name's row, so that the tickets of a name have the order of arrival.
 CREATE TABLE IF NOT EXISTS {waiters} (
   ticket      bigint      NOT NULL GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
   owner       text        NOT NULL UNIQUE,
