@@ -4,7 +4,7 @@ import { fileURLToPath } from 'node:url'
 import { checkFiles } from './files.mjs'
 import { checkLayers, checkSurface } from './layers.mjs'
 import { hostTarget } from './pgo.mjs'
-import { locatePgBouncer, locatePostgres } from './postgres-binaries.mjs'
+import { locateMariadb, locatePgBouncer, locatePostgres } from './sql-binaries.mjs'
 import { locateMongod, locateRedis } from './servers.mjs'
 import { commandOf, installDependencies } from './setup.mjs'
 import { run, step } from './steps.mjs'
@@ -56,7 +56,13 @@ installDependencies()
 // The type check reads the packages that the benchmarks import.
 installDependencies('bench')
 // Downloads run at the same time as cargo. The tests report a missing server.
-const fetching = Promise.allSettled([locateRedis(), locateMongod(), locatePostgres(), locatePgBouncer()])
+const fetching = Promise.allSettled([
+  locateRedis(),
+  locateMongod(),
+  locatePostgres(),
+  locatePgBouncer(),
+  locateMariadb(),
+])
 await step('format', async () => {
   await must('cargo', ['fmt', '--check'])
   await tool(commandOf('prettier'), '--check', '--log-level', 'warn', '.')

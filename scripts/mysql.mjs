@@ -3,14 +3,13 @@ import { execFile } from 'node:child_process'
 import { chmod, chown, copyFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { promisify } from 'node:util'
-import { account, findProgram } from './programs.mjs'
+import { account } from './programs.mjs'
 import { startServer } from './servers.mjs'
+import { locateMariadb, locateOfMariadb } from './sql-binaries.mjs'
 
 const run = promisify(execFile)
 
-/** Finds the program `mariadbd`, which Debian installs outside of the PATH of most users. */
-export const locateMariadb = () =>
-  findProgram('mariadbd', ['/usr/sbin'], 'install MariaDB, or set HOLDFAST_TEST_MYSQL_URL')
+export { locateMariadb }
 
 /**
  * Starts a MariaDB server with the user `holdfast`, all rights and no password. Without `fsync` a commit does not wait for the
@@ -19,8 +18,9 @@ export const locateMariadb = () =>
  * @param {{ fsync?: boolean, settings?: Record<string, string | number>, tls?: import('./postgres.mjs').PostgresTls }} [options]
  */
 export async function startMysql({ fsync = false, settings = {}, tls } = {}) {
-  const path = await locateMariadb()
-  const installer = await findProgram('mariadb-install-db', [], 'install MariaDB')
+  const [path, installer, client] = await Promise.all(
+    ['mariadbd', 'mariadb-install-db', 'mariadb'].map(locateOfMariadb),
+  )
   const user = await account('mysql')
   return startServer(async (dir, port) => {
     const data = join(dir, 'data')
@@ -59,15 +59,14 @@ export async function startMysql({ fsync = false, settings = {}, tls } = {}) {
     return {
       argv: [path, '--no-defaults', ...flags],
       user,
-      ready: async (log) => /ready for connections/.test(log) && (await isPrepared(dir)),
+      ready: async (log) => /ready for connections/.test(log) && (await isPrepared(client, dir)),
       properties: { url: `mysql://holdfast@127.0.0.1:${port}/holdfast` },
     }
   })
 }
 
-/** Creates the user and the database. @param {string} dir */
-async function isPrepared(dir) {
-  const client = await findProgram('mariadb', [], 'install the client of MariaDB')
+/** Creates the user and the database. @param {string} client @param {string} dir */
+async function isPrepared(client, dir) {
   const text =
     'CREATE DATABASE IF NOT EXISTS holdfast; CREATE USER IF NOT EXISTS holdfast; GRANT ALL ON *.* TO holdfast WITH GRANT OPTION'
   const flags = ['--no-defaults', `--socket=${join(dir, 'socket')}`, '--user=root', '--execute', text]

@@ -3,7 +3,7 @@ import { execFile } from 'node:child_process'
 import { appendFile, chmod, chown, copyFile, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { promisify } from 'node:util'
-import { locatePgBouncer, locatePostgres } from './postgres-binaries.mjs'
+import { locatePgBouncer, locatePostgres } from './sql-binaries.mjs'
 import { account } from './programs.mjs'
 import { startServer } from './servers.mjs'
 

@@ -4,25 +4,24 @@ import { access, constants } from 'node:fs/promises'
 import { delimiter, join } from 'node:path'
 import { promisify } from 'node:util'
 
+/** @param {string} path */
+export const isRunnable = (path) =>
+  access(path, constants.X_OK).then(
+    () => true,
+    () => false,
+  )
+
 /**
- * Finds a program on the PATH, or in other folders.
+ * Finds a program on the PATH, or in other folders. Resolves to its path.
  *
  * @param {string} name
  * @param {string[]} folders
- * @param {string} advice
  */
-export async function findProgram(name, folders, advice) {
+export async function findProgram(name, folders) {
   for (const folder of [...(process.env.PATH ?? '').split(delimiter).filter(Boolean), ...folders]) {
     const path = join(folder, name)
-    if (
-      await access(path, constants.X_OK).then(
-        () => true,
-        () => false,
-      )
-    )
-      return path
+    if (await isRunnable(path)) return path
   }
-  throw new Error(`no ${name} on PATH${folders.length > 0 ? ` or in ${folders.join(', ')}` : ''}: ${advice}`)
 }
 
 /**

@@ -15,7 +15,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { startMysql } from './mysql.mjs'
 import { startPgBouncer, startPostgres } from './postgres.mjs'
-import { locatePgBouncer, locatePostgres } from './postgres-binaries.mjs'
+import { locateMariadb, locatePgBouncer, locatePostgres } from './sql-binaries.mjs'
 import { redisCommand } from './redis-command.mjs'
 import { locateMongod, locateRedis, main } from './servers-cli.mjs'
 import { startRedisCluster, startRedisQuorum, startRedisSentinel } from './topologies.mjs'
@@ -379,6 +379,6 @@ async function isPrimary({ MongoClient }, port) {
 }
 
 if (process.argv[1] && realpathSync(process.argv[1]) === fileURLToPath(import.meta.url)) {
-  const locators = [locateRedis, locateMongod, locatePostgres, locatePgBouncer]
+  const locators = [locateRedis, locateMongod, locatePostgres, locatePgBouncer, locateMariadb]
   process.exitCode = await main(process.argv.slice(2), testServers, locators)
 }
