@@ -242,7 +242,7 @@ impl<H> LocalWaiters<H> {
 
     /// Makes a waiter confirm every hand-off by an attempt, because an attempt of it releases what it holds. Drops a grant that it
     /// has not taken.
-    #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
+    #[cfg(feature = "mongodb")]
     pub(super) fn confirm_hand_offs(&self, owner: &OwnerToken) {
         if let Some(waiter) = self.state.lock().waiters.get_mut(owner) {
             waiter.confirms = true;

@@ -39,7 +39,7 @@ pub(super) async fn check(
     });
     let clock = packet.add("SELECT @u");
     let leases = packet.add(format_args!(
-        "SELECT name, expires_at - @u, owner, fence FROM {locks} WHERE name IN ({}) AND owner IS NOT NULL AND expires_at > @u",
+        "SELECT name, expires_at - @u, owner FROM {locks} WHERE name IN ({}) AND owner IS NOT NULL AND expires_at > @u",
         list(names.iter().map(Hex))
     ));
     let first = |name| {
@@ -58,7 +58,6 @@ pub(super) async fn check(
         let lease = CheckedLease {
             rest: micros(row.number(1)?),
             holder: row.text(2)?,
-            fence: row.number(3)?,
         };
         Some((row.bytes(0)?.to_vec(), lease))
     };

@@ -36,15 +36,13 @@ pub(super) async fn check(
     let names = checked.iter().map(|row| {
         let rest: Option<i64> = session.get(row, 2)?;
         let holder = session.get::<Option<String>>(row, 3)?.unwrap_or_default();
-        let fence: Option<i64> = session.get(row, 4)?;
         Ok(CheckedName {
             name: session.get(row, 0)?,
             lease: rest.map(|rest| CheckedLease {
                 rest: micros(rest),
                 holder,
-                fence: fence.unwrap_or_default(),
             }),
-            has_waiters: session.get(row, 5)?,
+            has_waiters: session.get(row, 4)?,
             is_first: true,
         })
     });

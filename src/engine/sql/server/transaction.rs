@@ -176,7 +176,6 @@ async fn in_transaction<S: Server>(
         match tickets.remove(owner.as_str()) {
             Some(ticket) => effects.entered.push(InQueue {
                 left: ledger.busy_for(&prefix.stored(&name)),
-                takes_hand_offs: claim.takes_hand_offs(),
                 owner,
                 name,
                 ticket,

@@ -94,7 +94,7 @@ impl<S: Server> Shared<S> {
                 Some(lease) => {
                     self.waiters.set_busy_for(key, lease.rest, checked.is_first);
                     // It may be a waiter of this process, whose message was lost.
-                    self.waiters.notify_holder(&lease, sent);
+                    self.waiters.notify_holder(&lease);
                 }
                 None if checked.has_waiters => {
                     self.waiters.set_busy_for(key, RESERVATION, checked.is_first);

@@ -23,13 +23,10 @@ use crate::engine::HandOff;
 use crate::engine::hand_off::ClockReading;
 use crate::engine::local_waiters::{LocalWaiters, WaiterSubscription};
 use crate::engine::sql::ledger::{News, Notice, RESERVED};
-use crate::model::{Fence, Key, OwnerToken, Ttl};
+use crate::model::{Key, OwnerToken};
 
 /// The longest time between two checks without notifications.
 const LONGEST_POLL: Duration = Duration::from_millis(200);
-
-/// The resolution of a [`Ttl`], which is rounded up.
-const RESOLUTION: Duration = Duration::from_millis(1);
 
 /// The time between the end of a connection that has worked and the next one. Messages are lost meanwhile.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(5);
@@ -51,8 +48,6 @@ pub(super) struct InQueue {
     pub ticket: u64,
     /// The time until the name may be free.
     pub left: Option<Duration>,
-    /// Whether a hand-off can be its grant.
-    pub takes_hand_offs: bool,
 }
 
 /// A lease before waiters.
@@ -60,7 +55,6 @@ pub(in crate::engine::sql) struct CheckedLease {
     pub rest: Duration,
     /// The owner.
     pub holder: String,
-    pub fence: i64,
 }
 
 /// The waiters of one engine.
@@ -120,9 +114,6 @@ impl<S: Server> Waiters<S> {
                 .enter(&waiter.owner, &waiter.name, waiter.ticket, check_after, || ())
             {
                 self.run_heartbeats();
-            }
-            if !waiter.takes_hand_offs {
-                self.known.confirm_hand_offs(&waiter.owner);
             }
         }
         if has_entered && self.server.shortest_poll().is_none() {
@@ -213,22 +204,11 @@ impl<S: Server> Waiters<S> {
         }
     }
 
-    /// Notifies the holder of a checked lease, if it is a waiter of this process whose hand-off it does not know. `sent`: when the check
-    /// was sent.
-    pub(super) fn notify_holder(&self, lease: &CheckedLease, sent: Moment) {
-        let waiter = lease.holder.strip_suffix(RESERVED);
-        let Ok(owner) = OwnerToken::parse(waiter.unwrap_or(&lease.holder)) else {
-            return;
-        };
-        let is_known = match waiter.is_none() && self.server.shortest_poll().is_some() {
-            true => {
-                let until = sent + Ttl::clamped(lease.rest.saturating_sub(RESOLUTION)).validity();
-                let fence = Fence(lease.fence.unsigned_abs());
-                self.known.grant(&owner, HandOff { fence, until })
-            }
-            false => self.known.notify(&owner),
-        };
-        if is_known {
+    /// Notifies the holder of a checked lease, if it is a waiter of this process. It makes an attempt: what a check reads from InnoDB may
+    /// not be on the disk yet, and what the attempt writes is.
+    pub(super) fn notify_holder(&self, lease: &CheckedLease) {
+        let waiter = lease.holder.strip_suffix(RESERVED).unwrap_or(&lease.holder);
+        if OwnerToken::parse(waiter).is_ok_and(|owner| self.known.notify(&owner)) {
             self.quicken();
         }
     }

@@ -1,14 +1,13 @@
 -- Reads what the waiters of names wait for, without a lock.
 --
 -- $1 names
--- → name, now, rest of the lease (NULL: free), its owner, its fence, whether the name is free and has a live waiter
+-- → name, now, rest of the lease (NULL: free), its owner, whether the name is free and has a live waiter
 WITH clock AS MATERIALIZED (SELECT clock_timestamp() AS now)
 SELECT
   c.name,
   (date_part('epoch', clock.now) * 1e6)::bigint,
   (date_part('epoch', l.expires_at - clock.now) * 1e6)::bigint,
   l.owner,
-  l.fence,
   w.ticket IS NOT NULL
 FROM clock
 CROSS JOIN unnest($1::bytea[]) AS c(name)
