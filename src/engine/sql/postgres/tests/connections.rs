@@ -114,3 +114,25 @@ async fn a_statement_is_planned_once() {
         .collect();
     assert_eq!(plans, [(0, 10), (0, 10)]);
 }
+
+#[tokio::test]
+async fn an_idle_engine_sends_nothing() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let (holder, waiter) = (claim(&["n"]), waiting(&["n"]));
+    acquire(&engine, &holder).await;
+    busy(&engine, &waiter).await;
+    for claim in [&holder, &waiter] {
+        release(&engine, claim).await;
+    }
+    // A statement that was executed for the first time is prepared after that.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let last = "SELECT (date_part('epoch', max(state_change)) * 1e6)::bigint FROM pg_stat_activity \
+                WHERE datname = current_database() AND application_name = 'holdfast'";
+    let before = database.number(last).await;
+    // Longer than two heartbeats of waiters.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(database.number(last).await, before);
+}
