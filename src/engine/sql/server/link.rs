@@ -138,10 +138,8 @@ impl Link {
             let cancelled = timeout(CANCELLATION, join_all(cancellations)).await;
             let are_done = cancelled.is_ok_and(|all| all.iter().all(|one| matches!(one, Ok(true))));
             self.has_late_cancellation.fetch_or(!are_done, Ordering::Relaxed);
-            return match outcome {
-                Ok(answer) => Ok(answer),
-                Err(failure) => unanswered(failure.kind()),
-            };
+            // A cancelled commit succeeds without the standby that it waited for.
+            return unanswered(outcome.err().map_or(Kind::Busy, |failure| failure.kind()));
         }
         unanswered(Kind::Broken)
     }

@@ -239,7 +239,8 @@ impl<S: Server> Shared<S> {
     /// Sorts the jobs of a batch by what executes them. Starts the attempts of single statements, and sends other jobs on.
     fn sorted(&self, jobs: impl Iterator<Item = Job>, attempting: &[OwnerToken], held_back: &mut Vec<Job>) -> Batch {
         let mut batch = Batch::default();
-        let mut names: Vec<Key> = Vec::new();
+        // The names of the attempts, and those of the releases: a statement has each name once.
+        let (mut names, mut released): (Vec<Key>, Vec<Key>) = (Vec::new(), Vec::new());
         for job in jobs {
             let part = match &job {
                 Job::Inspect(..) | Job::List(..) => &mut batch.reads,
@@ -252,8 +253,10 @@ impl<S: Server> Shared<S> {
                     if keep.is_zero()
                         && matches!(&claims[..], [claim] if claim.keys().len() == 1)
                         && !self.has_waiters(&claims[0])
+                        && !released.contains(&claims[0].keys()[0])
                         && !self.forwarded.0.has(&claims[0].owner) =>
                 {
+                    released.push(claims[0].keys()[0].clone());
                     &mut batch.releases
                 }
                 Job::Acquire(claims, ticket, _)

@@ -120,6 +120,18 @@ async fn a_release_follows_an_abandoned_attempt() {
 }
 
 #[tokio::test]
+async fn two_releases_of_a_name_at_once_have_their_own_answers() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let (earlier, holder) = (claim(&["n"]), claim(&["n"]));
+    acquire(&engine, &holder).await;
+    let released = tokio::join!(release(&engine, &earlier), release(&engine, &holder));
+    assert_eq!(released, (Released::NotHeld, Released::Freed));
+}
+
+#[tokio::test]
 async fn a_locked_table_delays_calls_and_leaves_no_statement_behind() {
     let Some(mut database) = Database::create().await else {
         return;
