@@ -36,7 +36,7 @@ it('PostgreSQL: a grant waits for them, and a release does not', async (t) => {
     })
     await sleep(500)
     assert.equal(isGranted, false)
-    // Callers that give up have the statements cancelled. The server then commits without the standby.
+    // Aborted calls have their statements cancelled. The server then commits without the standby.
     for (const name of ['d', 'e']) {
       await assert.rejects(locks.acquire(name, { signal: AbortSignal.timeout(200) }))
     }
