@@ -16,7 +16,7 @@ use std::time::Duration;
 pub use self::config::MysqlConfig;
 use self::session::{MysqlServer, MysqlSession};
 use super::ledger::{Changes, Ledger, StoredName};
-use super::server::link::{Link, Links};
+use super::server::connection::{Connection, Connections};
 use super::server::single_calls::{Answers, SingleCalls};
 use super::server::transaction::Plan;
 use super::server::upkeep::Checked;
@@ -57,8 +57,8 @@ impl MysqlEngine {
 impl Server for MysqlServer {
     type Session = MysqlSession;
 
-    fn links(&self) -> &Arc<Links> {
-        &self.links
+    fn connections(&self) -> &Arc<Connections> {
+        &self.connections
     }
 
     async fn connect(self: &Arc<Self>) -> Outcome<MysqlSession> {
@@ -75,8 +75,8 @@ impl Server for MysqlServer {
 }
 
 impl Session for MysqlSession {
-    fn link(&self) -> &Arc<Link> {
-        &self.link
+    fn connection(&self) -> &Arc<Connection> {
+        &self.connection
     }
 
     async fn is_usable(&mut self) -> bool {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use sqlx::mysql::{MySqlConnection, MySqlSslMode};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Either};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Either};
 use tokio::time::{Instant, timeout};
 
 use super::NAME;
@@ -16,8 +16,8 @@ use super::packet::{Answer, Packet, Row, rows};
 use super::tables::Tables;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
+use crate::engine::sql::server::connection::{Connection, Connections};
 use crate::engine::sql::server::error::{Failure, Kind};
-use crate::engine::sql::server::link::{Link, Links};
 
 /// A connection that was not used for this long may have been closed by the server: it is tested.
 const IDLE: Duration = Duration::from_secs(1);
@@ -26,14 +26,14 @@ const IDLE: Duration = Duration::from_secs(1);
 pub(in crate::engine) struct MysqlServer {
     pub(super) config: MysqlConfig,
     pub(super) tables: Tables,
-    pub(super) links: Arc<Links>,
+    pub(super) connections: Arc<Connections>,
 }
 
 /// An open connection. Dropping it closes it.
 pub(in crate::engine::sql) struct MysqlSession {
     pub(super) server: Arc<MysqlServer>,
-    pub(super) link: Arc<Link>,
-    connection: MySqlConnection,
+    pub(super) connection: Arc<Connection>,
+    client: MySqlConnection,
     /// Whether transactions read committed rows. The servers that log statements instead of rows refuse that.
     pub(super) reads_committed: bool,
     /// How long the server waits for a statement outside of transactions, in seconds.
@@ -56,21 +56,21 @@ impl MysqlServer {
     pub(super) fn new(config: MysqlConfig) -> Arc<Self> {
         Arc::new(MysqlServer {
             tables: Tables::new(&config.table),
-            links: Links::new(NAME, &config.server, config.store_timeout),
+            connections: Connections::new(NAME, &config.server, config.store_timeout),
             config,
         })
     }
 
     fn failure(&self, cause: sqlx::Error) -> Failure {
         let (kind, message) = kind_of(&cause);
-        Failure::of_driver(&self.links, kind, message, cause)
+        Failure::of_driver(&self.connections, kind, message, cause)
     }
 
     /// Opens a connection of the driver.
     async fn dial(&self) -> Outcome<MySqlConnection> {
         let options = self.config.driver_options().map_err(|wrong| {
             let message = format!("a TLS file cannot be used: {}: {}", wrong.setting, wrong.how);
-            Failure::new(&self.links, Kind::Permanent, message)
+            Failure::new(&self.connections, Kind::Permanent, message)
         })?;
         let mode = match self.config.tls_mode {
             Tls::Disabled => MySqlSslMode::Disabled,
@@ -90,9 +90,9 @@ impl MysqlServer {
 
     /// Ends the current statement of a connection at the server (`KILL QUERY`).
     async fn kill_statement(&self, id: i64) -> Outcome<()> {
-        let mut connection = self.dial().await?;
+        let mut client = self.dial().await?;
         let text = AssertSqlSafe(format!("KILL QUERY {id}"));
-        let killed = sqlx::raw_sql(text).execute(&mut connection).await;
+        let killed = sqlx::raw_sql(text).execute(&mut client).await;
         killed.map(drop).map_err(|error| self.failure(error))
     }
 }
@@ -100,10 +100,10 @@ impl MysqlServer {
 impl MysqlSession {
     /// Opens a connection, with the settings that the statements need.
     pub(super) async fn open(server: &Arc<MysqlServer>) -> Outcome<Self> {
-        let epoch = server.links.epoch();
-        let mut connection = server.dial().await?;
+        let epoch = server.connections.epoch();
+        let mut client = server.dial().await?;
         // Locks end by a cancellation; this is for statements whose cancellation is lost.
-        let lock_limit_s = server.links.store_timeout.as_secs() + 2;
+        let lock_limit_s = server.connections.store_timeout.as_secs() + 2;
         let mut packet = Packet::default();
         packet.add("SET NAMES utf8mb4");
         packet.add(format_args!(
@@ -113,24 +113,24 @@ impl MysqlSession {
         let ids = packet.add("SELECT CONNECTION_ID(), @@SESSION.wait_timeout");
         let log = packet.add("SHOW VARIABLES LIKE 'binlog_format'");
         let mut answers = Vec::new();
-        let executed = execute(&mut connection, packet, &mut answers).await;
+        let executed = execute(&mut client, packet, &mut answers).await;
         executed.map_err(|error| server.failure(error))?;
         let ids = rows(&answers, ids).first();
         let id = ids.and_then(|row| row.number(0));
-        let id = id.ok_or_else(|| Failure::unexpected(&server.links, "no connection id"))?;
+        let id = id.ok_or_else(|| Failure::unexpected(&server.connections, "no connection id"))?;
         let is_statement = |row: &Row| {
             row.text(1)
                 .is_some_and(|format| format.eq_ignore_ascii_case("STATEMENT"))
         };
-        let (killing, limit) = (server.clone(), server.links.store_timeout);
+        let (killing, limit) = (server.clone(), server.connections.store_timeout);
         let cancel = move || {
             let server = killing.clone();
             tokio::spawn(async move { timeout(limit, server.kill_statement(id)).await.is_ok() })
         };
         Ok(MysqlSession {
             server: server.clone(),
-            link: Link::new(server.links.clone(), epoch, cancel),
-            connection,
+            connection: Connection::new(server.connections.clone(), epoch, cancel),
+            client,
             reads_committed: !rows(&answers, log).iter().any(is_statement),
             wait_timeout_s: ids.and_then(|row| row.number(1)).unwrap_or(28_800),
             used_at: Instant::now(),
@@ -140,7 +140,7 @@ impl MysqlSession {
 
     /// Executes the statements of a packet. Adds their answers to `answers`, also those before a statement that failed.
     pub(super) async fn run(&mut self, packet: Packet, answers: &mut Vec<Answer>) -> Outcome<()> {
-        let executed = execute(&mut self.connection, packet, answers).await;
+        let executed = execute(&mut self.client, packet, answers).await;
         self.used_at = Instant::now();
         executed.map_err(|error| self.server.failure(error))
     }
@@ -150,12 +150,12 @@ impl MysqlSession {
         if self.used_at.elapsed() < IDLE {
             return true;
         }
-        let link = self.link.clone();
+        let connection = self.connection.clone();
         let ping = async {
-            let answered = self.connection.ping().await;
+            let answered = self.client.ping().await;
             answered.map_err(|error| self.server.failure(error))
         };
-        let is_open = link.within_limit(ping).await.is_ok();
+        let is_open = connection.within_limit(ping).await.is_ok();
         self.used_at = Instant::now();
         is_open
     }
@@ -171,19 +171,19 @@ impl MysqlSession {
             format!(
                 "{} has innodb_flush_log_at_trx_commit = {value}: a crash of the server may lose the last locks that it granted, and grant \
                  them again. Set it to 1: SET GLOBAL innodb_flush_log_at_trx_commit = 1, and in the configuration of the server",
-                self.server.links.address
+                self.server.connections.address
             )
         }))
     }
 
     /// Returns the failure of an answer that lacks a value.
     pub(super) fn unexpected(&self) -> Failure {
-        Failure::unexpected(&self.server.links, "a row without a value")
+        Failure::unexpected(&self.server.connections, "a row without a value")
     }
 }
 
-async fn execute(connection: &mut MySqlConnection, packet: Packet, answers: &mut Vec<Answer>) -> sqlx::Result<()> {
-    let mut results = sqlx::raw_sql(AssertSqlSafe(packet.text)).fetch_many(connection);
+async fn execute(client: &mut MySqlConnection, packet: Packet, answers: &mut Vec<Answer>) -> sqlx::Result<()> {
+    let mut results = sqlx::raw_sql(AssertSqlSafe(packet.text)).fetch_many(client);
     let mut rows = Vec::new();
     while let Some(result) = results.try_next().await? {
         match result {

@@ -27,11 +27,11 @@ pub(super) async fn execute(session: &mut MysqlSession, calls: &SingleCalls) -> 
     let releases = add_releases(&mut packet, tables, &calls.releases);
     let renewals = add_renewals(&mut packet, tables, &calls.renewals);
     let attempts = add_attempts(&mut packet, tables, &calls.attempts);
-    let link = session.link.clone();
+    let connection = session.connection.clone();
     let mut answers = Vec::new();
     let mut executed = Ok(());
     if calls.releases.len() + calls.renewals.len() + calls.attempts.len() > 0 {
-        executed = link.within_limit(session.run(packet, &mut answers)).await;
+        executed = connection.within_limit(session.run(packet, &mut answers)).await;
     }
     // The kinds before a statement that failed were executed.
     let of = |part: Part| match &executed {
@@ -43,7 +43,7 @@ pub(super) async fn execute(session: &mut MysqlSession, calls: &SingleCalls) -> 
     let granted = of(attempts).map(|()| granted(&answers, attempts, &calls.attempts));
     let read = match executed.is_err() {
         true => executed.map(|()| Vec::new()),
-        false => link.within_limit(read(session, &calls.reads)).await,
+        false => connection.within_limit(read(session, &calls.reads)).await,
     };
     Answers {
         released,

@@ -90,7 +90,7 @@ async fn probe(session: &mut MysqlSession) -> Outcome<()> {
         let (engine, table) = (row.text(0), row.text(1).unwrap_or_default());
         if let Some(engine) = engine.filter(|engine| !engine.eq_ignore_ascii_case("InnoDB")) {
             let message = format!("the table {table} has the storage engine {engine}: it must be InnoDB");
-            return Err(Failure::new(&session.server.links, Kind::Permanent, message));
+            return Err(Failure::new(&session.server.connections, Kind::Permanent, message));
         }
     }
     Ok(())

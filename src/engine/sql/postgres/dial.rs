@@ -13,8 +13,8 @@ use super::config::{Address, PostgresConfig, Target, pass_file};
 use super::error::{is_refused_login, kind_of};
 use crate::engine::Login;
 use crate::engine::sql::server::Outcome;
+use crate::engine::sql::server::connection::Connections;
 use crate::engine::sql::server::error::{Failure, Kind};
-use crate::engine::sql::server::link::Links;
 
 /// How long the next server waits for the answer of the one before it.
 const HEAD_START: Duration = Duration::from_millis(250);
@@ -33,18 +33,25 @@ pub(super) type Connected = (
 /// [`HEAD_START`] only. `has_options`: sets [`OPTIONS`].
 pub(super) async fn connect(
     config: &PostgresConfig,
-    links: &Links,
+    connections: &Connections,
     target: &Target,
     tls: &MakeRustlsConnect,
     has_options: bool,
 ) -> Outcome<Connected> {
-    let login = login(config, links).await?;
+    let login = login(config, connections).await?;
     let mut waiting = target.servers.iter();
     let mut attempts = FuturesUnordered::new();
     let mut failed: Option<Failure> = None;
     loop {
         if let Some(server) = waiting.next() {
-            attempts.push(connect_to(config, links, server, login.as_ref(), tls, has_options));
+            attempts.push(connect_to(
+                config,
+                connections,
+                server,
+                login.as_ref(),
+                tls,
+                has_options,
+            ));
         }
         let has_more = waiting.len() > 0;
         tokio::select! {
@@ -60,12 +67,12 @@ pub(super) async fn connect(
             else => break,
         }
     }
-    Err(failed.unwrap_or_else(|| Failure::unexpected(links, "no server")))
+    Err(failed.unwrap_or_else(|| Failure::unexpected(connections, "no server")))
 }
 
 async fn connect_to(
     config: &PostgresConfig,
-    links: &Links,
+    connections: &Connections,
     server: &Address,
     login: Option<&Login>,
     tls: &MakeRustlsConnect,
@@ -96,18 +103,18 @@ async fn connect_to(
         // The next login may be a newer one.
         let is_outdated = login.is_some() && is_refused_login(&error);
         let kind = if is_outdated { Kind::Busy } else { kind };
-        Failure::of_driver(links, kind, message, error).at(&server.to_string())
+        Failure::of_driver(connections, kind, message, error).at(&server.to_string())
     })
 }
 
 /// Returns the login that the caller provides. `None`: the one of the URL.
-async fn login(config: &PostgresConfig, links: &Links) -> Outcome<Option<Login>> {
+async fn login(config: &PostgresConfig, connections: &Connections) -> Outcome<Option<Login>> {
     let Some(credentials) = &config.credentials else {
         return Ok(None);
     };
     let login = credentials.login(config.store_timeout / 2).await;
     login.map(Some).map_err(|reason| {
         let message = format!("no login for a new connection: {reason}");
-        Failure::new(links, Kind::Busy, message).not_sent()
+        Failure::new(connections, Kind::Busy, message).not_sent()
     })
 }

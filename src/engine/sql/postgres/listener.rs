@@ -46,7 +46,7 @@ fn notice_of(text: &str) -> Option<Notice> {
 /// Listens until the connection breaks. `true`: there have been no waiters for some time.
 pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters<PostgresServer>) -> Outcome<bool> {
     let (sender, mut notifications) = mpsc::unbounded_channel();
-    let session: PostgresSession = connected(server.links(), server.connect_with(Some(sender))).await?;
+    let session: PostgresSession = connected(server.connections(), server.connect_with(Some(sender))).await?;
     // It may lead to another server.
     waiters.forget_clock();
     session
@@ -60,7 +60,7 @@ pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters<Post
     loop {
         let received = tokio::select! {
             received = timeout(LISTENER_KEPT, notifications.recv()) => received,
-            () = session.link.outdated() => Ok(None),
+            () = session.connection.outdated() => Ok(None),
         };
         match received {
             Ok(Some(text)) => {

@@ -12,7 +12,7 @@ use std::time::Duration;
 pub use self::config::PostgresConfig;
 use self::session::{PostgresServer, PostgresSession};
 use super::ledger::{Changes, Ledger, StoredName};
-use super::server::link::{Link, Links};
+use super::server::connection::{Connection, Connections};
 use super::server::single_calls::{Answers, SingleCalls};
 use super::server::transaction::Plan;
 use super::server::upkeep::Checked;
@@ -55,8 +55,8 @@ impl PostgresEngine {
 impl Server for PostgresServer {
     type Session = PostgresSession;
 
-    fn links(&self) -> &Arc<Links> {
-        &self.links
+    fn connections(&self) -> &Arc<Connections> {
+        &self.connections
     }
 
     async fn connect(self: &Arc<Self>) -> Outcome<PostgresSession> {
@@ -77,8 +77,8 @@ impl Server for PostgresServer {
 }
 
 impl Session for PostgresSession {
-    fn link(&self) -> &Arc<Link> {
-        &self.link
+    fn connection(&self) -> &Arc<Connection> {
+        &self.connection
     }
 
     async fn is_usable(&mut self) -> bool {
@@ -95,7 +95,7 @@ impl Session for PostgresSession {
             format!(
                 "PostgreSQL at {} has synchronous_commit = off for this role and database: a crash of the server loses the last \
                  locks that it granted, and grants them again. Set it to on: ALTER ROLE … SET synchronous_commit = on",
-                self.links().address
+                self.connections().address
             )
         }))
     }

@@ -21,15 +21,15 @@ use super::dial;
 use super::error::kind_of;
 use super::statements::{Sql, Statements};
 use crate::engine::sql::server::Outcome;
+use crate::engine::sql::server::connection::{Connection, Connections};
 use crate::engine::sql::server::error::{Failure, Kind};
-use crate::engine::sql::server::link::{Link, Links};
 use crate::engine::tls::client_config;
 
 /// What every connection of an engine needs.
 pub(in crate::engine) struct PostgresServer {
     pub(super) config: PostgresConfig,
     pub(super) statements: Statements,
-    pub(super) links: Arc<Links>,
+    pub(super) connections: Arc<Connections>,
     /// Whether a pooler is between this process and the server: then no statement is prepared.
     is_pooled: AtomicBool,
     /// Whether the tables were found.
@@ -40,12 +40,12 @@ pub(in crate::engine) struct PostgresServer {
 pub(in crate::engine::sql) struct PostgresSession {
     server: Arc<PostgresServer>,
     pub(super) client: Arc<Client>,
-    pub(super) link: Arc<Link>,
+    pub(super) connection: Arc<Connection>,
     /// The statements that were prepared. Others are sent with their text.
     prepared: Arc<[OnceLock<Statement>]>,
     /// The statements that were executed without preparation.
     unprepared: Mutex<Vec<Sql>>,
-    connection: AbortHandle,
+    driver: AbortHandle,
     /// Locked while statements are handed to the connection, which then sends them in one packet.
     gate: Arc<Mutex<()>>,
 }
@@ -57,7 +57,7 @@ impl PostgresServer {
     pub(super) fn new(config: PostgresConfig) -> Arc<Self> {
         Arc::new(PostgresServer {
             statements: Statements::new(&config.table),
-            links: Links::new(NAME, &config.server, config.store_timeout),
+            connections: Connections::new(NAME, &config.server, config.store_timeout),
             is_pooled: AtomicBool::new(config.target.is_pooled == Some(true)),
             is_set_up: AtomicBool::new(false),
             config,
@@ -77,7 +77,7 @@ impl PostgresServer {
     pub(super) fn failure(&self, cause: tokio_postgres::Error) -> Failure {
         let (kind, message) = kind_of(&cause);
         self.notice(kind);
-        Failure::of_driver(&self.links, kind, message, cause)
+        Failure::of_driver(&self.connections, kind, message, cause)
     }
 
     /// Records what a failure says about the server.
@@ -101,20 +101,20 @@ impl PostgresServer {
         };
         let tls = client_config(&target.tls, target.verified).map_err(|error| {
             let message = format!("a TLS file cannot be used: {error}");
-            Failure::new(&self.links, Kind::Permanent, message)
+            Failure::new(&self.connections, Kind::Permanent, message)
         })?;
         let tls = MakeRustlsConnect::new(tls);
-        let epoch = self.links.epoch();
+        let epoch = self.connections.epoch();
         let has_options = target.is_pooled.is_none() && !self.is_pooled();
-        let connected = dial::connect(&self.config, &self.links, target, &tls, has_options).await;
-        let (client, mut connection) = connected.inspect_err(|failure| self.notice(failure.kind()))?;
+        let connected = dial::connect(&self.config, &self.connections, target, &tls, has_options).await;
+        let (client, mut driver) = connected.inspect_err(|failure| self.notice(failure.kind()))?;
         let gate: Arc<Mutex<()>> = Arc::default();
         let closed = gate.clone();
         let driving = tokio::spawn(async move {
             loop {
                 let next = poll_fn(|context| {
                     let _closed = closed.lock();
-                    connection.poll_message(context)
+                    driver.poll_message(context)
                 });
                 match next.await {
                     Some(Ok(AsyncMessage::Notification(notification))) => {
@@ -131,7 +131,7 @@ impl PostgresServer {
                 }
             }
         });
-        let (token, limit) = (client.cancel_token(), self.links.store_timeout);
+        let (token, limit) = (client.cancel_token(), self.connections.store_timeout);
         let cancel = move || {
             let (token, tls) = (token.clone(), tls.clone());
             tokio::spawn(async move {
@@ -143,10 +143,10 @@ impl PostgresServer {
         Ok(PostgresSession {
             server: self.clone(),
             client: Arc::new(client),
-            link: Link::new(self.links.clone(), epoch, cancel),
+            connection: Connection::new(self.connections.clone(), epoch, cancel),
             prepared: self.statements.all().iter().map(|_| OnceLock::new()).collect(),
             unprepared: Mutex::default(),
-            connection: driving.abort_handle(),
+            driver: driving.abort_handle(),
             gate,
         })
     }
@@ -154,13 +154,13 @@ impl PostgresServer {
 
 impl Drop for PostgresSession {
     fn drop(&mut self) {
-        self.connection.abort();
+        self.driver.abort();
     }
 }
 
 impl PostgresSession {
-    pub(super) fn links(&self) -> &Links {
-        &self.server.links
+    pub(super) fn connections(&self) -> &Connections {
+        &self.server.connections
     }
 
     /// Prepares all statements, and creates the tables if they are missing: on the first connection, and on the first one after an error
@@ -259,7 +259,7 @@ impl PostgresSession {
         let rows = self.client.query_typed(text, &[(&name, Type::TEXT)]).await;
         let rows = rows.map_err(|error| self.server.failure(error))?;
         let value = rows.first().and_then(|row| row.try_get(0).ok());
-        value.ok_or_else(|| Failure::unexpected(&self.server.links, "no value of a setting"))
+        value.ok_or_else(|| Failure::unexpected(&self.server.connections, "no value of a setting"))
     }
 
     /// Executes statements outside of transactions, or the last ones of one, as [`PostgresSession::in_one_packet`] does.

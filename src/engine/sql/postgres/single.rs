@@ -15,13 +15,13 @@ use crate::model::{Claim, OwnerToken, Ttl};
 
 /// Executes calls. The statements are sent at the same time.
 pub(super) async fn execute(session: &PostgresSession, calls: &SingleCalls) -> Answers {
-    let link = &session.link;
+    let connection = &session.connection;
     let (released, renewed, granted, read) = tokio::join!(
         biased;
-        link.within_limit(session.packet(release(session, &calls.releases))),
-        link.within_limit(session.packet(renew(session, &calls.renewals))),
-        link.within_limit(session.packet(acquire(session, &calls.attempts))),
-        link.within_limit(session.packet(read(session, &calls.reads))),
+        connection.within_limit(session.packet(release(session, &calls.releases))),
+        connection.within_limit(session.packet(renew(session, &calls.renewals))),
+        connection.within_limit(session.packet(acquire(session, &calls.attempts))),
+        connection.within_limit(session.packet(read(session, &calls.reads))),
     );
     Answers {
         released,

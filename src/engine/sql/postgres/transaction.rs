@@ -40,7 +40,7 @@ pub(super) async fn read(session: &PostgresSession, process: &str, plan: &Plan) 
     let (rows, queue) = (rows?, queue?);
     let first = rows
         .first()
-        .ok_or_else(|| Failure::unexpected(session.links(), "no clock"))?;
+        .ok_or_else(|| Failure::unexpected(session.connections(), "no clock"))?;
     let now_us: i64 = session.get(first, 0)?;
     let mut found = BTreeMap::new();
     for row in &rows {

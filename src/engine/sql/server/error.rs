@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::link::Links;
+use super::connection::Connections;
 use crate::engine::sql::jobs::Failed;
 use crate::error::EngineError;
 
@@ -46,7 +46,7 @@ pub(in crate::engine::sql) enum Kind {
 impl Failure {
     /// Creates the failure that a driver reported.
     pub(in crate::engine::sql) fn of_driver<E: Error + Send + Sync + 'static>(
-        links: &Links,
+        connections: &Connections,
         kind: Kind,
         message: String,
         cause: E,
@@ -54,15 +54,15 @@ impl Failure {
         let cause: Arc<dyn Error + Send + Sync> = Arc::new(cause);
         Failure {
             cause: Some(cause),
-            ..Failure::new(links, kind, message)
+            ..Failure::new(connections, kind, message)
         }
     }
 
     /// Creates a failure without a cause in the driver.
-    pub(in crate::engine::sql) fn new(links: &Links, kind: Kind, message: String) -> Self {
+    pub(in crate::engine::sql) fn new(connections: &Connections, kind: Kind, message: String) -> Self {
         Failure {
-            engine: links.engine,
-            server: links.address.clone(),
+            engine: connections.engine,
+            server: connections.address.clone(),
             message,
             cause: None,
             kind,
@@ -70,13 +70,13 @@ impl Failure {
         }
     }
 
-    pub(in crate::engine::sql) fn unanswered(links: &Links, limit: Duration, kind: Kind) -> Self {
-        Self::new(links, kind, format!("no answer within {} ms", limit.as_millis()))
+    pub(in crate::engine::sql) fn unanswered(connections: &Connections, limit: Duration, kind: Kind) -> Self {
+        Self::new(connections, kind, format!("no answer within {} ms", limit.as_millis()))
     }
 
-    pub(in crate::engine::sql) fn unexpected(links: &Links, what: &str) -> Self {
+    pub(in crate::engine::sql) fn unexpected(connections: &Connections, what: &str) -> Self {
         let message = format!("unexpected answer of the server: {what}");
-        Self::new(links, Kind::Permanent, message)
+        Self::new(connections, Kind::Permanent, message)
     }
 
     /// Changes the server to one of several.

@@ -3,7 +3,7 @@
 //!
 //! - `single.rs`, `single_calls.rs`: the calls that are one statement. `upkeep.rs`: the checks of waiters, and the sweep.
 //! - `worker.rs`: the other calls, as transactions. `transaction.rs`: what one needs; `sql/ledger/` decides what changes.
-//! - `waiters.rs`: the waiters of this process. `link.rs`, `slot.rs`: the connections. `error.rs`: failures.
+//! - `waiters.rs`: the waiters of this process. `connection.rs`, `slot.rs`: the connections. `error.rs`: failures.
 //! - `config.rs`: the names of tables.
 //!
 //! # Behavior
@@ -19,8 +19,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
+use self::connection::{Connection, Connections};
 use self::error::Failure;
-use self::link::{Link, Links};
 use self::single::{ForwardedOwners, Shared, SingleWorker, Timers};
 use self::single_calls::{Answers, SingleCalls};
 use self::slot::{Slot, open_first};
@@ -36,8 +36,8 @@ use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Res
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 pub(super) mod config;
+pub(super) mod connection;
 pub(super) mod error;
-pub(super) mod link;
 mod single;
 pub(super) mod single_calls;
 pub(super) mod slot;
@@ -55,7 +55,7 @@ pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
     /// A connection.
     type Session: Session;
 
-    fn links(&self) -> &Arc<Links>;
+    fn connections(&self) -> &Arc<Connections>;
 
     /// Opens a connection, without its set-up.
     fn connect(self: &Arc<Self>) -> impl Future<Output = Outcome<Self::Session>> + Send;
@@ -77,7 +77,7 @@ pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
 ///
 /// A future of a statement may be dropped only together with the connection.
 pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
-    fn link(&self) -> &Arc<Link>;
+    fn connection(&self) -> &Arc<Connection>;
 
     /// Whether the connection is open, as far as this is known.
     fn is_usable(&mut self) -> impl Future<Output = bool> + Send;
@@ -129,8 +129,8 @@ pub(in crate::engine) struct ServerEngine<S: Server> {
 impl<S: Server> fmt::Debug for ServerEngine<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ServerEngine")
-            .field("engine", &self.server.links().engine)
-            .field("server", &self.server.links().address)
+            .field("engine", &self.server.connections().engine)
+            .field("server", &self.server.connections().address)
             .finish_non_exhaustive()
     }
 }
@@ -142,9 +142,9 @@ impl<S: Server> ServerEngine<S> {
         let prefix = Prefix(key_prefix);
         let mut session = open_first(&server).await.map_err(|failure| failure.error("connect"))?;
         if let Some(warnings) = server.warnings() {
-            let link = session.link().clone();
+            let connection = session.connection().clone();
             // A connection that fails is opened again by the first call.
-            if let Ok(Some(risk)) = link.within_limit(session.risk()).await {
+            if let Ok(Some(risk)) = connection.within_limit(session.risk()).await {
                 warnings.warn(risk);
             }
         }
@@ -174,8 +174,8 @@ impl<S: Server> ServerEngine<S> {
         };
         let (jobs, receiver) = jobs::queue();
         let single = tokio::spawn(single.run(receiver));
-        let links = server.links();
-        let calls = Calls::new(links.engine, jobs, single, links.dropped.clone());
+        let connections = server.connections();
+        let calls = Calls::new(connections.engine, jobs, single, connections.dropped.clone());
         Ok(Arc::new(ServerEngine {
             server,
             prefix,
@@ -188,7 +188,7 @@ impl<S: Server> ServerEngine<S> {
 #[async_trait]
 impl<S: Server> Engine for ServerEngine<S> {
     fn name(&self) -> &'static str {
-        self.server.links().engine
+        self.server.connections().engine
     }
 
     fn ordered(&self) -> bool {

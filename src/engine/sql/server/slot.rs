@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
+use super::connection::Connections;
 use super::error::{Failure, Kind};
-use super::link::Links;
 use super::{Outcome, Server, Session};
 
 /// The time after a failed attempt to connect during which calls fail with it.
@@ -22,24 +22,24 @@ pub(super) struct Slot<S: Server> {
 
 /// Opens a connection within the store timeout, without its set-up.
 pub(in crate::engine::sql) async fn connected<C: Session>(
-    links: &Links,
+    connections: &Connections,
     connecting: impl Future<Output = Outcome<C>>,
 ) -> Outcome<C> {
-    let limit = links.store_timeout;
+    let limit = connections.store_timeout;
     let opened = timeout(limit, connecting).await;
-    let opened = opened.unwrap_or_else(|_| Err(Failure::unanswered(links, limit, Kind::Broken)));
+    let opened = opened.unwrap_or_else(|_| Err(Failure::unanswered(connections, limit, Kind::Broken)));
     opened.map_err(Failure::not_sent)
 }
 
 /// Opens a connection within the store timeout. Creates the tables if they are missing.
 pub(in crate::engine::sql) async fn open<S: Server>(server: &Arc<S>) -> Outcome<S::Session> {
-    let (links, limit) = (server.links(), server.links().store_timeout);
-    let mut session = connected(links, server.connect()).await?;
+    let (connections, limit) = (server.connections(), server.connections().store_timeout);
+    let mut session = connected(connections, server.connect()).await?;
     if let Ok(ready) = timeout(limit, session.set_up()).await {
         return ready.map(|()| session).map_err(Failure::not_sent);
     }
-    drop(session.link().cancel());
-    Err(Failure::unanswered(links, limit, Kind::Broken).not_sent())
+    drop(session.connection().cancel());
+    Err(Failure::unanswered(connections, limit, Kind::Broken).not_sent())
 }
 
 /// Opens a connection as [`open`] does, again without prepared statements if there is a pooler.
@@ -62,7 +62,7 @@ impl<S: Server> Slot<S> {
     /// Returns the connection. Opens it if necessary.
     pub(super) async fn session(&mut self) -> Outcome<&mut S::Session> {
         let is_usable = match &mut self.session {
-            Some(session) => !session.link().is_outdated() && session.is_usable().await,
+            Some(session) => !session.connection().is_outdated() && session.is_usable().await,
             None => false,
         };
         if !is_usable {
@@ -80,10 +80,10 @@ impl<S: Server> Slot<S> {
                 }
             }
         }
-        let links = self.server.links();
+        let connections = self.server.connections();
         self.session
             .as_mut()
-            .ok_or_else(|| Failure::unexpected(links, "no connection"))
+            .ok_or_else(|| Failure::unexpected(connections, "no connection"))
     }
 
     /// Returns the outcome of statements. After a failure that breaks the connection, the next call opens a new one.
@@ -94,7 +94,7 @@ impl<S: Server> Slot<S> {
             && let Some(session) = self.session.take()
             && failure.is_silence()
         {
-            session.link().outdate_others();
+            session.connection().outdate_others();
         }
         outcome
     }

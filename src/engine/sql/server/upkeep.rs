@@ -71,11 +71,11 @@ impl<S: Server> Shared<S> {
         let stored: Vec<StoredName> = names.iter().map(|key| self.prefix.stored(key)).collect();
         let process = &self.waiters.process;
         let session = slot.session().await?;
-        let link = session.link().clone();
+        let connection = session.connection().clone();
         let sent = Moment::now();
         // The positions of this process expire without a heartbeat.
-        let limit = self.server.links().store_timeout.min(HEARTBEAT_INTERVAL);
-        let outcome = link.within(limit, session.check(process, &stored, is_due)).await;
+        let limit = self.server.connections().store_timeout.min(HEARTBEAT_INTERVAL);
+        let outcome = connection.within(limit, session.check(process, &stored, is_due)).await;
         let checked = slot.settle(outcome)?;
         if let Some(now_us) = checked.now_us {
             self.waiters.read_clock(sent, now_us);
@@ -133,8 +133,8 @@ impl<S: Server> Shared<S> {
     /// `true`: there are no more.
     async fn sweep_some(&self, slot: &mut Slot<S>) -> Outcome<bool> {
         let session = slot.session().await?;
-        let link = session.link().clone();
-        let outcome = link.within_limit(session.sweep()).await;
+        let connection = session.connection().clone();
+        let outcome = connection.within_limit(session.sweep()).await;
         let (swept, names) = slot.settle(outcome)?;
         if !names.is_empty() {
             let _ = self.names.send(Names::Abandoned(names));

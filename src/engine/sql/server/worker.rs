@@ -85,9 +85,9 @@ impl<S: Server> Worker<S> {
         if plan.is_empty() {
             return Ok(());
         }
-        let link = session.link().clone();
+        let connection = session.connection().clone();
         let transaction = transact(session, &self.prefix, &self.waiters, &plan, batch);
-        let outcome = link.within_limit(transaction).await;
+        let outcome = connection.within_limit(transaction).await;
         let effects = self.slot.settle(outcome)?;
         self.waiters.apply(effects);
         Ok(())

@@ -74,7 +74,7 @@ async fn only_the_first_connection_prepares_all_statements() {
     assert_eq!(second.prepared(), 0);
     let names: &[&[u8]] = &[b"n"];
     let checked = second
-        .link
+        .connection
         .within_limit(second.packet(second.query(Sql::Check, &[&names])))
         .await;
     assert_eq!(checked.unwrap().len(), 1);

@@ -23,7 +23,7 @@ const CANCELLATIONS: usize = 6;
 const OUTDATED: Duration = Duration::from_millis(100);
 
 /// What the connections of an engine share.
-pub(in crate::engine::sql) struct Links {
+pub(in crate::engine::sql) struct Connections {
     /// The name of the engine.
     pub engine: &'static str,
     /// The server's address, for messages.
@@ -34,9 +34,9 @@ pub(in crate::engine::sql) struct Links {
     epoch: watch::Sender<u64>,
 }
 
-/// One of the connections.
-pub(in crate::engine::sql) struct Link {
-    links: Arc<Links>,
+/// The limits of one connection.
+pub(in crate::engine::sql) struct Connection {
+    connections: Arc<Connections>,
     epoch: u64,
     /// Asks the server to cancel the current statement, in the background. `true`: it has done so, and does not
     /// do it later.
@@ -45,9 +45,9 @@ pub(in crate::engine::sql) struct Link {
     has_late_cancellation: AtomicBool,
 }
 
-impl Links {
+impl Connections {
     pub(in crate::engine::sql) fn new(engine: &'static str, address: &str, store_timeout: Duration) -> Arc<Self> {
-        Arc::new(Links {
+        Arc::new(Connections {
             engine,
             address: address.into(),
             store_timeout,
@@ -62,18 +62,18 @@ impl Links {
     }
 }
 
-impl Link {
-    /// Creates the link of a connection that was opened in `epoch`. `cancel` asks the server to cancel its current statement,
+impl Connection {
+    /// Creates the limits of a connection that was opened in `epoch`. `cancel` asks the server to cancel its current statement,
     /// without waiting: a statement that waits for a lock is not ended by the end of its connection.
     pub(in crate::engine::sql) fn new(
-        links: Arc<Links>,
+        connections: Arc<Connections>,
         epoch: u64,
         cancel: impl Fn() -> JoinHandle<bool> + Send + Sync + 'static,
     ) -> Arc<Self> {
         let cancel = Box::new(cancel);
         let has_late_cancellation = AtomicBool::new(false);
-        Arc::new(Link {
-            links,
+        Arc::new(Connection {
+            connections,
             epoch,
             cancel,
             has_late_cancellation,
@@ -82,12 +82,12 @@ impl Link {
 
     /// Whether the connection is to be replaced: another one of the same epoch was silent, or a late cancellation could end a statement.
     pub(super) fn is_outdated(&self) -> bool {
-        self.has_late_cancellation.load(Ordering::Relaxed) || self.links.epoch() > self.epoch
+        self.has_late_cancellation.load(Ordering::Relaxed) || self.connections.epoch() > self.epoch
     }
 
     /// Makes the other connections of this epoch outdated.
     pub(super) fn outdate_others(&self) {
-        self.links.epoch.send_if_modified(|epoch| {
+        self.connections.epoch.send_if_modified(|epoch| {
             let is_first = *epoch == self.epoch;
             *epoch += u64::from(is_first);
             is_first
@@ -96,8 +96,8 @@ impl Link {
 
     /// Completes when another connection of the same epoch was silent.
     pub(in crate::engine::sql) async fn outdated(&self) {
-        let mut epochs = self.links.epoch.subscribe();
-        // The sender lives as long as the link.
+        let mut epochs = self.connections.epoch.subscribe();
+        // The sender lives as long as the connection.
         let _ = epochs.wait_for(|epoch| *epoch > self.epoch).await;
     }
 
@@ -112,10 +112,10 @@ impl Link {
         &self,
         statements: impl Future<Output = Outcome<T>>,
     ) -> Outcome<T> {
-        self.within(self.links.store_timeout, statements).await
+        self.within(self.connections.store_timeout, statements).await
     }
 
-    /// Waits for the outcome of statements as [`Link::within_limit`] does, for `limit` at most.
+    /// Waits for the outcome of statements as [`Connection::within_limit`] does, for `limit` at most.
     pub(super) async fn within<T>(&self, limit: Duration, statements: impl Future<Output = Outcome<T>>) -> Outcome<T> {
         let since = Instant::now();
         let mut statements = pin!(statements);
@@ -123,11 +123,11 @@ impl Link {
             biased;
             outcome = &mut statements => return outcome,
             () = tokio::time::sleep(limit) => {}
-            () = self.links.dropped.are_suspect() => {}
+            () = self.connections.dropped.are_suspect() => {}
             () = async { self.outdated().await; tokio::time::sleep(OUTDATED).await } => {}
         }
         let waited = since.elapsed();
-        let unanswered = |kind| Err(Failure::unanswered(&self.links, waited, kind));
+        let unanswered = |kind| Err(Failure::unanswered(&self.connections, waited, kind));
         let mut cancellations = Vec::new();
         // One cancellation ends one statement.
         for _ in 0..CANCELLATIONS {
