@@ -42,6 +42,13 @@ it('PostgreSQL: a grant waits for them, and a release does not', async (t) => {
     }
     await sleep(500)
     assert.equal(isGranted, false, 'no standby has it')
+    // As an operator would.
+    await withPostgres(url, async (client) => {
+      const cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+      await until('a cancelled statement', async () => (await client.query(cancel)).rows.length > 0)
+    })
+    await sleep(500)
+    assert.equal(isGranted, false, 'no standby has it')
     await standbys('')
     const lock = await call
     assert.ok(lock.fencingToken > held[0].fencingToken)

@@ -115,6 +115,26 @@ describe('postgres: several servers', { concurrency: 1 }, () => {
     assert.ok(error.message.includes(`does not allow writes (127.0.0.1:${standby.port})`), error.message)
   })
 
+  it('a pooler that ignores the options of a session is detected', { timeout: 60_000 }, async (t) => {
+    if (!(await canStartServer(t, 'postgres', locatePostgres))) return
+    if (!(await canStartServer(t, 'postgres', locatePgBouncer))) return
+    const pooler = await startPgBouncer({ ignore_startup_parameters: 'options' })
+    t.after(async () => {
+      await closeAll()
+      await pooler.stop()
+    })
+    const [holder, other] = [await connect(pooler.url), await connect(pooler.url)]
+    for (let i = 0; i < 20; i++) {
+      const lock = await holder.acquire('n')
+      const waiter = later(other.acquire('n', { waitMs: 30_000 }))
+      await waiting(other, 1)
+      assert.equal(await lock.release(), true)
+      assert.equal(await (await waiter).release(), true)
+    }
+    const listening = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN \"holdfast_%'"
+    assert.equal((await query(pooler.server, listening)).length, 0, 'no notification would arrive')
+  })
+
   it('listenUrl bypasses a pooler: a waiter is notified', { timeout: 60_000 }, async (t) => {
     if (!(await canStartServer(t, 'postgres', locatePostgres))) return
     if (!(await canStartServer(t, 'postgres', locatePgBouncer))) return

@@ -80,8 +80,10 @@ async function tlsSettings(dir, { cert, key, ca }, user) {
 
 /**
  * Starts a PostgreSQL server behind a PgBouncer in transaction mode. `url` leads to the pooler and does not declare it.
+ *
+ * @param {Record<string, string | number>} [more] settings of the pooler
  */
-export async function startPgBouncer() {
+export async function startPgBouncer(more = {}) {
   const path = await locatePgBouncer()
   const server = await startPostgres()
   const user = await account('postgres')
@@ -94,6 +96,7 @@ export async function startPgBouncer() {
       auth_type: 'any',
       default_pool_size: 20,
       max_client_conn: 500,
+      ...more,
     }
     const lines = Object.entries(settings).map(([name, value]) => `${name} = ${value}\n`)
     const database = `* = host=127.0.0.1 port=${server.port} user=holdfast\n`

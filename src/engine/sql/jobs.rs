@@ -81,7 +81,7 @@ impl Ticket {
     }
 
     /// Starts the attempts. `false`: they were cancelled before.
-    pub(super) fn start(&self) -> bool {
+    fn start(&self) -> bool {
         self.change(STARTED) == STARTED
     }
 
@@ -124,7 +124,7 @@ impl Job {
     }
 
     /// Whether the caller was dropped. A release is never cancelled.
-    pub(super) fn is_cancelled(&self) -> bool {
+    fn is_cancelled(&self) -> bool {
         match self {
             Job::Acquire(_, ticket, reply) => ticket.is_cancelled() || reply.sender.is_closed(),
             Job::Renew(_, _, reply) | Job::Transfer(_, _, reply) => reply.sender.is_closed(),
@@ -133,6 +133,19 @@ impl Job {
             Job::Inspect(_, reply) => reply.sender.is_closed(),
             Job::List(_, reply) => reply.sender.is_closed(),
         }
+    }
+
+    /// Starts the job. `false`: its caller was dropped.
+    pub(super) fn start(&self) -> bool {
+        if self.is_cancelled() {
+            return false;
+        }
+        let Job::Acquire(claims, ticket, _) = self else {
+            return true;
+        };
+        // Mark before the start: a caller that can no longer cancel reads the marks.
+        claims.iter().for_each(|claim| claim.mark_sent());
+        ticket.start()
     }
 
     /// Whether the job has its answer, or its caller was dropped.

@@ -22,7 +22,10 @@ const HEAD_START: Duration = Duration::from_millis(250);
 /// The planner's settings for a session. Each statement is planned once, and finds its rows by an index, also when the table was almost
 /// empty at that time. Poolers refuse the options of a session.
 const OPTIONS: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_mergejoin=off -c jit=off \
-                       -c plan_cache_mode=force_generic_plan";
+                       -c plan_cache_mode=force_generic_plan -c holdfast.direct=yes";
+
+/// A setting of [`OPTIONS`] that the server does not know by itself. Without a value in a session: a pooler has ignored them.
+pub(super) const DIRECT: &str = "holdfast.direct";
 
 pub(super) type Connected = (
     Client,

@@ -49,9 +49,8 @@ pub(super) async fn receive(server: &Arc<PostgresServer>, waiters: &Waiters<Post
     let session: PostgresSession = connected(server.connections(), server.connect_with(Some(sender))).await?;
     // It may lead to another server.
     waiters.forget_clock();
-    session
-        .execute(&format!("LISTEN \"holdfast_{}\"", waiters.process))
-        .await?;
+    let listen = format!("LISTEN \"holdfast_{}\"", waiters.process);
+    session.connection.within_limit(session.execute(&listen)).await?;
     // Notifications of earlier transactions were not received.
     let names = waiters.known.names();
     if !names.is_empty() {

@@ -17,7 +17,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::NAME;
 use super::config::PostgresConfig;
-use super::dial;
+use super::dial::{self, DIRECT};
 use super::error::kind_of;
 use super::statements::{Sql, Statements};
 use crate::engine::sql::server::Outcome;
@@ -46,6 +46,10 @@ pub(in crate::engine::sql) struct PostgresSession {
     /// The statements that were executed without preparation.
     unprepared: Mutex<Vec<Sql>>,
     driver: AbortHandle,
+    /// Whether the server ended its wait for a synchronous standby, and committed without it.
+    has_unsafe_commit: Arc<AtomicBool>,
+    /// Whether the options of the session were sent.
+    has_options: bool,
     /// Locked while statements are handed to the connection, which then sends them in one packet.
     gate: Arc<Mutex<()>>,
 }
@@ -110,6 +114,8 @@ impl PostgresServer {
         let (client, mut driver) = connected.inspect_err(|failure| self.notice(failure.kind()))?;
         let gate: Arc<Mutex<()>> = Arc::default();
         let closed = gate.clone();
+        let has_unsafe_commit: Arc<AtomicBool> = Arc::default();
+        let is_unsafe = has_unsafe_commit.clone();
         let driving = tokio::spawn(async move {
             loop {
                 let next = poll_fn(|context| {
@@ -121,6 +127,10 @@ impl PostgresServer {
                         if let Some(notifications) = &notifications {
                             let _ = notifications.send(notification.payload().to_owned());
                         }
+                    }
+                    // As after `pg_cancel_backend` by an operator.
+                    Some(Ok(AsyncMessage::Notice(notice))) if notice.routine() == Some("SyncRepWaitForLSN") => {
+                        is_unsafe.store(true, Ordering::Relaxed);
                     }
                     Some(Ok(_)) => {}
                     Some(Err(error)) => {
@@ -147,6 +157,8 @@ impl PostgresServer {
             prepared: self.statements.all().iter().map(|_| OnceLock::new()).collect(),
             unprepared: Mutex::default(),
             driver: driving.abort_handle(),
+            has_unsafe_commit,
+            has_options,
             gate,
         })
     }
@@ -183,6 +195,11 @@ impl PostgresSession {
 
     /// Prepares all statements, which fails without the tables. Behind a pooler it only checks the tables.
     async fn prepare(&self) -> Outcome<()> {
+        if self.has_options && self.setting(DIRECT).await?.is_empty() {
+            let message = "a pooler ignores the options of a session".to_owned();
+            self.server.notice(Kind::Pooled);
+            return Err(Failure::new(&self.server.connections, Kind::Pooled, message));
+        }
         if self.server.is_pooled() {
             let (start, end): (&[u8], Option<&[u8]>) = (&[], None);
             let no_names: &[&[u8]] = &[];
@@ -213,13 +230,13 @@ impl PostgresSession {
         let prepared = self.prepared[sql as usize].get().filter(|_| !is_pooled);
         if let Some(statement) = prepared {
             let rows = self.client.query(statement, values).await;
-            return rows.map_err(|error| self.server.failure(error));
+            return self.outcome(rows);
         }
         let statement = self.server.statements.get(sql);
         let types = statement.types.iter().cloned();
         let typed: Vec<(&(dyn ToSql + Sync), Type)> = values.iter().copied().zip(types).collect();
         let rows = self.client.query_typed(&statement.text, &typed).await;
-        let rows = rows.map_err(|error| self.server.failure(error))?;
+        let rows = self.outcome(rows)?;
         if !is_pooled {
             self.unprepared.lock().push(sql);
         }
@@ -255,7 +272,7 @@ impl PostgresSession {
 
     /// Reads a setting of the server for this session.
     pub(super) async fn setting(&self, name: &str) -> Outcome<String> {
-        let text = "SELECT current_setting($1)";
+        let text = "SELECT coalesce(current_setting($1, true), '')";
         let rows = self.client.query_typed(text, &[(&name, Type::TEXT)]).await;
         let rows = rows.map_err(|error| self.server.failure(error))?;
         let value = rows.first().and_then(|row| row.try_get(0).ok());
@@ -281,8 +298,19 @@ impl PostgresSession {
 
     /// Executes statements without parameters. They are sent when the future is polled for the first time.
     pub(super) async fn execute(&self, text: &str) -> Outcome<()> {
-        let executed = self.client.batch_execute(text).await;
-        executed.map_err(|error| self.server.failure(error))
+        self.outcome(self.client.batch_execute(text).await)
+    }
+
+    /// Returns the outcome of a statement. A commit that no standby has is no success.
+    fn outcome<T>(&self, executed: Result<T, tokio_postgres::Error>) -> Outcome<T> {
+        let done = executed.map_err(|error| self.server.failure(error))?;
+        match self.has_unsafe_commit.swap(false, Ordering::Relaxed) {
+            true => {
+                let message = "the server no longer waits for a synchronous standby to have this commit".to_owned();
+                Err(Failure::new(&self.server.connections, Kind::Busy, message))
+            }
+            false => Ok(done),
+        }
     }
 
     /// Returns a value of a row.

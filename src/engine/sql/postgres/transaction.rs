@@ -110,10 +110,11 @@ pub(super) async fn write(
         update,
         session.execute("COMMIT")
     );
+    // After the first failure the others only say that the transaction has failed.
+    leave?;
     let entered = entered?;
-    for outcome in [leave, notified, update] {
-        outcome?;
-    }
+    notified?;
+    update?;
     commit?;
     let ticket = |row: &Row| Ok((session.get(row, 0)?, session.get::<i64>(row, 1)?.unsigned_abs()));
     entered.iter().map(ticket).collect()

@@ -236,7 +236,7 @@ impl Timers {
 }
 
 impl<S: Server> Shared<S> {
-    /// Sorts the jobs of a batch by what executes them. Starts the attempts of single statements, and sends other jobs on.
+    /// Sorts the jobs of a batch by what executes them. Sends those of the transactions on.
     fn sorted(&self, jobs: impl Iterator<Item = Job>, attempting: &[OwnerToken], held_back: &mut Vec<Job>) -> Batch {
         let mut batch = Batch::default();
         // The names of the attempts, and those of the releases: a statement has each name once.
@@ -259,15 +259,10 @@ impl<S: Server> Shared<S> {
                     released.push(claims[0].keys()[0].clone());
                     &mut batch.releases
                 }
-                Job::Acquire(claims, ticket, _)
+                Job::Acquire(claims, ..)
                     if matches!(&claims[..], [claim] if claim.keys().len() == 1)
                         && !(claims[0].waiting && self.has_waiters(&claims[0])) =>
                 {
-                    // Mark before the start: a caller that can no longer cancel reads the marks.
-                    claims[0].mark_sent();
-                    if !ticket.start() {
-                        continue;
-                    }
                     let name = &claims[0].keys()[0];
                     if names.contains(name) {
                         &mut batch.repeated
@@ -303,6 +298,8 @@ impl<S: Server> Shared<S> {
     async fn attempt(&self, mut slot: Slot<S>, mut first: Vec<Job>, mut repeated: Vec<Job>) -> Slot<S> {
         let granted = match slot.session().await {
             Ok(session) => {
+                first.retain(Job::start);
+                repeated.retain(Job::start);
                 let calls = SingleCalls::new(&self.prefix, &[], &[], &first, &[]);
                 session.single(&calls).await.granted
             }

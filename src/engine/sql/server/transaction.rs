@@ -57,12 +57,13 @@ impl Plan {
     pub(super) fn new(batch: &[Job], checked: Checked<'_>, prefix: &Prefix) -> Self {
         let mut plan = Plan::default();
         for job in batch {
-            let takes = !job.is_cancelled() && plan.add(job, prefix);
+            let takes = job.start() && plan.add(job, prefix);
             plan.takes.push(takes);
         }
         match checked {
             Checked::None => {}
-            Checked::Free(names) => plan.names.extend(names.iter().map(|name| (name.clone(), false))),
+            // The row of a name with waiters may be missing: somebody has deleted it by hand.
+            Checked::Free(names) => plan.names.extend(names.iter().map(|name| (name.clone(), true))),
             Checked::Pruned(names) => {
                 plan.names.extend(names.iter().map(|name| (name.clone(), true)));
                 plan.recounted.extend_from_slice(names);
@@ -81,17 +82,10 @@ impl Plan {
         self.owners.len() + 2
     }
 
-    /// Adds a job. `false`: it was cancelled, or only reads.
+    /// Adds a job. `false`: it only reads.
     fn add(&mut self, job: &Job, prefix: &Prefix) -> bool {
         match job {
-            Job::Acquire(claims, ticket, _) => {
-                // Mark before the start: a caller that can no longer cancel reads the marks.
-                claims.iter().for_each(|claim| claim.mark_sent());
-                if !ticket.start() {
-                    return false;
-                }
-                claims.iter().for_each(|claim| self.add_claim(claim, prefix, true));
-            }
+            Job::Acquire(claims, ..) => claims.iter().for_each(|claim| self.add_claim(claim, prefix, true)),
             Job::Renew(claim, ..) | Job::Transfer(claim, ..) => self.add_claim(claim, prefix, false),
             Job::Release(claims, ..) => claims.iter().for_each(|claim| self.add_claim(claim, prefix, false)),
             Job::ForceRelease(key, _) => _ = self.names.entry(prefix.stored(key)).or_default(),

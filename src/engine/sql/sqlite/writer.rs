@@ -121,16 +121,11 @@ impl Writer {
 
 /// Executes the job as a part of a transaction, unless it is cancelled.
 async fn run(job: &mut Job, verbs: &Verbs, mut call: Call<'_, '_>) -> sqlx::Result<()> {
-    if job.is_cancelled() {
+    if !job.start() {
         return Ok(());
     }
     match job {
-        Job::Acquire(claims, ticket, reply) => {
-            // Mark before the start: a caller that can no longer cancel reads the marks.
-            claims.iter().for_each(|claim| claim.mark_sent());
-            if !ticket.start() {
-                return Ok(());
-            }
+        Job::Acquire(claims, _, reply) => {
             let mut answers = Vec::with_capacity(claims.len());
             for (index, claim) in claims.iter().enumerate() {
                 let part = call.part(index + 1 == claims.len());

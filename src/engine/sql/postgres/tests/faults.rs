@@ -1,8 +1,55 @@
 //! Broken connections, locked tables, a standby, and a process that is stopped in a transaction.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use futures_util::future::join_all;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
+use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+
+/// Forwards connections to a server while `is_open` is true. Returns the port.
+async fn gated_proxy(server: u16, is_open: tokio::sync::watch::Receiver<bool>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut is_open = is_open.clone();
+            tokio::spawn(async move {
+                is_open.wait_for(|is_open| *is_open).await.unwrap();
+                let mut server = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+                let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+            });
+        }
+    });
+    port
+}
+
+/// Forwards connections to a server, but forwards nothing more of the first one that listens. Returns the port.
+async fn proxy_without_first_listen(server: u16) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let is_first = Arc::new(AtomicBool::new(true));
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let is_first = is_first.clone();
+            tokio::spawn(async move {
+                let server = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+                let ((mut from, mut to), (mut back, mut forth)) = (client.into_split(), server.into_split());
+                tokio::spawn(async move { copy(&mut back, &mut to).await });
+                let mut packet = vec![0; 1 << 16];
+                while let Ok(length @ 1..) = from.read(&mut packet).await {
+                    let packet = &packet[..length];
+                    if packet.windows(6).any(|text| text == b"LISTEN") && is_first.swap(false, Ordering::SeqCst) {
+                        std::future::pending::<()>().await;
+                    }
+                    forth.write_all(packet).await.unwrap();
+                }
+            });
+        }
+    });
+    port
+}
 
 /// An engine whose calls have an answer within this time.
 fn brief() -> Settings {
@@ -40,6 +87,22 @@ async fn ended_connections_are_opened_again() {
     acquire(&engine, &waiter).await;
 }
 
+/// A connection falls silent between its login and LISTEN.
+#[tokio::test]
+async fn a_silent_listener_is_replaced() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (server, name) = database.url.rsplit_once('/').unwrap();
+    let (server, port) = server.rsplit_once(':').unwrap();
+    let proxy = proxy_without_first_listen(port.parse().unwrap()).await;
+    let engine = open(&format!("{server}:{proxy}/{name}"), &brief()).await;
+    acquire(&engine, &claim(&["n"])).await;
+    busy(&engine, &waiting(&["n"])).await;
+    let listening = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
+    eventually("the engine listens", async || database.number(listening).await == 1).await;
+}
+
 /// The name is released while the process of the first waiter does not listen.
 #[tokio::test]
 async fn a_lost_notification_is_found() {
@@ -59,6 +122,24 @@ async fn a_lost_notification_is_found() {
     tokio::time::timeout(Duration::from_secs(5), subscription.changed())
         .await
         .unwrap();
+    acquire(&engine, &waiter).await;
+}
+
+/// An operator unlocks a name by hand, with the row of the table.
+#[tokio::test]
+async fn the_waiters_of_a_deleted_row_are_served() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let (holder, waiter) = (claim(&["n"]), waiting(&["n"]));
+    acquire(&engine, &holder).await;
+    let mut subscription = engine.subscribe(&waiter, &key("n")).await.unwrap();
+    busy(&engine, &waiter).await;
+    database.execute("DELETE FROM locks").await;
+    tokio::time::timeout(Duration::from_secs(10), subscription.changed())
+        .await
+        .expect("the heartbeat finds a free name");
     acquire(&engine, &waiter).await;
 }
 
@@ -117,6 +198,46 @@ async fn a_release_follows_an_abandoned_attempt() {
     lock.rollback().await.unwrap();
     assert_eq!(releasing.await.unwrap().unwrap(), Released::Freed);
     assert!(engine.inspect(&key("n")).await.unwrap().is_none());
+}
+
+/// A connection is being opened when the caller gives up.
+#[tokio::test]
+async fn an_attempt_that_waits_for_a_connection_is_not_sent_when_it_is_dropped() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let is_open = tokio::sync::watch::Sender::new(true);
+    let (server, name) = database.url.rsplit_once('/').unwrap();
+    let (server, port) = server.rsplit_once(':').unwrap();
+    let proxy = gated_proxy(port.parse().unwrap(), is_open.subscribe()).await;
+    let engine = open(&format!("{server}:{proxy}/{name}"), &Settings::default()).await;
+    is_open.send_replace(false);
+    database.terminate().await;
+    let abandoned = claim(&["n"]);
+    // Until the engine has noticed the end of its connection.
+    while let Ok(answer) = tokio::time::timeout(Duration::from_millis(300), engine.try_acquire(&abandoned)).await {
+        assert!(answer.is_err(), "{answer:?}");
+    }
+    is_open.send_replace(true);
+    acquire(&engine, &claim(&["after"])).await;
+    let held = engine.list("", PAGE).await.unwrap();
+    assert_eq!(held.into_iter().map(|info| info.name).collect::<Vec<_>>(), ["after"]);
+}
+
+#[tokio::test]
+async fn a_transaction_fails_with_the_error_of_its_first_statement() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let url = format!("{}?options=-c%20lock_timeout%3D200", database.url);
+    let engine = open(&url, &Settings::default()).await;
+    acquire(&engine, &claim(&["n"])).await;
+    let lock = database.client.transaction().await.unwrap();
+    lock.batch_execute("LOCK TABLE locks_waiters IN SHARE MODE")
+        .await
+        .unwrap();
+    let error = engine.try_acquire(&waiting(&["n"])).await.unwrap_err();
+    assert!(error.retryable && error.to_string().contains("[55P03]"), "{error}");
 }
 
 #[tokio::test]

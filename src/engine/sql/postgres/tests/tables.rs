@@ -3,6 +3,7 @@
 use futures_util::future::join_all;
 
 use super::*;
+use crate::model::Ttl;
 
 #[tokio::test]
 async fn many_processes_create_the_tables_at_once() {
@@ -64,6 +65,36 @@ async fn a_role_with_the_documented_rights_is_enough() {
         !error.retryable && error.to_string().contains("permission denied"),
         "{error}"
     );
+}
+
+/// Summer time begins in the session's time zone while the lease lasts.
+#[tokio::test]
+async fn a_day_of_a_lease_has_24_hours() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let day = database
+        .number("SELECT least(extract(doy FROM now() + interval '10 days'), 365)::bigint")
+        .await;
+    let url = format!(
+        "{}?options=-c%20timezone%3DAAA0BBB-1%2CJ{day}%2CJ{}",
+        database.url,
+        (day + 100) % 365 + 1
+    );
+    let engine = open(&url, &Settings::default()).await;
+    let mut long = claim(&["n"]);
+    long.ttl = Ttl::clamped(Duration::from_secs(20 * 86_400));
+    for path in ["a new row", "a row that exists", "the same owner"] {
+        acquire(&engine, &long).await;
+        let left = engine.inspect(&key("n")).await.unwrap().unwrap().remaining.unwrap();
+        assert!(
+            long.ttl.duration() - left < Duration::from_secs(600),
+            "{path}: {left:?}"
+        );
+        if path == "a new row" {
+            assert_eq!(release(&engine, &long).await, Released::Freed);
+        }
+    }
 }
 
 #[tokio::test]
