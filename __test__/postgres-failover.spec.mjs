@@ -124,15 +124,14 @@ describe('postgres: several servers', { concurrency: 1 }, () => {
       await pooler.stop()
     })
     const [holder, other] = [await connect(pooler.url), await connect(pooler.url)]
-    for (let i = 0; i < 20; i++) {
+    // A service that waits for notifications would need 2 s for each.
+    for (let i = 0; i < 60; i++) {
       const lock = await holder.acquire('n')
       const waiter = later(other.acquire('n', { waitMs: 30_000 }))
       await waiting(other, 1)
       assert.equal(await lock.release(), true)
       assert.equal(await (await waiter).release(), true)
     }
-    const listening = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN \"holdfast_%'"
-    assert.equal((await query(pooler.server, listening)).length, 0, 'no notification would arrive')
   })
 
   it('listenUrl bypasses a pooler: a waiter is notified', { timeout: 60_000 }, async (t) => {
