@@ -57,6 +57,8 @@ impl MysqlEngine {
 impl Server for MysqlServer {
     type Session = MysqlSession;
 
+    const HANDS_OFF_IN_ONE: bool = false;
+
     fn connections(&self) -> &Arc<Connections> {
         &self.connections
     }
@@ -91,7 +93,7 @@ impl Session for MysqlSession {
         self.durability().await
     }
 
-    async fn single(&mut self, calls: &SingleCalls) -> Answers {
+    async fn single(&mut self, _process: &str, calls: &SingleCalls) -> Answers {
         single::execute(self, calls).await
     }
 

@@ -9,7 +9,7 @@ use super::tables::Tables;
 use crate::engine::sql::Page;
 use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::single_calls::{Answers, Granted, Lease, SingleCalls, micros};
+use crate::engine::sql::server::single_calls::{Answers, Freed, Granted, Lease, SingleCalls, micros};
 use crate::model::{Claim, OwnerToken, Ttl};
 
 /// The indexes of the answers to one kind of call: the last one says that all were executed.
@@ -75,11 +75,12 @@ fn add_releases(packet: &mut Packet, tables: &Tables, releases: &[(StoredName, O
     Part { before, after }
 }
 
-fn released(answers: &[Answer], part: Part) -> HashMap<StoredName, bool> {
+fn released(answers: &[Answer], part: Part) -> HashMap<StoredName, Freed> {
     let mut released = HashMap::new();
     if part.after > 0 {
         for row in rows(answers, part.before) {
-            released.insert(row.bytes(0).unwrap_or_default().to_vec(), row.is_true(2));
+            let name = row.bytes(0).unwrap_or_default().to_vec();
+            released.insert(name, Freed::without_queue(row.is_true(2)));
         }
         for row in rows(answers, part.after) {
             released.remove(row.bytes(0).unwrap_or_default());

@@ -55,6 +55,8 @@ impl PostgresEngine {
 impl Server for PostgresServer {
     type Session = PostgresSession;
 
+    const HANDS_OFF_IN_ONE: bool = true;
+
     fn connections(&self) -> &Arc<Connections> {
         &self.connections
     }
@@ -100,8 +102,8 @@ impl Session for PostgresSession {
         }))
     }
 
-    async fn single(&mut self, calls: &SingleCalls) -> Answers {
-        single::execute(self, calls).await
+    async fn single(&mut self, process: &str, calls: &SingleCalls) -> Answers {
+        single::execute(self, process, calls).await
     }
 
     async fn begin(&mut self, process: &str, plan: &Plan) -> Outcome<Ledger> {

@@ -7,18 +7,20 @@ use tokio_postgres::Row;
 
 use super::session::{PostgresSession, Values};
 use super::statements::Sql;
+use crate::engine::RESERVATION;
+use crate::engine::hand_off::GrantTimes;
 use crate::engine::sql::Page;
-use crate::engine::sql::ledger::StoredName;
+use crate::engine::sql::ledger::{News, Notice, StoredName};
 use crate::engine::sql::server::Outcome;
-use crate::engine::sql::server::single_calls::{Answers, Granted, Lease, SingleCalls, micros};
-use crate::model::{Claim, OwnerToken, Ttl};
+use crate::engine::sql::server::single_calls::{Answers, Freed, Granted, Lease, SingleCalls, micros};
+use crate::model::{Claim, Fence, OwnerToken, Ttl};
 
 /// Executes calls. The statements are sent at the same time.
-pub(super) async fn execute(session: &PostgresSession, calls: &SingleCalls) -> Answers {
+pub(super) async fn execute(session: &PostgresSession, process: &str, calls: &SingleCalls) -> Answers {
     let connection = &session.connection;
     let (released, renewed, granted, read) = tokio::join!(
         biased;
-        connection.within_limit(session.packet(release(session, &calls.releases))),
+        connection.within_limit(session.packet(release(session, process, calls))),
         connection.within_limit(session.packet(renew(session, &calls.renewals))),
         connection.within_limit(session.packet(acquire(session, &calls.attempts))),
         connection.within_limit(session.packet(read(session, &calls.reads))),
@@ -31,23 +33,68 @@ pub(super) async fn execute(session: &PostgresSession, calls: &SingleCalls) -> A
     }
 }
 
-async fn release(
+/// Releases names, and hands those with a queue off.
+async fn release(session: &PostgresSession, process: &str, calls: &SingleCalls) -> Outcome<HashMap<StoredName, Freed>> {
+    let mut released = HashMap::new();
+    if calls.releases.is_empty() {
+        return Ok(released);
+    }
+    if !calls.expects_queue {
+        released = release_without_queue(session, &calls.releases).await?;
+    }
+    let others = calls.releases.iter().filter(|(name, _)| !released.contains_key(name));
+    let (names, owners): (Vec<&[u8]>, Vec<&str>) = others.map(|(name, owner)| (&name[..], owner.as_str())).unzip();
+    if !names.is_empty() {
+        let values: &Values<'_> = &[&names, &owners, &process, &(RESERVATION.as_millis() as i64)];
+        for row in &session.query(Sql::HandOff, values).await? {
+            released.insert(session.get(row, 0)?, freed(session, row)?);
+        }
+    }
+    Ok(released)
+}
+
+async fn release_without_queue(
     session: &PostgresSession,
     releases: &[(StoredName, OwnerToken)],
-) -> Outcome<HashMap<StoredName, bool>> {
-    if releases.is_empty() {
-        return Ok(HashMap::new());
-    }
+) -> Outcome<HashMap<StoredName, Freed>> {
     if let [(name, owner)] = releases {
         let rows = session.query(Sql::ReleaseOne, &[name, &owner.as_str()]).await?;
-        let released = rows.iter().map(|row| Ok((name.clone(), session.get(row, 0)?)));
+        let released = rows
+            .iter()
+            .map(|row| Ok((name.clone(), Freed::without_queue(session.get(row, 0)?))));
         return released.collect();
     }
     let names: Vec<&[u8]> = releases.iter().map(|(name, _)| name.as_slice()).collect();
     let owners: Vec<&str> = releases.iter().map(|(_, owner)| owner.as_str()).collect();
     let rows = session.query(Sql::Release, &[&names, &owners]).await?;
-    let released = rows.iter().map(|row| Ok((session.get(row, 0)?, session.get(row, 1)?)));
+    let released = rows
+        .iter()
+        .map(|row| Ok((session.get(row, 0)?, Freed::without_queue(session.get(row, 1)?))));
     released.collect()
+}
+
+fn freed(session: &PostgresSession, row: &Row) -> Outcome<Freed> {
+    let next = match session.get::<Option<String>>(row, 3)? {
+        Some(owner) => {
+            let number = |column| session.get::<i64>(row, column).map(i64::unsigned_abs);
+            let times = GrantTimes {
+                granted_us: number(5)?,
+                until_us: number(6)?,
+            };
+            let news = News::Granted(Fence(number(4)?), times);
+            Some(Notice {
+                engine: None,
+                owner,
+                news,
+            })
+        }
+        None => None,
+    };
+    Ok(Freed {
+        is_live: session.get(row, 1)?,
+        is_handed_off: session.get(row, 2)?,
+        next,
+    })
 }
 
 async fn renew(session: &PostgresSession, renewals: &[(StoredName, OwnerToken, Ttl)]) -> Outcome<HashSet<String>> {

@@ -10,6 +10,7 @@ pub(super) enum Sql {
     Renew,
     Release,
     ReleaseOne,
+    HandOff,
     Lock,
     Rows,
     Queue,
@@ -25,7 +26,7 @@ pub(super) enum Sql {
 }
 
 /// The file of each statement, and the types of its parameters.
-const FILES: [(Sql, &str, &[Type]); 17] = [
+const FILES: [(Sql, &str, &[Type]); 18] = [
     (
         Sql::Acquire,
         include_str!("statements/single/acquire.sql"),
@@ -57,6 +58,11 @@ const FILES: [(Sql, &str, &[Type]); 17] = [
         Sql::ReleaseOne,
         include_str!("statements/single/release_one.sql"),
         &[Type::BYTEA, Type::TEXT],
+    ),
+    (
+        Sql::HandOff,
+        include_str!("statements/single/hand_off.sql"),
+        &[Type::BYTEA_ARRAY, Type::TEXT_ARRAY, Type::TEXT, Type::INT8],
     ),
     (
         Sql::Lock,

@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use self::connection::{Connection, Connections};
 use self::error::Failure;
 use self::single::{ForwardedOwners, Shared, SingleWorker, Timers};
-use self::single_calls::{Answers, SingleCalls};
+use self::single_calls::{Answers, QueuedNames, SingleCalls};
 use self::slot::{Slot, open_first};
 use self::transaction::{Plan, Prefix};
 use self::upkeep::Checked;
@@ -54,6 +54,9 @@ pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
     /// A connection.
     type Session: Session;
+
+    /// Whether a release that is a single statement hands the name off.
+    const HANDS_OFF_IN_ONE: bool;
 
     fn connections(&self) -> &Arc<Connections>;
 
@@ -88,8 +91,8 @@ pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
     /// Returns the warning of a setting of the server with which it may lose what it confirmed.
     fn risk(&mut self) -> impl Future<Output = Outcome<Option<String>>> + Send;
 
-    /// Executes calls, each kind as one statement, within the store timeout.
-    fn single(&mut self, calls: &SingleCalls) -> impl Future<Output = Answers> + Send;
+    /// Executes calls, each kind as one statement, within the store timeout. `process`: this process.
+    fn single(&mut self, process: &str, calls: &SingleCalls) -> impl Future<Output = Answers> + Send;
 
     /// Begins a transaction, locks the rows of the plan in their order, and reads them and their queues. `process`: this process.
     fn begin(&mut self, process: &str, plan: &Plan) -> impl Future<Output = Outcome<Ledger>> + Send;
@@ -166,6 +169,7 @@ impl<S: Server> ServerEngine<S> {
                 transactions,
                 names,
                 forwarded: ForwardedOwners::default(),
+                queued: QueuedNames::default(),
                 timers: Timers::default(),
             },
             idle: vec![Slot::new(server.clone(), Some(session))],

@@ -1,8 +1,8 @@
 //! The task that receives all calls, and executes those that are one statement. The attempts, whose commits wait for the disk, and all
 //! other calls do not wait for each other: where both are under way, each has a connection.
 //!
-//! A statement is a transaction of its own, of up to 64 calls of a kind for names without a queue. Calls that it does not answer
-//! go to the transactions (`worker.rs`): of several names, for a name with a queue, of waiters that found the name busy, and where
+//! A statement is a transaction of its own, of up to 64 calls of a kind for names without a queue. On PostgreSQL a release also hands
+//! its name off. Calls that a statement does not answer go to the transactions (`worker.rs`): of several names, for a name with a queue, of waiters that found the name busy, and where
 //! another transaction has locked the row.
 
 use std::collections::HashMap;
@@ -16,12 +16,13 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::error::Kind;
-use super::single_calls::{SingleCalls, answer_attempts, answer_reads, answer_releases, answer_renewals};
+use super::single_calls::{QueuedNames, SingleCalls, answer_attempts, answer_reads, answer_releases, answer_renewals};
 use super::slot::Slot;
 use super::transaction::Prefix;
 use super::waiters::Waiters;
 use super::worker::{Names, cause};
 use super::{Outcome, Server, Session};
+use crate::clock::Moment;
 use crate::engine::sql::jobs::{Job, Receiver, Sender};
 use crate::model::{Claim, Key, OwnerToken};
 
@@ -80,6 +81,7 @@ pub(super) struct Shared<S: Server> {
     pub transactions: Sender,
     pub names: mpsc::UnboundedSender<Names>,
     pub forwarded: ForwardedOwners,
+    pub queued: QueuedNames,
     pub timers: Timers,
 }
 
@@ -252,7 +254,7 @@ impl<S: Server> Shared<S> {
                 Job::Release(claims, keep, _)
                     if keep.is_zero()
                         && matches!(&claims[..], [claim] if claim.keys().len() == 1)
-                        && !self.has_waiters(&claims[0])
+                        && (S::HANDS_OFF_IN_ONE || !self.has_waiters(&claims[0]))
                         && !released.contains(&claims[0].keys()[0])
                         && !self.forwarded.0.has(&claims[0].owner) =>
                 {
@@ -286,6 +288,14 @@ impl<S: Server> Shared<S> {
         self.waiters.known.is_waited_for(&claim.keys()[0])
     }
 
+    /// Whether the name of a release is likely to have a queue.
+    fn expects_queue(&self, release: &Job) -> bool {
+        match release {
+            Job::Release(claims, ..) => self.has_waiters(&claims[0]) || self.queued.contain(&claims[0].keys()[0]),
+            _ => false,
+        }
+    }
+
     /// Sends a job to the transactions.
     fn forward(&self, job: Job) {
         if let Job::Acquire(claims, ticket, _) = &job {
@@ -301,7 +311,7 @@ impl<S: Server> Shared<S> {
                 first.retain(Job::start);
                 repeated.retain(Job::start);
                 let calls = SingleCalls::new(&self.prefix, &[], &[], &first, &[]);
-                session.single(&calls).await.granted
+                session.single(&self.waiters.process, &calls).await.granted
             }
             Err(failure) => Err(failure),
         };
@@ -323,10 +333,15 @@ impl<S: Server> Shared<S> {
             }
         };
         let prefix = &self.prefix;
-        let calls = SingleCalls::new(prefix, &batch.releases, &batch.renewals, &[], &batch.reads);
-        let answers = session.single(&calls).await;
+        let mut calls = SingleCalls::new(prefix, &batch.releases, &batch.renewals, &[], &batch.reads);
+        calls.expects_queue = batch.releases.iter().any(|job| self.expects_queue(job));
+        let sent = Moment::now();
+        let answers = session.single(&self.waiters.process, &calls).await;
         let released = slot.settle(answers.released);
-        let released = released.map(|released| answer_releases(&mut batch.releases, prefix, released));
+        let released = released.map(|released| {
+            let effects = answer_releases(&mut batch.releases, prefix, released, &self.queued);
+            self.waiters.apply_hand_offs(sent, effects);
+        });
         let renewed = slot.settle(answers.renewed);
         let renewed = renewed.map(|renewed| answer_renewals(&mut batch.renewals, &renewed));
         let read = slot.settle(answers.read);

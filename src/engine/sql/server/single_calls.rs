@@ -4,17 +4,22 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use super::Outcome;
 use super::transaction::Prefix;
+use super::waiters::Effects;
 use crate::engine::sql::Page;
 use crate::engine::sql::jobs::Job;
-use crate::engine::sql::ledger::StoredName;
+use crate::engine::sql::ledger::{Notice, StoredName};
 use crate::engine::{Acquired, Released, Renewed};
-use crate::model::{Claim, Fence, Holder, LockInfo, OwnerToken, Process, Ttl};
+use crate::model::{Claim, Fence, Holder, Key, LockInfo, OwnerToken, Process, Ttl};
 
 /// The calls of a batch by their kind.
 pub(in crate::engine::sql) struct SingleCalls {
     pub releases: Vec<(StoredName, OwnerToken)>,
+    /// Whether a name of the releases is likely to have a queue.
+    pub expects_queue: bool,
     pub renewals: Vec<(StoredName, OwnerToken, Ttl)>,
     /// Attempts for different names.
     pub attempts: Vec<(StoredName, Arc<Claim>)>,
@@ -23,12 +28,25 @@ pub(in crate::engine::sql) struct SingleCalls {
 
 /// The answers to each kind. Calls without an answer need a transaction.
 pub(in crate::engine::sql) struct Answers {
-    /// The names that were released, and whether their leases had not expired.
-    pub released: Outcome<HashMap<StoredName, bool>>,
+    /// The names that were released.
+    pub released: Outcome<HashMap<StoredName, Freed>>,
     /// The owners whose leases were extended.
     pub renewed: Outcome<HashSet<String>>,
     pub granted: Outcome<Granted>,
     pub read: Outcome<Vec<Vec<Lease>>>,
+}
+
+/// The names that their last release handed off: they are likely to have a queue again.
+#[derive(Default)]
+pub(super) struct QueuedNames(Mutex<HashSet<Key>>);
+
+/// The answer to a release.
+pub(in crate::engine::sql) struct Freed {
+    /// Whether the lease had not expired.
+    pub is_live: bool,
+    pub is_handed_off: bool,
+    /// The notice for a waiter of this process that the name was handed off to.
+    pub next: Option<Notice>,
 }
 
 /// The answers to attempts.
@@ -50,6 +68,38 @@ pub(in crate::engine::sql) struct Lease {
     pub since_ms: Option<i64>,
     pub metadata: Option<String>,
     pub waiting: i64,
+}
+
+impl Freed {
+    pub(in crate::engine::sql) fn without_queue(is_live: bool) -> Self {
+        let (is_handed_off, next) = (false, None);
+        Freed {
+            is_live,
+            is_handed_off,
+            next,
+        }
+    }
+}
+
+impl QueuedNames {
+    /// The most names. Beyond them all are forgotten: those that this process does not release again would stay.
+    const MOST: usize = 1024;
+
+    fn record(&self, key: &Key, is_handed_off: bool) {
+        let mut names = self.0.lock();
+        if !is_handed_off {
+            names.remove(key);
+            return;
+        }
+        if names.len() >= Self::MOST {
+            names.clear();
+        }
+        names.insert(key.clone());
+    }
+
+    pub(super) fn contain(&self, key: &Key) -> bool {
+        self.0.lock().contains(key)
+    }
 }
 
 impl SingleCalls {
@@ -75,6 +125,7 @@ impl SingleCalls {
         };
         SingleCalls {
             releases: releases.iter().filter_map(release).collect(),
+            expects_queue: false,
             renewals: renewals.iter().filter_map(renewal).collect(),
             attempts: attempts.iter().filter_map(attempt).collect(),
             reads: reads.iter().filter_map(read).collect(),
@@ -82,15 +133,30 @@ impl SingleCalls {
     }
 }
 
-/// Stores the answers to releases.
-pub(super) fn answer_releases(jobs: &mut [Job], prefix: &Prefix, mut released: HashMap<StoredName, bool>) {
+/// Stores the answers to releases. Returns what follows for the waiters of this process.
+pub(super) fn answer_releases(
+    jobs: &mut [Job],
+    prefix: &Prefix,
+    mut released: HashMap<StoredName, Freed>,
+    queued: &QueuedNames,
+) -> Effects {
+    let mut effects = Effects::default();
     for job in jobs {
         if let Job::Release(claims, _, reply) = job
-            && let Some(is_live) = released.remove(&prefix.stored(&claims[0].keys()[0]))
+            && let key = &claims[0].keys()[0]
+            && let Some(Freed {
+                is_live,
+                is_handed_off,
+                next,
+            }) = released.remove(&prefix.stored(key))
         {
+            queued.record(key, is_handed_off);
             reply.set(vec![if is_live { Released::Freed } else { Released::NotHeld }]);
+            effects.left.push(claims[0].owner.clone());
+            effects.notices.extend(next);
         }
     }
+    effects
 }
 
 /// Stores the answers to renewals.

@@ -122,6 +122,16 @@ impl<S: Server> Waiters<S> {
         effects.notices.iter().for_each(|notice| self.notify(notice));
     }
 
+    /// Records what a statement that was sent at `sent` changed for the waiters of this process.
+    pub(super) fn apply_hand_offs(self: &Arc<Self>, sent: Moment, effects: Effects) {
+        for notice in &effects.notices {
+            if let News::Granted(_, times) = notice.news {
+                self.read_clock(sent, times.granted_us as i64);
+            }
+        }
+        self.apply(effects);
+    }
+
     /// Records that a name may be free after `left`. `is_first`: a waiter of this process may be the next one.
     pub(super) fn set_busy_for(&self, key: &Key, left: Duration, is_first: bool) {
         self.known.set_lease_end(key, self.check_after(Some(left), is_first));

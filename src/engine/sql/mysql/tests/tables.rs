@@ -224,17 +224,18 @@ async fn no_call_scans_a_table() {
         .map(|claim| (stored(claim), claim.owner.clone(), claim.ttl));
     let mut calls = SingleCalls {
         releases: Vec::new(),
+        expects_queue: false,
         renewals: Vec::new(),
         attempts: attempts.collect(),
         reads: Vec::new(),
     };
-    assert_eq!(session.single(&calls).await.granted.unwrap().fences.len(), 64);
+    assert_eq!(session.single("p", &calls).await.granted.unwrap().fences.len(), 64);
     calls.attempts.clear();
     calls.renewals = renewals.collect();
-    assert_eq!(session.single(&calls).await.renewed.unwrap().len(), 64);
+    assert_eq!(session.single("p", &calls).await.renewed.unwrap().len(), 64);
     calls.renewals.clear();
     calls.releases = releases.collect();
-    assert_eq!(session.single(&calls).await.released.unwrap().len(), 64);
+    assert_eq!(session.single("p", &calls).await.released.unwrap().len(), 64);
     let names: Vec<StoredName> = holders.iter().map(stored).collect();
     session.check("p", &names, false).await.unwrap();
     let rows = scanned(&mut session).await - before;

@@ -1,5 +1,9 @@
 //! Hand-offs: the transaction that releases a name makes the first waiter the holder.
 
+use tokio_postgres::Row;
+
+use super::session::Values;
+use super::statements::Sql;
 use super::*;
 use crate::engine::{HandOff, Subscription};
 use crate::model::{Fence, Ttl};
@@ -199,4 +203,102 @@ async fn a_waiter_behind_a_pooler_finds_its_grant_when_it_polls() {
     assert_eq!(database.number(LISTENING).await, 0);
     acquire(&theirs, &next).await;
     assert_eq!(release(&theirs, &next).await, Released::Freed);
+}
+
+/// Releases with the one statement, for `process`. Returns its answer.
+async fn released_in_one(client: &Client, engine: &PostgresEngine, holder: &Claim, process: &str) -> Vec<Row> {
+    let text = &engine.server.statements.get(Sql::HandOff).text;
+    let (names, owners) = (vec![&b"n"[..]], vec![holder.owner.as_str()]);
+    // A lock that it would pass over delays it after its snapshot.
+    let statement = client.prepare(&text.replace("SKIP LOCKED", "")).await.unwrap();
+    let values: &Values<'_> = &[&names, &owners, &process, &2000_i64];
+    client.query(&statement, values).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_release_hands_off_in_one_statement() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    let (holder, first, second) = (claim(&["n"]), waiting(&["n"]), waiting(&["n"]));
+    let before = fence(&ours, &holder).await;
+    let mut first_subscription = enqueue(&database, &theirs, &first, 1).await;
+    let _second_subscription = enqueue(&database, &theirs, &second, 1).await;
+    let rows = released_in_one(&database.client, &ours, &holder, &ours.waiters.process).await;
+    assert_eq!(rows.len(), 1);
+    assert!(rows[0].get::<_, bool>(1) && rows[0].get::<_, bool>(2));
+    assert_eq!(rows[0].get::<_, Option<String>>(3), None, "a waiter of another process");
+    let granted = granted(&mut first_subscription).await.fence;
+    assert!(granted > before);
+    assert_eq!(database.number("SELECT sum(queued) FROM locks").await, 1);
+    let rows = released_in_one(&database.client, &theirs, &first, &theirs.waiters.process).await;
+    assert_eq!(
+        rows[0].get::<_, Option<String>>(3).as_deref(),
+        Some(second.owner.as_str())
+    );
+    assert!(rows[0].get::<_, i64>(4) as u64 > granted.0);
+    assert_eq!(rows[0].get::<_, i64>(6) - rows[0].get::<_, i64>(5), 2_000_000);
+    assert_eq!(release(&theirs, &second).await, Released::Freed);
+}
+
+/// The snapshot of the statement has a waiter that leaves before the statement has the row's lock.
+#[tokio::test]
+async fn a_queue_that_changes_under_a_release_is_left_to_a_transaction() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    let (holder, first, second) = (claim(&["n"]), waiting(&["n"]), waiting(&["n"]));
+    acquire(&ours, &holder).await;
+    let _first_subscription = enqueue(&database, &theirs, &first, 1).await;
+    let _second_subscription = enqueue(&database, &theirs, &second, 1).await;
+    let other = connect(&database.url).await;
+    let watcher = connect(&database.url).await;
+    let leaving = database.client.transaction().await.unwrap();
+    leaving
+        .batch_execute("UPDATE locks SET queued = 1; DELETE FROM locks_waiters WHERE ticket = 1")
+        .await
+        .unwrap();
+    let released = released_in_one(&other, &ours, &holder, "p");
+    let left = async {
+        let waiting =
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        eventually("the statement waits", async || {
+            watcher.query_one(waiting, &[]).await.unwrap().get::<_, i64>(0) == 1
+        })
+        .await;
+        leaving.commit().await.unwrap();
+    };
+    let (rows, ()) = tokio::join!(released, left);
+    assert!(rows.is_empty(), "it would be handed off to a waiter that has left");
+    assert_eq!(release(&ours, &holder).await, Released::Freed);
+    assert_eq!(owner(&database).await.as_deref(), Some(second.owner.as_str()));
+}
+
+#[tokio::test]
+async fn a_hand_off_that_would_be_short_takes_a_transaction() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    let mut short = waiting(&["n"]);
+    short.ttl = Ttl::clamped(Duration::from_secs(1));
+    for (next, change) in [
+        (short, "SELECT"),
+        (
+            waiting(&["n"]),
+            "UPDATE locks_waiters SET alive_until = now() + interval '1 second'",
+        ),
+    ] {
+        let holder = claim(&["n"]);
+        acquire(&ours, &holder).await;
+        let mut subscription = enqueue(&database, &theirs, &next, 1).await;
+        database.execute(change).await;
+        assert!(released_in_one(&database.client, &ours, &holder, "p").await.is_empty());
+        assert_eq!(release(&ours, &holder).await, Released::Freed);
+        notified(&mut subscription).await;
+        acquire(&theirs, &next).await;
+        assert_eq!(release(&theirs, &next).await, Released::Freed);
+    }
 }
