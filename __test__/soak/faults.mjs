@@ -238,7 +238,8 @@ export const FAULTS = {
     of: (kind) => kind !== 'memory' && kind !== 'sqlite',
     recovers: true,
     // A release on MongoDB does not wait for the journal: after a crash the name may be busy until its lease expires.
-    forgetsReleases: isMongodb,
+    // The same holds for PostgreSQL, where a release does not wait for the disk.
+    forgetsReleases: (kind) => isMongodb(kind) || kind === 'postgres',
     run: async (fixture) => {
       const ms = fixture.between(0, 4000)
       const nodes = await victims(fixture)

@@ -62,6 +62,10 @@ class Soak {
   #killed = []
   #order = []
   #undoneUntil = 0
+  /** Whether the fault of this round may have reverted releases. */
+  #mayForget = false
+  /** Names whose lease expired after that: an SQL table keeps their rows for an hour. */
+  #forgotten = new Set()
 
   constructor(kind, store, random) {
     this.kind = kind
@@ -145,7 +149,10 @@ class Soak {
     const outcome = await fault.run(this.fixture)
     const { done, healthyAt } = typeof outcome === 'string' ? { done: outcome } : outcome
     if (fault.recovers) await this.#recovery(healthyAt ?? (await whenHealthy(this.store)), facts)
-    if (fault.forgetsReleases?.(this.kind)) this.#undoneUntil = Date.now() + LONGEST_TTL_MS
+    if (fault.forgetsReleases?.(this.kind)) {
+      this.#undoneUntil = Date.now() + LONGEST_TTL_MS
+      this.#mayForget = true
+    }
     await sleep(1000)
     return `${done}, ${rate} pairs per second`
   }
@@ -176,6 +183,12 @@ class Soak {
     const lastKill = this.#killed.at(-1)?.at ?? 0
     const freeAt = Math.max(lastKill + SHARED_TTL_MS + LEFTOVER_MS, this.#undoneUntil)
     await sleep(Math.max(0, freeAt - Date.now()))
+    if (this.#mayForget) {
+      this.#mayForget = false
+      const expired = (await this.#found()).filter(({ isExpired }) => isExpired)
+      for (const { name } of expired) this.#forgotten.add(name)
+      if (expired.length > 0) facts.push(`${expired.length} leases expired`)
+    }
     await this.#nothingLeft('2 s after the last call', 2 * LEFTOVER_MS, /^held:/)
     if (this.kind === 'memory') {
       const names = listed[0].filter((name) => !name.startsWith('held:'))
@@ -194,12 +207,17 @@ class Soak {
     facts.push(`${granted} grants`, `close ${Math.max(...closing)} ms`, `memory ${mib(memory[0])}`)
   }
 
+  #found() {
+    return leftovers({ engine: this.engine, target: this.store.target, options: this.options })
+  }
+
   /** Checks that nothing is left but names that match `allowed`, and what killed processes held. */
   async #nothingLeft(when, withinMs, allowed) {
     const [end, stalledMs] = [Date.now() + withinMs, stallMeter.totalMs]
     for (;;) {
-      const found = await leftovers({ engine: this.engine, target: this.store.target, options: this.options })
-      const left = found.filter((lock) => !allowed?.test(lock.name) && !this.#isOfKilled(lock))
+      const isExpected = (lock) =>
+        allowed?.test(lock.name) || this.#isOfKilled(lock) || (lock.isExpired && this.#forgotten.has(lock.name))
+      const left = (await this.#found()).filter((lock) => !isExpected(lock))
       if (left.length === 0) return
       if (Date.now() > end + SLACK_MS + stallMeter.totalMs - stalledMs) {
         const examples = left.slice(0, 3).map(({ what, name }) => `${what} ${name}`)
@@ -210,7 +228,7 @@ class Soak {
   }
 
   #isOfKilled({ what, name, isExpired }) {
-    if (what === 'queue' || isExpired) return this.#killed.some(({ at }) => Date.now() - at < AFTER_KILL_MS)
+    if ((what === 'queue' || isExpired) && this.#killed.some(({ at }) => Date.now() - at < AFTER_KILL_MS)) return true
     return this.#killed.some(({ tag }) => name.split(':').includes(tag))
   }
 

@@ -2,8 +2,8 @@
 //! other calls do not wait for each other: where both are under way, each has a connection.
 //!
 //! A statement is a transaction of its own, of up to 64 calls of a kind for names without a queue. On PostgreSQL a release also hands
-//! its name off. Calls that a statement does not answer go to the transactions (`worker.rs`): of several names, for a name with a queue, of waiters that found the name busy, and where
-//! another transaction has locked the row.
+//! its name off. Calls that a statement does not answer go to the transactions (`worker.rs`): of several names, for a name with a
+//! queue, of waiters that found the name busy, and where another transaction has locked the row.
 
 use std::collections::HashMap;
 use std::pin::Pin;
