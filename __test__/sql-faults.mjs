@@ -2,7 +2,7 @@
 import assert from 'node:assert/strict'
 import { after, before, describe, it } from 'node:test'
 import { LockService } from '../index.js'
-import { SLACK_MS } from './proxy.mjs'
+import { SLACK_MS, startProxy } from './proxy.mjs'
 import { canStartServer } from './stores.mjs'
 import { later, rejects, rejection, sleep, until, waiting } from './tools.mjs'
 
@@ -190,6 +190,30 @@ export function faults(
       assert.equal(held.isHeld, true)
       assert.equal(await held.release(), true)
       assert.equal(locks[0].stats().lost, 0)
+    })
+
+    test('an idle service sends nothing', async () => {
+      let requests = 0
+      const proxy = await startProxy(server.port, { intercept: () => ++requests === 0 })
+      const url = new URL(server.url)
+      url.port = String(proxy.port)
+      try {
+        const locks = await connect({}, url.href)
+        const held = await locks.acquire('n')
+        const waiter = later(locks.acquire('n', { waitMs: 60_000 }))
+        await waiting(locks, 1)
+        await held.release()
+        await (await waiter).release()
+        // The statements that were executed for the first time are prepared in the background.
+        await sleep(1000)
+        const before = requests
+        assert.ok(before > 0)
+        await sleep(5000)
+        assert.equal(requests, before)
+      } finally {
+        await closeAll()
+        await proxy.down()
+      }
     })
 
     cases({ connect, query, withQuery, test, url: () => server.url })
