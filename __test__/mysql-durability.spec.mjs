@@ -5,7 +5,7 @@ import { locateMariadb, startMysql } from '../scripts/mysql.mjs'
 import { LockService } from '../index.js'
 import { logged, promote, query, startPair } from './mysql-replication.mjs'
 import { canStartServer } from './stores.mjs'
-import { INDEX, output, sleep } from './tools.mjs'
+import { INDEX, later, output, sleep, waiting } from './tools.mjs'
 
 // In /dev/shm MariaDB maps its log into memory: a kill loses nothing there, whatever the settings.
 delete process.env.HOLDFAST_SERVERS_DIR
@@ -80,6 +80,34 @@ describe('mysql: durability', { concurrency: 1 }, () => {
       const after = await connect(replica.url)
       assert.equal((await after.inspect('a'))?.fencingToken, lock.fencingToken)
       assert.equal(await after.tryAcquire('a'), null)
+    },
+  )
+
+  test(
+    'semi-synchronous replication: a hand-off waits for the replica',
+    startPair,
+    async ({ primary, replica }, connect) => {
+      const [locks, other] = [await connect(primary.url), await connect(primary.url)]
+      // With AFTER_COMMIT, the default of MariaDB, other sessions see a commit before the replica has it.
+      for (const point of ['AFTER_SYNC', 'AFTER_COMMIT']) {
+        await query(primary, `SET GLOBAL rpl_semi_sync_master_wait_point = ${point}`)
+        const held = await locks.acquire('n', { ttlMs: 60_000 })
+        let isServed = false
+        const waiter = other.acquire('n', { ttlMs: 60_000, waitMs: 60_000 }).then((lock) => {
+          isServed = true
+          return lock
+        })
+        await waiting(other, 1)
+        await query(replica, 'STOP SLAVE IO_THREAD')
+        const release = later(held.release())
+        await sleep(1000)
+        assert.equal(isServed, false, `the replica does not have it: ${point}`)
+        await query(replica, 'START SLAVE IO_THREAD')
+        assert.equal(await release, true)
+        const next = await waiter
+        assert.ok(next.fencingToken > held.fencingToken)
+        assert.equal(await next.release(), true)
+      }
     },
   )
 
