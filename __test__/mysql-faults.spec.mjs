@@ -4,7 +4,7 @@ import { locateMariadb, startMysql } from '../scripts/mysql.mjs'
 import { withMysql } from './mysql-client.mjs'
 import { faults, load } from './sql-faults.mjs'
 import { random } from './stores.mjs'
-import { rejects, until } from './tools.mjs'
+import { later, rejects, until } from './tools.mjs'
 
 faults('mysql', {
   locate: locateMariadb,
@@ -43,6 +43,78 @@ faults('mysql', {
       assert.equal(await both.release(), true)
     })
 
+    test('max_connections of the server: the same', async () => {
+      const address = await userWith('MAX_USER_CONNECTIONS 0')
+      const locks = await connect({}, address)
+      assert.equal(await locks.using('one', (lock) => lock.isHeld), true)
+      const { createConnection } = /** @type {any} */ (await import('mysql2/promise')).default
+      const clients = []
+      // A user with all rights may open one more.
+      await query('SET GLOBAL max_connections = 20')
+      try {
+        for (let isFull = false; !isFull;) {
+          await createConnection(address).then(
+            (client) => clients.push(client),
+            () => (isFull = true),
+          )
+        }
+        const error = await rejects(connect({}, address), 'LOCK_STORE', { retryable: true })
+        assert.match(error.message, /Too many connections \[1040\]/)
+        await rejects(locks.acquire(['two', 'names'], { waitMs: 300 }), 'LOCK_STORE', { retryable: true })
+        assert.equal(await locks.using('one', (lock) => lock.isHeld), true, 'the first connection works')
+      } finally {
+        await Promise.all(clients.map((client) => client.end()))
+        await query('SET GLOBAL max_connections = 300')
+      }
+      const both = await until('a second connection', () => locks.acquire(['two', 'names']).catch(() => null))
+      assert.equal(await both.release(), true)
+    })
+
+    test('rows that another program has locked: calls reject in time, and a deadlock with it is repeated', async () => {
+      const locks = await connect()
+      const names = ['n0', 'n1']
+      assert.equal(await locks.using(names, (lock) => lock.isHeld), true)
+      const status = async (name) => Number((await query(`SHOW GLOBAL STATUS LIKE '${name}'`))[0].Value)
+      const rowWaits = () => status('Innodb_row_lock_current_waits')
+      await withQuery(async (run) => {
+        await run("BEGIN; SELECT 1 FROM locks WHERE name = 'n1' FOR UPDATE")
+        for (const call of [locks.tryAcquire('n1'), locks.tryAcquire(names)].map(later)) {
+          const error = await rejects(call, 'LOCK_STORE', { retryable: true })
+          assert.match(error.message, /no answer within/)
+        }
+        await until('no statement waits', async () => (await rowWaits()) === 0)
+        await run('ROLLBACK')
+        await run('CREATE TABLE heavy (id int PRIMARY KEY) ENGINE = InnoDB')
+        // The server ends the transaction that has changed less.
+        await run(
+          "BEGIN; INSERT INTO heavy SELECT seq FROM seq_1_to_500; SELECT 1 FROM locks WHERE name = 'n1' FOR UPDATE",
+        )
+        const before = await status('Innodb_deadlocks')
+        const call = later(locks.acquire(names))
+        await until('the call waits', rowWaits)
+        await run("SELECT 1 FROM locks WHERE name = 'n0' FOR UPDATE")
+        assert.equal(await status('Innodb_deadlocks'), before + 1)
+        await run('ROLLBACK; DROP TABLE heavy')
+        assert.equal(await (await call).release(), true)
+      })
+    })
+
+    test('a backup that locks the server for writes: reads go on, calls reject in time', async () => {
+      const locks = await connect()
+      const held = await locks.acquire('held', { ttlMs: 20_000 })
+      await withQuery(async (run) => {
+        await run('FLUSH TABLES WITH READ LOCK')
+        for (const call of [locks.tryAcquire('one'), locks.acquire(['two', 'names'])].map(later)) {
+          const error = await rejects(call, 'LOCK_STORE', { retryable: true })
+          assert.match(error.message, /no answer within/)
+        }
+        assert.equal((await locks.inspect('held'))?.fencingToken, held.fencingToken)
+        await run('UNLOCK TABLES')
+      })
+      assert.equal(await locks.using(['two', 'names'], (lock) => lock.isHeld), true)
+      assert.equal(await held.release(), true)
+    })
+
     test('MAX_STATEMENT_TIME of the user', async () => {
       const locks = await connect({}, await userWith('MAX_STATEMENT_TIME 0.2'))
       await withQuery(async (run) => {
@@ -59,6 +131,7 @@ faults('mysql', {
     test('settings of the server for new sessions', async () => {
       const settings = {
         wait_timeout: 1,
+        idle_transaction_timeout: 1,
         innodb_lock_wait_timeout: 1,
         autocommit: 0,
         sql_mode: "'ANSI,NO_BACKSLASH_ESCAPES,TRADITIONAL'",

@@ -109,18 +109,19 @@ class Proxy {
   connections = new Set()
   holds = { toServer: false, toClient: false }
   delayMs = 0
+  /** The port of the server. Open connections keep theirs. */
+  target
   /** @type {{ text: string, skip: number, resolve: () => void }[]} */
   #traps = []
   /** The clients' sockets, with those in the middle of a TLS handshake. @type {Set<net.Socket>} */
   #sockets = new Set()
-  #target
   #files
   /** @type {net.Server | undefined} */
   #listener
 
   /** @param {number} target @param {Intercept | undefined} intercept @param {Awaited<typeof serverFiles> | undefined} files */
   constructor(target, intercept, files) {
-    this.#target = target
+    this.target = target
     this.intercept = intercept
     this.#files = files
   }
@@ -130,7 +131,7 @@ class Proxy {
     for (let tries = 0; ; tries++) {
       const port = this.port || (await freePort())
       const accept = (/** @type {net.Socket} */ client) =>
-        void this.connections.add(new ProxiedConnection(this, client, this.#target))
+        void this.connections.add(new ProxiedConnection(this, client, this.target))
       const listener = this.#files ? tls.createServer(this.#files, accept) : net.createServer(accept)
       listener.on('connection', (/** @type {net.Socket} */ socket) => {
         this.#sockets.add(socket)

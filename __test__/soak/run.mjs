@@ -4,7 +4,7 @@
 //   SOAK_STORES=a,b   the stores, by their names in faults.mjs; all of them without it
 //   SOAK_SEED=1       repeats the faults of an earlier run; a random one is printed without it
 //   SOAK_FAULTS=a,b   only these faults, by their names in faults.mjs
-//   SOAK_CASES=0      without the long cases of redis.mjs, mongodb.mjs, sqlite.mjs, quorum.mjs and postgres.mjs
+//   SOAK_CASES=0      without the long cases of redis.mjs, mongodb.mjs, sqlite.mjs, quorum.mjs, postgres.mjs and mysql.mjs
 import { existsSync } from 'node:fs'
 import { setTimeout as sleep } from 'node:timers/promises'
 import { leftovers } from '../leftovers.mjs'
@@ -27,7 +27,14 @@ const LONGEST_TTL_MS = 30_000
 const AFTER_KILL_MS = 70_000
 const RATES = { mongodb: [50, 150, 300], memory: [300, 1000], other: [100, 300, 1000] }
 /** The file with the long cases of a store: `__test__/soak/<name>.mjs`. */
-const CASES = { redis: 'redis', 'redis-quorum': 'quorum', mongodb: 'mongodb', sqlite: 'sqlite', postgres: 'postgres' }
+const CASES = {
+  redis: 'redis',
+  'redis-quorum': 'quorum',
+  mongodb: 'mongodb',
+  sqlite: 'sqlite',
+  postgres: 'postgres',
+  mysql: 'mysql',
+}
 
 const forSeconds = Number(process.env.SOAK_S ?? 600)
 const kinds = process.env.SOAK_STORES?.split(',') ?? KINDS

@@ -5,7 +5,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use redis::RedisError;
-use rustls::{AlertDescription, CertificateError, Error as TlsError};
+use rustls::{AlertDescription, Error as TlsError};
+
+use crate::engine::tls::CertificateFault;
 
 /// A server that is not what the URL says.
 #[derive(Debug, Clone)]
@@ -67,7 +69,6 @@ const UNTRUSTED: &str = "the certificate of the server is from an authority that
                          tls.ca to the certificate of that authority";
 const OTHER_NAME: &str = "the certificate of the server is for another host name: use that name in the URL, or set \
                           tls.servername to it";
-const EXPIRED: &str = "renew the certificate of the server, or correct the clock of this machine";
 const NO_CERTIFICATE: &str = "the server requires a client certificate that it trusts: set tls.certFile and tls.keyFile (or tls.cert and tls.key)";
 
 /// Returns what to do about an error of a connection, if that is known.
@@ -89,18 +90,13 @@ pub(super) fn advice(error: &RedisError) -> Option<&'static str> {
 }
 
 fn of_tls(error: &TlsError) -> Option<&'static str> {
-    match error {
-        TlsError::InvalidCertificate(certificate) => match certificate {
-            // Two authorities of one name: the signature does not match.
-            CertificateError::UnknownIssuer | CertificateError::BadSignature => Some(UNTRUSTED),
-            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => Some(OTHER_NAME),
-            CertificateError::Expired | CertificateError::ExpiredContext { .. } => Some(EXPIRED),
-            _ => None,
-        },
-        TlsError::AlertReceived(
-            AlertDescription::CertificateRequired | AlertDescription::UnknownCA | AlertDescription::BadCertificate,
-        ) => Some(NO_CERTIFICATE),
-        _ => None,
+    use AlertDescription::{BadCertificate, CertificateRequired, UnknownCA};
+    match (CertificateFault::of(error), error) {
+        (Some(CertificateFault::Untrusted), _) => Some(UNTRUSTED),
+        (Some(CertificateFault::OtherName), _) => Some(OTHER_NAME),
+        (Some(CertificateFault::Expired), _) => Some(CertificateFault::EXPIRED),
+        (None, TlsError::AlertReceived(CertificateRequired | UnknownCA | BadCertificate)) => Some(NO_CERTIFICATE),
+        (None, _) => None,
     }
 }
 

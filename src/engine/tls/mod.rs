@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use rustls::CertificateError;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 
@@ -13,6 +14,37 @@ mod client;
 
 #[cfg(any(feature = "postgres", feature = "redis"))]
 pub(in crate::engine) use self::client::{Verified, client_config};
+
+/// What is wrong with the certificate of a server.
+pub(in crate::engine) enum CertificateFault {
+    /// Its authority is not trusted.
+    Untrusted,
+    OtherName,
+    Expired,
+}
+
+impl CertificateFault {
+    /// What to do about a certificate that has expired.
+    pub(in crate::engine) const EXPIRED: &str =
+        "renew the certificate of the server, or correct the clock of this machine";
+
+    /// Returns what is wrong with the certificate, if an error of TLS says so.
+    pub(in crate::engine) fn of(error: &rustls::Error) -> Option<Self> {
+        use CertificateError::{
+            BadSignature, Expired, ExpiredContext, NotValidForName, NotValidForNameContext, UnknownIssuer,
+        };
+        let rustls::Error::InvalidCertificate(certificate) = error else {
+            return None;
+        };
+        match certificate {
+            // Two authorities of one name: the signature does not match.
+            UnknownIssuer | BadSignature => Some(Self::Untrusted),
+            NotValidForName | NotValidForNameContext { .. } => Some(Self::OtherName),
+            Expired | ExpiredContext { .. } => Some(Self::Expired),
+            _ => None,
+        }
+    }
+}
 
 /// A wrong setting, and what is wrong with it.
 pub(in crate::engine) struct WrongFile {

@@ -6,15 +6,35 @@ use sqlx::Error;
 use sqlx::mysql::MySqlDatabaseError;
 
 use crate::engine::sql::server::error::{Kind, causes};
+use crate::engine::tls::CertificateFault;
 
 /// The text of the driver's error for a server without TLS.
 const NO_TLS: &str = "does not support TLS";
 
 const WITHOUT_TLS: &str = "add ssl-mode=DISABLED to the URL if the network is private";
 
-const WRONG_LOGIN: &str = "check the user name and the password; in a URL, special characters are percent-encoded";
+const UNTRUSTED: &str = "the certificate of the server is from an authority that is not trusted here: set tls.caFile or tls.ca to \
+                         the certificate of that authority, or add ssl-mode=DISABLED to the URL for a server on this machine";
+
+const OTHER_NAME: &str =
+    "the certificate of the server is for another host name: use that name in the URL, or add ssl-mode=VERIFY_CA";
+
+const WRONG_LOGIN: &str = "check the user name and the password; in a URL, special characters are percent-encoded. A user that requires \
+                           TLS needs ssl-mode=REQUIRED, one that requires a certificate tls.certFile and tls.keyFile";
+
+const INSECURE: &str = "the server requires TLS: replace ssl-mode=DISABLED by ssl-mode=REQUIRED in the URL";
 
 const NO_DATABASE: &str = "name the database in the URL: mysql://host/database";
+
+const UNKNOWN_DATABASE: &str = "check the database in the URL, or create it: holdfast creates tables, not databases";
+
+const NO_ACCESS: &str = "the database does not exist, or the user has no rights there";
+
+const NO_RIGHT: &str = "the user needs SELECT, INSERT, UPDATE and DELETE on both tables, and CREATE until they exist";
+
+const OTHER_TABLE: &str = "a table of this name is not one of holdfast: choose another name with the option table";
+
+pub(super) const READ_ONLY: &str = "the server is a replica, or read-only for now: the URL must lead to the primary";
 
 const NEEDS_TLS: &str = "the password of this user (caching_sha2_password or sha256_password) is only sent over TLS, and this connection \
                          has none: turn on TLS at the server, and leave out ssl-mode=DISABLED";
@@ -38,7 +58,7 @@ pub(super) fn kind_of(error: &Error) -> (Kind, String) {
             let is_tls = cause.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
             let is_permanent = is_tls || cause.kind() == io::ErrorKind::InvalidInput;
             let kind = if is_permanent { Kind::Permanent } else { Kind::Broken };
-            (kind, causes(error))
+            (kind, with_advice(causes(error), of_certificate(cause)))
         }
         Error::Configuration(cause) if cause.to_string().starts_with("RSA") => (Kind::Permanent, NEEDS_TLS.to_owned()),
         Error::Tls(_) if has_no_tls(error) => (Kind::Permanent, format!("{} ({WITHOUT_TLS})", causes(error))),
@@ -48,13 +68,37 @@ pub(super) fn kind_of(error: &Error) -> (Kind, String) {
     }
 }
 
-/// Returns the server's text of an error, with the remedy for a mistake in the URL.
-fn text_of(number: u16, message: &str) -> String {
-    match number {
-        1045 => format!("{message} [{number}] ({WRONG_LOGIN})"),
-        1046 => format!("{message} [{number}] ({NO_DATABASE})"),
-        _ => format!("{message} [{number}]"),
+fn with_advice(text: String, advice: Option<&str>) -> String {
+    match advice {
+        Some(advice) => format!("{text} ({advice})"),
+        None => text,
     }
+}
+
+/// Returns what to do about the certificate of the server, if it is the cause.
+fn of_certificate(cause: &io::Error) -> Option<&'static str> {
+    Some(match CertificateFault::of(cause.get_ref()?.downcast_ref()?)? {
+        CertificateFault::Untrusted => UNTRUSTED,
+        CertificateFault::OtherName => OTHER_NAME,
+        CertificateFault::Expired => CertificateFault::EXPIRED,
+    })
+}
+
+/// Returns the server's text of an error, and what to do about it, if that is known.
+fn text_of(number: u16, message: &str) -> String {
+    let advice = match number {
+        1045 | 1698 => Some(WRONG_LOGIN),
+        1046 => Some(NO_DATABASE),
+        1049 => Some(UNKNOWN_DATABASE),
+        1044 => Some(NO_ACCESS),
+        1142 | 1143 => Some(NO_RIGHT),
+        1054 | 1176 => Some(OTHER_TABLE),
+        1290 if message.contains("read-only") => Some(READ_ONLY),
+        1836 => Some(READ_ONLY),
+        3159 => Some(INSECURE),
+        _ => None,
+    };
+    with_advice(format!("{message} [{number}]"), advice)
 }
 
 /// Maps the number of an error (<https://dev.mysql.com/doc/mysql-errors/8.0/en/server-error-reference.html>,
@@ -87,6 +131,22 @@ mod tests {
     }
 
     #[test]
+    fn a_certificate_is_explained() {
+        use rustls::CertificateError::{Expired, NotValidForName, Revoked, UnknownIssuer};
+        for (certificate, advice) in [
+            (UnknownIssuer, "set tls.caFile or tls.ca"),
+            (NotValidForName, "ssl-mode=VERIFY_CA"),
+            (Expired, "renew the certificate"),
+            (Revoked, ""),
+        ] {
+            let cause = rustls::Error::InvalidCertificate(certificate.clone());
+            let (kind, message) = kind_of(&Error::Io(io::Error::new(io::ErrorKind::InvalidData, cause)));
+            assert!(kind == Kind::Permanent && message.contains(advice), "{message}");
+            assert_eq!(message.contains(" ("), !advice.is_empty(), "{certificate:?}: {message}");
+        }
+    }
+
+    #[test]
     fn a_server_without_tls_is_explained() {
         let (kind, message) = kind_of(&Error::Tls("server does not support TLS".into()));
         assert!(
@@ -99,7 +159,7 @@ mod tests {
     fn a_login_and_a_url_without_a_database_are_explained() {
         assert!(text_of(1045, "Access denied").contains("[1045] (check the user name and the password"));
         assert!(text_of(1046, "No database selected").contains("[1046] (name the database in the URL"));
-        assert_eq!(text_of(1049, "Unknown database 'x'"), "Unknown database 'x' [1049]");
+        assert_eq!(text_of(1062, "Duplicate entry"), "Duplicate entry [1062]");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tokio::time::{Instant, timeout};
 
 use super::NAME;
 use super::config::{MysqlConfig, Tls};
-use super::error::{has_no_tls, kind_of};
+use super::error::{READ_ONLY, has_no_tls, kind_of};
 use super::packet::{Answer, Packet, Row, rows};
 use super::tables::Tables;
 use crate::engine::sql::ledger::StoredName;
@@ -38,6 +38,8 @@ pub(in crate::engine::sql) struct MysqlSession {
     pub(super) reads_committed: bool,
     /// How long the server waits for a statement outside of transactions, in seconds.
     pub(super) wait_timeout_s: i64,
+    /// Whether the server accepted writes when the connection was opened.
+    was_writable: bool,
     pub(super) used_at: Instant,
     /// What the current transaction has read.
     pub(super) begun: Begun,
@@ -110,7 +112,7 @@ impl MysqlSession {
             "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', \
              innodb_lock_wait_timeout = {lock_limit_s}, lock_wait_timeout = {lock_limit_s}"
         ));
-        let ids = packet.add("SELECT CONNECTION_ID(), @@SESSION.wait_timeout");
+        let ids = packet.add("SELECT CONNECTION_ID(), @@SESSION.wait_timeout, @@GLOBAL.read_only");
         let log = packet.add("SHOW VARIABLES LIKE 'binlog_format'");
         let mut answers = Vec::new();
         let executed = execute(&mut client, packet, &mut answers).await;
@@ -132,6 +134,7 @@ impl MysqlSession {
             connection: Connection::new(server.connections.clone(), epoch, cancel),
             client,
             reads_committed: !rows(&answers, log).iter().any(is_statement),
+            was_writable: ids.is_some_and(|row| is_writable(row, 2)),
             wait_timeout_s: ids.and_then(|row| row.number(1)).unwrap_or(28_800),
             used_at: Instant::now(),
             begun: Begun::default(),
@@ -160,17 +163,34 @@ impl MysqlSession {
         is_open
     }
 
+    /// Checks the answer to `SELECT @@GLOBAL.read_only`. A server that became read-only may be a former primary, whose rows are old.
+    pub(super) fn check_writable(&self, answers: &[Answer], index: usize) -> Outcome<()> {
+        let is_writable = rows(answers, index).iter().all(|row| is_writable(row, 0));
+        if is_writable || !self.was_writable {
+            return Ok(());
+        }
+        let message = format!("the server has become read-only ({READ_ONLY})");
+        Err(Failure::new(&self.server.connections, Kind::Broken, message))
+    }
+
     /// Returns the warning of a setting with which a crash of the server loses what it confirmed.
     pub(super) async fn durability(&mut self) -> Outcome<Option<String>> {
         let mut packet = Packet::default();
-        let setting = packet.add("SELECT @@GLOBAL.innodb_flush_log_at_trx_commit");
+        // With a binary log, a commit that is not in it is rolled back when the server restarts.
+        let settings =
+            packet.add("SELECT @@GLOBAL.innodb_flush_log_at_trx_commit, IF(@@GLOBAL.log_bin, @@GLOBAL.sync_binlog, 1)");
         let mut answers = Vec::new();
         self.run(packet, &mut answers).await?;
-        let value = rows(&answers, setting).first().and_then(|row| row.number(0));
-        Ok(value.filter(|value| *value != 1).map(|value| {
+        let settings = rows(&answers, settings).first();
+        let names = ["innodb_flush_log_at_trx_commit", "sync_binlog"];
+        let mut risks = names.iter().enumerate().filter_map(|(index, name)| {
+            let value = settings?.number(index).filter(|value| *value != 1)?;
+            Some((name, value))
+        });
+        Ok(risks.next().map(|(name, value)| {
             format!(
-                "{} has innodb_flush_log_at_trx_commit = {value}: a crash of the server may lose the last locks that it granted, and grant \
-                 them again. Set it to 1: SET GLOBAL innodb_flush_log_at_trx_commit = 1, and in the configuration of the server",
+                "{} has {name} = {value}: a crash of the server or its machine may lose the last locks that it granted, and grant \
+                 them again. Set it to 1: SET GLOBAL {name} = 1, and in the configuration of the server",
                 self.server.connections.address
             )
         }))
@@ -180,6 +200,11 @@ impl MysqlSession {
     pub(super) fn unexpected(&self) -> Failure {
         Failure::unexpected(&self.server.connections, "a row without a value")
     }
+}
+
+/// Whether a server whose `read_only` is in this column accepts writes.
+fn is_writable(row: &Row, column: usize) -> bool {
+    matches!(row.bytes(column), Some(b"0" | b"OFF"))
 }
 
 async fn execute(client: &mut MySqlConnection, packet: Packet, answers: &mut Vec<Answer>) -> sqlx::Result<()> {

@@ -198,6 +198,7 @@ async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Vec<Lea
         return Ok(Vec::new());
     }
     packet.add(CLOCK);
+    let read_only = packet.add("SELECT @@GLOBAL.read_only");
     let Tables { locks, waiters, .. } = &session.server.tables;
     let mut indexes = Vec::new();
     for page in pages {
@@ -214,6 +215,7 @@ async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Vec<Lea
     }
     let mut answers = Vec::new();
     session.run(packet, &mut answers).await?;
+    session.check_writable(&answers, read_only)?;
     let lease = |row: &super::packet::Row| {
         Some(Lease {
             name: row.bytes(0)?.to_vec(),

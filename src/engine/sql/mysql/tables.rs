@@ -1,9 +1,13 @@
 //! The tables of a store.
 
-use super::packet::{Packet, rows};
+use super::packet::{Packet, list, rows};
 use super::session::MysqlSession;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::error::{Failure, Kind};
+
+/// The columns of the tables.
+const LOCKS: &str = "name, owner, fence, expires_at, queued, since, host, pid, metadata";
+const WAITERS: &str = "ticket, owner, name, alive_until, process, hold_ms, host, pid";
 
 /// The names of the tables, quoted.
 pub(super) struct Tables {
@@ -75,12 +79,13 @@ async fn probe(session: &mut MysqlSession) -> Outcome<()> {
         waiters,
         in_catalogue,
     } = &session.server.tables;
-    packet.add(format_args!(
-        "SELECT name, owner, fence, expires_at, queued, since, host, pid, metadata FROM {locks} LIMIT 0"
-    ));
-    packet.add(format_args!(
-        "SELECT ticket, owner, name, alive_until, process, hold_ms, host, pid FROM {waiters} LIMIT 0"
-    ));
+    for (table, columns) in [(locks, LOCKS), (waiters, WAITERS)] {
+        // The error of a missing column or key names the table.
+        let columns = list(columns.split(", ").map(|column| format!("{table}.{column}")));
+        packet.add(format_args!(
+            "SELECT {columns} FROM {table} FORCE INDEX (PRIMARY) LIMIT 0"
+        ));
+    }
     let engines = packet.add(format_args!(
         "SELECT engine, table_name FROM information_schema.tables WHERE {in_catalogue}"
     ));

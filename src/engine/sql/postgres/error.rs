@@ -7,6 +7,7 @@ use tokio_postgres::Error;
 use tokio_postgres::error::{DbError, SqlState};
 
 use crate::engine::sql::server::error::{Kind, causes};
+use crate::engine::tls::CertificateFault;
 
 /// Returns what follows from an error, and its text.
 pub(super) fn kind_of(error: &Error) -> (Kind, String) {
@@ -69,7 +70,6 @@ const UNTRUSTED: &str = "the certificate of the server is from an authority that
                          the certificate of that authority, or add sslmode=disable to the URL for a server on this machine";
 const OTHER_NAME: &str = "the certificate of the server is for another host name: use that name in the URL (the option hostaddr may \
                           have its IP address), or add sslmode=verify-ca";
-const EXPIRED: &str = "renew the certificate of the server, or correct the clock of this machine";
 const NO_CERTIFICATE: &str =
     "the server requires a client certificate that it trusts: set tls.certFile and tls.keyFile";
 const NO_TLS: &str = "the server has no TLS: add sslmode=disable to the URL if the network is private";
@@ -80,9 +80,6 @@ const WRONG_PASSWORD: &str = "check the user name and the password; in a URL, sp
 
 /// Returns what to do about an error of a connection, if that is known.
 fn advice(error: &Error) -> Option<&'static str> {
-    use rustls::CertificateError::{
-        BadSignature, Expired, ExpiredContext, NotValidForName, NotValidForNameContext, UnknownIssuer,
-    };
     if let Some(error) = error.as_db_error() {
         let says = |text: &str| error.message().contains(text);
         return match error.code().code() {
@@ -93,14 +90,11 @@ fn advice(error: &Error) -> Option<&'static str> {
         };
     }
     match io_error(error).map(tls_error) {
-        Some(Some(rustls::Error::InvalidCertificate(error))) => match error {
-            // Two authorities of one name: the signature does not match.
-            UnknownIssuer | BadSignature => Some(UNTRUSTED),
-            NotValidForName | NotValidForNameContext { .. } => Some(OTHER_NAME),
-            Expired | ExpiredContext { .. } => Some(EXPIRED),
-            _ => None,
-        },
-        Some(_) => None,
+        Some(error) => Some(match CertificateFault::of(error?)? {
+            CertificateFault::Untrusted => UNTRUSTED,
+            CertificateFault::OtherName => OTHER_NAME,
+            CertificateFault::Expired => CertificateFault::EXPIRED,
+        }),
         None => {
             let text = causes(error);
             if text.contains("does not support TLS") {

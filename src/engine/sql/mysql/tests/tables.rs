@@ -68,14 +68,27 @@ async fn a_user_with_the_documented_rights_is_enough() {
 }
 
 #[tokio::test]
-async fn tables_with_other_columns_are_a_permanent_error() {
+async fn tables_with_other_columns_or_without_a_key_are_refused_with_their_name() {
     let Some(mut database) = Database::create().await else {
         return;
     };
     database
         .execute("CREATE TABLE locks (name varbinary(640) PRIMARY KEY)")
         .await;
-    refused(&database.url, &Settings::default()).await;
+    let message = refused(&database.url, &Settings::default()).await;
+    assert!(
+        message.contains("'locks.owner'") && message.contains("option table"),
+        "{message}"
+    );
+    database.execute("DROP TABLE locks").await;
+    drop(database.engine().await);
+    // Without its key two rows could have one name.
+    database.execute("ALTER TABLE locks DROP PRIMARY KEY").await;
+    let message = refused(&database.url, &Settings::default()).await;
+    assert!(
+        message.contains("table 'locks'") && message.contains("option table"),
+        "{message}"
+    );
 }
 
 #[tokio::test]
