@@ -4,7 +4,7 @@ import { locateMariadb, startMysql } from '../scripts/mysql.mjs'
 import { withMysql } from './mysql-client.mjs'
 import { faults, load } from './sql-faults.mjs'
 import { random } from './stores.mjs'
-import { later, rejects, until } from './tools.mjs'
+import { later, rejects, until, waiting } from './tools.mjs'
 
 faults('mysql', {
   locate: locateMariadb,
@@ -137,16 +137,33 @@ faults('mysql', {
         sql_mode: "'ANSI,NO_BACKSLASH_ESCAPES,TRADITIONAL'",
         tx_isolation: "'SERIALIZABLE'",
         time_zone: "'+05:30'",
+        // A row that is not in an answer would count as free.
+        sql_select_limit: 1,
+        completion_type: "'RELEASE'",
       }
       for (const [name, value] of Object.entries(settings)) {
-        const [{ before }] = await query(`SELECT @@GLOBAL.${name} AS \`before\``)
+        const [{ before }] = await query(`SELECT CAST(@@GLOBAL.${name} AS CHAR) AS \`before\``)
         await query(`SET GLOBAL ${name} = ${value}`)
         const locks = [await connect(), await connect()]
         const { counts, end } = load(locks)
         await until(`grants with ${name} = ${value}`, () => counts.granted > 30, 20_000)
         await end()
-        await query(`SET GLOBAL ${name} = ${typeof before === 'number' ? before : `'${before}'`}`)
+        await query(`SET GLOBAL ${name} = ${/^\d+$/.test(before) ? before : `'${before}'`}`)
       }
+    })
+
+    test('sql_safe_updates of the server: waiters keep their positions', async () => {
+      await query('SET GLOBAL sql_safe_updates = 1')
+      const locks = await connect()
+      const held = await locks.acquire('held')
+      const waiter = later(locks.acquire('held', { waitMs: 60_000 }))
+      await waiting(locks, 1)
+      const entered = 'SELECT CAST(MAX(alive_until) AS CHAR) AS at FROM locks_waiters'
+      const [{ at }] = await query(entered)
+      await until('a heartbeat', async () => (await query(entered))[0].at > at, 20_000)
+      await query('SET GLOBAL sql_safe_updates = 0')
+      await held.release()
+      await (await waiter).release()
     })
   },
 })

@@ -11,6 +11,8 @@ mod subscription;
 mod tests;
 
 use std::collections::HashMap;
+#[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
+use std::collections::HashSet;
 use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -63,8 +65,9 @@ struct Waiter {
 }
 
 impl Waiter {
-    fn is_at(&self, key: &Key) -> bool {
-        self.position.as_ref().is_some_and(|(at, _)| at == key)
+    /// Returns the name that it waits for.
+    fn name(&self) -> Option<&Key> {
+        self.position.as_ref().map(|(name, _)| name)
     }
 
     fn notify(&mut self) {
@@ -280,13 +283,19 @@ impl<H> LocalWaiters<H> {
 
     /// Wakes every waiter of a name for a new attempt.
     pub(super) fn wake(&self, key: &Key) {
-        self.wake_if(|_, waiter| waiter.is_at(key));
+        self.wake_if(|_, waiter| waiter.name() == Some(key));
     }
 
-    /// Wakes the waiters of a name that are not among `these`.
+    /// Wakes every waiter of some names for a new attempt.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub(super) fn wake_names(&self, names: &HashSet<&Key>) {
+        self.wake_if(|_, waiter| waiter.name().is_some_and(|name| names.contains(name)));
+    }
+
+    /// Wakes the waiters of some names that are not among `these`.
     #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
-    pub(super) fn wake_others(&self, key: &Key, these: &std::collections::HashSet<OwnerToken>) {
-        self.wake_if(|owner, waiter| waiter.is_at(key) && !these.contains(owner));
+    pub(super) fn wake_others(&self, names: &HashSet<&Key>, these: &HashSet<OwnerToken>) {
+        self.wake_if(|owner, waiter| !these.contains(owner) && waiter.name().is_some_and(|name| names.contains(name)));
     }
 
     /// Notifies the first waiter of a name.

@@ -25,6 +25,9 @@ const BATCH: usize = 64;
 /// Number of claims of each part of the queue that a transaction executes, if that many wait.
 const SHARE: usize = 16;
 
+/// The bytes of metadata that count as a claim: those of a transaction stay below 2 MiB, in hexadecimal digits.
+const METADATA: usize = 16 * 1024;
+
 /// A failure that the calls of one transaction share.
 pub(super) trait Failed: Sync {
     /// Returns the failure as an error of one call.
@@ -113,10 +116,16 @@ pub(super) enum Job {
 }
 
 impl Job {
-    /// Returns the number of its claims. A page of a list takes as long as several.
+    /// Returns the number of its claims. A page of a list takes as long as several, and so does much metadata: a packet has a limit.
     fn claims(&self) -> usize {
+        let metadata = |claim: &Arc<Claim>| {
+            claim
+                .metadata
+                .as_ref()
+                .map_or(0, |text| text.len() * claim.keys().len())
+        };
         match self {
-            Job::Acquire(claims, ..) => claims.len(),
+            Job::Acquire(claims, ..) => claims.len() + claims.iter().map(metadata).sum::<usize>() / METADATA,
             Job::Release(claims, ..) => claims.len(),
             Job::List(..) => SHARE,
             _ => 1,
@@ -239,17 +248,18 @@ impl Receiver {
     /// # Cancellation
     /// Cancel-safe: no job is lost.
     pub(super) async fn next(&mut self, batch: &mut Vec<Job>) -> bool {
-        self.next_of_parts(batch, [true; 2]).await
+        self.next_of_parts(batch, [true; 3]).await
     }
 
-    /// Does what [`Receiver::next`] does, with a part of the queue: the attempts, and all other jobs.
-    pub(super) async fn next_of_parts(&mut self, batch: &mut Vec<Job>, [attempts, others]: [bool; 2]) -> bool {
+    /// Does what [`Receiver::next`] does, with some parts of the queue: renewals and releases, reads, attempts.
+    pub(super) async fn next_of_parts(&mut self, batch: &mut Vec<Job>, parts: [bool; 3]) -> bool {
+        let [changes, reads, attempts] = parts;
         let mut next = None;
         if !attempts || self.waiting.is_empty() {
             tokio::select! {
                 biased;
-                Some(job) = self.changes.recv(), if others => next = Some(job),
-                Some(job) = self.reads.recv(), if others => next = Some(job),
+                Some(job) = self.changes.recv(), if changes => next = Some(job),
+                Some(job) = self.reads.recv(), if reads => next = Some(job),
                 Some(attempt) = self.attempts.recv(), if attempts => self.enter(attempt),
                 else => return false,
             }
@@ -258,12 +268,7 @@ impl Receiver {
             self.enter(attempt);
         }
         let mut claims = 0;
-        let parts = match (attempts, others) {
-            (true, true) => 0..3,
-            (true, false) => 2..3,
-            _ => 0..2,
-        };
-        for part in parts {
+        for part in (0..parts.len()).filter(|part| parts[*part]) {
             let most = BATCH.max(claims + SHARE);
             while claims < most
                 && let Some(job) = next.take().or_else(|| self.next_of(part))
@@ -320,6 +325,28 @@ mod tests {
             _ => unreachable!("only attempts were sent"),
         };
         batch.iter().map(name).collect()
+    }
+
+    #[tokio::test]
+    async fn a_part_of_the_queue_is_left_out() {
+        let (sender, mut receiver) = queue();
+        let (acquire, _granted) = attempt(0);
+        let Job::Acquire(claims, ..) = &acquire else {
+            unreachable!("an attempt")
+        };
+        let (renewed, _renewed) = Reply::new();
+        let (read, _read) = Reply::new();
+        sender.send(Job::Inspect(claims[0].keys()[0].clone(), read));
+        sender.send(Job::Renew((*claims[0]).clone(), claims[0].ttl, renewed));
+        sender.send(acquire);
+        let mut batch = Vec::new();
+        assert!(receiver.next_of_parts(&mut batch, [true, false, false]).await);
+        assert!(matches!(batch[..], [Job::Renew(..)]));
+        batch.clear();
+        assert!(receiver.next_of_parts(&mut batch, [true, true, false]).await);
+        assert!(matches!(batch[..], [Job::Inspect(..)]));
+        assert!(receiver.next_of_parts(&mut batch, [false, false, true]).await);
+        assert!(matches!(batch[..], [_, Job::Acquire(..)]));
     }
 
     #[tokio::test(start_paused = true)]

@@ -10,7 +10,7 @@ use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{
-    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES,
+    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES, Swept,
 };
 use crate::engine::sql::server::waiters::CheckedLease;
 
@@ -84,16 +84,17 @@ pub(super) async fn check(
     })
 }
 
-/// Removes rows of names that have been free for long. Returns how many, and names with positions that ended long ago.
-pub(super) async fn sweep(session: &mut MysqlSession) -> Outcome<(usize, Vec<StoredName>)> {
+/// Reads rows after `after`, and removes those of names that have been free for long.
+pub(super) async fn sweep(session: &mut MysqlSession, after: &[u8]) -> Outcome<Swept> {
     let Tables { locks, waiters, .. } = &session.server.tables;
     let kept = FREE_ROW_KEPT_S * 1_000_000;
     let is_old = format!("queued = 0 AND expires_at < @u - {kept} AND (owner IS NOT NULL OR since < @u - {kept})");
     let mut packet = Packet::default();
     packet.add(CLOCK);
     // Read without locks: a statement that changes rows locks all that it reads.
-    let old = packet.add(format_args!(
-        "SELECT name FROM {locks} WHERE {is_old} LIMIT {SWEEP_LIMIT}"
+    let page = packet.add(format_args!(
+        "SELECT name, {is_old} FROM {locks} WHERE name > {} ORDER BY name LIMIT {SWEEP_LIMIT}",
+        Hex(after)
     ));
     let abandoned = packet.add(format_args!(
         "SELECT DISTINCT name FROM {waiters} WHERE alive_until < @u - {} LIMIT {SWEEP_NAMES}",
@@ -103,12 +104,17 @@ pub(super) async fn sweep(session: &mut MysqlSession) -> Outcome<(usize, Vec<Sto
     let mut delete = Packet::default();
     let locks = locks.clone();
     session.run(packet, &mut answers).await?;
-    let names = rows(&answers, old).iter().filter_map(|row| row.bytes(0));
-    let names = list(names.map(Hex));
+    let page = rows(&answers, page);
+    let old = page.iter().filter(|row| row.is_true(1)).filter_map(|row| row.bytes(0));
+    let names = list(old.map(Hex));
     if !names.is_empty() {
         delete.add(format_args!("DELETE FROM {locks} WHERE name IN ({names}) AND {is_old}"));
         session.run(delete, &mut Vec::new()).await?;
     }
-    let abandoned = rows(&answers, abandoned).iter().filter_map(|row| row.bytes(0));
-    Ok((rows(&answers, old).len(), abandoned.map(<[u8]>::to_vec).collect()))
+    let name = |row: &Row| row.bytes(0).map(<[u8]>::to_vec);
+    let is_full = page.len() as i64 == SWEEP_LIMIT;
+    Ok(Swept {
+        last: page.last().filter(|_| is_full).and_then(name),
+        abandoned: rows(&answers, abandoned).iter().filter_map(name).collect(),
+    })
 }

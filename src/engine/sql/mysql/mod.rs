@@ -19,7 +19,7 @@ use super::ledger::{Changes, Ledger, StoredName};
 use super::server::connection::{Connection, Connections};
 use super::server::single_calls::{Answers, SingleCalls};
 use super::server::transaction::Plan;
-use super::server::upkeep::Checked;
+use super::server::upkeep::{Checked, Swept};
 use super::server::{Outcome, Server, ServerEngine, Session};
 use crate::engine::{Result, Warnings};
 
@@ -113,7 +113,7 @@ impl Session for MysqlSession {
         checks::check(self, process, names, is_heartbeat).await
     }
 
-    async fn sweep(&mut self) -> Outcome<(usize, Vec<StoredName>)> {
-        checks::sweep(self).await
+    async fn sweep(&mut self, after: &[u8]) -> Outcome<Swept> {
+        checks::sweep(self, after).await
     }
 }

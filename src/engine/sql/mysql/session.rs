@@ -29,6 +29,17 @@ pub(in crate::engine) struct MysqlServer {
     pub(super) connections: Arc<Connections>,
 }
 
+/// The server of a connection, as an expression.
+const SERVER: &str = "CONCAT_WS('/', @@GLOBAL.hostname, @@GLOBAL.port, @@GLOBAL.server_id)";
+
+/// A connection as the server knows it.
+struct Thread {
+    id: i64,
+    server: String,
+    /// Since when it is open, at the latest.
+    since: Instant,
+}
+
 /// An open connection. Dropping it closes it.
 pub(in crate::engine::sql) struct MysqlSession {
     pub(super) server: Arc<MysqlServer>,
@@ -90,12 +101,23 @@ impl MysqlServer {
         connected.map_err(|error| self.failure(error))
     }
 
-    /// Ends the current statement of a connection at the server (`KILL QUERY`).
-    async fn kill_statement(&self, id: i64) -> Outcome<()> {
+    /// Ends the current statement of a connection at the server (`KILL QUERY`). After a restart, and on another server behind the same
+    /// address, the id would be that of a stranger: then nothing is ended.
+    async fn kill_statement(&self, Thread { id, server, since }: &Thread) -> Outcome<()> {
         let mut client = self.dial().await?;
-        let text = AssertSqlSafe(format!("KILL QUERY {id}"));
-        let killed = sqlx::raw_sql(text).execute(&mut client).await;
-        killed.map(drop).map_err(|error| self.failure(error))
+        let (mut find, mut kill, mut answers) = (Packet::default(), Packet::default(), Vec::new());
+        let found = find.add(format_args!("SELECT {SERVER}"));
+        let uptime = find.add("SHOW GLOBAL STATUS LIKE 'Uptime'");
+        let failed = |error| self.failure(error);
+        execute(&mut client, find, &mut answers).await.map_err(failed)?;
+        let found = rows(&answers, found).first().and_then(|row| row.text(0));
+        let uptime_s = rows(&answers, uptime).first().and_then(|row| row.number(1));
+        let was_running = uptime_s.is_some_and(|uptime| uptime.unsigned_abs() >= since.elapsed().as_secs());
+        if found.as_ref() == Some(server) && was_running {
+            kill.add(format_args!("KILL QUERY {id}"));
+            execute(&mut client, kill, &mut answers).await.map_err(failed)?;
+        }
+        Ok(())
     }
 }
 
@@ -110,9 +132,13 @@ impl MysqlSession {
         packet.add("SET NAMES utf8mb4");
         packet.add(format_args!(
             "SET SESSION autocommit = 1, sql_mode = 'STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION', \
-             innodb_lock_wait_timeout = {lock_limit_s}, lock_wait_timeout = {lock_limit_s}"
+             innodb_lock_wait_timeout = {lock_limit_s}, lock_wait_timeout = {lock_limit_s}, \
+             sql_select_limit = 18446744073709551615, sql_safe_updates = 0, sql_big_selects = 1, completion_type = 'NO_CHAIN'"
         ));
-        let ids = packet.add("SELECT CONNECTION_ID(), @@SESSION.wait_timeout, @@GLOBAL.read_only");
+        let ids = packet.add(format_args!(
+            "SELECT CONNECTION_ID(), @@SESSION.wait_timeout, @@GLOBAL.read_only, {SERVER}"
+        ));
+        let since = Instant::now();
         let log = packet.add("SHOW VARIABLES LIKE 'binlog_format'");
         let mut answers = Vec::new();
         let executed = execute(&mut client, packet, &mut answers).await;
@@ -124,10 +150,15 @@ impl MysqlSession {
             row.text(1)
                 .is_some_and(|format| format.eq_ignore_ascii_case("STATEMENT"))
         };
+        let thread = Arc::new(Thread {
+            id,
+            server: ids.and_then(|row| row.text(3)).unwrap_or_default(),
+            since,
+        });
         let (killing, limit) = (server.clone(), server.connections.store_timeout);
         let cancel = move || {
-            let server = killing.clone();
-            tokio::spawn(async move { timeout(limit, server.kill_statement(id)).await.is_ok() })
+            let (server, thread) = (killing.clone(), thread.clone());
+            tokio::spawn(async move { timeout(limit, server.kill_statement(&thread)).await.is_ok() })
         };
         Ok(MysqlSession {
             server: server.clone(),

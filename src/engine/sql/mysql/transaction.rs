@@ -84,7 +84,7 @@ fn lock(packet: &mut Packet, locks: &str, plan: &Plan) {
     }
 }
 
-/// Returns the ledger of what was read. `None`: a row lacks a value.
+/// Returns the ledger of what was read. `None`: a row lacks a value, or is missing.
 fn ledger_of(
     session: &mut MysqlSession,
     process: &str,
@@ -114,6 +114,14 @@ fn ledger_of(
             with_expired.push(name.clone());
         }
         found.insert(name, ledger::Row::read(row.text(1), row.number(2)?, row.number(3)?));
+    }
+    if plan
+        .names
+        .iter()
+        .any(|(name, is_created)| *is_created && !found.contains_key(name))
+    {
+        // It would count as free.
+        return None;
     }
     session.begun = Begun { tickets, with_expired };
     Some(Ledger::new(now_us, found, positions.into_values().collect()))

@@ -8,7 +8,7 @@ use crate::engine::sql::ledger::StoredName;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{
-    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES,
+    Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES, Swept,
 };
 use crate::engine::sql::server::waiters::CheckedLease;
 
@@ -53,10 +53,19 @@ pub(super) async fn check(
     })
 }
 
-/// Removes rows of names that have been free for long. Returns how many, and names with positions that ended long ago.
-pub(super) async fn sweep(session: &PostgresSession) -> Outcome<(usize, Vec<StoredName>)> {
-    let swept = session.query(Sql::Sweep, &[&FREE_ROW_KEPT_S, &SWEEP_LIMIT]).await?;
+/// Reads rows after `after`, and removes those of names that have been free for long.
+pub(super) async fn sweep(session: &PostgresSession, after: &[u8]) -> Outcome<Swept> {
+    let read = session
+        .query(Sql::Sweep, &[&FREE_ROW_KEPT_S, &SWEEP_LIMIT, &after])
+        .await?;
+    let mut last = None;
+    if let Some(row) = read.first()
+        && session.get::<i64>(row, 1)? == SWEEP_LIMIT
+    {
+        last = Some(session.get(row, 0)?);
+    }
     let abandoned = session.query(Sql::Abandoned, &[&EXPIRED_POSITION_KEPT_MS, &SWEEP_NAMES]);
-    let names: Outcome<Vec<StoredName>> = abandoned.await?.iter().map(|row| session.get(row, 0)).collect();
-    Ok((swept.len(), names?))
+    let abandoned: Outcome<Vec<StoredName>> = abandoned.await?.iter().map(|row| session.get(row, 0)).collect();
+    let abandoned = abandoned?;
+    Ok(Swept { last, abandoned })
 }

@@ -15,7 +15,7 @@ use super::ledger::{Changes, Ledger, StoredName};
 use super::server::connection::{Connection, Connections};
 use super::server::single_calls::{Answers, SingleCalls};
 use super::server::transaction::Plan;
-use super::server::upkeep::Checked;
+use super::server::upkeep::{Checked, Swept};
 use super::server::waiters::Waiters;
 use super::server::{Outcome, Server, ServerEngine, Session};
 use crate::engine::{Result, Warnings};
@@ -122,7 +122,7 @@ impl Session for PostgresSession {
         self.packet(checks::check(self, process, names, is_heartbeat)).await
     }
 
-    async fn sweep(&mut self) -> Outcome<(usize, Vec<StoredName>)> {
-        self.packet(checks::sweep(self)).await
+    async fn sweep(&mut self, after: &[u8]) -> Outcome<Swept> {
+        self.packet(checks::sweep(self, after)).await
     }
 }

@@ -131,7 +131,7 @@ const FILES: [(Sql, &str, &[Type]); 18] = [
     (
         Sql::Sweep,
         include_str!("statements/sweep.sql"),
-        &[Type::INT8, Type::INT8],
+        &[Type::INT8, Type::INT8, Type::BYTEA],
     ),
     (
         Sql::Abandoned,

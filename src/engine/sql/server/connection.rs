@@ -2,13 +2,13 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Outcome;
 use super::error::{Failure, Kind};
@@ -30,6 +30,8 @@ pub(in crate::engine::sql) struct Connections {
     pub address: Arc<str>,
     pub store_timeout: Duration,
     pub dropped: Arc<DroppedCalls>,
+    /// How long the slowest of the last packets took, in microseconds.
+    usual_us: AtomicU64,
     /// Incremented when a connection was silent: those that were opened before may be silent, too, and do not know it.
     epoch: watch::Sender<u64>,
 }
@@ -52,8 +54,23 @@ impl Connections {
             address: address.into(),
             store_timeout,
             dropped: Arc::default(),
+            usual_us: AtomicU64::new(0),
             epoch: watch::Sender::default(),
         })
+    }
+
+    /// Completes when callers that had no answer are dropped, unless a packet usually takes as long.
+    async fn are_suspect(&self, since: Instant) {
+        self.dropped.are_suspect().await;
+        let usual = Duration::from_micros(self.usual_us.load(Ordering::Relaxed));
+        sleep_until(since + usual * 2).await;
+    }
+
+    /// Records how long a packet took. Counts less with each later one.
+    fn record(&self, took: Duration) {
+        let took = took.as_micros() as u64;
+        let usual = self.usual_us.load(Ordering::Relaxed);
+        self.usual_us.store(took.max(usual - usual / 8), Ordering::Relaxed);
     }
 
     /// Returns the current epoch: that of a connection which is opened now.
@@ -121,9 +138,12 @@ impl Connection {
         let mut statements = pin!(statements);
         tokio::select! {
             biased;
-            outcome = &mut statements => return outcome,
+            outcome = &mut statements => {
+                self.connections.record(since.elapsed());
+                return outcome;
+            }
             () = tokio::time::sleep(limit) => {}
-            () = self.connections.dropped.are_suspect() => {}
+            () = self.connections.are_suspect(since) => {}
             () = async { self.outdated().await; tokio::time::sleep(OUTDATED).await } => {}
         }
         let waited = since.elapsed();

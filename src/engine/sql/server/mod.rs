@@ -25,7 +25,7 @@ use self::single::{ForwardedOwners, Shared, SingleWorker, Timers};
 use self::single_calls::{Answers, QueuedNames, SingleCalls};
 use self::slot::{Slot, open_first};
 use self::transaction::{Plan, Prefix};
-use self::upkeep::Checked;
+use self::upkeep::{Checked, Swept};
 use self::waiters::Waiters;
 use self::worker::Worker;
 use super::Page;
@@ -116,8 +116,8 @@ pub(in crate::engine::sql) trait Session: Send + Sync + 'static {
         is_heartbeat: bool,
     ) -> impl Future<Output = Outcome<Checked>> + Send;
 
-    /// Removes some rows of names that have been free for long. Returns how many, and names with positions that ended long ago.
-    fn sweep(&mut self) -> impl Future<Output = Outcome<(usize, Vec<StoredName>)>> + Send;
+    /// Reads some rows after the name `after`, in the order of the names, and removes those of names that have been free for long.
+    fn sweep(&mut self, after: &[u8]) -> impl Future<Output = Outcome<Swept>> + Send;
 }
 
 /// The engine of an SQL server.

@@ -1,5 +1,5 @@
-//! The task that receives all calls, and executes those that are one statement. The attempts, whose commits wait for the disk, and all
-//! other calls do not wait for each other: where both are under way, each has a connection.
+//! The task that receives all calls, and executes those that are one statement. Attempts, whose commits wait for the disk, renewals and
+//! releases, and reads do not wait for each other: those that are under way at the same time have a connection each.
 //!
 //! A statement is a transaction of its own, of up to 64 calls of a kind for names without a queue. On PostgreSQL a release also hands
 //! its name off. Calls that a statement does not answer go to the transactions (`worker.rs`): of several names, for a name with a
@@ -16,7 +16,9 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::error::Kind;
-use super::single_calls::{QueuedNames, SingleCalls, answer_attempts, answer_reads, answer_releases, answer_renewals};
+use super::single_calls::{
+    Answers, QueuedNames, SingleCalls, answer_attempts, answer_reads, answer_releases, answer_renewals,
+};
 use super::slot::Slot;
 use super::transaction::Prefix;
 use super::waiters::Waiters;
@@ -24,6 +26,7 @@ use super::worker::{Names, cause};
 use super::{Outcome, Server, Session};
 use crate::clock::Moment;
 use crate::engine::sql::jobs::{Job, Receiver, Sender};
+use crate::engine::sql::ledger::StoredName;
 use crate::model::{Claim, Key, OwnerToken};
 
 /// The time between two sweeps of a process that makes calls; a random part is added.
@@ -91,6 +94,8 @@ pub(super) struct Timers {
     pub heartbeat_at: Mutex<Option<Instant>>,
     /// The next sweep. A process without calls sends nothing.
     pub sweep_at: Mutex<Option<Instant>>,
+    /// The last name that a sweep has read.
+    pub swept_to: Mutex<StoredName>,
 }
 
 /// Statements under way, which return their connection.
@@ -128,8 +133,8 @@ impl Batch {
         !self.attempts.is_empty()
     }
 
-    fn has_others(&self) -> bool {
-        !(self.reads.is_empty() && self.releases.is_empty() && self.renewals.is_empty())
+    fn has_changes(&self) -> bool {
+        !(self.releases.is_empty() && self.renewals.is_empty())
     }
 }
 
@@ -161,7 +166,7 @@ async fn serve<S: Server>(
     mut checks: mpsc::UnboundedReceiver<Vec<Key>>,
     mut jobs: Receiver,
 ) {
-    let (mut attempts, mut others): (Running<'_, S>, Running<'_, S>) = (None, None);
+    let (mut attempts, mut changes, mut reads): (Running<'_, S>, Running<'_, S>, Running<'_, S>) = (None, None, None);
     // The owners of the attempts under way, and releases that have to follow one of them.
     let (mut owners, mut held_back): (Vec<OwnerToken>, Vec<Job>) = (Vec::new(), Vec::new());
     let mut batch = Vec::new();
@@ -170,29 +175,31 @@ async fn serve<S: Server>(
             owners.clear();
             held_back.drain(..).for_each(|job| shared.transactions.send(job));
         }
-        let free = [attempts.is_none(), others.is_none()];
+        let free = [changes.is_none(), reads.is_none(), attempts.is_none()];
         let mut slot = || idle.pop().unwrap_or_else(|| Slot::new(shared.server.clone(), None));
         // In a random order: frequent checks must not stop the calls, nor these the checks.
         tokio::select! {
             slot = ended(&mut attempts) => idle.push(slot),
-            slot = ended(&mut others) => idle.push(slot),
-            Some(names) = checks.recv(), if free[1] => {
+            slot = ended(&mut changes) => idle.push(slot),
+            slot = ended(&mut reads) => idle.push(slot),
+            Some(names) = checks.recv(), if free[0] => {
                 let mut all = names;
                 while let Ok(more) = checks.try_recv() {
                     all.extend(more);
                 }
-                others = Some(Box::pin(shared.check(slot(), all)));
+                changes = Some(Box::pin(shared.check(slot(), all)));
             }
-            () = shared.timers.sweep(), if free[1] => others = Some(Box::pin(shared.sweep(slot()))),
-            next = jobs.next_of_parts(&mut batch, free), if free != [false; 2] => {
+            () = shared.timers.sweep(), if free[1] => reads = Some(Box::pin(shared.sweep(slot()))),
+            next = jobs.next_of_parts(&mut batch, free), if free != [false; 3] => {
                 if !next {
-                    if free == [true; 2] {
+                    if free == [true; 3] {
                         break;
                     }
                     // Other parts of the queue may have jobs.
                     let slot = tokio::select! {
                         slot = ended(&mut attempts) => slot,
-                        slot = ended(&mut others) => slot,
+                        slot = ended(&mut changes) => slot,
+                        slot = ended(&mut reads) => slot,
                     };
                     idle.push(slot);
                     continue;
@@ -203,8 +210,11 @@ async fn serve<S: Server>(
                     owners.extend(first.iter().chain(&repeated).filter_map(owner));
                     attempts = Some(Box::pin(shared.attempt(slot(), first, repeated)));
                 }
-                if sorted.has_others() {
-                    others = Some(Box::pin(shared.execute(slot(), sorted)));
+                if !sorted.reads.is_empty() {
+                    reads = Some(Box::pin(shared.read(slot(), std::mem::take(&mut sorted.reads))));
+                }
+                if sorted.has_changes() {
+                    changes = Some(Box::pin(shared.change(slot(), sorted.releases, sorted.renewals)));
                 }
                 shared.timers.start();
             }
@@ -322,33 +332,42 @@ impl<S: Server> Shared<S> {
         slot
     }
 
-    /// Executes the jobs of a batch that are no attempts.
-    async fn execute(&self, mut slot: Slot<S>, mut batch: Batch) -> Slot<S> {
-        let session = match slot.session().await {
-            Ok(session) => session,
-            Err(failure) => {
-                let all = [batch.reads, batch.releases, batch.renewals].into_iter().flatten();
-                all.for_each(|job| job.answer(Some(&failure)));
-                return slot;
-            }
-        };
+    /// Makes releases and renewals.
+    async fn change(&self, mut slot: Slot<S>, mut releases: Vec<Job>, mut renewals: Vec<Job>) -> Slot<S> {
         let prefix = &self.prefix;
-        let mut calls = SingleCalls::new(prefix, &batch.releases, &batch.renewals, &[], &batch.reads);
-        calls.expects_queue = batch.releases.iter().any(|job| self.expects_queue(job));
         let sent = Moment::now();
-        let answers = session.single(&self.waiters.process, &calls).await;
+        let answers = match slot.session().await {
+            Ok(session) => {
+                let mut calls = SingleCalls::new(prefix, &releases, &renewals, &[], &[]);
+                calls.expects_queue = releases.iter().any(|job| self.expects_queue(job));
+                session.single(&self.waiters.process, &calls).await
+            }
+            Err(failure) => Answers::failed(&failure),
+        };
         let released = slot.settle(answers.released);
         let released = released.map(|released| {
-            let effects = answer_releases(&mut batch.releases, prefix, released, &self.queued);
+            let effects = answer_releases(&mut releases, prefix, released, &self.queued);
             self.waiters.apply_hand_offs(sent, effects);
         });
         let renewed = slot.settle(answers.renewed);
-        let renewed = renewed.map(|renewed| answer_renewals(&mut batch.renewals, &renewed));
-        let read = slot.settle(answers.read);
-        let read = read.map(|read| answer_reads(&mut batch.reads, prefix, read));
-        self.finish(batch.releases, &released);
-        self.finish(batch.renewals, &renewed);
-        batch.reads.into_iter().for_each(|job| job.answer(cause(&read)));
+        let renewed = renewed.map(|renewed| answer_renewals(&mut renewals, &renewed));
+        self.finish(releases, &released);
+        self.finish(renewals, &renewed);
+        slot
+    }
+
+    /// Makes calls that only read.
+    async fn read(&self, mut slot: Slot<S>, mut jobs: Vec<Job>) -> Slot<S> {
+        let read = match slot.session().await {
+            Ok(session) => {
+                let calls = SingleCalls::new(&self.prefix, &[], &[], &[], &jobs);
+                session.single(&self.waiters.process, &calls).await.read
+            }
+            Err(failure) => Err(failure),
+        };
+        let read = slot.settle(read);
+        let read = read.map(|read| answer_reads(&mut jobs, &self.prefix, read));
+        jobs.into_iter().for_each(|job| job.answer(cause(&read)));
         slot
     }
 

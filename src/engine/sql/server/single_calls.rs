@@ -7,6 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::Outcome;
+use super::error::Failure;
 use super::transaction::Prefix;
 use super::waiters::Effects;
 use crate::engine::sql::Page;
@@ -34,6 +35,18 @@ pub(in crate::engine::sql) struct Answers {
     pub renewed: Outcome<HashSet<String>>,
     pub granted: Outcome<Granted>,
     pub read: Outcome<Vec<Vec<Lease>>>,
+}
+
+impl Answers {
+    /// Creates the answers of a failure before the first statement.
+    pub(super) fn failed(failure: &Failure) -> Self {
+        Answers {
+            released: Err(failure.clone()),
+            renewed: Err(failure.clone()),
+            granted: Err(failure.clone()),
+            read: Err(failure.clone()),
+        }
+    }
 }
 
 /// The names that their last release handed off: they are likely to have a queue again.

@@ -1,6 +1,6 @@
 //! What a service does beside its calls: the heartbeat, the checks of its waiters, and the sweep.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -22,8 +22,8 @@ pub(in crate::engine::sql) const LIVENESS_MS: i64 = WAITER_LIVENESS.as_millis() 
 pub(in crate::engine::sql) const EXPIRED_POSITION_KEPT_MS: i64 = EXPIRED_POSITION_KEPT.as_millis() as i64;
 /// How long a free name keeps its row, and its last fencing token, in seconds.
 pub(in crate::engine::sql) const FREE_ROW_KEPT_S: i64 = 3600;
-/// Maximum number of rows that one statement of a sweep removes.
-pub(in crate::engine::sql) const SWEEP_LIMIT: i64 = 500;
+/// Maximum number of rows that one statement of a sweep reads.
+pub(in crate::engine::sql) const SWEEP_LIMIT: i64 = 1000;
 /// The time between two statements of a sweep, for calls.
 const SWEEP_GAP: Duration = Duration::from_millis(20);
 /// Maximum number of names of one transaction of a sweep.
@@ -36,6 +36,15 @@ pub(in crate::engine::sql) struct Checked {
     /// The owners of the positions that a heartbeat has kept alive.
     pub kept: HashSet<String>,
     pub names: Vec<CheckedName>,
+}
+
+/// What a statement of a sweep has read.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::engine::sql) struct Swept {
+    /// The last name. `None`: there are no more.
+    pub last: Option<StoredName>,
+    /// Names with positions that ended long ago.
+    pub abandoned: Vec<StoredName>,
 }
 
 /// What the waiters of a name wait for.
@@ -59,7 +68,7 @@ impl<S: Server> Shared<S> {
         if let Err(failure) = self.check_names(&mut slot, &names).await {
             // Each waiter makes an attempt, gets the error itself, and knows its own deadline.
             tracing::debug!(%failure, "a heartbeat failed");
-            names.iter().for_each(|key| self.waiters.known.wake(key));
+            self.waiters.known.wake_names(&names.iter().collect());
         }
         slot
     }
@@ -84,12 +93,10 @@ impl<S: Server> Shared<S> {
             *self.timers.heartbeat_at.lock() = Some(now);
         }
         self.waiters.slacken();
-        let mut free = Vec::new();
+        let keys: HashMap<&StoredName, &Key> = stored.iter().zip(names).collect();
+        let (mut free, mut without_positions) = (Vec::new(), HashSet::new());
         for checked in checked.names {
-            let at = stored.iter().position(|one| *one == checked.name);
-            let Some(key) = at.map(|index| &names[index]) else {
-                continue;
-            };
+            let Some(key) = keys.get(&checked.name) else { continue };
             match checked.lease {
                 Some(lease) => {
                     self.waiters.set_busy_for(key, lease.rest, checked.is_first);
@@ -101,14 +108,15 @@ impl<S: Server> Shared<S> {
                     free.push(checked.name);
                 }
                 // The positions of this process have expired: its waiters enter the queue again.
-                None => self.waiters.known.wake(key),
+                None => _ = without_positions.insert(*key),
             }
         }
+        self.waiters.known.wake_names(&without_positions);
         if is_due {
             let kept = checked.kept.iter().filter_map(|owner| OwnerToken::parse(owner).ok());
             let kept: HashSet<OwnerToken> = kept.collect();
             // Others were handed a name, and the message was lost.
-            names.iter().for_each(|key| self.waiters.known.wake_others(key, &kept));
+            self.waiters.known.wake_others(&names.iter().collect(), &kept);
         }
         match free.is_empty() {
             true => Ok(()),
@@ -130,15 +138,18 @@ impl<S: Server> Shared<S> {
         slot
     }
 
-    /// `true`: there are no more.
+    /// `true`: all rows were read.
     async fn sweep_some(&self, slot: &mut Slot<S>) -> Outcome<bool> {
+        let after = std::mem::take(&mut *self.timers.swept_to.lock());
         let session = slot.session().await?;
         let connection = session.connection().clone();
-        let outcome = connection.within_limit(session.sweep()).await;
-        let (swept, names) = slot.settle(outcome)?;
-        if !names.is_empty() {
-            let _ = self.names.send(Names::Abandoned(names));
+        let outcome = connection.within_limit(session.sweep(&after)).await;
+        let Swept { last, abandoned } = slot.settle(outcome)?;
+        if !abandoned.is_empty() {
+            let _ = self.names.send(Names::Abandoned(abandoned));
         }
-        Ok((swept as i64) < SWEEP_LIMIT)
+        let is_complete = last.is_none();
+        *self.timers.swept_to.lock() = last.unwrap_or_default();
+        Ok(is_complete)
     }
 }

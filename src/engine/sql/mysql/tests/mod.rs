@@ -2,6 +2,8 @@
 
 mod faults;
 mod hand_off;
+mod load;
+
 mod tables;
 
 use std::sync::Arc;

@@ -195,10 +195,39 @@ async fn a_sweep_removes_old_rows_of_free_names() {
     let config = MysqlConfig::parse(&database.url, &Settings::default()).unwrap();
     let mut session = MysqlSession::open(&MysqlServer::new(config)).await.unwrap();
     session.set_up().await.unwrap();
-    assert_eq!(session.sweep().await.unwrap().0, 0);
+    assert_eq!(session.sweep(b"").await.unwrap().last, None);
+    assert_eq!(database.number("SELECT COUNT(*) FROM locks").await, 2);
     database.execute("UPDATE locks SET since = since - 4000000000").await;
-    assert_eq!(session.sweep().await.unwrap(), (1, Vec::new()));
+    assert_eq!(session.sweep(b"").await.unwrap().last, None);
     assert_eq!(database.number("SELECT COUNT(*) FROM locks").await, 1);
+}
+
+#[tokio::test]
+async fn a_sweep_reads_each_row_once() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let _engine = database.engine().await;
+    // Released now, and behind them, long ago.
+    for (first, count, since) in [("a", 2200, "2e15"), ("b", 100, "0")] {
+        let rows = (0..count).map(|index| format!("('{first}{index:04}', 1, 0, {since})"));
+        let rows: Vec<String> = rows.collect();
+        let text = format!(
+            "INSERT INTO locks (name, fence, expires_at, since) VALUES {}",
+            rows.join(",")
+        );
+        database.execute(&text).await;
+    }
+    let config = MysqlConfig::parse(&database.url, &Settings::default()).unwrap();
+    let mut session = MysqlSession::open(&MysqlServer::new(config)).await.unwrap();
+    session.set_up().await.unwrap();
+    let mut last = Vec::new();
+    for expected in [Some("a0999"), Some("a1999"), None] {
+        let next = session.sweep(&last).await.unwrap().last;
+        assert_eq!(next.as_deref(), expected.map(str::as_bytes));
+        last = next.unwrap_or_default();
+    }
+    assert_eq!(database.number("SELECT COUNT(*) FROM locks").await, 2200);
 }
 
 /// With a large table, each statement reads the rows of its names only.
