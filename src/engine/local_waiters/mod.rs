@@ -10,11 +10,8 @@ mod subscription;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
-#[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
-use std::collections::HashSet;
-use std::collections::VecDeque;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -283,19 +280,12 @@ impl<H> LocalWaiters<H> {
 
     /// Wakes every waiter of a name for a new attempt.
     pub(super) fn wake(&self, key: &Key) {
-        self.wake_if(|_, waiter| waiter.name() == Some(key));
+        self.wake_where(|name, _| name == key);
     }
 
-    /// Wakes every waiter of some names for a new attempt.
-    #[cfg(any(feature = "mysql", feature = "postgres"))]
-    pub(super) fn wake_names(&self, names: &HashSet<&Key>) {
-        self.wake_if(|_, waiter| waiter.name().is_some_and(|name| names.contains(name)));
-    }
-
-    /// Wakes the waiters of some names that are not among `these`.
-    #[cfg(any(feature = "mongodb", feature = "mysql", feature = "postgres"))]
-    pub(super) fn wake_others(&self, names: &HashSet<&Key>, these: &HashSet<OwnerToken>) {
-        self.wake_if(|owner, waiter| !these.contains(owner) && waiter.name().is_some_and(|name| names.contains(name)));
+    /// Wakes the waiters whose name and owner match, for a new attempt.
+    pub(super) fn wake_where(&self, matches: impl Fn(&Key, &OwnerToken) -> bool) {
+        self.wake_if(|owner, waiter| waiter.name().is_some_and(|name| matches(name, owner)));
     }
 
     /// Notifies the first waiter of a name.

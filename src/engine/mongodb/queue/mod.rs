@@ -17,7 +17,7 @@ pub(super) mod pipelines;
 pub(super) mod poll;
 mod primary_clock;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -280,7 +280,8 @@ impl Queue {
             match found.get(id.as_str()) {
                 Some(document) => {
                     let present = pipelines::owners(document);
-                    self.known.wake_others(&HashSet::from([key]), &present);
+                    self.known
+                        .wake_where(|name, owner| name == key && !present.contains(owner));
                     if let Some(owner) = pipelines::handed_off_to(document, &self.process) {
                         self.known.notify(&owner);
                     }

@@ -62,7 +62,7 @@ impl Plan {
         }
         match checked {
             Checked::None => {}
-            // The row of a name with waiters may be missing: somebody has deleted it by hand.
+            // The row of a name with waiters may have been deleted by hand.
             Checked::Free(names) => plan.names.extend(names.iter().map(|name| (name.clone(), true))),
             Checked::Pruned(names) => {
                 plan.names.extend(names.iter().map(|name| (name.clone(), true)));

@@ -68,7 +68,8 @@ impl<S: Server> Shared<S> {
         if let Err(failure) = self.check_names(&mut slot, &names).await {
             // Each waiter makes an attempt, gets the error itself, and knows its own deadline.
             tracing::debug!(%failure, "a heartbeat failed");
-            self.waiters.known.wake_names(&names.iter().collect());
+            let names: HashSet<&Key> = names.iter().collect();
+            self.waiters.known.wake_where(|name, _| names.contains(name));
         }
         slot
     }
@@ -111,12 +112,14 @@ impl<S: Server> Shared<S> {
                 None => _ = without_positions.insert(*key),
             }
         }
-        self.waiters.known.wake_names(&without_positions);
+        let known = &self.waiters.known;
+        known.wake_where(|name, _| without_positions.contains(name));
         if is_due {
             let kept = checked.kept.iter().filter_map(|owner| OwnerToken::parse(owner).ok());
             let kept: HashSet<OwnerToken> = kept.collect();
             // Others were handed a name, and the message was lost.
-            self.waiters.known.wake_others(&names.iter().collect(), &kept);
+            let names: HashSet<&Key> = names.iter().collect();
+            known.wake_where(|name, owner| names.contains(name) && !kept.contains(owner));
         }
         match free.is_empty() {
             true => Ok(()),

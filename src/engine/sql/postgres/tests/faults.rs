@@ -200,7 +200,7 @@ async fn a_release_follows_an_abandoned_attempt() {
     assert!(engine.inspect(&key("n")).await.unwrap().is_none());
 }
 
-/// A connection is being opened when the caller gives up.
+/// A caller leaves while a connection is being opened.
 #[tokio::test]
 async fn an_attempt_that_waits_for_a_connection_is_not_sent_when_it_is_dropped() {
     let Some(database) = Database::create().await else {
