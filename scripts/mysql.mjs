@@ -1,15 +1,15 @@
-// Starts MariaDB servers for the tests and the benchmark.
+// Starts servers for the tests and the benchmark: of MariaDB, and MySQL's own.
 import { execFile } from 'node:child_process'
-import { chmod, chown, copyFile } from 'node:fs/promises'
+import { chmod, chown, copyFile, writeFile } from 'node:fs/promises'
 import { join } from 'node:path'
 import { promisify } from 'node:util'
 import { account } from './programs.mjs'
 import { startServer } from './servers.mjs'
-import { locateMariadb, locateOfMariadb } from './sql-binaries.mjs'
+import { locateMariadb, locateMysql, locateOfMariadb } from './sql-binaries.mjs'
 
 const run = promisify(execFile)
 
-export { locateMariadb }
+export { locateMariadb, locateMysql }
 
 /**
  * Starts a MariaDB server with the user `holdfast`, all rights and no password. Without `fsync` a commit does not wait for the
@@ -61,6 +61,43 @@ export async function startMysql({ fsync = false, settings = {}, tls } = {}) {
       user,
       ready: async (log) => /ready for connections/.test(log) && (await isPrepared(client, dir)),
       properties: { url: `mysql://holdfast@127.0.0.1:${port}/holdfast` },
+    }
+  })
+}
+
+/** Starts MySQL's own server, which creates its certificates, with the user `holdfast`, all rights and no password. */
+export async function startMysqlServer() {
+  const path = await locateMysql()
+  const user = await account('mysql')
+  return startServer(async (dir, port) => {
+    const data = join(dir, 'data')
+    if (user) await chown(dir, user.uid, user.gid)
+    const env = { ...process.env, TMPDIR: dir }
+    await run(path, ['--no-defaults', '--initialize-insecure', `--datadir=${data}`], { ...user, cwd: dir, env })
+    const statements = [
+      'CREATE DATABASE holdfast',
+      'CREATE USER holdfast',
+      'GRANT ALL ON *.* TO holdfast WITH GRANT OPTION',
+    ]
+    await writeFile(join(dir, 'init.sql'), `${statements.join(';\n')};\n`)
+    const settings = {
+      datadir: data,
+      port,
+      bind_address: '127.0.0.1',
+      socket: join(dir, 'socket'),
+      pid_file: join(dir, 'server-pid'),
+      init_file: join(dir, 'init.sql'),
+      mysqlx: 'OFF',
+      secure_file_priv: 'NULL',
+      skip_log_bin: 1,
+      innodb_buffer_pool_size: '64M',
+    }
+    const flags = Object.entries(settings).map(([name, value]) => `--${name.replaceAll('_', '-')}=${value}`)
+    return {
+      argv: [path, '--no-defaults', ...flags],
+      user,
+      ready: async (log) => /ready for connections/.test(log),
+      properties: { url: `mysql://holdfast@127.0.0.1:${port}/holdfast`, caFile: join(data, 'ca.pem') },
     }
   })
 }

@@ -161,14 +161,23 @@ async function fetchRedis() {
  * @param {string} root
  * @param {string[]} names
  * @param {RegExp} always
+ * @param {string} [suite] Debian's suite, of which it takes all packages; without it those of the system
  */
-export async function unpackDebian(work, root, names, always) {
+export async function unpackDebian(work, root, names, always, suite) {
   // Separate package lists: without root the system's lists cannot be updated, and a slim image has none.
   const folders = ['-o', `Dir::State::Lists=${work}/lists`, '-o', `Dir::Cache=${work}/cache`]
   /** @param {string[]} args */
   const apt = (...args) => run('apt-get', ['-qq', ...folders, ...args], { cwd: work })
   for (const folder of ['lists/partial', 'cache/archives/partial']) await mkdir(join(work, folder), { recursive: true })
   await apt('update')
+  if (suite) {
+    const { stdout } = await run('apt-get', [...folders, 'indextargets', '--format', '$(REPO_URI)'], { cwd: work })
+    const mirror = stdout.split('\n').find((uri) => !uri.includes('security'))
+    await writeFile(join(work, 'sources.list'), `deb ${mirror} ${suite} main\n`)
+    folders.push('-o', `Dir::Etc::SourceList=${work}/sources.list`, '-o', 'Dir::Etc::SourceParts=/dev/null')
+    folders.push('-o', 'Dir::State::Status=/dev/null')
+    await apt('update')
+  }
   const { stdout } = await apt('--simulate', '--no-install-recommends', 'install', ...names)
   const missing = [...stdout.matchAll(/^Inst (\S+)/gm)].map((match) => match[1])
   const depends = await run('apt-cache', [...folders, 'depends', '--recurse', '--important', ...names], { cwd: work })

@@ -1,4 +1,4 @@
-// Finds and fetches the programs of PostgreSQL, PgBouncer and MariaDB.
+// Finds and fetches the programs of PostgreSQL, PgBouncer, MariaDB and MySQL.
 import { mkdir, readdir, realpath, writeFile } from 'node:fs/promises'
 import { dirname, join } from 'node:path'
 import { findProgram, isRunnable } from './programs.mjs'
@@ -28,6 +28,10 @@ export const locateMariadb = () => locateOfMariadb('mariadbd')
 export const locateOfMariadb = (program) =>
   locate(program, ['/usr/sbin'], fetchMariadb, 'MariaDB, or set HOLDFAST_TEST_MYSQL_URL')
 
+/** Finds or fetches MySQL's own server, as `mysql-server`: where MariaDB is installed, `mysqld` is MariaDB. Resolves to its path. */
+export const locateMysql = () =>
+  locate('mysql-server', [], fetchMysql, 'a link to the `mysqld` of MySQL with this name')
+
 /** @param {string} program @param {string[]} folders @param {() => Promise<string>} fetch @param {string} remedy */
 async function locate(program, folders, fetch, remedy) {
   const found = await findProgram(program, [...folders, ...GROUPS.map(keptIn)])
@@ -46,7 +50,7 @@ async function locate(program, folders, fetch, remedy) {
 }
 
 /** The fetched programs, by the name of their folder. */
-const GROUPS = ['postgres', 'mariadb']
+const GROUPS = ['postgres', 'mariadb', 'mysql-server']
 /** @param {string} group */
 const keptIn = (group) => join(FETCHED, group, 'bin')
 
@@ -55,28 +59,33 @@ const keptIn = (group) => join(FETCHED, group, 'bin')
  * unpacked, not installed: an installation would start a server. A server finds its files by its own path, so the folders of the
  * packages stay as they are.
  *
- * `programs`: the folder of each one in its package, and its last arguments.
+ * `programs`: the path of each one in its package, and its last arguments. `suite`: another one than the system's, with its own C library.
  *
  * @param {string} group
  * @param {string[]} packages
  * @param {RegExp} always
  * @param {Record<string, [string, string?]>} programs
+ * @param {string} [suite]
  */
-function fetching(group, packages, always, programs) {
+function fetching(group, packages, always, programs, suite) {
   /** @type {Promise<string> | undefined} */
   let fetched
   const fetch = async () => {
     await keep(group, async (work, out) => {
       await mkdir(join(out, 'root'), { recursive: true })
-      await unpackDebian(work, join(out, 'root'), packages, always)
-      for (const [name, [folder, last = '']] of Object.entries(programs)) {
+      await unpackDebian(work, join(out, 'root'), packages, always, suite)
+      for (const [name, [path, last = '']] of Object.entries(programs)) {
         const lines = [
           '#!/bin/sh',
           'root="${0%/bin/*}/root"',
           'libraries="$(echo "$root"/usr/lib/*-linux-*)"',
-          'LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"',
-          'export LD_LIBRARY_PATH',
-          `exec "$root"/${folder}/${name} "$@" ${last}`.trim(),
+          ...(suite
+            ? [`exec "$libraries"/ld-linux-*.so.* --library-path "$libraries" "$root"/${path} "$@" ${last}`.trim()]
+            : [
+                'LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"',
+                'export LD_LIBRARY_PATH',
+                `exec "$root"/${path} "$@" ${last}`.trim(),
+              ]),
         ]
         await writeFile(join(out, 'bin', name), `${lines.join('\n')}\n`, { mode: 0o755 })
       }
@@ -91,10 +100,10 @@ const fetchPostgres = fetching(
   ['postgresql', 'pgbouncer'],
   /^(postgresql(-client)?-\d+|libpq5|pgbouncer)$/,
   {
-    postgres: ['usr/lib/postgresql/*/bin'],
-    initdb: ['usr/lib/postgresql/*/bin'],
-    pg_basebackup: ['usr/lib/postgresql/*/bin'],
-    pgbouncer: ['usr/sbin'],
+    postgres: ['usr/lib/postgresql/*/bin/postgres'],
+    initdb: ['usr/lib/postgresql/*/bin/initdb'],
+    pg_basebackup: ['usr/lib/postgresql/*/bin/pg_basebackup'],
+    pgbouncer: ['usr/sbin/pgbouncer'],
   },
 )
 
@@ -103,8 +112,17 @@ const fetchMariadb = fetching(
   ['mariadb-server-core', 'mariadb-client-core'],
   /^mariadb-(server|client)-core$/,
   {
-    mariadbd: ['usr/sbin', '--basedir="$root/usr"'],
-    'mariadb-install-db': ['usr/bin', '--basedir="$root/usr"'],
-    mariadb: ['usr/bin'],
+    mariadbd: ['usr/sbin/mariadbd', '--basedir="$root/usr"'],
+    'mariadb-install-db': ['usr/bin/mariadb-install-db', '--basedir="$root/usr"'],
+    mariadb: ['usr/bin/mariadb'],
   },
+)
+
+/** Debian releases have no MySQL; its unstable suite has. */
+const fetchMysql = fetching(
+  'mysql-server',
+  ['mysql-server-core'],
+  /^mysql-server-core$/,
+  { 'mysql-server': ['usr/sbin/mysqld', '--basedir="$root/usr"'] },
+  'sid',
 )
