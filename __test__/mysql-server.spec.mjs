@@ -16,7 +16,7 @@ const reason =
   ))
 if (reason) it('MySQL', (t) => skip(t, reason))
 else {
-  const server = await startMysqlServer()
+  const server = /** @type {any} */ (await startMysqlServer())
   after(() => server.stop())
   const withoutTls = `${server.url}?ssl-mode=DISABLED`
   // The server's own certificate is for no name.

@@ -279,6 +279,7 @@ impl<H> LocalWaiters<H> {
     }
 
     /// Wakes every waiter of a name for a new attempt.
+    #[cfg(any(feature = "mongodb", feature = "redis"))]
     pub(super) fn wake(&self, key: &Key) {
         self.wake_where(|name, _| name == key);
     }
