@@ -158,7 +158,8 @@ export function options(test) {
     const late = rejects(b.acquire('passed', { waitMs: 150, minHoldMs: 60_000 }), 'LOCK_TIMEOUT')
     await late
     assert.equal(await lock.release(), true)
-    assert.equal(await b.inspect('passed'), null)
+    // A store may hand the name off to the call that has just timed out, which releases it at once.
+    await assertFree(b, 'passed')
   })
 
   test('metadata is stored with the lock', async (store) => {

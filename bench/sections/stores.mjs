@@ -134,7 +134,15 @@ export const mongodbPairs = mongodbs.map((store) => ({ ...store, contenders: [..
 
 /** A PostgreSQL whose commits wait for the disk. */
 export const postgres = {
-  contenders: ['holdfast', 'holdfast-using', 'holdfast-lock', 'verrou-knex', 'advisory-locks', 'advisory-pipelined'],
+  contenders: [
+    'holdfast',
+    'holdfast-using',
+    'holdfast-lock',
+    'verrou-knex',
+    'advisory-locks',
+    'advisory-pipelined',
+    'bare-commits',
+  ],
   floor: 'advisory-locks',
   shares: true,
   open: ([server]) => PostgresProbe.open(server),
@@ -146,7 +154,7 @@ export const postgres = {
 
 /** A MariaDB whose commits wait for the disk. */
 export const mysql = {
-  contenders: ['holdfast', 'holdfast-using', 'holdfast-lock', 'get-lock'],
+  contenders: ['holdfast', 'holdfast-using', 'holdfast-lock', 'get-lock', 'bare-commits'],
   floor: 'get-lock',
   shares: true,
   open: ([server]) => MysqlProbe.open(server),
