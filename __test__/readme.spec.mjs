@@ -10,6 +10,7 @@ import { installDependencies } from '../scripts/setup.mjs'
 import { blocksOf, documents, read, root } from './readme/blocks.mjs'
 import { runMongosh, runMysql, runPsql, runRedis } from './readme/permissions.mjs'
 import { Project, node } from './readme/run.mjs'
+import { withMysql } from './mysql-client.mjs'
 import { withPostgres } from './postgres-client.mjs'
 import { missing, random, serverUrl, skip } from './stores.mjs'
 import { rejection } from './tools.mjs'
@@ -112,7 +113,7 @@ before(() => {
   installDependencies('bench')
   project = new Project()
   project.alsoHas('bench', 'ioredis', 'redlock', 'redlock-universal', 'redis-semaphore', '@verrou/core')
-  project.alsoHas('.', 'fastify', 'node-cron', 'croner', 'rxjs', 'reflect-metadata', 'pg', 'knex')
+  project.alsoHas('.', 'fastify', 'node-cron', 'croner', 'rxjs', 'reflect-metadata', 'pg', 'knex', 'mysql2')
   project.alsoHas('.', '@nestjs/common', '@nestjs/core', '@nestjs/schedule')
 })
 after(() => project?.close())
@@ -176,21 +177,27 @@ function runDiff(block, t) {
 }
 
 const REDIS = 'redis://127.0.0.1:6379'
-const POSTGRES = 'postgres://127.0.0.1:5432/shop'
+const SQL = {
+  postgres: { example: 'postgres://127.0.0.1:5432/shop', connected: withPostgres, force: ' WITH (FORCE)' },
+  mysql: { example: 'mysql://root@127.0.0.1:3306/shop', connected: withMysql, force: '' },
+}
 
-/** Runs a block that may need a server with the URL of the test server in its code, on PostgreSQL with a database of its own. */
+/** Runs a block that may need a server with the URL of the test server in its code, on SQL servers with a database of its own. */
 async function onServer({ code, language }, t, run) {
-  if (code.includes(POSTGRES)) {
-    if (missing('postgres')) return skip(t, missing('postgres'))
-    const url = String(serverUrl('postgres'))
+  for (const [store, { example, connected, force }] of Object.entries(SQL)) {
+    if (!code.includes(example)) continue
+    if (missing(store)) return skip(t, missing(store))
+    const url = String(serverUrl(store))
     const database = `readme_${random()}`
-    await withPostgres(url, (client) => client.query(`CREATE DATABASE ${database}`))
+    await connected(url, (client) => client.query(`CREATE DATABASE ${database}`))
     try {
-      await run(code.replaceAll(POSTGRES, url.replace(/\/[^/]*$/, `/${database}`)))
+      await run(code.replaceAll(example, url.replace(/\/[^/]*$/, `/${database}`)))
     } finally {
-      await withPostgres(url, (client) => client.query(`DROP DATABASE ${database} WITH (FORCE)`))
+      await connected(url, (client) => client.query(`DROP DATABASE ${database}${force}`))
     }
-  } else if (language === 'diff') {
+    return
+  }
+  if (language === 'diff') {
     if (missing('redis')) return skip(t, missing('redis'))
     await run(code.replaceAll(REDIS, String(serverUrl('redis'))))
   } else await run(code)

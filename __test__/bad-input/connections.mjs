@@ -172,6 +172,16 @@ const options = [
   ...['keyPrefix', 'collection', 'table', 'listenUrl'].flatMap((name) =>
     noText.map(([value, text]) => option(name, value, text)),
   ),
+  ...['redis://h', 'sqlite:/tmp/never.sqlite', 'postgres://h', 'mysql://h'].map((url) => [
+    [url, { collection: 'mine' }],
+    'collection',
+    /must be absent for a store other than MongoDB .*got "mine"$/,
+  ]),
+  ...['redis://h', 'mongodb://h', ['redis://a', 'redis://b', 'redis://c']].map((url) => [
+    [url, { table: 'mine' }],
+    'table',
+    /must be absent for a store other than SQLite, .*got "mine"$/,
+  ]),
   option('collection', '', '""'),
   option('table', '', '""'),
   ...noLimits.map(([value, text]) => option('storeTimeoutMs', value, text)),

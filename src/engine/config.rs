@@ -46,8 +46,8 @@ impl Default for Settings {
     fn default() -> Self {
         Settings {
             key_prefix: None,
-            collection: "locks".into(),
-            table: "locks".into(),
+            collection: DEFAULT_TABLE.into(),
+            table: DEFAULT_TABLE.into(),
             store_timeout: Duration::from_secs(5),
             min_replicas: 0,
             tls: TlsFiles::default(),
@@ -146,16 +146,15 @@ impl EngineConfig {
             let rule = "must be absent for a store other than PostgreSQL";
             return Err(LockError::invalid("listenUrl", rule, "a URL"));
         }
-        if settings.min_replicas > 0 {
-            let scheme = match urls {
-                [one] => one.split(':').next(),
-                _ => None,
-            };
-            if !scheme.is_some_and(|scheme| REPLICATED.contains(&scheme)) {
-                let rule = "must be 0 or absent for a store other than one of redis://, rediss://, redis+sentinel:// and \
-                            rediss+sentinel://";
-                return Err(LockError::invalid("minReplicas", rule, settings.min_replicas));
-            }
+        let scheme = match urls {
+            [one] => one.split(':').next(),
+            _ => None,
+        };
+        check_tables(urls.is_empty(), scheme, settings)?;
+        if settings.min_replicas > 0 && !scheme.is_some_and(|scheme| REPLICATED.contains(&scheme)) {
+            let rule = "must be 0 or absent for a store other than one of redis://, rediss://, redis+sentinel:// and \
+                        rediss+sentinel://";
+            return Err(LockError::invalid("minReplicas", rule, settings.min_replicas));
         }
         let url = match urls {
             #[cfg(feature = "sqlite")]
@@ -238,8 +237,43 @@ fn of_valkey(url: &str) -> String {
     }
 }
 
+/// The default name of the collection, and of the table.
+const DEFAULT_TABLE: &str = "locks";
+
 /// The schemes for which `min_replicas` is allowed.
 const REPLICATED: [&str; 4] = ["redis", "rediss", "redis+sentinel", "rediss+sentinel"];
+
+/// Rejects the name of a collection for a store without collections, and that of a table likewise. The memory store may have both: in
+/// tests it replaces any store.
+fn check_tables(is_embedded: bool, scheme: Option<&str>, settings: &Settings) -> Result<(), LockError> {
+    let has = |schemes: &[&str]| scheme.is_some_and(|scheme| scheme == "memory" || schemes.contains(&scheme));
+    if settings.collection != DEFAULT_TABLE && !has(&["mongodb", "mongodb+srv"]) {
+        let rule = "must be absent for a store other than MongoDB (SQL stores have a table)";
+        return Err(LockError::invalid(
+            "collection",
+            rule,
+            format_args!("{:?}", settings.collection),
+        ));
+    }
+    let is_sql = is_embedded || has(&["sqlite", "postgres", "postgresql", "mysql", "mariadb"]);
+    if settings.table != DEFAULT_TABLE && !is_sql {
+        let rule = "must be absent for a store other than SQLite, PostgreSQL, MySQL and MariaDB (MongoDB has a collection, Redis a keyPrefix)";
+        return Err(LockError::invalid("table", rule, format_args!("{:?}", settings.table)));
+    }
+    Ok(())
+}
+
+/// Describes an option of a URL that is not known. Names it only if it looks like a name: a password may contain a question mark.
+#[cfg(any(feature = "redis", feature = "postgres", feature = "mysql"))]
+pub(super) fn unknown_option(name: &str, value: &str) -> String {
+    let is_name = (1..=32).contains(&name.len())
+        && name
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+        && !value.contains('@');
+    let shown = if is_name { format!(": {name}") } else { String::new() };
+    format!("a URL with an option that is not known (or has no such value){shown}")
+}
 
 /// The backoff of `connect` while the store cannot be reached.
 const RECONNECT: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(1));

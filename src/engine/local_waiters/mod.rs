@@ -82,10 +82,23 @@ struct WaitedName<H> {
     waiters: usize,
     /// When to check the name: the end of the current lease, as far as it is known.
     check_at: Instant,
+    /// When the time of the check was set.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    set_at: Instant,
     /// Maximum number of waiters of other processes ahead of those of this one.
     #[cfg(feature = "mongodb")]
     ahead: usize,
     _resource: H,
+}
+
+impl<H> WaitedName<H> {
+    fn set_check(&mut self, check_at: Instant) {
+        self.check_at = check_at;
+        #[cfg(any(feature = "mysql", feature = "postgres"))]
+        {
+            self.set_at = Instant::now();
+        }
+    }
 }
 
 impl<H> State<H> {
@@ -155,6 +168,15 @@ impl<H> LocalWaiters<H> {
         self.state.lock().names.keys().cloned().collect()
     }
 
+    /// Returns the names for whose next check more than half of the time has passed.
+    #[cfg(any(feature = "mysql", feature = "postgres"))]
+    pub(super) fn due_soon(&self) -> Vec<Key> {
+        let (now, state) = (Instant::now(), self.state.lock());
+        let names = state.names.iter();
+        let due = names.filter(|(_, name)| now > name.set_at + (name.check_at - name.set_at) / 2);
+        due.map(|(key, _)| key.clone()).collect()
+    }
+
     /// Records a waiter's position in the queue of `key`, behind a lease that ends after `left`. Returns `true` when the
     /// heartbeat task does not run: the caller spawns [`LocalWaiters::run_heartbeats`].
     #[must_use]
@@ -177,6 +199,8 @@ impl<H> LocalWaiters<H> {
             let name = state.names.entry(key.clone()).or_insert_with(|| WaitedName {
                 waiters: 0,
                 check_at,
+                #[cfg(any(feature = "mysql", feature = "postgres"))]
+                set_at: Instant::now(),
                 #[cfg(feature = "mongodb")]
                 ahead: usize::MAX,
                 _resource: resource(),
@@ -184,7 +208,7 @@ impl<H> LocalWaiters<H> {
             name.waiters += 1;
         }
         if let Some(name) = state.names.get_mut(key) {
-            name.check_at = check_at;
+            name.set_check(check_at);
         }
         match state.next_check {
             None => {
@@ -342,7 +366,7 @@ impl<H> LocalWaiters<H> {
         let mut state = self.state.lock();
         let next_check = state.next_check;
         if let Some(name) = state.names.get_mut(key) {
-            name.check_at = check_at;
+            name.set_check(check_at);
             if next_check.is_some_and(|next| check_at < next) {
                 self.rescheduled.notify_one();
             }
@@ -373,7 +397,7 @@ impl<H> LocalWaiters<H> {
                 let due = names.filter(|(_, name)| is_heartbeat || name.check_at <= now);
                 due.map(|(key, name)| {
                     // The answer sets the time of the next check.
-                    name.check_at = now + HEARTBEAT_INTERVAL;
+                    name.set_check(now + HEARTBEAT_INTERVAL);
                     key.clone()
                 })
                 .collect()

@@ -27,6 +27,22 @@ async fn a_lease_end_that_a_heartbeat_reports_is_checked_in_time() {
     );
 }
 
+#[cfg(any(feature = "mysql", feature = "postgres"))]
+#[tokio::test(start_paused = true)]
+async fn a_name_is_due_soon_after_half_of_its_time() {
+    let waiters = Arc::new(LocalWaiters::<()>::new());
+    for (name, seconds) in [("a", 2), ("b", 4)] {
+        let left = Some(Duration::from_secs(seconds));
+        let _ = waiters.enter(&OwnerToken::fresh(), &Key::new(name).unwrap(), 1, left, || ());
+    }
+    assert!(waiters.due_soon().is_empty());
+    tokio::time::advance(Duration::from_millis(1100)).await;
+    assert_eq!(waiters.due_soon(), [Key::new("a").unwrap()]);
+    waiters.set_lease_end(&Key::new("a").unwrap(), Some(Duration::from_secs(4)));
+    tokio::time::advance(Duration::from_millis(1100)).await;
+    assert_eq!(waiters.due_soon(), [Key::new("b").unwrap()]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_has_ended_is_not_taken_and_its_waiter_keeps_its_number() {
     use crate::clock::Moment;

@@ -7,6 +7,7 @@ use url::Url;
 
 use super::hosts::{HostList, decoded};
 use super::prepare;
+use crate::engine::config::unknown_option;
 use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
 
@@ -119,7 +120,7 @@ fn read_socket(url: &str) -> Result<ConnectionInfo, String> {
     }
     for (name, value) in parsed.query_pairs() {
         if !matches!(&*name, "db" | "user" | "pass") || (name == "db" && !is_database(&value)) {
-            return Err("a URL with an option that is not known (or has no such value)".into());
+            return Err(unknown_option(&name, &value));
         }
     }
     parsed.into_connection_info().map_err(|error| error.to_string())
@@ -144,7 +145,7 @@ fn read_sentinels(secure: bool, rest: &str, settings: &Settings) -> Result<(Conn
                 sentinels_secure = value == "true";
                 login
             }
-            _ => return Err("a URL with an option that is not known (or has no such value)".into()),
+            _ => return Err(unknown_option(&name, &value)),
         };
     }
     let servers = list.servers(secure, SENTINEL_PORT, database)?;

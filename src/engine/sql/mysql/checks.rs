@@ -12,7 +12,7 @@ use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{
     Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES, Swept,
 };
-use crate::engine::sql::server::waiters::CheckedLease;
+use crate::engine::sql::server::waiters::{AHEAD, CheckedLease};
 
 /// The number of rows that a subquery may have. The limit keeps it apart from the statement around it.
 const ALL: u64 = 1 << 32;
@@ -39,12 +39,12 @@ pub(super) async fn check(
     });
     let clock = packet.add("SELECT @u");
     let leases = packet.add(format_args!(
-        "SELECT name, expires_at - @u, owner FROM {locks} WHERE name IN ({}) AND owner IS NOT NULL AND expires_at > @u",
+        "SELECT name, expires_at - @u, owner, @u - since FROM {locks} WHERE name IN ({}) AND owner IS NOT NULL AND expires_at > @u",
         list(names.iter().map(Hex))
     ));
     let first = |name| {
         format!(
-            "(SELECT name, process = {process} FROM {waiters} WHERE name = {} AND alive_until > @u ORDER BY ticket LIMIT 1)",
+            "(SELECT name, process = {process} FROM {waiters} WHERE name = {} AND alive_until > @u ORDER BY ticket LIMIT {AHEAD})",
             Hex(name)
         )
     };
@@ -57,22 +57,26 @@ pub(super) async fn check(
     let lease = |row: &Row| {
         let lease = CheckedLease {
             rest: micros(row.number(1)?),
+            age: micros(row.number(3).unwrap_or_default()),
             holder: row.text(2)?,
         };
         Some((row.bytes(0)?.to_vec(), lease))
     };
     let mut leases: HashMap<StoredName, CheckedLease> = rows(&answers, leases).iter().filter_map(lease).collect();
-    let firsts: HashMap<&[u8], bool> = queues
-        .iter()
-        .flat_map(|index| rows(&answers, *index))
-        .filter_map(|row| Some((row.bytes(0)?, row.is_true(1))))
-        .collect();
+    // The first waiters of each name, and whether each is of this process.
+    let mut firsts: HashMap<&[u8], Vec<bool>> = HashMap::new();
+    for row in queues.iter().flat_map(|index| rows(&answers, *index)) {
+        if let Some(name) = row.bytes(0) {
+            firsts.entry(name).or_default().push(row.is_true(1));
+        }
+    }
     let checked = names.iter().map(|name| {
         let first = firsts.get(name.as_slice());
+        let ahead = first.and_then(|first| first.iter().position(|is_own| *is_own));
         CheckedName {
             lease: leases.remove(name),
             has_waiters: first.is_some(),
-            is_first: first.is_some_and(|is_own| *is_own),
+            ahead: ahead.map_or(AHEAD, |ahead| ahead as u64),
             name: name.clone(),
         }
     });

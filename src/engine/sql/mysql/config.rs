@@ -8,8 +8,9 @@ use sqlx::ConnectOptions;
 use sqlx::mysql::MySqlConnectOptions;
 use url::Url;
 
+use crate::engine::config::unknown_option;
 use crate::engine::sql::percent::percent_decoded;
-use crate::engine::sql::server::config::checked_table;
+use crate::engine::sql::server::config::{POOL_OPTIONS, checked_table};
 use crate::engine::tls::{Pem, WrongFile};
 use crate::engine::{Settings, TlsFiles, Warnings};
 use crate::error::LockError;
@@ -98,7 +99,8 @@ impl MysqlConfig {
             match &*option {
                 "ssl-mode" => ssl_mode = Some(value.to_ascii_uppercase()),
                 "socket" => driver = driver.socket(PathBuf::from(&*value)),
-                _ => return Err(invalid("a URL with an option that is not known")),
+                name if POOL_OPTIONS.contains(&name) => {}
+                name => return Err(invalid(&unknown_option(name, &value))),
             }
         }
         let has_settings = settings.tls != TlsFiles::default();
@@ -167,7 +169,7 @@ mod tests {
         assert_eq!(config.server, "h:3307/app");
         assert_eq!(config.driver.get_username(), "u");
         assert!(!format!("{config:?}").contains("cret"));
-        assert_eq!(parsed("mariadb://h").server, "h:3306");
+        assert_eq!(parsed("mariadb://h?connection_limit=5&pool_timeout=2").server, "h:3306");
         assert_eq!(parsed("mysql://[::1]/app").driver.get_host(), "::1");
     }
 
@@ -198,13 +200,20 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_option_is_named() {
+        let error = MysqlConfig::parse("mysql://u:secret@h/app?charset=utf8mb4", &Settings::default()).unwrap_err();
+        assert!(error.message.ends_with("(or has no such value): charset"), "{error:?}");
+    }
+
+    #[test]
     fn an_invalid_url_is_rejected_without_its_text() {
         for url in [
             "mysql:",
             "mysql://",
             "mysql:///app",
             "mysql://u:secret@h:port/app",
-            "mysql://u:secret@h/app?secret=1",
+            "mysql://u:p?secret@h/app",
+            "mysql://u:1?p=secret@h/app",
             "mysql://u:secret@h/app?ssl-mode=secret",
             "mysql://u:secret%ff@h/app",
         ] {

@@ -11,7 +11,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 pub use self::config::MysqlConfig;
 use self::session::{MysqlServer, MysqlSession};
@@ -35,9 +34,6 @@ mod tests;
 mod transaction;
 
 const NAME: &str = "mysql";
-
-/// The shortest time between two checks of a waiter's name.
-const SHORTEST_POLL: Duration = Duration::from_millis(10);
 
 /// The engine behind `mysql://` and `mariadb://` URLs.
 pub(in crate::engine) type MysqlEngine = ServerEngine<MysqlServer>;
@@ -67,8 +63,8 @@ impl Server for MysqlServer {
         MysqlSession::open(self).await
     }
 
-    fn shortest_poll(&self) -> Option<Duration> {
-        Some(SHORTEST_POLL)
+    fn is_notified(&self) -> bool {
+        false
     }
 
     fn warnings(&self) -> Option<&Warnings> {

@@ -10,7 +10,7 @@ use crate::engine::sql::server::single_calls::micros;
 use crate::engine::sql::server::upkeep::{
     Checked, CheckedName, EXPIRED_POSITION_KEPT_MS, FREE_ROW_KEPT_S, LIVENESS_MS, SWEEP_LIMIT, SWEEP_NAMES, Swept,
 };
-use crate::engine::sql::server::waiters::CheckedLease;
+use crate::engine::sql::server::waiters::{AHEAD, CheckedLease};
 
 /// Sends the heartbeat of this process if it is due, and reads what its waiters wait for.
 pub(super) async fn check(
@@ -28,7 +28,7 @@ pub(super) async fn check(
     let (kept, checked) = tokio::join!(
         biased;
         heartbeat,
-        async { session.query(Sql::Check, &[&names]).await },
+        async { session.query(Sql::Check, &[&names, &process, &(AHEAD as i64)]).await },
     );
     let kept: Outcome<HashSet<String>> = kept?.iter().map(|row| session.get(row, 0)).collect();
     let checked = checked?;
@@ -36,14 +36,16 @@ pub(super) async fn check(
     let names = checked.iter().map(|row| {
         let rest: Option<i64> = session.get(row, 2)?;
         let holder = session.get::<Option<String>>(row, 3)?.unwrap_or_default();
+        let age = micros(session.get::<Option<i64>>(row, 6)?.unwrap_or_default());
         Ok(CheckedName {
             name: session.get(row, 0)?,
             lease: rest.map(|rest| CheckedLease {
                 rest: micros(rest),
+                age,
                 holder,
             }),
             has_waiters: session.get(row, 4)?,
-            is_first: true,
+            ahead: session.get::<i64>(row, 5)?.unsigned_abs(),
         })
     });
     Ok(Checked {

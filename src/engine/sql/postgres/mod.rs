@@ -7,7 +7,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 pub use self::config::PostgresConfig;
 use self::session::{PostgresServer, PostgresSession};
@@ -33,9 +32,6 @@ mod tests;
 mod transaction;
 
 const NAME: &str = "postgres";
-
-/// The longest time between two checks of a waiter's name behind a pooler.
-const POOLED_POLL: Duration = Duration::from_millis(200);
 
 /// The engine behind `postgres://` URLs.
 pub(in crate::engine) type PostgresEngine = ServerEngine<PostgresServer>;
@@ -65,8 +61,8 @@ impl Server for PostgresServer {
         self.connect_with(None).await
     }
 
-    fn shortest_poll(&self) -> Option<Duration> {
-        (!self.can_listen()).then_some(POOLED_POLL)
+    fn is_notified(&self) -> bool {
+        self.can_listen()
     }
 
     fn warnings(&self) -> Option<&Warnings> {

@@ -204,7 +204,7 @@ impl PostgresSession {
             let (start, end): (&[u8], Option<&[u8]>) = (&[], None);
             let no_names: &[&[u8]] = &[];
             self.query(Sql::List, &[&start, &end, &0_i64]).await?;
-            return self.query(Sql::Check, &[&no_names]).await.map(drop);
+            return self.query(Sql::Check, &[&no_names, &"", &0_i64]).await.map(drop);
         }
         let all = self.server.statements.all().iter();
         let preparing = all.map(|one| self.client.prepare_typed(&one.text, one.types));

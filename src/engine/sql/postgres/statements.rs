@@ -122,7 +122,11 @@ const FILES: [(Sql, &str, &[Type]); 18] = [
         include_str!("statements/heartbeat.sql"),
         &[Type::TEXT, Type::INT8],
     ),
-    (Sql::Check, include_str!("statements/check.sql"), &[Type::BYTEA_ARRAY]),
+    (
+        Sql::Check,
+        include_str!("statements/check.sql"),
+        &[Type::BYTEA_ARRAY, Type::TEXT, Type::INT8],
+    ),
     (
         Sql::List,
         include_str!("statements/single/list.sql"),

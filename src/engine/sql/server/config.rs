@@ -5,6 +5,14 @@ use crate::error::LockError;
 /// Maximum length of a table name, without suffixes (`_waiters`), and of the name of its schema.
 const MAX_TABLE: usize = 51;
 
+/// The options of a URL that are about a pool of connections, as Prisma has it. They are ignored.
+pub(in crate::engine::sql) const POOL_OPTIONS: [&str; 4] = [
+    "connection_limit",
+    "pool_timeout",
+    "socket_timeout",
+    "statement_cache_size",
+];
+
 /// Returns a table name that is safe inside quotes: `name` or `schema.name`.
 pub(in crate::engine::sql) fn checked_table(table: &str) -> Result<String, LockError> {
     let is_name = |name: &str| {

@@ -63,8 +63,8 @@ pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
     /// Opens a connection, without its set-up.
     fn connect(self: &Arc<Self>) -> impl Future<Output = Outcome<Self::Session>> + Send;
 
-    /// Returns the shortest time between two checks of a name, if waiters are not notified by other processes.
-    fn shortest_poll(&self) -> Option<Duration>;
+    /// Whether other processes notify waiters.
+    fn is_notified(&self) -> bool;
 
     /// Returns the receiver of warnings.
     fn warnings(&self) -> Option<&Warnings>;

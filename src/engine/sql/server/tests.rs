@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::slot::open;
+use super::{Server, ServerEngine, Session};
 use crate::engine::{Acquired, Engine, Released};
 use crate::model::{Claim, Key, OwnerToken, Process, Ttl};
 
@@ -46,6 +48,33 @@ pub(in crate::engine::sql) async fn busy(engine: &Arc<impl Engine>, claim: &Clai
 
 pub(in crate::engine::sql) async fn release(engine: &Arc<impl Engine>, claim: &Claim) -> Released {
     engine.release(claim, Duration::ZERO).await.unwrap()
+}
+
+/// A check reads how long the lease has lasted, and how many waiters of other processes are ahead of those of this one.
+#[allow(private_bounds, reason = "only the dialects implement it")]
+pub(in crate::engine::sql) async fn a_check_counts_the_waiters_ahead<S: Server>(
+    ours: &Arc<ServerEngine<S>>,
+    theirs: &Arc<ServerEngine<S>>,
+) {
+    acquire(ours, &claim(&["n"])).await;
+    let queue = [theirs, theirs, ours].map(|engine| (engine, waiting(&["n"])));
+    let mut subscriptions = Vec::new();
+    for (engine, waiter) in &queue {
+        subscriptions.push(engine.subscribe(waiter, &key("n")).await.unwrap());
+        busy(engine, waiter).await;
+    }
+    let mut session = open(&ours.server).await.unwrap();
+    let mut ages = Vec::new();
+    for (engine, ahead) in [(ours, 2), (theirs, 0)] {
+        let process = &engine.waiters.process;
+        let checked = session.check(process, &[b"n".to_vec()], false).await.unwrap();
+        let name = &checked.names[0];
+        assert!(name.has_waiters);
+        assert_eq!(name.ahead, ahead);
+        ages.push(name.lease.as_ref().unwrap().age);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(ages[1] > ages[0], "{ages:?}");
 }
 
 /// Waits until a condition holds, for 10 s at most.

@@ -54,15 +54,15 @@ pub(in crate::engine::sql) struct CheckedName {
     pub lease: Option<CheckedLease>,
     /// Whether a free name has live waiters.
     pub has_waiters: bool,
-    /// Whether the first live waiter may be one of this process.
-    pub is_first: bool,
+    /// The number of live waiters of other processes ahead of the first one of this process, `AHEAD` at most.
+    pub ahead: u64,
 }
 
 impl<S: Server> Shared<S> {
     /// Sends the heartbeat of this process if it is due, and checks what its waiters wait for.
     pub(super) async fn check(&self, mut slot: Slot<S>, mut names: Vec<Key>) -> Slot<S> {
-        // One poll for all names, instead of one for each.
-        names.extend(self.waiters.polled());
+        // One check for several names, instead of one for each.
+        names.extend(self.waiters.due_soon());
         names.sort_unstable();
         names.dedup();
         if let Err(failure) = self.check_names(&mut slot, &names).await {
@@ -93,19 +93,19 @@ impl<S: Server> Shared<S> {
         if is_due {
             *self.timers.heartbeat_at.lock() = Some(now);
         }
-        self.waiters.slacken();
         let keys: HashMap<&StoredName, &Key> = stored.iter().zip(names).collect();
         let (mut free, mut without_positions) = (Vec::new(), HashSet::new());
         for checked in checked.names {
             let Some(key) = keys.get(&checked.name) else { continue };
             match checked.lease {
                 Some(lease) => {
-                    self.waiters.set_busy_for(key, lease.rest, checked.is_first);
+                    self.waiters.set_busy_for(key, lease.rest, lease.age, checked.ahead);
                     // It may be a waiter of this process, whose message was lost.
                     self.waiters.notify_holder(&lease);
                 }
                 None if checked.has_waiters => {
-                    self.waiters.set_busy_for(key, RESERVATION, checked.is_first);
+                    self.waiters
+                        .set_busy_for(key, RESERVATION, Duration::ZERO, checked.ahead);
                     free.push(checked.name);
                 }
                 // The positions of this process have expired: its waiters enter the queue again.

@@ -4,11 +4,10 @@
 //! Where the server delivers notifications, one more connection receives them while there are waiters: the transaction that hands a name
 //! off publishes the owner token of the waiter, its fencing token and its lease (`engine/hand_off/`). A check of the waiters' names
 //! follows each new connection, every heartbeat, and each end of a lease before a waiter, so that a lost notification delays no waiter
-//! for longer. Where there are no notifications, the checks are frequent: more so for names whose first waiter is in this process, and
-//! shortly after a hand-off. They read the grant of a waiter.
+//! for longer. Where there are no notifications, the checks are frequent, and read the grant of a waiter. A name is checked the more
+//! rarely, the longer its lease has lasted and the more waiters of other processes are ahead of those of this one.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -25,11 +24,22 @@ use crate::engine::local_waiters::{LocalWaiters, WaiterSubscription};
 use crate::engine::sql::ledger::{News, Notice, RESERVED};
 use crate::model::{Key, OwnerToken};
 
-/// The longest time between two checks without notifications.
+/// The shortest and the longest time between two checks without notifications.
+const SHORTEST_POLL: Duration = Duration::from_millis(2);
 const LONGEST_POLL: Duration = Duration::from_millis(200);
+/// The time that it is longer for each waiter of another process that is ahead: about as long as short work and a hand-off take.
+const POLL_PER_WAITER: Duration = Duration::from_millis(8);
+/// Maximum number of waiters ahead that counts: more make no difference.
+pub(in crate::engine::sql) const AHEAD: u64 = (LONGEST_POLL.as_millis() / POLL_PER_WAITER.as_millis()) as u64;
 
 /// The time between the end of a connection that has worked and the next one. Messages are lost meanwhile.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(5);
+
+/// Returns the longest time to the next check without notifications.
+fn poll_after(age: Duration, ahead: u64) -> Duration {
+    let shortest = SHORTEST_POLL + POLL_PER_WAITER * ahead.min(AHEAD) as u32;
+    (age / 4).max(shortest).min(LONGEST_POLL)
+}
 
 /// What follows for the waiters of this process after the commit.
 #[derive(Debug, Default)]
@@ -53,6 +63,8 @@ pub(super) struct InQueue {
 /// A lease before waiters.
 pub(in crate::engine::sql) struct CheckedLease {
     pub rest: Duration,
+    /// How long it has lasted.
+    pub age: Duration,
     /// The owner.
     pub holder: String,
 }
@@ -66,8 +78,6 @@ pub(in crate::engine::sql) struct Waiters<S> {
     checks: mpsc::UnboundedSender<Vec<Key>>,
     /// The last reading of the server's clock.
     clock: Mutex<Option<ClockReading>>,
-    /// The time between two checks without notifications, in microseconds.
-    pace_us: AtomicU64,
     runtime: Handle,
     tasks: Mutex<Tasks>,
 }
@@ -88,7 +98,6 @@ impl<S: Server> Waiters<S> {
             known: Arc::new(LocalWaiters::new()),
             checks,
             clock: Mutex::default(),
-            pace_us: AtomicU64::new(0),
             runtime: Handle::current(),
             tasks: Mutex::default(),
         })
@@ -104,11 +113,8 @@ impl<S: Server> Waiters<S> {
             self.known.leave(owner);
         }
         let has_entered = !effects.entered.is_empty();
-        if has_entered {
-            self.quicken();
-        }
         for waiter in effects.entered {
-            let check_after = self.check_after(waiter.left, true);
+            let check_after = self.check_after(waiter.left, Duration::ZERO, 0);
             if self
                 .known
                 .enter(&waiter.owner, &waiter.name, waiter.ticket, check_after, || ())
@@ -116,7 +122,7 @@ impl<S: Server> Waiters<S> {
                 self.run_heartbeats();
             }
         }
-        if has_entered && self.server.shortest_poll().is_none() {
+        if has_entered && self.server.is_notified() {
             self.listen();
         }
         effects.notices.iter().for_each(|notice| self.notify(notice));
@@ -132,41 +138,27 @@ impl<S: Server> Waiters<S> {
         self.apply(effects);
     }
 
-    /// Records that a name may be free after `left`. `is_first`: a waiter of this process may be the next one.
-    pub(super) fn set_busy_for(&self, key: &Key, left: Duration, is_first: bool) {
-        self.known.set_lease_end(key, self.check_after(Some(left), is_first));
+    /// Records that a name may be free after `left`. `age`: how long its lease has lasted. `ahead`: the number of waiters of other
+    /// processes ahead of those of this one.
+    pub(super) fn set_busy_for(&self, key: &Key, left: Duration, age: Duration, ahead: u64) {
+        self.known.set_lease_end(key, self.check_after(Some(left), age, ahead));
     }
 
     /// Returns when to check a name that may be free after `left`.
-    fn check_after(&self, left: Option<Duration>, is_first: bool) -> Option<Duration> {
-        let Some(shortest) = self.server.shortest_poll() else {
+    fn check_after(&self, left: Option<Duration>, age: Duration, ahead: u64) -> Option<Duration> {
+        if self.server.is_notified() {
             return left;
-        };
-        let pace = Duration::from_micros(self.pace_us.load(Ordering::Relaxed)).max(shortest);
-        let poll = if is_first { pace } else { LONGEST_POLL };
-        let poll = poll.mul_f64(0.5 + fastrand::f64() / 2.0);
+        }
+        let poll = poll_after(age, ahead).mul_f64(0.5 + fastrand::f64() / 2.0);
         Some(left.map_or(poll, |left| left.min(poll)))
     }
 
-    /// Returns the names to poll: without notifications all that are waited for.
-    pub(super) fn polled(&self) -> Vec<Key> {
-        match self.server.shortest_poll() {
-            Some(_) => self.known.names(),
-            None => Vec::new(),
+    /// Returns the names to check with others: without notifications those that are due soon.
+    pub(super) fn due_soon(&self) -> Vec<Key> {
+        match self.server.is_notified() {
+            true => Vec::new(),
+            false => self.known.due_soon(),
         }
-    }
-
-    /// Makes the checks without notifications frequent.
-    fn quicken(&self) {
-        self.pace_us.store(0, Ordering::Relaxed);
-    }
-
-    /// Makes the checks without notifications less frequent.
-    pub(super) fn slacken(&self) {
-        let shortest = self.server.shortest_poll().unwrap_or(LONGEST_POLL);
-        let pace = Duration::from_micros(self.pace_us.load(Ordering::Relaxed)).max(shortest);
-        let next = (pace * 5 / 4).min(LONGEST_POLL);
-        self.pace_us.store(next.as_micros() as u64, Ordering::Relaxed);
     }
 
     /// Records that the server's clock showed `server_us` after `sent`.
@@ -194,12 +186,11 @@ impl<S: Server> Waiters<S> {
         let Ok(owner) = OwnerToken::parse(&notice.owner) else {
             return;
         };
-        self.quicken();
         match notice.news {
             News::MayBeFree => _ = self.known.notify(&owner),
             News::FreeAfter(after) => {
                 if let Some((key, _)) = self.known.position(&owner) {
-                    self.set_busy_for(&key, after, true);
+                    self.set_busy_for(&key, after, Duration::ZERO, 0);
                 }
             }
             News::Granted(fence, times) => {
@@ -218,8 +209,8 @@ impl<S: Server> Waiters<S> {
     /// not be on the disk yet, and what the attempt writes is.
     pub(super) fn notify_holder(&self, lease: &CheckedLease) {
         let waiter = lease.holder.strip_suffix(RESERVED).unwrap_or(&lease.holder);
-        if OwnerToken::parse(waiter).is_ok_and(|owner| self.known.notify(&owner)) {
-            self.quicken();
+        if let Ok(owner) = OwnerToken::parse(waiter) {
+            self.known.notify(&owner);
         }
     }
 
@@ -287,5 +278,26 @@ impl<S: Server> Waiters<S> {
             tasks.listener = None;
         }
         is_unused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn polls_are_rare_for_an_old_lease_and_behind_other_waiters() {
+        let second = Duration::from_secs(1);
+        for (age, ahead, poll_ms) in [
+            (Duration::ZERO, 0, 2),
+            (second / 25, 0, 10),
+            (second, 0, 200),
+            (Duration::ZERO, 1, 10),
+            (Duration::ZERO, 3, 26),
+            (second / 5, 3, 50),
+            (Duration::ZERO, u64::MAX, 200),
+        ] {
+            assert_eq!(poll_after(age, ahead).as_millis(), poll_ms, "{age:?} {ahead}");
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::engine::Subscription;
+use crate::engine::sql::server::tests;
 use crate::model::{Fence, Ttl};
 
 /// Waits for a hand-off: a grant in the process that hands off, and otherwise an attempt. Returns its token.
@@ -38,6 +39,15 @@ impl Database {
         let text = format!("SELECT COUNT(*) FROM locks WHERE name = 'n' AND owner = '{owner}'");
         self.number(&text).await == 1
     }
+}
+
+#[tokio::test]
+async fn a_check_counts_the_waiters_ahead() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    tests::a_check_counts_the_waiters_ahead(&ours, &theirs).await;
 }
 
 #[tokio::test]

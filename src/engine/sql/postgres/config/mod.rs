@@ -62,9 +62,17 @@ impl PostgresConfig {
         };
         Ok(PostgresConfig {
             server: target.to_string(),
-            target,
             listen,
-            table: checked_table(&settings.table)?,
+            table: match &target.schema {
+                Some(schema) if !settings.table.contains('.') => {
+                    let _ = checked_table(&settings.table)?;
+                    let rule = "must have a schema of 1 to 51 letters, digits and underscores";
+                    checked_table(&format!("{schema}.{}", settings.table))
+                        .map_err(|_| LockError::invalid("target", rule, "another one"))?
+                }
+                _ => checked_table(&settings.table)?,
+            },
+            target,
             key_prefix: settings.key_prefix.clone().unwrap_or_default(),
             credentials: settings.credentials.clone(),
             pass_file: settings.environment.get("PGPASSFILE").map(PathBuf::from),

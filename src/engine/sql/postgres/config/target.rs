@@ -7,6 +7,8 @@ use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 
+use crate::engine::config::unknown_option;
+use crate::engine::sql::server::config::POOL_OPTIONS;
 use crate::engine::tls::{Pem, Verified};
 use crate::engine::{Settings, TlsFiles};
 use crate::error::LockError;
@@ -25,6 +27,8 @@ pub(in crate::engine::sql::postgres) struct Target {
     pub verified: Verified,
     /// Whether there is a pooler. `None`: the URL does not say.
     pub is_pooled: Option<bool>,
+    /// The schema of the table, if the table's name has none.
+    pub schema: Option<String>,
 }
 
 /// One server.
@@ -60,10 +64,12 @@ type Named = (String, Option<u16>);
 #[derive(Default)]
 struct Options {
     is_pooled: Option<bool>,
-    hosts: Vec<Named>,
+    /// They replace the hosts before the options.
+    hosts: Vec<String>,
     ssl_mode: Option<String>,
     /// `sslrootcert`, `sslcert`, `sslkey`.
     files: [Option<String>; 3],
+    schema: Option<String>,
     /// The options of the driver.
     rest: Vec<String>,
 }
@@ -77,16 +83,17 @@ impl Options {
                 ("pooler", "transaction") | ("pgbouncer", "true") => options.is_pooled = Some(true),
                 ("pooler", "none") | ("pgbouncer", "false") => options.is_pooled = Some(false),
                 ("pooler" | "pgbouncer", _) => return Err("a URL with a pooler that is not known"),
-                ("host", hosts) => options
-                    .hosts
-                    .extend(hosts.split(',').map(|host| (host.to_owned(), None))),
+                ("schema", schema) => options.schema = Some(schema.to_owned()),
+                (name, _) if POOL_OPTIONS.contains(&name) => {}
+                ("host", hosts) => options.hosts = hosts.split(',').map(str::to_owned).collect(),
                 ("sslmode", mode) => options.ssl_mode = Some(mode.to_owned()),
                 ("sslrootcert", path) => options.files[0] = (path != "system").then(|| path.to_owned()),
                 ("sslcert", path) => options.files[1] = Some(path.to_owned()),
                 ("sslkey", path) => options.files[2] = Some(path.to_owned()),
                 ("target_session_attrs", "any" | "read-write" | "primary") => {}
                 ("target_session_attrs", _) => return Err("a URL whose target_session_attrs is not read-write"),
-                _ => options.rest.push(option.to_owned()),
+                // The driver would look for a login before an `@`.
+                _ => options.rest.push(option.replace('@', "%40")),
             }
         }
         Ok(options)
@@ -119,10 +126,25 @@ impl Target {
             ));
         }
         let (login, hosts, path) = parts(base);
-        let mut all = Config::from_str(&format!("{login}{path}?{}", options.rest.join("&")))
-            .map_err(|_| invalid("a URL that does not parse, or with an option that is not known"))?;
+        let parsed = |options: &str| Config::from_str(&format!("{login}{path}?{options}"));
+        if let Some(unknown) = options.rest.iter().find(|option| parsed(option).is_err())
+            && parsed("").is_ok()
+        {
+            let (name, value) = decoded(unknown);
+            return Err(invalid(&unknown_option(&name, &value)));
+        }
+        let mut all = parsed(&options.rest.join("&")).map_err(|_| invalid("a URL that does not parse"))?;
         let mut named = hosts.map_err(invalid)?;
-        named.extend(options.hosts.iter().cloned());
+        if !options.hosts.is_empty() {
+            let ports: Vec<Option<u16>> = named.iter().map(|(_, port)| *port).collect();
+            let port = |index: usize| ports.get(index).copied().flatten();
+            named = options
+                .hosts
+                .iter()
+                .enumerate()
+                .map(|(index, host)| (host.clone(), port(index)))
+                .collect();
+        }
         if named.is_empty() && all.get_hostaddrs().is_empty() {
             let hosts = variable("PGHOST").ok_or_else(|| invalid("a URL without a host, and PGHOST is not set"))?;
             named.extend(hosts.split(',').map(|host| (host.to_owned(), None)));
@@ -173,6 +195,7 @@ impl Target {
             tls,
             verified,
             is_pooled: options.is_pooled,
+            schema: options.schema,
         })
     }
 }
@@ -186,8 +209,9 @@ fn servers(named: &[Named], all: &Config, mode: SslMode, timeout: Duration) -> R
     if !is_of_each(named.len()) || !is_of_each(addresses.len()) || !(ports.len() == 1 || is_of_each(ports.len())) {
         return Err("a URL with different numbers of hosts, addresses and ports");
     }
-    if named.iter().any(|(host, _)| host.is_empty()) {
-        return Err("a URL with an empty host");
+    // A password that is not encoded may end at a question mark.
+    if named.iter().any(|(host, _)| host.is_empty() || host.contains('@')) {
+        return Err("a URL with an invalid host");
     }
     let server = |index: usize| {
         let mut driver = Config::new();

@@ -77,6 +77,8 @@ fn the_environment_has_what_the_url_leaves_out() {
     );
     let config = with("postgres:///db?host=%2Fvar%2Frun%2Fpostgresql", &[("PGPORT", "6000")]).unwrap();
     assert_eq!(config.server, "/var/run/postgresql:6000/db");
+    let config = parsed("postgres://u:p@localhost:6000/db?host=/cloudsql/a:b:c");
+    assert_eq!(config.server, "/cloudsql/a:b:c:6000/db");
     for (name, value) in [
         ("PGPORT", "x"),
         ("PGSSLMODE", "always"),
@@ -160,6 +162,14 @@ fn the_listening_connection_has_the_login_of_the_url() {
 }
 
 #[test]
+fn an_unknown_option_is_named() {
+    let message = with("postgres://u:secret@h/app?application_name=a&sslpassword=x", &[])
+        .unwrap_err()
+        .message;
+    assert!(message.ends_with("(or has no such value): sslpassword"), "{message}");
+}
+
+#[test]
 fn an_invalid_url_is_rejected_without_its_text() {
     for url in [
         "postgres:secret",
@@ -169,7 +179,10 @@ fn an_invalid_url_is_rejected_without_its_text() {
         "postgres://u:secret@,h/app",
         "postgres://u:secret@h:port/app",
         "postgres://u:secret@h,i/app?port=1,2,3",
-        "postgres://u:secret@h/app?secret=1",
+        "postgres://u:p?secret@h/app",
+        "postgres://u:1?p=secret@h/app",
+        "postgres://u:1?host=secret@h/app",
+        "postgres://u:p@secret@h/app",
         "postgres://u:secret@h/app?sslmode=secret",
         "postgres://u:secret@h/app?pooler=secret",
         "postgres://u:secret@h,i/app?target_session_attrs=read-only",
@@ -192,6 +205,15 @@ fn table_names_are_checked() {
         PostgresConfig::parse("postgres://h/app", &settings).map(|config| config.table)
     };
     assert_eq!(table("app.locks").unwrap(), "app.locks");
+    let url = "postgres://h/app?schema=shop&connection_limit=5&pool_timeout=2";
+    assert_eq!(parsed(url).table, "shop.locks");
+    let named = Settings {
+        table: "app.locks".into(),
+        ..Settings::default()
+    };
+    assert_eq!(PostgresConfig::parse(url, &named).unwrap().table, "app.locks");
+    let message = with("postgres://h/app?schema=a.b", &[]).unwrap_err().message;
+    assert!(message.starts_with("target "), "{message}");
     for bad in ["", "a\"b", "a.b.c", ".b", "1a", &"x".repeat(52)] {
         assert!(table(bad).unwrap_err().message.starts_with("table "), "{bad}");
     }

@@ -73,19 +73,20 @@ async fn only_the_first_connection_prepares_all_statements() {
     let second = slot::open(&server).await.unwrap();
     assert_eq!(second.prepared(), 0);
     let names: &[&[u8]] = &[b"n"];
+    let values: &Values<'_> = &[&names, &"", &1_i64];
     let checked = second
         .connection
-        .within_limit(second.packet(second.query(Sql::Check, &[&names])))
+        .within_limit(second.packet(second.query(Sql::Check, values)))
         .await;
     assert_eq!(checked.unwrap().len(), 1);
     eventually("the statement is prepared", async || second.prepared() == 1).await;
-    assert_eq!(second.query(Sql::Check, &[&names]).await.unwrap().len(), 1);
+    assert_eq!(second.query(Sql::Check, values).await.unwrap().len(), 1);
 
     // Without its tables a new connection checks and creates all of them.
     database.execute("DROP TABLE locks, locks_waiters").await;
-    assert!(second.query(Sql::Check, &[&names]).await.is_err());
+    assert!(second.query(Sql::Check, values).await.is_err());
     let third = slot::open(&server).await.unwrap();
-    assert_eq!(third.query(Sql::Check, &[&names]).await.unwrap().len(), 1);
+    assert_eq!(third.query(Sql::Check, values).await.unwrap().len(), 1);
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ use tokio_postgres::Row;
 use super::session::Values;
 use super::statements::Sql;
 use super::*;
+use crate::engine::sql::server::tests;
 use crate::engine::{HandOff, Subscription};
 use crate::model::{Fence, Ttl};
 
@@ -184,6 +185,15 @@ async fn a_name_is_reserved_for_claims_that_a_hand_off_cannot_grant() {
         assert!(fence(&theirs, &next).await > before);
         assert_eq!(release(&theirs, &next).await, Released::Freed);
     }
+}
+
+#[tokio::test]
+async fn a_check_counts_the_waiters_ahead() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    tests::a_check_counts_the_waiters_ahead(&ours, &theirs).await;
 }
 
 #[tokio::test]
