@@ -280,13 +280,13 @@ export interface ConnectOptions {
    */
   keyPrefix?: string | undefined
   /**
-   * The collection in MongoDB.
+   * The collection in MongoDB. Other stores reject it, except `memory:`.
    * @default 'locks'
    */
   collection?: string | undefined
   /**
    * The table in SQLite, PostgreSQL and MySQL (in the last two also `schema.table`), and the beginning of the names of the tables
-   * that belong to it.
+   * that belong to it. Other stores reject it, except `memory:`.
    * @default 'locks'
    */
   table?: string | undefined

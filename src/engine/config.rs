@@ -263,7 +263,7 @@ fn check_tables(is_embedded: bool, scheme: Option<&str>, settings: &Settings) ->
     Ok(())
 }
 
-/// Describes an option of a URL that is not known. Names it only if it looks like a name: a password may contain a question mark.
+/// Describes an option of a URL that is not known. Names it only if it may be a name: a password may contain a question mark.
 #[cfg(any(feature = "redis", feature = "postgres", feature = "mysql"))]
 pub(super) fn unknown_option(name: &str, value: &str) -> String {
     let is_name = (1..=32).contains(&name.len())

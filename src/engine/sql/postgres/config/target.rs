@@ -92,7 +92,7 @@ impl Options {
                 ("sslkey", path) => options.files[2] = Some(path.to_owned()),
                 ("target_session_attrs", "any" | "read-write" | "primary") => {}
                 ("target_session_attrs", _) => return Err("a URL whose target_session_attrs is not read-write"),
-                // The driver would look for a login before an `@`.
+                // The driver takes what is before an `@` as a login.
                 _ => options.rest.push(option.replace('@', "%40")),
             }
         }
