@@ -39,8 +39,16 @@ const QUORUM = [
 const MONGODB = ['holdfast', 'gist', 'mongodb-lock', 'now-upsert']
 const MONGODB_PAIRS = [...MONGODB, 'holdfast-lock']
 const SERVICE = ['holdfast', 'redlock', 'redlock-auto', 'redis-semaphore', 'redis-semaphore-auto', 'no-lock']
-const MYSQL = ['holdfast', 'holdfast-using', 'holdfast-lock', 'get-lock']
-const POSTGRES = ['holdfast', 'holdfast-using', 'holdfast-lock', 'verrou-knex', 'advisory-locks', 'advisory-pipelined']
+const MYSQL = ['holdfast', 'holdfast-using', 'holdfast-lock', 'get-lock', 'bare-commits']
+const POSTGRES = [
+  'holdfast',
+  'holdfast-using',
+  'holdfast-lock',
+  'verrou-knex',
+  'advisory-locks',
+  'advisory-pipelined',
+  'bare-commits',
+]
 const STANDALONE = /MongoDB \d[\d.]+ \(standalone\)$/
 const ONE_MEMBER = /MongoDB \d[\d.]+ \(replica set with 1 member, majority\)$/
 const THREE_MEMBERS = /MongoDB \d[\d.]+ \(replica set with 3 members, majority\)$/

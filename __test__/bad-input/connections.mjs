@@ -55,7 +55,7 @@ const sentinel = [
   `redis+sentinel://user/${PASSWORD}@h`,
   `redis+sentinel://user:a?${PASSWORD}@h/m`,
   `redis+sentinel://h/m/${PASSWORD}`,
-  `redis+sentinel://h/m?${PASSWORD}=1`,
+  `redis+sentinel://h/m?${PASSWORD}=1&x=y@z`,
   `rediss+sentinel://h/m?sentinelTls=${PASSWORD}`,
   `redis+sentinel://h/m#${PASSWORD}`,
 ].map((url) => [[url], 'target', /redis\+sentinel:\/\//])
@@ -99,12 +99,24 @@ const postgres = [
   `postgres://user:${PASSWORD}@`,
   `postgres://user:${PASSWORD}@a,,b/db`,
   `postgresql://user:${PASSWORD}@host:port/db`,
-  `postgres://user:${PASSWORD}@host/db?${PASSWORD}=1`,
+  `postgres://user:1?${PASSWORD}=1&x=y@host/db`,
+  `postgres://user:1?host=${PASSWORD}@host/db`,
   `postgres://host/db?sslmode=${PASSWORD}`,
   `postgres://host/db?pooler=${PASSWORD}`,
   'postgres://a,b/db?port=1,2,3',
   'postgres://a,b/db?target_session_attrs=standby',
 ].map((url) => [[url], 'target', /must be postgres:\/\//])
+
+const mysql = [
+  'mysql:',
+  'mysql://',
+  'mysql:///db',
+  'mysql://user:%ff@host',
+  'mysql://host?charset=utf8mb4',
+  `mariadb://user:${PASSWORD}@host:port/db`,
+  `mysql://user:1?${PASSWORD}=1&x=y@host/db`,
+  `mysql://host?ssl-mode=${PASSWORD}`,
+].map((url) => [[url], 'target', /must be mysql:\/\//])
 
 const sqlite = [
   'sqlite:',
@@ -236,6 +248,7 @@ export const connections = [
   ...cluster,
   ...mongodb,
   ...postgres,
+  ...mysql,
   ...sqlite,
   [[Symbol('t')], 'target', symbol],
   [[5n], 'target', symbol],

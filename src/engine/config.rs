@@ -263,14 +263,15 @@ fn check_tables(is_embedded: bool, scheme: Option<&str>, settings: &Settings) ->
     Ok(())
 }
 
-/// Describes an option of a URL that is not known. Names it only if it may be a name: a password may contain a question mark.
+/// Describes an option of a URL that is not known. Names it only if it cannot be a part of a password that contains a question mark.
+/// `query`: all options of the URL.
 #[cfg(any(feature = "redis", feature = "postgres", feature = "mysql"))]
-pub(super) fn unknown_option(name: &str, value: &str) -> String {
+pub(super) fn unknown_option(name: &str, query: &str) -> String {
     let is_name = (1..=32).contains(&name.len())
         && name
             .bytes()
             .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
-        && !value.contains('@');
+        && !query.contains('@');
     let shown = if is_name { format!(": {name}") } else { String::new() };
     format!("a URL with an option that is not known (or has no such value){shown}")
 }

@@ -120,7 +120,7 @@ fn read_socket(url: &str) -> Result<ConnectionInfo, String> {
     }
     for (name, value) in parsed.query_pairs() {
         if !matches!(&*name, "db" | "user" | "pass") || (name == "db" && !is_database(&value)) {
-            return Err(unknown_option(&name, &value));
+            return Err(unknown_option(&name, parsed.query().unwrap_or_default()));
         }
     }
     parsed.into_connection_info().map_err(|error| error.to_string())
@@ -145,7 +145,7 @@ fn read_sentinels(secure: bool, rest: &str, settings: &Settings) -> Result<(Conn
                 sentinels_secure = value == "true";
                 login
             }
-            _ => return Err(unknown_option(&name, &value)),
+            _ => return Err(unknown_option(&name, "")),
         };
     }
     let servers = list.servers(secure, SENTINEL_PORT, database)?;

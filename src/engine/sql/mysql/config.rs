@@ -100,7 +100,7 @@ impl MysqlConfig {
                 "ssl-mode" => ssl_mode = Some(value.to_ascii_uppercase()),
                 "socket" => driver = driver.socket(PathBuf::from(&*value)),
                 name if POOL_OPTIONS.contains(&name) => {}
-                name => return Err(invalid(&unknown_option(name, &value))),
+                name => return Err(invalid(&unknown_option(name, parsed.query().unwrap_or_default()))),
             }
         }
         let has_settings = settings.tls != TlsFiles::default();
@@ -213,7 +213,7 @@ mod tests {
             "mysql:///app",
             "mysql://u:secret@h:port/app",
             "mysql://u:p?secret@h/app",
-            "mysql://u:1?p=secret@h/app",
+            "mysql://u:1?secret=x&y=z@h/app",
             "mysql://u:secret@h/app?ssl-mode=secret",
             "mysql://u:secret%ff@h/app",
         ] {

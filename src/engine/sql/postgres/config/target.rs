@@ -92,8 +92,7 @@ impl Options {
                 ("sslkey", path) => options.files[2] = Some(path.to_owned()),
                 ("target_session_attrs", "any" | "read-write" | "primary") => {}
                 ("target_session_attrs", _) => return Err("a URL whose target_session_attrs is not read-write"),
-                // The driver takes what is before an `@` as a login.
-                _ => options.rest.push(option.replace('@', "%40")),
+                _ => options.rest.push(option.to_owned()),
             }
         }
         Ok(options)
@@ -117,6 +116,9 @@ impl Target {
         {
             return Err(invalid("another URL"));
         }
+        if query.contains('@') {
+            return Err(invalid("a URL with an \"@\" behind its hosts"));
+        }
         let options = Options::parse(query).map_err(invalid)?;
         if options.is_pooled == Some(true) && main.is_some() {
             return Err(LockError::invalid(
@@ -130,8 +132,7 @@ impl Target {
         if let Some(unknown) = options.rest.iter().find(|option| parsed(option).is_err())
             && parsed("").is_ok()
         {
-            let (name, value) = decoded(unknown);
-            return Err(invalid(&unknown_option(&name, &value)));
+            return Err(invalid(&unknown_option(&decoded(unknown).0, query)));
         }
         let mut all = parsed(&options.rest.join("&")).map_err(|_| invalid("a URL that does not parse"))?;
         let mut named = hosts.map_err(invalid)?;
@@ -209,7 +210,6 @@ fn servers(named: &[Named], all: &Config, mode: SslMode, timeout: Duration) -> R
     if !is_of_each(named.len()) || !is_of_each(addresses.len()) || !(ports.len() == 1 || is_of_each(ports.len())) {
         return Err("a URL with different numbers of hosts, addresses and ports");
     }
-    // A password that is not encoded may end at a question mark.
     if named.iter().any(|(host, _)| host.is_empty() || host.contains('@')) {
         return Err("a URL with an invalid host");
     }

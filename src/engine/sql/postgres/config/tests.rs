@@ -180,7 +180,7 @@ fn an_invalid_url_is_rejected_without_its_text() {
         "postgres://u:secret@h:port/app",
         "postgres://u:secret@h,i/app?port=1,2,3",
         "postgres://u:p?secret@h/app",
-        "postgres://u:1?p=secret@h/app",
+        "postgres://u:1?secret=x&y=z@h/app",
         "postgres://u:1?host=secret@h/app",
         "postgres://u:p@secret@h/app",
         "postgres://u:secret@h/app?sslmode=secret",
