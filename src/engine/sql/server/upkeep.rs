@@ -104,8 +104,8 @@ impl<S: Server> Shared<S> {
                     self.waiters.notify_holder(&lease);
                 }
                 None if checked.has_waiters => {
-                    self.waiters
-                        .set_busy_for(key, RESERVATION, Duration::ZERO, checked.ahead);
+                    // Not soon again: while another program has locked the row, hand-offs would pile up.
+                    self.waiters.set_busy_for(key, RESERVATION, RESERVATION, checked.ahead);
                     free.push(checked.name);
                 }
                 // The positions of this process have expired: its waiters enter the queue again.
