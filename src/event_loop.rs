@@ -4,7 +4,10 @@
 //! save two hops when the socket is written and read on that thread.
 
 use std::fmt;
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, Weak};
+
+use tokio_util::sync::CancellationToken;
 
 /// An event loop.
 pub trait EventLoop: Send + Sync + fmt::Debug {
@@ -14,6 +17,53 @@ pub trait EventLoop: Send + Sync + fmt::Debug {
     /// Polls a socket soon, and until a method of the socket returns `false`. Calls [`Socket::readable`] once at the beginning: with
     /// TLS, data may have been read with the handshake. May be called on any thread.
     fn serve(&self, socket: Arc<dyn Socket>);
+
+    /// Polls a future until it ends: on the loop's own thread when that thread wakes it, and otherwise on the thread of the runtime, also
+    /// while the loop's thread is blocked. Called within the runtime, on any thread.
+    fn spawn(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>);
+
+    /// Calls [`Socket::readable`] and [`Socket::flush`] of a socket on the thread of the runtime, too, while its replies are pending and
+    /// the loop's thread is blocked or asleep.
+    fn watch(&self, socket: Weak<dyn Socket>);
+}
+
+/// A task of an event loop, or of the runtime if there is none. Dropping this does not end it.
+#[derive(Debug)]
+pub struct Task {
+    cancelled: CancellationToken,
+    ended: CancellationToken,
+}
+
+impl Task {
+    /// Starts a task within the runtime.
+    pub fn spawn(event_loop: Option<&dyn EventLoop>, future: impl Future<Output = ()> + Send + 'static) -> Self {
+        let (cancelled, ended) = (CancellationToken::new(), CancellationToken::new());
+        let (cancelling, ending) = (cancelled.clone(), ended.clone().drop_guard());
+        let work = async move {
+            let _ending = ending;
+            let _ = cancelling.run_until_cancelled(future).await;
+        };
+        match event_loop {
+            Some(event_loop) => event_loop.spawn(Box::pin(work)),
+            None => _ = tokio::spawn(work),
+        }
+        Task { cancelled, ended }
+    }
+
+    /// Cancels the task. Its future is dropped soon.
+    pub fn cancel(&self) {
+        self.cancelled.cancel();
+    }
+
+    /// Whether the task has ended.
+    pub fn has_ended(&self) -> bool {
+        self.ended.is_cancelled()
+    }
+
+    /// Waits for the end of the task.
+    pub async fn ended(&self) {
+        self.ended.cancelled().await;
+    }
 }
 
 /// Decides whether the loop busy-polls for a reply before it sleeps.
@@ -52,7 +102,8 @@ impl AdaptiveSpin {
     }
 }
 
-/// A socket that an event loop polls. The loop calls the methods on its own thread. They must not block.
+/// A socket that an event loop polls. The loop calls the methods on its own thread, except as of [`EventLoop::watch`]. They must not
+/// block.
 pub trait Socket: Send + Sync {
     /// Returns the file descriptor. It stays open while the socket exists.
     #[cfg(unix)]

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::Page;
@@ -13,6 +12,7 @@ use super::dropped_calls::DroppedCalls;
 use super::jobs::{Job, Reply, Sender, Ticket};
 use crate::engine::{Acquired, Attempts, Released, Releases, Renewed, Result};
 use crate::error::EngineError;
+use crate::event_loop::Task;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 /// The sending side of an engine. The methods are those of [`crate::engine::Engine`].
@@ -25,7 +25,7 @@ pub(super) struct Calls {
 
 struct Running {
     jobs: Sender,
-    task: JoinHandle<()>,
+    task: Task,
 }
 
 /// Guard of a caller that waits for its attempts. Dropping it cancels them if the task has not started them.
@@ -47,7 +47,7 @@ impl<C: Borrow<Claim>> Drop for AttemptGuard<'_, C> {
 
 impl Calls {
     /// Creates the calls that `task` executes.
-    pub(super) fn new(engine: &'static str, jobs: Sender, task: JoinHandle<()>, dropped: Arc<DroppedCalls>) -> Self {
+    pub(super) fn new(engine: &'static str, jobs: Sender, task: Task, dropped: Arc<DroppedCalls>) -> Self {
         Calls {
             engine,
             running: Mutex::new(Some(Running { jobs, task })),
@@ -174,7 +174,7 @@ impl Calls {
         let running = self.running.lock().take();
         if let Some(Running { jobs, task }) = running {
             drop(jobs);
-            let _ = task.await;
+            task.ended().await;
         }
     }
 

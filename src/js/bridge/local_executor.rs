@@ -6,32 +6,61 @@
 //! event loop read), it is polled here in the same tick, and its promise is settled at the end of the tick. When another thread
 //! wakes it (a timer, the ordinary connection, a renewal), it is polled on the I/O thread, because the user's code never blocks
 //! that thread.
+//!
+//! An engine's tasks are polled by the same rules. While the user's code blocks this thread, the I/O thread takes over what waits for
+//! it (`watchdog.rs`).
+
+mod watchdog;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
 
+use futures_util::FutureExt;
 use parking_lot::Mutex;
 use slab::Slab;
 use tokio::runtime::Handle;
 
+use self::watchdog::Watchdog;
 use super::call::Job;
 use super::shared::{Delivery, Shared};
 use crate::event_loop::{EventLoop, Socket};
 
-/// The calls of one environment whose futures are polled on its thread.
+/// The calls and tasks of one environment whose futures are polled on its thread.
 pub(super) struct LocalExecutor {
     thread: ThreadId,
     runtime: Handle,
     shared: Arc<Shared>,
     ready: Mutex<VecDeque<Arc<Call>>>,
-    /// The calls in progress. Their wakers own them, and the future may own a waker.
+    /// How often this thread has polled what was ready.
+    ticks: AtomicU64,
+    watchdog: Watchdog,
+    /// The calls and tasks in progress. Their wakers own them, and the future may own a waker.
     calls: Mutex<Slab<Weak<Call>>>,
 }
 
-/// A call in progress.
+/// What is polled.
+enum Work {
+    Call(Job),
+    /// A task of an engine.
+    Task(Pin<Box<dyn Future<Output = ()> + Send>>),
+}
+
+impl Work {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Work::Call(job) => job.as_mut().poll(context),
+            Work::Task(future) => future.as_mut().poll(context),
+        }
+    }
+}
+
+/// A call or a task in progress.
 struct Call {
     state: Mutex<State>,
     executor: Arc<LocalExecutor>,
@@ -41,8 +70,8 @@ struct Call {
 
 #[derive(Default)]
 struct State {
-    /// `None` while the call is polled, and after it has ended.
-    job: Option<Job>,
+    /// `None` while it is polled, and after it has ended.
+    work: Option<Work>,
     /// It is to be polled on this thread, and on the I/O thread.
     queued: Queued,
     /// Both threads were to poll the call at the same time: the I/O thread polls it once more.
@@ -65,6 +94,8 @@ impl LocalExecutor {
             runtime,
             shared,
             ready: Mutex::default(),
+            ticks: AtomicU64::new(0),
+            watchdog: Watchdog::default(),
             calls: Mutex::default(),
         })
     }
@@ -75,19 +106,20 @@ impl LocalExecutor {
 
     /// Starts a call on this thread.
     pub(super) fn start(self: &Arc<Self>, job: Job) {
+        self.add(Work::Call(job)).poll();
+    }
+
+    fn add(self: &Arc<Self>, work: Work) -> Arc<Call> {
         let state = Mutex::new(State {
-            job: Some(job),
+            work: Some(work),
             ..State::default()
         });
-        let call = {
-            let mut calls = self.calls.lock();
-            let entry = calls.vacant_entry();
-            let (executor, index) = (self.clone(), entry.key());
-            let call = Arc::new(Call { state, executor, index });
-            entry.insert(Arc::downgrade(&call));
-            call
-        };
-        call.poll();
+        let mut calls = self.calls.lock();
+        let entry = calls.vacant_entry();
+        let (executor, index) = (self.clone(), entry.key());
+        let call = Arc::new(Call { state, executor, index });
+        entry.insert(Arc::downgrade(&call));
+        call
     }
 
     /// Runs work on the I/O thread.
@@ -102,9 +134,9 @@ impl LocalExecutor {
             let mut state = call.state.lock();
             // The I/O thread drops a call that it polls now.
             state.is_over = true;
-            let job = state.job.take();
+            let work = state.work.take();
             drop(state);
-            drop(job);
+            drop(work);
         }
         self.ready.lock().clear();
     }
@@ -114,8 +146,13 @@ impl LocalExecutor {
         !self.ready.lock().is_empty()
     }
 
-    /// Polls the calls that this thread woke. Returns whether there were any.
+    /// Polls what this thread woke. Returns whether there was anything.
     pub(super) fn run_ready(&self) -> bool {
+        self.ticks.fetch_add(1, Relaxed);
+        self.poll_ready()
+    }
+
+    fn poll_ready(&self) -> bool {
         let mut any = false;
         loop {
             let next = self.ready.lock().pop_front();
@@ -130,29 +167,33 @@ impl LocalExecutor {
 impl Call {
     /// Polls the future, unless the other thread does.
     fn poll(self: &Arc<Self>) {
-        let mut job = {
+        let mut work = {
             let mut state = self.state.lock();
-            let Some(job) = state.job.take() else {
+            let Some(work) = state.work.take() else {
                 state.again = true;
                 return;
             };
-            job
+            work
         };
         let waker = Waker::from(self.clone());
+        self.executor.watchdog.stir();
         // Timers and tasks belong to the I/O thread.
         let entered = self.executor.runtime.enter();
-        let polled = job.as_mut().poll(&mut Context::from_waker(&waker));
+        let polled = work.poll(&mut Context::from_waker(&waker));
         drop(entered);
         if polled.is_ready() {
             self.executor.calls.lock().try_remove(self.index);
-            return self.executor.shared.deliver(Delivery::Reply(job));
+            if let Work::Call(job) = work {
+                self.executor.shared.deliver(Delivery::Reply(job));
+            }
+            return;
         }
         let mut state = self.state.lock();
         if state.is_over {
             drop(state);
-            return drop(job);
+            return drop(work);
         }
-        state.job = Some(job);
+        state.work = Some(work);
         if std::mem::take(&mut state.again) {
             self.poll_on_io_thread(&mut state);
         }
@@ -180,6 +221,7 @@ impl Wake for Call {
             self.poll_on_io_thread(&mut state);
         } else if !std::mem::replace(&mut state.queued.here, true) {
             self.executor.ready.lock().push_back(self.clone());
+            self.executor.watchdog.stir();
         }
     }
 }
@@ -215,6 +257,28 @@ impl EventLoop for NodeEventLoop {
                 uv_loop.serve(bridge, socket);
             }
         });
+    }
+
+    fn spawn(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.notice(|_, bridge| {
+                if let Some(uv_loop) = &bridge.uv_loop {
+                    uv_loop.activate(bridge);
+                }
+            });
+        }
+        let work = async move {
+            if AssertUnwindSafe(future).catch_unwind().await.is_err() {
+                tracing::error!("a bug in holdfast: a task of an engine panicked");
+            }
+        };
+        self.executor.watch();
+        // Not polled here: the caller may hold a lock.
+        self.executor.add(Work::Task(Box::pin(work))).wake();
+    }
+
+    fn watch(&self, socket: Weak<dyn Socket>) {
+        self.executor.watchdog.add(socket);
     }
 }
 

@@ -14,6 +14,7 @@ use crate::engine::sql::server::config::{POOL_OPTIONS, checked_table};
 use crate::engine::tls::{Pem, WrongFile};
 use crate::engine::{Settings, TlsFiles, Warnings};
 use crate::error::LockError;
+use crate::event_loop::EventLoop;
 
 const RULE: &str = "must be mysql://[user[:password]@]host[:port][/database][?ssl-mode=…&socket=…], special characters percent-encoded";
 /// Maximum length of the prefix of names in bytes: the column of the names takes it and the longest name.
@@ -47,6 +48,7 @@ pub struct MysqlConfig {
     pub(super) server: String,
     pub(super) warnings: Option<Arc<Warnings>>,
     pub(super) store_timeout: Duration,
+    pub(super) event_loop: Option<Arc<dyn EventLoop>>,
 }
 
 impl std::fmt::Debug for MysqlConfig {
@@ -134,6 +136,7 @@ impl MysqlConfig {
                 database => format!("{host}:{port}/{database}"),
             },
             store_timeout: settings.store_timeout,
+            event_loop: settings.event_loop.clone(),
         };
         match config.driver_options() {
             Ok(_) => Ok(config),

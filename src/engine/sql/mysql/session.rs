@@ -69,7 +69,7 @@ impl MysqlServer {
     pub(super) fn new(config: MysqlConfig) -> Arc<Self> {
         Arc::new(MysqlServer {
             tables: Tables::new(&config.table),
-            connections: Connections::new(NAME, &config.server, config.store_timeout),
+            connections: Connections::new(NAME, &config.server, config.store_timeout, config.event_loop.clone()),
             config,
         })
     }

@@ -1,16 +1,20 @@
 //! Opens connections. Of several servers it uses the first one that accepts writes.
 
+use std::io;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use futures_util::StreamExt;
+use tokio::net::lookup_host;
 use tokio::time::sleep;
+use tokio_postgres::config::{Host, TargetSessionAttrs};
 use tokio_postgres::tls::MakeTlsConnect;
-use tokio_postgres::{Client, Connection, Socket};
+use tokio_postgres::{CancelToken, Client, Config, Connection, SimpleQueryMessage};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::config::{Address, PostgresConfig, Target, pass_file};
 use super::error::{is_refused_login, kind_of};
+use super::stream::{Endpoint, Stream, StreamHandle};
 use crate::engine::Login;
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::connection::Connections;
@@ -27,10 +31,45 @@ const OPTIONS: &str = "-c enable_seqscan=off -c enable_hashjoin=off -c enable_me
 /// A setting of [`OPTIONS`] that the server does not know by itself. Without a value in a session: a pooler has ignored them.
 pub(super) const DIRECT: &str = "holdfast.direct";
 
-pub(super) type Connected = (
-    Client,
-    Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>,
-);
+/// The driver's part of a connection, which has to be polled.
+pub(super) type Driver = Connection<Stream, <MakeRustlsConnect as MakeTlsConnect<Stream>>::Stream>;
+
+/// An open connection.
+pub(super) struct Connected {
+    pub client: Client,
+    pub driver: Driver,
+    pub socket: StreamHandle,
+    pub canceller: Canceller,
+}
+
+/// Cancels the statement of a connection.
+#[derive(Clone)]
+pub(super) struct Canceller {
+    endpoint: Endpoint,
+    host: String,
+    token: CancelToken,
+    tls: MakeRustlsConnect,
+}
+
+impl Canceller {
+    /// Asks the server to cancel the current statement, on another connection.
+    pub(super) async fn cancel(mut self) -> Result<(), ConnectError> {
+        let stream = Stream::connect(&self.endpoint).await?;
+        let tls = of_host(&mut self.tls, &self.host)?;
+        Ok(self.token.cancel_query_raw(stream, tls).await?)
+    }
+}
+
+/// Why a connection could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectError {
+    #[error("cannot connect: {0}")]
+    Socket(#[from] io::Error),
+    #[error(transparent)]
+    Driver(#[from] tokio_postgres::Error),
+    #[error("database does not allow writes")]
+    ReadOnly,
+}
 
 /// Connects to the first server that accepts writes, in the order of the URL. A server without an answer delays the next one by
 /// [`HEAD_START`] only. `has_options`: sets [`OPTIONS`].
@@ -100,14 +139,96 @@ async fn connect_to(
         let found = pass_file::password(path, [&server.host, &port, database, user]);
         found.iter().for_each(|password| _ = driver.password(password));
     }
-    let connected = driver.connect(tls.clone()).await;
+    let connected = open(&driver, server, connections.store_timeout, tls).await;
     connected.map_err(|error| {
-        let (kind, message) = kind_of(&error);
-        // The next login may be a newer one.
-        let is_outdated = login.is_some() && is_refused_login(&error);
-        let kind = if is_outdated { Kind::Busy } else { kind };
+        let (kind, message) = match &error {
+            // The next login may be a newer one.
+            ConnectError::Driver(error) if login.is_some() && is_refused_login(error) => (Kind::Busy, kind_of(error).1),
+            ConnectError::Driver(error) => kind_of(error),
+            ConnectError::Socket(_) | ConnectError::ReadOnly => (Kind::Broken, error.to_string()),
+        };
         Failure::of_driver(connections, kind, message, error).at(&server.to_string())
     })
+}
+
+/// Connects to a server, to the first of its addresses that works.
+async fn open(
+    driver: &Config,
+    server: &Address,
+    timeout: Duration,
+    tls: &MakeRustlsConnect,
+) -> Result<Connected, ConnectError> {
+    let mut failed = None;
+    for endpoint in endpoints(driver, server, timeout).await? {
+        match open_at(driver, server, endpoint, tls).await {
+            Ok(connected) => return Ok(connected),
+            Err(error) => failed = Some(error),
+        }
+    }
+    Err(failed.unwrap_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the host has no address").into()))
+}
+
+/// Returns the addresses of a server.
+async fn endpoints(driver: &Config, server: &Address, timeout: Duration) -> io::Result<Vec<Endpoint>> {
+    let tcp = |address| Endpoint::Tcp {
+        address,
+        has_keepalives: driver.get_keepalives(),
+        timeout,
+    };
+    match (driver.get_hostaddrs(), driver.get_hosts()) {
+        ([address, ..], _) => Ok(vec![tcp((*address, server.port).into())]),
+        #[cfg(unix)]
+        (_, [Host::Unix(folder), ..]) => Ok(vec![Endpoint::Unix(folder.join(format!(".s.PGSQL.{}", server.port)))]),
+        _ => Ok(lookup_host((server.host.as_str(), server.port)).await?.map(tcp).collect()),
+    }
+}
+
+async fn open_at(
+    driver: &Config,
+    server: &Address,
+    endpoint: Endpoint,
+    tls: &MakeRustlsConnect,
+) -> Result<Connected, ConnectError> {
+    let stream = Stream::connect(&endpoint).await?;
+    let (socket, mut tls) = (stream.handle(), tls.clone());
+    let of_host = of_host(&mut tls, &server.host)?;
+    let (client, mut connection) = driver.connect_raw(stream, of_host).await?;
+    if driver.get_target_session_attrs() == TargetSessionAttrs::ReadWrite {
+        let mut state = Box::pin(client.simple_query("SHOW transaction_read_only"));
+        let state = tokio::select! {
+            biased;
+            state = &mut state => state?,
+            ended = &mut connection => {
+                ended?;
+                return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());
+            }
+        };
+        let is_read_only =
+            |message: &SimpleQueryMessage| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some("on"));
+        if state.iter().any(is_read_only) {
+            return Err(ConnectError::ReadOnly);
+        }
+    }
+    let canceller = Canceller {
+        endpoint,
+        host: server.host.clone(),
+        token: client.cancel_token(),
+        tls,
+    };
+    Ok(Connected {
+        client,
+        driver: connection,
+        socket,
+        canceller,
+    })
+}
+
+/// Returns the TLS settings for a host.
+fn of_host(
+    tls: &mut MakeRustlsConnect,
+    host: &str,
+) -> io::Result<<MakeRustlsConnect as MakeTlsConnect<Stream>>::TlsConnect> {
+    MakeTlsConnect::<Stream>::make_tls_connect(tls, host).map_err(io::Error::other)
 }
 
 /// Returns the login that the caller provides. `None`: the one of the URL.

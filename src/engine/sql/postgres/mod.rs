@@ -24,9 +24,12 @@ mod config;
 mod dial;
 mod error;
 mod listener;
+#[cfg(unix)]
+mod polled_socket;
 mod session;
 mod single;
 mod statements;
+mod stream;
 #[cfg(test)]
 mod tests;
 mod transaction;

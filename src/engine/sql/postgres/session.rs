@@ -9,7 +9,6 @@ use std::task::Context;
 use futures_util::future::try_join_all;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_postgres::types::{FromSql, ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Row, Statement};
@@ -17,13 +16,14 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::NAME;
 use super::config::PostgresConfig;
-use super::dial::{self, DIRECT};
+use super::dial::{self, Connected, DIRECT};
 use super::error::kind_of;
 use super::statements::{Sql, Statements};
 use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::connection::{Connection, Connections};
 use crate::engine::sql::server::error::{Failure, Kind};
 use crate::engine::tls::client_config;
+use crate::event_loop::Task;
 
 /// What every connection of an engine needs.
 pub(in crate::engine) struct PostgresServer {
@@ -45,7 +45,7 @@ pub(in crate::engine::sql) struct PostgresSession {
     prepared: Arc<[OnceLock<Statement>]>,
     /// The statements that were executed without preparation.
     unprepared: Mutex<Vec<Sql>>,
-    driver: AbortHandle,
+    driver: Task,
     /// Whether the server ended its wait for a synchronous standby, and committed without it.
     has_unsafe_commit: Arc<AtomicBool>,
     /// Whether the options of the session were sent.
@@ -61,7 +61,7 @@ impl PostgresServer {
     pub(super) fn new(config: PostgresConfig) -> Arc<Self> {
         Arc::new(PostgresServer {
             statements: Statements::new(&config.table),
-            connections: Connections::new(NAME, &config.server, config.store_timeout),
+            connections: Connections::new(NAME, &config.server, config.store_timeout, config.event_loop.clone()),
             is_pooled: AtomicBool::new(config.target.is_pooled == Some(true)),
             is_set_up: AtomicBool::new(false),
             config,
@@ -111,12 +111,22 @@ impl PostgresServer {
         let epoch = self.connections.epoch();
         let has_options = target.is_pooled.is_none() && !self.is_pooled();
         let connected = dial::connect(&self.config, &self.connections, target, &tls, has_options).await;
-        let (client, mut driver) = connected.inspect_err(|failure| self.notice(failure.kind()))?;
+        let Connected {
+            client,
+            mut driver,
+            socket,
+            canceller,
+        } = connected.inspect_err(|failure| self.notice(failure.kind()))?;
+        let event_loop = self.connections.event_loop.as_ref();
+        if let Some(event_loop) = event_loop {
+            let served = socket.serve_on(event_loop);
+            served.map_err(|error| Failure::of_driver(&self.connections, Kind::Broken, error.to_string(), error))?;
+        }
         let gate: Arc<Mutex<()>> = Arc::default();
         let closed = gate.clone();
         let has_unsafe_commit: Arc<AtomicBool> = Arc::default();
         let is_unsafe = has_unsafe_commit.clone();
-        let driving = tokio::spawn(async move {
+        let driving = async move {
             loop {
                 let next = poll_fn(|context| {
                     let _closed = closed.lock();
@@ -140,12 +150,12 @@ impl PostgresServer {
                     None => break,
                 }
             }
-        });
-        let (token, limit) = (client.cancel_token(), self.connections.store_timeout);
+        };
+        let limit = self.connections.store_timeout;
         let cancel = move || {
-            let (token, tls) = (token.clone(), tls.clone());
+            let canceller = canceller.clone();
             tokio::spawn(async move {
-                let _ = timeout(limit, token.cancel_query(tls)).await;
+                let _ = timeout(limit, canceller.cancel()).await;
                 // The server signals its process twice, and the driver does not wait for that.
                 false
             })
@@ -156,7 +166,7 @@ impl PostgresServer {
             connection: Connection::new(self.connections.clone(), epoch, cancel),
             prepared: self.statements.all().iter().map(|_| OnceLock::new()).collect(),
             unprepared: Mutex::default(),
-            driver: driving.abort_handle(),
+            driver: Task::spawn(event_loop.map(|event_loop| &**event_loop), driving),
             has_unsafe_commit,
             has_options,
             gate,
@@ -166,7 +176,7 @@ impl PostgresServer {
 
 impl Drop for PostgresSession {
     fn drop(&mut self) {
-        self.driver.abort();
+        self.driver.cancel();
     }
 }
 

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::Outcome;
 use super::error::{Failure, Kind};
 use crate::engine::sql::dropped_calls::DroppedCalls;
+use crate::event_loop::EventLoop;
 
 /// How long the server has to confirm that it cancelled a statement.
 const CANCELLATION: Duration = Duration::from_millis(50);
@@ -30,6 +31,8 @@ pub(in crate::engine::sql) struct Connections {
     pub address: Arc<str>,
     pub store_timeout: Duration,
     pub dropped: Arc<DroppedCalls>,
+    /// The caller's event loop, which polls the tasks of the engine.
+    pub event_loop: Option<Arc<dyn EventLoop>>,
     /// How long the slowest of the last packets took, in microseconds.
     usual_us: AtomicU64,
     /// Incremented when a connection was silent: those that were opened before may be silent, too, and do not know it.
@@ -48,15 +51,25 @@ pub(in crate::engine::sql) struct Connection {
 }
 
 impl Connections {
-    pub(in crate::engine::sql) fn new(engine: &'static str, address: &str, store_timeout: Duration) -> Arc<Self> {
+    pub(in crate::engine::sql) fn new(
+        engine: &'static str,
+        address: &str,
+        store_timeout: Duration,
+        event_loop: Option<Arc<dyn EventLoop>>,
+    ) -> Arc<Self> {
         Arc::new(Connections {
             engine,
             address: address.into(),
             store_timeout,
             dropped: Arc::default(),
+            event_loop,
             usual_us: AtomicU64::new(0),
             epoch: watch::Sender::default(),
         })
+    }
+
+    pub(in crate::engine::sql) fn event_loop(&self) -> Option<&dyn EventLoop> {
+        self.event_loop.as_deref()
     }
 
     /// Completes when callers that had no answer are dropped, unless a packet usually takes as long.

@@ -33,6 +33,7 @@ use super::calls::Calls;
 use super::jobs::{self, Failed};
 use super::ledger::{Changes, Ledger, StoredName};
 use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription, Warnings};
+use crate::event_loop::Task;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 pub(super) mod config;
@@ -151,6 +152,8 @@ impl<S: Server> ServerEngine<S> {
                 warnings.warn(risk);
             }
         }
+        let connections = server.connections();
+        let event_loop = connections.event_loop();
         let (check, checks) = mpsc::unbounded_channel();
         let (names, named) = mpsc::unbounded_channel();
         let waiters = Waiters::new(server.clone(), check);
@@ -174,11 +177,10 @@ impl<S: Server> ServerEngine<S> {
             },
             idle: vec![Slot::new(server.clone(), Some(session))],
             checks,
-            worker: tokio::spawn(worker.run(transaction_jobs)),
+            worker: Task::spawn(event_loop, worker.run(transaction_jobs)),
         };
         let (jobs, receiver) = jobs::queue();
-        let single = tokio::spawn(single.run(receiver));
-        let connections = server.connections();
+        let single = Task::spawn(event_loop, single.run(receiver));
         let calls = Calls::new(connections.engine, jobs, single, connections.dropped.clone());
         Ok(Arc::new(ServerEngine {
             server,

@@ -12,7 +12,6 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::error::Kind;
@@ -27,6 +26,7 @@ use super::{Outcome, Server, Session};
 use crate::clock::Moment;
 use crate::engine::sql::jobs::{Job, Receiver, Sender};
 use crate::engine::sql::ledger::StoredName;
+use crate::event_loop::Task;
 use crate::model::{Claim, Key, OwnerToken};
 
 /// The time between two sweeps of a process that makes calls; a random part is added.
@@ -109,7 +109,7 @@ pub(super) struct SingleWorker<S: Server> {
     /// The names whose waiters need a check.
     pub checks: mpsc::UnboundedReceiver<Vec<Key>>,
     /// The task of the transactions.
-    pub worker: JoinHandle<()>,
+    pub worker: Task,
 }
 
 /// The attempts that a [`SingleWorker`] has forwarded.
@@ -155,7 +155,7 @@ impl<S: Server> SingleWorker<S> {
     pub(super) async fn run(self, jobs: Receiver) {
         serve(&self.shared, self.idle, self.checks, jobs).await;
         drop(self.shared);
-        let _ = self.worker.await;
+        self.worker.ended().await;
     }
 }
 

@@ -22,6 +22,7 @@ use crate::engine::HandOff;
 use crate::engine::hand_off::ClockReading;
 use crate::engine::local_waiters::{LocalWaiters, WaiterSubscription};
 use crate::engine::sql::ledger::{News, Notice, RESERVED};
+use crate::event_loop::Task;
 use crate::model::{Key, OwnerToken};
 
 /// The shortest and the longest time between two checks without notifications.
@@ -84,7 +85,7 @@ pub(in crate::engine::sql) struct Waiters<S> {
 
 #[derive(Default)]
 struct Tasks {
-    listener: Option<AbortHandle>,
+    listener: Option<Task>,
     heartbeats: Option<AbortHandle>,
     is_closed: bool,
 }
@@ -224,8 +225,11 @@ impl<S: Server> Waiters<S> {
     pub(in crate::engine::sql) fn close(&self) {
         let mut tasks = self.tasks.lock();
         tasks.is_closed = true;
-        for task in [tasks.listener.take(), tasks.heartbeats.take()].into_iter().flatten() {
-            task.abort();
+        if let Some(listener) = tasks.listener.take() {
+            listener.cancel();
+        }
+        if let Some(heartbeats) = tasks.heartbeats.take() {
+            heartbeats.abort();
         }
     }
 
@@ -244,11 +248,11 @@ impl<S: Server> Waiters<S> {
     /// Starts the task that listens, unless it runs.
     fn listen(self: &Arc<Self>) {
         let mut tasks = self.tasks.lock();
-        if tasks.is_closed || tasks.listener.as_ref().is_some_and(|task| !task.is_finished()) {
+        if tasks.is_closed || tasks.listener.as_ref().is_some_and(|task| !task.has_ended()) {
             return;
         }
         let waiters = Arc::downgrade(self);
-        let listener = self.runtime.spawn(async move {
+        let listen = async move {
             let mut backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
             while let Some(waiters) = waiters.upgrade() {
                 let pause = match waiters.server.receive(&waiters).await {
@@ -265,8 +269,8 @@ impl<S: Server> Waiters<S> {
                 drop(waiters);
                 tokio::time::sleep(pause).await;
             }
-        });
-        tasks.listener = Some(listener.abort_handle());
+        };
+        tasks.listener = Some(Task::spawn(self.server.connections().event_loop(), listen));
     }
 
     /// Whether there are no waiters. Then the next waiter starts another task.

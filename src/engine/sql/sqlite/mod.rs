@@ -29,6 +29,7 @@ use super::calls::Calls;
 use super::config::SqliteConfig;
 use super::jobs::{self, Failed};
 use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription};
+use crate::event_loop::Task;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
 mod error;
@@ -83,7 +84,7 @@ impl SqliteEngine {
             file,
             verbs: verbs.clone(),
         };
-        let writer = tokio::spawn(writer.run(receiver));
+        let writer = Task::spawn(None, writer.run(receiver));
         Ok(Arc::new(SqliteEngine {
             path,
             verbs,

@@ -133,20 +133,29 @@ impl UvLoop {
         !self.prepare.get().is_null()
     }
 
+    /// Runs [`tick`] before the loop sleeps, from now on.
+    pub(super) fn activate(&self, bridge: &Rc<Bridge>) {
+        if self.is_active() {
+            return;
+        }
+        // SAFETY: the handle is libuv's, created and used on the loop's thread; it lives until its close callback. Its data points to a
+        // leaked `Rc`, which that callback reclaims.
+        unsafe {
+            let prepare = self.uv.handle(PREPARE);
+            (self.uv.prepare_init)(self.uv_loop, prepare);
+            (self.uv.set_data)(prepare, Rc::into_raw(bridge.clone()).cast_mut().cast());
+            (self.uv.prepare_start)(prepare, on_prepare);
+            (self.uv.unref)(prepare);
+            self.prepare.set(prepare);
+        }
+        bridge.shared().check_outbox_before_sleep();
+    }
+
     /// Polls the socket until one of its methods returns `false`.
     pub(super) fn serve(&self, bridge: &Rc<Bridge>, socket: Arc<dyn Socket>) {
-        // SAFETY: the handles are libuv's, created and used on the loop's thread; they live until their close callback.
-        // Their data points to a leaked `Rc` or box, which that callback reclaims.
+        self.activate(bridge);
+        // SAFETY: as in `activate`; the data points to a leaked box.
         unsafe {
-            if self.prepare.get().is_null() {
-                let prepare = self.uv.handle(PREPARE);
-                (self.uv.prepare_init)(self.uv_loop, prepare);
-                (self.uv.set_data)(prepare, Rc::into_raw(bridge.clone()).cast_mut().cast());
-                (self.uv.prepare_start)(prepare, on_prepare);
-                (self.uv.unref)(prepare);
-                self.prepare.set(prepare);
-                bridge.shared().check_outbox_before_sleep();
-            }
             let poll = self.uv.handle(POLL);
             if (self.uv.poll_init)(self.uv_loop, poll, socket.descriptor()) != 0 {
                 libc::free(poll);

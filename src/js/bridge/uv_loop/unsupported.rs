@@ -20,6 +20,10 @@ impl UvLoop {
         match *self {}
     }
 
+    pub(super) fn activate(&self, _: &Rc<Bridge>) {
+        match *self {}
+    }
+
     pub(super) fn serve(&self, _: &Rc<Bridge>, _: Arc<dyn Socket>) {
         match *self {}
     }

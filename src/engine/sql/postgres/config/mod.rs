@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::engine::sql::server::config::checked_table;
 use crate::engine::{Credentials, Settings, Warnings};
 use crate::error::LockError;
+use crate::event_loop::EventLoop;
 
 pub(super) mod pass_file;
 mod target;
@@ -33,6 +34,7 @@ pub struct PostgresConfig {
     pub(super) pass_file: Option<PathBuf>,
     pub(super) warnings: Option<Arc<Warnings>>,
     pub(super) store_timeout: Duration,
+    pub(super) event_loop: Option<Arc<dyn EventLoop>>,
 }
 
 impl std::fmt::Debug for PostgresConfig {
@@ -78,6 +80,7 @@ impl PostgresConfig {
             pass_file: settings.environment.get("PGPASSFILE").map(PathBuf::from),
             warnings: settings.warnings.clone(),
             store_timeout: settings.store_timeout,
+            event_loop: settings.event_loop.clone(),
         })
     }
 }

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::str::FromStr;
-use std::time::Duration;
 
 use tokio_postgres::Config;
 use tokio_postgres::config::{SslMode, TargetSessionAttrs};
@@ -192,7 +191,7 @@ impl Target {
             })?;
         }
         Ok(Target {
-            servers: servers(&named, &all, mode, settings.store_timeout).map_err(invalid)?,
+            servers: servers(&named, &all, mode).map_err(invalid)?,
             tls,
             verified,
             is_pooled: options.is_pooled,
@@ -203,7 +202,7 @@ impl Target {
 
 /// Returns the servers, each with a configuration of its own. `all`: what they have in common, their addresses, and the ports of
 /// hosts without one.
-fn servers(named: &[Named], all: &Config, mode: SslMode, timeout: Duration) -> Result<Vec<Address>, &'static str> {
+fn servers(named: &[Named], all: &Config, mode: SslMode) -> Result<Vec<Address>, &'static str> {
     let (addresses, ports) = (all.get_hostaddrs(), all.get_ports());
     let count = named.len().max(addresses.len());
     let is_of_each = |len: usize| len == 0 || len == count;
@@ -249,11 +248,7 @@ fn servers(named: &[Named], all: &Config, mode: SslMode, timeout: Duration) -> R
         driver
             .ssl_negotiation(all.get_ssl_negotiation())
             .channel_binding(all.get_channel_binding())
-            .connect_timeout(timeout)
-            .tcp_user_timeout(timeout)
-            .keepalives(all.get_keepalives())
-            .keepalives_idle(Duration::from_secs(15))
-            .keepalives_interval(Duration::from_secs(5));
+            .keepalives(all.get_keepalives());
         if count > 1 {
             driver.target_session_attrs(TargetSessionAttrs::ReadWrite);
         }

@@ -1,0 +1,166 @@
+//! The socket of a connection. The runtime polls it during the login, and after that the caller's event loop, if there is one.
+
+use std::io;
+use std::net::SocketAddr;
+#[cfg(unix)]
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use socket2::{SockRef, TcpKeepalive};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+#[cfg(unix)]
+use tokio::net::UnixStream;
+
+#[cfg(unix)]
+use super::polled_socket::PolledSocket;
+use crate::event_loop::EventLoop;
+
+/// The time without data after which the system tests a TCP connection, and between two tests.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(5));
+
+/// The address of a server.
+#[derive(Debug, Clone)]
+pub(super) enum Endpoint {
+    Tcp {
+        address: SocketAddr,
+        has_keepalives: bool,
+        /// How long sent data may remain unacknowledged.
+        timeout: Duration,
+    },
+    #[cfg(unix)]
+    Unix(PathBuf),
+}
+
+/// The stream of a connection. Dropping it closes the connection.
+pub(super) struct Stream(Arc<Mutex<Io>>);
+
+/// The socket of a stream.
+pub(super) struct StreamHandle(Arc<Mutex<Io>>);
+
+/// What polls the socket.
+enum Io {
+    Tcp(TcpStream),
+    #[cfg(unix)]
+    Unix(UnixStream),
+    #[cfg(unix)]
+    EventLoop(Arc<PolledSocket>),
+    Closed,
+}
+
+impl Stream {
+    pub(super) async fn connect(endpoint: &Endpoint) -> io::Result<Self> {
+        let io = match endpoint {
+            Endpoint::Tcp {
+                address,
+                has_keepalives,
+                timeout,
+            } => {
+                let stream = TcpStream::connect(address).await?;
+                stream.set_nodelay(true)?;
+                let socket = SockRef::from(&stream);
+                #[cfg(target_os = "linux")]
+                socket.set_tcp_user_timeout(Some(*timeout))?;
+                #[cfg(not(target_os = "linux"))]
+                let _ = timeout;
+                if *has_keepalives {
+                    let (idle, interval) = KEEPALIVE;
+                    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(idle).with_interval(interval))?;
+                }
+                Io::Tcp(stream)
+            }
+            #[cfg(unix)]
+            Endpoint::Unix(path) => Io::Unix(UnixStream::connect(path).await?),
+        };
+        Ok(Stream(Arc::new(Mutex::new(io))))
+    }
+
+    pub(super) fn handle(&self) -> StreamHandle {
+        StreamHandle(self.0.clone())
+    }
+}
+
+impl StreamHandle {
+    /// Lets an event loop poll the socket from now on. Called while nothing polls the stream.
+    pub(super) fn serve_on(&self, event_loop: &Arc<dyn EventLoop>) -> io::Result<()> {
+        #[cfg(unix)]
+        {
+            let mut io = self.0.lock();
+            let socket = match std::mem::replace(&mut *io, Io::Closed) {
+                Io::Tcp(stream) => stream.into_std()?.into(),
+                Io::Unix(stream) => std::os::fd::OwnedFd::from(stream.into_std()?),
+                of_event_loop => {
+                    *io = of_event_loop;
+                    return Ok(());
+                }
+            };
+            let socket = PolledSocket::new(socket.into(), event_loop.clone());
+            *io = Io::EventLoop(socket.clone());
+            drop(io);
+            event_loop.watch(Arc::downgrade(&socket) as _);
+            event_loop.serve(socket);
+        }
+        #[cfg(not(unix))]
+        let _ = event_loop;
+        Ok(())
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        #[cfg(unix)]
+        if let Io::EventLoop(socket) = &*self.0.lock() {
+            socket.close();
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match &mut *self.0.lock() {
+            Io::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
+            #[cfg(unix)]
+            Io::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
+            #[cfg(unix)]
+            Io::EventLoop(socket) => socket.poll_read(context, buffer),
+            Io::Closed => closed(),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match &mut *self.0.lock() {
+            Io::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
+            #[cfg(unix)]
+            Io::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
+            #[cfg(unix)]
+            Io::EventLoop(socket) => socket.poll_write(context, bytes),
+            Io::Closed => closed(),
+        }
+    }
+
+    /// The socket has no buffer of its own.
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut *self.0.lock() {
+            Io::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
+            #[cfg(unix)]
+            Io::Unix(stream) => Pin::new(stream).poll_shutdown(context),
+            #[cfg(unix)]
+            Io::EventLoop(socket) => Poll::Ready(socket.shutdown()),
+            Io::Closed => closed(),
+        }
+    }
+}
+
+fn closed<T>() -> Poll<io::Result<T>> {
+    Poll::Ready(Err(io::ErrorKind::NotConnected.into()))
+}

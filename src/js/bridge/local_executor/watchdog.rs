@@ -1,0 +1,88 @@
+//! Does the work of a thread that does not: the user's code blocks it.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+
+use super::LocalExecutor;
+use crate::event_loop::Socket;
+
+/// The interval between two looks at the thread. What waits for it waits for twice as long at most.
+const WATCH: Duration = Duration::from_millis(20);
+/// The watchdog sleeps after this time without work.
+const IDLE: Duration = Duration::from_secs(2);
+
+#[derive(Default)]
+pub(super) struct Watchdog {
+    is_running: AtomicBool,
+    is_asleep: AtomicBool,
+    stirred: Notify,
+    sockets: Mutex<Vec<Weak<dyn Socket>>>,
+}
+
+impl Watchdog {
+    /// Wakes the watchdog up: there is work for the thread.
+    pub(super) fn stir(&self) {
+        if self.is_asleep.load(SeqCst) && self.is_asleep.swap(false, SeqCst) {
+            self.stirred.notify_one();
+        }
+    }
+
+    pub(super) fn add(&self, socket: Weak<dyn Socket>) {
+        let mut sockets = self.sockets.lock();
+        sockets.retain(|socket| socket.strong_count() > 0);
+        sockets.push(socket);
+    }
+
+    /// Returns the sockets with pending replies.
+    fn awaiting(&self) -> Vec<Arc<dyn Socket>> {
+        let sockets = self.sockets.lock();
+        let open = sockets.iter().filter_map(Weak::upgrade);
+        open.filter(|socket| socket.awaits()).collect()
+    }
+}
+
+impl LocalExecutor {
+    /// Starts the watchdog, unless it runs.
+    pub(super) fn watch(self: &Arc<Self>) {
+        if !self.watchdog.is_running.swap(true, Relaxed) {
+            self.runtime.spawn(watch(Arc::downgrade(self)));
+        }
+    }
+}
+
+async fn watch(executor: Weak<LocalExecutor>) {
+    let (mut ticks, mut used) = (0, Instant::now());
+    loop {
+        tokio::time::sleep(WATCH).await;
+        let Some(executor) = executor.upgrade() else { return };
+        let watchdog = &executor.watchdog;
+        let awaiting = watchdog.awaiting();
+        let now = executor.ticks.load(Relaxed);
+        let is_used = executor.has_ready() || !awaiting.is_empty();
+        if is_used {
+            used = Instant::now();
+        }
+        if now == ticks && is_used {
+            executor.poll_ready();
+            for socket in awaiting {
+                socket.readable();
+                socket.flush();
+            }
+            executor.poll_ready();
+        }
+        ticks = now;
+        if used.elapsed() >= IDLE {
+            watchdog.is_asleep.store(true, SeqCst);
+            // Work may have come while the watchdog counted as awake.
+            if !executor.has_ready() && watchdog.awaiting().is_empty() {
+                watchdog.stirred.notified().await;
+            }
+            watchdog.is_asleep.store(false, SeqCst);
+            used = Instant::now();
+        }
+    }
+}
