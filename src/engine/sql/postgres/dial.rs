@@ -3,8 +3,8 @@
 use std::io;
 use std::time::Duration;
 
-use futures_util::stream::FuturesUnordered;
 use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::net::lookup_host;
 use tokio::time::sleep;
 use tokio_postgres::config::{Host, TargetSessionAttrs};
@@ -179,7 +179,10 @@ async fn endpoints(driver: &Config, server: &Address, timeout: Duration) -> io::
         ([address, ..], _) => Ok(vec![tcp((*address, server.port).into())]),
         #[cfg(unix)]
         (_, [Host::Unix(folder), ..]) => Ok(vec![Endpoint::Unix(folder.join(format!(".s.PGSQL.{}", server.port)))]),
-        _ => Ok(lookup_host((server.host.as_str(), server.port)).await?.map(tcp).collect()),
+        _ => Ok(lookup_host((server.host.as_str(), server.port))
+            .await?
+            .map(tcp)
+            .collect()),
     }
 }
 

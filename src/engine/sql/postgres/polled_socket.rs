@@ -147,3 +147,126 @@ impl Socket for PolledSocket {
         self.readable();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::pin::Pin;
+    use std::sync::Weak;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+    use std::task::Wake;
+
+    use super::*;
+
+    /// An event loop on no thread, or on every thread.
+    #[derive(Debug)]
+    struct TestLoop(AtomicBool);
+
+    impl EventLoop for TestLoop {
+        fn is_here(&self) -> bool {
+            self.0.load(Relaxed)
+        }
+
+        fn serve(&self, _: Arc<dyn Socket>) {}
+
+        fn spawn(&self, _: Pin<Box<dyn Future<Output = ()> + Send>>) {}
+
+        fn watch(&self, _: Weak<dyn Socket>) {}
+    }
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    impl Wakes {
+        fn take(&self) -> usize {
+            self.0.swap(0, Relaxed)
+        }
+    }
+
+    fn pair() -> (Arc<PolledSocket>, UnixStream, Arc<TestLoop>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let event_loop = Arc::new(TestLoop(AtomicBool::new(true)));
+        let socket = PolledSocket::new(std::os::fd::OwnedFd::from(ours).into(), event_loop.clone());
+        (socket, theirs, event_loop)
+    }
+
+    fn read(socket: &PolledSocket, wakes: &Arc<Wakes>, size: usize) -> Poll<Vec<u8>> {
+        let mut space = vec![0; size];
+        let mut buffer = ReadBuf::new(&mut space);
+        let waker = wakes.clone().into();
+        let polled = socket.poll_read(&mut Context::from_waker(&waker), &mut buffer);
+        polled.map(|done| done.map(|()| buffer.filled().to_vec()).unwrap())
+    }
+
+    #[test]
+    fn data_wakes_the_reader_and_a_short_read_is_the_last_one_until_then() {
+        let (socket, mut theirs, event_loop) = pair();
+        let wakes = Arc::default();
+        assert_eq!(read(&socket, &wakes, 8), Poll::Pending);
+        theirs.write_all(b"abc").unwrap();
+        assert!(socket.readable());
+        assert_eq!(wakes.take(), 1);
+        assert_eq!(read(&socket, &wakes, 2), Poll::Ready(b"ab".to_vec()));
+        assert_eq!(read(&socket, &wakes, 2), Poll::Ready(b"c".to_vec()));
+        theirs.write_all(b"d").unwrap();
+        assert_eq!(read(&socket, &wakes, 2), Poll::Pending, "without a call of the system");
+        event_loop.0.store(false, Relaxed);
+        assert_eq!(
+            read(&socket, &wakes, 2),
+            Poll::Ready(b"d".to_vec()),
+            "on another thread"
+        );
+    }
+
+    #[test]
+    fn replies_are_pending_after_a_write_until_a_read() {
+        let (socket, mut theirs, _) = pair();
+        let wakes: Arc<Wakes> = Arc::default();
+        let waker = wakes.clone().into();
+        assert!(!socket.awaits());
+        assert!(socket.poll_write(&mut Context::from_waker(&waker), b"abc").is_ready());
+        assert!(socket.awaits());
+        theirs.write_all(b"d").unwrap();
+        assert!(read(&socket, &wakes, 8).is_ready());
+        assert!(!socket.awaits());
+    }
+
+    #[test]
+    fn a_write_waits_until_the_socket_takes_more() {
+        let (socket, mut theirs, _) = pair();
+        let wakes: Arc<Wakes> = Arc::default();
+        let waker = wakes.clone().into();
+        let mut context = Context::from_waker(&waker);
+        let chunk = [0; 1 << 16];
+        let mut sent = 0;
+        while let Poll::Ready(count) = socket.poll_write(&mut context, &chunk) {
+            sent += count.unwrap();
+        }
+        assert!(socket.is_blocked());
+        assert!(socket.flush() && socket.is_blocked());
+        assert_eq!(wakes.take(), 1);
+        let mut received = vec![0; sent];
+        theirs.read_exact(&mut received).unwrap();
+        assert!(socket.poll_write(&mut context, &chunk).is_ready());
+        assert!(!socket.is_blocked());
+    }
+
+    #[test]
+    fn the_loop_stops_polling_a_closed_socket_and_the_reader_finds_the_end() {
+        let (socket, mut theirs, _) = pair();
+        let wakes = Arc::default();
+        assert_eq!(read(&socket, &wakes, 8), Poll::Pending);
+        socket.end();
+        assert_eq!(wakes.take(), 1);
+        assert!(!socket.readable() && !socket.flush());
+        assert_eq!(read(&socket, &wakes, 8), Poll::Ready(Vec::new()));
+        assert_eq!(theirs.read(&mut [0; 8]).unwrap(), 0);
+    }
+}

@@ -31,6 +31,12 @@ impl Watchdog {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn is_asleep(&self) -> bool {
+        self.is_asleep.load(SeqCst)
+    }
+
+    /// Adds a socket.
     pub(super) fn add(&self, socket: Weak<dyn Socket>) {
         let mut sockets = self.sockets.lock();
         sockets.retain(|socket| socket.strong_count() > 0);
