@@ -405,7 +405,7 @@ describe('the arguments', () => {
     assert.equal(failure.code, 1)
     assert.match(
       failure.stderr,
-      /--only pears: one of pairs, tls, cluster, .*, service, footprint, handoff, handoff-mongodb, postgres, handoff-postgres, leases-postgres, mysql, handoff-mysql, leases-mysql/,
+      /--only pears: one of pairs, tls, cluster, .*, service, footprint, handoff, handoff-mongodb, postgres, postgres-rust, handoff-postgres, leases-postgres, mysql, handoff-mysql, leases-mysql/,
     )
   })
 
