@@ -34,7 +34,12 @@ impl Contender {
         if name == "holdfast" {
             let settings = Settings::default();
             let engine = connect(EngineConfig::parse(&[url.to_owned()], &settings)?, &settings).await?;
-            let locks = Locks::new(engine, settings.store_timeout, Arc::new(StallDetector::new(|| ())), None);
+            let locks = Locks::new(
+                engine,
+                settings.store_timeout,
+                Arc::new(StallDetector::new(|| ())),
+                None,
+            );
             return Ok(Contender::Holdfast(locks, Arc::default()));
         }
         let count: usize = name.trim_start_matches("advisory-pipelined-").parse()?;
@@ -69,7 +74,12 @@ impl Contender {
                 Contender::Advisory(sessions) => {
                     let session = &sessions[number % sessions.len()];
                     for statement in [&session.lock, &session.unlock] {
-                        if !session.client.query_one(statement, &[&(number as i64)]).await?.try_get(0)? {
+                        if !session
+                            .client
+                            .query_one(statement, &[&(number as i64)])
+                            .await?
+                            .try_get(0)?
+                        {
                             return Err("a name was busy, or its lock was lost".into());
                         }
                     }
@@ -117,7 +127,10 @@ fn main() -> Result<(), Failed> {
             contenders.insert(name.to_owned(), runtime.block_on(Contender::connect(name, &url))?);
         }
         let time = Duration::from_millis(ms.parse()?);
-        println!("{}", runtime.block_on(contenders[name].measure(in_flight.parse()?, time))?);
+        println!(
+            "{}",
+            runtime.block_on(contenders[name].measure(in_flight.parse()?, time))?
+        );
     }
     Ok(())
 }

@@ -9,12 +9,12 @@ import { processUs } from '../process-cpu.mjs'
 import { tables } from '../report.mjs'
 import { onStore, postgres } from './stores.mjs'
 
-/** Two connections are as many as those with which holdfast makes pairs. */
+/** holdfast makes pairs with two connections at most. */
 const CONTENDERS = ['holdfast', 'advisory-pipelined-1', 'advisory-pipelined-2']
 const NOTE =
-  'A Rust program whose contenders share a process, a thread and a build without a profile: `holdfast` is `Locks::acquire` and `Locks::release` ' +
-  'with default options, whose attempts are on one connection and whose releases are on a second one. The others are ' +
-  '`pg_try_advisory_lock` and `pg_advisory_unlock` as prepared statements that tokio-postgres pipelines on one connection and on two.'
+  'A Rust program, in which the contenders share one process and one thread. `holdfast` is `Locks::acquire` and `Locks::release` with default ' +
+  'options, whose statements are on one connection or two. The others are `pg_try_advisory_lock` and `pg_advisory_unlock` as prepared ' +
+  'statements that tokio-postgres pipelines on one connection and on two; they do not exclude callers of the same connection.'
 
 /** The part of the report. A smoke test measures a debug build, which has the dependencies of the Rust tests. */
 export async function rust(timing) {
