@@ -1,7 +1,7 @@
 //! The jobs of the task that uses a connection, and the queue in which they wait.
 //!
 //! The queue has three parts: renewals and releases, reads, and attempts to acquire. Each transaction takes jobs from them in
-//! this order, up to [`BATCH`] claims. It takes [`SHARE`] claims of each part even where the parts before it fill the batch. So
+//! this order, up to a number of claims. It takes [`SHARE`] claims of each part even where the parts before it fill the batch. So
 //! renewals and releases go before everything else, and no part stops another one. A job whose caller was dropped is skipped.
 //!
 //! `overload_queue.rs` decides which attempt is next.
@@ -19,14 +19,14 @@ use crate::engine::{Acquired, Released, Renewed, Result};
 use crate::error::EngineError;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
-/// Maximum number of claims in a transaction, unless one job has more. They share its begin and its commit. Other processes
-/// wait while it lasts.
-const BATCH: usize = 64;
+/// Maximum number of claims in a transaction of several statements, unless one job has more. They share its begin and its commit. Other
+/// processes wait while it lasts.
+pub(super) const BATCH: usize = 64;
 /// Number of claims of each part of the queue that a transaction executes, if that many wait.
 const SHARE: usize = 16;
 
 /// The bytes of metadata that count as a claim: those of a transaction stay below 2 MiB, in hexadecimal digits.
-const METADATA: usize = 16 * 1024;
+const METADATA: usize = 4 * 1024;
 
 /// A failure that the calls of one transaction share.
 pub(super) trait Failed: Sync {
@@ -198,6 +198,8 @@ pub(super) struct Receiver {
     attempts: mpsc::UnboundedReceiver<Attempt>,
     /// The attempts that were received.
     waiting: OverloadQueue<Job>,
+    /// Maximum number of claims in a transaction.
+    most: usize,
 }
 
 /// A job of attempts, and its arrival.
@@ -208,7 +210,8 @@ struct Attempt {
     job: Job,
 }
 
-pub(super) fn queue() -> (Sender, Receiver) {
+/// Creates a queue. `most`: the maximum number of claims in a transaction, unless one job has more.
+pub(super) fn queue(most: usize) -> (Sender, Receiver) {
     let (changes, changes_receiver) = mpsc::unbounded_channel();
     let (reads, reads_receiver) = mpsc::unbounded_channel();
     let (attempts, attempts_receiver) = mpsc::unbounded_channel();
@@ -222,6 +225,7 @@ pub(super) fn queue() -> (Sender, Receiver) {
         reads: reads_receiver,
         attempts: attempts_receiver,
         waiting: OverloadQueue::default(),
+        most,
     };
     (sender, receiver)
 }
@@ -269,7 +273,7 @@ impl Receiver {
         }
         let mut claims = 0;
         for part in (0..parts.len()).filter(|part| parts[*part]) {
-            let most = BATCH.max(claims + SHARE);
+            let most = self.most.max(claims + SHARE);
             while claims < most
                 && let Some(job) = next.take().or_else(|| self.next_of(part))
             {
@@ -329,7 +333,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_part_of_the_queue_is_left_out() {
-        let (sender, mut receiver) = queue();
+        let (sender, mut receiver) = queue(BATCH);
         let (acquire, _granted) = attempt(0);
         let Job::Acquire(claims, ..) = &acquire else {
             unreachable!("an attempt")
@@ -351,7 +355,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_newest_attempts_go_first_once_the_oldest_has_waited_too_long() {
-        let (sender, mut receiver) = queue();
+        let (sender, mut receiver) = queue(BATCH);
         let mut answers: Vec<Answer> = Vec::new();
         let mut send = |range: std::ops::Range<usize>| {
             for name in range {

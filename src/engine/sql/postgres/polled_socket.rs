@@ -56,8 +56,8 @@ impl PolledSocket {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
                 Ok(count) => {
-                    // At the end of the stream there is more to read: the end.
-                    state.is_drained = count > 0 && count < size;
+                    // At the end of the stream there is more to read: the end. No event follows it once the loop has stopped polling.
+                    state.is_drained = count > 0 && count < size && !state.is_closed;
                     state.awaits = false;
                     buffer.advance(count);
                     return Poll::Ready(Ok(()));
@@ -263,9 +263,15 @@ mod tests {
         let (socket, mut theirs, _) = pair();
         let wakes = Arc::default();
         assert_eq!(read(&socket, &wakes, 8), Poll::Pending);
+        theirs.write_all(b"abc").unwrap();
         socket.end();
         assert_eq!(wakes.take(), 1);
         assert!(!socket.readable() && !socket.flush());
+        assert_eq!(
+            read(&socket, &wakes, 8),
+            Poll::Ready(b"abc".to_vec()),
+            "what arrived before"
+        );
         assert_eq!(read(&socket, &wakes, 8), Poll::Ready(Vec::new()));
         assert_eq!(theirs.read(&mut [0; 8]).unwrap(), 0);
     }
