@@ -5,8 +5,9 @@ import { once } from 'node:events'
 import { Worker } from 'node:worker_threads'
 import { withMysql } from './mysql-client.mjs'
 import { withPostgres } from './postgres-client.mjs'
+import { startProxy } from './proxy.mjs'
 import { suite } from './stores.mjs'
-import { block, INDEX, output, rejection, SOON_MS, until, waiting } from './tools.mjs'
+import { block, INDEX, output, rejection, SOON_MS, timed, until, waiting } from './tools.mjs'
 
 const WORKER = `
   const { parentPort, workerData: { index, target, options } } = require('node:worker_threads')
@@ -73,6 +74,30 @@ for (const kind of /** @type {const} */ (['postgres', 'mysql'])) {
         const began = performance.now()
         await Promise.all([lock.release(), next])
         assert.ok(performance.now() - began < SOON_MS)
+      }
+    })
+
+    test('a connection that is reset behind a part of a reply delays its calls for a moment only', async (store) => {
+      const url = new URL(String(store.target))
+      const proxy = await startProxy(Number(url.port))
+      url.port = String(proxy.port)
+      store.target = url.href
+      const locks = await store.connect({ storeTimeoutMs: 30_000 })
+      try {
+        await locks.using('warm', () => {})
+        for (let round = 0; round < 5; round++) {
+          proxy.intercept = (_, connection) => {
+            connection.client.write('N', () => connection.cut())
+            proxy.intercept = undefined
+            return true
+          }
+          assert.ok((await timed(locks.using('reset', () => {}))) < SOON_MS)
+          assert.equal(proxy.intercept, undefined, 'a connection was reset')
+        }
+      } finally {
+        await locks.close()
+        await proxy.close()
+        store.target = String(process.env[String(store.server)])
       }
     })
 

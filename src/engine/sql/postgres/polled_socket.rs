@@ -5,12 +5,14 @@
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
 use tokio::io::ReadBuf;
+use tokio::net::TcpStream;
+pub(super) use tokio::net::UnixStream as LocalStream;
 
 use crate::event_loop::{EventLoop, Socket};
 
@@ -18,6 +20,8 @@ use crate::event_loop::{EventLoop, Socket};
 pub(super) struct PolledSocket {
     socket: socket2::Socket,
     event_loop: Arc<dyn EventLoop>,
+    /// Messages arrive without a request.
+    listens: bool,
     state: Mutex<State>,
 }
 
@@ -29,7 +33,7 @@ struct State {
     writer: Option<Waker>,
     /// The socket did not take the last write.
     is_blocked: bool,
-    /// The last read returned all data, and no more has arrived.
+    /// The last read has returned all data, and no event has followed.
     is_drained: bool,
     /// Something was sent after the last read.
     awaits: bool,
@@ -37,18 +41,30 @@ struct State {
 }
 
 impl PolledSocket {
-    pub(super) fn new(socket: socket2::Socket, event_loop: Arc<dyn EventLoop>) -> Arc<Self> {
-        let state = Mutex::default();
+    pub(super) fn of_tcp(stream: TcpStream, event_loop: Arc<dyn EventLoop>, listens: bool) -> io::Result<Arc<Self>> {
+        Ok(Self::new(stream.into_std()?.into(), event_loop, listens))
+    }
+
+    pub(super) fn of_local(
+        stream: LocalStream,
+        event_loop: Arc<dyn EventLoop>,
+        listens: bool,
+    ) -> io::Result<Arc<Self>> {
+        Ok(Self::new(stream.into_std()?.into(), event_loop, listens))
+    }
+
+    fn new(socket: OwnedFd, event_loop: Arc<dyn EventLoop>, listens: bool) -> Arc<Self> {
         Arc::new(PolledSocket {
-            socket,
+            socket: socket.into(),
             event_loop,
-            state,
+            listens,
+            state: Mutex::default(),
         })
     }
 
     pub(super) fn poll_read(&self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut state = self.state.lock();
-        // Another thread has to look for itself: the loop may be blocked.
+        // Another thread reads without an event: the loop may be blocked.
         if !(state.is_drained && self.event_loop.is_here()) {
             let space = buffer.initialize_unfilled();
             let size = space.len();
@@ -138,6 +154,11 @@ impl Socket for PolledSocket {
         self.state.lock().awaits
     }
 
+    fn is_watched(&self) -> bool {
+        let state = self.state.lock();
+        self.listens || state.awaits || state.is_blocked
+    }
+
     fn is_blocked(&self) -> bool {
         self.state.lock().is_blocked
     }
@@ -193,7 +214,7 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();
         let event_loop = Arc::new(TestLoop(AtomicBool::new(true)));
-        let socket = PolledSocket::new(std::os::fd::OwnedFd::from(ours).into(), event_loop.clone());
+        let socket = PolledSocket::new(ours.into(), event_loop.clone(), false);
         (socket, theirs, event_loop)
     }
 
