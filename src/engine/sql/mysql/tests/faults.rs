@@ -131,7 +131,7 @@ async fn a_locked_table_delays_calls_and_leaves_no_statement_behind() {
         );
     }
     eventually("no statement waits", async || {
-        watcher.connections("command = 'Query'").await == 0
+        watcher.connected("command = 'Query'").await == 0
     })
     .await;
     database.execute("UNLOCK TABLES").await;

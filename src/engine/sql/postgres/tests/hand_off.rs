@@ -5,9 +5,8 @@ use tokio_postgres::Row;
 use super::session::Values;
 use super::statements::Sql;
 use super::*;
-use crate::engine::sql::server::tests;
 use crate::engine::{HandOff, Subscription};
-use crate::model::{Fence, Ttl};
+use crate::model::Ttl;
 
 const LISTENING: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
@@ -27,22 +26,10 @@ async fn enqueue(
     subscription
 }
 
-async fn notified(subscription: &mut Box<dyn Subscription>) {
-    let changed = tokio::time::timeout(Duration::from_secs(10), subscription.changed());
-    changed.await.expect("no notification");
-}
-
 /// Waits for a hand-off that is a grant.
 async fn granted(subscription: &mut Box<dyn Subscription>) -> HandOff {
     notified(subscription).await;
     subscription.take_hand_off().expect("a grant")
-}
-
-async fn fence(engine: &PostgresEngine, claim: &Claim) -> Fence {
-    match engine.try_acquire(claim).await.unwrap() {
-        Acquired::Granted { fence } => fence,
-        held @ Acquired::Held { .. } => panic!("{held:?}"),
-    }
 }
 
 async fn owner(database: &Database) -> Option<String> {
@@ -185,15 +172,6 @@ async fn a_name_is_reserved_for_claims_that_a_hand_off_cannot_grant() {
         assert!(fence(&theirs, &next).await > before);
         assert_eq!(release(&theirs, &next).await, Released::Freed);
     }
-}
-
-#[tokio::test]
-async fn a_check_counts_the_waiters_ahead() {
-    let Some(database) = Database::create().await else {
-        return;
-    };
-    let (ours, theirs) = (database.engine().await, database.engine().await);
-    tests::a_check_counts_the_waiters_ahead(&ours, &theirs).await;
 }
 
 #[tokio::test]
