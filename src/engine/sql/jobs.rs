@@ -349,6 +349,37 @@ mod tests {
         assert!(matches!(batch[..], [_, Job::Acquire(..)]));
     }
 
+    #[tokio::test]
+    async fn renewals_and_releases_go_before_earlier_attempts_and_leave_them_a_share() {
+        let (sender, mut receiver) = queue();
+        let mut answers: Vec<Answer> = Vec::new();
+        let (mut renewals, mut releases) = (Vec::new(), Vec::new());
+        for name in 0..2 * BATCH {
+            let (job, answer) = attempt(name);
+            sender.send(job);
+            answers.push(answer);
+        }
+        for name in 0..BATCH {
+            let (Job::Acquire(claims, ..), _) = attempt(name) else {
+                unreachable!("an attempt")
+            };
+            let claim = (*claims[0]).clone();
+            let ttl = claim.ttl;
+            let ((renewal, renewed), (release, released)) = (Reply::new(), Reply::new());
+            sender.send(Job::Renew(claim.clone(), ttl, renewal));
+            sender.send(Job::Release(vec![claim], Duration::ZERO, release));
+            renewals.push(renewed);
+            releases.push(released);
+        }
+        // Twice as many changes as a transaction takes, and after them the attempts.
+        for (changes, attempts) in [(BATCH, SHARE), (BATCH, SHARE), (0, BATCH)] {
+            let mut batch = Vec::new();
+            assert!(receiver.next(&mut batch).await);
+            let is_attempt: Vec<bool> = batch.iter().map(|job| matches!(job, Job::Acquire(..))).collect();
+            assert_eq!(is_attempt, [vec![false; changes], vec![true; attempts]].concat());
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn the_newest_attempts_go_first_once_the_oldest_has_waited_too_long() {
         let (sender, mut receiver) = queue();

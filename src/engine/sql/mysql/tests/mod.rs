@@ -38,7 +38,7 @@ async fn two(url: &str, prefix: String) -> (SharedEngine, SharedEngine) {
 crate::engine::contract::contract_tests!(async |prefix: String| Some(two(&url_of(SERVER)?, prefix).await));
 
 /// A database of one test. Dropping it leaves it to the server, which ends with the tests.
-struct Database {
+pub(super) struct Database {
     name: String,
     /// The user of the engines: of this test only, so that its connections are known.
     user: String,
@@ -49,7 +49,7 @@ struct Database {
 
 impl Database {
     /// Creates a database. `None`: there is no server.
-    async fn create() -> Option<Self> {
+    pub(super) async fn create() -> Option<Self> {
         let url = url_of(SERVER)?;
         let name = format!("t{}", OwnerToken::fresh().as_str());
         let user = name[..24].to_owned();

@@ -193,18 +193,11 @@ async fn no_call_scans_a_table() {
     let holders: Vec<Claim> = (0..64).map(|index| claim(&[&format!("n{index}")])).collect();
     let stored = |claim: &Claim| claim.keys()[0].as_str().as_bytes().to_vec();
     let before = scanned(&mut session).await;
-    let attempts = holders.iter().map(|claim| (stored(claim), Arc::new(claim.clone())));
     let releases = holders.iter().map(|claim| (stored(claim), claim.owner.clone()));
     let renewals = holders
         .iter()
         .map(|claim| (stored(claim), claim.owner.clone(), claim.ttl));
-    let mut calls = SingleCalls {
-        releases: Vec::new(),
-        expects_queue: false,
-        renewals: Vec::new(),
-        attempts: attempts.collect(),
-        reads: Vec::new(),
-    };
+    let mut calls = attempts(&holders);
     assert_eq!(session.single("p", &calls).await.granted.unwrap().fences.len(), 64);
     calls.attempts.clear();
     calls.renewals = renewals.collect();

@@ -1,5 +1,7 @@
 //! What a connection costs.
 
+use futures_util::future::join_all;
+
 use super::super::session::Values;
 use super::super::statements::Sql;
 use super::*;
@@ -104,4 +106,24 @@ async fn an_idle_engine_sends_nothing() {
     // Longer than two heartbeats of waiters.
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(database.number(last).await, before);
+}
+
+#[tokio::test]
+async fn one_heartbeat_keeps_the_positions_of_all_waiters() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let proxy = Proxy::start(&database.url).await;
+    let (theirs, ours) = (database.engine().await, open(&proxy.url, &Settings::default()).await);
+    let names: Vec<String> = (0..200).map(|index| format!("n{index}")).collect();
+    let holders: Vec<Claim> = names.iter().map(|name| claim(&[name])).collect();
+    join_all(holders.iter().map(|holder| acquire(&theirs, holder))).await;
+    let waiters: Vec<Claim> = names.iter().map(|name| waiting(&[name])).collect();
+    join_all(waiters.iter().map(|waiter| busy(&ours, waiter))).await;
+    let last = "SELECT (date_part('epoch', max(alive_until)) * 1e6)::bigint FROM locks_waiters";
+    let (before, sent) = (database.number(last).await, proxy.packets());
+    let alive = format!("SELECT count(*) FROM locks_waiters WHERE date_part('epoch', alive_until) * 1e6 > {before}");
+    eventually("all positions are kept", async || database.number(&alive).await == 200).await;
+    let sent = proxy.packets() - sent;
+    assert!(sent <= 20, "{sent} packets for 200 waiters");
 }

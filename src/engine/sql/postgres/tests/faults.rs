@@ -7,6 +7,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::engine::sql::server::error::Kind;
+use crate::engine::sql::server::slot::open_first;
 
 /// Forwards connections to a server, but forwards nothing more of the first one that listens. Returns the port.
 async fn proxy_without_first_listen(server: u16) -> u16 {
@@ -247,6 +249,44 @@ async fn other_default_isolation_levels_change_nothing() {
         });
         join_all(loops).await;
         assert_eq!(counter.get(), 40);
+    }
+}
+
+/// A single statement whose snapshot is older than the row fails. The call is then made in a transaction, which reads committed rows.
+#[tokio::test]
+async fn a_serialization_failure_is_no_failure_of_the_call() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    for level in ["repeatable read", "serializable"] {
+        let name = &database.name;
+        let text = format!("ALTER DATABASE {name} SET default_transaction_isolation = '{level}'");
+        database.execute(&text).await;
+        let engine = database.engine().await;
+        let first = claim(&["n"]);
+        acquire(&engine, &first).await;
+        release(&engine, &first).await;
+        let mut session = open_first(&engine.server).await.unwrap();
+        let (alone, ours) = ([claim(&["n"])], claim(&["n"]));
+        for is_alone in [true, false] {
+            database.execute("BEGIN; UPDATE locks SET pid = pid + 1").await;
+            let attempt = async {
+                match is_alone {
+                    true => {
+                        let granted = session.single("p", &attempts(&alone)).await.granted;
+                        let failure = granted.err().expect("a serialization failure");
+                        assert_eq!(failure.kind(), Kind::Conflict, "{failure}");
+                    }
+                    false => acquire(&engine, &ours).await,
+                }
+            };
+            let commit = async {
+                eventually("the statement waits", async || database.blocked().await == 1).await;
+                database.execute("COMMIT").await;
+            };
+            tokio::join!(attempt, commit);
+        }
+        assert_eq!(release(&engine, &ours).await, Released::Freed);
     }
 }
 

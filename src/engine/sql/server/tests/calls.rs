@@ -35,7 +35,10 @@ pub(in crate::engine::sql) async fn calls_at_the_same_time_share_statements<D: T
         assert_eq!(released, [Released::Freed; 64]);
         sent = vec![granted - before, extended - granted, proxy.packets() - extended];
     }
-    assert!(sent.iter().all(|packets| *packets <= 8), "packets for 64 calls: {sent:?}");
+    assert!(
+        sent.iter().all(|packets| *packets <= 8),
+        "packets for 64 calls: {sent:?}"
+    );
     assert_eq!(engine.list("", PAGE).await.unwrap(), []);
 }
 

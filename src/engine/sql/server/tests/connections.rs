@@ -48,7 +48,10 @@ pub(in crate::engine::sql) async fn each_connection_is_opened_again_when_it_ends
         all.retain(|one| !of_theirs.contains(one));
         all
     };
-    eventually("all connections are open", async || of_ours(database).await.len() == expected).await;
+    eventually("all connections are open", async || {
+        of_ours(database).await.len() == expected
+    })
+    .await;
     let first = of_ours(database).await;
     for (index, ended) in first.iter().enumerate() {
         let name = format!("n{index}");

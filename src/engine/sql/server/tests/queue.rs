@@ -30,7 +30,9 @@ pub(in crate::engine::sql) async fn a_check_counts_the_waiters_ahead<D: TestData
     assert!(ages[1] > ages[0], "{ages:?}");
 }
 
-pub(in crate::engine::sql) async fn positions_that_expired_long_ago_are_removed_with_the_next_change<D: TestDatabase>(
+pub(in crate::engine::sql) async fn positions_that_expired_long_ago_are_removed_with_the_next_change<
+    D: TestDatabase,
+>(
     database: &mut D,
 ) {
     let engine = database.engine().await;

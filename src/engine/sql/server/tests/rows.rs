@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use super::super::Session;
 use super::super::single_calls::SingleCalls;
 use super::super::slot::open;
 use super::super::upkeep::SWEEP_LIMIT;
-use super::super::Session;
 use super::*;
 
 /// Returns the calls of attempts for one name each.
@@ -16,7 +16,10 @@ pub(in crate::engine::sql) fn attempts(claims: &[Claim]) -> SingleCalls {
         releases: Vec::new(),
         expects_queue: false,
         renewals: Vec::new(),
-        attempts: claims.iter().map(|claim| (stored(claim), Arc::new(claim.clone()))).collect(),
+        attempts: claims
+            .iter()
+            .map(|claim| (stored(claim), Arc::new(claim.clone())))
+            .collect(),
         reads: Vec::new(),
     }
 }
@@ -144,10 +147,16 @@ pub(in crate::engine::sql) async fn the_engine_sweeps<D: TestDatabase>(database:
         assert_eq!(engine.inspect(&key("n")).await.unwrap(), None);
         insert(database, [("old".to_owned(), 0, HOURS)]).await;
         advance(minutes).await;
-        eventually("the old row is removed", async || count(database, "name = 'old'").await == 0).await;
+        eventually("the old row is removed", async || {
+            count(database, "name = 'old'").await == 0
+        })
+        .await;
     }
     let positions = "SELECT COUNT(*) FROM locks_waiters";
-    eventually("the position is removed", async || database.number(positions).await == 1).await;
+    eventually("the position is removed", async || {
+        database.number(positions).await == 1
+    })
+    .await;
     assert_eq!(count(database, "name = 'abandoned' AND queued = 0").await, 1);
     assert_eq!(count(database, "queued = 1").await, 2, "with waiters, also an old one");
     assert_eq!(count(database, "1 = 1").await, SWEEP_LIMIT + 3);
