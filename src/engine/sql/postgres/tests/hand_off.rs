@@ -242,6 +242,10 @@ async fn an_engine_listens_only_while_it_has_waiters() {
     acquire(&ours, &holder).await;
     let rows = released_in_one(&database.client, &ours, &holder, &ours.waiters.process).await;
     assert!(!notified(&rows), "there are no waiters");
+    for without_waiters in [claim(&["n"]), claim(&["n", "o"])] {
+        acquire(&ours, &without_waiters).await;
+        release(&ours, &without_waiters).await;
+    }
     acquire(&ours, &holder).await;
     assert_eq!(database.number(LISTENING).await, 0);
     let subscription = enqueue(&database, &theirs, &next, 1).await;
