@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::super::Session;
 use super::super::single_calls::SingleCalls;
 use super::super::slot::open;
-use super::super::upkeep::SWEEP_LIMIT;
+use super::super::upkeep::{SWEEP_LIMIT, Swept};
 use super::*;
 
 /// Returns the calls of attempts for one name each.
@@ -102,8 +102,11 @@ pub(in crate::engine::sql) async fn a_sweep_removes_old_rows_of_free_names<D: Te
     acquire(&engine, &held).await;
     release(&engine, &free).await;
     insert(database, [("queued".to_owned(), 1, HOURS)]).await;
+    insert_position(database, "queued", 30).await;
+    insert_position(database, "abandoned", 100).await;
     let mut session = open(&engine.server).await.unwrap();
-    assert_eq!(session.sweep(b"").await.unwrap().last, None);
+    let (last, abandoned) = (None, vec![b"abandoned".to_vec()]);
+    assert_eq!(session.sweep(b"").await.unwrap(), Swept { last, abandoned });
     assert_eq!(count(database, "1 = 1").await, 3);
     let text = format!("UPDATE locks SET since = {}", D::ago(HOURS));
     database.execute(&text).await;
