@@ -7,7 +7,7 @@ import { withMysql } from './mysql-client.mjs'
 import { withPostgres } from './postgres-client.mjs'
 import { startProxy } from './proxy.mjs'
 import { suite } from './stores.mjs'
-import { block, INDEX, output, rejection, SOON_MS, timed, until, waiting } from './tools.mjs'
+import { block, INDEX, output, rejection, sleep, SOON_MS, timed, until, waiting } from './tools.mjs'
 
 const WORKER = `
   const { parentPort, workerData: { index, target, options } } = require('node:worker_threads')
@@ -17,6 +17,23 @@ const WORKER = `
     locks.acquire('held', { waitMs: Infinity })
     for (let i = 0; i < 10; i++) locks.acquireLock('n' + i, 2)
     parentPort.postMessage('waits')
+  })`
+
+/** Holds `handed`; when asked to, waits for it behind another waiter, and releases it. */
+const HOLDER = `
+  const { parentPort, workerData: { index, target, options } } = require('node:worker_threads')
+  import(index).then(async ({ LockService }) => {
+    const [locks, next] = [await LockService.connect(target, options), await LockService.connect(target, options)]
+    const lock = await locks.acquire('handed')
+    parentPort.once('message', async () => {
+      const waiting = next.acquire('handed', { waitMs: 30_000 })
+      while ((await locks.inspect('handed')).waiting < 2) {}
+      await lock.release()
+      const { fencingToken } = await waiting
+      await Promise.all([locks.close(), next.close()])
+      parentPort.postMessage({ fencingToken })
+    })
+    parentPort.postMessage('held')
   })`
 
 /** Counts the connections of all services by their last statements, which have the table `table`. */
@@ -62,6 +79,28 @@ for (const kind of /** @type {const} */ (['postgres', 'mysql'])) {
         assert.equal(lock.isHeld, true)
         await lock.release()
       }
+    })
+
+    test('a hand-off to a service whose event loop is blocked is received and extended', async (store) => {
+      const locks = await store.connect()
+      const worker = new Worker(HOLDER, {
+        eval: true,
+        workerData: { index: INDEX, target: store.target, options: store.options },
+      })
+      await once(worker, 'message')
+      const call = locks.acquire('handed', { ttlMs: 1000, waitMs: 30_000 })
+      await until('the waiter is in the queue', async () => (await locks.inspect('handed'))?.waiting === 1)
+      // The connection that listens has its reply, and the next heartbeat is later than the end of a hand-off.
+      await sleep(2500)
+      const later = once(worker, 'message')
+      worker.postMessage('release')
+      block(5000)
+      const lock = await call
+      assert.equal(lock.isHeld, true)
+      assert.equal(await lock.release(), true)
+      const [{ fencingToken }] = await later
+      assert.ok(fencingToken > lock.fencingToken)
+      await worker.terminate()
     })
 
     test('calls from the callbacks of settled calls settle while nothing else wakes the event loop', async (store) => {
