@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
-use sqlx::mysql::{MySqlConnection, MySqlSslMode};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Either};
+use futures_util::stream::BoxStream;
+use sqlx::mysql::{MySqlArguments, MySqlConnection, MySqlQueryResult, MySqlRow, MySqlSslMode};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Either, Executor as _};
 use tokio::time::{Instant, timeout};
 
 use super::NAME;
 use super::config::{MysqlConfig, Tls};
-use super::error::{READ_ONLY, has_no_tls, kind_of};
+use super::error::{READ_ONLY, cannot_prepare, has_no_tls, kind_of};
 use super::packet::{Answer, Packet, Row, rows};
 use super::tables::Tables;
 use crate::engine::sql::ledger::StoredName;
@@ -49,6 +50,10 @@ pub(in crate::engine::sql) struct MysqlSession {
     pub(super) reads_committed: bool,
     /// How long the server waits for a statement outside of transactions, in seconds.
     pub(super) wait_timeout_s: i64,
+    /// Whether the server executes prepared statements on this connection.
+    pub(super) prepares: bool,
+    /// Whether an `INSERT` returns rows: on MariaDB.
+    pub(super) returns_rows: bool,
     /// Whether the server accepted writes when the connection was opened.
     was_writable: bool,
     pub(super) used_at: Instant,
@@ -136,7 +141,7 @@ impl MysqlSession {
              sql_select_limit = 18446744073709551615, sql_safe_updates = 0, sql_big_selects = 1, completion_type = 'NO_CHAIN'"
         ));
         let ids = packet.add(format_args!(
-            "SELECT CONNECTION_ID(), @@SESSION.wait_timeout, @@GLOBAL.read_only, {SERVER}"
+            "SELECT CONNECTION_ID(), @@SESSION.wait_timeout, @@GLOBAL.read_only, {SERVER}, VERSION() LIKE '%MariaDB%'"
         ));
         let since = Instant::now();
         let log = packet.add("SHOW VARIABLES LIKE 'binlog_format'");
@@ -165,6 +170,8 @@ impl MysqlSession {
             connection: Connection::new(server.connections.clone(), epoch, cancel),
             client,
             reads_committed: !rows(&answers, log).iter().any(is_statement),
+            prepares: true,
+            returns_rows: ids.is_some_and(|row| row.is_true(4)),
             was_writable: ids.is_some_and(|row| is_writable(row, 2)),
             wait_timeout_s: ids.and_then(|row| row.number(1)).unwrap_or(28_800),
             used_at: Instant::now(),
@@ -177,6 +184,28 @@ impl MysqlSession {
         let executed = execute(&mut self.client, packet, answers).await;
         self.used_at = Instant::now();
         executed.map_err(|error| self.server.failure(error))
+    }
+
+    /// Executes a statement, which the first call of a connection prepares: the server does not parse it again. `read` reads a row.
+    /// `None`: the server does not prepare it. Nothing was executed, and this connection prepares no more.
+    pub(super) async fn run_prepared<T>(
+        &mut self,
+        text: String,
+        arguments: MySqlArguments,
+        read: fn(&MySqlRow) -> sqlx::Result<T>,
+    ) -> Outcome<Option<Answer<T>>> {
+        let mut answers = Vec::new();
+        let results = self.client.fetch_many(sqlx::query_with(AssertSqlSafe(text), arguments));
+        let executed = receive(results, read, &mut answers).await;
+        self.used_at = Instant::now();
+        match executed {
+            Ok(()) => Ok(answers.pop()),
+            Err(error) if cannot_prepare(&error) => {
+                self.prepares = false;
+                Ok(None)
+            }
+            Err(error) => Err(self.server.failure(error)),
+        }
     }
 
     /// Whether the connection is open. Tests one that was not used for some time: the driver does not see that it was closed.
@@ -239,13 +268,23 @@ fn is_writable(row: &Row, column: usize) -> bool {
 }
 
 async fn execute(client: &mut MySqlConnection, packet: Packet, answers: &mut Vec<Answer>) -> sqlx::Result<()> {
-    let mut results = sqlx::raw_sql(AssertSqlSafe(packet.text)).fetch_many(client);
+    receive(sqlx::raw_sql(AssertSqlSafe(packet.text)).fetch_many(client), Row::new, answers).await
+}
+
+/// Receives the answers of statements. `read` reads a row.
+async fn receive<T>(
+    mut results: BoxStream<'_, sqlx::Result<Either<MySqlQueryResult, MySqlRow>>>,
+    read: fn(&MySqlRow) -> sqlx::Result<T>,
+    answers: &mut Vec<Answer<T>>,
+) -> sqlx::Result<()> {
     let mut rows = Vec::new();
     while let Some(result) = results.try_next().await? {
         match result {
-            Either::Right(row) => rows.push(Row::new(&row)?),
-            Either::Left(_) => answers.push(Answer {
+            Either::Right(row) => rows.push(read(&row)?),
+            Either::Left(done) => answers.push(Answer {
                 rows: std::mem::take(&mut rows),
+                affected: done.rows_affected(),
+                insert_id: done.last_insert_id(),
             }),
         }
     }
