@@ -21,7 +21,7 @@ const MAX_PREFIX: usize = 512;
 
 /// How many statements a connection prepares at most: each of 12 sizes of attempts and of releases (`single.rs`), with room. To close one
 /// would delay the next request until the server has confirmed the packet.
-const PREPARED: usize = 40;
+pub(super) const PREPARED: usize = 40;
 
 /// Whether connections have TLS, and what is verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use futures_util::stream::BoxStream;
 use sqlx::mysql::{MySqlArguments, MySqlConnection, MySqlQueryResult, MySqlRow, MySqlSslMode};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Either, Executor as _};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Either, Executor as _, SqlSafeStr as _};
 use tokio::time::{Instant, timeout};
 
 use super::NAME;
@@ -54,11 +54,21 @@ pub(in crate::engine::sql) struct MysqlSession {
     pub(super) prepares: bool,
     /// Whether an `INSERT` returns rows: on MariaDB.
     pub(super) returns_rows: bool,
+    /// The statements that are prepared.
+    prepared: HashMap<Statement, Arc<str>>,
     /// Whether the server accepted writes when the connection was opened.
     was_writable: bool,
     pub(super) used_at: Instant,
     /// What the current transaction has read.
     pub(super) begun: Begun,
+}
+
+/// A statement that is prepared: its kind, and for how many calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Statement {
+    Attempt(usize),
+    AttemptOne,
+    Release(usize),
 }
 
 /// What the end of a transaction needs from its beginning.
@@ -171,6 +181,7 @@ impl MysqlSession {
             client,
             reads_committed: !rows(&answers, log).iter().any(is_statement),
             prepares: true,
+            prepared: HashMap::new(),
             returns_rows: ids.is_some_and(|row| row.is_true(4)),
             was_writable: ids.is_some_and(|row| is_writable(row, 2)),
             wait_timeout_s: ids.and_then(|row| row.number(1)).unwrap_or(28_800),
@@ -186,25 +197,69 @@ impl MysqlSession {
         executed.map_err(|error| self.server.failure(error))
     }
 
-    /// Executes a statement, which the first call of a connection prepares: the server does not parse it again. `read` reads a row.
-    /// `None`: the server does not prepare it. Nothing was executed, and this connection prepares no more.
+    /// Executes the statements of a packet as [`MysqlSession::run`] does, within the store timeout.
+    pub(super) async fn run_within_limit(&mut self, packet: Packet, answers: &mut Vec<Answer>) -> Outcome<()> {
+        let connection = self.connection.clone();
+        connection.within_limit(self.run(packet, answers)).await
+    }
+
+    /// Executes a prepared statement within the store timeout: the server does not parse it again. `text` returns the statement, which the
+    /// first call prepares. `read` reads a row. `None`: the server does not prepare it. Nothing was executed, and this connection
+    /// prepares no more.
     pub(super) async fn run_prepared<T>(
         &mut self,
-        text: String,
+        statement: Statement,
+        text: impl FnOnce(&Tables) -> String,
         arguments: MySqlArguments,
         read: fn(&MySqlRow) -> sqlx::Result<T>,
     ) -> Outcome<Option<Answer<T>>> {
+        let connection = self.connection.clone();
         let mut answers = Vec::new();
-        let results = self.client.fetch_many(sqlx::query_with(AssertSqlSafe(text), arguments));
-        let executed = receive(results, read, &mut answers).await;
+        let known = self.prepared.get(&statement).cloned();
+        let executed = async {
+            let text = match known {
+                Some(text) => text,
+                None => {
+                    let text: Arc<str> = text(&self.server.tables).into();
+                    // With a limit of its own: a connection on which both packets take long is not silent.
+                    let prepared = connection.within_limit(self.prepare(text.clone()));
+                    if !prepared.await.map_err(Failure::not_sent)? {
+                        return Ok(());
+                    }
+                    self.prepared.insert(statement, text.clone());
+                    text
+                }
+            };
+            let executing = async {
+                let results = self.client.fetch_many(sqlx::query_with(AssertSqlSafe(text), arguments));
+                let executed = receive(results, read, &mut answers).await;
+                self.unless_unprepared(executed)
+            };
+            connection.within_limit(executing).await.map(|_| ())
+        };
+        executed.await?;
+        Ok(answers.pop())
+    }
+
+    /// Prepares a statement. `false`: the server does not.
+    async fn prepare(&mut self, text: Arc<str>) -> Outcome<bool> {
+        let prepared = self
+            .client
+            .prepare(AssertSqlSafe(text).into_sql_str())
+            .await
+            .map(|_| ());
+        self.unless_unprepared(prepared)
+    }
+
+    /// Returns whether a statement is prepared, or its failure.
+    fn unless_unprepared(&mut self, outcome: sqlx::Result<()>) -> Outcome<bool> {
         self.used_at = Instant::now();
-        match executed {
-            Ok(()) => Ok(answers.pop()),
+        match outcome {
             Err(error) if cannot_prepare(&error) => {
                 self.prepares = false;
-                Ok(None)
+                Ok(false)
             }
-            Err(error) => Err(self.server.failure(error)),
+            outcome => outcome.map(|()| true).map_err(|error| self.server.failure(error)),
         }
     }
 
@@ -268,7 +323,12 @@ fn is_writable(row: &Row, column: usize) -> bool {
 }
 
 async fn execute(client: &mut MySqlConnection, packet: Packet, answers: &mut Vec<Answer>) -> sqlx::Result<()> {
-    receive(sqlx::raw_sql(AssertSqlSafe(packet.text)).fetch_many(client), Row::new, answers).await
+    receive(
+        sqlx::raw_sql(AssertSqlSafe(packet.text)).fetch_many(client),
+        Row::new,
+        answers,
+    )
+    .await
 }
 
 /// Receives the answers of statements. `read` reads a row.

@@ -1,4 +1,7 @@
-//! The single statements: each kind of call is one. Releases, and on MariaDB attempts, are prepared.
+//! The single statements: each kind of call is one.
+//!
+//! Attempts and releases are prepared: to parse them takes longer than to execute them. On MariaDB an attempt returns the rows. On MySQL
+//! the attempt of one name has its answer in the insert id, and several are text with a `SELECT`, as on a server that does not prepare.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -7,7 +10,7 @@ use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::{Arguments as _, Row as _};
 
 use super::packet::{CLOCK, Hex, NOW, Nullable, Packet, Row, joined, list, rows};
-use super::session::MysqlSession;
+use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
 use crate::engine::sql::Page;
 use crate::engine::sql::ledger::StoredName;
@@ -15,24 +18,23 @@ use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::{Answers, Freed, Granted, Lease, SingleCalls, micros};
 use crate::model::{Claim, OwnerToken, Ttl};
 
-/// Executes calls within the store timeout. After a failure, none of the other kinds is executed.
+/// Executes calls, each packet within the store timeout. After a failure, none of the other kinds is executed.
 pub(super) async fn execute(session: &mut MysqlSession, calls: &SingleCalls) -> Answers {
-    let connection = session.connection.clone();
-    let (mut released, mut renewed, mut granted, mut read_leases) = (None, None, None, None);
-    let executed = connection.within_limit(async {
+    let (mut released, mut renewed, mut granted, mut leases) = (None, None, None, None);
+    let executed = async {
         released = Some(release(session, &calls.releases).await?);
         renewed = Some(renew(session, &calls.renewals).await?);
         granted = Some(attempt(session, &calls.attempts).await?);
-        read_leases = Some(read(session, &calls.reads).await?);
+        leases = Some(read(session, &calls.reads).await?);
         Ok(())
-    });
+    };
     let executed = executed.await;
     let failure = || executed.clone().err().unwrap_or_else(|| session.unexpected());
     Answers {
         released: released.ok_or_else(failure),
         renewed: renewed.ok_or_else(failure),
         granted: granted.ok_or_else(failure),
-        read: read_leases.ok_or_else(failure),
+        read: leases.ok_or_else(failure),
     }
 }
 
@@ -86,7 +88,7 @@ async fn release(
         list(releases.iter().map(|(name, _)| Hex(name))),
     ));
     let mut answers = Vec::new();
-    session.run(packet, &mut answers).await?;
+    session.run_within_limit(packet, &mut answers).await?;
     let after: HashMap<&[u8], &Row> = rows(&answers, after)
         .iter()
         .filter_map(|row| Some((row.bytes(0)?, row)))
@@ -113,9 +115,13 @@ async fn update_released(session: &mut MysqlSession, releases: &[(StoredName, Ow
         let mut arguments = MySqlArguments::default();
         repeated(releases).for_each(|(name, _)| add(&mut arguments, &name[..]));
         repeated(releases).for_each(|(_, owner)| add(&mut arguments, owner.as_str().as_bytes()));
-        let marks = list(std::iter::repeat_n('?', prepared_size(releases.len())));
-        let text = release_statement(&session.server.tables, &marks, &marks);
-        if let Some(answer) = session.run_prepared(text, arguments, |_| Ok(())).await? {
+        let size = prepared_size(releases.len());
+        let text = |tables: &Tables| {
+            let marks = list(std::iter::repeat_n('?', size));
+            release_statement(tables, &marks, &marks)
+        };
+        let prepared = session.run_prepared(Statement::Release(size), text, arguments, |_| Ok(()));
+        if let Some(answer) = prepared.await? {
             return Ok((answer.affected, answer.insert_id));
         }
     }
@@ -124,7 +130,7 @@ async fn update_released(session: &mut MysqlSession, releases: &[(StoredName, Ow
     let mut packet = Packet::default();
     packet.add(release_statement(&session.server.tables, &names, &owners));
     let mut answers = Vec::new();
-    session.run(packet, &mut answers).await?;
+    session.run_within_limit(packet, &mut answers).await?;
     let answer = answers.first().ok_or_else(|| session.unexpected())?;
     Ok((answer.affected, answer.insert_id))
 }
@@ -159,7 +165,7 @@ async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, 
     ));
     let after = packet.add(format_args!("SELECT owner, expires_at - @u FROM {locks} WHERE {held}"));
     let mut answers = Vec::new();
-    session.run(packet, &mut answers).await?;
+    session.run_within_limit(packet, &mut answers).await?;
     let left: HashMap<String, i64> = rows(&answers, after)
         .iter()
         .filter_map(|row| Some((row.text(0)?, row.number(1)?)))
@@ -206,73 +212,118 @@ impl Tried {
     }
 }
 
+/// An attempt for one name.
+type Attempt = (StoredName, Arc<Claim>);
+
+/// What an attempt does with the fencing token, where `{free}` says whether it grants the name.
+const FENCE: &str = "IF({free}, GREATEST(fence + 1, VALUES(fence)), fence)";
+/// The same. The insert id is the fencing token of the grant, or 0.
+const FENCE_AS_ID: &str = "IF({free}, LAST_INSERT_ID(GREATEST(fence + 1, VALUES(fence))), \
+                           fence + 0 * LAST_INSERT_ID(IF(owner = VALUES(owner) AND queued = 0, fence, 0)))";
+/// The least insert id that is a fencing token: a clock of the year 2001.
+const LEAST_FENCE: u64 = 1_000_000_000_000_000;
+
 /// Grants names without a queue that are free, and names that the same owner holds already.
-async fn attempt(session: &mut MysqlSession, attempts: &[(StoredName, Arc<Claim>)]) -> Outcome<Granted> {
+async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) -> Outcome<Granted> {
     if attempts.is_empty() {
         return Ok(Granted::default());
     }
     // The rows are locked in this order.
     let mut sorted: Vec<_> = attempts.iter().collect();
     sorted.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+    let mut is_made = false;
     if session.prepares && session.returns_rows {
-        let mut arguments = MySqlArguments::default();
-        for (name, claim) in repeated(&sorted) {
-            add(&mut arguments, &name[..]);
-            add(&mut arguments, claim.owner.as_str().as_bytes());
-            add(&mut arguments, claim.ttl.duration().as_micros() as i64);
-            add(&mut arguments, claim.process.host.as_bytes());
-            add(&mut arguments, i64::from(claim.process.pid));
-            add(&mut arguments, claim.metadata.as_deref().map(str::as_bytes));
-        }
-        let marks = format!("(?, ?, {NOW}, since, since + ?, ?, ?, ?)");
-        let marks = list(std::iter::repeat_n(marks, prepared_size(sorted.len())));
-        let text = attempt_statement(&session.server.tables, &marks);
-        let text = format!("{text} RETURNING {TRIED}, expires_at - {NOW}");
-        if let Some(answer) = session.run_prepared(text, arguments, Tried::of_prepared).await? {
+        let size = prepared_size(sorted.len());
+        let text = |tables: &Tables| {
+            let values = format!("(?, ?, {NOW}, since, since + ?, ?, ?, ?)");
+            let text = attempt_statement(tables, &list(std::iter::repeat_n(values, size)), FENCE);
+            format!("{text} RETURNING {TRIED}, expires_at - {NOW}")
+        };
+        let arguments = arguments_of(repeated(&sorted).copied());
+        let prepared = session.run_prepared(Statement::Attempt(size), text, arguments, Tried::of_prepared);
+        if let Some(answer) = prepared.await? {
             return Ok(granted(answer.rows, &sorted));
+        }
+    } else if session.prepares
+        && let [attempt @ (name, claim)] = sorted[..]
+    {
+        let text = |tables: &Tables| {
+            let values = format!("(?, ?, LAST_INSERT_ID({NOW}), since, since + ?, ?, ?, ?)");
+            attempt_statement(tables, &values, FENCE_AS_ID)
+        };
+        let prepared = session.run_prepared(Statement::AttemptOne, text, arguments_of([attempt]), |_| Ok(()));
+        if let Some(answer) = prepared.await? {
+            let mut granted = Granted::default();
+            if answer.insert_id >= LEAST_FENCE {
+                granted.fences.insert(name.clone(), answer.insert_id.cast_signed());
+            }
+            // A waiter goes on to a transaction, and needs no answer.
+            if answer.insert_id >= LEAST_FENCE || claim.waiting {
+                return Ok(granted);
+            }
+            is_made = true;
         }
     }
     let locks = &session.server.tables.locks;
-    let grants = sorted.iter().map(|(name, claim)| {
-        format!(
-            "({}, {}, @u, @u, @u + {}, {}, {}, {})",
-            Hex(name),
-            Hex(claim.owner.as_str()),
-            claim.ttl.duration().as_micros(),
-            Hex(&claim.process.host),
-            claim.process.pid,
-            Nullable(claim.metadata.as_deref().map(Hex)),
-        )
-    });
     let mut packet = Packet::default();
     packet.add(CLOCK);
-    packet.add(attempt_statement(&session.server.tables, &list(grants)));
+    if !is_made {
+        let values = sorted.iter().map(|(name, claim)| {
+            format!(
+                "({}, {}, @u, @u, @u + {}, {}, {}, {})",
+                Hex(name),
+                Hex(claim.owner.as_str()),
+                claim.ttl.duration().as_micros(),
+                Hex(&claim.process.host),
+                claim.process.pid,
+                Nullable(claim.metadata.as_deref().map(Hex)),
+            )
+        });
+        packet.add(attempt_statement(&session.server.tables, &list(values), FENCE));
+    }
     let after = packet.add(format_args!(
         "SELECT {TRIED}, expires_at - @u FROM {locks} WHERE name IN ({})",
         list(sorted.iter().map(|(name, _)| Hex(name)))
     ));
     let mut answers = Vec::new();
-    session.run(packet, &mut answers).await?;
-    Ok(granted(rows(&answers, after).iter().filter_map(Tried::of_text), &sorted))
+    session.run_within_limit(packet, &mut answers).await?;
+    Ok(granted(
+        rows(&answers, after).iter().filter_map(Tried::of_text),
+        &sorted,
+    ))
+}
+
+/// Returns the values of the statement of attempts.
+fn arguments_of<'a>(attempts: impl IntoIterator<Item = &'a Attempt>) -> MySqlArguments {
+    let mut arguments = MySqlArguments::default();
+    for (name, claim) in attempts {
+        add(&mut arguments, &name[..]);
+        add(&mut arguments, claim.owner.as_str().as_bytes());
+        add(&mut arguments, claim.ttl.duration().as_micros() as i64);
+        add(&mut arguments, claim.process.host.as_bytes());
+        add(&mut arguments, i64::from(claim.process.pid));
+        add(&mut arguments, claim.metadata.as_deref().map(str::as_bytes));
+    }
+    arguments
 }
 
 /// Returns the statement that makes attempts. `since` of the values is the clock.
-fn attempt_statement(tables: &Tables, values: &str) -> String {
+fn attempt_statement(tables: &Tables, values: &str, fence: &str) -> String {
     let locks = &tables.locks;
     // Assigned from left to right: the condition does not depend on the columns that are assigned before it.
     let free = "queued = 0 AND expires_at <= VALUES(since)";
+    let fence = fence.replace("{free}", free);
     format!(
         "INSERT INTO {locks} (name, owner, since, fence, expires_at, host, pid, metadata) VALUES {values} \
-         ON DUPLICATE KEY UPDATE fence = IF({free}, GREATEST(fence + 1, VALUES(fence)), fence), \
-         since = IF({free}, VALUES(since), since), host = IF({free}, VALUES(host), host), \
-         pid = IF({free}, VALUES(pid), pid), metadata = IF({free}, VALUES(metadata), metadata), \
-         owner = IF({free}, VALUES(owner), owner), \
+         ON DUPLICATE KEY UPDATE fence = {fence}, since = IF({free}, VALUES(since), since), \
+         host = IF({free}, VALUES(host), host), pid = IF({free}, VALUES(pid), pid), \
+         metadata = IF({free}, VALUES(metadata), metadata), owner = IF({free}, VALUES(owner), owner), \
          expires_at = IF(owner = VALUES(owner) AND queued = 0, GREATEST(expires_at, VALUES(expires_at)), expires_at)"
     )
 }
 
 /// Returns the answers to attempts, which are sorted by name.
-fn granted(tried: impl IntoIterator<Item = Tried>, attempts: &[&(StoredName, Arc<Claim>)]) -> Granted {
+fn granted(tried: impl IntoIterator<Item = Tried>, attempts: &[&Attempt]) -> Granted {
     let mut granted = Granted::default();
     for row in tried {
         let Ok(index) = attempts.binary_search_by(|(name, _)| name.cmp(&row.name)) else {
@@ -316,7 +367,7 @@ async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Vec<Lea
         )));
     }
     let mut answers = Vec::new();
-    session.run(packet, &mut answers).await?;
+    session.run_within_limit(packet, &mut answers).await?;
     session.check_writable(&answers, read_only)?;
     let lease = |row: &super::packet::Row| {
         Some(Lease {
@@ -333,4 +384,26 @@ async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Vec<Lea
     let leases = |index: &usize| rows(&answers, *index).iter().map(lease).collect();
     let read: Option<Vec<Vec<Lease>>> = indexes.iter().map(leases).collect();
     read.ok_or_else(|| session.unexpected())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::config::PREPARED;
+    use super::*;
+
+    #[test]
+    fn a_connection_has_few_prepared_statements() {
+        let sizes: BTreeSet<usize> = (1..=64).map(prepared_size).collect();
+        assert_eq!(sizes, BTreeSet::from([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]));
+        assert!(2 * sizes.len() <= PREPARED);
+        assert!((1..=64).all(|count| prepared_size(count) >= count));
+    }
+
+    #[test]
+    fn the_last_call_is_repeated() {
+        assert_eq!(repeated(&[1, 2, 3, 4, 5]).collect::<Vec<_>>(), [&1, &2, &3, &4, &5, &5]);
+        assert_eq!(repeated(&[1, 2, 3]).count(), 3);
+    }
 }
