@@ -220,7 +220,7 @@ const FENCE: &str = "IF({free}, GREATEST(fence + 1, VALUES(fence)), fence)";
 /// The same. The insert id is the fencing token of the grant, or 0.
 const FENCE_AS_ID: &str = "IF({free}, LAST_INSERT_ID(GREATEST(fence + 1, VALUES(fence))), \
                            fence + 0 * LAST_INSERT_ID(IF(owner = VALUES(owner) AND queued = 0, fence, 0)))";
-/// The least insert id that is a fencing token: a clock of the year 2001.
+/// The least insert id that is a fencing token: a clock of the year 2001. A column with `AUTO_INCREMENT` would have smaller ones.
 const LEAST_FENCE: u64 = 1_000_000_000_000_000;
 
 /// Grants names without a queue that are free, and names that the same owner holds already.

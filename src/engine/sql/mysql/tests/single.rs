@@ -190,6 +190,20 @@ async fn an_attempt_has_the_same_answer_in_each_way() {
     }
 }
 
+/// The insert id is that of the column then.
+#[tokio::test]
+async fn a_column_with_auto_increment_is_not_the_fencing_token() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let mut session = database.session_with((true, false)).await.unwrap();
+    let text = "ALTER TABLE locks ADD COLUMN id bigint NOT NULL AUTO_INCREMENT UNIQUE";
+    database.execute(text).await;
+    // A transaction answers instead.
+    let answer = attempt(&mut session, &[&claim(&["n"])]).await;
+    assert!(answer.fences.is_empty(), "{:?}", answer.fences);
+}
+
 #[tokio::test]
 async fn a_waiter_whose_name_is_busy_has_no_answer() {
     let Some(database) = Database::create().await else {
