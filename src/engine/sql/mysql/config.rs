@@ -20,6 +20,10 @@ const RULE: &str = "must be mysql://[user[:password]@]host[:port][/database][?ss
 /// Maximum length of the prefix of names in bytes: the column of the names takes it and the longest name.
 const MAX_PREFIX: usize = 512;
 
+/// How many statements a connection prepares at most: each of 12 sizes of attempts and of releases (`single.rs`), with room. To close one
+/// would delay the next request until the server has confirmed the packet.
+pub(super) const PREPARED: usize = 40;
+
 /// Whether connections have TLS, and what is verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Tls {
@@ -85,7 +89,7 @@ impl MysqlConfig {
             .no_engine_substitution(false)
             .timezone(None)
             .set_names(false)
-            .statement_cache_capacity(0)
+            .statement_cache_capacity(PREPARED)
             .disable_statement_logging();
         if !parsed.username().is_empty() {
             driver = driver.username(&decoded(parsed.username())?);

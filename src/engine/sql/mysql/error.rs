@@ -44,6 +44,16 @@ pub(super) fn has_no_tls(error: &Error) -> bool {
     matches!(error, Error::Tls(cause) if cause.to_string().contains(NO_TLS))
 }
 
+/// Whether an error says that a statement was not executed because it was not prepared: too many prepared statements at the server, or
+/// a proxy that has none, or that has lost them.
+pub(super) fn cannot_prepare(error: &Error) -> bool {
+    let number = |error: &MySqlDatabaseError| matches!(error.number(), 1243 | 1295 | 1461 | 1615);
+    error
+        .as_database_error()
+        .and_then(|error| error.try_downcast_ref().map(number))
+        .unwrap_or_default()
+}
+
 /// Returns what follows from an error, and its text.
 pub(super) fn kind_of(error: &Error) -> (Kind, String) {
     match error {

@@ -5,6 +5,8 @@ use std::fmt::{self, Display, Write};
 use sqlx::Row as _;
 use sqlx::mysql::MySqlRow;
 
+/// The server's clock at the beginning of a statement, in microseconds since 1970.
+pub(super) const NOW: &str = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 /// Sets `@u` to the server's clock, in microseconds since 1970.
 pub(super) const CLOCK: &str = "SET @u = TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))";
 
@@ -26,9 +28,12 @@ impl Packet {
 }
 
 /// The answer of one statement.
-#[derive(Default)]
-pub(super) struct Answer {
-    pub rows: Vec<Row>,
+pub(super) struct Answer<T = Row> {
+    pub rows: Vec<T>,
+    /// The number of rows that an `UPDATE` found.
+    pub affected: u64,
+    /// The last value of `LAST_INSERT_ID(…)` in the statement.
+    pub insert_id: u64,
 }
 
 /// A row: the text of each value.

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::TryStreamExt;
-use sqlx::mysql::{MySqlConnection, MySqlSslMode};
-use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Either};
+use futures_util::stream::BoxStream;
+use sqlx::mysql::{MySqlArguments, MySqlConnection, MySqlQueryResult, MySqlRow, MySqlSslMode};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection as _, Either, Executor as _, SqlSafeStr as _};
 use tokio::time::{Instant, timeout};
 
 use super::NAME;
 use super::config::{MysqlConfig, Tls};
-use super::error::{READ_ONLY, has_no_tls, kind_of};
+use super::error::{READ_ONLY, cannot_prepare, has_no_tls, kind_of};
 use super::packet::{Answer, Packet, Row, rows};
 use super::tables::Tables;
 use crate::engine::sql::ledger::StoredName;
@@ -49,11 +50,25 @@ pub(in crate::engine::sql) struct MysqlSession {
     pub(super) reads_committed: bool,
     /// How long the server waits for a statement outside of transactions, in seconds.
     pub(super) wait_timeout_s: i64,
+    /// Whether the server executes prepared statements on this connection.
+    pub(super) prepares: bool,
+    /// Whether an `INSERT` returns rows: on MariaDB.
+    pub(super) returns_rows: bool,
+    /// The statements that are prepared.
+    prepared: HashMap<Statement, Arc<str>>,
     /// Whether the server accepted writes when the connection was opened.
     was_writable: bool,
     pub(super) used_at: Instant,
     /// What the current transaction has read.
     pub(super) begun: Begun,
+}
+
+/// A statement that is prepared: its kind, and for how many calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Statement {
+    Attempt(usize),
+    AttemptOne,
+    Release(usize),
 }
 
 /// What the end of a transaction needs from its beginning.
@@ -136,7 +151,7 @@ impl MysqlSession {
              sql_select_limit = 18446744073709551615, sql_safe_updates = 0, sql_big_selects = 1, completion_type = 'NO_CHAIN'"
         ));
         let ids = packet.add(format_args!(
-            "SELECT CONNECTION_ID(), @@SESSION.wait_timeout, @@GLOBAL.read_only, {SERVER}"
+            "SELECT CONNECTION_ID(), @@SESSION.wait_timeout, @@GLOBAL.read_only, {SERVER}, VERSION() LIKE '%MariaDB%'"
         ));
         let since = Instant::now();
         let log = packet.add("SHOW VARIABLES LIKE 'binlog_format'");
@@ -165,6 +180,9 @@ impl MysqlSession {
             connection: Connection::new(server.connections.clone(), epoch, cancel),
             client,
             reads_committed: !rows(&answers, log).iter().any(is_statement),
+            prepares: true,
+            prepared: HashMap::new(),
+            returns_rows: ids.is_some_and(|row| row.is_true(4)),
             was_writable: ids.is_some_and(|row| is_writable(row, 2)),
             wait_timeout_s: ids.and_then(|row| row.number(1)).unwrap_or(28_800),
             used_at: Instant::now(),
@@ -177,6 +195,72 @@ impl MysqlSession {
         let executed = execute(&mut self.client, packet, answers).await;
         self.used_at = Instant::now();
         executed.map_err(|error| self.server.failure(error))
+    }
+
+    /// Executes the statements of a packet as [`MysqlSession::run`] does, within the store timeout.
+    pub(super) async fn run_within_limit(&mut self, packet: Packet, answers: &mut Vec<Answer>) -> Outcome<()> {
+        let connection = self.connection.clone();
+        connection.within_limit(self.run(packet, answers)).await
+    }
+
+    /// Executes a prepared statement within the store timeout: the server does not parse it again. `text` returns the statement, which the
+    /// first call prepares. `read` reads a row. `None`: the server does not prepare it. Nothing was executed, and this connection
+    /// prepares no more.
+    pub(super) async fn run_prepared<T>(
+        &mut self,
+        statement: Statement,
+        text: impl FnOnce(&Tables) -> String,
+        arguments: MySqlArguments,
+        read: fn(&MySqlRow) -> sqlx::Result<T>,
+    ) -> Outcome<Option<Answer<T>>> {
+        let connection = self.connection.clone();
+        let mut answers = Vec::new();
+        let known = self.prepared.get(&statement).cloned();
+        let executed = async {
+            let text = match known {
+                Some(text) => text,
+                None => {
+                    let text: Arc<str> = text(&self.server.tables).into();
+                    // With a limit of its own: a connection on which both packets take long is not silent.
+                    let prepared = connection.within_limit(self.prepare(text.clone()));
+                    if !prepared.await.map_err(Failure::not_sent)? {
+                        return Ok(());
+                    }
+                    self.prepared.insert(statement, text.clone());
+                    text
+                }
+            };
+            let executing = async {
+                let results = self.client.fetch_many(sqlx::query_with(AssertSqlSafe(text), arguments));
+                let executed = receive(results, read, &mut answers).await;
+                self.unless_unprepared(executed)
+            };
+            connection.within_limit(executing).await.map(|_| ())
+        };
+        executed.await?;
+        Ok(answers.pop())
+    }
+
+    /// Prepares a statement. `false`: the server does not.
+    async fn prepare(&mut self, text: Arc<str>) -> Outcome<bool> {
+        let prepared = self
+            .client
+            .prepare(AssertSqlSafe(text).into_sql_str())
+            .await
+            .map(|_| ());
+        self.unless_unprepared(prepared)
+    }
+
+    /// Returns whether a statement is prepared, or its failure.
+    fn unless_unprepared(&mut self, outcome: sqlx::Result<()>) -> Outcome<bool> {
+        self.used_at = Instant::now();
+        match outcome {
+            Err(error) if cannot_prepare(&error) => {
+                self.prepares = false;
+                Ok(false)
+            }
+            outcome => outcome.map(|()| true).map_err(|error| self.server.failure(error)),
+        }
     }
 
     /// Whether the connection is open. Tests one that was not used for some time: the driver does not see that it was closed.
@@ -239,13 +323,28 @@ fn is_writable(row: &Row, column: usize) -> bool {
 }
 
 async fn execute(client: &mut MySqlConnection, packet: Packet, answers: &mut Vec<Answer>) -> sqlx::Result<()> {
-    let mut results = sqlx::raw_sql(AssertSqlSafe(packet.text)).fetch_many(client);
+    receive(
+        sqlx::raw_sql(AssertSqlSafe(packet.text)).fetch_many(client),
+        Row::new,
+        answers,
+    )
+    .await
+}
+
+/// Receives the answers of statements. `read` reads a row.
+async fn receive<T>(
+    mut results: BoxStream<'_, sqlx::Result<Either<MySqlQueryResult, MySqlRow>>>,
+    read: fn(&MySqlRow) -> sqlx::Result<T>,
+    answers: &mut Vec<Answer<T>>,
+) -> sqlx::Result<()> {
     let mut rows = Vec::new();
     while let Some(result) = results.try_next().await? {
         match result {
-            Either::Right(row) => rows.push(Row::new(&row)?),
-            Either::Left(_) => answers.push(Answer {
+            Either::Right(row) => rows.push(read(&row)?),
+            Either::Left(done) => answers.push(Answer {
                 rows: std::mem::take(&mut rows),
+                affected: done.rows_affected(),
+                insert_id: done.last_insert_id(),
             }),
         }
     }

@@ -1,10 +1,16 @@
-//! The single statements: each kind of call is one, and all kinds of a batch are one packet.
+//! The single statements: each kind of call is one.
+//!
+//! Attempts and releases are prepared: to parse them takes longer than to execute them. On MariaDB an attempt returns the rows. On MySQL
+//! the attempt of one name has its answer in the insert id, and several are text with a `SELECT`, as on a server that does not prepare.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use super::packet::{Answer, CLOCK, Hex, Nullable, Packet, joined, list, rows};
-use super::session::MysqlSession;
+use sqlx::mysql::{MySqlArguments, MySqlRow};
+use sqlx::{Arguments as _, Row as _};
+
+use super::packet::{CLOCK, Hex, NOW, Nullable, Packet, Row, joined, list, rows};
+use super::session::{MysqlSession, Statement};
 use super::tables::Tables;
 use crate::engine::sql::Page;
 use crate::engine::sql::ledger::StoredName;
@@ -12,109 +18,155 @@ use crate::engine::sql::server::Outcome;
 use crate::engine::sql::server::single_calls::{Answers, Freed, Granted, Lease, SingleCalls, micros};
 use crate::model::{Claim, OwnerToken, Ttl};
 
-/// The indexes of the answers to one kind of call: the last one says that all were executed.
-#[derive(Clone, Copy, Default)]
-struct Part {
-    before: usize,
-    after: usize,
-}
-
-/// Executes calls within the store timeout.
+/// Executes calls, each packet within the store timeout. After a failure, none of the other kinds is executed.
 pub(super) async fn execute(session: &mut MysqlSession, calls: &SingleCalls) -> Answers {
-    let mut packet = Packet::default();
-    packet.add(CLOCK);
-    let tables = &session.server.tables;
-    let releases = add_releases(&mut packet, tables, &calls.releases);
-    let renewals = add_renewals(&mut packet, tables, &calls.renewals);
-    let attempts = add_attempts(&mut packet, tables, &calls.attempts);
-    let connection = session.connection.clone();
-    let mut answers = Vec::new();
-    let mut executed = Ok(());
-    if calls.releases.len() + calls.renewals.len() + calls.attempts.len() > 0 {
-        executed = connection.within_limit(session.run(packet, &mut answers)).await;
-    }
-    // The kinds before a statement that failed were executed.
-    let of = |part: Part| match &executed {
-        Err(failure) if part.after >= answers.len() => Err(failure.clone()),
-        _ => Ok(()),
+    let (mut released, mut renewed, mut granted, mut leases) = (None, None, None, None);
+    let executed = async {
+        released = Some(release(session, &calls.releases).await?);
+        renewed = Some(renew(session, &calls.renewals).await?);
+        granted = Some(attempt(session, &calls.attempts).await?);
+        leases = Some(read(session, &calls.reads).await?);
+        Ok(())
     };
-    let released = of(releases).map(|()| released(&answers, releases));
-    let renewed = of(renewals).map(|()| renewed(&answers, renewals, &calls.renewals));
-    let granted = of(attempts).map(|()| granted(&answers, attempts, &calls.attempts));
-    let read = match executed.is_err() {
-        true => executed.map(|()| Vec::new()),
-        false => connection.within_limit(read(session, &calls.reads)).await,
-    };
+    let executed = executed.await;
+    let failure = || executed.clone().err().unwrap_or_else(|| session.unexpected());
     Answers {
-        released,
-        renewed,
-        granted,
-        read,
+        released: released.ok_or_else(failure),
+        renewed: renewed.ok_or_else(failure),
+        granted: granted.ok_or_else(failure),
+        read: leases.ok_or_else(failure),
     }
 }
 
-/// Adds the statements that release names without a queue.
-fn add_releases(packet: &mut Packet, tables: &Tables, releases: &[(StoredName, OwnerToken)]) -> Part {
-    if releases.is_empty() {
-        return Part::default();
+/// Returns the number of values with which a prepared statement is executed for `count` calls: 1, 2, 3, 4, 6, 8, 12, 16 and so on, so that a
+/// connection has few statements. The last call is repeated.
+fn prepared_size(count: usize) -> usize {
+    let power = count.next_power_of_two();
+    if power >= 4 && count <= power / 4 * 3 {
+        power / 4 * 3
+    } else {
+        power
     }
-    let locks = &tables.locks;
+}
+
+/// Returns calls, with the last one repeated up to the size of a prepared statement.
+fn repeated<T>(calls: &[T]) -> impl Iterator<Item = &T> {
+    let rest = prepared_size(calls.len()) - calls.len();
+    calls.iter().chain(std::iter::repeat_n(calls.last(), rest).flatten())
+}
+
+/// Adds a value to those of a prepared statement.
+fn add<'a, T>(arguments: &mut MySqlArguments, value: T)
+where
+    T: sqlx::Encode<'a, sqlx::MySql> + sqlx::Type<sqlx::MySql> + 'a,
+{
+    // The encoding of bytes and of integers does not fail.
+    let _ = arguments.add(value);
+}
+
+/// Releases live leases of names without a queue.
+async fn release(
+    session: &mut MysqlSession,
+    releases: &[(StoredName, OwnerToken)],
+) -> Outcome<HashMap<StoredName, Freed>> {
+    if releases.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let freed = |(name, _): &(StoredName, OwnerToken)| (name.clone(), Freed::without_queue(true));
+    let (affected, released_at) = update_released(session, releases).await?;
+    if affected == releases.len() as u64 {
+        return Ok(releases.iter().map(freed).collect());
+    }
+    if affected == 0 {
+        return Ok(HashMap::new());
+    }
+    // Some have a queue, or their lease is lost.
+    let mut packet = Packet::default();
+    let after = packet.add(format_args!(
+        "SELECT name, owner, since = {released_at} FROM {} WHERE name IN ({})",
+        session.server.tables.locks,
+        list(releases.iter().map(|(name, _)| Hex(name))),
+    ));
+    let mut answers = Vec::new();
+    session.run_within_limit(packet, &mut answers).await?;
+    let after: HashMap<&[u8], &Row> = rows(&answers, after)
+        .iter()
+        .filter_map(|row| Some((row.bytes(0)?, row)))
+        .collect();
+    let (mut released, mut unclear) = (Vec::new(), Vec::new());
+    for release @ (name, owner) in releases {
+        match after.get(&name[..]) {
+            Some(row) if row.bytes(1) == Some(owner.as_str().as_bytes()) => {}
+            Some(row) if row.bytes(1).is_none() && row.is_true(2) => released.push(release),
+            // Granted again since the release, or lost before it.
+            _ => unclear.push(release),
+        }
+    }
+    // A transaction answers those that were lost.
+    if affected == (released.len() + unclear.len()) as u64 {
+        released.append(&mut unclear);
+    }
+    Ok(released.into_iter().map(freed).collect())
+}
+
+/// Executes the statement that releases. Returns how many were released, and since when they are free.
+async fn update_released(session: &mut MysqlSession, releases: &[(StoredName, OwnerToken)]) -> Outcome<(u64, u64)> {
+    if session.prepares {
+        let mut arguments = MySqlArguments::default();
+        repeated(releases).for_each(|(name, _)| add(&mut arguments, &name[..]));
+        repeated(releases).for_each(|(_, owner)| add(&mut arguments, owner.as_str().as_bytes()));
+        let size = prepared_size(releases.len());
+        let text = |tables: &Tables| {
+            let marks = list(std::iter::repeat_n('?', size));
+            release_statement(tables, &marks, &marks)
+        };
+        let prepared = session.run_prepared(Statement::Release(size), text, arguments, |_| Ok(()));
+        if let Some(answer) = prepared.await? {
+            return Ok((answer.affected, answer.insert_id));
+        }
+    }
     let names = list(releases.iter().map(|(name, _)| Hex(name)));
     let owners = list(releases.iter().map(|(_, owner)| Hex(owner.as_str())));
-    let held = format!("name IN ({names}) AND owner IN ({owners})");
-    // Also those with a queue: it may end while the update waits for the row.
-    let before = packet.add(format_args!(
-        "SELECT name, owner, expires_at > @u FROM {locks} WHERE {held}"
-    ));
-    packet.add(format_args!(
-        "UPDATE {locks} FORCE INDEX (PRIMARY) SET owner = NULL, expires_at = 0, since = @u, metadata = NULL \
-         WHERE {held} AND queued = 0"
-    ));
-    // A waiter may have entered the queue since the first statement.
-    let after = packet.add(format_args!("SELECT name FROM {locks} WHERE {held}"));
-    Part { before, after }
+    let mut packet = Packet::default();
+    packet.add(release_statement(&session.server.tables, &names, &owners));
+    let mut answers = Vec::new();
+    session.run_within_limit(packet, &mut answers).await?;
+    let answer = answers.first().ok_or_else(|| session.unexpected())?;
+    Ok((answer.affected, answer.insert_id))
 }
 
-fn released(answers: &[Answer], part: Part) -> HashMap<StoredName, Freed> {
-    let mut released = HashMap::new();
-    if part.after > 0 {
-        for row in rows(answers, part.before) {
-            let name = row.bytes(0).unwrap_or_default().to_vec();
-            released.insert(name, Freed::without_queue(row.is_true(2)));
-        }
-        for row in rows(answers, part.after) {
-            released.remove(row.bytes(0).unwrap_or_default());
-        }
-    }
-    released
-}
-
-/// Adds the statements that extend leases of one name each, and never shorten one.
-fn add_renewals(packet: &mut Packet, tables: &Tables, renewals: &[(StoredName, OwnerToken, Ttl)]) -> Part {
-    if renewals.is_empty() {
-        return Part::default();
-    }
+/// Returns the statement that releases. Its insert id is the time since when the names are free.
+fn release_statement(tables: &Tables, names: &str, owners: &str) -> String {
     let locks = &tables.locks;
+    format!(
+        "UPDATE {locks} FORCE INDEX (PRIMARY) SET owner = NULL, expires_at = 0, since = LAST_INSERT_ID({NOW}), metadata = NULL \
+         WHERE name IN ({names}) AND owner IN ({owners}) AND queued = 0 AND expires_at > {NOW}"
+    )
+}
+
+/// Extends leases of one name each, and never shortens one. Returns the owners of those that were extended.
+async fn renew(session: &mut MysqlSession, renewals: &[(StoredName, OwnerToken, Ttl)]) -> Outcome<HashSet<String>> {
+    if renewals.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let locks = &session.server.tables.locks;
     let names = list(renewals.iter().map(|(name, ..)| Hex(name)));
     let owners = list(renewals.iter().map(|(_, owner, _)| Hex(owner.as_str())));
     let held = format!("name IN ({names}) AND owner IN ({owners})");
     let ttls = renewals
         .iter()
         .map(|(_, owner, ttl)| format!("WHEN {} THEN {}", Hex(owner.as_str()), ttl.duration().as_micros()));
-    let before = packet.add(format_args!(
+    let mut packet = Packet::default();
+    packet.add(CLOCK);
+    packet.add(format_args!(
         "UPDATE {locks} FORCE INDEX (PRIMARY) SET expires_at = GREATEST(expires_at, @u + CASE owner {} END) \
          WHERE {held} AND expires_at > @u",
         joined(" ", ttls)
     ));
     let after = packet.add(format_args!("SELECT owner, expires_at - @u FROM {locks} WHERE {held}"));
-    Part { before, after }
-}
-
-fn renewed(answers: &[Answer], part: Part, renewals: &[(StoredName, OwnerToken, Ttl)]) -> HashSet<String> {
-    if part.after == 0 {
-        return HashSet::new();
-    }
-    let left: HashMap<String, i64> = rows(answers, part.after)
+    let mut answers = Vec::new();
+    session.run_within_limit(packet, &mut answers).await?;
+    let left: HashMap<String, i64> = rows(&answers, after)
         .iter()
         .filter_map(|row| Some((row.text(0)?, row.number(1)?)))
         .collect();
@@ -123,69 +175,170 @@ fn renewed(answers: &[Answer], part: Part, renewals: &[(StoredName, OwnerToken, 
         left.is_some_and(|left| i128::from(*left) >= ttl.duration().as_micros() as i128)
     };
     let extended = renewals.iter().filter(is_extended);
-    extended.map(|(_, owner, _)| owner.as_str().to_owned()).collect()
+    Ok(extended.map(|(_, owner, _)| owner.as_str().to_owned()).collect())
 }
 
-/// Adds the statements that grant names without a queue that are free, and names that the same owner holds already.
-fn add_attempts(packet: &mut Packet, tables: &Tables, attempts: &[(StoredName, Arc<Claim>)]) -> Part {
-    if attempts.is_empty() {
-        return Part::default();
+/// The columns that [`Tried`] reads. Another one is the rest of the lease.
+const TRIED: &str = "name, owner, fence, queued";
+
+/// The row of a name after an attempt.
+struct Tried {
+    name: StoredName,
+    owner: Option<String>,
+    fence: i64,
+    is_queued: bool,
+    left: i64,
+}
+
+impl Tried {
+    fn of_text(row: &Row) -> Option<Self> {
+        Some(Tried {
+            name: row.bytes(0)?.to_vec(),
+            owner: row.text(1),
+            fence: row.number(2)?,
+            is_queued: row.is_true(3),
+            left: row.number(4)?,
+        })
     }
-    let locks = &tables.locks;
+
+    fn of_prepared(row: &MySqlRow) -> sqlx::Result<Self> {
+        Ok(Tried {
+            name: row.try_get_unchecked(0)?,
+            owner: row.try_get_unchecked(1)?,
+            fence: row.try_get_unchecked(2)?,
+            is_queued: row.try_get_unchecked::<i32, _>(3)? != 0,
+            left: row.try_get_unchecked(4)?,
+        })
+    }
+}
+
+/// An attempt for one name.
+type Attempt = (StoredName, Arc<Claim>);
+
+/// What an attempt does with the fencing token, where `{free}` says whether it grants the name.
+const FENCE: &str = "IF({free}, GREATEST(fence + 1, VALUES(fence)), fence)";
+/// The same. The insert id is the fencing token of the grant, or 0.
+const FENCE_AS_ID: &str = "IF({free}, LAST_INSERT_ID(GREATEST(fence + 1, VALUES(fence))), \
+                           fence + 0 * LAST_INSERT_ID(IF(owner = VALUES(owner) AND queued = 0, fence, 0)))";
+/// The least insert id that is a fencing token: a clock of the year 2001. A column with `AUTO_INCREMENT` would have smaller ones.
+const LEAST_FENCE: u64 = 1_000_000_000_000_000;
+
+/// Grants names without a queue that are free, and names that the same owner holds already.
+async fn attempt(session: &mut MysqlSession, attempts: &[Attempt]) -> Outcome<Granted> {
+    if attempts.is_empty() {
+        return Ok(Granted::default());
+    }
+    // The rows are locked in this order.
     let mut sorted: Vec<_> = attempts.iter().collect();
     sorted.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
-    let grants = sorted.iter().map(|(name, claim)| {
-        format!(
-            "({}, {}, @u, @u + {}, @u, {}, {}, {})",
-            Hex(name),
-            Hex(claim.owner.as_str()),
-            claim.ttl.duration().as_micros(),
-            Hex(&claim.process.host),
-            claim.process.pid,
-            Nullable(claim.metadata.as_deref().map(Hex)),
-        )
-    });
-    // Assigned from left to right: the condition does not depend on the columns that are assigned before it.
-    let free = "queued = 0 AND expires_at <= @u";
-    let before = packet.add(format_args!(
-        "INSERT INTO {locks} (name, owner, fence, expires_at, since, host, pid, metadata) VALUES {} \
-         ON DUPLICATE KEY UPDATE fence = IF({free}, GREATEST(fence + 1, VALUES(fence)), fence), \
-         since = IF({free}, VALUES(since), since), host = IF({free}, VALUES(host), host), \
-         pid = IF({free}, VALUES(pid), pid), metadata = IF({free}, VALUES(metadata), metadata), \
-         owner = IF({free}, VALUES(owner), owner), \
-         expires_at = IF(owner = VALUES(owner) AND queued = 0, GREATEST(expires_at, VALUES(expires_at)), expires_at)",
-        list(grants)
-    ));
+    let mut is_made = false;
+    if session.prepares && session.returns_rows {
+        let size = prepared_size(sorted.len());
+        let text = |tables: &Tables| {
+            let values = format!("(?, ?, {NOW}, since, since + ?, ?, ?, ?)");
+            let text = attempt_statement(tables, &list(std::iter::repeat_n(values, size)), FENCE);
+            format!("{text} RETURNING {TRIED}, expires_at - {NOW}")
+        };
+        let arguments = arguments_of(repeated(&sorted).copied());
+        let prepared = session.run_prepared(Statement::Attempt(size), text, arguments, Tried::of_prepared);
+        if let Some(answer) = prepared.await? {
+            return Ok(granted(answer.rows, &sorted));
+        }
+    } else if session.prepares
+        && let [attempt @ (name, claim)] = sorted[..]
+    {
+        let text = |tables: &Tables| {
+            let values = format!("(?, ?, LAST_INSERT_ID({NOW}), since, since + ?, ?, ?, ?)");
+            attempt_statement(tables, &values, FENCE_AS_ID)
+        };
+        let prepared = session.run_prepared(Statement::AttemptOne, text, arguments_of([attempt]), |_| Ok(()));
+        if let Some(answer) = prepared.await? {
+            let mut granted = Granted::default();
+            if answer.insert_id >= LEAST_FENCE {
+                granted.fences.insert(name.clone(), answer.insert_id.cast_signed());
+            }
+            // A waiter goes on to a transaction, and needs no answer.
+            if answer.insert_id >= LEAST_FENCE || claim.waiting {
+                return Ok(granted);
+            }
+            is_made = true;
+        }
+    }
+    let locks = &session.server.tables.locks;
+    let mut packet = Packet::default();
+    packet.add(CLOCK);
+    if !is_made {
+        let values = sorted.iter().map(|(name, claim)| {
+            format!(
+                "({}, {}, @u, @u, @u + {}, {}, {}, {})",
+                Hex(name),
+                Hex(claim.owner.as_str()),
+                claim.ttl.duration().as_micros(),
+                Hex(&claim.process.host),
+                claim.process.pid,
+                Nullable(claim.metadata.as_deref().map(Hex)),
+            )
+        });
+        packet.add(attempt_statement(&session.server.tables, &list(values), FENCE));
+    }
     let after = packet.add(format_args!(
-        "SELECT name, owner, fence, expires_at - @u, queued FROM {locks} WHERE name IN ({}) AND owner IS NOT NULL",
-        list(attempts.iter().map(|(name, _)| Hex(name)))
+        "SELECT {TRIED}, expires_at - @u FROM {locks} WHERE name IN ({})",
+        list(sorted.iter().map(|(name, _)| Hex(name)))
     ));
-    Part { before, after }
+    let mut answers = Vec::new();
+    session.run_within_limit(packet, &mut answers).await?;
+    Ok(granted(
+        rows(&answers, after).iter().filter_map(Tried::of_text),
+        &sorted,
+    ))
 }
 
-fn granted(answers: &[Answer], part: Part, attempts: &[(StoredName, Arc<Claim>)]) -> Granted {
-    let mut granted = Granted::default();
-    if part.after == 0 {
-        return granted;
+/// Returns the values of the statement of attempts.
+fn arguments_of<'a>(attempts: impl IntoIterator<Item = &'a Attempt>) -> MySqlArguments {
+    let mut arguments = MySqlArguments::default();
+    for (name, claim) in attempts {
+        add(&mut arguments, &name[..]);
+        add(&mut arguments, claim.owner.as_str().as_bytes());
+        add(&mut arguments, claim.ttl.duration().as_micros() as i64);
+        add(&mut arguments, claim.process.host.as_bytes());
+        add(&mut arguments, i64::from(claim.process.pid));
+        add(&mut arguments, claim.metadata.as_deref().map(str::as_bytes));
     }
-    for row in rows(answers, part.after) {
-        let (Some(name), Some(owner), Some(left)) = (row.bytes(0), row.text(1), row.number(3)) else {
+    arguments
+}
+
+/// Returns the statement that makes attempts. `since` of the values is the clock.
+fn attempt_statement(tables: &Tables, values: &str, fence: &str) -> String {
+    let locks = &tables.locks;
+    // Assigned from left to right: the condition does not depend on the columns that are assigned before it.
+    let free = "queued = 0 AND expires_at <= VALUES(since)";
+    let fence = fence.replace("{free}", free);
+    format!(
+        "INSERT INTO {locks} (name, owner, since, fence, expires_at, host, pid, metadata) VALUES {values} \
+         ON DUPLICATE KEY UPDATE fence = {fence}, since = IF({free}, VALUES(since), since), \
+         host = IF({free}, VALUES(host), host), pid = IF({free}, VALUES(pid), pid), \
+         metadata = IF({free}, VALUES(metadata), metadata), owner = IF({free}, VALUES(owner), owner), \
+         expires_at = IF(owner = VALUES(owner) AND queued = 0, GREATEST(expires_at, VALUES(expires_at)), expires_at)"
+    )
+}
+
+/// Returns the answers to attempts, which are sorted by name.
+fn granted(tried: impl IntoIterator<Item = Tried>, attempts: &[&Attempt]) -> Granted {
+    let mut granted = Granted::default();
+    for row in tried {
+        let Ok(index) = attempts.binary_search_by(|(name, _)| name.cmp(&row.name)) else {
             continue;
         };
-        let Some((_, claim)) = attempts.iter().find(|(one, _)| one == name) else {
-            continue;
-        };
+        let Some(owner) = row.owner else { continue };
+        let claim = &attempts[index].1;
         // A lease that is shorter was not granted by this statement: a waiter has entered the queue and left it.
-        let is_whole = i128::from(left) >= claim.ttl.duration().as_micros() as i128;
+        let is_whole = i128::from(row.left) >= claim.ttl.duration().as_micros() as i128;
         if owner != claim.owner.as_str() {
-            if left > 0 {
-                granted.held.insert(name.to_vec(), (owner, micros(left)));
+            if row.left > 0 {
+                granted.held.insert(row.name, (owner, micros(row.left)));
             }
-        } else if !row.is_true(4)
-            && is_whole
-            && let Some(fence) = row.number(2)
-        {
-            granted.fences.insert(name.to_vec(), fence);
+        } else if !row.is_queued && is_whole {
+            granted.fences.insert(row.name, row.fence);
         }
     }
     granted
@@ -214,7 +367,7 @@ async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Vec<Lea
         )));
     }
     let mut answers = Vec::new();
-    session.run(packet, &mut answers).await?;
+    session.run_within_limit(packet, &mut answers).await?;
     session.check_writable(&answers, read_only)?;
     let lease = |row: &super::packet::Row| {
         Some(Lease {
@@ -231,4 +384,26 @@ async fn read(session: &mut MysqlSession, pages: &[Page]) -> Outcome<Vec<Vec<Lea
     let leases = |index: &usize| rows(&answers, *index).iter().map(lease).collect();
     let read: Option<Vec<Vec<Lease>>> = indexes.iter().map(leases).collect();
     read.ok_or_else(|| session.unexpected())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::config::PREPARED;
+    use super::*;
+
+    #[test]
+    fn a_connection_has_few_prepared_statements() {
+        let sizes: BTreeSet<usize> = (1..=64).map(prepared_size).collect();
+        assert_eq!(sizes, BTreeSet::from([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]));
+        assert!(2 * sizes.len() <= PREPARED);
+        assert!((1..=64).all(|count| prepared_size(count) >= count));
+    }
+
+    #[test]
+    fn the_last_call_is_repeated() {
+        assert_eq!(repeated(&[1, 2, 3, 4, 5]).collect::<Vec<_>>(), [&1, &2, &3, &4, &5, &5]);
+        assert_eq!(repeated(&[1, 2, 3]).count(), 3);
+    }
 }

@@ -4,6 +4,7 @@ mod faults;
 mod hand_off;
 mod load;
 
+mod single;
 mod tables;
 
 use std::sync::Arc;

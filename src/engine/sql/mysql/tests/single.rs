@@ -1,0 +1,303 @@
+//! The single statements, in each way that a server executes them.
+
+use std::collections::{HashMap, HashSet};
+
+use super::*;
+use crate::engine::sql::ledger::StoredName;
+use crate::engine::sql::mysql::packet::rows;
+use crate::engine::sql::server::single_calls::Granted;
+use crate::model::Ttl;
+
+/// Whether the server prepares statements, and whether an `INSERT` returns rows.
+const WAYS: [(bool, bool); 4] = [(true, true), (true, false), (false, true), (false, false)];
+
+impl Database {
+    async fn session(&self) -> MysqlSession {
+        let config = MysqlConfig::parse(&self.url, &Settings::default()).unwrap();
+        let mut session = MysqlSession::open(&MysqlServer::new(config)).await.unwrap();
+        session.set_up().await.unwrap();
+        session
+    }
+
+    /// Opens a connection that executes single statements in this way. `None`: the server has no such way.
+    async fn session_with(&self, (prepares, returns_rows): (bool, bool)) -> Option<MysqlSession> {
+        let mut session = self.session().await;
+        let is_possible = session.returns_rows || !returns_rows;
+        (session.prepares, session.returns_rows) = (prepares, returns_rows);
+        is_possible.then_some(session)
+    }
+}
+
+fn stored(claim: &Claim) -> StoredName {
+    claim.keys()[0].as_str().as_bytes().to_vec()
+}
+
+fn no_calls() -> SingleCalls {
+    SingleCalls {
+        releases: Vec::new(),
+        expects_queue: false,
+        renewals: Vec::new(),
+        attempts: Vec::new(),
+        reads: Vec::new(),
+    }
+}
+
+async fn attempt(session: &mut MysqlSession, claims: &[&Claim]) -> Granted {
+    let mut calls = no_calls();
+    calls.attempts = claims
+        .iter()
+        .map(|claim| (stored(claim), Arc::new((*claim).clone())))
+        .collect();
+    session.single("p", &calls).await.granted.unwrap()
+}
+
+/// Grants a name, and returns its token.
+async fn fence(session: &mut MysqlSession, claim: &Claim) -> i64 {
+    attempt(session, &[claim]).await.fences[&stored(claim)]
+}
+
+/// Returns the names that were released, and whether each lease was live.
+async fn release_all(session: &mut MysqlSession, claims: &[&Claim]) -> HashMap<String, bool> {
+    let mut calls = no_calls();
+    calls.releases = claims
+        .iter()
+        .map(|claim| (stored(claim), claim.owner.clone()))
+        .collect();
+    let released = session.single("p", &calls).await.released.unwrap();
+    let names = released.into_iter();
+    names
+        .map(|(name, freed)| (String::from_utf8(name).unwrap(), freed.is_live))
+        .collect()
+}
+
+/// Returns how many statements of a session were prepared, and how many of these were executed.
+async fn prepared(session: &mut MysqlSession) -> (i64, i64) {
+    let mut packet = Packet::default();
+    let (prepared, executed) = (
+        packet.add("SHOW SESSION STATUS LIKE 'Com_stmt_prepare'"),
+        packet.add("SHOW SESSION STATUS LIKE 'Com_stmt_execute'"),
+    );
+    let mut answers = Vec::new();
+    session.run(packet, &mut answers).await.unwrap();
+    let number = |index| rows(&answers, index)[0].number(1).unwrap();
+    (number(prepared), number(executed))
+}
+
+/// Returns how many statements of a kind a session has executed.
+async fn executed(session: &mut MysqlSession, kind: &str) -> i64 {
+    let mut packet = Packet::default();
+    packet.add(format_args!("SHOW SESSION STATUS LIKE 'Com_{kind}'"));
+    let mut answers = Vec::new();
+    session.run(packet, &mut answers).await.unwrap();
+    rows(&answers, 0)[0].number(1).unwrap()
+}
+
+/// The same test changes the limit of the server, which would disturb another one.
+#[tokio::test]
+async fn a_pair_is_two_prepared_statements_and_text_beyond_the_limit_of_the_server() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    for way in [(true, true), (true, false)] {
+        let Some(mut session) = database.session_with(way).await else {
+            continue;
+        };
+        let selects = executed(&mut session, "select").await;
+        for _ in 0..3 {
+            let ours = claim(&["n"]);
+            fence(&mut session, &ours).await;
+            assert_eq!(release_all(&mut session, &[&ours]).await.len(), 1);
+        }
+        assert_eq!(prepared(&mut session).await, (2, 6), "{way:?}");
+        assert_eq!(executed(&mut session, "select").await, selects, "{way:?}");
+    }
+    // Each size of a batch, and none is closed.
+    let mut session = database.session().await;
+    let all: Vec<Claim> = (0..64).map(|index| claim(&[&format!("n{index}")])).collect();
+    for _ in 0..2 {
+        for count in 1..=64 {
+            let some: Vec<&Claim> = all[..count].iter().collect();
+            assert_eq!(attempt(&mut session, &some).await.fences.len(), count);
+            assert_eq!(release_all(&mut session, &some).await.len(), count);
+        }
+    }
+    let of_attempts = if session.returns_rows { 12 } else { 1 };
+    assert_eq!(prepared(&mut session).await.0, of_attempts + 12);
+
+    let limit = database.number("SELECT @@GLOBAL.max_prepared_stmt_count").await;
+    database.execute("SET GLOBAL max_prepared_stmt_count = 0").await;
+    let mut session = database.session().await;
+    let ours = [claim(&["a"]), claim(&["b"])];
+    let ours: Vec<&Claim> = ours.iter().collect();
+    let granted = attempt(&mut session, &ours).await.fences.len();
+    let released = release_all(&mut session, &ours).await.len();
+    let is_prepared = session.prepares;
+    let mut session = database.session().await;
+    fence(&mut session, ours[0]).await;
+    database
+        .execute(&format!("SET GLOBAL max_prepared_stmt_count = {limit}"))
+        .await;
+    assert_eq!((granted, released, is_prepared), (2, 2, false));
+    assert!(!session.prepares);
+}
+
+#[tokio::test]
+async fn an_attempt_has_the_same_answer_in_each_way() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    for way in WAYS {
+        let Some(mut session) = database.session_with(way).await else {
+            continue;
+        };
+        database.execute("DELETE FROM locks").await;
+        let (mut ours, theirs) = (claim(&["n"]), claim(&["n"]));
+        ours.metadata = Some("\"a\\\\b'ü\"".into());
+        let first = fence(&mut session, &ours).await;
+        let stored_fence = "SELECT fence FROM locks";
+        assert_eq!(database.number(stored_fence).await, first, "{way:?}");
+        let is_stored = "SELECT COUNT(*) FROM locks WHERE metadata = '\"a\\\\\\\\b''ü\"' AND pid > 0 AND host <> ''";
+        assert_eq!(database.number(is_stored).await, 1, "{way:?}");
+        assert_eq!(fence(&mut session, &ours).await, first, "{way:?}: again");
+        let busy = attempt(&mut session, &[&theirs]).await;
+        assert!(busy.fences.is_empty(), "{way:?}");
+        let (owner, left) = &busy.held[&stored(&theirs)];
+        assert_eq!(owner, ours.owner.as_str(), "{way:?}");
+        assert!(*left > LONG / 2 && *left <= LONG, "{way:?}: {left:?}");
+        assert_eq!(database.number(stored_fence).await, first, "{way:?}");
+        // With a queue: neither the owner nor others, nor after the end of the lease.
+        database.execute("UPDATE locks SET queued = 1").await;
+        assert!(attempt(&mut session, &[&ours]).await.fences.is_empty(), "{way:?}");
+        database.execute("UPDATE locks SET expires_at = 1").await;
+        for claim in [&ours, &theirs] {
+            let answer = attempt(&mut session, &[claim]).await;
+            assert!(answer.fences.is_empty() && answer.held.is_empty(), "{way:?}");
+        }
+        // Expired, with a token of a clock that was ahead.
+        let ahead = first + 1_000_000_000_000;
+        let text = format!("UPDATE locks SET queued = 0, fence = {ahead}");
+        database.execute(&text).await;
+        assert_eq!(fence(&mut session, &theirs).await, ahead + 1, "{way:?}");
+        assert_eq!(database.number(stored_fence).await, ahead + 1, "{way:?}");
+
+        // Five names in another order than that of the locks, of which one is busy.
+        let several = ["e", "n", "c", "a", "d"].map(|name| claim(&[name]));
+        let several: Vec<&Claim> = several.iter().collect();
+        let answer = attempt(&mut session, &several).await;
+        let granted: HashSet<&[u8]> = answer.fences.keys().map(Vec::as_slice).collect();
+        assert_eq!(granted, HashSet::from([&b"a"[..], b"c", b"d", b"e"]), "{way:?}");
+        assert_eq!(answer.held.keys().collect::<Vec<_>>(), [b"n"], "{way:?}");
+    }
+}
+
+/// The insert id is that of the column then.
+#[tokio::test]
+async fn a_column_with_auto_increment_is_not_the_fencing_token() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let mut session = database.session_with((true, false)).await.unwrap();
+    let text = "ALTER TABLE locks ADD COLUMN id bigint NOT NULL AUTO_INCREMENT UNIQUE";
+    database.execute(text).await;
+    // A transaction answers instead.
+    let answer = attempt(&mut session, &[&claim(&["n"])]).await;
+    assert!(answer.fences.is_empty(), "{:?}", answer.fences);
+}
+
+#[tokio::test]
+async fn a_waiter_whose_name_is_busy_has_no_answer() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let mut session = database.session_with((true, false)).await.unwrap();
+    fence(&mut session, &claim(&["n"])).await;
+    let selects = executed(&mut session, "select").await;
+    let answer = attempt(&mut session, &[&waiting(&["n"])]).await;
+    assert!(answer.fences.is_empty() && answer.held.is_empty());
+    assert_eq!(
+        executed(&mut session, "select").await,
+        selects,
+        "it goes on to a transaction"
+    );
+}
+
+#[tokio::test]
+async fn a_release_has_the_same_answer_in_each_way() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    for way in WAYS {
+        let Some(mut session) = database.session_with(way).await else {
+            continue;
+        };
+        database.execute("DELETE FROM locks").await;
+        let names = ["live", "freed", "granted", "expired", "queued", "last"];
+        let claims = names.map(|name| claim(&[name]));
+        let claims: Vec<&Claim> = claims.iter().collect();
+        assert_eq!(attempt(&mut session, &claims).await.fences.len(), 6, "{way:?}");
+        let never = claim(&["never"]);
+        database
+            .execute(
+                "UPDATE locks SET expires_at = 1 WHERE name IN ('freed', 'granted', 'expired'); \
+                 UPDATE locks SET owner = NULL WHERE name = 'freed'; \
+                 UPDATE locks SET queued = 1 WHERE name = 'queued'",
+            )
+            .await;
+        fence(&mut session, &claim(&["granted"])).await;
+        let mut all = claims.clone();
+        all.push(&never);
+        // The others need a transaction, which answers that a lease was lost.
+        let expected = HashMap::from([("live".to_owned(), true), ("last".to_owned(), true)]);
+        assert_eq!(release_all(&mut session, &all).await, expected, "{way:?}");
+        assert!(release_all(&mut session, &all).await.is_empty(), "{way:?}");
+        let held = "SELECT COUNT(*) FROM locks WHERE owner IS NOT NULL";
+        assert_eq!(database.number(held).await, 3, "{way:?}");
+        for claim in [claims[3], claims[4]] {
+            assert!(release_all(&mut session, &[claim]).await.is_empty(), "{way:?}");
+        }
+        let free =
+            "SELECT COUNT(*) FROM locks WHERE owner IS NULL AND expires_at = 0 AND metadata IS NULL AND since > 0";
+        assert_eq!(database.number(free).await, 2, "{way:?}");
+    }
+}
+
+/// A lease that was released and granted again at once is not taken for a lost one.
+#[tokio::test]
+async fn a_name_that_is_granted_at_once_was_released() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let mut session = database.session().await;
+    let (first, second, queued) = (claim(&["a"]), claim(&["b"]), claim(&["q"]));
+    let all = [&first, &second, &queued];
+    attempt(&mut session, &all).await;
+    database
+        .execute(
+            "UPDATE locks SET queued = 1 WHERE name = 'q'; \
+             CREATE TRIGGER again BEFORE UPDATE ON locks FOR EACH ROW \
+             SET NEW.owner = IF(NEW.name = 'a' AND NEW.owner IS NULL, 'another', NEW.owner)",
+        )
+        .await;
+    let released = release_all(&mut session, &all).await;
+    database.execute("DROP TRIGGER again").await;
+    assert_eq!(
+        released,
+        HashMap::from([("a".to_owned(), true), ("b".to_owned(), true)])
+    );
+}
+
+#[tokio::test]
+async fn releases_and_renewals_of_one_call_are_both_executed() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let mut session = database.session().await;
+    let (released, renewed) = (claim(&["a"]), claim(&["b"]));
+    attempt(&mut session, &[&released, &renewed]).await;
+    let mut calls = no_calls();
+    calls.releases = vec![(stored(&released), released.owner.clone())];
+    calls.renewals = vec![(stored(&renewed), renewed.owner.clone(), Ttl::clamped(LONG * 2))];
+    let answers = session.single("p", &calls).await;
+    assert_eq!(answers.released.unwrap().len(), 1);
+    assert_eq!(answers.renewed.unwrap().len(), 1);
+}
