@@ -255,7 +255,7 @@ class PostgresRecorder extends SqlRecorder {
   }
 
   async remainingMs(name) {
-    const text = 'SELECT 1e3 * date_part(\'epoch\', expires_at - clock_timestamp()) AS rest FROM locks WHERE name = $1'
+    const text = "SELECT 1e3 * date_part('epoch', expires_at - clock_timestamp()) AS rest FROM locks WHERE name = $1"
     return (await this.run(text, [this.key(name)]))[0].rest
   }
 

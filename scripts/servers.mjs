@@ -145,7 +145,7 @@ process.on('exit', () => {
  * server's own processes are paused with it.
  *
  * @typedef {{ uid: number, gid: number }} User
- * @typedef {{ argv: string[], user?: User, stopSignal?: NodeJS.Signals, restartSignal?: NodeJS.Signals, ready: (log: string) => Promise<boolean>, properties: { url?: string, tlsPort?: number } }} Plan
+ * @typedef {{ argv: string[], user?: User, stopSignal?: NodeJS.Signals, restartSignal?: NodeJS.Signals, ready: (log: string) => Promise<boolean>, properties: { url?: string, tlsPort?: number, socket?: string } }} Plan
  * @param {(dir: string, port: string) => Plan | Promise<Plan>} plan
  */
 export async function startServer(plan) {
@@ -173,6 +173,8 @@ class Server {
   url = ''
   /** The port for TLS, from the plan; 0 without TLS. */
   tlsPort = 0
+  /** Its Unix socket, or the folder of the socket, from the plan; empty without one. */
+  socket = ''
   #dir
   /** @type {Plan} */
   #plan = { argv: [], ready: async () => false, properties: {} }
