@@ -15,7 +15,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
 import { fileURLToPath } from 'node:url'
 import { startMysql } from './mysql.mjs'
 import { startPgBouncer, startPostgres } from './postgres.mjs'
-import { locateMariadb, locatePgBouncer, locatePostgres } from './sql-binaries.mjs'
+import { locateMariadb, locateMysql, locatePgBouncer, locatePostgres } from './sql-binaries.mjs'
 import { redisCommand } from './redis-command.mjs'
 import { locateMongod, locateRedis, main } from './servers-cli.mjs'
 import { startRedisCluster, startRedisQuorum, startRedisSentinel } from './topologies.mjs'
@@ -381,6 +381,6 @@ async function isPrimary({ MongoClient }, port) {
 }
 
 if (process.argv[1] && realpathSync(process.argv[1]) === fileURLToPath(import.meta.url)) {
-  const locators = [locateRedis, locateMongod, locatePostgres, locatePgBouncer, locateMariadb]
+  const locators = [locateRedis, locateMongod, locatePostgres, locatePgBouncer, locateMariadb, locateMysql]
   process.exitCode = await main(process.argv.slice(2), testServers, locators)
 }
