@@ -58,7 +58,8 @@ export function queue(kind) {
       const held = await locks.acquire('n')
       const children = await waiters.processes(2)
       const expected = labels('w', 40)
-      for (const [index, label] of expected.entries()) await waiters.enqueue(children[index % 2], label)
+      // Each waiter holds the name for a few tries.
+      for (const [index, label] of expected.entries()) await waiters.enqueue(children[index % 2], label, { holdMs: 5 })
       let tries = 0
       const overtake = async (attempt) => {
         for (; (await waiters.served()).length < expected.length; tries++) {

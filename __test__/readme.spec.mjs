@@ -103,7 +103,7 @@ const EXPECTED = [
   ['docs/from/redlock.md', 'ExecutionError', ...does('sendReport', 0)],
   ['docs/from/advisory-locks.md', 'job:42', ...does('sendReport', 1)],
   ['docs/from/advisory-locks.md', 'late.rowCount', ...prints('1\n0\n')],
-  ['docs/from/advisory-locks.md', 'late.affectedRows', ...prints('1\n0\n')],
+  ['docs/from/advisory-locks.md', 'late.affectedRows', ...prints('1 0\n')],
   ['docs/from/shedlock.md', "'14m'", ...prints('done\n')],
 ]
 const expectationsOf = ({ document, code }) =>
