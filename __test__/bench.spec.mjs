@@ -49,6 +49,8 @@ const POSTGRES = [
   'advisory-pipelined',
   'bare-commits',
 ]
+const RUST = ['holdfast', 'advisory-pipelined-1', 'advisory-pipelined-2']
+const SAME_DRIVER = 'By the same Rust driver, PostgreSQL '
 const STANDALONE = /MongoDB \d[\d.]+ \(standalone\)$/
 const ONE_MEMBER = /MongoDB \d[\d.]+ \(replica set with 1 member, majority\)$/
 const THREE_MEMBERS = /MongoDB \d[\d.]+ \(replica set with 3 members, majority\)$/
@@ -140,7 +142,8 @@ function assertTables(section, contenders, loads) {
         // The service without locks sends nothing to the server, and Linux counts the CPU of processes in 10 ms.
         const mayBeZero =
           (row[1] === 'no-lock' && /server|requests|scripts|bytes/.test(columns[at])) ||
-          ([POSTGRES, MYSQL].includes(contenders) && /server CPU/.test(columns[at]))
+          ([POSTGRES, MYSQL, RUST].includes(contenders) && /server CPU/.test(columns[at])) ||
+          (contenders === RUST && /client CPU/.test(columns[at]))
         if (at > 1 && at < row.length - 1 && !(mayBeZero && parseFloat(cell) === 0))
           assert.ok(parseFloat(cell) > 0, row.join())
       }
@@ -150,7 +153,7 @@ function assertTables(section, contenders, loads) {
 
 /** The report on an SQL server has its tables. `waiting`: the contenders of the hand-offs. */
 function assertSqlServer(report, title, contenders, waiting) {
-  const parts = Object.entries(split(report, '##'))
+  const parts = Object.entries(split(report, '##')).filter(([title]) => !title.startsWith(SAME_DRIVER))
   const [pairs, leases, handoffs] = [parts[2], parts.at(-1), parts.slice(3, -1)]
   assert.match(pairs[0], title)
   assertTables(pairs[1], contenders, [1, 256])
@@ -202,6 +205,12 @@ describe('npm run bench -- --quick', () => {
   it('measures pairs, hand-offs and leases on PostgreSQL', () => {
     const waiting = ['holdfast', 'advisory-locks', 'verrou-knex']
     assertSqlServer(reports.PostgreSQL, /^Pairs, PostgreSQL \d[\d.]+$/, POSTGRES, waiting)
+  })
+
+  it('measures holdfast and advisory locks by the same Rust driver', () => {
+    const [, section] =
+      Object.entries(split(reports.PostgreSQL, '##')).find(([title]) => title.startsWith(SAME_DRIVER)) ?? []
+    assertTables(section, RUST, [1, 64])
   })
 
   it('measures pairs, hand-offs and leases on MariaDB', () => {
@@ -405,7 +414,7 @@ describe('the arguments', () => {
     assert.equal(failure.code, 1)
     assert.match(
       failure.stderr,
-      /--only pears: one of pairs, tls, cluster, .*, service, footprint, handoff, handoff-mongodb, postgres, handoff-postgres, leases-postgres, mysql, handoff-mysql, leases-mysql/,
+      /--only pears: one of pairs, tls, cluster, .*, service, footprint, handoff, handoff-mongodb, postgres, postgres-rust, handoff-postgres, leases-postgres, mysql, handoff-mysql, leases-mysql/,
     )
   })
 

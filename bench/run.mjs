@@ -23,6 +23,7 @@ import { calls } from './sections/calls.mjs'
 import { footprint } from './sections/footprint.mjs'
 import { handoff, handoffMongodb, handoffMysql, handoffPostgres } from './sections/handoff.mjs'
 import { leases, leasesMysql, leasesPostgres } from './sections/leases.mjs'
+import { rust } from './sections/rust.mjs'
 import { service } from './sections/service.mjs'
 import { contenderTable, summary } from './summary.mjs'
 
@@ -34,7 +35,7 @@ const REPORTS = {
   'results-handoff-mongodb': { title: 'Hand-offs on MongoDB', parts: { 'handoff-mongodb': handoffMongodb } },
   'results-postgres': {
     title: 'PostgreSQL',
-    parts: { postgres, 'handoff-postgres': handoffPostgres, 'leases-postgres': leasesPostgres },
+    parts: { postgres, 'postgres-rust': rust, 'handoff-postgres': handoffPostgres, 'leases-postgres': leasesPostgres },
   },
   'results-mysql': {
     title: 'MariaDB',

@@ -80,6 +80,7 @@ async function tlsSettings(dir, { cert, key, ca }, user) {
 
 /**
  * Starts a PostgreSQL server behind a PgBouncer in transaction mode. `url` leads to the pooler and does not declare it.
+ * The database `sessions` of the pooler is `postgres` in session mode.
  *
  * @param {Record<string, string | number>} [more] settings of the pooler
  */
@@ -99,9 +100,10 @@ export async function startPgBouncer(more = {}) {
       ...more,
     }
     const lines = Object.entries(settings).map(([name, value]) => `${name} = ${value}\n`)
-    const database = `* = host=127.0.0.1 port=${server.port} user=holdfast\n`
+    const database = `host=127.0.0.1 port=${server.port} user=holdfast`
+    const databases = `* = ${database}\nsessions = ${database} dbname=postgres pool_mode=session\n`
     const file = join(dir, 'pgbouncer.ini')
-    await writeFile(file, `[databases]\n${database}[pgbouncer]\n${lines.join('')}`)
+    await writeFile(file, `[databases]\n${databases}[pgbouncer]\n${lines.join('')}`)
     if (user) for (const each of [dir, file]) await chown(each, user.uid, user.gid)
     return {
       argv: [path, file],

@@ -22,8 +22,8 @@ pub trait EventLoop: Send + Sync + fmt::Debug {
     /// while the loop's thread is blocked. Called within the runtime, on any thread.
     fn spawn(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>);
 
-    /// Calls [`Socket::readable`] and [`Socket::flush`] of a socket on the thread of the runtime, too, while its replies are pending and
-    /// the loop's thread is blocked or asleep.
+    /// Calls [`Socket::readable`] and [`Socket::flush`] of a socket on the thread of the runtime, too, while [`Socket::is_watched`] returns
+    /// `true` and the loop's thread is blocked or asleep.
     fn watch(&self, socket: Weak<dyn Socket>);
 }
 
@@ -117,6 +117,11 @@ pub trait Socket: Send + Sync {
 
     /// Whether replies are pending.
     fn awaits(&self) -> bool;
+
+    /// Whether data may arrive, or buffered requests wait, that must not wait for a blocked thread.
+    fn is_watched(&self) -> bool {
+        self.awaits()
+    }
 
     /// Whether the socket did not take all buffered requests. The loop calls [`Socket::flush`] when it takes more.
     fn is_blocked(&self) -> bool;

@@ -1,7 +1,7 @@
 //! The jobs of the task that uses a connection, and the queue in which they wait.
 //!
 //! The queue has three parts: renewals and releases, reads, and attempts to acquire. Each transaction takes jobs from them in
-//! this order, up to [`BATCH`] claims. It takes [`SHARE`] claims of each part even where the parts before it fill the batch. So
+//! this order, up to a number of claims. It takes [`SHARE`] claims of each part even where the parts before it fill the batch. So
 //! renewals and releases go before everything else, and no part stops another one. A job whose caller was dropped is skipped.
 //!
 //! `overload_queue.rs` decides which attempt is next.
@@ -19,14 +19,14 @@ use crate::engine::{Acquired, Released, Renewed, Result};
 use crate::error::EngineError;
 use crate::model::{Claim, Key, LockInfo, OwnerToken, Ttl};
 
-/// Maximum number of claims in a transaction, unless one job has more. They share its begin and its commit. Other processes
-/// wait while it lasts.
-const BATCH: usize = 64;
+/// Maximum number of claims in a transaction of several statements, unless one job has more. They share its begin and its commit. Other
+/// processes wait while it lasts.
+pub(super) const BATCH: usize = 64;
 /// Number of claims of each part of the queue that a transaction executes, if that many wait.
 const SHARE: usize = 16;
 
 /// The bytes of metadata that count as a claim: those of a transaction stay below 2 MiB, in hexadecimal digits.
-const METADATA: usize = 16 * 1024;
+const METADATA: usize = 4 * 1024;
 
 /// A failure that the calls of one transaction share.
 pub(super) trait Failed: Sync {
@@ -198,6 +198,8 @@ pub(super) struct Receiver {
     attempts: mpsc::UnboundedReceiver<Attempt>,
     /// The attempts that were received.
     waiting: OverloadQueue<Job>,
+    /// Maximum number of claims in a transaction.
+    most: usize,
 }
 
 /// A job of attempts, and its arrival.
@@ -208,7 +210,8 @@ struct Attempt {
     job: Job,
 }
 
-pub(super) fn queue() -> (Sender, Receiver) {
+/// Creates a queue. `most`: the maximum number of claims in a transaction, unless one job has more.
+pub(super) fn queue(most: usize) -> (Sender, Receiver) {
     let (changes, changes_receiver) = mpsc::unbounded_channel();
     let (reads, reads_receiver) = mpsc::unbounded_channel();
     let (attempts, attempts_receiver) = mpsc::unbounded_channel();
@@ -222,6 +225,7 @@ pub(super) fn queue() -> (Sender, Receiver) {
         reads: reads_receiver,
         attempts: attempts_receiver,
         waiting: OverloadQueue::default(),
+        most,
     };
     (sender, receiver)
 }
@@ -269,7 +273,7 @@ impl Receiver {
         }
         let mut claims = 0;
         for part in (0..parts.len()).filter(|part| parts[*part]) {
-            let most = BATCH.max(claims + SHARE);
+            let most = self.most.max(claims + SHARE);
             while claims < most
                 && let Some(job) = next.take().or_else(|| self.next_of(part))
             {
@@ -301,90 +305,4 @@ impl Receiver {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::engine::overload_queue::OVERLOAD;
-    use crate::model::Process;
-
-    type Answer = oneshot::Receiver<Result<Vec<Acquired>>>;
-
-    fn attempt(name: usize) -> (Job, Answer) {
-        let key = Key::new(&format!("n{name}")).unwrap();
-        let ttl = Ttl::clamped(Duration::from_secs(30));
-        let claim = Claim::new(&[key], OwnerToken::fresh(), ttl, Arc::new(Process::current()));
-        let (reply, answer) = Reply::new();
-        (Job::Acquire(vec![Arc::new(claim)], Arc::default(), reply), answer)
-    }
-
-    /// The names of the next transaction.
-    async fn names(receiver: &mut Receiver) -> Vec<String> {
-        let mut batch = Vec::new();
-        assert!(receiver.next(&mut batch).await);
-        let name = |job: &Job| match job {
-            Job::Acquire(claims, ..) => claims[0].keys()[0].as_str().to_owned(),
-            _ => unreachable!("only attempts were sent"),
-        };
-        batch.iter().map(name).collect()
-    }
-
-    #[tokio::test]
-    async fn a_part_of_the_queue_is_left_out() {
-        let (sender, mut receiver) = queue();
-        let (acquire, _granted) = attempt(0);
-        let Job::Acquire(claims, ..) = &acquire else {
-            unreachable!("an attempt")
-        };
-        let (renewed, _renewed) = Reply::new();
-        let (read, _read) = Reply::new();
-        sender.send(Job::Inspect(claims[0].keys()[0].clone(), read));
-        sender.send(Job::Renew((*claims[0]).clone(), claims[0].ttl, renewed));
-        sender.send(acquire);
-        let mut batch = Vec::new();
-        assert!(receiver.next_of_parts(&mut batch, [true, false, false]).await);
-        assert!(matches!(batch[..], [Job::Renew(..)]));
-        batch.clear();
-        assert!(receiver.next_of_parts(&mut batch, [true, true, false]).await);
-        assert!(matches!(batch[..], [Job::Inspect(..)]));
-        assert!(receiver.next_of_parts(&mut batch, [false, false, true]).await);
-        assert!(matches!(batch[..], [_, Job::Acquire(..)]));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn the_newest_attempts_go_first_once_the_oldest_has_waited_too_long() {
-        let (sender, mut receiver) = queue();
-        let mut answers: Vec<Answer> = Vec::new();
-        let mut send = |range: std::ops::Range<usize>| {
-            for name in range {
-                let (job, answer) = attempt(name);
-                sender.send(job);
-                answers.push(answer);
-            }
-        };
-        send(0..2 * BATCH);
-        assert_eq!(names(&mut receiver).await[..2], ["n0", "n1"]);
-        tokio::time::advance(OVERLOAD + Duration::from_millis(1)).await;
-        send(1000..1010);
-        let next = names(&mut receiver).await;
-        assert_eq!(next.len(), BATCH);
-        assert_eq!(next[..3], ["n1009", "n1008", "n1007"]);
-        // Attempts for one name keep their order.
-        let mut same: Vec<Answer> = Vec::new();
-        for _ in 0..2 {
-            let (job, answer) = attempt(3000);
-            sender.send(job);
-            same.push(answer);
-        }
-        let (mut batch, second) = (Vec::new(), same.pop());
-        assert!(receiver.next(&mut batch).await);
-        let is_first = |job: &Job| matches!(job, Job::Acquire(_, _, reply) if !reply.sender.is_closed());
-        drop(same);
-        assert!(!is_first(&batch[0]) && is_first(&batch[1]));
-        drop(second);
-        // Their callers left: the attempts that remain are dropped.
-        drop(answers);
-        let (job, _answer) = attempt(2000);
-        sender.send(job);
-        assert_eq!(names(&mut receiver).await, ["n2000"]);
-        assert!(receiver.waiting.is_empty());
-    }
-}
+mod tests;

@@ -176,11 +176,12 @@ impl Call {
             work
         };
         let waker = Waker::from(self.clone());
-        self.executor.watchdog.stir();
         // Timers and tasks belong to the I/O thread.
         let entered = self.executor.runtime.enter();
         let polled = work.poll(&mut Context::from_waker(&waker));
         drop(entered);
+        // It may have sent a request.
+        self.executor.watchdog.stir();
         if polled.is_ready() {
             self.executor.calls.lock().try_remove(self.index);
             if let Work::Call(job) = work {

@@ -22,6 +22,12 @@ impl EventLoop for Blockable {
             }
         });
     }
+
+    fn spawn(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        tokio::spawn(future);
+    }
+
+    fn watch(&self, _: Weak<dyn Socket>) {}
 }
 
 /// Returns the number of subscriptions to the channel of a process.

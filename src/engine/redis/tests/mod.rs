@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::collections::HashMap;
 use std::net::TcpListener;
 use std::path::Path;
+use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use ::redis::FromRedisValue;
@@ -82,6 +83,12 @@ impl EventLoop for TestLoop {
             }
         });
     }
+
+    fn spawn(&self, future: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        tokio::spawn(future);
+    }
+
+    fn watch(&self, _: Weak<dyn Socket>) {}
 }
 
 /// Prints that a test could not run. With `CI` set, that is a failure.

@@ -203,6 +203,21 @@ mod tests {
     }
 
     #[test]
+    fn a_prefix_leaves_space_for_the_longest_name() {
+        let with_prefix = |length: usize| {
+            let key_prefix = Some("ß".repeat(length / 2));
+            let settings = Settings {
+                key_prefix,
+                ..Settings::default()
+            };
+            MysqlConfig::parse("mysql://h/app", &settings)
+        };
+        assert_eq!(with_prefix(512).unwrap().key_prefix.len(), 512);
+        let error = with_prefix(514).unwrap_err();
+        assert!(error.message.starts_with("keyPrefix "), "{error:?}");
+    }
+
+    #[test]
     fn an_unknown_option_is_named() {
         let error = MysqlConfig::parse("mysql://u:secret@h/app?charset=utf8mb4", &Settings::default()).unwrap_err();
         assert!(error.message.ends_with("(or has no such value): charset"), "{error:?}");

@@ -1,13 +1,14 @@
 //! Opens connections. Of several servers it uses the first one that accepts writes.
 
 use std::io;
+use std::path::Path;
 use std::time::Duration;
 
-use futures_util::stream::FuturesUnordered;
 use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use tokio::net::lookup_host;
 use tokio::time::sleep;
-use tokio_postgres::config::{Host, TargetSessionAttrs};
+use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::{CancelToken, Client, Config, Connection, SimpleQueryMessage};
 use tokio_postgres_rustls::MakeRustlsConnect;
@@ -175,11 +176,11 @@ async fn endpoints(driver: &Config, server: &Address, timeout: Duration) -> io::
         has_keepalives: driver.get_keepalives(),
         timeout,
     };
-    match (driver.get_hostaddrs(), driver.get_hosts()) {
-        ([address, ..], _) => Ok(vec![tcp((*address, server.port).into())]),
-        #[cfg(unix)]
-        (_, [Host::Unix(folder), ..]) => Ok(vec![Endpoint::Unix(folder.join(format!(".s.PGSQL.{}", server.port)))]),
-        _ => Ok(lookup_host((server.host.as_str(), server.port)).await?.map(tcp).collect()),
+    let (host, port) = (server.host.as_str(), server.port);
+    match driver.get_hostaddrs().first() {
+        Some(address) => Ok(vec![tcp((*address, port).into())]),
+        None if host.starts_with('/') => Ok(vec![Endpoint::Local(Path::new(host).join(format!(".s.PGSQL.{port}")))]),
+        None => Ok(lookup_host((host, port)).await?.map(tcp).collect()),
     }
 }
 

@@ -24,7 +24,7 @@ mod config;
 mod dial;
 mod error;
 mod listener;
-#[cfg(unix)]
+#[cfg_attr(not(unix), path = "polled_socket/unsupported.rs")]
 mod polled_socket;
 mod session;
 mod single;

@@ -5,12 +5,14 @@
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::Mutex;
 use tokio::io::ReadBuf;
+use tokio::net::TcpStream;
+pub(super) use tokio::net::UnixStream as LocalStream;
 
 use crate::event_loop::{EventLoop, Socket};
 
@@ -18,6 +20,8 @@ use crate::event_loop::{EventLoop, Socket};
 pub(super) struct PolledSocket {
     socket: socket2::Socket,
     event_loop: Arc<dyn EventLoop>,
+    /// Messages arrive without a request.
+    listens: bool,
     state: Mutex<State>,
 }
 
@@ -29,7 +33,7 @@ struct State {
     writer: Option<Waker>,
     /// The socket did not take the last write.
     is_blocked: bool,
-    /// The last read returned all data, and no more has arrived.
+    /// The last read has returned all data, and no event has followed.
     is_drained: bool,
     /// Something was sent after the last read.
     awaits: bool,
@@ -37,18 +41,30 @@ struct State {
 }
 
 impl PolledSocket {
-    pub(super) fn new(socket: socket2::Socket, event_loop: Arc<dyn EventLoop>) -> Arc<Self> {
-        let state = Mutex::default();
+    pub(super) fn of_tcp(stream: TcpStream, event_loop: Arc<dyn EventLoop>, listens: bool) -> io::Result<Arc<Self>> {
+        Ok(Self::new(stream.into_std()?.into(), event_loop, listens))
+    }
+
+    pub(super) fn of_local(
+        stream: LocalStream,
+        event_loop: Arc<dyn EventLoop>,
+        listens: bool,
+    ) -> io::Result<Arc<Self>> {
+        Ok(Self::new(stream.into_std()?.into(), event_loop, listens))
+    }
+
+    fn new(socket: OwnedFd, event_loop: Arc<dyn EventLoop>, listens: bool) -> Arc<Self> {
         Arc::new(PolledSocket {
-            socket,
+            socket: socket.into(),
             event_loop,
-            state,
+            listens,
+            state: Mutex::default(),
         })
     }
 
     pub(super) fn poll_read(&self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut state = self.state.lock();
-        // Another thread has to look for itself: the loop may be blocked.
+        // Another thread reads without an event: the loop may be blocked.
         if !(state.is_drained && self.event_loop.is_here()) {
             let space = buffer.initialize_unfilled();
             let size = space.len();
@@ -56,8 +72,8 @@ impl PolledSocket {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Poll::Ready(Err(error)),
                 Ok(count) => {
-                    // At the end of the stream there is more to read: the end.
-                    state.is_drained = count > 0 && count < size;
+                    // At the end of the stream there is more to read: the end. No event follows it once the loop has stopped polling.
+                    state.is_drained = count > 0 && count < size && !state.is_closed;
                     state.awaits = false;
                     buffer.advance(count);
                     return Poll::Ready(Ok(()));
@@ -138,6 +154,11 @@ impl Socket for PolledSocket {
         self.state.lock().awaits
     }
 
+    fn is_watched(&self) -> bool {
+        let state = self.state.lock();
+        self.listens || state.awaits || state.is_blocked
+    }
+
     fn is_blocked(&self) -> bool {
         self.state.lock().is_blocked
     }
@@ -145,5 +166,134 @@ impl Socket for PolledSocket {
     fn end(&self) {
         self.close();
         self.readable();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::pin::Pin;
+    use std::sync::Weak;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+    use std::task::Wake;
+
+    use super::*;
+
+    /// An event loop on no thread, or on every thread.
+    #[derive(Debug)]
+    struct TestLoop(AtomicBool);
+
+    impl EventLoop for TestLoop {
+        fn is_here(&self) -> bool {
+            self.0.load(Relaxed)
+        }
+
+        fn serve(&self, _: Arc<dyn Socket>) {}
+
+        fn spawn(&self, _: Pin<Box<dyn Future<Output = ()> + Send>>) {}
+
+        fn watch(&self, _: Weak<dyn Socket>) {}
+    }
+
+    #[derive(Default)]
+    struct Wakes(AtomicUsize);
+
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    impl Wakes {
+        fn take(&self) -> usize {
+            self.0.swap(0, Relaxed)
+        }
+    }
+
+    fn pair() -> (Arc<PolledSocket>, UnixStream, Arc<TestLoop>) {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let event_loop = Arc::new(TestLoop(AtomicBool::new(true)));
+        let socket = PolledSocket::new(ours.into(), event_loop.clone(), false);
+        (socket, theirs, event_loop)
+    }
+
+    fn read(socket: &PolledSocket, wakes: &Arc<Wakes>, size: usize) -> Poll<Vec<u8>> {
+        let mut space = vec![0; size];
+        let mut buffer = ReadBuf::new(&mut space);
+        let waker = wakes.clone().into();
+        let polled = socket.poll_read(&mut Context::from_waker(&waker), &mut buffer);
+        polled.map(|done| done.map(|()| buffer.filled().to_vec()).unwrap())
+    }
+
+    #[test]
+    fn data_wakes_the_reader_and_a_short_read_is_the_last_one_until_then() {
+        let (socket, mut theirs, event_loop) = pair();
+        let wakes = Arc::default();
+        assert_eq!(read(&socket, &wakes, 8), Poll::Pending);
+        theirs.write_all(b"abc").unwrap();
+        assert!(socket.readable());
+        assert_eq!(wakes.take(), 1);
+        assert_eq!(read(&socket, &wakes, 2), Poll::Ready(b"ab".to_vec()));
+        assert_eq!(read(&socket, &wakes, 2), Poll::Ready(b"c".to_vec()));
+        theirs.write_all(b"d").unwrap();
+        assert_eq!(read(&socket, &wakes, 2), Poll::Pending, "without a call of the system");
+        event_loop.0.store(false, Relaxed);
+        assert_eq!(
+            read(&socket, &wakes, 2),
+            Poll::Ready(b"d".to_vec()),
+            "on another thread"
+        );
+    }
+
+    #[test]
+    fn replies_are_pending_after_a_write_until_a_read() {
+        let (socket, mut theirs, _) = pair();
+        let wakes: Arc<Wakes> = Arc::default();
+        let waker = wakes.clone().into();
+        assert!(!socket.awaits());
+        assert!(socket.poll_write(&mut Context::from_waker(&waker), b"abc").is_ready());
+        assert!(socket.awaits());
+        theirs.write_all(b"d").unwrap();
+        assert!(read(&socket, &wakes, 8).is_ready());
+        assert!(!socket.awaits());
+    }
+
+    #[test]
+    fn a_write_waits_until_the_socket_takes_more() {
+        let (socket, mut theirs, _) = pair();
+        let wakes: Arc<Wakes> = Arc::default();
+        let waker = wakes.clone().into();
+        let mut context = Context::from_waker(&waker);
+        let chunk = [0; 1 << 16];
+        let mut sent = 0;
+        while let Poll::Ready(count) = socket.poll_write(&mut context, &chunk) {
+            sent += count.unwrap();
+        }
+        assert!(socket.is_blocked());
+        assert!(socket.flush() && socket.is_blocked());
+        assert_eq!(wakes.take(), 1);
+        let mut received = vec![0; sent];
+        theirs.read_exact(&mut received).unwrap();
+        assert!(socket.poll_write(&mut context, &chunk).is_ready());
+        assert!(!socket.is_blocked());
+    }
+
+    #[test]
+    fn the_loop_stops_polling_a_closed_socket_and_the_reader_finds_the_end() {
+        let (socket, mut theirs, _) = pair();
+        let wakes = Arc::default();
+        assert_eq!(read(&socket, &wakes, 8), Poll::Pending);
+        theirs.write_all(b"abc").unwrap();
+        socket.end();
+        assert_eq!(wakes.take(), 1);
+        assert!(!socket.readable() && !socket.flush());
+        assert_eq!(
+            read(&socket, &wakes, 8),
+            Poll::Ready(b"abc".to_vec()),
+            "what arrived before"
+        );
+        assert_eq!(read(&socket, &wakes, 8), Poll::Ready(Vec::new()));
+        assert_eq!(theirs.read(&mut [0; 8]).unwrap(), 0);
     }
 }

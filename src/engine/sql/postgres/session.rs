@@ -119,7 +119,7 @@ impl PostgresServer {
         } = connected.inspect_err(|failure| self.notice(failure.kind()))?;
         let event_loop = self.connections.event_loop.as_ref();
         if let Some(event_loop) = event_loop {
-            let served = socket.serve_on(event_loop);
+            let served = socket.serve_on(event_loop, notifications.is_some());
             served.map_err(|error| Failure::of_driver(&self.connections, Kind::Broken, error.to_string(), error))?;
         }
         let gate: Arc<Mutex<()>> = Arc::default();

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::net::SocketAddr;
-#[cfg(unix)]
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,11 +12,8 @@ use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-#[cfg(unix)]
-use tokio::net::UnixStream;
 
-#[cfg(unix)]
-use super::polled_socket::PolledSocket;
+use super::polled_socket::{LocalStream, PolledSocket};
 use crate::event_loop::EventLoop;
 
 /// The time without data after which the system tests a TCP connection, and between two tests.
@@ -32,8 +28,8 @@ pub(super) enum Endpoint {
         /// How long sent data may remain unacknowledged.
         timeout: Duration,
     },
-    #[cfg(unix)]
-    Unix(PathBuf),
+    /// A socket in a folder.
+    Local(PathBuf),
 }
 
 /// The stream of a connection. Dropping it closes the connection.
@@ -45,9 +41,7 @@ pub(super) struct StreamHandle(Arc<Mutex<Io>>);
 /// What polls the socket.
 enum Io {
     Tcp(TcpStream),
-    #[cfg(unix)]
-    Unix(UnixStream),
-    #[cfg(unix)]
+    Local(LocalStream),
     EventLoop(Arc<PolledSocket>),
     Closed,
 }
@@ -73,8 +67,7 @@ impl Stream {
                 }
                 Io::Tcp(stream)
             }
-            #[cfg(unix)]
-            Endpoint::Unix(path) => Io::Unix(UnixStream::connect(path).await?),
+            Endpoint::Local(path) => Io::Local(LocalStream::connect(path).await?),
         };
         Ok(Stream(Arc::new(Mutex::new(io))))
     }
@@ -85,34 +78,25 @@ impl Stream {
 }
 
 impl StreamHandle {
-    /// Lets an event loop poll the socket from now on. Called while nothing polls the stream.
-    pub(super) fn serve_on(&self, event_loop: &Arc<dyn EventLoop>) -> io::Result<()> {
-        #[cfg(unix)]
-        {
-            let mut io = self.0.lock();
-            let socket = match std::mem::replace(&mut *io, Io::Closed) {
-                Io::Tcp(stream) => stream.into_std()?.into(),
-                Io::Unix(stream) => std::os::fd::OwnedFd::from(stream.into_std()?),
-                of_event_loop => {
-                    *io = of_event_loop;
-                    return Ok(());
-                }
-            };
-            let socket = PolledSocket::new(socket.into(), event_loop.clone());
-            *io = Io::EventLoop(socket.clone());
-            drop(io);
-            event_loop.watch(Arc::downgrade(&socket) as _);
-            event_loop.serve(socket);
-        }
-        #[cfg(not(unix))]
-        let _ = event_loop;
+    /// Lets an event loop poll the socket from now on. Called while nothing polls the stream. `listens`: messages arrive without a request.
+    pub(super) fn serve_on(&self, event_loop: &Arc<dyn EventLoop>, listens: bool) -> io::Result<()> {
+        let mut io = self.0.lock();
+        let socket = match std::mem::replace(&mut *io, Io::Closed) {
+            Io::Tcp(stream) => PolledSocket::of_tcp(stream, event_loop.clone(), listens)?,
+            Io::Local(stream) => PolledSocket::of_local(stream, event_loop.clone(), listens)?,
+            Io::EventLoop(socket) => socket,
+            Io::Closed => return Err(io::ErrorKind::NotConnected.into()),
+        };
+        *io = Io::EventLoop(socket.clone());
+        drop(io);
+        event_loop.watch(Arc::downgrade(&socket) as _);
+        event_loop.serve(socket);
         Ok(())
     }
 }
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        #[cfg(unix)]
         if let Io::EventLoop(socket) = &*self.0.lock() {
             socket.close();
         }
@@ -123,9 +107,7 @@ impl AsyncRead for Stream {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match &mut *self.0.lock() {
             Io::Tcp(stream) => Pin::new(stream).poll_read(context, buffer),
-            #[cfg(unix)]
-            Io::Unix(stream) => Pin::new(stream).poll_read(context, buffer),
-            #[cfg(unix)]
+            Io::Local(stream) => Pin::new(stream).poll_read(context, buffer),
             Io::EventLoop(socket) => socket.poll_read(context, buffer),
             Io::Closed => closed(),
         }
@@ -136,9 +118,7 @@ impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match &mut *self.0.lock() {
             Io::Tcp(stream) => Pin::new(stream).poll_write(context, bytes),
-            #[cfg(unix)]
-            Io::Unix(stream) => Pin::new(stream).poll_write(context, bytes),
-            #[cfg(unix)]
+            Io::Local(stream) => Pin::new(stream).poll_write(context, bytes),
             Io::EventLoop(socket) => socket.poll_write(context, bytes),
             Io::Closed => closed(),
         }
@@ -152,9 +132,7 @@ impl AsyncWrite for Stream {
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut *self.0.lock() {
             Io::Tcp(stream) => Pin::new(stream).poll_shutdown(context),
-            #[cfg(unix)]
-            Io::Unix(stream) => Pin::new(stream).poll_shutdown(context),
-            #[cfg(unix)]
+            Io::Local(stream) => Pin::new(stream).poll_shutdown(context),
             Io::EventLoop(socket) => Poll::Ready(socket.shutdown()),
             Io::Closed => closed(),
         }

@@ -30,7 +30,7 @@ use self::waiters::Waiters;
 use self::worker::Worker;
 use super::Page;
 use super::calls::Calls;
-use super::jobs::{self, Failed};
+use super::jobs::{self, BATCH, Failed};
 use super::ledger::{Changes, Ledger, StoredName};
 use crate::engine::{Acquired, Attempts, Engine, Released, Releases, Renewed, Result, Subscription, Warnings};
 use crate::event_loop::Task;
@@ -50,6 +50,9 @@ pub(super) mod waiters;
 mod worker;
 
 pub(super) type Outcome<T> = std::result::Result<T, Failure>;
+
+/// Maximum number of calls that are executed as single statements together.
+const STATEMENT_BATCH: usize = 256;
 
 /// The server of one store.
 pub(in crate::engine::sql) trait Server: Send + Sync + Sized + 'static {
@@ -157,7 +160,7 @@ impl<S: Server> ServerEngine<S> {
         let (check, checks) = mpsc::unbounded_channel();
         let (names, named) = mpsc::unbounded_channel();
         let waiters = Waiters::new(server.clone(), check);
-        let (transactions, transaction_jobs) = jobs::queue();
+        let (transactions, transaction_jobs) = jobs::queue(BATCH);
         let worker = Worker {
             slot: Slot::new(server.clone(), None),
             prefix: prefix.clone(),
@@ -179,7 +182,7 @@ impl<S: Server> ServerEngine<S> {
             checks,
             worker: Task::spawn(event_loop, worker.run(transaction_jobs)),
         };
-        let (jobs, receiver) = jobs::queue();
+        let (jobs, receiver) = jobs::queue(STATEMENT_BATCH);
         let single = Task::spawn(event_loop, single.run(receiver));
         let calls = Calls::new(connections.engine, jobs, single, connections.dropped.clone());
         Ok(Arc::new(ServerEngine {

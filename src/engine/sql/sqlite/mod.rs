@@ -79,7 +79,7 @@ impl SqliteEngine {
         });
         let mut file = File::new(config, statements);
         file.connection().await.map_err(|failure| failure.error("connect"))?;
-        let (jobs, receiver) = jobs::queue();
+        let (jobs, receiver) = jobs::queue(jobs::BATCH);
         let writer = Writer {
             file,
             verbs: verbs.clone(),

@@ -10,10 +10,15 @@ use tokio::runtime::{Builder, Runtime};
 use super::super::call;
 use super::*;
 use crate::error::LockError;
+use crate::event_loop::Task;
 
 /// Creates the runtime of the I/O thread.
 fn io_runtime() -> Runtime {
-    Builder::new_multi_thread().worker_threads(1).build().unwrap()
+    Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_time()
+        .build()
+        .unwrap()
 }
 
 fn executor(io: &Runtime) -> Arc<LocalExecutor> {
@@ -236,4 +241,141 @@ fn the_end_drops_the_calls_that_are_here() {
         // The future is dropped although the gate still has its waker.
         assert_eq!(Arc::strong_count(&gate.0), 1);
     }
+}
+
+/// A socket with pending replies, which counts its reads.
+#[derive(Default)]
+struct TestSocket {
+    reads: AtomicU64,
+}
+
+impl Socket for TestSocket {
+    #[cfg(unix)]
+    fn descriptor(&self) -> std::os::fd::RawFd {
+        -1
+    }
+
+    fn readable(&self) -> bool {
+        self.reads.fetch_add(1, Relaxed);
+        true
+    }
+
+    fn flush(&self) -> bool {
+        true
+    }
+
+    fn awaits(&self) -> bool {
+        true
+    }
+
+    fn is_blocked(&self) -> bool {
+        false
+    }
+
+    fn end(&self) {}
+}
+
+fn event_loop(executor: &Arc<LocalExecutor>) -> Arc<NodeEventLoop> {
+    NodeEventLoop::new(executor.clone(), &executor.shared)
+}
+
+#[test]
+fn a_task_is_polled_by_the_thread_that_wakes_it_and_never_where_it_is_started() {
+    let io = io_runtime();
+    let executor = executor(&io);
+    let gate = Gate::default();
+    let polled = gate.clone();
+    let future = poll_fn(move |context| polled.poll(context).map(|_| ()));
+    let task = Task::spawn(Some(&*event_loop(&executor)), future);
+    assert!(executor.has_ready() && gate.0.lock().polls.is_empty());
+    executor.run_ready();
+    gate.wake_on_another_thread();
+    assert_eq!(gate.polled_here(2), [true, false]);
+    gate.open();
+    gate.wake();
+    assert!(!task.has_ended());
+    until("the end of the task", || {
+        executor.run_ready();
+        task.has_ended()
+    });
+    // A task has no reply.
+    assert!(
+        executor
+            .shared
+            .take_deliveries()
+            .iter()
+            .all(|one| matches!(one, Delivery::Notice(_)))
+    );
+}
+
+#[test]
+fn a_cancelled_task_and_one_that_panics_end() {
+    let io = io_runtime();
+    let executor = executor(&io);
+    let event_loop = event_loop(&executor);
+    let gate = Gate::default();
+    let polled = gate.clone();
+    let cancelled = Task::spawn(
+        Some(&*event_loop),
+        poll_fn(move |context| polled.poll(context).map(|_| ())),
+    );
+    let panicking = Task::spawn(Some(&*event_loop), async { panic!("as a bug would") });
+    executor.run_ready();
+    assert!(panicking.has_ended() && !cancelled.has_ended());
+    cancelled.cancel();
+    executor.run_ready();
+    assert!(cancelled.has_ended());
+    assert_eq!(Arc::strong_count(&gate.0), 1, "the future is dropped");
+    assert!(executor.calls.lock().is_empty());
+}
+
+#[test]
+fn the_io_thread_does_what_a_blocked_thread_does_not() {
+    let io = io_runtime();
+    let executor = executor(&io);
+    let socket = Arc::new(TestSocket::default());
+    let gate = Gate::default();
+    let polled = gate.clone();
+    let event_loop = event_loop(&executor);
+    let future = poll_fn(move |context| polled.poll(context).map(|_| ()));
+    let _task = Task::spawn(Some(&*event_loop), future);
+    // This thread is blocked from now on.
+    assert_eq!(gate.polled_here(1), [false]);
+    event_loop.watch(Arc::downgrade(&socket) as _);
+    until("a read of the socket", || socket.reads.load(Relaxed) > 0);
+    gate.wake();
+    assert_eq!(gate.polled_here(2), [false, false]);
+}
+
+#[test]
+fn the_io_thread_leaves_to_this_thread_what_it_does() {
+    let io = io_runtime();
+    let executor = executor(&io);
+    let socket = Arc::new(TestSocket::default());
+    executor.watch();
+    event_loop(&executor).watch(Arc::downgrade(&socket) as _);
+    let started = Instant::now();
+    let mut longest = Duration::ZERO;
+    while started.elapsed() < Duration::from_millis(200) {
+        let tick = Instant::now();
+        executor.run_ready();
+        thread::sleep(Duration::from_millis(1));
+        longest = longest.max(tick.elapsed());
+    }
+    // A machine that stands still stops this thread as the user's code does.
+    if longest < Duration::from_millis(15) {
+        assert_eq!(socket.reads.load(Relaxed), 0);
+    }
+}
+
+#[test]
+fn the_watchdog_wakes_up_for_work_after_a_pause() {
+    let io = io_runtime();
+    let executor = executor(&io);
+    executor.watch();
+    until("the watchdog sleeps", || executor.watchdog.is_asleep());
+    let gate = Gate::default();
+    executor.start(gate.job());
+    gate.wake();
+    assert_eq!(gate.polled_here(2), [true, false]);
 }

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use super::LocalExecutor;
 use crate::event_loop::Socket;
 
-/// The interval between two looks at the thread. What waits for it waits for twice as long at most.
+/// The interval between two checks of the thread. What waits for it waits for twice as long at most.
 const WATCH: Duration = Duration::from_millis(20);
 /// The watchdog sleeps after this time without work.
 const IDLE: Duration = Duration::from_secs(2);
@@ -24,24 +24,30 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
-    /// Wakes the watchdog up: there is work for the thread.
+    /// Wakes the watchdog: there is work for the thread.
     pub(super) fn stir(&self) {
         if self.is_asleep.load(SeqCst) && self.is_asleep.swap(false, SeqCst) {
             self.stirred.notify_one();
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn is_asleep(&self) -> bool {
+        self.is_asleep.load(SeqCst)
+    }
+
+    /// Adds a socket.
     pub(super) fn add(&self, socket: Weak<dyn Socket>) {
         let mut sockets = self.sockets.lock();
         sockets.retain(|socket| socket.strong_count() > 0);
         sockets.push(socket);
     }
 
-    /// Returns the sockets with pending replies.
-    fn awaiting(&self) -> Vec<Arc<dyn Socket>> {
+    /// Returns the sockets that are watched now.
+    fn watched(&self) -> Vec<Arc<dyn Socket>> {
         let sockets = self.sockets.lock();
         let open = sockets.iter().filter_map(Weak::upgrade);
-        open.filter(|socket| socket.awaits()).collect()
+        open.filter(|socket| socket.is_watched()).collect()
     }
 }
 
@@ -60,15 +66,15 @@ async fn watch(executor: Weak<LocalExecutor>) {
         tokio::time::sleep(WATCH).await;
         let Some(executor) = executor.upgrade() else { return };
         let watchdog = &executor.watchdog;
-        let awaiting = watchdog.awaiting();
+        let watched = watchdog.watched();
         let now = executor.ticks.load(Relaxed);
-        let is_used = executor.has_ready() || !awaiting.is_empty();
+        let is_used = executor.has_ready() || !watched.is_empty();
         if is_used {
             used = Instant::now();
         }
         if now == ticks && is_used {
             executor.poll_ready();
-            for socket in awaiting {
+            for socket in watched {
                 socket.readable();
                 socket.flush();
             }
@@ -78,7 +84,7 @@ async fn watch(executor: Weak<LocalExecutor>) {
         if used.elapsed() >= IDLE {
             watchdog.is_asleep.store(true, SeqCst);
             // Work may have come while the watchdog counted as awake.
-            if !executor.has_ready() && watchdog.awaiting().is_empty() {
+            if !executor.has_ready() && watchdog.watched().is_empty() {
                 watchdog.stirred.notified().await;
             }
             watchdog.is_asleep.store(false, SeqCst);

@@ -311,15 +311,20 @@ fn catch_panic(work: impl FnOnce()) {
     }
 }
 
-/// Reads a socket when data arrives, and runs a tick. The flush at its end writes what the socket has room for.
-unsafe extern "C" fn on_poll(poll: Handle, _: c_int, _: c_int) {
+/// Reads a socket when data arrives, and runs a tick. The flush at its end writes what the socket has room for. With a negative
+/// status libuv has stopped polling the socket: the peer has reset the connection.
+unsafe extern "C" fn on_poll(poll: Handle, status: c_int, _: c_int) {
     catch_panic(|| {
         let Some(data) = Uv::data(poll) else { return };
         // SAFETY: the data of a poll handle, until it is closed.
         let served = unsafe { &*data.cast::<PolledSocket>() };
         let bridge = served.bridge.clone();
         let Some(uv_loop) = &bridge.uv_loop else { return };
-        let open = served.socket.readable();
+        let mut open = served.socket.readable();
+        if status < 0 {
+            served.socket.end();
+            open = false;
+        }
         tick(&bridge, uv_loop);
         if !open {
             uv_loop.drop_poll(poll);

@@ -131,7 +131,7 @@ async fn a_locked_table_delays_calls_and_leaves_no_statement_behind() {
         );
     }
     eventually("no statement waits", async || {
-        watcher.connections("command = 'Query'").await == 0
+        watcher.connected("command = 'Query'").await == 0
     })
     .await;
     database.execute("UNLOCK TABLES").await;
@@ -194,6 +194,41 @@ async fn both_isolation_levels_have_one_holder_at_a_time() {
     }
     let old = "SELECT COUNT(*) FROM locks WHERE owner IS NOT NULL";
     assert_eq!(database.number(old).await, 0);
+}
+
+/// The server ends the transaction of the engine, which has changed less than the other one. The engine repeats it.
+#[tokio::test]
+async fn a_deadlock_is_no_failure_of_the_call() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    let engine = database.engine().await;
+    let pair = claim(&["a", "b"]);
+    acquire(&engine, &pair).await;
+    release(&engine, &pair).await;
+    let rows: Vec<String> = (0..20).map(|index| format!("('x{index}', 1, 0, 0)")).collect();
+    let insert = format!(
+        "INSERT INTO locks (name, fence, expires_at, since) VALUES {}",
+        rows.join(",")
+    );
+    let lock = |name: &str| format!("SELECT 1 FROM locks WHERE name = '{name}' FOR UPDATE");
+    for statement in ["BEGIN", &insert, &lock("b")] {
+        database.execute(statement).await;
+    }
+    let attempt = tokio::spawn({
+        let (engine, pair) = (engine.clone(), pair.clone());
+        async move { engine.try_acquire(&pair).await }
+    });
+    let mut watcher = connect(&database.url).await;
+    eventually("the engine has locked a row", async || {
+        let text = format!("{} NOWAIT", lock("a"));
+        watcher.execute(AssertSqlSafe(text)).await.is_err()
+    })
+    .await;
+    database.execute(&lock("a")).await;
+    assert!(!attempt.is_finished(), "the other transaction has both rows");
+    database.execute("ROLLBACK").await;
+    assert!(matches!(attempt.await.unwrap(), Ok(Acquired::Granted { .. })));
 }
 
 #[tokio::test]

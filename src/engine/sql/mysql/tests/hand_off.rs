@@ -2,7 +2,6 @@
 
 use super::*;
 use crate::engine::Subscription;
-use crate::engine::sql::server::tests;
 use crate::model::{Fence, Ttl};
 
 /// Waits for a hand-off: a grant in the process that hands off, and otherwise an attempt. Returns its token.
@@ -21,33 +20,12 @@ async fn enqueue(engine: &Arc<MysqlEngine>, waiter: &Claim) -> Box<dyn Subscript
     subscription
 }
 
-async fn notified(subscription: &mut Box<dyn Subscription>) {
-    let changed = tokio::time::timeout(Duration::from_secs(10), subscription.changed());
-    changed.await.expect("no notification");
-}
-
-async fn fence(engine: &Arc<MysqlEngine>, claim: &Claim) -> Fence {
-    match engine.try_acquire(claim).await.unwrap() {
-        Acquired::Granted { fence } => fence,
-        held @ Acquired::Held { .. } => panic!("{held:?}"),
-    }
-}
-
 impl Database {
     /// Whether `n` has this owner.
     async fn is_owned_by(&mut self, owner: &str) -> bool {
         let text = format!("SELECT COUNT(*) FROM locks WHERE name = 'n' AND owner = '{owner}'");
         self.number(&text).await == 1
     }
-}
-
-#[tokio::test]
-async fn a_check_counts_the_waiters_ahead() {
-    let Some(database) = Database::create().await else {
-        return;
-    };
-    let (ours, theirs) = (database.engine().await, database.engine().await);
-    tests::a_check_counts_the_waiters_ahead(&ours, &theirs).await;
 }
 
 #[tokio::test]

@@ -9,7 +9,7 @@ mod tables;
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::mysql::MySqlConnection;
+use sqlx::mysql::{MySqlConnection, MySqlRow};
 use sqlx::{AssertSqlSafe, Connection, Executor, Row as _};
 
 use super::*;
@@ -38,7 +38,7 @@ async fn two(url: &str, prefix: String) -> (SharedEngine, SharedEngine) {
 crate::engine::contract::contract_tests!(async |prefix: String| Some(two(&url_of(SERVER)?, prefix).await));
 
 /// A database of one test. Dropping it leaves it to the server, which ends with the tests.
-struct Database {
+pub(super) struct Database {
     name: String,
     /// The user of the engines: of this test only, so that its connections are known.
     user: String,
@@ -49,7 +49,7 @@ struct Database {
 
 impl Database {
     /// Creates a database. `None`: there is no server.
-    async fn create() -> Option<Self> {
+    pub(super) async fn create() -> Option<Self> {
         let url = url_of(SERVER)?;
         let name = format!("t{}", OwnerToken::fresh().as_str());
         let user = name[..24].to_owned();
@@ -74,12 +74,36 @@ impl Database {
         })
     }
 
-    async fn engine(&self) -> Arc<MysqlEngine> {
-        open(&self.url, &Settings::default()).await
-    }
-
     async fn engine_with(&self, settings: Settings) -> Arc<MysqlEngine> {
         open(&self.url, &settings).await
+    }
+
+    /// Returns the number of connections of the engines that satisfy a condition.
+    async fn connected(&mut self, condition: &str) -> i64 {
+        let user = &self.user;
+        let text = format!("SELECT COUNT(*) FROM information_schema.processlist WHERE user = '{user}' AND {condition}");
+        self.number(&text).await
+    }
+
+    /// Ends the connections of the engines. Returns how many.
+    async fn terminate(&mut self) -> usize {
+        let ids = self.connections().await;
+        for id in &ids {
+            self.end(*id).await;
+        }
+        ids.len()
+    }
+}
+
+impl TestDatabase for Database {
+    type Server = MysqlServer;
+
+    fn url(&self) -> &str {
+        &self.url
+    }
+
+    async fn open(&self, url: &str) -> Arc<MysqlEngine> {
+        open(url, &Settings::default()).await
     }
 
     async fn execute(&mut self, text: &str) {
@@ -88,33 +112,38 @@ impl Database {
 
     async fn number(&mut self, text: &str) -> i64 {
         let row = self.client.fetch_one(sqlx::raw_sql(AssertSqlSafe(text))).await.unwrap();
-        let bytes: Vec<u8> = row.try_get_unchecked(0).unwrap();
-        String::from_utf8(bytes).unwrap().parse().unwrap()
+        number_of(&row)
     }
 
-    /// Returns the number of connections of the engines that satisfy a condition.
-    async fn connections(&mut self, condition: &str) -> i64 {
+    /// Also counts those that are executed.
+    async fn blocked(&mut self) -> i64 {
+        self.connected("command = 'Query'").await
+    }
+
+    async fn connections(&mut self) -> Vec<i64> {
         let user = &self.user;
-        let text = format!("SELECT COUNT(*) FROM information_schema.processlist WHERE user = '{user}' AND {condition}");
-        self.number(&text).await
+        let text = format!("SELECT id FROM information_schema.processlist WHERE user = '{user}'");
+        let rows = self.client.fetch_all(sqlx::raw_sql(AssertSqlSafe(text))).await.unwrap();
+        rows.iter().map(number_of).collect()
     }
 
-    /// Ends the connections of the engines. Returns how many.
-    async fn terminate(&mut self) -> usize {
-        let text = format!(
-            "SELECT id FROM information_schema.processlist WHERE user = '{}'",
-            self.user
-        );
-        let rows = self.client.fetch_all(sqlx::raw_sql(AssertSqlSafe(text))).await.unwrap();
-        let ids = rows.iter().map(|row| row.try_get_unchecked::<Vec<u8>, _>(0).unwrap());
-        let ids: Vec<String> = ids.map(|id| String::from_utf8(id).unwrap()).collect();
-        for id in &ids {
-            let text = AssertSqlSafe(format!("KILL {id}"));
-            // It may have ended.
-            let _ = self.client.execute(text).await;
-        }
-        ids.len()
+    async fn end(&mut self, connection: i64) {
+        let text = AssertSqlSafe(format!("KILL {connection}"));
+        // It may have ended.
+        let _ = self.client.execute(text).await;
     }
+
+    fn ago(seconds: u64) -> String {
+        let us = seconds * 1_000_000;
+        format!("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6)) - {us}")
+    }
+}
+
+server_tests!(Database);
+
+fn number_of(row: &MySqlRow) -> i64 {
+    let bytes: Vec<u8> = row.try_get_unchecked(0).unwrap();
+    String::from_utf8(bytes).unwrap().parse().unwrap()
 }
 
 /// Connects as another program.

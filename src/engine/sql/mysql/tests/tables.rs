@@ -140,24 +140,6 @@ async fn a_position_leaves_nothing_behind() {
     assert_eq!(database.number("SELECT COUNT(*) FROM locks_waiters").await, 0);
 }
 
-#[tokio::test]
-async fn positions_that_expired_long_ago_are_removed_with_the_next_change() {
-    let Some(mut database) = Database::create().await else {
-        return;
-    };
-    let engine = database.engine().await;
-    let (holder, waiter) = (claim(&["n"]), waiting(&["n"]));
-    acquire(&engine, &holder).await;
-    busy(&engine, &waiter).await;
-    engine.waiters.close();
-    database
-        .execute("UPDATE locks_waiters SET alive_until = alive_until - 100000000")
-        .await;
-    assert_eq!(release(&engine, &holder).await, Released::Freed);
-    assert_eq!(database.number("SELECT COUNT(*) FROM locks_waiters").await, 0);
-    assert_eq!(database.number("SELECT queued FROM locks").await, 0);
-}
-
 /// Two names that a collation takes for equal, and those with an end that a collation ignores, are different locks.
 #[tokio::test]
 async fn names_are_bytes() {
@@ -180,54 +162,6 @@ async fn names_are_bytes() {
     found.sort();
     expected.sort();
     assert_eq!(found, expected);
-}
-
-#[tokio::test]
-async fn a_sweep_removes_old_rows_of_free_names() {
-    let Some(mut database) = Database::create().await else {
-        return;
-    };
-    let engine = database.engine().await;
-    let (free, held) = (claim(&["free"]), claim(&["held"]));
-    acquire(&engine, &free).await;
-    acquire(&engine, &held).await;
-    release(&engine, &free).await;
-    let config = MysqlConfig::parse(&database.url, &Settings::default()).unwrap();
-    let mut session = MysqlSession::open(&MysqlServer::new(config)).await.unwrap();
-    session.set_up().await.unwrap();
-    assert_eq!(session.sweep(b"").await.unwrap().last, None);
-    assert_eq!(database.number("SELECT COUNT(*) FROM locks").await, 2);
-    database.execute("UPDATE locks SET since = since - 4000000000").await;
-    assert_eq!(session.sweep(b"").await.unwrap().last, None);
-    assert_eq!(database.number("SELECT COUNT(*) FROM locks").await, 1);
-}
-
-#[tokio::test]
-async fn a_sweep_reads_each_row_once() {
-    let Some(mut database) = Database::create().await else {
-        return;
-    };
-    let _engine = database.engine().await;
-    // Released now, and behind them, long ago.
-    for (first, count, since) in [("a", 2200, "2e15"), ("b", 100, "0")] {
-        let rows = (0..count).map(|index| format!("('{first}{index:04}', 1, 0, {since})"));
-        let rows: Vec<String> = rows.collect();
-        let text = format!(
-            "INSERT INTO locks (name, fence, expires_at, since) VALUES {}",
-            rows.join(",")
-        );
-        database.execute(&text).await;
-    }
-    let config = MysqlConfig::parse(&database.url, &Settings::default()).unwrap();
-    let mut session = MysqlSession::open(&MysqlServer::new(config)).await.unwrap();
-    session.set_up().await.unwrap();
-    let mut last = Vec::new();
-    for expected in [Some("a0999"), Some("a1999"), None] {
-        let next = session.sweep(&last).await.unwrap().last;
-        assert_eq!(next.as_deref(), expected.map(str::as_bytes));
-        last = next.unwrap_or_default();
-    }
-    assert_eq!(database.number("SELECT COUNT(*) FROM locks").await, 2200);
 }
 
 /// With a large table, each statement reads the rows of its names only.
@@ -259,18 +193,11 @@ async fn no_call_scans_a_table() {
     let holders: Vec<Claim> = (0..64).map(|index| claim(&[&format!("n{index}")])).collect();
     let stored = |claim: &Claim| claim.keys()[0].as_str().as_bytes().to_vec();
     let before = scanned(&mut session).await;
-    let attempts = holders.iter().map(|claim| (stored(claim), Arc::new(claim.clone())));
     let releases = holders.iter().map(|claim| (stored(claim), claim.owner.clone()));
     let renewals = holders
         .iter()
         .map(|claim| (stored(claim), claim.owner.clone(), claim.ttl));
-    let mut calls = SingleCalls {
-        releases: Vec::new(),
-        expects_queue: false,
-        renewals: Vec::new(),
-        attempts: attempts.collect(),
-        reads: Vec::new(),
-    };
+    let mut calls = attempts(&holders);
     assert_eq!(session.single("p", &calls).await.granted.unwrap().fences.len(), 64);
     calls.attempts.clear();
     calls.renewals = renewals.collect();

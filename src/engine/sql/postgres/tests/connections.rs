@@ -1,38 +1,11 @@
 //! What a connection costs.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
-use tokio::net::{TcpListener, TcpStream};
+use futures_util::future::join_all;
 
 use super::super::session::Values;
 use super::super::statements::Sql;
 use super::*;
 use crate::engine::sql::server::slot::{self, open_first};
-
-/// Forwards connections to a server, and counts the packets to it. Returns the port.
-async fn count_packets(server: u16, packets: Arc<AtomicUsize>) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    tokio::spawn(async move {
-        while let Ok((client, _)) = listener.accept().await {
-            let packets = packets.clone();
-            tokio::spawn(async move {
-                let server = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
-                client.set_nodelay(true).unwrap();
-                server.set_nodelay(true).unwrap();
-                let ((mut from, mut to), (mut back, mut forth)) = (client.into_split(), server.into_split());
-                tokio::spawn(async move { copy(&mut back, &mut to).await });
-                let mut packet = vec![0; 1 << 20];
-                while let Ok(length @ 1..) = from.read(&mut packet).await {
-                    packets.fetch_add(1, Ordering::SeqCst);
-                    forth.write_all(&packet[..length]).await.unwrap();
-                }
-            });
-        }
-    });
-    port
-}
 
 /// Tests that drop a reply count the packets, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -40,16 +13,13 @@ async fn a_transaction_is_two_packets() {
     let Some(database) = Database::create().await else {
         return;
     };
-    let (server, name) = database.url.rsplit_once('/').unwrap();
-    let (server, port) = server.rsplit_once(':').unwrap();
-    let packets = Arc::new(AtomicUsize::new(0));
-    let proxy = count_packets(port.parse().unwrap(), packets.clone()).await;
-    let engine = open(&format!("{server}:{proxy}/{name}"), &Settings::default()).await;
+    let proxy = Proxy::start(&database.url).await;
+    let engine = open(&proxy.url, &Settings::default()).await;
     let of_one_call = async || {
         let ours = claim(&["n", "o"]);
-        let before = packets.load(Ordering::SeqCst);
+        let before = proxy.packets();
         acquire(&engine, &ours).await;
-        let sent = packets.load(Ordering::SeqCst) - before;
+        let sent = proxy.packets() - before;
         release(&engine, &ours).await;
         sent
     };
@@ -136,4 +106,24 @@ async fn an_idle_engine_sends_nothing() {
     // Longer than two heartbeats of waiters.
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(database.number(last).await, before);
+}
+
+#[tokio::test]
+async fn one_heartbeat_keeps_the_positions_of_all_waiters() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let proxy = Proxy::start(&database.url).await;
+    let (theirs, ours) = (database.engine().await, open(&proxy.url, &Settings::default()).await);
+    let names: Vec<String> = (0..200).map(|index| format!("n{index}")).collect();
+    let holders: Vec<Claim> = names.iter().map(|name| claim(&[name])).collect();
+    join_all(holders.iter().map(|holder| acquire(&theirs, holder))).await;
+    let waiters: Vec<Claim> = names.iter().map(|name| waiting(&[name])).collect();
+    join_all(waiters.iter().map(|waiter| busy(&ours, waiter))).await;
+    let last = "SELECT (date_part('epoch', max(alive_until)) * 1e6)::bigint FROM locks_waiters";
+    let (before, sent) = (database.number(last).await, proxy.packets());
+    let alive = format!("SELECT count(*) FROM locks_waiters WHERE date_part('epoch', alive_until) * 1e6 > {before}");
+    eventually("all positions are kept", async || database.number(&alive).await == 200).await;
+    let sent = proxy.packets() - sent;
+    assert!(sent <= 20, "{sent} packets for 200 waiters");
 }

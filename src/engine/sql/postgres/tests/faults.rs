@@ -7,23 +7,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-
-/// Forwards connections to a server while `is_open` is true. Returns the port.
-async fn gated_proxy(server: u16, is_open: tokio::sync::watch::Receiver<bool>) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    tokio::spawn(async move {
-        while let Ok((mut client, _)) = listener.accept().await {
-            let mut is_open = is_open.clone();
-            tokio::spawn(async move {
-                is_open.wait_for(|is_open| *is_open).await.unwrap();
-                let mut server = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
-                let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
-            });
-        }
-    });
-    port
-}
+use crate::engine::sql::server::error::Kind;
+use crate::engine::sql::server::slot::open_first;
 
 /// Forwards connections to a server, but forwards nothing more of the first one that listens. Returns the port.
 async fn proxy_without_first_listen(server: u16) -> u16 {
@@ -144,87 +129,6 @@ async fn the_waiters_of_a_deleted_row_are_served() {
 }
 
 #[tokio::test]
-async fn other_calls_do_not_wait_for_attempts() {
-    let Some(mut database) = Database::create().await else {
-        return;
-    };
-    let engine = database.engine().await;
-    let (held, late) = (claim(&["held"]), claim(&["late"]));
-    acquire(&engine, &held).await;
-    acquire(&engine, &late).await;
-    assert_eq!(release(&engine, &late).await, Released::Freed);
-    let lock = database.client.transaction().await.unwrap();
-    lock.batch_execute("SELECT FROM locks WHERE name = 'late' FOR UPDATE")
-        .await
-        .unwrap();
-    let attempt = tokio::spawn({
-        let (engine, late) = (engine.clone(), late.clone());
-        async move { engine.try_acquire(&late).await }
-    });
-    let watcher = connect(&database.url).await;
-    let blocked =
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    eventually("the attempt waits for the row", async || {
-        watcher.query_one(blocked, &[]).await.unwrap().get::<_, i64>(0) == 1
-    })
-    .await;
-    assert_eq!(engine.renew(&held, held.ttl).await.unwrap(), Renewed::Extended);
-    assert_eq!(release(&engine, &held).await, Released::Freed);
-    assert!(!attempt.is_finished(), "the attempt was not on another connection");
-    lock.rollback().await.unwrap();
-    assert!(matches!(attempt.await.unwrap(), Ok(Acquired::Granted { .. })));
-}
-
-#[tokio::test]
-async fn a_release_follows_an_abandoned_attempt() {
-    let Some(mut database) = Database::create().await else {
-        return;
-    };
-    let engine = database.engine().await;
-    let (first, abandoned) = (claim(&["n"]), claim(&["n"]));
-    acquire(&engine, &first).await;
-    assert_eq!(release(&engine, &first).await, Released::Freed);
-    let lock = database.client.transaction().await.unwrap();
-    lock.batch_execute("SELECT FROM locks WHERE name = 'n' FOR UPDATE")
-        .await
-        .unwrap();
-    let given_up = tokio::time::timeout(Duration::from_millis(200), engine.try_acquire(&abandoned)).await;
-    assert!(given_up.is_err() && abandoned.was_sent());
-    let releasing = tokio::spawn({
-        let (engine, abandoned) = (engine.clone(), abandoned.clone());
-        async move { engine.release(&abandoned, Duration::ZERO).await }
-    });
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    lock.rollback().await.unwrap();
-    assert_eq!(releasing.await.unwrap().unwrap(), Released::Freed);
-    assert!(engine.inspect(&key("n")).await.unwrap().is_none());
-}
-
-/// A caller leaves while a connection is being opened.
-#[tokio::test]
-async fn an_attempt_that_waits_for_a_connection_is_not_sent_when_it_is_dropped() {
-    let Some(database) = Database::create().await else {
-        return;
-    };
-    let is_open = tokio::sync::watch::Sender::new(true);
-    let (server, name) = database.url.rsplit_once('/').unwrap();
-    let (server, port) = server.rsplit_once(':').unwrap();
-    let proxy = gated_proxy(port.parse().unwrap(), is_open.subscribe()).await;
-    let engine = open(&format!("{server}:{proxy}/{name}"), &Settings::default()).await;
-    is_open.send_replace(false);
-    database.terminate().await;
-    let abandoned = claim(&["n"]);
-    // Until the engine has noticed the end of its connection.
-    while let Ok(answer) = tokio::time::timeout(Duration::from_millis(300), engine.try_acquire(&abandoned)).await {
-        assert!(answer.is_err(), "{answer:?}");
-    }
-    is_open.send_replace(true);
-    acquire(&engine, &claim(&["after"])).await;
-    let held = engine.list("", PAGE).await.unwrap();
-    assert_eq!(held.into_iter().map(|info| info.name).collect::<Vec<_>>(), ["after"]);
-}
-
-#[tokio::test]
 async fn a_transaction_fails_with_the_error_of_its_first_statement() {
     let Some(mut database) = Database::create().await else {
         return;
@@ -238,18 +142,6 @@ async fn a_transaction_fails_with_the_error_of_its_first_statement() {
         .unwrap();
     let error = engine.try_acquire(&waiting(&["n"])).await.unwrap_err();
     assert!(error.retryable && error.to_string().contains("[55P03]"), "{error}");
-}
-
-#[tokio::test]
-async fn two_releases_of_a_name_at_once_have_their_own_answers() {
-    let Some(database) = Database::create().await else {
-        return;
-    };
-    let engine = database.engine().await;
-    let (earlier, holder) = (claim(&["n"]), claim(&["n"]));
-    acquire(&engine, &holder).await;
-    let released = tokio::join!(release(&engine, &earlier), release(&engine, &holder));
-    assert_eq!(released, (Released::NotHeld, Released::Freed));
 }
 
 #[tokio::test]
@@ -357,6 +249,44 @@ async fn other_default_isolation_levels_change_nothing() {
         });
         join_all(loops).await;
         assert_eq!(counter.get(), 40);
+    }
+}
+
+/// A single statement whose snapshot is older than the row fails. The call is then made in a transaction, which reads committed rows.
+#[tokio::test]
+async fn a_serialization_failure_is_no_failure_of_the_call() {
+    let Some(mut database) = Database::create().await else {
+        return;
+    };
+    for level in ["repeatable read", "serializable"] {
+        let name = &database.name;
+        let text = format!("ALTER DATABASE {name} SET default_transaction_isolation = '{level}'");
+        database.execute(&text).await;
+        let engine = database.engine().await;
+        let first = claim(&["n"]);
+        acquire(&engine, &first).await;
+        release(&engine, &first).await;
+        let mut session = open_first(&engine.server).await.unwrap();
+        let (alone, ours) = ([claim(&["n"])], claim(&["n"]));
+        for is_alone in [true, false] {
+            database.execute("BEGIN; UPDATE locks SET pid = pid + 1").await;
+            let attempt = async {
+                match is_alone {
+                    true => {
+                        let granted = session.single("p", &attempts(&alone)).await.granted;
+                        let failure = granted.err().expect("a serialization failure");
+                        assert_eq!(failure.kind(), Kind::Conflict, "{failure}");
+                    }
+                    false => acquire(&engine, &ours).await,
+                }
+            };
+            let commit = async {
+                eventually("the statement waits", async || database.blocked().await == 1).await;
+                database.execute("COMMIT").await;
+            };
+            tokio::join!(attempt, commit);
+        }
+        assert_eq!(release(&engine, &ours).await, Released::Freed);
     }
 }
 

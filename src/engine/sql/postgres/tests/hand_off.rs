@@ -5,9 +5,8 @@ use tokio_postgres::Row;
 use super::session::Values;
 use super::statements::Sql;
 use super::*;
-use crate::engine::sql::server::tests;
 use crate::engine::{HandOff, Subscription};
-use crate::model::{Fence, Ttl};
+use crate::model::Ttl;
 
 const LISTENING: &str =
     "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
@@ -27,22 +26,10 @@ async fn enqueue(
     subscription
 }
 
-async fn notified(subscription: &mut Box<dyn Subscription>) {
-    let changed = tokio::time::timeout(Duration::from_secs(10), subscription.changed());
-    changed.await.expect("no notification");
-}
-
 /// Waits for a hand-off that is a grant.
 async fn granted(subscription: &mut Box<dyn Subscription>) -> HandOff {
     notified(subscription).await;
     subscription.take_hand_off().expect("a grant")
-}
-
-async fn fence(engine: &PostgresEngine, claim: &Claim) -> Fence {
-    match engine.try_acquire(claim).await.unwrap() {
-        Acquired::Granted { fence } => fence,
-        held @ Acquired::Held { .. } => panic!("{held:?}"),
-    }
 }
 
 async fn owner(database: &Database) -> Option<String> {
@@ -188,15 +175,6 @@ async fn a_name_is_reserved_for_claims_that_a_hand_off_cannot_grant() {
 }
 
 #[tokio::test]
-async fn a_check_counts_the_waiters_ahead() {
-    let Some(database) = Database::create().await else {
-        return;
-    };
-    let (ours, theirs) = (database.engine().await, database.engine().await);
-    tests::a_check_counts_the_waiters_ahead(&ours, &theirs).await;
-}
-
-#[tokio::test]
 async fn a_waiter_behind_a_pooler_finds_its_grant_when_it_polls() {
     let Some(database) = Database::create().await else {
         return;
@@ -250,6 +228,71 @@ async fn a_release_hands_off_in_one_statement() {
     assert!(rows[0].get::<_, i64>(4) as u64 > granted.0);
     assert_eq!(rows[0].get::<_, i64>(6) - rows[0].get::<_, i64>(5), 2_000_000);
     assert_eq!(release(&theirs, &second).await, Released::Freed);
+}
+
+#[tokio::test]
+async fn an_engine_listens_only_while_it_has_waiters() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    let (holder, next) = (claim(&["n"]), waiting(&["n"]));
+    // The column says what the statement has done: 'off' is its commit that does not wait for the disk.
+    let notified = |rows: &[Row]| rows[0].get::<_, Option<String>>(7).as_deref() != Some("off");
+    acquire(&ours, &holder).await;
+    let rows = released_in_one(&database.client, &ours, &holder, &ours.waiters.process).await;
+    assert!(!notified(&rows), "there are no waiters");
+    for without_waiters in [claim(&["n"]), claim(&["n", "o"])] {
+        acquire(&ours, &without_waiters).await;
+        release(&ours, &without_waiters).await;
+    }
+    acquire(&ours, &holder).await;
+    assert_eq!(database.number(LISTENING).await, 0);
+    let subscription = enqueue(&database, &theirs, &next, 1).await;
+    let rows = released_in_one(&database.client, &ours, &holder, &ours.waiters.process).await;
+    assert!(notified(&rows));
+    assert_eq!(release(&theirs, &next).await, Released::Freed);
+    drop(subscription);
+    // Every check has ended.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(database.number(LISTENING).await, 1, "for the next waiter");
+    advance(Duration::from_secs(31)).await;
+    eventually("the engine does not listen", async || {
+        database.number(LISTENING).await == 0
+    })
+    .await;
+    acquire(&ours, &holder).await;
+    enqueue(&database, &theirs, &next, 1).await;
+}
+
+/// Without it, waiters would be served by the next heartbeat.
+#[tokio::test]
+async fn the_connection_that_listens_is_opened_again_at_once() {
+    let Some(database) = Database::create().await else {
+        return;
+    };
+    let (ours, theirs) = (database.engine().await, database.engine().await);
+    let mut pauses = Vec::new();
+    // The machine may stand still for a second.
+    for _ in 0..3 {
+        let (holder, next) = (claim(&["n"]), waiting(&["n"]));
+        acquire(&ours, &holder).await;
+        let mut subscription = enqueue(&database, &theirs, &next, 1).await;
+        let listener = LISTENING.replace("count(*)", "coalesce(max(pid), 0)::bigint");
+        let ended = database.number(&listener).await;
+        database.execute(&format!("SELECT pg_terminate_backend({ended})")).await;
+        let began = std::time::Instant::now();
+        eventually("the engine listens", async || {
+            ![0, ended].contains(&database.number(&listener).await)
+        })
+        .await;
+        eventually("the clock is known", async || theirs.waiters.has_clock()).await;
+        pauses.push(began.elapsed());
+        assert_eq!(release(&ours, &holder).await, Released::Freed);
+        granted(&mut subscription).await;
+        assert_eq!(release(&theirs, &next).await, Released::Freed);
+    }
+    assert!(pauses.iter().min() < Some(&Duration::from_secs(1)), "{pauses:?}");
 }
 
 /// The snapshot of the statement has a waiter that leaves before the statement has the row's lock.

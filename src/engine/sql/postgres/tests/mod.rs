@@ -83,6 +83,51 @@ impl Database {
     }
 }
 
+impl TestDatabase for Database {
+    type Server = PostgresServer;
+
+    fn url(&self) -> &str {
+        &self.url
+    }
+
+    async fn open(&self, url: &str) -> Arc<PostgresEngine> {
+        open(url, &Settings::default()).await
+    }
+
+    async fn execute(&mut self, text: &str) {
+        Database::execute(self, text).await;
+    }
+
+    async fn number(&mut self, text: &str) -> i64 {
+        Database::number(self, text).await
+    }
+
+    async fn blocked(&mut self) -> i64 {
+        // A transaction would read the same activity again.
+        let text = "SELECT count(*) FROM (SELECT pg_stat_clear_snapshot() OFFSET 0) AS new CROSS JOIN pg_stat_activity \
+                    WHERE datname = current_database() AND wait_event_type = 'Lock'";
+        Database::number(self, text).await
+    }
+
+    async fn connections(&mut self) -> Vec<i64> {
+        let text = "SELECT pid::bigint FROM pg_stat_activity \
+                    WHERE datname = current_database() AND application_name = 'holdfast'";
+        let rows = self.client.query(text, &[]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+
+    async fn end(&mut self, connection: i64) {
+        let text = format!("SELECT pg_terminate_backend({connection})");
+        Database::execute(self, &text).await;
+    }
+
+    fn ago(seconds: u64) -> String {
+        format!("clock_timestamp() - interval '{seconds} seconds'")
+    }
+}
+
+server_tests!(Database);
+
 /// Connects as another program.
 async fn connect(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();

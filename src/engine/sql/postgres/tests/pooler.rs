@@ -32,10 +32,36 @@ async fn a_pooler_is_detected_before_the_first_call() {
     assert!(engines.iter().all(|engine| engine.server.is_pooled()));
 }
 
-/// The URL says that there is no pooler that changes sessions: options are not sent.
+/// The pooler keeps the session of a client, and the URL says so: statements are prepared, and notifications arrive.
 #[tokio::test]
 async fn a_pooler_of_sessions_can_be_declared() {
     let Some(url) = url_of(POOLER) else { return };
-    let engine = open(&format!("{url}?pooler=none"), &Settings::default()).await;
-    assert!(!engine.server.is_pooled());
+    // A database of the pooler in session mode.
+    let sessions = format!("{}/sessions", url.rsplit_once('/').unwrap().0);
+    let settings = Settings {
+        key_prefix: Some(format!("t{}:", OwnerToken::fresh().as_str())),
+        ..Settings::default()
+    };
+    let url = format!("{sessions}?pooler=none");
+    let (ours, theirs) = (open(&url, &settings).await, open(&url, &settings).await);
+    let (holder, next) = (claim(&["n"]), waiting(&["n"]));
+    acquire(&ours, &holder).await;
+    let mut subscription = theirs.subscribe(&next, &key("n")).await.unwrap();
+    busy(&theirs, &next).await;
+    let process = &theirs.waiters.process;
+    let listening = format!("SELECT count(*) FROM pg_stat_activity WHERE query = 'LISTEN \"holdfast_{process}\"'");
+    let watcher = connect(&sessions).await;
+    eventually("the engine listens", async || {
+        watcher.query_one(&listening, &[]).await.unwrap().get::<_, i64>(0) == 1
+    })
+    .await;
+    eventually("the clock is known", async || theirs.waiters.has_clock()).await;
+    assert_eq!(release(&ours, &holder).await, Released::Freed);
+    notified(&mut subscription).await;
+    assert!(
+        subscription.take_hand_off().is_some(),
+        "a grant by a notification, not by a poll"
+    );
+    assert_eq!(release(&theirs, &next).await, Released::Freed);
+    assert!(!ours.server.is_pooled() && !theirs.server.is_pooled());
 }

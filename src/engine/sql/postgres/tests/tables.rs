@@ -3,7 +3,6 @@
 use futures_util::future::join_all;
 
 use super::*;
-use crate::engine::sql::server::slot::open_first;
 use crate::model::Ttl;
 
 #[tokio::test]
@@ -196,29 +195,4 @@ async fn no_call_scans_a_table() {
     assert!(database.number(lookups).await > 2000);
     let scans = "SELECT coalesce(sum(seq_scan), 0)::bigint FROM pg_stat_user_tables";
     assert_eq!(database.number(scans).await, 0);
-}
-
-#[tokio::test]
-async fn a_sweep_reads_each_row_once() {
-    let Some(database) = Database::create().await else {
-        return;
-    };
-    let _engine = database.engine().await;
-    // Released now, and behind them, long ago.
-    database
-        .execute(
-            "INSERT INTO locks (name, fence, expires_at, since)
-             SELECT format('a%s', 1000 + n)::bytea, 1, '-infinity'::timestamptz, now() FROM generate_series(0, 2199) AS n
-             UNION ALL SELECT format('b%s', n)::bytea, 1, '-infinity'::timestamptz, now() - interval '2 hours' FROM generate_series(1, 100) AS n",
-        )
-        .await;
-    let config = PostgresConfig::parse(&database.url, &Settings::default()).unwrap();
-    let mut session = open_first(&PostgresServer::new(config)).await.unwrap();
-    let mut last = Vec::new();
-    for expected in [Some("a1999"), Some("a2999"), None] {
-        let next = session.sweep(&last).await.unwrap().last;
-        assert_eq!(next.as_deref(), expected.map(str::as_bytes));
-        last = next.unwrap_or_default();
-    }
-    assert_eq!(database.number("SELECT count(*) FROM locks").await, 2200);
 }

@@ -1,0 +1,186 @@
+// The tasks of the engines of SQL servers, and PostgreSQL's sockets, are polled by Node's event loop: calls while it is blocked, and at
+// the end of an environment.
+import assert from 'node:assert/strict'
+import { once } from 'node:events'
+import { Worker } from 'node:worker_threads'
+import { withMysql } from './mysql-client.mjs'
+import { withPostgres } from './postgres-client.mjs'
+import { startProxy } from './proxy.mjs'
+import { suite } from './stores.mjs'
+import { block, INDEX, output, rejection, SOON_MS, timed, until, waiting } from './tools.mjs'
+
+const WORKER = `
+  const { parentPort, workerData: { index, target, options } } = require('node:worker_threads')
+  import(index).then(async ({ LockService }) => {
+    const locks = await LockService.connect(target, options)
+    await locks.acquire('held', { ttlMs: 2000 })
+    locks.acquire('held', { waitMs: Infinity })
+    for (let i = 0; i < 10; i++) locks.acquireLock('n' + i, 2)
+    parentPort.postMessage('waits')
+  })`
+
+/** Counts the connections of all services by their last statements, which have the table `table`. */
+const COUNTS = {
+  postgres: (url, table) =>
+    withPostgres(url, async (client) => {
+      const like = [`%"${table}%`]
+      const text = 'SELECT count(*)::int AS count FROM pg_stat_activity WHERE query LIKE $1 AND pid <> pg_backend_pid()'
+      return (await client.query(text, like)).rows[0].count
+    }),
+  mysql: (url, database) =>
+    withMysql(url, async (client) => {
+      const text = 'SELECT COUNT(*) AS count FROM information_schema.processlist WHERE db = ? AND id <> CONNECTION_ID()'
+      return Number((await client.query(text, [database]))[0][0].count)
+    }),
+}
+
+for (const kind of /** @type {const} */ (['postgres', 'mysql'])) {
+  // One at a time: a blocked event loop would block the other tests.
+  suite(kind, 'the event loop', { concurrency: 1 }, (test) => {
+    test('a call made before the event loop is blocked is granted and renewed while it is blocked', async (store) => {
+      const ttlMs = 1500
+      const locks = await store.connect()
+      await locks.using('warm', () => {})
+      const call = locks.acquire('blocked', { ttlMs })
+      block(4 * ttlMs)
+      const { renewed } = locks.stats()
+      assert.ok(renewed >= 1, `${renewed} renewals`)
+      const lock = await call
+      assert.equal(lock.isHeld, true)
+      assert.equal(await lock.release(), true)
+    })
+
+    test('a wait that began before the event loop is blocked continues while it is blocked', async (store) => {
+      const [locks, other] = await store.connectAll(2)
+      // In the second round the connection that listens is open.
+      for (let round = 0; round < 2; round++) {
+        const held = await other.acquire('waited', { ttlMs: 500, renew: false })
+        const call = locks.acquire('waited', { ttlMs: 1500 })
+        block(4000)
+        const lock = await call
+        assert.ok(lock.fencingToken > held.fencingToken)
+        assert.equal(lock.isHeld, true)
+        await lock.release()
+      }
+    })
+
+    test('calls from the callbacks of settled calls settle while nothing else wakes the event loop', async (store) => {
+      const locks = await store.connect()
+      const waiter = await store.connect()
+      for (let round = 0; round < 20; round++) {
+        const lock = await locks.acquire('chain')
+        const next = waiter.acquire('chain').then((granted) => granted.release())
+        await waiting(waiter, 1)
+        const began = performance.now()
+        await Promise.all([lock.release(), next])
+        assert.ok(performance.now() - began < SOON_MS)
+      }
+    })
+
+    test('a connection that is reset behind a part of a reply delays its calls for a moment only', async (store) => {
+      const url = new URL(String(store.target))
+      const proxy = await startProxy(Number(url.port))
+      url.port = String(proxy.port)
+      store.target = url.href
+      const locks = await store.connect({ storeTimeoutMs: 30_000 })
+      try {
+        await locks.using('warm', () => {})
+        for (let round = 0; round < 5; round++) {
+          proxy.intercept = (_, connection) => {
+            connection.client.write('N', () => connection.cut())
+            proxy.intercept = undefined
+            return true
+          }
+          assert.ok((await timed(locks.using('reset', () => {}))) < SOON_MS)
+          assert.equal(proxy.intercept, undefined, 'a connection was reset')
+        }
+      } finally {
+        await locks.close()
+        await proxy.close()
+        store.target = String(process.env[String(store.server)])
+      }
+    })
+
+    test('1024 calls in one tick have their own results', async (store) => {
+      const locks = await store.connect()
+      const names = Array.from({ length: 1024 }, (_, i) => `n${i}`)
+      const taken = await Promise.all(names.map((name) => locks.tryAcquire(name)))
+      const again = await Promise.all(names.map((name) => locks.acquireLock(name)))
+      assert.ok(taken.every((lock, i) => lock?.name === names[i]))
+      assert.ok(again.every((held) => held === false))
+      assert.deepEqual(new Set(await Promise.all(taken.map((lock) => lock?.release()))), new Set([true]))
+    })
+
+    test('services that are closed, and workers that are terminated, leave no connection', async (store) => {
+      // A table, or a database, of its own, by which its connections are found.
+      const table = `locks_${process.pid}_${Date.now()}`
+      const url = new URL(String(store.target))
+      const client = kind === 'postgres' ? withPostgres : withMysql
+      const options = kind === 'postgres' ? { ...store.options, table } : store.options
+      if (kind === 'mysql') {
+        await client(url.href, (one) => one.query(`CREATE DATABASE ${table}`))
+        url.pathname = `/${table}`
+      }
+      const count = () => COUNTS[kind](url.href, table)
+      store.target = url.href
+      try {
+        for (let i = 0; i < 5; i++) {
+          const brief = await store.connect({ table: options.table })
+          await brief.using('warm', () => {})
+          assert.ok((await count()) >= 1)
+          await brief.close()
+        }
+        await until('the connections are closed', async () => (await count()) === 0)
+        for (let i = 0; i < 3; i++) {
+          const worker = new Worker(WORKER, { eval: true, workerData: { index: INDEX, target: url.href, options } })
+          await once(worker, 'message')
+          assert.ok((await count()) >= 1)
+          await worker.terminate()
+        }
+        await until('the connections are closed', async () => (await count()) === 0)
+      } finally {
+        store.target = String(process.env[String(store.server)])
+        const drop = kind === 'mysql' ? `DROP DATABASE ${table}` : `DROP TABLE ${table}, ${table}_waiters`
+        await client(String(store.target), (one) => one.query(drop))
+      }
+    })
+
+    test('a process with nothing but held leases and open connections exits', async (store) => {
+      const stdout = await output(`
+        import { LockService } from ${JSON.stringify(INDEX)}
+        const locks = await LockService.connect(${JSON.stringify(store.target)}, ${JSON.stringify(store.options)})
+        const lock = await locks.acquire('left')
+        console.log(lock.isHeld, await lock.release())
+        await locks.acquire('left', { ttlMs: 100, renew: false })
+      `)
+      assert.equal(stdout.trim(), 'true true')
+      await until('the lease ends', async () => (await store.connect()).acquireLock('left').then((free) => free))
+      store.mayLeaveLocks = true
+    })
+
+    test('an error thrown in a callback of a settled call is an uncaught exception, not a crash', async (store) => {
+      const stdout = await output(`
+        import { LockService } from ${JSON.stringify(INDEX)}
+        const locks = await LockService.connect(${JSON.stringify(store.target)}, ${JSON.stringify(store.options)})
+        process.on('uncaughtException', (error) => console.log('uncaught', error.message))
+        locks.acquireLock('x').then(() => { process.nextTick(() => { throw new Error('mine') }) })
+        await new Promise((resolve) => setTimeout(resolve, 500))
+        console.log(await locks.releaseLock('x'))
+        await locks.close()
+      `)
+      assert.equal(stdout.trim(), 'uncaught mine\ntrue')
+    })
+
+    test('every call of a service that is closed in the same tick settles', async (store) => {
+      const [brief, other] = await store.connectAll(2)
+      await brief.using('warm', () => {})
+      const calls = Array.from({ length: 50 }, (_, i) => brief.tryAcquire(`closing${i}`).catch((error) => error))
+      await brief.close()
+      for (const answer of await Promise.all(calls)) {
+        assert.ok(answer === null || answer.code === 'LOCK_CLOSED' || answer.isHeld === false, String(answer))
+      }
+      assert.equal((await rejection(brief.acquire('late'))).code, 'LOCK_CLOSED')
+      await until('nothing is left', async () => (await other.list({ prefix: 'closing' })).length === 0)
+    })
+  })
+}

@@ -1,0 +1,86 @@
+//! Calls that are made at the same time.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::*;
+use crate::engine::Renewed;
+use crate::engine::contract::PAGE;
+
+/// Locks the row of a free name as another program.
+async fn lock_row<D: TestDatabase>(database: &mut D, engine: &Arc<ServerEngine<D::Server>>, name: &str) {
+    let first = claim(&[name]);
+    acquire(engine, &first).await;
+    assert_eq!(release(engine, &first).await, Released::Freed);
+    database.execute("BEGIN").await;
+    let text = format!("SELECT name FROM locks WHERE name = '{name}' FOR UPDATE");
+    database.execute(&text).await;
+}
+
+pub(in crate::engine::sql) async fn calls_at_the_same_time_share_statements<D: TestDatabase>(database: &mut D) {
+    let proxy = Proxy::start(database.url()).await;
+    let engine = database.open(&proxy.url).await;
+    let mut sent = Vec::new();
+    // In the first round, connections are opened and statements are prepared.
+    for _ in 0..2 {
+        let claims: Vec<Claim> = (0..64).map(|index| claim(&[&format!("n{index}")])).collect();
+        let before = proxy.packets();
+        join_all(claims.iter().map(|claim| acquire(&engine, claim))).await;
+        let granted = proxy.packets();
+        let renewed = join_all(claims.iter().map(|claim| engine.renew(claim, claim.ttl))).await;
+        assert!(renewed.iter().all(|one| matches!(one, Ok(Renewed::Extended))));
+        let extended = proxy.packets();
+        let released = join_all(claims.iter().map(|claim| release(&engine, claim))).await;
+        assert_eq!(released, [Released::Freed; 64]);
+        sent = vec![granted - before, extended - granted, proxy.packets() - extended];
+    }
+    assert!(
+        sent.iter().all(|packets| *packets <= 8),
+        "packets for 64 calls: {sent:?}"
+    );
+    assert_eq!(engine.list("", PAGE).await.unwrap(), []);
+}
+
+pub(in crate::engine::sql) async fn other_calls_do_not_wait_for_attempts<D: TestDatabase>(database: &mut D) {
+    let engine = database.engine().await;
+    let (held, late) = (claim(&["held"]), claim(&["late"]));
+    acquire(&engine, &held).await;
+    lock_row(database, &engine, "late").await;
+    let attempt = tokio::spawn({
+        let (engine, late) = (engine.clone(), late.clone());
+        async move { engine.try_acquire(&late).await }
+    });
+    eventually("the attempt waits for the row", async || database.blocked().await == 1).await;
+    assert_eq!(engine.renew(&held, held.ttl).await.unwrap(), Renewed::Extended);
+    assert_eq!(release(&engine, &held).await, Released::Freed);
+    assert!(!attempt.is_finished(), "the attempt was not on another connection");
+    database.execute("ROLLBACK").await;
+    assert!(matches!(attempt.await.unwrap(), Ok(Acquired::Granted { .. })));
+}
+
+pub(in crate::engine::sql) async fn a_release_follows_an_abandoned_attempt<D: TestDatabase>(database: &mut D) {
+    let engine = database.engine().await;
+    lock_row(database, &engine, "n").await;
+    let abandoned = claim(&["n"]);
+    let dropped = tokio::time::timeout(Duration::from_millis(200), engine.try_acquire(&abandoned)).await;
+    assert!(dropped.is_err() && abandoned.was_sent());
+    let releasing = tokio::spawn({
+        let (engine, abandoned) = (engine.clone(), abandoned.clone());
+        async move { engine.release(&abandoned, Duration::ZERO).await }
+    });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    database.execute("ROLLBACK").await;
+    assert_eq!(releasing.await.unwrap().unwrap(), Released::Freed);
+    assert!(engine.inspect(&key("n")).await.unwrap().is_none());
+}
+
+pub(in crate::engine::sql) async fn two_releases_of_a_name_at_once_have_their_own_answers<D: TestDatabase>(
+    database: &mut D,
+) {
+    let engine = database.engine().await;
+    let (earlier, holder) = (claim(&["n"]), claim(&["n"]));
+    acquire(&engine, &holder).await;
+    let released = tokio::join!(release(&engine, &earlier), release(&engine, &holder));
+    assert_eq!(released, (Released::NotHeld, Released::Freed));
+}

@@ -1,0 +1,155 @@
+//! The tests of the engine, which each dialect runs with [`server_tests`] on its own server, and what the tests of dialects need.
+
+mod calls;
+mod connections;
+mod proxy;
+mod queue;
+mod rows;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(in crate::engine::sql) use self::calls::*;
+pub(in crate::engine::sql) use self::connections::*;
+pub(in crate::engine::sql) use self::proxy::Proxy;
+pub(in crate::engine::sql) use self::queue::*;
+pub(in crate::engine::sql) use self::rows::*;
+use super::{Server, ServerEngine};
+use crate::engine::{Acquired, Engine, Released, Subscription};
+use crate::model::{Claim, Fence, Key, OwnerToken, Process, Ttl};
+
+/// Declares the tests of the engine for the `TestDatabase` of a dialect.
+macro_rules! server_tests {
+    ($database:ty) => {
+        $crate::engine::sql::server::tests::server_tests!(@each $database;
+            // calls.rs
+            calls_at_the_same_time_share_statements, other_calls_do_not_wait_for_attempts, a_release_follows_an_abandoned_attempt,
+            two_releases_of_a_name_at_once_have_their_own_answers,
+            // connections.rs
+            an_attempt_that_waits_for_a_connection_is_not_sent_when_it_is_dropped, each_connection_is_opened_again_when_it_ends_alone,
+            // queue.rs
+            a_check_counts_the_waiters_ahead, positions_that_expired_long_ago_are_removed_with_the_next_change,
+            // rows.rs
+            fencing_tokens_grow_when_the_clock_steps_back, a_sweep_removes_old_rows_of_free_names, a_sweep_reads_each_row_once,
+            the_engine_sweeps,
+        );
+    };
+    (@each $database:ty; $($case:ident),* $(,)?) => {
+        $(
+            #[tokio::test]
+            async fn $case() {
+                if let Some(mut database) = <$database>::create().await {
+                    $crate::engine::sql::server::tests::$case(&mut database).await;
+                }
+            }
+        )*
+    };
+}
+pub(in crate::engine::sql) use server_tests;
+
+/// A database of one test, and a connection of another program to it.
+#[allow(private_bounds, reason = "only the dialects implement it")]
+pub(in crate::engine::sql) trait TestDatabase {
+    type Server: Server;
+
+    fn url(&self) -> &str;
+
+    /// Opens an engine, through a proxy if the URL is that of one.
+    async fn open(&self, url: &str) -> Arc<ServerEngine<Self::Server>>;
+
+    /// Executes statements as the other program.
+    async fn execute(&mut self, text: &str);
+
+    /// Returns the number that the other program reads.
+    async fn number(&mut self, text: &str) -> i64;
+
+    /// Returns the number of statements of engines that wait for a lock.
+    async fn blocked(&mut self) -> i64;
+
+    /// Returns the ids of the connections of engines.
+    async fn connections(&mut self) -> Vec<i64>;
+
+    /// Ends a connection.
+    async fn end(&mut self, connection: i64);
+
+    /// Returns the expression of a time.
+    fn ago(seconds: u64) -> String;
+
+    async fn engine(&self) -> Arc<ServerEngine<Self::Server>> {
+        self.open(self.url()).await
+    }
+}
+
+pub(in crate::engine::sql) const LONG: Duration = Duration::from_secs(30);
+
+/// Returns the URL of a server. `None`: there is none; the test is skipped, or fails if `CI` is set.
+pub(in crate::engine::sql) fn url_of(variable: &str) -> Option<String> {
+    let url = std::env::var(variable).ok();
+    if url.is_none() {
+        assert!(std::env::var_os("CI").is_none(), "{variable} is not set");
+        println!("skipped: {variable} is not set");
+    }
+    url
+}
+
+pub(in crate::engine::sql) fn key(name: &str) -> Key {
+    Key::new(name).unwrap()
+}
+
+pub(in crate::engine::sql) fn claim(names: &[&str]) -> Claim {
+    let keys: Vec<Key> = names.iter().map(|name| key(name)).collect();
+    let process = Arc::new(Process::current());
+    Claim::new(&keys, OwnerToken::fresh(), Ttl::clamped(LONG), process)
+}
+
+pub(in crate::engine::sql) fn waiting(names: &[&str]) -> Claim {
+    let mut claim = claim(names);
+    claim.waiting = true;
+    claim
+}
+
+pub(in crate::engine::sql) async fn acquire(engine: &Arc<impl Engine>, claim: &Claim) {
+    let acquired = engine.try_acquire(claim).await.unwrap();
+    assert!(matches!(acquired, Acquired::Granted { .. }), "{acquired:?}");
+}
+
+pub(in crate::engine::sql) async fn busy(engine: &Arc<impl Engine>, claim: &Claim) {
+    let acquired = engine.try_acquire(claim).await.unwrap();
+    assert!(matches!(acquired, Acquired::Held { .. }), "{acquired:?}");
+}
+
+pub(in crate::engine::sql) async fn release(engine: &Arc<impl Engine>, claim: &Claim) -> Released {
+    engine.release(claim, Duration::ZERO).await.unwrap()
+}
+
+/// Makes an attempt, and returns the fencing token of its grant.
+pub(in crate::engine::sql) async fn fence(engine: &Arc<impl Engine>, claim: &Claim) -> Fence {
+    match engine.try_acquire(claim).await.unwrap() {
+        Acquired::Granted { fence } => fence,
+        held @ Acquired::Held { .. } => panic!("{held:?}"),
+    }
+}
+
+/// Waits for a notification, for 10 s at most.
+pub(in crate::engine::sql) async fn notified(subscription: &mut Box<dyn Subscription>) {
+    let changed = tokio::time::timeout(Duration::from_secs(10), subscription.changed());
+    changed.await.expect("no notification");
+}
+
+/// Moves the clock of the runtime, which the timers of engines use. No call may be under way: it would have no answer in time.
+pub(in crate::engine::sql) async fn advance(by: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(by).await;
+    tokio::time::resume();
+}
+
+/// Waits until a condition holds, for 10 s at most.
+pub(in crate::engine::sql) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let check = async {
+        while !holds().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let checked = tokio::time::timeout(Duration::from_secs(10), check).await;
+    checked.unwrap_or_else(|_| panic!("not within 10 s: {what}"));
+}

@@ -1,0 +1,52 @@
+//! The positions of waiters.
+
+use std::time::Duration;
+
+use super::super::Session;
+use super::super::slot::open;
+use super::*;
+
+/// A check reads how long the lease has lasted, and how many waiters of other processes are ahead of those of this one.
+pub(in crate::engine::sql) async fn a_check_counts_the_waiters_ahead<D: TestDatabase>(database: &mut D) {
+    let (ours, theirs) = (&database.engine().await, &database.engine().await);
+    acquire(ours, &claim(&["n"])).await;
+    let queue = [theirs, theirs, ours].map(|engine| (engine, waiting(&["n"])));
+    let mut subscriptions = Vec::new();
+    for (engine, waiter) in &queue {
+        subscriptions.push(engine.subscribe(waiter, &key("n")).await.unwrap());
+        busy(engine, waiter).await;
+    }
+    let mut session = open(&ours.server).await.unwrap();
+    let mut ages = Vec::new();
+    for (engine, ahead) in [(ours, 2), (theirs, 0)] {
+        let process = &engine.waiters.process;
+        let checked = session.check(process, &[b"n".to_vec()], false).await.unwrap();
+        let name = &checked.names[0];
+        assert!(name.has_waiters);
+        assert_eq!(name.ahead, ahead);
+        ages.push(name.lease.as_ref().unwrap().age);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(ages[1] > ages[0], "{ages:?}");
+}
+
+pub(in crate::engine::sql) async fn positions_that_expired_long_ago_are_removed_with_the_next_change<
+    D: TestDatabase,
+>(
+    database: &mut D,
+) {
+    let engine = database.engine().await;
+    let (holder, old, recent) = (claim(&["n"]), waiting(&["n"]), waiting(&["n"]));
+    acquire(&engine, &holder).await;
+    // Without a heartbeat.
+    engine.waiters.close();
+    for (waiter, seconds) in [(old, 100), (recent, 30)] {
+        busy(&engine, &waiter).await;
+        let (owner, ended) = (waiter.owner.as_str(), D::ago(seconds));
+        let text = format!("UPDATE locks_waiters SET alive_until = {ended} WHERE owner = '{owner}'");
+        database.execute(&text).await;
+    }
+    assert_eq!(release(&engine, &holder).await, Released::Freed);
+    assert_eq!(database.number("SELECT COUNT(*) FROM locks_waiters").await, 1);
+    assert_eq!(database.number("SELECT SUM(queued) FROM locks").await, 1);
+}

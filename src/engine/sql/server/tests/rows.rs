@@ -1,0 +1,166 @@
+//! The rows of names: their fencing tokens, and how long free names keep them.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use super::super::Session;
+use super::super::single_calls::SingleCalls;
+use super::super::slot::open;
+use super::super::upkeep::{SWEEP_LIMIT, Swept};
+use super::*;
+
+/// Returns the calls of attempts for one name each.
+pub(in crate::engine::sql) fn attempts(claims: &[Claim]) -> SingleCalls {
+    let stored = |claim: &Claim| claim.keys()[0].as_str().as_bytes().to_vec();
+    SingleCalls {
+        releases: Vec::new(),
+        expects_queue: false,
+        renewals: Vec::new(),
+        attempts: claims
+            .iter()
+            .map(|claim| (stored(claim), Arc::new(claim.clone())))
+            .collect(),
+        reads: Vec::new(),
+    }
+}
+
+/// The last token of a name is far ahead of the clock. Each statement that grants a name has its own formula.
+pub(in crate::engine::sql) async fn fencing_tokens_grow_when_the_clock_steps_back<D: TestDatabase>(database: &mut D) {
+    let engine = database.engine().await;
+    let mut session = open(&engine.server).await.unwrap();
+    let mut last: HashMap<&str, u64> = HashMap::new();
+    let mut grows = |how: &str, name: &'static str, fence: u64| {
+        let before = last.insert(name, fence).unwrap_or_default();
+        assert!(fence > before, "{how}: {name} has {fence} after {before}");
+    };
+    for name in ["n", "o"] {
+        let ours = claim(&[name]);
+        grows("by the clock", name, fence(&engine, &ours).await.0 + 1_000_000_000_000);
+        release(&engine, &ours).await;
+    }
+    database.execute("UPDATE locks SET fence = fence + 1000000000000").await;
+    let alone = claim(&["n"]);
+    grows("alone", "n", fence(&engine, &alone).await.0);
+    release(&engine, &alone).await;
+    let batch = [claim(&["n"]), claim(&["o"])];
+    let granted = session.single("p", &attempts(&batch)).await.granted.unwrap();
+    for (name, ours) in ["n", "o"].into_iter().zip(&batch) {
+        grows("in a batch", name, granted.fences[name.as_bytes()].unsigned_abs());
+        release(&engine, ours).await;
+    }
+    let pair = claim(&["n", "o"]);
+    let of_pair = fence(&engine, &pair).await.0;
+    for name in ["n", "o"] {
+        grows("in a transaction", name, of_pair);
+    }
+    release(&engine, &pair).await;
+    let (holder, next) = (claim(&["n"]), waiting(&["n"]));
+    grows("alone again", "n", fence(&engine, &holder).await.0);
+    let mut subscription = engine.subscribe(&next, &key("n")).await.unwrap();
+    busy(&engine, &next).await;
+    release(&engine, &holder).await;
+    let handed = database.number("SELECT fence FROM locks WHERE name = 'n'").await;
+    grows("by a hand-off", "n", handed.unsigned_abs());
+    notified(&mut subscription).await;
+}
+
+/// Inserts rows of free names: each name, its number of waiters, and since when it is free, in seconds.
+async fn insert<D: TestDatabase>(database: &mut D, rows: impl IntoIterator<Item = (String, u32, u64)>) {
+    let rows = rows.into_iter().map(|(name, queued, seconds)| {
+        let since = D::ago(seconds);
+        format!("('{name}', 1, {queued}, {since}, {since})")
+    });
+    let rows: Vec<String> = rows.collect();
+    let text = format!(
+        "INSERT INTO locks (name, fence, queued, expires_at, since) VALUES {}",
+        rows.join(",")
+    );
+    database.execute(&text).await;
+}
+
+/// Inserts a position that expired.
+async fn insert_position<D: TestDatabase>(database: &mut D, name: &str, seconds: u64) {
+    let text = format!(
+        "INSERT INTO locks_waiters (owner, name, alive_until, process, hold_ms) VALUES ('{name}', '{name}', {}, 'p', 0)",
+        D::ago(seconds)
+    );
+    database.execute(&text).await;
+}
+
+async fn count<D: TestDatabase>(database: &mut D, condition: &str) -> i64 {
+    database
+        .number(&format!("SELECT COUNT(*) FROM locks WHERE {condition}"))
+        .await
+}
+
+const HOURS: u64 = 2 * 3600;
+
+pub(in crate::engine::sql) async fn a_sweep_removes_old_rows_of_free_names<D: TestDatabase>(database: &mut D) {
+    let engine = database.engine().await;
+    let (free, held) = (claim(&["free"]), claim(&["held"]));
+    acquire(&engine, &free).await;
+    acquire(&engine, &held).await;
+    release(&engine, &free).await;
+    insert(database, [("queued".to_owned(), 1, HOURS)]).await;
+    insert_position(database, "queued", 30).await;
+    insert_position(database, "abandoned", 100).await;
+    let mut session = open(&engine.server).await.unwrap();
+    let (last, abandoned) = (None, vec![b"abandoned".to_vec()]);
+    assert_eq!(session.sweep(b"").await.unwrap(), Swept { last, abandoned });
+    assert_eq!(count(database, "1 = 1").await, 3);
+    let text = format!("UPDATE locks SET since = {}", D::ago(HOURS));
+    database.execute(&text).await;
+    assert_eq!(session.sweep(b"").await.unwrap().last, None);
+    assert_eq!(count(database, "name = 'free'").await, 0);
+    assert_eq!(count(database, "name IN ('held', 'queued')").await, 2);
+    // The holder has ended without a release.
+    let text = format!("UPDATE locks SET expires_at = {} WHERE name = 'held'", D::ago(HOURS));
+    database.execute(&text).await;
+    assert_eq!(session.sweep(b"").await.unwrap().last, None);
+    assert_eq!(count(database, "1 = 1").await, 1);
+}
+
+pub(in crate::engine::sql) async fn a_sweep_reads_each_row_once<D: TestDatabase>(database: &mut D) {
+    let engine = database.engine().await;
+    // Released now, and behind them, long ago.
+    insert(database, (0..2200).map(|index| (format!("a{index:04}"), 0, 0))).await;
+    insert(database, (0..100).map(|index| (format!("b{index}"), 0, HOURS))).await;
+    let mut session = open(&engine.server).await.unwrap();
+    let mut last = Vec::new();
+    for expected in [Some("a0999"), Some("a1999"), None] {
+        let next = session.sweep(&last).await.unwrap().last;
+        assert_eq!(next.as_deref(), expected.map(str::as_bytes));
+        last = next.unwrap_or_default();
+    }
+    assert_eq!(count(database, "1 = 1").await, 2200);
+}
+
+/// A sweep begins some minutes after a call, and continues until it has read all rows.
+pub(in crate::engine::sql) async fn the_engine_sweeps<D: TestDatabase>(database: &mut D) {
+    let minutes = Duration::from_secs(601);
+    let engine = database.engine().await;
+    insert(database, (0..SWEEP_LIMIT).map(|index| (format!("a{index:04}"), 0, 0))).await;
+    insert(database, [("queued".to_owned(), 1, HOURS)]).await;
+    for (name, seconds) in [("abandoned", 100), ("recent", 30)] {
+        insert(database, [(name.to_owned(), 1, 0)]).await;
+        insert_position(database, name, seconds).await;
+    }
+    for _ in 0..2 {
+        // Waits for the end of the last sweep, and starts the time to the next one.
+        assert_eq!(engine.inspect(&key("n")).await.unwrap(), None);
+        insert(database, [("old".to_owned(), 0, HOURS)]).await;
+        advance(minutes).await;
+        eventually("the old row is removed", async || {
+            count(database, "name = 'old'").await == 0
+        })
+        .await;
+    }
+    let positions = "SELECT COUNT(*) FROM locks_waiters";
+    eventually("the position is removed", async || {
+        database.number(positions).await == 1
+    })
+    .await;
+    assert_eq!(count(database, "name = 'abandoned' AND queued = 0").await, 1);
+    assert_eq!(count(database, "queued = 1").await, 2, "with waiters, also an old one");
+    assert_eq!(count(database, "1 = 1").await, SWEEP_LIMIT + 3);
+}
